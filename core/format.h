@@ -1,0 +1,171 @@
+// Every persistent structure of a pool. docs/FORMAT.md explains them; a test compares its tables with this file.
+//
+// Invariants
+// - Little-endian, naturally aligned, no implicit padding: each struct's size and last field are asserted.
+// - Each struct ends in a CRC-32C of all its bytes before `crc`. A struct whose magic or crc does not hold was
+//   never written, or torn: it is not there.
+// - Positions in the log are logical: they only grow; offset in the ring = position % log_bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace holdfast::format {
+
+inline constexpr std::uint32_t version = 1;
+inline constexpr std::size_t block_bytes = 4096;  // nothing that is rewritten shares a block with anything else
+inline constexpr std::size_t line_bytes = 64;     // log records and dense tensors are aligned to this
+inline constexpr std::uint64_t no_position = ~std::uint64_t{0};
+
+inline constexpr std::uint64_t magic_of(const char (&text)[9]) {
+  std::uint64_t magic = 0;
+  for (int i = 0; i < 8; ++i) {
+    magic |= static_cast<std::uint64_t>(static_cast<unsigned char>(text[i])) << (8 * i);
+  }
+  return magic;
+}
+
+inline constexpr std::uint64_t pool_magic = magic_of("HOLDFAST");
+inline constexpr std::uint64_t table_magic = magic_of("HFTABLE\n");
+inline constexpr std::uint64_t epoch_magic = magic_of("HFEPOCH\n");
+inline constexpr std::uint64_t commit_magic = magic_of("HFCOMMIT");
+inline constexpr std::uint64_t record_magic = magic_of("HFRECORD");
+inline constexpr std::uint64_t dense_magic = magic_of("HFDENSE\n");
+
+enum class Level : std::uint32_t { process = 0, power = 1 };
+enum class IdMap : std::uint32_t { identity = 0, hashed = 1, dynamic = 2 };  // only identity is written so far
+
+// pool.holdfast, offset 0. Written at creation, in a new file that is renamed over the old one; never changed in place.
+struct PoolHeader {
+  std::uint64_t magic;
+  std::uint32_t version;
+  std::uint32_t level;  // Level
+  std::uint8_t uuid[16];
+  std::uint64_t seed;  // rows' initial values are a function of (seed, table, row)
+  std::uint64_t log_bytes;  // the log's size at creation; it may have grown since
+  std::uint32_t num_tables;
+  std::uint32_t num_shards;
+  std::uint32_t num_writers;
+  std::uint32_t row_checksums;  // 0: rows rest on the medium's own checksums
+  std::uint64_t created_unix_ns;
+  std::uint8_t reserved[180];
+  std::uint32_t crc;
+};
+static_assert(sizeof(PoolHeader) == 256 && offsetof(PoolHeader, crc) == 252);
+
+// pool.holdfast, blocks 1 and 2 by turns: the newer valid one counts.
+struct EpochRecord {
+  std::uint64_t magic;
+  std::uint64_t epoch;
+  std::uint8_t boot_id[16];  // of the machine when the pool was opened
+  std::uint32_t clean;       // 1: closed and synced
+  std::uint8_t reserved[20];
+  std::uint32_t process_id;
+  std::uint32_t crc;
+};
+static_assert(sizeof(EpochRecord) == 64 && offsetof(EpochRecord, crc) == 60);
+
+// pool.holdfast, blocks 3 and 4 by turns: the one with the greater (epoch, step) counts.
+struct CommitRecord {
+  std::uint64_t magic;
+  std::uint64_t epoch;
+  std::uint64_t step;             // rows are at the end of this step
+  std::uint64_t cursor;           // samples consumed by committed steps
+  std::uint64_t row_updates;      // the row optimizer's step
+  std::uint64_t log_head;         // where the record after this step's last begins
+  std::uint64_t log_tail;         // nothing before this position is needed
+  std::uint64_t last_record;      // position of the newest record at or before this step, or no_position
+  std::uint64_t last_record_step;
+  std::uint32_t last_record_crc;  // the chain: 0 with no_position
+  std::uint8_t reserved[44];
+  std::uint32_t padding;
+  std::uint32_t crc;
+};
+static_assert(sizeof(CommitRecord) == 128 && offsetof(CommitRecord, crc) == 124);
+
+// pool.holdfast, from block 5: one for each table, in order.
+struct TableRecord {
+  std::uint64_t magic;
+  std::uint64_t num_embeddings;
+  std::uint32_t embedding_dim;
+  std::uint32_t dtype;      // RowDtype
+  std::uint32_t optimizer;  // RowOptimizer
+  std::uint32_t state_floats;
+  std::uint32_t id_map;   // IdMap
+  std::uint32_t pooling;  // Pooling
+  float init_low;
+  float init_high;
+  char name[256];  // UTF-8, filled with zeros
+  std::uint8_t reserved[204];
+  std::uint32_t crc;
+};
+static_assert(sizeof(TableRecord) == 512 && offsetof(TableRecord, crc) == 508);
+
+// log-NNNN, at record positions: the before-images of one capture. `crc` is the flag: it is written after the
+// payload is durable.
+struct RecordHeader {
+  std::uint64_t magic;
+  std::uint64_t epoch;
+  std::uint64_t step;      // the step that is going to overwrite these rows
+  std::uint64_t position;  // of this record
+  std::uint64_t bytes;     // header, sections and payload, a multiple of line_bytes
+  std::uint64_t previous;  // position of the record before this one in the chain, or no_position
+  std::uint64_t previous_step;
+  std::uint32_t previous_crc;
+  std::uint32_t num_sections;
+  std::uint32_t payload_crc;  // of the bytes after the header
+  std::uint8_t reserved[52];
+  std::uint32_t padding;
+  std::uint32_t crc;
+};
+static_assert(sizeof(RecordHeader) == 128 && offsetof(RecordHeader, crc) == 124);
+
+// After a RecordHeader: where one table's rows lie in the record. Offsets count from the record's first byte.
+struct RecordSection {
+  std::uint32_t table;
+  std::uint32_t shard;
+  std::uint64_t num_rows;
+  std::uint64_t rows_offset;     // uint64 per row: the row number; bit 63: the row was untouched
+  std::uint64_t weights_offset;  // num_rows × embedding_dim × element size
+  std::uint64_t state_offset;    // num_rows × state_floats × 4
+  std::uint8_t reserved[24];
+};
+static_assert(sizeof(RecordSection) == 64);
+
+// dense-0 and dense-1, offset 0; the payload begins at block 1: the structure (JSON), then, aligned to line_bytes,
+// the tensors' bytes. `crc` is the flag, as in the log.
+struct DenseHeader {
+  std::uint64_t magic;
+  std::uint64_t epoch;
+  std::uint64_t step;
+  std::uint64_t cursor;
+  std::uint64_t row_updates;
+  std::uint64_t structure_bytes;
+  std::uint64_t tensors_bytes;
+  std::uint32_t payload_crc;
+  std::uint8_t reserved[60];
+  std::uint32_t padding;
+  std::uint32_t crc;
+};
+static_assert(sizeof(DenseHeader) == 128 && offsetof(DenseHeader, crc) == 124);
+
+// Blocks of pool.holdfast.
+inline constexpr std::size_t header_offset = 0;
+inline constexpr std::size_t epoch_offset[2] = {1 * block_bytes, 2 * block_bytes};
+inline constexpr std::size_t commit_offset[2] = {3 * block_bytes, 4 * block_bytes};
+inline constexpr std::size_t tables_offset = 5 * block_bytes;
+inline constexpr std::size_t dense_payload_offset = block_bytes;
+
+constexpr std::size_t align_up(std::size_t bytes, std::size_t alignment) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+constexpr std::size_t line_up(std::size_t bytes) { return align_up(bytes, line_bytes); }
+constexpr std::size_t pool_file_bytes(std::size_t num_tables) {
+  return align_up(tables_offset + num_tables * sizeof(TableRecord), block_bytes);
+}
+
+template <class T>
+concept Persistent = std::is_trivially_copyable_v<T> && std::is_standard_layout_v<T>;
+
+}  // namespace holdfast::format

@@ -1,0 +1,271 @@
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <vector>
+
+#include "../error.h"
+#include "medium.h"
+
+#ifndef MAP_SYNC
+#define MAP_SYNC 0x80000
+#endif
+#ifndef MAP_SHARED_VALIDATE
+#define MAP_SHARED_VALIDATE 0x03
+#endif
+
+namespace holdfast {
+
+std::atomic<std::int64_t> Medium::kill_at_{0};
+
+void Medium::count_persist_point() {
+  if (kill_at_.fetch_sub(1) == 1) ::kill(::getpid(), SIGKILL);
+}
+
+namespace {
+
+[[noreturn]] void throw_errno(const std::string& what, int error) {
+  const std::string text = what + ": " + std::strerror(error);
+  switch (error) {
+    case ENOENT: throw Error(ErrorKind::not_found, text);
+    case ENOSPC:
+    case EDQUOT: throw Error(ErrorKind::full, text + "; free space on this medium and open the pool again");
+    case EROFS:
+    case EACCES:
+    case EPERM: throw Error(ErrorKind::read_only, text + "; the pool needs write access");
+    default: throw Error(ErrorKind::failed, text);
+  }
+}
+
+// The cache-line write-back that this CPU has: clwb keeps the line, the others drop it.
+enum class WriteBack { clwb, clflushopt, clflush, none };
+
+#if defined(__x86_64__)
+WriteBack detect_write_back() {
+  std::uint32_t eax = 7;
+  std::uint32_t ebx = 0;
+  std::uint32_t ecx = 0;
+  std::uint32_t edx = 0;
+  __asm__ volatile("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
+  if ((ebx >> 24 & 1) != 0) return WriteBack::clwb;
+  if ((ebx >> 23 & 1) != 0) return WriteBack::clflushopt;
+  return WriteBack::clflush;
+}
+void write_back_lines(WriteBack how, const void* data, std::size_t bytes) {
+  const auto first = reinterpret_cast<std::uintptr_t>(data) & ~std::uintptr_t{63};
+  const auto last = reinterpret_cast<std::uintptr_t>(data) + bytes;
+  for (std::uintptr_t line = first; line < last; line += 64) {
+    auto* byte = reinterpret_cast<volatile char*>(line);
+    if (how == WriteBack::clwb) {
+      __asm__ volatile(".byte 0x66; xsaveopt %0" : "+m"(*byte));  // clwb, spelled for every assembler
+    } else if (how == WriteBack::clflushopt) {
+      __asm__ volatile(".byte 0x66; clflush %0" : "+m"(*byte));
+    } else {
+      __asm__ volatile("clflush %0" : "+m"(*byte));
+    }
+  }
+}
+void store_fence() { __asm__ volatile("sfence" ::: "memory"); }
+#else
+WriteBack detect_write_back() { return WriteBack::none; }
+void write_back_lines(WriteBack, const void*, std::size_t) {}
+void store_fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+#endif
+
+const char* name_of(WriteBack how) {
+  switch (how) {
+    case WriteBack::clwb: return "clwb";
+    case WriteBack::clflushopt: return "clflushopt";
+    case WriteBack::clflush: return "clflush";
+    case WriteBack::none: return "none";
+  }
+  return "none";
+}
+
+class MappedFile final : public File {
+ public:
+  MappedFile(std::string path, int fd, std::size_t bytes, bool writable, bool dax, Access access)
+      : File(std::move(path)), fd_(fd), writable_(writable), dax_(dax), access_(access) {
+    map(bytes);
+  }
+  ~MappedFile() override {
+    if (data_ != nullptr) ::munmap(data_, std::max<std::size_t>(size_, 1));
+    ::close(fd_);
+  }
+
+  void allocate(std::size_t offset, std::size_t bytes) override {
+    if (bytes == 0) return;
+    while (::fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0) {
+      if (errno == EINTR) continue;
+      if (errno != EOPNOTSUPP) throw_errno("allocating " + std::to_string(bytes) + " bytes of " + name_, errno);
+      rewrite_in_place(offset, bytes);
+      return;
+    }
+  }
+
+  std::size_t next_data(std::size_t offset) const override {
+    const off_t found = ::lseek(fd_, static_cast<off_t>(offset), SEEK_DATA);
+    if (found < 0) return errno == ENXIO ? size_ : offset;  // not every file system knows its holes
+    return std::min(static_cast<std::size_t>(found), size_);
+  }
+
+  void resize(std::size_t bytes) override {
+    if (::ftruncate(fd_, static_cast<off_t>(bytes)) != 0) throw_errno("resizing " + name_, errno);
+    ::munmap(data_, std::max<std::size_t>(size_, 1));
+    data_ = nullptr;
+    map(bytes);
+  }
+
+  void sync() override {
+    if (!writable_) return;
+    if (size_ > 0 && ::msync(data_, size_, MS_SYNC) != 0) throw_errno("syncing " + name_, errno);
+    if (::fsync(fd_) != 0) throw_errno("syncing " + name_, errno);
+  }
+
+ private:
+  void map(std::size_t bytes) {
+    const int protection = PROT_READ | (writable_ ? PROT_WRITE : 0);
+    const int flags = dax_ ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED;
+    void* address = ::mmap(nullptr, std::max<std::size_t>(bytes, 1), protection, flags, fd_, 0);
+    if (address == MAP_FAILED) {
+      const int error = errno;
+      throw_errno("mapping " + name_, error);
+    }
+    data_ = static_cast<std::byte*>(address);
+    size_ = bytes;
+    // Read-ahead around a random row costs up to a millisecond a fault; huge pages are taken where they can be had.
+    if (access_ == Access::random) ::madvise(address, bytes, MADV_RANDOM);
+    ::madvise(address, bytes, MADV_HUGEPAGE);
+    ::madvise(address, bytes, MADV_DONTFORK);
+  }
+
+  // For file systems without fallocate: writing the same bytes again makes the file system find space for them.
+  void rewrite_in_place(std::size_t offset, std::size_t bytes) {
+    std::vector<char> buffer(std::min<std::size_t>(bytes, 1 << 20));
+    for (std::size_t done = 0; done < bytes;) {
+      const std::size_t part = std::min(buffer.size(), bytes - done);
+      const auto at = static_cast<off_t>(offset + done);
+      const ssize_t got = ::pread(fd_, buffer.data(), part, at);
+      if (got < 0) throw_errno("reading " + name_, errno);
+      std::fill(buffer.begin() + got, buffer.begin() + static_cast<std::ptrdiff_t>(part), '\0');
+      const ssize_t put = ::pwrite(fd_, buffer.data(), part, at);
+      if (put <= 0) throw_errno("allocating " + std::to_string(bytes) + " bytes of " + name_, put < 0 ? errno : ENOSPC);
+      done += static_cast<std::size_t>(put);
+    }
+  }
+
+  int fd_;
+  bool writable_;
+  bool dax_;
+  Access access_;
+};
+
+class MappedMedium final : public Medium {
+ public:
+  explicit MappedMedium(std::string directory) : directory_(std::move(directory)) {
+    struct stat status{};
+    if (::stat(directory_.c_str(), &status) != 0) throw_errno("opening " + directory_, errno);
+    dax_ = write_back_ != WriteBack::none && is_dax();
+  }
+
+  format::Level level() const override { return dax_ ? format::Level::power : format::Level::process; }
+
+  std::string description() const override {
+    if (dax_) return std::string("DAX (MAP_SYNC, ") + name_of(write_back_) + "), power";
+    constexpr long tmpfs_magic = 0x01021994;
+    struct statfs status{};
+    const bool tmpfs = ::statfs(directory_.c_str(), &status) == 0 && status.f_type == tmpfs_magic;
+    return tmpfs ? "tmpfs, process" : "file, process";
+  }
+
+  bool exists(const std::string& name) const override { return ::access(path(name).c_str(), F_OK) == 0; }
+
+  std::unique_ptr<File> create(const std::string& name, std::size_t bytes, Access access) override {
+    const std::string full = path(name);
+    if (const auto slash = name.find('/'); slash != std::string::npos) {
+      const std::string folder = path(name.substr(0, slash));
+      if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) throw_errno("creating " + folder, errno);
+    }
+    const int fd = ::open(full.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0) throw_errno("creating " + full, errno);
+    if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
+      const int error = errno;
+      ::close(fd);
+      throw_errno("creating " + full + " of " + std::to_string(bytes) + " bytes", error);
+    }
+    return std::make_unique<MappedFile>(full, fd, bytes, true, dax_, access);
+  }
+
+  std::unique_ptr<File> open(const std::string& name, bool writable, Access access) override {
+    const std::string full = path(name);
+    const int fd = ::open(full.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+    if (fd < 0) throw_errno("opening " + full, errno);
+    struct stat status{};
+    if (::fstat(fd, &status) != 0) {
+      const int error = errno;
+      ::close(fd);
+      throw_errno("opening " + full, error);
+    }
+    return std::make_unique<MappedFile>(full, fd, static_cast<std::size_t>(status.st_size), writable,
+                                        dax_ && writable, access);
+  }
+
+  void rename(const std::string& from, const std::string& to) override {
+    if (::rename(path(from).c_str(), path(to).c_str()) != 0) throw_errno("renaming " + path(from), errno);
+    const int fd = ::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) throw_errno("opening " + directory_, errno);
+    const int result = ::fsync(fd);
+    const int error = errno;
+    ::close(fd);
+    if (result != 0) throw_errno("syncing " + directory_, error);
+  }
+
+  void flush(const void* data, std::size_t bytes) override {
+    if (dax_) write_back_lines(write_back_, data, bytes);
+  }
+  void fence() override {
+    if (dax_) {
+      store_fence();
+    } else {
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+    }
+  }
+
+ private:
+  std::string path(const std::string& name) const { return directory_ + "/" + name; }
+
+  // Asks the kernel rather than the mount table: only a DAX file system accepts MAP_SYNC.
+  bool is_dax() const {
+    const std::string probe = path(".dax-probe-" + std::to_string(::getpid()));
+    const int fd = ::open(probe.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0) return false;
+    ::unlink(probe.c_str());
+    bool dax = false;
+    if (::ftruncate(fd, 4096) == 0) {
+      void* address = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC, fd, 0);
+      dax = address != MAP_FAILED;
+      if (dax) ::munmap(address, 4096);
+    }
+    ::close(fd);
+    return dax;
+  }
+
+  std::string directory_;
+  WriteBack write_back_ = detect_write_back();
+  bool dax_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Medium> open_mapped_medium(const std::string& directory) {
+  return std::make_unique<MappedMedium>(directory);
+}
+
+}  // namespace holdfast

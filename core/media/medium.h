@@ -1,0 +1,97 @@
+// Medium: what a pool's bytes lie on, behind as little as the stores need.
+//
+// What a medium guarantees
+// - Aligned stores of 8 bytes are never torn. Nothing else is assumed to be atomic.
+// - Level `process`: a store to a file's mapping survives the death of the process once it has retired; stores of
+//   one thread survive in program order. flush and fence then cost nothing, and mean nothing for a power cut.
+// - Level `power`: a store survives a power cut once flush of its range was followed by a fence on the same thread.
+//   Before that any subset of its 8-byte words may have arrived, in any order.
+// - allocate(range) returned: stores into the range cannot fail for want of space.
+//
+// Not assumed: that the medium keeps bits right (structures are checksummed), that unallocated ranges stay zero after
+// a failed allocate, that sync orders anything but itself.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "../format.h"
+
+namespace holdfast {
+
+// One file, mapped whole. A range that was never allocated reads as zeros.
+class File {
+ public:
+  virtual ~File() = default;
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  std::byte* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  const std::string& name() const { return name_; }
+
+  // Makes sure that [offset, offset + bytes) has space of its own. Throws full, and nothing has changed.
+  virtual void allocate(std::size_t offset, std::size_t bytes) = 0;
+  // The first offset at or after `offset` that may hold something else than zeros; size() when there is none.
+  virtual std::size_t next_data(std::size_t offset) const = 0;
+  // Grows or shrinks the file; data() may move.
+  virtual void resize(std::size_t bytes) = 0;
+  // Everything stored so far survives a power cut, whatever the level (clean close).
+  virtual void sync() = 0;
+
+ protected:
+  explicit File(std::string name) : name_(std::move(name)) {}
+  std::string name_;
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+enum class Access { random, sequential };
+
+class Medium {
+ public:
+  virtual ~Medium() = default;
+
+  virtual format::Level level() const = 0;
+  // One line for people: "tmpfs, process", "DAX (MAP_SYNC, clwb), power".
+  virtual std::string description() const = 0;
+
+  virtual bool exists(const std::string& name) const = 0;
+  // A new file of `bytes` zeros; sparse unless allocated. Replaces what had the name.
+  virtual std::unique_ptr<File> create(const std::string& name, std::size_t bytes, Access access) = 0;
+  virtual std::unique_ptr<File> open(const std::string& name, bool writable, Access access) = 0;
+  // Atomically gives `from` the name `to`; durable at every level when it returns.
+  virtual void rename(const std::string& from, const std::string& to) = 0;
+
+  // Starts writing the range back to the persistence domain.
+  virtual void flush(const void* data, std::size_t bytes) = 0;
+  // Waits for this thread's flushes.
+  virtual void fence() = 0;
+
+  // flush + fence of one range, and a numbered persist point: where tests kill the process.
+  void persist(const void* data, std::size_t bytes) {
+    flush(data, bytes);
+    persist_point();
+  }
+  void persist_point() {
+    fence();
+    if (kill_at_.load(std::memory_order_relaxed) != 0) count_persist_point();
+  }
+
+  // Kills the process with SIGKILL at the n-th persist point from now (0: never). For crash tests.
+  static void kill_at_persist_point(std::int64_t n) { kill_at_.store(n); }
+  // What is left of n: crash tests count the points of a run with a large n.
+  static std::int64_t persist_points_left() { return kill_at_.load(); }
+
+ private:
+  static void count_persist_point();
+  static std::atomic<std::int64_t> kill_at_;
+};
+
+// The files of `directory`, mapped. DAX gives level `power`; anything else `process`.
+std::unique_ptr<Medium> open_mapped_medium(const std::string& directory);
+
+}  // namespace holdfast

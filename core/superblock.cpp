@@ -1,0 +1,203 @@
+#include "superblock.h"
+
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+#include "checksum.h"
+#include "error.h"
+#include "kernels/kernels.h"
+
+namespace holdfast {
+
+using format::CommitRecord;
+using format::EpochRecord;
+using format::PoolHeader;
+using format::TableRecord;
+
+namespace {
+
+template <format::Persistent T>
+std::optional<T> read_valid(const File& file, std::size_t offset, std::uint64_t magic) {
+  T value;
+  std::memcpy(&value, file.data() + offset, sizeof(T));
+  if (value.magic != magic || value.crc != crc_of(value)) return std::nullopt;
+  return value;
+}
+
+std::string place(const File& file, std::size_t offset) {
+  return file.name() + " at offset " + std::to_string(offset);
+}
+
+bool newer(const CommitRecord& a, const CommitRecord& b) {
+  return a.epoch != b.epoch ? a.epoch > b.epoch : a.step > b.step;
+}
+bool newer(const EpochRecord& a, const EpochRecord& b) {
+  return a.epoch != b.epoch ? a.epoch > b.epoch : a.clean > b.clean;
+}
+
+// Reads the pair of records at `offsets` and says which slot holds the newer one.
+template <class T>
+std::pair<T, std::size_t> read_pair(const File& file, const std::size_t (&offsets)[2], std::uint64_t magic,
+                                    const char* what, std::optional<T>* older) {
+  const auto first = read_valid<T>(file, offsets[0], magic);
+  const auto second = read_valid<T>(file, offsets[1], magic);
+  if (!first && !second) {
+    throw Error(ErrorKind::corrupted, place(file, offsets[0]) + ": neither " + what + " record holds its checksum");
+  }
+  const std::size_t slot = first && (!second || newer(*first, *second)) ? 0 : 1;
+  if (older != nullptr) *older = slot == 0 ? second : first;
+  return {slot == 0 ? *first : *second, slot};
+}
+
+void check_table(const TableRecord& table, const std::string& where) {
+  const auto bad = [&](const std::string& what) { throw Error(ErrorKind::corrupted, where + ": " + what); };
+  if (table.num_embeddings == 0 || table.num_embeddings > std::uint64_t{1} << 40) bad("impossible number of rows");
+  if (table.embedding_dim == 0 || table.embedding_dim > 4096) bad("impossible embedding_dim");
+  if (table.dtype > static_cast<std::uint32_t>(RowDtype::bf16)) bad("unknown row dtype");
+  if (table.optimizer > static_cast<std::uint32_t>(RowOptimizer::rowwise_adam)) bad("unknown row optimizer");
+  if (table.state_floats != state_floats_of(static_cast<RowOptimizer>(table.optimizer), table.embedding_dim)) {
+    bad("state_floats does not fit the optimizer");
+  }
+  if (table.pooling > 1) bad("unknown pooling");
+  if (table.id_map != static_cast<std::uint32_t>(format::IdMap::identity)) {
+    throw Error(ErrorKind::format_mismatch, where + ": this build knows no id map but identity");
+  }
+  if (table.name[sizeof(table.name) - 1] != '\0') bad("a name without end");
+}
+
+}  // namespace
+
+std::array<std::uint8_t, 16> current_boot_id() {
+  std::array<std::uint8_t, 16> id{};
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string text;
+  std::getline(file, text);
+  std::size_t digit = 0;
+  for (const char c : text) {
+    int value;
+    if (c >= '0' && c <= '9') {
+      value = c - '0';
+    } else if (c >= 'a' && c <= 'f') {
+      value = c - 'a' + 10;
+    } else {
+      continue;
+    }
+    if (digit >= 32) break;
+    id[digit / 2] = static_cast<std::uint8_t>(id[digit / 2] << 4 | value);
+    ++digit;
+  }
+  return id;
+}
+
+void Superblock::write(Medium& medium, PoolHeader header, std::vector<TableRecord> tables, const EpochRecord& epoch,
+                       const CommitRecord& commit) {
+  const std::string fresh = std::string(superblock_name) + ".new";
+  const std::size_t bytes = format::pool_file_bytes(tables.size());
+  {
+    const auto file = medium.create(fresh, bytes, Access::sequential);
+    file->allocate(0, bytes);
+    header.magic = format::pool_magic;
+    header.version = format::version;
+    header.num_tables = static_cast<std::uint32_t>(tables.size());
+    header.crc = crc_of(header);
+    const auto put = [&](std::size_t offset, const auto& value) {
+      std::memcpy(file->data() + offset, &value, sizeof(value));
+    };
+    put(format::header_offset, header);
+    EpochRecord sealed_epoch = epoch;
+    sealed_epoch.magic = format::epoch_magic;
+    sealed_epoch.crc = crc_of(sealed_epoch);
+    put(format::epoch_offset[0], sealed_epoch);
+    CommitRecord sealed_commit = commit;
+    sealed_commit.magic = format::commit_magic;
+    sealed_commit.crc = crc_of(sealed_commit);
+    put(format::commit_offset[0], sealed_commit);
+    for (std::size_t i = 0; i < tables.size(); ++i) {
+      tables[i].magic = format::table_magic;
+      tables[i].crc = crc_of(tables[i]);
+      put(format::tables_offset + i * sizeof(TableRecord), tables[i]);
+    }
+    medium.persist(file->data(), bytes);
+    file->sync();
+  }
+  medium.rename(fresh, superblock_name);
+  medium.persist_point();
+}
+
+Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
+  file_ = medium.open(superblock_name, writable, Access::sequential);
+  const File& file = *file_;
+  if (file.size() < sizeof(PoolHeader)) {
+    throw Error(ErrorKind::format_mismatch, file.name() + ": too short to be a pool");
+  }
+  std::memcpy(&header_, file.data(), sizeof(header_));
+  if (header_.magic != format::pool_magic) {
+    throw Error(ErrorKind::format_mismatch, file.name() + ": not a holdfast pool");
+  }
+  if (header_.version != format::version) {
+    throw Error(ErrorKind::format_mismatch, file.name() + ": format version " + std::to_string(header_.version) +
+                                                ", this build knows version " + std::to_string(format::version) +
+                                                "; use the holdfast that wrote it");
+  }
+  if (header_.crc != crc_of(header_)) {
+    throw Error(ErrorKind::corrupted, place(file, 0) + ": the pool header's checksum does not hold");
+  }
+  if (file.size() < format::pool_file_bytes(0) ||
+      header_.num_tables > (file.size() - format::tables_offset) / sizeof(TableRecord)) {
+    throw Error(ErrorKind::corrupted, file.name() + ": truncated to " + std::to_string(file.size()) + " bytes");
+  }
+  if (header_.num_shards != 1 || header_.num_writers != 1) {
+    throw Error(ErrorKind::format_mismatch, file.name() + ": " + std::to_string(header_.num_shards) +
+                                                " shards; this build opens pools of one");
+  }
+  if (header_.row_checksums != 0) {
+    throw Error(ErrorKind::format_mismatch, file.name() + ": row checksums, which this build does not know");
+  }
+  if (header_.level > static_cast<std::uint32_t>(format::Level::power)) {
+    throw Error(ErrorKind::corrupted, place(file, 0) + ": unknown durability level");
+  }
+  for (std::size_t i = 0; i < header_.num_tables; ++i) {
+    const std::size_t offset = format::tables_offset + i * sizeof(TableRecord);
+    const auto table = read_valid<TableRecord>(file, offset, format::table_magic);
+    if (!table) {
+      throw Error(ErrorKind::corrupted, place(file, offset) + ": the checksum of table record " + std::to_string(i) +
+                                            " does not hold");
+    }
+    check_table(*table, place(file, offset));
+    tables_.push_back(*table);
+  }
+  std::tie(epoch_, epoch_slot_) =
+      read_pair<EpochRecord>(file, format::epoch_offset, format::epoch_magic, "epoch", nullptr);
+  std::tie(commit_, commit_slot_) =
+      read_pair<CommitRecord>(file, format::commit_offset, format::commit_magic, "commit", &older_commit_);
+}
+
+void Superblock::write_epoch(EpochRecord record) {
+  record.magic = format::epoch_magic;
+  record.crc = crc_of(record);
+  epoch_slot_ = 1 - epoch_slot_;
+  std::byte* target = file_->data() + format::epoch_offset[epoch_slot_];
+  std::memcpy(target, &record, sizeof(record));
+  medium_.persist(target, sizeof(record));
+  epoch_ = record;
+}
+
+void Superblock::write_commit(CommitRecord record) {
+  record.magic = format::commit_magic;
+  record.crc = crc_of(record);
+  commit_slot_ = 1 - commit_slot_;
+  std::byte* target = file_->data() + format::commit_offset[commit_slot_];
+  medium_.persist_point();
+  std::memcpy(target, &record, sizeof(record));
+  medium_.persist(target, sizeof(record));
+  older_commit_ = commit_;
+  commit_ = record;
+}
+
+CommitRecord Superblock::read_commit() const {
+  return read_pair<CommitRecord>(*file_, format::commit_offset, format::commit_magic, "commit", nullptr).first;
+}
+
+}  // namespace holdfast

@@ -1,0 +1,61 @@
+// Superblock: the file that makes a directory a pool. Who it is, its tables, its epoch, its commit record.
+//
+// Invariants
+// - Header and table records are written once, into a new file that is renamed into place.
+// - Epoch and commit records have two blocks each, written by turns: a torn write leaves the older one whole.
+// - The epoch is made durable before anything that carries it is written.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "format.h"
+#include "media/medium.h"
+
+namespace holdfast {
+
+inline constexpr const char* superblock_name = "pool.holdfast";
+
+// The machine's current boot, or zeros where it cannot be told.
+std::array<std::uint8_t, 16> current_boot_id();
+
+class Superblock {
+ public:
+  // Writes a whole superblock and renames it into place. Header and records are sealed here.
+  static void write(Medium& medium, format::PoolHeader header, std::vector<format::TableRecord> tables,
+                    const format::EpochRecord& epoch, const format::CommitRecord& commit);
+
+  // Reads and checks; throws not_found, format_mismatch or corrupted, and changes nothing.
+  Superblock(Medium& medium, bool writable);
+
+  const format::PoolHeader& header() const { return header_; }
+  const std::vector<format::TableRecord>& tables() const { return tables_; }
+  const format::EpochRecord& epoch() const { return epoch_; }
+  const format::CommitRecord& commit() const { return commit_; }
+  // The other commit record, where it is valid: what there was before.
+  const std::optional<format::CommitRecord>& older_commit() const { return older_commit_; }
+
+  // Makes the record durable. Seals it first.
+  void write_epoch(format::EpochRecord record);
+  void write_commit(format::CommitRecord record);
+  // For readers of a pool in use: the newest commit record as it stands now.
+  format::CommitRecord read_commit() const;
+  void sync() { file_->sync(); }
+
+ private:
+  Medium& medium_;
+  std::unique_ptr<File> file_;
+  format::PoolHeader header_;
+  std::vector<format::TableRecord> tables_;
+  format::EpochRecord epoch_;
+  format::CommitRecord commit_;
+  std::optional<format::CommitRecord> older_commit_;
+  std::size_t epoch_slot_ = 0;
+  std::size_t commit_slot_ = 0;
+};
+
+}  // namespace holdfast
