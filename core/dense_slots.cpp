@@ -1,0 +1,186 @@
+#include "dense_slots.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "checksum.h"
+#include "error.h"
+#include "parallel.h"
+
+namespace holdfast {
+namespace {
+
+constexpr std::size_t copy_chunk_bytes = 256 * 1024;
+
+std::size_t tensors_offset(std::uint64_t structure_bytes) {
+  return format::align_up(structure_bytes, format::line_bytes);
+}
+
+}  // namespace
+
+DenseSlots::DenseSlots(Medium& medium, std::array<std::unique_ptr<File>, 2> slots)
+    : medium_(medium), slots_(std::move(slots)) {}
+
+std::size_t DenseSlots::payload_bytes(const format::DenseHeader& header) {
+  return tensors_offset(header.structure_bytes) + header.tensors_bytes;
+}
+
+std::optional<format::DenseHeader> DenseSlots::read(std::size_t slot) {
+  const File& file = *slots_[slot];
+  const auto refuse = [&](const char* reason) -> std::optional<format::DenseHeader> {
+    reasons_[slot] = reason;
+    return std::nullopt;
+  };
+  if (file.size() < format::dense_payload_offset) return refuse("the file is shorter than its header block");
+  format::DenseHeader header;
+  std::memcpy(&header, file.data(), sizeof(header));
+  if (header.magic == 0) return refuse("empty");
+  if (header.magic != format::dense_magic) return refuse("not a dense slot");
+  if (header.crc != crc_of(header)) return refuse("the header's checksum does not hold");
+  const std::size_t room = file.size() - format::dense_payload_offset;
+  if (header.structure_bytes > room || header.tensors_bytes > room || payload_bytes(header) > room) {
+    return refuse("the payload is longer than the file");
+  }
+  if (header.payload_crc != crc32c(0, file.data() + format::dense_payload_offset, payload_bytes(header))) {
+    return refuse("the payload's checksum does not hold");
+  }
+  reasons_[slot].clear();
+  return header;
+}
+
+void DenseSlots::load(std::uint64_t epoch, std::uint64_t step) {
+  pending_.reset();
+  for (std::size_t i = 0; i < 2; ++i) {
+    valid_[i] = read(i);
+    if (!valid_[i] || valid_[i]->step <= step) continue;
+    if (valid_[i]->epoch == epoch) {
+      throw Error(ErrorKind::corrupted, slots_[i]->name() + ": holds step " + std::to_string(valid_[i]->step) +
+                                            ", but the newest commit record that holds its checksum is of step " +
+                                            std::to_string(step));
+    }
+    valid_[i].reset();
+    reasons_[i] = "of a step that was rolled back";
+  }
+}
+
+std::optional<std::uint64_t> DenseSlots::newest_step() const {
+  std::optional<std::uint64_t> step;
+  for (const auto& header : valid_) {
+    if (header && (!step || header->step >= *step)) step = header->step;
+  }
+  return step;
+}
+
+std::optional<DenseState> DenseSlots::newest(std::uint64_t step) const {
+  std::optional<std::size_t> best;
+  for (std::size_t i = 0; i < 2; ++i) {
+    if (!valid_[i] || valid_[i]->step > step) continue;
+    if (!best || valid_[i]->step > valid_[*best]->step ||
+        (valid_[i]->step == valid_[*best]->step && valid_[i]->epoch > valid_[*best]->epoch)) {
+      best = i;
+    }
+  }
+  if (!best) return std::nullopt;
+  const format::DenseHeader& header = *valid_[*best];
+  const std::byte* payload = slots_[*best]->data() + format::dense_payload_offset;
+  return DenseState{header,
+                    {payload, header.structure_bytes},
+                    {payload + tensors_offset(header.structure_bytes), header.tensors_bytes}};
+}
+
+std::size_t DenseSlots::idle_slot() const {
+  if (!valid_[0]) return 0;
+  if (!valid_[1]) return 1;
+  const bool first_is_newer = valid_[0]->step != valid_[1]->step ? valid_[0]->step > valid_[1]->step
+                                                                : valid_[0]->epoch > valid_[1]->epoch;
+  return first_is_newer ? 1 : 0;
+}
+
+void DenseSlots::stage(std::uint64_t epoch, std::uint64_t step, std::uint64_t cursor, std::uint64_t row_updates,
+                       std::span<const std::byte> structure, std::span<const DenseTensor> tensors,
+                       std::size_t tensors_bytes) {
+  const std::size_t slot = idle_slot();
+  File& file = *slots_[slot];
+  format::DenseHeader header{};
+  header.magic = format::dense_magic;
+  header.epoch = epoch;
+  header.step = step;
+  header.cursor = cursor;
+  header.row_updates = row_updates;
+  header.structure_bytes = structure.size();
+  header.tensors_bytes = tensors_bytes;
+
+  const std::size_t payload = payload_bytes(header);
+  const std::size_t needed = format::align_up(format::dense_payload_offset + payload, format::block_bytes);
+  valid_[slot].reset();
+  std::memset(file.data(), 0, sizeof(format::DenseHeader));
+  medium_.persist(file.data(), sizeof(format::DenseHeader));
+  if (file.size() < needed) {
+    const std::size_t had = file.size();
+    file.resize(needed);
+    try {
+      file.allocate(had, needed - had);
+    } catch (...) {
+      file.resize(had);
+      throw;
+    }
+  }
+
+  const bool in_place = medium_.level() == format::Level::process;
+  if (!in_place) staging_.resize(payload);
+  std::byte* target = in_place ? file.data() + format::dense_payload_offset : staging_.data();
+  const std::size_t gap = tensors_offset(structure.size()) - structure.size();
+  std::memcpy(target, structure.data(), structure.size());
+  std::memset(target + structure.size(), 0, gap);
+  std::byte* target_tensors = target + structure.size() + gap;
+
+  struct Copy {
+    const std::byte* from;
+    std::byte* to;
+    std::size_t bytes;
+  };
+  std::vector<Copy> copies;
+  std::size_t end = 0;
+  for (const DenseTensor& tensor : tensors) {
+    std::memset(target_tensors + end, 0, tensor.offset - end);  // alignment gaps are part of the checksum
+    end = tensor.offset + tensor.bytes;
+    for (std::size_t at = 0; at < tensor.bytes; at += copy_chunk_bytes) {
+      copies.push_back({static_cast<const std::byte*>(tensor.data) + at, target_tensors + tensor.offset + at,
+                        std::min(copy_chunk_bytes, tensor.bytes - at)});
+    }
+  }
+  std::memset(target_tensors + end, 0, tensors_bytes - end);
+  if (copies.size() > 4) {
+    parallel_for(copies.size(), [&](std::size_t i) { std::memcpy(copies[i].to, copies[i].from, copies[i].bytes); });
+  } else {
+    for (const Copy& copy : copies) std::memcpy(copy.to, copy.from, copy.bytes);
+  }
+  pending_ = Pending{slot, header, 0};
+}
+
+void DenseSlots::sync() {
+  for (const auto& slot : slots_) slot->sync();
+}
+
+bool DenseSlots::advance(std::size_t bytes) {
+  if (!pending_) return false;
+  File& file = *slots_[pending_->slot];
+  const std::size_t total = payload_bytes(pending_->header);
+  const std::size_t from = pending_->done_bytes;
+  const std::size_t part = std::min(bytes, total - from);
+  std::byte* payload = file.data() + format::dense_payload_offset;
+  if (medium_.level() != format::Level::process) std::memcpy(payload + from, staging_.data() + from, part);
+  pending_->header.payload_crc = crc32c(pending_->header.payload_crc, payload + from, part);
+  medium_.persist(payload + from, part);
+  pending_->done_bytes += part;
+  if (pending_->done_bytes < total) return false;
+
+  pending_->header.crc = crc_of(pending_->header);
+  std::memcpy(file.data(), &pending_->header, sizeof(pending_->header));
+  medium_.persist(file.data(), sizeof(pending_->header));
+  valid_[pending_->slot] = pending_->header;
+  pending_.reset();
+  return true;
+}
+
+}  // namespace holdfast

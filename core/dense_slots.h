@@ -1,0 +1,85 @@
+// Dense slots: two places for the dense state, written by turns.
+//
+// Invariants
+// - The slot that is being written is never the newest valid one: a crash leaves that one whole.
+// - A slot's header is cleared before its payload is touched, and written after the payload is durable: it is the flag.
+// - stage copies what it needs before it returns; the writing goes on in advance and finish, on another thread.
+// - One write is pending at a time.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "format.h"
+#include "media/medium.h"
+
+namespace holdfast {
+
+// What a slot holds: the structure is JSON text, the tensors are bytes as state_tree.layout places them.
+struct DenseState {
+  format::DenseHeader header;
+  std::span<const std::byte> structure;
+  std::span<const std::byte> tensors;
+};
+
+// One tensor to copy: `bytes` from `data` to `offset` of the tensors' bytes.
+struct DenseTensor {
+  const void* data;
+  std::size_t bytes;
+  std::size_t offset;
+};
+
+class DenseSlots {
+ public:
+  DenseSlots(Medium& medium, std::array<std::unique_ptr<File>, 2> slots);
+
+  // Reads both slots and says which hold a state, for a pool whose newest commit record is of `epoch` and `step`. A
+  // slot of a later step belongs to a life that was rolled back and is not believed; one of the same epoch proves that
+  // a commit record was lost: throws corrupted.
+  void load(std::uint64_t epoch, std::uint64_t step);
+
+  // The newest valid state at or before `step`; nothing when there is none.
+  std::optional<DenseState> newest(std::uint64_t step) const;
+  // Why slot i holds nothing ("never written", "the payload's checksum does not hold").
+  const std::string& reason(std::size_t i) const { return reasons_[i]; }
+
+  // Copies the state of the end of `step` aside, in parallel. Allocates first: throws full, and nothing is lost.
+  void stage(std::uint64_t epoch, std::uint64_t step, std::uint64_t cursor, std::uint64_t row_updates,
+             std::span<const std::byte> structure, std::span<const DenseTensor> tensors, std::size_t tensors_bytes);
+  bool pending() const { return pending_.has_value(); }
+  std::uint64_t pending_bytes() const { return pending_ ? payload_bytes(pending_->header) : 0; }
+
+  // Goes on with the pending write by about `bytes`; returns true when that made the slot valid.
+  bool advance(std::size_t bytes);
+  bool finish() { return advance(~std::size_t{0}); }
+
+  void sync();
+
+  // The step of the newest valid slot, or nothing.
+  std::optional<std::uint64_t> newest_step() const;
+
+ private:
+  struct Pending {
+    std::size_t slot;
+    format::DenseHeader header;  // its payload_crc grows as the write goes on
+    std::size_t done_bytes;
+  };
+
+  static std::size_t payload_bytes(const format::DenseHeader& header);
+  std::optional<format::DenseHeader> read(std::size_t slot);
+  std::size_t idle_slot() const;
+
+  Medium& medium_;
+  std::array<std::unique_ptr<File>, 2> slots_;
+  std::array<std::optional<format::DenseHeader>, 2> valid_;
+  std::array<std::string, 2> reasons_;
+  std::optional<Pending> pending_;
+  std::vector<std::byte> staging_;  // level power only: at level process the idle slot's mapping is the staging buffer
+};
+
+}  // namespace holdfast

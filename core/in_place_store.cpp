@@ -1,0 +1,214 @@
+#include "in_place_store.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <new>
+#include <numeric>
+
+#include "error.h"
+
+namespace holdfast {
+namespace {
+
+constexpr std::size_t page_bytes = format::block_bytes;
+
+std::string file_name(std::size_t table, const char* what) {
+  char name[64];
+  std::snprintf(name, sizeof(name), "shard-0000/table-%04zu.%s", table, what);
+  return name;
+}
+std::size_t touched_bytes(std::uint64_t num_rows) { return format::align_up((num_rows + 7) / 8, 8); }
+
+RowSpec spec_of(const format::TableRecord& record, std::uint64_t seed, std::uint64_t table) {
+  return {record.embedding_dim, static_cast<RowDtype>(record.dtype), static_cast<RowOptimizer>(record.optimizer),
+          record.state_floats,  seed,                                table,
+          record.init_low,      record.init_high};
+}
+
+}  // namespace
+
+void AllocatedPages::Unmap::operator()(std::atomic<std::uint64_t>* words) const { ::munmap(words, bytes); }
+
+AllocatedPages::AllocatedPages(File& file) : file_(file) {
+  const std::size_t num_pages = file.size() / page_bytes + 1;
+  const std::size_t bytes = (num_pages / 64 + 1) * 8;
+  void* words = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (words == MAP_FAILED) throw std::bad_alloc();
+  words_ = {static_cast<std::atomic<std::uint64_t>*>(words), Unmap{bytes}};
+}
+
+void AllocatedPages::ensure(std::size_t offset, std::size_t bytes) {
+  const std::size_t last = (offset + bytes - 1) / page_bytes;
+  for (std::size_t page = offset / page_bytes; page <= last; ++page) {
+    if (known(page)) continue;
+    std::size_t end = page + 1;
+    while (end <= last && !known(end)) ++end;
+    const std::size_t from = page * page_bytes;
+    file_.allocate(from, std::min(end * page_bytes, file_.size()) - from);
+    for (; page < end; ++page) words_[page / 64].fetch_or(std::uint64_t{1} << (page % 64), std::memory_order_relaxed);
+  }
+}
+
+HomeRows InPlaceStore::Table::home() const {
+  return {weights->data(), state ? reinterpret_cast<float*>(state->data()) : nullptr,
+          reinterpret_cast<std::uint64_t*>(touched->data())};
+}
+
+void InPlaceStore::create(Medium& medium, const std::vector<format::TableRecord>& tables) {
+  for (std::size_t i = 0; i < tables.size(); ++i) {
+    const auto& record = tables[i];
+    const std::size_t weight_bytes = std::size_t{record.embedding_dim} * bytes_of(static_cast<RowDtype>(record.dtype));
+    medium.create(file_name(i, "weights"), record.num_embeddings * weight_bytes, Access::random);
+    if (record.state_floats > 0) {
+      medium.create(file_name(i, "state"), record.num_embeddings * record.state_floats * 4, Access::random);
+    }
+    medium.create(file_name(i, "touched"), touched_bytes(record.num_embeddings), Access::random);
+  }
+}
+
+InPlaceStore::InPlaceStore(Medium& medium, const std::vector<format::TableRecord>& tables, std::uint64_t seed,
+                           bool writable)
+    : medium_(medium), kernels_(best_kernels()) {
+  for (std::size_t i = 0; i < tables.size(); ++i) {
+    Table table{spec_of(tables[i], seed, i), tables[i].num_embeddings, tables[i].name, nullptr, nullptr, nullptr, {}};
+    const auto open = [&](const char* what, std::size_t bytes) {
+      std::unique_ptr<File> file;
+      try {
+        file = medium.open(file_name(i, what), writable, Access::random);
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::not_found) throw;
+        throw Error(ErrorKind::corrupted, std::string(error.what()) + "; table '" + table.name + "' has lost a file");
+      }
+      if (file->size() != bytes) {
+        throw Error(ErrorKind::corrupted, file->name() + ": " + std::to_string(file->size()) + " bytes, table '" +
+                                              table.name + "' needs " + std::to_string(bytes));
+      }
+      if (writable) table.pages.push_back(std::make_unique<AllocatedPages>(*file));
+      return file;
+    };
+    table.weights = open("weights", table.num_rows * table.weight_bytes());
+    if (table.spec.state_floats > 0) table.state = open("state", table.num_rows * table.state_bytes());
+    table.touched = open("touched", touched_bytes(table.num_rows));
+    tables_.push_back(std::move(table));
+  }
+}
+
+void InPlaceStore::prepare(std::size_t index, const WorkingRows& working, std::size_t begin, std::size_t end) {
+  Table& table = tables_[index];
+  const std::size_t weight_bytes = table.weight_bytes();
+  const std::size_t state_bytes = table.state_bytes();
+  AllocatedPages& weights = *table.pages.front();
+  AllocatedPages& touched = *table.pages.back();
+  // Rows ascend, so neighbours on one page are asked for together.
+  for (std::size_t u = begin; u < end;) {
+    const std::uint64_t first = working.rows[u] & ~fresh_bit;
+    std::uint64_t last = first;
+    for (++u; u < end && (working.rows[u] & ~fresh_bit) * weight_bytes <= (last * weight_bytes | (page_bytes - 1)) + 1; ++u) {
+      last = working.rows[u] & ~fresh_bit;
+    }
+    weights.ensure(first * weight_bytes, (last - first + 1) * weight_bytes);
+    if (state_bytes > 0) table.pages[1]->ensure(first * state_bytes, (last - first + 1) * state_bytes);
+    touched.ensure(first / 64 * 8, (last / 64 - first / 64 + 1) * 8);
+  }
+}
+
+void InPlaceStore::capture(std::size_t index, const WorkingRows& working, std::size_t begin, std::size_t end) const {
+  const Table& table = tables_[index];
+  kernels_.capture(table.spec, table.home(), working, begin, end);
+}
+
+void InPlaceStore::update(std::size_t index, const UpdateSpec& spec, const WorkingRows& working,
+                          const Occurrences& occurrences, const float* grad, const std::uint32_t* forward,
+                          const WorkingRows* next, std::size_t begin, std::size_t end) {
+  const Table& table = tables_[index];
+  kernels_.update(table.spec, spec, table.home(), working, occurrences, grad, forward, next, begin, end);
+  flush_rows(table, working, begin, end);
+}
+
+void InPlaceStore::update_from_sums(std::size_t index, const UpdateSpec& spec, const WorkingRows& working,
+                                    const float* sums, const std::uint32_t* forward, const WorkingRows* next,
+                                    std::size_t begin, std::size_t end) {
+  const Table& table = tables_[index];
+  kernels_.update_from_sums(table.spec, spec, table.home(), working, sums, forward, next, begin, end);
+  flush_rows(table, working, begin, end);
+}
+
+void InPlaceStore::restore(std::size_t index, const WorkingRows& working, std::size_t begin, std::size_t end) {
+  const Table& table = tables_[index];
+  kernels_.restore(table.spec, table.home(), working, begin, end);
+  flush_rows(table, working, begin, end);
+}
+
+void InPlaceStore::flush_rows(const Table& table, const WorkingRows& working, std::size_t begin, std::size_t end) {
+  if (medium_.level() == format::Level::power) {
+    const HomeRows home = table.home();
+    const std::size_t weight_bytes = table.weight_bytes();
+    for (std::size_t u = begin; u < end; ++u) {
+      const std::uint64_t row = working.rows[u] & ~fresh_bit;
+      medium_.flush(home.weights + row * weight_bytes, weight_bytes);
+      if (home.state != nullptr) medium_.flush(home.state + row * table.spec.state_floats, table.state_bytes());
+      if ((working.rows[u] & fresh_bit) != 0) medium_.flush(home.touched + row / 64, 8);
+    }
+  }
+  medium_.persist_point();
+}
+
+void InPlaceStore::import_rows(std::size_t index, std::uint64_t first, std::span<const std::byte> weights,
+                               std::span<const float> state) {
+  Table& table = tables_[index];
+  const std::size_t count = weights.size() / table.weight_bytes();
+  if (weights.size() != count * table.weight_bytes() || first > table.num_rows || count > table.num_rows - first ||
+      (!state.empty() && state.size() != count * table.spec.state_floats)) {
+    throw Error(ErrorKind::config, "imported rows do not fit table '" + table.name + "'");
+  }
+  std::vector<std::uint64_t> rows(count);
+  std::iota(rows.begin(), rows.end(), first);
+  const WorkingRows imported{rows.data(), nullptr, nullptr};
+  prepare(index, imported, 0, count);
+  const HomeRows home = table.home();
+  std::memcpy(home.weights + first * table.weight_bytes(), weights.data(), weights.size());
+  if (!state.empty()) {
+    std::memcpy(home.state + first * table.spec.state_floats, state.data(), state.size_bytes());
+  } else if (home.state != nullptr) {
+    std::memset(home.state + first * table.spec.state_floats, 0, count * table.state_bytes());
+  }
+  for (std::uint64_t& row : rows) {
+    home.touched[row / 64] |= std::uint64_t{1} << (row % 64);
+    row |= fresh_bit;  // flush its touched bit too
+  }
+  flush_rows(table, imported, 0, count);
+}
+
+std::vector<std::uint64_t> InPlaceStore::touched_rows(std::size_t index, std::uint64_t first,
+                                                      std::size_t count) const {
+  const Table& table = tables_[index];
+  const HomeRows home = table.home();
+  std::vector<std::uint64_t> rows;
+  for (std::uint64_t row = first; row < table.num_rows && rows.size() < count;) {
+    const std::size_t data = table.touched->next_data(row / 64 * 8);
+    if (data >= table.touched->size()) break;
+    row = std::max<std::uint64_t>(row, data / 8 * 64);
+    const std::uint64_t page_end = std::min<std::uint64_t>(table.num_rows, (data / page_bytes + 1) * page_bytes * 8);
+    for (; row < page_end && rows.size() < count; ++row) {
+      if (row % 64 == 0 && home.touched[row / 64] == 0) {
+        row += 63;
+        continue;
+      }
+      if ((home.touched[row / 64] >> (row % 64) & 1) != 0) rows.push_back(row);
+    }
+  }
+  return rows;
+}
+
+void InPlaceStore::sync() {
+  for (Table& table : tables_) {
+    table.weights->sync();
+    if (table.state) table.state->sync();
+    table.touched->sync();
+  }
+}
+
+}  // namespace holdfast

@@ -1,0 +1,96 @@
+// In-place store: rows mapped from the medium and overwritten where they are.
+//
+// Invariants
+// - A row is overwritten only after the record with its before-image is sealed (the pool sees to that).
+// - No store hits a hole: prepare allocates the pages of a step's rows, and of their touched bits, before capture.
+//   What is allocated is remembered for this life only; asking again for an allocated page changes nothing.
+// - A row is touched once an update has written it. An untouched row's bytes at home mean nothing: its value is the
+//   initial one, which is a function of (seed, table, row).
+// - At level `power`, update and restore return when the rows they wrote are durable.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "format.h"
+#include "kernels/kernels.h"
+#include "media/medium.h"
+
+namespace holdfast {
+
+// Which pages of a file are known to have space.
+class AllocatedPages {
+ public:
+  explicit AllocatedPages(File& file);
+  // Allocates the pages of [offset, offset + bytes) that are not known yet. Thread-safe.
+  void ensure(std::size_t offset, std::size_t bytes);
+
+ private:
+  bool known(std::size_t page) const {
+    return (words_[page / 64].load(std::memory_order_relaxed) >> (page % 64) & 1) != 0;
+  }
+  File& file_;
+  // Anonymous zero pages: a file of terabytes costs nothing until pages are touched.
+  struct Unmap {
+    std::size_t bytes;
+    void operator()(std::atomic<std::uint64_t>* words) const;
+  };
+  std::unique_ptr<std::atomic<std::uint64_t>[], Unmap> words_;
+};
+
+class InPlaceStore {
+ public:
+  struct Table {
+    RowSpec spec;
+    std::uint64_t num_rows;
+    std::string name;
+    std::unique_ptr<File> weights;
+    std::unique_ptr<File> state;  // null when the optimizer keeps none
+    std::unique_ptr<File> touched;
+    std::vector<std::unique_ptr<AllocatedPages>> pages;  // of weights, state, touched; none when read-only
+
+    std::size_t weight_bytes() const { return std::size_t{spec.dim} * bytes_of(spec.dtype); }
+    std::size_t state_bytes() const { return std::size_t{spec.state_floats} * 4; }
+    HomeRows home() const;
+  };
+
+  // Makes the (sparse) files of the tables.
+  static void create(Medium& medium, const std::vector<format::TableRecord>& tables);
+  // Opens them; throws corrupted when one is missing or has another size than its table needs.
+  InPlaceStore(Medium& medium, const std::vector<format::TableRecord>& tables, std::uint64_t seed, bool writable);
+
+  const std::vector<Table>& tables() const { return tables_; }
+  const Table& table(std::size_t i) const { return tables_[i]; }
+
+  // For all of these: rows [begin, end) of `working`; ranges may run on several threads.
+  void prepare(std::size_t table, const WorkingRows& working, std::size_t begin, std::size_t end);
+  void capture(std::size_t table, const WorkingRows& working, std::size_t begin, std::size_t end) const;
+  void update(std::size_t table, const UpdateSpec& spec, const WorkingRows& working, const Occurrences& occurrences,
+              const float* grad, const std::uint32_t* forward, const WorkingRows* next, std::size_t begin,
+              std::size_t end);
+  void update_from_sums(std::size_t table, const UpdateSpec& spec, const WorkingRows& working, const float* sums,
+                        const std::uint32_t* forward, const WorkingRows* next, std::size_t begin, std::size_t end);
+  void restore(std::size_t table, const WorkingRows& working, std::size_t begin, std::size_t end);
+
+  // Overwrites rows [first, ...) without a log; throws config when the arrays do not fit the table.
+  void import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
+                   std::span<const float> state);
+
+  // The touched rows at or after `first`, ascending, `count` at most. Skips holes of the file, not rows.
+  std::vector<std::uint64_t> touched_rows(std::size_t table, std::uint64_t first, std::size_t count) const;
+
+  void sync();
+
+ private:
+  void flush_rows(const Table& table, const WorkingRows& working, std::size_t begin, std::size_t end);
+
+  Medium& medium_;
+  const Kernels& kernels_;
+  std::vector<Table> tables_;
+};
+
+}  // namespace holdfast
