@@ -1,0 +1,516 @@
+// The seam between Python and the core: the only file that knows nanobind. No logic lives here.
+//
+// Every call that works on rows or files lets go of the GIL. Arrays are taken as they are (no copies), so callers give
+// contiguous CPU arrays and keep them alive for the call.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "checksum.h"
+#include "error.h"
+#include "parallel.h"
+#include "pool.h"
+#include "reader.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace holdfast;
+
+namespace {
+
+using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+using FloatMatrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ConstFloatMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using FloatVector = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ids = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+const char* exception_name(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::not_found: return "PoolNotFound";
+    case ErrorKind::exists: return "PoolExists";
+    case ErrorKind::busy: return "PoolBusy";
+    case ErrorKind::read_only: return "PoolReadOnly";
+    case ErrorKind::full: return "PoolFull";
+    case ErrorKind::batch_too_large: return "BatchTooLarge";
+    case ErrorKind::corrupted: return "Corrupted";
+    case ErrorKind::format_mismatch: return "FormatMismatch";
+    case ErrorKind::untrusted: return "UntrustedPool";
+    case ErrorKind::failed: return "PoolFailed";
+    case ErrorKind::step: return "StepError";
+    case ErrorKind::config: return "ConfigError";
+  }
+  return "PoolError";
+}
+
+void set_python_error(const char* type, const char* what) {
+  PyErr_SetString(nb::module_::import_("holdfast.errors").attr(type).ptr(), what);
+}
+
+struct TableSpec {
+  std::string name;
+  std::uint64_t num_embeddings;
+  std::uint32_t embedding_dim;
+  std::uint32_t dtype;
+  std::uint32_t optimizer;
+  std::uint32_t pooling;
+  float init_low;
+  float init_high;
+};
+
+format::TableRecord record_of(const TableSpec& spec) {
+  format::TableRecord record{};
+  if (spec.name.size() >= sizeof(record.name)) {
+    throw Error(ErrorKind::config, "table name '" + spec.name + "' is longer than " +
+                                       std::to_string(sizeof(record.name) - 1) + " bytes");
+  }
+  record.num_embeddings = spec.num_embeddings;
+  record.embedding_dim = spec.embedding_dim;
+  record.dtype = spec.dtype;
+  record.optimizer = spec.optimizer;
+  record.state_floats = state_floats_of(static_cast<RowOptimizer>(spec.optimizer), spec.embedding_dim);
+  record.pooling = spec.pooling;
+  record.init_low = spec.init_low;
+  record.init_high = spec.init_high;
+  std::memcpy(record.name, spec.name.data(), spec.name.size());
+  return record;
+}
+
+TableSpec spec_of(const format::TableRecord& record) {
+  return {record.name,      record.num_embeddings, record.embedding_dim, record.dtype,
+          record.optimizer, record.pooling,        record.init_low,      record.init_high};
+}
+
+// A collection and the plans that it hands out.
+struct Collection {
+  std::shared_ptr<const CollectionSpec> spec;
+  std::shared_ptr<PlanPool> plans;
+};
+
+Collection make_collection(const std::vector<format::TableRecord>& records, const std::vector<std::uint32_t>& tables,
+                           const std::vector<std::tuple<std::string, std::uint32_t>>& features) {
+  auto spec = std::make_shared<CollectionSpec>();
+  for (const std::uint32_t number : tables) {
+    const format::TableRecord& record = records.at(number);
+    spec->tables.push_back(
+        {number, record.num_embeddings, record.embedding_dim, static_cast<Pooling>(record.pooling)});
+  }
+  spec->output_width = 0;
+  for (const auto& [name, table] : features) {
+    spec->features.push_back({table, spec->output_width, name});
+    spec->output_width += spec->tables.at(table).dim;
+  }
+  auto plans = std::make_shared<PlanPool>(spec);
+  return {std::move(spec), std::move(plans)};
+}
+
+std::shared_ptr<Plan> plan_of(Collection& collection, const Ids& ids,
+                              const nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>& offsets,
+                              const std::optional<nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>>& weights,
+                              const std::vector<std::uint32_t>& block_of, std::size_t num_blocks, bool parallel) {
+  const bool wide = offsets.dtype() == nb::dtype<std::int64_t>();
+  if (!wide && offsets.dtype() != nb::dtype<std::int32_t>()) throw nb::type_error("offsets must be int32 or int64");
+  if (num_blocks == 0 || offsets.shape(0) == 0 || (offsets.shape(0) - 1) % num_blocks != 0) {
+    throw nb::value_error("offsets must have num_features * batch_size + 1 entries");
+  }
+  if (block_of.size() != collection.spec->features.size() ||
+      std::any_of(block_of.begin(), block_of.end(), [&](std::uint32_t block) { return block >= num_blocks; })) {
+    throw nb::value_error("block_of does not fit the collection's features");
+  }
+  const std::size_t last = offsets.shape(0) - 1;
+  const std::int64_t end = wide ? static_cast<const std::int64_t*>(offsets.data())[last]
+                                : static_cast<const std::int32_t*>(offsets.data())[last];
+  if (end < 0 || static_cast<std::uint64_t>(end) > ids.shape(0)) {
+    throw nb::value_error("the last offset lies beyond the ids");
+  }
+  if (weights && weights->shape(0) != ids.shape(0)) throw nb::value_error("one weight per id is needed");
+  auto plan = collection.plans->take();
+  const BatchIds batch{ids.data(), offsets.data(), wide, weights ? weights->data() : nullptr, last / num_blocks, block_of};
+  const nb::gil_scoped_release unlocked;
+  plan_batch(batch, parallel, *plan);
+  return plan;
+}
+
+template <class Matrix>
+void check_shape(const Plan& plan, const Matrix& matrix) {
+  if (matrix.shape(0) != plan.num_bags || matrix.shape(1) != plan.spec->output_width) {
+    throw nb::value_error("expected [batch_size, output_width]");
+  }
+}
+
+using GradientList = std::vector<std::tuple<std::shared_ptr<Capture>, ConstFloatMatrix>>;
+
+std::vector<RowGradients> gradients_of(const GradientList& list) {
+  std::vector<RowGradients> gradients;
+  for (const auto& [capture, grad] : list) {
+    check_shape(*capture->plan, grad);
+    gradients.push_back({capture, grad.data()});
+  }
+  return gradients;
+}
+
+UpdateSpec update_spec(float learning_rate, float epsilon, float beta1, float beta2, float weight_decay,
+                       float gradient_scale) {
+  UpdateSpec spec{};
+  spec.learning_rate = learning_rate;
+  spec.epsilon = epsilon;
+  spec.beta1 = beta1;
+  spec.beta2 = beta2;
+  spec.weight_decay = weight_decay;
+  spec.gradient_scale = gradient_scale;
+  return spec;
+}
+
+// A dense state as Python gives it: JSON text and (address, bytes, offset) of each tensor.
+struct DenseInput {
+  nb::bytes structure;
+  std::vector<DenseTensor> tensors;
+  std::size_t tensors_bytes;
+
+  DenseInput(nb::bytes structure_, const std::vector<std::tuple<std::uintptr_t, std::size_t, std::size_t>>& list,
+             std::size_t total)
+      : structure(std::move(structure_)), tensors_bytes(total) {
+    std::size_t end = 0;
+    for (const auto& [address, bytes, offset] : list) {
+      if (offset < end || offset > total || bytes > total - offset) throw nb::value_error("tensors must not overlap");
+      end = offset + bytes;
+      tensors.push_back({reinterpret_cast<const void*>(address), bytes, offset});
+    }
+  }
+  Pool::Dense view() const {
+    return {{reinterpret_cast<const std::byte*>(structure.c_str()), structure.size()}, tensors, tensors_bytes};
+  }
+};
+
+nb::bytes to_bytes(std::span<const std::byte> data) { return nb::bytes(data.data(), data.size()); }
+
+nb::dict to_dict(const format::PoolHeader& header) {
+  nb::dict out;
+  out["format_version"] = header.version;
+  out["level"] = header.level == 0 ? "process" : "power";
+  out["uuid"] = to_bytes({reinterpret_cast<const std::byte*>(header.uuid), sizeof(header.uuid)});
+  out["seed"] = header.seed;
+  out["log_bytes"] = header.log_bytes;
+  out["num_tables"] = header.num_tables;
+  out["num_shards"] = header.num_shards;
+  out["num_writers"] = header.num_writers;
+  out["created_unix_ns"] = header.created_unix_ns;
+  return out;
+}
+
+nb::dict to_dict(const format::CommitRecord& commit) {
+  nb::dict out;
+  out["epoch"] = commit.epoch;
+  out["step"] = commit.step;
+  out["cursor"] = commit.cursor;
+  out["row_updates"] = commit.row_updates;
+  out["log_head"] = commit.log_head;
+  out["log_tail"] = commit.log_tail;
+  return out;
+}
+
+std::vector<TableSpec> specs_of(const std::vector<format::TableRecord>& records) {
+  std::vector<TableSpec> specs;
+  for (const auto& record : records) specs.push_back(spec_of(record));
+  return specs;
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  // Pools and collections live as long as the script that made them, which may be as long as the interpreter.
+  nb::set_leak_warnings(false);
+
+  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const Error& error) {
+      set_python_error(exception_name(error.kind()), error.what());
+    } catch (const BadId& bad) {
+      set_python_error("IdError", bad.what());
+    }
+  });
+
+  nb::class_<TableSpec>(m, "TableSpec", "One table as the pool keeps it; dtype, optimizer and pooling by number.")
+      .def(
+          "__init__",
+          [](TableSpec* self, std::string name, std::uint64_t num_embeddings, std::uint32_t embedding_dim,
+             std::uint32_t dtype, std::uint32_t optimizer, std::uint32_t pooling, float init_low, float init_high) {
+            new (self) TableSpec{std::move(name), num_embeddings, embedding_dim, dtype,
+                                 optimizer,       pooling,        init_low,      init_high};
+          },
+          nb::kw_only(), "name"_a, "num_embeddings"_a, "embedding_dim"_a, "dtype"_a, "optimizer"_a, "pooling"_a,
+          "init_low"_a, "init_high"_a)
+      .def_ro("name", &TableSpec::name)
+      .def_ro("num_embeddings", &TableSpec::num_embeddings)
+      .def_ro("embedding_dim", &TableSpec::embedding_dim)
+      .def_ro("dtype", &TableSpec::dtype)
+      .def_ro("optimizer", &TableSpec::optimizer)
+      .def_ro("pooling", &TableSpec::pooling)
+      .def_ro("init_low", &TableSpec::init_low)
+      .def_ro("init_high", &TableSpec::init_high);
+
+  nb::class_<Plan>(m, "Plan", "A batch's unique rows per table and where they occur.")
+      .def_ro("num_bags", &Plan::num_bags)
+      .def_prop_ro("num_unique", &Plan::num_unique)
+      .def_prop_ro("num_lookups", &Plan::num_lookups)
+      .def_prop_ro("output_width", [](const Plan& plan) { return plan.spec->output_width; })
+      .def("rows", [](const Plan& plan, std::size_t table) { return plan.tables.at(table).rows; }, "table"_a,
+           "The unique rows of one of the collection's tables, ascending.")
+      .def_ro("spans", &Plan::spans, "Per feature, which of the batch's ids are its: (begin, end).");
+
+  nb::class_<Collection>(m, "Collection", "Which features read which tables of a pool.")
+      .def_prop_ro("output_width", [](const Collection& c) { return c.spec->output_width; })
+      .def("plan", &plan_of, "ids"_a, "offsets"_a, "weights"_a.none(), "block_of"_a, "num_blocks"_a, "parallel"_a,
+           "Plans a batch; ids int64, offsets int32 or int64 [num_blocks * batch_size + 1]. Raises IdError.");
+
+  nb::class_<Capture>(m, "Capture", "One forward's rows, as logged.")
+      .def_ro("step", &Capture::step)
+      .def_ro("bytes", &Capture::bytes)
+      .def_prop_ro("plan", [](const Capture& c) { return std::const_pointer_cast<Plan>(c.plan); });
+
+  nb::class_<SummedGradients>(m, "SummedGradients", "Row gradients summed per unique row.")
+      .def_ro("sum_of_squares", &SummedGradients::sum_of_squares);
+
+  nb::class_<RecoveryReport>(m, "RecoveryReport", "What recovery found, and what it did.")
+      .def_ro("clean", &RecoveryReport::clean)
+      .def_ro("epoch", &RecoveryReport::epoch)
+      .def_ro("rows_step", &RecoveryReport::rows_step)
+      .def_ro("dense_step", &RecoveryReport::dense_step)
+      .def_ro("step", &RecoveryReport::step)
+      .def_ro("cursor", &RecoveryReport::cursor)
+      .def_ro("records_undone", &RecoveryReport::records_undone)
+      .def_ro("rows_restored", &RecoveryReport::rows_restored)
+      .def_ro("seconds", &RecoveryReport::seconds);
+
+  nb::class_<Pool>(m, "Pool", "A pool opened for writing.")
+      .def_static(
+          "create",
+          [](const std::string& directory, std::uint64_t seed, std::uint64_t log_bytes,
+             const std::vector<TableSpec>& tables) {
+            std::vector<format::TableRecord> records;
+            for (const TableSpec& table : tables) records.push_back(record_of(table));
+            const nb::gil_scoped_release unlocked;
+            Pool::create(directory, {seed, log_bytes}, std::move(records));
+          },
+          "directory"_a, "seed"_a, "log_bytes"_a, "tables"_a)
+      .def(
+          "__init__",
+          [](Pool* self, const std::string& directory, bool relaxed, std::uint32_t dense_interval, bool grow_log,
+             bool trust_after_reboot) {
+            const nb::gil_scoped_release unlocked;
+            new (self) Pool(directory, {relaxed ? Recovery::relaxed : Recovery::exact, dense_interval, grow_log,
+                                        trust_after_reboot});
+          },
+          "directory"_a, nb::kw_only(), "relaxed"_a, "dense_interval"_a, "grow_log"_a, "trust_after_reboot"_a)
+      .def_prop_ro("recovery", &Pool::recovery, nb::rv_policy::copy)
+      .def_prop_ro("tables", [](const Pool& pool) { return specs_of(pool.table_records()); })
+      .def_prop_ro("header", [](const Pool& pool) { return to_dict(pool.header()); })
+      .def_prop_ro("medium", &Pool::medium_description)
+      .def_prop_ro("level", [](const Pool& pool) { return pool.level() == format::Level::power ? "power" : "process"; })
+      .def(
+          "collection",
+          [](const Pool& pool, const std::vector<std::uint32_t>& tables,
+             const std::vector<std::tuple<std::string, std::uint32_t>>& features) {
+            return make_collection(pool.table_records(), tables, features);
+          },
+          "tables"_a, "features"_a, "features: (name, index into tables), in the order of the output.")
+      .def("dense_state",
+           [](const Pool& pool) -> std::optional<std::tuple<nb::bytes, nb::bytes>> {
+             const auto state = pool.dense_state();
+             if (!state) return std::nullopt;
+             return std::tuple{to_bytes(state->structure), to_bytes(state->tensors)};
+           })
+      .def("capture", [](Pool& pool, std::shared_ptr<Plan> plan) { return pool.capture(std::move(plan)); }, "plan"_a,
+           Unlocked())
+      .def("capture_ahead", [](Pool& pool, std::shared_ptr<Plan> plan) { return pool.capture_ahead(std::move(plan)); },
+           "plan"_a, Unlocked())
+      .def(
+          "lookup",
+          [](const Pool& pool, const Capture& capture, const FloatMatrix& out) {
+            check_shape(*capture.plan, out);
+            const nb::gil_scoped_release unlocked;
+            pool.lookup(capture, out.data());
+          },
+          "capture"_a, "out"_a)
+      .def(
+          "evaluate",
+          [](Pool& pool, const Plan& plan, const FloatMatrix& out) {
+            check_shape(plan, out);
+            const nb::gil_scoped_release unlocked;
+            pool.evaluate(plan, out.data());
+          },
+          "plan"_a, "out"_a)
+      .def(
+          "scale_gradients",
+          [](const Pool& pool, const Capture& capture, std::size_t feature, const ConstFloatMatrix& grad,
+             const FloatVector& out) {
+            check_shape(*capture.plan, grad);
+            const std::uint32_t* bag_start = capture.plan->bag_start(feature);
+            if (out.shape(0) != bag_start[capture.plan->num_bags] - bag_start[0]) {
+              throw nb::value_error("expected one value per lookup of the feature");
+            }
+            const nb::gil_scoped_release unlocked;
+            pool.scale_gradients(capture, feature, grad.data(), out.data());
+          },
+          "capture"_a, "feature"_a, "grad"_a, "out"_a)
+      .def(
+          "sum_gradients",
+          [](const Pool& pool, const GradientList& gradients) {
+            const auto list = gradients_of(gradients);
+            const nb::gil_scoped_release unlocked;
+            return pool.sum_gradients(list);
+          },
+          "gradients"_a)
+      .def(
+          "update",
+          [](Pool& pool, const GradientList& gradients, float learning_rate, float epsilon, float beta1, float beta2,
+             float weight_decay, float gradient_scale) {
+            const auto list = gradients_of(gradients);
+            const nb::gil_scoped_release unlocked;
+            pool.update(list, update_spec(learning_rate, epsilon, beta1, beta2, weight_decay, gradient_scale));
+          },
+          "gradients"_a, nb::kw_only(), "learning_rate"_a, "epsilon"_a, "beta1"_a, "beta2"_a, "weight_decay"_a,
+          "gradient_scale"_a)
+      .def(
+          "update_summed",
+          [](Pool& pool, const SummedGradients& gradients, float learning_rate, float epsilon, float beta1,
+             float beta2, float weight_decay, float gradient_scale) {
+            pool.update(gradients, update_spec(learning_rate, epsilon, beta1, beta2, weight_decay, gradient_scale));
+          },
+          "gradients"_a, nb::kw_only(), "learning_rate"_a, "epsilon"_a, "beta1"_a, "beta2"_a, "weight_decay"_a,
+          "gradient_scale"_a, Unlocked())
+      .def_prop_ro("dense_due", &Pool::dense_due)
+      .def(
+          "commit",
+          [](Pool& pool, std::uint64_t cursor, const std::optional<nb::bytes>& structure,
+             const std::vector<std::tuple<std::uintptr_t, std::size_t, std::size_t>>& tensors,
+             std::size_t tensors_bytes) {
+            if (!structure) {
+              const nb::gil_scoped_release unlocked;
+              return pool.commit(cursor, nullptr);
+            }
+            const DenseInput input(*structure, tensors, tensors_bytes);
+            const Pool::Dense dense = input.view();
+            const nb::gil_scoped_release unlocked;
+            return pool.commit(cursor, &dense);
+          },
+          "cursor"_a, "structure"_a.none(), "tensors"_a, "tensors_bytes"_a,
+          "tensors: (address, bytes, offset) of contiguous CPU tensors, in order of offset.")
+      .def(
+          "write_dense",
+          [](Pool& pool, const nb::bytes& structure,
+             const std::vector<std::tuple<std::uintptr_t, std::size_t, std::size_t>>& tensors,
+             std::size_t tensors_bytes) {
+            const DenseInput input(structure, tensors, tensors_bytes);
+            const Pool::Dense dense = input.view();
+            const nb::gil_scoped_release unlocked;
+            pool.write_dense(dense);
+          },
+          "structure"_a, "tensors"_a, "tensors_bytes"_a)
+      .def(
+          "import_rows",
+          [](Pool& pool, std::size_t table, std::uint64_t first, const Bytes& weights,
+             const std::optional<FloatVector>& state) {
+            const nb::gil_scoped_release unlocked;
+            pool.import_rows(table, first, {reinterpret_cast<const std::byte*>(weights.data()), weights.shape(0)},
+                             state ? std::span<const float>(state->data(), state->shape(0)) : std::span<const float>());
+          },
+          "table"_a, "first"_a, "weights"_a, "state"_a.none())
+      .def("flush", &Pool::flush, Unlocked())
+      .def("close", &Pool::close, Unlocked())
+      .def_prop_ro("step", &Pool::step)
+      .def_prop_ro("cursor", &Pool::cursor)
+      .def_prop_ro("row_updates", &Pool::row_updates)
+      .def_prop_ro("durable_step", &Pool::durable_step)
+      .def_prop_ro("rows_durable_step", &Pool::rows_durable_step)
+      .def_prop_ro("epoch", &Pool::epoch)
+      .def_prop_ro("log_bytes", &Pool::log_bytes)
+      .def_prop_ro("log_bytes_free", &Pool::log_bytes_free);
+
+  nb::class_<Reader>(m, "Reader", "A pool seen without a lock and without changing it.")
+      .def(nb::init<const std::string&>(), "directory"_a)
+      .def_prop_ro("header", [](const Reader& reader) { return to_dict(reader.header()); })
+      .def_prop_ro("tables", [](const Reader& reader) { return specs_of(reader.table_records()); })
+      .def_prop_ro("medium", &Reader::medium_description)
+      .def_prop_ro("epoch", [](const Reader& reader) { return reader.epoch().epoch; })
+      .def_prop_ro("clean", [](const Reader& reader) { return reader.epoch().clean != 0; })
+      .def_prop_ro("commit", [](const Reader& reader) { return to_dict(reader.commit()); })
+      .def("dense_state",
+           [](const Reader& reader) -> std::optional<std::tuple<std::uint64_t, nb::bytes, nb::bytes>> {
+             const auto state = reader.dense_state();
+             if (!state) return std::nullopt;
+             return std::tuple{state->header.step, to_bytes(state->structure), to_bytes(state->tensors)};
+           })
+      .def(
+          "collection",
+          [](const Reader& reader, const std::vector<std::uint32_t>& tables,
+             const std::vector<std::tuple<std::string, std::uint32_t>>& features) {
+            return make_collection(reader.table_records(), tables, features);
+          },
+          "tables"_a, "features"_a)
+      .def(
+          "evaluate",
+          [](Reader& reader, const Plan& plan, const FloatMatrix& out) {
+            check_shape(plan, out);
+            const nb::gil_scoped_release unlocked;
+            reader.evaluate(plan, out.data());
+          },
+          "plan"_a, "out"_a)
+      .def(
+          "touched_rows",
+          [](const Reader& reader, std::size_t table, std::uint64_t first, std::size_t count) {
+            return reader.store().touched_rows(table, first, count);
+          },
+          "table"_a, "first"_a, "count"_a, Unlocked())
+      .def(
+          "gather_rows",
+          [](const Reader& reader, std::size_t table, const std::vector<std::uint64_t>& rows, const Bytes& weights,
+             const Bytes& state, const Bytes& differs) {
+            const auto& spec = reader.store().table(table);
+            if (weights.shape(0) != rows.size() * spec.weight_bytes() ||
+                state.shape(0) != rows.size() * spec.state_bytes() || differs.shape(0) != rows.size() ||
+                std::any_of(rows.begin(), rows.end(), [&](std::uint64_t row) { return row >= spec.num_rows; })) {
+              throw nb::value_error("arrays do not fit the rows");
+            }
+            const nb::gil_scoped_release unlocked;
+            reader.gather_rows(table, rows, reinterpret_cast<std::byte*>(weights.data()),
+                               reinterpret_cast<float*>(state.data()), differs.data());
+          },
+          "table"_a, "rows"_a, "weights"_a, "state"_a, "differs"_a)
+      .def(
+          "read_rows",
+          [](const Reader& reader, std::size_t table, std::uint64_t first, std::size_t count, const Bytes& weights,
+             const Bytes& state) {
+            const auto& spec = reader.store().table(table);
+            if (first > spec.num_rows || count > spec.num_rows - first ||
+                weights.shape(0) != count * spec.weight_bytes() || state.shape(0) != count * spec.state_bytes()) {
+              throw nb::value_error("arrays do not fit the rows");
+            }
+            const nb::gil_scoped_release unlocked;
+            reader.read_rows(table, first, count, reinterpret_cast<std::byte*>(weights.data()),
+                             reinterpret_cast<float*>(state.data()));
+          },
+          "table"_a, "first"_a, "count"_a, "weights"_a, "state"_a)
+      .def("verify", &Reader::verify, Unlocked());
+
+  m.def("set_num_threads", &set_num_threads, "num_threads"_a);
+  m.def("num_threads", &num_threads);
+  m.def("instruction_set", [] { return best_kernels().name; });
+  m.def("kill_at_persist_point", &Medium::kill_at_persist_point, "n"_a,
+        "Kills this process with SIGKILL at its n-th persist point from now (0: never). For crash tests.");
+  m.def("persist_points_left", &Medium::persist_points_left);
+}

@@ -1,0 +1,52 @@
+#include "lookup.h"
+
+#include <cstdint>
+
+namespace holdfast {
+
+void pool_features(const Plan& plan, const std::vector<WorkingRows>& rows, const InPlaceStore& store, float* out) {
+  const CollectionSpec& spec = *plan.spec;
+  const Kernels& kernels = best_kernels();
+  constexpr std::size_t bags_per_chunk = 256;
+  const std::size_t chunks = (plan.num_bags + bags_per_chunk - 1) / bags_per_chunk;
+  parallel_for(spec.features.size() * chunks, [&](std::size_t i) {
+    const std::size_t f = i / chunks;
+    const std::size_t begin = i % chunks * bags_per_chunk;
+    const auto& feature = spec.features[f];
+    const auto& table = spec.tables[feature.table];
+    const TablePlan& part = plan.tables[feature.table];
+    const PoolSpec pooling{rows[feature.table].weights,
+                           table.dim,
+                           store.table(table.number).spec.dtype,
+                           part.position.data(),
+                           plan.bag_start(f),
+                           part.bag_scale.empty() ? nullptr : part.bag_scale.data(),
+                           table.pooling == Pooling::mean,
+                           out + feature.column,
+                           spec.output_width};
+    kernels.pool_bags(pooling, begin, std::min(begin + bags_per_chunk, plan.num_bags));
+  });
+}
+
+void Evaluator::pool(const Plan& plan, const InPlaceStore& store, float* out) {
+  const CollectionSpec& spec = *plan.spec;
+  std::size_t bytes = 0;
+  std::vector<format::RecordSection> sections;
+  for (std::size_t t = 0; t < spec.tables.size(); ++t) {
+    const std::uint32_t number = spec.tables[t].number;
+    sections.push_back(place_section(store.table(number), number, plan.tables[t].num_unique(), bytes));
+  }
+  if (scratch_.size() < bytes + format::line_bytes) scratch_.resize(bytes + format::line_bytes);
+  const auto address = reinterpret_cast<std::uintptr_t>(scratch_.data());
+  std::byte* data = scratch_.data() + (format::line_up(address) - address);
+  std::vector<WorkingRows> rows;
+  for (const format::RecordSection& section : sections) rows.push_back(rows_of(section, data));
+  for_rows(plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
+    const std::uint64_t* numbers = plan.tables[t].rows.data();
+    std::copy(numbers + begin, numbers + end, rows[t].rows + begin);
+    store.capture(spec.tables[t].number, rows[t], begin, end);
+  });
+  pool_features(plan, rows, store, out);
+}
+
+}  // namespace holdfast

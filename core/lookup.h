@@ -1,0 +1,74 @@
+// Lookup: pooling a plan's features, from a capture's working set or, for evaluation, straight from home.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "collection.h"
+#include "format.h"
+#include "in_place_store.h"
+#include "parallel.h"
+
+namespace holdfast {
+
+// How the rows of one table lie in a record, or in scratch memory laid out like one: row numbers, weights and state
+// behind one another, each from a line of its own. Moves `offset` past them.
+inline format::RecordSection place_section(const InPlaceStore::Table& table, std::uint32_t number, std::size_t num_rows,
+                            std::size_t& offset) {
+  format::RecordSection section{};
+  section.table = number;
+  section.num_rows = num_rows;
+  section.rows_offset = offset;
+  offset += format::line_up(num_rows * 8);
+  section.weights_offset = offset;
+  offset += format::line_up(num_rows * table.weight_bytes());
+  section.state_offset = offset;
+  offset += format::line_up(num_rows * table.state_bytes());
+  return section;
+}
+
+inline WorkingRows rows_of(const format::RecordSection& section, std::byte* data) {
+  return {reinterpret_cast<std::uint64_t*>(data + section.rows_offset), data + section.weights_offset,
+          reinterpret_cast<float*>(data + section.state_offset)};
+}
+
+inline constexpr std::size_t row_chunk_bytes = 128 * 1024;  // of weights: what one index of a parallel_for works on
+
+struct RowChunk {
+  std::size_t table;
+  std::size_t begin;
+  std::size_t end;
+};
+
+// Runs body(table, begin, end) over ranges of the rows of several tables, on all threads.
+template <class NumRows, class Body>
+void for_rows(const CollectionSpec& spec, const NumRows& num_rows, const Body& body) {
+  std::vector<RowChunk> chunks;
+  for (std::size_t t = 0; t < spec.tables.size(); ++t) {
+    const std::size_t rows = num_rows(t);
+    const std::size_t step = std::max<std::size_t>(64, row_chunk_bytes / (std::size_t{spec.tables[t].dim} * 4));
+    for (std::size_t begin = 0; begin < rows; begin += step) chunks.push_back({t, begin, std::min(begin + step, rows)});
+  }
+  parallel_for(chunks.size(), [&](std::size_t i) { body(chunks[i].table, chunks[i].begin, chunks[i].end); });
+}
+
+template <class Body>
+void for_rows(const Plan& plan, const Body& body) {
+  for_rows(*plan.spec, [&](std::size_t t) { return plan.tables[t].num_unique(); }, body);
+}
+
+// Pools every feature of `plan` from `rows`, the working rows of its tables, into out [num_bags, output_width].
+void pool_features(const Plan& plan, const std::vector<WorkingRows>& rows, const InPlaceStore& store, float* out);
+
+// Pools from home: copies the plan's rows into scratch memory first, so that a bag reads compact rows here too. Has no
+// effect on the store.
+class Evaluator {
+ public:
+  void pool(const Plan& plan, const InPlaceStore& store, float* out);
+
+ private:
+  std::vector<std::byte> scratch_;
+};
+
+}  // namespace holdfast

@@ -1,0 +1,775 @@
+#include "pool.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "error.h"
+#include "lookup.h"
+#include "parallel.h"
+#include "pool_files.h"
+
+namespace holdfast {
+
+using format::CommitRecord;
+using format::EpochRecord;
+using format::RecordHeader;
+using format::RecordSection;
+
+namespace {
+
+Occurrences occurrences_of(const TablePlan& plan) {
+  return {plan.row_start.data(), plan.gradient_offset.data(), plan.scale.empty() ? nullptr : plan.scale.data()};
+}
+
+// Zeroes the bytes between what a section holds and the lines that it takes: they are part of the checksum.
+void clear_gaps(const RecordSection& section, const InPlaceStore::Table& table, std::byte* data) {
+  const auto clear = [&](std::uint64_t offset, std::size_t bytes) {
+    std::memset(data + offset + bytes, 0, format::line_up(bytes) - bytes);
+  };
+  clear(section.rows_offset, section.num_rows * 8);
+  clear(section.weights_offset, section.num_rows * table.weight_bytes());
+  clear(section.state_offset, section.num_rows * table.state_bytes());
+}
+
+}  // namespace
+
+// An advisory lock on the file `lock`: it goes with the process, however that ends.
+class Pool::Lock {
+ public:
+  explicit Lock(const std::string& directory) {
+    const std::string path = directory + "/lock";
+    struct stat status{};
+    if (::stat(directory.c_str(), &status) != 0) throw Error(ErrorKind::not_found, "no directory " + directory);
+    fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd_ < 0) {
+      const int error = errno;
+      const bool denied = error == EROFS || error == EACCES || error == EPERM;
+      throw Error(denied ? ErrorKind::read_only : ErrorKind::failed, "locking " + path + ": " + std::strerror(error));
+    }
+    if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+      char holder[32] = {};
+      const ssize_t got = ::pread(fd_, holder, sizeof(holder) - 1, 0);
+      ::close(fd_);
+      throw Error(ErrorKind::busy, directory + " is open for writing in process " +
+                                       (got > 0 ? std::string(holder) : std::string("(unknown)")) +
+                                       "; wait for it, or stop it");
+    }
+    const std::string self = std::to_string(::getpid());
+    if (::ftruncate(fd_, 0) != 0 || ::pwrite(fd_, self.data(), self.size(), 0) < 0) {
+      // Only the message of whoever finds the pool busy suffers.
+    }
+  }
+  ~Lock() { ::close(fd_); }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+ private:
+  int fd_;
+};
+
+void Pool::create(const std::string& directory, const PoolOptions& options, std::vector<format::TableRecord> tables) {
+  const Lock lock(directory);
+  const auto medium = open_mapped_medium(directory);
+  if (medium->exists(superblock_name)) throw Error(ErrorKind::exists, directory + " already holds a pool");
+  InPlaceStore::create(*medium, tables);
+  const std::size_t log_bytes = format::align_up(std::max<std::uint64_t>(options.log_bytes, 1), format::block_bytes);
+  const auto ring = medium->create(log_name, log_bytes, Access::sequential);
+  ring->allocate(0, log_bytes);
+  for (const char* name : dense_names) {
+    medium->create(name, format::block_bytes, Access::sequential)->allocate(0, format::block_bytes);
+  }
+  format::PoolHeader header{};
+  header.level = static_cast<std::uint32_t>(medium->level());
+  std::random_device random;
+  for (std::size_t i = 0; i < sizeof(header.uuid); i += 4) {
+    const std::uint32_t word = random();
+    std::memcpy(header.uuid + i, &word, 4);
+  }
+  header.seed = options.seed;
+  header.log_bytes = log_bytes;
+  header.num_shards = 1;
+  header.num_writers = 1;
+  header.created_unix_ns = static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
+          .count());
+  EpochRecord epoch{};
+  epoch.clean = 1;
+  const auto boot = current_boot_id();
+  std::copy(boot.begin(), boot.end(), epoch.boot_id);
+  CommitRecord commit{};
+  commit.last_record = format::no_position;
+  Superblock::write(*medium, header, std::move(tables), epoch, commit);
+}
+
+Pool::Pool(const std::string& directory, const OpenOptions& options)
+    : lock_(std::make_unique<Lock>(directory)), medium_(open_mapped_medium(directory)) {
+  if (!medium_->exists(superblock_name)) throw Error(ErrorKind::not_found, directory + " holds no pool");
+  if (options.dense_interval == 0) throw Error(ErrorKind::config, "dense_interval must be at least 1");
+  const auto started = std::chrono::steady_clock::now();
+  dense_interval_ = options.dense_interval;
+  grow_log_ = options.grow_log;
+  superblock_ = std::make_unique<Superblock>(*medium_, true);
+  const EpochRecord& epoch = superblock_->epoch();
+  const auto boot = current_boot_id();
+  const bool same_boot = std::equal(boot.begin(), boot.end(), epoch.boot_id);
+  if (medium_->level() == format::Level::process && epoch.clean == 0 && !same_boot && !options.trust_after_reboot) {
+    throw Error(ErrorKind::untrusted,
+                directory + " was open when the machine went down, and its medium (" + medium_->description() +
+                    ") keeps no order across that: its rows may be from any moment. Restore a copy, or open it with "
+                    "trust_after_reboot if you know that everything had been written back");
+  }
+  store_ = std::make_unique<InPlaceStore>(*medium_, superblock_->tables(), superblock_->header().seed, true);
+  ring_ = open_log_file(*medium_, superblock_->header().log_bytes, true);
+  log_ = std::make_unique<UndoLog>(*medium_, *ring_);
+  dense_ = std::make_unique<DenseSlots>(*medium_, open_dense_files(*medium_, true));
+  recover(options);
+  report_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+}
+
+Pool::~Pool() { background_.stop(); }
+
+void Pool::recover(const OpenOptions& options) {
+  const CommitRecord commit = superblock_->commit();
+  const EpochRecord opened = superblock_->epoch();
+  dense_->load(commit.epoch, commit.step);
+  std::uint64_t target = commit.step;
+  auto newest = dense_->newest(commit.step);
+  if (newest) {
+    report_.dense_step = newest->header.step;
+    if (options.recovery == Recovery::exact) target = newest->header.step;
+  } else if (commit.step > 0) {
+    for (std::size_t i = 0; i < 2; ++i) {
+      if (dense_->reason(i) == "empty") continue;
+      throw Error(ErrorKind::corrupted, std::string(dense_names[i]) + ": " + dense_->reason(i) +
+                                            ", and the other slot holds no state either");
+    }
+  }
+
+  // What was captured after the newest commit, newest last; then what the commits since `target` overwrote.
+  std::vector<Record> after;
+  UndoLog::Link link = UndoLog::Link::of(commit);
+  std::uint64_t head = commit.log_head;
+  for (;;) {
+    const auto record = log_->successor(commit.epoch, head, link);
+    if (!record || record->header.step <= commit.step) break;
+    check_record(*record);
+    after.push_back(*record);
+    link = UndoLog::Link::to(record->header);
+    head = record->header.position + record->header.bytes;
+  }
+  std::vector<Record> undo_order(after.rbegin(), after.rend());
+  for (link = UndoLog::Link::of(commit); link.position != format::no_position && link.step > target;) {
+    std::string why;
+    const auto record = log_->read(link, &why);
+    if (!record) {
+      throw Error(ErrorKind::corrupted, ring_->name() + " at offset " + std::to_string(link.position % ring_->size()) +
+                                            ": " + why + "; rows cannot be rolled back to step " +
+                                            std::to_string(target));
+    }
+    check_record(*record);
+    undo_order.push_back(*record);
+    link = UndoLog::Link::before(record->header);
+  }
+
+  // From here on the pool is written. The epoch comes first; everything after it can be done again from the start.
+  EpochRecord epoch{};
+  epoch.epoch = std::max(opened.epoch, commit.epoch) + 1;
+  const auto boot = current_boot_id();
+  std::copy(boot.begin(), boot.end(), epoch.boot_id);
+  epoch.process_id = static_cast<std::uint32_t>(::getpid());
+  superblock_->write_epoch(epoch);
+  report_.rows_restored = undo(undo_order);
+
+  CommitRecord fresh{};
+  fresh.epoch = epoch.epoch;
+  fresh.step = target;
+  if (newest && target == newest->header.step) {
+    fresh.cursor = newest->header.cursor;
+    fresh.row_updates = newest->header.row_updates;
+  } else {
+    fresh.cursor = commit.cursor;
+    fresh.row_updates = commit.row_updates;
+    if (newest) {
+      // Relaxed: the older dense state becomes the dense state of the rows' step, before anything is based on it.
+      const DenseTensor tensors{newest->tensors.data(), newest->tensors.size(), 0};
+      dense_->stage(commit.epoch, target, fresh.cursor, fresh.row_updates, newest->structure, {&tensors, 1},
+                    newest->tensors.size());
+      dense_->finish();
+    }
+  }
+  fresh.log_head = head;
+  fresh.log_tail = head;
+  fresh.last_record = format::no_position;
+  superblock_->write_commit(fresh);
+  log_->start(epoch.epoch, head);
+
+  step_ = target;
+  cursor_ = fresh.cursor;
+  row_updates_ = fresh.row_updates;
+  has_dense_ = newest.has_value();
+  staged_step_ = target;
+  durable_step_ = target;
+  rows_durable_step_ = target;
+  report_.clean = opened.clean != 0;
+  report_.epoch = epoch.epoch;
+  report_.rows_step = commit.step;
+  report_.step = target;
+  report_.cursor = fresh.cursor;
+  report_.records_undone = undo_order.size();
+}
+
+void Pool::check_record(const Record& record) const {
+  const auto bad = [&](const std::string& what) {
+    throw Error(ErrorKind::corrupted, ring_->name() + " at offset " +
+                                          std::to_string(record.header.position % ring_->size()) + ": " + what);
+  };
+  for (const RecordSection& section : record.sections()) {
+    if (section.table >= store_->tables().size()) bad("a section of a table that does not exist");
+    const InPlaceStore::Table& table = store_->table(section.table);
+    std::size_t offset = section.rows_offset;
+    if (section.num_rows > table.num_rows || offset > record.header.bytes) bad("a section that does not fit");
+    const RecordSection expected = place_section(table, section.table, section.num_rows, offset);
+    if (expected.weights_offset != section.weights_offset || expected.state_offset != section.state_offset ||
+        section.rows_offset % format::line_bytes != 0 || offset > record.header.bytes) {
+      bad("a section that does not fit");
+    }
+    const auto* rows = reinterpret_cast<const std::uint64_t*>(record.data + section.rows_offset);
+    for (std::uint64_t i = 0; i < section.num_rows; ++i) {
+      const std::uint64_t row = rows[i] & ~fresh_bit;
+      if (row >= table.num_rows || (i > 0 && row <= (rows[i - 1] & ~fresh_bit))) bad("rows that are out of order");
+    }
+  }
+}
+
+// Writes before-images home, in the order given. Doing it twice is doing it once.
+std::uint64_t Pool::undo(const std::vector<Record>& records) {
+  std::uint64_t rows_restored = 0;
+  for (const Record& record : records) {
+    for (const RecordSection& section : record.sections()) {
+      const WorkingRows rows = rows_of(section, const_cast<std::byte*>(record.data));
+      constexpr std::size_t rows_per_chunk = 1024;
+      const std::size_t chunks = (section.num_rows + rows_per_chunk - 1) / rows_per_chunk;
+      parallel_for(chunks, [&](std::size_t i) {
+        const std::size_t begin = i * rows_per_chunk;
+        const std::size_t end = std::min<std::size_t>(begin + rows_per_chunk, section.num_rows);
+        store_->prepare(section.table, rows, begin, end);
+        store_->restore(section.table, rows, begin, end);
+      });
+      rows_restored += section.num_rows;
+    }
+    medium_->persist_point();
+  }
+  return rows_restored;
+}
+
+std::optional<DenseState> Pool::dense_state() const { return dense_->newest(step_); }
+
+void Pool::check_open() const {
+  if (closed_) throw Error(ErrorKind::step, "the pool is closed");
+  try {
+    background_.check();
+  } catch (const std::exception& failure) {
+    throw Error(ErrorKind::failed, std::string("an earlier write failed (") + failure.what() +
+                                       "); the pool takes no further step until it is opened again");
+  }
+}
+
+std::shared_ptr<Capture> Pool::reserve(std::shared_ptr<const Plan> plan, std::uint64_t step) {
+  const CollectionSpec& spec = *plan->spec;
+  std::size_t bytes = sizeof(RecordHeader) + spec.tables.size() * sizeof(RecordSection);
+  std::vector<RecordSection> sections;
+  for (std::size_t t = 0; t < spec.tables.size(); ++t) {
+    const std::uint32_t number = spec.tables[t].number;
+    sections.push_back(place_section(store_->table(number), number, plan->tables[t].num_unique(), bytes));
+  }
+  if (grow_log_) grow_log(bytes);
+  if (bytes > log_->ring_bytes()) {
+    throw Error(ErrorKind::batch_too_large, "one batch's rows take " + std::to_string(bytes) + " bytes of log, the log has " +
+                                                std::to_string(log_->ring_bytes()) +
+                                                "; make the pool with a larger log_bytes, or the batch smaller");
+  }
+  auto position = log_->reserve(step, bytes);
+  if (!position) {
+    // What is on its way to become durable is finished now rather than waited for.
+    flush();
+    position = log_->reserve(step, bytes);
+  }
+  if (!position) {
+    throw Error(ErrorKind::batch_too_large,
+                "the log (" + std::to_string(log_->ring_bytes()) + " bytes, " + std::to_string(log_->free_bytes()) +
+                    " free) has no room for the " + std::to_string(bytes) + " bytes of step " + std::to_string(step) +
+                    ": it holds the rows of every step since dense state " + std::to_string(durable_step()) + " and " +
+                    std::to_string(parts_.size()) +
+                    " forward passes of this step; make the pool with a larger log_bytes, lower dense_interval, or "
+                    "evaluate under torch.no_grad()");
+  }
+  auto capture = std::make_shared<Capture>();
+  capture->plan = std::move(plan);
+  capture->step = step;
+  capture->position = *position;
+  capture->bytes = bytes;
+  std::byte* data = log_->at(*position);
+  std::memcpy(data + sizeof(RecordHeader), sections.data(), sections.size() * sizeof(RecordSection));
+  for (std::size_t t = 0; t < sections.size(); ++t) {
+    clear_gaps(sections[t], store_->table(sections[t].table), data);
+    capture->tables.push_back(rows_of(sections[t], data));
+  }
+  return capture;
+}
+
+// An open-ended log holds the records of dense_interval steps and a few more; it grows between steps, when everything
+// in it has become durable and nothing in it is needed.
+void Pool::grow_log(std::size_t record_bytes) {
+  constexpr std::size_t spare_records = 4;
+  constexpr std::size_t interval_bytes_limit = std::size_t{1} << 30;
+  const std::size_t interval_bytes = std::min(record_bytes * dense_interval_, interval_bytes_limit);
+  const std::size_t wanted = interval_bytes + spare_records * record_bytes;
+  if (wanted <= log_->ring_bytes() || !parts_.empty()) return;
+  flush();
+  if (!log_->empty()) return;
+  log_->grow(format::align_up(wanted + wanted / 4, format::block_bytes));
+}
+
+// Writes the row numbers of a capture and makes sure that its rows have space at home.
+void Pool::fill(const Capture& capture) {
+  try {
+    for_rows(*capture.plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
+      const std::uint64_t* rows = capture.plan->tables[t].rows.data();
+      std::copy(rows + begin, rows + end, capture.tables[t].rows + begin);
+      store_->prepare(capture.plan->spec->tables[t].number, capture.tables[t], begin, end);
+    });
+  } catch (...) {
+    background_.drain();
+    log_->rewind(capture.position, log_->last());
+    throw;
+  }
+}
+
+void Pool::submit_seal(Capture& capture) {
+  capture.sealed = background_.submit([this, step = capture.step, position = capture.position, bytes = capture.bytes,
+                                       sections = static_cast<std::uint32_t>(capture.tables.size())] {
+    log_->seal(step, position, bytes, sections);
+  });
+}
+
+// Forward passes whose results were thrown away leave records that nobody needs. They are taken back, and the records
+// behind them that are still needed move up; home has not changed since, so nothing is lost if that is interrupted.
+void Pool::drop_dead_captures() {
+  const auto dead = std::find_if(parts_.begin(), parts_.end(), [](const Part& part) { return part.capture.expired(); });
+  if (dead == parts_.end() || updated_) return;
+  background_.drain();
+  struct Saved {
+    std::shared_ptr<Capture> capture;
+    std::vector<std::byte> bytes;
+  };
+  std::vector<Saved> saved;
+  for (auto part = dead; part != parts_.end(); ++part) {
+    if (auto capture = part->capture.lock()) {
+      const std::byte* data = log_->at(capture->position);
+      saved.push_back({capture, {data, data + capture->bytes}});
+    }
+  }
+  log_->rewind(dead->position, log_->before(dead->position));
+  parts_.erase(dead, parts_.end());
+  for (const auto& [capture, bytes] : saved) {
+    const auto position = log_->reserve(capture->step, capture->bytes);
+    if (!position) throw Error(ErrorKind::failed, "the log lost the room it had");
+    std::byte* from = log_->at(capture->position);
+    std::byte* to = log_->at(*position);
+    std::memcpy(to + sizeof(RecordHeader), bytes.data() + sizeof(RecordHeader), bytes.size() - sizeof(RecordHeader));
+    for (WorkingRows& rows : capture->tables) {
+      rows.rows = reinterpret_cast<std::uint64_t*>(to + (reinterpret_cast<std::byte*>(rows.rows) - from));
+      rows.weights = to + (rows.weights - from);
+      rows.state = reinterpret_cast<float*>(to + (reinterpret_cast<std::byte*>(rows.state) - from));
+    }
+    capture->position = *position;
+    submit_seal(*capture);
+    parts_.push_back({capture, capture->position, capture->sealed});
+  }
+}
+
+void Pool::drop_ahead() {
+  if (!ahead_) return;
+  background_.wait(ahead_->copied);
+  if (!ahead_->complete) {
+    background_.drain();
+    log_->rewind(ahead_->capture->position, log_->last());
+  } else {
+    parts_.push_back({ahead_->capture, ahead_->capture->position, ahead_->capture->sealed});
+  }
+  ahead_.reset();
+}
+
+std::shared_ptr<Capture> Pool::capture(std::shared_ptr<const Plan> plan) {
+  check_open();
+  if (updated_) {
+    throw Error(ErrorKind::step, "step " + std::to_string(step_ + 1) +
+                                     " has updated its rows already: commit it before the next forward pass");
+  }
+  if (ahead_ && ahead_->complete && ahead_->capture->plan == plan && parts_.empty()) {
+    auto capture = ahead_->capture;
+    ahead_.reset();
+    parts_.push_back({capture, capture->position, capture->sealed});
+    return capture;
+  }
+  drop_ahead();
+  drop_dead_captures();
+  auto capture = reserve(std::move(plan), step_ + 1);
+  fill(*capture);
+  for_rows(*capture->plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
+    store_->capture(capture->plan->spec->tables[t].number, capture->tables[t], begin, end);
+  });
+  submit_seal(*capture);
+  parts_.push_back({capture, capture->position, capture->sealed});
+  return capture;
+}
+
+bool Pool::capture_ahead(std::shared_ptr<const Plan> next) {
+  check_open();
+  if (ahead_ || updated_ || parts_.size() != 1) return false;
+  const auto current = parts_.front().capture.lock();
+  if (!current || current->plan->spec != next->spec) return false;
+  if (log_->free_bytes() < 2 * log_->largest_record_bytes()) return false;
+  Ahead ahead;
+  ahead.current = current;
+  ahead.capture = reserve(next, step_ + 2);
+  ahead.complete = false;
+  fill(*ahead.capture);
+  const std::size_t num_tables = next->tables.size();
+  ahead.forward.resize(num_tables);
+  std::vector<std::vector<std::pair<std::size_t, std::size_t>>> own(num_tables);  // ranges that are captured
+  parallel_for(num_tables, [&](std::size_t t) {
+    const auto& now = current->plan->tables[t].rows;
+    const auto& then = next->tables[t].rows;
+    auto& forward = ahead.forward[t];
+    forward.assign(now.size(), no_forward);
+    std::size_t begin = 0;
+    std::size_t u = 0;
+    for (std::size_t v = 0; v < then.size(); ++v) {
+      while (u < now.size() && now[u] < then[v]) ++u;
+      if (u == now.size() || now[u] != then[v]) continue;
+      forward[u] = static_cast<std::uint32_t>(v);
+      if (begin < v) own[t].emplace_back(begin, v);
+      begin = v + 1;
+    }
+    if (begin < then.size()) own[t].emplace_back(begin, then.size());
+  });
+  ahead.copied = background_.submit([this, capture = ahead.capture, own = std::move(own)] {
+    for (std::size_t t = 0; t < own.size(); ++t) {
+      const std::uint32_t number = capture->plan->spec->tables[t].number;
+      for (const auto& [begin, end] : own[t]) store_->capture(number, capture->tables[t], begin, end);
+    }
+  });
+  ahead_ = std::move(ahead);
+  return true;
+}
+
+void Pool::lookup(const Capture& capture, float* out) const {
+  check_open();
+  pool_features(*capture.plan, capture.tables, *store_, out);
+}
+
+void Pool::evaluate(const Plan& plan, float* out) {
+  if (closed_) throw Error(ErrorKind::step, "the pool is closed");
+  evaluator_.pool(plan, *store_, out);
+}
+
+void Pool::scale_gradients(const Capture& capture, std::size_t f, const float* grad, float* out) const {
+  check_open();
+  const Plan& plan = *capture.plan;
+  const CollectionSpec& spec = *plan.spec;
+  const auto& feature = spec.features[f];
+  const auto& table = spec.tables[feature.table];
+  const TablePlan& part = plan.tables[feature.table];
+  const std::uint32_t* bag_start = plan.bag_start(f);
+  const std::size_t first = bag_start[0];
+  const std::size_t count = bag_start[plan.num_bags] - first;
+  std::vector<std::uint32_t> bag_of(count);
+  for (std::size_t bag = 0; bag < plan.num_bags; ++bag) {
+    std::fill(bag_of.begin() + static_cast<std::ptrdiff_t>(bag_start[bag] - first),
+              bag_of.begin() + static_cast<std::ptrdiff_t>(bag_start[bag + 1] - first), static_cast<std::uint32_t>(bag));
+  }
+  const PoolSpec pooling{capture.tables[feature.table].weights,
+                         table.dim,
+                         store_->table(table.number).spec.dtype,
+                         part.position.data() + first,
+                         bag_start,
+                         nullptr,
+                         table.pooling == Pooling::mean,
+                         nullptr,
+                         0};
+  best_kernels().scale_gradients(pooling, bag_of.data(), grad + feature.column, spec.output_width, out, 0, count);
+}
+
+std::unique_ptr<SummedGradients> Pool::sum_gradients(const std::vector<RowGradients>& gradients) const {
+  check_open();
+  if (gradients.empty()) throw Error(ErrorKind::step, "there are no row gradients: no backward pass in this step");
+  const Kernels& kernels = best_kernels();
+  auto summed = std::make_unique<SummedGradients>();
+  const auto& spec_pointer = gradients.front().capture->plan->spec;
+  const CollectionSpec& spec = *spec_pointer;
+  summed->spec = spec_pointer;
+  const std::size_t num_tables = spec.tables.size();
+  summed->num_rows.resize(num_tables);
+  summed->rows.resize(num_tables);
+  summed->sums.resize(num_tables);
+  summed->storage.resize(num_tables);
+  for (const RowGradients& part : gradients) {
+    if (part.capture->plan->spec != spec_pointer) {
+      throw Error(ErrorKind::step, "row gradients of different collections cannot be summed together");
+    }
+    summed->captures.push_back(part.capture);
+  }
+  std::vector<double> squares(num_tables);
+  parallel_for(num_tables, [&](std::size_t t) {
+    const std::uint32_t dim = spec.tables[t].dim;
+    if (gradients.size() == 1) {
+      const Capture& capture = *gradients.front().capture;
+      const TablePlan& plan = capture.plan->tables[t];
+      summed->num_rows[t] = plan.num_unique();
+      summed->rows[t] = capture.tables[t];
+      summed->sums[t].resize(plan.num_unique() * dim);
+      kernels.sum_gradients(dim, occurrences_of(plan), gradients.front().grad, nullptr, false, summed->sums[t].data(),
+                            0, plan.num_unique());
+    } else {
+      std::vector<std::uint64_t> merged;
+      for (const RowGradients& part : gradients) {
+        const auto& rows = part.capture->plan->tables[t].rows;
+        std::vector<std::uint64_t> both;
+        std::set_union(merged.begin(), merged.end(), rows.begin(), rows.end(), std::back_inserter(both));
+        merged.swap(both);
+      }
+      // Home still holds the before-images: no capture of this step has been updated.
+      const InPlaceStore::Table& table = store_->table(spec.tables[t].number);
+      std::size_t bytes = 0;
+      const RecordSection section = place_section(table, spec.tables[t].number, merged.size(), bytes);
+      summed->storage[t].resize(bytes + format::line_bytes);
+      const auto address = reinterpret_cast<std::uintptr_t>(summed->storage[t].data());
+      summed->rows[t] = rows_of(section, summed->storage[t].data() + (format::line_up(address) - address));
+      summed->num_rows[t] = merged.size();
+      std::copy(merged.begin(), merged.end(), summed->rows[t].rows);
+      store_->capture(spec.tables[t].number, summed->rows[t], 0, merged.size());
+      summed->sums[t].assign(merged.size() * dim, 0.0f);
+      for (const RowGradients& part : gradients) {
+        const TablePlan& plan = part.capture->plan->tables[t];
+        std::vector<std::uint32_t> position(plan.num_unique());
+        std::size_t at = 0;
+        for (std::size_t u = 0; u < plan.num_unique(); ++u) {
+          while (merged[at] != plan.rows[u]) ++at;
+          position[u] = static_cast<std::uint32_t>(at);
+        }
+        kernels.sum_gradients(dim, occurrences_of(plan), part.grad, position.data(), true, summed->sums[t].data(), 0,
+                              plan.num_unique());
+      }
+    }
+    squares[t] = kernels.sum_of_squares(summed->sums[t].data(), summed->sums[t].size());
+  });
+  summed->sum_of_squares = 0;
+  for (const double square : squares) summed->sum_of_squares += square;
+  return summed;
+}
+
+// No row is overwritten before every record of this step is sealed.
+void Pool::begin_update() {
+  for (const Part& part : parts_) background_.wait(part.sealed);
+  if (ahead_) background_.wait(ahead_->copied);
+  medium_->persist_point();
+}
+
+void Pool::finish_update(std::size_t num_captures) {
+  updated_ = true;
+  if (ahead_ && num_captures == 1 && parts_.size() == 1) {
+    ahead_->complete = true;
+    submit_seal(*ahead_->capture);
+  }
+}
+
+const Pool::Ahead* Pool::forwarding(const Capture& capture) const {
+  return ahead_ && ahead_->current.lock().get() == &capture ? &*ahead_ : nullptr;
+}
+
+void Pool::update(const std::vector<RowGradients>& gradients, UpdateSpec spec) {
+  check_open();
+  if (gradients.size() != 1) {
+    update(*sum_gradients(gradients), spec);
+    return;
+  }
+  const Capture& capture = *gradients.front().capture;
+  if (capture.step != step_ + 1) throw Error(ErrorKind::step, "row gradients of a step that is over");
+  const float* grad = gradients.front().grad;
+  begin_update();
+  spec.step = row_updates_ + 1;
+  spec.rounding_seed = header().seed;
+  const Ahead* ahead = forwarding(capture);
+  for_rows(*capture.plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
+    store_->update(capture.plan->spec->tables[t].number, spec, capture.tables[t],
+                   occurrences_of(capture.plan->tables[t]), grad, ahead != nullptr ? ahead->forward[t].data() : nullptr,
+                   ahead != nullptr ? &ahead->capture->tables[t] : nullptr, begin, end);
+  });
+  finish_update(1);
+}
+
+void Pool::update(const SummedGradients& gradients, UpdateSpec spec) {
+  check_open();
+  for (const auto& capture : gradients.captures) {
+    if (capture->step != step_ + 1) throw Error(ErrorKind::step, "row gradients of a step that is over");
+  }
+  begin_update();
+  spec.step = row_updates_ + 1;
+  spec.rounding_seed = header().seed;
+  const Ahead* ahead = gradients.captures.size() == 1 ? forwarding(*gradients.captures.front()) : nullptr;
+  for_rows(
+      *gradients.spec, [&](std::size_t t) { return gradients.num_rows[t]; },
+      [&](std::size_t t, std::size_t begin, std::size_t end) {
+        store_->update_from_sums(gradients.spec->tables[t].number, spec, gradients.rows[t], gradients.sums[t].data(),
+                                 ahead != nullptr ? ahead->forward[t].data() : nullptr,
+                                 ahead != nullptr ? &ahead->capture->tables[t] : nullptr, begin, end);
+      });
+  finish_update(gradients.captures.size());
+}
+
+bool Pool::dense_due() const {
+  return step_ + 1 - staged_step_ >= dense_interval_ || log_->free_bytes() < 2 * log_->largest_record_bytes();
+}
+
+void Pool::stage(std::uint64_t step, const Dense& dense) {
+  if (dense_->pending()) {
+    background_.submit([this] { dense_->finish(); });
+    background_.drain();
+  }
+  dense_->stage(report_.epoch, step, cursor_, row_updates_, dense.structure, dense.tensors, dense.tensors_bytes);
+  staged_step_ = step;
+  has_dense_ = true;
+}
+
+std::uint64_t Pool::commit(std::uint64_t cursor, const Dense* dense) {
+  check_open();
+  const std::uint64_t step = step_ + 1;
+  if (ahead_ && !ahead_->complete) drop_ahead();
+  // Every seal of this step is in the queue already, so the commit record follows them.
+  const bool low = log_->free_bytes() < 2 * log_->largest_record_bytes();
+  const std::uint64_t row_updates = row_updates_ + (updated_ ? 1 : 0);
+  if (dense != nullptr) {
+    background_.drain();
+    std::swap(cursor_, cursor);
+    const std::uint64_t before = std::exchange(row_updates_, row_updates);
+    try {
+      stage(step, *dense);
+    } catch (...) {
+      cursor_ = cursor;
+      row_updates_ = before;
+      background_.fail(std::current_exception());
+      throw;
+    }
+  } else {
+    cursor_ = cursor;
+    row_updates_ = row_updates;
+  }
+  CommitRecord record{};
+  record.epoch = report_.epoch;
+  record.step = step;
+  record.cursor = cursor_;
+  record.row_updates = row_updates_;
+  record.log_head = ahead_ ? ahead_->capture->position : log_->head();
+  const std::size_t bytes_now =
+      low || dense_interval_ == 1 ? ~std::size_t{0} : dense_->pending_bytes() / dense_interval_ + 1;
+  const auto ahead_position = ahead_ ? ahead_->capture->position : format::no_position;
+  background_.submit([this, record, bytes_now, ahead_position, has_dense = has_dense_]() mutable {
+    UndoLog::Link last = log_->last();
+    if (last.position != format::no_position && last.position == ahead_position) {
+      last = log_->before(ahead_position);
+    }
+    record.last_record = last.position;
+    record.last_record_crc = last.crc;
+    record.last_record_step = last.step;
+    record.log_tail = log_->tail();
+    superblock_->write_commit(record);
+    rows_durable_step_.store(record.step, std::memory_order_release);
+    if (dense_->pending()) dense_->advance(bytes_now);
+    const std::uint64_t durable = has_dense ? dense_->newest_step().value_or(0) : record.step;
+    durable_step_.store(durable, std::memory_order_release);
+    log_->release(durable);
+  });
+  step_ = step;
+  updated_ = false;
+  parts_.clear();
+  return step;
+}
+
+void Pool::write_dense(const Dense& dense) {
+  check_open();
+  if (!parts_.empty() || updated_) throw Error(ErrorKind::step, "a step has begun: commit it with its dense state");
+  flush();
+  stage(step_, dense);
+  background_.submit([this] { dense_->finish(); });
+  background_.drain();
+}
+
+void Pool::import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
+                       std::span<const float> state) {
+  check_open();
+  if (step_ != 0 || !parts_.empty()) throw Error(ErrorKind::step, "rows are imported before the first step only");
+  store_->import_rows(table, first, weights, state);
+}
+
+void Pool::flush() {
+  check_open();
+  if (!has_dense_) {
+    background_.drain();
+    return;
+  }
+  background_.submit([this] {
+    dense_->finish();
+    const std::uint64_t durable = dense_->newest_step().value_or(0);
+    durable_step_.store(durable, std::memory_order_release);
+    log_->release(durable);
+  });
+  background_.drain();
+}
+
+void Pool::close() {
+  if (closed_) return;
+  bool clean = true;
+  try {
+    flush();
+    if (updated_) {
+      // A step that wrote rows but was not committed is undone, as recovery would.
+      std::vector<Record> records;
+      for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) {
+        background_.wait(part->sealed);
+        if (const auto record = log_->read(part->position)) records.push_back(*record);
+      }
+      undo(records);
+    }
+    store_->sync();
+    ring_->sync();
+    dense_->sync();
+    superblock_->sync();
+  } catch (...) {
+    clean = false;
+    background_.stop();
+    closed_ = true;
+    lock_.reset();
+    throw;
+  }
+  background_.stop();
+  if (clean) {
+    EpochRecord epoch = superblock_->epoch();
+    epoch.clean = 1;
+    superblock_->write_epoch(epoch);
+    superblock_->sync();
+  }
+  closed_ = true;
+  lock_.reset();
+}
+
+}  // namespace holdfast

@@ -1,0 +1,217 @@
+// Pool: the verbs of a step over one directory. capture → lookup → update → commit, and recovery when it is opened.
+//
+// Invariants
+// - Before update writes a row home, the record with its before-image is sealed (durable at the pool's level).
+// - The commit record of step s is written after the rows of s are home, and a dense slot of s after that; both by
+//   the background thread, in that order. durable_step() reports s only after both.
+// - Log records of steps after the newest valid dense slot are kept: exact recovery rolls back to that slot.
+// - After the first failure to write, no verb does anything but throw `failed`, until the pool is opened again.
+// - Verbs are called from one thread at a time; plan_batch may run on another meanwhile.
+// - Opening validates everything that recovery is going to use before it changes a byte.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "background.h"
+#include "collection.h"
+#include "dense_slots.h"
+#include "in_place_store.h"
+#include "lookup.h"
+#include "superblock.h"
+#include "undo_log.h"
+
+namespace holdfast {
+
+enum class Recovery { exact, relaxed };
+
+struct PoolOptions {
+  std::uint64_t seed;
+  std::uint64_t log_bytes;  // rounded up to blocks
+};
+
+struct OpenOptions {
+  Recovery recovery = Recovery::exact;
+  std::uint32_t dense_interval = 1;  // steps from one dense slot to the next
+  bool grow_log = true;              // make the log larger when batches want it
+  bool trust_after_reboot = false;   // believe a process-level pool that was open when the machine went down
+};
+
+// What recovery found, and what it did.
+struct RecoveryReport {
+  bool clean;                               // closed cleanly: nothing to do
+  std::uint64_t epoch;                      // of this life
+  std::uint64_t rows_step;                  // rows were durable at the end of this step
+  std::optional<std::uint64_t> dense_step;  // newest dense slot, where there is one
+  std::uint64_t step;                       // training goes on after this step
+  std::uint64_t cursor;
+  std::uint64_t records_undone;
+  std::uint64_t rows_restored;
+  double seconds;
+};
+
+// One forward's rows: a log record, and the working set that lookup and update read.
+struct Capture {
+  std::shared_ptr<const Plan> plan;
+  std::uint64_t step;
+  std::uint64_t position;
+  std::size_t bytes;
+  std::vector<WorkingRows> tables;  // one for each of the plan's
+  Background::Ticket sealed = 0;    // 0: the seal is not submitted yet
+};
+
+// Where a pooled result goes, or a gradient comes from: float32 [num_bags, output_width], contiguous.
+struct RowGradients {
+  std::shared_ptr<const Capture> capture;
+  const float* grad;
+};
+
+// Row gradients summed per unique row over one or more captures of a step.
+struct SummedGradients {
+  std::shared_ptr<const CollectionSpec> spec;
+  std::vector<std::uint64_t> num_rows;  // per table
+  std::vector<WorkingRows> rows;        // per table, the before-images
+  std::vector<std::vector<float>> sums; // per table [num_rows, dim]
+  std::vector<std::vector<std::byte>> storage;  // of `rows` where several captures were merged
+  std::vector<std::shared_ptr<const Capture>> captures;
+  double sum_of_squares;  // over all elements, before any scaling
+};
+
+class Pool {
+ public:
+  // Makes a pool in an existing directory without one. The directory becomes a pool with the last thing written.
+  static void create(const std::string& directory, const PoolOptions& options,
+                     std::vector<format::TableRecord> tables);
+
+  // Opens for writing: takes the lock, recovers.
+  Pool(const std::string& directory, const OpenOptions& options);
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  const RecoveryReport& recovery() const { return report_; }
+  const std::vector<format::TableRecord>& table_records() const { return superblock_->tables(); }
+  const format::PoolHeader& header() const { return superblock_->header(); }
+  std::string medium_description() const { return medium_->description(); }
+  format::Level level() const { return medium_->level(); }
+  InPlaceStore& store() { return *store_; }
+
+  // The dense state that training goes on with (valid until the next commit), or nothing in a new pool.
+  std::optional<DenseState> dense_state() const;
+
+  // The rows of `plan` become step step() + 1's (one of its captures); the copy is complete when this returns, its
+  // seal is on its way. Throws batch_too_large, full.
+  std::shared_ptr<Capture> capture(std::shared_ptr<const Plan> plan);
+  // Captures the next step's rows on the background thread, but for those that this step's only capture updates too:
+  // these are handed over by update. Returns false (and does nothing) when that is not possible now.
+  bool capture_ahead(std::shared_ptr<const Plan> next);
+
+  // Pools a capture's rows into out [num_bags, output_width].
+  void lookup(const Capture& capture, float* out) const;
+  // Pools straight from home: no log, no effect on rows.
+  void evaluate(const Plan& plan, float* out);
+  // d loss / d per-sample weights, in the order of the plan's lookups of feature f (evaluation rows or a capture's).
+  void scale_gradients(const Capture& capture, std::size_t feature, const float* grad, float* out) const;
+
+  // Sums the gradients of a step's captures per row.
+  std::unique_ptr<SummedGradients> sum_gradients(const std::vector<RowGradients>& gradients) const;
+  // new rows = f(old rows, gradients); waits for the seals first.
+  void update(const std::vector<RowGradients>& gradients, UpdateSpec spec);
+  void update(const SummedGradients& gradients, UpdateSpec spec);
+
+  // Does the next commit want the dense state? (every dense_interval steps, or when the log runs low)
+  bool dense_due() const;
+  // Ends step step() + 1: makes it durable in the background. `structure` is null when the dense state is not given.
+  struct Dense {
+    std::span<const std::byte> structure;
+    std::span<const DenseTensor> tensors;
+    std::size_t tensors_bytes;
+  };
+  std::uint64_t commit(std::uint64_t cursor, const Dense* dense);
+  // Writes the dense state of step() itself, before the first step (a new pool's initial state). Waits.
+  void write_dense(const Dense& dense);
+
+  // Stores rows of a new pool (step 0) from elsewhere: rows [first, ...) of a table, weights as its dtype keeps them and,
+  // where `state` is not empty, optimizer state. Not logged: build the pool under another name and rename it.
+  void import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
+                   std::span<const float> state);
+
+  // Waits until everything committed is durable, the newest dense state included.
+  void flush();
+  // flush, sync, mark as cleanly closed. The pool can be used no more. Idempotent.
+  void close();
+
+  std::uint64_t step() const { return step_; }
+  std::uint64_t cursor() const { return cursor_; }
+  std::uint64_t row_updates() const { return row_updates_; }
+  std::uint64_t durable_step() const { return durable_step_.load(std::memory_order_acquire); }
+  std::uint64_t rows_durable_step() const { return rows_durable_step_.load(std::memory_order_acquire); }
+  std::uint64_t epoch() const { return report_.epoch; }
+  std::uint64_t log_bytes() const { return log_->ring_bytes(); }
+  std::uint64_t log_bytes_free() const { return log_->free_bytes(); }
+
+ private:
+  class Lock;
+
+  struct Ahead {
+    std::shared_ptr<Capture> capture;
+    std::weak_ptr<const Capture> current;           // of the step that hands rows over
+    std::vector<std::vector<std::uint32_t>> forward;  // per table: current's row → capture's row
+    Background::Ticket copied;
+    bool complete;  // the current step's update has handed its rows over
+  };
+
+  void recover(const OpenOptions& options);
+  std::uint64_t undo(const std::vector<Record>& records);
+  void check_record(const Record& record) const;
+  std::shared_ptr<Capture> reserve(std::shared_ptr<const Plan> plan, std::uint64_t step);
+  void grow_log(std::size_t record_bytes);
+  void fill(const Capture& capture);
+  void submit_seal(Capture& capture);
+  void drop_dead_captures();
+  void drop_ahead();
+  const Ahead* forwarding(const Capture& capture) const;
+  void begin_update();
+  void finish_update(std::size_t num_captures);
+  void stage(std::uint64_t step, const Dense& dense);
+  void note_durable();
+  void check_open() const;
+
+  std::unique_ptr<Lock> lock_;
+  std::unique_ptr<Medium> medium_;
+  std::unique_ptr<Superblock> superblock_;
+  std::unique_ptr<InPlaceStore> store_;
+  std::unique_ptr<File> ring_;
+  std::unique_ptr<UndoLog> log_;
+  std::unique_ptr<DenseSlots> dense_;
+  RecoveryReport report_{};
+  std::uint32_t dense_interval_ = 1;
+  bool grow_log_ = true;
+
+  std::uint64_t step_ = 0;         // committed
+  std::uint64_t cursor_ = 0;
+  std::uint64_t row_updates_ = 0;  // steps that updated rows
+  std::uint64_t staged_step_ = 0;  // newest step whose dense state was staged
+  bool has_dense_ = false;
+  bool updated_ = false;           // the current step has written rows home
+  bool closed_ = false;
+  struct Part {
+    std::weak_ptr<Capture> capture;
+    std::uint64_t position;
+    Background::Ticket sealed;
+  };
+  std::vector<Part> parts_;  // of the current step, in the order of the log
+  std::optional<Ahead> ahead_;
+  Evaluator evaluator_;
+
+  std::atomic<std::uint64_t> durable_step_{0};
+  std::atomic<std::uint64_t> rows_durable_step_{0};
+  Background background_;  // last: its thread ends before anything it uses
+};
+
+}  // namespace holdfast

@@ -1,0 +1,119 @@
+#include "reader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "checksum.h"
+#include "error.h"
+#include "pool_files.h"
+
+namespace holdfast {
+
+Reader::Reader(const std::string& directory) : medium_(open_mapped_medium(directory)) {
+  if (!medium_->exists(superblock_name)) throw Error(ErrorKind::not_found, directory + " holds no pool");
+  superblock_ = std::make_unique<Superblock>(*medium_, false);
+  store_ = std::make_unique<InPlaceStore>(*medium_, superblock_->tables(), superblock_->header().seed, false);
+}
+
+std::optional<Reader::Dense> Reader::dense_state() const {
+  // A writer may take the slot away while it is being copied; the copy then fails its checksum and the other slot is
+  // newer. A few turns are plenty: a slot stays whole for at least a step.
+  constexpr int turns = 100;
+  for (int turn = 0; turn < turns; ++turn) {
+    DenseSlots slots(*medium_, open_dense_files(*medium_, false));
+    const auto commit = superblock_->read_commit();
+    try {
+      slots.load(commit.epoch, commit.step);
+    } catch (const Error&) {
+      if (turn + 1 == turns) throw;
+      continue;  // committed between the two reads
+    }
+    const auto state = slots.newest(commit.step);
+    if (!state) {
+      if (commit.step == 0 || turn + 1 == turns) return std::nullopt;
+      continue;
+    }
+    Dense copy{state->header,
+               {state->structure.begin(), state->structure.end()},
+               {state->tensors.begin(), state->tensors.end()}};
+    std::uint32_t crc = crc32c(0, copy.structure.data(), copy.structure.size());
+    const std::byte zeros[format::line_bytes] = {};
+    crc = crc32c(crc, zeros, format::line_up(copy.structure.size()) - copy.structure.size());
+    crc = crc32c(crc, copy.tensors.data(), copy.tensors.size());
+    if (crc == copy.header.payload_crc) return copy;
+  }
+  return std::nullopt;
+}
+
+void Reader::gather_rows(std::size_t index, std::vector<std::uint64_t> rows, std::byte* weights, float* state,
+                         std::uint8_t* differs) const {
+  const InPlaceStore::Table& table = store_->table(index);
+  store_->capture(index, {rows.data(), weights, state}, 0, rows.size());
+  if (differs == nullptr) return;
+  std::vector<std::byte> initial(table.weight_bytes());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    best_kernels().initial_row(table.spec, rows[i] & ~fresh_bit, initial.data());
+    const float* row_state = state + i * table.spec.state_floats;
+    differs[i] = std::memcmp(initial.data(), weights + i * initial.size(), initial.size()) != 0 ||
+                 std::any_of(row_state, row_state + table.spec.state_floats, [](float value) {
+                   std::uint32_t bits;
+                   std::memcpy(&bits, &value, 4);
+                   return bits != 0;
+                 });
+  }
+}
+
+void Reader::read_rows(std::size_t table, std::uint64_t first, std::size_t count, std::byte* weights,
+                       float* state) const {
+  std::vector<std::uint64_t> rows(count);
+  std::iota(rows.begin(), rows.end(), first);
+  gather_rows(table, std::move(rows), weights, state, nullptr);
+}
+
+std::vector<std::string> Reader::verify() const {
+  std::vector<std::string> problems;
+  const auto commit = superblock_->commit();
+  DenseSlots slots(*medium_, open_dense_files(*medium_, false));
+  std::optional<DenseState> newest;
+  try {
+    slots.load(commit.epoch, commit.step);
+    newest = slots.newest(commit.step);
+  } catch (const Error& error) {
+    problems.emplace_back(error.what());
+  }
+  for (std::size_t i = 0; i < 2; ++i) {
+    if (!slots.reason(i).empty() && slots.reason(i) != "empty") {
+      problems.push_back(std::string(dense_names[i]) + " at offset 0: " + slots.reason(i));
+    }
+  }
+  if (!newest && commit.step > 0 && problems.empty() && commit.last_record == format::no_position) {
+    problems.push_back("no dense slot holds a state, and the log cannot roll back to one");
+  }
+
+  const auto ring = open_log_file(*medium_, superblock_->header().log_bytes, false);
+  const UndoLog log(*medium_, *ring);
+  const std::uint64_t target = newest ? newest->header.step : commit.step;
+  for (auto link = UndoLog::Link::of(commit); link.position != format::no_position && link.step > target;) {
+    std::string why;
+    const auto record = log.read(link, &why);
+    if (!record) {
+      problems.push_back(ring->name() + " at offset " + std::to_string(link.position % ring->size()) + ": " + why);
+      break;
+    }
+    link = UndoLog::Link::before(record->header);
+  }
+
+  for (const InPlaceStore::Table& table : store_->tables()) {
+    const auto* words = reinterpret_cast<const std::uint64_t*>(table.touched->data());
+    const std::uint64_t tail = table.num_rows % 64;
+    const std::uint64_t last = table.num_rows / 64;
+    if (tail != 0 && table.touched->next_data(last * 8) <= last * 8 && (words[last] >> tail) != 0) {
+      problems.push_back(table.touched->name() + " at offset " + std::to_string(last * 8) +
+                         ": touched bits beyond the last row");
+    }
+  }
+  return problems;
+}
+
+}  // namespace holdfast

@@ -1,0 +1,61 @@
+// Reader: a pool seen without a lock and without changing it. For inspect, verify, evaluation, digests and exports.
+//
+// Invariants
+// - Nothing is written, no file is mapped for writing.
+// - A writer may be at work: the commit record and dense state that are returned are whole (their checksums hold);
+//   rows are as they are at that instant, each of them possibly in the middle of an update.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collection.h"
+#include "dense_slots.h"
+#include "in_place_store.h"
+#include "lookup.h"
+#include "superblock.h"
+#include "undo_log.h"
+
+namespace holdfast {
+
+class Reader {
+ public:
+  explicit Reader(const std::string& directory);
+
+  const format::PoolHeader& header() const { return superblock_->header(); }
+  const std::vector<format::TableRecord>& table_records() const { return superblock_->tables(); }
+  format::EpochRecord epoch() const { return superblock_->epoch(); }
+  format::CommitRecord commit() const { return superblock_->read_commit(); }
+  std::string medium_description() const { return medium_->description(); }
+  const InPlaceStore& store() const { return *store_; }
+
+  struct Dense {
+    format::DenseHeader header;
+    std::vector<std::byte> structure;
+    std::vector<std::byte> tensors;
+  };
+  // A whole copy of the newest dense state, or nothing when there is none.
+  std::optional<Dense> dense_state() const;
+
+  void evaluate(const Plan& plan, float* out) { evaluator_.pool(plan, *store_, out); }
+
+  // Rows [first, first + count) of a table: weights and state (count × their bytes), initial values where untouched.
+  void read_rows(std::size_t table, std::uint64_t first, std::size_t count, std::byte* weights, float* state) const;
+  // The given rows (ascending), likewise; and for each whether its bits differ from its initial ones.
+  void gather_rows(std::size_t table, std::vector<std::uint64_t> rows, std::byte* weights, float* state,
+                   std::uint8_t* differs) const;
+
+  // Everything that is wrong, each with file and offset; empty when the pool is whole. Call it while no writer is.
+  std::vector<std::string> verify() const;
+
+ private:
+  std::unique_ptr<Medium> medium_;
+  std::unique_ptr<Superblock> superblock_;
+  std::unique_ptr<InPlaceStore> store_;
+  Evaluator evaluator_;
+};
+
+}  // namespace holdfast
