@@ -1,0 +1,147 @@
+"""Checkpoint: everything of a training run that is neither row nor cursor, tied to the pool step by step.
+
+Invariants
+- What a dense slot holds is the state at the end of one step: model, optimizers, schedulers, scaler, loader position,
+  random number generators. It is copied before `commit` returns, so the next step may change it at once.
+- State that cannot be written down is found when the Checkpoint is made, not at step 10,000.
+- The cursor of the pool's commit record wins over the loader position in the slot: under relaxed recovery they differ.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from holdfast import state_tree
+from holdfast.errors import ConfigError, StateError
+from holdfast.pool import DenseState, Pool
+from holdfast.reproducibility import check_environment
+
+
+class Stateful(Protocol):
+    """Anything with PyTorch's state_dict habit: schedulers, GradScaler, samplers."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state: Any) -> Any: ...
+
+
+class SeekableLoader(Stateful, Protocol):
+    """A loader whose position is a number of samples (``holdfast.data.Loader``)."""
+
+    @property
+    def samples(self) -> int: ...
+    def seek(self, num_samples: int) -> None: ...
+
+
+class Checkpoint:
+    """Makes a training loop durable: ``resume`` once before it, ``commit`` at the end of every step.
+
+    model: the dense part (tables in the pool are no part of its state_dict).
+    optimizer: of the dense part, one or several. The collections' row optimizers are found through the pool.
+    scheduler, scaler, loader: where there are any. extra: more objects with state_dict, or plain values, by name.
+
+    Raises StateError that names what cannot be written down (a lambda in a scheduler, an open file).
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        scheduler: Stateful | Sequence[Stateful] = (),
+        scaler: Stateful | None = None,
+        loader: SeekableLoader | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._pool = pool
+        self._loader = loader
+        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        schedulers = list(scheduler) if isinstance(scheduler, Sequence) else [scheduler]
+        rows = [collection.optimizer for collection in pool.collections]
+        self._objects: dict[str, Any] = {"model": model}
+        self._objects |= {f"optimizers[{i}]": dense for i, dense in enumerate(optimizers) if dense not in rows}
+        self._objects |= {f"row_optimizers[{i}]": row for i, row in enumerate(rows)}
+        self._objects |= {f"schedulers[{i}]": item for i, item in enumerate(schedulers)}
+        if scaler is not None:
+            self._objects["scaler"] = scaler
+        if loader is not None:
+            self._objects["loader"] = loader
+        self._objects |= {f"extra[{name!r}]": value for name, value in (extra or {}).items()}
+        self._tensors: list[Tensor] = []
+        for problem in check_environment():
+            warnings.warn(problem, stacklevel=2)
+        self._dense_state()
+
+    def resume(self) -> int:
+        """Goes on where the pool is: loads the dense state of its newest step and seeks the loader; in a new pool writes
+        the initial state, so that a crash in the first step is recovered like any other. Returns the step.
+
+        Raises StateError where the saved state does not fit the objects; names them.
+        """
+        saved = self._pool.core.dense_state()
+        if saved is None:
+            if self._pool.step > 0:
+                raise StateError(
+                    f"{self._pool.directory} holds rows of step {self._pool.step}, but no dense state: it was trained "
+                    "without a Checkpoint"
+                )
+            state = self._dense_state()
+            self._pool.core.write_dense(state.structure, state.tensors, state.tensors_bytes)
+            return 0
+        structure, tensors = saved
+        tree = state_tree.unpack(structure, tensors)
+        saved_rng = tree.pop("rng")
+        if missing := [name for name in self._objects if name not in tree]:
+            raise StateError(f"the saved state has no {missing[0]}; it has {', '.join(tree)}")
+        if unknown := [name for name in tree if name not in self._objects]:
+            raise StateError(f"the saved state has a {unknown[0]}, the Checkpoint was made without it")
+        for name, target in self._objects.items():
+            if not hasattr(target, "load_state_dict"):
+                continue  # plain values are read with `saved`
+            try:
+                target.load_state_dict(tree[name])
+            except ConfigError:
+                raise
+            except (RuntimeError, ValueError, KeyError) as error:
+                raise StateError(f"{name} does not fit the saved state: {error}") from error
+        if self._loader is not None:
+            self._loader.seek(self._pool.core.cursor)
+        state_tree.set_rng_state(saved_rng)
+        return self._pool.step
+
+    def saved(self, name: str) -> Any:
+        """A plain value of `extra` as it was saved with the pool's newest dense state; None where there is none."""
+        saved = self._pool.core.dense_state()
+        return None if saved is None else state_tree.unpack(*saved).get(f"extra[{name!r}]")
+
+    def commit(self, cursor: int | None = None) -> int:
+        """Ends the step: returns its number at once; ``pool.durable_step`` follows.
+
+        cursor: samples consumed by committed steps; default: the loader's position.
+        """
+        if cursor is None:
+            if self._loader is None:
+                raise ConfigError("commit needs a cursor (samples consumed so far) where the Checkpoint has no loader")
+            cursor = self._loader.samples
+        dense = self._dense_state() if self._pool.core.dense_due else None
+        return self._pool.commit(cursor, dense)
+
+    def _dense_state(self) -> DenseState:
+        tree = {
+            name: target.state_dict() if hasattr(target, "state_dict") else target
+            for name, target in self._objects.items()
+        }
+        tree["rng"] = state_tree.rng_state()
+        structure, tensors = state_tree.flatten(tree)
+        # Kept until the next call: the pool reads their memory after this returns.
+        self._tensors = [tensor.detach().cpu().contiguous() for tensor in tensors]
+        offsets, total = state_tree.layout(self._tensors)
+        pointers = [
+            (tensor.data_ptr(), tensor.nbytes, offset) for tensor, offset in zip(self._tensors, offsets, strict=True)
+        ]
+        return DenseState(structure, pointers, total)

@@ -1,0 +1,75 @@
+"""Everything that holdfast raises on purpose. Catch by class; messages name the thing and what to do."""
+
+from __future__ import annotations
+
+
+class HoldfastError(Exception):
+    """Base of every error that holdfast raises on purpose."""
+
+
+class ConfigError(HoldfastError):
+    """A configuration is wrong, or differs from the one that the pool was made with; names the field."""
+
+
+class DataError(HoldfastError):
+    """Input data is malformed; names file and line (or row)."""
+
+
+class IdError(DataError, ValueError):
+    """An embedding id is negative or out of range; names feature, sample and value."""
+
+
+class NonFiniteLoss(HoldfastError):
+    """The loss is NaN or infinite; the pool stays at the last good step."""
+
+
+class StateError(HoldfastError):
+    """Training state cannot be written down (a lambda in a scheduler, an open file), or does not fit what is loaded."""
+
+
+class StepError(HoldfastError):
+    """The verbs of a step were called in an order that has no meaning (update without capture, commit in evaluation)."""
+
+
+class PoolError(HoldfastError):
+    """Base of everything that is wrong with a pool."""
+
+
+class PoolBusy(PoolError):
+    """Another process has the pool open for writing."""
+
+
+class PoolNotFound(PoolError):
+    """There is no pool in this directory."""
+
+
+class PoolExists(PoolError):
+    """The directory already holds a pool, or something else."""
+
+
+class PoolReadOnly(PoolError):
+    """The pool's directory or medium does not allow writing."""
+
+
+class PoolFull(PoolError):
+    """The medium has no space left; the pool stays at its last step."""
+
+
+class BatchTooLarge(PoolError):
+    """One step's rows do not fit the log; says how many bytes it needs."""
+
+
+class Corrupted(PoolError):
+    """A checksum or an invariant of a pool file does not hold; names file and offset."""
+
+
+class FormatMismatch(PoolError):
+    """The files are not a pool, or of a format version that this build does not know."""
+
+
+class UntrustedPool(PoolError):
+    """A `process`-level pool was open when the machine went down: its bytes may be from any moment."""
+
+
+class PoolFailed(PoolError):
+    """An earlier write or flush failed; the pool takes no further step until it is opened again."""

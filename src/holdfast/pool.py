@@ -1,0 +1,187 @@
+"""A pool: the directory that holds everything a run needs to go on.
+
+The protocol, the files and recovery are the core's (core/pool.h); this is their Python face.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
+
+from holdfast import _core
+from holdfast.errors import ConfigError, PoolError, PoolExists, PoolNotFound
+from holdfast.tables import EmbeddingBagConfig, check_same, to_spec
+
+if TYPE_CHECKING:
+    from holdfast.embedding import EmbeddingBagCollection
+
+RecoveryMode = Literal["exact", "relaxed"]
+SUPERBLOCK = "pool.holdfast"
+_MIN_LOG_BYTES = 16 << 20
+
+
+def exists(directory: str | os.PathLike[str]) -> bool:
+    """Whether there is a pool in `directory`."""
+    return (Path(directory) / SUPERBLOCK).exists()
+
+
+@dataclass(frozen=True, slots=True)
+class DenseState:
+    """A dense state on its way into a slot: JSON text, and (address, bytes, offset) of contiguous CPU tensors, which the
+    caller keeps alive and unchanged for the call."""
+
+    structure: bytes
+    tensors: list[tuple[int, int, int]]
+    tensors_bytes: int
+
+
+class Pool:
+    """Opens the pool in `directory` for writing and recovers it; a directory without one becomes a pool when the first
+    tables are attached.
+
+    directory: on tmpfs or an ordinary file system the pool is durable at level ``process`` (survives any death of the
+        process), on DAX memory at level ``power``; see ``level``.
+    seed: of a new pool; rows' initial values are a function of (seed, table, row).
+    log_bytes: size of the undo log; None lets it grow to what the batches need.
+    dense_interval: steps from one dense state to the next; 1 loses at most the step in flight.
+    recovery: ``exact`` rolls rows back to the newest dense state; ``relaxed`` keeps the newest rows beside it.
+    trust_after_reboot: believe a ``process``-level pool that was open when the machine went down.
+
+    Raises PoolBusy, Corrupted, FormatMismatch, UntrustedPool, PoolReadOnly, PoolFull.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        seed: int = 0,
+        log_bytes: int | None = None,
+        dense_interval: int = 1,
+        recovery: RecoveryMode = "exact",
+        trust_after_reboot: bool = False,
+    ) -> None:
+        if dense_interval < 1:
+            raise ConfigError(f"dense_interval = {dense_interval}; it must be at least 1")
+        if log_bytes is not None and log_bytes < 4096:
+            raise ConfigError(f"log_bytes = {log_bytes}; it must be at least 4096")
+        if recovery not in ("exact", "relaxed"):
+            raise ConfigError(f"recovery = {recovery!r}; it must be exact or relaxed")
+        self.directory = Path(directory)
+        self.is_new = not exists(self.directory)
+        self._seed = seed
+        self._log_bytes = log_bytes
+        self._dense_interval = dense_interval
+        self._relaxed = recovery == "relaxed"
+        self._trust_after_reboot = trust_after_reboot
+        self._core: _core.Pool | None = None
+        self.collections: list[EmbeddingBagCollection] = []
+        if not self.is_new:
+            self._open()
+
+    def _open(self) -> None:
+        self._core = _core.Pool(
+            str(self.directory),
+            relaxed=self._relaxed,
+            dense_interval=self._dense_interval,
+            grow_log=self._log_bytes is None,
+            trust_after_reboot=self._trust_after_reboot,
+        )
+
+    @property
+    def core(self) -> _core.Pool:
+        if self._core is None:
+            raise PoolNotFound(f"{self.directory} holds no pool yet: it is made when the first tables are attached")
+        return self._core
+
+    def attach(self, tables: Sequence[EmbeddingBagConfig], optimizer: int, optimizers: Sequence[str]) -> list[int]:
+        """The pool's numbers of `tables`; makes the pool with them where there is none yet.
+
+        Raises ConfigError where a table is not the one that the pool was made with; names the field.
+        """
+        specs = [to_spec(table, optimizer) for table in tables]
+        if self._core is None:
+            self._create(specs)
+        there = {table.name: (number, table) for number, table in enumerate(self.core.tables)}
+        for spec in specs:
+            if spec.name not in there:
+                raise ConfigError(
+                    f"the pool in {self.directory} has no table '{spec.name}' (it has {', '.join(there)}); "
+                    "a pool's tables are fixed when it is made"
+                )
+            check_same(there[spec.name][1], spec, optimizers)
+        return [there[spec.name][0] for spec in specs]
+
+    def _create(self, specs: list[_core.TableSpec]) -> None:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise PoolExists(f"{self.directory} is there already, and is no directory") from error
+        except OSError as error:
+            raise PoolError(f"making {self.directory}: {error.strerror}") from error
+        log_bytes = _MIN_LOG_BYTES if self._log_bytes is None else self._log_bytes
+        _core.Pool.create(str(self.directory), self._seed, log_bytes, specs)
+        self._open()
+
+    @property
+    def recovered(self) -> _core.RecoveryReport:
+        """What opening found and did."""
+        return self.core.recovery
+
+    @property
+    def level(self) -> str:
+        """``process`` or ``power``: what a committed step survives."""
+        return self.core.level
+
+    @property
+    def step(self) -> int:
+        """The newest committed step."""
+        return self.core.step
+
+    @property
+    def durable_step(self) -> int:
+        """Exact recovery never goes below this step."""
+        return self.core.durable_step
+
+    @property
+    def rows_durable_step(self) -> int:
+        """Relaxed recovery never goes below this step."""
+        return self.core.rows_durable_step
+
+    def commit(self, cursor: int, dense: DenseState | None = None) -> int:
+        """Ends the step that is under way and returns its number, without waiting until it is durable.
+
+        cursor: samples consumed by committed steps. dense: the dense state at the end of the step.
+        """
+        if dense is None:
+            step = self.core.commit(cursor, None, [], 0)
+        else:
+            step = self.core.commit(cursor, dense.structure, dense.tensors, dense.tensors_bytes)
+        for collection in self.collections:
+            collection.drop_gradients()
+        return step
+
+    def flush(self) -> None:
+        """Waits until every committed step is durable."""
+        self.core.flush()
+
+    def close(self) -> None:
+        """Makes everything durable and marks the pool as cleanly closed. Safe to call twice."""
+        if self._core is not None:
+            self._core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except PoolError:
+            # The error that is on its way says more than that the pool could not be closed after it.
+            if error is None:
+                raise

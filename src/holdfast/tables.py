@@ -1,0 +1,124 @@
+"""Tables as users declare them, with TorchRec's field names, and as the pool numbers them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from holdfast import _core
+from holdfast.errors import ConfigError
+
+DTYPES = ("fp32", "fp16", "bf16")
+TORCH_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+POOLINGS = ("sum", "mean")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingBagConfig:
+    """One table. TorchRec's own ``EmbeddingBagConfig`` is taken as well, wherever this one is.
+
+    weight_init_min, weight_init_max: rows start uniform in [min, max); default ±1/sqrt(num_embeddings), as TorchRec's.
+    The initial value of a row is a function of (pool seed, table, row), so a table costs nothing until rows are used.
+    """
+
+    num_embeddings: int
+    embedding_dim: int
+    name: str
+    feature_names: Sequence[str]
+    data_type: str = "fp32"
+    pooling: str = "sum"
+    weight_init_min: float | None = None
+    weight_init_max: float | None = None
+
+
+def normalize(table: Any) -> EmbeddingBagConfig:
+    """Any object with TorchRec's field names as our own, checked.
+
+    Raises ConfigError that names table and field.
+    """
+    name = str(getattr(table, "name", "") or "")
+    if not name:
+        raise ConfigError("a table has no name: every table needs one, it is how its rows are found again")
+
+    def bad(field: str, found: object, wanted: str) -> ConfigError:
+        return ConfigError(f"table '{name}': {field} = {found!r}; it must be {wanted}")
+
+    def choice(field: str, default: str, choices: Sequence[str]) -> str:
+        value = getattr(table, field, None)
+        word = str(getattr(value, "value", default if value is None else value)).lower()
+        if word not in choices:
+            raise bad(field, word, " or ".join(choices))
+        return word
+
+    if getattr(table, "init_fn", None) is not None:
+        raise bad("init_fn", "a function", "None: rows are initialised on first use, set weight_init_min and _max")
+    num_embeddings, embedding_dim = int(table.num_embeddings), int(table.embedding_dim)
+    if not 1 <= num_embeddings <= 1 << 40:
+        raise bad("num_embeddings", num_embeddings, "between 1 and 2^40")
+    if not 1 <= embedding_dim <= 4096:
+        raise bad("embedding_dim", embedding_dim, "between 1 and 4096")
+    features = [str(feature) for feature in table.feature_names]
+    if not features:
+        raise bad("feature_names", [], "the names of the features that read this table")
+    low, high = getattr(table, "weight_init_min", None), getattr(table, "weight_init_max", None)
+    bound = 1.0 / math.sqrt(num_embeddings)
+    low, high = -bound if low is None else float(low), bound if high is None else float(high)
+    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+        raise bad("weight_init_min, weight_init_max", (low, high), "finite and in order")
+    return EmbeddingBagConfig(
+        num_embeddings=num_embeddings,
+        embedding_dim=embedding_dim,
+        name=name,
+        feature_names=features,
+        data_type=choice("data_type", "fp32", DTYPES),
+        pooling=choice("pooling", "sum", POOLINGS),
+        weight_init_min=low,
+        weight_init_max=high,
+    )
+
+
+def normalize_all(tables: Iterable[Any]) -> list[EmbeddingBagConfig]:
+    """All of them; also refuses a table name or a feature that is there twice."""
+    configs = [normalize(table) for table in tables]
+    if not configs:
+        raise ConfigError("no tables are given")
+    names = [config.name for config in configs]
+    features = [feature for config in configs for feature in config.feature_names]
+    for what, found in (("table", names), ("feature", features)):
+        doubles = sorted({item for item in found if found.count(item) > 1})
+        if doubles:
+            raise ConfigError(f"{what} {doubles[0]!r} is declared more than once")
+    return configs
+
+
+def to_spec(config: EmbeddingBagConfig, optimizer: int) -> _core.TableSpec:
+    assert config.weight_init_min is not None and config.weight_init_max is not None
+    return _core.TableSpec(
+        name=config.name,
+        num_embeddings=config.num_embeddings,
+        embedding_dim=config.embedding_dim,
+        dtype=DTYPES.index(config.data_type),
+        optimizer=optimizer,
+        pooling=POOLINGS.index(config.pooling),
+        init_low=config.weight_init_min,
+        init_high=config.weight_init_max,
+    )
+
+
+def check_same(there: _core.TableSpec, wanted: _core.TableSpec, optimizers: Sequence[str]) -> None:
+    """Raises ConfigError that names the field in which a pool's table differs from the one that is asked for."""
+    words = {"dtype": DTYPES, "pooling": POOLINGS, "optimizer": optimizers}
+    fields = ("num_embeddings", "embedding_dim", "dtype", "optimizer", "pooling", "init_low", "init_high")
+    for field in fields:
+        old, new = getattr(there, field), getattr(wanted, field)
+        if field in words:
+            old, new = words[field][old], words[field][new]
+        if old != new:
+            raise ConfigError(
+                f"table '{there.name}': the pool was made with {field} = {old}, now it is {new}; "
+                "go back to the old value, or start a new pool"
+            )
