@@ -1,0 +1,130 @@
+"""What a loader hands to the loop: one batch of dense features, sparse ids and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from holdfast.errors import DataError
+
+
+class JaggedFeatures:
+    """Ragged ids of several features in one pair of tensors, in the shape of TorchRec's ``KeyedJaggedTensor``.
+
+    values:  int64 ``[num_ids]``, feature by feature, sample by sample.
+    offsets: int64 ``[num_features * batch_size + 1]``; sample ``b`` of feature ``f`` holds
+             ``values[offsets[f * batch_size + b] : offsets[f * batch_size + b + 1]]``.
+    weights: float32 ``[num_ids]`` per-sample weights, or None.
+    """
+
+    __slots__ = ("_keys", "_offsets", "_values", "_weights")
+
+    def __init__(self, keys: Sequence[str], values: Tensor, offsets: Tensor, weights: Tensor | None = None) -> None:
+        self._keys = list(keys)
+        self._values = values
+        self._offsets = offsets
+        self._weights = weights
+
+    @classmethod
+    def from_bags(cls, bags: Mapping[str, tuple[Tensor, Tensor]]) -> JaggedFeatures:
+        """From ``{feature: (ids, offsets)}`` with the offsets of ``torch.nn.EmbeddingBag`` (``[batch_size]``, or with a
+        last entry that equals ``len(ids)``: ``include_last_offset``); which of the two is told by the common length.
+
+        Where the features' offsets have two lengths, one apart, the longer ones carry the last entry. Where all have
+        one length, they carry it if every feature's last offset equals its ``len(ids)``; so a batch whose last bag is
+        empty in every feature must be given with the last entry. Ids and offsets are integer tensors of one dimension.
+        Raises DataError that names the feature whose ids or offsets are of another shape, or do not fit each other.
+        """
+        for key, (ids, offsets) in bags.items():
+            for what, tensor in (("ids", ids), ("offsets", offsets)):
+                if tensor.dim() != 1 or tensor.dtype not in (torch.int64, torch.int32):
+                    raise DataError(
+                        f"feature {key!r}: {what} must be a 1-D int64 or int32 tensor, "
+                        f"not {tuple(tensor.shape)} {tensor.dtype}"
+                    )
+        batch_size = _common_batch_size(bags)
+        values: list[Tensor] = []
+        starts: list[Tensor] = []
+        num_ids = 0
+        for key, (ids, offsets) in bags.items():
+            bag_starts = offsets[:batch_size].to(torch.int64)
+            _check_offsets(key, bag_starts, offsets, ids.numel())
+            starts.append(bag_starts + num_ids)
+            values.append(ids.to(torch.int64))
+            num_ids += ids.numel()
+        device = values[0].device if values else None
+        starts.append(torch.tensor([num_ids], dtype=torch.int64, device=device))
+        all_values = torch.cat(values) if values else torch.empty(0, dtype=torch.int64)
+        return cls(list(bags), all_values, torch.cat(starts))
+
+    def keys(self) -> list[str]:
+        return self._keys
+
+    def values(self) -> Tensor:
+        return self._values
+
+    def offsets(self) -> Tensor:
+        return self._offsets
+
+    def lengths(self) -> Tensor:
+        return self._offsets.diff()
+
+    def weights_or_none(self) -> Tensor | None:
+        return self._weights
+
+    def stride(self) -> int:
+        """The batch size."""
+        return (self._offsets.numel() - 1) // max(1, len(self._keys))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One batch; batch ``number`` (from 1) is a pure function of (files, seed, number).
+
+    dense: float32 ``[batch_size, num_dense]``; labels: float32 ``[batch_size]``; first_sample: position of the batch's
+    first sample in the endless, shuffled stream (epoch after epoch), which is what the cursor counts.
+    """
+
+    number: int
+    first_sample: int
+    dense: Tensor
+    features: JaggedFeatures
+    labels: Tensor
+
+    @property
+    def size(self) -> int:
+        return int(self.labels.numel())
+
+
+def _common_batch_size(bags: Mapping[str, tuple[Tensor, Tensor]]) -> int:
+    """The batch size that all features' offsets agree on; DataError names a feature that does not fit."""
+    lengths = {key: offsets.numel() for key, (_, offsets) in bags.items()}
+    if not lengths:
+        return 0
+    shortest, longest = min(lengths.values()), max(lengths.values())
+    if longest - shortest > 1:
+        odd = max(lengths, key=lambda key: lengths[key])
+        raise DataError(f"feature {odd!r}: {longest} offsets, where another feature has {shortest}")
+    if shortest == 0 and longest == 0:
+        return 0
+    if longest > shortest:
+        return shortest
+    carries_last = all(int(offsets[-1]) == ids.numel() for ids, offsets in bags.values())
+    return longest - 1 if carries_last else longest
+
+
+def _check_offsets(key: str, bag_starts: Tensor, offsets: Tensor, num_ids: int) -> None:
+    """DataError unless the bags of feature ``key`` begin at 0, never go back, and end within its ids."""
+    if offsets.numel() > bag_starts.numel() and int(offsets[-1]) != num_ids:
+        raise DataError(f"feature {key!r}: the last offset is {int(offsets[-1])}, but there are {num_ids} ids")
+    if bag_starts.numel() == 0:
+        if num_ids:
+            raise DataError(f"feature {key!r}: {num_ids} ids, but no bag to hold them")
+        return
+    if int(bag_starts[0]) != 0:
+        raise DataError(f"feature {key!r}: offsets begin at {int(bag_starts[0])}, not at 0")
+    if bool((bag_starts.diff() < 0).any()) or int(bag_starts[-1]) > num_ids:
+        raise DataError(f"feature {key!r}: offsets go back, or beyond the {num_ids} ids")

@@ -1,0 +1,256 @@
+"""The endless stream of batches that training consumes.
+
+    with Loader(source, batch_size=2048, seed=7) as loader:
+        for batch in loader:                      # endless; batch.number is 1, 2, 3...
+            ...
+
+    with Loader(source, batch_size=2048, seed=7, transform=plan) as loader:
+        for batch, planned in loader:             # planned = plan(batch), computed ahead in a worker thread
+            ...
+
+    with Loader(validation, batch_size=8192, seed=0) as loader:
+        for batch in loader.once():               # one pass in file order; the last batch may be smaller
+            ...
+
+Iteration, also that of ``once``, gives the Batch; with a ``transform``, the pair ``(batch, transform(batch))``.
+
+- Samples run epoch after epoch, each shuffled anew by (seed, epoch); batches are always full and may straddle epochs.
+- Batch number k holds the stream's samples ``[(k - 1) * batch_size, k * batch_size)``, so it is a function of (source,
+  seed, shuffle, window, batch_size, k), whatever the number of workers, the prefetch, or where iteration began.
+- ``seek(num_samples)`` goes to any position of the stream. When it is no multiple of the batch size, batches are cut
+  from there, full, and ``batch.number`` is ``first_sample // batch_size + 1``; ``batch.first_sample`` is always exact.
+- ``samples`` is the position after the last batch handed out; prefetched batches do not count.
+- No global random state (Python's, NumPy's, torch's) is read or changed.
+- An exception in a worker surfaces, as it is, in ``next``: the transform's from the ``next`` that would have given its
+  batch; a DataError from the one that would have given the first batch with a sample of the bad block's group
+  (shuffle.py). Batches before it come first, whatever the number of workers; asking again raises it again, until
+  ``seek``.
+- Threads start at the first ``next`` and end with ``close`` (or ``with``, or the loader's collection, or the
+  interpreter's exit).
+- One thread consumes. The transform runs in worker threads: with one worker in the batches' order, with more also at
+  the same time.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Generic, Self, TypeVar, cast, overload
+
+from holdfast.batch import Batch
+from holdfast.data.pipeline import Pipeline, StreamCut
+from holdfast.data.shuffle import SampleOrder
+from holdfast.data.source import Source
+from holdfast.errors import ConfigError, StepError
+
+Item = TypeVar("Item")
+Transformed = TypeVar("Transformed")
+
+_MAX_WINDOW_SAMPLES = 131_072
+_WINDOW_BYTES = 64 << 20
+
+
+def default_window_samples(source: Source) -> int:
+    """How many samples are shuffled together unless said otherwise: 131,072, or what 64 MiB hold when that is fewer."""
+    return max(1, min(_MAX_WINDOW_SAMPLES, _WINDOW_BYTES // max(1, source.sample_bytes)))
+
+
+class Loader(Generic[Item]):
+    """An endless iterator over the batches of ``source``; see the module's text.
+
+    batch_size: samples per batch. seed: of the shuffle, in [0, 2**63). shuffle_window_samples: about how many samples
+    are decoded and shuffled together (blocks from all over the files); None: ``default_window_samples``; the loader
+    holds two to three such groups. workers: threads. prefetch: batches made ready beyond the one handed out (at least
+    1). Raises ConfigError that names the argument.
+    """
+
+    @overload
+    def __init__(
+        self: Loader[Batch],
+        source: Source,
+        *,
+        batch_size: int,
+        seed: int,
+        shuffle: bool = True,
+        shuffle_window_samples: int | None = None,
+        workers: int = 1,
+        prefetch: int = 2,
+        transform: None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Loader[tuple[Batch, Transformed]],
+        source: Source,
+        *,
+        batch_size: int,
+        seed: int,
+        shuffle: bool = True,
+        shuffle_window_samples: int | None = None,
+        workers: int = 1,
+        prefetch: int = 2,
+        transform: Callable[[Batch], Transformed],
+    ) -> None: ...
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        batch_size: int,
+        seed: int,
+        shuffle: bool = True,
+        shuffle_window_samples: int | None = None,
+        workers: int = 1,
+        prefetch: int = 2,
+        transform: Callable[[Batch], object] | None = None,
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("workers", workers), ("prefetch", prefetch)):
+            if value < 1:
+                raise ConfigError(f"loader {name}: must be at least 1, not {value}")
+        if not 0 <= seed < 2**63:
+            raise ConfigError(f"loader seed: must lie in [0, 2**63), not {seed}")
+        if shuffle_window_samples is not None and shuffle_window_samples < 1:
+            raise ConfigError(f"loader shuffle_window_samples: must be at least 1, not {shuffle_window_samples}")
+        if source.num_samples < 1:
+            raise ConfigError("loader source: it holds no samples")
+        self._source = source
+        self._batch_size = batch_size
+        self._seed = seed
+        self._workers = workers
+        self._prefetch = prefetch
+        self._window_samples = (shuffle_window_samples or default_window_samples(source)) if shuffle else None
+        self._order = SampleOrder(source.block_sizes, seed=seed, window_samples=self._window_samples)
+        # the overloads tie Item to the transform; inside, the two cases meet in one function
+        self._hand_over = cast(Callable[[Batch], Item], _hand_over_with(transform))
+        self._start = 0
+        # one assignment moves both on, so that Ctrl-C cannot part them: (batches taken since _start, position after
+        # them)
+        self._taken = (0, 0)
+        self._pipeline: Pipeline[Item] | None = None
+        self._stop_pipeline: weakref.finalize[..., Loader[Item]] | None = None
+        self._is_closed = False
+
+    @property
+    def source(self) -> Source:
+        return self._source
+
+    @property
+    def batch_size(self) -> int:
+        return self._batch_size
+
+    @property
+    def samples_per_epoch(self) -> int:
+        return self._order.num_samples
+
+    @property
+    def samples(self) -> int:
+        """Samples of the stream consumed by the batches handed out: where the next batch begins."""
+        return self._taken[1]
+
+    def __iter__(self) -> Iterator[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        if self._is_closed:
+            raise StepError("the loader is closed; make a new one")
+        if self._pipeline is None:
+            self._start_pipeline()
+        assert self._pipeline is not None
+        index = self._taken[0]
+        delivery = self._pipeline.take(index)
+        assert delivery is not None, "the training stream has no end"
+        self._taken = (index + 1, delivery.end)
+        return delivery.item
+
+    def seek(self, num_samples: int) -> None:
+        """Go on at position ``num_samples`` of the stream (any, also far beyond the first epoch). ConfigError if
+        negative."""
+        if num_samples < 0:
+            raise ConfigError(f"loader seek: a position is not negative, but this one is {num_samples}")
+        self._halt()
+        self._start = num_samples
+        self._taken = (0, num_samples)
+
+    def once(self) -> Iterator[Item]:
+        """One pass over the source in its own order, without shuffle; the last batch may be smaller. For evaluation.
+
+        Independent of the endless stream and its position; batch numbers begin at 1. Has its own threads, which end
+        with the pass or when the iterator is closed or collected.
+        """
+        if self._is_closed:
+            raise StepError("the loader is closed; make a new one")
+        order = SampleOrder(self._source.block_sizes, seed=self._seed, window_samples=None)
+        cut = StreamCut(start=0, end=order.num_samples, batch_size=self._batch_size)
+        pipeline = self._make_pipeline(order, cut)
+        stop_at_exit = weakref.finalize(self, pipeline.stop)
+        try:
+            index = 0
+            while (delivery := pipeline.take(index)) is not None:
+                yield delivery.item
+                index += 1
+        finally:
+            stop_at_exit()
+
+    def state_dict(self) -> dict[str, int | str]:
+        """The position and what it is a position in; plain ints and strings, so that JSON keeps it."""
+        state: dict[str, int | str] = {"samples": self.samples, **self._identity()}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, int | str]) -> None:
+        """Go on where ``state`` was taken. ConfigError that names the field if it is of another stream (other data,
+        columns, hash sizes, seed or shuffle). The batch size and the workers may differ: a position counts samples."""
+        identity = self._identity()
+        for key, ours in identity.items():
+            theirs = state.get(key)
+            if theirs != ours:
+                raise ConfigError(f"loader state {key}: it was saved with {theirs!r}, but this loader has {ours!r}")
+        foreign = sorted(state.keys() - identity.keys() - {"samples"})
+        if foreign:
+            raise ConfigError(f"loader state {foreign[0]}: unknown to this loader; it was saved from other data")
+        samples = state.get("samples")
+        if not isinstance(samples, int):
+            raise ConfigError(f"loader state samples: must be an integer, not {samples!r}")
+        self.seek(samples)
+
+    def close(self) -> None:
+        """Stop the threads and wait for them. May be called again; afterwards the loader gives no more batches."""
+        self._is_closed = True
+        self._halt()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _identity(self) -> dict[str, int | str]:
+        # 0 stands for no shuffle, where the seed means nothing
+        identity: dict[str, int | str] = {"shuffle_window_samples": self._window_samples or 0}
+        if self._window_samples is not None:
+            identity["seed"] = self._seed
+        identity.update({f"source.{key}": value for key, value in self._source.fingerprint().items()})
+        return identity
+
+    def _start_pipeline(self) -> None:
+        cut = StreamCut(start=self._start, end=None, batch_size=self._batch_size)
+        self._pipeline = self._make_pipeline(self._order, cut)
+        self._stop_pipeline = weakref.finalize(self, self._pipeline.stop)
+
+    def _make_pipeline(self, order: SampleOrder, cut: StreamCut) -> Pipeline[Item]:
+        return Pipeline(self._source, order, cut, self._hand_over, num_workers=self._workers, prefetch=self._prefetch)
+
+    def _halt(self) -> None:
+        if self._stop_pipeline is not None:
+            self._stop_pipeline()
+        self._stop_pipeline = None
+        self._pipeline = None
+
+
+def _hand_over_with(transform: Callable[[Batch], object] | None) -> Callable[[Batch], object]:
+    """What turns a batch into the item of iteration. Refers to the transform alone, never to the loader."""
+    if transform is None:
+        return lambda batch: batch
+    return lambda batch: (batch, transform(batch))

@@ -1,0 +1,28 @@
+"""Output files that are there in whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast.errors import ConfigError
+
+
+@contextmanager
+def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A path beside ``path`` to write to; it becomes ``path`` if the block ends well, and is removed if it does not.
+
+    Raises ConfigError if ``path`` is there already and ``overwrite`` is not set, or its directory is not there.
+    """
+    if path.exists() and not overwrite:
+        raise ConfigError(f"output: {path} is there already; remove it, or say overwrite")
+    if not path.parent.is_dir():
+        raise ConfigError(f"output: there is no directory {path.parent}")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,260 @@
+"""Parquet files as a source: columns by name; a row group is a block.
+
+    source = ParquetSource(ParquetConfig(
+        paths=("day_0.parquet",), label="click", dense=("age",), dense_transform="log1p",
+        sparse={"item": SparseColumn(column="item_id", num_embeddings=1_000_000),
+                "genres": SparseColumn(column="genre_ids", num_embeddings=30, hashing="identity")},
+    ))
+
+- A sparse column holds integers or texts (then every sample has one id), or lists of them (then the feature is
+  multi-hot).
+- ``"hash"``: ids as hashing.py says; null is id 0, whether it stands for a row, a list or an item of a list. An empty
+  list is an empty bag.
+- ``"identity"``: integers that are ids already, in [0, num_embeddings); IdError names file and row of another. Null is
+  ``missing_id``; without one it is a DataError.
+- The label is 0 or 1 (integer, bool or floating), never null. Dense columns are integers or floating: see dense.py for
+  nulls and NaN; infinity is a DataError.
+- Shuffling reads whole row groups; 10,000 to 100,000 rows each are good, as ``convert_criteo`` writes. Rows are counted
+  from 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.data.arrow_file import Column, ListColumn, NumberColumn, ParquetReader, TextColumn
+from holdfast.data.block import Bags, FixedBags, JaggedBags, SampleBlock
+from holdfast.data.dense import DenseTransform, check_dense_transform, dense_features
+from holdfast.data.hashing import MISSING_ID, hash_values, text_values
+from holdfast.data.source import Feature
+from holdfast.errors import ConfigError, DataError, IdError
+
+Hashing = Literal["hash", "identity"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseColumn:
+    """Which column a categorical feature comes from, the rows of its table, and how values become ids."""
+
+    column: str
+    num_embeddings: int
+    hashing: Hashing = "hash"
+    missing_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_embeddings < 1:
+            raise ConfigError(f"parquet sparse {self.column}: num_embeddings is {self.num_embeddings}, not at least 1")
+        if self.hashing not in ("hash", "identity"):
+            raise ConfigError(
+                f"parquet sparse {self.column}: hashing must be 'hash' or 'identity', not {self.hashing!r}"
+            )
+        if self.missing_id is not None and self.hashing == "hash":
+            raise ConfigError(f"parquet sparse {self.column}: missing_id is {MISSING_ID} where values are hashed")
+        if self.missing_id is not None and not 0 <= self.missing_id < self.num_embeddings:
+            raise ConfigError(f"parquet sparse {self.column}: missing_id {self.missing_id} is no row of the table")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetConfig:
+    """Which files, and what their columns mean. sparse: per feature name its column. Raises ConfigError that names the
+    field."""
+
+    paths: Sequence[Path | str]
+    label: str
+    dense: tuple[str, ...] = ()
+    sparse: Mapping[str, SparseColumn]
+    dense_transform: DenseTransform = "none"
+    missing_dense_value: float = 0.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.paths, str) or not self.paths:
+            raise ConfigError(f"parquet paths: must be a sequence of one or more paths, not {self.paths!r}")
+        if not self.dense and not self.sparse:
+            raise ConfigError("parquet dense, sparse: at least one column is needed beside the label")
+        check_dense_transform("parquet dense_transform", self.dense_transform)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowGroup:
+    """A row group of a file, and the number of its first row in the file, from 1."""
+
+    reader: ParquetReader
+    index: int
+    first_row: int
+    num_rows: int
+
+    def row(self, position: int) -> str:
+        """How an error names the row at ``position`` in the group."""
+        return f"{self.reader.path}, row {self.first_row + position}"
+
+
+class ParquetSource:
+    """A source (see source.py) of the rows of Parquet files. Opening reads the footers and checks that the columns are
+    there."""
+
+    def __init__(self, config: ParquetConfig) -> None:
+        self._config = config
+        self._readers = tuple(ParquetReader(Path(path)) for path in config.paths)
+        for reader in self._readers:
+            _check_columns(reader, config)
+        self._columns = list(
+            dict.fromkeys([config.label, *config.dense, *(sparse.column for sparse in config.sparse.values())])
+        )
+        groups: list[_RowGroup] = []
+        for reader in self._readers:
+            first_row = 1
+            for index, num_rows in enumerate(reader.row_group_sizes):
+                if num_rows:
+                    groups.append(_RowGroup(reader, index, first_row, num_rows))
+                first_row += num_rows
+        self._groups = tuple(groups)
+
+    @property
+    def config(self) -> ParquetConfig:
+        return self._config
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        return tuple(
+            Feature(name=name, num_embeddings=sparse.num_embeddings) for name, sparse in self._config.sparse.items()
+        )
+
+    @property
+    def num_dense(self) -> int:
+        return len(self._config.dense)
+
+    @property
+    def num_samples(self) -> int:
+        return sum(group.num_rows for group in self._groups)
+
+    @property
+    def sample_bytes(self) -> int:
+        # of a list column nothing is known before it is read; a handful of ids is a fair guess
+        kinds = [self._readers[0].kind(sparse.column) for sparse in self._config.sparse.values()]
+        return 4 + 4 * self.num_dense + sum(8 * 10 if kind.startswith("list") else 8 for kind in kinds)
+
+    @property
+    def block_sizes(self) -> NDArray[np.int64]:
+        return np.array([group.num_rows for group in self._groups], np.int64)
+
+    def read_block(self, index: int) -> SampleBlock:
+        group = self._groups[index]
+        columns = group.reader.read_row_group(group.index, self._columns)
+        dense = np.empty((group.num_rows, self.num_dense), np.float32)
+        for position, name in enumerate(self._config.dense):
+            dense[:, position] = self._dense(group, name, columns[name])
+        return SampleBlock(
+            labels=_labels(group, self._config.label, columns[self._config.label]),
+            dense=dense,
+            bags=tuple(
+                _bags(group, name, sparse, columns[sparse.column]) for name, sparse in self._config.sparse.items()
+            ),
+        )
+
+    def fingerprint(self) -> Mapping[str, str | int]:
+        config = self._config
+        columns = (
+            config.label,
+            config.dense,
+            [
+                (name, sparse.column, sparse.num_embeddings, sparse.hashing, sparse.missing_id)
+                for name, sparse in config.sparse.items()
+            ],
+            config.dense_transform,
+            float(config.missing_dense_value),
+        )
+        files = [reader.fingerprint() for reader in self._readers]
+        return {"kind": "parquet", "columns": _digest(columns), "files": _digest(files)}
+
+    def _dense(self, group: _RowGroup, name: str, column: Column) -> NDArray[np.float32]:
+        assert isinstance(column, NumberColumn), "checked when the file was opened"
+        is_infinite = np.isinf(column.values)
+        if is_infinite.any():
+            raise DataError(f"{group.row(int(np.argmax(is_infinite)))}: column {name}: the value is infinite")
+        return dense_features(
+            column.values,
+            column.missing,
+            transform=self._config.dense_transform,
+            missing_dense_value=self._config.missing_dense_value,
+        )
+
+
+def _check_columns(reader: ParquetReader, config: ParquetConfig) -> None:
+    for name in (config.label, *config.dense):
+        if reader.kind(name) not in ("integer", "number"):
+            raise ConfigError(f"{reader.path}: column {name!r} must hold numbers, but holds {reader.kind(name)}")
+    for name, sparse in config.sparse.items():
+        item_kind = reader.kind(sparse.column).removeprefix("list of ")
+        allowed = ("integer", "text") if sparse.hashing == "hash" else ("integer",)
+        if item_kind not in allowed:
+            raise ConfigError(
+                f"{reader.path}: column {sparse.column!r} of feature {name!r} must hold {' or '.join(allowed)} "
+                f"to be used with {sparse.hashing!r}, but holds {item_kind}"
+            )
+
+
+def _labels(group: _RowGroup, name: str, column: Column) -> NDArray[np.float32]:
+    assert isinstance(column, NumberColumn), "checked when the file was opened"
+    is_bad = column.missing | ((column.values != 0) & (column.values != 1))
+    if is_bad.any():
+        position = int(np.argmax(is_bad))
+        shown = "null" if column.missing[position] else column.values[position]
+        raise DataError(f"{group.row(position)}: column {name}: the label is {shown}, not 0 or 1")
+    return column.values.astype(np.float32)
+
+
+def _bags(group: _RowGroup, name: str, sparse: SparseColumn, column: Column) -> Bags:
+    if not isinstance(column, ListColumn):
+        return FixedBags(_ids(group, name, sparse, column, rows=None)[:, None])
+    rows = np.repeat(np.arange(column.lengths.shape[0]), column.lengths)
+    ids = _ids(group, name, sparse, column.items, rows)
+    lengths = column.lengths
+    if column.missing.any():
+        missing_id = MISSING_ID if sparse.hashing == "hash" else sparse.missing_id
+        if missing_id is None:
+            raise _null_error(group, name, int(np.argmax(column.missing)))
+        lengths = np.where(column.missing, 1, lengths)
+        ids = np.insert(ids, np.searchsorted(rows, np.flatnonzero(column.missing)), missing_id)
+    return JaggedBags(ids, np.concatenate([[0], np.cumsum(lengths)]))
+
+
+def _ids(
+    group: _RowGroup,
+    name: str,
+    sparse: SparseColumn,
+    column: NumberColumn | TextColumn,
+    rows: NDArray[np.intp] | None,
+) -> NDArray[np.int64]:
+    """The ids of the values of a column, or of a list column's items; ``rows`` says which row an item belongs to."""
+    if isinstance(column, TextColumn):
+        values = text_values(column.data, column.starts, column.lengths)
+    else:
+        values = column.values.astype(np.int64, copy=False)
+    if sparse.hashing == "hash":
+        return hash_values(values, sparse.num_embeddings, column.missing)
+    if column.missing.any():
+        if sparse.missing_id is None:
+            first = int(np.argmax(column.missing))
+            raise _null_error(group, name, first if rows is None else int(rows[first]))
+        values = np.where(column.missing, sparse.missing_id, values)
+    is_bad = (values < 0) | (values >= sparse.num_embeddings)
+    if is_bad.any():
+        first = int(np.argmax(is_bad))
+        place = group.row(first if rows is None else int(rows[first]))
+        raise IdError(f"{place}: feature {name}: id {values[first]} is not in [0, {sparse.num_embeddings})")
+    return values
+
+
+def _null_error(group: _RowGroup, name: str, position: int) -> DataError:
+    return DataError(f"{group.row(position)}: feature {name}: null, and its SparseColumn has no missing_id")
+
+
+def _digest(described: object) -> str:
+    return hashlib.blake2b(repr(described).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,55 @@
+"""What the loader asks of anything that holds samples.
+
+A source is a fixed sequence of ``num_samples`` samples, cut into blocks: runs of consecutive samples that are read and
+decoded together (lines of a text file, a Parquet row group). It holds no position and no random state, and
+``read_block`` may be called from several threads at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.data.block import SampleBlock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """A categorical feature: its ids lie in ``[0, num_embeddings)``."""
+
+    name: str
+    num_embeddings: int
+
+
+class Source(Protocol):
+    """A fixed sequence of samples; see the module's text."""
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """The categorical features, in the order of the batches' keys."""
+
+    @property
+    def num_dense(self) -> int:
+        """Columns of ``Batch.dense``."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in one epoch."""
+
+    @property
+    def block_sizes(self) -> NDArray[np.int64]:
+        """Samples in each block, int64 ``[num_blocks]``, each at least 1; they sum to ``num_samples``."""
+
+    @property
+    def sample_bytes(self) -> int:
+        """About how many bytes a decoded sample takes; sets how many samples are shuffled together."""
+
+    def read_block(self, index: int) -> SampleBlock:
+        """Block ``index``, decoded. Raises DataError that names file and line (or row)."""
+
+    def fingerprint(self) -> Mapping[str, str | int]:
+        """What the samples depend on, by field; equal fingerprints mean equal samples. A loader's state carries it."""

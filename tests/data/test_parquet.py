@@ -1,0 +1,213 @@
+"""Parquet as a source: types, lists, nulls, and what is an error."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from holdfast.data.hashing import hash_values, text_values
+from holdfast.data.loader import Loader
+from holdfast.data.parquet import ParquetConfig, ParquetSource, SparseColumn
+from holdfast.errors import ConfigError, DataError, IdError
+
+
+def write(path, row_group_size=4, **columns):
+    pq.write_table(pa.table(columns), path, row_group_size=row_group_size)
+    return path
+
+
+def source_of(path, sparse=None, **more):
+    sparse = {"f": SparseColumn(column="ids", num_embeddings=100, hashing="identity")} if sparse is None else sparse
+    return ParquetSource(ParquetConfig(**{"paths": (path,), "label": "click", "sparse": sparse, **more}))
+
+
+def hashed(values, num_embeddings):
+    return hash_values(np.array(values, np.int64), num_embeddings).tolist()
+
+
+def text_ids(texts, num_embeddings):
+    raw = [text.encode() for text in texts]
+    lengths = np.array([len(text) for text in raw])
+    data = np.frombuffer(b"".join(raw), np.uint8)
+    return hash_values(text_values(data, np.cumsum(lengths) - lengths, lengths), num_embeddings).tolist()
+
+
+def only_batch(source):
+    with Loader(source, batch_size=source.num_samples, seed=0) as loader:
+        return next(loader.once())
+
+
+def bags_of(batch, feature):
+    lengths = batch.features.lengths().tolist()
+    bags = [bag.tolist() for bag in batch.features.values().split(lengths)]
+    return bags[feature * batch.size : (feature + 1) * batch.size]
+
+
+def test_scalar_columns_of_every_type(tmp_path):
+    path = write(
+        tmp_path / "a.parquet",
+        row_group_size=2,
+        click=pa.array([True, False, True]),
+        age=pa.array([1.5, None, float("nan")]),
+        count=pa.array([3, -1, None], pa.int16()),
+        small=pa.array([7, None, -9], pa.int8()),
+        big=pa.array([2**64 - 1, 0, None], pa.uint64()),
+        name=pa.array(["b", "", None]),
+        shade=pa.array(["red", "blue", "red"]).dictionary_encode(),
+    )
+    names = ("small", "big", "name", "shade")
+    batch = only_batch(
+        source_of(
+            path,
+            dense=("age", "count"),
+            sparse={f"F_{name}": SparseColumn(column=name, num_embeddings=50) for name in names},
+            missing_dense_value=-5.0,
+        )
+    )
+    assert batch.features.keys() == [f"F_{name}" for name in names]
+    assert batch.labels.tolist() == [1.0, 0.0, 1.0]
+    assert batch.dense.tolist() == [[1.5, 3.0], [-5.0, -1.0], [-5.0, -5.0]]
+    assert bags_of(batch, 0) == [hashed([7], 50), [0], hashed([-9], 50)]
+    assert bags_of(batch, 1) == [hashed([-1], 50), hashed([0], 50), [0]]
+    assert bags_of(batch, 2) == [text_ids(["b"], 50), text_ids([""], 50), [0]]
+    assert bags_of(batch, 3) == [[number] for number in text_ids(["red", "blue", "red"], 50)]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.large_list(pa.int32())])
+def test_lists_are_bags(tmp_path, kind):
+    lists = [[1, 2], [], None, [3, None, 3], [4], None]
+    path = write(tmp_path / "a.parquet", click=pa.array([0, 1] * 3), ids=pa.array(lists, kind))
+    hash_batch = only_batch(source_of(path, {"f": SparseColumn(column="ids", num_embeddings=70)}))
+    three = hashed([3], 70)[0]
+    assert bags_of(hash_batch, 0) == [hashed([1, 2], 70), [], [0], [three, 0, three], hashed([4], 70), [0]]
+    identity = SparseColumn(column="ids", num_embeddings=5, hashing="identity", missing_id=0)
+    assert bags_of(only_batch(source_of(path, {"f": identity})), 0) == [[1, 2], [], [0], [3, 0, 3], [4], [0]]
+
+
+def test_fixed_size_lists_and_lists_of_texts(tmp_path):
+    path = write(
+        tmp_path / "a.parquet",
+        click=pa.array([0, 1, 1]),
+        pair=pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int64(), 2)),
+        tags=pa.array([["x", "yy"], [], ["x"]]),
+    )
+    batch = only_batch(
+        source_of(
+            path,
+            {
+                "pair": SparseColumn(column="pair", num_embeddings=9, hashing="identity", missing_id=8),
+                "tags": SparseColumn(column="tags", num_embeddings=90),
+            },
+        )
+    )
+    assert bags_of(batch, 0) == [[1, 2], [8], [3, 4]]
+    assert bags_of(batch, 1) == [text_ids(["x", "yy"], 90), [], text_ids(["x"], 90)]
+
+
+def test_shuffled_lists_stay_with_their_samples(tmp_path):
+    lists = [[number] * (number % 4) for number in range(50)]
+    path = write(
+        tmp_path / "a.parquet",
+        row_group_size=8,
+        click=pa.array([number % 2 for number in range(50)]),
+        number=pa.array(range(50)),
+        ids=pa.array(lists),
+    )
+    with Loader(source_of(path, dense=("number",)), batch_size=20, seed=0, shuffle_window_samples=16) as loader:
+        for _ in range(5):
+            batch = next(loader)
+            assert bags_of(batch, 0) == [lists[int(number)] for number in batch.dense[:, 0].tolist()]
+
+
+@pytest.mark.parametrize(
+    ("columns", "error", "message"),
+    [
+        ({"click": [0, 1, 0, 1, 2], "ids": [1] * 5}, DataError, r"a\.parquet, row 5: column click: the label is 2"),
+        ({"click": [0, None], "ids": [1] * 2}, DataError, r"row 2: column click: the label is null"),
+        ({"click": [0.5], "ids": [1]}, DataError, r"row 1: column click: the label is 0\.5"),
+        ({"click": [0] * 6, "ids": [1, 2, 3, 4, 99, 100]}, IdError, r"row 6: feature f: id 100 is not in \[0, 100\)"),
+        ({"click": [0] * 2, "ids": [1, -1]}, IdError, r"row 2: feature f: id -1"),
+        ({"click": [0] * 2, "ids": [1, None]}, DataError, r"row 2: feature f: null"),
+        ({"click": [0] * 6, "ids": [[], [1], [], [], [1, 2], [3, 500]]}, IdError, r"row 6: feature f: id 500"),
+        ({"click": [0] * 3, "ids": [[], [1], [2, None]]}, DataError, r"row 3: feature f: null"),
+        ({"click": [0] * 3, "ids": [[], None, [1]]}, DataError, r"row 2: feature f: null"),
+    ],
+)
+def test_bad_values_name_file_row_and_column(tmp_path, columns, error, message):
+    path = write(tmp_path / "a.parquet", **{name: pa.array(values) for name, values in columns.items()})
+    with pytest.raises(error, match=message):
+        only_batch(source_of(path))
+
+
+def test_infinite_dense_value_is_an_error(tmp_path):
+    path = write(tmp_path / "a.parquet", click=[0, 1], ids=[1, 2], x=[1.0, float("inf")])
+    with pytest.raises(DataError, match="row 2: column x: the value is infinite"):
+        only_batch(source_of(path, dense=("x",)))
+
+
+def test_columns_are_checked_when_the_file_is_opened(tmp_path):
+    path = write(tmp_path / "a.parquet", click=[0, 1], ids=["a", "b"], when=pa.array([0, 1], pa.timestamp("s")))
+    with pytest.raises(ConfigError, match=r"'ids' of feature 'f' must hold integer"):
+        source_of(path)
+    with pytest.raises(ConfigError, match="no column 'absent'"):
+        source_of(path, {}, dense=("absent",))
+    with pytest.raises(ConfigError, match="column 'when' is of type timestamp"):
+        source_of(path, {}, dense=("when",))
+    with pytest.raises(ConfigError, match="'ids' must hold numbers"):
+        source_of(path, {}, dense=("ids",))
+
+
+def test_what_is_no_parquet_file_is_a_data_error(tmp_path):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"0\t1\n" * 100)
+    with pytest.raises(DataError, match=r"a\.parquet: not a readable Parquet file"):
+        source_of(path)
+    with pytest.raises(ConfigError, match="not a file"):
+        source_of(tmp_path)
+
+
+def test_damaged_row_group_is_a_data_error(tmp_path):
+    path = write(tmp_path / "a.parquet", row_group_size=1000, click=[0] * 1000, ids=list(range(100)) * 10)
+    source = source_of(path)
+    data = bytearray(path.read_bytes())
+    data[4:200] = bytes(196)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"a\.parquet, row group 0"):
+        source.read_block(0)
+
+
+def test_rows_are_counted_across_row_groups_of_a_file_and_files_follow_each_other(tmp_path):
+    first = write(tmp_path / "a.parquet", row_group_size=3, click=[0] * 7, ids=list(range(7)))
+    second = write(tmp_path / "b.parquet", row_group_size=3, click=[1] * 4, ids=[7, 8, 9, 100])
+    source = source_of(first, paths=(first, second))
+    assert source.block_sizes.tolist() == [3, 3, 1, 3, 1]
+    assert [source.read_block(block).bags[0].ids[0, 0] for block in range(4)] == [0, 3, 6, 7]
+    with pytest.raises(IdError, match=r"b\.parquet, row 4:"):
+        source.read_block(4)
+
+
+def test_fingerprint_tells_files_and_columns_apart(tmp_path):
+    first = write(tmp_path / "a.parquet", click=[0, 1], ids=[1, 2])
+    second = write(tmp_path / "b.parquet", click=[0, 1], ids=[1, 3])
+    prints = source_of(first).fingerprint(), source_of(second).fingerprint()
+    assert prints[0]["files"] != prints[1]["files"]
+    assert prints[0]["columns"] == prints[1]["columns"]
+    hashing = source_of(first, {"f": SparseColumn(column="ids", num_embeddings=100)}).fingerprint()
+    assert hashing["columns"] != prints[0]["columns"]
+    assert hashing["files"] == prints[0]["files"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"num_embeddings": 0}, "num_embeddings"),
+        ({"hashing": "md5"}, "hashing"),
+        ({"missing_id": 3}, "missing_id"),
+        ({"missing_id": 10, "hashing": "identity"}, "missing_id"),
+    ],
+)
+def test_bad_sparse_column_names_the_field(more, message):
+    with pytest.raises(ConfigError, match=message):
+        SparseColumn(**{"column": "c", "num_embeddings": 10, **more})
