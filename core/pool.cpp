@@ -710,8 +710,7 @@ void Pool::write_dense(const Dense& dense) {
   if (!parts_.empty() || updated_) throw Error(ErrorKind::step, "a step has begun: commit it with its dense state");
   flush();
   stage(step_, dense);
-  background_.submit([this] { dense_->finish(); });
-  background_.drain();
+  flush();
 }
 
 void Pool::import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,

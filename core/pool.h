@@ -133,7 +133,8 @@ class Pool {
     std::size_t tensors_bytes;
   };
   std::uint64_t commit(std::uint64_t cursor, const Dense* dense);
-  // Writes the dense state of step() itself, before the first step (a new pool's initial state). Waits.
+  // Writes the dense state of step() itself, between steps: a new pool's initial state, or that of the newest step
+  // where it was not due. Waits.
   void write_dense(const Dense& dense);
 
   // Stores rows of a new pool (step 0) from elsewhere: rows [first, ...) of a table, weights as its dtype keeps them and,

@@ -1,6 +1,7 @@
 """holdfast: recommendation models whose tables outgrow memory, every batch durable, every resume exact to the bit."""
 
 from holdfast.batch import Batch, JaggedFeatures
+from holdfast.dense import Checkpoint
 from holdfast.embedding import EmbeddingBagCollection, PooledFeatures, clip_grad_norm_
 from holdfast.errors import HoldfastError
 from holdfast.optim import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
@@ -12,6 +13,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "Batch",
+    "Checkpoint",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
     "HoldfastError",

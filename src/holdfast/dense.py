@@ -9,7 +9,6 @@ Invariants
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -73,8 +72,7 @@ class Checkpoint:
             self._objects["loader"] = loader
         self._objects |= {f"extra[{name!r}]": value for name, value in (extra or {}).items()}
         self._tensors: list[Tensor] = []
-        for problem in check_environment():
-            warnings.warn(problem, stacklevel=2)
+        check_environment()
         self._dense_state()
 
     def resume(self) -> int:
@@ -130,6 +128,17 @@ class Checkpoint:
             cursor = self._loader.samples
         dense = self._dense_state() if self._pool.core.dense_due else None
         return self._pool.commit(cursor, dense)
+
+    def flush(self) -> int:
+        """Makes the newest committed step durable, its dense state included, whatever the dense interval; waits for it.
+
+        Call it between steps: before a planned stop, at the end. Returns the step.
+        """
+        self._pool.flush()
+        if self._pool.durable_step < self._pool.step:
+            state = self._dense_state()
+            self._pool.core.write_dense(state.structure, state.tensors, state.tensors_bytes)
+        return self._pool.step
 
     def _dense_state(self) -> DenseState:
         tree = {

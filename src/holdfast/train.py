@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +21,7 @@ from holdfast.data.loader import Loader
 from holdfast.data.source import Source
 from holdfast.dense import Checkpoint
 from holdfast.embedding import EmbeddingBagCollection, PlannedFeatures, clip_grad_norm_
-from holdfast.errors import NonFiniteLoss
+from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss
 from holdfast.metrics import Evaluation, evaluate_scores
 from holdfast.models.dlrm import DLRM
 from holdfast.pool import Pool
@@ -27,7 +29,13 @@ from holdfast.pool import Pool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """How the loop runs. steps: where training ends (None: after `epochs`). prefetch: batches planned ahead."""
+    """How the loop runs.
+
+    steps: where training ends (None: after `epochs`). workers, prefetch: threads of the loader, and batches planned
+    ahead. eval_every: steps from one evaluation to the next (0: only at the end). bf16: autocast of the MLPs.
+    max_grad_norm: of dense and row gradients together. capture_ahead: log the next batch's rows while this one
+    computes; for accelerators.
+    """
 
     batch_size: int = 2048
     steps: int | None = None
@@ -45,9 +53,14 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for field in ("batch_size", "epochs", "workers", "prefetch", "eval_batch_size"):
             if getattr(self, field) < 1:
-                raise ValueError(f"{field} = {getattr(self, field)}; it must be at least 1")
-        if self.steps is not None and self.steps < 0:
-            raise ValueError(f"steps = {self.steps}; it must not be negative")
+                raise ConfigError(f"train.{field} = {getattr(self, field)}; it must be at least 1")
+        for field in ("steps", "eval_every"):
+            if (value := getattr(self, field)) is not None and value < 0:
+                raise ConfigError(f"train.{field} = {value}; it must not be negative")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"train.seed = {self.seed}; it must lie in [0, 2**63)")
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0.0:
+            raise ConfigError(f"train.max_grad_norm = {self.max_grad_norm}; it must be positive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +105,7 @@ class Trainer:
         self.pool = pool
         self.rows = rows
         self.model = model
-        self._dense_optimizer = dense_optimizer
+        self.dense_optimizer = dense_optimizer
         self.loader: Loader[tuple[Batch, PlannedFeatures]] = Loader(
             source,
             batch_size=config.batch_size,
@@ -102,9 +115,7 @@ class Trainer:
             prefetch=config.prefetch,
             transform=lambda batch: rows.plan(batch.features),
         )
-        self.checkpoint = Checkpoint(
-            pool, model=model, optimizer=dense_optimizer, loader=self.loader, extra=extra
-        )
+        self.checkpoint = Checkpoint(pool, model=model, optimizer=dense_optimizer, loader=self.loader, extra=extra)
         self._loss = nn.BCEWithLogitsLoss()
         self._next: tuple[Batch, PlannedFeatures] | None = None
 
@@ -155,32 +166,56 @@ class Trainer:
                 f"the loss of step {self.pool.step + 1} is {value}: nothing was updated, the pool stays at step "
                 f"{self.pool.step}; lower the learning rate or set train.max_grad_norm"
             )
-        self._dense_optimizer.zero_grad()
+        self.dense_optimizer.zero_grad()
         loss.backward()
         if self.config.max_grad_norm is not None:
             clip_grad_norm_(self.model.parameters(), self.rows, self.config.max_grad_norm)
-        self._dense_optimizer.step()
+        self.dense_optimizer.step()
         return value
 
-    @torch.no_grad()
     def evaluate(self, source: Source, on_batch: Callable[[int], None] | None = None) -> Evaluation:
         """AUC and log-loss over all of `source`. Leaves no trace: no log, no row, no random number."""
-        self.model.eval()
-        scores, labels = [], []
-        try:
-            with Loader(source, batch_size=self.config.eval_batch_size, seed=0) as loader:
-                for batch in loader.once():
-                    with torch.autocast("cpu", torch.bfloat16, enabled=self.config.bf16):
-                        scores.append(self.model(batch.dense, batch.features).float())
-                    labels.append(batch.labels)
-                    if on_batch is not None:
-                        on_batch(batch.size)
-        finally:
-            self.model.train()
-        return evaluate_scores(torch.cat(scores), torch.cat(labels))
+        return evaluate_model(self.model, source, self.config, on_batch)
 
     def close(self) -> None:
         """Stops the loader; makes everything durable and closes the pool."""
         with ExitStack() as stack:
             stack.callback(self.pool.close)
             self.loader.close()
+
+    def abandon(self) -> None:
+        """Closes what can be closed, quietly: for when another error is on its way."""
+        with suppress(HoldfastError):
+            self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abandon()
+
+
+@torch.no_grad()
+def evaluate_model(
+    model: nn.Module, source: Source, config: TrainConfig, on_batch: Callable[[int], None] | None = None
+) -> Evaluation:
+    """AUC and log-loss of a model over all of `source`. on_batch: told the samples of every batch that is done."""
+    was_training = model.training
+    model.eval()
+    scores, labels = [], []
+    try:
+        with Loader(source, batch_size=config.eval_batch_size, seed=0) as loader:
+            for batch in loader.once():
+                with torch.autocast("cpu", torch.bfloat16, enabled=config.bf16):
+                    scores.append(model(batch.dense, batch.features).float())
+                labels.append(batch.labels)
+                if on_batch is not None:
+                    on_batch(batch.size)
+    finally:
+        model.train(was_training)
+    return evaluate_scores(torch.cat(scores), torch.cat(labels))

@@ -1,0 +1,268 @@
+// Sums of gradients, and the update of home rows from them.
+
+namespace holdfast::HOLDFAST_ISA {
+namespace {
+
+// Adds the gradients of occurrences [begin, end) to `sum`, one after another.
+template <bool scaled, std::uint32_t Dim>
+HOLDFAST_INLINE void add_gradients(Shape<Dim> shape, const Occurrences& occurrences, const float* grad,
+                                   std::size_t begin, std::size_t end, Lanes* sum) {
+  for (std::size_t j = begin; j < end; ++j) {
+    const float* const gradient = grad + occurrences.gradient_offset[j];
+    for_each_block(shape, [&](std::uint32_t block, auto extent) {
+      const Lanes values = load(gradient + block * num_lanes, extent);
+      if constexpr (scaled) {
+        sum[block] = sum[block] + occurrences.scale[j] * values;
+      } else {
+        sum[block] = sum[block] + values;
+      }
+    });
+  }
+}
+
+template <bool scaled, std::uint32_t Dim>
+void sum_rows(Shape<Dim> shape, const Occurrences& occurrences, const float* grad, const std::uint32_t* position,
+              bool accumulate, float* sums, std::size_t begin, std::size_t end) {
+  for (std::size_t u = begin; u < end; ++u) {
+    float* const row_sum = sums + (position == nullptr ? u : position[u]) * shape.dim();
+    Lanes sum[Shape<Dim>::max_blocks];
+    for_each_block(shape, [&](std::uint32_t block, auto extent) {
+      sum[block] = accumulate ? load(row_sum + block * num_lanes, extent) : zero();
+    });
+    add_gradients<scaled>(shape, occurrences, grad, occurrences.row_start[u], occurrences.row_start[u + 1], sum);
+    for_each_block(shape, [&](std::uint32_t block, auto extent) {
+      store(row_sum + block * num_lanes, sum[block], extent);
+    });
+  }
+}
+
+__attribute__((noinline)) void sum_gradients_any(std::uint32_t dim, const Occurrences& occurrences, const float* grad,
+                                                 const std::uint32_t* position, bool accumulate, float* sums,
+                                                 std::size_t begin, std::size_t end) {
+  with_shape(dim, [&](auto shape) {
+    if (occurrences.scale != nullptr) {
+      sum_rows<true>(shape, occurrences, grad, position, accumulate, sums, begin, end);
+    } else {
+      sum_rows<false>(shape, occurrences, grad, position, accumulate, sums, begin, end);
+    }
+  });
+}
+
+void sum_gradients(std::uint32_t dim, const Occurrences& occurrences, const float* grad, const std::uint32_t* position,
+                   bool accumulate, float* sums, std::size_t begin, std::size_t end) {
+  const DefaultFloatMode mode;
+  sum_gradients_any(dim, occurrences, grad, position, accumulate, sums, begin, end);
+}
+
+// The same tree as a row's, in double: lane i adds the squares of values i, i + 16, …, then lanes are folded.
+__attribute__((noinline)) double sum_of_squares_any(const float* values, std::size_t count) {
+  double lanes[num_lanes] = {};
+  std::size_t i = 0;
+  for (; i + num_lanes <= count; i += num_lanes) {
+    for (std::uint32_t lane = 0; lane < num_lanes; ++lane) {
+      const double value = static_cast<double>(values[i + lane]);
+      lanes[lane] += value * value;
+    }
+  }
+  for (; i < count; ++i) {
+    const double value = static_cast<double>(values[i]);
+    lanes[i % num_lanes] += value * value;
+  }
+  for (std::uint32_t half = num_lanes / 2; half != 0; half /= 2) {
+    for (std::uint32_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+  }
+  return lanes[0];
+}
+
+double sum_of_squares(const float* values, std::size_t count) {
+  const DefaultFloatMode mode;
+  return sum_of_squares_any(values, count);
+}
+
+// Where the gradients of unique rows come from: their occurrences, or (where `sums` is not null) sums made before.
+struct GradientSource {
+  const Occurrences* occurrences;
+  const float* grad;
+  const float* sums;
+};
+
+// Where rows go besides home.
+struct Forwarding {
+  const std::uint32_t* position;  // null: nowhere
+  const WorkingRows* next;
+};
+
+// Rows are updated in groups: ask for the next group's home rows, sum this group's gradients into a buffer that stays
+// in L1, then compute and write. Loops without hard-to-predict branches let the CPU work on them all at once; page
+// walks for home rows, which are the bulk of the time, then overlap with the sums.
+constexpr std::uint32_t max_group_rows = 32;
+constexpr std::uint32_t group_blocks = 256;
+
+template <std::uint32_t Dim>
+HOLDFAST_INLINE std::uint32_t num_blocks(Shape<Dim> shape) {
+  return (shape.dim() + num_lanes - 1) / num_lanes;
+}
+
+// sums of rows [begin, end): one after another, num_blocks each.
+//
+// Most rows have a few occurrences and it is not predictable how many. So for short rows this is one loop over the
+// occurrences: the sum so far is stored each time, and cleared, without a branch, where the next row begins.
+template <bool scaled, std::uint32_t Dim>
+HOLDFAST_INLINE void sum_group(Shape<Dim> shape, const Occurrences& occurrences, const float* grad, std::size_t begin,
+                               std::size_t end, Lanes* sums) {
+  const std::uint32_t* const row_start = occurrences.row_start;
+  const std::uint32_t blocks = num_blocks(shape);
+  if constexpr (Dim != 0 && Dim <= 64) {
+    Lanes sum[Shape<Dim>::max_blocks];
+    for_each_block(shape, [&](std::uint32_t b, auto) { sum[b] = zero(); });
+    std::size_t u = begin;
+    const std::size_t last = row_start[end];
+    for (std::size_t j = row_start[begin]; j < last; ++j) {
+      while (row_start[u + 1] <= j) [[unlikely]] {  // a row without occurrences
+        for_each_block(shape, [&](std::uint32_t b, auto) { sums[b] = zero(); });
+        sums += blocks;
+        ++u;
+      }
+      const float* const gradient = grad + occurrences.gradient_offset[j];
+      const bool row_ends = row_start[u + 1] == j + 1;
+      const std::uint32_t keep = row_ends ? 0u : ~0u;
+      for_each_block(shape, [&](std::uint32_t b, auto extent) {
+        const Lanes values = load(gradient + b * num_lanes, extent);
+        if constexpr (scaled) {
+          sum[b] = sum[b] + occurrences.scale[j] * values;
+        } else {
+          sum[b] = sum[b] + values;
+        }
+        store(reinterpret_cast<float*>(sums + b), sum[b], Full{});
+        sum[b] = keep_bits(sum[b], keep);
+      });
+      sums += row_ends ? blocks : 0;
+      u += row_ends ? 1 : 0;
+    }
+    for (; u < end; ++u, sums += blocks) {
+      for_each_block(shape, [&](std::uint32_t b, auto) { sums[b] = zero(); });
+    }
+  } else {
+    for (std::size_t u = begin; u < end; ++u, sums += blocks) {
+      for_each_block(shape, [&](std::uint32_t b, auto) { sums[b] = zero(); });
+      add_gradients<scaled>(shape, occurrences, grad, row_start[u], row_start[u + 1], sums);
+    }
+  }
+}
+
+template <class Format, class Optimizer, std::uint32_t Dim>
+void update_rows(Shape<Dim> shape, const RowSpec& spec, const UpdateSpec& update, const HomeRows& home,
+                 const WorkingRows& working, const GradientSource& source, const Forwarding& forwarding,
+                 std::size_t begin, std::size_t end) {
+  using counter_rng::absorb;
+  constexpr bool rounds = sizeof(typename Format::Element) < 4;
+  const StepConstants step(update);
+  const std::uint64_t rounding_key =
+      absorb(absorb(absorb(counter_rng::stochastic_rounding, update.rounding_seed), spec.table), update.step);
+  const std::size_t dim = shape.dim();
+  const std::size_t weight_bytes = dim * sizeof(typename Format::Element);
+  const std::size_t state_floats = spec.state_floats;
+  const std::uint32_t blocks = num_blocks(shape);
+  const std::size_t group_rows = group_blocks / blocks < max_group_rows ? group_blocks / blocks : max_group_rows;
+  Lanes gradients[group_blocks];
+
+  const auto ask_for = [&](std::size_t first, std::size_t last) __attribute__((always_inline)) {
+    for (std::size_t u = first; u < last; ++u) {
+      const std::uint64_t row = working.rows[u] & ~fresh_bit;
+      prefetch<Access::write>(home.weights + row * weight_bytes, weight_bytes);
+      if (state_floats != 0) prefetch<Access::write>(home.state + row * state_floats, state_floats * 4);
+    }
+  };
+  std::size_t group_end = begin + group_rows < end ? begin + group_rows : end;
+  ask_for(begin, group_end);
+  for (std::size_t group = begin; group < end;) {
+    const std::size_t next_end = group_end + group_rows < end ? group_end + group_rows : end;
+    ask_for(group_end, next_end);
+    if (source.sums != nullptr) {
+      for (std::size_t u = group; u < group_end; ++u) {
+        for_each_block(shape, [&](std::uint32_t b, auto extent) {
+          gradients[(u - group) * blocks + b] = load(source.sums + u * dim + b * num_lanes, extent);
+        });
+      }
+    } else if (source.occurrences->scale != nullptr) {
+      sum_group<true>(shape, *source.occurrences, source.grad, group, group_end, gradients);
+    } else {
+      sum_group<false>(shape, *source.occurrences, source.grad, group, group_end, gradients);
+    }
+
+    for (std::size_t u = group; u < group_end; ++u) {
+      const std::uint64_t row = working.rows[u] & ~fresh_bit;
+      const RowUpdate<Format> row_update{
+          .old_weights = elements<Format>(working.weights + u * weight_bytes),
+          .old_state = working.state + u * state_floats,
+          .new_weights = elements<Format>(home.weights + row * weight_bytes),
+          .new_state = home.state + row * state_floats,
+          .rounding = {rounds ? absorb(rounding_key, row) : 0},
+      };
+      Lanes* const g = gradients + (u - group) * blocks;
+      if (step.gradient_scale != 1) {
+        for_each_block(shape, [&](std::uint32_t b, auto) { g[b] = step.gradient_scale * g[b]; });
+      }
+      if (Optimizer::l2_weight_decay && step.weight_decay != 0) {
+        for_each_block(shape, [&](std::uint32_t b, auto extent) {
+          g[b] = g[b] + step.weight_decay * row_update.weights(b, extent);
+        });
+      }
+      Optimizer::apply(shape, step, g, row_update);
+
+      if ((working.rows[u] & fresh_bit) != 0) mark_touched(home.touched, row);
+      if (forwarding.position != nullptr && forwarding.position[u] != no_forward) {
+        const WorkingRows& next = *forwarding.next;
+        const std::size_t p = forwarding.position[u];
+        __builtin_memcpy(next.weights + p * weight_bytes, row_update.new_weights, weight_bytes);
+        if (state_floats != 0) {
+          __builtin_memcpy(next.state + p * state_floats, row_update.new_state, state_floats * 4);
+        }
+        next.rows[p] &= ~fresh_bit;
+      }
+    }
+    group = group_end;
+    group_end = next_end;
+  }
+}
+
+template <class Body>
+HOLDFAST_INLINE void with_optimizer(RowOptimizer optimizer, Body&& body) {
+  switch (optimizer) {
+    case RowOptimizer::sgd: return body(Sgd{});
+    case RowOptimizer::rowwise_adagrad: return body(RowwiseAdagrad{});
+    case RowOptimizer::adagrad: return body(Adagrad{});
+    case RowOptimizer::adam: return body(Adam{});
+    case RowOptimizer::rowwise_adam: return body(RowwiseAdam{});
+  }
+}
+
+__attribute__((noinline)) void update_any(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home,
+                                          const WorkingRows& working, const GradientSource& source,
+                                          const Forwarding& forwarding, std::size_t begin, std::size_t end) {
+  with_format(spec.dtype, [&](auto format) {
+    with_optimizer(spec.optimizer, [&](auto optimizer) {
+      with_shape(spec.dim, [&](auto shape) {
+        update_rows<decltype(format), decltype(optimizer)>(shape, spec, update, home, working, source, forwarding,
+                                                           begin, end);
+      });
+    });
+  });
+}
+
+void update(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home, const WorkingRows& working,
+            const Occurrences& occurrences, const float* grad, const std::uint32_t* forward, const WorkingRows* next,
+            std::size_t begin, std::size_t end) {
+  const DefaultFloatMode mode;
+  update_any(spec, update, home, working, {&occurrences, grad, nullptr}, {forward, next}, begin, end);
+}
+
+void update_from_sums(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home, const WorkingRows& working,
+                      const float* sums, const std::uint32_t* forward, const WorkingRows* next, std::size_t begin,
+                      std::size_t end) {
+  const DefaultFloatMode mode;
+  update_any(spec, update, home, working, {nullptr, nullptr, sums}, {forward, next}, begin, end);
+}
+
+}  // namespace
+}  // namespace holdfast::HOLDFAST_ISA

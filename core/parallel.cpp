@@ -1,0 +1,187 @@
+#include "parallel.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace holdfast {
+namespace {
+
+// How often a thread looks for work, or for the end of it, before it sleeps: a few microseconds, enough to bridge the
+// gap between two kernels of one verb and too little to be a bad neighbour to PyTorch's threads.
+constexpr int num_spins = 200;
+
+void pause_cpu() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+thread_local bool inside_parallel_for = false;
+
+// Indices are handed out by counting `unclaimed` down. Claiming needs no generation number: fields of the running
+// call are written before `unclaimed` is raised and stay until `unfinished` is 0, so whoever claimed an index finds
+// the fields of the call that the index belongs to, however late it woke up. And a worker that never wakes (its core
+// is taken) delays nobody: the caller claims all indices itself.
+class Workers {
+ public:
+  explicit Workers(int num_workers) {
+    // Signals are for the application's threads, but for those that a fault raises in this one.
+    sigset_t blocked;
+    sigset_t before;
+    sigfillset(&blocked);
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&blocked, fault);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before);
+    try {
+      while (static_cast<int>(threads_.size()) < num_workers) threads_.emplace_back([this] { work(); });
+    } catch (const std::system_error&) {
+      // The system gives no more threads: the ones there are do the work.
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  ~Workers() {
+    stopping_.store(true);
+    calls_.fetch_add(1);
+    calls_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  Workers(const Workers&) = delete;
+  Workers& operator=(const Workers&) = delete;
+
+  void run(std::size_t count, const std::function<void(std::size_t)>& body) {
+    count_ = count;
+    body_ = &body;
+    failed_.store(false, std::memory_order_relaxed);
+    unfinished_.store(count, std::memory_order_relaxed);
+    unclaimed_.store(count, std::memory_order_release);
+    calls_.fetch_add(1);
+    calls_.notify_all();  // no system call when nobody sleeps
+
+    work_off();
+    for (int spin = 0; unfinished_.load(std::memory_order_acquire) != 0; ++spin) {
+      if (spin < num_spins) {
+        pause_cpu();
+      } else {
+        const std::uint32_t seen = ends_.load();
+        if (unfinished_.load() != 0) ends_.wait(seen);
+      }
+    }
+    if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+ private:
+  // Runs indices until all are claimed.
+  void work_off() {
+    std::size_t left = unclaimed_.load(std::memory_order_acquire);
+    while (left > 0) {
+      if (!unclaimed_.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel)) continue;
+      if (!failed_.load(std::memory_order_relaxed)) {
+        try {
+          (*body_)(count_ - left);
+        } catch (...) {
+          if (!failed_.exchange(true)) error_ = std::current_exception();
+        }
+      }
+      if (unfinished_.fetch_sub(1) == 1) {
+        ends_.fetch_add(1);
+        ends_.notify_one();
+      }
+      left = unclaimed_.load(std::memory_order_acquire);
+    }
+  }
+
+  void work() {
+    inside_parallel_for = true;
+    std::uint32_t seen = calls_.load();
+    while (!stopping_.load()) {
+      work_off();
+      for (int spin = 0; spin < num_spins && calls_.load() == seen; ++spin) pause_cpu();
+      calls_.wait(seen);  // returns at once when a call has come since
+      seen = calls_.load();
+    }
+  }
+
+  std::size_t count_ = 0;
+  const std::function<void(std::size_t)>* body_ = nullptr;
+  std::exception_ptr error_;
+  std::atomic<bool> failed_{false};
+  alignas(64) std::atomic<std::size_t> unclaimed_{0};
+  alignas(64) std::atomic<std::size_t> unfinished_{0};
+  alignas(64) std::atomic<std::uint32_t> calls_{0};
+  std::atomic<bool> stopping_{false};
+  alignas(64) std::atomic<std::uint32_t> ends_{0};
+  std::vector<std::thread> threads_;
+};
+
+int num_cpus() {
+  cpu_set_t cpus;
+  if (sched_getaffinity(0, sizeof cpus, &cpus) == 0) return CPU_COUNT(&cpus);
+  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+}
+
+// Everything that a forked child starts anew. It is never destroyed: threads outlive static destructors.
+struct Pool {
+  std::mutex turn;
+  Workers* workers = nullptr;
+  int num_workers = 0;
+};
+
+std::atomic<int>& wanted_threads() {
+  static std::atomic<int> wanted{num_cpus()};
+  return wanted;
+}
+
+std::atomic<Pool*>& current_pool() {
+  static std::atomic<Pool*> pool{[] {
+    // In a child only the forking thread lives on; the parent's pool, perhaps locked, is left alone.
+    pthread_atfork(nullptr, nullptr, [] { current_pool().store(new Pool); });
+    return new Pool;
+  }()};
+  return pool;
+}
+
+}  // namespace
+
+void set_num_threads(int num_threads) { wanted_threads().store(std::max(1, num_threads)); }
+
+int num_threads() { return wanted_threads().load(); }
+
+void parallel_for(std::size_t count, const std::function<void(std::size_t)>& body) {
+  const int num_workers = num_threads() - 1;
+  if (inside_parallel_for || count <= 1 || num_workers == 0) {
+    for (std::size_t i = 0; i < count; ++i) body(i);
+    return;
+  }
+  Pool& pool = *current_pool().load();
+  const std::lock_guard turn(pool.turn);
+  if (pool.num_workers != num_workers) {
+    delete pool.workers;
+    pool.workers = new Workers(num_workers);
+    pool.num_workers = num_workers;
+  }
+  struct Inside {
+    Inside() { inside_parallel_for = true; }
+    ~Inside() { inside_parallel_for = false; }
+  } inside;
+  pool.workers->run(count, body);
+}
+
+}  // namespace holdfast

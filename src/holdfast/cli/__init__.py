@@ -1,0 +1,72 @@
+"""The command line. What it does lives elsewhere; here are names, options, and how results and errors are said.
+
+Nothing here imports torch before a command runs: `holdfast --help` answers at once, and the environment that PyTorch
+needs for the same bits in every process is set before it is there.
+
+Exit status: 0 done · 1 an error that was foreseen · 2 the command line is wrong · 130, 143 stopped by SIGINT, SIGTERM.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from holdfast.cli import data, moving, pools, training
+from holdfast.errors import HoldfastError
+from holdfast.reproducibility import prepare_environment
+
+_DEBUG = "--debug"
+
+app = typer.Typer(
+    name="holdfast",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Train recommendation models from a persistent pool: every batch durable, every resume exact to the bit.\n\n"
+    "Kill a run whenever you like, and start the same command again: it goes on as if nothing had happened.",
+    epilog="A run is a TOML file; see examples/. Start with:  "
+    "holdfast train examples/criteo_synthetic.toml --pool runs/first",
+)
+app.command("train")(training.train)
+app.command("eval")(training.evaluate)
+app.command("inspect")(pools.inspect)
+app.command("verify")(pools.verify)
+app.command("digest")(pools.digest)
+app.command("export")(moving.export)
+app.command("import")(moving.import_)
+app.add_typer(data.app, name="data")
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option(_DEBUG, help="Show the traceback of an error. Goes anywhere.")] = False,
+) -> None:
+    """Read by `main` before the rest, so that it may stand after the command too."""
+
+
+def main() -> None:
+    """The entry point of `holdfast` and `python -m holdfast`."""
+    prepare_environment()
+    arguments = [argument for argument in sys.argv[1:] if argument != _DEBUG]
+    is_debug = len(arguments) < len(sys.argv) - 1
+    try:
+        app(arguments)
+    except KeyboardInterrupt:
+        print("holdfast: interrupted", file=sys.stderr)  # noqa: T201
+        sys.exit(130)
+    except (HoldfastError, OSError) as error:
+        if is_debug:
+            raise
+        if isinstance(error, BrokenPipeError):
+            sys.exit(1)
+        print(f"holdfast: {_words(error)}", file=sys.stderr)  # noqa: T201
+        sys.exit(1)
+
+
+def _words(error: HoldfastError | OSError) -> str:
+    if isinstance(error, OSError) and not isinstance(error, HoldfastError):
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror or error}"
+    return str(error)

@@ -1,0 +1,64 @@
+"""``holdfast export`` and ``holdfast import``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.options import ConfigArgument, OverwriteOption, PoolArgument, PoolOption, SetOption
+
+
+def export(
+    pool: PoolArgument,
+    out: Annotated[Path, typer.Argument(metavar="OUT.safetensors", help="The file to write.")],
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Write a pool's tables, optimizer state and model to a safetensors file, with TorchRec's names.
+
+    Names: embedding_bags.<table>.weight, optimizer.<table>.<state>, model.<name>. Streams, so tables may be of any
+    size; the file appears when it is complete.
+    """
+    from holdfast.observe import counting
+    from holdfast.reading import at_rest
+    from holdfast.transfer import export_bytes, export_pool
+
+    with (
+        at_rest(pool) as (reader, recovery),
+        counting("exporting", export_bytes(reader), is_bytes=True) as on_bytes,
+    ):
+        if recovery is not None and not recovery.clean:
+            print(f"{pool}: was not closed cleanly, recovered to step {recovery.step}", file=sys.stderr)  # noqa: T201
+        total = export_pool(reader, out, overwrite=overwrite, on_bytes=on_bytes)
+        step = reader.commit["step"]
+    print(f"{out}: {total:,} bytes, step {step}")  # noqa: T201
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="IN", help="A .safetensors file, or a .pt file of torch.save.")],
+    config_path: ConfigArgument,
+    pool: PoolOption,
+    overrides: SetOption = None,
+) -> None:
+    """Make a new pool from a state_dict with TorchRec's names, so that a running project can move in.
+
+    Every table of the configuration is taken from a name that ends in embedding_bags.<table>.weight, the dense part
+    from the model's own names where they are there. Of a .pt file only tensors and plain containers are read.
+    """
+    from holdfast.config import read_config
+    from holdfast.observe import counting
+    from holdfast.run import RunConfig
+    from holdfast.transfer import import_pool, open_tensors, table_bytes
+
+    config = read_config(RunConfig, config_path, overrides or [])
+    tensors = open_tensors(file)
+    with counting("importing", table_bytes(tensors), is_bytes=True) as on_bytes:
+        summary = import_pool(tensors, config, pool, on_bytes=on_bytes)
+    state = f"{len(summary.state)} parts of optimizer state" if summary.state else "no optimizer state"
+    print(f"{pool}: {summary.tables} tables, {state}, {len(summary.dense)} dense parameters")  # noqa: T201
+    for what, names in (("kept at their initial value", summary.dense_missing), ("not used", summary.unused)):
+        if names:
+            shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+            print(f"  {what}: {shown}")  # noqa: T201

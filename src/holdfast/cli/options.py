@@ -1,0 +1,21 @@
+"""Arguments and options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The run: data, model, optimizers, pool.")]
+PoolArgument = Annotated[Path, typer.Argument(metavar="POOL", help="The pool's directory.")]
+PoolOption = Annotated[Path, typer.Option("--pool", metavar="DIR", help="The pool's directory.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a field of the configuration, as in --set train.batch_size=4096. May be repeated.",
+    ),
+]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it is there already.")]

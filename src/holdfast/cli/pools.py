@@ -1,0 +1,65 @@
+"""``holdfast inspect``, ``verify`` and ``digest``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.options import PoolArgument
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
+
+
+def inspect(pool: PoolArgument, as_json: JsonOption = False) -> None:
+    """What a pool holds and in which state it is. Works while a run is using it."""
+    from holdfast.inspection import describe, inspect_pool
+
+    found = inspect_pool(pool)
+    print(json.dumps(found, indent=2) if as_json else "\n".join(describe(found)))  # noqa: T201
+
+
+def verify(pool: PoolArgument) -> None:
+    """Check every checksum and invariant of a pool; changes nothing. Exit 1 and the reasons if anything is wrong."""
+    from holdfast import _core
+    from holdfast.errors import Corrupted
+    from holdfast.reading import locked
+
+    with locked(pool):
+        reader = _core.Reader(str(pool))
+        problems = reader.verify()
+    if problems:
+        raise Corrupted(f"{pool} is damaged:\n  " + "\n  ".join(problems))
+    state = "closed cleanly" if reader.clean else "not closed cleanly; the next start recovers it"
+    print(f"{pool}: whole, at step {reader.commit['step']}, {state}")  # noqa: T201
+
+
+def digest(pool: PoolArgument, as_json: JsonOption = False) -> None:
+    """SHA-256 of a pool's logical state: step, dense state, and every row that is not at its initial value.
+
+    Two pools have one digest exactly when training would go on alike from them, however their bytes are stored. A pool
+    that was not closed cleanly is recovered first. --json shows the parts too.
+    """
+    from holdfast.digest import digest_pool
+    from holdfast.observe import counting
+    from holdfast.reading import at_rest
+
+    with at_rest(pool) as (reader, recovery), counting("rows read", None) as on_rows:
+        if recovery is not None and not recovery.clean:
+            print(f"{pool}: was not closed cleanly, recovered to step {recovery.step}", file=sys.stderr)  # noqa: T201
+        found = digest_pool(reader, on_rows)
+    if not as_json:
+        print(found.whole)  # noqa: T201
+        return
+    parts = {
+        "digest": found.whole,
+        "step": found.step,
+        "cursor": found.cursor,
+        "row_updates": found.row_updates,
+        "dense": found.dense,
+        "rows": found.rows_counted,
+        "tables": found.tables,
+    }
+    print(json.dumps(parts, indent=2))  # noqa: T201

@@ -1,0 +1,255 @@
+"""``holdfast train`` and ``holdfast eval``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Annotated, Self
+
+import typer
+
+from holdfast.cli.options import ConfigArgument, PoolOption, SetOption
+
+if TYPE_CHECKING:
+    from holdfast import _core
+    from holdfast.data import Source
+    from holdfast.metrics import Evaluation
+    from holdfast.run import RunConfig
+    from holdfast.train import Trainer
+
+
+class Recovery(StrEnum):
+    """How a pool that was not closed cleanly is recovered."""
+
+    exact = "exact"
+    relaxed = "relaxed"
+
+
+class OnBadRow(StrEnum):
+    """What becomes of a malformed line."""
+
+    error = "error"
+    skip = "skip"
+
+
+def train(
+    config_path: ConfigArgument,
+    pool: PoolOption,
+    overrides: SetOption = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=0, help="Train up to this step, counted from the pool's first. Default: train.steps."),
+    ] = None,
+    metrics: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.jsonl", help="Append one JSON object a step; the last holds AUC and log-loss."),
+    ] = None,
+    tensorboard: Annotated[Path | None, typer.Option(metavar="DIR", help="Write scalars for TensorBoard.")] = None,
+    recovery: Annotated[
+        Recovery,
+        typer.Option(
+            help="After a crash: exact goes back to the newest complete state; relaxed keeps the newest rows beside an "
+            "older dense part (of pool.dense_interval steps at most)."
+        ),
+    ] = Recovery.exact,
+    on_bad_row: Annotated[
+        OnBadRow | None, typer.Option(help="A malformed line of a Criteo file: stop, or count and skip it.")
+    ] = None,
+    trust_after_reboot: Annotated[
+        bool,
+        typer.Option(
+            "--trust-after-reboot",
+            help="Open a pool that was in use when the machine went down, although its medium does not survive that.",
+        ),
+    ] = False,
+) -> None:
+    """Train; makes the pool, or goes on where it is.
+
+    Stop it with Ctrl-C or SIGTERM (the step is finished and made durable), or kill it: the same command goes on, and
+    ends with the same bits as a run that was never stopped.
+
+    What may change from one start to the next: learning rates and other hyperparameters of the optimizers (applied
+    from the next step on), steps and epochs, workers, evaluation, validation data. Anything else is refused by name.
+    """
+    from holdfast.run import open_trainer, open_validation
+
+    config = _read(config_path, overrides or [])
+    if steps is not None:
+        config = replace(config, train=replace(config.train, steps=steps))
+    if on_bad_row is not None:
+        config = _with_bad_rows(config, on_bad_row)
+    validation = open_validation(config)
+    with (
+        open_trainer(config, pool, recovery=recovery.value, trust_after_reboot=trust_after_reboot) as trainer,
+        StopSignals() as stop,
+    ):
+        print(describe_start(trainer), flush=True)  # noqa: T201
+        if (bad_rows := getattr(trainer.loader.source, "bad_rows", None)) is not None and bad_rows.count:
+            print(f"{pool}: {bad_rows.summary()}", flush=True)  # noqa: T201
+        result = _train(trainer, validation, stop, metrics=metrics, tensorboard=tensorboard)
+        step = trainer.pool.step
+    if stop.number is not None:
+        name = signal.Signals(stop.number).name
+        print(f"{name}: step {step} is finished and durable; run the same command to go on", flush=True)  # noqa: T201
+        raise typer.Exit(128 + stop.number)
+    if result is None:
+        print(f"trained to step {step}; no [validation] data to evaluate on")  # noqa: T201
+    else:
+        print(f"trained to step {step}: AUC {result.auc:.5f}, log-loss {result.logloss:.5f}")  # noqa: T201
+
+
+def evaluate(config_path: ConfigArgument, pool: PoolOption, overrides: SetOption = None) -> None:
+    """AUC and log-loss of a pool's model on the validation data.
+
+    Changes nothing, and needs no lock: while a run is at work, rows are as they are at that instant.
+    """
+    from holdfast.errors import ConfigError
+    from holdfast.observe import counting
+    from holdfast.run import evaluate_pool, open_validation
+
+    config = _read(config_path, overrides or [])
+    validation = open_validation(config)
+    if validation is None:
+        raise ConfigError(f"{config_path}: there is no [validation] to evaluate on")
+    with counting("evaluating", validation.num_samples) as on_batch:
+        step, result = evaluate_pool(config, pool, validation, on_batch)
+    print(f"step {step}: AUC {result.auc:.5f}, log-loss {result.logloss:.5f}")  # noqa: T201
+
+
+def describe_start(trainer: Trainer) -> str:
+    """What opening the pool found and did, in one line."""
+    pool = trainer.pool
+    if pool.is_new:
+        return f"{pool.directory}: new pool on {medium(pool.core)}; training starts at step 1 of {trainer.last_step}"
+    goes_on = (
+        f"training goes on at step {pool.step + 1} of {trainer.last_step}"
+        if pool.step < trainer.last_step
+        else f"nothing is left to train up to step {trainer.last_step}"
+    )
+    return f"{pool.directory}: {describe_recovery(pool.recovered)}; {goes_on}"
+
+
+def medium(pool: _core.Pool | _core.Reader) -> str:
+    """What a pool lies on, and what its durable steps survive."""
+    kind = pool.medium.rpartition(", ")[0]
+    level = pool.header["level"]
+    survives = "power loss" if level == "power" else "any death of the process, not of the machine"
+    return f"{kind} (level {level}: survives {survives})"
+
+
+def describe_recovery(report: _core.RecoveryReport) -> str:
+    took = f"in {report.seconds * 1e3:.1f} ms"
+    if report.clean:
+        return f"closed cleanly at step {report.step}, opened {took}"
+    durable = report.step if report.dense_step is None else report.dense_step
+    steps_back = report.rows_step - report.step
+    what = "1 step" if steps_back == 1 else f"{steps_back} steps"
+    in_flight = "" if report.records_undone <= steps_back else " and what was in flight"
+    return (
+        f"not closed cleanly: last durable step {durable}, rolled back {what}{in_flight} "
+        f"({report.rows_restored:,} rows) {took}"
+    )
+
+
+class StopSignals:
+    """SIGINT and SIGTERM as a wish that is granted between two steps. Context manager: puts the old handlers back.
+
+    A second signal, a second or more after the first, ends the process on the spot: the pool is as after a crash, which
+    costs nothing but the step in flight.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._at = 0.0
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.number is None:
+            self.number, self._at = number, now
+            os.write(2, b"\nstopping: the step is being finished (once more to stop at once)\n")
+        elif now - self._at >= 1.0:
+            show_cursor = b"\x1b[?25h" if sys.stdout.isatty() else b""
+            os.write(2, show_cursor + b"stopped at once; the next start recovers the pool\n")
+            os._exit(128 + number)
+
+
+class _Stopped(Exception):
+    """A signal came while the model was being evaluated."""
+
+
+def _train(
+    trainer: Trainer, validation: Source | None, stop: StopSignals, *, metrics: Path | None, tensorboard: Path | None
+) -> Evaluation | None:
+    """Steps until the last or a signal; then everything is durable, and evaluated unless it was a signal."""
+    from holdfast.state_tree import rng_state, set_rng_state
+
+    first_step = trainer.pool.step
+    random_numbers = rng_state()
+    # Rich draws from Python's generator when it is imported, and who knows what TensorBoard does.
+    from holdfast.observe import Display, MetricsFile, Observer, Observers, TensorBoard
+
+    observers: list[Observer] = []
+    if metrics is not None:
+        observers.append(MetricsFile(metrics, resumed_step=first_step, is_new=trainer.pool.is_new))
+    if tensorboard is not None:
+        observers.append(TensorBoard(tensorboard, resumed_step=first_step))
+    display = Display(first_step=first_step, last_step=trainer.last_step)
+    set_rng_state(random_numbers)
+    result = None
+
+    def keep_going(_: int) -> None:
+        if stop.number is not None:
+            raise _Stopped
+
+    with Observers([*observers, display]) as watch:
+        every = trainer.config.eval_every
+        try:
+            for report in trainer.steps():
+                watch.step(report)
+                if stop.number is not None:
+                    break
+                if every and report.step % every == 0 and report.step < trainer.last_step and validation is not None:
+                    watch.evaluation(report.step, trainer.evaluate(validation, keep_going), is_end=False)
+            trainer.checkpoint.flush()
+            if stop.number is None and validation is not None:
+                display.pause("evaluating")
+                result = trainer.evaluate(validation, keep_going)
+                watch.evaluation(trainer.pool.step, result, is_end=True)
+        except _Stopped:
+            trainer.checkpoint.flush()
+    return result
+
+
+def _read(path: Path, overrides: list[str]) -> RunConfig:
+    for override in overrides:
+        if "=" not in override:
+            raise typer.BadParameter(f"{override!r} is no KEY=VALUE", param_hint="--set")
+    from holdfast.config import read_config
+    from holdfast.run import RunConfig
+
+    return read_config(RunConfig, path, overrides)
+
+
+def _with_bad_rows(config: RunConfig, on_bad_row: OnBadRow) -> RunConfig:
+    if config.data.criteo is None:
+        raise typer.BadParameter("only [data.criteo] has lines that may be malformed", param_hint="--on-bad-row")
+    criteo = replace(config.data.criteo, on_bad_row=on_bad_row.value)
+    return replace(config, data=replace(config.data, criteo=criteo))

@@ -1,0 +1,141 @@
+"""What a pool is made of, as data and as text. Takes no lock that a run would notice; the pool may be in use."""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from holdfast import _core
+from holdfast.errors import PoolNotFound
+from holdfast.optim import OPTIMIZERS
+from holdfast.pool import exists
+from holdfast.reading import is_in_use, layout_of
+from holdfast.tables import DTYPES, POOLINGS
+
+_CHUNK_ROWS = 1 << 20
+
+
+def inspect_pool(directory: Path) -> dict[str, Any]:
+    """Plain values, as ``holdfast inspect --json`` prints them; sizes in bytes, apparent and on disk."""
+    if not exists(directory):
+        raise PoolNotFound(f"{directory} holds no pool")
+    in_use = is_in_use(directory)
+    reader = _core.Reader(str(directory))
+    header, commit = reader.header, reader.commit
+    dense = reader.dense_state()
+    dense_step = None if dense is None else dense[0]
+    log_files = sorted(directory.glob("log-*"))
+    return {
+        "pool": str(directory),
+        "uuid": str(uuid.UUID(bytes=header["uuid"])),
+        "format_version": header["format_version"],
+        "created": dt.datetime.fromtimestamp(header["created_unix_ns"] / 1e9, dt.UTC).isoformat(timespec="seconds"),
+        "level": header["level"],
+        "medium": reader.medium,
+        "seed": header["seed"],
+        "shards": header["num_shards"],
+        "writers": header["num_writers"],
+        "epoch": reader.epoch,
+        "in_use": in_use,
+        "clean": reader.clean,
+        "step": commit["step"],
+        "dense_step": dense_step,
+        "cursor": commit["cursor"],
+        "row_updates": commit["row_updates"],
+        "recovery": _recovery(reader.clean, in_use, commit["step"], dense_step),
+        "log": {"bytes": _apparent(log_files), "bytes_used": commit["log_head"] - commit["log_tail"]},
+        "dense": {
+            "bytes": None if dense is None else len(dense[1]) + len(dense[2]),
+            "bytes_on_disk": _on_disk(sorted(directory.glob("dense-*"))),
+        },
+        "tables": [_table(directory, reader, number) for number in range(len(reader.tables))],
+        "bytes": _apparent(_files(directory)),
+        "bytes_on_disk": _on_disk(_files(directory)),
+    }
+
+
+def describe(found: dict[str, Any]) -> Iterator[str]:
+    """The same as lines for a person."""
+    state = "in use" if found["in_use"] else "closed cleanly" if found["clean"] else "not closed cleanly"
+    yield f"{found['pool']}: {found['level']}-level pool on {found['medium']}, {state}"
+    yield f"  made {found['created']}, format {found['format_version']}, seed {found['seed']}, id {found['uuid']}"
+    dense = "none" if found["dense_step"] is None else f"step {found['dense_step']}, {_size(found['dense']['bytes'])}"
+    yield f"  rows at step {found['step']} ({found['cursor']:,} samples), dense state: {dense}; epoch {found['epoch']}"
+    yield f"  recovery: {found['recovery']['would']}"
+    log = found["log"]
+    yield f"  log {_size(log['bytes'])}, {_size(log['bytes_used'])} of it needed by recovery"
+    yield f"  size {_size(found['bytes'])}, on disk {_size(found['bytes_on_disk'])}"
+    width = max(5, *(len(table["name"]) for table in found["tables"]))
+    yield ""
+    yield (
+        f"  {'table':<{width}}  {'rows':>14}  {'touched':>12}  {'dim':>4}  {'dtype':<5}  {'size':>9}  {'on disk':>9}  "
+        "optimizer"
+    )
+    for table in found["tables"]:
+        yield (
+            f"  {table['name']:<{width}}  {table['rows']:>14,}  {table['touched_rows']:>12,}  {table['dim']:>4}  "
+            f"{table['dtype']:<5}  {_size(table['bytes']):>9}  {_size(table['bytes_on_disk']):>9}  {table['optimizer']}"
+        )
+
+
+def _table(directory: Path, reader: _core.Reader, number: int) -> dict[str, Any]:
+    table = reader.tables[number]
+    files = sorted(directory.glob(f"shard-*/table-{number:04}.*"))
+    layout = layout_of(table)
+    return {
+        "name": table.name,
+        "rows": table.num_embeddings,
+        "dim": table.embedding_dim,
+        "dtype": DTYPES[table.dtype],
+        "pooling": POOLINGS[table.pooling],
+        "optimizer": OPTIMIZERS[table.optimizer],
+        "row_bytes": layout.weight_bytes + layout.state_bytes,
+        "touched_rows": _count_touched(reader, number),
+        "bytes": _apparent(files),
+        "bytes_on_disk": _on_disk(files),
+    }
+
+
+def _count_touched(reader: _core.Reader, number: int) -> int:
+    count = first = 0
+    while rows := reader.touched_rows(number, first, _CHUNK_ROWS):
+        count += len(rows)
+        first = rows[-1] + 1
+    return count
+
+
+def _recovery(clean: bool, in_use: bool, step: int, dense_step: int | None) -> dict[str, Any]:
+    exact = step if dense_step is None else min(step, dense_step)
+    if in_use:
+        would = f"a run is at work; if it died now, training would go on after step {exact}"
+    elif clean:
+        would = "nothing to do"
+    elif exact == step:
+        would = f"drop what was in flight after step {step}"
+    else:
+        would = f"roll rows back from step {step} to {exact} (relaxed: stay at {step} with the dense state of {exact})"
+    return {"needed": not clean and not in_use, "exact_step": exact, "relaxed_step": step, "would": would}
+
+
+def _files(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file()]
+
+
+def _apparent(files: list[Path]) -> int:
+    return sum(path.stat().st_size for path in files)
+
+
+def _on_disk(files: list[Path]) -> int:
+    return sum(path.stat().st_blocks * 512 for path in files)
+
+
+def _size(num_bytes: int) -> str:
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError

@@ -1,0 +1,269 @@
+"""What a run shows of itself while it trains: a progress bar or plain lines, metrics as JSON lines, TensorBoard.
+
+The metrics file holds one object a step, ``{"step", "durable_step", "loss", "samples_per_second", "stage_ms"}``,
+objects ``{"event": "evaluation", "step", "auc", "logloss"}`` where the run evaluates in between, and last of all
+``{"event": "end", "step", "auc", "logloss"}``. It always reads like one run without a break, every step once:
+
+- a run that resumes at step s first cuts off what the file holds of steps after s (they are trained again), a line that
+  a crash left unfinished, and the end of a run that now goes on;
+- a run in a new pool keeps a file that is there already, as FILE.1, FILE.2...
+
+durable_step is as it was when the step was committed; the step itself becomes durable a moment later.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from holdfast.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+    from holdfast.metrics import Evaluation
+    from holdfast.train import StepReport
+
+_TENSORBOARD_EVERY = 10
+_PLAIN_SECONDS = 10.0
+_SHOWN_SECONDS = 0.1
+
+
+class Observer(Protocol):
+    """Is told of every step and every evaluation."""
+
+    def step(self, report: StepReport, samples_per_second: float) -> None: ...
+    def evaluation(self, step: int, evaluation: Evaluation, *, is_end: bool) -> None: ...
+    def close(self) -> None: ...
+
+
+class Observers:
+    """Several as one; measures the samples per second between two steps. Context manager: closes them all."""
+
+    def __init__(self, observers: list[Observer]) -> None:
+        self._observers = observers
+        self._last = time.perf_counter()
+
+    def step(self, report: StepReport) -> None:
+        now = time.perf_counter()
+        samples_per_second = report.samples / max(now - self._last, 1e-9)
+        self._last = now
+        for observer in self._observers:
+            observer.step(report, samples_per_second)
+
+    def evaluation(self, step: int, evaluation: Evaluation, *, is_end: bool) -> None:
+        for observer in self._observers:
+            observer.evaluation(step, evaluation, is_end=is_end)
+        self._last = time.perf_counter()  # the pause is not the next step's
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for observer in self._observers:
+            observer.close()
+
+
+class MetricsFile:
+    """JSON lines, as the module's text says. is_new: the run begins in a new pool. Raises ConfigError that names the
+    file where it cannot be written."""
+
+    def __init__(self, path: Path, *, resumed_step: int, is_new: bool) -> None:
+        try:
+            if is_new and path.exists() and path.stat().st_size > 0:
+                path.rename(_free_name(path))
+            elif path.exists():
+                _cut_after(path, resumed_step)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Line by line: a crash loses at most the line that was being written.
+            self._file = path.open("a", buffering=1, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"metrics file {path}: {error.strerror}") from error
+
+    def step(self, report: StepReport, samples_per_second: float) -> None:
+        self._write(
+            {
+                "step": report.step,
+                "durable_step": report.durable_step,
+                "loss": report.loss,
+                "samples_per_second": round(samples_per_second, 1),
+                "stage_ms": {stage: round(ms, 4) for stage, ms in report.stage_ms.items()},
+            }
+        )
+
+    def evaluation(self, step: int, evaluation: Evaluation, *, is_end: bool) -> None:
+        event = "end" if is_end else "evaluation"
+        self._write({"event": event, "step": step, "auc": evaluation.auc, "logloss": evaluation.logloss})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, line: Mapping[str, object]) -> None:
+        self._file.write(json.dumps(line) + "\n")
+
+
+class TensorBoard:
+    """Scalars for TensorBoard: loss, samples_per_second, durable_lag (steps) and stage_ms every 10 steps, AUC and
+    log-loss of every evaluation. Steps after `resumed_step` of an earlier life are hidden."""
+
+    def __init__(self, directory: Path, *, resumed_step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigError("--tensorboard needs tensorboard: pip install 'holdfast[tensorboard]'") from error
+        self._writer: SummaryWriter = SummaryWriter(str(directory), purge_step=resumed_step + 1)
+
+    def step(self, report: StepReport, samples_per_second: float) -> None:
+        if report.step % _TENSORBOARD_EVERY:
+            return
+        scalars = {
+            "loss": report.loss,
+            "samples_per_second": samples_per_second,
+            "durable_lag": report.step - report.durable_step,
+            **{f"stage_ms/{stage}": ms for stage, ms in report.stage_ms.items()},
+        }
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, report.step)
+
+    def evaluation(self, step: int, evaluation: Evaluation, *, is_end: bool) -> None:
+        self._writer.add_scalar("auc", evaluation.auc, step)
+        self._writer.add_scalar("logloss", evaluation.logloss, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Display:
+    """The progress of a run on standard output: a bar on a terminal, a plain line now and then elsewhere."""
+
+    def __init__(self, *, first_step: int, last_step: int) -> None:
+        self._last_step = last_step
+        self._console = Console(file=sys.stdout, highlight=False)
+        self._progress: Progress | None = None
+        self._task = TaskID(0)
+        if self._console.is_terminal:
+            self._progress = Progress(
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[shown]}"),
+                TimeRemainingColumn(compact=True),
+                console=self._console,
+                auto_refresh=False,  # a thread that draws would compete with the step for the interpreter
+            )
+            self._task = self._progress.add_task("", total=last_step, completed=first_step, shown="")
+            self._progress.start()
+        self._shown_at = time.monotonic()
+        self._rate = 0.0
+
+    def step(self, report: StepReport, samples_per_second: float) -> None:
+        self._rate = samples_per_second if self._rate == 0.0 else 0.95 * self._rate + 0.05 * samples_per_second
+        now = time.monotonic()
+        wait = _PLAIN_SECONDS if self._progress is None else _SHOWN_SECONDS
+        if now - self._shown_at < wait and report.step < self._last_step:
+            return
+        self._shown_at = now
+        shown = f"{self._rate:,.0f} samples/s · loss {report.loss:.4f} · durable {report.durable_step}"
+        if self._progress is None:
+            print(f"step {report.step}/{self._last_step} · {shown}", flush=True)  # noqa: T201
+        else:
+            self._progress.update(self._task, completed=report.step, shown=shown, refresh=True)
+
+    def evaluation(self, step: int, evaluation: Evaluation, *, is_end: bool) -> None:
+        if not is_end:
+            self._console.print(f"step {step}: AUC {evaluation.auc:.5f}, log-loss {evaluation.logloss:.5f}")
+
+    def pause(self, what: str) -> None:
+        """Training is over for now; says what comes."""
+        if self._progress is not None:
+            self._progress.update(self._task, shown=what, refresh=True)
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+class Advance(Protocol):
+    """Takes how much was just done, and how much there is in all where that was not known before."""
+
+    def __call__(self, done: int, total: int | None = None, /) -> None: ...
+
+
+@contextmanager
+def counting(what: str, total: int | None, *, is_bytes: bool = False) -> Iterator[Advance]:
+    """A progress bar for what takes a while, on standard error and on a terminal only."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda done, total=None, /: None
+        return
+    count = DownloadColumn() if is_bytes else MofNCompleteColumn()
+    with Progress(
+        TextColumn(what), BarColumn(), count, TimeRemainingColumn(), console=console, transient=True
+    ) as progress:
+        task = progress.add_task("", total=total)
+
+        def advance(done: int, total: int | None = None, /) -> None:
+            progress.update(task, advance=done, total=total)
+
+        yield advance
+
+
+@contextmanager
+def counting_up_to(what: str) -> Iterator[Callable[[int, int], None]]:
+    """The same for what says how much is done of how much in all."""
+    done = 0
+    with counting(what, None) as advance:
+
+        def progress(now: int, total: int) -> None:
+            nonlocal done
+            advance(now - done, total)
+            done = now
+
+        yield progress
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while (candidate := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    return candidate
+
+
+def _cut_after(path: Path, step: int) -> None:
+    """Cuts the file before its first line that is of a step after `step`, unfinished, or the end of the run.
+
+    Raises ConfigError where the file holds something else than metrics."""
+    with path.open("rb+") as file:
+        end = 0
+        for line in file:
+            if not line.endswith(b"\n") and line.startswith(b"{"):
+                break  # the last line, which a crash left unfinished
+            try:
+                entry = json.loads(line)
+                line_step, event = int(entry["step"]), entry.get("event")
+            except (ValueError, TypeError, KeyError, AttributeError):
+                raise ConfigError(f"metrics file {path}: it holds something else than metrics; name another") from None
+            if line_step > step or (line_step == step and event == "end"):
+                break
+            end += len(line)
+        file.truncate(end)

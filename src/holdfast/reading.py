@@ -1,0 +1,146 @@
+"""Pools as others than their trainer see them: at rest, or over the trainer's shoulder.
+
+- `at_rest` is for digests and exports: it recovers the pool if it was not closed cleanly, and holds its lock, so that
+  nothing changes while it is read. PoolBusy where a run has it.
+- `locked` is for verify: it holds the lock, and changes nothing.
+- `ReadOnlyPool` is for evaluation: no lock, no change; a run may be at work, and rows are as they are at that instant.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast import _core
+from holdfast.errors import ConfigError, PoolBusy, PoolNotFound, PoolReadOnly
+from holdfast.pool import exists
+from holdfast.tables import EmbeddingBagConfig, check_same, to_spec
+
+LOCK_FILE = "lock"
+_DTYPE_BYTES = (4, 2, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """How a table's rows lie in memory: bytes of weights and float32 values of optimizer state by their names.
+
+    state: (name, values a row) in the order in which a row keeps them; the names are FBGEMM's and PyTorch's.
+    """
+
+    weight_bytes: int
+    state: tuple[tuple[str, int], ...]
+
+    @property
+    def state_bytes(self) -> int:
+        return 4 * sum(width for _, width in self.state)
+
+
+def layout_of(table: _core.TableSpec) -> RowLayout:
+    dim = table.embedding_dim
+    state: tuple[tuple[tuple[str, int], ...], ...] = (
+        (),
+        (("momentum1", 1),),
+        (("momentum1", dim),),
+        (("exp_avg", dim), ("exp_avg_sq", dim)),
+        (("exp_avg", dim), ("exp_avg_sq", 1)),
+    )
+    return RowLayout(weight_bytes=dim * _DTYPE_BYTES[table.dtype], state=state[table.optimizer])
+
+
+@contextmanager
+def at_rest(directory: Path) -> Iterator[tuple[_core.Reader, _core.RecoveryReport | None]]:
+    """The pool, recovered exactly and locked; and what recovery did (None: nothing could be done or was needed, because
+    the medium is read-only and the pool was closed cleanly)."""
+    if not exists(directory):
+        raise PoolNotFound(f"{directory} holds no pool")
+    try:
+        pool = _core.Pool(str(directory), relaxed=False, dense_interval=1, grow_log=False, trust_after_reboot=False)
+    except PoolReadOnly:
+        reader = _core.Reader(str(directory))
+        if not reader.clean:
+            raise
+        yield reader, None
+        return
+    try:
+        yield _core.Reader(str(directory)), pool.recovery
+    finally:
+        pool.close()
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keeps writers out for a while. Raises PoolBusy where one is at work; says which."""
+    if not exists(directory):
+        raise PoolNotFound(f"{directory} holds no pool")
+    try:
+        lock = (directory / LOCK_FILE).open("rb")
+    except FileNotFoundError:
+        yield  # nobody has ever opened it here
+        return
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = lock.read(32).decode(errors="replace").strip() or "(unknown)"
+            raise PoolBusy(f"{directory} is open for writing in process {holder}; wait for it, or stop it") from None
+        yield
+
+
+def is_in_use(directory: Path) -> bool:
+    """Whether a process has the pool open for writing at this moment."""
+    try:
+        with locked(directory):
+            return False
+    except PoolBusy:
+        return True
+
+
+class ReadOnlyPool:
+    """What EmbeddingBagCollection asks of a Pool, over a Reader: forward in ``eval()`` mode is all that works."""
+
+    def __init__(self, directory: Path) -> None:
+        if not exists(directory):
+            raise PoolNotFound(f"{directory} holds no pool")
+        self.directory = directory
+        self.core = _core.Reader(str(directory))
+        self.collections: list[object] = []
+
+    def attach(self, tables: Sequence[EmbeddingBagConfig], optimizer: int, optimizers: Sequence[str]) -> list[int]:
+        there = {table.name: (number, table) for number, table in enumerate(self.core.tables)}
+        for spec in (to_spec(table, optimizer) for table in tables):
+            if spec.name not in there:
+                raise ConfigError(
+                    f"the pool in {self.directory} has no table '{spec.name}' (it has {', '.join(there)})"
+                )
+            check_same(there[spec.name][1], spec, optimizers)
+        return [there[table.name][0] for table in tables]
+
+
+@dataclass(frozen=True, slots=True)
+class RowChunk:
+    """Some rows of a table, ascending. weights, state: uint8 ``[n, bytes]``; differs: bool ``[n]``, whether a row's
+    bits are other than its initial ones."""
+
+    rows: NDArray[np.uint64]
+    weights: NDArray[np.uint8]
+    state: NDArray[np.uint8]
+    differs: NDArray[np.bool_]
+
+
+def touched_rows(reader: _core.Reader, table: int, chunk_rows: int = 16_384) -> Iterator[RowChunk]:
+    """The rows that an update has ever written."""
+    layout = layout_of(reader.tables[table])
+    first = 0
+    while rows := reader.touched_rows(table, first, chunk_rows):
+        weights = np.empty((len(rows), layout.weight_bytes), np.uint8)
+        state = np.empty((len(rows), layout.state_bytes), np.uint8)
+        differs = np.empty(len(rows), np.uint8)
+        reader.gather_rows(table, rows, weights.reshape(-1), state.reshape(-1), differs)
+        yield RowChunk(np.array(rows, np.uint64), weights, state, differs.astype(np.bool_))
+        first = rows[-1] + 1

@@ -1,0 +1,78 @@
+"""Drives the zygote: run, kill, resume, digest."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+HERE = Path(__file__).parent
+SRC = HERE.parents[1] / "src"
+SIGKILL = 9
+
+
+class Zygote:
+    """A process that forks tiny runs; see zygote.py."""
+
+    def __init__(self) -> None:
+        one = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+        environment = {**os.environ, **one, "MKL_CBWR": "AUTO,STRICT", "ARROW_DEFAULT_MEMORY_POOL": "system", "PYTHONPATH": f"{SRC}{os.pathsep}{HERE}"}
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "zygote.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def run(
+        self,
+        directory: Path,
+        options: Mapping[str, Any],
+        *,
+        kill_at: int = 0,
+        kill_after_s: float | None = None,
+    ) -> dict[str, Any]:
+        """One run in a fork, killed at its `kill_at`-th persist point or after a time. Raises AssertionError with the
+        child's traceback where it failed instead."""
+        request = {
+            "directory": str(directory),
+            "options": dict(options),
+            "kill_at": kill_at,
+            "kill_after_s": kill_after_s,
+        }
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        assert "error" not in answer, f"{request}\n{answer['trace']}"
+        return answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=30)
+
+
+def digest(directory: Path) -> str:
+    """Of a pool that was closed cleanly."""
+    from holdfast import _core
+    from holdfast.digest import digest_pool
+
+    return digest_pool(_core.Reader(str(directory))).whole
+
+
+def pool_root() -> Path:
+    """Pools of crash tests lie on tmpfs where there is one: a persist point is the same, and the disk is spared."""
+    shm = Path("/dev/shm")
+    return shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(os.environ.get("TMPDIR", "/tmp"))

@@ -1,0 +1,128 @@
+"""A training run of milliseconds that uses every part of the protocol: what the crash tests kill and resume.
+
+It is the real thing in small: the real loader, pool, collection, checkpoint and DLRM, a momentum optimizer, a
+learning-rate schedule, and a loss that draws from torch's generator, so that whatever is not restored shows in the digest.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from holdfast import _core
+from holdfast.data import Loader, SyntheticConfig, SyntheticSource
+from holdfast.dense import Checkpoint
+from holdfast.embedding import EmbeddingBagCollection
+from holdfast.models import DLRM
+from holdfast.optim import SGD, Adagrad, Adam, RowOptimizerSpec, RowWiseAdagrad, RowWiseAdam
+from holdfast.pool import Pool
+from holdfast.tables import EmbeddingBagConfig
+
+ROW_OPTIMIZERS: dict[str, type[RowOptimizerSpec]] = {
+    "sgd": SGD,
+    "rowwise_adagrad": RowWiseAdagrad,
+    "adagrad": Adagrad,
+    "adam": Adam,
+    "rowwise_adam": RowWiseAdam,
+}
+ROWS = (600, 90, 7)
+DIM = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """One run. lr_change: (step, factor): from that step on learning rates are multiplied by factor."""
+
+    steps: int = 8
+    batch_size: int = 24
+    lookups: int = 2
+    optimizer: str = "rowwise_adagrad"
+    dtype: str = "fp32"
+    dense_interval: int = 1
+    log_bytes: int | None = None
+    capture_ahead: bool = False
+    micro_batches: int = 1
+    skip_every: int = 0
+    lr_change: tuple[int, float] | None = None
+    recovery: str = "exact"
+
+
+def train(directory: str, options: Options) -> dict[str, int]:
+    """Makes the pool or goes on where it is, to `options.steps`; closes it. Returns where it went on and how often it
+    was in step with its loader."""
+    torch.set_num_threads(1)
+    _core.set_num_threads(1)
+    random.seed(5)
+    np.random.seed(5)  # noqa: NPY002  (its state is part of the digest)
+    torch.manual_seed(5)
+    source = SyntheticSource(
+        SyntheticConfig(num_samples=options.batch_size * 5 + 3, rows=ROWS, lookups=options.lookups, num_dense=4)
+    )
+    with Pool(
+        directory,
+        seed=3,
+        log_bytes=options.log_bytes,
+        dense_interval=options.dense_interval,
+        recovery=options.recovery,  # type: ignore[arg-type]
+    ) as pool:
+        rows = EmbeddingBagCollection(
+            pool,
+            [
+                EmbeddingBagConfig(
+                    num_embeddings=count,
+                    embedding_dim=DIM,
+                    name=f"table_{i}",
+                    feature_names=[source.features[i].name],
+                    data_type=options.dtype,
+                )
+                for i, count in enumerate(ROWS)
+            ],
+            optimizer=ROW_OPTIMIZERS[options.optimizer](lr=0.05),
+        )
+        model = DLRM(
+            embeddings=rows, num_dense=4, embedding_dim=DIM, num_features=len(ROWS), bottom=[16, DIM], top=[12, 1]
+        )
+        dense = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        schedules = [torch.optim.lr_scheduler.StepLR(item, 3, 0.7) for item in (dense, rows.optimizer)]
+        with Loader(
+            source,
+            batch_size=options.batch_size,
+            seed=11,
+            transform=lambda batch: rows.plan(batch.features),
+        ) as loader:
+            checkpoint = Checkpoint(pool, model=model, optimizer=dense, scheduler=schedules, loader=loader)
+            resumed_at = checkpoint.resume()
+            upcoming = None
+            while pool.step < options.steps:
+                step = pool.step + 1
+                if options.lr_change is not None and step == options.lr_change[0]:
+                    for item in (dense, rows.optimizer):
+                        for group in item.param_groups:
+                            group["lr"] *= options.lr_change[1]
+                dense.zero_grad()
+                end = 0
+                for part in range(options.micro_batches):
+                    batch, planned = upcoming or next(loader)
+                    upcoming = None
+                    end = batch.first_sample + batch.size
+                    logits = model.from_pooled(
+                        batch.dense, rows.lookup(rows.capture(planned), planned)
+                    )
+                    if options.capture_ahead and part == options.micro_batches - 1:
+                        upcoming = next(loader)
+                        rows.capture_ahead(upcoming[1])
+                    target = batch.labels * (0.9 + 0.1 * torch.rand(()))
+                    torch.nn.functional.binary_cross_entropy_with_logits(logits, target).backward()
+                skipped = options.skip_every > 0 and step % options.skip_every == 0
+                if not skipped:
+                    dense.step()
+                    rows.optimizer.step()
+                for schedule in schedules:
+                    schedule.step()
+                checkpoint.commit(end)
+            checkpoint.flush()
+            assert pool.durable_step == options.steps
+        return {"resumed_at": resumed_at, "undone": pool.recovered.records_undone}
