@@ -329,7 +329,7 @@ NB_MODULE(_core, m) {
           },
           "tables"_a, "features"_a, "features: (name, index into tables), in the order of the output.")
       .def("dense_state",
-           [](const Pool& pool) -> std::optional<std::tuple<nb::bytes, nb::bytes>> {
+           [](Pool& pool) -> std::optional<std::tuple<nb::bytes, nb::bytes>> {
              const auto state = pool.dense_state();
              if (!state) return std::nullopt;
              return std::tuple{to_bytes(state->structure), to_bytes(state->tensors)};

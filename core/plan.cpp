@@ -5,6 +5,8 @@
 #include <bit>
 #include <limits>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 
 namespace holdfast {
 namespace {
@@ -72,41 +74,44 @@ std::size_t checked_num_ids(const FeatureInput& feature, std::size_t feature_ind
   throw std::logic_error("plan_table: a bad id vanished while it was looked for");
 }
 
-// What the plan keeps per lookup in original order until it is put in order of rows.
+// Counts of each digit of the rows; then, digit by digit, where the next lookup with that digit goes.
+using Counters = std::array<std::array<std::uint32_t, std::size_t{1} << max_digit_bits>, max_passes>;
+
+// What the plan needs of each lookup, by position, until it is put in order of rows.
 struct Lookups {
-  std::uint64_t* packed;            // row << shift | position
   std::uint32_t* gradient_offset;
-  float* scale;                     // null when every scale is 1
+  float* scale;  // null when every scale is 1
 };
 
-// Fills one feature's lookups from position `first` on. Returns whether all of its ids are rows of the table.
-template <class Offset>
-bool pack_feature(const FeatureInput& feature, std::span<const Offset> offsets, std::size_t first,
-                  std::uint64_t num_rows, unsigned shift, std::uint32_t output_width, bool mean,
-                  std::uint32_t* bag_start, const Lookups& lookups) {
-  const std::size_t num_bags = offsets.size() - 1;
-  const std::size_t first_id = static_cast<std::size_t>(offsets[0]);
-  const std::size_t num_ids = static_cast<std::size_t>(offsets[num_bags]) - first_id;
-
-  const std::int64_t* ids = feature.ids + first_id;
-  std::uint64_t* packed = lookups.packed + first;
+// Counts the digits of one feature's ids. Returns whether all of them are rows of the table.
+bool count_digits(std::span<const std::int64_t> ids, std::uint64_t num_rows, Digits digits, Counters& counters) {
+  const std::uint64_t mask = (std::uint64_t{1} << digits.bits) - 1;
   std::uint64_t largest = 0;
-  for (std::size_t i = 0; i < num_ids; ++i) {
-    const std::uint64_t id = static_cast<std::uint64_t>(ids[i]);  // a negative id becomes a huge one
-    largest = std::max(largest, id);
-    packed[i] = id << shift | (first + i);
-  }
-  if (num_ids != 0 && largest >= num_rows) return false;
+  const auto count = [&](unsigned num_digits) {
+    for (const std::int64_t signed_id : ids) {
+      std::uint64_t id = static_cast<std::uint64_t>(signed_id);  // a negative id becomes a huge one
+      largest = std::max(largest, id);
+      for (unsigned digit = 0; digit < num_digits; ++digit, id >>= digits.bits) ++counters[digit][id & mask];
+    }
+  };
+  digits.num == 2 ? count(2) : count(digits.num);
+  return ids.empty() || largest < num_rows;
+}
 
+// Fills one feature's bags and lookups, whose positions begin at `first`.
+template <class Offset>
+void fill_lookups(const FeatureInput& feature, std::span<const Offset> offsets, std::size_t first,
+                  std::uint32_t output_width, bool mean, std::uint32_t* bag_start, const Lookups& lookups) {
+  const std::size_t num_bags = offsets.size() - 1;
   for (std::size_t bag = 0; bag <= num_bags; ++bag) {
-    bag_start[bag] = static_cast<std::uint32_t>(first + static_cast<std::size_t>(offsets[bag]) - first_id);
+    bag_start[bag] = static_cast<std::uint32_t>(first + static_cast<std::size_t>(offsets[bag] - offsets[0]));
   }
   std::uint32_t gradient_offset = feature.output_column;
   for (std::size_t bag = 0; bag < num_bags; ++bag, gradient_offset += output_width) {
     for (std::uint32_t p = bag_start[bag]; p < bag_start[bag + 1]; ++p) lookups.gradient_offset[p] = gradient_offset;
   }
   if (lookups.scale != nullptr) {
-    const float* weights = feature.weights == nullptr ? nullptr : feature.weights + first_id;
+    const float* const weights = feature.weights == nullptr ? nullptr : feature.weights + offsets[0];
     for (std::size_t bag = 0; bag < num_bags; ++bag) {
       const float per_bag = mean ? 1.0f / static_cast<float>(bag_start[bag + 1] - bag_start[bag]) : 1.0f;
       for (std::uint32_t p = bag_start[bag]; p < bag_start[bag + 1]; ++p) {
@@ -114,32 +119,11 @@ bool pack_feature(const FeatureInput& feature, std::span<const Offset> offsets, 
       }
     }
   }
-  return true;
 }
 
-// Sorts `num` packed lookups by their row bits, stably; returns where they are: `from` or `to`.
-std::uint64_t* radix_sort(std::uint64_t* from, std::uint64_t* to, std::size_t num, unsigned shift, Digits digits) {
-  std::array<std::array<std::uint32_t, std::size_t{1} << max_digit_bits>, max_passes> counters;
-  const std::uint64_t mask = (std::uint64_t{1} << digits.bits) - 1;
-  for (unsigned pass = 0; pass < digits.num; ++pass) std::fill_n(counters[pass].begin(), mask + 1, 0u);
-  for (std::size_t i = 0; i < num; ++i) {
-    std::uint64_t key = from[i] >> shift;
-    for (unsigned pass = 0; pass < digits.num; ++pass, key >>= digits.bits) ++counters[pass][key & mask];
-  }
-  for (unsigned pass = 0; pass < digits.num; ++pass) {
-    const unsigned pass_shift = shift + pass * digits.bits;
-    auto& next = counters[pass];
-    if (next[from[0] >> pass_shift & mask] == num) continue;  // all rows share this digit
-    std::uint32_t sum = 0;
-    for (std::size_t digit = 0; digit <= mask; ++digit) {
-      const std::uint32_t count = next[digit];
-      next[digit] = sum;
-      sum += count;
-    }
-    for (std::size_t i = 0; i < num; ++i) to[next[from[i] >> pass_shift & mask]++] = from[i];
-    std::swap(from, to);
-  }
-  return from;
+void counts_to_starts(std::span<std::uint32_t> counts) {
+  std::uint32_t sum = 0;
+  for (std::uint32_t& count : counts) sum += std::exchange(count, sum);
 }
 
 }  // namespace
@@ -166,9 +150,6 @@ void plan_table(std::span<const FeatureInput> features, std::size_t num_bags, st
                             std::to_string(output_width) + " columns has offsets that do not fit 32 bits");
   }
 
-  // scratch: two arrays of packed lookups, then gradient offsets and scales by position, half a word each.
-  if (plan.scratch.size() < 3 * num_lookups) plan.scratch.resize(3 * num_lookups);
-  plan.bag_start.resize(features.size() * (num_bags + 1));
   bool scaled = weighted;
   if (mean && !scaled) {
     for (const FeatureInput& feature : features) {
@@ -179,67 +160,86 @@ void plan_table(std::span<const FeatureInput> features, std::size_t num_bags, st
       });
     }
   }
-  std::vector<std::uint32_t>& position = plan.position;
-  position.resize(num_lookups);
+  const auto ids_of = [&](const FeatureInput& feature) {
+    return with_offsets(feature, num_bags, [&](auto offsets) {
+      return std::span(feature.ids + offsets[0], static_cast<std::size_t>(offsets[num_bags] - offsets[0]));
+    });
+  };
+
+  // scratch: two arrays of packed lookups, then gradient offsets and scales by position, half a word each.
+  if (plan.scratch.size() < 3 * num_lookups) plan.scratch.resize(3 * num_lookups);
+  plan.bag_start.resize(features.size() * (num_bags + 1));
+  plan.position.resize(num_lookups);
   plan.gradient_offset.resize(num_lookups);
   plan.scale.resize(scaled ? num_lookups : 0);
   plan.bag_scale.resize(weighted ? num_lookups : 0);
+  std::uint64_t* packed = plan.scratch.data();
+  std::uint64_t* other = packed + num_lookups;
+  std::uint32_t* const by_position = reinterpret_cast<std::uint32_t*>(other + num_lookups);
+  const Lookups lookups{by_position, scaled ? reinterpret_cast<float*>(by_position) + num_lookups : nullptr};
 
-  std::uint64_t* const packed = plan.scratch.data();
-  std::uint64_t* const other = packed + num_lookups;
-  const Lookups lookups{packed, reinterpret_cast<std::uint32_t*>(other + num_lookups),
-                        scaled ? reinterpret_cast<float*>(other + num_lookups) + num_lookups : nullptr};
+  const Digits digits = digits_of(row_bits);
+  const std::uint64_t digit_mask = (std::uint64_t{1} << digits.bits) - 1;
+  Counters counters;
+  for (unsigned digit = 0; digit < digits.num; ++digit) std::fill_n(counters[digit].begin(), digit_mask + 1, 0u);
   std::size_t first = 0;
   for (std::size_t f = 0; f < features.size(); ++f) {
     const FeatureInput& feature = features[f];
-    const bool good = with_offsets(feature, num_bags, [&](auto offsets) {
-      return pack_feature(feature, offsets, first, num_rows, shift, output_width, mean,
-                          plan.bag_start.data() + f * (num_bags + 1), lookups);
-    });
-    if (!good) throw_first_bad_id(feature, f, num_bags, num_rows);
-    const std::size_t end = plan.bag_start[f * (num_bags + 1) + num_bags];
-    if (weighted) {
-      float* const bag_scale = plan.bag_scale.data();
-      if (feature.weights == nullptr) {
-        std::fill(bag_scale + first, bag_scale + end, 1.0f);
-      } else {
-        const std::size_t first_id =
-            with_offsets(feature, num_bags, [](auto offsets) { return static_cast<std::size_t>(offsets[0]); });
-        std::copy_n(feature.weights + first_id, end - first, bag_scale + first);
+    const auto ids = ids_of(feature);
+    if (!count_digits(ids, num_rows, digits, counters)) throw_first_bad_id(feature, f, num_bags, num_rows);
+    with_offsets(feature, num_bags, [&](auto offsets) {
+      fill_lookups(feature, offsets, first, output_width, mean, plan.bag_start.data() + f * (num_bags + 1), lookups);
+      if (weighted && feature.weights == nullptr) std::fill_n(plan.bag_scale.begin() + first, ids.size(), 1.0f);
+      if (feature.weights != nullptr) {
+        std::copy_n(feature.weights + offsets[0], ids.size(), plan.bag_scale.begin() + first);
       }
-    }
-    first = end;
+    });
+    first += ids.size();
   }
 
-  std::size_t num_unique = 0;
-  const std::uint64_t* sorted = packed;
-  if (num_lookups != 0) {
-    sorted = radix_sort(packed, other, num_lookups, shift, digits_of(row_bits));
-    num_unique = 1;
-    for (std::size_t j = 1; j < num_lookups; ++j) num_unique += (sorted[j] ^ sorted[j - 1]) >> shift != 0;
+  // Radix sort by row, from the lowest digit on. The first pass packs as well: row << shift | position.
+  counts_to_starts({counters[0].data(), digit_mask + 1});
+  std::uint64_t position = 0;
+  for (const FeatureInput& feature : features) {
+    for (const std::int64_t signed_id : ids_of(feature)) {
+      const std::uint64_t id = static_cast<std::uint64_t>(signed_id);
+      packed[counters[0][id & digit_mask]++] = id << shift | position++;
+    }
   }
+  for (unsigned digit = 1; digit < digits.num; ++digit) {
+    const unsigned digit_shift = shift + digit * digits.bits;
+    auto& next = counters[digit];
+    if (num_lookups == 0 || next[packed[0] >> digit_shift & digit_mask] == num_lookups) continue;  // all rows share it
+    counts_to_starts({next.data(), digit_mask + 1});
+    for (std::size_t i = 0; i < num_lookups; ++i) other[next[packed[i] >> digit_shift & digit_mask]++] = packed[i];
+    std::swap(packed, other);
+  }
+
+  // Cut the runs of equal rows. No branch asks where a run ends, which could not be predicted: what belongs to the
+  // run is written for each of its lookups, and the last one stays.
+  std::size_t num_unique = num_lookups == 0 ? 0 : 1;
+  for (std::size_t j = 1; j < num_lookups; ++j) num_unique += (packed[j] ^ packed[j - 1]) >> shift != 0;
   plan.rows.resize(num_unique);
   plan.row_start.resize(num_unique + 1);
-
+  plan.row_start[0] = 0;
   const std::uint64_t position_mask = (std::uint64_t{1} << shift) - 1;
-  std::uint64_t* const rows = plan.rows.data();
-  std::uint32_t* const row_start = plan.row_start.data();
-  std::uint64_t previous = ~std::uint64_t{0};
-  std::uint32_t unique = std::numeric_limits<std::uint32_t>::max();  // the first lookup makes it 0
-  for (std::size_t j = 0; j < num_lookups; ++j) {
-    const std::uint64_t row = sorted[j] >> shift;
-    const std::size_t p = sorted[j] & position_mask;
-    if (row != previous) {
-      ++unique;
-      rows[unique] = row;
-      row_start[unique] = static_cast<std::uint32_t>(j);
+  const auto cut = [&, rows = plan.rows.data(), row_start = plan.row_start.data(), position_of = plan.position.data(),
+                    gradient_offset = plan.gradient_offset.data(), scale = plan.scale.data()](auto has_scale) {
+    std::uint64_t previous = num_lookups == 0 ? 0 : packed[0] >> shift;
+    std::uint32_t unique = 0;
+    for (std::size_t j = 0; j < num_lookups; ++j) {
+      const std::uint64_t row = packed[j] >> shift;
+      const std::size_t p = packed[j] & position_mask;
+      unique += row != previous;
       previous = row;
+      rows[unique] = row;
+      row_start[unique + 1] = static_cast<std::uint32_t>(j + 1);
+      position_of[p] = unique;
+      gradient_offset[j] = lookups.gradient_offset[p];
+      if constexpr (has_scale) scale[j] = lookups.scale[p];
     }
-    position[p] = unique;
-    plan.gradient_offset[j] = lookups.gradient_offset[p];
-    if (scaled) plan.scale[j] = lookups.scale[p];
-  }
-  row_start[num_unique] = static_cast<std::uint32_t>(num_lookups);
+  };
+  scaled ? cut(std::true_type{}) : cut(std::false_type{});
 }
 
 }  // namespace holdfast

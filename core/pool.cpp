@@ -16,6 +16,7 @@
 #include "lookup.h"
 #include "parallel.h"
 #include "pool_files.h"
+#include "recovery.h"
 
 namespace holdfast {
 
@@ -138,140 +139,55 @@ Pool::Pool(const std::string& directory, const OpenOptions& options)
 Pool::~Pool() { background_.stop(); }
 
 void Pool::recover(const OpenOptions& options) {
-  const CommitRecord commit = superblock_->commit();
   const EpochRecord opened = superblock_->epoch();
-  dense_->load(commit.epoch, commit.step);
-  std::uint64_t target = commit.step;
-  auto newest = dense_->newest(commit.step);
-  if (newest) {
-    report_.dense_step = newest->header.step;
-    if (options.recovery == Recovery::exact) target = newest->header.step;
-  } else if (commit.step > 0) {
-    for (std::size_t i = 0; i < 2; ++i) {
-      if (dense_->reason(i) == "empty") continue;
-      throw Error(ErrorKind::corrupted, std::string(dense_names[i]) + ": " + dense_->reason(i) +
-                                            ", and the other slot holds no state either");
-    }
-  }
-
-  // What was captured after the newest commit, newest last; then what the commits since `target` overwrote.
-  std::vector<Record> after;
-  UndoLog::Link link = UndoLog::Link::of(commit);
-  std::uint64_t head = commit.log_head;
-  for (;;) {
-    const auto record = log_->successor(commit.epoch, head, link);
-    if (!record || record->header.step <= commit.step) break;
-    check_record(*record);
-    after.push_back(*record);
-    link = UndoLog::Link::to(record->header);
-    head = record->header.position + record->header.bytes;
-  }
-  std::vector<Record> undo_order(after.rbegin(), after.rend());
-  for (link = UndoLog::Link::of(commit); link.position != format::no_position && link.step > target;) {
-    std::string why;
-    const auto record = log_->read(link, &why);
-    if (!record) {
-      throw Error(ErrorKind::corrupted, ring_->name() + " at offset " + std::to_string(link.position % ring_->size()) +
-                                            ": " + why + "; rows cannot be rolled back to step " +
-                                            std::to_string(target));
-    }
-    check_record(*record);
-    undo_order.push_back(*record);
-    link = UndoLog::Link::before(record->header);
-  }
+  const RecoveryPlan plan = plan_recovery(*superblock_, *log_, *dense_, *store_, options.recovery);
 
   // From here on the pool is written. The epoch comes first; everything after it can be done again from the start.
   EpochRecord epoch{};
-  epoch.epoch = std::max(opened.epoch, commit.epoch) + 1;
+  epoch.epoch = std::max(opened.epoch, plan.commit.epoch) + 1;
   const auto boot = current_boot_id();
   std::copy(boot.begin(), boot.end(), epoch.boot_id);
   epoch.process_id = static_cast<std::uint32_t>(::getpid());
   superblock_->write_epoch(epoch);
-  report_.rows_restored = undo(undo_order);
-
+  report_.rows_restored = undo_records(plan.undo, *store_, *medium_);
+  if (plan.dense && plan.dense->header.step < plan.step) {
+    // Relaxed: the older dense state becomes the dense state of the rows' step, before anything is based on it.
+    const DenseTensor tensors{plan.dense->tensors.data(), plan.dense->tensors.size(), 0};
+    dense_->stage(plan.commit.epoch, plan.step, plan.cursor, plan.row_updates, plan.dense->structure, {&tensors, 1},
+                  plan.dense->tensors.size());
+    dense_->finish();
+  }
   CommitRecord fresh{};
   fresh.epoch = epoch.epoch;
-  fresh.step = target;
-  if (newest && target == newest->header.step) {
-    fresh.cursor = newest->header.cursor;
-    fresh.row_updates = newest->header.row_updates;
-  } else {
-    fresh.cursor = commit.cursor;
-    fresh.row_updates = commit.row_updates;
-    if (newest) {
-      // Relaxed: the older dense state becomes the dense state of the rows' step, before anything is based on it.
-      const DenseTensor tensors{newest->tensors.data(), newest->tensors.size(), 0};
-      dense_->stage(commit.epoch, target, fresh.cursor, fresh.row_updates, newest->structure, {&tensors, 1},
-                    newest->tensors.size());
-      dense_->finish();
-    }
-  }
-  fresh.log_head = head;
-  fresh.log_tail = head;
+  fresh.step = plan.step;
+  fresh.cursor = plan.cursor;
+  fresh.row_updates = plan.row_updates;
+  fresh.log_head = plan.log_head;
+  fresh.log_tail = plan.log_head;
   fresh.last_record = format::no_position;
   superblock_->write_commit(fresh);
-  log_->start(epoch.epoch, head);
+  log_->start(epoch.epoch, plan.log_head);
 
-  step_ = target;
-  cursor_ = fresh.cursor;
-  row_updates_ = fresh.row_updates;
-  has_dense_ = newest.has_value();
-  staged_step_ = target;
-  durable_step_ = target;
-  rows_durable_step_ = target;
+  step_ = plan.step;
+  cursor_ = plan.cursor;
+  row_updates_ = plan.row_updates;
+  has_dense_ = plan.dense.has_value();
+  staged_step_ = plan.step;
+  durable_step_ = plan.step;
+  rows_durable_step_ = plan.step;
   report_.clean = opened.clean != 0;
   report_.epoch = epoch.epoch;
-  report_.rows_step = commit.step;
-  report_.step = target;
-  report_.cursor = fresh.cursor;
-  report_.records_undone = undo_order.size();
+  report_.rows_step = plan.commit.step;
+  if (plan.dense) report_.dense_step = plan.dense->header.step;
+  report_.step = plan.step;
+  report_.cursor = plan.cursor;
+  report_.records_undone = plan.undo.size();
 }
 
-void Pool::check_record(const Record& record) const {
-  const auto bad = [&](const std::string& what) {
-    throw Error(ErrorKind::corrupted, ring_->name() + " at offset " +
-                                          std::to_string(record.header.position % ring_->size()) + ": " + what);
-  };
-  for (const RecordSection& section : record.sections()) {
-    if (section.table >= store_->tables().size()) bad("a section of a table that does not exist");
-    const InPlaceStore::Table& table = store_->table(section.table);
-    std::size_t offset = section.rows_offset;
-    if (section.num_rows > table.num_rows || offset > record.header.bytes) bad("a section that does not fit");
-    const RecordSection expected = place_section(table, section.table, section.num_rows, offset);
-    if (expected.weights_offset != section.weights_offset || expected.state_offset != section.state_offset ||
-        section.rows_offset % format::line_bytes != 0 || offset > record.header.bytes) {
-      bad("a section that does not fit");
-    }
-    const auto* rows = reinterpret_cast<const std::uint64_t*>(record.data + section.rows_offset);
-    for (std::uint64_t i = 0; i < section.num_rows; ++i) {
-      const std::uint64_t row = rows[i] & ~fresh_bit;
-      if (row >= table.num_rows || (i > 0 && row <= (rows[i - 1] & ~fresh_bit))) bad("rows that are out of order");
-    }
-  }
+std::optional<DenseState> Pool::dense_state() {
+  background_.drain();
+  return dense_->newest(step_);
 }
-
-// Writes before-images home, in the order given. Doing it twice is doing it once.
-std::uint64_t Pool::undo(const std::vector<Record>& records) {
-  std::uint64_t rows_restored = 0;
-  for (const Record& record : records) {
-    for (const RecordSection& section : record.sections()) {
-      const WorkingRows rows = rows_of(section, const_cast<std::byte*>(record.data));
-      constexpr std::size_t rows_per_chunk = 1024;
-      const std::size_t chunks = (section.num_rows + rows_per_chunk - 1) / rows_per_chunk;
-      parallel_for(chunks, [&](std::size_t i) {
-        const std::size_t begin = i * rows_per_chunk;
-        const std::size_t end = std::min<std::size_t>(begin + rows_per_chunk, section.num_rows);
-        store_->prepare(section.table, rows, begin, end);
-        store_->restore(section.table, rows, begin, end);
-      });
-      rows_restored += section.num_rows;
-    }
-    medium_->persist_point();
-  }
-  return rows_restored;
-}
-
-std::optional<DenseState> Pool::dense_state() const { return dense_->newest(step_); }
 
 void Pool::check_open() const {
   if (closed_) throw Error(ErrorKind::step, "the pool is closed");
@@ -578,8 +494,17 @@ std::unique_ptr<SummedGradients> Pool::sum_gradients(const std::vector<RowGradie
   return summed;
 }
 
-// No row is overwritten before every record of this step is sealed.
-void Pool::begin_update() {
+// No row is overwritten before every record of this step is sealed, nor twice in a step: the second update would start
+// from the rows before the first.
+void Pool::begin_update(const CollectionSpec& spec) {
+  updated_tables_.resize(store_->tables().size());
+  for (const auto& table : spec.tables) {
+    if (updated_tables_[table.number]) {
+      throw Error(ErrorKind::step, "the rows of table '" + store_->table(table.number).name +
+                                       "' were updated in this step already: commit it first");
+    }
+  }
+  for (const auto& table : spec.tables) updated_tables_[table.number] = true;
   for (const Part& part : parts_) background_.wait(part.sealed);
   if (ahead_) background_.wait(ahead_->copied);
   medium_->persist_point();
@@ -606,7 +531,7 @@ void Pool::update(const std::vector<RowGradients>& gradients, UpdateSpec spec) {
   const Capture& capture = *gradients.front().capture;
   if (capture.step != step_ + 1) throw Error(ErrorKind::step, "row gradients of a step that is over");
   const float* grad = gradients.front().grad;
-  begin_update();
+  begin_update(*capture.plan->spec);
   spec.step = row_updates_ + 1;
   spec.rounding_seed = header().seed;
   const Ahead* ahead = forwarding(capture);
@@ -623,7 +548,7 @@ void Pool::update(const SummedGradients& gradients, UpdateSpec spec) {
   for (const auto& capture : gradients.captures) {
     if (capture->step != step_ + 1) throw Error(ErrorKind::step, "row gradients of a step that is over");
   }
-  begin_update();
+  begin_update(*gradients.spec);
   spec.step = row_updates_ + 1;
   spec.rounding_seed = header().seed;
   const Ahead* ahead = gradients.captures.size() == 1 ? forwarding(*gradients.captures.front()) : nullptr;
@@ -680,10 +605,9 @@ std::uint64_t Pool::commit(std::uint64_t cursor, const Dense* dense) {
   record.cursor = cursor_;
   record.row_updates = row_updates_;
   record.log_head = ahead_ ? ahead_->capture->position : log_->head();
-  const std::size_t bytes_now =
-      low || dense_interval_ == 1 ? ~std::size_t{0} : dense_->pending_bytes() / dense_interval_ + 1;
+  const std::uint32_t dense_parts = low ? 1 : dense_interval_;
   const auto ahead_position = ahead_ ? ahead_->capture->position : format::no_position;
-  background_.submit([this, record, bytes_now, ahead_position, has_dense = has_dense_]() mutable {
+  background_.submit([this, record, dense_parts, ahead_position, has_dense = has_dense_]() mutable {
     UndoLog::Link last = log_->last();
     if (last.position != format::no_position && last.position == ahead_position) {
       last = log_->before(ahead_position);
@@ -694,13 +618,14 @@ std::uint64_t Pool::commit(std::uint64_t cursor, const Dense* dense) {
     record.log_tail = log_->tail();
     superblock_->write_commit(record);
     rows_durable_step_.store(record.step, std::memory_order_release);
-    if (dense_->pending()) dense_->advance(bytes_now);
+    if (dense_->pending()) dense_->advance(dense_->pending_bytes() / dense_parts + 1);
     const std::uint64_t durable = has_dense ? dense_->newest_step().value_or(0) : record.step;
     durable_step_.store(durable, std::memory_order_release);
     log_->release(durable);
   });
   step_ = step;
   updated_ = false;
+  updated_tables_.assign(updated_tables_.size(), false);
   parts_.clear();
   return step;
 }
@@ -747,7 +672,7 @@ void Pool::close() {
         background_.wait(part->sealed);
         if (const auto record = log_->read(part->position)) records.push_back(*record);
       }
-      undo(records);
+      undo_records(records, *store_, *medium_);
     }
     store_->sync();
     ring_->sync();

@@ -23,12 +23,11 @@
 #include "dense_slots.h"
 #include "in_place_store.h"
 #include "lookup.h"
+#include "recovery.h"
 #include "superblock.h"
 #include "undo_log.h"
 
 namespace holdfast {
-
-enum class Recovery { exact, relaxed };
 
 struct PoolOptions {
   std::uint64_t seed;
@@ -102,7 +101,7 @@ class Pool {
   InPlaceStore& store() { return *store_; }
 
   // The dense state that training goes on with (valid until the next commit), or nothing in a new pool.
-  std::optional<DenseState> dense_state() const;
+  std::optional<DenseState> dense_state();
 
   // The rows of `plan` become step step() + 1's (one of its captures); the copy is complete when this returns, its
   // seal is on its way. Throws batch_too_large, full.
@@ -168,8 +167,6 @@ class Pool {
   };
 
   void recover(const OpenOptions& options);
-  std::uint64_t undo(const std::vector<Record>& records);
-  void check_record(const Record& record) const;
   std::shared_ptr<Capture> reserve(std::shared_ptr<const Plan> plan, std::uint64_t step);
   void grow_log(std::size_t record_bytes);
   void fill(const Capture& capture);
@@ -177,7 +174,7 @@ class Pool {
   void drop_dead_captures();
   void drop_ahead();
   const Ahead* forwarding(const Capture& capture) const;
-  void begin_update();
+  void begin_update(const CollectionSpec& spec);
   void finish_update(std::size_t num_captures);
   void stage(std::uint64_t step, const Dense& dense);
   void note_durable();
@@ -200,6 +197,7 @@ class Pool {
   std::uint64_t staged_step_ = 0;  // newest step whose dense state was staged
   bool has_dense_ = false;
   bool updated_ = false;           // the current step has written rows home
+  std::vector<bool> updated_tables_;  // and of these tables
   bool closed_ = false;
   struct Part {
     std::weak_ptr<Capture> capture;

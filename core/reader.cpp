@@ -98,7 +98,7 @@ std::vector<std::string> Reader::verify() const {
     std::string why;
     const auto record = log.read(link, &why);
     if (!record) {
-      problems.push_back(ring->name() + " at offset " + std::to_string(link.position % ring->size()) + ": " + why);
+      problems.push_back(log.place(link.position) + ": " + why);
       break;
     }
     link = UndoLog::Link::before(record->header);

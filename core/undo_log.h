@@ -59,6 +59,10 @@ class UndoLog {
 
   // Space for a record of `bytes` (a multiple of line_bytes) of `step`; nothing when the ring has no room now.
   std::optional<std::uint64_t> reserve(std::uint64_t step, std::size_t bytes);
+  // Where that is, for messages.
+  std::string place(std::uint64_t position) const {
+    return ring_.name() + " at offset " + std::to_string(position % ring_.size());
+  }
   // The record at `position`, header first.
   std::byte* at(std::uint64_t position) const { return ring_.data() + position % ring_.size(); }
 
