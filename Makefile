@@ -1,0 +1,92 @@
+# Every verb makes what it is missing. A fresh machine needs python3 (3.11 or later, with venv), g++ and make.
+PYTHON ?= python3
+JOBS ?= $(shell nproc)
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+CMAKE := $(BIN)/cmake
+
+CORE_SOURCES := CMakeLists.txt $(shell find core tests/core -name '*.cpp' -o -name '*.h')
+CPP_FILES := $(filter %.cpp %.h,$(CORE_SOURCES))
+
+.PHONY: help train test lint format stub sanitize soak bench clean
+.DEFAULT_GOAL := help
+
+help:  ## print this
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*##/\1\t/' | expand -t 12
+
+train: build/.native  ## train the example; interrupt it, run it again, and it goes on where it was
+	$(BIN)/holdfast train examples/criteo_synthetic.toml --pool runs/criteo_synthetic
+
+test: build/.native  ## all tests, in less than five minutes
+	$(BIN)/ctest --test-dir build/python --output-on-failure --no-tests=ignore
+	$(BIN)/python -m pytest
+
+lint: build/.native  ## style, types, and the checked-in stub of the core
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
+	$(BIN)/python -m nanobind.stubgen -q -m holdfast._core -o build/_core.pyi
+	diff -u src/holdfast/_core.pyi build/_core.pyi
+
+format: .venv/.installed  ## rewrite the sources the way lint wants them
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(CPP_FILES)
+
+stub: build/.native  ## rewrite src/holdfast/_core.pyi from the built core
+	$(BIN)/python -m nanobind.stubgen -q -m holdfast._core -o src/holdfast/_core.pyi
+
+sanitize: .venv/.installed  ## the core's tests under ASan + UBSan, then under TSan
+	$(MAKE) --no-print-directory build/asan.tested build/tsan.tested
+
+soak: build/.native  ## long random runs
+	$(BIN)/python -m pytest -m soak --timeout=0
+
+bench: build/.native build/.bench .venv-peers/.installed  ## side by side with FBGEMM, TorchRec and torch.nn.EmbeddingBag
+	$(BIN)/python benchmarks/run.py
+
+clean:  ## remove what was built; environments and runs stay
+	rm -rf build dist
+
+# .venv: the pinned packages, then holdfast itself, editable: edits of Python need nothing more.
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PIP) install -q -c constraints.txt scikit-build-core nanobind cmake ninja
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install -q -c constraints.txt --no-build-isolation \
+	  -Cbuild-dir=build/python -Ccmake.define.HOLDFAST_BUILD_TESTS=ON -Ccmake.define.HOLDFAST_WERROR=ON \
+	  -e '.[bench,dev,export,tensorboard]'
+	touch $@
+
+# Edits of C++ are built incrementally and installed over the module of the editable install. A build folder that was
+# removed (make clean) or never made is made by pip.
+build/.native: .venv/.installed $(CORE_SOURCES)
+	test -f build/python/build.ninja || { rm .venv/.installed; $(MAKE) --no-print-directory .venv/.installed; }
+	$(CMAKE) --build build/python --parallel $(JOBS)
+	$(CMAKE) --install build/python --strip \
+	  --prefix "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')"
+	touch $@
+
+# Without address randomisation where that is allowed: older TSan runtimes cannot start under much of it.
+SANITIZERS_asan := address,undefined
+SANITIZERS_tsan := thread
+.PHONY: build/asan.tested build/tsan.tested
+build/asan.tested build/tsan.tested: build/%.tested:
+	$(CMAKE) -S . -B build/$* -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DHOLDFAST_BUILD_PYTHON=OFF \
+	  -DHOLDFAST_BUILD_TESTS=ON -DHOLDFAST_WERROR=ON -DHOLDFAST_SANITIZE=$(SANITIZERS_$*)
+	$(CMAKE) --build build/$* --parallel $(JOBS)
+	$$(setarch -R true 2>/dev/null && echo setarch -R) $(BIN)/ctest --test-dir build/$* --output-on-failure \
+	  --no-tests=ignore
+
+# What the comparison needs of C++, for this machine's CPU.
+build/.bench: build/.native $(wildcard benchmarks/core/*.cpp)
+	$(CMAKE) -S . -B build/bench -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DHOLDFAST_BUILD_PYTHON=OFF \
+	  -DHOLDFAST_BUILD_BENCHMARKS=ON
+	$(CMAKE) --build build/bench --parallel $(JOBS) --target kernels_bench bare
+	touch $@
+
+# The peers pin other packages than holdfast, and every one of them: see the head of the file.
+.venv-peers/.installed: benchmarks/requirements-peers.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip --disable-pip-version-check install -q --no-deps -r $<
+	touch $@
