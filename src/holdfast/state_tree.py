@@ -415,7 +415,7 @@ class _Reader:
             dtype = np.dtype(name) if isinstance(name, str) else None
         except (TypeError, ValueError, SyntaxError):
             dtype = None
-        if dtype is None or dtype.kind not in _NUMPY_SCALAR_KINDS or dtype.subdtype is not None:
+        if dtype is None or dtype.kind not in _NUMPY_SCALAR_KINDS or not dtype.itemsize or dtype.subdtype is not None:
             raise Corrupted(f"state: {_shortened(name)} is no numpy dtype of plain values")
         if not isinstance(content, bytes) or len(content) != math.prod(shape) * dtype.itemsize:
             raise Corrupted(f"state: a numpy array {dtype} {shape} does not have these bytes: {_shortened(content)}")
@@ -486,7 +486,7 @@ def _encode_device(value: torch.device) -> dict[str, str]:
 
 
 def _numpy_dtype(dtype: np.dtype[Any]) -> str:
-    if dtype.kind not in _NUMPY_SCALAR_KINDS or dtype.fields is not None:
+    if dtype.kind not in _NUMPY_SCALAR_KINDS or not dtype.itemsize:
         raise _Unwritable(f"a numpy value of dtype {dtype} cannot be written down; only numbers, dates and text can")
     return dtype.str
 
