@@ -12,7 +12,7 @@ from holdfast import _core
 from holdfast.errors import PoolNotFound
 from holdfast.optim import OPTIMIZERS
 from holdfast.pool import exists
-from holdfast.reading import is_in_use, layout_of
+from holdfast.reading import is_in_use, layout_of, medium_words
 from holdfast.tables import DTYPES, POOLINGS
 
 _CHUNK_ROWS = 1 << 20
@@ -34,7 +34,7 @@ def inspect_pool(directory: Path) -> dict[str, Any]:
         "format_version": header["format_version"],
         "created": dt.datetime.fromtimestamp(header["created_unix_ns"] / 1e9, dt.UTC).isoformat(timespec="seconds"),
         "level": header["level"],
-        "medium": reader.medium,
+        "medium": medium_words(reader),
         "seed": header["seed"],
         "shards": header["num_shards"],
         "writers": header["num_writers"],
@@ -60,7 +60,7 @@ def inspect_pool(directory: Path) -> dict[str, Any]:
 def describe(found: dict[str, Any]) -> Iterator[str]:
     """The same as lines for a person."""
     state = "in use" if found["in_use"] else "closed cleanly" if found["clean"] else "not closed cleanly"
-    yield f"{found['pool']}: {found['level']}-level pool on {found['medium']}, {state}"
+    yield f"{found['pool']}: {state}; on {found['medium']}"
     yield f"  made {found['created']}, format {found['format_version']}, seed {found['seed']}, id {found['uuid']}"
     dense = "none" if found["dense_step"] is None else f"step {found['dense_step']}, {_size(found['dense']['bytes'])}"
     yield f"  rows at step {found['step']} ({found['cursor']:,} samples), dense state: {dense}; epoch {found['epoch']}"

@@ -14,6 +14,7 @@ durable_step is as it was when the step was committed; the step itself becomes d
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -112,7 +113,9 @@ class MetricsFile:
 
     def evaluation(self, step: int, evaluation: Evaluation, *, is_end: bool) -> None:
         event = "end" if is_end else "evaluation"
-        self._write({"event": event, "step": step, "auc": evaluation.auc, "logloss": evaluation.logloss})
+        self._write(
+            {"event": event, "step": step, "auc": _finite(evaluation.auc), "logloss": _finite(evaluation.log_loss)}
+        )
 
     def close(self) -> None:
         self._file.close()
@@ -146,7 +149,7 @@ class TensorBoard:
 
     def evaluation(self, step: int, evaluation: Evaluation, *, is_end: bool) -> None:
         self._writer.add_scalar("auc", evaluation.auc, step)
-        self._writer.add_scalar("logloss", evaluation.logloss, step)
+        self._writer.add_scalar("logloss", evaluation.log_loss, step)
 
     def close(self) -> None:
         self._writer.close()
@@ -190,7 +193,7 @@ class Display:
 
     def evaluation(self, step: int, evaluation: Evaluation, *, is_end: bool) -> None:
         if not is_end:
-            self._console.print(f"step {step}: AUC {evaluation.auc:.5f}, log-loss {evaluation.logloss:.5f}")
+            self._console.print(f"step {step}: AUC {evaluation.auc:.5f}, log-loss {evaluation.log_loss:.5f}")
 
     def pause(self, what: str) -> None:
         """Training is over for now; says what comes."""
@@ -240,6 +243,11 @@ def counting_up_to(what: str) -> Iterator[Callable[[int, int], None]]:
             done = now
 
         yield progress
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN: null stands for it (an AUC of one class only)."""
+    return value if math.isfinite(value) else None
 
 
 def _free_name(path: Path) -> Path:

@@ -122,6 +122,14 @@ class ReadOnlyPool:
         return [there[table.name][0] for table in tables]
 
 
+def medium_words(pool: _core.Pool | _core.Reader) -> str:
+    """What a pool lies on, and what its durable steps survive."""
+    kind = pool.medium.rpartition(", ")[0]
+    level = pool.header["level"]
+    survives = "power loss" if level == "power" else "any death of the process, not of the machine"
+    return f"{kind} (level {level}: survives {survives})"
+
+
 @dataclass(frozen=True, slots=True)
 class RowChunk:
     """Some rows of a table, ascending. weights, state: uint8 ``[n, bytes]``; differs: bool ``[n]``, whether a row's

@@ -398,26 +398,24 @@ def saved_config(dense_state: tuple[bytes, bytes] | None) -> dict[str, Any] | No
 
 def refuse_changes(saved: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
     """ConfigError for the first field that differs and is not in CHANGEABLE."""
-    for name, old, new in differences(saved, plain):
+    for line in differences(saved, plain):
+        name = line.partition(":")[0]
         if not any(name == allowed or name.startswith(f"{allowed}.") for allowed in CHANGEABLE):
-            raise ConfigError(
-                f"{name}: the pool was made with {old!r}, now it is {new!r}; go back to the old value, or start a new "
-                "pool (--pool)"
-            )
+            raise ConfigError(f"{line}, but a pool cannot change that: go back to the old value, or start a new pool")
 
 
 def apply_hyperparameters(saved: Mapping[str, Any], plain: Mapping[str, Any], trainer: Trainer) -> list[str]:
     """Gives the optimizers' groups what the file changed since the pool's state was saved; returns it in words."""
     changes = []
     optimizers = {"embedding": trainer.rows.optimizer, "optimizer": trainer.dense_optimizer}
-    for name, old, new in differences(saved, plain):
-        section, _, key = name.partition(".")
+    for line in differences(saved, plain):
+        section, _, key = line.partition(":")[0].partition(".")
         optimizer = optimizers.get(section)
         if optimizer is None or key not in optimizer.defaults:
             continue
         for group in optimizer.param_groups:
             group[key] = optimizer.defaults[key]
-        changes.append(f"{name} {old} → {new}")
+        changes.append(line)
     return changes
 
 

@@ -22,7 +22,7 @@ from holdfast.data.source import Source
 from holdfast.dense import Checkpoint
 from holdfast.embedding import EmbeddingBagCollection, PlannedFeatures, clip_grad_norm_
 from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss
-from holdfast.metrics import Evaluation, evaluate_scores
+from holdfast.metrics import Evaluation, ScoreCollector
 from holdfast.models.dlrm import DLRM
 from holdfast.pool import Pool
 
@@ -207,15 +207,15 @@ def evaluate_model(
     """AUC and log-loss of a model over all of `source`. on_batch: told the samples of every batch that is done."""
     was_training = model.training
     model.eval()
-    scores, labels = [], []
+    scores = ScoreCollector()
     try:
         with Loader(source, batch_size=config.eval_batch_size, seed=0) as loader:
             for batch in loader.once():
                 with torch.autocast("cpu", torch.bfloat16, enabled=config.bf16):
-                    scores.append(model(batch.dense, batch.features).float())
-                labels.append(batch.labels)
+                    logits = model(batch.dense, batch.features)
+                scores.add(logits, batch.labels)
                 if on_batch is not None:
                     on_batch(batch.size)
     finally:
         model.train(was_training)
-    return evaluate_scores(torch.cat(scores), torch.cat(labels))
+    return scores.evaluate()

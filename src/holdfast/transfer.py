@@ -199,7 +199,7 @@ def _row_chunks(num_rows: int, layout: RowLayout) -> Iterator[tuple[int, int]]:
 
 
 def _write_at(fd: int, data: NDArray[np.uint8], offset: int) -> None:
-    view = memoryview(data.reshape(-1))
+    view = data.reshape(-1).data
     while view:
         written = os.pwrite(fd, view, offset)
         view, offset = view[written:], offset + written
@@ -254,7 +254,7 @@ class SafetensorsFile:
         shape = entry.shape or (1,)
         row_bytes = entry.num_bytes // max(1, shape[0])
         out = torch.empty((count, *shape[1:]), dtype=_DTYPES[entry.dtype])
-        view = memoryview(out.reshape(-1).view(torch.uint8).numpy())
+        view = out.reshape(-1).view(torch.uint8).numpy().data
         with self._path.open("rb", buffering=0) as file:
             file.seek(self._begin + entry.begin + first * row_bytes)
             while view and (got := file.readinto(view)):

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli import data, moving, pools, training
+from holdfast.cli.options import add_command
 from holdfast.errors import HoldfastError
 from holdfast.reproducibility import prepare_environment
 
@@ -29,13 +30,13 @@ app = typer.Typer(
     epilog="A run is a TOML file; see examples/. Start with:  "
     "holdfast train examples/criteo_synthetic.toml --pool runs/first",
 )
-app.command("train")(training.train)
-app.command("eval")(training.evaluate)
-app.command("inspect")(pools.inspect)
-app.command("verify")(pools.verify)
-app.command("digest")(pools.digest)
-app.command("export")(moving.export)
-app.command("import")(moving.import_)
+add_command(app, "train", training.train)
+add_command(app, "eval", training.evaluate)
+add_command(app, "inspect", pools.inspect)
+add_command(app, "verify", pools.verify)
+add_command(app, "digest", pools.digest)
+add_command(app, "export", moving.export)
+add_command(app, "import", moving.import_)
 app.add_typer(data.app, name="data")
 
 

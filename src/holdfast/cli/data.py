@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.options import OverwriteOption
+from holdfast.cli.options import OverwriteOption, add_command
 
 if TYPE_CHECKING:
     from holdfast.data import SyntheticConfig
@@ -30,7 +30,6 @@ class OnBadRow(StrEnum):
     skip = "skip"
 
 
-@app.command("synth")
 def synth(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="OUT.tsv (Criteo's text form) or OUT.parquet.")],
     samples: Annotated[int, typer.Option(min=1, help="How many.")] = 100_000,
@@ -74,7 +73,6 @@ def synth(
     print(f"{out}: {written:,} samples")  # noqa: T201
 
 
-@app.command("convert")
 def convert(
     inputs: Annotated[list[Path], typer.Argument(metavar="IN.tsv...", help="Criteo text files, in order.")],
     out: Annotated[Path, typer.Argument(metavar="OUT.parquet", help="The file to write.")],
@@ -98,3 +96,7 @@ def convert(
     print(f"{out}: {summary.num_samples:,} samples")  # noqa: T201
     if summary.bad_rows.count:
         print(summary.bad_rows.summary())  # noqa: T201
+
+
+add_command(app, "synth", synth)
+add_command(app, "convert", convert)

@@ -1,7 +1,9 @@
-"""Arguments and options that several commands have."""
+"""What several commands have: arguments, options, and how their docstrings become help."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -19,3 +21,9 @@ SetOption = Annotated[
     ),
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it is there already.")]
+
+
+def add_command(app: typer.Typer, name: str, function: Callable[..., None]) -> None:
+    """Makes `function` a command of `app`; its docstring is the help, each paragraph wrapped anew."""
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    app.command(name, help="\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs))(function)

@@ -101,7 +101,7 @@ def train(
     if result is None:
         print(f"trained to step {step}; no [validation] data to evaluate on")  # noqa: T201
     else:
-        print(f"trained to step {step}: AUC {result.auc:.5f}, log-loss {result.logloss:.5f}")  # noqa: T201
+        print(f"trained to step {step}: AUC {result.auc:.5f}, log-loss {result.log_loss:.5f}")  # noqa: T201
 
 
 def evaluate(config_path: ConfigArgument, pool: PoolOption, overrides: SetOption = None) -> None:
@@ -119,28 +119,22 @@ def evaluate(config_path: ConfigArgument, pool: PoolOption, overrides: SetOption
         raise ConfigError(f"{config_path}: there is no [validation] to evaluate on")
     with counting("evaluating", validation.num_samples) as on_batch:
         step, result = evaluate_pool(config, pool, validation, on_batch)
-    print(f"step {step}: AUC {result.auc:.5f}, log-loss {result.logloss:.5f}")  # noqa: T201
+    print(f"step {step}: AUC {result.auc:.5f}, log-loss {result.log_loss:.5f}")  # noqa: T201
 
 
 def describe_start(trainer: Trainer) -> str:
     """What opening the pool found and did, in one line."""
+    from holdfast.reading import medium_words
+
     pool = trainer.pool
     if pool.is_new:
-        return f"{pool.directory}: new pool on {medium(pool.core)}; training starts at step 1 of {trainer.last_step}"
+        return f"{pool.directory}: new pool on {medium_words(pool.core)}; training starts at step 1 of {trainer.last_step}"
     goes_on = (
         f"training goes on at step {pool.step + 1} of {trainer.last_step}"
         if pool.step < trainer.last_step
         else f"nothing is left to train up to step {trainer.last_step}"
     )
     return f"{pool.directory}: {describe_recovery(pool.recovered)}; {goes_on}"
-
-
-def medium(pool: _core.Pool | _core.Reader) -> str:
-    """What a pool lies on, and what its durable steps survive."""
-    kind = pool.medium.rpartition(", ")[0]
-    level = pool.header["level"]
-    survives = "power loss" if level == "power" else "any death of the process, not of the machine"
-    return f"{kind} (level {level}: survives {survives})"
 
 
 def describe_recovery(report: _core.RecoveryReport) -> str:
