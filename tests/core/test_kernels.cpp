@@ -1,0 +1,554 @@
+// Every instruction set against the reference, bit for bit, on random shapes; and what the kernels promise besides.
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include "check.h"
+#include "kernels/kernels.h"
+#include "parallel.h"
+#include "reference_kernels.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace holdfast {
+namespace {
+
+using Random = std::mt19937_64;
+
+std::uint64_t below(Random& random, std::uint64_t limit) { return random() % limit; }
+bool one_in(Random& random, std::uint64_t n) { return below(random, n) == 0; }
+float uniform(Random& random, float low, float high) {
+  return low + (high - low) * static_cast<float>(random() >> 40) * 0x1p-24f;
+}
+
+std::vector<const Kernels*> instruction_sets() {
+  std::vector<const Kernels*> sets;
+  for (const char* name : {"scalar", "avx2", "avx512"}) {
+    if (const Kernels* set = kernels_named(name)) sets.push_back(set);
+  }
+  return sets;
+}
+
+// How a kernel's range is cut, and whether pieces run on several threads.
+enum class Cut { whole, pieces, threads };
+
+template <class Body>
+void run_cut(Cut cut, std::uint64_t seed, std::size_t count, const Body& body) {
+  if (cut == Cut::whole) return body(0, count);
+  Random random(seed);
+  std::vector<std::pair<std::size_t, std::size_t>> pieces;
+  for (std::size_t begin = 0; begin < count;) {
+    const std::size_t end = std::min(count, begin + below(random, 70));
+    pieces.emplace_back(begin, end);  // some are empty
+    begin = end;
+  }
+  if (cut == Cut::pieces) {
+    std::shuffle(pieces.begin(), pieces.end(), random);
+    for (const auto& [begin, end] : pieces) body(begin, end);
+  } else {
+    parallel_for(pieces.size(), [&](std::size_t i) { body(pieces[i].first, pieces[i].second); });
+  }
+}
+
+// Rows with a canary behind the last byte.
+struct Bytes {
+  explicit Bytes(std::size_t size = 0) : bytes(size + 8, std::byte{0x5a}) {}
+  std::byte* data() { return bytes.data(); }
+  float* floats() { return reinterpret_cast<float*>(bytes.data()); }
+  bool operator==(const Bytes&) const = default;
+  std::vector<std::byte> bytes;
+};
+
+struct Working {
+  std::vector<std::uint64_t> rows;
+  Bytes weights;
+  Bytes state;
+  WorkingRows view() { return {rows.data(), weights.data(), state.floats()}; }
+  bool operator==(const Working&) const = default;
+};
+
+// All memory that a step's kernels write.
+struct Memory {
+  Bytes home_weights;
+  Bytes home_state;
+  std::vector<std::uint64_t> touched;
+  Working working;
+  Working next;
+  std::vector<float> pooled;
+  std::vector<float> sums;
+  std::vector<float> scale_gradient;
+  HomeRows home() { return {home_weights.data(), home_state.floats(), touched.data()}; }
+};
+
+bool same_floats(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * 4) == 0);
+}
+
+void check_same(const Memory& a, const Memory& b) {
+  CHECK(a.touched == b.touched);
+  CHECK(a.working == b.working);
+  CHECK(a.next == b.next);
+  CHECK(same_floats(a.pooled, b.pooled));
+  CHECK(same_floats(a.sums, b.sums));
+  CHECK(same_floats(a.scale_gradient, b.scale_gradient));
+  CHECK(a.home_weights == b.home_weights);
+  CHECK(a.home_state == b.home_state);
+}
+
+std::uint32_t random_dim(Random& random) {
+  constexpr std::uint32_t common[] = {8, 16, 32, 64, 128};
+  switch (below(random, 4)) {
+    case 0: return common[below(random, 5)];
+    case 1: return static_cast<std::uint32_t>(1 + below(random, 40));
+    case 2: return static_cast<std::uint32_t>(1 + below(random, 130));
+    default: return one_in(random, 8) ? static_cast<std::uint32_t>(1 + below(random, 4096)) : 16;
+  }
+}
+
+// One step on one table with one feature, the same for every set of kernels.
+struct Scenario {
+  RowSpec spec{};
+  UpdateSpec update{};
+  std::uint64_t num_rows = 0;
+  std::size_t num_bags = 0;
+  std::vector<std::uint64_t> rows;            // unique, ascending
+  std::vector<std::uint32_t> bag_start;
+  std::vector<std::uint32_t> bag_of;
+  std::vector<std::uint32_t> position;
+  std::vector<std::uint32_t> row_start;
+  std::vector<std::uint32_t> gradient_offset;
+  std::vector<float> scale;                   // by row
+  std::vector<float> bag_scale;               // original order
+  bool scaled = false;
+  bool mean = false;
+  std::vector<float> grad;
+  std::vector<std::uint32_t> forward;
+  bool forwards = false;
+  std::vector<std::uint32_t> sum_position;
+  bool positioned = false;
+  bool accumulate = false;
+  bool from_sums = false;
+  Memory before;
+
+  explicit Scenario(Random& random, std::uint32_t dim, RowDtype dtype, RowOptimizer optimizer) {
+    spec = {.dim = dim,
+            .dtype = dtype,
+            .optimizer = optimizer,
+            .state_floats = state_floats_of(optimizer, dim),
+            .seed = random(),
+            .table = below(random, 100),
+            .init_low = uniform(random, -1, 0.5f),
+            .init_high = 0};
+    spec.init_high = spec.init_low + (one_in(random, 8) ? 0 : uniform(random, 0, 2));
+    update = {.learning_rate = uniform(random, 0.001f, 0.5f),
+              .epsilon = one_in(random, 4) ? 1e-3f : 1e-8f,
+              .beta1 = 0.9f,
+              .beta2 = 0.999f,
+              .weight_decay = one_in(random, 3) ? 0.01f : 0,
+              .gradient_scale = one_in(random, 3) ? 0.37f : 1,
+              .step = 1 + below(random, one_in(random, 4) ? 100000 : 10),
+              .rounding_seed = random()};
+    num_rows = 1 + below(random, one_in(random, 3) ? 5 : 700);
+    num_bags = below(random, dim > 200 ? 6 : 60);
+    mean = one_in(random, 2);
+    scaled = one_in(random, 2);
+
+    // Bags: some empty; now and then one row takes all lookups.
+    const bool one_row = one_in(random, 6);
+    const std::uint64_t the_row = below(random, num_rows);
+    bag_start.push_back(0);
+    std::map<std::uint64_t, std::vector<std::uint32_t>> occurrences;
+    std::vector<std::uint64_t> row_of;
+    for (std::uint32_t bag = 0; bag < num_bags; ++bag) {
+      const std::uint64_t length = one_in(random, 4) ? 0 : below(random, 12);
+      for (std::uint64_t i = 0; i < length; ++i) {
+        row_of.push_back(one_row ? the_row : below(random, num_rows));
+        occurrences[row_of.back()].push_back(static_cast<std::uint32_t>(bag_of.size()));
+        bag_of.push_back(bag);
+        bag_scale.push_back(uniform(random, -2, 2));
+      }
+      bag_start.push_back(static_cast<std::uint32_t>(bag_of.size()));
+    }
+    position.resize(bag_of.size());
+    const std::uint32_t stride = dim + static_cast<std::uint32_t>(below(random, 3));
+    for (const auto& [row, where] : occurrences) {
+      row_start.push_back(static_cast<std::uint32_t>(gradient_offset.size()));
+      for (const std::uint32_t j : where) {
+        position[j] = static_cast<std::uint32_t>(rows.size());
+        gradient_offset.push_back(bag_of[j] * stride);
+        scale.push_back(uniform(random, -2, 2));
+      }
+      rows.push_back(row);
+    }
+    row_start.push_back(static_cast<std::uint32_t>(gradient_offset.size()));
+    grad.resize(num_bags * stride);
+    for (float& value : grad) value = uniform(random, -1, 1);
+
+    before.home_weights = Bytes(num_rows * dim * bytes_of(dtype));
+    before.home_state = Bytes(num_rows * spec.state_floats * 4);
+    before.touched.resize((num_rows + 63) / 64);
+    for (std::uint64_t& word : before.touched) word = one_in(random, 3) ? ~std::uint64_t{0} : random();
+    for (std::uint64_t i = 0; i < num_rows * dim; ++i) {
+      const float value = uniform(random, -1, 1) * (one_in(random, 10) ? 1e-5f : 1);
+      if (dtype == RowDtype::f32) {
+        std::memcpy(before.home_weights.data() + i * 4, &value, 4);
+      } else {
+        reference::put16(before.home_weights.data(), i,
+                         reference::narrow_to_nearest(value, reference::format_of(dtype)));
+      }
+    }
+    for (std::uint64_t i = 0; i < num_rows * spec.state_floats; ++i) {
+      before.home_state.floats()[i] = uniform(random, 0, 1);
+    }
+    const auto make_working = [&](std::size_t num) {
+      Working working;
+      working.weights = Bytes(num * dim * bytes_of(dtype));
+      working.state = Bytes(num * spec.state_floats * 4);
+      return working;
+    };
+    before.working = make_working(rows.size());
+    before.working.rows = rows;
+    // The next batch holds some of the rows, marked fresh as if captured before the update.
+    forwards = one_in(random, 2);
+    forward.assign(rows.size(), no_forward);
+    for (std::size_t u = 0; u < rows.size(); ++u) {
+      if (!one_in(random, 2)) continue;
+      forward[u] = static_cast<std::uint32_t>(before.next.rows.size());
+      before.next.rows.push_back(rows[u] | (one_in(random, 2) ? fresh_bit : 0));
+    }
+    std::vector<std::uint64_t> next_rows = before.next.rows;
+    before.next = make_working(next_rows.size());
+    before.next.rows = next_rows;
+
+    before.pooled.assign(num_bags * (dim + 3), -7.0f);
+    before.scale_gradient.assign(bag_of.size(), -7.0f);
+    before.sums.resize(rows.size() * dim);
+    for (float& value : before.sums) value = uniform(random, -1, 1);
+    positioned = one_in(random, 2);
+    accumulate = one_in(random, 2);
+    from_sums = one_in(random, 3);
+    for (std::uint32_t u = 0; u < rows.size(); ++u) sum_position.push_back(u);
+    if (positioned) std::shuffle(sum_position.begin(), sum_position.end(), random);
+  }
+
+  PoolSpec pool(Memory& memory) const {
+    return {.weights = memory.working.weights.data(),
+            .dim = spec.dim,
+            .dtype = spec.dtype,
+            .position = position.data(),
+            .bag_start = bag_start.data(),
+            .scale = scaled ? bag_scale.data() : nullptr,
+            .mean = mean,
+            .out = memory.pooled.data(),
+            .out_stride = spec.dim + 3};
+  }
+
+  // The step's verbs; `undo` ends with a restore.
+  Memory run(const Kernels& kernels, Cut cut, std::uint64_t cut_seed, bool undo) const {
+    Memory memory = before;
+    const HomeRows home = memory.home();
+    const WorkingRows working = memory.working.view();
+    const WorkingRows next = memory.next.view();
+    const Occurrences occurrences{row_start.data(), gradient_offset.data(), scaled ? scale.data() : nullptr};
+    const std::uint32_t* const forward_to = forwards ? forward.data() : nullptr;
+    const std::size_t num_unique = rows.size();
+    run_cut(cut, cut_seed, num_unique,
+            [&](std::size_t begin, std::size_t end) { kernels.capture(spec, home, working, begin, end); });
+    const PoolSpec pool_spec = pool(memory);
+    run_cut(cut, cut_seed + 1, num_bags,
+            [&](std::size_t begin, std::size_t end) { kernels.pool_bags(pool_spec, begin, end); });
+    run_cut(cut, cut_seed + 2, bag_of.size(), [&](std::size_t begin, std::size_t end) {
+      kernels.scale_gradients(pool_spec, bag_of.data(), memory.pooled.data(), spec.dim + 3,
+                              memory.scale_gradient.data(), begin, end);
+    });
+    run_cut(cut, cut_seed + 3, num_unique, [&](std::size_t begin, std::size_t end) {
+      kernels.sum_gradients(spec.dim, occurrences, grad.data(), positioned ? sum_position.data() : nullptr, accumulate,
+                            memory.sums.data(), begin, end);
+    });
+    run_cut(cut, cut_seed + 4, num_unique, [&](std::size_t begin, std::size_t end) {
+      if (from_sums) {
+        kernels.update_from_sums(spec, update, home, working, memory.sums.data(), forward_to, &next, begin, end);
+      } else {
+        kernels.update(spec, update, home, working, occurrences, grad.data(), forward_to, &next, begin, end);
+      }
+    });
+    if (undo) {
+      run_cut(cut, cut_seed + 5, num_unique,
+              [&](std::size_t begin, std::size_t end) { kernels.restore(spec, home, working, begin, end); });
+    }
+    return memory;
+  }
+
+  std::string name(const Kernels& kernels) const {
+    return std::string(kernels.name) + " dim " + std::to_string(spec.dim) + " dtype " +
+           std::to_string(static_cast<int>(spec.dtype)) + " optimizer " +
+           std::to_string(static_cast<int>(spec.optimizer));
+  }
+};
+
+constexpr RowDtype all_dtypes[] = {RowDtype::f32, RowDtype::f16, RowDtype::bf16};
+constexpr RowOptimizer all_optimizers[] = {RowOptimizer::sgd, RowOptimizer::rowwise_adagrad, RowOptimizer::adagrad,
+                                           RowOptimizer::adam, RowOptimizer::rowwise_adam};
+
+void check_scenario(const Scenario& scenario, Random& random) {
+  const bool undo = one_in(random, 3);
+  const Memory expected = scenario.run(reference::kernels, Cut::whole, 0, undo);
+  for (const Kernels* kernels : instruction_sets()) {
+    for (const Cut cut : {Cut::whole, Cut::pieces, Cut::threads}) {
+      check::context = scenario.name(*kernels);
+      check_same(scenario.run(*kernels, cut, random(), undo), expected);
+    }
+  }
+}
+
+void every_set_gives_the_reference_bits(Random& random) {
+  for (int i = 0; i < 600; ++i) {
+    const std::uint32_t dim = random_dim(random);
+    check_scenario(Scenario(random, dim, all_dtypes[i % 3], all_optimizers[i % 5]), random);
+  }
+  for (std::uint32_t dim = 1; dim <= 130; ++dim) {
+    check_scenario(Scenario(random, dim, all_dtypes[dim % 3], all_optimizers[below(random, 5)]), random);
+  }
+}
+
+void thread_counts_do_not_change_bits(Random& random) {
+  const int before = num_threads();
+  const Scenario scenario(random, 32, RowDtype::bf16, RowOptimizer::rowwise_adagrad);
+  const Memory expected = scenario.run(reference::kernels, Cut::whole, 0, false);
+  for (const int threads : {1, 2, 3, 5}) {
+    set_num_threads(threads);
+    check_same(scenario.run(best_kernels(), Cut::threads, random(), false), expected);
+  }
+  set_num_threads(before);
+}
+
+// A step that is undone leaves every row's meaning as it was: same touched rows, same bytes in them.
+void restore_undoes_update(Random& random) {
+  for (int i = 0; i < 100; ++i) {
+    Scenario scenario(random, random_dim(random), all_dtypes[i % 3], all_optimizers[i % 5]);
+    Memory after = scenario.run(best_kernels(), Cut::whole, 0, true);
+    CHECK(after.touched == scenario.before.touched);
+    const std::size_t weight_bytes = scenario.spec.dim * bytes_of(scenario.spec.dtype);
+    const std::size_t state_bytes = scenario.spec.state_floats * 4;
+    for (std::uint64_t row = 0; row < scenario.num_rows; ++row) {
+      if ((after.touched[row / 64] >> row % 64 & 1) == 0) continue;
+      CHECK(std::memcmp(after.home_weights.data() + row * weight_bytes,
+                        scenario.before.home_weights.data() + row * weight_bytes, weight_bytes) == 0);
+      CHECK(std::memcmp(after.home_state.data() + row * state_bytes,
+                        scenario.before.home_state.data() + row * state_bytes, state_bytes) == 0);
+    }
+  }
+}
+
+void sums_of_squares_agree(Random& random) {
+  for (int i = 0; i < 200; ++i) {
+    std::vector<float> values(below(random, 300));
+    for (float& value : values) value = uniform(random, -10, 10);
+    const double expected = reference::sum_of_squares(values.data(), values.size());
+    for (const Kernels* kernels : instruction_sets()) {
+      check::context = kernels->name;
+      const double sum = kernels->sum_of_squares(values.data(), values.size());
+      CHECK(std::memcmp(&sum, &expected, sizeof sum) == 0);
+    }
+  }
+}
+
+void initial_values_are_uniform_and_inside(Random& random) {
+  RowSpec spec{.dim = 64, .dtype = RowDtype::f32, .optimizer = RowOptimizer::sgd, .state_floats = 0,
+               .seed = random(), .table = 3, .init_low = -0.25f, .init_high = 0.75f};
+  constexpr int num_rows = 4096;
+  constexpr double num = num_rows * 64.0;
+  std::vector<double> bins(64);
+  double sum = 0, sum_products = 0;
+  std::vector<float> row(64), previous(64);
+  for (std::uint64_t r = 0; r < num_rows; ++r) {
+    best_kernels().initial_row(spec, r, reinterpret_cast<std::byte*>(row.data()));
+    for (std::size_t e = 0; e < 64; ++e) {
+      CHECK(row[e] >= spec.init_low && row[e] < spec.init_high);
+      bins[static_cast<std::size_t>((static_cast<double>(row[e]) + 0.25) * 64)] += 1;
+      sum += static_cast<double>(row[e]);
+      sum_products += (static_cast<double>(row[e]) - 0.25) * (static_cast<double>(previous[e]) - 0.25);
+    }
+    previous = row;
+  }
+  CHECK(std::fabs(sum / num - 0.25) < 6 * std::sqrt(1.0 / 12 / num));
+  CHECK(std::fabs(sum_products / num) < 6 * (1.0 / 12) / std::sqrt(num));  // neighbouring rows are uncorrelated
+  double chi_squared = 0;
+  for (const double count : bins) chi_squared += (count - num / 64) * (count - num / 64) / (num / 64);
+  CHECK(chi_squared < 63 + 6 * std::sqrt(2 * 63.0));
+  // Rounding never reaches init_high, however narrow the interval or large its bounds.
+  spec.init_low = 16777215.0f;
+  spec.init_high = 16777216.0f;
+  best_kernels().initial_row(spec, 0, reinterpret_cast<std::byte*>(row.data()));
+  for (const float value : row) CHECK(value == spec.init_low);
+}
+
+// Updates one row of 16-bit weights with SGD (learning rate 1, gradient -delta: new = old + delta).
+std::vector<std::uint16_t> rounded(const Kernels& kernels, RowDtype dtype, const std::vector<std::uint16_t>& old,
+                                   const std::vector<float>& delta, std::uint64_t row, std::uint64_t step) {
+  const std::uint32_t dim = static_cast<std::uint32_t>(old.size());
+  const RowSpec spec{.dim = dim, .dtype = dtype, .optimizer = RowOptimizer::sgd, .state_floats = 0, .seed = 1,
+                     .table = 2, .init_low = 0, .init_high = 0};
+  UpdateSpec update{};
+  update.learning_rate = -1;
+  update.gradient_scale = 1;
+  update.step = step;
+  update.rounding_seed = 99;
+  std::vector<std::uint16_t> home(dim * (row + 1)), working = old;
+  std::vector<std::uint64_t> touched(row / 64 + 1, ~std::uint64_t{0});
+  std::uint64_t rows = row;
+  kernels.update_from_sums(spec, update, {reinterpret_cast<std::byte*>(home.data()), nullptr, touched.data()},
+                           {&rows, reinterpret_cast<std::byte*>(working.data()), nullptr}, delta.data(), nullptr,
+                           nullptr, 0, 1);
+  return {home.end() - dim, home.end()};
+}
+
+void stochastic_rounding_is_unbiased(Random& random) {
+  for (const RowDtype dtype : {RowDtype::f16, RowDtype::bf16}) {
+    const auto& format = reference::format_of(dtype);
+    for (int i = 0; i < 60; ++i) {
+      // Magnitudes from far below the smallest subnormal of float16 to large.
+      const float value = uniform(random, -1, 1) * std::ldexp(1.0f, static_cast<int>(below(random, 40)) - 26);
+      const std::uint32_t dim = 1024;
+      const std::vector<std::uint16_t> zeros(dim);
+      const std::vector<float> delta(dim, value);
+      double sum = 0;
+      constexpr int num_steps = 32;
+      float low = std::numeric_limits<float>::infinity(), high = -low;
+      for (std::uint64_t step = 1; step <= num_steps; ++step) {
+        for (const std::uint16_t bits : rounded(best_kernels(), dtype, zeros, delta, 0, step)) {
+          const float result = reference::widen(bits, format);
+          sum += static_cast<double>(result);
+          low = std::min(low, result);
+          high = std::max(high, result);
+        }
+      }
+      const double mean = sum / (dim * num_steps);
+      const double unit = static_cast<double>(high) - static_cast<double>(low);  // between the two neighbours
+      CHECK(low <= value || low == high);
+      CHECK(std::fabs(mean - static_cast<double>(value)) <= 6 * 0.5 * unit / std::sqrt(dim * num_steps) ||
+            unit == 0);
+      if (unit == 0) {  // exact, or so near a neighbour that no draw went the other way
+        const double neighbour = std::max(std::fabs(mean) * 0x1p-7, 0x1p-24);
+        CHECK(std::fabs(mean - static_cast<double>(value)) <= neighbour * 20 / (dim * num_steps));
+      }
+    }
+  }
+}
+
+void special_values_round_as_promised() {
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const Kernels* kernels : instruction_sets()) {
+    check::context = kernels->name;
+    for (const RowDtype dtype : {RowDtype::f16, RowDtype::bf16}) {
+      const auto& format = reference::format_of(dtype);
+      const std::uint16_t max_finite = static_cast<std::uint16_t>(format.infinity - 1);
+      const float max_float = std::numeric_limits<float>::max();
+      const std::vector<float> delta{max_float, -max_float, infinity, -infinity, std::nanf(""), 65519.99f, 0.0f, -0.0f};
+      for (std::uint64_t step = 1; step < 50; ++step) {
+        const auto result = rounded(*kernels, dtype, std::vector<std::uint16_t>(8), delta, 5, step);
+        CHECK(result[0] == max_finite);
+        CHECK(result[1] == (max_finite | 0x8000));
+        CHECK(result[2] == format.infinity);
+        CHECK(result[3] == (format.infinity | 0x8000));
+        CHECK((result[4] & 0x7fff) > format.infinity);
+        if (dtype == RowDtype::f16) CHECK(result[5] == max_finite);
+        CHECK(result[6] == 0 && result[7] == 0);
+      }
+    }
+  }
+}
+
+// All 65536 values of both formats: pooled (widened) alike everywhere, and kept by an update that adds nothing.
+void every_16_bit_value_survives() {
+  for (const RowDtype dtype : {RowDtype::f16, RowDtype::bf16}) {
+    const auto& format = reference::format_of(dtype);
+    std::vector<std::uint16_t> all(65536);
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::uint16_t>(i);
+    std::vector<std::uint32_t> position(65536 / 64), bag_start(65536 / 64 + 1);
+    for (std::uint32_t i = 0; i < position.size(); ++i) position[i] = i;
+    for (std::uint32_t i = 0; i < bag_start.size(); ++i) bag_start[i] = i;
+    for (const Kernels* kernels : instruction_sets()) {
+      check::context = kernels->name;
+      std::vector<float> out(65536);
+      kernels->pool_bags({.weights = reinterpret_cast<const std::byte*>(all.data()), .dim = 64, .dtype = dtype,
+                          .position = position.data(), .bag_start = bag_start.data(), .scale = nullptr,
+                          .mean = false, .out = out.data(), .out_stride = 64},
+                         0, position.size());
+      for (std::uint32_t i = 0; i < 65536; ++i) {
+        const float wide = 0.0f + reference::widen(static_cast<std::uint16_t>(i), format);
+        if (std::isnan(wide)) {
+          // Adding to zero makes a NaN quiet; sign and payload stay.
+          const std::uint32_t quiet = std::bit_cast<std::uint32_t>(wide) | 0x400000u;
+          CHECK(std::bit_cast<std::uint32_t>(out[i]) == quiet);
+        } else {
+          CHECK(std::bit_cast<std::uint32_t>(out[i]) == std::bit_cast<std::uint32_t>(wide));
+        }
+      }
+      for (std::uint32_t first = 0; first < 65536; first += 4096) {
+        const std::vector<std::uint16_t> old(all.begin() + first, all.begin() + first + 4096);
+        const auto result = rounded(*kernels, dtype, old, std::vector<float>(4096, -0.0f), 1, 7);
+        for (std::uint32_t i = 0; i < 4096; ++i) {
+          const std::uint32_t bits = first + i;
+          const bool nan = (bits & 0x7fff) > format.infinity;
+          const std::uint32_t quiet_bit = 1u << (format.fraction_bits - 1);
+          CHECK(result[i] == (nan ? (bits | quiet_bit) : (bits == 0x8000 ? result[i] & 0x8000u : bits)));
+        }
+      }
+    }
+  }
+}
+
+// The caller may have asked its CPU to flush subnormals (torch.set_flush_denormal): results are the same.
+void caller_float_mode_does_not_matter(Random& random) {
+#if defined(__x86_64__)
+  for (const RowDtype dtype : all_dtypes) {
+    Scenario scenario(random, 24, dtype, RowOptimizer::adagrad);
+    for (float& value : scenario.grad) value *= 1e-38f;
+    for (std::uint64_t i = 0; i < scenario.num_rows * 24; ++i) {
+      if (dtype == RowDtype::f32) reinterpret_cast<float*>(scenario.before.home_weights.data())[i] *= 1e-38f;
+    }
+    const Memory expected = scenario.run(reference::kernels, Cut::whole, 0, false);
+    for (const Kernels* kernels : instruction_sets()) {
+      check::context = kernels->name;
+      const unsigned before = _mm_getcsr();
+      _mm_setcsr(0x1f80 | 0x8040 | 0x6000);  // flush results and operands to zero, round towards zero
+      const Memory memory = scenario.run(*kernels, Cut::pieces, 1, false);
+      CHECK((_mm_getcsr() & ~0x3fu) == (0x1f80 | 0x8040 | 0x6000));
+      _mm_setcsr(before);
+      check_same(memory, expected);
+    }
+  }
+#else
+  (void)random;
+#endif
+}
+
+void unknown_sets_are_refused() {
+  CHECK(kernels_named("sse9") == nullptr);
+  CHECK(kernels_named("scalar") != nullptr);
+  CHECK(kernels_named(best_kernels().name) == &best_kernels());
+}
+
+}  // namespace
+}  // namespace holdfast
+
+int main(int argc, char** argv) {
+  using namespace holdfast;
+  Random random(check::seed_from(argc, argv));
+  set_num_threads(2);
+  unknown_sets_are_refused();
+  every_16_bit_value_survives();
+  special_values_round_as_promised();
+  stochastic_rounding_is_unbiased(random);
+  initial_values_are_uniform_and_inside(random);
+  sums_of_squares_agree(random);
+  every_set_gives_the_reference_bits(random);
+  thread_counts_do_not_change_bits(random);
+  restore_undoes_update(random);
+  caller_float_mode_does_not_matter(random);
+  return check::passed();
+}

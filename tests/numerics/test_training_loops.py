@@ -1,0 +1,294 @@
+"""The loops that people write: accumulation, clipping, loss scaling, thrown-away forwards, evaluation, schedules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from row_reference import Bags, f32
+from torch import Tensor, nn
+from twin import Twin, jagged, random_bags, random_weights, same_bits, table
+
+from holdfast import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, clip_grad_norm_
+from holdfast.errors import BatchTooLarge
+from holdfast.optim import RowOptimizerSpec
+
+TABLES = [table("t", ["a", "b"]), table("u", ["c"], dim=19, pooling="mean")]
+OPTIMIZERS = [SGD(lr=0.1), RowWiseAdagrad(lr=0.1), Adagrad(lr=0.1), Adam(lr=0.01), RowWiseAdam(lr=0.01)]
+
+
+def bags_of(seed: int, samples: int = 5) -> Bags:
+    return random_bags("abc", 20, samples, seed)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda spec: type(spec).__name__)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_gradients_of_micro_batches_are_summed_in_order_of_occurrence(
+    pool_root: Path, optimizer: RowOptimizerSpec, dtype: str
+):
+    tables = [table("t", ["a", "b"], data_type=dtype), table("u", ["c"], dim=19, pooling="mean", data_type=dtype)]
+    with Twin(pool_root / "pool", tables, optimizer) as twin:
+        for step in range(3):
+            sums = None
+            for micro in range(3):
+                bags = bags_of(10 * step + micro)
+                weights = random_weights(bags, seed=micro) if micro == 1 else None
+                coefficients = twin.coefficients(5, seed=micro)
+                output = twin.emb(jagged(bags, weights)).values()
+                assert same_bits(output, twin.forward(bags, weights))
+                (output * coefficients).sum().backward()
+                sums = twin.gradients(bags, coefficients, weights, into=sums)
+            twin.emb.optimizer.step()
+            twin.pool.commit(step)
+            assert sums is not None
+            twin.update(sums)
+        twin.check()
+
+
+def test_a_backward_pass_that_is_run_twice_counts_twice(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, RowWiseAdagrad(lr=0.1)) as twin:
+        bags, coefficients = bags_of(1), twin.coefficients(5, seed=1)
+        loss = (twin.emb(jagged(bags)).values() * coefficients).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        twin.emb.optimizer.step()
+        twin.pool.commit(5)
+        twin.update(twin.gradients(bags, coefficients, into=twin.gradients(bags, coefficients)))
+        twin.check()
+
+
+def test_zero_grad_forgets_the_gradients_of_the_rows(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, Adam(lr=0.1)) as twin:
+        twin.emb(jagged(bags_of(1))).values().sum().backward()
+        twin.emb.optimizer.zero_grad()
+        twin.emb.optimizer.step()
+        twin.pool.commit(5)
+        twin.check()
+        twin.emb(jagged(bags_of(1))).values().sum().backward()
+        twin.pool.commit(10)  # without an update: the step's gradients are over, too
+        twin.emb.optimizer.step()
+        twin.check()
+        twin.step(bags_of(2), seed=2)
+        twin.check()
+
+
+class DenseTwin(nn.Module):
+    """torch.nn.EmbeddingBag with the twin's rows, and the same dense part."""
+
+    def __init__(self, twin: Twin, head: nn.Linear) -> None:
+        super().__init__()
+        self.bags = nn.ModuleList()
+        self.features = []
+        for reference in twin.tables:
+            weights = reference.weights.clone()
+            self.bags.append(nn.EmbeddingBag.from_pretrained(weights, freeze=False, mode=reference.config.pooling))
+            self.features.append(reference.config.feature_names)
+        self.head = nn.Linear(head.in_features, head.out_features)
+        self.head.load_state_dict(head.state_dict())
+
+    def forward(self, bags: Bags) -> Tensor:
+        columns = []
+        for of_table, features in zip(self.bags, self.features, strict=True):
+            for feature in features:
+                ragged = jagged({feature: bags[feature]})
+                columns.append(of_table(ragged.values(), ragged.offsets()[:-1]))
+        return self.head(torch.cat(columns, dim=1))
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2])
+@pytest.mark.parametrize("max_norm", [0.05, 1e6])
+def test_clipping_takes_the_norm_over_dense_and_row_gradients(pool_root: Path, max_norm: float, num_micro_batches: int):
+    with Twin(pool_root / "pool", TABLES, SGD(lr=0.5)) as twin:
+        head = nn.Linear(twin.emb.output_width, 3)
+        dense = DenseTwin(twin, head)
+        for micro in range(num_micro_batches):
+            head(twin.emb(jagged(bags_of(micro))).values()).square().sum().backward()
+            dense(bags_of(micro)).square().sum().backward()
+        expected = nn.utils.clip_grad_norm_(dense.parameters(), max_norm)
+        found = clip_grad_norm_(head.parameters(), twin.emb, max_norm)
+        torch.testing.assert_close(found, expected)
+        twin.emb.optimizer.step()
+        torch.optim.SGD(dense.parameters(), lr=0.5).step()
+        torch.optim.SGD(head.parameters(), lr=0.5).step()
+        twin.pool.commit(5)
+        torch.testing.assert_close(head.weight, dense.head.weight)
+        for reference, of_table in zip(twin.tables, dense.bags, strict=True):
+            reference.weights = of_table.weight.detach()
+        torch.testing.assert_close(twin.emb(jagged(bags_of(0))).values(), twin.forward(bags_of(0)))
+
+
+def test_clipping_multiplies_the_summed_gradient_once(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, RowWiseAdagrad(lr=0.1)) as twin:
+        bags, coefficients = bags_of(1), twin.coefficients(5, seed=1)
+        (twin.emb(jagged(bags)).values() * coefficients).sum().backward()
+        norm = clip_grad_norm_([], twin.emb, max_norm=0.25)
+        twin.emb.optimizer.step()
+        twin.pool.commit(5)
+        twin.update(twin.gradients(bags, coefficients), gradient_scale=float(f32(0.25) / (norm + 1e-6)))
+        twin.check()
+
+
+def test_a_norm_within_the_bound_changes_no_bit(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, RowWiseAdagrad(lr=0.1)) as twin:
+        bags, coefficients = bags_of(1), twin.coefficients(5, seed=1)
+        (twin.emb(jagged(bags)).values() * coefficients).sum().backward()
+        clip_grad_norm_([], twin.emb, max_norm=1e9)
+        twin.emb.optimizer.step()
+        twin.pool.commit(5)
+        twin.update(twin.gradients(bags, coefficients))
+        twin.check()
+
+
+@pytest.mark.parametrize("optimizer", [RowWiseAdagrad(lr=0.1), Adam(lr=0.01)], ids=lambda spec: type(spec).__name__)
+def test_a_step_whose_scaled_loss_overflows_is_skipped(pool_root: Path, optimizer: RowOptimizerSpec):
+    with Twin(pool_root / "pool", TABLES, optimizer) as twin:
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=1000)
+        for step, overflows in enumerate([False, True, False, False]):
+            bags, coefficients = bags_of(step), twin.coefficients(5, seed=step)
+            loss = (twin.emb(jagged(bags)).values() * coefficients).sum()
+            scaler.scale(loss * float("inf") if overflows else loss).backward()
+            scaler.step(twin.emb.optimizer)
+            scaler.update()
+            assert twin.pool.commit(5 * step) == step + 1, "a skipped step is a step"
+            if not overflows:
+                twin.update(twin.gradients(bags, coefficients))  # a scale of 16 or 8 cancels exactly
+            twin.check()
+        assert scaler.get_scale() == 8.0
+        assert twin.pool.core.row_updates == twin.num_updates == 3, "Adam's t counts updates, not steps"
+
+
+def test_unscaling_before_clipping_clips_the_true_norm(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, SGD(lr=0.1)) as twin:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        bags, coefficients = bags_of(3), twin.coefficients(5, seed=3)
+        scaler.scale((twin.emb(jagged(bags)).values() * coefficients).sum()).backward()
+        scaler.unscale_(twin.emb.optimizer)
+        norm = clip_grad_norm_([], twin.emb, max_norm=1e9)
+        scaler.step(twin.emb.optimizer)
+        scaler.update()
+        twin.pool.commit(5)
+        sums = twin.gradients(bags, coefficients)
+        squares = [g.double().square().sum() for of_table in sums for g in of_table.values()]
+        torch.testing.assert_close(norm.double(), torch.stack(squares).sum().sqrt(), rtol=1e-6, atol=0)
+        twin.update(sums)
+        twin.check()
+
+
+def test_a_gradient_that_is_not_finite_makes_the_anchors_gradient_nan(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, SGD(lr=0.1)) as twin:
+        (twin.emb(jagged(bags_of(1))).values() * float("nan")).sum().backward()
+        assert twin.emb.anchor.grad is not None
+        assert twin.emb.anchor.grad.isnan()
+
+
+def test_thousands_of_forwards_without_backward_do_not_fill_the_log(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, RowWiseAdagrad(lr=0.1), log_bytes=1 << 14) as twin:
+        planned = twin.emb.plan(jagged(bags_of(1)))
+        for _ in range(2000):
+            output = twin.emb(planned).values()
+        assert same_bits(output, twin.forward(bags_of(1)))
+        twin.step(bags_of(2), seed=2)
+        twin.check()
+
+
+def test_a_forward_whose_result_is_dropped_between_two_that_are_kept_leaves_no_trace(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, RowWiseAdagrad(lr=0.1)) as twin:
+        first, second = bags_of(1), bags_of(2)
+        coefficients = twin.coefficients(5, seed=1)
+        kept = twin.emb(jagged(first)).values()
+        twin.emb(jagged(bags_of(3)))
+        later = twin.emb(jagged(second)).values()
+        twin.emb(jagged(bags_of(4)))
+        (kept * coefficients).sum().backward()
+        (later * coefficients).sum().backward()
+        twin.emb.optimizer.step()
+        twin.pool.commit(5)
+        twin.update(twin.gradients(second, coefficients, into=twin.gradients(first, coefficients)))
+        twin.check()
+
+
+def test_forwards_that_are_all_kept_end_in_a_typed_error_and_the_step_can_go_on(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, RowWiseAdagrad(lr=0.1), log_bytes=1 << 14) as twin:
+        kept = []
+        with pytest.raises(BatchTooLarge, match=r"forward passes of this step; make the pool with a larger log_bytes"):
+            kept.extend(twin.emb(jagged(bags_of(1))).values() for _ in range(1000))
+        assert len(kept) > 1
+        kept.clear()
+        twin.step(bags_of(2), seed=2)
+        twin.check()
+
+
+def leaves_no_trace(twin: Twin, evaluate: bool) -> None:
+    """A forward without gradients: the values of a training forward, no log, no row, no random number."""
+    bags = bags_of(5)
+    free = twin.pool.core.log_bytes_free
+    random_before = torch.get_rng_state()
+    files_before = {path: path.read_bytes() for path in twin.pool.directory.rglob("*") if path.is_file()}
+    if evaluate:
+        twin.emb.eval()
+        output = twin.emb(jagged(bags)).values()
+        twin.emb.train()
+    else:
+        with torch.no_grad():
+            output = twin.emb(jagged(bags)).values()
+    assert same_bits(output, twin.forward(bags))
+    assert not output.requires_grad
+    assert twin.pool.core.log_bytes_free == free
+    assert torch.equal(torch.get_rng_state(), random_before)
+    assert files_before == {path: path.read_bytes() for path in twin.pool.directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("evaluate", [True, False], ids=["eval-mode", "no-grad"])
+def test_evaluation_in_the_middle_of_training_leaves_no_trace(pool_root: Path, evaluate: bool):
+    with Twin(pool_root / "pool", TABLES, RowWiseAdagrad(lr=0.1)) as twin:
+        leaves_no_trace(twin, evaluate)
+        twin.step(bags_of(1), seed=1)
+        twin.pool.flush()
+        leaves_no_trace(twin, evaluate)
+        bags, coefficients = bags_of(2), twin.coefficients(5, seed=2)
+        output = twin.emb(jagged(bags)).values()
+        twin.pool.flush()
+        leaves_no_trace(twin, evaluate)  # between forward and backward
+        (output * coefficients).sum().backward()
+        twin.emb.optimizer.step()
+        twin.update(twin.gradients(bags, coefficients))
+        leaves_no_trace(twin, evaluate)  # between update and commit: the new rows
+        twin.pool.commit(10)
+        twin.check()
+
+
+def test_a_scheduler_drives_the_row_optimizers_learning_rate(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, RowWiseAdagrad(lr=0.1)) as twin:
+        scheduler = torch.optim.lr_scheduler.StepLR(twin.emb.optimizer, step_size=1, gamma=0.5)
+        for step, lr in enumerate([0.1, 0.05, 0.025]):
+            bags, coefficients = bags_of(step), twin.coefficients(5, seed=step)
+            (twin.emb(jagged(bags)).values() * coefficients).sum().backward()
+            twin.emb.optimizer.step()
+            scheduler.step()
+            twin.pool.commit(5 * step)
+            twin.update(twin.gradients(bags, coefficients), lr=lr)
+        twin.check()
+
+
+def test_rows_are_no_parameters_so_any_dense_optimizer_takes_the_module(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, SGD()) as twin:
+        model = nn.Sequential(twin.emb, nn.Linear(twin.emb.output_width, 1))
+        assert [name for name, _ in model.named_parameters()] == ["1.weight", "1.bias"]
+        assert list(model.state_dict()) == ["1.weight", "1.bias"]
+
+
+def test_under_autocast_rows_get_float32_gradients_of_bfloat16_layers(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, SGD(lr=1.0)) as twin:
+        head = nn.Linear(twin.emb.output_width, 2)
+        bags = bags_of(1)
+        output = twin.emb(jagged(bags)).values()
+        output.retain_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = head(output).float().sum()
+        loss.backward()
+        twin.emb.optimizer.step()
+        twin.pool.commit(5)
+        assert output.grad is not None
+        twin.update(twin.gradients(bags, output.grad))
+        twin.check()

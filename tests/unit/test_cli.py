@@ -1,0 +1,344 @@
+"""The command line as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from cli_runs import CONFIG, Commands, start
+from holdfast.config import read_config
+from holdfast.run import RunConfig, open_trainer
+
+
+@pytest.fixture
+def holdfast(pool_root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Commands:
+    return Commands(pool_root, monkeypatch, capfd)
+
+
+def lines_of(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists() or len(path.read_bytes().splitlines()) < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_run_prints_how_it_began_and_its_auc(holdfast: Commands) -> None:
+    result = holdfast.train()
+    assert result.code == 0, result.err
+    first, *_, last = result.out.splitlines()
+    assert "new pool" in first
+    assert "step 1 of 20" in first
+    assert last.startswith("trained to step 20: AUC 0.")
+
+
+def test_killed_in_the_middle_and_started_again_it_ends_with_the_digest_of_an_uninterrupted_run(
+    holdfast: Commands,
+) -> None:
+    many = ("--set", "train.epochs=200", "--set", "validation.num_samples=50")
+    metrics = holdfast.root / "metrics.jsonl"
+    command = ("train", holdfast.config, "--pool", holdfast.root / "killed", "--metrics", metrics, *many)
+    process = start(*command)
+    wait_for_lines(metrics, 30, process)
+    process.kill()
+    process.communicate()
+    reached = [line["step"] for line in map(json.loads, metrics.read_text().splitlines()[:-1])][-1]
+    assert 29 <= reached < 4000
+    steps = ("--steps", reached + 20)
+    again = holdfast(*command, *steps)
+    assert again.code == 0, again.err
+    assert "not closed cleanly: last durable step" in again.out
+    assert holdfast.train("whole", *many, *steps).code == 0
+    assert holdfast.digest("killed") == holdfast.digest("whole")
+    assert [line["step"] for line in lines_of(metrics)] == [*range(1, reached + 21), reached + 20]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_finishes_the_step_and_makes_it_durable(
+    holdfast: Commands, number: signal.Signals, code: int
+) -> None:
+    metrics = holdfast.root / "metrics.jsonl"
+    process = start(
+        *("train", holdfast.config, "--pool", holdfast.root / "pool", "--metrics", metrics),
+        *("--set", "train.epochs=2000", "--set", "pool.dense_interval=50"),
+    )
+    wait_for_lines(metrics, 10, process)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    step = lines_of(metrics)[-1]["step"]
+    assert f"{number.name}: step {step} is finished and durable" in out
+    found = json.loads(holdfast("inspect", holdfast.root / "pool", "--json").out)
+    assert (found["clean"], found["step"], found["dense_step"]) == (True, step, step)
+
+
+def test_help_answers_without_importing_torch() -> None:
+    code = (
+        "import sys\nfrom holdfast import cli\nsys.argv = ['holdfast', 'train', '--help']\n"
+        "try:\n    cli.main()\nexcept SystemExit:\n    pass\nassert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "goes on" in done.stdout
+
+
+def test_a_typo_in_the_configuration_is_named_with_what_was_meant(holdfast: Commands) -> None:
+    holdfast.config.write_text(CONFIG.replace("batch_size", "batchsize"))
+    result = holdfast.train()
+    assert result.code == 1
+    assert "train.batchsize" in result.err
+    assert "did you mean batch_size?" in result.err
+    assert "Traceback" not in result.err
+    assert not (holdfast.root / "pool").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("model.bottom=[8, 5]", "model.bottom"),
+        ("model.top=[8]", "model.top"),
+        ("embedding.betas=[0.9, 0.99]", "embedding.betas"),
+        ("optimizer.momentum=0.9", "optimizer.momentum"),
+        ("train.batch_size=0", "train.batch_size"),
+        ("embedding.lr=-1", "lr"),
+        ("validation.num_samples=0", "validation"),
+        ("data.parquet.label='x'", "data"),
+    ],
+)
+def test_a_wrong_value_is_named_and_no_pool_is_made(holdfast: Commands, override: str, named: str) -> None:
+    result = holdfast.train("pool", "--set", override)
+    assert result.code == 1
+    assert named in result.err
+    assert not (holdfast.root / "pool").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--set", "nonsense"), ("--steps", "-1"), ("--on-bad-row", "skip"), ("--no-such-option",)]
+)
+def test_a_wrong_command_line_exits_2(holdfast: Commands, arguments: tuple[str, ...]) -> None:
+    assert holdfast.train("pool", *arguments).code == 2
+    assert not (holdfast.root / "pool").exists()
+
+
+def test_debug_shows_the_traceback(holdfast: Commands) -> None:
+    with pytest.raises(Exception, match="no pool"):
+        holdfast("inspect", holdfast.root / "nowhere", "--debug")
+    result = holdfast("inspect", holdfast.root / "nowhere")
+    assert (result.code, result.err.count("\n")) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("override", "field"),
+    [
+        ("train.batch_size=64", "train.batch_size"),
+        ("train.seed=1", "train.seed"),
+        ("pool.seed=1", "pool.seed"),
+        ("model.top=[9, 1]", "model.top"),
+        ("embedding.optimizer='sgd'", "embedding.optimizer"),
+        ("embedding.dtype='bf16'", "embedding.dtype"),
+        ("data.synthetic.rows=[50, 7, 401]", "data.synthetic.rows"),
+        ("data.synthetic.num_samples=641", "data.synthetic.num_samples"),
+    ],
+)
+def test_a_change_that_the_pool_cannot_follow_is_refused_by_name(
+    holdfast: Commands, override: str, field: str
+) -> None:
+    holdfast.train("pool", "--steps", 3)
+    before = holdfast.digest()
+    result = holdfast.train("pool", "--set", override)
+    assert result.code == 1
+    assert f"{field}: was " in result.err
+    assert holdfast.digest() == before
+
+
+def test_steps_workers_and_evaluation_may_change_and_leave_no_trace(holdfast: Commands) -> None:
+    holdfast.train("plain")
+    holdfast.train("pool", "--steps", 5, "--set", "train.workers=2")
+    holdfast.train("pool", "--steps", 9, "--set", "train.prefetch=5", "--set", "pool.dense_interval=4")
+    holdfast.train("pool", "--set", "train.eval_every=3", "--set", "validation.num_samples=100")
+    assert holdfast.digest("pool") == holdfast.digest("plain")
+
+
+def test_a_changed_learning_rate_is_applied_from_the_next_step_on(holdfast: Commands) -> None:
+    holdfast.train("pool", "--steps", 5)
+    holdfast.train("same", "--steps", 5)
+    changed = ["embedding.lr=0.2", "optimizer.lr=0.5"]
+    config = read_config(RunConfig, holdfast.config, changed)
+    with open_trainer(config, holdfast.root / "pool") as trainer:
+        assert trainer.rows.optimizer.param_groups[0]["lr"] == 0.2
+        assert trainer.dense_optimizer.param_groups[0]["lr"] == 0.5
+    overrides = [part for override in changed for part in ("--set", override)]
+    holdfast.train("pool", *overrides, "--steps", 12)
+    holdfast.train("pool", *overrides)
+    holdfast.train("same", *overrides)
+    holdfast.train("other")
+    assert holdfast.digest("pool") == holdfast.digest("same")
+    assert holdfast.digest("pool") != holdfast.digest("other")
+
+
+def test_a_learning_rate_that_a_schedule_changed_stays_when_the_configuration_does_not_change(
+    holdfast: Commands,
+) -> None:
+    config = read_config(RunConfig, holdfast.config)
+    with open_trainer(config, holdfast.root / "pool") as trainer:
+        trainer.rows.optimizer.param_groups[0]["lr"] = 0.03
+        trainer.dense_optimizer.param_groups[0]["lr"] = 0.003
+        next(trainer.steps())
+    changed = read_config(RunConfig, holdfast.config, ["optimizer.weight_decay=0.1"])
+    with open_trainer(changed, holdfast.root / "pool") as trainer:
+        assert trainer.rows.optimizer.param_groups[0]["lr"] == 0.03
+        assert trainer.dense_optimizer.param_groups[0]["lr"] == 0.003
+        assert trainer.dense_optimizer.param_groups[0]["weight_decay"] == 0.1
+
+
+def test_metrics_have_every_field_of_every_step_and_the_end(holdfast: Commands) -> None:
+    path = holdfast.root / "metrics.jsonl"
+    holdfast.train("pool", "--metrics", path)
+    *steps, end = lines_of(path)
+    assert [line["step"] for line in steps] == list(range(1, 21))
+    assert all(
+        set(line) == {"step", "durable_step", "loss", "samples_per_second", "stage_ms"}
+        and set(line["stage_ms"]) == {"plan", "capture", "lookup", "train", "update", "commit"}
+        for line in steps
+    )
+    assert set(end) == {"event", "step", "auc", "logloss"}
+    assert (end["event"], end["step"]) == ("end", 20)
+
+
+def test_metrics_of_a_run_in_pieces_read_like_one_run(holdfast: Commands) -> None:
+    path = holdfast.root / "metrics.jsonl"
+    holdfast.train("pool", "--metrics", path, "--steps", 8)
+    text = path.read_text()
+    # What a crash leaves: steps that were rolled back, and half a line.
+    path.write_text(text + '{"step": 9, "loss": 1.0}\n{"step": 10, "lo')
+    holdfast.train("pool", "--metrics", path, "--set", "train.eval_every=10")
+    found = [(line.get("event", "step"), line["step"]) for line in lines_of(path)]
+    assert found == [
+        *[("step", step) for step in range(1, 11)],
+        ("evaluation", 10),
+        *[("step", step) for step in range(11, 21)],
+        ("end", 20),
+    ]
+
+
+def test_metrics_of_another_run_are_kept_and_other_files_are_refused(holdfast: Commands) -> None:
+    path = holdfast.root / "metrics.jsonl"
+    holdfast.train("first", "--metrics", path, "--steps", 2)
+    text = path.read_text()
+    holdfast.train("second", "--metrics", path, "--steps", 2)
+    assert (holdfast.root / "metrics.jsonl.1").read_text() == text
+    assert len(lines_of(path)) == 3
+    notes = holdfast.root / "notes"
+    notes.write_text("precious\n")
+    result = holdfast.train("second", "--metrics", notes, "--steps", 4)
+    assert (result.code, notes.read_text()) == (1, "precious\n")
+    assert "something else than metrics" in result.err
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_at_the_last_good_step(holdfast: Commands) -> None:
+    result = holdfast.train("pool", "--set", "optimizer.name='sgd'", "--set", "optimizer.lr=1e30")
+    assert result.code == 1
+    assert "lower the learning rate" in result.err
+    found = json.loads(holdfast("inspect", holdfast.root / "pool", "--json").out)
+    assert found["clean"]
+    assert found["step"] == found["dense_step"] < 20
+    assert holdfast("verify", holdfast.root / "pool").code == 0
+
+
+def test_a_pool_in_use_is_inspected_and_evaluated_but_not_digested_verified_exported_or_trained(
+    holdfast: Commands,
+) -> None:
+    config = read_config(RunConfig, holdfast.config)
+    pool = holdfast.root / "pool"
+    with open_trainer(config, pool) as trainer:
+        for _ in trainer.steps():
+            pass
+        trainer.checkpoint.flush()
+        found = json.loads(holdfast("inspect", pool, "--json").out)
+        assert (found["in_use"], found["clean"], found["step"]) == (True, False, 20)
+        out = holdfast("eval", holdfast.config, "--pool", pool).out
+        commands = [("verify", pool), ("digest", pool), ("export", pool, holdfast.root / "out.safetensors")]
+        for command in [*commands, ("train", holdfast.config, "--pool", pool)]:
+            result = holdfast(*command)
+            assert result.code == 1
+            assert "is open for writing in process" in result.err
+    auc = out.split("AUC ")[1].split(",")[0]
+    assert holdfast.train().out.splitlines()[-1].startswith(f"trained to step 20: AUC {auc}")
+
+
+def test_inspect_says_for_people_what_it_says_for_programs(holdfast: Commands) -> None:
+    holdfast.train("pool", "--steps", 4)
+    text = holdfast("inspect", holdfast.root / "pool").out
+    found = json.loads(holdfast("inspect", holdfast.root / "pool", "--json").out)
+    assert "closed cleanly" in text
+    assert "rows at step 4" in text
+    assert [table["name"] for table in found["tables"]] == ["C1", "C2", "C3"]
+    assert [table["rows"] for table in found["tables"]] == [50, 7, 400]
+    assert 0 < found["tables"][2]["touched_rows"] < 400
+    assert found["recovery"]["would"] == "nothing to do"
+
+
+def test_verify_names_the_file_that_is_damaged(holdfast: Commands) -> None:
+    holdfast.train("pool", "--steps", 4)
+    assert holdfast("verify", holdfast.root / "pool").code == 0
+    for name in ("dense-0", "dense-1"):
+        path = holdfast.root / "pool" / name
+        data = bytearray(path.read_bytes())
+        data[4096 + 100] ^= 1
+        path.write_bytes(data)
+    result = holdfast("verify", holdfast.root / "pool")
+    assert result.code == 1
+    assert "dense-" in result.err
+
+
+def test_a_malformed_line_is_named_or_skipped_and_counted(holdfast: Commands) -> None:
+    data = holdfast.root / "clicks.tsv"
+    assert holdfast("data", "synth", data, "--samples", 200).code == 0
+    with data.open("a") as file:
+        file.write("1\tnonsense\n")
+    holdfast.config.write_text(
+        '[data.criteo]\npaths = ["clicks.tsv"]\nnum_embeddings = 100\n[embedding]\ndim = 4\n'
+        "[model]\nbottom = [4]\ntop = [1]\n[train]\nbatch_size = 50\n"
+    )
+    stopped = holdfast.train("strict")
+    assert stopped.code == 1
+    assert f"{data}, line 201" in stopped.err
+    skipped = holdfast.train("lenient", "--on-bad-row", "skip")
+    assert skipped.code == 0, skipped.err
+    assert "1 malformed lines skipped" in skipped.out
+    assert "trained to step 4" in skipped.out
+
+
+def test_text_is_converted_and_trains_to_the_same_rows(holdfast: Commands) -> None:
+    data, converted = holdfast.root / "clicks.tsv", holdfast.root / "clicks.parquet"
+    holdfast("data", "synth", data, "--samples", 300)
+    result = holdfast("data", "convert", data, converted)
+    assert "300 samples" in result.out
+    again = holdfast("data", "convert", data, converted)
+    assert (again.code, "is there already" in again.err) == (1, True)
+
+
+def test_what_a_run_shows_draws_no_random_numbers(holdfast: Commands) -> None:
+    holdfast.train("quiet")
+    tensorboard = holdfast.root / "tensorboard"
+    result = holdfast.train("loud", "--metrics", holdfast.root / "m.jsonl", "--tensorboard", tensorboard)
+    assert result.code == 0, result.err
+    assert any(tensorboard.iterdir())
+    assert holdfast.digest("quiet") == holdfast.digest("loud")
+
+
+def test_training_takes_no_random_numbers_from_whoever_calls_it(holdfast: Commands) -> None:
+    holdfast.train("one")
+    torch.manual_seed(12345)
+    holdfast.train("two")
+    assert holdfast.digest("one") == holdfast.digest("two")
