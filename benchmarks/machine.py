@@ -1,0 +1,76 @@
+"""What the benchmark ran on, and whether it was alone there."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+_USER, _NICE, _SYSTEM, _IDLE, _IOWAIT, _IRQ, _SOFTIRQ, _STEAL = range(8)
+
+
+def _cpu_ticks() -> list[int]:
+    return [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+
+
+def others_busy(seconds: float = 0.3) -> dict[str, float]:
+    """CPUs in use while this process sleeps (stolen ones too), and the load average, which remembers our own work."""
+    before = _cpu_ticks()
+    time.sleep(seconds)
+    spent = [after - then for after, then in zip(_cpu_ticks(), before, strict=True)]
+    total = max(1, sum(spent))
+    num_cpus = os.cpu_count() or 1
+    return {
+        "cpus": num_cpus * (total - spent[_IDLE] - spent[_IOWAIT]) / total,
+        "stolen_cpus": num_cpus * spent[_STEAL] / total,
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def _field(path: str, name: str) -> str:
+    for line in Path(path).read_text().splitlines():
+        if line.startswith(name):
+            return line.split(":", 1)[1].strip()
+    return "unknown"
+
+
+def _file_system(path: Path) -> str:
+    mounts = [line.split()[:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    best = max((mount for mount in mounts if path.absolute().is_relative_to(mount[1])), key=lambda mount: len(mount[1]))
+    return f"{best[2]} ({best[1]})"
+
+
+def _thp(name: str) -> str:
+    path = Path("/sys/kernel/mm/transparent_hugepage") / name
+    text = path.read_text() if path.exists() else "[unknown]"
+    return text[text.index("[") + 1 : text.index("]")]
+
+
+def _commit() -> str:
+    command = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def describe(medium: Path, disk: Path) -> dict[str, Any]:
+    """Hardware, kernel and file systems."""
+    cache = Path("/sys/devices/system/cpu/cpu0/cache")
+    return {
+        "processor": _field("/proc/cpuinfo", "model name"),
+        "cpus": os.cpu_count(),
+        "caches": [
+            f"L{(index / 'level').read_text().strip()} {(index / 'type').read_text().strip().lower()} "
+            f"{(index / 'size').read_text().strip()}"
+            for index in sorted(cache.glob("index*"))
+        ],
+        "memory": _field("/proc/meminfo", "MemTotal"),
+        "hypervisor": "hypervisor" in _field("/proc/cpuinfo", "flags").split(),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "transparent_huge_pages": {"anonymous": _thp("enabled"), "shared": _thp("shmem_enabled")},
+        "medium": _file_system(medium),
+        "disk": _file_system(disk),
+        "holdfast_commit": _commit(),
+    }
