@@ -25,18 +25,21 @@ std::size_t DenseSlots::payload_bytes(const format::DenseHeader& header) {
   return tensors_offset(header.structure_bytes) + header.tensors_bytes;
 }
 
-std::optional<format::DenseHeader> DenseSlots::read(std::size_t slot) {
+std::optional<format::DenseHeader> DenseSlots::read(std::size_t slot, bool clean, bool* damaged) {
   const File& file = *slots_[slot];
   const auto refuse = [&](const char* reason) -> std::optional<format::DenseHeader> {
     reasons_[slot] = reason;
     return std::nullopt;
   };
+  *damaged = true;
   if (file.size() < format::dense_payload_offset) return refuse("the file is shorter than its header block");
   format::DenseHeader header;
   std::memcpy(&header, file.data(), sizeof(header));
-  if (header.magic == 0) return refuse("empty");
+  *damaged = clean && (header.magic != 0 || header.crc != 0);  // in a pool that was in use, a header may be torn
+  if (header.magic == 0 && header.crc == 0) return refuse("empty");
   if (header.magic != format::dense_magic) return refuse("not a dense slot");
   if (header.crc != crc_of(header)) return refuse("the header's checksum does not hold");
+  *damaged = true;
   const std::size_t room = file.size() - format::dense_payload_offset;
   if (header.structure_bytes > room || header.tensors_bytes > room || payload_bytes(header) > room) {
     return refuse("the payload is longer than the file");
@@ -44,14 +47,17 @@ std::optional<format::DenseHeader> DenseSlots::read(std::size_t slot) {
   if (header.payload_crc != crc32c(0, file.data() + format::dense_payload_offset, payload_bytes(header))) {
     return refuse("the payload's checksum does not hold");
   }
+  *damaged = false;
   reasons_[slot].clear();
   return header;
 }
 
-void DenseSlots::load(std::uint64_t epoch, std::uint64_t step) {
+void DenseSlots::load(std::uint64_t epoch, std::uint64_t step, bool clean) {
   pending_.reset();
+  std::array<bool, 2> damaged{};
+  for (std::size_t i = 0; i < 2; ++i) valid_[i] = read(i, clean, &damaged[i]);
   for (std::size_t i = 0; i < 2; ++i) {
-    valid_[i] = read(i);
+    if (damaged[i]) throw Error(ErrorKind::corrupted, slots_[i]->name() + " at offset 0: " + reasons_[i]);
     if (!valid_[i] || valid_[i]->step <= step) continue;
     if (valid_[i]->epoch == epoch) {
       throw Error(ErrorKind::corrupted, slots_[i]->name() + ": holds step " + std::to_string(valid_[i]->step) +
@@ -156,6 +162,10 @@ void DenseSlots::stage(std::uint64_t epoch, std::uint64_t step, std::uint64_t cu
     for (const Copy& copy : copies) std::memcpy(copy.to, copy.from, copy.bytes);
   }
   pending_ = Pending{slot, header, 0};
+}
+
+void DenseSlots::allocate() {
+  for (const auto& slot : slots_) slot->allocate(0, slot->size());
 }
 
 void DenseSlots::sync() {

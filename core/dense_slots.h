@@ -40,8 +40,9 @@ class DenseSlots {
 
   // Reads both slots and says which hold a state, for a pool whose newest commit record is of `epoch` and `step`. A
   // slot of a later step belongs to a life that was rolled back and is not believed; one of the same epoch proves that
-  // a commit record was lost: throws corrupted.
-  void load(std::uint64_t epoch, std::uint64_t step);
+  // a commit record was lost: throws corrupted. So does what no crash leaves behind: a header that stands over a payload
+  // that does not hold, a file shorter than its header says and, in a pool that was closed cleanly, a torn header.
+  void load(std::uint64_t epoch, std::uint64_t step, bool clean);
 
   // The newest valid state at or before `step`; nothing when there is none.
   std::optional<DenseState> newest(std::uint64_t step) const;
@@ -59,6 +60,8 @@ class DenseSlots {
   bool finish() { return advance(~std::size_t{0}); }
 
   void sync();
+  // Makes sure that both files have space for all of their bytes.
+  void allocate();
 
   // The step of the newest valid slot, or nothing.
   std::optional<std::uint64_t> newest_step() const;
@@ -71,7 +74,7 @@ class DenseSlots {
   };
 
   static std::size_t payload_bytes(const format::DenseHeader& header);
-  std::optional<format::DenseHeader> read(std::size_t slot);
+  std::optional<format::DenseHeader> read(std::size_t slot, bool clean, bool* damaged);
   std::size_t idle_slot() const;
 
   Medium& medium_;

@@ -44,7 +44,6 @@ struct TablePlan {
   std::vector<std::uint32_t> position;          // [num_lookups], original order: index into rows
   std::vector<float> bag_scale;                 // [num_lookups], original order: per-sample weights; empty without
   std::vector<std::uint32_t> bag_start;         // [num_features * (num_bags + 1)]: per feature, indexes into position
-  std::vector<std::uint64_t> scratch;           // of the radix sort
 
   std::size_t num_unique() const { return rows.size(); }
   std::size_t num_lookups() const { return position.size(); }

@@ -132,6 +132,9 @@ Pool::Pool(const std::string& directory, const OpenOptions& options)
   ring_ = open_log_file(*medium_, superblock_->header().log_bytes, true);
   log_ = std::make_unique<UndoLog>(*medium_, *ring_);
   dense_ = std::make_unique<DenseSlots>(*medium_, open_dense_files(*medium_, true));
+  // A life that ended while it made one of these larger may have left it with holes.
+  ring_->allocate(0, ring_->size());
+  dense_->allocate();
   recover(options);
   report_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
 }
@@ -426,9 +429,13 @@ void Pool::scale_gradients(const Capture& capture, std::size_t f, const float* g
   best_kernels().scale_gradients(pooling, bag_of.data(), grad + feature.column, spec.output_width, out, 0, count);
 }
 
-std::unique_ptr<SummedGradients> Pool::sum_gradients(const std::vector<RowGradients>& gradients) const {
+std::unique_ptr<SummedGradients> Pool::sum_gradients(std::vector<RowGradients> gradients) const {
   check_open();
   if (gradients.empty()) throw Error(ErrorKind::step, "there are no row gradients: no backward pass in this step");
+  // Occurrences are in order of the forward passes, whatever the order of the backward passes.
+  std::sort(gradients.begin(), gradients.end(), [](const RowGradients& a, const RowGradients& b) {
+    return a.capture->position < b.capture->position;
+  });
   const Kernels& kernels = best_kernels();
   auto summed = std::make_unique<SummedGradients>();
   const auto& spec_pointer = gradients.front().capture->plan->spec;
@@ -618,7 +625,10 @@ std::uint64_t Pool::commit(std::uint64_t cursor, const Dense* dense) {
     record.log_tail = log_->tail();
     superblock_->write_commit(record);
     rows_durable_step_.store(record.step, std::memory_order_release);
-    if (dense_->pending()) dense_->advance(dense_->pending_bytes() / dense_parts + 1);
+    // The first dense state of a pool is finished at once: until then the step durable is the rows', and it must not fall.
+    if (dense_->pending()) {
+      dense_->advance(dense_->newest_step() ? dense_->pending_bytes() / dense_parts + 1 : dense_->pending_bytes());
+    }
     const std::uint64_t durable = has_dense ? dense_->newest_step().value_or(0) : record.step;
     durable_step_.store(durable, std::memory_order_release);
     log_->release(durable);

@@ -118,7 +118,7 @@ class Pool {
   void scale_gradients(const Capture& capture, std::size_t feature, const float* grad, float* out) const;
 
   // Sums the gradients of a step's captures per row.
-  std::unique_ptr<SummedGradients> sum_gradients(const std::vector<RowGradients>& gradients) const;
+  std::unique_ptr<SummedGradients> sum_gradients(std::vector<RowGradients> gradients) const;
   // new rows = f(old rows, gradients); waits for the seals first.
   void update(const std::vector<RowGradients>& gradients, UpdateSpec spec);
   void update(const SummedGradients& gradients, UpdateSpec spec);

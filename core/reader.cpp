@@ -7,6 +7,7 @@
 #include "checksum.h"
 #include "error.h"
 #include "pool_files.h"
+#include "recovery.h"
 
 namespace holdfast {
 
@@ -24,7 +25,7 @@ std::optional<Reader::Dense> Reader::dense_state() const {
     DenseSlots slots(*medium_, open_dense_files(*medium_, false));
     const auto commit = superblock_->read_commit();
     try {
-      slots.load(commit.epoch, commit.step);
+      slots.load(commit.epoch, commit.step, false);
     } catch (const Error&) {
       if (turn + 1 == turns) throw;
       continue;  // committed between the two reads
@@ -73,35 +74,22 @@ void Reader::read_rows(std::size_t table, std::uint64_t first, std::size_t count
 
 std::vector<std::string> Reader::verify() const {
   std::vector<std::string> problems;
-  const auto commit = superblock_->commit();
+  if (superblock_->epoch().clean != 0) problems = superblock_->broken_records();
+  const auto add = [&](const std::string& problem) {
+    const bool known = std::any_of(problems.begin(), problems.end(),
+                                   [&](const std::string& other) { return other.ends_with(problem); });
+    if (!known) problems.push_back(problem);
+  };
   DenseSlots slots(*medium_, open_dense_files(*medium_, false));
-  std::optional<DenseState> newest;
+  const auto ring = open_log_file(*medium_, superblock_->header().log_bytes, false);
   try {
-    slots.load(commit.epoch, commit.step);
-    newest = slots.newest(commit.step);
+    plan_recovery(*superblock_, UndoLog(*medium_, *ring), slots, *store_, Recovery::exact);
   } catch (const Error& error) {
-    problems.emplace_back(error.what());
+    add(error.what());
   }
   for (std::size_t i = 0; i < 2; ++i) {
-    if (!slots.reason(i).empty() && slots.reason(i) != "empty") {
-      problems.push_back(std::string(dense_names[i]) + " at offset 0: " + slots.reason(i));
-    }
-  }
-  if (!newest && commit.step > 0 && problems.empty() && commit.last_record == format::no_position) {
-    problems.push_back("no dense slot holds a state, and the log cannot roll back to one");
-  }
-
-  const auto ring = open_log_file(*medium_, superblock_->header().log_bytes, false);
-  const UndoLog log(*medium_, *ring);
-  const std::uint64_t target = newest ? newest->header.step : commit.step;
-  for (auto link = UndoLog::Link::of(commit); link.position != format::no_position && link.step > target;) {
-    std::string why;
-    const auto record = log.read(link, &why);
-    if (!record) {
-      problems.push_back(log.place(link.position) + ": " + why);
-      break;
-    }
-    link = UndoLog::Link::before(record->header);
+    if (slots.reason(i).empty() || slots.reason(i) == "empty") continue;
+    add(std::string(dense_names[i]) + " at offset 0: " + slots.reason(i));
   }
 
   for (const InPlaceStore::Table& table : store_->tables()) {

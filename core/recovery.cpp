@@ -42,7 +42,11 @@ void check_record(const Record& record, const UndoLog& log, const InPlaceStore& 
 RecoveryPlan plan_recovery(const Superblock& superblock, const UndoLog& log, DenseSlots& dense,
                            const InPlaceStore& store, Recovery mode) {
   const format::CommitRecord commit = superblock.commit();
-  dense.load(commit.epoch, commit.step);
+  const format::EpochRecord& opened = superblock.epoch();
+  if (const auto broken = superblock.broken_records(); opened.clean != 0 && !broken.empty()) {
+    throw Error(ErrorKind::corrupted, broken.front());
+  }
+  dense.load(commit.epoch, commit.step, opened.clean != 0);
   std::uint64_t target = commit.step;
   auto newest = dense.newest(commit.step);
   if (newest) {
@@ -67,10 +71,15 @@ RecoveryPlan plan_recovery(const Superblock& superblock, const UndoLog& log, Den
     link = UndoLog::Link::to(record->header);
     head = record->header.position + record->header.bytes;
   }
+  // A life that has appended has written its commit record before.
+  if (opened.epoch > commit.epoch && log.successor(opened.epoch, head, UndoLog::Link{})) {
+    throw Error(ErrorKind::corrupted, log.place(head) + ": a record of epoch " + std::to_string(opened.epoch) +
+                                          ", whose commit record is lost");
+  }
   std::vector<Record> undo_order(after.rbegin(), after.rend());
   for (link = UndoLog::Link::of(commit); link.position != format::no_position && link.step > target;) {
-    std::string why;
-    const auto record = log.read(link, &why);
+    std::string why = "a record that was given up, because a later dense state was durable";
+    const auto record = link.position < commit.log_tail ? std::nullopt : log.read(link, &why);
     if (!record) {
       throw Error(ErrorKind::corrupted, log.place(link.position) + ": " + why + "; rows cannot be rolled back to step " +
                                             std::to_string(target));

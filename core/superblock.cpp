@@ -168,10 +168,30 @@ Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
     check_table(*table, place(file, offset));
     tables_.push_back(*table);
   }
-  std::tie(epoch_, epoch_slot_) =
-      read_pair<EpochRecord>(file, format::epoch_offset, format::epoch_magic, "epoch", nullptr);
+  // In this order: an epoch is durable before anything that carries it, so a reader beside a writer finds none missing.
   std::tie(commit_, commit_slot_) =
       read_pair<CommitRecord>(file, format::commit_offset, format::commit_magic, "commit", &older_commit_);
+  std::tie(epoch_, epoch_slot_) =
+      read_pair<EpochRecord>(file, format::epoch_offset, format::epoch_magic, "epoch", nullptr);
+  if (commit_.epoch > epoch_.epoch) {
+    throw Error(ErrorKind::corrupted, place(file, format::epoch_offset[1 - epoch_slot_]) + ": the epoch record of epoch " +
+                                          std::to_string(commit_.epoch) + " is lost");
+  }
+}
+
+std::vector<std::string> Superblock::broken_records() const {
+  std::vector<std::string> broken;
+  const auto look_at = [&]<class T>(const std::size_t (&offsets)[2], std::uint64_t magic, const char* what, T) {
+    for (const std::size_t offset : offsets) {
+      T value;
+      std::memcpy(&value, file_->data() + offset, sizeof(T));
+      if ((value.magic == 0 && value.crc == 0) || read_valid<T>(*file_, offset, magic)) continue;
+      broken.push_back(place(*file_, offset) + ": the checksum of this " + what + " record does not hold");
+    }
+  };
+  look_at(format::epoch_offset, format::epoch_magic, "epoch", EpochRecord{});
+  look_at(format::commit_offset, format::commit_magic, "commit", CommitRecord{});
+  return broken;
 }
 
 void Superblock::write_epoch(EpochRecord record) {

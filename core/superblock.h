@@ -39,6 +39,9 @@ class Superblock {
   // The other commit record, where it is valid: what there was before.
   const std::optional<format::CommitRecord>& older_commit() const { return older_commit_; }
 
+  // Epoch and commit records that neither hold their checksum nor were never written, each with file and offset. After
+  // a crash one of each may be torn; after a clean close none is.
+  std::vector<std::string> broken_records() const;
   // Makes the record durable. Seals it first.
   void write_epoch(format::EpochRecord record);
   void write_commit(format::CommitRecord record);

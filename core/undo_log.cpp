@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "checksum.h"
+#include "error.h"
 
 namespace holdfast {
 
@@ -57,10 +58,12 @@ void UndoLog::seal(std::uint64_t step, std::uint64_t position, std::size_t bytes
 void UndoLog::rewind(std::uint64_t position, const Link& last) {
   const std::lock_guard lock(mutex_);
   if (live_.empty() || head_ <= position) return;
-  // A header that stands would still be the successor of the last record while its payload is being overwritten.
-  std::memset(at(position), 0, sizeof(RecordHeader));
-  medium_.persist(at(position), sizeof(RecordHeader));
-  while (!live_.empty() && live_.back().position >= position) live_.pop_back();
+  // A header that stands could still be taken for a successor while its payload is being overwritten.
+  for (; !live_.empty() && live_.back().position >= position; live_.pop_back()) {
+    std::byte* header = at(live_.back().position);
+    std::memset(header, 0, sizeof(RecordHeader));
+    medium_.persist(header, sizeof(RecordHeader));
+  }
   head_ = position;
   last_ = last;
 }
@@ -110,28 +113,35 @@ std::uint64_t UndoLog::largest_record_bytes() const {
   return largest_record_bytes_;
 }
 
-std::optional<Record> UndoLog::read(std::uint64_t position, std::string* why) const {
-  const auto refuse = [why](const char* reason) -> std::optional<Record> {
+std::optional<RecordHeader> UndoLog::read_header(std::uint64_t position, std::string* why) const {
+  const auto refuse = [why](const char* reason) -> std::optional<RecordHeader> {
     if (why != nullptr) *why = reason;
     return std::nullopt;
   };
   const std::size_t offset = position % ring_.size();
   const std::size_t room = ring_.size() - offset;
   if (room < sizeof(RecordHeader)) return refuse("no room for a record header");
-  Record record{};
-  record.data = ring_.data() + offset;
-  RecordHeader& header = record.header;
-  std::memcpy(&header, record.data, sizeof(header));
+  RecordHeader header;
+  std::memcpy(&header, ring_.data() + offset, sizeof(header));
   if (header.magic != format::record_magic) return refuse("no record here");
   if (header.crc != crc_of(header)) return refuse("the record header's checksum does not hold");
   if (header.position != position) return refuse("a record of another turn of the ring");
   if (header.bytes < sizeof(header) || header.bytes > room) return refuse("a record length that does not fit");
-  const std::size_t payload_bytes = header.bytes - sizeof(header);
-  if (header.num_sections > payload_bytes / sizeof(RecordSection)) return refuse("more sections than bytes");
-  if (header.payload_crc != crc32c(0, record.data + sizeof(header), payload_bytes)) {
-    return refuse("the record payload's checksum does not hold");
+  if (header.num_sections > (header.bytes - sizeof(header)) / sizeof(RecordSection)) {
+    return refuse("more sections than bytes");
   }
-  return record;
+  return header;
+}
+
+std::optional<Record> UndoLog::read(std::uint64_t position, std::string* why) const {
+  const auto header = read_header(position, why);
+  if (!header) return std::nullopt;
+  const std::byte* data = ring_.data() + position % ring_.size();
+  if (header->payload_crc != crc32c(0, data + sizeof(RecordHeader), header->bytes - sizeof(RecordHeader))) {
+    if (why != nullptr) *why = "the record payload's checksum does not hold";
+    return std::nullopt;
+  }
+  return Record{*header, data};
 }
 
 std::optional<Record> UndoLog::read(const Link& link, std::string* why) const {
@@ -146,11 +156,13 @@ std::optional<Record> UndoLog::read(const Link& link, std::string* why) const {
 std::optional<Record> UndoLog::successor(std::uint64_t epoch, std::uint64_t position, const Link& link) const {
   const std::uint64_t next_turn = (position / ring_.size() + 1) * ring_.size();
   for (const std::uint64_t candidate : {position, next_turn}) {
-    const auto record = read(candidate);
-    if (record && record->header.epoch == epoch && record->header.previous == link.position &&
-        record->header.previous_crc == link.crc) {
-      return record;
+    const auto header = read_header(candidate, nullptr);
+    if (!header || header->epoch != epoch || header->previous != link.position || header->previous_crc != link.crc) {
+      continue;
     }
+    std::string why;
+    if (auto record = read(candidate, &why)) return record;
+    throw Error(ErrorKind::corrupted, place(candidate) + ": " + why);
   }
   return std::nullopt;
 }

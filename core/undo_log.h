@@ -85,11 +85,14 @@ class UndoLog {
   std::uint64_t free_bytes() const;
   std::uint64_t largest_record_bytes() const;
 
+  // The header at `position`, where it holds, or the reason why there is none.
+  std::optional<format::RecordHeader> read_header(std::uint64_t position, std::string* why) const;
   // The whole, valid record at `position`, or the reason why there is none.
   std::optional<Record> read(std::uint64_t position, std::string* why = nullptr) const;
   // The record that `link` points to.
   std::optional<Record> read(const Link& link, std::string* why) const;
-  // The record that follows `link` at `position` (or at the ring's next turn), of `epoch`, or nothing.
+  // The record that follows `link` at `position` (or at the ring's next turn), of `epoch`, or nothing. Throws corrupted
+  // where its header stands but its payload does not hold: the header is written last, so no crash leaves that.
   std::optional<Record> successor(std::uint64_t epoch, std::uint64_t position, const Link& link) const;
 
  private:

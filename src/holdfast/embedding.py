@@ -134,7 +134,7 @@ class EmbeddingBagCollection(nn.Module):
         try:
             plan = self._core.plan(
                 _cpu(jagged.values(), "ids", torch.int64),
-                _cpu(jagged.offsets(), "offsets", None),
+                _cpu(_offsets_of(jagged), "offsets", None),
                 None if weights is None else _cpu(weights.detach(), "weights", torch.float32),
                 block_of,
                 len(keys),
@@ -266,6 +266,13 @@ def clip_grad_norm_(
         if collection.anchor.grad is not None:
             collection.anchor.grad.mul_(factor)
     return total
+
+
+def _offsets_of(jagged: KeyedJagged) -> Tensor:
+    if hasattr(jagged, "offsets"):
+        return jagged.offsets()
+    lengths: Tensor = jagged.lengths()  # type: ignore[attr-defined, unreachable]
+    return torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
 
 
 def _cpu(tensor: Tensor, what: str, dtype: torch.dtype | None) -> Tensor:

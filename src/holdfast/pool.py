@@ -105,6 +105,10 @@ class Pool:
         specs = [to_spec(table, optimizer) for table in tables]
         if self._core is None:
             self._create(specs)
+        elif self._may_grow():
+            names = {table.name for table in self._core.tables}
+            if missing := [spec for spec in specs if spec.name not in names]:
+                self._create([*self._core.tables, *missing])
         there = {table.name: (number, table) for number, table in enumerate(self.core.tables)}
         for spec in specs:
             if spec.name not in there:
@@ -115,7 +119,15 @@ class Pool:
             check_same(there[spec.name][1], spec, optimizers)
         return [there[spec.name][0] for spec in specs]
 
+    def _may_grow(self) -> bool:
+        """Whether the pool was made by this object and nothing has happened in it: then it is made anew with the tables
+        of a further collection."""
+        return self.is_new and self.step == 0 and self.core.dense_state() is None
+
     def _create(self, specs: list[_core.TableSpec]) -> None:
+        if self._core is not None:
+            self._core.close()
+            (self.directory / SUPERBLOCK).unlink()
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:

@@ -4,12 +4,13 @@ MKL, which PyTorch calls for float32 products, chooses among its paths by where 
 asks for a strict branch. It reads that variable once, at its first call in the process, and importing torch calls
 nothing in it: setting the variable between ``import torch`` and the first product is still in time.
 
-What was found with PyTorch 2.13 (MKL 2024.2, oneDNN 3.12; AVX-512, one and two threads), sweeping operands over offsets of
-4 to 2112 bytes at the shapes of DLRM's layers, forward and both products of backward:
+What was found with PyTorch 2.13 (MKL 2024.2, oneDNN 3.12; AVX-512, one and two threads), sweeping operands over
+offsets of 4 to 2112 bytes at the shapes of DLRM's layers, forward and both products of backward:
 - Without the variable, the product of a matrix and a vector (a last layer with one output) has other bits whenever the
   matrix does not begin at a multiple of 16 bytes. With it, no product does.
 - oneDNN (all of bfloat16, and holdfast.models' float32 layers) does not depend on alignment, with or without it.
-- The strict branch costs nothing that could be measured; its bits differ from the default's, so it is all or nothing.
+- The strict branch costs nothing that could be measured. Its bits differ from the default's, so all processes of a run
+  must have it, or none.
 """
 
 from __future__ import annotations
@@ -82,8 +83,9 @@ def keep_freed_memory() -> bool:
     """Tells glibc to keep the memory of freed tensors instead of giving it back to the kernel. False if it cannot.
 
     It changes no bits, only time: by default glibc returns freed tensors of megabytes in every step, and the next step
-    faults them in again page by page: 4282 faults a step for a DLRM of batch 2048 in float32, 19 after this, at 1 to 7 µs
-    each in a virtual machine whose host takes back free memory. The process then keeps the memory of its largest step.
+    faults them in again page by page. That is 4282 faults a step for a DLRM of batch 2048 in float32, 19 after this;
+    each takes 1 to 7 µs in a virtual machine whose host takes back free memory. The process then keeps the memory of
+    its largest step.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

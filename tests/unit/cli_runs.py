@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from holdfast import cli
 from holdfast.digest import PoolDigest, digest_pool
 from holdfast.reading import at_rest
+from holdfast.reproducibility import prepare_environment
+
+prepare_environment()  # before any test computes; the command does it for itself
 
 CONFIG = """
 [data.synthetic]

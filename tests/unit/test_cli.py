@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from cli_runs import CONFIG, Commands, start
+
 from holdfast.config import read_config
 from holdfast.run import RunConfig, open_trainer
 
@@ -64,9 +65,7 @@ def test_killed_in_the_middle_and_started_again_it_ends_with_the_digest_of_an_un
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_finishes_the_step_and_makes_it_durable(
-    holdfast: Commands, number: signal.Signals, code: int
-) -> None:
+def test_a_signal_finishes_the_step_and_makes_it_durable(holdfast: Commands, number: signal.Signals, code: int) -> None:
     metrics = holdfast.root / "metrics.jsonl"
     process = start(
         *("train", holdfast.config, "--pool", holdfast.root / "pool", "--metrics", metrics),
@@ -150,9 +149,7 @@ def test_debug_shows_the_traceback(holdfast: Commands) -> None:
         ("data.synthetic.num_samples=641", "data.synthetic.num_samples"),
     ],
 )
-def test_a_change_that_the_pool_cannot_follow_is_refused_by_name(
-    holdfast: Commands, override: str, field: str
-) -> None:
+def test_a_change_that_the_pool_cannot_follow_is_refused_by_name(holdfast: Commands, override: str, field: str) -> None:
     holdfast.train("pool", "--steps", 3)
     before = holdfast.digest()
     result = holdfast.train("pool", "--set", override)
@@ -319,13 +316,23 @@ def test_a_malformed_line_is_named_or_skipped_and_counted(holdfast: Commands) ->
     assert "trained to step 4" in skipped.out
 
 
-def test_text_is_converted_and_trains_to_the_same_rows(holdfast: Commands) -> None:
+def test_converted_text_trains_to_the_same_tables(holdfast: Commands) -> None:
     data, converted = holdfast.root / "clicks.tsv", holdfast.root / "clicks.parquet"
     holdfast("data", "synth", data, "--samples", 300)
-    result = holdfast("data", "convert", data, converted)
-    assert "300 samples" in result.out
+    assert "300 samples" in holdfast("data", "convert", data, converted).out
     again = holdfast("data", "convert", data, converted)
     assert (again.code, "is there already" in again.err) == (1, True)
+    rest = "[embedding]\ndim = 4\n[model]\nbottom = [4]\ntop = [1]\n[train]\nbatch_size = 50\n"
+    holdfast.config.write_text(f'[data.criteo]\npaths = ["clicks.tsv"]\nnum_embeddings = 100\n{rest}')
+    assert holdfast.train("text").code == 0
+    sparse = "".join(f"C{n} = {{ column = 'C{n}', num_embeddings = 100 }}\n" for n in range(1, 27))
+    dense = [f"I{n}" for n in range(1, 14)]
+    holdfast.config.write_text(
+        f'[data.parquet]\npaths = ["clicks.parquet"]\nlabel = "label"\ndense = {dense}\ndense_transform = "log1p"\n'
+        f"[data.parquet.sparse]\n{sparse}{rest}"
+    )
+    assert holdfast.train("parquet").code == 0
+    assert holdfast.digest("text").tables == holdfast.digest("parquet").tables
 
 
 def test_what_a_run_shows_draws_no_random_numbers(holdfast: Commands) -> None:

@@ -3,6 +3,7 @@
 Everything runs in processes of its own: MKL reads its environment once.
 """
 
+import functools
 import os
 import subprocess
 import sys
@@ -26,8 +27,8 @@ def load(name):
 reproducibility = load("reproducibility")
 """
 
-# Every product of DLRM's layers at the sizes of Criteo Kaggle, each operand in turn away from the alignment that torch's
-# own memory has; then whole steps of the model with misaligned inputs. Prints a digest of all results.
+# Every product of DLRM's layers at the sizes of Criteo Kaggle, each operand in turn away from the alignment that
+# torch's own memory has; then whole steps of the model with misaligned inputs. Prints a digest of all results.
 SWEEP = """
 import hashlib
 assert "torch" not in sys.modules
@@ -50,7 +51,7 @@ def sweep(what, function, *operands):
     expected = function(*(placed(operand, 0) for operand in operands))
     digest.update(expected.float().numpy().tobytes())
     for moved in range(len(operands)):
-        for offset in (4, 8, 16, 32, 48, 64):
+        for offset in (4, 8, 16, 48):
             got = function(*(placed(o, offset if i == moved else 0) for i, o in enumerate(operands)))
             assert torch.equal(got, expected), f"{{what}}: operand {{moved}} at {{offset}} bytes gives other bits"
 
@@ -96,13 +97,18 @@ def run(code, environment=None, **values):
     return process.stdout
 
 
+@functools.cache
+def swept(num_threads):
+    return run(SWEEP, num_threads=num_threads)
+
+
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_bits_do_not_depend_on_where_operands_lie(num_threads):
-    run(SWEEP, num_threads=num_threads)
+    assert swept(num_threads)
 
 
 def test_a_fresh_process_gives_the_same_bits():
-    assert run(SWEEP, num_threads=2) == run(SWEEP, num_threads=2)
+    assert swept(2) == run(SWEEP, num_threads=2)
 
 
 @needs_mkl
@@ -173,7 +179,8 @@ def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     big = [torch.ones(2**20) for _ in range(8)]
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-faults()
+for _ in range(5):
+    faults()
 print(faults())
 """
     kept, faults = run(code).split()

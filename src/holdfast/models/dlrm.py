@@ -94,7 +94,7 @@ class _DotInteraction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, pooled: Tensor, lower: Tensor, symmetric: Tensor) -> Tensor:
         batch_size, dim = x.shape
-        vectors = torch.cat((x, pooled), dim=1).view(batch_size, -1, dim)
+        vectors = torch.cat((x, pooled), dim=1).view(batch_size, 1 + pooled.shape[1] // dim, dim)
         ctx.save_for_backward(vectors, symmetric)
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
         return torch.cat((x, products.gather(1, lower.expand(batch_size, -1))), dim=1)
@@ -181,6 +181,7 @@ def _onednn_linear_serves(x: Tensor) -> bool:
         _HAS_ONEDNN_LINEAR
         and x.device.type == "cpu"
         and x.dtype == torch.float32
+        and x.numel() > 0  # oneDNN has no empty products
         and not torch.is_autocast_enabled("cpu")
         and torch.backends.mkldnn.enabled
     )

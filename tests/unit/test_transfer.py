@@ -1,0 +1,276 @@
+"""Pools move out to safetensors and in from state dicts, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cli_runs import Commands, pool_digest
+from safetensors.torch import load_file, save_file
+
+from holdfast import transfer
+from holdfast.config import read_config
+from holdfast.errors import ConfigError, Corrupted, FormatMismatch, HoldfastError, PoolExists
+from holdfast.inspection import inspect_pool
+from holdfast.reading import ReadOnlyPool, at_rest
+from holdfast.run import RunConfig, open_trainer
+from holdfast.transfer import SafetensorsFile, TorchFile, export_pool, import_pool
+
+STATE = {
+    "sgd": {},
+    "rowwise_adagrad": {"momentum1": (400,)},
+    "adagrad": {"momentum1": (400, 4)},
+    "adam": {"exp_avg": (400, 4), "exp_avg_sq": (400, 4)},
+    "rowwise_adam": {"exp_avg": (400, 4), "exp_avg_sq": (400,)},
+}
+
+
+@pytest.fixture
+def holdfast(pool_root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Commands:
+    return Commands(pool_root, monkeypatch, capfd)
+
+
+def run_config(holdfast: Commands, *overrides: str) -> RunConfig:
+    return read_config(RunConfig, holdfast.config, overrides)
+
+
+def train(config: RunConfig, directory: Path, steps: int = 4) -> dict[str, torch.Tensor]:
+    """Trains a pool; returns its model's state."""
+    with open_trainer(config, directory) as trainer:
+        for _, _ in zip(range(steps), trainer.steps(), strict=False):
+            pass
+        trainer.checkpoint.flush()
+        return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+
+
+def export(directory: Path, out: Path) -> dict[str, torch.Tensor]:
+    with at_rest(directory) as (reader, _):
+        export_pool(reader, out)
+    return load_file(out)
+
+
+def read_table(directory: Path, number: int) -> np.ndarray:
+    reader = ReadOnlyPool(directory).core
+    table = reader.tables[number]
+    state = len(STATE_FLOATS) and STATE_FLOATS[table.optimizer](table.embedding_dim)
+    weights = np.empty(table.num_embeddings * table.embedding_dim * 4, np.uint8)
+    reader.read_rows(number, 0, table.num_embeddings, weights, np.empty(table.num_embeddings * state * 4, np.uint8))
+    return weights.view(np.float32).reshape(table.num_embeddings, table.embedding_dim)
+
+
+STATE_FLOATS = (lambda d: 0, lambda d: 1, lambda d: d, lambda d: 2 * d, lambda d: d + 1)
+
+
+@pytest.mark.parametrize("optimizer", STATE)
+def test_an_export_has_torchrecs_names_and_the_pools_values(holdfast: Commands, optimizer: str) -> None:
+    directory = holdfast.root / "pool"
+    model = train(run_config(holdfast, f"embedding.optimizer={optimizer}"), directory)
+    tensors = export(directory, holdfast.root / "out.safetensors")
+    expected = {f"embedding_bags.C{n}.weight" for n in (1, 2, 3)} | {f"model.{name}" for name in model}
+    expected |= {f"optimizer.C{n}.{state}" for n in (1, 2, 3) for state in STATE[optimizer]}
+    assert set(tensors) == expected
+    for number in range(3):
+        found = tensors[f"embedding_bags.C{number + 1}.weight"].numpy()
+        assert np.array_equal(found.view(np.uint32), read_table(directory, number).view(np.uint32))
+    for name, shape in STATE[optimizer].items():
+        found = tensors[f"optimizer.C3.{name}"]
+        assert tuple(found.shape) == shape
+        assert found.abs().sum() > 0
+    for name, tensor in model.items():
+        assert torch.equal(tensors[f"model.{name}"], tensor)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("optimizer", STATE)
+def test_exported_and_imported_rows_have_the_same_digest(holdfast: Commands, optimizer: str, dtype: str) -> None:
+    config = run_config(holdfast, f"embedding.optimizer={optimizer}", f"embedding.dtype={dtype}")
+    model = train(config, holdfast.root / "pool")
+    out = holdfast.root / "out.safetensors"
+    export(holdfast.root / "pool", out)
+    summary = import_pool(SafetensorsFile(out), config, holdfast.root / "again")
+    assert summary.dense_missing == summary.unused == ()
+    assert pool_digest(holdfast.root / "again").tables == pool_digest(holdfast.root / "pool").tables
+    with open_trainer(config, holdfast.root / "again") as trainer:
+        assert trainer.pool.step == 0
+        for name, tensor in trainer.model.state_dict().items():
+            assert torch.equal(tensor, model[name])
+
+
+def test_chunks_do_not_show(holdfast: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = run_config(holdfast, "embedding.optimizer=adam")
+    train(config, holdfast.root / "pool")
+    whole = holdfast.root / "whole.safetensors"
+    export(holdfast.root / "pool", whole)
+    monkeypatch.setattr(transfer, "_CHUNK_BYTES", 7 * 48)
+    pieces = holdfast.root / "pieces.safetensors"
+    export(holdfast.root / "pool", pieces)
+    assert pieces.read_bytes() == whole.read_bytes()
+    import_pool(SafetensorsFile(pieces), config, holdfast.root / "again")
+    assert pool_digest(holdfast.root / "again").tables == pool_digest(holdfast.root / "pool").tables
+
+
+def test_what_was_sparse_is_sparse_after_an_import(holdfast: Commands) -> None:
+    config = run_config(holdfast, "data.synthetic.rows=[2000000]", "model.top=[1]")
+    train(config, holdfast.root / "pool", steps=1)
+    out = holdfast.root / "out.safetensors"
+    export(holdfast.root / "pool", out)
+    import_pool(SafetensorsFile(out), config, holdfast.root / "again")
+    (table,) = inspect_pool(holdfast.root / "again")["tables"]
+    assert table["bytes_on_disk"] < table["bytes"] / 20
+    assert pool_digest(holdfast.root / "again").tables == pool_digest(holdfast.root / "pool").tables
+
+
+def torchrec_state(seed: int = 0) -> OrderedDict[str, torch.Tensor]:
+    """What `state_dict()` of a DLRM on TorchRec's EmbeddingBagCollection looks like, but for its own dense names."""
+    generator = torch.Generator().manual_seed(seed)
+    prefix = "module.sparse_arch.embedding_bag_collection.embedding_bags"
+    state = OrderedDict(
+        (f"{prefix}.{name}.weight", torch.randn(rows, 4, generator=generator))
+        for name, rows in (("C1", 50), ("C2", 7), ("C3", 400))
+    )
+    state["module.bottom.0.weight"] = torch.randn(8, 3, generator=generator)
+    state["module.bottom.0.bias"] = torch.randn(8, generator=generator)
+    state["module.other.weight"] = torch.randn(2, 2, generator=generator)
+    return state
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_a_torchrec_state_dict_moves_in_and_trains(holdfast: Commands, suffix: str) -> None:
+    state = torchrec_state()
+    path = holdfast.root / f"state{suffix}"
+    if suffix == ".pt":
+        torch.save({"model": state, "epoch": 3}, path)
+    else:
+        save_file(dict(state), path)
+    result = holdfast("import", path, holdfast.config, "--pool", holdfast.root / "pool")
+    assert result.code == 0, result.err
+    assert "3 tables, no optimizer state, 2 dense parameters" in result.out
+    assert "other.weight" in result.out
+    for number, tensor in enumerate(list(state.values())[:3]):
+        assert np.array_equal(read_table(holdfast.root / "pool", number), tensor.numpy())
+    with open_trainer(run_config(holdfast), holdfast.root / "pool") as trainer:
+        assert torch.equal(trainer.model.state_dict()["bottom.0.weight"], state["module.bottom.0.weight"])
+    assert holdfast.train().code == 0
+
+
+def test_optimizer_state_of_a_torchrec_checkpoint_moves_in(holdfast: Commands) -> None:
+    state = torchrec_state()
+    momentum = {
+        name: {f"{name.split('.')[-2]}.momentum1": torch.rand(tensor.shape[0])}
+        for name, tensor in state.items()
+        if "embedding_bags" in name
+    }
+    path = holdfast.root / "state.pt"
+    torch.save({"model": state, "optimizer": {"state": momentum}}, path)
+    summary = import_pool(TorchFile(path), run_config(holdfast), holdfast.root / "pool")
+    assert len(summary.state) == 3
+    tensors = export(holdfast.root / "pool", holdfast.root / "out.safetensors")
+    ((_, expected),) = momentum["module.sparse_arch.embedding_bag_collection.embedding_bags.C3.weight"].items()
+    assert torch.equal(tensors["optimizer.C3.momentum1"], expected)
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (Path("/dev/shm/holdfast-bomb"),))
+
+
+def test_nothing_is_unpickled_but_tensors(holdfast: Commands) -> None:
+    path = holdfast.root / "bomb.pt"
+    torch.save({"embedding_bags.C1.weight": Bomb()}, path)
+    with pytest.raises(FormatMismatch, match="not unpickled"):
+        TorchFile(path)
+    assert not Path("/dev/shm/holdfast-bomb").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"C3": None}, "embedding_bags.C3.weight"),
+        ({"C2": torch.zeros(8, 4)}, "(8, 4)"),
+        ({"C2": torch.zeros(7, 5)}, "(7, 5)"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_named_and_nothing_is_left(
+    holdfast: Commands, change: dict[str, torch.Tensor | None], named: str
+) -> None:
+    state = {f"embedding_bags.{name}.weight": torch.zeros(n, 4) for name, n in (("C1", 50), ("C2", 7), ("C3", 400))}
+    for table, tensor in change.items():
+        del state[f"embedding_bags.{table}.weight"]
+        if tensor is not None:
+            state[f"embedding_bags.{table}.weight"] = tensor
+    path = holdfast.root / "state.safetensors"
+    save_file(state, path)
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        import_pool(SafetensorsFile(path), run_config(holdfast), holdfast.root / "pool")
+    assert {entry.name for entry in holdfast.root.iterdir()} == {"run.toml", "state.safetensors"}
+
+
+def test_an_import_never_touches_a_directory_that_is_there(holdfast: Commands) -> None:
+    path = holdfast.root / "state.safetensors"
+    save_file(dict(torchrec_state()), path)
+    (holdfast.root / "pool").mkdir()
+    with pytest.raises(PoolExists):
+        import_pool(SafetensorsFile(path), run_config(holdfast), holdfast.root / "pool")
+
+
+def test_an_export_that_fails_leaves_no_file(holdfast: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(run_config(holdfast), holdfast.root / "pool")
+    out = holdfast.root / "out.safetensors"
+
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(transfer.os, "pwrite", no_space)
+    result = holdfast("export", holdfast.root / "pool", out)
+    assert (result.code, result.err) == (1, "holdfast: No space left on device\n")
+    assert {entry.name for entry in holdfast.root.iterdir()} == {"run.toml", "pool"}
+
+
+def test_an_export_that_is_there_is_replaced_only_when_asked(holdfast: Commands) -> None:
+    train(run_config(holdfast), holdfast.root / "pool")
+    out = holdfast.root / "out.safetensors"
+    out.write_text("precious")
+    assert holdfast("export", holdfast.root / "pool", out).code == 1
+    assert out.read_text() == "precious"
+    assert holdfast("export", holdfast.root / "pool", out, "--overwrite").code == 0
+    assert "model.top.0.weight" in load_file(out)
+
+
+def safetensors_bytes(header: object, data: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b"", FormatMismatch),
+        (b"short", FormatMismatch),
+        (b"\xff" * 64, FormatMismatch),
+        (b"\x04" + b"\x00" * 7 + b"{{{{", Corrupted),
+        (safetensors_bytes([1]), Corrupted),
+        (safetensors_bytes({"a": 1}), Corrupted),
+        (safetensors_bytes({"a": {"dtype": "F9", "shape": [1], "data_offsets": [0, 4]}}, bytes(4)), Corrupted),
+        (safetensors_bytes({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, bytes(8)), Corrupted),
+        (safetensors_bytes({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, bytes(4)), Corrupted),
+        (safetensors_bytes({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}, bytes(4)), Corrupted),
+    ],
+)
+def test_a_file_that_is_not_whole_is_a_typed_error(pool_root: Path, content: bytes, error: type[HoldfastError]) -> None:
+    path = pool_root / "bad.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(error, match=r"bad\.safetensors"):
+        SafetensorsFile(path)
+
+
+def test_a_file_that_torch_did_not_save_is_a_typed_error(pool_root: Path) -> None:
+    path = pool_root / "bad.pt"
+    for content in (b"", b"nonsense", b"PK\x03\x04 nonsense"):
+        path.write_bytes(content)
+        with pytest.raises(FormatMismatch, match=r"bad\.pt"):
+            TorchFile(path)
