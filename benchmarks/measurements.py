@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).parent
@@ -13,6 +12,7 @@ OPTIMIZERS = ("rowwise_adagrad", "sgd")
 PEERS = ("fbgemm", "torchrec", "embeddingbag")
 ABLATION = ("redo_sync", "undo_sync", "committed", "relaxed_10", "relaxed_100", "bare")
 SECTIONS = ("table1", "bf16", "commit", "ext4", "floor", "ablation", "checkpoints", "memory", "recovery")
+BF16_SHAPES = ("kaggle", "rm3")
 RECOVERY_INTERVALS = (1, 10)
 
 
@@ -34,7 +34,8 @@ class Settings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """One command. ``key`` names it in the results; ``peer`` says (shape, optimizer, bf16) of a peer that may be left
-    out of later rounds if it is far from the best. ``dies``: the command ends by killing itself."""
+    out of later rounds if it is far from the best. ``dies``: the command ends by killing itself. ``makes``: a directory
+    that it finds empty; ``cleanup``: one that goes after it."""
 
     key: str
     command: tuple[str, ...]
@@ -44,7 +45,7 @@ class Measurement:
     dies: bool = False
     cleanup: Path | None = None
     timeout_s: int = 600
-    makes: Path | None = field(default=None)
+    makes: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,31 +193,35 @@ class _Plan:
             )
 
 
+def _add_steps(plan: _Plan, shape: str, sections: tuple[str, ...]) -> None:
+    """Whole steps: what is compared lies together, committed and bare above all."""
+    for optimizer in OPTIMIZERS:
+        if "table1" in sections or "commit" in sections:
+            plan.ours("committed", shape, optimizer)
+        if "commit" in sections:
+            plan.ours("bare", shape, optimizer, rounds=1 if optimizer == "sgd" else None)
+        for system in PEERS if "table1" in sections else ():
+            plan.peer(system, shape, optimizer)
+    if "bf16" in sections and shape in BF16_SHAPES:
+        plan.ours("committed", shape, bf16=True)
+        for system in PEERS:
+            plan.peer(system, shape, "rowwise_adagrad")
+            plan.peer(system, shape, "rowwise_adagrad", bf16=True)
+
+
+def _add_ways_to_log(plan: _Plan, shape: str, sections: tuple[str, ...]) -> None:
+    for mode in ABLATION if "ablation" in sections else ():
+        plan.ours(mode, shape, rounds=2, long=mode == "relaxed_100")
+    for mode in ("committed", "bare") if "ext4" in sections else ():
+        plan.ours(mode, shape, rounds=1, on_disk=True)
+
+
 def measurements_of(settings: Settings) -> list[Measurement]:
-    """Every measurement of the sections that are wanted, in the order of one round: what is compared lies together."""
+    """Every measurement of the sections that are wanted, in the order of one round."""
     plan = _Plan(settings)
-    for section, shape in _section_shapes(settings):
-        if section == "table1":
-            for optimizer in OPTIMIZERS:
-                plan.ours("committed", shape, optimizer)
-                for system in PEERS:
-                    plan.peer(system, shape, optimizer)
-        elif section == "bf16" and shape != "rm1":
-            plan.ours("committed", shape, bf16=True)
-            for system in PEERS:
-                plan.peer(system, shape, "rowwise_adagrad")
-                plan.peer(system, shape, "rowwise_adagrad", bf16=True)
-        elif section == "commit":
-            plan.ours("committed", shape)
-            plan.ours("bare", shape)
-            plan.ours("committed", shape, "sgd", rounds=None)
-            plan.ours("bare", shape, "sgd", rounds=1)
-        elif section == "ext4":
-            plan.ours("committed", shape, rounds=1, on_disk=True)
-            plan.ours("bare", shape, rounds=1, on_disk=True)
-        elif section == "ablation":
-            for mode in ABLATION:
-                plan.ours(mode, shape, rounds=2, long=mode == "relaxed_100")
+    for shape in settings.shapes:
+        _add_steps(plan, shape, settings.sections)
+        _add_ways_to_log(plan, shape, settings.sections)
     if "floor" in settings.sections:
         plan.floor()
     if "memory" in settings.sections:
@@ -226,9 +231,3 @@ def measurements_of(settings: Settings) -> list[Measurement]:
     if "checkpoints" in settings.sections and "kaggle" in settings.shapes:
         plan.checkpoints()
     return plan.measurements()
-
-
-def _section_shapes(settings: Settings) -> Iterator[tuple[str, str]]:
-    for shape in settings.shapes:
-        for section in settings.sections:
-            yield section, shape

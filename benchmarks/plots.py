@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
 _COLORS = ("#2f6f9f", "#7fb3d3", "#d98c3f", "#9a9a9a", "#5b8c5a", "#b05c5c")
 _HOLDFAST, _PEER = "#2f6f9f", "#9a9a9a"
 
 
 def _axes(width: float, height: float, title: str) -> tuple[Any, Any]:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(width, height), dpi=144, layout="constrained")
+    figure, axes = plt.subplots(figsize=(width, height), dpi=144, layout="constrained")
     axes.set_title(title, fontsize=10, loc="left")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -23,10 +23,8 @@ def _axes(width: float, height: float, title: str) -> tuple[Any, Any]:
 
 
 def _save(figure: Any, path: Path) -> Path:
-    from matplotlib import pyplot
-
     figure.savefig(path)
-    pyplot.close(figure)
+    plt.close(figure)
     return path
 
 
@@ -55,15 +53,10 @@ def speed_ups(path: Path, shapes: list[str], series: dict[str, list[float | None
 
 def ablation(path: Path, names: list[str], of_shape: dict[str, list[float | None]]) -> Path | None:
     """Milliseconds per step by way of logging, one panel a shape."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     shapes = {shape: values for shape, values in of_shape.items() if any(value is not None for value in values)}
     if not shapes:
         return None
-    figure, panels = pyplot.subplots(
+    figure, panels = plt.subplots(
         1,
         len(shapes),
         figsize=(3.2 + 2.6 * len(shapes), 2.8),

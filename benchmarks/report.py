@@ -76,7 +76,7 @@ class Results:
 
 
 def step_ms(result: dict[str, Any]) -> float:
-    return statistics.median(result["step_ms"])
+    return float(statistics.median(result["step_ms"]))
 
 
 def mean_step_ms(result: dict[str, Any]) -> float:
@@ -87,9 +87,9 @@ def mean_step_ms(result: dict[str, Any]) -> float:
 def embedding_ms(result: dict[str, Any]) -> float:
     """The embedding work of a step: ours from ids to rows at home, a peer's forward, backward and update."""
     if "embedding_ms" in result:
-        return statistics.median(result["embedding_ms"])
+        return float(statistics.median(result["embedding_ms"]))
     forward, update = result["embedding_forward_ms"], result["embedding_update_ms"]
-    return statistics.median(f + u for f, u in zip(forward, update, strict=True))
+    return float(statistics.median(f + u for f, u in zip(forward, update, strict=True)))
 
 
 def best_peer(results: Results, shape: str, optimizer: str, *, bf16: bool = False) -> tuple[str, float] | None:
@@ -260,8 +260,8 @@ def _ablation(results: Results) -> list[str]:
     return [
         "## Ablation",
         "",
-        "Row-wise Adagrad, on tmpfs. Redo: updated rows and dense state are copied, checksummed and sealed after each step;",
-        "undo: rows before lookup, dense state after the step; both on all threads, and waited for.",
+        "Row-wise Adagrad, on tmpfs. Redo: updated rows and dense state are copied, checksummed and sealed after each",
+        "step; undo: rows before lookup, dense state after the step; both on all threads, and waited for.",
         "",
         *_table(head, rows),
         "![ablation](ablation.png)",
@@ -297,17 +297,20 @@ def _memory(results: Results) -> list[str]:
                 name: value / 2**20 for name, value in found.items() if name.endswith("_bytes") and type(value) is int
             }
             parts = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in found["pool_resident_bytes"].items())
-            rows.append(
-                [shape, f"{mib['pages_of_touched_rows_bytes']:.0f} + 3 × {mib['working_set_bytes']:.1f} + "
-                 f"{mib['dense_state_bytes']:.1f} = {mib['formula_bytes']:.0f}",
-                 f"{mib['pool_resident_total_bytes']:.0f} ({parts})", f"{found['ratio']:.2f}",
-                 f"{mib['process_before_training_bytes']:.0f} → {mib['process_peak_bytes']:.0f}"]
-            )  # fmt: skip
+            formula = (
+                f"{mib['pages_of_touched_rows_bytes']:.0f} + 3 × {mib['working_set_bytes']:.1f} + "
+                f"{mib['dense_state_bytes']:.1f} = {mib['formula_bytes']:.0f}"
+            )
+            resident = f"{mib['pool_resident_total_bytes']:.0f} ({parts})"
+            process = f"{mib['process_before_training_bytes']:.0f} → {mib['process_peak_bytes']:.0f}"
+            rows.append([shape, formula, resident, f"{found['ratio']:.2f}", process])
     head = ["MiB", "pages of touched rows + 3 working sets + dense state", "resident pages of the pool", "ratio",
             "process: RSS before the first step → peak"]  # fmt: skip
-    note = "Two dense slots are there, not one state; the log is never smaller than 16 MiB. The process also holds PyTorch,"
-    more = "its activations, the batches and plans.\n"
-    return ["## Memory", "", *_table(head, rows), note, more] if rows else []
+    note = (
+        "There are two dense slots, each a whole state, and the log is never smaller than 16 MiB. The process also "
+        "holds PyTorch, its activations, the batches and plans.\n"
+    )
+    return ["## Memory", "", *_table(head, rows), note] if rows else []
 
 
 def _recovery(results: Results) -> list[str]:
@@ -319,9 +322,15 @@ def _recovery(results: Results) -> list[str]:
             cell = _Cell(seconds, _RECOVERY_BAR_S if interval == 1 else None, "{:.3f} s", at_least=False)
             rows.append(
                 [f"dense_interval {interval}: log of {found['log_bytes'] / 2**20:.0f} MiB, full",
-                 found["records_undone"], f"{found['rows_restored']:,}", cell]
+                 found["records_undone"], f"{found['rows_restored']:,}", cell, f"{found['cpu_seconds']:.3f} s"]
             )  # fmt: skip
-    head = ["100 GB table, killed with kill -9", "records undone", "rows restored", "opening, all up to the first step"]
+    head = [
+        "100 GB table, killed with kill -9",
+        "records undone",
+        "rows restored",
+        "opening, all up to the first step",
+        "CPU time of that",
+    ]
     return ["## Recovery", "", *_table(head, rows)] if rows else []
 
 
@@ -383,8 +392,8 @@ def _setting(results: Results) -> list[str]:
         "",
         f"- {machine['processor']}, {machine['cpus']} CPUs ({', '.join(machine['caches'])}), {machine['memory']}"
         + (", virtual" if machine["hypervisor"] else ""),
-        f"- {machine['kernel']}; transparent huge pages: {machine['transparent_huge_pages']}; pool on "
-        f"{machine['medium']}; disk: {machine['disk']}",
+        f"- {machine['kernel']}; transparent huge pages: {machine['transparent_huge_pages']}",
+        f"- pool on {machine['medium']}; disk: {machine['disk']}",
         f"- holdfast {machine['holdfast_commit']}; " + ", ".join(f"{name} {v}" for name, v in sorted(versions.items())),
         *(f"- environment of {who}: `{env}`" for who, env in sorted(environments.items())),
         f"- rounds: {record['settings']['rounds']}; {record['minutes']:.0f} minutes; every command is in results.json",

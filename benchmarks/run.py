@@ -135,10 +135,11 @@ def _measure(settings: Settings) -> dict[str, Any]:
             result = _run(measurement)
             results.setdefault(measurement.key, []).append(result)
             busy.append({"key": measurement.key, "round": number, **others})
-            failed = f"FAILED: {result['error'].splitlines()[-1]}" if "error" in result else ""
+            now = time.monotonic()
+            failed = f" FAILED: {result['error'].splitlines()[-1]}" if "error" in result else ""
             print(
-                f"[{time.monotonic() - begin:5.0f} s] round {number + 1}/{settings.rounds}, {place}/{len(in_order)}: "
-                f"{measurement.key} ({time.monotonic() - started:.1f} s, others used {others['cpus']:.2f} CPUs) {failed}",
+                f"[{now - begin:5.0f} s] round {number + 1}/{settings.rounds}, {place}/{len(in_order)}: "
+                f"{measurement.key} ({now - started:.1f} s; others used {others['cpus']:.2f} CPUs before){failed}",
                 file=sys.stderr,
                 flush=True,
             )

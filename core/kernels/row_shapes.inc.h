@@ -40,11 +40,13 @@ HOLDFAST_INLINE void for_each_block(Shape<Dim> shape, Body&& body) {
 template <class Body>
 HOLDFAST_INLINE void with_shape(std::uint32_t dim, Body&& body) {
   switch (dim) {
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // compiling all of them takes sanitizers minutes
     case 8: return body(Shape<8>(dim));
-    case 16: return body(Shape<16>(dim));
     case 32: return body(Shape<32>(dim));
     case 64: return body(Shape<64>(dim));
     case 128: return body(Shape<128>(dim));
+#endif
+    case 16: return body(Shape<16>(dim));
     default: return body(Shape<0>(dim));
   }
 }

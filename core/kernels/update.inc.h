@@ -140,8 +140,8 @@ HOLDFAST_INLINE void sum_short_rows(Shape<Dim> shape, const Occurrences& occurre
 }
 
 template <bool scaled, std::uint32_t Dim>
-HOLDFAST_INLINE void sum_group(Shape<Dim> shape, const Occurrences& occurrences, const float* grad, std::size_t begin,
-                               std::size_t end, Lanes* sums) {
+__attribute__((noinline)) void sum_group(Shape<Dim> shape, const Occurrences& occurrences, const float* grad,
+                                         std::size_t begin, std::size_t end, Lanes* sums) {
   const std::uint32_t* const row_start = occurrences.row_start;
   if constexpr (Dim != 0 && Dim <= 64) {
     bool any_empty = false;

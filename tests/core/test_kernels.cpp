@@ -152,7 +152,7 @@ struct Scenario {
               .step = 1 + below(random, one_in(random, 4) ? 100000 : 10),
               .rounding_seed = random()};
     num_rows = 1 + below(random, one_in(random, 3) ? 5 : 700);
-    num_bags = below(random, dim > 200 ? 6 : 60);
+    num_bags = below(random, dim > 200 ? 6 : one_in(random, 10) ? 800 : 60);
     mean = one_in(random, 2);
     scaled = one_in(random, 2);
 
@@ -171,6 +171,9 @@ struct Scenario {
         bag_scale.push_back(uniform(random, -2, 2));
       }
       bag_start.push_back(static_cast<std::uint32_t>(bag_of.size()));
+    }
+    if (one_in(random, 4)) {  // rows without occurrences
+      for (int i = 0; i < 5; ++i) occurrences[below(random, num_rows)];
     }
     position.resize(bag_of.size());
     const std::uint32_t stride = dim + static_cast<std::uint32_t>(below(random, 3));

@@ -77,8 +77,10 @@ def train(
     What may change from one start to the next: learning rates and other hyperparameters of the optimizers (applied
     from the next step on), steps and epochs, workers, evaluation, validation data. Anything else is refused by name.
     """
+    from holdfast.reproducibility import keep_freed_memory
     from holdfast.run import open_trainer, open_validation
 
+    keep_freed_memory()
     config = _read(config_path, overrides or [])
     if steps is not None:
         config = replace(config, train=replace(config.train, steps=steps))
