@@ -47,7 +47,7 @@ def speed_ups(path: Path, shapes: list[str], series: dict[str, list[float | None
     axes.axhline(1.0, color="#555555", linewidth=0.8, linestyle="--")
     axes.text(axes.get_xlim()[1], 1.0, " best peer", va="center", fontsize=8, color="#555555")
     axes.set_ylabel("× steps/s")
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend(fontsize=8, frameon=False, ncols=len(there), loc="upper center", bbox_to_anchor=(0.5, -0.1))
     return _save(figure, path)
 
 

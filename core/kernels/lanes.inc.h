@@ -50,16 +50,15 @@ class DefaultFloatMode {
   DefaultFloatMode& operator=(const DefaultFloatMode&) = delete;
 };
 
-HOLDFAST_INLINE Lanes broadcast(float value) {
-  Lanes lanes;
-  for (auto& part : lanes.part) part = FloatPart{} + value;
-  return lanes;
-}
-
-// -0.0 + value would do for broadcast as well; 0.0 + value turns -0.0 into 0.0, so zero has its own name.
 HOLDFAST_INLINE Lanes zero() {
   Lanes lanes;
   for (auto& part : lanes.part) part = FloatPart{};
+  return lanes;
+}
+
+HOLDFAST_INLINE Lanes broadcast(float value) {
+  Lanes lanes;
+  for (auto& part : lanes.part) part = value - FloatPart{};  // not zero + value, which loses the sign of -0.0
   return lanes;
 }
 
@@ -92,6 +91,7 @@ HOLDFAST_INLINE Lanes operator+(Lanes a, float b) {
   return a;
 }
 
+// a where mask is all ones, 0.0 where it is 0.
 HOLDFAST_INLINE Lanes keep_bits(Lanes a, std::uint32_t mask) {
   for (auto& part : a.part) part = reinterpret_cast<FloatPart>(reinterpret_cast<WordPart>(part) & (WordPart{} + mask));
   return a;

@@ -76,7 +76,7 @@ class Checkpoint:
         self._dense_state()
 
     def resume(self) -> int:
-        """Goes on where the pool is: loads the dense state of its newest step and seeks the loader; in a new pool writes
+        """Goes on where the pool is: loads the dense state of its newest step, seeks the loader. In a new pool writes
         the initial state, so that a crash in the first step is recovered like any other. Returns the step.
 
         Raises StateError where the saved state does not fit the objects; names them.

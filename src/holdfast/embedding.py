@@ -7,10 +7,12 @@ the step durable. A forward in ``eval()`` mode or under ``torch.no_grad()`` read
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -98,7 +100,7 @@ class EmbeddingBagCollection(nn.Module):
         self._core = pool.core.collection(numbers, features)
         # A plain tensor, not a parameter: it exists so that autograd comes here, and to carry factors of the gradient.
         self.anchor = torch.zeros((), requires_grad=True)
-        self._gradients: list[tuple[_core.Capture, Tensor]] = []
+        self._gradients: list[tuple[_core.Capture, np.ndarray[Any, Any]]] = []
         self._summed: _core.SummedGradients | None = None
         self._blocks: dict[tuple[str, ...], tuple[int, ...]] = {}
         self.optimizer = RowOptimizer(self, spec)
@@ -116,7 +118,9 @@ class EmbeddingBagCollection(nn.Module):
         """Columns of the pooled output: the sum of the features' dims."""
         return sum(self._dims)
 
-    def plan(self, features: KeyedJagged | Mapping[str, tuple[Tensor, Tensor]], *, ahead: bool = True) -> PlannedFeatures:
+    def plan(
+        self, features: KeyedJagged | Mapping[str, tuple[Tensor, Tensor]], *, ahead: bool = True
+    ) -> PlannedFeatures:
         """The plan verb: the batch's unique rows and where they occur. Needs the ids alone, so it may run in another
         thread (`ahead`), for every batch that is on its way.
 
@@ -133,9 +137,9 @@ class EmbeddingBagCollection(nn.Module):
         weights = jagged.weights_or_none()
         try:
             plan = self._core.plan(
-                _cpu(jagged.values(), "ids", torch.int64),
-                _cpu(_offsets_of(jagged), "offsets", None),
-                None if weights is None else _cpu(weights.detach(), "weights", torch.float32),
+                _cpu(jagged.values(), "ids", torch.int64).numpy(),
+                _cpu(_offsets_of(jagged), "offsets", None).numpy(),
+                None if weights is None else _cpu(weights.detach(), "weights", torch.float32).numpy(),
                 block_of,
                 len(keys),
                 not ahead,
@@ -152,7 +156,7 @@ class EmbeddingBagCollection(nn.Module):
             out = self.lookup(self.capture(planned), planned)
         else:
             out = self._empty(planned.plan)
-            self._pool.core.evaluate(planned.plan, out)
+            self._pool.core.evaluate(planned.plan, out.numpy())
         return PooledFeatures(self._keys, self._dims, out)
 
     def capture(self, planned: PlannedFeatures) -> _core.Capture:
@@ -179,7 +183,7 @@ class EmbeddingBagCollection(nn.Module):
         if self._summed is None:
             self._summed = self._pool.core.sum_gradients(self._gradients)
         factor = 1.0 if self.anchor.grad is None else float(self.anchor.grad)
-        return abs(factor) * float(self._summed.sum_of_squares) ** 0.5
+        return abs(factor) * math.sqrt(self._summed.sum_of_squares)
 
     def update_rows(self, **hyperparameters: float) -> None:
         """The update verb, as ``optimizer.step()`` calls it."""
@@ -203,7 +207,7 @@ class EmbeddingBagCollection(nn.Module):
             raise StepError(f"backward through a forward of step {capture.step}, which is over")
         first = not self._gradients
         self._summed = None
-        self._gradients.append((capture, grad))
+        self._gradients.append((capture, grad.numpy()))
         low, high = torch.aminmax(grad) if grad.numel() else (grad.sum(), grad.sum())
         finite = bool(torch.isfinite(low)) and bool(torch.isfinite(high))
         return torch.tensor(float(first) if finite else float("nan"))
@@ -213,7 +217,7 @@ class EmbeddingBagCollection(nn.Module):
         assert planned.weights is not None
         out = torch.zeros_like(planned.weights, dtype=torch.float32)
         for feature, (begin, end) in enumerate(capture.plan.spans):
-            self._pool.core.scale_gradients(capture, feature, grad, out[begin:end])
+            self._pool.core.scale_gradients(capture, feature, grad.numpy(), out[begin:end].numpy())
         return out
 
     def _empty(self, plan: _core.Plan) -> Tensor:
@@ -232,7 +236,7 @@ class _Lookup(torch.autograd.Function):
     ) -> Tensor:
         ctx.collection, ctx.capture, ctx.planned = collection, capture, planned
         out = collection._empty(capture.plan)
-        collection._pool.core.lookup(capture, out)
+        collection._pool.core.lookup(capture, out.numpy())
         return out
 
     @staticmethod
@@ -271,7 +275,7 @@ def clip_grad_norm_(
 def _offsets_of(jagged: KeyedJagged) -> Tensor:
     if hasattr(jagged, "offsets"):
         return jagged.offsets()
-    lengths: Tensor = jagged.lengths()  # type: ignore[attr-defined, unreachable]
+    lengths: Tensor = jagged.lengths()  # type: ignore[attr-defined]
     return torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
 
 

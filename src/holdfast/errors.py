@@ -28,7 +28,7 @@ class StateError(HoldfastError):
 
 
 class StepError(HoldfastError):
-    """The verbs of a step were called in an order that has no meaning (update without capture, commit in evaluation)."""
+    """The verbs of a step were called in an order without meaning (update without capture, commit in evaluation)."""
 
 
 class PoolError(HoldfastError):

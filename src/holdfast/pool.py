@@ -31,8 +31,8 @@ def exists(directory: str | os.PathLike[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DenseState:
-    """A dense state on its way into a slot: JSON text, and (address, bytes, offset) of contiguous CPU tensors, which the
-    caller keeps alive and unchanged for the call."""
+    """A dense state on its way into a slot: JSON text, and (address, bytes, offset) of contiguous CPU tensors, which
+    the caller keeps alive and unchanged for the call."""
 
     structure: bytes
     tensors: list[tuple[int, int, int]]

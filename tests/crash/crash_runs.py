@@ -20,8 +20,14 @@ class Zygote:
     """A process that forks tiny runs; see zygote.py."""
 
     def __init__(self) -> None:
-        one = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-        environment = {**os.environ, **one, "MKL_CBWR": "AUTO,STRICT", "ARROW_DEFAULT_MEMORY_POOL": "system", "PYTHONPATH": f"{SRC}{os.pathsep}{HERE}"}
+        one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        environment = {
+            **os.environ,
+            **one,
+            "MKL_CBWR": "AUTO,STRICT",
+            "ARROW_DEFAULT_MEMORY_POOL": "system",
+            "PYTHONPATH": f"{SRC}{os.pathsep}{HERE}",
+        }
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / "zygote.py")],
             stdin=subprocess.PIPE,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from crash_runs import SIGKILL, Zygote, digest, pool_root
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {

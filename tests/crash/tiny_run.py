@@ -1,7 +1,7 @@
 """A training run of milliseconds that uses every part of the protocol: what the crash tests kill and resume.
 
 It is the real thing in small: the real loader, pool, collection, checkpoint and DLRM, a momentum optimizer, a
-learning-rate schedule, and a loss that draws from torch's generator, so that whatever is not restored shows in the digest.
+learning-rate schedule, and a loss that draws from torch's generator: whatever is not restored shows in the digest.
 """
 
 from __future__ import annotations
@@ -108,9 +108,7 @@ def train(directory: str, options: Options) -> dict[str, int]:
                     batch, planned = upcoming or next(loader)
                     upcoming = None
                     end = batch.first_sample + batch.size
-                    logits = model.from_pooled(
-                        batch.dense, rows.lookup(rows.capture(planned), planned)
-                    )
+                    logits = model.from_pooled(batch.dense, rows.lookup(rows.capture(planned), planned))
                     if options.capture_ahead and part == options.micro_batches - 1:
                         upcoming = next(loader)
                         rows.capture_ahead(upcoming[1])

@@ -13,13 +13,14 @@ import signal
 import sys
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 import numpy.random  # noqa: F401  (imported by the first run otherwise, each time)
 import torch._dynamo  # noqa: F401  (likewise, by the first optimizer: two seconds)
-from tiny_run import Options, train
 
 from holdfast import _core
+from tiny_run import Options, train
 
 
 def run_child(request: dict[str, Any], answer_fd: int) -> None:
@@ -39,7 +40,7 @@ def run_child(request: dict[str, Any], answer_fd: int) -> None:
 
 
 def serve() -> None:
-    assert len(os.listdir("/proc/self/task")) == 1, "a fork of a process with threads may hang"
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork of a process with threads may hang"
     for line in sys.stdin:
         request = json.loads(line)
         read_fd, write_fd = os.pipe()

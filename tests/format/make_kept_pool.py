@@ -14,10 +14,9 @@ import tempfile
 from pathlib import Path
 
 from format_doc import CONSTANTS
+from holdfast import Pool
 from pool_image import PoolImage
 from tiny_pools import died_two_steps_after_its_dense_state, digest_of_rows, files_of
-
-from holdfast import Pool
 
 POOLS = Path(__file__).parent / "pools"
 

@@ -13,7 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from format_doc import Field, Layout, crc32c
+from holdfast import Pool, _core
+from holdfast.errors import Corrupted, FormatMismatch, PoolError, PoolNotFound, UntrustedPool
 from pool_image import (
     BLOCK,
     COMMIT,
@@ -40,9 +43,6 @@ from tiny_pools import (
     digest_of_rows,
     files_of,
 )
-
-from holdfast import Pool, _core
-from holdfast.errors import Corrupted, FormatMismatch, PoolError, PoolNotFound, UntrustedPool
 
 State = Callable[[Path], Path]
 CopyOf = Callable[[State], Path]

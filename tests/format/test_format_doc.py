@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from format_doc import CONSTANTS, ENUMS, LAYOUTS, MAGICS, REPOSITORY, TEXT, crc32c
 
 CORE = REPOSITORY / "core"

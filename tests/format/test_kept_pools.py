@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from format_doc import CONSTANTS
-from tiny_pools import Writer, dense_tree, digest_of_rows
 
+from format_doc import CONSTANTS
 from holdfast import Pool, _core, state_tree
+from tiny_pools import Writer, dense_tree, digest_of_rows
 
 POOLS = Path(__file__).parent / "pools"
 VERSIONS = range(1, CONSTANTS["version"] + 1)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from format_doc import ENUMS, MAGICS, crc32c
+from holdfast import EmbeddingBagCollection, EmbeddingBagConfig, Pool, _core, state_tree
 from pool_image import BLOCK, COMMIT, EPOCH, HEADER, LINE, PAYLOAD_OFFSET, RECORD, SECTION, TABLE, PoolImage, up
 from tiny_pools import BATCH, LOG_BYTES, SEED, TABLES, Writer, dense_tree, image_of, rows_of
-
-from holdfast import EmbeddingBagCollection, EmbeddingBagConfig, Pool, _core, state_tree
 
 
 @pytest.fixture

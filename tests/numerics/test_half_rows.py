@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from row_reference import storage_dtype
 from torch import Tensor
-from twin import Twin, jagged, random_bags, read_table, same_bits, table
 
 from holdfast import SGD, RowWiseAdagrad
+from row_reference import storage_dtype
+from twin import Twin, jagged, random_bags, read_table, same_bits, table
 
 HALVES = ["fp16", "bf16"]
 

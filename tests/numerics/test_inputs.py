@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from row_reference import Bags
 from torch import Tensor
-from twin import Twin, jagged, random_bags, random_weights, same_bits, table
 
 from holdfast import SGD, Adam, EmbeddingBagCollection, Pool, RowWiseAdagrad
 from holdfast.errors import ConfigError, DataError, HoldfastError, IdError, StepError
+from row_reference import Bags
+from twin import Twin, jagged, random_bags, random_weights, same_bits, table
 
 TABLES = [table("t", ["a", "b"]), table("u", ["c"], dim=4, pooling="mean")]
 

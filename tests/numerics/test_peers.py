@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from row_reference import Bags
 from torch import Tensor, nn
-from twin import Twin, jagged, random_bags, read_table, table
 
 from holdfast import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
 from holdfast.optim import RowOptimizerSpec
+from row_reference import Bags
+from twin import Twin, jagged, random_bags, read_table, table
 
 ROWS, DIM, SAMPLES, STEPS = 12, 8, 16, 6
 

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from twin import Twin, jagged, random_bags, read_table, same_bits, table
 
 from holdfast import Adam, EmbeddingBagCollection, Pool, RowWiseAdagrad, _core, clip_grad_norm_
 from holdfast.optim import RowOptimizerSpec
+from twin import Twin, jagged, random_bags, read_table, same_bits, table
 
 
 def train_large_batches(directory: Path, optimizer: RowOptimizerSpec, dtype: str, num_threads: int) -> list[Tensor]:

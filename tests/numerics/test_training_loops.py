@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from row_reference import Bags, f32
 from torch import Tensor, nn
-from twin import Twin, jagged, random_bags, random_weights, same_bits, table
 
 from holdfast import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, clip_grad_norm_
 from holdfast.errors import BatchTooLarge
 from holdfast.optim import RowOptimizerSpec
+from row_reference import Bags, f32
+from twin import Twin, jagged, random_bags, random_weights, same_bits, table
 
 TABLES = [table("t", ["a", "b"]), table("u", ["c"], dim=19, pooling="mean")]
 OPTIMIZERS = [SGD(lr=0.1), RowWiseAdagrad(lr=0.1), Adagrad(lr=0.1), Adam(lr=0.01), RowWiseAdam(lr=0.01)]

@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import Self
 
 import torch
-from row_reference import Bags, BagWeights, RowGradients, TableReference, storage_dtype
 from torch import Tensor
 
 from holdfast import EmbeddingBagCollection, EmbeddingBagConfig, JaggedFeatures, Pool, _core
 from holdfast.optim import RowOptimizerSpec
+from row_reference import Bags, BagWeights, RowGradients, TableReference, storage_dtype
 
 
 def table(name: str, features: Sequence[str], rows: int = 20, dim: int = 8, **options: object) -> EmbeddingBagConfig:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_runs import CONFIG, Commands, start
 
+from cli_runs import CONFIG, Commands, start
 from holdfast.config import read_config
 from holdfast.run import RunConfig, open_trainer
 

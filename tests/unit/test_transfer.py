@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_runs import Commands, pool_digest
 from safetensors.torch import load_file, save_file
 
+from cli_runs import Commands, pool_digest
 from holdfast import transfer
 from holdfast.config import read_config
 from holdfast.errors import ConfigError, Corrupted, FormatMismatch, HoldfastError, PoolExists

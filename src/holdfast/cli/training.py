@@ -130,7 +130,9 @@ def describe_start(trainer: Trainer) -> str:
 
     pool = trainer.pool
     if pool.is_new:
-        return f"{pool.directory}: new pool on {medium_words(pool.core)}; training starts at step 1 of {trainer.last_step}"
+        return (
+            f"{pool.directory}: new pool on {medium_words(pool.core)}; training starts at step 1 of {trainer.last_step}"
+        )
     goes_on = (
         f"training goes on at step {pool.step + 1} of {trainer.last_step}"
         if pool.step < trainer.last_step

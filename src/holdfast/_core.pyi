@@ -1,0 +1,252 @@
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
+
+class TableSpec:
+    """
+    One table as the pool keeps it; dtype, optimizer and pooling by number.
+    """
+
+    def __init__(self, *, name: str, num_embeddings: int, embedding_dim: int, dtype: int, optimizer: int, pooling: int, init_low: float, init_high: float) -> None: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def num_embeddings(self) -> int: ...
+
+    @property
+    def embedding_dim(self) -> int: ...
+
+    @property
+    def dtype(self) -> int: ...
+
+    @property
+    def optimizer(self) -> int: ...
+
+    @property
+    def pooling(self) -> int: ...
+
+    @property
+    def init_low(self) -> float: ...
+
+    @property
+    def init_high(self) -> float: ...
+
+class Plan:
+    """A batch's unique rows per table and where they occur."""
+
+    @property
+    def num_bags(self) -> int: ...
+
+    @property
+    def num_unique(self) -> int: ...
+
+    @property
+    def num_lookups(self) -> int: ...
+
+    @property
+    def output_width(self) -> int: ...
+
+    def rows(self, table: int) -> list[int]:
+        """The unique rows of one of the collection's tables, ascending."""
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Per feature, which of the batch's ids are its: (begin, end)."""
+
+class Collection:
+    """Which features read which tables of a pool."""
+
+    @property
+    def output_width(self) -> int: ...
+
+    def plan(self, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray, dict(shape=(None,), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, block_of: Sequence[int], num_blocks: int, parallel: bool) -> Plan:
+        """
+        Plans a batch; ids int64, offsets int32 or int64 [num_blocks * batch_size + 1]. Raises IdError.
+        """
+
+class Capture:
+    """One forward's rows, as logged."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def plan(self) -> Plan: ...
+
+class SummedGradients:
+    """Row gradients summed per unique row."""
+
+    @property
+    def sum_of_squares(self) -> float: ...
+
+class RecoveryReport:
+    """What recovery found, and what it did."""
+
+    @property
+    def clean(self) -> bool: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def rows_step(self) -> int: ...
+
+    @property
+    def dense_step(self) -> int | None: ...
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def cursor(self) -> int: ...
+
+    @property
+    def records_undone(self) -> int: ...
+
+    @property
+    def rows_restored(self) -> int: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+class Pool:
+    """A pool opened for writing."""
+
+    def __init__(self, directory: str, *, relaxed: bool, dense_interval: int, grow_log: bool, trust_after_reboot: bool) -> None: ...
+
+    @staticmethod
+    def create(directory: str, seed: int, log_bytes: int, tables: Sequence[TableSpec]) -> None: ...
+
+    @property
+    def recovery(self) -> RecoveryReport: ...
+
+    @property
+    def tables(self) -> list[TableSpec]: ...
+
+    @property
+    def header(self) -> dict: ...
+
+    @property
+    def medium(self) -> str: ...
+
+    @property
+    def level(self) -> str: ...
+
+    def collection(self, tables: Sequence[int], features: Sequence[tuple[str, int]]) -> Collection:
+        """features: (name, index into tables), in the order of the output."""
+
+    def dense_state(self) -> tuple[bytes, bytes] | None: ...
+
+    def capture(self, plan: Plan) -> Capture: ...
+
+    def capture_ahead(self, plan: Plan) -> bool: ...
+
+    def lookup(self, capture: Capture, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...
+
+    def evaluate(self, plan: Plan, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...
+
+    def scale_gradients(self, capture: Capture, feature: int, grad: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
+
+    def sum_gradients(self, gradients: Sequence[tuple[Capture, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]]]) -> SummedGradients: ...
+
+    def update(self, gradients: Sequence[tuple[Capture, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]]], *, learning_rate: float, epsilon: float, beta1: float, beta2: float, weight_decay: float, gradient_scale: float) -> None: ...
+
+    def update_summed(self, gradients: SummedGradients, *, learning_rate: float, epsilon: float, beta1: float, beta2: float, weight_decay: float, gradient_scale: float) -> None: ...
+
+    @property
+    def dense_due(self) -> bool: ...
+
+    def commit(self, cursor: int, structure: bytes | None, tensors: Sequence[tuple[int, int, int]], tensors_bytes: int) -> int:
+        """
+        tensors: (address, bytes, offset) of contiguous CPU tensors, in order of offset.
+        """
+
+    def write_dense(self, structure: bytes, tensors: Sequence[tuple[int, int, int]], tensors_bytes: int) -> None: ...
+
+    def import_rows(self, table: int, first: int, weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], state: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def cursor(self) -> int: ...
+
+    @property
+    def row_updates(self) -> int: ...
+
+    @property
+    def durable_step(self) -> int: ...
+
+    @property
+    def rows_durable_step(self) -> int: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def log_bytes(self) -> int: ...
+
+    @property
+    def log_bytes_free(self) -> int: ...
+
+class Reader:
+    """A pool seen without a lock and without changing it."""
+
+    def __init__(self, directory: str) -> None: ...
+
+    @property
+    def header(self) -> dict: ...
+
+    @property
+    def tables(self) -> list[TableSpec]: ...
+
+    @property
+    def medium(self) -> str: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def clean(self) -> bool: ...
+
+    @property
+    def commit(self) -> dict: ...
+
+    def dense_state(self) -> tuple[int, bytes, bytes] | None: ...
+
+    def collection(self, tables: Sequence[int], features: Sequence[tuple[str, int]]) -> Collection: ...
+
+    def evaluate(self, plan: Plan, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...
+
+    def touched_rows(self, table: int, first: int, count: int) -> list[int]: ...
+
+    def gather_rows(self, table: int, rows: Sequence[int], weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], state: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], differs: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
+
+    def read_rows(self, table: int, first: int, count: int, weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], state: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
+
+    def verify(self) -> list[str]: ...
+
+def set_num_threads(num_threads: int) -> None: ...
+
+def num_threads() -> int: ...
+
+def instruction_set() -> str: ...
+
+def kill_at_persist_point(n: int) -> None:
+    """
+    Kills this process with SIGKILL at its n-th persist point from now (0: never). For crash tests.
+    """
+
+def persist_points_left() -> int: ...
