@@ -68,7 +68,7 @@ class PooledFeatures:
         return self._lengths
 
     def to_dict(self) -> dict[str, Tensor]:
-        return dict(zip(self._keys, self._values.split(self._lengths, dim=1), strict=True))
+        return dict(zip(self._keys, torch.split(self._values, self._lengths, dim=1), strict=True))
 
     def __getitem__(self, key: str) -> Tensor:
         start = sum(self._lengths[: self._keys.index(key)])
