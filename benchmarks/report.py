@@ -229,7 +229,12 @@ def _times(results: Results) -> list[str]:
     head = ["ms, median over rounds (range)", *results.shapes]
     left_out = results.record["left_out_after_round_1"]
     note = f"One round only, being more than 15% behind the best of their kind: {', '.join(left_out)}.\n"
-    return ["## Milliseconds", "", *_table(head, rows), *([note] if left_out else [])]
+    return [
+        "## Milliseconds",
+        "",
+        *_table(head, rows),
+        *([note] if left_out and results.record["settings"]["rounds"] > 1 else []),
+    ]
 
 
 def _verbs(results: Results) -> list[str]:

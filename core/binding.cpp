@@ -74,8 +74,8 @@ struct TableSpec {
 format::TableRecord record_of(const TableSpec& spec) {
   format::TableRecord record{};
   if (spec.name.size() >= sizeof(record.name)) {
-    throw Error(ErrorKind::config, "table name '" + spec.name + "' is longer than " +
-                                       std::to_string(sizeof(record.name) - 1) + " bytes");
+    throw Error(ErrorKind::config,
+                "table name '" + spec.name + "' is longer than " + std::to_string(sizeof(record.name) - 1) + " bytes");
   }
   record.num_embeddings = spec.num_embeddings;
   record.embedding_dim = spec.embedding_dim;
@@ -105,8 +105,7 @@ Collection make_collection(const std::vector<format::TableRecord>& records, cons
   auto spec = std::make_shared<CollectionSpec>();
   for (const std::uint32_t number : tables) {
     const format::TableRecord& record = records.at(number);
-    spec->tables.push_back(
-        {number, record.num_embeddings, record.embedding_dim, static_cast<Pooling>(record.pooling)});
+    spec->tables.push_back({number, record.num_embeddings, record.embedding_dim, static_cast<Pooling>(record.pooling)});
   }
   spec->output_width = 0;
   for (const auto& [name, table] : features) {
@@ -117,10 +116,11 @@ Collection make_collection(const std::vector<format::TableRecord>& records, cons
   return {std::move(spec), std::move(plans)};
 }
 
-std::shared_ptr<Plan> plan_of(Collection& collection, const Ids& ids,
-                              const nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>& offsets,
-                              const std::optional<nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>>& weights,
-                              const std::vector<std::uint32_t>& block_of, std::size_t num_blocks, bool parallel) {
+std::shared_ptr<Plan> plan_of(
+    Collection& collection, const Ids& ids,
+    const nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>& offsets,
+    const std::optional<nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>>& weights,
+    const std::vector<std::uint32_t>& block_of, std::size_t num_blocks, bool parallel) {
   const bool wide = offsets.dtype() == nb::dtype<std::int64_t>();
   if (!wide && offsets.dtype() != nb::dtype<std::int32_t>()) throw nb::type_error("offsets must be int32 or int64");
   if (num_blocks == 0 || offsets.shape(0) == 0 || (offsets.shape(0) - 1) % num_blocks != 0) {
@@ -138,7 +138,8 @@ std::shared_ptr<Plan> plan_of(Collection& collection, const Ids& ids,
   }
   if (weights && weights->shape(0) != ids.shape(0)) throw nb::value_error("one weight per id is needed");
   auto plan = collection.plans->take();
-  const BatchIds batch{ids.data(), offsets.data(), wide, weights ? weights->data() : nullptr, last / num_blocks, block_of};
+  const BatchIds batch{ids.data(),        offsets.data(), wide, weights ? weights->data() : nullptr,
+                       last / num_blocks, block_of};
   const nb::gil_scoped_release unlocked;
   plan_batch(batch, parallel, *plan);
   return plan;
@@ -268,8 +269,9 @@ NB_MODULE(_core, m) {
       .def_prop_ro("num_unique", &Plan::num_unique)
       .def_prop_ro("num_lookups", &Plan::num_lookups)
       .def_prop_ro("output_width", [](const Plan& plan) { return plan.spec->output_width; })
-      .def("rows", [](const Plan& plan, std::size_t table) { return plan.tables.at(table).rows; }, "table"_a,
-           "The unique rows of one of the collection's tables, ascending.")
+      .def(
+          "rows", [](const Plan& plan, std::size_t table) { return plan.tables.at(table).rows; }, "table"_a,
+          "The unique rows of one of the collection's tables, ascending.")
       .def_ro("spans", &Plan::spans, "Per feature, which of the batch's ids are its: (begin, end).");
 
   nb::class_<Collection>(m, "Collection", "Which features read which tables of a pool.")
@@ -334,10 +336,12 @@ NB_MODULE(_core, m) {
              if (!state) return std::nullopt;
              return std::tuple{to_bytes(state->structure), to_bytes(state->tensors)};
            })
-      .def("capture", [](Pool& pool, std::shared_ptr<Plan> plan) { return pool.capture(std::move(plan)); }, "plan"_a,
-           Unlocked())
-      .def("capture_ahead", [](Pool& pool, std::shared_ptr<Plan> plan) { return pool.capture_ahead(std::move(plan)); },
-           "plan"_a, Unlocked())
+      .def(
+          "capture", [](Pool& pool, std::shared_ptr<Plan> plan) { return pool.capture(std::move(plan)); }, "plan"_a,
+          Unlocked())
+      .def(
+          "capture_ahead", [](Pool& pool, std::shared_ptr<Plan> plan) { return pool.capture_ahead(std::move(plan)); },
+          "plan"_a, Unlocked())
       .def(
           "lookup",
           [](const Pool& pool, const Capture& capture, const FloatMatrix& out) {
@@ -387,8 +391,8 @@ NB_MODULE(_core, m) {
           "gradient_scale"_a)
       .def(
           "update_summed",
-          [](Pool& pool, const SummedGradients& gradients, float learning_rate, float epsilon, float beta1,
-             float beta2, float weight_decay, float gradient_scale) {
+          [](Pool& pool, const SummedGradients& gradients, float learning_rate, float epsilon, float beta1, float beta2,
+             float weight_decay, float gradient_scale) {
             pool.update(gradients, update_spec(learning_rate, epsilon, beta1, beta2, weight_decay, gradient_scale));
           },
           "gradients"_a, nb::kw_only(), "learning_rate"_a, "epsilon"_a, "beta1"_a, "beta2"_a, "weight_decay"_a,

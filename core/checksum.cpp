@@ -70,7 +70,7 @@ std::uint32_t shift_block(std::uint32_t state) {
 }
 
 __attribute__((target("sse4.2"))) std::uint32_t update_sse42(std::uint32_t state, const unsigned char* data,
-                                                            std::size_t bytes) {
+                                                             std::size_t bytes) {
   while (bytes >= 3 * block) {
     std::uint64_t a = state;
     std::uint64_t b = 0;

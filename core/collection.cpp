@@ -58,8 +58,7 @@ void plan_batch(const BatchIds& batch, bool parallel, Plan& plan) {
     };
     plan.spans[f] = {offset_at(first), offset_at(first + batch.num_bags)};
     plan.index_in_table[f] = static_cast<std::uint32_t>(inputs[feature.table].size());
-    inputs[feature.table].push_back(
-        {batch.ids, offsets, batch.offsets_are_int64, batch.weights, feature.column});
+    inputs[feature.table].push_back({batch.ids, offsets, batch.offsets_are_int64, batch.weights, feature.column});
     features_of[feature.table].push_back(f);
   }
   const auto plan_one = [&](std::size_t t) {

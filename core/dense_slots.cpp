@@ -97,8 +97,8 @@ std::optional<DenseState> DenseSlots::newest(std::uint64_t step) const {
 std::size_t DenseSlots::idle_slot() const {
   if (!valid_[0]) return 0;
   if (!valid_[1]) return 1;
-  const bool first_is_newer = valid_[0]->step != valid_[1]->step ? valid_[0]->step > valid_[1]->step
-                                                                : valid_[0]->epoch > valid_[1]->epoch;
+  const bool first_is_newer =
+      valid_[0]->step != valid_[1]->step ? valid_[0]->step > valid_[1]->step : valid_[0]->epoch > valid_[1]->epoch;
   return first_is_newer ? 1 : 0;
 }
 

@@ -59,7 +59,7 @@ struct EpochRecord {
   std::uint64_t magic;
   std::uint64_t epoch;
   std::uint8_t boot_id[16];  // of the machine when the pool was opened
-  std::uint32_t clean;       // 1: closed and synced
+  std::uint32_t clean;  // 1: closed and synced
   std::uint8_t reserved[20];
   std::uint32_t process_id;
   std::uint32_t crc;
@@ -70,12 +70,12 @@ static_assert(sizeof(EpochRecord) == 64 && offsetof(EpochRecord, crc) == 60);
 struct CommitRecord {
   std::uint64_t magic;
   std::uint64_t epoch;
-  std::uint64_t step;             // rows are at the end of this step
-  std::uint64_t cursor;           // samples consumed by committed steps
-  std::uint64_t row_updates;      // the row optimizer's step
-  std::uint64_t log_head;         // where the record after this step's last begins
-  std::uint64_t log_tail;         // nothing before this position is needed
-  std::uint64_t last_record;      // position of the newest record at or before this step, or no_position
+  std::uint64_t step;  // rows are at the end of this step
+  std::uint64_t cursor;  // samples consumed by committed steps
+  std::uint64_t row_updates;  // the row optimizer's step
+  std::uint64_t log_head;  // where the record after this step's last begins
+  std::uint64_t log_tail;  // nothing before this position is needed
+  std::uint64_t last_record;  // position of the newest record at or before this step, or no_position
   std::uint64_t last_record_step;
   std::uint32_t last_record_crc;  // the chain: 0 with no_position
   std::uint8_t reserved[44];
@@ -89,10 +89,10 @@ struct TableRecord {
   std::uint64_t magic;
   std::uint64_t num_embeddings;
   std::uint32_t embedding_dim;
-  std::uint32_t dtype;      // RowDtype
+  std::uint32_t dtype;  // RowDtype
   std::uint32_t optimizer;  // RowOptimizer
   std::uint32_t state_floats;
-  std::uint32_t id_map;   // IdMap
+  std::uint32_t id_map;  // IdMap
   std::uint32_t pooling;  // Pooling
   float init_low;
   float init_high;
@@ -107,9 +107,9 @@ static_assert(sizeof(TableRecord) == 512 && offsetof(TableRecord, crc) == 508);
 struct RecordHeader {
   std::uint64_t magic;
   std::uint64_t epoch;
-  std::uint64_t step;      // the step that is going to overwrite these rows
+  std::uint64_t step;  // the step that is going to overwrite these rows
   std::uint64_t position;  // of this record
-  std::uint64_t bytes;     // header, sections and payload, a multiple of line_bytes
+  std::uint64_t bytes;  // header, sections and payload, a multiple of line_bytes
   std::uint64_t previous;  // position of the record before this one in the chain, or no_position
   std::uint64_t previous_step;
   std::uint32_t previous_crc;
@@ -126,9 +126,9 @@ struct RecordSection {
   std::uint32_t table;
   std::uint32_t shard;
   std::uint64_t num_rows;
-  std::uint64_t rows_offset;     // uint64 per row: the row number; bit 63: the row was untouched
+  std::uint64_t rows_offset;  // uint64 per row: the row number; bit 63: the row was untouched
   std::uint64_t weights_offset;  // num_rows × embedding_dim × element size
-  std::uint64_t state_offset;    // num_rows × state_floats × 4
+  std::uint64_t state_offset;  // num_rows × state_floats × 4
   std::uint8_t reserved[24];
 };
 static_assert(sizeof(RecordSection) == 64);

@@ -23,9 +23,14 @@ std::string file_name(std::size_t table, const char* what) {
 std::size_t touched_bytes(std::uint64_t num_rows) { return format::align_up((num_rows + 7) / 8, 8); }
 
 RowSpec spec_of(const format::TableRecord& record, std::uint64_t seed, std::uint64_t table) {
-  return {record.embedding_dim, static_cast<RowDtype>(record.dtype), static_cast<RowOptimizer>(record.optimizer),
-          record.state_floats,  seed,                                table,
-          record.init_low,      record.init_high};
+  return {record.embedding_dim,
+          static_cast<RowDtype>(record.dtype),
+          static_cast<RowOptimizer>(record.optimizer),
+          record.state_floats,
+          seed,
+          table,
+          record.init_low,
+          record.init_high};
 }
 
 }  // namespace
@@ -106,7 +111,8 @@ void InPlaceStore::prepare(std::size_t index, const WorkingRows& working, std::s
   for (std::size_t u = begin; u < end;) {
     const std::uint64_t first = working.rows[u] & ~fresh_bit;
     std::uint64_t last = first;
-    for (++u; u < end && (working.rows[u] & ~fresh_bit) * weight_bytes <= (last * weight_bytes | (page_bytes - 1)) + 1; ++u) {
+    for (++u; u < end && (working.rows[u] & ~fresh_bit) * weight_bytes <= (last * weight_bytes | (page_bytes - 1)) + 1;
+         ++u) {
       last = working.rows[u] & ~fresh_bit;
     }
     weights.ensure(first * weight_bytes, (last - first + 1) * weight_bytes);
@@ -182,8 +188,7 @@ void InPlaceStore::import_rows(std::size_t index, std::uint64_t first, std::span
   flush_rows(table, imported, 0, count);
 }
 
-std::vector<std::uint64_t> InPlaceStore::touched_rows(std::size_t index, std::uint64_t first,
-                                                      std::size_t count) const {
+std::vector<std::uint64_t> InPlaceStore::touched_rows(std::size_t index, std::uint64_t first, std::size_t count) const {
   const Table& table = tables_[index];
   const HomeRows home = table.home();
   std::vector<std::uint64_t> rows;

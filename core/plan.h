@@ -43,7 +43,7 @@ struct TablePlan {
   std::vector<float> scale;                     // [num_lookups], by row; empty when every scale is 1
   std::vector<std::uint32_t> position;          // [num_lookups], original order: index into rows
   std::vector<float> bag_scale;                 // [num_lookups], original order: per-sample weights; empty without
-  std::vector<std::uint32_t> bag_start;         // [num_features * (num_bags + 1)]: per feature, indexes into position
+  std::vector<std::uint32_t> bag_start;  // [num_features * (num_bags + 1)]: per feature, indexes into position
 
   std::size_t num_unique() const { return rows.size(); }
   std::size_t num_lookups() const { return position.size(); }

@@ -212,8 +212,8 @@ std::shared_ptr<Capture> Pool::reserve(std::shared_ptr<const Plan> plan, std::ui
   }
   if (grow_log_) grow_log(bytes);
   if (bytes > log_->ring_bytes()) {
-    throw Error(ErrorKind::batch_too_large, "one batch's rows take " + std::to_string(bytes) + " bytes of log, the log has " +
-                                                std::to_string(log_->ring_bytes()) +
+    throw Error(ErrorKind::batch_too_large, "one batch's rows take " + std::to_string(bytes) +
+                                                " bytes of log, the log has " + std::to_string(log_->ring_bytes()) +
                                                 "; make the pool with a larger log_bytes, or the batch smaller");
   }
   auto position = log_->reserve(step, bytes);
@@ -274,10 +274,9 @@ void Pool::fill(const Capture& capture) {
 }
 
 void Pool::submit_seal(Capture& capture) {
-  capture.sealed = background_.submit([this, step = capture.step, position = capture.position, bytes = capture.bytes,
-                                       sections = static_cast<std::uint32_t>(capture.tables.size())] {
-    log_->seal(step, position, bytes, sections);
-  });
+  capture.sealed = background_.submit(
+      [this, step = capture.step, position = capture.position, bytes = capture.bytes,
+       sections = static_cast<std::uint32_t>(capture.tables.size())] { log_->seal(step, position, bytes, sections); });
 }
 
 // Forward passes whose results were thrown away leave records that nobody needs. They are taken back, and the records
@@ -415,17 +414,12 @@ void Pool::scale_gradients(const Capture& capture, std::size_t f, const float* g
   std::vector<std::uint32_t> bag_of(count);
   for (std::size_t bag = 0; bag < plan.num_bags; ++bag) {
     std::fill(bag_of.begin() + static_cast<std::ptrdiff_t>(bag_start[bag] - first),
-              bag_of.begin() + static_cast<std::ptrdiff_t>(bag_start[bag + 1] - first), static_cast<std::uint32_t>(bag));
+              bag_of.begin() + static_cast<std::ptrdiff_t>(bag_start[bag + 1] - first),
+              static_cast<std::uint32_t>(bag));
   }
-  const PoolSpec pooling{capture.tables[feature.table].weights,
-                         table.dim,
-                         store_->table(table.number).spec.dtype,
-                         part.position.data() + first,
-                         bag_start,
-                         nullptr,
-                         table.pooling == Pooling::mean,
-                         nullptr,
-                         0};
+  const PoolSpec pooling{capture.tables[feature.table].weights, table.dim, store_->table(table.number).spec.dtype,
+                         part.position.data() + first,          bag_start, nullptr,
+                         table.pooling == Pooling::mean,        nullptr,   0};
   best_kernels().scale_gradients(pooling, bag_of.data(), grad + feature.column, spec.output_width, out, 0, count);
 }
 
@@ -433,9 +427,8 @@ std::unique_ptr<SummedGradients> Pool::sum_gradients(std::vector<RowGradients> g
   check_open();
   if (gradients.empty()) throw Error(ErrorKind::step, "there are no row gradients: no backward pass in this step");
   // Occurrences are in order of the forward passes, whatever the order of the backward passes.
-  std::sort(gradients.begin(), gradients.end(), [](const RowGradients& a, const RowGradients& b) {
-    return a.capture->position < b.capture->position;
-  });
+  std::sort(gradients.begin(), gradients.end(),
+            [](const RowGradients& a, const RowGradients& b) { return a.capture->position < b.capture->position; });
   const Kernels& kernels = best_kernels();
   auto summed = std::make_unique<SummedGradients>();
   const auto& spec_pointer = gradients.front().capture->plan->spec;

@@ -84,8 +84,7 @@ struct SummedGradients {
 class Pool {
  public:
   // Makes a pool in an existing directory without one. The directory becomes a pool with the last thing written.
-  static void create(const std::string& directory, const PoolOptions& options,
-                     std::vector<format::TableRecord> tables);
+  static void create(const std::string& directory, const PoolOptions& options, std::vector<format::TableRecord> tables);
 
   // Opens for writing: takes the lock, recovers.
   Pool(const std::string& directory, const OpenOptions& options);

@@ -54,8 +54,8 @@ RecoveryPlan plan_recovery(const Superblock& superblock, const UndoLog& log, Den
   } else if (commit.step > 0) {
     for (std::size_t i = 0; i < 2; ++i) {
       if (dense.reason(i) == "empty") continue;
-      throw Error(ErrorKind::corrupted, std::string(dense_names[i]) + ": " + dense.reason(i) +
-                                            ", and the other slot holds no state either");
+      throw Error(ErrorKind::corrupted,
+                  std::string(dense_names[i]) + ": " + dense.reason(i) + ", and the other slot holds no state either");
     }
   }
 
@@ -81,8 +81,8 @@ RecoveryPlan plan_recovery(const Superblock& superblock, const UndoLog& log, Den
     std::string why = "a record that was given up, because a later dense state was durable";
     const auto record = link.position < commit.log_tail ? std::nullopt : log.read(link, &why);
     if (!record) {
-      throw Error(ErrorKind::corrupted, log.place(link.position) + ": " + why + "; rows cannot be rolled back to step " +
-                                            std::to_string(target));
+      throw Error(ErrorKind::corrupted, log.place(link.position) + ": " + why +
+                                            "; rows cannot be rolled back to step " + std::to_string(target));
     }
     check_record(*record, log, store);
     undo_order.push_back(*record);
@@ -107,7 +107,6 @@ std::uint64_t undo_records(const std::vector<Record>& records, InPlaceStore& sto
       parallel_for(chunks, [&](std::size_t i) {
         const std::size_t begin = i * rows_per_chunk;
         const std::size_t end = std::min<std::size_t>(begin + rows_per_chunk, section.num_rows);
-        store.prepare(section.table, rows, begin, end);
         store.restore(section.table, rows, begin, end);
       });
       rows_restored += section.num_rows;

@@ -3,6 +3,7 @@
 // Invariants
 // - plan_recovery reads and checks everything that the way needs, and writes nothing.
 // - Records are undone newest first, so a row that several steps overwrote ends with the oldest before-image.
+// - Undoing needs no space: a row that was touched has its pages since then, and one that was not is only marked so.
 // - Undoing twice is undoing once: a crash on the way starts over.
 #pragma once
 

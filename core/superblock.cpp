@@ -26,9 +26,7 @@ std::optional<T> read_valid(const File& file, std::size_t offset, std::uint64_t 
   return value;
 }
 
-std::string place(const File& file, std::size_t offset) {
-  return file.name() + " at offset " + std::to_string(offset);
-}
+std::string place(const File& file, std::size_t offset) { return file.name() + " at offset " + std::to_string(offset); }
 
 bool newer(const CommitRecord& a, const CommitRecord& b) {
   return a.epoch != b.epoch ? a.epoch > b.epoch : a.step > b.step;
@@ -149,8 +147,8 @@ Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
     throw Error(ErrorKind::corrupted, file.name() + ": truncated to " + std::to_string(file.size()) + " bytes");
   }
   if (header_.num_shards != 1 || header_.num_writers != 1) {
-    throw Error(ErrorKind::format_mismatch, file.name() + ": " + std::to_string(header_.num_shards) +
-                                                " shards; this build opens pools of one");
+    throw Error(ErrorKind::format_mismatch,
+                file.name() + ": " + std::to_string(header_.num_shards) + " shards; this build opens pools of one");
   }
   if (header_.row_checksums != 0) {
     throw Error(ErrorKind::format_mismatch, file.name() + ": row checksums, which this build does not know");
@@ -162,8 +160,8 @@ Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
     const std::size_t offset = format::tables_offset + i * sizeof(TableRecord);
     const auto table = read_valid<TableRecord>(file, offset, format::table_magic);
     if (!table) {
-      throw Error(ErrorKind::corrupted, place(file, offset) + ": the checksum of table record " + std::to_string(i) +
-                                            " does not hold");
+      throw Error(ErrorKind::corrupted,
+                  place(file, offset) + ": the checksum of table record " + std::to_string(i) + " does not hold");
     }
     check_table(*table, place(file, offset));
     tables_.push_back(*table);
@@ -174,8 +172,8 @@ Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
   std::tie(epoch_, epoch_slot_) =
       read_pair<EpochRecord>(file, format::epoch_offset, format::epoch_magic, "epoch", nullptr);
   if (commit_.epoch > epoch_.epoch) {
-    throw Error(ErrorKind::corrupted, place(file, format::epoch_offset[1 - epoch_slot_]) + ": the epoch record of epoch " +
-                                          std::to_string(commit_.epoch) + " is lost");
+    throw Error(ErrorKind::corrupted, place(file, format::epoch_offset[1 - epoch_slot_]) +
+                                          ": the epoch record of epoch " + std::to_string(commit_.epoch) + " is lost");
   }
 }
 

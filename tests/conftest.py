@@ -13,8 +13,11 @@ import pytest
 import torch
 
 from holdfast import _core
+from holdfast.reproducibility import prepare_environment
 
 SEED = 20261120
+
+prepare_environment()  # before anything computes: what MKL reads at its first call it keeps
 
 
 @pytest.fixture(autouse=True)

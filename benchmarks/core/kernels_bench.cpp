@@ -165,8 +165,14 @@ void run_shape(const BenchShape& shape, RowOptimizer optimizer, const Kernels& k
   for (std::size_t t = 0; t < tables.size(); ++t) {
     Table& table = tables[t];
     std::byte* const base = homes + t * table_bytes;
-    table.spec = {.dim = shape.dim, .dtype = RowDtype::f32, .optimizer = optimizer, .state_floats = state_floats,
-                  .seed = 1, .table = t, .init_low = -0.01f, .init_high = 0.01f};
+    table.spec = {.dim = shape.dim,
+                  .dtype = RowDtype::f32,
+                  .optimizer = optimizer,
+                  .state_floats = state_floats,
+                  .seed = 1,
+                  .table = t,
+                  .init_low = -0.01f,
+                  .init_high = 0.01f};
     table.home = {base, reinterpret_cast<float*>(base + weights_bytes),
                   reinterpret_cast<std::uint64_t*>(base + weights_bytes + state_bytes)};
     std::memset(base, 0, weights_bytes + state_bytes);
@@ -252,9 +258,14 @@ void run_shape(const BenchShape& shape, RowOptimizer optimizer, const Kernels& k
     }
     timed("pool", [&] {
       over(bag_chunks, [&](Table& table, const Chunk& chunk) {
-        const PoolSpec pool{.weights = table.working.weights, .dim = shape.dim, .dtype = RowDtype::f32,
-                            .position = table.plan.position.data(), .bag_start = table.plan.bag_start.data(),
-                            .scale = nullptr, .mean = false, .out = out.data() + chunk.table * shape.dim,
+        const PoolSpec pool{.weights = table.working.weights,
+                            .dim = shape.dim,
+                            .dtype = RowDtype::f32,
+                            .position = table.plan.position.data(),
+                            .bag_start = table.plan.bag_start.data(),
+                            .scale = nullptr,
+                            .mean = false,
+                            .out = out.data() + chunk.table * shape.dim,
                             .out_stride = output_width};
         kernels.pool_bags(pool, chunk.begin, chunk.end);
       });
@@ -278,10 +289,11 @@ void run_shape(const BenchShape& shape, RowOptimizer optimizer, const Kernels& k
   }
   const double plan = median(times["plan"]), capture = median(times["capture"]), pool = median(times["pool"]),
                updated = median(times["update"]);
-  std::printf("%-7s %-16s unique %6zu  floor %6.3f  plan %6.3f  capture %6.3f  pool %6.3f  update %6.3f  all %6.3f ms"
-              "  floor/capture %3.0f%%  floor/update %3.0f%%",
-              shape.name, optimizer == RowOptimizer::sgd ? "sgd" : "rowwise_adagrad", num_unique, floor, plan, capture,
-              pool, updated, plan + capture + pool + updated, 100 * floor / capture, 100 * floor / updated);
+  std::printf(
+      "%-7s %-16s unique %6zu  floor %6.3f  plan %6.3f  capture %6.3f  pool %6.3f  update %6.3f  all %6.3f ms"
+      "  floor/capture %3.0f%%  floor/update %3.0f%%",
+      shape.name, optimizer == RowOptimizer::sgd ? "sgd" : "rowwise_adagrad", num_unique, floor, plan, capture, pool,
+      updated, plan + capture + pool + updated, 100 * floor / capture, 100 * floor / updated);
   std::printf("  (targets: all %.1f ms, ratios %.0f%%)\n", shape.target_ms, 100 * shape.target_ratio);
   std::fflush(stdout);
   munmap(homes, homes_bytes);

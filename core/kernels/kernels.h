@@ -87,7 +87,8 @@ struct UpdateSpec {
   float weight_decay;  // L2: gradient += weight_decay * weight
   float gradient_scale;
   std::uint64_t step;
-  std::uint64_t rounding_seed;  // of the stochastic rounding of f16 and bf16 rows: f(rounding_seed, table, row, step, element)
+  std::uint64_t
+      rounding_seed;  // of the stochastic rounding of f16 and bf16 rows: f(rounding_seed, table, row, step, element)
 };
 
 // Where bags take rows from and put their sums.
@@ -115,7 +116,8 @@ struct Kernels {
   void (*capture)(const RowSpec& spec, const HomeRows& home, const WorkingRows& working, std::size_t begin,
                   std::size_t end);
 
-  // Copies rows [begin, end) back home: the undo. A row whose fresh bit is set becomes untouched again.
+  // Copies rows [begin, end) back home: the undo. A row whose fresh bit is set becomes untouched again instead: what it
+  // has at home means nothing then.
   void (*restore)(const RowSpec& spec, const HomeRows& home, const WorkingRows& working, std::size_t begin,
                   std::size_t end);
 
@@ -125,7 +127,8 @@ struct Kernels {
   // sums[u] = (accumulate ? sums[u] : 0) + the gradients of unique row u, for u in [begin, end). `position` says
   // which row of `sums` u is (null: u itself).
   void (*sum_gradients)(std::uint32_t dim, const Occurrences& occurrences, const float* grad,
-                        const std::uint32_t* position, bool accumulate, float* sums, std::size_t begin, std::size_t end);
+                        const std::uint32_t* position, bool accumulate, float* sums, std::size_t begin,
+                        std::size_t end);
 
   // Sum of the squares of `count` floats, by the fixed tree, in double.
   double (*sum_of_squares)(const float* values, std::size_t count);

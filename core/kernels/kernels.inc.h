@@ -28,11 +28,11 @@
 
 // In the order in which they build on each other.
 #include "kernels/lanes.inc.h"
+#include "kernels/move_rows.inc.h"
+#include "kernels/optimizers.inc.h"
+#include "kernels/pool.inc.h"
 #include "kernels/row_formats.inc.h"
 #include "kernels/row_shapes.inc.h"
-#include "kernels/move_rows.inc.h"
-#include "kernels/pool.inc.h"
-#include "kernels/optimizers.inc.h"
 #include "kernels/update.inc.h"
 
 namespace holdfast::HOLDFAST_ISA {

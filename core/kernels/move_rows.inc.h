@@ -111,16 +111,21 @@ void restore_rows(const HomeRows& home, const WorkingRows& working, std::size_t 
   const std::byte* const working_state = reinterpret_cast<const std::byte*>(working.state);
   for (std::size_t u = begin; u < end; ++u) {
     if (u + move_distance_rows < end) {
-      const std::uint64_t row = working.rows[u + move_distance_rows] & ~fresh_bit;
-      prefetch<Access::write>(home.weights + row * weight_bytes, weight_bytes);
-      if (state_bytes != 0) prefetch<Access::write>(home_state + row * state_bytes, state_bytes);
+      const std::uint64_t row = working.rows[u + move_distance_rows];
+      if ((row & fresh_bit) == 0) {
+        prefetch<Access::write>(home.weights + row * weight_bytes, weight_bytes);
+        if (state_bytes != 0) prefetch<Access::write>(home_state + row * state_bytes, state_bytes);
+      }
     }
     const std::uint64_t row = working.rows[u] & ~fresh_bit;
+    if ((working.rows[u] & fresh_bit) != 0) {
+      mark_untouched(home.touched, row);
+      continue;
+    }
     copy_bytes<WeightBytes>(home.weights + row * weight_bytes, working.weights + u * weight_bytes, weight_bytes);
     if (state_bytes != 0) {
       copy_bytes<StateBytes>(home_state + row * state_bytes, working_state + u * state_bytes, state_bytes);
     }
-    if ((working.rows[u] & fresh_bit) != 0) mark_untouched(home.touched, row);
   }
 }
 
@@ -148,18 +153,18 @@ HOLDFAST_INLINE void with_sizes(const RowSpec& spec, Body&& body) {
 void capture(const RowSpec& spec, const HomeRows& home, const WorkingRows& working, std::size_t begin,
              std::size_t end) {
   const DefaultFloatMode mode;
-  with_sizes(spec, [&]<std::size_t WeightBytes, std::size_t StateBytes>(std::size_t weight_bytes,
-                                                                        std::size_t state_bytes) {
-    capture_rows<WeightBytes, StateBytes>(spec, home, working, begin, end, weight_bytes, state_bytes);
-  });
+  with_sizes(spec,
+             [&]<std::size_t WeightBytes, std::size_t StateBytes>(std::size_t weight_bytes, std::size_t state_bytes) {
+               capture_rows<WeightBytes, StateBytes>(spec, home, working, begin, end, weight_bytes, state_bytes);
+             });
 }
 
 void restore(const RowSpec& spec, const HomeRows& home, const WorkingRows& working, std::size_t begin,
              std::size_t end) {
-  with_sizes(spec, [&]<std::size_t WeightBytes, std::size_t StateBytes>(std::size_t weight_bytes,
-                                                                        std::size_t state_bytes) {
-    restore_rows<WeightBytes, StateBytes>(home, working, begin, end, weight_bytes, state_bytes);
-  });
+  with_sizes(spec,
+             [&]<std::size_t WeightBytes, std::size_t StateBytes>(std::size_t weight_bytes, std::size_t state_bytes) {
+               restore_rows<WeightBytes, StateBytes>(home, working, begin, end, weight_bytes, state_bytes);
+             });
 }
 
 }  // namespace

@@ -31,8 +31,7 @@ void pool_rows(Shape<Dim> shape, const PoolSpec& spec, std::size_t begin, std::s
         }
       });
     }
-    const float mean_factor =
-        spec.mean && bag_begin < bag_end ? 1.0f / static_cast<float>(bag_end - bag_begin) : 1.0f;
+    const float mean_factor = spec.mean && bag_begin < bag_end ? 1.0f / static_cast<float>(bag_end - bag_begin) : 1.0f;
     float* const out = spec.out + bag * spec.out_stride;
     for_each_block(shape, [&](std::uint32_t block, auto extent) {
       store(out + block * num_lanes, spec.mean ? mean_factor * sum[block] : sum[block], extent);
@@ -76,9 +75,9 @@ void scale_gradients_of(Shape<Dim> shape, const PoolSpec& spec, const std::uint3
   }
 }
 
-__attribute__((noinline)) void scale_gradients_any(const PoolSpec& spec, const std::uint32_t* bag_of,
-                                                   const float* grad, std::size_t grad_stride, float* out,
-                                                   std::size_t begin, std::size_t end) {
+__attribute__((noinline)) void scale_gradients_any(const PoolSpec& spec, const std::uint32_t* bag_of, const float* grad,
+                                                   std::size_t grad_stride, float* out, std::size_t begin,
+                                                   std::size_t end) {
   with_format(spec.dtype, [&](auto format) {
     with_shape(spec.dim, [&](auto shape) {
       scale_gradients_of<decltype(format)>(shape, spec, bag_of, grad, grad_stride, out, begin, end);

@@ -89,9 +89,8 @@ struct Float16Bits {
     const Words random = element_bits(rounding.key, first_element);
     Halves halves;
     for (std::uint32_t p = 0; p < num_parts; ++p) {
-      halves.part[p] = Format::narrow(lanes.part[p], [&](WordPart, WordPart cut) {
-        return random.part[p] & (((WordPart{} + 1u) << cut) - 1u);
-      });
+      halves.part[p] = Format::narrow(
+          lanes.part[p], [&](WordPart, WordPart cut) { return random.part[p] & (((WordPart{} + 1u) << cut) - 1u); });
     }
     store_halves(to, halves, extent);
   }
@@ -149,8 +148,7 @@ struct HalfFormat {
     const WordPart subnormal = reinterpret_cast<WordPart>(scaled);
     const WordPart quiet = choose(absolute > 0x7c00u, WordPart{} + 0x7fc00000u, WordPart{} + 0x7f800000u);
     const WordPart special = quiet | absolute << 13;
-    const WordPart magnitude =
-        choose(absolute < 0x400u, subnormal, choose(absolute < 0x7c00u, normal, special));
+    const WordPart magnitude = choose(absolute < 0x400u, subnormal, choose(absolute < 0x7c00u, normal, special));
     return reinterpret_cast<FloatPart>(magnitude | (bits & 0x8000u) << 16);
 #endif
   }

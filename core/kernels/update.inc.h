@@ -30,9 +30,8 @@ void sum_rows(Shape<Dim> shape, const Occurrences& occurrences, const float* gra
       sum[block] = accumulate ? load(row_sum + block * num_lanes, extent) : zero();
     });
     add_gradients<scaled>(shape, occurrences, grad, occurrences.row_start[u], occurrences.row_start[u + 1], sum);
-    for_each_block(shape, [&](std::uint32_t block, auto extent) {
-      store(row_sum + block * num_lanes, sum[block], extent);
-    });
+    for_each_block(shape,
+                   [&](std::uint32_t block, auto extent) { store(row_sum + block * num_lanes, sum[block], extent); });
   }
 }
 
@@ -121,7 +120,9 @@ HOLDFAST_INLINE void sum_short_rows(Shape<Dim> shape, const Occurrences& occurre
   for (std::size_t strip = row_start[begin]; strip < last; strip += max_strip) {
     const std::size_t count = last - strip < max_strip ? last - strip : max_strip;
     for (std::size_t i = 0; i < count; ++i) keep[i] = ~0u;
-    for (; ending < end && row_start[ending + 1] <= strip + count; ++ending) keep[row_start[ending + 1] - 1 - strip] = 0;
+    for (; ending < end && row_start[ending + 1] <= strip + count; ++ending) {
+      keep[row_start[ending + 1] - 1 - strip] = 0;
+    }
     for (std::size_t i = 0; i < count; ++i) {
       const float* const gradient = grad + occurrences.gradient_offset[strip + i];
       for_each_block(shape, [&](std::uint32_t b, auto extent) {

@@ -140,9 +140,9 @@ class MappedFile final : public File {
     }
     data_ = static_cast<std::byte*>(address);
     size_ = bytes;
-    // Read-ahead around a random row costs up to a millisecond a fault; huge pages are taken where they can be had.
-    if (access_ == Access::random) ::madvise(address, bytes, MADV_RANDOM);
-    ::madvise(address, bytes, MADV_HUGEPAGE);
+    // Read-ahead around a random row costs up to a millisecond a fault. Huge pages only where all of a file is used: on a
+    // sparse one every touched row would take 2 MiB.
+    ::madvise(address, bytes, access_ == Access::random ? MADV_RANDOM : MADV_HUGEPAGE);
     ::madvise(address, bytes, MADV_DONTFORK);
   }
 
@@ -213,8 +213,8 @@ class MappedMedium final : public Medium {
       ::close(fd);
       throw_errno("opening " + full, error);
     }
-    return std::make_unique<MappedFile>(full, fd, static_cast<std::size_t>(status.st_size), writable,
-                                        dax_ && writable, access);
+    return std::make_unique<MappedFile>(full, fd, static_cast<std::size_t>(status.st_size), writable, dax_ && writable,
+                                        access);
   }
 
   void rename(const std::string& from, const std::string& to) override {

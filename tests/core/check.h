@@ -32,7 +32,7 @@ inline int passed() {
 
 }  // namespace check
 
-#define CHECK(condition) \
-  do {                   \
+#define CHECK(condition)                                           \
+  do {                                                             \
     if (!(condition)) check::fail(__FILE__, __LINE__, #condition); \
   } while (false)

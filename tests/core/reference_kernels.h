@@ -64,13 +64,12 @@ std::uint16_t narrow(float value, const Format16& format, const AddedBelow& adde
   const int exponent = std::max(std::ilogb(magnitude), format.min_exponent);
   const double in_units = std::ldexp(magnitude, format.fraction_bits - exponent);
   // A float has 23 fraction bits; where the format keeps fewer because of its range, more are cut off.
-  const int cut =
-      std::min(31, 23 - format.fraction_bits + exponent - std::max(std::ilogb(magnitude), -126));
+  const int cut = std::min(31, 23 - format.fraction_bits + exponent - std::max(std::ilogb(magnitude), -126));
   const std::uint64_t fixed = static_cast<std::uint64_t>(std::floor(std::ldexp(in_units, cut)));
   const std::uint64_t rounded = (fixed + added_below(fixed, cut)) >> cut;
   // `rounded` units: 2^fraction_bits of them are the implicit bit.
-  const std::uint64_t field = rounded + (static_cast<std::uint64_t>(exponent - format.min_exponent)
-                                         << format.fraction_bits);
+  const std::uint64_t field =
+      rounded + (static_cast<std::uint64_t>(exponent - format.min_exponent) << format.fraction_bits);
   return static_cast<std::uint16_t>(sign | std::min<std::uint64_t>(field, format.infinity - 1));
 }
 
@@ -78,9 +77,8 @@ inline std::uint16_t narrow_randomly(float value, const Format16& format, std::u
   return narrow(value, format, [&](std::uint64_t, int cut) { return random & ((std::uint64_t{1} << cut) - 1); });
 }
 inline std::uint16_t narrow_to_nearest(float value, const Format16& format) {
-  return narrow(value, format, [](std::uint64_t fixed, int cut) {
-    return (std::uint64_t{1} << (cut - 1)) - 1 + (fixed >> cut & 1);
-  });
+  return narrow(value, format,
+                [](std::uint64_t fixed, int cut) { return (std::uint64_t{1} << (cut - 1)) - 1 + (fixed >> cut & 1); });
 }
 
 inline float get(const std::byte* weights, RowDtype dtype, std::size_t index) {
@@ -146,12 +144,14 @@ inline void restore(const RowSpec& spec, const HomeRows& home, const WorkingRows
                     std::size_t end) {
   for (std::size_t u = begin; u < end; ++u) {
     const std::uint64_t row = working.rows[u] & ~fresh_bit;
-    std::memcpy(home.weights + row * weight_bytes(spec), working.weights + u * weight_bytes(spec),
-                weight_bytes(spec));
+    if ((working.rows[u] & fresh_bit) != 0) {
+      home.touched[row / 64] &= ~(std::uint64_t{1} << row % 64);
+      continue;
+    }
+    std::memcpy(home.weights + row * weight_bytes(spec), working.weights + u * weight_bytes(spec), weight_bytes(spec));
     for (std::uint32_t i = 0; i < spec.state_floats; ++i) {
       home.state[row * spec.state_floats + i] = working.state[u * spec.state_floats + i];
     }
-    if ((working.rows[u] & fresh_bit) != 0) home.touched[row / 64] &= ~(std::uint64_t{1} << row % 64);
   }
 }
 
@@ -216,8 +216,9 @@ inline float one_minus_power(float beta, std::uint64_t step) {
   return static_cast<float>(1.0 - power);
 }
 
-inline void update_row(const RowSpec& spec, const UpdateSpec& update, std::vector<float> g, const std::byte* old_weights,
-                       const float* old_state, std::uint64_t row, std::byte* new_weights, float* new_state) {
+inline void update_row(const RowSpec& spec, const UpdateSpec& update, std::vector<float> g,
+                       const std::byte* old_weights, const float* old_state, std::uint64_t row, std::byte* new_weights,
+                       float* new_state) {
   const std::uint32_t dim = spec.dim;
   const bool adam = spec.optimizer == RowOptimizer::adam || spec.optimizer == RowOptimizer::rowwise_adam;
   std::vector<float> w(dim);
@@ -265,8 +266,8 @@ inline void update_row(const RowSpec& spec, const UpdateSpec& update, std::vecto
       }
       break;
   }
-  const std::uint64_t key = key_of(counter_rng::stochastic_rounding,
-                                   {update.rounding_seed, spec.table, update.step, row});
+  const std::uint64_t key =
+      key_of(counter_rng::stochastic_rounding, {update.rounding_seed, spec.table, update.step, row});
   for (std::uint32_t e = 0; e < dim; ++e) {
     if (spec.dtype == RowDtype::f32) {
       std::memcpy(new_weights + e * 4, &w[e], 4);
@@ -312,8 +313,8 @@ inline void scale_gradients(const PoolSpec& spec, const std::uint32_t* bag_of, c
     std::array<float, 16> lanes{};
     const std::uint32_t bag = bag_of[j];
     for (std::uint32_t e = 0; e < spec.dim; ++e) {
-      lanes[e % 16] += grad[bag * grad_stride + e] *
-                       get(spec.weights, spec.dtype, std::size_t{spec.position[j]} * spec.dim + e);
+      lanes[e % 16] +=
+          grad[bag * grad_stride + e] * get(spec.weights, spec.dtype, std::size_t{spec.position[j]} * spec.dim + e);
     }
     out[j] = fold(lanes);
     if (spec.mean) out[j] *= 1.0f / static_cast<float>(spec.bag_start[bag + 1] - spec.bag_start[bag]);

@@ -360,8 +360,14 @@ void sums_of_squares_agree(Random& random) {
 }
 
 void initial_values_are_uniform_and_inside(Random& random) {
-  RowSpec spec{.dim = 64, .dtype = RowDtype::f32, .optimizer = RowOptimizer::sgd, .state_floats = 0,
-               .seed = random(), .table = 3, .init_low = -0.25f, .init_high = 0.75f};
+  RowSpec spec{.dim = 64,
+               .dtype = RowDtype::f32,
+               .optimizer = RowOptimizer::sgd,
+               .state_floats = 0,
+               .seed = random(),
+               .table = 3,
+               .init_low = -0.25f,
+               .init_high = 0.75f};
   constexpr int num_rows = 4096;
   constexpr double num = num_rows * 64.0;
   std::vector<double> bins(64);
@@ -393,8 +399,14 @@ void initial_values_are_uniform_and_inside(Random& random) {
 std::vector<std::uint16_t> rounded(const Kernels& kernels, RowDtype dtype, const std::vector<std::uint16_t>& old,
                                    const std::vector<float>& delta, std::uint64_t row, std::uint64_t step) {
   const std::uint32_t dim = static_cast<std::uint32_t>(old.size());
-  const RowSpec spec{.dim = dim, .dtype = dtype, .optimizer = RowOptimizer::sgd, .state_floats = 0, .seed = 1,
-                     .table = 2, .init_low = 0, .init_high = 0};
+  const RowSpec spec{.dim = dim,
+                     .dtype = dtype,
+                     .optimizer = RowOptimizer::sgd,
+                     .state_floats = 0,
+                     .seed = 1,
+                     .table = 2,
+                     .init_low = 0,
+                     .init_high = 0};
   UpdateSpec update{};
   update.learning_rate = -1;
   update.gradient_scale = 1;
@@ -432,8 +444,7 @@ void stochastic_rounding_is_unbiased(Random& random) {
       const double mean = sum / (dim * num_steps);
       const double unit = static_cast<double>(high) - static_cast<double>(low);  // between the two neighbours
       CHECK(low <= value || low == high);
-      CHECK(std::fabs(mean - static_cast<double>(value)) <= 6 * 0.5 * unit / std::sqrt(dim * num_steps) ||
-            unit == 0);
+      CHECK(std::fabs(mean - static_cast<double>(value)) <= 6 * 0.5 * unit / std::sqrt(dim * num_steps) || unit == 0);
       if (unit == 0) {  // exact, or so near a neighbour that no draw went the other way
         const double neighbour = std::max(std::fabs(mean) * 0x1p-7, 0x1p-24);
         CHECK(std::fabs(mean - static_cast<double>(value)) <= neighbour * 20 / (dim * num_steps));
@@ -477,9 +488,15 @@ void every_16_bit_value_survives() {
     for (const Kernels* kernels : instruction_sets()) {
       check::context = kernels->name;
       std::vector<float> out(65536);
-      kernels->pool_bags({.weights = reinterpret_cast<const std::byte*>(all.data()), .dim = 64, .dtype = dtype,
-                          .position = position.data(), .bag_start = bag_start.data(), .scale = nullptr,
-                          .mean = false, .out = out.data(), .out_stride = 64},
+      kernels->pool_bags({.weights = reinterpret_cast<const std::byte*>(all.data()),
+                          .dim = 64,
+                          .dtype = dtype,
+                          .position = position.data(),
+                          .bag_start = bag_start.data(),
+                          .scale = nullptr,
+                          .mean = false,
+                          .out = out.data(),
+                          .out_stride = 64},
                          0, position.size());
       for (std::uint32_t i = 0; i < 65536; ++i) {
         const float wide = 0.0f + reference::widen(static_cast<std::uint16_t>(i), format);

@@ -51,8 +51,8 @@ std::vector<Feature> random_features(Random& random, std::size_t num_bags, std::
     for (std::size_t bag = 0; bag < num_bags; ++bag) {
       const std::uint64_t length = single_hot ? 1 : one_in(random, 3) ? 0 : below(random, 20);
       for (std::uint64_t i = 0; i < length; ++i) {
-        feature.ids.push_back(static_cast<std::int64_t>(one_in(random, 2) ? below(random, hot)
-                                                                          : num_rows - 1 - below(random, hot)));
+        feature.ids.push_back(
+            static_cast<std::int64_t>(one_in(random, 2) ? below(random, hot) : num_rows - 1 - below(random, hot)));
       }
       feature.offsets.push_back(static_cast<std::int64_t>(feature.ids.size()));
     }
@@ -164,8 +164,8 @@ void bad_ids_are_named(Random& random) {
     const std::int64_t bad = one_in(random, 3) ? -1 - static_cast<std::int64_t>(random() >> 1)
                                                : static_cast<std::int64_t>(num_rows + (random() >> 20));
     features[f].ids[static_cast<std::size_t>(features[f].offsets[bag])] = bad;
-    const BadId error = caught<BadId>(
-        [&] { plan_table(inputs_of(features), num_bags, num_rows, Pooling::sum, 64, plan); });
+    const BadId error =
+        caught<BadId>([&] { plan_table(inputs_of(features), num_bags, num_rows, Pooling::sum, 64, plan); });
     CHECK(error.feature == f && error.sample == bag && error.value == bad);
   }
 }

@@ -26,7 +26,8 @@ constexpr std::size_t ids_per_bag = 3;
 class Directory {
  public:
   Directory() {
-    std::string pattern = std::filesystem::exists("/dev/shm") ? "/dev/shm/holdfast-core-XXXXXX" : "/tmp/holdfast-core-XXXXXX";
+    std::string pattern =
+        std::filesystem::exists("/dev/shm") ? "/dev/shm/holdfast-core-XXXXXX" : "/tmp/holdfast-core-XXXXXX";
     CHECK(::mkdtemp(pattern.data()) != nullptr);
     path_ = pattern;
   }
@@ -50,8 +51,9 @@ format::TableRecord table_record(const char* name, std::uint64_t rows, std::uint
 }
 
 void make_pool(const std::string& path, std::uint64_t log_bytes) {
-  Pool::create(path, {1, log_bytes},
-               {table_record("a", 300, 8, RowOptimizer::rowwise_adagrad), table_record("b", 40, 4, RowOptimizer::adam)});
+  Pool::create(
+      path, {1, log_bytes},
+      {table_record("a", 300, 8, RowOptimizer::rowwise_adagrad), table_record("b", 40, 4, RowOptimizer::adam)});
 }
 
 // Trains scripted steps: ids and gradients are functions of the step.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -79,6 +80,30 @@ def test_a_signal_finishes_the_step_and_makes_it_durable(holdfast: Commands, num
     assert f"{number.name}: step {step} is finished and durable" in out
     found = json.loads(holdfast("inspect", holdfast.root / "pool", "--json").out)
     assert (found["clean"], found["step"], found["dense_step"]) == (True, step, step)
+
+
+def crashed_copy(holdfast: Commands, name: str, steps: int) -> None:
+    """A pool as it is when its process dies after `steps` steps, none of them with a dense state."""
+    config = read_config(RunConfig, holdfast.config, ["pool.dense_interval=100"])
+    with open_trainer(config, holdfast.root / f"{name}.alive") as trainer:
+        for _, _ in zip(range(steps), trainer.steps(), strict=False):
+            pass
+        trainer.pool.flush()
+        shutil.copytree(holdfast.root / f"{name}.alive", holdfast.root / name)
+
+
+def test_exact_recovery_goes_back_and_relaxed_recovery_keeps_the_newest_rows(holdfast: Commands) -> None:
+    crashed_copy(holdfast, "exact", 10)
+    crashed_copy(holdfast, "relaxed", 10)
+    first = holdfast.train("exact").out.splitlines()[0]
+    assert "rolled back 10 steps" in first
+    assert "goes on at step 1 of 20" in first
+    first = holdfast.train("relaxed", "--recovery", "relaxed").out.splitlines()[0]
+    assert "kept the rows of step 10 beside the dense state of step 0 (relaxed)" in first
+    assert "goes on at step 11 of 20" in first
+    holdfast.train("whole")
+    assert holdfast.digest("exact") == holdfast.digest("whole")
+    assert holdfast.digest("relaxed") != holdfast.digest("whole")
 
 
 def test_help_answers_without_importing_torch() -> None:

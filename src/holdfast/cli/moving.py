@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.options import ConfigArgument, OverwriteOption, PoolArgument, PoolOption, SetOption
+from holdfast.cli.options import ConfigArgument, OverwriteOption, PoolArgument, PoolOption, SetOption, read_run
 
 
 def export(
@@ -47,12 +47,10 @@ def import_(
     Every table of the configuration is taken from a name that ends in embedding_bags.<table>.weight, the dense part
     from the model's own names where they are there. Of a .pt file only tensors and plain containers are read.
     """
-    from holdfast.config import read_config
     from holdfast.observe import counting
-    from holdfast.run import RunConfig
     from holdfast.transfer import import_pool, open_tensors, table_bytes
 
-    config = read_config(RunConfig, config_path, overrides or [])
+    config = read_run(config_path, overrides)
     tensors = open_tensors(file)
     with counting("importing", table_bytes(tensors), is_bytes=True) as on_bytes:
         summary = import_pool(tensors, config, pool, on_bytes=on_bytes)

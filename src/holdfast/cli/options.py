@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from holdfast.run import RunConfig
 
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The run: data, model, optimizers, pool.")]
 PoolArgument = Annotated[Path, typer.Argument(metavar="POOL", help="The pool's directory.")]
@@ -21,6 +24,17 @@ SetOption = Annotated[
     ),
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it is there already.")]
+
+
+def read_run(path: Path, overrides: list[str] | None) -> RunConfig:
+    """The configuration of a run, with --set on top. Raises ConfigError."""
+    for override in overrides or []:
+        if "=" not in override:
+            raise typer.BadParameter(f"{override!r} is no KEY=VALUE", param_hint="--set")
+    from holdfast.config import read_config
+    from holdfast.run import RunConfig
+
+    return read_config(RunConfig, path, overrides or [])
 
 
 def add_command(app: typer.Typer, name: str, function: Callable[..., None]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from holdfast.cli.options import ConfigArgument, PoolOption, SetOption
+from holdfast.cli.options import ConfigArgument, PoolOption, SetOption, read_run
 
 if TYPE_CHECKING:
     from holdfast import _core
@@ -81,7 +81,7 @@ def train(
     from holdfast.run import open_trainer, open_validation
 
     keep_freed_memory()
-    config = _read(config_path, overrides or [])
+    config = read_run(config_path, overrides)
     if steps is not None:
         config = replace(config, train=replace(config.train, steps=steps))
     if on_bad_row is not None:
@@ -115,7 +115,7 @@ def evaluate(config_path: ConfigArgument, pool: PoolOption, overrides: SetOption
     from holdfast.observe import counting
     from holdfast.run import evaluate_pool, open_validation
 
-    config = _read(config_path, overrides or [])
+    config = read_run(config_path, overrides)
     validation = open_validation(config)
     if validation is None:
         raise ConfigError(f"{config_path}: there is no [validation] to evaluate on")
@@ -149,6 +149,8 @@ def describe_recovery(report: _core.RecoveryReport) -> str:
     steps_back = report.rows_step - report.step
     what = "1 step" if steps_back == 1 else f"{steps_back} steps"
     in_flight = "" if report.records_undone <= steps_back else " and what was in flight"
+    if durable < report.step:
+        what += f", kept the rows of step {report.step} beside the dense state of step {durable} (relaxed)"
     return (
         f"not closed cleanly: last durable step {durable}, rolled back {what}{in_flight} "
         f"({report.rows_restored:,} rows) {took}"
@@ -234,16 +236,6 @@ def _train(
         except _Stopped:
             trainer.checkpoint.flush()
     return result
-
-
-def _read(path: Path, overrides: list[str]) -> RunConfig:
-    for override in overrides:
-        if "=" not in override:
-            raise typer.BadParameter(f"{override!r} is no KEY=VALUE", param_hint="--set")
-    from holdfast.config import read_config
-    from holdfast.run import RunConfig
-
-    return read_config(RunConfig, path, overrides)
 
 
 def _with_bad_rows(config: RunConfig, on_bad_row: OnBadRow) -> RunConfig:

@@ -1,0 +1,109 @@
+"""A medium that is full or read-only: a typed error, nothing lost, and training goes on once there is space again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast import _core
+from holdfast.digest import digest_pool
+from holdfast.embedding import EmbeddingBagCollection
+from holdfast.errors import PoolFull, PoolReadOnly
+from holdfast.pool import Pool
+from holdfast.tables import EmbeddingBagConfig
+
+SIZE_BYTES = 4 << 20
+ROWS = 200_000  # × 64 bytes: more than the medium holds
+
+
+def mounted(*options: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["mount", *options], capture_output=True, check=False)
+
+
+@pytest.fixture
+def small_medium() -> Iterator[Path]:
+    """A tmpfs of 4 MiB. Needs the right to mount, as root in a container may have."""
+    with tempfile.TemporaryDirectory() as directory:
+        if os.geteuid() != 0 or mounted("-t", "tmpfs", "-o", f"size={SIZE_BYTES}", "none", directory).returncode != 0:
+            pytest.skip("no right to mount a tmpfs")
+        try:
+            yield Path(directory)
+        finally:
+            subprocess.run(["umount", "-l", directory], check=True)
+
+
+def open_rows(directory: Path) -> tuple[Pool, EmbeddingBagCollection]:
+    pool = Pool(directory, seed=1, log_bytes=1 << 20)
+    table = EmbeddingBagConfig(num_embeddings=ROWS, embedding_dim=16, name="t", feature_names=["f"])
+    return pool, EmbeddingBagCollection(pool, [table])
+
+
+def step(pool: Pool, rows: EmbeddingBagCollection, number: int) -> None:
+    generator = torch.Generator().manual_seed(number)
+    ids = torch.randint(0, ROWS, (256,), generator=generator)
+    (rows({"f": (ids, torch.arange(256))}).values() ** 2).sum().backward()
+    rows.optimizer.step()
+    pool.commit(number * 256)
+
+
+def test_a_full_medium_is_an_error_before_capture_and_training_goes_on_after_space_was_freed(
+    small_medium: Path,
+) -> None:
+    ballast = small_medium / "ballast"
+    ballast.write_bytes(bytes(1 << 20))
+    pool, rows = open_rows(small_medium / "pool")
+    with pytest.raises(PoolFull, match="free space"):
+        for number in range(1, 100):
+            step(pool, rows, number)
+    reached = pool.step
+    assert reached >= 1
+    ballast.unlink()
+    step(pool, rows, reached + 1)
+    pool.close()
+    pool, rows = open_rows(small_medium / "pool")
+    assert pool.step == reached + 1
+    pool.close()
+
+
+def test_a_step_that_met_a_full_medium_leaves_no_trace(small_medium: Path) -> None:
+    pool, rows = open_rows(small_medium / "pool")
+    with pytest.raises(PoolFull):
+        for number in range(1, 1000):
+            step(pool, rows, number)
+    reached = pool.step
+    pool.close()
+    digests = [digest_pool(_core.Reader(str(small_medium / "pool"))).whole]
+    with tempfile.TemporaryDirectory() as directory:
+        pool, rows = open_rows(Path(directory) / "pool")
+        for number in range(1, reached + 1):
+            step(pool, rows, number)
+        pool.close()
+        digests.append(digest_pool(_core.Reader(str(Path(directory) / "pool"))).whole)
+    assert digests[0] == digests[1]
+
+
+def test_a_pool_that_does_not_fit_its_medium_is_refused_when_it_is_made(small_medium: Path) -> None:
+    with pytest.raises(PoolFull):
+        pool = Pool(small_medium / "pool", log_bytes=64 << 20)
+        EmbeddingBagCollection(
+            pool, [EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="t", feature_names=["f"])]
+        )
+
+
+def test_a_read_only_medium_is_read_and_not_written(small_medium: Path) -> None:
+    pool, rows = open_rows(small_medium / "pool")
+    step(pool, rows, 1)
+    pool.close()
+    if mounted("-o", "remount,ro", str(small_medium)).returncode != 0:
+        pytest.skip("no right to remount")
+    with pytest.raises(PoolReadOnly):
+        open_rows(small_medium / "pool")
+    reader = _core.Reader(str(small_medium / "pool"))
+    assert reader.commit["step"] == 1
+    assert reader.verify() == []
