@@ -52,6 +52,11 @@ def step(pool: Pool, rows: EmbeddingBagCollection, number: int) -> None:
     pool.commit(number * 256)
 
 
+def train_until_full(pool: Pool, rows: EmbeddingBagCollection) -> None:
+    for number in range(1, 1000):
+        step(pool, rows, number)
+
+
 def test_a_full_medium_is_an_error_before_capture_and_training_goes_on_after_space_was_freed(
     small_medium: Path,
 ) -> None:
@@ -59,8 +64,7 @@ def test_a_full_medium_is_an_error_before_capture_and_training_goes_on_after_spa
     ballast.write_bytes(bytes(1 << 20))
     pool, rows = open_rows(small_medium / "pool")
     with pytest.raises(PoolFull, match="free space"):
-        for number in range(1, 100):
-            step(pool, rows, number)
+        train_until_full(pool, rows)
     reached = pool.step
     assert reached >= 1
     ballast.unlink()
@@ -74,8 +78,7 @@ def test_a_full_medium_is_an_error_before_capture_and_training_goes_on_after_spa
 def test_a_step_that_met_a_full_medium_leaves_no_trace(small_medium: Path) -> None:
     pool, rows = open_rows(small_medium / "pool")
     with pytest.raises(PoolFull):
-        for number in range(1, 1000):
-            step(pool, rows, number)
+        train_until_full(pool, rows)
     reached = pool.step
     pool.close()
     digests = [digest_pool(_core.Reader(str(small_medium / "pool"))).whole]
@@ -89,11 +92,10 @@ def test_a_step_that_met_a_full_medium_leaves_no_trace(small_medium: Path) -> No
 
 
 def test_a_pool_that_does_not_fit_its_medium_is_refused_when_it_is_made(small_medium: Path) -> None:
+    pool = Pool(small_medium / "pool", log_bytes=64 << 20)
+    table = EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="t", feature_names=["f"])
     with pytest.raises(PoolFull):
-        pool = Pool(small_medium / "pool", log_bytes=64 << 20)
-        EmbeddingBagCollection(
-            pool, [EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="t", feature_names=["f"])]
-        )
+        EmbeddingBagCollection(pool, [table])
 
 
 def test_a_read_only_medium_is_read_and_not_written(small_medium: Path) -> None:

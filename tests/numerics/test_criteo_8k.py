@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+
 from holdfast.data import CriteoTsvConfig, CriteoTsvSource, Loader
 from holdfast.embedding import EmbeddingBagCollection
 from holdfast.metrics import evaluate_scores
@@ -14,7 +16,6 @@ from holdfast.models import DLRM
 from holdfast.optim import SGD
 from holdfast.pool import Pool
 from holdfast.tables import EmbeddingBagConfig
-from torch import nn
 
 DATA = Path(os.environ.get("HOLDFAST_CRITEO", Path(__file__).parents[3] / "shared/data/criteo_8k"))
 DIM = 8
