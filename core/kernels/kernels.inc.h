@@ -27,13 +27,15 @@
 #endif
 
 // In the order in which they build on each other.
+// clang-format off: each uses what stands before it
 #include "kernels/lanes.inc.h"
-#include "kernels/move_rows.inc.h"
-#include "kernels/optimizers.inc.h"
-#include "kernels/pool.inc.h"
 #include "kernels/row_formats.inc.h"
 #include "kernels/row_shapes.inc.h"
+#include "kernels/move_rows.inc.h"
+#include "kernels/pool.inc.h"
+#include "kernels/optimizers.inc.h"
 #include "kernels/update.inc.h"
+// clang-format on
 
 namespace holdfast::HOLDFAST_ISA {
 namespace {

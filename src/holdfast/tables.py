@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -54,8 +55,6 @@ def normalize(table: Any) -> EmbeddingBagConfig:
             raise bad(field, word, " or ".join(choices))
         return word
 
-    if getattr(table, "init_fn", None) is not None:
-        raise bad("init_fn", "a function", "None: rows are initialised on first use, set weight_init_min and _max")
     num_embeddings, embedding_dim = int(table.num_embeddings), int(table.embedding_dim)
     if not 1 <= num_embeddings <= 1 << 40:
         raise bad("num_embeddings", num_embeddings, "between 1 and 2^40")
@@ -65,6 +64,12 @@ def normalize(table: Any) -> EmbeddingBagConfig:
     if not features:
         raise bad("feature_names", [], "the names of the features that read this table")
     low, high = getattr(table, "weight_init_min", None), getattr(table, "weight_init_max", None)
+    init_fn = getattr(table, "init_fn", None)
+    if isinstance(init_fn, functools.partial) and init_fn.func is torch.nn.init.uniform_ and not init_fn.args:
+        # What TorchRec makes of its own weight_init_min and _max.
+        low, high = init_fn.keywords.get("a", 0.0), init_fn.keywords.get("b", 1.0)
+    elif init_fn is not None:
+        raise bad("init_fn", "a function", "None: rows are initialised on first use, set weight_init_min and _max")
     bound = 1.0 / math.sqrt(num_embeddings)
     low, high = -bound if low is None else float(low), bound if high is None else float(high)
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
