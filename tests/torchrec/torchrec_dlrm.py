@@ -47,8 +47,9 @@ def copy_dense(theirs: TorchRecDLRM, ours: DLRM, num_vectors: int) -> None:
     upper = [(i, j) for i in range(num_vectors) for j in range(i + 1, num_vectors)]
     columns = list(range(DIM)) + [DIM + lower.index((j, i)) for i, j in upper]
     with torch.no_grad():
+        first_of_top = next(ours.top.parameters())
         for to, weights in zip(target, source, strict=True):
-            to.copy_(weights[:, columns] if weights.shape != to.shape or weights is source[len(source) - 4] else weights)
+            to.copy_(weights[:, columns] if weights is first_of_top else weights)
 
 
 def batch(number: int, keys: list[str]) -> tuple[torch.Tensor, KeyedJaggedTensor, torch.Tensor]:
