@@ -33,7 +33,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=10)
     parser.add_argument("--batches", type=int, default=50, help="distinct batches")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--wait-policy", default="passive", choices=["passive", "active", "unset"], help="of OpenMP")
+    parser.add_argument("--wait-policy", default="unset", choices=["passive", "active", "unset"], help="of OpenMP")
     return parser.parse_args()
 
 
