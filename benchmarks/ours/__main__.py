@@ -32,7 +32,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=10)
     parser.add_argument("--batches", type=int, default=50, help="distinct batches")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--wait-policy", default="passive", choices=["passive", "active", "unset"], help="of OpenMP")
+    parser.add_argument("--wait-policy", default="unset", choices=["passive", "active", "unset"], help="of OpenMP")
     parser.add_argument("--no-embeddings", action="store_true", help="whole steps only")
     parser.add_argument("--digest", action="store_true", help="also SHA-256 of all rows at the end")
     parser.add_argument("--bare-library", type=Path, default=_LIBRARY)
