@@ -258,13 +258,16 @@ void Pool::grow_log(std::size_t record_bytes) {
   log_->grow(format::align_up(wanted + wanted / 4, format::block_bytes));
 }
 
-// Writes the row numbers of a capture and makes sure that its rows have space at home.
-void Pool::fill(const Capture& capture) {
+// Writes the row numbers of a capture, makes sure that its rows have space at home and, unless that is left to the
+// background, copies them; one parallel region for all of it.
+void Pool::fill(const Capture& capture, Rows rows_are) {
   try {
     for_rows(*capture.plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
       const std::uint64_t* rows = capture.plan->tables[t].rows.data();
       std::copy(rows + begin, rows + end, capture.tables[t].rows + begin);
-      store_->prepare(capture.plan->spec->tables[t].number, capture.tables[t], begin, end);
+      const std::uint32_t number = capture.plan->spec->tables[t].number;
+      store_->prepare(number, capture.tables[t], begin, end);
+      if (rows_are == Rows::copied_now) store_->capture(number, capture.tables[t], begin, end);
     });
   } catch (...) {
     background_.drain();
@@ -342,10 +345,7 @@ std::shared_ptr<Capture> Pool::capture(std::shared_ptr<const Plan> plan) {
   drop_ahead();
   drop_dead_captures();
   auto capture = reserve(std::move(plan), step_ + 1);
-  fill(*capture);
-  for_rows(*capture->plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
-    store_->capture(capture->plan->spec->tables[t].number, capture->tables[t], begin, end);
-  });
+  fill(*capture, Rows::copied_now);
   submit_seal(*capture);
   parts_.push_back({capture, capture->position, capture->sealed});
   return capture;
@@ -361,7 +361,7 @@ bool Pool::capture_ahead(std::shared_ptr<const Plan> next) {
   ahead.current = current;
   ahead.capture = reserve(next, step_ + 2);
   ahead.complete = false;
-  fill(*ahead.capture);
+  fill(*ahead.capture, Rows::copied_later);
   const std::size_t num_tables = next->tables.size();
   ahead.forward.resize(num_tables);
   std::vector<std::vector<std::pair<std::size_t, std::size_t>>> own(num_tables);  // ranges that are captured

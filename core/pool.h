@@ -168,7 +168,8 @@ class Pool {
   void recover(const OpenOptions& options);
   std::shared_ptr<Capture> reserve(std::shared_ptr<const Plan> plan, std::uint64_t step);
   void grow_log(std::size_t record_bytes);
-  void fill(const Capture& capture);
+  enum class Rows { copied_now, copied_later };
+  void fill(const Capture& capture, Rows rows);
   void submit_seal(Capture& capture);
   void drop_dead_captures();
   void drop_ahead();
