@@ -178,7 +178,9 @@ def main() -> None:
     settings.disk.mkdir(parents=True, exist_ok=True)
     report_dir.mkdir(parents=True, exist_ok=True)
     record = _measure(settings)
-    (report_dir / "results.json").write_text(json.dumps(record, indent=1, default=str) + "\n")
+    # Paths of the checkout are said from its root: the report is of the project, not of a machine.
+    text = json.dumps(record, indent=1, default=str).replace(f"{ROOT}/", "")
+    (report_dir / "results.json").write_text(text + "\n")
     main_plot = write_report(Results(record), report_dir)
     if main_plot is not None and not partial:
         shutil.copy(main_plot, ROOT / "docs/benchmark.png")
