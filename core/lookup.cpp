@@ -37,8 +37,7 @@ void Evaluator::pool(const Plan& plan, const InPlaceStore& store, float* out) {
     sections.push_back(place_section(store.table(number), number, plan.tables[t].num_unique(), bytes));
   }
   if (scratch_.size() < bytes + format::line_bytes) scratch_.resize(bytes + format::line_bytes);
-  const auto address = reinterpret_cast<std::uintptr_t>(scratch_.data());
-  std::byte* data = scratch_.data() + (format::line_up(address) - address);
+  std::byte* data = line_aligned(scratch_);
   std::vector<WorkingRows> rows;
   for (const format::RecordSection& section : sections) rows.push_back(rows_of(section, data));
   for_rows(plan, [&](std::size_t t, std::size_t begin, std::size_t end) {

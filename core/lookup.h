@@ -28,6 +28,12 @@ inline format::RecordSection place_section(const InPlaceStore::Table& table, std
   return section;
 }
 
+// The first byte of `memory` that begins a line: up to line_bytes - 1 bytes are skipped.
+inline std::byte* line_aligned(std::vector<std::byte>& memory) {
+  const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+  return memory.data() + (format::line_up(address) - address);
+}
+
 inline WorkingRows rows_of(const format::RecordSection& section, std::byte* data) {
   return {reinterpret_cast<std::uint64_t*>(data + section.rows_offset), data + section.weights_offset,
           reinterpret_cast<float*>(data + section.state_offset)};

@@ -356,7 +356,7 @@ bool Pool::capture_ahead(std::shared_ptr<const Plan> next) {
   if (ahead_ || updated_ || parts_.size() != 1) return false;
   const auto current = parts_.front().capture.lock();
   if (!current || current->plan->spec != next->spec) return false;
-  if (log_->free_bytes() < 2 * log_->largest_record_bytes()) return false;
+  if (log_is_low()) return false;
   Ahead ahead;
   ahead.current = current;
   ahead.capture = reserve(next, step_ + 2);
@@ -469,8 +469,7 @@ std::unique_ptr<SummedGradients> Pool::sum_gradients(std::vector<RowGradients> g
       std::size_t bytes = 0;
       const RecordSection section = place_section(table, spec.tables[t].number, merged.size(), bytes);
       summed->storage[t].resize(bytes + format::line_bytes);
-      const auto address = reinterpret_cast<std::uintptr_t>(summed->storage[t].data());
-      summed->rows[t] = rows_of(section, summed->storage[t].data() + (format::line_up(address) - address));
+      summed->rows[t] = rows_of(section, line_aligned(summed->storage[t]));
       summed->num_rows[t] = merged.size();
       std::copy(merged.begin(), merged.end(), summed->rows[t].rows);
       store_->capture(spec.tables[t].number, summed->rows[t], 0, merged.size());
@@ -562,16 +561,21 @@ void Pool::update(const SummedGradients& gradients, UpdateSpec spec) {
   finish_update(gradients.captures.size());
 }
 
-bool Pool::dense_due() const {
-  return step_ + 1 - staged_step_ >= dense_interval_ || log_->free_bytes() < 2 * log_->largest_record_bytes();
+bool Pool::log_is_low() const { return log_->free_bytes() < 2 * log_->largest_record_bytes(); }
+
+bool Pool::dense_due() const { return step_ + 1 - staged_step_ >= dense_interval_ || log_is_low(); }
+
+void Pool::note_durable(std::uint64_t step) {
+  durable_step_.store(step, std::memory_order_release);
+  log_->release(step);
 }
 
-void Pool::stage(std::uint64_t step, const Dense& dense) {
+void Pool::stage(std::uint64_t step, std::uint64_t cursor, std::uint64_t row_updates, const Dense& dense) {
   if (dense_->pending()) {
     background_.submit([this] { dense_->finish(); });
     background_.drain();
   }
-  dense_->stage(report_.epoch, step, cursor_, row_updates_, dense.structure, dense.tensors, dense.tensors_bytes);
+  dense_->stage(report_.epoch, step, cursor, row_updates, dense.structure, dense.tensors, dense.tensors_bytes);
   staged_step_ = step;
   has_dense_ = true;
 }
@@ -581,31 +585,25 @@ std::uint64_t Pool::commit(std::uint64_t cursor, const Dense* dense) {
   const std::uint64_t step = step_ + 1;
   if (ahead_ && !ahead_->complete) drop_ahead();
   // Every seal of this step is in the queue already, so the commit record follows them.
-  const bool low = log_->free_bytes() < 2 * log_->largest_record_bytes();
+  const std::uint32_t dense_parts = log_is_low() ? 1 : dense_interval_;
   const std::uint64_t row_updates = row_updates_ + (updated_ ? 1 : 0);
   if (dense != nullptr) {
     background_.drain();
-    std::swap(cursor_, cursor);
-    const std::uint64_t before = std::exchange(row_updates_, row_updates);
     try {
-      stage(step, *dense);
+      stage(step, cursor, row_updates, *dense);
     } catch (...) {
-      cursor_ = cursor;
-      row_updates_ = before;
       background_.fail(std::current_exception());
       throw;
     }
-  } else {
-    cursor_ = cursor;
-    row_updates_ = row_updates;
   }
+  cursor_ = cursor;
+  row_updates_ = row_updates;
   CommitRecord record{};
   record.epoch = report_.epoch;
   record.step = step;
   record.cursor = cursor_;
   record.row_updates = row_updates_;
   record.log_head = ahead_ ? ahead_->capture->position : log_->head();
-  const std::uint32_t dense_parts = low ? 1 : dense_interval_;
   const auto ahead_position = ahead_ ? ahead_->capture->position : format::no_position;
   background_.submit([this, record, dense_parts, ahead_position, has_dense = has_dense_]() mutable {
     UndoLog::Link last = log_->last();
@@ -622,9 +620,7 @@ std::uint64_t Pool::commit(std::uint64_t cursor, const Dense* dense) {
     if (dense_->pending()) {
       dense_->advance(dense_->newest_step() ? dense_->pending_bytes() / dense_parts + 1 : dense_->pending_bytes());
     }
-    const std::uint64_t durable = has_dense ? dense_->newest_step().value_or(0) : record.step;
-    durable_step_.store(durable, std::memory_order_release);
-    log_->release(durable);
+    note_durable(has_dense ? dense_->newest_step().value_or(0) : record.step);
   });
   step_ = step;
   updated_ = false;
@@ -637,7 +633,7 @@ void Pool::write_dense(const Dense& dense) {
   check_open();
   if (!parts_.empty() || updated_) throw Error(ErrorKind::step, "a step has begun: commit it with its dense state");
   flush();
-  stage(step_, dense);
+  stage(step_, cursor_, row_updates_, dense);
   flush();
 }
 
@@ -656,16 +652,13 @@ void Pool::flush() {
   }
   background_.submit([this] {
     dense_->finish();
-    const std::uint64_t durable = dense_->newest_step().value_or(0);
-    durable_step_.store(durable, std::memory_order_release);
-    log_->release(durable);
+    note_durable(dense_->newest_step().value_or(0));
   });
   background_.drain();
 }
 
 void Pool::close() {
   if (closed_) return;
-  bool clean = true;
   try {
     flush();
     if (updated_) {
@@ -682,19 +675,16 @@ void Pool::close() {
     dense_->sync();
     superblock_->sync();
   } catch (...) {
-    clean = false;
     background_.stop();
     closed_ = true;
     lock_.reset();
     throw;
   }
   background_.stop();
-  if (clean) {
-    EpochRecord epoch = superblock_->epoch();
-    epoch.clean = 1;
-    superblock_->write_epoch(epoch);
-    superblock_->sync();
-  }
+  EpochRecord epoch = superblock_->epoch();
+  epoch.clean = 1;
+  superblock_->write_epoch(epoch);
+  superblock_->sync();
   closed_ = true;
   lock_.reset();
 }

@@ -176,8 +176,11 @@ class Pool {
   const Ahead* forwarding(const Capture& capture) const;
   void begin_update(const CollectionSpec& spec);
   void finish_update(std::size_t num_captures);
-  void stage(std::uint64_t step, const Dense& dense);
-  void note_durable();
+  // Does the log have room for less than two records like the largest so far?
+  bool log_is_low() const;
+  void stage(std::uint64_t step, std::uint64_t cursor, std::uint64_t row_updates, const Dense& dense);
+  // Of the background thread: `step` is what exact recovery never goes below from now on.
+  void note_durable(std::uint64_t step);
   void check_open() const;
 
   std::unique_ptr<Lock> lock_;

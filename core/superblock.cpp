@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <utility>
 
 #include "checksum.h"
@@ -38,14 +39,13 @@ bool newer(const EpochRecord& a, const EpochRecord& b) {
 // Reads the pair of records at `offsets` and says which slot holds the newer one.
 template <class T>
 std::pair<T, std::size_t> read_pair(const File& file, const std::size_t (&offsets)[2], std::uint64_t magic,
-                                    const char* what, std::optional<T>* older) {
+                                    const char* what) {
   const auto first = read_valid<T>(file, offsets[0], magic);
   const auto second = read_valid<T>(file, offsets[1], magic);
   if (!first && !second) {
     throw Error(ErrorKind::corrupted, place(file, offsets[0]) + ": neither " + what + " record holds its checksum");
   }
   const std::size_t slot = first && (!second || newer(*first, *second)) ? 0 : 1;
-  if (older != nullptr) *older = slot == 0 ? second : first;
   return {slot == 0 ? *first : *second, slot};
 }
 
@@ -168,9 +168,8 @@ Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
   }
   // In this order: an epoch is durable before anything that carries it, so a reader beside a writer finds none missing.
   std::tie(commit_, commit_slot_) =
-      read_pair<CommitRecord>(file, format::commit_offset, format::commit_magic, "commit", &older_commit_);
-  std::tie(epoch_, epoch_slot_) =
-      read_pair<EpochRecord>(file, format::epoch_offset, format::epoch_magic, "epoch", nullptr);
+      read_pair<CommitRecord>(file, format::commit_offset, format::commit_magic, "commit");
+  std::tie(epoch_, epoch_slot_) = read_pair<EpochRecord>(file, format::epoch_offset, format::epoch_magic, "epoch");
   if (commit_.epoch > epoch_.epoch) {
     throw Error(ErrorKind::corrupted, place(file, format::epoch_offset[1 - epoch_slot_]) +
                                           ": the epoch record of epoch " + std::to_string(commit_.epoch) + " is lost");
@@ -210,12 +209,11 @@ void Superblock::write_commit(CommitRecord record) {
   medium_.persist_point();
   std::memcpy(target, &record, sizeof(record));
   medium_.persist(target, sizeof(record));
-  older_commit_ = commit_;
   commit_ = record;
 }
 
 CommitRecord Superblock::read_commit() const {
-  return read_pair<CommitRecord>(*file_, format::commit_offset, format::commit_magic, "commit", nullptr).first;
+  return read_pair<CommitRecord>(*file_, format::commit_offset, format::commit_magic, "commit").first;
 }
 
 }  // namespace holdfast

@@ -9,7 +9,6 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,9 +35,6 @@ class Superblock {
   const std::vector<format::TableRecord>& tables() const { return tables_; }
   const format::EpochRecord& epoch() const { return epoch_; }
   const format::CommitRecord& commit() const { return commit_; }
-  // The other commit record, where it is valid: what there was before.
-  const std::optional<format::CommitRecord>& older_commit() const { return older_commit_; }
-
   // Epoch and commit records that neither hold their checksum nor were never written, each with file and offset. After
   // a crash one of each may be torn; after a clean close none is.
   std::vector<std::string> broken_records() const;
@@ -56,7 +52,6 @@ class Superblock {
   std::vector<format::TableRecord> tables_;
   format::EpochRecord epoch_;
   format::CommitRecord commit_;
-  std::optional<format::CommitRecord> older_commit_;
   std::size_t epoch_slot_ = 0;
   std::size_t commit_slot_ = 0;
 };
