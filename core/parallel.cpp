@@ -1,14 +1,18 @@
 #include "parallel.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -34,6 +38,71 @@ void pause_cpu() {
 }
 
 thread_local bool inside_parallel_for = false;
+
+struct Inside {
+  Inside() { inside_parallel_for = true; }
+  ~Inside() { inside_parallel_for = false; }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+};
+
+// The OpenMP runtime that PyTorch brought into the process, if it is GCC's. Its team of threads belongs to the thread
+// that begins a region, and spins for milliseconds after each: on as many threads as CPUs, workers of our own would get
+// half of a CPU beside it, in exactly the verbs that follow a backward pass. So the main thread's calls run on the main
+// thread's team, where a region begins within a microsecond or two.
+struct OpenMp {
+  void (*parallel)(void (*)(void*), void*, unsigned num_threads, unsigned flags);
+  int (*max_threads)();
+  int (*in_parallel)();
+
+  // Looks anew until PyTorch has been imported.
+  static std::optional<OpenMp> find() {
+    static std::atomic<void*> begin_region{nullptr};
+    void* parallel = begin_region.load(std::memory_order_acquire);
+    if (parallel == nullptr) {
+      parallel = ::dlsym(RTLD_DEFAULT, "GOMP_parallel");
+      if (parallel == nullptr) return std::nullopt;
+      begin_region.store(parallel, std::memory_order_release);
+    }
+    static const auto max_threads = ::dlsym(RTLD_DEFAULT, "omp_get_max_threads");
+    static const auto in_parallel = ::dlsym(RTLD_DEFAULT, "omp_in_parallel");
+    if (max_threads == nullptr || in_parallel == nullptr) return std::nullopt;
+    return OpenMp{reinterpret_cast<decltype(OpenMp::parallel)>(parallel),
+                  reinterpret_cast<decltype(OpenMp::max_threads)>(max_threads),
+                  reinterpret_cast<decltype(OpenMp::in_parallel)>(in_parallel)};
+  }
+};
+
+// Indices of one call, claimed one by one; what the team's threads share.
+class Claims {
+ public:
+  Claims(std::size_t count, const std::function<void(std::size_t)>& body) : count_(count), body_(body) {}
+
+  static void work_off(void* claims) noexcept { static_cast<Claims*>(claims)->run(); }
+  void rethrow() const {
+    if (error_ != nullptr) std::rethrow_exception(error_);
+  }
+
+ private:
+  void run() noexcept {
+    const Inside inside;
+    while (!failed_.load(std::memory_order_relaxed)) {
+      const std::size_t i = next_.fetch_add(1, std::memory_order_relaxed);
+      if (i >= count_) return;
+      try {
+        body_(i);
+      } catch (...) {
+        if (!failed_.exchange(true)) error_ = std::current_exception();
+      }
+    }
+  }
+
+  std::size_t count_;
+  const std::function<void(std::size_t)>& body_;
+  std::exception_ptr error_;
+  std::atomic<bool> failed_{false};
+  alignas(64) std::atomic<std::size_t> next_{0};
+};
 
 // Indices are handed out by counting `unclaimed` down. Claiming needs no generation number: fields of the running
 // call are written before `unclaimed` is raised and stay until `unfinished` is 0, so whoever claimed an index finds
@@ -139,9 +208,12 @@ int num_cpus() {
 
 // Everything that a forked child starts anew. It is never destroyed: threads outlive static destructors.
 struct Pool {
+  explicit Pool(bool in_forked_child) : may_use_openmp(!in_forked_child) {}
+
   std::mutex turn;
   Workers* workers = nullptr;
   int num_workers = 0;
+  const bool may_use_openmp;
 };
 
 std::atomic<int>& wanted_threads() {
@@ -151,11 +223,21 @@ std::atomic<int>& wanted_threads() {
 
 std::atomic<Pool*>& current_pool() {
   static std::atomic<Pool*> pool{[] {
-    // In a child only the forking thread lives on; the parent's pool, perhaps locked, is left alone.
-    pthread_atfork(nullptr, nullptr, [] { current_pool().store(new Pool); });
-    return new Pool;
+    // In a child only the forking thread lives on; the parent's pool, perhaps locked, is left alone. So is a team of
+    // OpenMP's, whose threads the child does not have and the runtime does not know to be gone.
+    pthread_atfork(nullptr, nullptr, [] { current_pool().store(new Pool(true)); });
+    return new Pool(false);
   }()};
   return pool;
+}
+
+// The team on which the calling thread may run `wanted` threads, if there is one. A region of another size than
+// the last would end threads and start new ones.
+std::optional<OpenMp> openmp_team(const Pool& pool, int wanted) {
+  if (!pool.may_use_openmp || ::syscall(SYS_gettid) != ::getpid()) return std::nullopt;
+  auto openmp = OpenMp::find();
+  if (openmp && (openmp->max_threads() != wanted || openmp->in_parallel() != 0)) openmp.reset();
+  return openmp;
 }
 
 }  // namespace
@@ -171,16 +253,19 @@ void parallel_for(std::size_t count, const std::function<void(std::size_t)>& bod
     return;
   }
   Pool& pool = *current_pool().load();
+  if (const auto openmp = openmp_team(pool, num_workers + 1)) {
+    Claims claims(count, body);
+    openmp->parallel(Claims::work_off, &claims, static_cast<unsigned>(num_workers + 1), 0);
+    claims.rethrow();
+    return;
+  }
   const std::lock_guard turn(pool.turn);
   if (pool.num_workers != num_workers) {
     delete pool.workers;
     pool.workers = new Workers(num_workers);
     pool.num_workers = num_workers;
   }
-  struct Inside {
-    Inside() { inside_parallel_for = true; }
-    ~Inside() { inside_parallel_for = false; }
-  } inside;
+  const Inside inside;
   pool.workers->run(count, body);
 }
 

@@ -1,9 +1,11 @@
-// One small pool of worker threads for the kernels.
+// Threads for the kernels: PyTorch's OpenMP team where there is one, else a small pool of our own.
 //
 // Invariants
 // - Work is handed out by index; which thread runs an index never changes a result.
 // - Workers sleep when idle (they share the cores with PyTorch's own threads), after a short spin.
-// - parallel_for may be called from several threads; calls take turns. A call from inside a worker runs inline.
+// - parallel_for may be called from several threads; calls on our own workers take turns. A call from inside a worker
+//   runs inline.
+// - The team is used by the process's main thread only, and never in the child of a fork.
 // - Threads are started at the first parallel_for that wants them, and never in the child of a fork before that.
 #pragma once
 
