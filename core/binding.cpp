@@ -511,6 +511,9 @@ NB_MODULE(_core, m) {
           "table"_a, "first"_a, "count"_a, "weights"_a, "state"_a)
       .def("verify", &Reader::verify, Unlocked());
 
+  m.def(
+      "all_finite", [](ConstFloatMatrix values) { return all_finite(values.data(), values.size()); }, "values"_a,
+      Unlocked(), "Whether no element is infinite or a NaN.");
   m.def("set_num_threads", &set_num_threads, "num_threads"_a);
   m.def("num_threads", &num_threads);
   m.def("instruction_set", [] { return best_kernels().name; });

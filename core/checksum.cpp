@@ -3,27 +3,71 @@
 #include <array>
 #include <cstring>
 
+#if defined(__x86_64__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's own avx512fintrin.h
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+#endif
+
+// A checksum state is a polynomial over GF(2) of degree below 32, reflected: bit 31 - d is the coefficient of x^d. Bytes
+// that follow multiply it by x^8 each, modulo the polynomial P; a message's own contribution is linear in its bits.
+
 namespace holdfast {
 namespace {
 
-constexpr std::uint32_t polynomial = 0x82f63b78;  // reversed
+constexpr std::uint32_t polynomial = 0x82f63b78;  // P without x^32, reflected
+constexpr std::uint32_t one = 0x80000000;         // x^0
+
+constexpr std::uint32_t times_x(std::uint32_t a) { return (a >> 1) ^ ((a & 1) != 0 ? polynomial : 0); }
+
+constexpr std::uint32_t multiply(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t product = 0;
+  for (; a != 0; a <<= 1, b = times_x(b)) {
+    if ((a & one) != 0) product ^= b;
+  }
+  return product;
+}
+
+constexpr std::uint32_t power_of_x(std::size_t exponent) {
+  std::uint32_t power = one;
+  for (; exponent != 0; --exponent) power = times_x(power);
+  return power;
+}
+
+// zeros[k][b] = x^(8 × b × 256^k): what b × 256^k bytes of zeros do to a state.
+constexpr std::size_t max_length_bytes = 6;
+const auto zeros = [] {
+  std::array<std::array<std::uint32_t, 256>, max_length_bytes> powers{};
+  std::uint32_t unit = power_of_x(8);
+  for (auto& of_digit : powers) {
+    of_digit[0] = one;
+    for (std::size_t b = 1; b < 256; ++b) of_digit[b] = multiply(of_digit[b - 1], unit);
+    unit = multiply(of_digit[255], unit);
+  }
+  return powers;
+}();
+
+// The state after `bytes` zeros more.
+std::uint32_t advance(std::uint32_t state, std::size_t bytes) {
+  for (std::size_t k = 0; bytes != 0; ++k, bytes >>= 8) {
+    if ((bytes & 0xff) != 0) state = multiply(state, zeros[k][bytes & 0xff]);
+  }
+  return state;
+}
 
 // tables[k][b]: the checksum of byte b followed by k zero bytes.
-constexpr std::array<std::array<std::uint32_t, 256>, 8> make_tables() {
-  std::array<std::array<std::uint32_t, 256>, 8> tables{};
+constexpr auto tables = [] {
+  std::array<std::array<std::uint32_t, 256>, 8> of{};
   for (std::uint32_t b = 0; b < 256; ++b) {
-    std::uint32_t crc = b;
-    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) != 0 ? polynomial : 0);
-    tables[0][b] = crc;
+    of[0][b] = b;
+    for (int bit = 0; bit < 8; ++bit) of[0][b] = times_x(of[0][b]);
   }
   for (std::size_t k = 1; k < 8; ++k) {
-    for (std::size_t b = 0; b < 256; ++b) {
-      tables[k][b] = (tables[k - 1][b] >> 8) ^ tables[0][tables[k - 1][b] & 0xff];
-    }
+    for (std::size_t b = 0; b < 256; ++b) of[k][b] = (of[k - 1][b] >> 8) ^ of[0][of[k - 1][b] & 0xff];
   }
-  return tables;
-}
-constexpr auto tables = make_tables();
+  return of;
+}();
 
 std::uint32_t update_portable(std::uint32_t state, const unsigned char* data, std::size_t bytes) {
   while (bytes >= 8) {
@@ -41,32 +85,27 @@ std::uint32_t update_portable(std::uint32_t state, const unsigned char* data, st
 
 #if defined(__x86_64__)
 
+std::uint64_t word_at(const unsigned char* data) {
+  std::uint64_t word;
+  std::memcpy(&word, data, 8);
+  return word;
+}
+
 // The CRC instruction has a latency of three cycles and a throughput of one, so three blocks are summed side by side
-// and joined: advancing a checksum over `block` zero bytes is linear, hence four table look-ups.
+// and joined: advancing a state over `block` zeros is linear, hence four table look-ups.
 constexpr std::size_t block = 1024;
-
-constexpr std::uint32_t advance_zeros(std::uint32_t state, std::size_t bytes) {
-  for (std::size_t i = 0; i < bytes; ++i) state = (state >> 8) ^ tables[0][state & 0xff];
-  return state;
-}
-std::array<std::array<std::uint32_t, 256>, 4> make_block_shift() {
-  std::array<std::uint32_t, 32> of_bit{};
-  for (std::size_t bit = 0; bit < 32; ++bit) of_bit[bit] = advance_zeros(std::uint32_t{1} << bit, block);
-  std::array<std::array<std::uint32_t, 256>, 4> shift{};
-  for (std::size_t byte = 0; byte < 4; ++byte) {
-    for (std::size_t value = 0; value < 256; ++value) {
-      for (std::size_t bit = 0; bit < 8; ++bit) {
-        if ((value >> bit & 1) != 0) shift[byte][value] ^= of_bit[8 * byte + bit];
-      }
-    }
+const auto block_zeros = [] {
+  std::array<std::array<std::uint32_t, 256>, 4> of{};
+  const std::uint32_t factor = advance(one, block);
+  for (std::uint32_t byte = 0; byte < 4; ++byte) {
+    for (std::uint32_t value = 0; value < 256; ++value) of[byte][value] = multiply(value << 8 * byte, factor);
   }
-  return shift;
-}
-const auto block_shift = make_block_shift();
+  return of;
+}();
 
-std::uint32_t shift_block(std::uint32_t state) {
-  return block_shift[0][state & 0xff] ^ block_shift[1][(state >> 8) & 0xff] ^ block_shift[2][(state >> 16) & 0xff] ^
-         block_shift[3][state >> 24];
+std::uint32_t advance_block(std::uint32_t state) {
+  return block_zeros[0][state & 0xff] ^ block_zeros[1][(state >> 8) & 0xff] ^ block_zeros[2][(state >> 16) & 0xff] ^
+         block_zeros[3][state >> 24];
 }
 
 __attribute__((target("sse4.2"))) std::uint32_t update_sse42(std::uint32_t state, const unsigned char* data,
@@ -76,45 +115,114 @@ __attribute__((target("sse4.2"))) std::uint32_t update_sse42(std::uint32_t state
     std::uint64_t b = 0;
     std::uint64_t c = 0;
     for (std::size_t i = 0; i < block; i += 8) {
-      std::uint64_t wa;
-      std::uint64_t wb;
-      std::uint64_t wc;
-      std::memcpy(&wa, data + i, 8);
-      std::memcpy(&wb, data + block + i, 8);
-      std::memcpy(&wc, data + 2 * block + i, 8);
-      a = __builtin_ia32_crc32di(a, wa);
-      b = __builtin_ia32_crc32di(b, wb);
-      c = __builtin_ia32_crc32di(c, wc);
+      a = _mm_crc32_u64(a, word_at(data + i));
+      b = _mm_crc32_u64(b, word_at(data + block + i));
+      c = _mm_crc32_u64(c, word_at(data + 2 * block + i));
     }
-    state = shift_block(shift_block(static_cast<std::uint32_t>(a)) ^ static_cast<std::uint32_t>(b)) ^
+    state = advance_block(advance_block(static_cast<std::uint32_t>(a)) ^ static_cast<std::uint32_t>(b)) ^
             static_cast<std::uint32_t>(c);
     data += 3 * block;
     bytes -= 3 * block;
   }
   std::uint64_t wide = state;
-  while (bytes >= 8) {
-    std::uint64_t word;
-    std::memcpy(&word, data, 8);
-    wide = __builtin_ia32_crc32di(wide, word);
-    data += 8;
-    bytes -= 8;
-  }
+  for (; bytes >= 8; data += 8, bytes -= 8) wide = _mm_crc32_u64(wide, word_at(data));
   state = static_cast<std::uint32_t>(wide);
-  while (bytes-- > 0) state = __builtin_ia32_crc32qi(state, *data++);
+  while (bytes-- > 0) state = _mm_crc32_u8(state, *data++);
   return state;
 }
 
+// Folding (Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009): 128
+// bits that stand D bits before others are congruent to (their first 64) × x^(D + 64) + (their last 64) × x^D. The
+// product of two reflected words comes out one bit low, so the constants are for D - 1.
+constexpr std::uint64_t folding_constant(std::size_t bits) { return std::uint64_t{power_of_x(bits - 1)} << 32; }
+
+#define HOLDFAST_CLMUL __attribute__((target("avx512f,avx512vl,avx512dq,vpclmulqdq,pclmul,sse4.2")))
+
+struct Folding {
+  std::uint64_t first;  // for the first 64 bits of 128
+  std::uint64_t last;
+};
+constexpr Folding folding_over(std::size_t bits) { return {folding_constant(bits + 64), folding_constant(bits)}; }
+constexpr Folding over_128 = folding_over(128);
+constexpr Folding over_512 = folding_over(512);
+constexpr Folding over_2048 = folding_over(2048);
+
+HOLDFAST_CLMUL inline __m128i constants_of(const Folding& folding) {
+  return _mm_set_epi64x(static_cast<long long>(folding.last), static_cast<long long>(folding.first));
+}
+HOLDFAST_CLMUL inline __m512i fold(__m512i bits, __m512i constants, __m512i next) {
+  constexpr int a_xor_b_xor_c = 0x96;
+  return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(bits, constants, 0x00),
+                                   _mm512_clmulepi64_epi128(bits, constants, 0x11), next, a_xor_b_xor_c);
+}
+HOLDFAST_CLMUL inline __m128i fold(__m128i bits, __m128i constants, __m128i next) {
+  return _mm_xor_si128(next, _mm_xor_si128(_mm_clmulepi64_si128(bits, constants, 0x00),
+                                           _mm_clmulepi64_si128(bits, constants, 0x11)));
+}
+
+HOLDFAST_CLMUL inline __m512i load(const unsigned char* from) { return _mm512_loadu_si512(from); }
+
+HOLDFAST_CLMUL std::uint32_t update_clmul(std::uint32_t state, const unsigned char* data, std::size_t bytes) {
+  constexpr std::size_t stride = 256;
+  if (bytes < stride) return update_sse42(state, data, bytes);
+  const __m512i by_512 = _mm512_broadcast_i64x2(constants_of(over_512));
+  const __m512i by_2048 = _mm512_broadcast_i64x2(constants_of(over_2048));
+  __m512i a = _mm512_xor_si512(load(data), _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(state))));
+  __m512i b = load(data + 64);
+  __m512i c = load(data + 128);
+  __m512i d = load(data + 192);
+  for (data += stride, bytes -= stride; bytes >= stride; data += stride, bytes -= stride) {
+    a = fold(a, by_2048, load(data));
+    b = fold(b, by_2048, load(data + 64));
+    c = fold(c, by_2048, load(data + 128));
+    d = fold(d, by_2048, load(data + 192));
+  }
+  a = fold(fold(fold(a, by_512, b), by_512, c), by_512, d);
+  for (; bytes >= 64; data += 64, bytes -= 64) a = fold(a, by_512, load(data));
+  const __m128i by_128 = constants_of(over_128);
+  __m128i last = fold(_mm512_castsi512_si128(a), by_128, _mm512_extracti64x2_epi64(a, 1));
+  last = fold(last, by_128, _mm512_extracti64x2_epi64(a, 2));
+  last = fold(last, by_128, _mm512_extracti64x2_epi64(a, 3));
+  std::uint64_t wide = _mm_crc32_u64(0, static_cast<std::uint64_t>(_mm_extract_epi64(last, 0)));
+  wide = _mm_crc32_u64(wide, static_cast<std::uint64_t>(_mm_extract_epi64(last, 1)));
+  return update_sse42(static_cast<std::uint32_t>(wide), data, bytes);
+}
+
+const bool has_sse42 = (__builtin_cpu_init(), __builtin_cpu_supports("sse4.2") != 0);
+const bool has_clmul = has_sse42 && __builtin_cpu_supports("pclmul") != 0 && __builtin_cpu_supports("avx512vl") != 0 &&
+                       __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("vpclmulqdq") != 0;
+
 #endif
+
+std::uint32_t update(std::uint32_t state, const void* data, std::size_t bytes) {
+  static const auto best = [] {
+    for (const ChecksumWay& way : checksum_ways) {
+      if (way.runs_here) return way.update;
+    }
+    return update_portable;
+  }();
+  return best(state, static_cast<const unsigned char*>(data), bytes);
+}
 
 }  // namespace
 
-std::uint32_t crc32c(std::uint32_t crc, const void* data, std::size_t bytes) {
-  const auto* first = static_cast<const unsigned char*>(data);
 #if defined(__x86_64__)
-  static const bool has_sse42 = __builtin_cpu_supports("sse4.2") != 0;
-  if (has_sse42) return ~update_sse42(~crc, first, bytes);
+const ChecksumWay checksum_ways[3] = {{"clmul", update_clmul, has_clmul},
+                                      {"sse4.2", update_sse42, has_sse42},
+                                      {"portable", update_portable, true}};
+#else
+const ChecksumWay checksum_ways[3] = {
+    {"clmul", nullptr, false}, {"sse4.2", nullptr, false}, {"portable", update_portable, true}};
 #endif
-  return ~update_portable(~crc, first, bytes);
+
+std::uint32_t crc32c(std::uint32_t crc, const void* data, std::size_t bytes) { return ~update(~crc, data, bytes); }
+
+void PartsChecksum::add(std::size_t offset, const void* data, std::size_t bytes) {
+  sum_.fetch_xor(advance(update(0, data, bytes), message_bytes_ - offset - bytes), std::memory_order_relaxed);
+}
+
+std::uint32_t PartsChecksum::value() const {
+  return ~(advance(~std::uint32_t{0}, message_bytes_) ^ sum_.load(std::memory_order_relaxed));
 }
 
 }  // namespace holdfast

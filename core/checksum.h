@@ -1,6 +1,8 @@
-// CRC-32C (Castagnoli): SSE4.2 where the CPU has it, tables otherwise; the same value either way.
+// CRC-32C (Castagnoli), by carry-less multiplication or the CRC instruction where the CPU has them, by tables elsewhere;
+// the same value every way.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -16,5 +18,26 @@ template <format::Persistent T>
 std::uint32_t crc_of(const T& value) {
   return crc32c(0, &value, offsetof(T, crc));
 }
+
+// The crc32c of a message whose parts become known in any order, on any thread: each is summed where it has just been
+// written, while it is in that thread's caches. What no part covers counts as zeros; parts do not overlap.
+class PartsChecksum {
+ public:
+  explicit PartsChecksum(std::size_t message_bytes) : message_bytes_(message_bytes) {}
+  void add(std::size_t offset, const void* data, std::size_t bytes);
+  std::uint32_t value() const;
+
+ private:
+  std::size_t message_bytes_;
+  std::atomic<std::uint32_t> sum_{0};
+};
+
+// Every way that this CPU has of computing it, by name, for tests.
+struct ChecksumWay {
+  const char* name;
+  std::uint32_t (*update)(std::uint32_t state, const unsigned char* data, std::size_t bytes);  // state = ~crc
+  bool runs_here;
+};
+extern const ChecksumWay checksum_ways[3];  // the best first, the portable one last
 
 }  // namespace holdfast

@@ -45,9 +45,8 @@ AllocatedPages::AllocatedPages(File& file) : file_(file) {
   words_ = {static_cast<std::atomic<std::uint64_t>*>(words), Unmap{bytes}};
 }
 
-void AllocatedPages::ensure(std::size_t offset, std::size_t bytes) {
-  const std::size_t last = (offset + bytes - 1) / page_bytes;
-  for (std::size_t page = offset / page_bytes; page <= last; ++page) {
+void AllocatedPages::allocate(std::size_t first, std::size_t last) {
+  for (std::size_t page = first; page <= last; ++page) {
     if (known(page)) continue;
     std::size_t end = page + 1;
     while (end <= last && !known(end)) ++end;
@@ -107,18 +106,16 @@ void InPlaceStore::prepare(std::size_t index, const WorkingRows& working, std::s
   const std::size_t state_bytes = table.state_bytes();
   AllocatedPages& weights = *table.pages.front();
   AllocatedPages& touched = *table.pages.back();
-  // Rows ascend, so neighbours on one page are asked for together.
-  for (std::size_t u = begin; u < end;) {
-    const std::uint64_t first = working.rows[u] & ~fresh_bit;
-    std::uint64_t last = first;
-    for (++u; u < end && (working.rows[u] & ~fresh_bit) * weight_bytes <= (last * weight_bytes | (page_bytes - 1)) + 1;
-         ++u) {
-      last = working.rows[u] & ~fresh_bit;
-    }
-    weights.ensure(first * weight_bytes, (last - first + 1) * weight_bytes);
-    if (state_bytes > 0) table.pages[1]->ensure(first * state_bytes, (last - first + 1) * state_bytes);
-    touched.ensure(first / 64 * 8, (last / 64 - first / 64 + 1) * 8);
+  for (std::size_t u = begin; u < end; ++u) {
+    weights.ensure((working.rows[u] & ~fresh_bit) * weight_bytes, weight_bytes);
   }
+  if (state_bytes > 0) {
+    AllocatedPages& state = *table.pages[1];
+    for (std::size_t u = begin; u < end; ++u) {
+      state.ensure((working.rows[u] & ~fresh_bit) * state_bytes, state_bytes);
+    }
+  }
+  for (std::size_t u = begin; u < end; ++u) touched.ensure((working.rows[u] & ~fresh_bit) / 64 * 8, 8);
 }
 
 void InPlaceStore::capture(std::size_t index, const WorkingRows& working, std::size_t begin, std::size_t end) const {

@@ -26,13 +26,20 @@ namespace holdfast {
 class AllocatedPages {
  public:
   explicit AllocatedPages(File& file);
-  // Allocates the pages of [offset, offset + bytes) that are not known yet. Thread-safe.
-  void ensure(std::size_t offset, std::size_t bytes);
+  // Allocates the pages of [offset, offset + bytes) that are not known yet; bytes > 0. Thread-safe.
+  void ensure(std::size_t offset, std::size_t bytes) {
+    const std::size_t first = offset / format::block_bytes;
+    const std::size_t last = (offset + bytes - 1) / format::block_bytes;
+    if (last - first <= 1 && known(first) && known(last)) return;
+    allocate(first, last);
+  }
 
  private:
   bool known(std::size_t page) const {
     return (words_[page / 64].load(std::memory_order_relaxed) >> (page % 64) & 1) != 0;
   }
+  void allocate(std::size_t first_page, std::size_t last_page);
+
   File& file_;
   // Anonymous zero pages: a file of terabytes costs nothing until pages are touched.
   struct Unmap {

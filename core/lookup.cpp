@@ -1,5 +1,6 @@
 #include "lookup.h"
 
+#include <atomic>
 #include <cstdint>
 
 namespace holdfast {
@@ -26,6 +27,17 @@ void pool_features(const Plan& plan, const std::vector<WorkingRows>& rows, const
                            spec.output_width};
     kernels.pool_bags(pooling, begin, std::min(begin + bags_per_chunk, plan.num_bags));
   });
+}
+
+bool all_finite(const float* values, std::size_t count) {
+  constexpr std::size_t chunk = 64 * 1024;
+  const Kernels& kernels = best_kernels();
+  std::atomic<bool> finite{true};
+  parallel_for((count + chunk - 1) / chunk, [&](std::size_t i) {
+    const std::size_t begin = i * chunk;
+    if (!kernels.all_finite(values + begin, std::min(chunk, count - begin))) finite.store(false);
+  });
+  return finite.load();
 }
 
 void Evaluator::pool(const Plan& plan, const InPlaceStore& store, float* out) {

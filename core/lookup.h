@@ -67,6 +67,9 @@ void for_rows(const Plan& plan, const Body& body) {
 // Pools every feature of `plan` from `rows`, the working rows of its tables, into out [num_bags, output_width].
 void pool_features(const Plan& plan, const std::vector<WorkingRows>& rows, const InPlaceStore& store, float* out);
 
+// Whether none of `count` floats is infinite or a NaN; on all threads.
+bool all_finite(const float* values, std::size_t count);
+
 // Pools from home: copies the plan's rows into scratch memory first, so that a bag reads compact rows here too. Has no
 // effect on the store.
 class Evaluator {

@@ -46,62 +46,95 @@ struct Inside {
   Inside& operator=(const Inside&) = delete;
 };
 
-// The OpenMP runtime that PyTorch brought into the process, if it is GCC's. Its team of threads belongs to the thread
-// that begins a region, and spins for milliseconds after each: on as many threads as CPUs, workers of our own would get
-// half of a CPU beside it, in exactly the verbs that follow a backward pass. So the main thread's calls run on the main
-// thread's team, where a region begins within a microsecond or two.
-struct OpenMp {
-  void (*parallel)(void (*)(void*), void*, unsigned num_threads, unsigned flags);
-  int (*max_threads)();
-  int (*in_parallel)();
-
-  // Looks anew until PyTorch has been imported.
-  static std::optional<OpenMp> find() {
-    static std::atomic<void*> begin_region{nullptr};
-    void* parallel = begin_region.load(std::memory_order_acquire);
-    if (parallel == nullptr) {
-      parallel = ::dlsym(RTLD_DEFAULT, "GOMP_parallel");
-      if (parallel == nullptr) return std::nullopt;
-      begin_region.store(parallel, std::memory_order_release);
-    }
-    static const auto max_threads = ::dlsym(RTLD_DEFAULT, "omp_get_max_threads");
-    static const auto in_parallel = ::dlsym(RTLD_DEFAULT, "omp_in_parallel");
-    if (max_threads == nullptr || in_parallel == nullptr) return std::nullopt;
-    return OpenMp{reinterpret_cast<decltype(OpenMp::parallel)>(parallel),
-                  reinterpret_cast<decltype(OpenMp::max_threads)>(max_threads),
-                  reinterpret_cast<decltype(OpenMp::in_parallel)>(in_parallel)};
-  }
-};
-
-// Indices of one call, claimed one by one; what the team's threads share.
-class Claims {
+// The indices of one call on a team. Each thread begins with a share of its own, the same in every call of as many
+// indices: tables that a thread has captured are in its caches when it pools them. Then it helps the others.
+class Shares {
  public:
-  Claims(std::size_t count, const std::function<void(std::size_t)>& body) : count_(count), body_(body) {}
+  Shares(std::size_t count, int num_threads, const std::function<void(std::size_t)>& body)
+      : shares_(static_cast<std::size_t>(num_threads)), body_(body) {
+    for (std::size_t i = 0; i < shares_.size(); ++i) {
+      shares_[i].next.store(count * i / shares_.size(), std::memory_order_relaxed);
+      shares_[i].end = count * (i + 1) / shares_.size();
+    }
+  }
 
-  static void work_off(void* claims) noexcept { static_cast<Claims*>(claims)->run(); }
+  void work_off(std::size_t thread) noexcept {
+    const Inside inside;
+    for (std::size_t i = 0; i < shares_.size(); ++i) {
+      Share& share = shares_[(thread + i) % shares_.size()];
+      while (!failed_.load(std::memory_order_relaxed)) {
+        const std::size_t index = share.next.fetch_add(1, std::memory_order_relaxed);
+        if (index >= share.end) break;
+        try {
+          body_(index);
+        } catch (...) {
+          if (!failed_.exchange(true)) error_ = std::current_exception();
+        }
+      }
+    }
+  }
   void rethrow() const {
     if (error_ != nullptr) std::rethrow_exception(error_);
   }
 
  private:
-  void run() noexcept {
-    const Inside inside;
-    while (!failed_.load(std::memory_order_relaxed)) {
-      const std::size_t i = next_.fetch_add(1, std::memory_order_relaxed);
-      if (i >= count_) return;
-      try {
-        body_(i);
-      } catch (...) {
-        if (!failed_.exchange(true)) error_ = std::current_exception();
-      }
-    }
-  }
-
-  std::size_t count_;
+  struct alignas(64) Share {
+    std::atomic<std::size_t> next;
+    std::size_t end;
+  };
+  std::vector<Share> shares_;
   const std::function<void(std::size_t)>& body_;
   std::exception_ptr error_;
   std::atomic<bool> failed_{false};
-  alignas(64) std::atomic<std::size_t> next_{0};
+};
+
+// The OpenMP runtime that PyTorch brought into the process, if it is GCC's. Its team of threads belongs to the thread
+// that begins a region, and spins for milliseconds after each: on as many threads as CPUs, workers of our own would get
+// half of a CPU beside it, in exactly the verbs that follow a backward pass. So the main thread's calls run on the main
+// thread's team, where a region begins within a microsecond or two.
+class OpenMp {
+ public:
+  // Looks anew until PyTorch has been imported.
+  static std::optional<OpenMp> find() {
+    static std::atomic<void*> begin_region{nullptr};
+    OpenMp openmp;
+    if (begin_region.load(std::memory_order_acquire) == nullptr) {
+      begin_region.store(::dlsym(RTLD_DEFAULT, "GOMP_parallel"), std::memory_order_release);
+    }
+    openmp.parallel_ = reinterpret_cast<Parallel*>(begin_region.load(std::memory_order_acquire));
+    if (openmp.parallel_ == nullptr) return std::nullopt;
+    static const auto max_threads = reinterpret_cast<Number*>(::dlsym(RTLD_DEFAULT, "omp_get_max_threads"));
+    static const auto thread_number = reinterpret_cast<Number*>(::dlsym(RTLD_DEFAULT, "omp_get_thread_num"));
+    static const auto in_parallel = reinterpret_cast<Number*>(::dlsym(RTLD_DEFAULT, "omp_in_parallel"));
+    if (max_threads == nullptr || thread_number == nullptr || in_parallel == nullptr) return std::nullopt;
+    openmp.max_threads_ = max_threads;
+    openmp.thread_number_ = thread_number;
+    openmp.in_parallel_ = in_parallel;
+    return openmp;
+  }
+
+  int max_threads() const { return max_threads_(); }
+  bool in_parallel() const { return in_parallel_() != 0; }
+
+  void run(std::size_t count, int num_threads, const std::function<void(std::size_t)>& body) const {
+    Shares shares(count, num_threads, body);
+    std::pair<Shares*, Number*> region{&shares, thread_number_};
+    parallel_(
+        [](void* data) {
+          const auto& [of_region, thread_number] = *static_cast<std::pair<Shares*, Number*>*>(data);
+          of_region->work_off(static_cast<std::size_t>(thread_number()));
+        },
+        &region, static_cast<unsigned>(num_threads), 0);
+    shares.rethrow();
+  }
+
+ private:
+  using Parallel = void(void (*)(void*), void*, unsigned num_threads, unsigned flags);
+  using Number = int();
+  Parallel* parallel_ = nullptr;
+  Number* max_threads_ = nullptr;
+  Number* thread_number_ = nullptr;
+  Number* in_parallel_ = nullptr;
 };
 
 // Indices are handed out by counting `unclaimed` down. Claiming needs no generation number: fields of the running
@@ -236,7 +269,7 @@ std::atomic<Pool*>& current_pool() {
 std::optional<OpenMp> openmp_team(const Pool& pool, int wanted) {
   if (!pool.may_use_openmp || ::syscall(SYS_gettid) != ::getpid()) return std::nullopt;
   auto openmp = OpenMp::find();
-  if (openmp && (openmp->max_threads() != wanted || openmp->in_parallel() != 0)) openmp.reset();
+  if (openmp && (openmp->max_threads() != wanted || openmp->in_parallel())) openmp.reset();
   return openmp;
 }
 
@@ -254,9 +287,7 @@ void parallel_for(std::size_t count, const std::function<void(std::size_t)>& bod
   }
   Pool& pool = *current_pool().load();
   if (const auto openmp = openmp_team(pool, num_workers + 1)) {
-    Claims claims(count, body);
-    openmp->parallel(Claims::work_off, &claims, static_cast<unsigned>(num_workers + 1), 0);
-    claims.rethrow();
+    openmp->run(count, num_workers + 1, body);
     return;
   }
   const std::lock_guard turn(pool.turn);

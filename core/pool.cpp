@@ -12,6 +12,7 @@
 #include <random>
 #include <utility>
 
+#include "checksum.h"
 #include "error.h"
 #include "lookup.h"
 #include "parallel.h"
@@ -259,27 +260,42 @@ void Pool::grow_log(std::size_t record_bytes) {
 }
 
 // Writes the row numbers of a capture, makes sure that its rows have space at home and, unless that is left to the
-// background, copies them; one parallel region for all of it.
-void Pool::fill(const Capture& capture, Rows rows_are) {
+// background, copies them and takes the record's checksum while they are in the caches; one parallel region for all.
+void Pool::fill(Capture& capture, Rows rows_are) {
+  const std::byte* const payload = log_->at(capture.position) + sizeof(RecordHeader);
+  PartsChecksum checksum(capture.bytes - sizeof(RecordHeader));
+  const auto add = [&](const void* part, std::size_t bytes) {
+    checksum.add(static_cast<std::size_t>(static_cast<const std::byte*>(part) - payload), part, bytes);
+  };
   try {
     for_rows(*capture.plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
       const std::uint64_t* rows = capture.plan->tables[t].rows.data();
-      std::copy(rows + begin, rows + end, capture.tables[t].rows + begin);
+      const WorkingRows& working = capture.tables[t];
+      std::copy(rows + begin, rows + end, working.rows + begin);
       const std::uint32_t number = capture.plan->spec->tables[t].number;
-      store_->prepare(number, capture.tables[t], begin, end);
-      if (rows_are == Rows::copied_now) store_->capture(number, capture.tables[t], begin, end);
+      store_->prepare(number, working, begin, end);
+      if (rows_are == Rows::copied_later) return;
+      store_->capture(number, working, begin, end);
+      const InPlaceStore::Table& table = store_->table(number);
+      add(working.rows + begin, (end - begin) * sizeof(std::uint64_t));
+      add(working.weights + begin * table.weight_bytes(), (end - begin) * table.weight_bytes());
+      add(working.state + begin * table.spec.state_floats, (end - begin) * table.state_bytes());
     });
   } catch (...) {
     background_.drain();
     log_->rewind(capture.position, log_->last());
     throw;
   }
+  if (rows_are == Rows::copied_later) return;
+  add(payload, capture.tables.size() * sizeof(RecordSection));
+  capture.payload_crc = checksum.value();
 }
 
 void Pool::submit_seal(Capture& capture) {
   capture.sealed = background_.submit(
       [this, step = capture.step, position = capture.position, bytes = capture.bytes,
-       sections = static_cast<std::uint32_t>(capture.tables.size())] { log_->seal(step, position, bytes, sections); });
+       sections = static_cast<std::uint32_t>(capture.tables.size()),
+       payload_crc = capture.payload_crc] { log_->seal(step, position, bytes, sections, payload_crc); });
 }
 
 // Forward passes whose results were thrown away leave records that nobody needs. They are taken back, and the records

@@ -61,6 +61,7 @@ struct Capture {
   std::uint64_t position;
   std::size_t bytes;
   std::vector<WorkingRows> tables;  // one for each of the plan's
+  std::optional<std::uint32_t> payload_crc;  // of the record, where it was taken along with the copy
   Background::Ticket sealed = 0;    // 0: the seal is not submitted yet
 };
 
@@ -169,7 +170,7 @@ class Pool {
   std::shared_ptr<Capture> reserve(std::shared_ptr<const Plan> plan, std::uint64_t step);
   void grow_log(std::size_t record_bytes);
   enum class Rows { copied_now, copied_later };
-  void fill(const Capture& capture, Rows rows);
+  void fill(Capture& capture, Rows rows);
   void submit_seal(Capture& capture);
   void drop_dead_captures();
   void drop_ahead();

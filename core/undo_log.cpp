@@ -32,7 +32,8 @@ std::optional<std::uint64_t> UndoLog::reserve(std::uint64_t step, std::size_t by
   return position;
 }
 
-void UndoLog::seal(std::uint64_t step, std::uint64_t position, std::size_t bytes, std::uint32_t num_sections) {
+void UndoLog::seal(std::uint64_t step, std::uint64_t position, std::size_t bytes, std::uint32_t num_sections,
+                   std::optional<std::uint32_t> payload_crc) {
   std::byte* data = at(position);
   std::byte* payload = data + sizeof(RecordHeader);
   const std::size_t payload_bytes = bytes - sizeof(RecordHeader);
@@ -47,7 +48,7 @@ void UndoLog::seal(std::uint64_t step, std::uint64_t position, std::size_t bytes
   header.previous_crc = last_.crc;
   header.previous_step = last_.step;
   header.num_sections = num_sections;
-  header.payload_crc = crc32c(0, payload, payload_bytes);
+  header.payload_crc = payload_crc ? *payload_crc : crc32c(0, payload, payload_bytes);
   header.crc = crc_of(header);
   medium_.persist_point();
   std::memcpy(data, &header, sizeof(header));

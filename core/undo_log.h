@@ -67,8 +67,9 @@ class UndoLog {
   std::byte* at(std::uint64_t position) const { return ring_.data() + position % ring_.size(); }
 
   // Writes the header of the record at `position`, whose sections and payload are stored: makes the payload durable,
-  // then the header. Records are sealed in the order of their positions.
-  void seal(std::uint64_t step, std::uint64_t position, std::size_t bytes, std::uint32_t num_sections);
+  // then the header. Records are sealed in the order of their positions. payload_crc: where it is known already.
+  void seal(std::uint64_t step, std::uint64_t position, std::size_t bytes, std::uint32_t num_sections,
+            std::optional<std::uint32_t> payload_crc);
 
   // Takes back the records from `position` on; `last` is the link before them.
   void rewind(std::uint64_t position, const Link& last);

@@ -143,7 +143,8 @@ void update_in_place(const BareTable& table, const UpdateSpec& update, const flo
                                                .old_state = row_state,
                                                .new_weights = weights,
                                                .new_state = row_state,
-                                               .rounding = {0}};
+                                               .rounding = {0},
+                                               .streams = false};
       Optimizer::apply(shape, step, gradients + (u - group) * blocks, row);
     }
     group = group_end;

@@ -133,6 +133,9 @@ struct Kernels {
   // Sum of the squares of `count` floats, by the fixed tree, in double.
   double (*sum_of_squares)(const float* values, std::size_t count);
 
+  // Whether none of `count` floats is infinite or a NaN.
+  bool (*all_finite)(const float* values, std::size_t count);
+
   // new = f(old, gradient), for rows [begin, end) of working: reads working (never writes it), writes home weights
   // and state, marks fresh rows as touched. The gradient of row u is the sum of its occurrences' (fused).
   // `forward[u]`, where `forward` is not null and the entry is not no_forward, is the position in `next` that gets

@@ -49,6 +49,7 @@ constexpr Kernels kernel_table(const char* name) {
       .pool_bags = pool_bags,
       .sum_gradients = sum_gradients,
       .sum_of_squares = sum_of_squares,
+      .all_finite = all_finite,
       .update = update,
       .update_from_sums = update_from_sums,
       .scale_gradients = scale_gradients,

@@ -129,6 +129,28 @@ HOLDFAST_INLINE Lanes load(const float* from, Full) {
 }
 HOLDFAST_INLINE void store(float* to, const Lanes& lanes, Full) { __builtin_memcpy(to, &lanes, sizeof lanes); }
 
+// Past the caches, to an address that is a multiple of 64; finish_streaming comes before anybody is told.
+HOLDFAST_INLINE void stream(float* to, const Lanes& lanes) {
+#if defined(__x86_64__)
+  for (std::uint32_t p = 0; p < num_parts; ++p) {
+#if HOLDFAST_VECTOR_BYTES == 64
+    _mm512_stream_ps(to + p * part_lanes, lanes.part[p]);
+#elif HOLDFAST_VECTOR_BYTES == 32
+    _mm256_stream_ps(to + p * part_lanes, lanes.part[p]);
+#else
+    _mm_stream_ps(to + p * part_lanes, lanes.part[p]);
+#endif
+  }
+#else
+  store(to, lanes, Full{});
+#endif
+}
+HOLDFAST_INLINE void finish_streaming() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
 #if HOLDFAST_VECTOR_BYTES == 32
 // All bits set in the lanes of part p that lie before `count`.
 HOLDFAST_INLINE __m256i lanes_before(std::uint32_t count, std::uint32_t p) {

@@ -52,6 +52,7 @@ struct RowUpdate {
   typename Format::Element* new_weights;
   float* new_state;
   RoundingKey rounding;
+  bool streams;  // new_weights are whole lines that nobody reads soon
 
   template <class Extent>
   HOLDFAST_INLINE Lanes weights(std::uint32_t block, Extent extent) const {
@@ -59,6 +60,9 @@ struct RowUpdate {
   }
   template <class Extent>
   HOLDFAST_INLINE void put_weights(std::uint32_t block, const Lanes& values, Extent extent) const {
+    if constexpr (Format::can_stream) {
+      if (streams) return Format::stream_elements(new_weights + block * num_lanes, values);
+    }
     Format::store_elements(new_weights + block * num_lanes, values, extent, rounding, block * num_lanes);
   }
 };

@@ -56,6 +56,7 @@ HOLDFAST_INLINE void store_halves(std::uint16_t* to, const Halves& halves, Exten
 
 struct Float32 {
   using Element = float;
+  static constexpr bool can_stream = true;
 
   template <class Extent>
   static HOLDFAST_INLINE Lanes load_elements(const float* from, Extent extent) {
@@ -65,6 +66,7 @@ struct Float32 {
   static HOLDFAST_INLINE void store_elements(float* to, const Lanes& lanes, Extent extent, RoundingKey, std::uint32_t) {
     store(to, lanes, extent);
   }
+  static HOLDFAST_INLINE void stream_elements(float* to, const Lanes& lanes) { stream(to, lanes); }
   template <class Extent>
   static HOLDFAST_INLINE void store_nearest(float* to, const Lanes& lanes, Extent extent) {
     store(to, lanes, extent);
@@ -75,6 +77,7 @@ struct Float32 {
 template <class Format>
 struct Float16Bits {
   using Element = std::uint16_t;
+  static constexpr bool can_stream = false;
 
   template <class Extent>
   static HOLDFAST_INLINE Lanes load_elements(const std::uint16_t* from, Extent extent) {

@@ -208,9 +208,7 @@ class EmbeddingBagCollection(nn.Module):
         first = not self._gradients
         self._summed = None
         self._gradients.append((capture, grad.numpy()))
-        low, high = torch.aminmax(grad) if grad.numel() else (grad.sum(), grad.sum())
-        finite = bool(torch.isfinite(low)) and bool(torch.isfinite(high))
-        return torch.tensor(float(first) if finite else float("nan"))
+        return torch.tensor(float(first) if _core.all_finite(grad.numpy()) else float("nan"))
 
     def weight_gradient(self, capture: _core.Capture, planned: PlannedFeatures, grad: Tensor) -> Tensor:
         """Gradient of the per-sample weights, parallel to the batch's ids."""

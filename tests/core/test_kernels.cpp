@@ -359,6 +359,23 @@ void sums_of_squares_agree(Random& random) {
   }
 }
 
+void whatever_is_not_finite_is_found(Random& random) {
+  for (int i = 0; i < 200; ++i) {
+    std::vector<float> values(1 + below(random, 300));
+    for (float& value : values) value = uniform(random, -1e38f, 1e38f);
+    const float special[] = {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+                             std::numeric_limits<float>::quiet_NaN()};
+    std::vector<float> spoilt = values;
+    spoilt[below(random, spoilt.size())] = special[i % 3];
+    for (const Kernels* kernels : instruction_sets()) {
+      check::context = kernels->name;
+      CHECK(kernels->all_finite(values.data(), values.size()));
+      CHECK(!kernels->all_finite(spoilt.data(), spoilt.size()));
+      CHECK(kernels->all_finite(values.data(), 0));
+    }
+  }
+}
+
 void initial_values_are_uniform_and_inside(Random& random) {
   RowSpec spec{.dim = 64,
                .dtype = RowDtype::f32,
@@ -566,6 +583,7 @@ int main(int argc, char** argv) {
   stochastic_rounding_is_unbiased(random);
   initial_values_are_uniform_and_inside(random);
   sums_of_squares_agree(random);
+  whatever_is_not_finite_is_found(random);
   every_set_gives_the_reference_bits(random);
   thread_counts_do_not_change_bits(random);
   restore_undoes_update(random);
