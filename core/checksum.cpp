@@ -156,8 +156,8 @@ HOLDFAST_CLMUL inline __m512i fold(__m512i bits, __m512i constants, __m512i next
                                    _mm512_clmulepi64_epi128(bits, constants, 0x11), next, a_xor_b_xor_c);
 }
 HOLDFAST_CLMUL inline __m128i fold(__m128i bits, __m128i constants, __m128i next) {
-  return _mm_xor_si128(next, _mm_xor_si128(_mm_clmulepi64_si128(bits, constants, 0x00),
-                                           _mm_clmulepi64_si128(bits, constants, 0x11)));
+  return _mm_xor_si128(
+      next, _mm_xor_si128(_mm_clmulepi64_si128(bits, constants, 0x00), _mm_clmulepi64_si128(bits, constants, 0x11)));
 }
 
 HOLDFAST_CLMUL inline __m512i load(const unsigned char* from) { return _mm512_loadu_si512(from); }
@@ -207,9 +207,8 @@ std::uint32_t update(std::uint32_t state, const void* data, std::size_t bytes) {
 }  // namespace
 
 #if defined(__x86_64__)
-const ChecksumWay checksum_ways[3] = {{"clmul", update_clmul, has_clmul},
-                                      {"sse4.2", update_sse42, has_sse42},
-                                      {"portable", update_portable, true}};
+const ChecksumWay checksum_ways[3] = {
+    {"clmul", update_clmul, has_clmul}, {"sse4.2", update_sse42, has_sse42}, {"portable", update_portable, true}};
 #else
 const ChecksumWay checksum_ways[3] = {
     {"clmul", nullptr, false}, {"sse4.2", nullptr, false}, {"portable", update_portable, true}};

@@ -264,6 +264,9 @@ std::atomic<Pool*>& current_pool() {
   return pool;
 }
 
+// When the library is loaded: a fork before the first call counts, too.
+[[maybe_unused]] const Pool* const first_pool = current_pool().load();
+
 // The team on which the calling thread may run `wanted` threads, if there is one. A region of another size than
 // the last would end threads and start new ones.
 std::optional<OpenMp> openmp_team(const Pool& pool, int wanted) {

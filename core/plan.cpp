@@ -83,12 +83,15 @@ struct Lookups {
   float* scale;  // null when every scale is 1
 };
 
+constexpr std::size_t prefetched_ids = 256;
+
 // Counts the digits of one feature's ids. Returns whether all of them are rows of the table.
 bool count_digits(std::span<const std::int64_t> ids, std::uint64_t num_rows, Digits digits, Counters& counters) {
   const std::uint64_t mask = (std::uint64_t{1} << digits.bits) - 1;
   std::uint64_t largest = 0;
   const auto count = [&](unsigned num_digits) {
-    for (const std::int64_t signed_id : ids) {
+    for (const std::int64_t& signed_id : ids) {
+      __builtin_prefetch(&signed_id + prefetched_ids);
       std::uint64_t id = static_cast<std::uint64_t>(signed_id);  // a negative id becomes a huge one
       largest = std::max(largest, id);
       for (unsigned digit = 0; digit < num_digits; ++digit, id >>= digits.bits) ++counters[digit][id & mask];

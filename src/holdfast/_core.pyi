@@ -238,6 +238,9 @@ class Reader:
 
     def verify(self) -> list[str]: ...
 
+def all_finite(values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> bool:
+    """Whether no element is infinite or a NaN."""
+
 def set_num_threads(num_threads: int) -> None: ...
 
 def num_threads() -> int: ...

@@ -299,6 +299,10 @@ inline void update_from_sums(const RowSpec& spec, const UpdateSpec& update, cons
   }
 }
 
+inline bool all_finite(const float* values, std::size_t count) {
+  return std::all_of(values, values + count, [](float value) { return std::isfinite(value); });
+}
+
 inline void update(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home, const WorkingRows& working,
                    const Occurrences& occurrences, const float* grad, const std::uint32_t* forward,
                    const WorkingRows* next, std::size_t begin, std::size_t end) {
@@ -329,6 +333,7 @@ inline constexpr Kernels kernels{
     .pool_bags = pool_bags,
     .sum_gradients = sum_gradients,
     .sum_of_squares = sum_of_squares,
+    .all_finite = all_finite,
     .update = update,
     .update_from_sums = update_from_sums,
     .scale_gradients = scale_gradients,

@@ -1,0 +1,93 @@
+// CRC-32C: every way gives the published values, and a message's parts give what the whole gives.
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "checksum.h"
+#include "parallel.h"
+
+namespace {
+
+using namespace holdfast;
+using Random = std::mt19937_64;
+
+std::size_t below(Random& random, std::size_t bound) { return static_cast<std::size_t>(random() % bound); }
+
+std::vector<unsigned char> random_bytes(Random& random, std::size_t count) {
+  std::vector<unsigned char> bytes(count);
+  for (unsigned char& byte : bytes) byte = static_cast<unsigned char>(random());
+  return bytes;
+}
+
+template <class Body>
+void with_every_way(const Body& body) {
+  for (const ChecksumWay& way : checksum_ways) {
+    if (!way.runs_here) continue;
+    check::context = way.name;
+    body(way);
+  }
+}
+
+// RFC 3720, B.4, and the check value of the catalogues.
+void published_values() {
+  const auto crc = [](const ChecksumWay& way, const std::vector<unsigned char>& bytes) {
+    return ~way.update(~0u, bytes.data(), bytes.size());
+  };
+  std::vector<unsigned char> ascending(32);
+  for (std::size_t i = 0; i < 32; ++i) ascending[i] = static_cast<unsigned char>(i);
+  const std::string digits = "123456789";
+  with_every_way([&](const ChecksumWay& way) {
+    CHECK(crc(way, {}) == 0);
+    CHECK(crc(way, std::vector<unsigned char>(32, 0x00)) == 0x8a9136aa);
+    CHECK(crc(way, std::vector<unsigned char>(32, 0xff)) == 0x62a8ab43);
+    CHECK(crc(way, ascending) == 0x46dd794e);
+    CHECK(crc(way, {digits.begin(), digits.end()}) == 0xe3069283);
+  });
+}
+
+void all_ways_agree(Random& random) {
+  const ChecksumWay& portable = checksum_ways[2];
+  for (int i = 0; i < 2000; ++i) {
+    const std::size_t offset = below(random, 64);
+    const std::size_t size = i % 10 == 0 ? below(random, 40'000) : below(random, 1200);
+    const auto bytes = random_bytes(random, offset + size);
+    const auto state = static_cast<std::uint32_t>(random());
+    const std::uint32_t expected = portable.update(state, bytes.data() + offset, size);
+    with_every_way([&](const ChecksumWay& way) { CHECK(way.update(state, bytes.data() + offset, size) == expected); });
+  }
+}
+
+void parts_in_any_order_give_the_whole(Random& random) {
+  for (int i = 0; i < 300; ++i) {
+    auto message = random_bytes(random, below(random, 70'000));
+    std::vector<std::pair<std::size_t, std::size_t>> parts;
+    for (std::size_t at = 0; at < message.size();) {
+      const std::size_t size = std::min(message.size() - at, 1 + below(random, 4000));
+      if (below(random, 4) == 0) {
+        std::fill_n(message.begin() + static_cast<std::ptrdiff_t>(at), size, static_cast<unsigned char>(0));
+      } else {
+        parts.emplace_back(at, size);
+      }
+      at += size;
+    }
+    std::shuffle(parts.begin(), parts.end(), random);
+    PartsChecksum checksum(message.size());
+    parallel_for(parts.size(), [&](std::size_t p) {
+      checksum.add(parts[p].first, message.data() + parts[p].first, parts[p].second);
+    });
+    check::context = std::to_string(message.size()) + " bytes, " + std::to_string(parts.size()) + " parts";
+    CHECK(checksum.value() == crc32c(0, message.data(), message.size()));
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Random random(check::seed_from(argc, argv));
+  published_values();
+  all_ways_agree(random);
+  parts_in_any_order_give_the_whole(random);
+  return check::passed();
+}

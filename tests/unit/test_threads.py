@@ -1,0 +1,65 @@
+"""The kernels' threads: PyTorch's OpenMP team where it fits, workers of their own where it does not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import os, sys, threading
+import torch
+from holdfast import _core
+
+torch_threads, core_threads, where = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+torch.set_num_threads(torch_threads)
+_core.set_num_threads(core_threads)
+values = torch.rand(1000, 1000)
+values.sin().numpy()  # PyTorch's team, if it has one, is there now
+
+def count():
+    return len(os.listdir("/proc/self/task"))
+
+def work():
+    before = count()
+    for _ in range(3):
+        assert _core.all_finite(values.numpy())
+    values[777, 777] = float("nan")
+    assert not _core.all_finite(values.numpy())
+    print(count() - before)
+
+if where == "fork":
+    child = os.fork()
+    if child:
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    work()
+elif where == "thread":
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+else:
+    work()
+"""
+
+
+@pytest.mark.parametrize(
+    ("torch_threads", "core_threads", "where", "new_threads"),
+    [
+        (3, 3, "main", 0),
+        (1, 1, "main", 0),
+        (2, 3, "main", 2),  # another number than PyTorch's: a team is never resized
+        (3, 3, "thread", 2),  # another thread's team would be new threads, too
+        (3, 3, "fork", 2),  # the child has none of the parent's
+    ],
+)
+def test_the_kernels_take_pytorchs_threads_where_they_fit(torch_threads, core_threads, where, new_threads):
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(torch_threads), str(core_threads), where],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) == new_threads
