@@ -37,9 +37,9 @@ RowSpec spec_of(const format::TableRecord& record, std::uint64_t seed, std::uint
 
 void AllocatedPages::Unmap::operator()(std::atomic<std::uint64_t>* words) const { ::munmap(words, bytes); }
 
-AllocatedPages::AllocatedPages(File& file) : file_(file) {
-  const std::size_t num_pages = file.size() / page_bytes + 1;
-  const std::size_t bytes = (num_pages / 64 + 1) * 8;
+AllocatedPages::AllocatedPages(File& file)
+    : file_(file), num_unknown_(format::align_up(file.size(), page_bytes) / page_bytes) {
+  const std::size_t bytes = (num_unknown_.load() / 64 + 1) * 8;
   void* words = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (words == MAP_FAILED) throw std::bad_alloc();
   words_ = {static_cast<std::atomic<std::uint64_t>*>(words), Unmap{bytes}};
@@ -52,7 +52,11 @@ void AllocatedPages::allocate(std::size_t first, std::size_t last) {
     while (end <= last && !known(end)) ++end;
     const std::size_t from = page * page_bytes;
     file_.allocate(from, std::min(end * page_bytes, file_.size()) - from);
-    for (; page < end; ++page) words_[page / 64].fetch_or(std::uint64_t{1} << (page % 64), std::memory_order_relaxed);
+    for (; page < end; ++page) {
+      const std::uint64_t bit = std::uint64_t{1} << (page % 64);
+      const std::uint64_t before = words_[page / 64].fetch_or(bit, std::memory_order_relaxed);
+      if ((before & bit) == 0) num_unknown_.fetch_sub(1, std::memory_order_relaxed);
+    }
   }
 }
 
@@ -102,20 +106,15 @@ InPlaceStore::InPlaceStore(Medium& medium, const std::vector<format::TableRecord
 
 void InPlaceStore::prepare(std::size_t index, const WorkingRows& working, std::size_t begin, std::size_t end) {
   Table& table = tables_[index];
+  const auto ensure = [&](AllocatedPages& pages, auto offset_of, std::size_t bytes) {
+    if (bytes == 0 || pages.complete()) return;
+    for (std::size_t u = begin; u < end; ++u) pages.ensure(offset_of(working.rows[u] & ~fresh_bit), bytes);
+  };
   const std::size_t weight_bytes = table.weight_bytes();
   const std::size_t state_bytes = table.state_bytes();
-  AllocatedPages& weights = *table.pages.front();
-  AllocatedPages& touched = *table.pages.back();
-  for (std::size_t u = begin; u < end; ++u) {
-    weights.ensure((working.rows[u] & ~fresh_bit) * weight_bytes, weight_bytes);
-  }
-  if (state_bytes > 0) {
-    AllocatedPages& state = *table.pages[1];
-    for (std::size_t u = begin; u < end; ++u) {
-      state.ensure((working.rows[u] & ~fresh_bit) * state_bytes, state_bytes);
-    }
-  }
-  for (std::size_t u = begin; u < end; ++u) touched.ensure((working.rows[u] & ~fresh_bit) / 64 * 8, 8);
+  ensure(*table.pages.front(), [=](std::uint64_t row) { return row * weight_bytes; }, weight_bytes);
+  ensure(*table.pages[1], [=](std::uint64_t row) { return row * state_bytes; }, state_bytes);
+  ensure(*table.pages.back(), [](std::uint64_t row) { return row / 64 * 8; }, 8);
 }
 
 void InPlaceStore::capture(std::size_t index, const WorkingRows& working, std::size_t begin, std::size_t end) const {

@@ -26,6 +26,8 @@ namespace holdfast {
 class AllocatedPages {
  public:
   explicit AllocatedPages(File& file);
+  // Whether all of the file's pages are known.
+  bool complete() const { return num_unknown_.load(std::memory_order_relaxed) == 0; }
   // Allocates the pages of [offset, offset + bytes) that are not known yet; bytes > 0. Thread-safe.
   void ensure(std::size_t offset, std::size_t bytes) {
     const std::size_t first = offset / format::block_bytes;
@@ -41,6 +43,7 @@ class AllocatedPages {
   void allocate(std::size_t first_page, std::size_t last_page);
 
   File& file_;
+  std::atomic<std::size_t> num_unknown_;
   // Anonymous zero pages: a file of terabytes costs nothing until pages are touched.
   struct Unmap {
     std::size_t bytes;
