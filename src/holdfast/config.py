@@ -1,4 +1,5 @@
-"""Reads TOML into nested frozen dataclasses, strictly, and says what is wrong in the words of the file.
+"""Reads TOML, and JSON that a command wrote, into nested frozen dataclasses, strictly, and says what is wrong in the
+words of the file.
 
 Hand-written on purpose: none of pydantic, msgspec, cattrs and dacite gives strict types, refused unknown keys and
 tagged unions for plain dataclasses without annotations of its own, and each would still leave to us the nearest valid
@@ -53,6 +54,20 @@ def read_config(cls: type[T], toml_path: str | os.PathLike[str], overrides: Sequ
     for text in overrides:
         origins.add(_apply_override(tree, text), text)
     return cast(T, _Converter(origins).dataclass(cls, tree, ()))
+
+
+def read_json(cls: type[T], json_path: str | os.PathLike[str], *, version: int) -> T:
+    """The dataclass `cls` from a JSON object that has its fields and, beside them, "version".
+
+    Raises ConfigError as `read_config` does; a file of another version is named as such before anything else in it.
+    """
+    path = Path(json_path)
+    tree = _read_json(path)
+    found = tree.pop("version", None)
+    if found != version:
+        words = "is missing" if found is None else f"is {_json(found)}"
+        raise ConfigError(f"{path}: version: it {words}, and this build reads version {version}; make the file again")
+    return cast(T, _Converter(_Origins(path)).dataclass(cls, tree, ()))
 
 
 def to_plain(config: Any) -> dict[str, Any]:
@@ -231,11 +246,35 @@ class _Converter:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(_read_text(path, "TOML"))
     except tomllib.TOMLDecodeError as error:  # its message ends with line and column
         raise ConfigError(f"{path}: not TOML: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        if len(set(keys)) < len(keys):
+            raise ValueError(f"a key is there twice among {', '.join(sorted(keys))}")
+        return dict(pairs)
+
+    def no_number(word: str) -> Any:
+        raise ValueError(f"{word} is no number of JSON")
+
+    try:
+        tree = json.loads(_read_text(path, "JSON"), object_pairs_hook=without_doubles, parse_constant=no_number)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: it holds {_found(tree)}, expected an object")
+    return tree
+
+
+def _read_text(path: Path, what: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8, as TOML must be: {error}") from error
+        raise ConfigError(f"{path}: not UTF-8, as {what} must be: {error}") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
 

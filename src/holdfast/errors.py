@@ -73,3 +73,11 @@ class UntrustedPool(PoolError):
 
 class PoolFailed(PoolError):
     """An earlier write or flush failed; the pool takes no further step until it is opened again."""
+
+
+class PlacementError(HoldfastError):
+    """No placement of the tables over the memory tiers was found."""
+
+
+class DoesNotFit(PlacementError):
+    """The tables do not fit the tiers; says how many bytes are missing, and what would help."""

@@ -62,12 +62,14 @@ def describe(found: dict[str, Any]) -> Iterator[str]:
     state = "in use" if found["in_use"] else "closed cleanly" if found["clean"] else "not closed cleanly"
     yield f"{found['pool']}: {state}; on {found['medium']}"
     yield f"  made {found['created']}, format {found['format_version']}, seed {found['seed']}, id {found['uuid']}"
-    dense = "none" if found["dense_step"] is None else f"step {found['dense_step']}, {_size(found['dense']['bytes'])}"
+    dense = (
+        "none" if found["dense_step"] is None else f"step {found['dense_step']}, {size_words(found['dense']['bytes'])}"
+    )
     yield f"  rows at step {found['step']} ({found['cursor']:,} samples), dense state: {dense}; epoch {found['epoch']}"
     yield f"  recovery: {found['recovery']['would']}"
     log = found["log"]
-    yield f"  log {_size(log['bytes'])}, {_size(log['bytes_used'])} of it needed by recovery"
-    yield f"  size {_size(found['bytes'])}, on disk {_size(found['bytes_on_disk'])}"
+    yield f"  log {size_words(log['bytes'])}, {size_words(log['bytes_used'])} of it needed by recovery"
+    yield f"  size {size_words(found['bytes'])}, on disk {size_words(found['bytes_on_disk'])}"
     width = max(5, *(len(table["name"]) for table in found["tables"]))
     yield ""
     yield (
@@ -77,7 +79,8 @@ def describe(found: dict[str, Any]) -> Iterator[str]:
     for table in found["tables"]:
         yield (
             f"  {table['name']:<{width}}  {table['rows']:>14,}  {table['touched_rows']:>12,}  {table['dim']:>4}  "
-            f"{table['dtype']:<5}  {_size(table['bytes']):>9}  {_size(table['bytes_on_disk']):>9}  {table['optimizer']}"
+            f"{table['dtype']:<5}  {size_words(table['bytes']):>9}  {size_words(table['bytes_on_disk']):>9}  "
+            f"{table['optimizer']}"
         )
 
 
@@ -132,7 +135,8 @@ def _on_disk(files: list[Path]) -> int:
     return sum(path.stat().st_blocks * 512 for path in files)
 
 
-def _size(num_bytes: int) -> str:
+def size_words(num_bytes: float) -> str:
+    """Bytes as a person reads them, in powers of 1024."""
     size = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024 or unit == "TiB":

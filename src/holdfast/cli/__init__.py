@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli import data, moving, pools, training
+from holdfast.cli import data, moving, placing, pools, training
 from holdfast.cli.options import add_command
 from holdfast.errors import HoldfastError
 from holdfast.reproducibility import prepare_environment
@@ -37,6 +37,9 @@ add_command(app, "verify", pools.verify)
 add_command(app, "digest", pools.digest)
 add_command(app, "export", moving.export)
 add_command(app, "import", moving.import_)
+add_command(app, "profile", placing.profile)
+add_command(app, "plan", placing.plan)
+app.add_typer(placing.tiers_app, name="tiers")
 app.add_typer(data.app, name="data")
 
 

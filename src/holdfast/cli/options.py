@@ -24,6 +24,7 @@ SetOption = Annotated[
     ),
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it is there already.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
 
 
 def read_run(path: Path, overrides: list[str] | None) -> RunConfig:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
 
-import typer
-
-from holdfast.cli.options import PoolArgument
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
+from holdfast.cli.options import JsonOption, PoolArgument
 
 
 def inspect(pool: PoolArgument, as_json: JsonOption = False) -> None:

@@ -10,16 +10,21 @@ from pathlib import Path
 from holdfast.errors import ConfigError
 
 
+def check_output(path: Path, *, overwrite: bool) -> None:
+    """The same errors as ``whole_file``, for whoever has long to work before it writes."""
+    if path.exists() and not overwrite:
+        raise ConfigError(f"output: {path} is there already; remove it, or say overwrite")
+    if not path.parent.is_dir():
+        raise ConfigError(f"output: there is no directory {path.parent}")
+
+
 @contextmanager
 def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
     """A path beside ``path`` to write to; it becomes ``path`` if the block ends well, and is removed if it does not.
 
     Raises ConfigError if ``path`` is there already and ``overwrite`` is not set, or its directory is not there.
     """
-    if path.exists() and not overwrite:
-        raise ConfigError(f"output: {path} is there already; remove it, or say overwrite")
-    if not path.parent.is_dir():
-        raise ConfigError(f"output: there is no directory {path.parent}")
+    check_output(path, overwrite=overwrite)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield partial

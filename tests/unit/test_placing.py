@@ -1,0 +1,178 @@
+"""`holdfast profile`, `tiers probe` and `plan` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli_runs import Commands
+from holdfast import probe as probing
+from holdfast.tiers import read_tiers
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+SMALL_TIERS = """
+[[tiers]]
+name = "dram"
+kind = "dram"
+capacity_bytes = 4096
+read_bandwidth_bytes_per_s = 10e9
+write_bandwidth_bytes_per_s = 10e9
+read_latency_ns = 100
+access_granularity_bytes = 64
+price_usd_per_gb = 4
+
+[[tiers]]
+name = "ssd"
+kind = "block"
+capacity_bytes = 1_000_000
+read_bandwidth_bytes_per_s = 2e9
+write_bandwidth_bytes_per_s = 1e9
+read_latency_ns = 80_000
+access_granularity_bytes = 512
+random_reads_per_s = 100_000
+endurance_drive_writes_per_day = 1
+endurance_years = 5
+"""
+
+
+@pytest.fixture
+def holdfast(pool_root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Commands:
+    monkeypatch.setattr(probing, "_SECONDS", 0.02)
+    monkeypatch.setattr(probing, "_MEMORY_BYTES", 16 << 20)
+    (pool_root / "tiers.toml").write_text(SMALL_TIERS)
+    return Commands(pool_root, monkeypatch, capfd)
+
+
+def plan(holdfast: Commands, *arguments: object) -> dict:
+    result = holdfast("plan", holdfast.config, "--tiers", holdfast.root / "tiers.toml", "--json", *arguments)
+    assert result.code == 0, result.err
+    return json.loads(result.out)
+
+
+def test_profile_probe_and_plan_one_after_the_other(holdfast: Commands) -> None:
+    counted, tiers = holdfast.root / "profile.json", holdfast.root / "probed.toml"
+    result = holdfast("profile", holdfast.config, "-o", counted)
+    assert result.code == 0, result.err
+    assert "1,920 accesses in 20 batches of 32" in result.out
+    result = holdfast("tiers", "probe", holdfast.root, "-o", tiers)
+    assert result.code == 0, result.err
+    assert len(read_tiers(tiers).tiers) == 2
+    result = holdfast("plan", holdfast.config, "--tiers", tiers, "--profile", counted)
+    assert result.code == 0, result.err
+    for words in ("a profile of 20 batches, counted exactly", "It fits.", "ms per batch, limited by", "C3", "1 node"):
+        assert words in result.out
+    assert "Log on" in result.out
+    assert not (holdfast.root / "pool").exists()
+
+
+def test_a_probe_without_a_file_prints_the_toml(holdfast: Commands) -> None:
+    text = holdfast("tiers", "probe", holdfast.root).out
+    path = holdfast.root / "printed.toml"
+    path.write_text(text)
+    assert read_tiers(path).tiers[0].name == "dram"
+
+
+def test_hot_rows_of_a_small_run_are_placed_in_dram_and_the_rest_on_the_drive(holdfast: Commands) -> None:
+    found = plan(holdfast)
+    assert "Zipf with exponent 1.05" in found["basis"]
+    dram, ssd = found["tiers"]
+    assert dram["bytes"] <= 4096
+    assert dram["rows"] + ssd["rows"] == 457
+    assert dram["access_share"] > ssd["access_share"] > 0
+    assert ssd["reserved_bytes"] > 0
+    assert ssd["lifetime_years"] > 0
+    assert dram["cost_usd"] > 0
+    assert found["nodes"][0]["nodes"] > 1
+
+
+def test_the_plan_says_for_people_what_it_says_for_programs(holdfast: Commands) -> None:
+    found = plan(holdfast, "--step-ms", 5)
+    text = holdfast("plan", holdfast.config, "--tiers", holdfast.root / "tiers.toml", "--step-ms", 5).out
+    assert f"{found['ms_per_batch']:.3f} ms per batch, limited by {found['limiting_stage']}" in text
+    assert "at measured pace" in text
+    assert "tiers without a price not counted" in text
+    assert f"With tiers down to dram: {found['nodes'][0]['nodes']} nodes." in text
+
+
+def test_the_log_that_a_plan_predicts_is_the_log_that_a_run_writes(holdfast: Commands) -> None:
+    counted = holdfast.root / "profile.json"
+    holdfast("profile", holdfast.config, "-o", counted)
+    found = plan(holdfast, "--profile", counted)
+    assert holdfast.train().code == 0
+    from holdfast import _core
+
+    reader = _core.Reader(str(holdfast.root / "pool"))
+    state = json.loads(holdfast("inspect", holdfast.root / "pool", "--json").out)
+    # Positions of the log also count what is left over at the ring's end, and every array is rounded up to 64 bytes.
+    written = reader.commit["log_head"] / state["step"]
+    assert found["log_bytes_per_batch"] < written < 1.25 * found["log_bytes_per_batch"] + 3 * 3 * 64
+    # A dense slot also holds random numbers, the configuration and names.
+    assert found["dense_bytes_per_batch"] < state["dense"]["bytes"]
+
+
+def test_data_without_a_law_and_a_profile_is_taken_as_uniform_and_that_is_said(holdfast: Commands) -> None:
+    holdfast("data", "synth", holdfast.root / "clicks.tsv", "--samples", 200)
+    holdfast.config.write_text(
+        '[data.criteo]\npaths = ["clicks.tsv"]\nnum_embeddings = 100\n[embedding]\ndim = 4\n'
+        "[model]\nbottom = [4]\ntop = [1]\n[train]\nbatch_size = 50\n"
+    )
+    found = plan(holdfast)
+    assert "assumed that all rows are alike" in found["basis"]
+    assert sum(tier["rows"] for tier in found["tiers"]) == 2600
+
+
+def test_a_trillion_rows_are_planned_without_allocating_them(holdfast: Commands) -> None:
+    big = ("--set", "data.synthetic.rows=[1_000_000_000_000, 50]")
+    result = holdfast("plan", holdfast.config, "--tiers", EXAMPLES / "tiers.toml", *big)
+    assert result.code == 1
+    assert "bytes are missing" in result.err
+    assert "embedding.dtype" in result.err
+    fitting = ("--set", "data.synthetic.rows=[100_000_000_000, 50]")
+    result = holdfast("plan", holdfast.config, "--tiers", EXAMPLES / "tiers.toml", *fitting)
+    assert result.code == 0, result.err
+    assert "With tiers down to nvme: 1 node." in result.out
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("train.batch_size=64", "taken with train.batch_size = 32"),
+        ("data.synthetic.rows=[50, 7, 401]", "table 'C3' had 400 rows"),
+        ("data.synthetic.rows=[50, 7]", "it has the tables C1, C2, C3"),
+    ],
+)
+def test_a_profile_of_another_run_is_refused_by_name(holdfast: Commands, override: str, named: str) -> None:
+    counted = holdfast.root / "profile.json"
+    holdfast("profile", holdfast.config, "-o", counted, "--steps", 2)
+    tiers = ("--tiers", holdfast.root / "tiers.toml")
+    result = holdfast("plan", holdfast.config, *tiers, "--profile", counted, "--set", override)
+    assert result.code == 1
+    assert named in result.err
+
+
+def test_files_that_are_wrong_are_named_and_an_output_that_is_there_is_kept(holdfast: Commands) -> None:
+    counted = holdfast.root / "profile.json"
+    counted.write_text("precious")
+    result = holdfast("profile", holdfast.config, "-o", counted)
+    assert (result.code, counted.read_text()) == (1, "precious")
+    result = holdfast("plan", holdfast.config, "--tiers", holdfast.root / "tiers.toml", "--profile", counted)
+    assert (result.code, f"{counted}: not JSON" in result.err) == (1, True)
+    result = holdfast("plan", holdfast.config, "--tiers", holdfast.root / "nowhere.toml")
+    assert (result.code, "nowhere.toml: cannot be read" in result.err) == (1, True)
+    assert holdfast("profile", holdfast.config, "-o", counted, "--overwrite", "--steps", 3).code == 0
+    assert json.loads(counted.read_text())["batches"] == 3
+
+
+def test_a_profile_in_little_memory_says_what_was_counted_by_a_sketch(holdfast: Commands) -> None:
+    out = holdfast.root / "profile.json"
+    rows = ("--set", "data.synthetic.rows=[50, 7, 400_000]")
+    result = holdfast("profile", holdfast.config, "-o", out, "--memory-bytes", 1 << 20, *rows)
+    assert result.code == 0, result.err
+    assert "C3: counted by a sketch" in result.out
+    assert [table["method"] for table in json.loads(out.read_text())["tables"]] == ["exact", "exact", "sketch"]
+    tiers = ("--tiers", EXAMPLES / "tiers.toml")
+    result = holdfast("plan", holdfast.config, *tiers, "--profile", out, *rows)
+    assert "1 of 3 tables by a sketch" in result.out
