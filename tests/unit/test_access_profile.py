@@ -10,7 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.access_profile import (
+from holdfast.data import Loader, SyntheticConfig, SyntheticSource
+from holdfast.data.block import FixedBags, SampleBlock
+from holdfast.data.source import Feature
+from holdfast.errors import ConfigError, IdError
+from holdfast.placement.access_profile import (
     AccessProfile,
     ExactCounts,
     SketchedCounts,
@@ -18,11 +22,7 @@ from holdfast.access_profile import (
     read_profile,
     write_profile,
 )
-from holdfast.data import Loader, SyntheticConfig, SyntheticSource
-from holdfast.data.block import FixedBags, SampleBlock
-from holdfast.data.source import Feature
-from holdfast.demand import expected_ladder
-from holdfast.errors import ConfigError, IdError
+from holdfast.placement.demand import expected_ladder
 from holdfast.train import TrainConfig
 
 CONFIG = TrainConfig(batch_size=64, seed=5)

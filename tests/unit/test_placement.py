@@ -9,12 +9,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from holdfast.demand import expected_ladder
 from holdfast.errors import DoesNotFit
-from holdfast.ladder import Rung
-from holdfast.placement import Demand, Program, TableDemand, cut_ranges, moved_bytes, solve, stored_bytes
-from holdfast.placement_plan import plan_placement
-from holdfast.tiers import Tier
+from holdfast.placement.demand import expected_ladder
+from holdfast.placement.ladder import Rung
+from holdfast.placement.plan import plan_placement
+from holdfast.placement.program import Demand, Program, TableDemand, cut_ranges, moved_bytes, solve, stored_bytes
+from holdfast.placement.tiers import Tier
 
 GB = 10**9
 

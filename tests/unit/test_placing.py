@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cli_runs import Commands
-from holdfast import probe as probing
-from holdfast.tiers import read_tiers
+from holdfast.placement import probe as probing
+from holdfast.placement.tiers import read_tiers
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

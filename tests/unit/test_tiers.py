@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import probe as probing
 from holdfast.errors import ConfigError
-from holdfast.probe import NUM_STEPS, probe
-from holdfast.tiers import Tier, read_tiers, tiers_toml
+from holdfast.placement import probe as probing
+from holdfast.placement.probe import NUM_STEPS, probe
+from holdfast.placement.tiers import Tier, read_tiers, tiers_toml
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiers.toml"
 

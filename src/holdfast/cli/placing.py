@@ -14,7 +14,7 @@ from holdfast.cli.options import ConfigArgument, JsonOption, OverwriteOption, Se
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from holdfast.placement_plan import Plan, TierUse
+    from holdfast.placement.plan import Plan, TierUse
 
 _PLAIN_WIDTH = 140  # of tables that go to a file or a pipe
 
@@ -36,9 +36,9 @@ def profile(
     Gives for every table the accesses, the different rows a batch touches, and both for the hottest rows, from which
     `holdfast plan` decides what lives where.
     """
-    from holdfast.access_profile import batches_per_epoch, profile_accesses, write_profile
     from holdfast.data.output import check_output
     from holdfast.observe import counting
+    from holdfast.placement.access_profile import batches_per_epoch, profile_accesses, write_profile
     from holdfast.run import open_source
 
     config = read_run(config_path, overrides)
@@ -78,12 +78,12 @@ def plan(
     Solves a small integer program over tables and their hot and cold rows. The time is what memory alone sets: compute
     comes on top where it does not overlap.
     """
-    from holdfast.access_profile import read_profile
     from holdfast.config import to_plain
-    from holdfast.demand import demand_of
-    from holdfast.placement_plan import plan_placement
+    from holdfast.placement.access_profile import read_profile
+    from holdfast.placement.demand import demand_of
+    from holdfast.placement.plan import plan_placement
+    from holdfast.placement.tiers import read_tiers
     from holdfast.run import open_source
-    from holdfast.tiers import read_tiers
 
     config = read_run(config_path, overrides)
     tiers = read_tiers(tiers_path).tiers
@@ -109,9 +109,9 @@ def probe(
     """
     from holdfast.data.output import check_output, whole_file
     from holdfast.observe import counting
-    from holdfast.probe import NUM_STEPS
-    from holdfast.probe import probe as measure
-    from holdfast.tiers import tiers_toml
+    from holdfast.placement.probe import NUM_STEPS
+    from holdfast.placement.probe import probe as measure
+    from holdfast.placement.tiers import tiers_toml
 
     if out is not None:
         check_output(out, overwrite=overwrite)

@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from holdfast.access_profile import AccessProfile
 from holdfast.data import Feature, Source, SyntheticSource
 from holdfast.data.block import FixedBags
 from holdfast.data.zipf import ZipfLaw
 from holdfast.errors import ConfigError
-from holdfast.ladder import Rung
 from holdfast.models.dlrm import DLRM
-from holdfast.placement import Demand, TableDemand
+from holdfast.placement.access_profile import AccessProfile
+from holdfast.placement.ladder import Rung
+from holdfast.placement.program import Demand, TableDemand
 from holdfast.reading import layout_of
 from holdfast.run import OptimizerConfig, RunConfig
 from holdfast.tables import normalize_all, to_spec

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import DoesNotFit
-from holdfast.placement import (
+from holdfast.placement.program import (
     Demand,
     Program,
     Range,
@@ -22,7 +22,7 @@ from holdfast.placement import (
     solve,
     stored_bytes,
 )
-from holdfast.tiers import DAYS_PER_YEAR, Tier
+from holdfast.placement.tiers import DAYS_PER_YEAR, Tier
 
 _SECONDS_PER_DAY = 86_400
 _EXTENTS = (128, 2048)  # extents that all bytes make together; the second where the first leaves too much over

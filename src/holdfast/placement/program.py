@@ -43,8 +43,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import PlacementError
-from holdfast.ladder import Rung
-from holdfast.tiers import Tier
+from holdfast.placement.ladder import Rung
+from holdfast.placement.tiers import Tier
 
 if TYPE_CHECKING:
     from scipy.optimize import LinearConstraint

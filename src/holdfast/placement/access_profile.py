@@ -33,7 +33,7 @@ from holdfast.data.loader import Loader
 from holdfast.data.output import whole_file
 from holdfast.data.source import Feature, Source
 from holdfast.errors import ConfigError, IdError
-from holdfast.ladder import Rung, check_ladder
+from holdfast.placement.ladder import Rung, check_ladder
 from holdfast.train import TrainConfig
 
 PROFILE_VERSION = 1

@@ -32,7 +32,7 @@ import torch
 
 from holdfast.errors import ConfigError
 from holdfast.observe import Advance
-from holdfast.tiers import Tier
+from holdfast.placement.tiers import Tier
 
 NUM_STEPS = 8
 """How often the progress is told 1."""
