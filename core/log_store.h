@@ -55,7 +55,7 @@ struct TableRows {
 struct LogStoreOptions {
   Caching caching = Caching::direct;
   BlockQueue::Way way = BlockQueue::Way::io_uring;
-  BlockWatcher* watcher = nullptr;  // for crash tests
+  BlockWatcher* watcher = nullptr;  // for tests
 };
 
 // Bytes since the store was opened. (appended + home_written) / bytes of the images is the write amplification.

@@ -106,6 +106,11 @@ void BlockFile::check(std::uint64_t offset, std::size_t bytes, const std::byte* 
   }
 }
 
+void BlockFile::check_read(std::uint64_t offset, std::size_t bytes, const std::byte* dst) const {
+  check(offset, bytes, dst);
+  if (watcher_ != nullptr) watcher_->before_read(*this);
+}
+
 void BlockFile::check_write(std::uint64_t offset, std::size_t bytes, const std::byte* src) const {
   check(offset, bytes, src);
   if (watcher_ != nullptr) watcher_->before_write(*this, offset, bytes);

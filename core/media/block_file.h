@@ -46,10 +46,11 @@ class SectorBuffer {
 
 class BlockFile;
 
-// What crash tests see of a file, before it happens. It may throw instead.
+// What tests see of a file, before it happens. They may throw instead, or wait.
 class BlockWatcher {
  public:
   virtual ~BlockWatcher() = default;
+  virtual void before_read(const BlockFile& file) = 0;
   virtual void before_write(const BlockFile& file, std::uint64_t offset, std::size_t bytes) = 0;
   virtual void before_sync(const BlockFile& file) = 0;
   virtual void after_sync(const BlockFile& file) = 0;
@@ -81,12 +82,13 @@ class BlockFile {
 
   // For messages.
   std::string place(std::uint64_t offset) const { return path_ + " at offset " + std::to_string(offset); }
-  // Throws where the file must not be used: it failed, or the range is no range of whole sectors.
-  void check(std::uint64_t offset, std::size_t bytes, const std::byte* memory) const;
-  // The same for a range that is about to be written, which the watcher is told.
+  // Before a read or write by other means: throws where the file failed, or the range is no range of whole sectors.
+  void check_read(std::uint64_t offset, std::size_t bytes, const std::byte* dst) const;
   void check_write(std::uint64_t offset, std::size_t bytes, const std::byte* src) const;
 
  private:
+  void check(std::uint64_t offset, std::size_t bytes, const std::byte* memory) const;
+
   std::string path_;
   int fd_ = -1;
   std::uint64_t bytes_ = 0;

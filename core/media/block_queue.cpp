@@ -350,7 +350,7 @@ void BlockQueue::read_many(std::span<const BlockRead> reads) {
   std::vector<Transfer> transfers;
   transfers.reserve(reads.size());
   for (const BlockRead& read : reads) {
-    read.file->check(read.offset, read.bytes, read.dst);
+    read.file->check_read(read.offset, read.bytes, read.dst);
     if (read.bytes != 0) transfers.push_back({read.file, read.offset, read.bytes, read.dst, false});
   }
   engine_->finish(transfers);

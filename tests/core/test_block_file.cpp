@@ -140,6 +140,7 @@ void everything(const std::string& directory, Caching caching, BlockQueue::Way w
 // Fails when it is told to.
 class Failing final : public BlockWatcher {
  public:
+  void before_read(const BlockFile&) override {}
   void before_write(const BlockFile&, std::uint64_t, std::size_t) override {
     if (writes_fail) throw Error(ErrorKind::full, "no space");
   }
