@@ -241,6 +241,7 @@ void LogStore::index_record(const RowLog::Live& record, const std::byte* data) {
 // Fetch.
 
 void LogStore::fetch(std::span<const TableRows> tables) {
+  require_recovered();
   std::vector<Item> items;
   const Fetching fetching(*this, resolve(tables, items));
   std::size_t most_bytes = 0;
@@ -563,9 +564,13 @@ void LogStore::give_up(std::span<const RowLog::Live> records, std::span<const Se
   log_.forget(records.size());
 }
 
-void LogStore::require_usable() const {
-  if (failed_) throw Error(ErrorKind::failed, log_.file().name() + ": an earlier write failed; open the store again");
+void LogStore::require_recovered() const {
   if (epoch_ == 0) throw Error(ErrorKind::step, log_.file().name() + ": recover comes first");
+}
+
+void LogStore::require_usable() const {
+  require_recovered();
+  if (failed_) throw Error(ErrorKind::failed, log_.file().name() + ": an earlier write failed; open the store again");
 }
 
 // After a failure nobody knows what reached the medium; where it is only full, everything is as it was.

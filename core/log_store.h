@@ -86,6 +86,8 @@ class LogStore {
   // Throws step where rows are merged beyond.
   void roll_back(std::uint64_t step);
 
+  // These need a store that was recovered; a step error otherwise.
+
   // Fills in the newest versions: weights and state, and in `rows` the fresh bit of those that are untouched (bits are
   // clear on entry). Throws corrupted where a row does not hold.
   void fetch(std::span<const TableRows> tables);
@@ -158,6 +160,7 @@ class LogStore {
   void give_up(std::span<const RowLog::Live> records, std::span<const SectorBuffer> data);
   void wait_for_fetches();
 
+  void require_recovered() const;
   void require_usable() const;
   template <class Work>
   void latching(const Work& work);

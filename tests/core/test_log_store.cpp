@@ -390,6 +390,18 @@ void a_full_ring_says_so_until_it_is_merged(std::uint64_t seed) {
   subject.fetch_all();
 }
 
+void nothing_goes_before_recovery() {
+  const TemporaryDirectory directory;
+  LogStore::create(directory.path(), one_table(), 64 << 10, Caching::buffered);
+  LogStore store(directory.path(), one_table(), buffered());
+  CHECK(kind_thrown_by([&] { store.fetch({}); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.append(1, {}); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.sync(); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.merge(1, 1); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { LogStore::create(directory.path(), one_table(), 4095, Caching::buffered); }) ==
+        ErrorKind::exists);
+}
+
 void a_record_larger_than_the_ring_is_refused(std::uint64_t seed) {
   Subject subject(one_table(), 8 << 10, buffered(), seed);
   std::vector<std::uint64_t> rows(200);
@@ -759,6 +771,7 @@ int main(int argc, char** argv) {
     check::context = name;
     test(seed);
   };
+  run("before recovery", [](std::uint64_t) { nothing_goes_before_recovery(); });
   run("a full ring", a_full_ring_says_so_until_it_is_merged);
   run("a record larger than the ring", a_record_larger_than_the_ring_is_refused);
   run("a full medium", a_full_medium_changes_nothing);
@@ -778,5 +791,10 @@ int main(int argc, char** argv) {
   random_lives_agree_with_the_model(seed, 192 << 10, 20, 60, buffered(), Place::memory);
   random_lives_agree_with_the_model(seed + 1, 1 << 20, 40, 40, buffered(), Place::memory);
   random_lives_agree_with_the_model(seed + 2, 192 << 10, 20, 20, buffered(BlockQueue::Way::threads), Place::memory);
+  try {
+    random_lives_agree_with_the_model(seed + 3, 192 << 10, 20, 4, LogStoreOptions{}, Place::disk);
+  } catch (const Error& error) {
+    CHECK(error.kind() == ErrorKind::config);  // no direct I/O where the tests run
+  }
   return check::passed();
 }
