@@ -58,15 +58,16 @@ const std::uint64_t* rows_of(const std::byte* record, const RowLogSection& secti
 
 }  // namespace
 
-// Sectors of files, gathered into few long ranges that lie one behind another in a buffer.
+// Sectors of files (or units of several), gathered into few long ranges that lie one behind another in a buffer.
 class LogStore::Runs {
  public:
-  Runs(const SectorBuffer& buffer, std::size_t gap_bytes) : buffer_(buffer), gap_bytes_(gap_bytes) {}
+  Runs(const SectorBuffer& buffer, std::size_t gap_bytes, std::size_t unit_bytes = format::sector_bytes)
+      : buffer_(buffer), gap_bytes_(gap_bytes), unit_bytes_(unit_bytes) {}
 
   // Where these bytes of `file` are going to lie, or null when the buffer is full. Offsets of a file ascend.
   std::byte* place(const BlockFile& file, std::uint64_t offset, std::size_t bytes) {
-    const std::uint64_t begin = offset / format::sector_bytes * format::sector_bytes;
-    const std::uint64_t end = format::align_up(offset + bytes, format::sector_bytes);
+    const std::uint64_t begin = offset / unit_bytes_ * unit_bytes_;
+    const std::uint64_t end = format::align_up(offset + bytes, unit_bytes_);
     if (!joins(file, begin, end)) {
       if (used_bytes_ + (end - begin) > buffer_.size()) return nullptr;
       runs_.push_back({&file, begin, end - begin, buffer_.data() + used_bytes_});
@@ -98,6 +99,7 @@ class LogStore::Runs {
 
   const SectorBuffer& buffer_;
   std::size_t gap_bytes_;
+  std::size_t unit_bytes_;
   std::size_t used_bytes_ = 0;
   std::vector<BlockRead> runs_;
 };
@@ -520,12 +522,13 @@ void LogStore::write_home(const std::vector<std::vector<Version>>& versions) {
   }
 }
 
-// Writes as many of the versions, from the first on, as the buffer holds; returns how many.
+// Writes as many of the versions, from the first on, as the buffer holds; returns how many. Small images by whole blocks of
+// the file system: single sectors in holes cost it six times the CPU, and the medium rewrites a block either way.
 std::size_t LogStore::write_home_part(const Table& table, std::span<const Version> versions,
                                       const SectorBuffer& buffer) {
   const RowLayout& layout = table.layout;
   const bool alone = layout.unit_rows() == 1;  // no other row is in its sectors: they need not be read
-  Runs runs(buffer, alone ? 0 : joined_gap_bytes);
+  Runs runs(buffer, 0, alone ? format::sector_bytes : format::block_bytes);
   std::vector<std::byte*> images;
   for (const Version& version : versions) {
     std::byte* image = runs.place(*table.home, layout.offset_of(version.row), layout.image_bytes());

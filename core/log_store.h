@@ -4,9 +4,9 @@
 // - A row's newest version is in the log where the index says so, else at home; a row that has neither is untouched and
 //   has its initial value, a function of (seed, table, row).
 // - append writes the log alone. Its rows can be fetched when it returns; they are durable after the next sync.
-// - Home is written by merge alone, sector by sector, with versions that are durable in the log and stay there until home
-//   is durable. A torn merge is merged again: sectors are atomic, images that share one are written together, and a larger
-//   image has its sectors to itself.
+// - Home is written by merge alone, with versions that are durable in the log and stay there until home is durable. A torn
+//   merge is merged again. Only sectors are atomic, and that is enough: an image that shares its sector is old or new, one
+//   that has several has them to itself, and rows that are not merged are written with the bytes that they had.
 // - Home never holds a version of a step after the merge's limit. So roll_back must not go below a limit that was ever
 //   given to merge, in this life or an earlier one: the caller's limit is the older valid dense slot's step.
 // - An extent of the log is written again only after: home is durable, the checkpoint that moves the tail is durable, the
