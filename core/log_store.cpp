@@ -522,8 +522,9 @@ void LogStore::write_home(const std::vector<std::vector<Version>>& versions) {
   }
 }
 
-// Writes as many of the versions, from the first on, as the buffer holds; returns how many. Small images by whole blocks of
-// the file system: single sectors in holes cost it six times the CPU, and the medium rewrites a block either way.
+// Writes as many of the versions, from the first on, as the buffer holds; returns how many. Small images by whole
+// blocks of the file system: single sectors in holes cost it six times the CPU, and the medium rewrites a block
+// either way.
 std::size_t LogStore::write_home_part(const Table& table, std::span<const Version> versions,
                                       const SectorBuffer& buffer) {
   const RowLayout& layout = table.layout;

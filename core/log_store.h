@@ -1,22 +1,24 @@
-// Log store: rows on a block device. New versions are appended to the row log; a merge folds them into the home files.
+// Log store: rows on a block device. New versions are appended to the row log; a merge folds them into the home
+// files.
 //
 // Invariants
-// - A row's newest version is in the log where the index says so, else at home; a row that has neither is untouched and
-//   has its initial value, a function of (seed, table, row).
+// - A row's newest version is in the log where the index says so, else at home; a row that has neither is untouched
+//   and has its initial value, a function of (seed, table, row).
 // - append writes the log alone. Its rows can be fetched when it returns; they are durable after the next sync.
-// - Home is written by merge alone, with versions that are durable in the log and stay there until home is durable. A torn
-//   merge is merged again. Only sectors are atomic, and that is enough: an image that shares its sector is old or new, one
-//   that has several has them to itself, and rows that are not merged are written with the bytes that they had.
-// - Home never holds a version of a step after the merge's limit. So roll_back must not go below a limit that was ever
-//   given to merge, in this life or an earlier one: the caller's limit is the older valid dense slot's step.
-// - An extent of the log is written again only after: home is durable, the checkpoint that moves the tail is durable, the
-//   index does not name it any more, and every fetch that resolved rows into it is done.
-// - A merge writes home after the fetches that had begun before it are done. Those that begin later find the rows that it
-//   moves in the log, so no row is read at home while it is being written there.
-// - One thread appends, recovers and rolls back; fetch, sync and merge may be called from any. Of a fetch and an append at
-//   the same time the fetch sees all of a row or nothing of it.
-// - A full medium is an error (full) after which nothing has changed. After any other failed write or sync, append, sync
-//   and merge refuse until the store is opened again.
+// - Home is written by merge alone, with versions that are durable in the log and stay there until home is durable. A
+//   torn merge is merged again. Only sectors are atomic, and that is enough: an image that shares its sector is old
+//   or new, one that has several has them to itself, and rows that are not merged are written with the bytes that
+//   they had.
+// - Home never holds a version of a step after the merge's limit. So roll_back must not go below a limit that was
+//   ever given to merge, in this life or an earlier one: the caller's limit is the older valid dense slot's step.
+// - An extent of the log is written again only after: home is durable, the checkpoint that moves the tail is durable,
+//   the index does not name it any more, and every fetch that resolved rows into it is done.
+// - A merge writes home after the fetches that had begun before it are done. Those that begin later find the rows
+//   that it moves in the log, so no row is read at home while it is being written there.
+// - One thread appends, recovers and rolls back; fetch, sync and merge may be called from any. Of a fetch and an
+//   append at the same time the fetch sees all of a row or nothing of it.
+// - A full medium is an error (full) after which nothing has changed. After any other failed write or sync, append,
+//   sync and merge refuse until the store is opened again.
 #pragma once
 
 #include <atomic>
@@ -93,13 +95,13 @@ class LogStore {
   void fetch(std::span<const TableRows> tables);
 
   // Writes one record: the rows' new values at the end of `step`, which is greater than all before. Tables ascending.
-  // Returns its bytes, or nothing where the ring has no room now: merge, then try again. Throws batch_too_large where it
-  // never will have.
+  // Returns its bytes, or nothing where the ring has no room now: merge, then try again. Throws batch_too_large where
+  // it never will have.
   std::optional<std::uint64_t> append(std::uint64_t step, std::span<const TableRows> tables);
   // Makes all steps durable whose append had returned.
   void sync();
-  // Folds the oldest records into home: of steps up to `limit_step` that are durable, until they are `max_bytes` or more.
-  // Returns how many bytes of the log that was; 0: nothing to do.
+  // Folds the oldest records into home: of steps up to `limit_step` that are durable, until they are `max_bytes` or
+  // more. Returns how many bytes of the log that was; 0: nothing to do.
   std::uint64_t merge(std::uint64_t limit_step, std::uint64_t max_bytes);
 
   std::uint64_t last_step() const { return log_.last_step(); }

@@ -1,9 +1,9 @@
-// Row index: of one table, where in the row log each row's newest version lies. Rows whose newest version is at home are
-// not in it.
+// Row index: of one table, where in the row log each row's newest version lies. Rows whose newest version is at home
+// are not in it.
 //
 // Invariants
-// - A slot takes 10 bytes: 40 bits of row, 40 bits of location. The table is kept between 55% and 72% full while it grows
-//   (below 64 entries it is not), so an entry takes 14 to 18 bytes, 16 on average. It never shrinks.
+// - A slot takes 10 bytes: 40 bits of row, 40 bits of location. The table is kept between 55% and 72% full while it
+//   grows (below 64 entries it is not), so an entry takes 14 to 18 bytes, 16 on average. It never shrinks.
 // - Open addressing with linear probing and no tombstones: erasing moves later entries of the run back.
 // - What it answers, and the memory it takes, is a function of the calls made; there is no random seed.
 // - Not thread-safe.

@@ -1,17 +1,19 @@
 // Row log: a ring of records on a block device, each the new versions of the rows that one step updated.
 //
 // Invariants
-// - Only writes of one 512-byte sector are taken to be atomic. Records carry checksums over all their bytes; a checkpoint
-//   is written to the one of two blocks that does not count. No sector that is durable and needed is written again.
+// - Only writes of one 512-byte sector are taken to be atomic. Records carry checksums over all their bytes; a
+//   checkpoint is written to the one of two blocks that does not count. No sector that is durable and needed is
+//   written again.
 // - A record lies in one piece. Positions are logical and grow; a record's offset is position % ring, behind the
 //   checkpoints. Bytes from tail to head are never overwritten: head - tail <= ring.
-// - Records form a chain: each names position and checksum of the one before. A record is believed only as named by the
-//   checkpoint (backwards, by checksum) or as the successor of one that is believed, of the checkpoint's epoch, and whole.
-// - Every life has an epoch of its own and begins with a durable checkpoint, before its first append. Only that may take
-//   the head back, so within an epoch no position is used twice.
-// - What the checkpoint names was durable: where it does not hold, the medium or a person damaged it. So it was where a
-//   later record of the same epoch says that everything up to it was durable. Any other record that does not hold is a
-//   torn tail, which is what a crash leaves.
+// - Records form a chain: each names position and checksum of the one before. A record is believed only as named by
+//   the checkpoint (backwards, by checksum) or as the successor of one that is believed, of the checkpoint's epoch,
+//   and whole.
+// - Every life has an epoch of its own and begins with a durable checkpoint, before its first append. Only that may
+//   take the head back, so within an epoch no position is used twice.
+// - What the checkpoint names was durable: where it does not hold, the medium or a person damaged it. So it was where
+//   a later record of the same epoch says that everything up to it was durable. Any other record that does not hold
+//   is a torn tail, which is what a crash leaves.
 // - One thread appends; one thread at a time merges; sync and the getters may be called from any.
 #pragma once
 
@@ -67,8 +69,8 @@ class RowLog {
   std::string place(std::uint64_t position) const { return file_.place(offset_of(position)); }
   const BlockFile& file() const { return file_; }
 
-  // Where a record of `bytes` would go, or nothing when there is no room behind the tail and `pinned`, the oldest position
-  // that somebody still reads.
+  // Where a record of `bytes` would go, or nothing when there is no room behind the tail and `pinned`, the oldest
+  // position that somebody still reads.
   std::optional<std::uint64_t> room_for(std::uint64_t bytes, std::uint64_t pinned) const;
   // Fills in the header's position and chain, seals it and writes the record. It is not in the log yet.
   Live write(format::RowLogHeader header, std::uint64_t position, std::byte* record);

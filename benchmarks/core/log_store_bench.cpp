@@ -1,7 +1,7 @@
 // What the log store's verbs cost on a disk. Usage: log_store_bench DIRECTORY [rows of the table] [steps]
 //
-// One table, dim 32 with row-wise Adagrad (136 bytes a row, three in a sector); steps of 100k random rows, and fetches of
-// 20k. CPU is that of all threads of the process, the kernel's part included.
+// One table, dim 32 with row-wise Adagrad (136 bytes a row, three in a sector); steps of 100k random rows, and
+// fetches of 20k. CPU is that of all threads of the process, the kernel's part included.
 #include <sys/resource.h>
 
 #include <chrono>

@@ -4,8 +4,8 @@
 // - A write of one 512-byte sector is atomic: after a crash the sector holds the old bytes or the new ones. Nothing
 //   larger is atomic: of a longer write any subset of its sectors may have arrived, in any order.
 // - A read that begins after a write returned sees it. Bytes that were never written read as zeros.
-// - A write is durable once a sync that began after it returned has succeeded. After a sync that failed nothing is known
-//   about the writes before it, so the file refuses everything from then on.
+// - A write is durable once a sync that began after it returned has succeeded. After a sync that failed nothing is
+//   known about the writes before it, so the file refuses everything from then on.
 //
 // Invariants
 // - Offsets, lengths and addresses are multiples of a sector; others are a config error and touch nothing.

@@ -1,10 +1,12 @@
 // Block queue: many reads or writes of block files at once, so that a device with a deep queue is kept busy.
 //
 // Invariants
-// - Every read or write is done in full, or the call ends in an error that names file and offset: the first of those that
-//   failed, in the order given. The kernel uses the callers' buffers until the call has returned or thrown, no longer.
-// - Every thread that calls has an io_uring of its own, made at its first call and kept as long as the queue: submission
-//   takes no lock. Where the kernel refuses (containers often do), a few threads with blocking calls do the same.
+// - Every read or write is done in full, or the call ends in an error that names file and offset: the first of those
+//   that failed, in the order given. The kernel uses the callers' buffers until the call has returned or thrown, no
+//   longer.
+// - Every thread that calls has an io_uring of its own, made at its first call and kept as long as the queue:
+//   submission takes no lock. Where the kernel refuses (containers often do), a few threads with blocking calls do
+//   the same.
 // - Not used in the child of a fork.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Block files and the queue: what is read is what was written, by io_uring and by threads, past the page cache and through
-// it; and what must not be done is refused.
+// Block files and the queue: what is read is what was written, by io_uring and by threads, past the page cache and
+// through it; and what must not be done is refused.
 #include <fcntl.h>
 #include <sys/stat.h>
 

@@ -1,5 +1,6 @@
-// The log store against a model that keeps every version: random appends, fetches, syncs, merges and roll-backs on small
-// rings, crashes at any write or sync, and everything that a crash may have left of the writes since the last sync.
+// The log store against a model that keeps every version: random appends, fetches, syncs, merges and roll-backs on
+// small rings, crashes at any write or sync, and everything that a crash may have left of the writes since the last
+// sync.
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -63,9 +64,9 @@ class Disk final : public BlockWatcher {
   }
   void after_sync(const BlockFile& file) override { unsynced_[file.name()].clear(); }
 
-  // What a crash leaves: each sector that was written since the sync has its new bytes or the old ones. Sectors of a log
-  // may also be zeros: nothing that is needed lies in those that are being written. Where nothing is lost (the process
-  // died, the machine did not), it may still be by the next crash.
+  // What a crash leaves: each sector that was written since the sync has its new bytes or the old ones. Sectors of a
+  // log may also be zeros: nothing that is needed lies in those that are being written. Where nothing is lost (the
+  // process died, the machine did not), it may still be by the next crash.
   void lose_unsynced(std::mt19937_64& random) {
     const std::uint64_t percent_lost = std::array{0, 100, 10, 50, 90}[random() % 5];
     if (percent_lost == 0) return;
@@ -335,7 +336,8 @@ void live_at_random(Subject& subject, std::size_t most_rows) {
   }
 }
 
-// Lives that end in crashes, at random or at the n-th write or sync, and begin where the last one's durable steps ended.
+// Lives that end in crashes, at random or at the n-th write or sync, and begin where the last one's durable steps
+// ended.
 void random_lives_agree_with_the_model(std::uint64_t seed, std::uint64_t ring_bytes, std::size_t most_rows, int lives,
                                        const LogStoreOptions& options, TemporaryDirectory::Place place) {
   Subject subject(tables_of_every_shape(), ring_bytes, options, seed, place);
@@ -585,9 +587,9 @@ void a_store_that_lost_something_says_what(std::uint64_t seed) {
   }
 }
 
-// One thread appends, syncs and merges on a ring that wraps all the time; others fetch. The first float of a row's weights
-// is the step that wrote it, and all the others are a function of row and step: a fetch finds one step's row, not older
-// than what had been appended when it began.
+// One thread appends, syncs and merges on a ring that wraps all the time; others fetch. The first float of a row's
+// weights is the step that wrote it, and all the others are a function of row and step: a fetch finds one step's row,
+// not older than what had been appended when it began.
 class Readers {
  public:
   Readers(LogStore& store, const LogTable& table, std::uint64_t seed) {
