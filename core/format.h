@@ -16,6 +16,7 @@ namespace holdfast::format {
 inline constexpr std::uint32_t version = 1;
 inline constexpr std::size_t block_bytes = 4096;  // nothing that is rewritten shares a block with anything else
 inline constexpr std::size_t line_bytes = 64;     // log records and dense tensors are aligned to this
+inline constexpr std::size_t sector_bytes = 512;  // what a block device writes atomically
 inline constexpr std::uint64_t no_position = ~std::uint64_t{0};
 
 inline constexpr std::uint64_t magic_of(const char (&text)[9]) {
@@ -32,6 +33,8 @@ inline constexpr std::uint64_t epoch_magic = magic_of("HFEPOCH\n");
 inline constexpr std::uint64_t commit_magic = magic_of("HFCOMMIT");
 inline constexpr std::uint64_t record_magic = magic_of("HFRECORD");
 inline constexpr std::uint64_t dense_magic = magic_of("HFDENSE\n");
+inline constexpr std::uint64_t row_log_checkpoint_magic = magic_of("HFCHECKP");
+inline constexpr std::uint64_t row_log_record_magic = magic_of("HFROWLOG");
 
 enum class Level : std::uint32_t { process = 0, power = 1 };
 enum class IdMap : std::uint32_t { identity = 0, hashed = 1, dynamic = 2 };  // only identity is written so far
@@ -150,12 +153,63 @@ struct DenseHeader {
 };
 static_assert(sizeof(DenseHeader) == 128 && offsetof(DenseHeader, crc) == 124);
 
+// row-log-NNNN, blocks 0 and 1 by turns: the valid one with the greater sequence counts.
+struct RowLogCheckpoint {
+  std::uint64_t magic;
+  std::uint64_t epoch;
+  std::uint64_t sequence;  // of this checkpoint, over all lives
+  std::uint64_t tail;  // records before this position are home, or dropped
+  std::uint64_t head;  // where the first record after `last_record` is looked for
+  std::uint64_t merged_step;  // home holds versions of this step at the latest
+  std::uint64_t last_record;  // position of the newest record that was durable, or no_position; may be before tail
+  std::uint64_t last_record_step;
+  std::uint32_t last_record_crc;
+  std::uint8_t reserved[56];
+  std::uint32_t crc;
+};
+static_assert(sizeof(RowLogCheckpoint) == 128 && offsetof(RowLogCheckpoint, crc) == 124);
+
+// row-log-NNNN, at record positions: the new versions of the rows that one step updated.
+struct RowLogHeader {
+  std::uint64_t magic;
+  std::uint64_t epoch;
+  std::uint64_t step;
+  std::uint64_t position;  // of this record
+  std::uint64_t bytes;  // header, sections, row numbers and images, a multiple of block_bytes
+  std::uint64_t durable;  // everything before this position was durable when the record was written
+  std::uint64_t previous;  // position of the record before this one in the chain, or no_position
+  std::uint64_t previous_step;
+  std::uint32_t previous_crc;
+  std::uint32_t num_sections;
+  std::uint32_t rows_crc;  // of sections and row numbers: of the bytes from the header's end up to images_offset
+  std::uint32_t images_crc;  // of the bytes from images_offset to the end
+  std::uint64_t images_offset;  // of the first image, a multiple of sector_bytes
+  std::uint8_t reserved[36];
+  std::uint32_t crc;
+};
+static_assert(sizeof(RowLogHeader) == 128 && offsetof(RowLogHeader, crc) == 124);
+
+// After a RowLogHeader: where one table's rows lie in the record. Offsets count from the record's first byte.
+struct RowLogSection {
+  std::uint32_t table;
+  std::uint32_t shard;
+  std::uint64_t num_rows;
+  std::uint64_t rows_offset;  // uint64 per row: the row number, ascending
+  std::uint64_t images_offset;  // row images, packed in sectors
+  std::uint8_t reserved[32];
+};
+static_assert(sizeof(RowLogSection) == 64);
+
 // Blocks of pool.holdfast.
 inline constexpr std::size_t header_offset = 0;
 inline constexpr std::size_t epoch_offset[2] = {1 * block_bytes, 2 * block_bytes};
 inline constexpr std::size_t commit_offset[2] = {3 * block_bytes, 4 * block_bytes};
 inline constexpr std::size_t tables_offset = 5 * block_bytes;
 inline constexpr std::size_t dense_payload_offset = block_bytes;
+
+// Blocks of row-log-NNNN.
+inline constexpr std::size_t row_log_checkpoint_offset[2] = {0, block_bytes};
+inline constexpr std::size_t row_log_ring_offset = 2 * block_bytes;
 
 constexpr std::size_t align_up(std::size_t bytes, std::size_t alignment) {
   return (bytes + alignment - 1) / alignment * alignment;

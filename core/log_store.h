@@ -1,0 +1,186 @@
+// Log store: rows on a block device. New versions are appended to the row log; a merge folds them into the home
+// files.
+//
+// Invariants
+// - A row's newest version is in the log where the index says so, else at home; a row that has neither is untouched
+//   and has its initial value, a function of (seed, table, row).
+// - append writes the log alone. Its rows can be fetched when it returns; they are durable after the next sync.
+// - Home is written by merge alone, with versions that are durable in the log and stay there until home is durable. A
+//   torn merge is merged again. Only sectors are atomic, and that is enough: an image that shares its sector is old
+//   or new, one that has several has them to itself, and rows that are not merged are written with the bytes that
+//   they had.
+// - Home never holds a version of a step after the merge's limit. So roll_back must not go below a limit that was
+//   ever given to merge, in this life or an earlier one: the caller's limit is the older valid dense slot's step.
+// - An extent of the log is written again only after: home is durable, the checkpoint that moves the tail is durable,
+//   the index does not name it any more, and every fetch that resolved rows into it is done.
+// - A merge writes home after the fetches that had begun before it are done. Those that begin later find the rows
+//   that it moves in the log, so no row is read at home while it is being written there.
+// - One thread appends, recovers and rolls back; fetch, sync and merge may be called from any. Of a fetch and an
+//   append at the same time the fetch sees all of a row or nothing of it.
+// - A full medium is an error (full) after which nothing has changed. After any other failed write or sync, append,
+//   sync and merge refuse until the store is opened again.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "format.h"
+#include "kernels/kernels.h"
+#include "media/block_file.h"
+#include "media/block_queue.h"
+#include "row_image.h"
+#include "row_index.h"
+#include "row_log.h"
+
+namespace holdfast {
+
+struct LogTable {
+  RowSpec spec;
+  std::uint64_t num_rows;
+};
+
+// Rows of one table: ascending, no row twice.
+struct TableRows {
+  std::uint32_t table;
+  std::size_t num_rows;
+  WorkingRows rows;
+};
+
+struct LogStoreOptions {
+  Caching caching = Caching::direct;
+  BlockQueue::Way way = BlockQueue::Way::io_uring;
+  BlockWatcher* watcher = nullptr;  // for tests
+};
+
+// Bytes since the store was opened. (appended + home_written) / bytes of the images is the write amplification.
+struct LogStoreCounters {
+  std::uint64_t fetched_rows;
+  std::uint64_t fetched_bytes;  // read for them
+  std::uint64_t appended_rows;
+  std::uint64_t appended_bytes;
+  std::uint64_t merged_bytes;  // of the log, given up
+  std::uint64_t home_bytes_read;
+  std::uint64_t home_bytes_written;
+  std::uint64_t home_sectors_changed;  // of those written: the ones that got a new version of a row
+};
+
+class LogStore {
+ public:
+  // Makes the files of a store in `directory`, which exists: sparse homes, an allocated ring. Throws full.
+  static void create(const std::string& directory, const std::vector<LogTable>& tables, std::uint64_t ring_bytes,
+                     Caching caching = Caching::direct);
+
+  // Opens them; throws corrupted where one is missing or has another size than it needs. recover comes next.
+  LogStore(const std::string& directory, std::vector<LogTable> tables, const LogStoreOptions& options = {});
+
+  // Begins life `epoch`, greater than all before: reads the log back, forgets steps after `step_limit`, and returns the
+  // step at whose end rows are now, durably.
+  std::uint64_t recover(std::uint64_t epoch, std::uint64_t step_limit);
+  // Back to the end of `step`, or of the newest step before it, durably. Only between recover and the first append.
+  // Throws step where rows are merged beyond.
+  void roll_back(std::uint64_t step);
+
+  // These need a store that was recovered; a step error otherwise.
+
+  // Fills in the newest versions: weights and state, and in `rows` the fresh bit of those that are untouched (bits are
+  // clear on entry). Throws corrupted where a row does not hold.
+  void fetch(std::span<const TableRows> tables);
+
+  // Writes one record: the rows' new values at the end of `step`, which is greater than all before. Tables ascending.
+  // Returns its bytes, or nothing where the ring has no room now: merge, then try again. Throws batch_too_large where
+  // it never will have.
+  std::optional<std::uint64_t> append(std::uint64_t step, std::span<const TableRows> tables);
+  // Makes all steps durable whose append had returned.
+  void sync();
+  // Folds the oldest records into home: of steps up to `limit_step` that are durable, until they are `max_bytes` or
+  // more. Returns how many bytes of the log that was; 0: nothing to do.
+  std::uint64_t merge(std::uint64_t limit_step, std::uint64_t max_bytes);
+
+  std::uint64_t last_step() const { return log_.last_step(); }
+  std::uint64_t durable_step() const { return log_.durable_step(); }
+  std::uint64_t merged_step() const { return log_.merged_step(); }
+  std::uint64_t ring_bytes() const { return log_.ring_bytes(); }
+  std::size_t index_entries() const;
+  std::size_t index_bytes() const;
+  LogStoreCounters counters() const;
+
+ private:
+  struct Table {
+    LogTable what;
+    RowLayout layout;
+    std::unique_ptr<BlockFile> home;
+    RowIndex index;  // guarded by mutex_
+  };
+  // A record's shape: its header's sizes, and its sections.
+  struct Shape {
+    format::RowLogHeader header{};
+    std::vector<format::RowLogSection> sections;
+  };
+  // One row to read: where it lies, and which row of which of the caller's tables it is.
+  struct Item {
+    std::uint64_t offset;  // of the image, in the file
+    std::uint32_t request;
+    std::uint32_t in_log;
+    std::size_t row;
+  };
+  // A row's newest version among the records that are merged.
+  struct Version {
+    std::uint64_t row;
+    const std::byte* image;
+  };
+  class Fetching;
+  class Runs;
+
+  Shape shape_of(std::span<const TableRows> tables) const;
+  void fill_record(Shape& shape, std::span<const TableRows> tables);
+  std::uint32_t fill_images(const Shape& shape, std::span<const TableRows> tables);
+  std::uint64_t location_of(std::uint64_t position, std::uint64_t image_offset, const Table& table) const;
+  std::uint64_t offset_of_location(std::uint64_t location, const Table& table) const;
+  void check_sections(const RowLog::Live& record, const std::byte* data) const;
+  void index_record(const RowLog::Live& record, const std::byte* data);
+  void rebuild_index(std::uint64_t step);
+
+  // Returns the fetch's number: from now on it is in `fetches_`.
+  std::uint64_t resolve(std::span<const TableRows> tables, std::vector<Item>& items);
+  std::size_t read_items(std::span<const TableRows> tables, std::span<const Item> items, const SectorBuffer& buffer);
+  void take_image(const TableRows& request, const Item& item, const std::byte* image) const;
+  const BlockFile& file_of(const TableRows& request, const Item& item) const;
+
+  std::vector<RowLog::Live> oldest_records(std::uint64_t limit_step, std::uint64_t max_bytes) const;
+  std::vector<std::vector<Version>> newest_versions(std::span<const RowLog::Live> records,
+                                                    std::span<const SectorBuffer> data) const;
+  void write_home(const std::vector<std::vector<Version>>& versions);
+  std::size_t write_home_part(const Table& table, std::span<const Version> versions, const SectorBuffer& buffer);
+  void give_up(std::span<const RowLog::Live> records, std::span<const SectorBuffer> data);
+  void wait_for_fetches();
+
+  void require_recovered() const;
+  void require_usable() const;
+  template <class Work>
+  void latching(const Work& work);
+
+  const Kernels& kernels_;
+  BlockQueue queue_;
+  RowLog log_;
+  std::vector<Table> tables_;
+  std::uint64_t epoch_ = 0;
+  SectorBuffer record_;  // the one that is being appended
+  std::atomic<bool> failed_{false};
+  std::mutex merge_mutex_;
+
+  mutable std::mutex mutex_;  // guards the index, and what follows
+  std::condition_variable fetch_done_;
+  std::map<std::uint64_t, std::uint64_t> fetches_;  // number → oldest position that it may read
+  std::uint64_t num_fetches_ = 0;
+  LogStoreCounters counters_{};
+};
+
+}  // namespace holdfast

@@ -1,0 +1,147 @@
+#include "block_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "../error.h"
+
+namespace holdfast {
+namespace {
+
+[[noreturn]] void throw_errno(const std::string& what, int error) {
+  const std::string text = what + ": " + std::strerror(error);
+  switch (error) {
+    case ENOENT: throw Error(ErrorKind::not_found, text);
+    case EEXIST: throw Error(ErrorKind::exists, text);
+    case ENOSPC:
+    case EDQUOT: throw Error(ErrorKind::full, text);
+    case EROFS:
+    case EACCES:
+    case EPERM: throw Error(ErrorKind::read_only, text);
+    default: throw Error(ErrorKind::failed, text);
+  }
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+// A new name is durable once its directory is.
+void sync_directory_of(const std::string& path) {
+  const std::string directory = std::filesystem::path(path).parent_path().string();
+  const Descriptor fd(::open(directory.empty() ? "." : directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (fd.get() < 0 || ::fsync(fd.get()) != 0) throw_errno("syncing the directory of " + path, errno);
+}
+
+// Bytes to which the file system wants direct I/O aligned; 0 where it does none, one sector where it does not say.
+std::uint32_t direct_alignment(int fd) {
+#ifdef STATX_DIOALIGN
+  struct statx found{};
+  if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &found) == 0 && (found.stx_mask & STATX_DIOALIGN) != 0) {
+    return found.stx_dio_offset_align;
+  }
+#endif
+  return format::sector_bytes;
+}
+
+int open_for_io(const std::string& path, Caching caching) {
+  const int direct = caching == Caching::direct ? O_DIRECT : 0;
+  Descriptor fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | direct));
+  if (fd.get() < 0) {
+    if (errno == EINVAL) throw Error(ErrorKind::config, path + ": this file system takes no direct I/O");
+    throw_errno("opening " + path, errno);
+  }
+  if (caching == Caching::direct) {
+    const std::uint32_t alignment = direct_alignment(fd.get());
+    if (alignment == 0 || alignment > format::sector_bytes) {
+      throw Error(ErrorKind::config, path + ": this medium takes no direct I/O by sectors of 512 bytes");
+    }
+  }
+  return fd.release();
+}
+
+}  // namespace
+
+void BlockFile::create(const std::string& path, std::uint64_t bytes) {
+  const Descriptor fd(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  if (fd.get() < 0 || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 || ::fsync(fd.get()) != 0) {
+    throw_errno("creating " + path, errno);
+  }
+  sync_directory_of(path);
+}
+
+BlockFile::BlockFile(std::string path, Caching caching, BlockWatcher* watcher)
+    : path_(std::move(path)), watcher_(watcher) {
+  Descriptor fd(open_for_io(path_, caching));
+  struct stat found{};
+  if (::fstat(fd.get(), &found) != 0) throw_errno("looking at " + path_, errno);
+  bytes_ = static_cast<std::uint64_t>(found.st_size);
+  fd_ = fd.release();
+}
+
+BlockFile::~BlockFile() { ::close(fd_); }
+
+void BlockFile::check(std::uint64_t offset, std::size_t bytes, const std::byte* memory) const {
+  if (failed_) throw Error(ErrorKind::failed, path_ + ": an earlier sync failed; open it again");
+  constexpr std::uint64_t mask = format::sector_bytes - 1;
+  if ((offset & mask) != 0 || (bytes & mask) != 0 || (reinterpret_cast<std::uintptr_t>(memory) & mask) != 0) {
+    throw Error(ErrorKind::config, place(offset) + ": " + std::to_string(bytes) + " bytes are no whole sectors");
+  }
+}
+
+void BlockFile::check_read(std::uint64_t offset, std::size_t bytes, const std::byte* dst) const {
+  check(offset, bytes, dst);
+  if (watcher_ != nullptr) watcher_->before_read(*this);
+}
+
+void BlockFile::check_write(std::uint64_t offset, std::size_t bytes, const std::byte* src) const {
+  check(offset, bytes, src);
+  if (watcher_ != nullptr) watcher_->before_write(*this, offset, bytes);
+}
+
+void BlockFile::write(std::uint64_t offset, std::size_t bytes, const std::byte* src) {
+  check_write(offset, bytes, src);
+  for (std::size_t done = 0; done < bytes;) {
+    const ssize_t n = ::pwrite(fd_, src + done, bytes - done, static_cast<off_t>(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) throw_errno("writing " + place(offset + done), n < 0 ? errno : EIO);
+    done += static_cast<std::size_t>(n);
+  }
+}
+
+void BlockFile::sync() {
+  check(0, 0, nullptr);
+  if (watcher_ != nullptr) watcher_->before_sync(*this);
+  if (::fdatasync(fd_) != 0) {
+    const int error = errno;
+    failed_ = true;
+    throw Error(ErrorKind::failed, "syncing " + path_ + ": " + std::strerror(error));
+  }
+  if (watcher_ != nullptr) watcher_->after_sync(*this);
+}
+
+void BlockFile::allocate(std::uint64_t offset, std::uint64_t bytes) {
+  while (::fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0) {
+    if (errno == EOPNOTSUPP) return;  // space is then found, or not, by the writes
+    if (errno != EINTR) throw_errno("allocating " + std::to_string(bytes) + " bytes of " + path_, errno);
+  }
+}
+
+}  // namespace holdfast

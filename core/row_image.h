@@ -1,0 +1,55 @@
+// Row image: a row as a block device keeps it, weights, then state, then a tag, the same at home and in the row log.
+//
+// Invariants
+// - No image straddles a sector where it fits in one: floor(512 / image) images begin every sector, the rest of it is
+//   zeros. A larger image begins a sector and takes whole ones.
+// - The tag is 0 where nothing was ever written (a hole reads as zeros), else 1 + crc32c(table, row, weights, state) %
+//   (2^32 - 1): so an image says whose it is, and whether it is whole. It does not say of which step: what recovery
+//   believes is settled by the log's records, which checksum their images once more.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/kernels.h"
+
+namespace holdfast {
+
+class RowLayout {
+ public:
+  explicit RowLayout(const RowSpec& spec);
+
+  std::size_t weight_bytes() const { return weight_bytes_; }
+  std::size_t state_bytes() const { return state_bytes_; }
+  std::size_t image_bytes() const { return weight_bytes_ + state_bytes_ + sizeof(std::uint32_t); }
+  // Images and bytes of the smallest whole piece: one sector, or one large image.
+  std::size_t unit_rows() const { return unit_rows_; }
+  std::size_t unit_bytes() const { return unit_bytes_; }
+
+  // Where image k begins, and how many bytes k images take, whole sectors.
+  std::uint64_t offset_of(std::uint64_t k) const {
+    return k / unit_rows_ * unit_bytes_ + k % unit_rows_ * image_bytes();
+  }
+  std::uint64_t bytes_for(std::uint64_t count) const { return (count + unit_rows_ - 1) / unit_rows_ * unit_bytes_; }
+
+ private:
+  std::size_t weight_bytes_;
+  std::size_t state_bytes_;
+  std::size_t unit_rows_;
+  std::size_t unit_bytes_;
+};
+
+// Writes the image of `row` from weights and state; `state` may be null where there is none.
+void write_image(const RowLayout& layout, std::uint64_t table, std::uint64_t row, const std::byte* weights,
+                 const float* state, std::byte* image);
+
+enum class ImageState { untouched, whole, damaged };
+ImageState check_image(const RowLayout& layout, std::uint64_t table, std::uint64_t row, const std::byte* image);
+
+// Writes the images of rows [begin, end) of `working` to a packed array of which `images` is the first byte. `begin`
+// is a multiple of unit_rows, and so is `end` unless it is the last; everything in between is written, gaps too.
+// Returns the bytes that are now written, from offset_of(begin) on.
+std::size_t pack_images(const RowLayout& layout, std::uint64_t table, const WorkingRows& working, std::size_t begin,
+                        std::size_t end, std::byte* images);
+
+}  // namespace holdfast

@@ -1,0 +1,103 @@
+#include "row_index.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "counter_rng.h"
+
+namespace holdfast {
+namespace {
+
+constexpr std::size_t fewest_slots = 64;
+constexpr std::size_t full_percent = 72;
+constexpr std::size_t grown_percent = 55;
+
+}  // namespace
+
+RowIndex::RowIndex() : slots_(fewest_slots) {}
+
+RowIndex::Entry RowIndex::unpack(const Slot& slot) {
+  std::uint64_t low;
+  std::uint16_t high;
+  std::memcpy(&low, slot.bytes, sizeof(low));
+  std::memcpy(&high, slot.bytes + sizeof(low), sizeof(high));
+  return {low & (end_row - 1), low >> 40 | std::uint64_t{high} << 24};
+}
+
+RowIndex::Slot RowIndex::pack(const Entry& entry) {
+  const std::uint64_t low = entry.row | entry.location_plus_one << 40;
+  const auto high = static_cast<std::uint16_t>(entry.location_plus_one >> 24);
+  Slot slot;
+  std::memcpy(slot.bytes, &low, sizeof(low));
+  std::memcpy(slot.bytes + sizeof(low), &high, sizeof(high));
+  return slot;
+}
+
+// Any number of slots will do: the hash is scaled, not cut.
+std::size_t RowIndex::first_slot(std::uint64_t row) const {
+  return static_cast<std::size_t>((counter_rng::mix64(row + 1) >> 32) * slots_.size() >> 32);
+}
+
+std::size_t RowIndex::slot_of(std::uint64_t row) const {
+  for (std::size_t slot = first_slot(row);; slot = after(slot)) {
+    const Entry entry = unpack(slots_[slot]);
+    if (entry.location_plus_one == 0 || entry.row == row) return slot;
+  }
+}
+
+void RowIndex::insert(std::uint64_t row, std::uint64_t location) {
+  std::size_t slot = slot_of(row);
+  if (unpack(slots_[slot]).location_plus_one == 0) {
+    if ((size_ + 1) * 100 > slots_.size() * full_percent) {
+      grow();
+      slot = slot_of(row);
+    }
+    ++size_;
+  }
+  slots_[slot] = pack({row, location + 1});
+}
+
+std::optional<std::uint64_t> RowIndex::find(std::uint64_t row) const {
+  const Entry entry = unpack(slots_[slot_of(row)]);
+  if (entry.location_plus_one == 0) return std::nullopt;
+  return entry.location_plus_one - 1;
+}
+
+void RowIndex::erase_if_equal(std::uint64_t row, std::uint64_t location) {
+  const std::size_t slot = slot_of(row);
+  if (unpack(slots_[slot]).location_plus_one != location + 1) return;
+  --size_;
+  close_gap(slot);
+}
+
+// An entry further on moves into the gap unless its run begins behind the gap.
+void RowIndex::close_gap(std::size_t gap) {
+  const auto distance = [&](std::size_t from, std::size_t to) {
+    return to >= from ? to - from : to + slots_.size() - from;
+  };
+  for (std::size_t slot = after(gap);; slot = after(slot)) {
+    const Entry entry = unpack(slots_[slot]);
+    if (entry.location_plus_one == 0) break;
+    if (distance(first_slot(entry.row), slot) < distance(gap, slot)) continue;
+    slots_[gap] = slots_[slot];
+    gap = slot;
+  }
+  slots_[gap] = Slot{};
+}
+
+void RowIndex::grow() {
+  const std::vector<Slot> old = std::move(slots_);
+  slots_ = std::vector<Slot>(std::max(old.size() + 1, (size_ + 1) * 100 / grown_percent));
+  for (const Slot& slot : old) {
+    const Entry entry = unpack(slot);
+    if (entry.location_plus_one != 0) slots_[slot_of(entry.row)] = slot;
+  }
+}
+
+void RowIndex::clear() {
+  slots_ = std::vector<Slot>(fewest_slots);
+  size_ = 0;
+}
+
+}  // namespace holdfast

@@ -1,0 +1,59 @@
+// Row index: of one table, where in the row log each row's newest version lies. Rows whose newest version is at home
+// are not in it.
+//
+// Invariants
+// - A slot takes 10 bytes: 40 bits of row, 40 bits of location. The table is kept between 55% and 72% full while it
+//   grows (below 64 entries it is not), so an entry takes 14 to 18 bytes, 16 on average. It never shrinks.
+// - Open addressing with linear probing and no tombstones: erasing moves later entries of the run back.
+// - What it answers, and the memory it takes, is a function of the calls made; there is no random seed.
+// - Not thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace holdfast {
+
+class RowIndex {
+ public:
+  static constexpr std::uint64_t end_row = std::uint64_t{1} << 40;  // rows are below
+  static constexpr std::uint64_t end_location = (std::uint64_t{1} << 40) - 1;  // locations are below
+
+  RowIndex();
+
+  // Where `row` is; replaces what was known of it.
+  void insert(std::uint64_t row, std::uint64_t location);
+  std::optional<std::uint64_t> find(std::uint64_t row) const;
+  // Forgets `row` if that is where it is still said to be.
+  void erase_if_equal(std::uint64_t row, std::uint64_t location);
+  void clear();
+
+  std::size_t size() const { return size_; }
+  std::size_t memory_bytes() const { return slots_.size() * sizeof(Slot); }
+
+ private:
+  struct Slot {  // all zeros: empty
+    std::uint8_t bytes[10];
+  };
+  struct Entry {
+    std::uint64_t row;
+    std::uint64_t location_plus_one;
+  };
+  static_assert(sizeof(Slot) == 10);
+
+  static Entry unpack(const Slot& slot);
+  static Slot pack(const Entry& entry);
+  std::size_t first_slot(std::uint64_t row) const;
+  std::size_t after(std::size_t slot) const { return slot + 1 == slots_.size() ? 0 : slot + 1; }
+  // The slot of `row`, or the empty one where it would go.
+  std::size_t slot_of(std::uint64_t row) const;
+  void close_gap(std::size_t gap);
+  void grow();
+
+  std::vector<Slot> slots_;
+  std::size_t size_ = 0;
+};
+
+}  // namespace holdfast

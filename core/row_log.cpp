@@ -1,0 +1,349 @@
+#include "row_log.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "checksum.h"
+#include "error.h"
+
+namespace holdfast {
+
+using format::RowLogCheckpoint;
+using format::RowLogHeader;
+using format::RowLogSection;
+
+namespace {
+
+constexpr std::size_t read_bytes = std::size_t{256} << 10;   // of one request of a long read
+constexpr std::size_t check_bytes = std::size_t{4} << 20;    // of a record, at a time
+constexpr std::size_t search_bytes = std::size_t{64} << 20;  // how far behind the log's end lost records are looked for
+
+RowLogCheckpoint seal(RowLogCheckpoint checkpoint) {
+  checkpoint.magic = format::row_log_checkpoint_magic;
+  checkpoint.crc = crc_of(checkpoint);
+  return checkpoint;
+}
+
+void write_block(BlockFile& file, std::uint64_t offset, const RowLogCheckpoint& checkpoint) {
+  const SectorBuffer block(format::block_bytes);
+  std::memset(block.data(), 0, block.size());
+  std::memcpy(block.data(), &checkpoint, sizeof(checkpoint));
+  file.write(offset, block.size(), block.data());
+}
+
+std::optional<RowLogCheckpoint> read_checkpoint(const BlockFile& file, std::uint64_t offset, BlockQueue& queue) {
+  const SectorBuffer block(format::block_bytes);
+  const BlockRead read{&file, offset, block.size(), block.data()};
+  queue.read_many({&read, 1});
+  RowLogCheckpoint checkpoint;
+  std::memcpy(&checkpoint, block.data(), sizeof(checkpoint));
+  if (checkpoint.magic != format::row_log_checkpoint_magic || checkpoint.crc != crc_of(checkpoint)) return std::nullopt;
+  return checkpoint;
+}
+
+}  // namespace
+
+RowLog::Live RowLog::Live::of(const RowLogHeader& header) {
+  return {{header.position, header.crc, header.step},
+          {header.previous, header.previous_crc, header.previous_step},
+          header.bytes,
+          header.images_offset};
+}
+
+void RowLog::create(const std::string& path, std::uint64_t ring_bytes, Caching caching) {
+  if (ring_bytes == 0 || ring_bytes % format::block_bytes != 0) {
+    throw Error(ErrorKind::config, path + ": a row log's ring takes a multiple of 4096 bytes");
+  }
+  BlockFile::create(path, format::row_log_ring_offset + ring_bytes);
+  BlockFile file(path, caching);
+  file.allocate(0, file.size());
+  RowLogCheckpoint checkpoint{};
+  checkpoint.last_record = format::no_position;
+  write_block(file, format::row_log_checkpoint_offset[0], seal(checkpoint));
+  file.sync();
+}
+
+RowLog::RowLog(const std::string& path, Caching caching, BlockWatcher* watcher, BlockQueue& queue)
+    : file_(path, caching, watcher), queue_(queue) {
+  if (file_.size() <= format::row_log_ring_offset || file_.size() % format::block_bytes != 0) {
+    throw Error(ErrorKind::corrupted, path + ": " + std::to_string(file_.size()) + " bytes are no row log");
+  }
+  const auto first = read_checkpoint(file_, format::row_log_checkpoint_offset[0], queue_);
+  const auto second = read_checkpoint(file_, format::row_log_checkpoint_offset[1], queue_);
+  if (!first && !second) throw Error(ErrorKind::corrupted, file_.place(0) + ": neither checkpoint holds its checksum");
+  checkpoint_slot_ = first && (!second || first->sequence > second->sequence) ? 0 : 1;
+  checkpoint_ = checkpoint_slot_ == 0 ? *first : *second;
+}
+
+void RowLog::read_range(std::uint64_t position, std::uint64_t bytes, std::byte* dst) const {
+  std::vector<BlockRead> reads;
+  for (std::uint64_t at = 0; at < bytes; at += read_bytes) {
+    reads.push_back({&file_, offset_of(position) + at, std::min<std::uint64_t>(read_bytes, bytes - at), dst + at});
+  }
+  queue_.read_many(reads);
+}
+
+std::optional<RowLogHeader> RowLog::check_header(const std::byte* data, std::uint64_t position,
+                                                 std::string* why) const {
+  const auto refuse = [why](const char* reason) -> std::optional<RowLogHeader> {
+    *why = reason;
+    return std::nullopt;
+  };
+  RowLogHeader header;
+  std::memcpy(&header, data, sizeof(header));
+  if (header.magic != format::row_log_record_magic) return refuse("no record here");
+  if (header.crc != crc_of(header)) return refuse("the record header's checksum does not hold");
+  if (header.position != position) return refuse("a record of another turn of the ring");
+  if (header.bytes % format::block_bytes != 0 || header.bytes > ring_bytes() - position % ring_bytes() ||
+      header.images_offset > header.bytes || header.images_offset % format::sector_bytes != 0 ||
+      header.images_offset < sizeof(header) ||
+      header.num_sections > (header.images_offset - sizeof(header)) / sizeof(RowLogSection)) {
+    return refuse("a record length that does not fit");
+  }
+  return header;
+}
+
+std::optional<RowLogHeader> RowLog::read_header(std::uint64_t position, std::string* why) const {
+  const SectorBuffer sector(format::sector_bytes);
+  read_range(position, format::sector_bytes, sector.data());
+  return check_header(sector.data(), position, why);
+}
+
+SectorBuffer RowLog::read(const Live& record, std::uint64_t bytes) const {
+  SectorBuffer data(bytes);
+  read_range(record.link.position, bytes, data.data());
+  std::string why;
+  const auto header = check_header(data.data(), record.link.position, &why);
+  if (!header || header->crc != record.link.crc) {
+    throw Error(ErrorKind::corrupted,
+                place(record.link.position) + ": " + (header ? "a record that breaks the chain" : why));
+  }
+  if (crc32c(0, data.data() + sizeof(RowLogHeader), header->images_offset - sizeof(RowLogHeader)) != header->rows_crc) {
+    throw Error(ErrorKind::corrupted,
+                place(record.link.position) + ": the checksum of the record's row numbers does not hold");
+  }
+  return data;
+}
+
+bool RowLog::holds(const RowLogHeader& header) const {
+  const SectorBuffer data(std::min<std::uint64_t>(header.bytes, check_bytes));
+  const auto crc_of_range = [&](std::uint64_t begin, std::uint64_t end) {
+    std::uint32_t crc = 0;
+    while (begin < end) {
+      const std::uint64_t from = begin / format::sector_bytes * format::sector_bytes;
+      const std::uint64_t bytes = std::min<std::uint64_t>(data.size(), end - from);
+      read_range(header.position + from, bytes, data.data());
+      crc = crc32c(crc, data.data() + (begin - from), from + bytes - begin);
+      begin = from + bytes;
+    }
+    return crc;
+  };
+  return crc_of_range(sizeof(header), header.images_offset) == header.rows_crc &&
+         crc_of_range(header.images_offset, header.bytes) == header.images_crc;
+}
+
+void RowLog::scan() {
+  live_.clear();
+  newest_.last = {checkpoint_.last_record, checkpoint_.last_record_crc, checkpoint_.last_record_step};
+  newest_.end = checkpoint_.head;
+  scan_backwards();
+  scan_forwards();
+  refuse_lost_records();
+}
+
+void RowLog::scan_backwards() {
+  Link link = newest_.last;
+  while (link.position != format::no_position && link.position >= checkpoint_.tail) {
+    std::string why;
+    const auto header = read_header(link.position, &why);
+    if (!header || header->crc != link.crc) {
+      throw Error(ErrorKind::corrupted,
+                  place(link.position) + ": " + (header ? "a record that breaks the chain" : why));
+    }
+    live_.push_front(Live::of(*header));
+    link = live_.front().previous;
+  }
+  if (!live_.empty() && live_.front().link.position != checkpoint_.tail) {
+    throw Error(ErrorKind::corrupted, place(checkpoint_.tail) + ": no record where the log begins");
+  }
+}
+
+void RowLog::scan_forwards() {
+  while (const auto header = successor()) {
+    live_.push_back(Live::of(*header));
+    newest_ = {live_.back().link, live_.back().end()};
+  }
+}
+
+std::optional<RowLogHeader> RowLog::successor() const {
+  for (const std::uint64_t position : {newest_.end, next_turn(newest_.end)}) {
+    std::string why;
+    const auto header = read_header(position, &why);
+    if (!header) continue;
+    if (header->epoch > checkpoint_.epoch) {
+      throw Error(ErrorKind::corrupted, place(position) + ": a record of epoch " + std::to_string(header->epoch) +
+                                            ", whose checkpoint is lost");
+    }
+    const bool follows = header->epoch == checkpoint_.epoch && header->previous == newest_.last.position &&
+                         header->previous_crc == newest_.last.crc;
+    if (follows && holds(*header)) return header;
+  }
+  return std::nullopt;
+}
+
+// A record of this epoch, further on, that says that the log was durable beyond where it ends now.
+void RowLog::refuse_lost_records() const {
+  const std::uint64_t tail = live_.empty() ? newest_.end : live_.front().link.position;
+  const std::uint64_t end = std::min(newest_.end + search_bytes, tail + ring_bytes());
+  std::vector<BlockRead> reads;
+  for (std::uint64_t position = newest_.end + format::block_bytes; position < end; position += format::block_bytes) {
+    reads.push_back({&file_, offset_of(position), format::sector_bytes, nullptr});
+  }
+  const SectorBuffer sectors(reads.size() * format::sector_bytes);
+  for (std::size_t i = 0; i < reads.size(); ++i) reads[i].dst = sectors.data() + i * format::sector_bytes;
+  queue_.read_many(reads);
+  for (std::size_t i = 0; i < reads.size(); ++i) {
+    std::string why;
+    const auto header = check_header(reads[i].dst, newest_.end + (i + 1) * format::block_bytes, &why);
+    if (!header || header->epoch != checkpoint_.epoch || header->durable <= newest_.end) continue;
+    throw Error(ErrorKind::corrupted, place(newest_.end) +
+                                          ": a record that was durable does not hold, the one of step " +
+                                          std::to_string(header->step) + " says so");
+  }
+}
+
+void RowLog::check_start(std::uint64_t epoch, std::uint64_t step) const {
+  const bool again = epoch_ != 0 && epoch == epoch_;
+  if (!again && epoch <= checkpoint_.epoch) {
+    throw Error(ErrorKind::corrupted, file_.place(format::row_log_checkpoint_offset[checkpoint_slot_]) +
+                                          ": a checkpoint of epoch " + std::to_string(checkpoint_.epoch) +
+                                          ", the pool is in epoch " + std::to_string(epoch));
+  }
+  if (step < checkpoint_.merged_step) {
+    throw Error(ErrorKind::step, file_.name() + ": cannot go back to step " + std::to_string(step) +
+                                     ", rows are merged up to step " + std::to_string(checkpoint_.merged_step));
+  }
+  if (appended_) throw Error(ErrorKind::step, file_.name() + ": steps were appended; open it again to go back");
+}
+
+void RowLog::start(std::uint64_t epoch, std::uint64_t step) {
+  check_start(epoch, step);
+  epoch_ = epoch;
+  while (!live_.empty() && live_.back().link.step > step) {
+    newest_ = {live_.back().previous, live_.back().link.position};
+    live_.pop_back();
+    if (!live_.empty()) newest_.end = live_.back().end();
+  }
+  file_.sync();
+  durable_ = newest_;
+  write_checkpoint(live_.empty() ? newest_.end : live_.front().link.position, checkpoint_.merged_step, durable_);
+}
+
+std::optional<std::uint64_t> RowLog::room_for(std::uint64_t bytes, std::uint64_t pinned) const {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t position = newest_.end;
+  if (position % ring_bytes() + bytes > ring_bytes()) position = next_turn(position);
+  // An empty log has no tail to spare: it may begin anywhere, so a record as large as the ring fits.
+  const std::uint64_t tail = live_.empty() ? position : live_.front().link.position;
+  if (position + bytes - std::min(tail, pinned) > ring_bytes()) return std::nullopt;
+  return position;
+}
+
+RowLog::Live RowLog::write(RowLogHeader header, std::uint64_t position, std::byte* record) {
+  {
+    const std::lock_guard lock(mutex_);
+    header.durable = durable_.end;
+    header.previous = newest_.last.position;
+    header.previous_step = newest_.last.step;
+    header.previous_crc = newest_.last.crc;
+  }
+  header.magic = format::row_log_record_magic;
+  header.epoch = epoch_;
+  header.position = position;
+  header.crc = crc_of(header);
+  std::memcpy(record, &header, sizeof(header));
+  appended_ = true;
+  file_.write(offset_of(position), header.bytes, record);
+  return Live::of(header);
+}
+
+void RowLog::append(const Live& record) {
+  const std::lock_guard lock(mutex_);
+  live_.push_back(record);
+  newest_ = {record.link, record.end()};
+}
+
+void RowLog::sync() {
+  Mark mark;
+  {
+    const std::lock_guard lock(mutex_);
+    if (durable_.end == newest_.end) return;
+    mark = newest_;
+  }
+  file_.sync();
+  const std::lock_guard lock(mutex_);
+  if (mark.end > durable_.end) durable_ = mark;
+}
+
+void RowLog::checkpoint_without(std::size_t count) {
+  std::uint64_t tail;
+  std::uint64_t merged_step;
+  Mark durable;
+  {
+    const std::lock_guard lock(mutex_);
+    tail = live_.size() > count ? live_[count].link.position : newest_.end;
+    merged_step = live_[count - 1].link.step;
+    durable = durable_;
+  }
+  write_checkpoint(tail, merged_step, durable);
+}
+
+void RowLog::write_checkpoint(std::uint64_t tail, std::uint64_t merged_step, const Mark& durable) {
+  RowLogCheckpoint checkpoint{};
+  checkpoint.epoch = epoch_;
+  checkpoint.sequence = checkpoint_.sequence + 1;
+  checkpoint.tail = tail;
+  checkpoint.head = durable.end;
+  checkpoint.merged_step = merged_step;
+  checkpoint.last_record = durable.last.position;
+  checkpoint.last_record_step = durable.last.step;
+  checkpoint.last_record_crc = durable.last.crc;
+  write_block(file_, format::row_log_checkpoint_offset[1 - checkpoint_slot_], seal(checkpoint));
+  file_.sync();
+  const std::lock_guard lock(mutex_);
+  checkpoint_ = checkpoint;
+  checkpoint_slot_ = 1 - checkpoint_slot_;
+}
+
+void RowLog::forget(std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  live_.erase(live_.begin(), live_.begin() + static_cast<std::ptrdiff_t>(count));
+}
+
+std::deque<RowLog::Live> RowLog::live() const {
+  const std::lock_guard lock(mutex_);
+  return live_;
+}
+
+std::uint64_t RowLog::last_step() const {
+  const std::lock_guard lock(mutex_);
+  return newest_.last.step;
+}
+
+std::uint64_t RowLog::durable_step() const {
+  const std::lock_guard lock(mutex_);
+  return durable_.last.step;
+}
+
+std::uint64_t RowLog::merged_step() const {
+  const std::lock_guard lock(mutex_);
+  return checkpoint_.merged_step;
+}
+
+std::uint64_t RowLog::tail() const {
+  const std::lock_guard lock(mutex_);
+  return live_.empty() ? newest_.end : live_.front().link.position;
+}
+
+}  // namespace holdfast

@@ -1,0 +1,802 @@
+// The log store against a model that keeps every version: random appends, fetches, syncs, merges and roll-backs on
+// small rings, crashes at any write or sync, and everything that a crash may have left of the writes since the last
+// sync.
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "error.h"
+#include "log_store.h"
+#include "temporary_directory.h"
+
+namespace holdfast {
+namespace {
+
+constexpr std::size_t sector = format::sector_bytes;
+constexpr std::uint64_t every_step = std::numeric_limits<std::uint64_t>::max();
+using Bytes = std::vector<std::byte>;
+
+struct Crash {};
+
+// A disk that may lose what was not synced: it remembers what every sector held at its file's last sync, and crashes or
+// fails when it is told to.
+class Disk final : public BlockWatcher {
+ public:
+  void before_read(const BlockFile&) override {}
+  void before_write(const BlockFile& file, std::uint64_t offset, std::size_t bytes) override {
+    step_towards_the_end();
+    if (fail_next_write) {
+      const ErrorKind kind = *std::exchange(fail_next_write, std::nullopt);
+      throw Error(kind, "writing " + file.place(offset) + ": told to fail");
+    }
+    std::ifstream stream(file.name(), std::ios::binary);
+    auto& unsynced = unsynced_[file.name()];
+    for (std::uint64_t at = offset; at < offset + bytes; at += sector) {
+      if (unsynced.contains(at)) continue;
+      stream.seekg(static_cast<std::streamoff>(at));
+      stream.read(reinterpret_cast<char*>(unsynced[at].data()), sector);
+      CHECK(stream.good());
+    }
+  }
+  void before_sync(const BlockFile& file) override {
+    step_towards_the_end();
+    if (fail_next_sync) {
+      fail_next_sync = false;
+      throw Error(ErrorKind::failed, "syncing " + file.name() + ": told to fail");
+    }
+  }
+  void after_sync(const BlockFile& file) override { unsynced_[file.name()].clear(); }
+
+  // What a crash leaves: each sector that was written since the sync has its new bytes or the old ones. Sectors of a
+  // log may also be zeros: nothing that is needed lies in those that are being written. Where nothing is lost (the
+  // process died, the machine did not), it may still be by the next crash.
+  void lose_unsynced(std::mt19937_64& random) {
+    const std::uint64_t percent_lost = std::array{0, 100, 10, 50, 90}[random() % 5];
+    if (percent_lost == 0) return;
+    for (const auto& [name, sectors] : unsynced_) {
+      const bool is_log = name.find("row-log") != std::string::npos;
+      std::fstream stream(name, std::ios::binary | std::ios::in | std::ios::out);
+      for (const auto& [at, old] : sectors) {
+        if (random() % 100 >= percent_lost) continue;
+        const std::array<char, sector> zeros{};
+        const char* bytes = is_log && random() % 3 == 0 ? zeros.data() : old.data();
+        stream.seekp(static_cast<std::streamoff>(at));
+        stream.write(bytes, sector);
+      }
+      CHECK(stream.good());
+    }
+    unsynced_.clear();
+  }
+
+  std::uint64_t crash_in = 0;  // writes and syncs from now; 0: never
+  std::optional<ErrorKind> fail_next_write;
+  bool fail_next_sync = false;
+
+ private:
+  void step_towards_the_end() {
+    if (crash_in != 0 && --crash_in == 0) throw Crash{};
+  }
+  std::map<std::string, std::map<std::uint64_t, std::array<char, sector>>> unsynced_;
+};
+
+LogTable table_of(std::uint64_t number, std::uint64_t rows, std::uint32_t dim, RowDtype dtype, RowOptimizer optimizer) {
+  return {{dim, dtype, optimizer, state_floats_of(optimizer, dim), 7, number, -0.5f, 0.5f}, rows};
+}
+
+// Images of 6, 8, 72, 136 and 2404 bytes: 85, 64, 7 and 3 in a sector, and one in five sectors.
+std::vector<LogTable> tables_of_every_shape() {
+  return {table_of(0, 1000, 1, RowDtype::f16, RowOptimizer::sgd), table_of(1, 300, 1, RowDtype::f32, RowOptimizer::sgd),
+          table_of(2, 200, 16, RowDtype::f32, RowOptimizer::rowwise_adagrad),
+          table_of(3, 100, 32, RowDtype::f32, RowOptimizer::rowwise_adagrad),
+          table_of(4, 60, 200, RowDtype::f32, RowOptimizer::adam)};
+}
+
+// Rows of one table with memory of their own.
+struct OwnedRows {
+  OwnedRows(std::uint32_t number, const LogTable& what, std::vector<std::uint64_t> chosen)
+      : table(number),
+        weight_bytes(std::size_t{what.spec.dim} * bytes_of(what.spec.dtype)),
+        state_floats(what.spec.state_floats),
+        rows(std::move(chosen)),
+        weights(rows.size() * weight_bytes),
+        state(rows.size() * state_floats) {}
+
+  TableRows view() { return {table, rows.size(), {rows.data(), weights.data(), state.data()}}; }
+  Bytes value(std::size_t u) const {
+    Bytes bytes(weights.begin() + static_cast<std::ptrdiff_t>(u * weight_bytes),
+                weights.begin() + static_cast<std::ptrdiff_t>((u + 1) * weight_bytes));
+    const auto* of_state = reinterpret_cast<const std::byte*>(state.data() + u * state_floats);
+    bytes.insert(bytes.end(), of_state, of_state + state_floats * 4);
+    return bytes;
+  }
+
+  std::uint32_t table;
+  std::size_t weight_bytes;
+  std::size_t state_floats;
+  std::vector<std::uint64_t> rows;
+  Bytes weights;
+  std::vector<float> state;
+};
+
+std::vector<TableRows> views(std::vector<OwnedRows>& owned) {
+  std::vector<TableRows> views;
+  for (OwnedRows& rows : owned) views.push_back(rows.view());
+  return views;
+}
+
+std::vector<std::uint64_t> random_rows(std::uint64_t num_rows, std::size_t most, std::mt19937_64& random) {
+  std::set<std::uint64_t> rows;
+  const std::size_t count = random() % (most + 1);
+  const std::uint64_t first = random() % num_rows;
+  const std::uint64_t spread = random() % 2 == 0 ? num_rows : std::min<std::uint64_t>(num_rows, 2 * most);
+  for (std::size_t i = 0; i < count; ++i) rows.insert((first + random() % spread) % num_rows);
+  return {rows.begin(), rows.end()};
+}
+
+// Random new values for random rows of some of the tables.
+std::vector<OwnedRows> random_update(const std::vector<LogTable>& tables, std::size_t most, std::mt19937_64& random) {
+  std::vector<OwnedRows> update;
+  for (std::uint32_t t = 0; t < tables.size(); ++t) {
+    if (random() % 4 == 0) continue;
+    OwnedRows& rows = update.emplace_back(t, tables[t], random_rows(tables[t].num_rows, most, random));
+    for (std::byte& byte : rows.weights) byte = static_cast<std::byte>(random());
+    for (float& value : rows.state) value = static_cast<float>(random() % 1000);
+    if (random() % 2 == 0) {
+      for (std::uint64_t& row : rows.rows) row |= fresh_bit;  // as capture leaves rows: append takes no notice
+    }
+  }
+  return update;
+}
+
+// Every version of every row, by step.
+class Model {
+ public:
+  void update(std::uint64_t step, const std::vector<OwnedRows>& update) {
+    for (const OwnedRows& rows : update) {
+      for (std::size_t u = 0; u < rows.rows.size(); ++u) {
+        versions_[{rows.table, rows.rows[u] & ~fresh_bit}][step] = rows.value(u);
+      }
+    }
+  }
+  void roll_back(std::uint64_t step) {
+    for (auto& [row, versions] : versions_) versions.erase(versions.upper_bound(step), versions.end());
+  }
+  // Whether the fetched rows are what they should be.
+  void check(const std::vector<LogTable>& tables, const std::vector<OwnedRows>& fetched) const {
+    for (const OwnedRows& rows : fetched) {
+      const LogTable& table = tables[rows.table];
+      for (std::size_t u = 0; u < rows.rows.size(); ++u) {
+        const std::uint64_t row = rows.rows[u] & ~fresh_bit;
+        const auto found = versions_.find({rows.table, row});
+        const bool touched = found != versions_.end() && !found->second.empty();
+        CHECK(((rows.rows[u] & fresh_bit) == 0) == touched);
+        CHECK(rows.value(u) == (touched ? found->second.rbegin()->second : initial(table, row)));
+      }
+    }
+  }
+
+ private:
+  static Bytes initial(const LogTable& table, std::uint64_t row) {
+    const std::size_t weight_bytes = std::size_t{table.spec.dim} * bytes_of(table.spec.dtype);
+    Bytes bytes(weight_bytes + table.spec.state_floats * 4);
+    best_kernels().initial_row(table.spec, row, bytes.data());
+    return bytes;
+  }
+  std::map<std::pair<std::uint32_t, std::uint64_t>, std::map<std::uint64_t, Bytes>> versions_;
+};
+
+template <class Work>
+ErrorKind kind_thrown_by(const Work& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error.kind();
+  }
+  check::context += ": nothing was thrown";
+  CHECK(false);
+}
+
+// A store, its disk, and what is known about it. A life ends in a crash; the next one begins with reopen.
+class Subject {
+ public:
+  Subject(std::vector<LogTable> tables, std::uint64_t ring_bytes, LogStoreOptions options, std::uint64_t seed,
+          TemporaryDirectory::Place place = TemporaryDirectory::Place::memory)
+      : random(seed), tables_(std::move(tables)), options_(options), directory_(place) {
+    LogStore::create(directory_.path(), tables_, ring_bytes, options.caching);
+    options_.watcher = &disk;
+    open(every_step);
+  }
+
+  void open(std::uint64_t step_limit) {
+    store = std::make_unique<LogStore>(directory_.path(), tables_, options_);
+    const std::uint64_t recovered = store->recover(++epoch, step_limit);
+    CHECK(recovered <= std::min(step_limit, last_attempted));
+    CHECK(recovered >= newest_step_up_to(std::min(step_limit, durable)));
+    CHECK(store->durable_step() == recovered && store->last_step() == recovered);
+    went_back_to(recovered);
+  }
+  void went_back_to(std::uint64_t step) {
+    model.roll_back(step);
+    steps.erase(steps.upper_bound(step), steps.end());
+    last_attempted = step;
+    durable = step;
+  }
+
+  // The process is gone, and some of what was not synced.
+  void crash() {
+    store.reset();
+    disk.crash_in = 0;
+    disk.lose_unsynced(random);
+  }
+
+  // Returns whether there was room.
+  bool append(std::size_t most_rows) {
+    std::vector<OwnedRows> update = random_update(tables_, most_rows, random);
+    const std::uint64_t step = store->last_step() + 1 + random() % 2;
+    last_attempted = step;
+    steps.insert(step);
+    Model before = model;
+    model.update(step, update);
+    if (store->append(step, views(update))) return true;
+    model = std::move(before);
+    steps.erase(step);
+    last_attempted = store->last_step();
+    return false;
+  }
+  void sync() {
+    const std::uint64_t step = store->last_step();
+    store->sync();
+    durable = step;
+    CHECK(store->durable_step() >= durable);
+  }
+  std::uint64_t merge(std::uint64_t limit, std::uint64_t max_bytes) {
+    floor = std::max(floor, limit);
+    return store->merge(limit, max_bytes);
+  }
+  void append_with_room(std::size_t most_rows) {
+    if (append(most_rows)) return;
+    sync();
+    merge(durable, every_step);
+    CHECK(append(most_rows));  // an empty ring has room
+  }
+  void fetch_some() {
+    std::vector<OwnedRows> wanted;
+    for (std::uint32_t t = 0; t < tables_.size(); ++t) {
+      if (random() % 3 != 0) wanted.emplace_back(t, tables_[t], random_rows(tables_[t].num_rows, 50, random));
+    }
+    store->fetch(views(wanted));
+    model.check(tables_, wanted);
+  }
+  void fetch_all() {
+    std::vector<OwnedRows> wanted;
+    for (std::uint32_t t = 0; t < tables_.size(); ++t) {
+      std::vector<std::uint64_t> rows(tables_[t].num_rows);
+      for (std::uint64_t row = 0; row < rows.size(); ++row) rows[row] = row;
+      wanted.emplace_back(t, tables_[t], std::move(rows));
+    }
+    store->fetch(views(wanted));
+    model.check(tables_, wanted);
+  }
+
+  std::string file(const char* name) const { return directory_.path() + "/" + name; }
+
+  std::mt19937_64 random;
+  Disk disk;
+  Model model;
+  std::unique_ptr<LogStore> store;
+  std::set<std::uint64_t> steps;  // whose append began
+  std::uint64_t epoch = 0;
+  std::uint64_t last_attempted = 0;  // the newest step whose append began
+  std::uint64_t durable = 0;
+  std::uint64_t floor = 0;  // the greatest limit that a merge was given
+
+ private:
+  std::uint64_t newest_step_up_to(std::uint64_t step) const {
+    const auto after = steps.upper_bound(step);
+    return after == steps.begin() ? 0 : *std::prev(after);
+  }
+
+  std::vector<LogTable> tables_;
+  LogStoreOptions options_;
+  TemporaryDirectory directory_;
+};
+
+void live_at_random(Subject& subject, std::size_t most_rows) {
+  for (int i = 0; i < 40; ++i) {
+    switch (subject.random() % 8) {
+      case 0:
+      case 1:
+      case 2: subject.append_with_room(most_rows); break;
+      case 3: subject.sync(); break;
+      case 4: {
+        const std::uint64_t limit =
+            subject.floor + subject.random() % (std::max(subject.durable, subject.floor) - subject.floor + 1);
+        subject.merge(limit, subject.random() % 20000);
+        break;
+      }
+      default: subject.fetch_some(); break;
+    }
+  }
+}
+
+// Lives that end in crashes, at random or at the n-th write or sync, and begin where the last one's durable steps
+// ended.
+void random_lives_agree_with_the_model(std::uint64_t seed, std::uint64_t ring_bytes, std::size_t most_rows, int lives,
+                                       const LogStoreOptions& options, TemporaryDirectory::Place place) {
+  Subject subject(tables_of_every_shape(), ring_bytes, options, seed, place);
+  for (int life = 0; life < lives; ++life) {
+    check::context = "ring of " + std::to_string(ring_bytes) + ", life " + std::to_string(life);
+    if (subject.random() % 4 != 0) subject.disk.crash_in = 1 + subject.random() % 60;
+    try {
+      live_at_random(subject, most_rows);
+      subject.fetch_all();
+    } catch (const Crash&) {
+    }
+    subject.crash();
+    const bool limited = subject.random() % 3 == 0;
+    const std::uint64_t span = std::max(subject.last_attempted, subject.floor) - subject.floor + 1;
+    if (subject.random() % 4 == 0) {  // recovery may crash too
+      subject.disk.crash_in = 1 + subject.random() % 4;
+      try {
+        subject.open(every_step);
+      } catch (const Crash&) {
+        subject.crash();
+        subject.open(every_step);
+      }
+      subject.disk.crash_in = 0;
+    } else {
+      subject.open(limited ? subject.floor + subject.random() % span : every_step);
+    }
+    subject.fetch_all();
+    if (subject.random() % 3 == 0 && subject.store->last_step() > subject.floor) {
+      const std::uint64_t step = subject.floor + subject.random() % (subject.store->last_step() - subject.floor);
+      subject.store->roll_back(step);
+      CHECK(subject.store->last_step() <= step);
+      subject.went_back_to(subject.store->last_step());
+      subject.fetch_all();
+    }
+  }
+}
+
+// Small things, one store each.
+
+std::vector<LogTable> one_table() { return {table_of(0, 200, 16, RowDtype::f32, RowOptimizer::rowwise_adagrad)}; }
+LogStoreOptions buffered(BlockQueue::Way way = BlockQueue::Way::io_uring) { return {Caching::buffered, way, nullptr}; }
+
+void a_full_ring_says_so_until_it_is_merged(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  while (subject.append(100)) {
+  }
+  CHECK(subject.merge(every_step - 1, every_step) == 0);  // nothing is durable: nothing may be merged
+  subject.sync();
+  CHECK(subject.merge(every_step - 1, every_step) > 0);
+  CHECK(subject.store->index_entries() == 0);
+  CHECK(subject.append(100));
+  subject.fetch_all();
+}
+
+void nothing_goes_before_recovery() {
+  const TemporaryDirectory directory;
+  LogStore::create(directory.path(), one_table(), 64 << 10, Caching::buffered);
+  LogStore store(directory.path(), one_table(), buffered());
+  CHECK(kind_thrown_by([&] { store.fetch({}); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.append(1, {}); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.sync(); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.merge(1, 1); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { LogStore::create(directory.path(), one_table(), 4095, Caching::buffered); }) ==
+        ErrorKind::exists);
+}
+
+void a_record_larger_than_the_ring_is_refused(std::uint64_t seed) {
+  Subject subject(one_table(), 8 << 10, buffered(), seed);
+  std::vector<std::uint64_t> rows(200);
+  for (std::uint64_t row = 0; row < 200; ++row) rows[row] = row;
+  OwnedRows all(0, one_table()[0], rows);
+  const TableRows view = all.view();
+  CHECK(kind_thrown_by([&] { subject.store->append(1, {&view, 1}); }) == ErrorKind::batch_too_large);
+  CHECK(subject.append(5));
+  CHECK(kind_thrown_by([&] { subject.store->append(1, {}); }) == ErrorKind::step);
+  subject.fetch_all();
+}
+
+void a_full_medium_changes_nothing(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  CHECK(subject.append(50));
+  const Model before = subject.model;
+  subject.disk.fail_next_write = ErrorKind::full;
+  CHECK(kind_thrown_by([&] { subject.append(50); }) == ErrorKind::full);
+  subject.model = before;
+  subject.fetch_all();
+  CHECK(subject.append(50));
+  subject.sync();
+  subject.disk.fail_next_write = ErrorKind::full;
+  CHECK(kind_thrown_by([&] { subject.merge(subject.durable, every_step); }) == ErrorKind::full);
+  subject.fetch_all();
+  CHECK(subject.append(50));
+  subject.sync();
+  CHECK(subject.merge(subject.durable, every_step) > 0);
+  subject.fetch_all();
+  subject.crash();
+  subject.open(every_step);
+  subject.fetch_all();
+}
+
+void any_other_failure_stops_the_store(std::uint64_t seed) {
+  for (const bool in_sync : {false, true}) {
+    Subject subject(one_table(), 64 << 10, buffered(), seed);
+    CHECK(subject.append(50));
+    subject.sync();
+    CHECK(subject.append(50));
+    const Model before = subject.model;
+    const auto fail = [&] {
+      if (in_sync) {
+        subject.disk.fail_next_sync = true;
+        subject.store->sync();
+      } else {
+        subject.disk.fail_next_write = ErrorKind::failed;
+        subject.append(50);
+      }
+    };
+    CHECK(kind_thrown_by(fail) == ErrorKind::failed);
+    const std::uint64_t next = subject.store->last_step() + 1;
+    CHECK(kind_thrown_by([&] { subject.store->append(next, {}); }) == ErrorKind::failed);
+    CHECK(kind_thrown_by([&] { subject.store->sync(); }) == ErrorKind::failed);
+    CHECK(kind_thrown_by([&] { subject.store->merge(1, 1); }) == ErrorKind::failed);
+    subject.model = before;
+    subject.fetch_all();
+    subject.crash();
+    subject.open(every_step);
+    subject.fetch_all();
+    CHECK(subject.append(50));
+  }
+}
+
+void going_back_below_what_is_merged_is_refused(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  for (int i = 0; i < 4; ++i) subject.append_with_room(20);
+  CHECK(kind_thrown_by([&] { subject.store->roll_back(0); }) == ErrorKind::step);  // after an append
+  subject.sync();
+  subject.merge(subject.durable, every_step);
+  subject.crash();
+  CHECK(kind_thrown_by([&] { subject.open(0); }) == ErrorKind::step);
+  subject.open(every_step);
+  subject.fetch_all();
+}
+
+void flip(const std::string& name, std::uint64_t offset) {
+  std::fstream stream(name, std::ios::binary | std::ios::in | std::ios::out);
+  stream.seekg(static_cast<std::streamoff>(offset));
+  const auto byte = static_cast<char>(stream.get() ^ 1);
+  stream.seekp(static_cast<std::streamoff>(offset));
+  stream.put(byte);
+  CHECK(stream.good());
+}
+
+// Records of steps 1 to 3 lie one behind another from the ring's first byte, 4096 bytes each.
+void make_three_records(Subject& subject) {
+  const std::vector<LogTable> tables = one_table();
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    std::vector<OwnedRows> update;
+    subject.steps.insert(step);
+    update.emplace_back(0, tables[0], std::vector<std::uint64_t>{1, 5, 100});
+    update[0].weights[0] = static_cast<std::byte>(step);
+    subject.model.update(step, update);
+    CHECK(*subject.store->append(step, views(update)) == 4096);
+    subject.last_attempted = step;
+    subject.sync();
+  }
+}
+
+void damage_is_told_from_a_torn_tail(std::uint64_t seed) {
+  const std::uint64_t ring = format::row_log_ring_offset;
+  for (const std::uint64_t offset : {std::uint64_t{9}, std::uint64_t{200}, std::uint64_t{600}, std::uint64_t{4000}}) {
+    {  // A later record says that this one was durable.
+      Subject subject(one_table(), 64 << 10, buffered(), seed);
+      make_three_records(subject);
+      subject.crash();
+      flip(subject.file("row-log-0000"), ring + offset);
+      CHECK(kind_thrown_by([&] { subject.open(every_step); }) == ErrorKind::corrupted);
+    }
+    {  // Nothing says so of the last one.
+      Subject subject(one_table(), 64 << 10, buffered(), seed);
+      make_three_records(subject);
+      subject.crash();
+      flip(subject.file("row-log-0000"), ring + 2 * 4096 + offset);
+      subject.durable = 2;
+      subject.open(every_step);
+      CHECK(subject.store->last_step() == 2);
+      subject.fetch_all();
+    }
+    {  // The checkpoint does, once the store has been opened again. Images are told by the fetch.
+      Subject subject(one_table(), 64 << 10, buffered(), seed);
+      make_three_records(subject);
+      subject.crash();
+      subject.open(every_step);
+      subject.crash();
+      flip(subject.file("row-log-0000"), ring + 2 * 4096 + offset);
+      if (offset < 512) {
+        CHECK(kind_thrown_by([&] { subject.open(every_step); }) == ErrorKind::corrupted);
+      } else {
+        subject.open(every_step);
+        if (offset < 600 + 72) CHECK(kind_thrown_by([&] { subject.fetch_all(); }) == ErrorKind::corrupted);
+      }
+    }
+  }
+}
+
+void a_damaged_row_at_home_is_named(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  make_three_records(subject);
+  subject.merge(3, every_step);
+  subject.fetch_all();
+  const std::string home = subject.file("shard-0000/table-0000.home");
+  for (const std::uint64_t row : {std::uint64_t{5}, std::uint64_t{6}}) {  // one that was written, one that was not
+    flip(home, row * 72 + 3);
+    try {
+      subject.fetch_all();
+      CHECK(false);
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::corrupted);
+      CHECK(std::string(error.what()).find(home + " at offset " + std::to_string(row * 72)) != std::string::npos);
+    }
+    flip(home, row * 72 + 3);
+  }
+  subject.fetch_all();
+}
+
+void a_store_that_lost_something_says_what(std::uint64_t seed) {
+  {
+    Subject subject(one_table(), 64 << 10, buffered(), seed);
+    subject.crash();
+    subject.epoch = 0;
+    CHECK(kind_thrown_by([&] { subject.open(every_step); }) == ErrorKind::corrupted);  // an epoch that was
+    subject.open(every_step);
+    subject.crash();
+    for (const std::size_t offset : format::row_log_checkpoint_offset) flip(subject.file("row-log-0000"), offset);
+    CHECK(kind_thrown_by([&] { subject.open(every_step); }) == ErrorKind::corrupted);
+  }
+  {  // The checkpoint that began the records' epoch.
+    Subject subject(one_table(), 64 << 10, buffered(), seed);
+    make_three_records(subject);
+    subject.crash();
+    flip(subject.file("row-log-0000"), format::row_log_checkpoint_offset[1]);
+    CHECK(kind_thrown_by([&] { subject.open(every_step); }) == ErrorKind::corrupted);
+  }
+  for (const char* name : {"row-log-0000", "shard-0000/table-0000.home"}) {
+    Subject subject(one_table(), 64 << 10, buffered(), seed);
+    subject.crash();
+    std::filesystem::remove(subject.file(name));
+    CHECK(kind_thrown_by([&] { subject.open(every_step); }) == ErrorKind::corrupted);
+  }
+}
+
+// One thread appends, syncs and merges on a ring that wraps all the time; others fetch. The first float of a row's
+// weights is the step that wrote it, and all the others are a function of row and step: a fetch finds one step's row,
+// not older than what had been appended when it began.
+class Readers {
+ public:
+  Readers(LogStore& store, const LogTable& table, std::uint64_t seed) {
+    for (std::uint64_t t = 0; t < 3; ++t) {
+      threads_.emplace_back([this, &store, &table, seed, t] {
+        std::mt19937_64 random(seed + t);
+        while (!stop_) look(store, table, random);
+      });
+    }
+  }
+  ~Readers() {
+    stop_ = true;
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  static float element(std::uint64_t row, std::uint64_t step, std::size_t i) {
+    return static_cast<float>((row * 31 + step * 17 + i * 7) % 1024);
+  }
+  std::vector<std::atomic<std::uint64_t>> appended = std::vector<std::atomic<std::uint64_t>>(200);  // of each row
+  std::atomic<std::uint64_t> num_rows_seen{0};
+
+ private:
+  void look(LogStore& store, const LogTable& table, std::mt19937_64& random) {
+    OwnedRows wanted(0, table, random_rows(table.num_rows, 30, random));
+    std::vector<std::uint64_t> at_least;
+    for (const std::uint64_t row : wanted.rows) at_least.push_back(appended[row]);
+    const TableRows view = wanted.view();
+    store.fetch({&view, 1});
+    for (std::size_t u = 0; u < wanted.rows.size(); ++u) {
+      if ((wanted.rows[u] & fresh_bit) != 0) {
+        CHECK(at_least[u] == 0);
+        continue;
+      }
+      std::vector<float> weights(table.spec.dim);
+      std::memcpy(weights.data(), wanted.weights.data() + u * wanted.weight_bytes, wanted.weight_bytes);
+      const auto step = static_cast<std::uint64_t>(weights[0]);
+      CHECK(step >= at_least[u]);
+      for (std::size_t i = 1; i < weights.size(); ++i) CHECK(weights[i] == element(wanted.rows[u], step, i));
+      ++num_rows_seen;
+    }
+  }
+  std::vector<std::thread> threads_;
+  std::atomic<bool> stop_{false};
+};
+
+void readers_beside_the_writer_see_whole_rows(std::uint64_t seed, BlockQueue::Way way, std::uint64_t steps) {
+  const std::vector<LogTable> tables = {table_of(0, 200, 200, RowDtype::f32, RowOptimizer::sgd)};
+  const TemporaryDirectory directory;
+  LogStore::create(directory.path(), tables, 128 << 10, Caching::buffered);
+  LogStore store(directory.path(), tables, buffered(way));
+  store.recover(1, every_step);
+  std::mt19937_64 random(seed);
+  Readers readers(store, tables[0], seed);
+  for (std::uint64_t step = 1; step <= steps; ++step) {
+    OwnedRows update(0, tables[0], random_rows(200, 40, random));
+    for (std::size_t u = 0; u < update.rows.size(); ++u) {
+      std::vector<float> weights(200);
+      weights[0] = static_cast<float>(step);
+      for (std::size_t i = 1; i < weights.size(); ++i) weights[i] = Readers::element(update.rows[u], step, i);
+      std::memcpy(update.weights.data() + u * update.weight_bytes, weights.data(), update.weight_bytes);
+    }
+    const TableRows view = update.view();
+    while (!store.append(step, {&view, 1})) {
+      store.sync();
+      store.merge(step - 1 - random() % 2, 1 + random() % 100000);
+    }
+    for (const std::uint64_t row : update.rows) readers.appended[row] = step;
+  }
+  while (readers.num_rows_seen == 0) std::this_thread::yield();
+}
+
+// Holds fetches up before they read, and tells when home is written.
+class Gate final : public BlockWatcher {
+ public:
+  void before_read(const BlockFile&) override {
+    if (std::this_thread::get_id() != held_) return;
+    waiting = true;
+    while (!open) std::this_thread::yield();
+  }
+  void before_write(const BlockFile& file, std::uint64_t, std::size_t) override {
+    if (file.name().find(".home") == std::string::npos) return;
+    if (!home_written.exchange(true) && on_home_write) on_home_write();
+  }
+  void before_sync(const BlockFile&) override {}
+  void after_sync(const BlockFile&) override {}
+
+  // Fetches row 1 on another thread, up to the point where it has resolved the row and is going to read it.
+  std::thread begin_fetch(LogStore& store, OwnedRows& wanted) {
+    std::thread thread([this, &store, &wanted] {
+      held_ = std::this_thread::get_id();
+      const TableRows view = wanted.view();
+      store.fetch({&view, 1});
+    });
+    while (!waiting) std::this_thread::yield();
+    return thread;
+  }
+
+  std::atomic<bool> waiting{false};
+  std::atomic<bool> open{false};
+  std::atomic<bool> home_written{false};
+  std::function<void()> on_home_write;
+
+ private:
+  std::atomic<std::thread::id> held_;
+};
+
+struct Gated {
+  explicit Gated(std::uint64_t ring_bytes) {
+    LogStore::create(directory.path(), one_table(), ring_bytes, Caching::buffered);
+    store = std::make_unique<LogStore>(directory.path(), one_table(), LogStoreOptions{Caching::buffered, {}, &gate});
+    store->recover(1, every_step);
+  }
+  bool append(std::uint64_t step) {
+    OwnedRows update(0, one_table()[0], {1});
+    update.weights[0] = static_cast<std::byte>(step);
+    const TableRows view = update.view();
+    return store->append(step, {&view, 1}).has_value();
+  }
+
+  TemporaryDirectory directory;
+  Gate gate;
+  std::unique_ptr<LogStore> store;
+};
+
+void a_merge_waits_for_the_fetches_before_it() {
+  Gated gated(64 << 10);
+  CHECK(gated.append(1));
+  gated.store->sync();
+  OwnedRows wanted(0, one_table()[0], {1});
+  std::thread fetch = gated.gate.begin_fetch(*gated.store, wanted);
+  std::thread merge([&] { CHECK(gated.store->merge(1, every_step) == 4096); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  CHECK(!gated.gate.home_written);
+  gated.gate.open = true;
+  fetch.join();
+  merge.join();
+  CHECK(gated.gate.home_written && wanted.weights[0] == std::byte{1});
+}
+
+void an_extent_that_is_being_read_is_not_used_again() {
+  Gated gated(4096);  // one record fills it
+  CHECK(gated.append(1));
+  gated.store->sync();
+  OwnedRows wanted(0, one_table()[0], {1});
+  std::thread fetch;
+  gated.gate.on_home_write = [&] { fetch = gated.gate.begin_fetch(*gated.store, wanted); };
+  CHECK(gated.store->merge(1, every_step) == 4096);
+  CHECK(gated.store->index_entries() == 0);
+  CHECK(!gated.append(2));
+  gated.gate.open = true;
+  fetch.join();
+  CHECK(wanted.weights[0] == std::byte{1});
+  CHECK(gated.append(2));
+}
+
+void counters_say_what_was_written(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  make_three_records(subject);
+  subject.merge(3, every_step);
+  const LogStoreCounters counters = subject.store->counters();
+  CHECK(counters.appended_rows == 9 && counters.appended_bytes == 3 * 4096);
+  CHECK(counters.merged_bytes == 3 * 4096);
+  CHECK(counters.home_sectors_changed == 2);  // rows 1 and 5, and row 100
+  CHECK(counters.home_bytes_written == 2 * 4096 && counters.home_bytes_read == 2 * 4096);  // each in a block of its own
+}
+
+}  // namespace
+}  // namespace holdfast
+
+int main(int argc, char** argv) {
+  using namespace holdfast;
+  const std::uint64_t seed = check::seed_from(argc, argv);
+  std::set_terminate([] {  // an error that nobody expected, on any thread
+    try {
+      std::rethrow_exception(std::current_exception());
+    } catch (const std::exception& error) {
+      check::fail(__FILE__, __LINE__, error.what());
+    }
+  });
+  const auto run = [&](const char* name, const std::function<void(std::uint64_t)>& test) {
+    check::context = name;
+    test(seed);
+  };
+  run("before recovery", [](std::uint64_t) { nothing_goes_before_recovery(); });
+  run("a full ring", a_full_ring_says_so_until_it_is_merged);
+  run("a record larger than the ring", a_record_larger_than_the_ring_is_refused);
+  run("a full medium", a_full_medium_changes_nothing);
+  run("any other failure", any_other_failure_stops_the_store);
+  run("going back below what is merged", going_back_below_what_is_merged_is_refused);
+  run("damage or torn tail", damage_is_told_from_a_torn_tail);
+  run("a damaged row at home", a_damaged_row_at_home_is_named);
+  run("something is lost", a_store_that_lost_something_says_what);
+  run("a merge waits", [](std::uint64_t) { a_merge_waits_for_the_fetches_before_it(); });
+  run("an extent is pinned", [](std::uint64_t) { an_extent_that_is_being_read_is_not_used_again(); });
+  run("counters", counters_say_what_was_written);
+  run("readers, io_uring",
+      [](std::uint64_t s) { readers_beside_the_writer_see_whole_rows(s, BlockQueue::Way::io_uring, 400); });
+  run("readers, threads",
+      [](std::uint64_t s) { readers_beside_the_writer_see_whole_rows(s, BlockQueue::Way::threads, 200); });
+  using Place = TemporaryDirectory::Place;
+  random_lives_agree_with_the_model(seed, 192 << 10, 20, 60, buffered(), Place::memory);
+  random_lives_agree_with_the_model(seed + 1, 1 << 20, 40, 40, buffered(), Place::memory);
+  random_lives_agree_with_the_model(seed + 2, 192 << 10, 20, 20, buffered(BlockQueue::Way::threads), Place::memory);
+  try {
+    random_lives_agree_with_the_model(seed + 3, 192 << 10, 20, 4, LogStoreOptions{}, Place::disk);
+  } catch (const Error& error) {
+    CHECK(error.kind() == ErrorKind::config);  // no direct I/O where the tests run
+  }
+  return check::passed();
+}

@@ -1,0 +1,69 @@
+// The row index against std::map, and the memory that it promises.
+#include <cstdint>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "row_index.h"
+
+namespace holdfast {
+namespace {
+
+void check_same(const RowIndex& index, const std::map<std::uint64_t, std::uint64_t>& model,
+                const std::vector<std::uint64_t>& rows) {
+  CHECK(index.size() == model.size());
+  for (const std::uint64_t row : rows) {
+    const auto found = index.find(row);
+    const auto expected = model.find(row);
+    CHECK(found.has_value() == (expected != model.end()));
+    if (found) CHECK(*found == expected->second);
+  }
+}
+
+void random_calls_agree_with_a_map(std::mt19937_64& random) {
+  std::vector<std::uint64_t> rows = {0, 1, RowIndex::end_row - 1};
+  for (int i = 0; i < 3000; ++i) rows.push_back(i % 2 == 0 ? random() % 5000 : random() % RowIndex::end_row);
+  RowIndex index;
+  std::map<std::uint64_t, std::uint64_t> model;
+  for (int round = 0; round < 40; ++round) {
+    const std::uint64_t percent_inserted = 20 + random() % 60;
+    for (int i = 0; i < 1500; ++i) {
+      const std::uint64_t row = rows[random() % rows.size()];
+      const auto known = model.find(row);
+      if (random() % 100 < percent_inserted) {
+        const std::uint64_t location = random() % 4 == 0 ? RowIndex::end_location - 1 : random() % 1000;
+        index.insert(row, location);
+        model[row] = location;
+      } else if (known != model.end() && random() % 4 != 0) {
+        index.erase_if_equal(row, known->second);
+        model.erase(known);
+      } else {  // another location, or a row that is not there
+        index.erase_if_equal(row, known == model.end() ? random() % 1000 : known->second ^ 1);
+      }
+    }
+    check_same(index, model, rows);
+  }
+  index.clear();
+  check_same(index, {}, rows);
+}
+
+void an_entry_takes_fourteen_to_eighteen_bytes_while_the_index_grows() {
+  RowIndex index;
+  for (std::uint64_t row = 0; row < 200000; ++row) {
+    index.insert(row * 7, row);
+    if (row < 1000) continue;
+    const double bytes = static_cast<double>(index.memory_bytes()) / static_cast<double>(index.size());
+    CHECK(bytes > 13.8 && bytes < 18.3);
+  }
+}
+
+}  // namespace
+}  // namespace holdfast
+
+int main(int argc, char** argv) {
+  std::mt19937_64 random(check::seed_from(argc, argv));
+  holdfast::random_calls_agree_with_a_map(random);
+  holdfast::an_entry_takes_fourteen_to_eighteen_bytes_while_the_index_grows();
+  return check::passed();
+}
