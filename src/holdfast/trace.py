@@ -9,11 +9,12 @@
 Like the metrics file it reads like one run without a break, every step once: a run that resumes at step s cuts off
 what the file holds of steps after s, marks the place with a `resume`, and goes on at the time at which the rest ended,
 so the pause between two starts takes no room; a run in a new pool keeps a file that is there already, as FILE.1...
+But for a gap where a run was killed: what is not written yet is lost, so steps of the second before are missing.
 
 Invariants
 - The file is an array that lacks at most its closing bracket, which viewers do without: events are written whole, many
   at once, each after its comma.
-- What is not written yet is a second of steps at most. Nothing else of the trace is kept in memory.
+- What is not written yet is the steps of one second at most. Nothing else of the trace is kept in memory.
 - A step's complete events are its last, so whoever reads from the end of the file meets the step before anything of it.
 """
 
