@@ -1,14 +1,16 @@
 """What a run shows of itself while it trains: a progress bar or plain lines, metrics as JSON lines, TensorBoard.
 
-The metrics file holds one object a step, ``{"step", "durable_step", "loss", "samples_per_second", "stage_ms"}``,
-objects ``{"event": "evaluation", "step", "auc", "logloss"}`` where the run evaluates in between, and last of all
-``{"event": "end", "step", "auc", "logloss"}``. It always reads like one run without a break, every step once:
+The metrics file holds one object a step, ``{"step", "durable_step", "loss", "samples_per_second", "log_bytes",
+"stage_ms"}``, objects ``{"event": "evaluation", "step", "auc", "logloss"}`` where the run evaluates in between, and
+last of all ``{"event": "end", "step", "auc", "logloss"}``. It always reads like one run without a break, every step
+once:
 
 - a run that resumes at step s first cuts off what the file holds of steps after s (they are trained again), a line that
   a crash left unfinished, and the end of a run that now goes on;
 - a run in a new pool keeps a file that is there already, as FILE.1, FILE.2...
 
-durable_step is as it was when the step was committed; the step itself becomes durable a moment later.
+durable_step is as it was when the step was committed; the step itself becomes durable a moment later. log_bytes is what
+the step wrote to the undo log.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
@@ -48,10 +50,10 @@ _SHOWN_SECONDS = 0.1
 
 
 class Observer(Protocol):
-    """Is told of every step and every evaluation."""
+    """Is told of every step and every evaluation. began: when the evaluation did, by ``time.perf_counter``."""
 
     def step(self, report: StepReport, samples_per_second: float) -> None: ...
-    def evaluation(self, step: int, evaluation: Evaluation, *, is_end: bool) -> None: ...
+    def evaluation(self, step: int, evaluation: Evaluation, *, began: float, is_end: bool) -> None: ...
     def close(self) -> None: ...
 
 
@@ -69,9 +71,9 @@ class Observers:
         for observer in self._observers:
             observer.step(report, samples_per_second)
 
-    def evaluation(self, step: int, evaluation: Evaluation, *, is_end: bool) -> None:
+    def evaluation(self, step: int, evaluation: Evaluation, *, began: float, is_end: bool) -> None:
         for observer in self._observers:
-            observer.evaluation(step, evaluation, is_end=is_end)
+            observer.evaluation(step, evaluation, began=began, is_end=is_end)
         self._last = time.perf_counter()  # the pause is not the next step's
 
     def __enter__(self) -> Self:
@@ -80,8 +82,9 @@ class Observers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for observer in self._observers:
-            observer.close()
+        with ExitStack() as stack:  # one that cannot write what it has left leaves the others to close
+            for observer in reversed(self._observers):
+                stack.callback(observer.close)
 
 
 class MetricsFile:
@@ -91,7 +94,7 @@ class MetricsFile:
     def __init__(self, path: Path, *, resumed_step: int, is_new: bool) -> None:
         try:
             if is_new and path.exists() and path.stat().st_size > 0:
-                path.rename(_free_name(path))
+                path.rename(free_name(path))
             elif path.exists():
                 _cut_after(path, resumed_step)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,11 +110,12 @@ class MetricsFile:
                 "durable_step": report.durable_step,
                 "loss": report.loss,
                 "samples_per_second": round(samples_per_second, 1),
+                "log_bytes": report.log_bytes,
                 "stage_ms": {stage: round(ms, 4) for stage, ms in report.stage_ms.items()},
             }
         )
 
-    def evaluation(self, step: int, evaluation: Evaluation, *, is_end: bool) -> None:
+    def evaluation(self, step: int, evaluation: Evaluation, *, began: float, is_end: bool) -> None:
         event = "end" if is_end else "evaluation"
         self._write(
             {"event": event, "step": step, "auc": _finite(evaluation.auc), "logloss": _finite(evaluation.log_loss)}
@@ -147,7 +151,7 @@ class TensorBoard:
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, report.step)
 
-    def evaluation(self, step: int, evaluation: Evaluation, *, is_end: bool) -> None:
+    def evaluation(self, step: int, evaluation: Evaluation, *, began: float, is_end: bool) -> None:
         self._writer.add_scalar("auc", evaluation.auc, step)
         self._writer.add_scalar("logloss", evaluation.log_loss, step)
 
@@ -191,7 +195,7 @@ class Display:
         else:
             self._progress.update(self._task, completed=report.step, shown=shown, refresh=True)
 
-    def evaluation(self, step: int, evaluation: Evaluation, *, is_end: bool) -> None:
+    def evaluation(self, step: int, evaluation: Evaluation, *, began: float, is_end: bool) -> None:
         if not is_end:
             self._console.print(f"step {step}: AUC {evaluation.auc:.5f}, log-loss {evaluation.log_loss:.5f}")
 
@@ -250,7 +254,8 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _free_name(path: Path) -> Path:
+def free_name(path: Path) -> Path:
+    """Where a file goes that is in the way of a new one: FILE.1, FILE.2..."""
     number = 1
     while (candidate := path.with_name(f"{path.name}.{number}")).exists():
         number += 1

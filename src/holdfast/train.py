@@ -6,12 +6,13 @@ recover, then for every batch: plan (ahead, in the loader's thread) → capture 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -64,14 +65,32 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """Where and when something ran, in seconds of ``time.perf_counter``."""
+
+    thread: str
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What one step did. stage_ms: wall time of each verb; plan is the wait for the loader, which plans ahead."""
+    """What one step did.
+
+    began: when, in seconds of ``time.perf_counter``. stage_ms: wall time of each verb, one after the other from there;
+    plan is the wait for the loader, which plans ahead, and planning is when it did. log_bytes: what capture wrote to
+    the undo log; log_bytes_free: what the log has left after commit.
+    """
 
     step: int
     durable_step: int
     loss: float
     samples: int
+    began: float
     stage_ms: dict[str, float]
+    planning: Span
+    log_bytes: int
+    log_bytes_free: int
 
 
 class Stopwatch:
@@ -79,12 +98,22 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.stage_ms: dict[str, float] = {}
-        self._last = time.perf_counter()
+        self.began = self._last = time.perf_counter()
 
     def lap(self, stage: str) -> None:
         now = time.perf_counter()
         self.stage_ms[stage] = (now - self._last) * 1e3
         self._last = now
+
+
+_Planned: TypeAlias = tuple[Batch, tuple[PlannedFeatures, Span]]
+
+
+def _plan(rows: EmbeddingBagCollection, batch: Batch) -> tuple[PlannedFeatures, Span]:
+    """The plan verb, as a thread of the loader runs it."""
+    began = time.perf_counter()
+    planned = rows.plan(batch.features)
+    return planned, Span(threading.current_thread().name, began, time.perf_counter())
 
 
 class Trainer:
@@ -106,18 +135,18 @@ class Trainer:
         self.rows = rows
         self.model = model
         self.dense_optimizer = dense_optimizer
-        self.loader: Loader[tuple[Batch, PlannedFeatures]] = Loader(
+        self.loader: Loader[_Planned] = Loader(
             source,
             batch_size=config.batch_size,
             seed=config.seed,
             shuffle=config.shuffle,
             workers=config.workers,
             prefetch=config.prefetch,
-            transform=lambda batch: rows.plan(batch.features),
+            transform=lambda batch: _plan(rows, batch),
         )
         self.checkpoint = Checkpoint(pool, model=model, optimizer=dense_optimizer, loader=self.loader, extra=extra)
         self._loss = nn.BCEWithLogitsLoss()
-        self._next: tuple[Batch, PlannedFeatures] | None = None
+        self._next: _Planned | None = None
 
     @property
     def last_step(self) -> int:
@@ -137,23 +166,35 @@ class Trainer:
 
     def _step(self) -> StepReport:
         watch = Stopwatch()
-        batch, planned = self._next or next(self.loader)  # plan
+        batch, (planned, planning) = self._next or next(self.loader)  # plan
         self._next = None
         watch.lap("plan")
         capture = self.rows.capture(planned)
         watch.lap("capture")
         pooled = self.rows.lookup(capture, planned)
+        watch.lap("lookup")
         if self.config.capture_ahead:
             self._next = next(self.loader)
-            self.rows.capture_ahead(self._next[1])
-        watch.lap("lookup")
+            watch.lap("plan_ahead")
+            self.rows.capture_ahead(self._next[1][0])
+            watch.lap("capture_ahead")
         loss = self._train(batch, pooled)
         watch.lap("train")
         self.rows.optimizer.step()  # update
         watch.lap("update")
         step = self.checkpoint.commit(batch.first_sample + batch.size)
         watch.lap("commit")
-        return StepReport(step, self.pool.durable_step, loss, batch.size, watch.stage_ms)
+        return StepReport(
+            step=step,
+            durable_step=self.pool.durable_step,
+            loss=loss,
+            samples=batch.size,
+            began=watch.began,
+            stage_ms=watch.stage_ms,
+            planning=planning,
+            log_bytes=capture.bytes,
+            log_bytes_free=self.pool.core.log_bytes_free,
+        )
 
     def _train(self, batch: Batch, pooled: Tensor) -> float:
         """Forward, backward and the dense optimizer's step. Rows' gradients stay with the collection."""

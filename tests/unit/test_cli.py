@@ -229,7 +229,8 @@ def test_metrics_have_every_field_of_every_step_and_the_end(holdfast: Commands) 
     *steps, end = lines_of(path)
     assert [line["step"] for line in steps] == list(range(1, 21))
     assert all(
-        set(line) == {"step", "durable_step", "loss", "samples_per_second", "stage_ms"}
+        set(line) == {"step", "durable_step", "loss", "samples_per_second", "log_bytes", "stage_ms"}
+        and line["log_bytes"] > 0
         and set(line["stage_ms"]) == {"plan", "capture", "lookup", "train", "update", "commit"}
         for line in steps
     )
@@ -363,7 +364,15 @@ def test_converted_text_trains_to_the_same_tables(holdfast: Commands) -> None:
 def test_what_a_run_shows_draws_no_random_numbers(holdfast: Commands) -> None:
     holdfast.train("quiet")
     tensorboard = holdfast.root / "tensorboard"
-    result = holdfast.train("loud", "--metrics", holdfast.root / "m.jsonl", "--tensorboard", tensorboard)
+    result = holdfast.train(
+        "loud",
+        "--metrics",
+        holdfast.root / "m.jsonl",
+        "--tensorboard",
+        tensorboard,
+        "--trace",
+        holdfast.root / "t.json",
+    )
     assert result.code == 0, result.err
     assert any(tensorboard.iterdir())
     assert holdfast.digest("quiet") == holdfast.digest("loud")

@@ -51,6 +51,14 @@ def train(
         typer.Option(metavar="FILE.jsonl", help="Append one JSON object a step; the last holds AUC and log-loss."),
     ] = None,
     tensorboard: Annotated[Path | None, typer.Option(metavar="DIR", help="Write scalars for TensorBoard.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="Write when each verb of each step ran, for ui.perfetto.dev or chrome://tracing. As with --metrics, a "
+            "run that goes on appends to the file, and a new pool keeps an older file as FILE.json.1.",
+        ),
+    ] = None,
     recovery: Annotated[
         Recovery,
         typer.Option(
@@ -94,7 +102,7 @@ def train(
         print(describe_start(trainer), flush=True)  # noqa: T201
         if (bad_rows := getattr(trainer.loader.source, "bad_rows", None)) is not None and bad_rows.count:
             print(f"{pool}: {bad_rows.summary()}", flush=True)  # noqa: T201
-        result = _train(trainer, validation, stop, metrics=metrics, tensorboard=tensorboard)
+        result = _train(trainer, validation, stop, metrics=metrics, tensorboard=tensorboard, trace=trace)
         step = trainer.pool.step
     if stop.number is not None:
         name = signal.Signals(stop.number).name
@@ -196,7 +204,13 @@ class _Stopped(Exception):
 
 
 def _train(
-    trainer: Trainer, validation: Source | None, stop: StopSignals, *, metrics: Path | None, tensorboard: Path | None
+    trainer: Trainer,
+    validation: Source | None,
+    stop: StopSignals,
+    *,
+    metrics: Path | None,
+    tensorboard: Path | None,
+    trace: Path | None,
 ) -> Evaluation | None:
     """Steps until the last or a signal; then everything is durable, and evaluated unless it was a signal."""
     from holdfast.state_tree import rng_state, set_rng_state
@@ -205,12 +219,15 @@ def _train(
     random_numbers = rng_state()
     # Rich draws from Python's generator when it is imported, and who knows what TensorBoard does.
     from holdfast.observe import Display, MetricsFile, Observer, Observers, TensorBoard
+    from holdfast.trace import TraceFile
 
     observers: list[Observer] = []
     if metrics is not None:
         observers.append(MetricsFile(metrics, resumed_step=first_step, is_new=trainer.pool.is_new))
     if tensorboard is not None:
         observers.append(TensorBoard(tensorboard, resumed_step=first_step))
+    if trace is not None:
+        observers.append(TraceFile(trace, resumed_step=first_step, is_new=trainer.pool.is_new))
     display = Display(first_step=first_step, last_step=trainer.last_step)
     set_rng_state(random_numbers)
     result = None
@@ -218,6 +235,12 @@ def _train(
     def keep_going(_: int) -> None:
         if stop.number is not None:
             raise _Stopped
+
+    def evaluate(source: Source, *, is_end: bool) -> Evaluation:
+        began = time.perf_counter()
+        evaluation = trainer.evaluate(source, keep_going)
+        watch.evaluation(trainer.pool.step, evaluation, began=began, is_end=is_end)
+        return evaluation
 
     with Observers([*observers, display]) as watch:
         every = trainer.config.eval_every
@@ -227,12 +250,11 @@ def _train(
                 if stop.number is not None:
                     break
                 if every and report.step % every == 0 and report.step < trainer.last_step and validation is not None:
-                    watch.evaluation(report.step, trainer.evaluate(validation, keep_going), is_end=False)
+                    evaluate(validation, is_end=False)
             trainer.checkpoint.flush()
             if stop.number is None and validation is not None:
                 display.pause("evaluating")
-                result = trainer.evaluate(validation, keep_going)
-                watch.evaluation(trainer.pool.step, result, is_end=True)
+                result = evaluate(validation, is_end=True)
         except _Stopped:
             trainer.checkpoint.flush()
     return result

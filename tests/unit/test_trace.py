@@ -1,0 +1,276 @@
+"""The trace of a run as a viewer meets it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import resource
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from cli_runs import Commands, start
+from holdfast import trace
+from holdfast.errors import ConfigError
+from holdfast.metrics import Evaluation
+from holdfast.observe import Observers
+from holdfast.trace import TraceFile
+from holdfast.train import Span, StepReport
+
+VERBS = ["wait for loader", "capture", "lookup", "train", "update", "commit"]
+EVALUATION = Evaluation(auc=0.5, log_loss=0.7, samples=2, positives=1)
+
+
+@pytest.fixture
+def holdfast(pool_root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Commands:
+    return Commands(pool_root, monkeypatch, capfd)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "trace.json"
+
+
+def step_at(began: float, step: int, seconds: float = 0.006) -> StepReport:
+    stages = ("plan", "capture", "lookup", "train", "update", "commit")
+    return StepReport(
+        step=step,
+        durable_step=step - 1,
+        loss=0.7,
+        samples=2,
+        began=began,
+        stage_ms=dict.fromkeys(stages, seconds * 1e3 / len(stages)),
+        planning=Span("holdfast-loader-0", began, began + 0.001),
+        log_bytes=4096,
+        log_bytes_free=1 << 20,
+    )
+
+
+def write_steps(file: TraceFile, first: int, last: int) -> None:
+    began = time.perf_counter()
+    for step in range(first, last + 1):
+        file.step(step_at(began + step * 0.006, step), 1.0)
+
+
+def events_of(path: Path) -> list[dict[str, object]]:
+    return json.loads(path.read_text())
+
+
+def complete(events: list[dict[str, object]]) -> list[dict[str, object]]:
+    return [event for event in events if event["ph"] == "X"]
+
+
+def steps_of(events: list[dict[str, object]], name: str = "commit") -> list[int]:
+    return [event["args"]["step"] for event in complete(events) if event["name"] == name]
+
+
+def test_a_run_traces_every_verb_of_every_step_once_and_its_evaluations(holdfast: Commands) -> None:
+    path = holdfast.root / "trace.json"
+    result = holdfast.train("pool", "--trace", path, "--set", "train.eval_every=8", "--set", "train.workers=2")
+    assert result.code == 0, result.err
+    events = events_of(path)
+    for name in ("plan", *VERBS):
+        assert steps_of(events, name) == list(range(1, 21))
+    assert steps_of(events, "evaluation") == [8, 16, 20]
+    assert Counter(event["name"] for event in events if event["ph"] == "C") == {"durable lag": 20, "log free": 20}
+    assert all(event["dur"] >= 0 and event["ts"] >= 0 and event["pid"] == 1 for event in complete(events))
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert all(
+        names[event["tid"]].startswith("holdfast-loader-" if event["name"] == "plan" else "main")
+        for event in complete(events)
+    )
+    assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == ["holdfast train"]
+
+
+def test_what_one_thread_does_never_overlaps_and_a_batch_is_captured_after_it_was_planned(holdfast: Commands) -> None:
+    path = holdfast.root / "trace.json"
+    holdfast.train("pool", "--trace", path, "--set", "train.eval_every=10")
+    events = complete(events_of(path))
+    for thread in {event["tid"] for event in events}:
+        mine = [event for event in events if event["tid"] == thread]
+        for before, after in pairwise(mine):
+            assert before["ts"] + before["dur"] <= after["ts"] + 0.01
+    planned = {event["args"]["step"]: event["ts"] + event["dur"] for event in events if event["name"] == "plan"}
+    captured = {event["args"]["step"]: event["ts"] for event in events if event["name"] == "capture"}
+    assert all(planned[step] <= captured[step] for step in range(1, 21))
+
+
+def test_capturing_ahead_is_traced_apart_from_lookup(holdfast: Commands) -> None:
+    path = holdfast.root / "trace.json"
+    holdfast.train("pool", "--trace", path, "--set", "train.capture_ahead=true")
+    events = events_of(path)
+    assert steps_of(events, "capture ahead") == list(range(1, 21))
+    assert steps_of(events, "plan") == list(range(1, 21))
+    assert Counter(steps_of(events, "wait for loader")) == dict.fromkeys(range(1, 21), 2)
+
+
+def test_a_killed_run_leaves_a_trace_that_lacks_its_closing_bracket_alone(holdfast: Commands) -> None:
+    path = holdfast.root / "trace.json"
+    command = ("train", holdfast.config, "--pool", holdfast.root / "pool", "--trace", path)
+    process = start(*command, "--set", "train.epochs=100000")
+    deadline = time.monotonic() + 60
+    while not path.exists() or path.stat().st_size < 10_000:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    events = json.loads(path.read_text() + "]")
+    reached = steps_of(events)[-1]
+    assert steps_of(events) == list(range(1, reached + 1))
+    again = holdfast(*command, "--set", "train.epochs=100000", "--steps", reached + 5)
+    assert again.code == 0, again.err
+    resumed = steps_of(events_of(path))
+    # Between the two lies what was not written yet when the run was killed.
+    assert resumed[:reached] == list(range(1, reached + 1))
+    assert resumed == sorted(set(resumed))
+
+
+def test_a_trace_of_a_run_in_pieces_reads_like_one_run(holdfast: Commands) -> None:
+    path = holdfast.root / "trace.json"
+    holdfast.train("pool", "--trace", path, "--steps", 8)
+    holdfast.train("pool", "--trace", path)
+    events = events_of(path)
+    for name in ("plan", *VERBS):
+        assert steps_of(events, name) == list(range(1, 21))
+    main = [event for event in complete(events) if event["tid"] == 1]
+    assert [event["ts"] for event in main] == sorted(event["ts"] for event in main)
+    assert [event["args"]["step"] for event in events if event["name"] == "resume"] == [8]
+
+
+def test_a_run_that_resumes_cuts_off_the_steps_that_are_trained_again_and_half_an_event(path: Path) -> None:
+    crashed = TraceFile(path, resumed_step=0, is_new=True)
+    write_steps(crashed, 1, 12)
+    crashed.close()
+    path.write_text(path.read_text().removesuffix("\n]\n") + ',\n{"name":"plan","ph":"X","ts"')
+    resumed = TraceFile(path, resumed_step=9, is_new=False)
+    write_steps(resumed, 10, 11)
+    resumed.close()
+    events = events_of(path)
+    assert steps_of(events) == list(range(1, 12))
+    assert [event["name"] for event in events].count("durable lag") == 11
+
+
+def test_a_run_that_resumes_before_every_step_of_the_trace_keeps_none_of_them(path: Path) -> None:
+    for first in (5, 3):
+        file = TraceFile(path, resumed_step=first - 1, is_new=False)
+        write_steps(file, first, first + 2)
+        file.close()
+    assert steps_of(events_of(path)) == [3, 4, 5]
+
+
+def test_a_trace_of_another_run_is_kept_and_other_files_are_refused(holdfast: Commands) -> None:
+    path = holdfast.root / "trace.json"
+    holdfast.train("first", "--trace", path, "--steps", 2)
+    text = path.read_text()
+    holdfast.train("second", "--trace", path, "--steps", 3)
+    assert (holdfast.root / "trace.json.1").read_text() == text
+    assert steps_of(events_of(path)) == [1, 2, 3]
+    notes = holdfast.root / "notes"
+    notes.write_text("precious\n")
+    result = holdfast.train("second", "--trace", notes, "--steps", 4)
+    assert (result.code, notes.read_text()) == (1, "precious\n")
+    assert "something else than a trace" in result.err
+
+
+def test_events_are_written_once_a_second_and_never_kept_longer(path: Path) -> None:
+    file = TraceFile(path, resumed_step=0, is_new=True)
+    sizes = [path.stat().st_size]
+    began = time.perf_counter()
+    for step in range(1, 101):
+        file.step(step_at(began + step * 0.05, step, seconds=0.05), 1.0)
+        sizes.append(path.stat().st_size)
+    grew = [step for step in range(1, 101) if sizes[step] > sizes[step - 1]]
+    assert 4 <= len(grew) <= 5
+    assert steps_of(json.loads(path.read_text() + "]")) == list(range(1, grew[-1] + 1))
+
+
+def test_fast_steps_are_written_before_they_take_much_memory(path: Path) -> None:
+    file = TraceFile(path, resumed_step=0, is_new=True)
+    began = time.perf_counter()
+    for step in range(1, trace._WRITE_STEPS + 1):
+        file.step(step_at(began, step, seconds=1e-6), 1.0)
+    assert path.stat().st_size > 500_000
+
+
+def test_a_step_costs_the_trace_less_than_a_tenth_of_a_millisecond(path: Path) -> None:
+    file = TraceFile(path, resumed_step=0, is_new=True)
+    costs = []
+    for step in range(1, 2001):
+        report = step_at(time.perf_counter(), step)
+        began = time.perf_counter()
+        file.step(report, 1.0)
+        costs.append(time.perf_counter() - began)
+    assert sorted(costs)[len(costs) // 2] < 1e-4
+
+
+def test_a_full_disk_is_named_and_what_is_there_can_be_gone_on_with(path: Path) -> None:
+    file = TraceFile(path, resumed_step=0, is_new=True)
+    other = Closed()
+    with file_size_limit(10_000), pytest.raises(OSError, match="too large") as caught:
+        train_into(Observers([file, other]))
+    assert caught.value.filename == str(path)
+    assert other.is_closed
+    assert path.stat().st_size == 10_000
+    resumed = TraceFile(path, resumed_step=20, is_new=False)
+    resumed.close()
+    steps = steps_of(events_of(path), "plan")
+    assert steps == list(range(1, len(steps) + 1))
+
+
+@contextmanager
+def file_size_limit(limit_bytes: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def train_into(observers: Observers) -> None:
+    with observers as watch:
+        for step in range(1, 21):
+            watch.step(step_at(time.perf_counter(), step))
+        watch.evaluation(20, EVALUATION, began=time.perf_counter() - 2.0, is_end=True)
+
+
+class Closed:
+    """An observer that knows whether it was closed."""
+
+    is_closed = False
+
+    def step(self, report: StepReport, samples_per_second: float) -> None: ...
+    def evaluation(self, step: int, evaluation: Evaluation, *, began: float, is_end: bool) -> None: ...
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_trace_that_cannot_be_written_stops_the_run_and_the_pool_stays_at_its_last_step(
+    holdfast: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = holdfast.root / "trace.json"
+    step = TraceFile.step
+
+    def full(self: TraceFile, report: StepReport, samples_per_second: float) -> None:
+        step(self, report, samples_per_second)
+        if report.step == 7:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(TraceFile, "step", full)
+    result = holdfast.train("pool", "--trace", path)
+    assert (result.code, result.err) == (1, f"holdfast: {path}: No space left on device\n")
+    monkeypatch.undo()
+    found = json.loads(holdfast("inspect", holdfast.root / "pool", "--json").out)
+    assert (found["clean"], found["step"], found["dense_step"]) == (True, 7, 7)
+
+
+def test_a_trace_that_cannot_be_opened_is_named(path: Path) -> None:
+    path.mkdir()
+    with pytest.raises(ConfigError, match=r"trace file .*trace\.json: Is a directory"):
+        TraceFile(path, resumed_step=3, is_new=False)
