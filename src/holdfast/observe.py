@@ -1,6 +1,6 @@
 """What a run shows of itself while it trains: a progress bar or plain lines, metrics as JSON lines, TensorBoard.
 
-The metrics file holds one object a step, ``{"step", "durable_step", "loss", "samples_per_second", "log_bytes",
+The metrics file holds one object a step, ``{"step", "durable_step", "loss", "samples_per_second", "logged_bytes",
 "stage_ms"}``, objects ``{"event": "evaluation", "step", "auc", "logloss"}`` where the run evaluates in between, and
 last of all ``{"event": "end", "step", "auc", "logloss"}``. It always reads like one run without a break, every step
 once:
@@ -9,7 +9,7 @@ once:
   a crash left unfinished, and the end of a run that now goes on;
 - a run in a new pool keeps a file that is there already, as FILE.1, FILE.2...
 
-durable_step is as it was when the step was committed; the step itself becomes durable a moment later. log_bytes is what
+durable_step is as it was when the step was committed; the step itself becomes durable a moment later. logged_bytes is what
 the step wrote to the undo log.
 """
 
@@ -110,7 +110,7 @@ class MetricsFile:
                 "durable_step": report.durable_step,
                 "loss": report.loss,
                 "samples_per_second": round(samples_per_second, 1),
-                "log_bytes": report.log_bytes,
+                "logged_bytes": report.logged_bytes,
                 "stage_ms": {stage: round(ms, 4) for stage, ms in report.stage_ms.items()},
             }
         )

@@ -78,7 +78,7 @@ class StepReport:
     """What one step did.
 
     began: when, in seconds of ``time.perf_counter``. stage_ms: wall time of each verb, one after the other from there;
-    plan is the wait for the loader, which plans ahead, and planning is when it did. log_bytes: what capture wrote to
+    plan is the wait for the loader, which plans ahead, and planning is when it did. logged_bytes: what capture wrote to
     the undo log; log_bytes_free: what the log has left after commit.
     """
 
@@ -89,7 +89,7 @@ class StepReport:
     began: float
     stage_ms: dict[str, float]
     planning: Span
-    log_bytes: int
+    logged_bytes: int
     log_bytes_free: int
 
 
@@ -192,7 +192,7 @@ class Trainer:
             began=watch.began,
             stage_ms=watch.stage_ms,
             planning=planning,
-            log_bytes=capture.bytes,
+            logged_bytes=capture.bytes,
             log_bytes_free=self.pool.core.log_bytes_free,
         )
 

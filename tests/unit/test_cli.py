@@ -229,8 +229,8 @@ def test_metrics_have_every_field_of_every_step_and_the_end(holdfast: Commands) 
     *steps, end = lines_of(path)
     assert [line["step"] for line in steps] == list(range(1, 21))
     assert all(
-        set(line) == {"step", "durable_step", "loss", "samples_per_second", "log_bytes", "stage_ms"}
-        and line["log_bytes"] > 0
+        set(line) == {"step", "durable_step", "loss", "samples_per_second", "logged_bytes", "stage_ms"}
+        and line["logged_bytes"] > 0
         and set(line["stage_ms"]) == {"plan", "capture", "lookup", "train", "update", "commit"}
         for line in steps
     )

@@ -46,7 +46,7 @@ def step_at(began: float, step: int, seconds: float = 0.006) -> StepReport:
         began=began,
         stage_ms=dict.fromkeys(stages, seconds * 1e3 / len(stages)),
         planning=Span("holdfast-loader-0", began, began + 0.001),
-        log_bytes=4096,
+        logged_bytes=4096,
         log_bytes_free=1 << 20,
     )
 
@@ -196,17 +196,6 @@ def test_fast_steps_are_written_before_they_take_much_memory(path: Path) -> None
     for step in range(1, trace._WRITE_STEPS + 1):
         file.step(step_at(began, step, seconds=1e-6), 1.0)
     assert path.stat().st_size > 500_000
-
-
-def test_a_step_costs_the_trace_less_than_a_tenth_of_a_millisecond(path: Path) -> None:
-    file = TraceFile(path, resumed_step=0, is_new=True)
-    costs = []
-    for step in range(1, 2001):
-        report = step_at(time.perf_counter(), step)
-        began = time.perf_counter()
-        file.step(report, 1.0)
-        costs.append(time.perf_counter() - began)
-    assert sorted(costs)[len(costs) // 2] < 1e-4
 
 
 def test_a_full_disk_is_named_and_what_is_there_can_be_gone_on_with(path: Path) -> None:
