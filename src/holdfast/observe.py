@@ -9,8 +9,8 @@ once:
   a crash left unfinished, and the end of a run that now goes on;
 - a run in a new pool keeps a file that is there already, as FILE.1, FILE.2...
 
-durable_step is as it was when the step was committed; the step itself becomes durable a moment later. logged_bytes is what
-the step wrote to the undo log.
+durable_step is as it was when the step was committed; the step itself becomes durable a moment later. logged_bytes is
+what the step wrote to the undo log.
 """
 
 from __future__ import annotations
