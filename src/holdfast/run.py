@@ -290,12 +290,10 @@ def _synthetic(data: DataConfig) -> SyntheticConfig:
     return data.synthetic
 
 
-def build_model(config: RunConfig, source: Source, rows: EmbeddingBagCollection) -> tuple[DLRM, torch.optim.Optimizer]:
-    """The dense part and its optimizer. Its initial values are drawn from torch's generator."""
-    if source.num_dense < 1:
-        raise ConfigError("model: a DLRM needs at least one dense column in the data")
-    model = DLRM(
-        embeddings=rows,
+def make_dlrm(config: RunConfig, source: Source, embeddings: nn.Module) -> DLRM:
+    """The run's network over `embeddings`."""
+    return DLRM(
+        embeddings=embeddings,
         num_dense=source.num_dense,
         embedding_dim=config.embedding.dim,
         num_features=len(source.features),
@@ -303,6 +301,13 @@ def build_model(config: RunConfig, source: Source, rows: EmbeddingBagCollection)
         top=config.model.top,
         interaction=config.model.interaction,
     )
+
+
+def build_model(config: RunConfig, source: Source, rows: EmbeddingBagCollection) -> tuple[DLRM, torch.optim.Optimizer]:
+    """The dense part and its optimizer. Its initial values are drawn from torch's generator."""
+    if source.num_dense < 1:
+        raise ConfigError("model: a DLRM needs at least one dense column in the data")
+    model = make_dlrm(config, source, rows)
     return model, config.optimizer.make(list(model.parameters()))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss
 from holdfast.metrics import Evaluation, ScoreCollector
 from holdfast.models.dlrm import DLRM
 from holdfast.pool import Pool
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,19 @@ class Stopwatch:
         self._last = now
 
 
+def make_loader(source: Source, config: TrainConfig, transform: Callable[[Batch], Item]) -> Loader[tuple[Batch, Item]]:
+    """The batches that training with `config` sees, in its order, each with what `transform` makes of it."""
+    return Loader(
+        source,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        shuffle=config.shuffle,
+        workers=config.workers,
+        prefetch=config.prefetch,
+        transform=transform,
+    )
+
+
 _Planned: TypeAlias = tuple[Batch, tuple[PlannedFeatures, Span]]
 
 
@@ -135,15 +150,7 @@ class Trainer:
         self.rows = rows
         self.model = model
         self.dense_optimizer = dense_optimizer
-        self.loader: Loader[_Planned] = Loader(
-            source,
-            batch_size=config.batch_size,
-            seed=config.seed,
-            shuffle=config.shuffle,
-            workers=config.workers,
-            prefetch=config.prefetch,
-            transform=lambda batch: _plan(rows, batch),
-        )
+        self.loader: Loader[_Planned] = make_loader(source, config, lambda batch: _plan(rows, batch))
         self.checkpoint = Checkpoint(pool, model=model, optimizer=dense_optimizer, loader=self.loader, extra=extra)
         self._loss = nn.BCEWithLogitsLoss()
         self._next: _Planned | None = None

@@ -18,23 +18,13 @@
 #include "media/block_file.h"
 #include "media/block_queue.h"
 #include "temporary_directory.h"
+#include "thrown.h"
 
 namespace holdfast {
 namespace {
 
 constexpr std::size_t sector = format::sector_bytes;
 constexpr std::size_t file_sectors = 4096;
-
-template <class Work>
-ErrorKind kind_thrown_by(const Work& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.kind();
-  }
-  check::context += ": nothing was thrown";
-  CHECK(false);
-}
 
 // The file, and what it should hold.
 struct Subject {

@@ -25,6 +25,7 @@
 #include "error.h"
 #include "log_store.h"
 #include "temporary_directory.h"
+#include "thrown.h"
 
 namespace holdfast {
 namespace {
@@ -201,17 +202,6 @@ class Model {
   }
   std::map<std::pair<std::uint32_t, std::uint64_t>, std::map<std::uint64_t, Bytes>> versions_;
 };
-
-template <class Work>
-ErrorKind kind_thrown_by(const Work& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.kind();
-  }
-  check::context += ": nothing was thrown";
-  CHECK(false);
-}
 
 // A store, its disk, and what is known about it. A life ends in a crash; the next one begins with reopen.
 class Subject {

@@ -29,12 +29,11 @@ from numpy.typing import NDArray
 
 from holdfast.batch import Batch
 from holdfast.config import read_json, to_plain
-from holdfast.data.loader import Loader
 from holdfast.data.output import whole_file
 from holdfast.data.source import Feature, Source
 from holdfast.errors import ConfigError, IdError
 from holdfast.placement.ladder import Rung, check_ladder
-from holdfast.train import TrainConfig
+from holdfast.train import TrainConfig, make_loader
 
 PROFILE_VERSION = 1
 DEFAULT_MEMORY_BYTES = 1 << 30
@@ -118,15 +117,7 @@ def profile_accesses(
     features = source.features
     counters = _counters([feature.num_embeddings for feature in features], memory_bytes)
     accesses, touches = [0] * len(features), [0] * len(features)
-    with Loader(
-        source,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        shuffle=config.shuffle,
-        workers=config.workers,
-        prefetch=config.prefetch,
-        transform=lambda batch: _unique_rows(batch, features),
-    ) as loader:
+    with make_loader(source, config, lambda batch: _unique_rows(batch, features)) as loader:
         for _, (_, unique) in zip(range(num_batches), loader, strict=False):
             for table, (rows, counts) in enumerate(unique):
                 counters[table].add(rows, counts)

@@ -15,12 +15,11 @@ from holdfast.data import Feature, Source, SyntheticSource
 from holdfast.data.block import FixedBags
 from holdfast.data.zipf import ZipfLaw
 from holdfast.errors import ConfigError
-from holdfast.models.dlrm import DLRM
 from holdfast.placement.access_profile import AccessProfile
 from holdfast.placement.ladder import Rung
 from holdfast.placement.program import Demand, TableDemand
 from holdfast.reading import layout_of
-from holdfast.run import OptimizerConfig, RunConfig
+from holdfast.run import OptimizerConfig, RunConfig, make_dlrm
 from holdfast.tables import normalize_all, to_spec
 
 _EXACT_RANKS = 1 << 16  # further ranks are summed in runs of nearly the same probability
@@ -137,15 +136,7 @@ def _lookups_of_first_block(source: Source) -> list[float]:
 def _dense_bytes(config: RunConfig, source: Source) -> int:
     """The model's parameters and their optimizer's state, float32."""
     with torch.device("meta"):  # shapes alone
-        model = DLRM(
-            embeddings=nn.Identity(),
-            num_dense=source.num_dense,
-            embedding_dim=config.embedding.dim,
-            num_features=len(source.features),
-            bottom=config.model.bottom,
-            top=config.model.top,
-            interaction=config.model.interaction,
-        )
+        model = make_dlrm(config, source, nn.Identity())
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return 4 * num_parameters * (1 + _state_values(config.optimizer))
 
