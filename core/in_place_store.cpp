@@ -7,6 +7,7 @@
 #include <cstring>
 #include <new>
 #include <numeric>
+#include <utility>
 
 #include "error.h"
 
@@ -21,17 +22,6 @@ std::string file_name(std::size_t table, const char* what) {
   return name;
 }
 std::size_t touched_bytes(std::uint64_t num_rows) { return format::align_up((num_rows + 7) / 8, 8); }
-
-RowSpec spec_of(const format::TableRecord& record, std::uint64_t seed, std::uint64_t table) {
-  return {record.embedding_dim,
-          static_cast<RowDtype>(record.dtype),
-          static_cast<RowOptimizer>(record.optimizer),
-          record.state_floats,
-          seed,
-          table,
-          record.init_low,
-          record.init_high};
-}
 
 }  // namespace
 
@@ -65,23 +55,21 @@ HomeRows InPlaceStore::Table::home() const {
           reinterpret_cast<std::uint64_t*>(touched->data())};
 }
 
-void InPlaceStore::create(Medium& medium, const std::vector<format::TableRecord>& tables) {
+void InPlaceStore::create(Medium& medium, const std::vector<RowTable>& tables) {
   for (std::size_t i = 0; i < tables.size(); ++i) {
-    const auto& record = tables[i];
-    const std::size_t weight_bytes = std::size_t{record.embedding_dim} * bytes_of(static_cast<RowDtype>(record.dtype));
-    medium.create(file_name(i, "weights"), record.num_embeddings * weight_bytes, Access::random);
-    if (record.state_floats > 0) {
-      medium.create(file_name(i, "state"), record.num_embeddings * record.state_floats * 4, Access::random);
+    const RowTable& table = tables[i];
+    medium.create(file_name(i, "weights"), table.num_rows * table.weight_bytes(), Access::random);
+    if (table.state_bytes() > 0) {
+      medium.create(file_name(i, "state"), table.num_rows * table.state_bytes(), Access::random);
     }
-    medium.create(file_name(i, "touched"), touched_bytes(record.num_embeddings), Access::random);
+    medium.create(file_name(i, "touched"), touched_bytes(table.num_rows), Access::random);
   }
 }
 
-InPlaceStore::InPlaceStore(Medium& medium, const std::vector<format::TableRecord>& tables, std::uint64_t seed,
-                           bool writable)
+InPlaceStore::InPlaceStore(Medium& medium, std::vector<RowTable> tables, bool writable)
     : medium_(medium), kernels_(best_kernels()) {
   for (std::size_t i = 0; i < tables.size(); ++i) {
-    Table table{spec_of(tables[i], seed, i), tables[i].num_embeddings, tables[i].name, nullptr, nullptr, nullptr, {}};
+    Table table{std::move(tables[i]), nullptr, nullptr, nullptr, {}};
     const auto open = [&](const char* what, std::size_t bytes) {
       std::unique_ptr<File> file;
       try {

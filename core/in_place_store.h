@@ -19,6 +19,7 @@
 #include "format.h"
 #include "kernels/kernels.h"
 #include "media/medium.h"
+#include "row_table.h"
 
 namespace holdfast {
 
@@ -54,24 +55,19 @@ class AllocatedPages {
 
 class InPlaceStore {
  public:
-  struct Table {
-    RowSpec spec;
-    std::uint64_t num_rows;
-    std::string name;
+  struct Table : RowTable {
     std::unique_ptr<File> weights;
     std::unique_ptr<File> state;  // null when the optimizer keeps none
     std::unique_ptr<File> touched;
     std::vector<std::unique_ptr<AllocatedPages>> pages;  // of weights, state, touched; none when read-only
 
-    std::size_t weight_bytes() const { return std::size_t{spec.dim} * bytes_of(spec.dtype); }
-    std::size_t state_bytes() const { return std::size_t{spec.state_floats} * 4; }
     HomeRows home() const;
   };
 
   // Makes the (sparse) files of the tables.
-  static void create(Medium& medium, const std::vector<format::TableRecord>& tables);
+  static void create(Medium& medium, const std::vector<RowTable>& tables);
   // Opens them; throws corrupted when one is missing or has another size than its table needs.
-  InPlaceStore(Medium& medium, const std::vector<format::TableRecord>& tables, std::uint64_t seed, bool writable);
+  InPlaceStore(Medium& medium, std::vector<RowTable> tables, bool writable);
 
   const std::vector<Table>& tables() const { return tables_; }
   const Table& table(std::size_t i) const { return tables_[i]; }

@@ -123,7 +123,7 @@ class LogStore::Fetching {
   std::uint64_t number_;
 };
 
-void LogStore::create(const std::string& directory, const std::vector<LogTable>& tables, std::uint64_t ring_bytes,
+void LogStore::create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t ring_bytes,
                       Caching caching) {
   if (ring_bytes > largest_ring_bytes) {
     throw Error(ErrorKind::config, directory + ": a row log of " + std::to_string(ring_bytes) + " bytes is too large");
@@ -135,7 +135,7 @@ void LogStore::create(const std::string& directory, const std::vector<LogTable>&
   RowLog::create(log_path(directory), ring_bytes, caching);
 }
 
-LogStore::LogStore(const std::string& directory, std::vector<LogTable> tables, const LogStoreOptions& options)
+LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, const LogStoreOptions& options)
     : kernels_(best_kernels()),
       queue_(options.way),
       log_(existing(log_path(directory)), options.caching, options.watcher, queue_) {

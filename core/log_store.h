@@ -39,13 +39,9 @@
 #include "row_image.h"
 #include "row_index.h"
 #include "row_log.h"
+#include "row_table.h"
 
 namespace holdfast {
-
-struct LogTable {
-  RowSpec spec;
-  std::uint64_t num_rows;
-};
 
 // Rows of one table: ascending, no row twice.
 struct TableRows {
@@ -75,11 +71,11 @@ struct LogStoreCounters {
 class LogStore {
  public:
   // Makes the files of a store in `directory`, which exists: sparse homes, an allocated ring. Throws full.
-  static void create(const std::string& directory, const std::vector<LogTable>& tables, std::uint64_t ring_bytes,
+  static void create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t ring_bytes,
                      Caching caching = Caching::direct);
 
   // Opens them; throws corrupted where one is missing or has another size than it needs. recover comes next.
-  LogStore(const std::string& directory, std::vector<LogTable> tables, const LogStoreOptions& options = {});
+  LogStore(const std::string& directory, std::vector<RowTable> tables, const LogStoreOptions& options = {});
 
   // Begins life `epoch`, greater than all before: reads the log back, forgets steps after `step_limit`, and returns the
   // step at whose end rows are now, durably.
@@ -114,7 +110,7 @@ class LogStore {
 
  private:
   struct Table {
-    LogTable what;
+    RowTable what;
     RowLayout layout;
     std::unique_ptr<BlockFile> home;
     RowIndex index;  // guarded by mutex_

@@ -14,7 +14,7 @@ namespace holdfast {
 
 // How the rows of one table lie in a record, or in scratch memory laid out like one: row numbers, weights and state
 // behind one another, each from a line of its own. Moves `offset` past them.
-inline format::RecordSection place_section(const InPlaceStore::Table& table, std::uint32_t number, std::size_t num_rows,
+inline format::RecordSection place_section(const RowTable& table, std::uint32_t number, std::size_t num_rows,
                                            std::size_t& offset) {
   format::RecordSection section{};
   section.table = number;

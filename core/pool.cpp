@@ -82,7 +82,7 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
   const Lock lock(directory);
   const auto medium = open_mapped_medium(directory);
   if (medium->exists(superblock_name)) throw Error(ErrorKind::exists, directory + " already holds a pool");
-  InPlaceStore::create(*medium, tables);
+  InPlaceStore::create(*medium, row_tables_of(tables, options.seed));
   const std::size_t log_bytes = format::align_up(std::max<std::uint64_t>(options.log_bytes, 1), format::block_bytes);
   const auto ring = medium->create(log_name, log_bytes, Access::sequential);
   ring->allocate(0, log_bytes);
@@ -129,7 +129,7 @@ Pool::Pool(const std::string& directory, const OpenOptions& options)
                     ") keeps no order across that: its rows may be from any moment. Restore a copy, or open it with "
                     "trust_after_reboot if you know that everything had been written back");
   }
-  store_ = std::make_unique<InPlaceStore>(*medium_, superblock_->tables(), superblock_->header().seed, true);
+  store_ = std::make_unique<InPlaceStore>(*medium_, row_tables_of(superblock_->tables(), header().seed), true);
   ring_ = open_log_file(*medium_, superblock_->header().log_bytes, true);
   log_ = std::make_unique<UndoLog>(*medium_, *ring_);
   dense_ = std::make_unique<DenseSlots>(*medium_, open_dense_files(*medium_, true));

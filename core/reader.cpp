@@ -14,7 +14,7 @@ namespace holdfast {
 Reader::Reader(const std::string& directory) : medium_(open_mapped_medium(directory)) {
   if (!medium_->exists(superblock_name)) throw Error(ErrorKind::not_found, directory + " holds no pool");
   superblock_ = std::make_unique<Superblock>(*medium_, false);
-  store_ = std::make_unique<InPlaceStore>(*medium_, superblock_->tables(), superblock_->header().seed, false);
+  store_ = std::make_unique<InPlaceStore>(*medium_, row_tables_of(superblock_->tables(), header().seed), false);
 }
 
 std::optional<Reader::Dense> Reader::dense_state() const {

@@ -88,7 +88,7 @@ void time_fetches(LogStore& store, const char* what, std::uint64_t num_rows, std
 }
 
 void bench(const std::string& directory, std::uint64_t num_rows, std::uint64_t steps) {
-  const std::vector<LogTable> tables = {
+  const std::vector<RowTable> tables = {
       {{dim, RowDtype::f32, RowOptimizer::rowwise_adagrad, 1, 1, 0, -0.1f, 0.1f}, num_rows}};
   LogStore::create(directory, tables, format::align_up(steps * step_rows * 192, format::block_bytes));
   LogStore store(directory, tables);

@@ -97,12 +97,12 @@ class Disk final : public BlockWatcher {
   std::map<std::string, std::map<std::uint64_t, std::array<char, sector>>> unsynced_;
 };
 
-LogTable table_of(std::uint64_t number, std::uint64_t rows, std::uint32_t dim, RowDtype dtype, RowOptimizer optimizer) {
+RowTable table_of(std::uint64_t number, std::uint64_t rows, std::uint32_t dim, RowDtype dtype, RowOptimizer optimizer) {
   return {{dim, dtype, optimizer, state_floats_of(optimizer, dim), 7, number, -0.5f, 0.5f}, rows};
 }
 
 // Images of 6, 8, 72, 136 and 2404 bytes: 85, 64, 7 and 3 in a sector, and one in five sectors.
-std::vector<LogTable> tables_of_every_shape() {
+std::vector<RowTable> tables_of_every_shape() {
   return {table_of(0, 1000, 1, RowDtype::f16, RowOptimizer::sgd), table_of(1, 300, 1, RowDtype::f32, RowOptimizer::sgd),
           table_of(2, 200, 16, RowDtype::f32, RowOptimizer::rowwise_adagrad),
           table_of(3, 100, 32, RowDtype::f32, RowOptimizer::rowwise_adagrad),
@@ -111,7 +111,7 @@ std::vector<LogTable> tables_of_every_shape() {
 
 // Rows of one table with memory of their own.
 struct OwnedRows {
-  OwnedRows(std::uint32_t number, const LogTable& what, std::vector<std::uint64_t> chosen)
+  OwnedRows(std::uint32_t number, const RowTable& what, std::vector<std::uint64_t> chosen)
       : table(number),
         weight_bytes(std::size_t{what.spec.dim} * bytes_of(what.spec.dtype)),
         state_floats(what.spec.state_floats),
@@ -152,7 +152,7 @@ std::vector<std::uint64_t> random_rows(std::uint64_t num_rows, std::size_t most,
 }
 
 // Random new values for random rows of some of the tables.
-std::vector<OwnedRows> random_update(const std::vector<LogTable>& tables, std::size_t most, std::mt19937_64& random) {
+std::vector<OwnedRows> random_update(const std::vector<RowTable>& tables, std::size_t most, std::mt19937_64& random) {
   std::vector<OwnedRows> update;
   for (std::uint32_t t = 0; t < tables.size(); ++t) {
     if (random() % 4 == 0) continue;
@@ -180,9 +180,9 @@ class Model {
     for (auto& [row, versions] : versions_) versions.erase(versions.upper_bound(step), versions.end());
   }
   // Whether the fetched rows are what they should be.
-  void check(const std::vector<LogTable>& tables, const std::vector<OwnedRows>& fetched) const {
+  void check(const std::vector<RowTable>& tables, const std::vector<OwnedRows>& fetched) const {
     for (const OwnedRows& rows : fetched) {
-      const LogTable& table = tables[rows.table];
+      const RowTable& table = tables[rows.table];
       for (std::size_t u = 0; u < rows.rows.size(); ++u) {
         const std::uint64_t row = rows.rows[u] & ~fresh_bit;
         const auto found = versions_.find({rows.table, row});
@@ -194,7 +194,7 @@ class Model {
   }
 
  private:
-  static Bytes initial(const LogTable& table, std::uint64_t row) {
+  static Bytes initial(const RowTable& table, std::uint64_t row) {
     const std::size_t weight_bytes = std::size_t{table.spec.dim} * bytes_of(table.spec.dtype);
     Bytes bytes(weight_bytes + table.spec.state_floats * 4);
     best_kernels().initial_row(table.spec, row, bytes.data());
@@ -206,7 +206,7 @@ class Model {
 // A store, its disk, and what is known about it. A life ends in a crash; the next one begins with reopen.
 class Subject {
  public:
-  Subject(std::vector<LogTable> tables, std::uint64_t ring_bytes, LogStoreOptions options, std::uint64_t seed,
+  Subject(std::vector<RowTable> tables, std::uint64_t ring_bytes, LogStoreOptions options, std::uint64_t seed,
           TemporaryDirectory::Place place = TemporaryDirectory::Place::memory)
       : random(seed), tables_(std::move(tables)), options_(options), directory_(place) {
     LogStore::create(directory_.path(), tables_, ring_bytes, options.caching);
@@ -303,7 +303,7 @@ class Subject {
     return after == steps.begin() ? 0 : *std::prev(after);
   }
 
-  std::vector<LogTable> tables_;
+  std::vector<RowTable> tables_;
   LogStoreOptions options_;
   TemporaryDirectory directory_;
 };
@@ -367,7 +367,7 @@ void random_lives_agree_with_the_model(std::uint64_t seed, std::uint64_t ring_by
 
 // Small things, one store each.
 
-std::vector<LogTable> one_table() { return {table_of(0, 200, 16, RowDtype::f32, RowOptimizer::rowwise_adagrad)}; }
+std::vector<RowTable> one_table() { return {table_of(0, 200, 16, RowDtype::f32, RowOptimizer::rowwise_adagrad)}; }
 LogStoreOptions buffered(BlockQueue::Way way = BlockQueue::Way::io_uring) { return {Caching::buffered, way, nullptr}; }
 
 void a_full_ring_says_so_until_it_is_merged(std::uint64_t seed) {
@@ -481,7 +481,7 @@ void flip(const std::string& name, std::uint64_t offset) {
 
 // Records of steps 1 to 3 lie one behind another from the ring's first byte, 4096 bytes each.
 void make_three_records(Subject& subject) {
-  const std::vector<LogTable> tables = one_table();
+  const std::vector<RowTable> tables = one_table();
   for (std::uint64_t step = 1; step <= 3; ++step) {
     std::vector<OwnedRows> update;
     subject.steps.insert(step);
@@ -582,7 +582,7 @@ void a_store_that_lost_something_says_what(std::uint64_t seed) {
 // not older than what had been appended when it began.
 class Readers {
  public:
-  Readers(LogStore& store, const LogTable& table, std::uint64_t seed) {
+  Readers(LogStore& store, const RowTable& table, std::uint64_t seed) {
     for (std::uint64_t t = 0; t < 3; ++t) {
       threads_.emplace_back([this, &store, &table, seed, t] {
         std::mt19937_64 random(seed + t);
@@ -602,7 +602,7 @@ class Readers {
   std::atomic<std::uint64_t> num_rows_seen{0};
 
  private:
-  void look(LogStore& store, const LogTable& table, std::mt19937_64& random) {
+  void look(LogStore& store, const RowTable& table, std::mt19937_64& random) {
     OwnedRows wanted(0, table, random_rows(table.num_rows, 30, random));
     std::vector<std::uint64_t> at_least;
     for (const std::uint64_t row : wanted.rows) at_least.push_back(appended[row]);
@@ -626,7 +626,7 @@ class Readers {
 };
 
 void readers_beside_the_writer_see_whole_rows(std::uint64_t seed, BlockQueue::Way way, std::uint64_t steps) {
-  const std::vector<LogTable> tables = {table_of(0, 200, 200, RowDtype::f32, RowOptimizer::sgd)};
+  const std::vector<RowTable> tables = {table_of(0, 200, 200, RowDtype::f32, RowOptimizer::sgd)};
   const TemporaryDirectory directory;
   LogStore::create(directory.path(), tables, 128 << 10, Caching::buffered);
   LogStore store(directory.path(), tables, buffered(way));
