@@ -337,6 +337,9 @@ NB_MODULE(_core, m) {
              return std::tuple{to_bytes(state->structure), to_bytes(state->tensors)};
            })
       .def(
+          "announce", [](Pool& pool, std::shared_ptr<Plan> plan) { pool.announce(std::move(plan)); }, "plan"_a,
+          Unlocked(), "The plan is going to be captured, after those announced before: its rows are fetched ahead.")
+      .def(
           "capture", [](Pool& pool, std::shared_ptr<Plan> plan) { return pool.capture(std::move(plan)); }, "plan"_a,
           Unlocked())
       .def(

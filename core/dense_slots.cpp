@@ -118,17 +118,16 @@ std::size_t DenseSlots::idle_slot() const {
   return first_is_newer ? 1 : 0;
 }
 
-void DenseSlots::stage(std::uint64_t epoch, std::uint64_t step, std::uint64_t cursor, std::uint64_t row_updates,
-                       std::span<const std::byte> structure, std::span<const DenseTensor> tensors,
-                       std::size_t tensors_bytes) {
+void DenseSlots::stage(std::uint64_t epoch, const StepMark& mark, std::span<const std::byte> structure,
+                       std::span<const DenseTensor> tensors, std::size_t tensors_bytes) {
   const std::size_t slot = idle_slot();
   File& file = *slots_[slot];
   format::DenseHeader header{};
   header.magic = format::dense_magic;
   header.epoch = epoch;
-  header.step = step;
-  header.cursor = cursor;
-  header.row_updates = row_updates;
+  header.step = mark.step;
+  header.cursor = mark.cursor;
+  header.row_updates = mark.row_updates;
   header.structure_bytes = structure.size();
   header.tensors_bytes = tensors_bytes;
 

@@ -17,6 +17,7 @@
 
 #include "format.h"
 #include "media/medium.h"
+#include "step_mark.h"
 
 namespace holdfast {
 
@@ -49,10 +50,10 @@ class DenseSlots {
   // Why slot i holds nothing ("never written", "the payload's checksum does not hold").
   const std::string& reason(std::size_t i) const { return reasons_[i]; }
 
-  // Copies the state of the end of `step` aside, in parallel, and takes its checksum. Allocates first: throws full, and
+  // Copies the state of the end of a step aside, in parallel, and takes its checksum. Allocates first: throws full, and
   // nothing is lost.
-  void stage(std::uint64_t epoch, std::uint64_t step, std::uint64_t cursor, std::uint64_t row_updates,
-             std::span<const std::byte> structure, std::span<const DenseTensor> tensors, std::size_t tensors_bytes);
+  void stage(std::uint64_t epoch, const StepMark& mark, std::span<const std::byte> structure,
+             std::span<const DenseTensor> tensors, std::size_t tensors_bytes);
   bool pending() const { return pending_.has_value(); }
   std::uint64_t pending_bytes() const { return pending_ ? payload_bytes(pending_->header) : 0; }
 

@@ -5,7 +5,8 @@
 
 namespace holdfast {
 
-void pool_features(const Plan& plan, const std::vector<WorkingRows>& rows, const InPlaceStore& store, float* out) {
+void pool_features(const Plan& plan, const std::vector<WorkingRows>& rows, const std::vector<RowTable>& tables,
+                   float* out) {
   const CollectionSpec& spec = *plan.spec;
   const Kernels& kernels = best_kernels();
   constexpr std::size_t bags_per_chunk = 256;
@@ -18,7 +19,7 @@ void pool_features(const Plan& plan, const std::vector<WorkingRows>& rows, const
     const TablePlan& part = plan.tables[feature.table];
     const PoolSpec pooling{rows[feature.table].weights,
                            table.dim,
-                           store.table(table.number).spec.dtype,
+                           tables[table.number].spec.dtype,
                            part.position.data(),
                            plan.bag_start(f),
                            part.bag_scale.empty() ? nullptr : part.bag_scale.data(),
@@ -40,24 +41,28 @@ bool all_finite(const float* values, std::size_t count) {
   return finite.load();
 }
 
-void Evaluator::pool(const Plan& plan, const InPlaceStore& store, float* out) {
+void copy_from_home(const Plan& plan, const InPlaceStore& store, const std::vector<WorkingRows>& rows) {
+  for_rows(plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
+    const std::uint64_t* numbers = plan.tables[t].rows.data();
+    std::copy(numbers + begin, numbers + end, rows[t].rows + begin);
+    store.capture(plan.spec->tables[t].number, rows[t], begin, end);
+  });
+}
+
+void Evaluator::pool(const Plan& plan, const std::vector<RowTable>& tables, const Read& read, float* out) {
   const CollectionSpec& spec = *plan.spec;
   std::size_t bytes = 0;
   std::vector<format::RecordSection> sections;
   for (std::size_t t = 0; t < spec.tables.size(); ++t) {
     const std::uint32_t number = spec.tables[t].number;
-    sections.push_back(place_section(store.table(number), number, plan.tables[t].num_unique(), bytes));
+    sections.push_back(place_section(tables[number], number, plan.tables[t].num_unique(), bytes));
   }
   if (scratch_.size() < bytes + format::line_bytes) scratch_.resize(bytes + format::line_bytes);
   std::byte* data = line_aligned(scratch_);
   std::vector<WorkingRows> rows;
   for (const format::RecordSection& section : sections) rows.push_back(rows_of(section, data));
-  for_rows(plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
-    const std::uint64_t* numbers = plan.tables[t].rows.data();
-    std::copy(numbers + begin, numbers + end, rows[t].rows + begin);
-    store.capture(spec.tables[t].number, rows[t], begin, end);
-  });
-  pool_features(plan, rows, store, out);
+  read(rows);
+  pool_features(plan, rows, tables, out);
 }
 
 }  // namespace holdfast

@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <vector>
 
 #include "collection.h"
 #include "format.h"
 #include "in_place_store.h"
 #include "parallel.h"
+#include "row_table.h"
 
 namespace holdfast {
 
@@ -65,16 +67,21 @@ void for_rows(const Plan& plan, const Body& body) {
 }
 
 // Pools every feature of `plan` from `rows`, the working rows of its tables, into out [num_bags, output_width].
-void pool_features(const Plan& plan, const std::vector<WorkingRows>& rows, const InPlaceStore& store, float* out);
+void pool_features(const Plan& plan, const std::vector<WorkingRows>& rows, const std::vector<RowTable>& tables,
+                   float* out);
+
+// Copies the plan's rows from home into `rows`, one for each of its tables.
+void copy_from_home(const Plan& plan, const InPlaceStore& store, const std::vector<WorkingRows>& rows);
 
 // Whether none of `count` floats is infinite or a NaN; on all threads.
 bool all_finite(const float* values, std::size_t count);
 
-// Pools from home: copies the plan's rows into scratch memory first, so that a bag reads compact rows here too. Has no
-// effect on the store.
+// Pools without a capture: copies the plan's rows into scratch memory first, so that a bag reads compact rows here too.
 class Evaluator {
  public:
-  void pool(const Plan& plan, const InPlaceStore& store, float* out);
+  // `read` fills in the plan's rows, one WorkingRows for each of its tables.
+  using Read = std::function<void(const std::vector<WorkingRows>& rows)>;
+  void pool(const Plan& plan, const std::vector<RowTable>& tables, const Read& read, float* out);
 
  private:
   std::vector<std::byte> scratch_;

@@ -1,10 +1,8 @@
 // Pool: the verbs of a step over one directory. capture → lookup → update → commit, and recovery when it is opened.
 //
 // Invariants
-// - Before update writes a row home, the record with its before-image is sealed (durable at the pool's level).
-// - The commit record of step s is written after the rows of s are home, and a dense slot of s after that; both by
-//   the background thread, in that order. durable_step() reports s only after both.
-// - Log records of steps after the newest valid dense slot are kept: exact recovery rolls back to that slot.
+// - What makes the rows of a step durable (see RowBackend) comes before its dense slot; both are the background thread's
+//   work, in that order. durable_step() reports s only after both.
 // - After the first failure to write, no verb does anything but throw `failed`, until the pool is opened again.
 // - Verbs are called from one thread at a time; plan_batch may run on another meanwhile.
 // - Opening validates everything that recovery is going to use before it changes a byte.
@@ -19,13 +17,14 @@
 #include <vector>
 
 #include "background.h"
+#include "capture.h"
 #include "collection.h"
 #include "dense_slots.h"
-#include "in_place_store.h"
 #include "lookup.h"
+#include "media/medium.h"
 #include "recovery.h"
+#include "row_backend.h"
 #include "superblock.h"
-#include "undo_log.h"
 
 namespace holdfast {
 
@@ -37,49 +36,21 @@ struct PoolOptions {
 struct OpenOptions {
   Recovery recovery = Recovery::exact;
   std::uint32_t dense_interval = 1;  // steps from one dense slot to the next
-  bool grow_log = true;              // make the log larger when batches want it
-  bool trust_after_reboot = false;   // believe a process-level pool that was open when the machine went down
+  bool grow_log = true;  // make the log larger when batches want it
+  bool trust_after_reboot = false;  // believe a process-level pool that was open when the machine went down
 };
 
 // What recovery found, and what it did.
 struct RecoveryReport {
-  bool clean;                               // closed cleanly: nothing to do
-  std::uint64_t epoch;                      // of this life
-  std::uint64_t rows_step;                  // rows were durable at the end of this step
+  bool clean;  // closed cleanly: nothing to do
+  std::uint64_t epoch;  // of this life
+  std::uint64_t rows_step;  // rows were durable at the end of this step
   std::optional<std::uint64_t> dense_step;  // newest dense slot, where there is one
-  std::uint64_t step;                       // training goes on after this step
+  std::uint64_t step;  // training goes on after this step
   std::uint64_t cursor;
   std::uint64_t records_undone;
   std::uint64_t rows_restored;
   double seconds;
-};
-
-// One forward's rows: a log record, and the working set that lookup and update read.
-struct Capture {
-  std::shared_ptr<const Plan> plan;
-  std::uint64_t step;
-  std::uint64_t position;
-  std::size_t bytes;
-  std::vector<WorkingRows> tables;  // one for each of the plan's
-  std::optional<std::uint32_t> payload_crc;  // of the record, where it was taken along with the copy
-  Background::Ticket sealed = 0;    // 0: the seal is not submitted yet
-};
-
-// Where a pooled result goes, or a gradient comes from: float32 [num_bags, output_width], contiguous.
-struct RowGradients {
-  std::shared_ptr<const Capture> capture;
-  const float* grad;
-};
-
-// Row gradients summed per unique row over one or more captures of a step.
-struct SummedGradients {
-  std::shared_ptr<const CollectionSpec> spec;
-  std::vector<std::uint64_t> num_rows;  // per table
-  std::vector<WorkingRows> rows;        // per table, the before-images
-  std::vector<std::vector<float>> sums; // per table [num_rows, dim]
-  std::vector<std::vector<std::byte>> storage;  // of `rows` where several captures were merged
-  std::vector<std::shared_ptr<const Capture>> captures;
-  double sum_of_squares;  // over all elements, before any scaling
 };
 
 class Pool {
@@ -98,11 +69,12 @@ class Pool {
   const format::PoolHeader& header() const { return superblock_->header(); }
   std::string medium_description() const { return medium_->description(); }
   format::Level level() const { return medium_->level(); }
-  InPlaceStore& store() { return *store_; }
 
   // The dense state that training goes on with (valid until the next commit), or nothing in a new pool.
   std::optional<DenseState> dense_state();
 
+  // `plan` is going to be captured, after those that were announced before: its rows may be fetched ahead.
+  void announce(std::shared_ptr<const Plan> plan);
   // The rows of `plan` become step step() + 1's (one of its captures); the copy is complete when this returns, its
   // seal is on its way. Throws batch_too_large, full.
   std::shared_ptr<Capture> capture(std::shared_ptr<const Plan> plan);
@@ -120,8 +92,8 @@ class Pool {
   // Sums the gradients of a step's captures per row.
   std::unique_ptr<SummedGradients> sum_gradients(std::vector<RowGradients> gradients) const;
   // new rows = f(old rows, gradients); waits for the seals first.
-  void update(const std::vector<RowGradients>& gradients, UpdateSpec spec);
-  void update(const SummedGradients& gradients, UpdateSpec spec);
+  void update(const std::vector<RowGradients>& gradients, const UpdateSpec& spec);
+  void update(const SummedGradients& gradients, const UpdateSpec& spec);
 
   // Does the next commit want the dense state? (every dense_interval steps, or when the log runs low)
   bool dense_due() const;
@@ -152,34 +124,18 @@ class Pool {
   std::uint64_t durable_step() const { return durable_step_.load(std::memory_order_acquire); }
   std::uint64_t rows_durable_step() const { return rows_durable_step_.load(std::memory_order_acquire); }
   std::uint64_t epoch() const { return report_.epoch; }
-  std::uint64_t log_bytes() const { return log_->ring_bytes(); }
-  std::uint64_t log_bytes_free() const { return log_->free_bytes(); }
+  std::uint64_t log_bytes() const { return backend_->log_bytes(); }
+  std::uint64_t log_bytes_free() const { return backend_->log_bytes_free(); }
 
  private:
   class Lock;
 
-  struct Ahead {
-    std::shared_ptr<Capture> capture;
-    std::weak_ptr<const Capture> current;           // of the step that hands rows over
-    std::vector<std::vector<std::uint32_t>> forward;  // per table: current's row → capture's row
-    Background::Ticket copied;
-    bool complete;  // the current step's update has handed its rows over
-  };
-
   void recover(const OpenOptions& options);
-  std::shared_ptr<Capture> reserve(std::shared_ptr<const Plan> plan, std::uint64_t step);
-  void grow_log(std::size_t record_bytes);
-  enum class Rows { copied_now, copied_later };
-  void fill(Capture& capture, Rows rows);
-  void submit_seal(Capture& capture);
-  void drop_dead_captures();
-  void drop_ahead();
-  const Ahead* forwarding(const Capture& capture) const;
   void begin_update(const CollectionSpec& spec);
-  void finish_update(std::size_t num_captures);
-  // Does the log have room for less than two records like the largest so far?
-  bool log_is_low() const;
-  void stage(std::uint64_t step, std::uint64_t cursor, std::uint64_t row_updates, const Dense& dense);
+  // Finishes the pending dense write, and waits for everything else.
+  void finish_pending();
+  void stage(const StepMark& mark, const Dense& dense);
+  UpdateSpec of_this_step(UpdateSpec spec) const;
   // Of the background thread: `step` is what exact recovery never goes below from now on.
   void note_durable(std::uint64_t step);
   void check_open() const;
@@ -187,33 +143,23 @@ class Pool {
   std::unique_ptr<Lock> lock_;
   std::unique_ptr<Medium> medium_;
   std::unique_ptr<Superblock> superblock_;
-  std::unique_ptr<InPlaceStore> store_;
-  std::unique_ptr<File> ring_;
-  std::unique_ptr<UndoLog> log_;
   std::unique_ptr<DenseSlots> dense_;
   RecoveryReport report_{};
   std::uint32_t dense_interval_ = 1;
-  bool grow_log_ = true;
 
-  std::uint64_t step_ = 0;         // committed
+  std::uint64_t step_ = 0;  // committed
   std::uint64_t cursor_ = 0;
   std::uint64_t row_updates_ = 0;  // steps that updated rows
   std::uint64_t staged_step_ = 0;  // newest step whose dense state was staged
   bool has_dense_ = false;
-  bool updated_ = false;           // the current step has written rows home
+  bool updated_ = false;  // the current step has written rows home
   std::vector<bool> updated_tables_;  // and of these tables
   bool closed_ = false;
-  struct Part {
-    std::weak_ptr<Capture> capture;
-    std::uint64_t position;
-    Background::Ticket sealed;
-  };
-  std::vector<Part> parts_;  // of the current step, in the order of the log
-  std::optional<Ahead> ahead_;
   Evaluator evaluator_;
 
   std::atomic<std::uint64_t> durable_step_{0};
   std::atomic<std::uint64_t> rows_durable_step_{0};
+  std::unique_ptr<RowBackend> backend_;
   Background background_;  // last: its thread ends before anything it uses
 };
 

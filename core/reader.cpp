@@ -8,6 +8,7 @@
 #include "error.h"
 #include "pool_files.h"
 #include "recovery.h"
+#include "undo.h"
 
 namespace holdfast {
 
@@ -47,6 +48,11 @@ std::optional<Reader::Dense> Reader::dense_state() const {
   return std::nullopt;
 }
 
+void Reader::evaluate(const Plan& plan, float* out) {
+  const auto read = [&](const std::vector<WorkingRows>& rows) { copy_from_home(plan, *store_, rows); };
+  evaluator_.pool(plan, row_tables_of(table_records(), header().seed), read, out);
+}
+
 void Reader::gather_rows(std::size_t index, std::vector<std::uint64_t> rows, std::byte* weights, float* state,
                          std::uint8_t* differs) const {
   const InPlaceStore::Table& table = store_->table(index);
@@ -83,7 +89,10 @@ std::vector<std::string> Reader::verify() const {
   DenseSlots slots(*medium_, open_dense_files(*medium_, false));
   const auto ring = open_log_file(*medium_, superblock_->header().log_bytes, false);
   try {
-    plan_recovery(*superblock_, UndoLog(*medium_, *ring), slots, *store_, Recovery::exact);
+    const format::CommitRecord commit = superblock_->commit();
+    const StepMark rows{commit.step, commit.cursor, commit.row_updates};
+    const RecoveryPlan plan = plan_recovery(*superblock_, rows, slots, Recovery::exact);
+    plan_undo(*superblock_, UndoLog(*medium_, *ring), *store_, plan.target.step);
   } catch (const Error& error) {
     add(error.what());
   }

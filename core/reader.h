@@ -17,7 +17,6 @@
 #include "in_place_store.h"
 #include "lookup.h"
 #include "superblock.h"
-#include "undo_log.h"
 
 namespace holdfast {
 
@@ -40,7 +39,7 @@ class Reader {
   // A whole copy of the newest dense state, or nothing when there is none.
   std::optional<Dense> dense_state() const;
 
-  void evaluate(const Plan& plan, float* out) { evaluator_.pool(plan, *store_, out); }
+  void evaluate(const Plan& plan, float* out);
 
   // Rows [first, first + count) of a table: weights and state (count × their bytes), initial values where untouched.
   void read_rows(std::size_t table, std::uint64_t first, std::size_t count, std::byte* weights, float* state) const;

@@ -1,119 +1,33 @@
 #include "recovery.h"
 
-#include <algorithm>
 #include <string>
 
 #include "error.h"
-#include "lookup.h"
-#include "parallel.h"
 #include "pool_files.h"
 
 namespace holdfast {
 
-using format::RecordSection;
-
-namespace {
-
-// A record's bytes hold their checksum; this says that they also make sense for the tables.
-void check_record(const Record& record, const UndoLog& log, const InPlaceStore& store) {
-  const auto bad = [&](const std::string& what) {
-    throw Error(ErrorKind::corrupted, log.place(record.header.position) + ": " + what);
-  };
-  for (const RecordSection& section : record.sections()) {
-    if (section.table >= store.tables().size()) bad("a section of a table that does not exist");
-    const InPlaceStore::Table& table = store.table(section.table);
-    std::size_t offset = section.rows_offset;
-    if (section.num_rows > table.num_rows || offset > record.header.bytes) bad("a section that does not fit");
-    const RecordSection expected = place_section(table, section.table, section.num_rows, offset);
-    if (expected.weights_offset != section.weights_offset || expected.state_offset != section.state_offset ||
-        section.rows_offset % format::line_bytes != 0 || offset > record.header.bytes) {
-      bad("a section that does not fit");
-    }
-    const auto* rows = reinterpret_cast<const std::uint64_t*>(record.data + section.rows_offset);
-    for (std::uint64_t i = 0; i < section.num_rows; ++i) {
-      const std::uint64_t row = rows[i] & ~fresh_bit;
-      if (row >= table.num_rows || (i > 0 && row <= (rows[i - 1] & ~fresh_bit))) bad("rows that are out of order");
-    }
-  }
-}
-
-}  // namespace
-
-RecoveryPlan plan_recovery(const Superblock& superblock, const UndoLog& log, DenseSlots& dense,
-                           const InPlaceStore& store, Recovery mode) {
-  const format::CommitRecord commit = superblock.commit();
-  const format::EpochRecord& opened = superblock.epoch();
-  if (const auto broken = superblock.broken_records(); opened.clean != 0 && !broken.empty()) {
+RecoveryPlan plan_recovery(const Superblock& superblock, const StepMark& rows, DenseSlots& dense, Recovery mode) {
+  const bool clean = superblock.epoch().clean != 0;
+  if (const auto broken = superblock.broken_records(); clean && !broken.empty()) {
     throw Error(ErrorKind::corrupted, broken.front());
   }
-  dense.load(commit.epoch, commit.step, opened.clean != 0);
-  std::uint64_t target = commit.step;
-  auto newest = dense.newest(commit.step);
-  if (newest) {
-    if (mode == Recovery::exact) target = newest->header.step;
-  } else if (commit.step > 0) {
+  dense.load(superblock.commit().epoch, rows.step, clean);
+  RecoveryPlan plan{rows, rows, dense.newest(rows.step)};
+  if (!plan.dense) {
+    if (rows.step == 0) return plan;
     for (std::size_t i = 0; i < 2; ++i) {
       if (dense.reason(i) == "empty") continue;
       throw Error(ErrorKind::corrupted,
                   std::string(dense_names[i]) + ": " + dense.reason(i) + ", and the other slot holds no state either");
     }
+    return plan;
   }
-
-  // What was captured after the newest commit, newest last; then what the commits since `target` overwrote.
-  std::vector<Record> after;
-  UndoLog::Link link = UndoLog::Link::of(commit);
-  std::uint64_t head = commit.log_head;
-  for (;;) {
-    const auto record = log.successor(commit.epoch, head, link);
-    if (!record || record->header.step <= commit.step) break;
-    check_record(*record, log, store);
-    after.push_back(*record);
-    link = UndoLog::Link::to(record->header);
-    head = record->header.position + record->header.bytes;
-  }
-  // A life that has appended has written its commit record before.
-  if (opened.epoch > commit.epoch && log.successor(opened.epoch, head, UndoLog::Link{})) {
-    throw Error(ErrorKind::corrupted, log.place(head) + ": a record of epoch " + std::to_string(opened.epoch) +
-                                          ", whose commit record is lost");
-  }
-  std::vector<Record> undo_order(after.rbegin(), after.rend());
-  for (link = UndoLog::Link::of(commit); link.position != format::no_position && link.step > target;) {
-    std::string why = "a record that was given up, because a later dense state was durable";
-    const auto record = link.position < commit.log_tail ? std::nullopt : log.read(link, &why);
-    if (!record) {
-      throw Error(ErrorKind::corrupted, log.place(link.position) + ": " + why +
-                                            "; rows cannot be rolled back to step " + std::to_string(target));
-    }
-    check_record(*record, log, store);
-    undo_order.push_back(*record);
-    link = UndoLog::Link::before(record->header);
-  }
-
-  RecoveryPlan plan{commit, target, commit.cursor, commit.row_updates, head, std::move(undo_order), newest};
-  if (newest && newest->header.step == target) {
-    plan.cursor = newest->header.cursor;
-    plan.row_updates = newest->header.row_updates;
+  const format::DenseHeader& header = plan.dense->header;
+  if (mode == Recovery::exact || header.step == rows.step) {
+    plan.target = {header.step, header.cursor, header.row_updates};
   }
   return plan;
-}
-
-std::uint64_t undo_records(const std::vector<Record>& records, InPlaceStore& store, Medium& medium) {
-  std::uint64_t rows_restored = 0;
-  for (const Record& record : records) {
-    for (const RecordSection& section : record.sections()) {
-      const WorkingRows rows = rows_of(section, const_cast<std::byte*>(record.data));
-      constexpr std::size_t rows_per_chunk = 1024;
-      const std::size_t chunks = (section.num_rows + rows_per_chunk - 1) / rows_per_chunk;
-      parallel_for(chunks, [&](std::size_t i) {
-        const std::size_t begin = i * rows_per_chunk;
-        const std::size_t end = std::min<std::size_t>(begin + rows_per_chunk, section.num_rows);
-        store.restore(section.table, rows, begin, end);
-      });
-      rows_restored += section.num_rows;
-    }
-    medium.persist_point();
-  }
-  return rows_restored;
 }
 
 }  // namespace holdfast

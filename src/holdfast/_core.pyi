@@ -145,6 +145,11 @@ class Pool:
 
     def dense_state(self) -> tuple[bytes, bytes] | None: ...
 
+    def announce(self, plan: Plan) -> None:
+        """
+        The plan is going to be captured, after those announced before: its rows are fetched ahead.
+        """
+
     def capture(self, plan: Plan) -> Capture: ...
 
     def capture_ahead(self, plan: Plan) -> bool: ...

@@ -1,0 +1,85 @@
+// Row backend: how a pool keeps its rows and makes a step's updates durable. InPlaceBackend maps them and keeps an undo
+// log; LogBackend appends new versions to a row log and holds the rows of the coming steps in a scratchpad.
+//
+// What the pool relies on
+// - capture gives the rows' values at the end of the newest committed step. They stay as they are in the capture.
+// - begin_update returns when the rows of the step may be overwritten; the updates of a step come between it and
+//   finish_update, each table once.
+// - end_step is called once per step, in order. What it returns runs on the background thread, in order: when it is
+//   done, the rows of the step are durable at the pool's level.
+// - Whatever comes between capture and end_step leaves the rows of the newest committed step recoverable.
+// - Exact recovery may go back to any step at or after the one that note_recoverable was told last.
+// - newest and check_roll_back read, and change nothing; roll_back and start follow, once, before the first capture.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "capture.h"
+#include "row_table.h"
+#include "step_mark.h"
+
+namespace holdfast {
+
+// What a roll back took back.
+struct RolledBack {
+  std::uint64_t records = 0;
+  std::uint64_t rows = 0;
+};
+
+class RowBackend {
+ public:
+  explicit RowBackend(std::vector<RowTable> tables) : tables_(std::move(tables)) {}
+  virtual ~RowBackend() = default;
+  RowBackend(const RowBackend&) = delete;
+  RowBackend& operator=(const RowBackend&) = delete;
+
+  const std::vector<RowTable>& tables() const { return tables_; }
+
+  // The newest step whose rows are all there.
+  virtual StepMark newest() = 0;
+  // Throws corrupted where rows cannot go back to the end of `step`.
+  virtual void check_roll_back(std::uint64_t step) = 0;
+  // Goes back there, durably, in life `epoch`. Returns what that took.
+  virtual RolledBack roll_back(std::uint64_t epoch, std::uint64_t step) = 0;
+  // Training goes on from here.
+  virtual void start(std::uint64_t epoch, const StepMark& mark) = 0;
+
+  // `plan` is going to be captured, after those that were announced before. A hint: rows may be fetched ahead.
+  virtual void announce(std::shared_ptr<const Plan> plan) = 0;
+  virtual std::shared_ptr<Capture> capture(std::shared_ptr<const Plan> plan, std::uint64_t step) = 0;
+  // Begins the capture of the step after `step`, on the background thread; false where that is not possible now.
+  virtual bool capture_ahead(std::shared_ptr<const Plan> next, std::uint64_t step) = 0;
+  // Fills `rows`, one for each of the plan's tables, without a trace.
+  virtual void read(const Plan& plan, const std::vector<WorkingRows>& rows) = 0;
+
+  virtual void begin_update() = 0;
+  virtual void update(const std::shared_ptr<const Capture>& capture, const float* grad, const UpdateSpec& spec) = 0;
+  virtual void update(const SummedGradients& gradients, const UpdateSpec& spec) = 0;
+  virtual void finish_update(std::size_t num_captures) = 0;
+
+  virtual std::function<void()> end_step(const StepMark& mark) = 0;
+  // Of the background thread: recovery never goes below `step` from now on.
+  virtual void note_recoverable(std::uint64_t step) = 0;
+  // Is there room for few steps before a newer dense state has to be durable?
+  virtual bool log_is_low() const = 0;
+  // Has the current step captured rows?
+  virtual bool step_has_begun() const = 0;
+
+  virtual void import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
+                           std::span<const float> state) = 0;
+  // Takes back an update that was not committed, and syncs. The last call.
+  virtual void close(bool updated) = 0;
+
+  virtual std::uint64_t log_bytes() const = 0;
+  virtual std::uint64_t log_bytes_free() const = 0;
+
+ private:
+  std::vector<RowTable> tables_;
+};
+
+}  // namespace holdfast
