@@ -159,7 +159,7 @@ std::uint64_t LogStore::recover(std::uint64_t epoch, std::uint64_t step_limit) {
   rebuild_index(step_limit);
   latching([&] { log_.start(epoch, step_limit); });
   epoch_ = epoch;
-  return log_.last_step();
+  return log_.last().step;
 }
 
 void LogStore::roll_back(std::uint64_t step) {
@@ -177,7 +177,7 @@ void LogStore::rebuild_index(std::uint64_t step) {
     for (Table& table : tables_) table.index.clear();
   }
   for (const RowLog::Live& record : log_.live()) {
-    if (record.link.step > step) break;
+    if (record.link.mark.step > step) break;
     const SectorBuffer data = log_.read(record, record.images_offset);
     check_sections(record, data.data());
     const std::lock_guard lock(mutex_);
@@ -345,16 +345,18 @@ LogStore::Shape LogStore::shape_of(std::span<const TableRows> tables) const {
   return shape;
 }
 
-std::optional<std::uint64_t> LogStore::append(std::uint64_t step, std::span<const TableRows> tables) {
+std::optional<std::uint64_t> LogStore::append(const StepMark& mark, std::span<const TableRows> tables) {
   require_usable();
-  if (step <= log_.last_step()) {
-    throw Error(ErrorKind::step, "step " + std::to_string(step) + " cannot follow step " +
-                                     std::to_string(log_.last_step()) + " in " + log_.file().name());
+  if (mark.step <= log_.last().step) {
+    throw Error(ErrorKind::step, "step " + std::to_string(mark.step) + " cannot follow step " +
+                                     std::to_string(log_.last().step) + " in " + log_.file().name());
   }
   Shape shape = shape_of(tables);
-  shape.header.step = step;
+  shape.header.step = mark.step;
+  shape.header.cursor = mark.cursor;
+  shape.header.row_updates = mark.row_updates;
   if (shape.header.bytes > log_.ring_bytes()) {
-    throw Error(ErrorKind::batch_too_large, "step " + std::to_string(step) + " takes " +
+    throw Error(ErrorKind::batch_too_large, "step " + std::to_string(mark.step) + " takes " +
                                                 std::to_string(shape.header.bytes) + " bytes of a row log that has " +
                                                 std::to_string(log_.ring_bytes()));
   }
@@ -462,7 +464,7 @@ std::vector<RowLog::Live> LogStore::oldest_records(std::uint64_t limit_step, std
   std::vector<RowLog::Live> records;
   std::uint64_t bytes = 0;
   for (const RowLog::Live& record : log_.live()) {
-    if (record.link.step > limit || (bytes >= max_bytes && !records.empty())) break;
+    if (record.link.mark.step > limit || (bytes >= max_bytes && !records.empty())) break;
     records.push_back(record);
     bytes += record.bytes;
   }

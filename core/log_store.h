@@ -90,17 +90,18 @@ class LogStore {
   // clear on entry). Throws corrupted where a row does not hold.
   void fetch(std::span<const TableRows> tables);
 
-  // Writes one record: the rows' new values at the end of `step`, which is greater than all before. Tables ascending.
+  // Writes one record: the rows' new values at the end of `mark`'s step, which is greater than all before. Tables ascending.
   // Returns its bytes, or nothing where the ring has no room now: merge, then try again. Throws batch_too_large where
   // it never will have.
-  std::optional<std::uint64_t> append(std::uint64_t step, std::span<const TableRows> tables);
+  std::optional<std::uint64_t> append(const StepMark& mark, std::span<const TableRows> tables);
   // Makes all steps durable whose append had returned.
   void sync();
   // Folds the oldest records into home: of steps up to `limit_step` that are durable, until they are `max_bytes` or
   // more. Returns how many bytes of the log that was; 0: nothing to do.
   std::uint64_t merge(std::uint64_t limit_step, std::uint64_t max_bytes);
 
-  std::uint64_t last_step() const { return log_.last_step(); }
+  // What the newest record says, or said, if it is merged.
+  StepMark last() const { return log_.last(); }
   std::uint64_t durable_step() const { return log_.durable_step(); }
   std::uint64_t merged_step() const { return log_.merged_step(); }
   std::uint64_t ring_bytes() const { return log_.ring_bytes(); }

@@ -36,6 +36,12 @@ using Bytes = std::vector<std::byte>;
 
 struct Crash {};
 
+// Every step says something of its own; 0 is where no record was.
+StepMark mark_of(std::uint64_t step) {
+  if (step == 0) return {};
+  return {step, 1000 * step, step / 2 + 1};
+}
+
 // A disk that may lose what was not synced: it remembers what every sector held at its file's last sync, and crashes or
 // fails when it is told to.
 class Disk final : public BlockWatcher {
@@ -219,7 +225,7 @@ class Subject {
     const std::uint64_t recovered = store->recover(++epoch, step_limit);
     CHECK(recovered <= std::min(step_limit, last_attempted));
     CHECK(recovered >= newest_step_up_to(std::min(step_limit, durable)));
-    CHECK(store->durable_step() == recovered && store->last_step() == recovered);
+    CHECK(store->durable_step() == recovered && store->last() == mark_of(recovered));
     went_back_to(recovered);
   }
   void went_back_to(std::uint64_t step) {
@@ -239,19 +245,19 @@ class Subject {
   // Returns whether there was room.
   bool append(std::size_t most_rows) {
     std::vector<OwnedRows> update = random_update(tables_, most_rows, random);
-    const std::uint64_t step = store->last_step() + 1 + random() % 2;
+    const std::uint64_t step = store->last().step + 1 + random() % 2;
     last_attempted = step;
     steps.insert(step);
     Model before = model;
     model.update(step, update);
-    if (store->append(step, views(update))) return true;
+    if (store->append(mark_of(step), views(update))) return true;
     model = std::move(before);
     steps.erase(step);
-    last_attempted = store->last_step();
+    last_attempted = store->last().step;
     return false;
   }
   void sync() {
-    const std::uint64_t step = store->last_step();
+    const std::uint64_t step = store->last().step;
     store->sync();
     durable = step;
     CHECK(store->durable_step() >= durable);
@@ -355,11 +361,12 @@ void random_lives_agree_with_the_model(std::uint64_t seed, std::uint64_t ring_by
       subject.open(limited ? subject.floor + subject.random() % span : every_step);
     }
     subject.fetch_all();
-    if (subject.random() % 3 == 0 && subject.store->last_step() > subject.floor) {
-      const std::uint64_t step = subject.floor + subject.random() % (subject.store->last_step() - subject.floor);
+    if (subject.random() % 3 == 0 && subject.store->last().step > subject.floor) {
+      const std::uint64_t step = subject.floor + subject.random() % (subject.store->last().step - subject.floor);
       subject.store->roll_back(step);
-      CHECK(subject.store->last_step() <= step);
-      subject.went_back_to(subject.store->last_step());
+      CHECK(subject.store->last().step <= step);
+      CHECK(subject.store->last() == mark_of(subject.store->last().step));
+      subject.went_back_to(subject.store->last().step);
       subject.fetch_all();
     }
   }
@@ -387,7 +394,7 @@ void nothing_goes_before_recovery() {
   LogStore::create(directory.path(), one_table(), 64 << 10, Caching::buffered);
   LogStore store(directory.path(), one_table(), buffered());
   CHECK(kind_thrown_by([&] { store.fetch({}); }) == ErrorKind::step);
-  CHECK(kind_thrown_by([&] { store.append(1, {}); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.append(mark_of(1), {}); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.sync(); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.merge(1, 1); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { LogStore::create(directory.path(), one_table(), 4095, Caching::buffered); }) ==
@@ -400,9 +407,9 @@ void a_record_larger_than_the_ring_is_refused(std::uint64_t seed) {
   for (std::uint64_t row = 0; row < 200; ++row) rows[row] = row;
   OwnedRows all(0, one_table()[0], rows);
   const TableRows view = all.view();
-  CHECK(kind_thrown_by([&] { subject.store->append(1, {&view, 1}); }) == ErrorKind::batch_too_large);
+  CHECK(kind_thrown_by([&] { subject.store->append(mark_of(1), {&view, 1}); }) == ErrorKind::batch_too_large);
   CHECK(subject.append(5));
-  CHECK(kind_thrown_by([&] { subject.store->append(1, {}); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { subject.store->append(mark_of(1), {}); }) == ErrorKind::step);
   subject.fetch_all();
 }
 
@@ -445,8 +452,8 @@ void any_other_failure_stops_the_store(std::uint64_t seed) {
       }
     };
     CHECK(kind_thrown_by(fail) == ErrorKind::failed);
-    const std::uint64_t next = subject.store->last_step() + 1;
-    CHECK(kind_thrown_by([&] { subject.store->append(next, {}); }) == ErrorKind::failed);
+    const std::uint64_t next = subject.store->last().step + 1;
+    CHECK(kind_thrown_by([&] { subject.store->append(mark_of(next), {}); }) == ErrorKind::failed);
     CHECK(kind_thrown_by([&] { subject.store->sync(); }) == ErrorKind::failed);
     CHECK(kind_thrown_by([&] { subject.store->merge(1, 1); }) == ErrorKind::failed);
     subject.model = before;
@@ -488,10 +495,24 @@ void make_three_records(Subject& subject) {
     update.emplace_back(0, tables[0], std::vector<std::uint64_t>{1, 5, 100});
     update[0].weights[0] = static_cast<std::byte>(step);
     subject.model.update(step, update);
-    CHECK(*subject.store->append(step, views(update)) == 4096);
+    CHECK(*subject.store->append(mark_of(step), views(update)) == 4096);
     subject.last_attempted = step;
     subject.sync();
   }
+}
+
+void what_a_merged_record_said_outlives_it(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  make_three_records(subject);
+  subject.merge(2, every_step);
+  subject.store->sync();
+  subject.crash();
+  subject.open(2);  // back to a record that is merged: only its successor names it
+  CHECK(subject.store->last() == mark_of(2));
+  subject.crash();
+  subject.open(every_step);  // and now only the checkpoint
+  CHECK(subject.store->last() == mark_of(2));
+  subject.fetch_all();
 }
 
 void damage_is_told_from_a_torn_tail(std::uint64_t seed) {
@@ -511,7 +532,7 @@ void damage_is_told_from_a_torn_tail(std::uint64_t seed) {
       flip(subject.file("row-log-0000"), ring + 2 * 4096 + offset);
       subject.durable = 2;
       subject.open(every_step);
-      CHECK(subject.store->last_step() == 2);
+      CHECK(subject.store->last().step == 2);
       subject.fetch_all();
     }
     {  // The checkpoint does, once the store has been opened again. Images are told by the fetch.
@@ -642,7 +663,7 @@ void readers_beside_the_writer_see_whole_rows(std::uint64_t seed, BlockQueue::Wa
       std::memcpy(update.weights.data() + u * update.weight_bytes, weights.data(), update.weight_bytes);
     }
     const TableRows view = update.view();
-    while (!store.append(step, {&view, 1})) {
+    while (!store.append(mark_of(step), {&view, 1})) {
       store.sync();
       store.merge(step - 1 - random() % 2, 1 + random() % 100000);
     }
@@ -696,7 +717,7 @@ struct Gated {
     OwnedRows update(0, one_table()[0], {1});
     update.weights[0] = static_cast<std::byte>(step);
     const TableRows view = update.view();
-    return store->append(step, {&view, 1}).has_value();
+    return store->append(mark_of(step), {&view, 1}).has_value();
   }
 
   TemporaryDirectory directory;
@@ -769,6 +790,7 @@ int main(int argc, char** argv) {
   run("a full medium", a_full_medium_changes_nothing);
   run("any other failure", any_other_failure_stops_the_store);
   run("going back below what is merged", going_back_below_what_is_merged_is_refused);
+  run("what a merged record said", what_a_merged_record_said_outlives_it);
   run("damage or torn tail", damage_is_told_from_a_torn_tail);
   run("a damaged row at home", a_damaged_row_at_home_is_named);
   run("something is lost", a_store_that_lost_something_says_what);
