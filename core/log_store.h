@@ -15,7 +15,7 @@
 //   the index does not name it any more, and every fetch that resolved rows into it is done.
 // - A merge writes home after the fetches that had begun before it are done. Those that begin later find the rows
 //   that it moves in the log, so no row is read at home while it is being written there.
-// - One thread appends, recovers and rolls back; fetch, sync and merge may be called from any. Of a fetch and an
+// - One thread appends, recovers and rolls back; pack, fetch, sync and merge may be called from any. Of a fetch and an
 //   append at the same time the fetch sees all of a row or nothing of it.
 // - A full medium is an error (full) after which nothing has changed. After any other failed write or sync, append,
 //   sync and merge refuse until the store is opened again.
@@ -24,6 +24,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -36,6 +37,7 @@
 #include "kernels/kernels.h"
 #include "media/block_file.h"
 #include "media/block_queue.h"
+#include "media/spare_buffers.h"
 #include "row_image.h"
 #include "row_index.h"
 #include "row_log.h"
@@ -48,6 +50,21 @@ struct TableRows {
   std::uint32_t table;
   std::size_t num_rows;
   WorkingRows rows;
+};
+
+// A record on its way to the log, in a buffer that is used again when the record is gone.
+class PackedRecord {
+ public:
+  std::uint64_t step() const { return header_.step; }
+  std::uint64_t bytes() const { return header_.bytes; }
+
+ private:
+  friend class LogStore;
+  PackedRecord() = default;
+
+  format::RowLogHeader header_{};  // lacks what the log knows: position and chain
+  std::uint64_t num_rows_ = 0;
+  SpareBuffers::Borrowed buffer_;
 };
 
 struct LogStoreOptions {
@@ -90,10 +107,12 @@ class LogStore {
   // clear on entry). Throws corrupted where a row does not hold.
   void fetch(std::span<const TableRows> tables);
 
-  // Writes one record: the rows' new values at the end of `mark`'s step, which is greater than all before. Tables ascending.
-  // Returns its bytes, or nothing where the ring has no room now: merge, then try again. Throws batch_too_large where
-  // it never will have.
-  std::optional<std::uint64_t> append(const StepMark& mark, std::span<const TableRows> tables);
+  // Makes a record of the rows' new values at the end of the mark's step. Tables ascending; none is a step that updated
+  // nothing. Throws batch_too_large where the ring never has the room.
+  PackedRecord pack(const StepMark& mark, std::span<const TableRows> tables) const;
+  // Writes the record, whose step is greater than all before. Returns its bytes, or nothing where the ring has no room
+  // now: merge, then try again.
+  std::optional<std::uint64_t> append(const PackedRecord& packed);
   // Makes all steps durable whose append had returned.
   void sync();
   // Folds the oldest records into home: of steps up to `limit_step` that are durable, until they are `max_bytes` or
@@ -134,11 +153,10 @@ class LogStore {
     const std::byte* image;
   };
   class Fetching;
-  class Runs;
 
   Shape shape_of(std::span<const TableRows> tables) const;
-  void fill_record(Shape& shape, std::span<const TableRows> tables);
-  std::uint32_t fill_images(const Shape& shape, std::span<const TableRows> tables);
+  void fill_rows(Shape& shape, std::span<const TableRows> tables, std::byte* record) const;
+  std::uint32_t fill_images(const Shape& shape, std::span<const TableRows> tables, std::byte* record) const;
   std::uint64_t location_of(std::uint64_t position, std::uint64_t image_offset, const Table& table) const;
   std::uint64_t offset_of_location(std::uint64_t location, const Table& table) const;
   void check_sections(const RowLog::Live& record, const std::byte* data) const;
@@ -161,15 +179,14 @@ class LogStore {
 
   void require_recovered() const;
   void require_usable() const;
-  template <class Work>
-  void latching(const Work& work);
+  void latching(const std::function<void()>& work);
 
   const Kernels& kernels_;
   BlockQueue queue_;
   RowLog log_;
   std::vector<Table> tables_;
   std::uint64_t epoch_ = 0;
-  SectorBuffer record_;  // the one that is being appended
+  SpareBuffers spare_;
   std::atomic<bool> failed_{false};
   std::mutex merge_mutex_;
 

@@ -13,6 +13,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <set>
@@ -157,6 +158,12 @@ std::vector<std::uint64_t> random_rows(std::uint64_t num_rows, std::size_t most,
   return {rows.begin(), rows.end()};
 }
 
+std::vector<std::uint64_t> every_row_of(const RowTable& table) {
+  std::vector<std::uint64_t> rows(table.num_rows);
+  std::iota(rows.begin(), rows.end(), 0);
+  return rows;
+}
+
 // Random new values for random rows of some of the tables.
 std::vector<OwnedRows> random_update(const std::vector<RowTable>& tables, std::size_t most, std::mt19937_64& random) {
   std::vector<OwnedRows> update;
@@ -250,7 +257,7 @@ class Subject {
     steps.insert(step);
     Model before = model;
     model.update(step, update);
-    if (store->append(mark_of(step), views(update))) return true;
+    if (store->append(store->pack(mark_of(step), views(update)))) return true;
     model = std::move(before);
     steps.erase(step);
     last_attempted = store->last().step;
@@ -283,9 +290,7 @@ class Subject {
   void fetch_all() {
     std::vector<OwnedRows> wanted;
     for (std::uint32_t t = 0; t < tables_.size(); ++t) {
-      std::vector<std::uint64_t> rows(tables_[t].num_rows);
-      for (std::uint64_t row = 0; row < rows.size(); ++row) rows[row] = row;
-      wanted.emplace_back(t, tables_[t], std::move(rows));
+      wanted.emplace_back(t, tables_[t], every_row_of(tables_[t]));
     }
     store->fetch(views(wanted));
     model.check(tables_, wanted);
@@ -394,7 +399,7 @@ void nothing_goes_before_recovery() {
   LogStore::create(directory.path(), one_table(), 64 << 10, Caching::buffered);
   LogStore store(directory.path(), one_table(), buffered());
   CHECK(kind_thrown_by([&] { store.fetch({}); }) == ErrorKind::step);
-  CHECK(kind_thrown_by([&] { store.append(mark_of(1), {}); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.append(store.pack(mark_of(1), {})); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.sync(); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.merge(1, 1); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { LogStore::create(directory.path(), one_table(), 4095, Caching::buffered); }) ==
@@ -403,13 +408,12 @@ void nothing_goes_before_recovery() {
 
 void a_record_larger_than_the_ring_is_refused(std::uint64_t seed) {
   Subject subject(one_table(), 8 << 10, buffered(), seed);
-  std::vector<std::uint64_t> rows(200);
-  for (std::uint64_t row = 0; row < 200; ++row) rows[row] = row;
-  OwnedRows all(0, one_table()[0], rows);
+  OwnedRows all(0, one_table()[0], every_row_of(one_table()[0]));
   const TableRows view = all.view();
-  CHECK(kind_thrown_by([&] { subject.store->append(mark_of(1), {&view, 1}); }) == ErrorKind::batch_too_large);
+  CHECK(kind_thrown_by([&] { subject.store->append(subject.store->pack(mark_of(1), {&view, 1})); }) ==
+        ErrorKind::batch_too_large);
   CHECK(subject.append(5));
-  CHECK(kind_thrown_by([&] { subject.store->append(mark_of(1), {}); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { subject.store->append(subject.store->pack(mark_of(1), {})); }) == ErrorKind::step);
   subject.fetch_all();
 }
 
@@ -453,7 +457,7 @@ void any_other_failure_stops_the_store(std::uint64_t seed) {
     };
     CHECK(kind_thrown_by(fail) == ErrorKind::failed);
     const std::uint64_t next = subject.store->last().step + 1;
-    CHECK(kind_thrown_by([&] { subject.store->append(mark_of(next), {}); }) == ErrorKind::failed);
+    CHECK(kind_thrown_by([&] { subject.store->append(subject.store->pack(mark_of(next), {})); }) == ErrorKind::failed);
     CHECK(kind_thrown_by([&] { subject.store->sync(); }) == ErrorKind::failed);
     CHECK(kind_thrown_by([&] { subject.store->merge(1, 1); }) == ErrorKind::failed);
     subject.model = before;
@@ -495,7 +499,7 @@ void make_three_records(Subject& subject) {
     update.emplace_back(0, tables[0], std::vector<std::uint64_t>{1, 5, 100});
     update[0].weights[0] = static_cast<std::byte>(step);
     subject.model.update(step, update);
-    CHECK(*subject.store->append(mark_of(step), views(update)) == 4096);
+    CHECK(*subject.store->append(subject.store->pack(mark_of(step), views(update))) == 4096);
     subject.last_attempted = step;
     subject.sync();
   }
@@ -663,7 +667,8 @@ void readers_beside_the_writer_see_whole_rows(std::uint64_t seed, BlockQueue::Wa
       std::memcpy(update.weights.data() + u * update.weight_bytes, weights.data(), update.weight_bytes);
     }
     const TableRows view = update.view();
-    while (!store.append(mark_of(step), {&view, 1})) {
+    const PackedRecord packed = store.pack(mark_of(step), {&view, 1});
+    while (!store.append(packed)) {
       store.sync();
       store.merge(step - 1 - random() % 2, 1 + random() % 100000);
     }
@@ -717,7 +722,7 @@ struct Gated {
     OwnedRows update(0, one_table()[0], {1});
     update.weights[0] = static_cast<std::byte>(step);
     const TableRows view = update.view();
-    return store->append(mark_of(step), {&view, 1}).has_value();
+    return store->append(store->pack(mark_of(step), {&view, 1})).has_value();
   }
 
   TemporaryDirectory directory;
@@ -754,6 +759,47 @@ void an_extent_that_is_being_read_is_not_used_again() {
   fetch.join();
   CHECK(wanted.weights[0] == std::byte{1});
   CHECK(gated.append(2));
+}
+
+void records_are_packed_on_one_thread_and_written_on_another(std::uint64_t seed) {
+  const std::vector<RowTable> tables = tables_of_every_shape();
+  const TemporaryDirectory directory;
+  LogStore::create(directory.path(), tables, 4 << 20, Caching::buffered);
+  LogStore store(directory.path(), tables, buffered());
+  store.recover(1, every_step);
+  std::mt19937_64 random(seed);
+  Model model;
+  std::thread writer;
+  for (std::uint64_t step = 1; step <= 40; ++step) {
+    std::vector<OwnedRows> update = random_update(tables, 40, random);
+    model.update(step, update);
+    PackedRecord packed = store.pack(mark_of(step), views(update));  // beside the append of the step before
+    if (writer.joinable()) writer.join();
+    writer = std::thread([&store, packed = std::move(packed)] { CHECK(store.append(packed) == packed.bytes()); });
+  }
+  writer.join();
+  CHECK(store.last() == mark_of(40));
+  std::vector<OwnedRows> wanted;
+  for (std::uint32_t t = 0; t < tables.size(); ++t) wanted.emplace_back(t, tables[t], every_row_of(tables[t]));
+  store.fetch(views(wanted));
+  model.check(tables, wanted);
+}
+
+void a_step_that_updated_nothing_is_a_record_too(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  make_three_records(subject);
+  const PackedRecord packed = subject.store->pack(mark_of(4), {});
+  CHECK(packed.step() == 4 && packed.bytes() == 4096);
+  CHECK(subject.store->append(packed) == 4096);
+  subject.steps.insert(4);
+  subject.last_attempted = 4;
+  subject.sync();
+  subject.crash();
+  subject.open(every_step);
+  CHECK(subject.store->last() == mark_of(4));
+  subject.fetch_all();
+  CHECK(subject.merge(4, every_step) == 4 * 4096);
+  subject.fetch_all();
 }
 
 void counters_say_what_was_written(std::uint64_t seed) {
@@ -796,6 +842,8 @@ int main(int argc, char** argv) {
   run("something is lost", a_store_that_lost_something_says_what);
   run("a merge waits", [](std::uint64_t) { a_merge_waits_for_the_fetches_before_it(); });
   run("an extent is pinned", [](std::uint64_t) { an_extent_that_is_being_read_is_not_used_again(); });
+  run("packing beside writing", records_are_packed_on_one_thread_and_written_on_another);
+  run("a step without rows", a_step_that_updated_nothing_is_a_record_too);
   run("counters", counters_say_what_was_written);
   run("readers, io_uring",
       [](std::uint64_t s) { readers_beside_the_writer_see_whole_rows(s, BlockQueue::Way::io_uring, 400); });
