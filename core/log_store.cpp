@@ -32,6 +32,8 @@ const std::string& existing(const std::string& path) {
   return path;
 }
 
+Access access_of(const LogStoreOptions& options) { return options.writable ? Access::read_write : Access::read_only; }
+
 std::string log_path(const std::string& directory) { return directory + "/row-log-0000"; }
 
 std::string home_path(const std::string& directory, std::size_t table) {
@@ -80,10 +82,12 @@ void LogStore::create(const std::string& directory, const std::vector<RowTable>&
 LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, const LogStoreOptions& options)
     : kernels_(best_kernels()),
       queue_(options.way),
-      log_(existing(log_path(directory)), options.caching, options.watcher, queue_) {
+      log_(existing(log_path(directory)), options.caching, options.watcher, access_of(options), queue_),
+      writable_(options.writable) {
   for (std::size_t i = 0; i < tables.size(); ++i) {
     Table table{tables[i], RowLayout(tables[i].spec), nullptr, {}};
-    table.home = std::make_unique<BlockFile>(existing(home_path(directory, i)), options.caching, options.watcher);
+    table.home = std::make_unique<BlockFile>(existing(home_path(directory, i)), options.caching, options.watcher,
+                                             access_of(options));
     const std::uint64_t bytes = home_bytes(table.layout, table.what.num_rows);
     if (table.home->size() != bytes) {
       throw Error(ErrorKind::corrupted, table.home->name() + ": " + std::to_string(table.home->size()) +
@@ -95,13 +99,30 @@ LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, c
 
 // Recovery.
 
-std::uint64_t LogStore::recover(std::uint64_t epoch, std::uint64_t step_limit) {
+StepMark LogStore::scan() {
+  if (scanned_) throw Error(ErrorKind::step, log_.file().name() + ": the log was read already");
   log_.scan();
+  scanned_ = true;
+  return log_.last();
+}
+
+std::uint64_t LogStore::recover(std::uint64_t epoch, std::uint64_t step_limit) {
+  if (!writable_) throw Error(ErrorKind::step, log_.file().name() + ": opened for reading only");
+  if (epoch_ != 0 || failed_) throw Error(ErrorKind::step, log_.file().name() + ": recovered already");
+  if (!scanned_) scan();
   log_.check_start(epoch, step_limit);
   rebuild_index(step_limit);
   latching([&] { log_.start(epoch, step_limit); });
   epoch_ = epoch;
   return log_.last().step;
+}
+
+void LogStore::view() {
+  if (writable_ || !scanned_) {
+    throw Error(ErrorKind::step, log_.file().name() + ": a view wants a store opened for reading only, and its scan");
+  }
+  rebuild_index(log_.last().step);
+  viewed_ = true;
 }
 
 void LogStore::roll_back(std::uint64_t step) {
@@ -185,7 +206,7 @@ void LogStore::index_record(const RowLog::Live& record, const std::byte* data) {
 // Fetch.
 
 void LogStore::fetch(std::span<const TableRows> tables) {
-  require_recovered();
+  require_readable();
   std::vector<Item> items;
   const Fetching fetching(*this, resolve(tables, items));
   std::size_t most_bytes = 0;
@@ -263,12 +284,13 @@ void LogStore::take_image(const TableRows& request, const Item& item, const std:
   row |= fresh_bit;
 }
 
-void LogStore::require_recovered() const {
-  if (epoch_ == 0) throw Error(ErrorKind::step, log_.file().name() + ": recover comes first");
+void LogStore::require_readable() const {
+  if (epoch_ == 0 && !viewed_) throw Error(ErrorKind::step, log_.file().name() + ": recover or view comes first");
 }
 
 void LogStore::require_usable() const {
-  require_recovered();
+  if (!writable_) throw Error(ErrorKind::step, log_.file().name() + ": opened for reading only");
+  if (epoch_ == 0) throw Error(ErrorKind::step, log_.file().name() + ": recover comes first");
   if (failed_) throw Error(ErrorKind::failed, log_.file().name() + ": an earlier write failed; open the store again");
 }
 

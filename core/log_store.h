@@ -71,6 +71,7 @@ struct LogStoreOptions {
   Caching caching = Caching::direct;
   BlockQueue::Way way = BlockQueue::Way::io_uring;
   BlockWatcher* watcher = nullptr;  // for tests
+  bool writable = true;
 };
 
 // Bytes since the store was opened. (appended + home_written) / bytes of the images is the write amplification.
@@ -91,15 +92,22 @@ class LogStore {
   static void create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t ring_bytes,
                      Caching caching = Caching::direct);
 
-  // Opens them; throws corrupted where one is missing or has another size than it needs. recover comes next.
+  // Opens them; throws corrupted where one is missing or has another size than it needs. recover comes next, or scan and
+  // view where the store is not writable.
   LogStore(const std::string& directory, std::vector<RowTable> tables, const LogStoreOptions& options = {});
 
-  // Begins life `epoch`, greater than all before: reads the log back, forgets steps after `step_limit`, and returns the
+  // Reads the log, once, and returns what its newest whole record says. Throws corrupted. Changes nothing.
+  StepMark scan();
+  // Begins life `epoch`, once, greater than all before: reads the log back unless scan did, forgets steps after `step_limit`, and returns the
   // step at whose end rows are now, durably.
   std::uint64_t recover(std::uint64_t epoch, std::uint64_t step_limit);
   // Back to the end of `step`, or of the newest step before it, durably. Only between recover and the first append.
   // Throws step where rows are merged beyond.
   void roll_back(std::uint64_t step);
+
+  // After scan, in a store that is not writable: rows are at the end of the newest step. Then fetch may be called,
+  // nothing that writes.
+  void view();
 
   // These need a store that was recovered; a step error otherwise.
 
@@ -177,7 +185,7 @@ class LogStore {
   void give_up(std::span<const RowLog::Live> records, std::span<const SectorBuffer> data);
   void wait_for_fetches();
 
-  void require_recovered() const;
+  void require_readable() const;
   void require_usable() const;
   void latching(const std::function<void()>& work);
 
@@ -185,7 +193,10 @@ class LogStore {
   BlockQueue queue_;
   RowLog log_;
   std::vector<Table> tables_;
-  std::uint64_t epoch_ = 0;
+  bool writable_;
+  bool scanned_ = false;
+  bool viewed_ = false;
+  std::uint64_t epoch_ = 0;  // 0: not recovered
   SpareBuffers spare_;
   std::atomic<bool> failed_{false};
   std::mutex merge_mutex_;

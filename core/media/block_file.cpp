@@ -61,9 +61,10 @@ std::uint32_t direct_alignment(int fd) {
   return format::sector_bytes;
 }
 
-int open_for_io(const std::string& path, Caching caching) {
+int open_for_io(const std::string& path, Caching caching, Access access) {
   const int direct = caching == Caching::direct ? O_DIRECT : 0;
-  Descriptor fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | direct));
+  const int mode = access == Access::read_only ? O_RDONLY : O_RDWR;
+  Descriptor fd(::open(path.c_str(), mode | O_CLOEXEC | direct));
   if (fd.get() < 0) {
     if (errno == EINVAL) throw Error(ErrorKind::config, path + ": this file system takes no direct I/O");
     throw_errno("opening " + path, errno);
@@ -87,9 +88,9 @@ void BlockFile::create(const std::string& path, std::uint64_t bytes) {
   sync_directory_of(path);
 }
 
-BlockFile::BlockFile(std::string path, Caching caching, BlockWatcher* watcher)
+BlockFile::BlockFile(std::string path, Caching caching, BlockWatcher* watcher, Access access)
     : path_(std::move(path)), watcher_(watcher) {
-  Descriptor fd(open_for_io(path_, caching));
+  Descriptor fd(open_for_io(path_, caching, access));
   struct stat found{};
   if (::fstat(fd.get(), &found) != 0) throw_errno("looking at " + path_, errno);
   bytes_ = static_cast<std::uint64_t>(found.st_size);

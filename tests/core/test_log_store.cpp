@@ -93,12 +93,14 @@ class Disk final : public BlockWatcher {
     unsynced_.clear();
   }
 
+  std::uint64_t num_writes = 0;  // and syncs
   std::uint64_t crash_in = 0;  // writes and syncs from now; 0: never
   std::optional<ErrorKind> fail_next_write;
   bool fail_next_sync = false;
 
  private:
   void step_towards_the_end() {
+    ++num_writes;
     if (crash_in != 0 && --crash_in == 0) throw Crash{};
   }
   std::map<std::string, std::map<std::uint64_t, std::array<char, sector>>> unsynced_;
@@ -229,11 +231,32 @@ class Subject {
 
   void open(std::uint64_t step_limit) {
     store = std::make_unique<LogStore>(directory_.path(), tables_, options_);
+    if (random() % 2 == 0) {
+      const StepMark found = store->scan();
+      CHECK(found == store->last());
+    }
     const std::uint64_t recovered = store->recover(++epoch, step_limit);
     CHECK(recovered <= std::min(step_limit, last_attempted));
     CHECK(recovered >= newest_step_up_to(std::min(step_limit, durable)));
     CHECK(store->durable_step() == recovered && store->last() == mark_of(recovered));
     went_back_to(recovered);
+  }
+  // Looks at what a crash left, by other means than recovery: it finds the same, and changes nothing.
+  void look() {
+    LogStoreOptions reading = options_;
+    reading.writable = false;
+    store = std::make_unique<LogStore>(directory_.path(), tables_, reading);
+    const std::uint64_t writes_before = disk.num_writes;
+    const StepMark found = store->scan();
+    CHECK(found == mark_of(found.step) && found.step <= last_attempted);
+    CHECK(found.step >= newest_step_up_to(durable));
+    const std::uint64_t durable_before = durable;  // to have been seen is not to be durable
+    went_back_to(found.step);
+    durable = durable_before;
+    store->view();
+    fetch_all();
+    CHECK(disk.num_writes == writes_before);
+    store.reset();
   }
   void went_back_to(std::uint64_t step) {
     model.roll_back(step);
@@ -296,6 +319,7 @@ class Subject {
     model.check(tables_, wanted);
   }
 
+  const std::string& directory() const { return directory_.path(); }
   std::string file(const char* name) const { return directory_.path() + "/" + name; }
 
   std::mt19937_64 random;
@@ -351,6 +375,7 @@ void random_lives_agree_with_the_model(std::uint64_t seed, std::uint64_t ring_by
     } catch (const Crash&) {
     }
     subject.crash();
+    if (subject.random() % 3 == 0) subject.look();
     const bool limited = subject.random() % 3 == 0;
     const std::uint64_t span = std::max(subject.last_attempted, subject.floor) - subject.floor + 1;
     if (subject.random() % 4 == 0) {  // recovery may crash too
@@ -404,6 +429,68 @@ void nothing_goes_before_recovery() {
   CHECK(kind_thrown_by([&] { store.merge(1, 1); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { LogStore::create(directory.path(), one_table(), 4095, Caching::buffered); }) ==
         ErrorKind::exists);
+}
+
+// Records of steps 1 to 3 lie one behind another from the ring's first byte, 4096 bytes each.
+void make_three_records(Subject& subject) {
+  const std::vector<RowTable> tables = one_table();
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    std::vector<OwnedRows> update;
+    subject.steps.insert(step);
+    update.emplace_back(0, tables[0], std::vector<std::uint64_t>{1, 5, 100});
+    update[0].weights[0] = static_cast<std::byte>(step);
+    subject.model.update(step, update);
+    CHECK(*subject.store->append(subject.store->pack(mark_of(step), views(update))) == 4096);
+    subject.last_attempted = step;
+    subject.sync();
+  }
+}
+
+void a_store_begins_once(std::uint64_t seed) {
+  const TemporaryDirectory directory;
+  LogStore::create(directory.path(), one_table(), 64 << 10, Caching::buffered);
+  LogStore store(directory.path(), one_table(), buffered());
+  CHECK(kind_thrown_by([&] { store.view(); }) == ErrorKind::step);
+  CHECK(store.scan() == StepMark{});
+  CHECK(kind_thrown_by([&] { store.scan(); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.view(); }) == ErrorKind::step);  // writable
+  CHECK(kind_thrown_by([&] { store.fetch({}); }) == ErrorKind::step);
+  store.recover(1 + seed % 100, every_step);
+  CHECK(kind_thrown_by([&] { store.recover(1000, every_step); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.scan(); }) == ErrorKind::step);
+}
+
+void a_store_opened_for_reading_never_writes(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  make_three_records(subject);
+  subject.merge(1, 1);
+  subject.crash();
+  const auto modified = [&](const char* name) { return std::filesystem::last_write_time(subject.file(name)); };
+  const std::array before{modified("row-log-0000"), modified("shard-0000/table-0000.home")};
+  const auto forbid = [&](auto permissions) {
+    for (const char* name : {"row-log-0000", "shard-0000/table-0000.home"}) {
+      std::filesystem::permissions(subject.file(name), permissions);
+    }
+  };
+  forbid(std::filesystem::perms::owner_read);
+  LogStoreOptions reading = buffered();
+  reading.writable = false;
+  LogStore store(subject.directory(), one_table(), reading);
+  CHECK(kind_thrown_by([&] { store.view(); }) == ErrorKind::step);  // before scan
+  CHECK(store.scan() == mark_of(3));
+  CHECK(kind_thrown_by([&] { store.fetch({}); }) == ErrorKind::step);
+  store.view();
+  std::vector<OwnedRows> wanted;
+  wanted.emplace_back(0, one_table()[0], every_row_of(one_table()[0]));
+  store.fetch(views(wanted));
+  subject.model.check(one_table(), wanted);
+  CHECK(kind_thrown_by([&] { store.recover(9, every_step); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.roll_back(1); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.append(store.pack(mark_of(4), {})); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.sync(); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.merge(3, every_step); }) == ErrorKind::step);
+  CHECK((before == std::array{modified("row-log-0000"), modified("shard-0000/table-0000.home")}));
+  forbid(std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
 }
 
 void a_record_larger_than_the_ring_is_refused(std::uint64_t seed) {
@@ -488,21 +575,6 @@ void flip(const std::string& name, std::uint64_t offset) {
   stream.seekp(static_cast<std::streamoff>(offset));
   stream.put(byte);
   CHECK(stream.good());
-}
-
-// Records of steps 1 to 3 lie one behind another from the ring's first byte, 4096 bytes each.
-void make_three_records(Subject& subject) {
-  const std::vector<RowTable> tables = one_table();
-  for (std::uint64_t step = 1; step <= 3; ++step) {
-    std::vector<OwnedRows> update;
-    subject.steps.insert(step);
-    update.emplace_back(0, tables[0], std::vector<std::uint64_t>{1, 5, 100});
-    update[0].weights[0] = static_cast<std::byte>(step);
-    subject.model.update(step, update);
-    CHECK(*subject.store->append(subject.store->pack(mark_of(step), views(update))) == 4096);
-    subject.last_attempted = step;
-    subject.sync();
-  }
 }
 
 void what_a_merged_record_said_outlives_it(std::uint64_t seed) {
@@ -831,6 +903,8 @@ int main(int argc, char** argv) {
     test(seed);
   };
   run("before recovery", [](std::uint64_t) { nothing_goes_before_recovery(); });
+  run("beginning once", a_store_begins_once);
+  run("reading only", a_store_opened_for_reading_never_writes);
   run("a full ring", a_full_ring_says_so_until_it_is_merged);
   run("a record larger than the ring", a_record_larger_than_the_ring_is_refused);
   run("a full medium", a_full_medium_changes_nothing);
