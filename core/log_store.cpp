@@ -137,6 +137,7 @@ void LogStore::roll_back(std::uint64_t step) {
 void LogStore::rebuild_index(std::uint64_t step) {
   {
     const std::lock_guard lock(mutex_);
+    ++index_version_;
     for (Table& table : tables_) table.index.clear();
   }
   for (const RowLog::Live& record : log_.live()) {
@@ -193,6 +194,7 @@ std::uint64_t LogStore::offset_of_location(std::uint64_t location, const Table& 
 }
 
 void LogStore::index_record(const RowLog::Live& record, const std::byte* data) {
+  ++index_version_;
   for (const RowLogSection& section : sections_of(data)) {
     Table& table = tables_[section.table];
     const std::uint64_t* rows = rows_of(data, section);

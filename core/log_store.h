@@ -105,8 +105,8 @@ class LogStore {
   // Throws step where rows are merged beyond.
   void roll_back(std::uint64_t step);
 
-  // After scan, in a store that is not writable: rows are at the end of the newest step. Then fetch may be called,
-  // nothing that writes.
+  // After scan, in a store that is not writable: rows are at the end of the newest step. Then fetch and touched_rows may
+  // be called, nothing that writes.
   void view();
 
   // These need a store that was recovered; a step error otherwise.
@@ -114,6 +114,10 @@ class LogStore {
   // Fills in the newest versions: weights and state, and in `rows` the fresh bit of those that are untouched (bits are
   // clear on entry). Throws corrupted where a row does not hold.
   void fetch(std::span<const TableRows> tables);
+
+  // The rows at or after `first` that have ever been written, ascending, `count` at most. Of those that are appended
+  // meanwhile any may be there.
+  std::vector<std::uint64_t> touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count);
 
   // Makes a record of the rows' new values at the end of the mark's step. Tables ascending; none is a step that updated
   // nothing. Throws batch_too_large where the ring never has the room.
@@ -160,6 +164,12 @@ class LogStore {
     std::uint64_t row;
     const std::byte* image;
   };
+  // The index's rows of one table in order, as they were at some version of the index.
+  struct Listing {
+    std::uint32_t table = 0;
+    std::uint64_t version = 0;  // none yet
+    std::vector<std::uint64_t> rows;
+  };
   class Fetching;
 
   Shape shape_of(std::span<const TableRows> tables) const;
@@ -176,6 +186,10 @@ class LogStore {
   std::size_t read_items(std::span<const TableRows> tables, std::span<const Item> items, const SectorBuffer& buffer);
   void take_image(const TableRows& request, const Item& item, const std::byte* image) const;
   const BlockFile& file_of(const TableRows& request, const Item& item) const;
+
+  std::vector<std::uint64_t> rows_in_log(std::uint32_t table, std::uint64_t first, std::size_t count);
+  std::vector<std::uint64_t> rows_at_home(const Table& table, std::uint64_t first, std::uint64_t end,
+                                          std::size_t count);
 
   std::vector<RowLog::Live> oldest_records(std::uint64_t limit_step, std::uint64_t max_bytes) const;
   std::vector<std::vector<Version>> newest_versions(std::span<const RowLog::Live> records,
@@ -201,7 +215,11 @@ class LogStore {
   std::atomic<bool> failed_{false};
   std::mutex merge_mutex_;
 
+  std::mutex listing_mutex_;
+  Listing listing_;  // of the table that was asked for last
+
   mutable std::mutex mutex_;  // guards the index, and what follows
+  std::uint64_t index_version_ = 1;
   std::condition_variable fetch_done_;
   std::map<std::uint64_t, std::uint64_t> fetches_;  // number → oldest position that it may read
   std::uint64_t num_fetches_ = 0;

@@ -142,6 +142,7 @@ std::size_t LogStore::write_home_part(const Table& table, std::span<const Versio
 // The records' rows are home: the index forgets them, then their space may be used again.
 void LogStore::give_up(std::span<const RowLog::Live> records, std::span<const SectorBuffer> data) {
   const std::lock_guard lock(mutex_);
+  ++index_version_;
   for (std::size_t r = 0; r < records.size(); ++r) {
     for (const RowLogSection& section : sections_of(data[r].data())) {
       Table& table = tables_[section.table];

@@ -15,7 +15,6 @@ using format::RowLogSection;
 
 namespace {
 
-constexpr std::size_t read_bytes = std::size_t{256} << 10;   // of one request of a long read
 constexpr std::size_t check_bytes = std::size_t{4} << 20;    // of a record, at a time
 constexpr std::size_t search_bytes = std::size_t{64} << 20;  // how far behind the log's end lost records are looked for
 
@@ -79,11 +78,7 @@ RowLog::RowLog(const std::string& path, Caching caching, BlockWatcher* watcher, 
 }
 
 void RowLog::read_range(std::uint64_t position, std::uint64_t bytes, std::byte* dst) const {
-  std::vector<BlockRead> reads;
-  for (std::uint64_t at = 0; at < bytes; at += read_bytes) {
-    reads.push_back({&file_, offset_of(position) + at, std::min<std::uint64_t>(read_bytes, bytes - at), dst + at});
-  }
-  queue_.read_many(reads);
+  queue_.read_range(file_, offset_of(position), bytes, dst);
 }
 
 std::optional<RowLogHeader> RowLog::check_header(const std::byte* data, std::uint64_t position,

@@ -138,6 +138,14 @@ void BlockFile::sync() {
   if (watcher_ != nullptr) watcher_->after_sync(*this);
 }
 
+std::uint64_t BlockFile::next_data(std::uint64_t offset) const {
+  const off_t data = ::lseek(fd_, static_cast<off_t>(offset), SEEK_DATA);
+  if (data >= 0) return static_cast<std::uint64_t>(data);
+  if (errno == ENXIO) return bytes_;
+  if (errno == EINVAL) return offset;  // a file system that does not know its holes
+  throw_errno("looking for data in " + place(offset), errno);
+}
+
 void BlockFile::allocate(std::uint64_t offset, std::uint64_t bytes) {
   while (::fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0) {
     if (errno == EOPNOTSUPP) return;  // space is then found, or not, by the writes

@@ -82,6 +82,9 @@ class BlockFile {
   // Writes to the range need no more space. Throws full, and nothing has changed.
   void allocate(std::uint64_t offset, std::uint64_t bytes);
 
+  // Where data begins at or after `offset`; the end of the file where only holes follow.
+  std::uint64_t next_data(std::uint64_t offset) const;
+
   // For messages.
   std::string place(std::uint64_t offset) const { return path_ + " at offset " + std::to_string(offset); }
   // Before a read or write by other means: throws where the file failed, or the range is no range of whole sectors.

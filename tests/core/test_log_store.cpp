@@ -194,6 +194,13 @@ class Model {
   void roll_back(std::uint64_t step) {
     for (auto& [row, versions] : versions_) versions.erase(versions.upper_bound(step), versions.end());
   }
+  std::vector<std::uint64_t> touched(std::uint32_t table) const {
+    std::vector<std::uint64_t> rows;
+    for (const auto& [row, versions] : versions_) {
+      if (row.first == table && !versions.empty()) rows.push_back(row.second);
+    }
+    return rows;
+  }
   // Whether the fetched rows are what they should be.
   void check(const std::vector<RowTable>& tables, const std::vector<OwnedRows>& fetched) const {
     for (const OwnedRows& rows : fetched) {
@@ -255,6 +262,7 @@ class Subject {
     durable = durable_before;
     store->view();
     fetch_all();
+    list_touched();
     CHECK(disk.num_writes == writes_before);
     store.reset();
   }
@@ -319,6 +327,22 @@ class Subject {
     model.check(tables_, wanted);
   }
 
+  // In pieces, as one who goes through a table asks.
+  void list_touched() {
+    for (std::uint32_t t = 0; t < tables_.size(); ++t) {
+      const std::size_t count = 1 + random() % 300;
+      std::vector<std::uint64_t> found;
+      for (std::uint64_t first = 0;;) {
+        const std::vector<std::uint64_t> rows = store->touched_rows(t, first, count);
+        CHECK(rows.size() <= count);
+        found.insert(found.end(), rows.begin(), rows.end());
+        if (rows.size() < count) break;
+        first = rows.back() + 1;
+      }
+      CHECK(found == model.touched(t));
+    }
+  }
+
   const std::string& directory() const { return directory_.path(); }
   std::string file(const char* name) const { return directory_.path() + "/" + name; }
 
@@ -345,7 +369,7 @@ class Subject {
 
 void live_at_random(Subject& subject, std::size_t most_rows) {
   for (int i = 0; i < 40; ++i) {
-    switch (subject.random() % 8) {
+    switch (subject.random() % 9) {
       case 0:
       case 1:
       case 2: subject.append_with_room(most_rows); break;
@@ -356,6 +380,7 @@ void live_at_random(Subject& subject, std::size_t most_rows) {
         subject.merge(limit, subject.random() % 20000);
         break;
       }
+      case 5: subject.list_touched(); break;
       default: subject.fetch_some(); break;
     }
   }
@@ -427,6 +452,7 @@ void nothing_goes_before_recovery() {
   CHECK(kind_thrown_by([&] { store.append(store.pack(mark_of(1), {})); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.sync(); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.merge(1, 1); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.touched_rows(0, 0, 1); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { LogStore::create(directory.path(), one_table(), 4095, Caching::buffered); }) ==
         ErrorKind::exists);
 }
@@ -874,6 +900,19 @@ void a_step_that_updated_nothing_is_a_record_too(std::uint64_t seed) {
   subject.fetch_all();
 }
 
+void touched_rows_of_a_large_table_are_found(std::uint64_t seed) {
+  const std::vector<RowTable> tables = {table_of(0, 3000000, 32, RowDtype::f32, RowOptimizer::rowwise_adagrad)};
+  Subject subject(tables, 4 << 20, buffered(), seed);
+  for (int i = 0; i < 6; ++i) {
+    subject.append_with_room(2000);
+    subject.sync();
+    if (i % 2 == 0) subject.merge(subject.durable, every_step);
+  }
+  subject.list_touched();
+  CHECK(subject.store->touched_rows(0, 3000000, 10).empty());
+  CHECK(subject.store->touched_rows(0, 0, 0).empty());
+}
+
 void counters_say_what_was_written(std::uint64_t seed) {
   Subject subject(one_table(), 64 << 10, buffered(), seed);
   make_three_records(subject);
@@ -918,6 +957,7 @@ int main(int argc, char** argv) {
   run("an extent is pinned", [](std::uint64_t) { an_extent_that_is_being_read_is_not_used_again(); });
   run("packing beside writing", records_are_packed_on_one_thread_and_written_on_another);
   run("a step without rows", a_step_that_updated_nothing_is_a_record_too);
+  run("touched rows of a large table", touched_rows_of_a_large_table_are_found);
   run("counters", counters_say_what_was_written);
   run("readers, io_uring",
       [](std::uint64_t s) { readers_beside_the_writer_see_whole_rows(s, BlockQueue::Way::io_uring, 400); });
