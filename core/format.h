@@ -164,7 +164,10 @@ struct RowLogCheckpoint {
   std::uint64_t last_record;  // position of the newest record that was durable, or no_position; may be before tail
   std::uint64_t last_record_step;
   std::uint32_t last_record_crc;
-  std::uint8_t reserved[56];
+  std::uint32_t padding;
+  std::uint64_t last_record_cursor;
+  std::uint64_t last_record_row_updates;
+  std::uint8_t reserved[36];
   std::uint32_t crc;
 };
 static_assert(sizeof(RowLogCheckpoint) == 128 && offsetof(RowLogCheckpoint, crc) == 124);
@@ -184,7 +187,11 @@ struct RowLogHeader {
   std::uint32_t rows_crc;  // of sections and row numbers: of the bytes from the header's end up to images_offset
   std::uint32_t images_crc;  // of the bytes from images_offset to the end
   std::uint64_t images_offset;  // of the first image, a multiple of sector_bytes
-  std::uint8_t reserved[36];
+  std::uint64_t cursor;  // samples consumed by committed steps
+  std::uint64_t row_updates;  // the row optimizer's step
+  std::uint64_t previous_cursor;
+  std::uint64_t previous_row_updates;
+  std::uint8_t reserved[4];
   std::uint32_t crc;
 };
 static_assert(sizeof(RowLogHeader) == 128 && offsetof(RowLogHeader, crc) == 124);

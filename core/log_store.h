@@ -15,7 +15,7 @@
 //   the index does not name it any more, and every fetch that resolved rows into it is done.
 // - A merge writes home after the fetches that had begun before it are done. Those that begin later find the rows
 //   that it moves in the log, so no row is read at home while it is being written there.
-// - One thread appends, recovers and rolls back; fetch, sync and merge may be called from any. Of a fetch and an
+// - One thread appends, recovers and rolls back; pack, fetch, sync and merge may be called from any. Of a fetch and an
 //   append at the same time the fetch sees all of a row or nothing of it.
 // - A full medium is an error (full) after which nothing has changed. After any other failed write or sync, append,
 //   sync and merge refuse until the store is opened again.
@@ -24,6 +24,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -36,6 +37,7 @@
 #include "kernels/kernels.h"
 #include "media/block_file.h"
 #include "media/block_queue.h"
+#include "media/spare_buffers.h"
 #include "row_image.h"
 #include "row_index.h"
 #include "row_log.h"
@@ -50,10 +52,26 @@ struct TableRows {
   WorkingRows rows;
 };
 
+// A record on its way to the log, in a buffer that is used again when the record is gone.
+class PackedRecord {
+ public:
+  std::uint64_t step() const { return header_.step; }
+  std::uint64_t bytes() const { return header_.bytes; }
+
+ private:
+  friend class LogStore;
+  PackedRecord() = default;
+
+  format::RowLogHeader header_{};  // lacks what the log knows: position and chain
+  std::uint64_t num_rows_ = 0;
+  SpareBuffers::Borrowed buffer_;
+};
+
 struct LogStoreOptions {
   Caching caching = Caching::direct;
   BlockQueue::Way way = BlockQueue::Way::io_uring;
   BlockWatcher* watcher = nullptr;  // for tests
+  bool writable = true;
 };
 
 // Bytes since the store was opened. (appended + home_written) / bytes of the images is the write amplification.
@@ -74,15 +92,22 @@ class LogStore {
   static void create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t ring_bytes,
                      Caching caching = Caching::direct);
 
-  // Opens them; throws corrupted where one is missing or has another size than it needs. recover comes next.
+  // Opens them; throws corrupted where one is missing or has another size than it needs. recover comes next, or scan and
+  // view where the store is not writable.
   LogStore(const std::string& directory, std::vector<RowTable> tables, const LogStoreOptions& options = {});
 
-  // Begins life `epoch`, greater than all before: reads the log back, forgets steps after `step_limit`, and returns the
+  // Reads the log, once, and returns what its newest whole record says. Throws corrupted. Changes nothing.
+  StepMark scan();
+  // Begins life `epoch`, once, greater than all before: reads the log back unless scan did, forgets steps after `step_limit`, and returns the
   // step at whose end rows are now, durably.
   std::uint64_t recover(std::uint64_t epoch, std::uint64_t step_limit);
   // Back to the end of `step`, or of the newest step before it, durably. Only between recover and the first append.
   // Throws step where rows are merged beyond.
   void roll_back(std::uint64_t step);
+
+  // After scan, in a store that is not writable: rows are at the end of the newest step. Then fetch and touched_rows may
+  // be called, nothing that writes.
+  void view();
 
   // These need a store that was recovered; a step error otherwise.
 
@@ -90,17 +115,24 @@ class LogStore {
   // clear on entry). Throws corrupted where a row does not hold.
   void fetch(std::span<const TableRows> tables);
 
-  // Writes one record: the rows' new values at the end of `step`, which is greater than all before. Tables ascending.
-  // Returns its bytes, or nothing where the ring has no room now: merge, then try again. Throws batch_too_large where
-  // it never will have.
-  std::optional<std::uint64_t> append(std::uint64_t step, std::span<const TableRows> tables);
+  // The rows at or after `first` that have ever been written, ascending, `count` at most. Of those that are appended
+  // meanwhile any may be there.
+  std::vector<std::uint64_t> touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count);
+
+  // Makes a record of the rows' new values at the end of the mark's step. Tables ascending; none is a step that updated
+  // nothing. Throws batch_too_large where the ring never has the room.
+  PackedRecord pack(const StepMark& mark, std::span<const TableRows> tables) const;
+  // Writes the record, whose step is greater than all before. Returns its bytes, or nothing where the ring has no room
+  // now: merge, then try again.
+  std::optional<std::uint64_t> append(const PackedRecord& packed);
   // Makes all steps durable whose append had returned.
   void sync();
   // Folds the oldest records into home: of steps up to `limit_step` that are durable, until they are `max_bytes` or
   // more. Returns how many bytes of the log that was; 0: nothing to do.
   std::uint64_t merge(std::uint64_t limit_step, std::uint64_t max_bytes);
 
-  std::uint64_t last_step() const { return log_.last_step(); }
+  // What the newest record says, or said, if it is merged.
+  StepMark last() const { return log_.last(); }
   std::uint64_t durable_step() const { return log_.durable_step(); }
   std::uint64_t merged_step() const { return log_.merged_step(); }
   std::uint64_t ring_bytes() const { return log_.ring_bytes(); }
@@ -132,12 +164,17 @@ class LogStore {
     std::uint64_t row;
     const std::byte* image;
   };
+  // The index's rows of one table in order, as they were at some version of the index.
+  struct Listing {
+    std::uint32_t table = 0;
+    std::uint64_t version = 0;  // none yet
+    std::vector<std::uint64_t> rows;
+  };
   class Fetching;
-  class Runs;
 
   Shape shape_of(std::span<const TableRows> tables) const;
-  void fill_record(Shape& shape, std::span<const TableRows> tables);
-  std::uint32_t fill_images(const Shape& shape, std::span<const TableRows> tables);
+  void fill_rows(Shape& shape, std::span<const TableRows> tables, std::byte* record) const;
+  std::uint32_t fill_images(const Shape& shape, std::span<const TableRows> tables, std::byte* record) const;
   std::uint64_t location_of(std::uint64_t position, std::uint64_t image_offset, const Table& table) const;
   std::uint64_t offset_of_location(std::uint64_t location, const Table& table) const;
   void check_sections(const RowLog::Live& record, const std::byte* data) const;
@@ -150,6 +187,10 @@ class LogStore {
   void take_image(const TableRows& request, const Item& item, const std::byte* image) const;
   const BlockFile& file_of(const TableRows& request, const Item& item) const;
 
+  std::vector<std::uint64_t> rows_in_log(std::uint32_t table, std::uint64_t first, std::size_t count);
+  std::vector<std::uint64_t> rows_at_home(const Table& table, std::uint64_t first, std::uint64_t end,
+                                          std::size_t count);
+
   std::vector<RowLog::Live> oldest_records(std::uint64_t limit_step, std::uint64_t max_bytes) const;
   std::vector<std::vector<Version>> newest_versions(std::span<const RowLog::Live> records,
                                                     std::span<const SectorBuffer> data) const;
@@ -158,21 +199,27 @@ class LogStore {
   void give_up(std::span<const RowLog::Live> records, std::span<const SectorBuffer> data);
   void wait_for_fetches();
 
-  void require_recovered() const;
+  void require_readable() const;
   void require_usable() const;
-  template <class Work>
-  void latching(const Work& work);
+  void latching(const std::function<void()>& work);
 
   const Kernels& kernels_;
   BlockQueue queue_;
   RowLog log_;
   std::vector<Table> tables_;
-  std::uint64_t epoch_ = 0;
-  SectorBuffer record_;  // the one that is being appended
+  bool writable_;
+  bool scanned_ = false;
+  bool viewed_ = false;
+  std::uint64_t epoch_ = 0;  // 0: not recovered
+  SpareBuffers spare_;
   std::atomic<bool> failed_{false};
   std::mutex merge_mutex_;
 
+  std::mutex listing_mutex_;
+  Listing listing_;  // of the table that was asked for last
+
   mutable std::mutex mutex_;  // guards the index, and what follows
+  std::uint64_t index_version_ = 1;
   std::condition_variable fetch_done_;
   std::map<std::uint64_t, std::uint64_t> fetches_;  // number → oldest position that it may read
   std::uint64_t num_fetches_ = 0;

@@ -17,6 +17,12 @@ std::uint32_t tag_of(const RowLayout& layout, std::uint64_t table, std::uint64_t
   return 1 + crc % std::numeric_limits<std::uint32_t>::max();
 }
 
+std::uint32_t tag_at(const RowLayout& layout, const std::byte* image) {
+  std::uint32_t tag;
+  std::memcpy(&tag, image + layout.weight_bytes() + layout.state_bytes(), sizeof(tag));
+  return tag;
+}
+
 }  // namespace
 
 RowLayout::RowLayout(const RowSpec& spec)
@@ -34,9 +40,10 @@ void write_image(const RowLayout& layout, std::uint64_t table, std::uint64_t row
   std::memcpy(image + layout.weight_bytes() + layout.state_bytes(), &tag, sizeof(tag));
 }
 
+bool has_tag(const RowLayout& layout, const std::byte* image) { return tag_at(layout, image) != 0; }
+
 ImageState check_image(const RowLayout& layout, std::uint64_t table, std::uint64_t row, const std::byte* image) {
-  std::uint32_t tag;
-  std::memcpy(&tag, image + layout.weight_bytes() + layout.state_bytes(), sizeof(tag));
+  const std::uint32_t tag = tag_at(layout, image);
   if (tag != 0) return tag == tag_of(layout, table, row, image) ? ImageState::whole : ImageState::damaged;
   const bool zeros = std::all_of(image, image + layout.image_bytes(), [](std::byte b) { return b == std::byte{0}; });
   return zeros ? ImageState::untouched : ImageState::damaged;

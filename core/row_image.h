@@ -43,6 +43,9 @@ class RowLayout {
 void write_image(const RowLayout& layout, std::uint64_t table, std::uint64_t row, const std::byte* weights,
                  const float* state, std::byte* image);
 
+// Whether anything was ever written there: all that its tag says.
+bool has_tag(const RowLayout& layout, const std::byte* image);
+
 enum class ImageState { untouched, whole, damaged };
 ImageState check_image(const RowLayout& layout, std::uint64_t table, std::uint64_t row, const std::byte* image);
 

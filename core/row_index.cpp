@@ -95,6 +95,16 @@ void RowIndex::grow() {
   }
 }
 
+std::vector<std::uint64_t> RowIndex::rows() const {
+  std::vector<std::uint64_t> rows;
+  rows.reserve(size_);
+  for (const Slot& slot : slots_) {
+    const Entry entry = unpack(slot);
+    if (entry.location_plus_one != 0) rows.push_back(entry.row);
+  }
+  return rows;
+}
+
 void RowIndex::clear() {
   slots_ = std::vector<Slot>(fewest_slots);
   size_ = 0;

@@ -30,6 +30,8 @@ class RowIndex {
   void erase_if_equal(std::uint64_t row, std::uint64_t location);
   void clear();
 
+  // All of them, in no order.
+  std::vector<std::uint64_t> rows() const;
   std::size_t size() const { return size_; }
   std::size_t memory_bytes() const { return slots_.size() * sizeof(Slot); }
 

@@ -15,7 +15,6 @@ using format::RowLogSection;
 
 namespace {
 
-constexpr std::size_t read_bytes = std::size_t{256} << 10;   // of one request of a long read
 constexpr std::size_t check_bytes = std::size_t{4} << 20;    // of a record, at a time
 constexpr std::size_t search_bytes = std::size_t{64} << 20;  // how far behind the log's end lost records are looked for
 
@@ -45,8 +44,10 @@ std::optional<RowLogCheckpoint> read_checkpoint(const BlockFile& file, std::uint
 }  // namespace
 
 RowLog::Live RowLog::Live::of(const RowLogHeader& header) {
-  return {{header.position, header.crc, header.step},
-          {header.previous, header.previous_crc, header.previous_step},
+  return {{header.position, header.crc, {header.step, header.cursor, header.row_updates}},
+          {header.previous,
+           header.previous_crc,
+           {header.previous_step, header.previous_cursor, header.previous_row_updates}},
           header.bytes,
           header.images_offset};
 }
@@ -64,8 +65,8 @@ void RowLog::create(const std::string& path, std::uint64_t ring_bytes, Caching c
   file.sync();
 }
 
-RowLog::RowLog(const std::string& path, Caching caching, BlockWatcher* watcher, BlockQueue& queue)
-    : file_(path, caching, watcher), queue_(queue) {
+RowLog::RowLog(const std::string& path, Caching caching, BlockWatcher* watcher, Access access, BlockQueue& queue)
+    : file_(path, caching, watcher, access), queue_(queue) {
   if (file_.size() <= format::row_log_ring_offset || file_.size() % format::block_bytes != 0) {
     throw Error(ErrorKind::corrupted, path + ": " + std::to_string(file_.size()) + " bytes are no row log");
   }
@@ -77,11 +78,7 @@ RowLog::RowLog(const std::string& path, Caching caching, BlockWatcher* watcher, 
 }
 
 void RowLog::read_range(std::uint64_t position, std::uint64_t bytes, std::byte* dst) const {
-  std::vector<BlockRead> reads;
-  for (std::uint64_t at = 0; at < bytes; at += read_bytes) {
-    reads.push_back({&file_, offset_of(position) + at, std::min<std::uint64_t>(read_bytes, bytes - at), dst + at});
-  }
-  queue_.read_many(reads);
+  queue_.read_range(file_, offset_of(position), bytes, dst);
 }
 
 std::optional<RowLogHeader> RowLog::check_header(const std::byte* data, std::uint64_t position,
@@ -145,7 +142,9 @@ bool RowLog::holds(const RowLogHeader& header) const {
 
 void RowLog::scan() {
   live_.clear();
-  newest_.last = {checkpoint_.last_record, checkpoint_.last_record_crc, checkpoint_.last_record_step};
+  newest_.last = {checkpoint_.last_record,
+                  checkpoint_.last_record_crc,
+                  {checkpoint_.last_record_step, checkpoint_.last_record_cursor, checkpoint_.last_record_row_updates}};
   newest_.end = checkpoint_.head;
   scan_backwards();
   scan_forwards();
@@ -230,7 +229,7 @@ void RowLog::check_start(std::uint64_t epoch, std::uint64_t step) const {
 void RowLog::start(std::uint64_t epoch, std::uint64_t step) {
   check_start(epoch, step);
   epoch_ = epoch;
-  while (!live_.empty() && live_.back().link.step > step) {
+  while (!live_.empty() && live_.back().link.mark.step > step) {
     newest_ = {live_.back().previous, live_.back().link.position};
     live_.pop_back();
     if (!live_.empty()) newest_.end = live_.back().end();
@@ -255,8 +254,10 @@ RowLog::Live RowLog::write(RowLogHeader header, std::uint64_t position, std::byt
     const std::lock_guard lock(mutex_);
     header.durable = durable_.end;
     header.previous = newest_.last.position;
-    header.previous_step = newest_.last.step;
     header.previous_crc = newest_.last.crc;
+    header.previous_step = newest_.last.mark.step;
+    header.previous_cursor = newest_.last.mark.cursor;
+    header.previous_row_updates = newest_.last.mark.row_updates;
   }
   header.magic = format::row_log_record_magic;
   header.epoch = epoch_;
@@ -275,31 +276,31 @@ void RowLog::append(const Live& record) {
 }
 
 void RowLog::sync() {
-  Mark mark;
+  Point point;
   {
     const std::lock_guard lock(mutex_);
     if (durable_.end == newest_.end) return;
-    mark = newest_;
+    point = newest_;
   }
   file_.sync();
   const std::lock_guard lock(mutex_);
-  if (mark.end > durable_.end) durable_ = mark;
+  if (point.end > durable_.end) durable_ = point;
 }
 
 void RowLog::checkpoint_without(std::size_t count) {
   std::uint64_t tail;
   std::uint64_t merged_step;
-  Mark durable;
+  Point durable;
   {
     const std::lock_guard lock(mutex_);
     tail = live_.size() > count ? live_[count].link.position : newest_.end;
-    merged_step = live_[count - 1].link.step;
+    merged_step = live_[count - 1].link.mark.step;
     durable = durable_;
   }
   write_checkpoint(tail, merged_step, durable);
 }
 
-void RowLog::write_checkpoint(std::uint64_t tail, std::uint64_t merged_step, const Mark& durable) {
+void RowLog::write_checkpoint(std::uint64_t tail, std::uint64_t merged_step, const Point& durable) {
   RowLogCheckpoint checkpoint{};
   checkpoint.epoch = epoch_;
   checkpoint.sequence = checkpoint_.sequence + 1;
@@ -307,8 +308,10 @@ void RowLog::write_checkpoint(std::uint64_t tail, std::uint64_t merged_step, con
   checkpoint.head = durable.end;
   checkpoint.merged_step = merged_step;
   checkpoint.last_record = durable.last.position;
-  checkpoint.last_record_step = durable.last.step;
   checkpoint.last_record_crc = durable.last.crc;
+  checkpoint.last_record_step = durable.last.mark.step;
+  checkpoint.last_record_cursor = durable.last.mark.cursor;
+  checkpoint.last_record_row_updates = durable.last.mark.row_updates;
   write_block(file_, format::row_log_checkpoint_offset[1 - checkpoint_slot_], seal(checkpoint));
   file_.sync();
   const std::lock_guard lock(mutex_);
@@ -326,14 +329,14 @@ std::deque<RowLog::Live> RowLog::live() const {
   return live_;
 }
 
-std::uint64_t RowLog::last_step() const {
+StepMark RowLog::last() const {
   const std::lock_guard lock(mutex_);
-  return newest_.last.step;
+  return newest_.last.mark;
 }
 
 std::uint64_t RowLog::durable_step() const {
   const std::lock_guard lock(mutex_);
-  return durable_.last.step;
+  return durable_.last.mark.step;
 }
 
 std::uint64_t RowLog::merged_step() const {

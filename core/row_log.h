@@ -30,13 +30,22 @@
 
 namespace holdfast {
 
+// What a record says beside rows.
+struct StepMark {
+  std::uint64_t step = 0;
+  std::uint64_t cursor = 0;       // samples consumed by committed steps
+  std::uint64_t row_updates = 0;  // the row optimizer's step
+
+  bool operator==(const StepMark&) const = default;
+};
+
 class RowLog {
  public:
-  // A link of the chain. The record itself may be gone.
+  // A link of the chain. The record itself may be gone: what it says beside rows is in the link.
   struct Link {
     std::uint64_t position = format::no_position;
     std::uint32_t crc = 0;
-    std::uint64_t step = 0;
+    StepMark mark{};
   };
   // A record that is needed.
   struct Live {
@@ -53,7 +62,7 @@ class RowLog {
   static void create(const std::string& path, std::uint64_t ring_bytes, Caching caching);
 
   // Opens; throws corrupted where neither checkpoint holds, and changes nothing.
-  RowLog(const std::string& path, Caching caching, BlockWatcher* watcher, BlockQueue& queue);
+  RowLog(const std::string& path, Caching caching, BlockWatcher* watcher, Access access, BlockQueue& queue);
 
   // Reads the log back. Throws corrupted, and changes nothing.
   void scan();
@@ -89,7 +98,7 @@ class RowLog {
 
   // The records that are needed, oldest first.
   std::deque<Live> live() const;
-  std::uint64_t last_step() const;
+  StepMark last() const;
   std::uint64_t durable_step() const;
   std::uint64_t merged_step() const;
   // Position of the oldest record that is needed; the head where there is none.
@@ -97,7 +106,7 @@ class RowLog {
 
  private:
   // A point between two records.
-  struct Mark {
+  struct Point {
     Link last;
     std::uint64_t end = 0;
   };
@@ -111,7 +120,7 @@ class RowLog {
   void scan_forwards();
   std::optional<format::RowLogHeader> successor() const;
   void refuse_lost_records() const;
-  void write_checkpoint(std::uint64_t tail, std::uint64_t merged_step, const Mark& durable);
+  void write_checkpoint(std::uint64_t tail, std::uint64_t merged_step, const Point& durable);
   std::uint64_t next_turn(std::uint64_t position) const { return (position / ring_bytes() + 1) * ring_bytes(); }
 
   BlockFile file_;
@@ -123,8 +132,8 @@ class RowLog {
 
   mutable std::mutex mutex_;  // guards what follows
   std::deque<Live> live_;
-  Mark newest_;
-  Mark durable_;
+  Point newest_;
+  Point durable_;
 };
 
 }  // namespace holdfast

@@ -100,7 +100,8 @@ void bench(const std::string& directory, std::uint64_t num_rows, std::uint64_t s
     Rows update(num_rows, step_rows, random);
     const TableRows view = update.view();
     appending.start();
-    if (!store.append(step, {&view, 1})) throw Error(ErrorKind::full, "the ring is too small");
+    if (!store.append(store.pack({step, step, step}, {&view, 1})))
+      throw Error(ErrorKind::full, "the ring is too small");
     store.sync();
     appending.stop();
   }

@@ -61,9 +61,10 @@ std::uint32_t direct_alignment(int fd) {
   return format::sector_bytes;
 }
 
-int open_for_io(const std::string& path, Caching caching) {
+int open_for_io(const std::string& path, Caching caching, Access access) {
   const int direct = caching == Caching::direct ? O_DIRECT : 0;
-  Descriptor fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | direct));
+  const int mode = access == Access::read_only ? O_RDONLY : O_RDWR;
+  Descriptor fd(::open(path.c_str(), mode | O_CLOEXEC | direct));
   if (fd.get() < 0) {
     if (errno == EINVAL) throw Error(ErrorKind::config, path + ": this file system takes no direct I/O");
     throw_errno("opening " + path, errno);
@@ -87,9 +88,9 @@ void BlockFile::create(const std::string& path, std::uint64_t bytes) {
   sync_directory_of(path);
 }
 
-BlockFile::BlockFile(std::string path, Caching caching, BlockWatcher* watcher)
+BlockFile::BlockFile(std::string path, Caching caching, BlockWatcher* watcher, Access access)
     : path_(std::move(path)), watcher_(watcher) {
-  Descriptor fd(open_for_io(path_, caching));
+  Descriptor fd(open_for_io(path_, caching, access));
   struct stat found{};
   if (::fstat(fd.get(), &found) != 0) throw_errno("looking at " + path_, errno);
   bytes_ = static_cast<std::uint64_t>(found.st_size);
@@ -135,6 +136,14 @@ void BlockFile::sync() {
     throw Error(ErrorKind::failed, "syncing " + path_ + ": " + std::strerror(error));
   }
   if (watcher_ != nullptr) watcher_->after_sync(*this);
+}
+
+std::uint64_t BlockFile::next_data(std::uint64_t offset) const {
+  const off_t data = ::lseek(fd_, static_cast<off_t>(offset), SEEK_DATA);
+  if (data >= 0) return static_cast<std::uint64_t>(data);
+  if (errno == ENXIO) return bytes_;
+  if (errno == EINVAL) return offset;  // a file system that does not know its holes
+  throw_errno("looking for data in " + place(offset), errno);
 }
 
 void BlockFile::allocate(std::uint64_t offset, std::uint64_t bytes) {

@@ -58,13 +58,15 @@ class BlockWatcher {
 
 enum class Caching { direct, buffered };  // buffered: for file systems without direct I/O, never faster
 
+enum class Access { read_only, read_write };
+
 class BlockFile {
  public:
   // A new file of `bytes` zeros, sparse; it and its name are durable. Throws exists where the name is taken.
   static void create(const std::string& path, std::uint64_t bytes);
 
-  // Opens for reading and writing. Throws config where the file system or the device takes no direct I/O by sector.
-  BlockFile(std::string path, Caching caching, BlockWatcher* watcher = nullptr);
+  // Opens. Throws config where the file system or the device takes no direct I/O by sector.
+  BlockFile(std::string path, Caching caching, BlockWatcher* watcher = nullptr, Access access = Access::read_write);
   ~BlockFile();
   BlockFile(const BlockFile&) = delete;
   BlockFile& operator=(const BlockFile&) = delete;
@@ -79,6 +81,9 @@ class BlockFile {
   void sync();
   // Writes to the range need no more space. Throws full, and nothing has changed.
   void allocate(std::uint64_t offset, std::uint64_t bytes);
+
+  // Where data begins at or after `offset`; the end of the file where only holes follow.
+  std::uint64_t next_data(std::uint64_t offset) const;
 
   // For messages.
   std::string place(std::uint64_t offset) const { return path_ + " at offset " + std::to_string(offset); }

@@ -30,6 +30,8 @@
 namespace holdfast {
 namespace {
 
+constexpr std::size_t request_bytes = std::size_t{256} << 10;  // of a long range
+
 // A read or write on its way.
 struct Transfer {
   const BlockFile* file;
@@ -343,6 +345,22 @@ BlockQueue::BlockQueue(Way wanted) {
 }
 
 BlockQueue::~BlockQueue() = default;
+
+void BlockQueue::read_range(const BlockFile& file, std::uint64_t offset, std::size_t bytes, std::byte* dst) {
+  std::vector<BlockRead> reads;
+  for (std::size_t at = 0; at < bytes; at += request_bytes) {
+    reads.push_back({&file, offset + at, std::min(request_bytes, bytes - at), dst + at});
+  }
+  read_many(reads);
+}
+
+void BlockQueue::write_range(const BlockFile& file, std::uint64_t offset, std::size_t bytes, const std::byte* src) {
+  std::vector<BlockWrite> writes;
+  for (std::size_t at = 0; at < bytes; at += request_bytes) {
+    writes.push_back({&file, offset + at, std::min(request_bytes, bytes - at), src + at});
+  }
+  write_many(writes);
+}
 
 BlockQueue::Way BlockQueue::way() const { return engine_->way(); }
 

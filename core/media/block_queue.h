@@ -48,6 +48,10 @@ class BlockQueue {
   // Returns when all are done. Ranges do not overlap. Throws as BlockFile::write does; any part may have been written.
   void write_many(std::span<const BlockWrite> writes);
 
+  // The same of one long range, in several requests.
+  void read_range(const BlockFile& file, std::uint64_t offset, std::size_t bytes, std::byte* dst);
+  void write_range(const BlockFile& file, std::uint64_t offset, std::size_t bytes, const std::byte* src);
+
   Way way() const;
 
  private:

@@ -13,6 +13,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <set>
@@ -35,6 +36,12 @@ constexpr std::uint64_t every_step = std::numeric_limits<std::uint64_t>::max();
 using Bytes = std::vector<std::byte>;
 
 struct Crash {};
+
+// Every step says something of its own; 0 is where no record was.
+StepMark mark_of(std::uint64_t step) {
+  if (step == 0) return {};
+  return {step, 1000 * step, step / 2 + 1};
+}
 
 // A disk that may lose what was not synced: it remembers what every sector held at its file's last sync, and crashes or
 // fails when it is told to.
@@ -86,12 +93,14 @@ class Disk final : public BlockWatcher {
     unsynced_.clear();
   }
 
+  std::uint64_t num_writes = 0;  // and syncs
   std::uint64_t crash_in = 0;  // writes and syncs from now; 0: never
   std::optional<ErrorKind> fail_next_write;
   bool fail_next_sync = false;
 
  private:
   void step_towards_the_end() {
+    ++num_writes;
     if (crash_in != 0 && --crash_in == 0) throw Crash{};
   }
   std::map<std::string, std::map<std::uint64_t, std::array<char, sector>>> unsynced_;
@@ -151,6 +160,12 @@ std::vector<std::uint64_t> random_rows(std::uint64_t num_rows, std::size_t most,
   return {rows.begin(), rows.end()};
 }
 
+std::vector<std::uint64_t> every_row_of(const RowTable& table) {
+  std::vector<std::uint64_t> rows(table.num_rows);
+  std::iota(rows.begin(), rows.end(), 0);
+  return rows;
+}
+
 // Random new values for random rows of some of the tables.
 std::vector<OwnedRows> random_update(const std::vector<RowTable>& tables, std::size_t most, std::mt19937_64& random) {
   std::vector<OwnedRows> update;
@@ -178,6 +193,13 @@ class Model {
   }
   void roll_back(std::uint64_t step) {
     for (auto& [row, versions] : versions_) versions.erase(versions.upper_bound(step), versions.end());
+  }
+  std::vector<std::uint64_t> touched(std::uint32_t table) const {
+    std::vector<std::uint64_t> rows;
+    for (const auto& [row, versions] : versions_) {
+      if (row.first == table && !versions.empty()) rows.push_back(row.second);
+    }
+    return rows;
   }
   // Whether the fetched rows are what they should be.
   void check(const std::vector<RowTable>& tables, const std::vector<OwnedRows>& fetched) const {
@@ -216,11 +238,33 @@ class Subject {
 
   void open(std::uint64_t step_limit) {
     store = std::make_unique<LogStore>(directory_.path(), tables_, options_);
+    if (random() % 2 == 0) {
+      const StepMark found = store->scan();
+      CHECK(found == store->last());
+    }
     const std::uint64_t recovered = store->recover(++epoch, step_limit);
     CHECK(recovered <= std::min(step_limit, last_attempted));
     CHECK(recovered >= newest_step_up_to(std::min(step_limit, durable)));
-    CHECK(store->durable_step() == recovered && store->last_step() == recovered);
+    CHECK(store->durable_step() == recovered && store->last() == mark_of(recovered));
     went_back_to(recovered);
+  }
+  // Looks at what a crash left, by other means than recovery: it finds the same, and changes nothing.
+  void look() {
+    LogStoreOptions reading = options_;
+    reading.writable = false;
+    store = std::make_unique<LogStore>(directory_.path(), tables_, reading);
+    const std::uint64_t writes_before = disk.num_writes;
+    const StepMark found = store->scan();
+    CHECK(found == mark_of(found.step) && found.step <= last_attempted);
+    CHECK(found.step >= newest_step_up_to(durable));
+    const std::uint64_t durable_before = durable;  // to have been seen is not to be durable
+    went_back_to(found.step);
+    durable = durable_before;
+    store->view();
+    fetch_all();
+    list_touched();
+    CHECK(disk.num_writes == writes_before);
+    store.reset();
   }
   void went_back_to(std::uint64_t step) {
     model.roll_back(step);
@@ -239,19 +283,19 @@ class Subject {
   // Returns whether there was room.
   bool append(std::size_t most_rows) {
     std::vector<OwnedRows> update = random_update(tables_, most_rows, random);
-    const std::uint64_t step = store->last_step() + 1 + random() % 2;
+    const std::uint64_t step = store->last().step + 1 + random() % 2;
     last_attempted = step;
     steps.insert(step);
     Model before = model;
     model.update(step, update);
-    if (store->append(step, views(update))) return true;
+    if (store->append(store->pack(mark_of(step), views(update)))) return true;
     model = std::move(before);
     steps.erase(step);
-    last_attempted = store->last_step();
+    last_attempted = store->last().step;
     return false;
   }
   void sync() {
-    const std::uint64_t step = store->last_step();
+    const std::uint64_t step = store->last().step;
     store->sync();
     durable = step;
     CHECK(store->durable_step() >= durable);
@@ -277,14 +321,29 @@ class Subject {
   void fetch_all() {
     std::vector<OwnedRows> wanted;
     for (std::uint32_t t = 0; t < tables_.size(); ++t) {
-      std::vector<std::uint64_t> rows(tables_[t].num_rows);
-      for (std::uint64_t row = 0; row < rows.size(); ++row) rows[row] = row;
-      wanted.emplace_back(t, tables_[t], std::move(rows));
+      wanted.emplace_back(t, tables_[t], every_row_of(tables_[t]));
     }
     store->fetch(views(wanted));
     model.check(tables_, wanted);
   }
 
+  // In pieces, as one who goes through a table asks.
+  void list_touched() {
+    for (std::uint32_t t = 0; t < tables_.size(); ++t) {
+      const std::size_t count = 1 + random() % 300;
+      std::vector<std::uint64_t> found;
+      for (std::uint64_t first = 0;;) {
+        const std::vector<std::uint64_t> rows = store->touched_rows(t, first, count);
+        CHECK(rows.size() <= count);
+        found.insert(found.end(), rows.begin(), rows.end());
+        if (rows.size() < count) break;
+        first = rows.back() + 1;
+      }
+      CHECK(found == model.touched(t));
+    }
+  }
+
+  const std::string& directory() const { return directory_.path(); }
   std::string file(const char* name) const { return directory_.path() + "/" + name; }
 
   std::mt19937_64 random;
@@ -310,7 +369,7 @@ class Subject {
 
 void live_at_random(Subject& subject, std::size_t most_rows) {
   for (int i = 0; i < 40; ++i) {
-    switch (subject.random() % 8) {
+    switch (subject.random() % 9) {
       case 0:
       case 1:
       case 2: subject.append_with_room(most_rows); break;
@@ -321,6 +380,7 @@ void live_at_random(Subject& subject, std::size_t most_rows) {
         subject.merge(limit, subject.random() % 20000);
         break;
       }
+      case 5: subject.list_touched(); break;
       default: subject.fetch_some(); break;
     }
   }
@@ -340,6 +400,7 @@ void random_lives_agree_with_the_model(std::uint64_t seed, std::uint64_t ring_by
     } catch (const Crash&) {
     }
     subject.crash();
+    if (subject.random() % 3 == 0) subject.look();
     const bool limited = subject.random() % 3 == 0;
     const std::uint64_t span = std::max(subject.last_attempted, subject.floor) - subject.floor + 1;
     if (subject.random() % 4 == 0) {  // recovery may crash too
@@ -355,11 +416,12 @@ void random_lives_agree_with_the_model(std::uint64_t seed, std::uint64_t ring_by
       subject.open(limited ? subject.floor + subject.random() % span : every_step);
     }
     subject.fetch_all();
-    if (subject.random() % 3 == 0 && subject.store->last_step() > subject.floor) {
-      const std::uint64_t step = subject.floor + subject.random() % (subject.store->last_step() - subject.floor);
+    if (subject.random() % 3 == 0 && subject.store->last().step > subject.floor) {
+      const std::uint64_t step = subject.floor + subject.random() % (subject.store->last().step - subject.floor);
       subject.store->roll_back(step);
-      CHECK(subject.store->last_step() <= step);
-      subject.went_back_to(subject.store->last_step());
+      CHECK(subject.store->last().step <= step);
+      CHECK(subject.store->last() == mark_of(subject.store->last().step));
+      subject.went_back_to(subject.store->last().step);
       subject.fetch_all();
     }
   }
@@ -387,22 +449,84 @@ void nothing_goes_before_recovery() {
   LogStore::create(directory.path(), one_table(), 64 << 10, Caching::buffered);
   LogStore store(directory.path(), one_table(), buffered());
   CHECK(kind_thrown_by([&] { store.fetch({}); }) == ErrorKind::step);
-  CHECK(kind_thrown_by([&] { store.append(1, {}); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.append(store.pack(mark_of(1), {})); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.sync(); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.merge(1, 1); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.touched_rows(0, 0, 1); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { LogStore::create(directory.path(), one_table(), 4095, Caching::buffered); }) ==
         ErrorKind::exists);
 }
 
+// Records of steps 1 to 3 lie one behind another from the ring's first byte, 4096 bytes each.
+void make_three_records(Subject& subject) {
+  const std::vector<RowTable> tables = one_table();
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    std::vector<OwnedRows> update;
+    subject.steps.insert(step);
+    update.emplace_back(0, tables[0], std::vector<std::uint64_t>{1, 5, 100});
+    update[0].weights[0] = static_cast<std::byte>(step);
+    subject.model.update(step, update);
+    CHECK(*subject.store->append(subject.store->pack(mark_of(step), views(update))) == 4096);
+    subject.last_attempted = step;
+    subject.sync();
+  }
+}
+
+void a_store_begins_once(std::uint64_t seed) {
+  const TemporaryDirectory directory;
+  LogStore::create(directory.path(), one_table(), 64 << 10, Caching::buffered);
+  LogStore store(directory.path(), one_table(), buffered());
+  CHECK(kind_thrown_by([&] { store.view(); }) == ErrorKind::step);
+  CHECK(store.scan() == StepMark{});
+  CHECK(kind_thrown_by([&] { store.scan(); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.view(); }) == ErrorKind::step);  // writable
+  CHECK(kind_thrown_by([&] { store.fetch({}); }) == ErrorKind::step);
+  store.recover(1 + seed % 100, every_step);
+  CHECK(kind_thrown_by([&] { store.recover(1000, every_step); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.scan(); }) == ErrorKind::step);
+}
+
+void a_store_opened_for_reading_never_writes(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  make_three_records(subject);
+  subject.merge(1, 1);
+  subject.crash();
+  const auto modified = [&](const char* name) { return std::filesystem::last_write_time(subject.file(name)); };
+  const std::array before{modified("row-log-0000"), modified("shard-0000/table-0000.home")};
+  const auto forbid = [&](auto permissions) {
+    for (const char* name : {"row-log-0000", "shard-0000/table-0000.home"}) {
+      std::filesystem::permissions(subject.file(name), permissions);
+    }
+  };
+  forbid(std::filesystem::perms::owner_read);
+  LogStoreOptions reading = buffered();
+  reading.writable = false;
+  LogStore store(subject.directory(), one_table(), reading);
+  CHECK(kind_thrown_by([&] { store.view(); }) == ErrorKind::step);  // before scan
+  CHECK(store.scan() == mark_of(3));
+  CHECK(kind_thrown_by([&] { store.fetch({}); }) == ErrorKind::step);
+  store.view();
+  std::vector<OwnedRows> wanted;
+  wanted.emplace_back(0, one_table()[0], every_row_of(one_table()[0]));
+  store.fetch(views(wanted));
+  subject.model.check(one_table(), wanted);
+  CHECK(kind_thrown_by([&] { store.recover(9, every_step); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.roll_back(1); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.append(store.pack(mark_of(4), {})); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.sync(); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.merge(3, every_step); }) == ErrorKind::step);
+  CHECK((before == std::array{modified("row-log-0000"), modified("shard-0000/table-0000.home")}));
+  forbid(std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+}
+
 void a_record_larger_than_the_ring_is_refused(std::uint64_t seed) {
   Subject subject(one_table(), 8 << 10, buffered(), seed);
-  std::vector<std::uint64_t> rows(200);
-  for (std::uint64_t row = 0; row < 200; ++row) rows[row] = row;
-  OwnedRows all(0, one_table()[0], rows);
+  OwnedRows all(0, one_table()[0], every_row_of(one_table()[0]));
   const TableRows view = all.view();
-  CHECK(kind_thrown_by([&] { subject.store->append(1, {&view, 1}); }) == ErrorKind::batch_too_large);
+  CHECK(kind_thrown_by([&] { subject.store->append(subject.store->pack(mark_of(1), {&view, 1})); }) ==
+        ErrorKind::batch_too_large);
   CHECK(subject.append(5));
-  CHECK(kind_thrown_by([&] { subject.store->append(1, {}); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { subject.store->append(subject.store->pack(mark_of(1), {})); }) == ErrorKind::step);
   subject.fetch_all();
 }
 
@@ -445,8 +569,8 @@ void any_other_failure_stops_the_store(std::uint64_t seed) {
       }
     };
     CHECK(kind_thrown_by(fail) == ErrorKind::failed);
-    const std::uint64_t next = subject.store->last_step() + 1;
-    CHECK(kind_thrown_by([&] { subject.store->append(next, {}); }) == ErrorKind::failed);
+    const std::uint64_t next = subject.store->last().step + 1;
+    CHECK(kind_thrown_by([&] { subject.store->append(subject.store->pack(mark_of(next), {})); }) == ErrorKind::failed);
     CHECK(kind_thrown_by([&] { subject.store->sync(); }) == ErrorKind::failed);
     CHECK(kind_thrown_by([&] { subject.store->merge(1, 1); }) == ErrorKind::failed);
     subject.model = before;
@@ -479,19 +603,18 @@ void flip(const std::string& name, std::uint64_t offset) {
   CHECK(stream.good());
 }
 
-// Records of steps 1 to 3 lie one behind another from the ring's first byte, 4096 bytes each.
-void make_three_records(Subject& subject) {
-  const std::vector<RowTable> tables = one_table();
-  for (std::uint64_t step = 1; step <= 3; ++step) {
-    std::vector<OwnedRows> update;
-    subject.steps.insert(step);
-    update.emplace_back(0, tables[0], std::vector<std::uint64_t>{1, 5, 100});
-    update[0].weights[0] = static_cast<std::byte>(step);
-    subject.model.update(step, update);
-    CHECK(*subject.store->append(step, views(update)) == 4096);
-    subject.last_attempted = step;
-    subject.sync();
-  }
+void what_a_merged_record_said_outlives_it(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  make_three_records(subject);
+  subject.merge(2, every_step);
+  subject.store->sync();
+  subject.crash();
+  subject.open(2);  // back to a record that is merged: only its successor names it
+  CHECK(subject.store->last() == mark_of(2));
+  subject.crash();
+  subject.open(every_step);  // and now only the checkpoint
+  CHECK(subject.store->last() == mark_of(2));
+  subject.fetch_all();
 }
 
 void damage_is_told_from_a_torn_tail(std::uint64_t seed) {
@@ -511,7 +634,7 @@ void damage_is_told_from_a_torn_tail(std::uint64_t seed) {
       flip(subject.file("row-log-0000"), ring + 2 * 4096 + offset);
       subject.durable = 2;
       subject.open(every_step);
-      CHECK(subject.store->last_step() == 2);
+      CHECK(subject.store->last().step == 2);
       subject.fetch_all();
     }
     {  // The checkpoint does, once the store has been opened again. Images are told by the fetch.
@@ -642,7 +765,8 @@ void readers_beside_the_writer_see_whole_rows(std::uint64_t seed, BlockQueue::Wa
       std::memcpy(update.weights.data() + u * update.weight_bytes, weights.data(), update.weight_bytes);
     }
     const TableRows view = update.view();
-    while (!store.append(step, {&view, 1})) {
+    const PackedRecord packed = store.pack(mark_of(step), {&view, 1});
+    while (!store.append(packed)) {
       store.sync();
       store.merge(step - 1 - random() % 2, 1 + random() % 100000);
     }
@@ -696,7 +820,7 @@ struct Gated {
     OwnedRows update(0, one_table()[0], {1});
     update.weights[0] = static_cast<std::byte>(step);
     const TableRows view = update.view();
-    return store->append(step, {&view, 1}).has_value();
+    return store->append(store->pack(mark_of(step), {&view, 1})).has_value();
   }
 
   TemporaryDirectory directory;
@@ -735,6 +859,60 @@ void an_extent_that_is_being_read_is_not_used_again() {
   CHECK(gated.append(2));
 }
 
+void records_are_packed_on_one_thread_and_written_on_another(std::uint64_t seed) {
+  const std::vector<RowTable> tables = tables_of_every_shape();
+  const TemporaryDirectory directory;
+  LogStore::create(directory.path(), tables, 4 << 20, Caching::buffered);
+  LogStore store(directory.path(), tables, buffered());
+  store.recover(1, every_step);
+  std::mt19937_64 random(seed);
+  Model model;
+  std::thread writer;
+  for (std::uint64_t step = 1; step <= 40; ++step) {
+    std::vector<OwnedRows> update = random_update(tables, 40, random);
+    model.update(step, update);
+    PackedRecord packed = store.pack(mark_of(step), views(update));  // beside the append of the step before
+    if (writer.joinable()) writer.join();
+    writer = std::thread([&store, packed = std::move(packed)] { CHECK(store.append(packed) == packed.bytes()); });
+  }
+  writer.join();
+  CHECK(store.last() == mark_of(40));
+  std::vector<OwnedRows> wanted;
+  for (std::uint32_t t = 0; t < tables.size(); ++t) wanted.emplace_back(t, tables[t], every_row_of(tables[t]));
+  store.fetch(views(wanted));
+  model.check(tables, wanted);
+}
+
+void a_step_that_updated_nothing_is_a_record_too(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  make_three_records(subject);
+  const PackedRecord packed = subject.store->pack(mark_of(4), {});
+  CHECK(packed.step() == 4 && packed.bytes() == 4096);
+  CHECK(subject.store->append(packed) == 4096);
+  subject.steps.insert(4);
+  subject.last_attempted = 4;
+  subject.sync();
+  subject.crash();
+  subject.open(every_step);
+  CHECK(subject.store->last() == mark_of(4));
+  subject.fetch_all();
+  CHECK(subject.merge(4, every_step) == 4 * 4096);
+  subject.fetch_all();
+}
+
+void touched_rows_of_a_large_table_are_found(std::uint64_t seed) {
+  const std::vector<RowTable> tables = {table_of(0, 3000000, 32, RowDtype::f32, RowOptimizer::rowwise_adagrad)};
+  Subject subject(tables, 4 << 20, buffered(), seed);
+  for (int i = 0; i < 6; ++i) {
+    subject.append_with_room(2000);
+    subject.sync();
+    if (i % 2 == 0) subject.merge(subject.durable, every_step);
+  }
+  subject.list_touched();
+  CHECK(subject.store->touched_rows(0, 3000000, 10).empty());
+  CHECK(subject.store->touched_rows(0, 0, 0).empty());
+}
+
 void counters_say_what_was_written(std::uint64_t seed) {
   Subject subject(one_table(), 64 << 10, buffered(), seed);
   make_three_records(subject);
@@ -764,16 +942,22 @@ int main(int argc, char** argv) {
     test(seed);
   };
   run("before recovery", [](std::uint64_t) { nothing_goes_before_recovery(); });
+  run("beginning once", a_store_begins_once);
+  run("reading only", a_store_opened_for_reading_never_writes);
   run("a full ring", a_full_ring_says_so_until_it_is_merged);
   run("a record larger than the ring", a_record_larger_than_the_ring_is_refused);
   run("a full medium", a_full_medium_changes_nothing);
   run("any other failure", any_other_failure_stops_the_store);
   run("going back below what is merged", going_back_below_what_is_merged_is_refused);
+  run("what a merged record said", what_a_merged_record_said_outlives_it);
   run("damage or torn tail", damage_is_told_from_a_torn_tail);
   run("a damaged row at home", a_damaged_row_at_home_is_named);
   run("something is lost", a_store_that_lost_something_says_what);
   run("a merge waits", [](std::uint64_t) { a_merge_waits_for_the_fetches_before_it(); });
   run("an extent is pinned", [](std::uint64_t) { an_extent_that_is_being_read_is_not_used_again(); });
+  run("packing beside writing", records_are_packed_on_one_thread_and_written_on_another);
+  run("a step without rows", a_step_that_updated_nothing_is_a_record_too);
+  run("touched rows of a large table", touched_rows_of_a_large_table_are_found);
   run("counters", counters_say_what_was_written);
   run("readers, io_uring",
       [](std::uint64_t s) { readers_beside_the_writer_see_whole_rows(s, BlockQueue::Way::io_uring, 400); });

@@ -1,0 +1,159 @@
+// The log store's way home: the oldest records' rows are written to the home files.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "error.h"
+#include "log_record.h"
+#include "log_store.h"
+#include "sector_runs.h"
+
+namespace holdfast {
+
+using format::RowLogSection;
+using log_record::rows_of;
+using log_record::sections_of;
+
+namespace {
+
+constexpr std::size_t buffer_bytes = std::size_t{8} << 20;  // of sectors, read and written at once
+
+}  // namespace
+
+std::uint64_t LogStore::merge(std::uint64_t limit_step, std::uint64_t max_bytes) {
+  const std::lock_guard turn(merge_mutex_);
+  require_usable();
+  const std::vector<RowLog::Live> records = oldest_records(limit_step, max_bytes);
+  if (records.empty()) return 0;
+  std::vector<SectorBuffer> data;
+  for (const RowLog::Live& record : records) {
+    data.push_back(log_.read(record, record.bytes));
+    check_sections(record, data.back().data());
+  }
+  const auto versions = newest_versions(records, data);
+  wait_for_fetches();
+  latching([&] {
+    write_home(versions);
+    log_.checkpoint_without(records.size());
+  });
+  give_up(records, data);
+  std::uint64_t bytes = 0;
+  for (const RowLog::Live& record : records) bytes += record.bytes;
+  const std::lock_guard lock(mutex_);
+  counters_.merged_bytes += bytes;
+  return bytes;
+}
+
+std::vector<RowLog::Live> LogStore::oldest_records(std::uint64_t limit_step, std::uint64_t max_bytes) const {
+  const std::uint64_t limit = std::min(limit_step, log_.durable_step());
+  std::vector<RowLog::Live> records;
+  std::uint64_t bytes = 0;
+  for (const RowLog::Live& record : log_.live()) {
+    if (record.link.mark.step > limit || (bytes >= max_bytes && !records.empty())) break;
+    records.push_back(record);
+    bytes += record.bytes;
+  }
+  return records;
+}
+
+// Of each table, by row.
+std::vector<std::vector<LogStore::Version>> LogStore::newest_versions(std::span<const RowLog::Live> records,
+                                                                      std::span<const SectorBuffer> data) const {
+  std::vector<std::vector<Version>> newest(tables_.size());
+  for (std::size_t r = 0; r < records.size(); ++r) {
+    for (const RowLogSection& section : sections_of(data[r].data())) {
+      const RowLayout& layout = tables_[section.table].layout;
+      const std::uint64_t* rows = rows_of(data[r].data(), section);
+      for (std::uint64_t i = 0; i < section.num_rows; ++i) {
+        const std::uint64_t offset = section.images_offset + layout.offset_of(i);
+        const std::byte* image = data[r].data() + offset;
+        if (check_image(layout, section.table, rows[i], image) != ImageState::whole) {
+          throw Error(ErrorKind::corrupted, log_.place(records[r].link.position + offset) + ": row " +
+                                                std::to_string(rows[i]) + " of table " + std::to_string(section.table) +
+                                                " does not hold its checksum");
+        }
+        newest[section.table].push_back({rows[i], image});
+      }
+    }
+  }
+  for (auto& versions : newest) {
+    std::stable_sort(versions.begin(), versions.end(),
+                     [](const Version& a, const Version& b) { return a.row < b.row; });
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < versions.size(); ++i) {
+      const bool superseded = i + 1 < versions.size() && versions[i + 1].row == versions[i].row;
+      if (!superseded) versions[kept++] = versions[i];
+    }
+    versions.resize(kept);
+  }
+  return newest;
+}
+
+void LogStore::wait_for_fetches() {
+  std::unique_lock lock(mutex_);
+  const std::uint64_t begun = num_fetches_;
+  fetch_done_.wait(lock, [&] { return fetches_.empty() || fetches_.begin()->first > begun; });
+}
+
+// Durably.
+void LogStore::write_home(const std::vector<std::vector<Version>>& versions) {
+  const SectorBuffer buffer(buffer_bytes);
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    const std::span<const Version> of_table = versions[t];
+    for (std::size_t done = 0; done < of_table.size();) {
+      done += write_home_part(tables_[t], of_table.subspan(done), buffer);
+    }
+  }
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    if (!versions[t].empty()) tables_[t].home->sync();
+  }
+}
+
+// Writes as many of the versions, from the first on, as the buffer holds; returns how many. Small images by whole
+// blocks of the file system: single sectors in holes cost it six times the CPU, and the medium rewrites a block
+// either way.
+std::size_t LogStore::write_home_part(const Table& table, std::span<const Version> versions,
+                                      const SectorBuffer& buffer) {
+  const RowLayout& layout = table.layout;
+  const bool alone = layout.unit_rows() == 1;  // no other row is in its sectors: they need not be read
+  SectorRuns runs(buffer, 0, alone ? format::sector_bytes : format::block_bytes);
+  std::vector<std::byte*> images;
+  for (const Version& version : versions) {
+    std::byte* image = runs.place(*table.home, layout.offset_of(version.row), layout.image_bytes());
+    if (image == nullptr) break;
+    images.push_back(image);
+  }
+  if (!alone) queue_.read_many(runs.reads());
+  std::uint64_t changed_units = 0;
+  for (std::size_t i = 0; i < images.size(); ++i) {
+    if (alone) std::memset(images[i], 0, layout.unit_bytes());
+    std::memcpy(images[i], versions[i].image, layout.image_bytes());
+    const bool same_unit = i > 0 && versions[i].row / layout.unit_rows() == versions[i - 1].row / layout.unit_rows();
+    if (!same_unit) ++changed_units;
+  }
+  queue_.write_many(runs.writes());
+  const std::lock_guard lock(mutex_);
+  counters_.home_bytes_read += alone ? 0 : runs.used_bytes();
+  counters_.home_bytes_written += runs.used_bytes();
+  counters_.home_sectors_changed += changed_units * (layout.unit_bytes() / format::sector_bytes);
+  return images.size();
+}
+
+// The records' rows are home: the index forgets them, then their space may be used again.
+void LogStore::give_up(std::span<const RowLog::Live> records, std::span<const SectorBuffer> data) {
+  const std::lock_guard lock(mutex_);
+  ++index_version_;
+  for (std::size_t r = 0; r < records.size(); ++r) {
+    for (const RowLogSection& section : sections_of(data[r].data())) {
+      Table& table = tables_[section.table];
+      const std::uint64_t* rows = rows_of(data[r].data(), section);
+      for (std::uint64_t i = 0; i < section.num_rows; ++i) {
+        const std::uint64_t image_offset = section.images_offset + table.layout.offset_of(i);
+        table.index.erase_if_equal(rows[i], location_of(records[r].link.position, image_offset, table));
+      }
+    }
+  }
+  log_.forget(records.size());
+}
+
+}  // namespace holdfast
