@@ -27,17 +27,9 @@
 #include "format.h"
 #include "media/block_file.h"
 #include "media/block_queue.h"
+#include "step_mark.h"
 
 namespace holdfast {
-
-// What a record says beside rows.
-struct StepMark {
-  std::uint64_t step = 0;
-  std::uint64_t cursor = 0;       // samples consumed by committed steps
-  std::uint64_t row_updates = 0;  // the row optimizer's step
-
-  bool operator==(const StepMark&) const = default;
-};
 
 class RowLog {
  public:

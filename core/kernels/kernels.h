@@ -60,6 +60,12 @@ struct HomeRows {
   std::uint64_t* touched;      // bit r % 64 of word r / 64
 };
 
+// Rows in slots: which slot a row has is for the caller to know.
+struct SlotRows {
+  std::byte* weights;
+  float* state;  // null when the optimizer keeps none
+};
+
 // A step's unique rows of one table, compact and ascending. `rows` carries the row number in its low 63 bits;
 // bit 63 says that the row was untouched when it was captured.
 struct WorkingRows {
@@ -121,6 +127,12 @@ struct Kernels {
   void (*restore)(const RowSpec& spec, const HomeRows& home, const WorkingRows& working, std::size_t begin,
                   std::size_t end);
 
+  // Copies rows [begin, end) of working: row u from slot slots[u], or to it. Weights and state; not row numbers.
+  void (*gather)(const RowSpec& spec, const SlotRows& from, const std::uint32_t* slots, const WorkingRows& working,
+                 std::size_t begin, std::size_t end);
+  void (*scatter)(const RowSpec& spec, const SlotRows& to, const std::uint32_t* slots, const WorkingRows& working,
+                  std::size_t begin, std::size_t end);
+
   // Pools bags [begin, end).
   void (*pool_bags)(const PoolSpec& spec, std::size_t begin, std::size_t end);
 
@@ -148,6 +160,13 @@ struct Kernels {
   void (*update_from_sums)(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home,
                            const WorkingRows& working, const float* sums, const std::uint32_t* forward,
                            const WorkingRows* next, std::size_t begin, std::size_t end);
+
+  // The same two, but row u's new weights and state go to place u of `fresh`, compact as `working` is.
+  void (*update_compact)(const RowSpec& spec, const UpdateSpec& update, const WorkingRows& working,
+                         const Occurrences& occurrences, const float* grad, const SlotRows& fresh, std::size_t begin,
+                         std::size_t end);
+  void (*update_compact_from_sums)(const RowSpec& spec, const UpdateSpec& update, const WorkingRows& working,
+                                   const float* sums, const SlotRows& fresh, std::size_t begin, std::size_t end);
 
   // d loss / d scale of the occurrences [begin, end) of a feature, in original order: dot(grad of the bag, row).
   // bag_of[j] is j's bag; grad of bag b starts at grad + b * grad_stride.

@@ -46,12 +46,16 @@ constexpr Kernels kernel_table(const char* name) {
       .initial_row = initial_row,
       .capture = capture,
       .restore = restore,
+      .gather = gather,
+      .scatter = scatter,
       .pool_bags = pool_bags,
       .sum_gradients = sum_gradients,
       .sum_of_squares = sum_of_squares,
       .all_finite = all_finite,
       .update = update,
       .update_from_sums = update_from_sums,
+      .update_compact = update_compact,
+      .update_compact_from_sums = update_compact_from_sums,
       .scale_gradients = scale_gradients,
   };
 }

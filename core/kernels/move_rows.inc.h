@@ -129,6 +129,38 @@ void restore_rows(const HomeRows& home, const WorkingRows& working, std::size_t 
   }
 }
 
+enum class Move { gather, scatter };
+
+template <Move move, std::size_t WeightBytes, std::size_t StateBytes>
+void move_slots(const SlotRows& there, const std::uint32_t* slots, const WorkingRows& working, std::size_t begin,
+                std::size_t end, std::size_t weight_bytes, std::size_t state_bytes) {
+  if constexpr (WeightBytes != 0) weight_bytes = WeightBytes;
+  if constexpr (StateBytes != 0) state_bytes = StateBytes;
+  std::byte* const there_state = reinterpret_cast<std::byte*>(there.state);
+  std::byte* const working_state = reinterpret_cast<std::byte*>(working.state);
+  constexpr Access access = move == Move::gather ? Access::read : Access::write;
+
+  const auto ask_for = [&](std::size_t u) __attribute__((always_inline)) {
+    const std::size_t slot = slots[u];
+    prefetch<access>(there.weights + slot * weight_bytes, weight_bytes);
+    if (state_bytes != 0) prefetch<access>(there_state + slot * state_bytes, state_bytes);
+  };
+  const std::size_t warm = end - begin < move_distance_rows ? end : begin + move_distance_rows;
+  for (std::size_t u = begin; u < warm; ++u) ask_for(u);
+  for (std::size_t u = begin; u < end; ++u) {
+    if (u + move_distance_rows < end) ask_for(u + move_distance_rows);
+    std::byte* const weights = there.weights + slots[u] * weight_bytes;
+    std::byte* const compact = working.weights + u * weight_bytes;
+    copy_bytes<WeightBytes>(move == Move::gather ? compact : weights, move == Move::gather ? weights : compact,
+                            weight_bytes);
+    if (state_bytes == 0) continue;
+    std::byte* const state = there_state + slots[u] * state_bytes;
+    std::byte* const compact_state = working_state + u * state_bytes;
+    copy_bytes<StateBytes>(move == Move::gather ? compact_state : state,
+                           move == Move::gather ? state : compact_state, state_bytes);
+  }
+}
+
 // Calls body.operator()<WeightBytes, StateBytes>(weight_bytes, state_bytes) with the sizes as constants where they
 // are common: SGD and row-wise Adagrad on rows of 16 to 512 bytes.
 template <class Body>
@@ -156,6 +188,24 @@ void capture(const RowSpec& spec, const HomeRows& home, const WorkingRows& worki
   with_sizes(spec,
              [&]<std::size_t WeightBytes, std::size_t StateBytes>(std::size_t weight_bytes, std::size_t state_bytes) {
                capture_rows<WeightBytes, StateBytes>(spec, home, working, begin, end, weight_bytes, state_bytes);
+             });
+}
+
+void gather(const RowSpec& spec, const SlotRows& from, const std::uint32_t* slots, const WorkingRows& working,
+            std::size_t begin, std::size_t end) {
+  with_sizes(spec,
+             [&]<std::size_t WeightBytes, std::size_t StateBytes>(std::size_t weight_bytes, std::size_t state_bytes) {
+               move_slots<Move::gather, WeightBytes, StateBytes>(from, slots, working, begin, end, weight_bytes,
+                                                                 state_bytes);
+             });
+}
+
+void scatter(const RowSpec& spec, const SlotRows& to, const std::uint32_t* slots, const WorkingRows& working,
+             std::size_t begin, std::size_t end) {
+  with_sizes(spec,
+             [&]<std::size_t WeightBytes, std::size_t StateBytes>(std::size_t weight_bytes, std::size_t state_bytes) {
+               move_slots<Move::scatter, WeightBytes, StateBytes>(to, slots, working, begin, end, weight_bytes,
+                                                                  state_bytes);
              });
 }
 

@@ -168,7 +168,10 @@ __attribute__((noinline)) void sum_group(Shape<Dim> shape, const Occurrences& oc
   }
 }
 
-template <class Format, class Optimizer, std::uint32_t Dim>
+// Where new rows go: to their places at home, or compact.
+enum class Target { home, compact };
+
+template <Target target, class Format, class Optimizer, std::uint32_t Dim>
 void update_rows(Shape<Dim> shape, const RowSpec& spec, const UpdateSpec& update, const HomeRows& home,
                  const WorkingRows& working, const GradientSource& source, const Forwarding& forwarding,
                  std::size_t begin, std::size_t end) {
@@ -184,14 +187,16 @@ void update_rows(Shape<Dim> shape, const RowSpec& spec, const UpdateSpec& update
   const std::size_t group_rows = group_blocks / blocks < max_group_rows ? group_blocks / blocks : max_group_rows;
   Lanes gradients[group_blocks];
   const bool forwards = forwarding.position != nullptr;
-  const bool streams = Format::can_stream && weight_bytes % line_bytes == 0 && !forwards &&
+  const bool streams = target == Target::home && Format::can_stream && weight_bytes % line_bytes == 0 && !forwards &&
                        reinterpret_cast<std::uintptr_t>(home.weights) % line_bytes == 0;
 
   const auto ask_for = [&](std::size_t first, std::size_t last) __attribute__((always_inline)) {
     for (std::size_t u = first; u < last; ++u) {
       const std::uint64_t row = working.rows[u] & ~fresh_bit;
-      if (!streams) prefetch<Access::write>(home.weights + row * weight_bytes, weight_bytes);
-      if (state_floats != 0) prefetch<Access::write>(home.state + row * state_floats, state_floats * 4);
+      if (target == Target::home) {
+        if (!streams) prefetch<Access::write>(home.weights + row * weight_bytes, weight_bytes);
+        if (state_floats != 0) prefetch<Access::write>(home.state + row * state_floats, state_floats * 4);
+      }
       prefetch<Access::read>(working.weights + u * weight_bytes, weight_bytes);  // the hardware stops at each page
     }
   };
@@ -213,11 +218,12 @@ void update_rows(Shape<Dim> shape, const RowSpec& spec, const UpdateSpec& update
     }
     for (std::size_t u = group; u < group_end; ++u) {
       const std::uint64_t row = working.rows[u] & ~fresh_bit;
+      const std::uint64_t place = target == Target::home ? row : u;
       const RowUpdate<Format> row_update{
           .old_weights = elements<Format>(working.weights + u * weight_bytes),
           .old_state = working.state + u * state_floats,
-          .new_weights = elements<Format>(home.weights + row * weight_bytes),
-          .new_state = home.state + row * state_floats,
+          .new_weights = elements<Format>(home.weights + place * weight_bytes),
+          .new_state = home.state + place * state_floats,
           .rounding = {rounds ? absorb(rounding_key, row) : 0},
           .streams = streams,
       };
@@ -232,6 +238,7 @@ void update_rows(Shape<Dim> shape, const RowSpec& spec, const UpdateSpec& update
       }
       Optimizer::apply(shape, step, g, row_update);
 
+      if (target == Target::compact) continue;
       if ((working.rows[u] & fresh_bit) != 0) mark_touched(home.touched, row);
       if (forwards && forwarding.position[u] != no_forward) {
         const WorkingRows& next = *forwarding.next;
@@ -260,14 +267,15 @@ HOLDFAST_INLINE void with_optimizer(RowOptimizer optimizer, Body&& body) {
   }
 }
 
+template <Target target>
 __attribute__((noinline)) void update_any(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home,
                                           const WorkingRows& working, const GradientSource& source,
                                           const Forwarding& forwarding, std::size_t begin, std::size_t end) {
   with_format(spec.dtype, [&](auto format) {
     with_optimizer(spec.optimizer, [&](auto optimizer) {
       with_shape(spec.dim, [&](auto shape) {
-        update_rows<decltype(format), decltype(optimizer)>(shape, spec, update, home, working, source, forwarding,
-                                                           begin, end);
+        update_rows<target, decltype(format), decltype(optimizer)>(shape, spec, update, home, working, source,
+                                                                   forwarding, begin, end);
       });
     });
   });
@@ -277,14 +285,29 @@ void update(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home,
             const Occurrences& occurrences, const float* grad, const std::uint32_t* forward, const WorkingRows* next,
             std::size_t begin, std::size_t end) {
   const DefaultFloatMode mode;
-  update_any(spec, update, home, working, {&occurrences, grad, nullptr}, {forward, next}, begin, end);
+  update_any<Target::home>(spec, update, home, working, {&occurrences, grad, nullptr}, {forward, next}, begin, end);
 }
 
 void update_from_sums(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home, const WorkingRows& working,
                       const float* sums, const std::uint32_t* forward, const WorkingRows* next, std::size_t begin,
                       std::size_t end) {
   const DefaultFloatMode mode;
-  update_any(spec, update, home, working, {nullptr, nullptr, sums}, {forward, next}, begin, end);
+  update_any<Target::home>(spec, update, home, working, {nullptr, nullptr, sums}, {forward, next}, begin, end);
+}
+
+void update_compact(const RowSpec& spec, const UpdateSpec& update, const WorkingRows& working,
+                    const Occurrences& occurrences, const float* grad, const SlotRows& fresh, std::size_t begin,
+                    std::size_t end) {
+  const DefaultFloatMode mode;
+  update_any<Target::compact>(spec, update, {fresh.weights, fresh.state, nullptr}, working,
+                              {&occurrences, grad, nullptr}, {nullptr, nullptr}, begin, end);
+}
+
+void update_compact_from_sums(const RowSpec& spec, const UpdateSpec& update, const WorkingRows& working,
+                              const float* sums, const SlotRows& fresh, std::size_t begin, std::size_t end) {
+  const DefaultFloatMode mode;
+  update_any<Target::compact>(spec, update, {fresh.weights, fresh.state, nullptr}, working, {nullptr, nullptr, sums},
+                              {nullptr, nullptr}, begin, end);
 }
 
 }  // namespace

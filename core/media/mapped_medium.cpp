@@ -169,20 +169,22 @@ class MappedFile final : public File {
 
 class MappedMedium final : public Medium {
  public:
-  explicit MappedMedium(std::string directory) : directory_(std::move(directory)) {
+  MappedMedium(std::string directory, Flushing flushing) : directory_(std::move(directory)) {
     struct stat status{};
     if (::stat(directory_.c_str(), &status) != 0) throw_errno("opening " + directory_, errno);
-    dax_ = write_back_ != WriteBack::none && is_dax();
+    synced_ = flushing == Flushing::synced;
+    dax_ = !synced_ && write_back_ != WriteBack::none && is_dax(directory_);
   }
 
-  format::Level level() const override { return dax_ ? format::Level::power : format::Level::process; }
+  format::Level level() const override {
+    const bool survives = dax_ || (synced_ && !is_volatile(directory_));
+    return survives ? format::Level::power : format::Level::process;
+  }
 
   std::string description() const override {
     if (dax_) return std::string("DAX (MAP_SYNC, ") + name_of(write_back_) + "), power";
-    constexpr long tmpfs_magic = 0x01021994;
-    struct statfs status{};
-    const bool tmpfs = ::statfs(directory_.c_str(), &status) == 0 && status.f_type == tmpfs_magic;
-    return tmpfs ? "tmpfs, process" : "file, process";
+    if (is_volatile(directory_)) return "tmpfs, process";
+    return synced_ ? "block device (direct I/O, fdatasync), power" : "file, process";
   }
 
   bool exists(const std::string& name) const override { return ::access(path(name).c_str(), F_OK) == 0; }
@@ -229,6 +231,7 @@ class MappedMedium final : public Medium {
 
   void flush(const void* data, std::size_t bytes) override {
     if (dax_) write_back_lines(write_back_, data, bytes);
+    if (synced_) write_back_pages(data, bytes);
   }
   void fence() override {
     if (dax_) {
@@ -241,31 +244,46 @@ class MappedMedium final : public Medium {
  private:
   std::string path(const std::string& name) const { return directory_ + "/" + name; }
 
-  // Asks the kernel rather than the mount table: only a DAX file system accepts MAP_SYNC.
-  bool is_dax() const {
-    const std::string probe = path(".dax-probe-" + std::to_string(::getpid()));
-    const int fd = ::open(probe.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (fd < 0) return false;
-    ::unlink(probe.c_str());
-    bool dax = false;
-    if (::ftruncate(fd, 4096) == 0) {
-      void* address = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC, fd, 0);
-      dax = address != MAP_FAILED;
-      if (dax) ::munmap(address, 4096);
-    }
-    ::close(fd);
-    return dax;
+  void write_back_pages(const void* data, std::size_t bytes) const {
+    if (bytes == 0) return;
+    const auto first = reinterpret_cast<std::uintptr_t>(data) & ~std::uintptr_t{format::block_bytes - 1};
+    const auto end = reinterpret_cast<std::uintptr_t>(data) + bytes;
+    if (::msync(reinterpret_cast<void*>(first), end - first, MS_SYNC) != 0) throw_errno("syncing " + directory_, errno);
   }
 
   std::string directory_;
   WriteBack write_back_ = detect_write_back();
+  bool synced_ = false;
   bool dax_ = false;
 };
 
 }  // namespace
 
-std::unique_ptr<Medium> open_mapped_medium(const std::string& directory) {
-  return std::make_unique<MappedMedium>(directory);
+std::unique_ptr<Medium> open_mapped_medium(const std::string& directory, Flushing flushing) {
+  return std::make_unique<MappedMedium>(directory, flushing);
+}
+
+// Asks the kernel rather than the mount table: only a DAX file system accepts MAP_SYNC.
+bool is_dax(const std::string& directory) {
+  const std::string probe = directory + "/.dax-probe-" + std::to_string(::getpid());
+  const int fd = ::open(probe.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (fd < 0) return false;
+  ::unlink(probe.c_str());
+  bool dax = false;
+  if (::ftruncate(fd, 4096) == 0) {
+    void* address = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC, fd, 0);
+    dax = address != MAP_FAILED;
+    if (dax) ::munmap(address, 4096);
+  }
+  ::close(fd);
+  return dax;
+}
+
+bool is_volatile(const std::string& directory) {
+  constexpr long tmpfs_magic = 0x01021994;
+  constexpr long ramfs_magic = 0x858458f6;
+  struct statfs status{};
+  return ::statfs(directory.c_str(), &status) == 0 && (status.f_type == tmpfs_magic || status.f_type == ramfs_magic);
 }
 
 }  // namespace holdfast

@@ -91,7 +91,13 @@ class Medium {
   static std::atomic<std::int64_t> kill_at_;
 };
 
-// The files of `directory`, mapped. DAX gives level `power`; anything else `process`.
-std::unique_ptr<Medium> open_mapped_medium(const std::string& directory);
+// mapped: level `power` on DAX, `process` elsewhere. synced: level `power` on any file system whose msync reaches the
+// device; every flush costs a write.
+enum class Flushing { mapped, synced };
+std::unique_ptr<Medium> open_mapped_medium(const std::string& directory, Flushing flushing = Flushing::mapped);
+
+// Whether files of `directory` can be mapped with MAP_SYNC, and whether they are in memory only.
+bool is_dax(const std::string& directory);
+bool is_volatile(const std::string& directory);
 
 }  // namespace holdfast

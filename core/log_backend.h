@@ -1,0 +1,123 @@
+// Log backend: rows on a block device, those of the coming steps in a scratchpad.
+//
+// A step's way: its rows are held in the scratchpad; capture copies them into a working set; update computes the new
+// rows compactly from it and scatters them into the scratchpad's slots; end_step packs them into one record, which the
+// background thread appends to the row log and syncs. The record is the commit: it carries step, cursor and row_updates,
+// so a step is there whole or not at all.
+//
+// Invariants
+// - A step's holds are let go only when its record is appended: until then no row of it is read from below, where an
+//   older version is.
+// - Rows are overwritten in memory only: whatever was not appended is gone after a crash, and so is its step.
+// - Home is merged up to the newest durable dense state, which is where exact recovery goes; without dense states up to
+//   the newest durable step.
+// - The log has room for several of the largest records, so that it always comes to a step that may be merged.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "background.h"
+#include "log_merger.h"
+#include "log_store.h"
+#include "media/spare_buffers.h"
+#include "row_backend.h"
+#include "scratchpad.h"
+#include "superblock.h"
+
+namespace holdfast {
+
+class LogBackend final : public RowBackend {
+ public:
+  struct Options {
+    std::uint64_t scratchpad_bytes;
+    std::function<void()> finish_dense;  // of the background thread: finishes the pending dense write
+  };
+
+  static void create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t log_bytes);
+  LogBackend(const std::string& directory, Superblock& superblock, Background& background, Options options);
+
+  StepMark newest() override { return newest_; }
+  void check_roll_back(std::uint64_t step) override;
+  RolledBack roll_back(std::uint64_t epoch, std::uint64_t step) override;
+  void start(std::uint64_t epoch, const StepMark& mark) override;
+
+  void announce(std::shared_ptr<const Plan> plan) override;
+  std::shared_ptr<Capture> capture(std::shared_ptr<const Plan> plan, std::uint64_t step) override;
+  // The scratchpad holds the coming rows already.
+  bool capture_ahead(std::shared_ptr<const Plan>, std::uint64_t) override { return false; }
+  void read(const Plan& plan, const std::vector<WorkingRows>& rows) override;
+
+  void begin_update() override {}
+  void update(const std::shared_ptr<const Capture>& capture, const float* grad, const UpdateSpec& spec) override;
+  void update(const SummedGradients& gradients, const UpdateSpec& spec) override;
+  void finish_update(std::size_t) override {}
+
+  std::function<void()> end_step(const StepMark& mark) override;
+  void note_recoverable(std::uint64_t step) override;
+  bool log_is_low() const override;
+  bool step_has_begun() const override;
+
+  void import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
+                   std::span<const float> state) override;
+  void close(bool updated) override;
+
+  std::uint64_t log_bytes() const override { return store_.ring_bytes(); }
+  std::uint64_t log_bytes_free() const override { return store_.ring_bytes() - store_.used_bytes(); }
+  std::optional<Traffic> traffic() const override;
+
+ private:
+  using HoldPtr = std::shared_ptr<const Scratchpad::Hold>;
+  struct HeldCapture final : Capture {
+    HoldPtr hold;
+    SpareBuffers::Borrowed memory;  // of the working set
+  };
+  // New rows of one table, on their way into the record of the step.
+  struct Updated {
+    std::uint32_t table;
+    std::size_t num_rows;
+    WorkingRows rows;
+  };
+
+  // Room for new rows of the tables of `spec`, which become part of the step; row numbers point to `rows`.
+  std::vector<SlotRows> add_updated(const CollectionSpec& spec, const std::vector<std::uint64_t*>& rows,
+                                    const std::vector<std::uint64_t>& num_rows);
+  void append(const PackedRecord& record);
+  std::uint64_t unmergeable_bytes() const;
+
+  Superblock& superblock_;
+  Background& background_;
+  Options options_;
+  LogStore store_;
+  StepMark newest_;
+  std::uint64_t epoch_ = 0;
+  SpareBuffers spare_;
+
+  // Of the current step.
+  std::uint64_t num_captures_ = 0;
+  std::vector<std::weak_ptr<const Capture>> captures_;
+  std::vector<Updated> updated_;
+  std::vector<HoldPtr> updated_holds_;
+  std::vector<std::shared_ptr<const Capture>> updated_captures_;
+  std::vector<SpareBuffers::Borrowed> updated_memory_;
+
+  mutable std::mutex mutex_;  // guards what follows
+  struct Logged {
+    std::uint64_t step;
+    std::uint64_t bytes;
+  };
+  std::deque<Logged> unmergeable_;  // steps after the newest that recovery may go back to
+  std::uint64_t largest_record_bytes_ = 0;
+
+  std::unique_ptr<Scratchpad> scratchpad_;
+  std::unique_ptr<LogMerger> merger_;  // last: its thread ends before anything it uses
+};
+
+}  // namespace holdfast

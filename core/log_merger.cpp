@@ -1,0 +1,95 @@
+#include "log_merger.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+
+#include "error.h"
+
+namespace holdfast {
+namespace {
+
+constexpr std::uint64_t part_of_log = 4;  // that one merge takes
+
+}  // namespace
+
+LogMerger::LogMerger(LogStore& store) : store_(store) {
+  // Signals are the main thread's (Python's) business.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { run(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+LogMerger::~LogMerger() { stop(); }
+
+void LogMerger::allow(std::uint64_t step) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (step <= limit_step_) return;
+    limit_step_ = step;
+    found_nothing_ = false;
+  }
+  turned_.notify_all();
+}
+
+void LogMerger::wake() { turned_.notify_all(); }
+
+bool LogMerger::make_room() {
+  std::unique_lock lock(mutex_);
+  const std::uint64_t before = num_merges_;
+  is_urgent_ = true;
+  found_nothing_ = false;
+  turned_.notify_all();
+  turned_.wait(lock, [&] { return num_merges_ != before || found_nothing_ || failure_ || stopping_; });
+  is_urgent_ = false;
+  if (num_merges_ != before) return true;
+  if (failure_) std::rethrow_exception(failure_);
+  return false;
+}
+
+bool LogMerger::wants_to_merge() const {
+  return !found_nothing_ && (is_urgent_ || store_.used_bytes() > store_.ring_bytes() / 2);
+}
+
+void LogMerger::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    turned_.wait(lock, [this] { return stopping_ || (!is_broken_ && wants_to_merge()); });
+    if (stopping_) return;
+    const std::uint64_t limit = limit_step_;
+    lock.unlock();
+    std::uint64_t merged = 0;
+    std::exception_ptr failure;
+    bool is_broken = false;
+    try {
+      merged = store_.merge(limit, store_.ring_bytes() / part_of_log);
+    } catch (const Error& error) {
+      failure = std::current_exception();
+      is_broken = error.kind() != ErrorKind::full;
+    } catch (...) {
+      failure = std::current_exception();
+      is_broken = true;
+    }
+    lock.lock();
+    failure_ = failure;
+    is_broken_ = is_broken;
+    if (merged != 0) ++num_merges_;
+    if (merged == 0 && limit == limit_step_) found_nothing_ = true;
+    turned_.notify_all();
+  }
+}
+
+void LogMerger::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  turned_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+}  // namespace holdfast

@@ -1,0 +1,55 @@
+// Log merger: the thread that folds the row log into home, so that the log always has room.
+//
+// Invariants
+// - It merges no step after the limit that it was told last: recovery may have to go back to that one.
+// - It begins when half of the log is in use: the longer a version waits, the more often a newer one of the same row, or
+//   of a row in the same block, comes along and is written with it.
+// - After a failed merge nothing is merged any more, and make_room throws the failure. Where the medium was only full,
+//   it is tried again when more is allowed.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "log_store.h"
+
+namespace holdfast {
+
+class LogMerger {
+ public:
+  explicit LogMerger(LogStore& store);
+  ~LogMerger();
+  LogMerger(const LogMerger&) = delete;
+  LogMerger& operator=(const LogMerger&) = delete;
+
+  // Steps up to `step` may be merged.
+  void allow(std::uint64_t step);
+  // The log has grown: looks whether there is something to do.
+  void wake();
+  // Returns when something was merged since the call; false where nothing can be, until more is allowed. Throws what a
+  // merge threw.
+  bool make_room();
+  // Ends the thread when its merge is done.
+  void stop();
+
+ private:
+  void run();
+  bool wants_to_merge() const;
+
+  LogStore& store_;
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable turned_;
+  std::uint64_t limit_step_ = 0;
+  std::uint64_t num_merges_ = 0;
+  bool is_urgent_ = false;   // somebody waits for room
+  bool found_nothing_ = false;  // in the last turn, with this limit
+  bool stopping_ = false;
+  std::exception_ptr failure_;  // of the last merge
+  bool is_broken_ = false;      // and it was not for want of space
+  std::thread thread_;
+};
+
+}  // namespace holdfast

@@ -1,0 +1,514 @@
+#include "scratchpad.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cassert>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <new>
+#include <numeric>
+#include <set>
+#include <string>
+
+#include "error.h"
+
+namespace holdfast {
+namespace {
+
+// What a slot takes beside its row: its key, its newest hold, a flag, about 1.5 entries of the queue, and its entry of
+// the map.
+constexpr std::size_t slot_overhead_bytes = 8 + 8 + 1 + 12 + 18;
+
+constexpr unsigned row_bits = 40;
+
+// Anonymous memory in huge pages where they can be had: slots are read and written at random.
+class SlotMemory {
+ public:
+  explicit SlotMemory(std::size_t bytes) : bytes_(std::max<std::size_t>(bytes, 1)) {
+    void* data = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED) throw std::bad_alloc();
+    ::madvise(data, bytes_, MADV_HUGEPAGE);
+    data_ = static_cast<std::byte*>(data);
+  }
+  ~SlotMemory() { ::munmap(data_, bytes_); }
+  SlotMemory(const SlotMemory&) = delete;
+  SlotMemory& operator=(const SlotMemory&) = delete;
+  std::byte* data() const { return data_; }
+
+ private:
+  std::size_t bytes_;
+  std::byte* data_;
+};
+
+}  // namespace
+
+struct Scratchpad::Turns {
+  std::mutex mutex;  // guards all of it
+  std::condition_variable turned;
+  std::deque<std::shared_ptr<Hold>> expected;
+  std::set<std::uint64_t> live;  // holds that are not let go
+  std::uint64_t num_holds = 0;
+  std::uint64_t waiting = 0;      // the hold that is being collected and finds no room, or 0
+  std::uint64_t waiting_for = 0;  // the oldest live hold when it last looked
+  std::exception_ptr failure;
+  bool stopping = false;
+  ScratchpadCounters counters{};
+};
+
+Scratchpad::Hold::~Hold() {
+  {
+    const std::lock_guard lock(turns_->mutex);
+    turns_->live.erase(order_);
+  }
+  turns_->turned.notify_all();
+}
+
+// Slots for rows of one size, and the order in which they were used. Every use of a slot by a hold is queued; an entry
+// that is not the slot's newest use says nothing any more. So the first entry that does is the slot not used for
+// longest.
+struct Scratchpad::Shelf {
+  Shelf(const RowSpec& what, std::size_t weight_bytes_, std::size_t state_bytes_, std::size_t num_slots_)
+      : spec(what),
+        weight_bytes(weight_bytes_),
+        state_bytes(state_bytes_),
+        num_slots(num_slots_),
+        weights(num_slots * weight_bytes),
+        state(num_slots * state_bytes),
+        key(num_slots),
+        newest_hold(num_slots),
+        filled(num_slots) {}
+
+  SlotRows rows() const { return {weights.data(), reinterpret_cast<float*>(state.data())}; }
+
+  void use(std::uint32_t slot, std::uint64_t order) {
+    newest_hold[slot] = order;
+    if (uses.size() > num_slots + num_slots / 2 + 1024) forget_old_uses();
+    uses.push_back({slot, static_cast<std::uint32_t>(order)});
+  }
+
+  // The low bits tell a slot's uses apart: older ones are forgotten long before 2^32 holds have gone by.
+  struct Use {
+    std::uint32_t slot;
+    std::uint32_t order_low;
+  };
+  bool is_newest(const Use& use) const { return static_cast<std::uint32_t>(newest_hold[use.slot]) == use.order_low; }
+  void forget_old_uses() { std::erase_if(uses, [this](const Use& use) { return !is_newest(use); }); }
+
+  const RowSpec spec;  // of one of the tables: sizes are those of all of them
+  const std::size_t weight_bytes;
+  const std::size_t state_bytes;
+  const std::size_t num_slots;
+  const SlotMemory weights;
+  const SlotMemory state;
+  std::size_t num_used = 0;            // slots below have a row
+  std::vector<std::uint64_t> key;      // table and row
+  std::vector<std::uint64_t> newest_hold;
+  std::vector<std::atomic<bool>> filled;
+  std::deque<Use> uses;
+};
+
+// Missed rows on their way into slots.
+struct Scratchpad::Staging {
+  struct Rows {
+    std::vector<std::byte> weights;
+    std::vector<float> state;
+  };
+  std::vector<Rows> tables;
+};
+
+Scratchpad::Scratchpad(const std::vector<RowTable>& tables, std::uint64_t bytes, Fetch fetch)
+    : tables_(tables),
+      fetch_(std::move(fetch)),
+      staging_(std::make_unique<Staging>()),
+      slot_of_(tables.size()),
+      turns_(std::make_shared<Turns>()) {
+  struct Group {
+    const RowTable* table;
+    std::uint64_t num_rows;
+  };
+  std::vector<Group> groups;
+  double all_bytes = 0;
+  for (const RowTable& table : tables_) {
+    const auto same = [&](const Group& group) {
+      return group.table->weight_bytes() == table.weight_bytes() && group.table->state_bytes() == table.state_bytes();
+    };
+    auto group = std::find_if(groups.begin(), groups.end(), same);
+    if (group == groups.end()) group = groups.insert(groups.end(), {&table, 0});
+    group->num_rows += table.num_rows;
+    shelf_of_table_.push_back(static_cast<std::size_t>(group - groups.begin()));
+    all_bytes += static_cast<double>(table.num_rows) * static_cast<double>(table.weight_bytes() + table.state_bytes());
+  }
+  for (const Group& group : groups) {
+    const std::size_t row_bytes = group.table->weight_bytes() + group.table->state_bytes();
+    const double share = static_cast<double>(group.num_rows) * static_cast<double>(row_bytes) / all_bytes;
+    const double slots = static_cast<double>(bytes) * share / static_cast<double>(row_bytes + slot_overhead_bytes);
+    constexpr double most_slots = 4e9;
+    const auto num_slots = std::min<std::uint64_t>(static_cast<std::uint64_t>(std::min(slots, most_slots)), group.num_rows);
+    if (num_slots == 0) {
+      throw Error(ErrorKind::config, "a scratchpad of " + std::to_string(bytes) + " bytes has no room for a row of " +
+                                         std::to_string(row_bytes) + " bytes; make scratchpad_bytes larger");
+    }
+    shelves_.push_back(std::make_unique<Shelf>(group.table->spec, group.table->weight_bytes(),
+                                               group.table->state_bytes(), num_slots));
+  }
+}
+
+Scratchpad::~Scratchpad() {
+  {
+    const std::lock_guard lock(turns_->mutex);
+    turns_->stopping = true;
+    turns_->expected.clear();
+  }
+  turns_->turned.notify_all();
+  collecting_.stop();
+  exchanging_.stop();
+}
+
+std::uint64_t Scratchpad::num_rows() const {
+  return std::accumulate(shelves_.begin(), shelves_.end(), std::uint64_t{0},
+                         [](std::uint64_t sum, const auto& shelf) { return sum + shelf->num_slots; });
+}
+
+ScratchpadCounters Scratchpad::counters() const {
+  const std::lock_guard lock(turns_->mutex);
+  return turns_->counters;
+}
+
+// Asking for holds.
+
+void Scratchpad::expect(std::shared_ptr<const Plan> plan) {
+  forget_dropped_plans();
+  auto hold = enqueue(plan, true);
+  const std::lock_guard lock(turns_->mutex);
+  turns_->expected.push_back(std::move(hold));
+}
+
+std::shared_ptr<const Scratchpad::Hold> Scratchpad::hold(const std::shared_ptr<const Plan>& plan,
+                                                         const std::function<void()>& make_room) {
+  const auto began = std::chrono::steady_clock::now();
+  check_fits(*plan);
+  forget_dropped_plans();
+  auto hold = take_expected(plan);
+  if (!hold) hold = enqueue(plan, false);
+  bool is_ready = wait_until_ready(*hold);
+  if (!is_ready) {
+    make_room();
+    is_ready = wait_until_ready(*hold);
+  }
+  if (!is_ready) {
+    give_up_expected();
+    is_ready = wait_until_ready(*hold);
+  }
+  if (!is_ready) {
+    {
+      const std::lock_guard lock(turns_->mutex);
+      hold->given_up_ = true;
+    }
+    turns_->turned.notify_all();
+    throw Error(ErrorKind::batch_too_large,
+                "the forward passes of this step need more than the " + std::to_string(num_rows()) +
+                    " rows that the scratchpad has room for; make scratchpad_bytes larger, the batch smaller, or "
+                    "evaluate under torch.no_grad()");
+  }
+  const std::chrono::duration<double> stalled = std::chrono::steady_clock::now() - began;
+  const std::lock_guard lock(turns_->mutex);
+  turns_->counters.seconds_stalled += stalled.count();
+  return hold;
+}
+
+void Scratchpad::check_fits(const Plan& plan) const {
+  std::vector<std::uint64_t> wanted(shelves_.size());
+  for (std::size_t t = 0; t < plan.tables.size(); ++t) {
+    wanted[shelf_of_table_[plan.spec->tables[t].number]] += plan.tables[t].num_unique();
+  }
+  std::uint64_t bytes = 0;
+  bool fits = true;
+  for (std::size_t i = 0; i < shelves_.size(); ++i) {
+    const Shelf& shelf = *shelves_[i];
+    bytes += std::max<std::uint64_t>(wanted[i], shelf.num_slots) *
+             (shelf.weight_bytes + shelf.state_bytes + slot_overhead_bytes);
+    fits = fits && wanted[i] <= shelf.num_slots;
+  }
+  if (fits) return;
+  throw Error(ErrorKind::batch_too_large,
+              "one batch has " + std::to_string(plan.num_unique()) + " rows, the scratchpad has room for " +
+                  std::to_string(num_rows()) + "; it needs scratchpad_bytes of " + std::to_string(bytes) + " or more");
+}
+
+std::shared_ptr<Scratchpad::Hold> Scratchpad::enqueue(const std::shared_ptr<const Plan>& plan, bool announced) {
+  std::shared_ptr<Hold> hold;
+  {
+    const std::lock_guard lock(turns_->mutex);
+    if (turns_->failure) std::rethrow_exception(turns_->failure);
+    hold.reset(new Hold(turns_, plan, ++turns_->num_holds));
+    hold->announced_ = announced;
+    turns_->live.insert(hold->order_);
+  }
+  collecting_.submit([this, hold] { collect(hold); });
+  return hold;
+}
+
+std::shared_ptr<Scratchpad::Hold> Scratchpad::take_expected(const std::shared_ptr<const Plan>& plan) {
+  const std::lock_guard lock(turns_->mutex);
+  auto& expected = turns_->expected;
+  const auto found = std::find_if(expected.begin(), expected.end(),
+                                  [&](const std::shared_ptr<Hold>& hold) { return hold->plan_.lock() == plan; });
+  if (found == expected.end()) return nullptr;
+  auto hold = std::move(*found);
+  expected.erase(found);
+  return hold;
+}
+
+void Scratchpad::forget_dropped_plans() {
+  std::deque<std::shared_ptr<Hold>> dropped;  // let go after the lock
+  const std::lock_guard lock(turns_->mutex);
+  auto& expected = turns_->expected;
+  const auto kept = std::stable_partition(expected.begin(), expected.end(), [](const std::shared_ptr<Hold>& hold) {
+    return !hold->plan_.expired();
+  });
+  for (auto hold = kept; hold != expected.end(); ++hold) {
+    (*hold)->given_up_ = true;
+    dropped.push_back(std::move(*hold));
+  }
+  expected.erase(kept, expected.end());
+  if (!dropped.empty()) turns_->turned.notify_all();
+}
+
+// Announcements are hints: their plans are held when they are asked for.
+void Scratchpad::give_up_expected() {
+  std::deque<std::shared_ptr<Hold>> given_up;
+  {
+    const std::lock_guard lock(turns_->mutex);
+    given_up.swap(turns_->expected);
+    for (const auto& hold : given_up) hold->given_up_ = true;
+  }
+  given_up.clear();
+  turns_->turned.notify_all();
+}
+
+bool Scratchpad::wait_until_ready(const Hold& hold) {
+  Turns& turns = *turns_;
+  std::unique_lock lock(turns.mutex);
+  turns.turned.wait(lock, [&] {
+    const bool no_room =
+        turns.waiting != 0 && turns.waiting <= hold.order_ && turns.waiting_for == *turns.live.begin();
+    return hold.ready_ || turns.failure || no_room;
+  });
+  if (turns.failure) std::rethrow_exception(turns.failure);
+  return hold.ready_;
+}
+
+// Collecting: on a thread of its own.
+
+void Scratchpad::collect(const std::shared_ptr<Hold>& hold) {
+  try {
+    const std::size_t num_tables = hold->spec_->tables.size();
+    hold->slots_.resize(num_tables);
+    hold->missed_.resize(num_tables);
+    if (const auto plan = hold->plan_.lock()) {
+      for (std::size_t t = 0; t < num_tables; ++t) collect_table(*hold, t, plan->tables[t].rows);
+    }
+    {
+      const std::lock_guard lock(turns_->mutex);
+      std::uint64_t num_rows = 0;
+      for (const auto& slots : hold->slots_) num_rows += slots.size();
+      ScratchpadCounters& counters = turns_->counters;
+      counters.rows_hit += num_rows - hold->num_missed_;
+      counters.rows_missed += hold->num_missed_;
+      if (!hold->announced_) counters.rows_demanded += hold->num_missed_;
+    }
+    exchanging_.submit([this, hold] { exchange(hold); });
+  } catch (...) {
+    fail(std::current_exception());
+  }
+}
+
+void Scratchpad::collect_table(Hold& hold, std::size_t t, const std::vector<std::uint64_t>& rows) {
+  const std::uint32_t table = hold.spec_->tables[t].number;
+  Shelf& shelf = shelf_of(table);
+  auto& slots = hold.slots_[t];
+  auto& missed = hold.missed_[t];
+  slots.reserve(rows.size());
+  std::unique_lock lock(map_mutex_);
+  RowIndex& slot_of = slot_of_[table];
+  for (const std::uint64_t row : rows) {
+    const auto found = slot_of.find(row);
+    if (found) {
+      slots.push_back(static_cast<std::uint32_t>(*found));
+      shelf.use(slots.back(), hold.order_);
+      continue;
+    }
+    std::uint32_t slot = take_slot(shelf, hold);
+    if (slot == no_slot) {
+      lock.unlock();
+      const bool has_room = wait_for_room(shelf, hold);
+      lock.lock();
+      if (!has_room) return;  // given up: what was collected is exchanged, so that every slot is filled
+      slot = take_slot(shelf, hold);
+    }
+    shelf.key[slot] = std::uint64_t{table} << row_bits | row;
+    shelf.filled[slot].store(false, std::memory_order_relaxed);
+    slot_of.insert(row, slot);
+    slots.push_back(slot);
+    shelf.use(slot, hold.order_);
+    missed.rows.push_back(row);
+    missed.slots.push_back(slot);
+    ++hold.num_missed_;
+  }
+}
+
+// A slot without a row now, or no_slot while every slot's newest hold is not let go. The caller holds map_mutex_.
+std::uint32_t Scratchpad::take_slot(Shelf& shelf, const Hold& hold) {
+  if (shelf.num_used < shelf.num_slots) return static_cast<std::uint32_t>(shelf.num_used++);
+  while (!shelf.uses.empty() && !shelf.is_newest(shelf.uses.front())) shelf.uses.pop_front();
+  assert(!shelf.uses.empty());
+  const std::uint32_t slot = shelf.uses.front().slot;
+  if (shelf.newest_hold[slot] >= hold.oldest_live_) return no_slot;
+  shelf.uses.pop_front();
+  const std::uint64_t key = shelf.key[slot];
+  slot_of_[key >> row_bits].erase_if_equal(key & ((std::uint64_t{1} << row_bits) - 1), slot);
+  return slot;
+}
+
+// Returns when the oldest slot's newest hold is let go; false where this hold was given up, or the end has come.
+bool Scratchpad::wait_for_room(const Shelf& shelf, Hold& hold) {
+  Turns& turns = *turns_;
+  const std::uint64_t newest_hold = shelf.newest_hold[shelf.uses.front().slot];
+  std::unique_lock lock(turns.mutex);
+  hold.oldest_live_ = *turns.live.begin();
+  if (newest_hold < hold.oldest_live_) return true;
+  if (hold.announced_) ++turns.counters.holds_delayed;
+  turns.waiting = hold.order_;
+  for (;;) {
+    turns.waiting_for = *turns.live.begin();
+    turns.turned.notify_all();
+    turns.turned.wait(lock, [&] {
+      return turns.stopping || hold.given_up_ || *turns.live.begin() != turns.waiting_for;
+    });
+    hold.oldest_live_ = *turns.live.begin();
+    if (turns.stopping || hold.given_up_ || newest_hold < hold.oldest_live_) break;
+  }
+  turns.waiting = 0;
+  return newest_hold < hold.oldest_live_;
+}
+
+// Exchanging and inserting: on another thread.
+
+void Scratchpad::exchange(const std::shared_ptr<Hold>& hold) {
+  try {
+    const std::size_t num_tables = hold->spec_->tables.size();
+    if (staging_->tables.size() < num_tables) staging_->tables.resize(num_tables);
+    std::vector<TableRows> wanted;
+    for (std::size_t t = 0; t < num_tables; ++t) {
+      const std::uint32_t number = hold->spec_->tables[t].number;
+      std::vector<std::uint64_t>& rows = hold->missed_[t].rows;
+      if (rows.empty()) continue;
+      Staging::Rows& staged = staging_->tables[t];
+      const std::size_t weights = rows.size() * tables_[number].weight_bytes();
+      const std::size_t state = rows.size() * tables_[number].spec.state_floats;
+      if (staged.weights.size() < weights) staged.weights.resize(weights);
+      if (staged.state.size() < state) staged.state.resize(state);
+      wanted.push_back({number, rows.size(), {rows.data(), staged.weights.data(), staged.state.data()}});
+    }
+    if (!wanted.empty()) fetch_(wanted);
+    auto fetched = wanted.begin();
+    for (Hold::Missed& missed : hold->missed_) {
+      if (missed.rows.empty()) continue;
+      Shelf& shelf = shelf_of(fetched->table);
+      best_kernels().scatter(shelf.spec, shelf.rows(), missed.slots.data(), fetched->rows, 0, missed.slots.size());
+      for (const std::uint32_t slot : missed.slots) shelf.filled[slot].store(true, std::memory_order_release);
+      missed = {};
+      ++fetched;
+    }
+    {
+      const std::lock_guard lock(turns_->mutex);
+      hold->ready_ = true;
+    }
+    turns_->turned.notify_all();
+  } catch (...) {
+    fail(std::current_exception());
+  }
+}
+
+void Scratchpad::fail(std::exception_ptr failure) {
+  {
+    const std::lock_guard lock(turns_->mutex);
+    if (!turns_->failure) turns_->failure = std::move(failure);
+  }
+  turns_->turned.notify_all();
+}
+
+// Rows that are in.
+
+void Scratchpad::gather(const Hold& hold, std::size_t t, const WorkingRows& working, std::size_t begin,
+                        std::size_t end) const {
+  const Shelf& shelf = shelf_of(hold.spec_->tables[t].number);
+  best_kernels().gather(shelf.spec, shelf.rows(), hold.slots(t), working, begin, end);
+}
+
+void Scratchpad::scatter(const Hold& hold, std::size_t t, const WorkingRows& working, std::size_t begin,
+                         std::size_t end) {
+  const Shelf& shelf = shelf_of(hold.spec_->tables[t].number);
+  best_kernels().scatter(shelf.spec, shelf.rows(), hold.slots(t), working, begin, end);
+}
+
+void Scratchpad::read(const Plan& plan, const std::vector<WorkingRows>& rows) {
+  struct Missing {
+    std::vector<std::size_t> at;
+    std::vector<std::uint64_t> rows;
+    Staging::Rows staged;
+  };
+  const std::size_t num_tables = plan.tables.size();
+  std::vector<Missing> missing(num_tables);
+  {
+    const std::lock_guard lock(map_mutex_);
+    for (std::size_t t = 0; t < num_tables; ++t) {
+      const std::uint32_t number = plan.spec->tables[t].number;
+      const Shelf& shelf = shelf_of(number);
+      const auto& wanted = plan.tables[t].rows;
+      std::copy(wanted.begin(), wanted.end(), rows[t].rows);
+      for (std::size_t u = 0; u < wanted.size(); ++u) {
+        const auto slot = slot_of_[number].find(wanted[u]);
+        if (!slot || !shelf.filled[*slot].load(std::memory_order_acquire)) {
+          missing[t].at.push_back(u);
+          missing[t].rows.push_back(wanted[u]);
+          continue;
+        }
+        copy_row(shelf, shelf.rows(), *slot, rows[t], u);
+      }
+    }
+  }
+  std::vector<TableRows> wanted;
+  for (std::size_t t = 0; t < num_tables; ++t) {
+    const std::uint32_t number = plan.spec->tables[t].number;
+    Missing& table = missing[t];
+    if (table.rows.empty()) continue;
+    table.staged.weights.resize(table.rows.size() * tables_[number].weight_bytes());
+    table.staged.state.resize(table.rows.size() * tables_[number].spec.state_floats);
+    wanted.push_back(
+        {number, table.rows.size(), {table.rows.data(), table.staged.weights.data(), table.staged.state.data()}});
+  }
+  if (wanted.empty()) return;
+  fetch_(wanted);
+  for (std::size_t t = 0; t < num_tables; ++t) {
+    Missing& table = missing[t];
+    const Shelf& shelf = shelf_of(plan.spec->tables[t].number);
+    for (std::size_t i = 0; i < table.at.size(); ++i) {
+      copy_row(shelf, {table.staged.weights.data(), table.staged.state.data()}, i, rows[t], table.at[i]);
+    }
+  }
+}
+
+void Scratchpad::copy_row(const Shelf& shelf, const SlotRows& from, std::size_t i, const WorkingRows& to,
+                          std::size_t u) {
+  std::memcpy(to.weights + u * shelf.weight_bytes, from.weights + i * shelf.weight_bytes, shelf.weight_bytes);
+  if (shelf.state_bytes == 0) return;
+  std::memcpy(reinterpret_cast<std::byte*>(to.state) + u * shelf.state_bytes,
+              reinterpret_cast<const std::byte*>(from.state) + i * shelf.state_bytes, shelf.state_bytes);
+}
+
+}  // namespace holdfast
