@@ -5,7 +5,7 @@
 // - A row's newest version is in the log where the index says so, else at home; a row that has neither is untouched
 //   and has its initial value, a function of (seed, table, row).
 // - append writes the log alone. Its rows can be fetched when it returns; they are durable after the next sync.
-// - Home is written by merge alone, with versions that are durable in the log and stay there until home is durable. A
+// - Home is written by import_rows, while the log holds no record, and by merge alone otherwise, with versions that are durable in the log and stay there until home is durable. A
 //   torn merge is merged again. Only sectors are atomic, and that is enough: an image that shares its sector is old
 //   or new, one that has several has them to itself, and rows that are not merged are written with the bytes that
 //   they had.
@@ -131,6 +131,13 @@ class LogStore {
   // more. Returns how many bytes of the log that was; 0: nothing to do.
   std::uint64_t merge(std::uint64_t limit_step, std::uint64_t max_bytes);
 
+  // Writes rows [first, ...) straight home; their state becomes zeros where `state` is empty. Only while the log holds no
+  // record, and alone. Durable after sync_home; what a failure or a crash before that leaves of them is unknown. Throws
+  // config where the arrays do not fit the table.
+  void import_rows(std::uint32_t table, std::uint64_t first, std::span<const std::byte> weights,
+                   std::span<const float> state);
+  void sync_home();
+
   // What the newest record says, or said, if it is merged.
   StepMark last() const { return log_.last(); }
   std::uint64_t durable_step() const { return log_.durable_step(); }
@@ -196,6 +203,8 @@ class LogStore {
                                                     std::span<const SectorBuffer> data) const;
   void write_home(const std::vector<std::vector<Version>>& versions);
   std::size_t write_home_part(const Table& table, std::span<const Version> versions, const SectorBuffer& buffer);
+  void write_rows(std::uint32_t number, std::uint64_t first, std::uint64_t end, const std::byte* weights,
+                  const float* state);
   void give_up(std::span<const RowLog::Live> records, std::span<const SectorBuffer> data);
   void wait_for_fetches();
 

@@ -330,7 +330,7 @@ class Subject {
   // In pieces, as one who goes through a table asks.
   void list_touched() {
     for (std::uint32_t t = 0; t < tables_.size(); ++t) {
-      const std::size_t count = 1 + random() % 300;
+      const std::size_t count = 1 + random() % std::min<std::uint64_t>(20000, 2 * tables_[t].num_rows);
       std::vector<std::uint64_t> found;
       for (std::uint64_t first = 0;;) {
         const std::vector<std::uint64_t> rows = store->touched_rows(t, first, count);
@@ -515,6 +515,8 @@ void a_store_opened_for_reading_never_writes(std::uint64_t seed) {
   CHECK(kind_thrown_by([&] { store.append(store.pack(mark_of(4), {})); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.sync(); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.merge(3, every_step); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.import_rows(0, 0, {}, {}); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.sync_home(); }) == ErrorKind::step);
   CHECK((before == std::array{modified("row-log-0000"), modified("shard-0000/table-0000.home")}));
   forbid(std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
 }
@@ -900,6 +902,69 @@ void a_step_that_updated_nothing_is_a_record_too(std::uint64_t seed) {
   subject.fetch_all();
 }
 
+void imported_rows_are_home(std::uint64_t seed) {
+  const std::vector<RowTable> tables = tables_of_every_shape();
+  Subject subject(tables, 1 << 20, buffered(), seed);
+  subject.append_with_room(50);  // rows that the import's edges keep
+  CHECK(kind_thrown_by([&] { subject.store->import_rows(0, 0, {}, {}); }) == ErrorKind::step);
+  subject.sync();
+  subject.merge(subject.durable, every_step);
+  for (int i = 0; i < 40; ++i) {
+    const auto t = static_cast<std::uint32_t>(subject.random() % tables.size());
+    const std::uint64_t first = subject.random() % tables[t].num_rows;
+    std::vector<std::uint64_t> rows(1 + subject.random() % (tables[t].num_rows - first));
+    std::iota(rows.begin(), rows.end(), first);
+    std::vector<OwnedRows> imported;
+    imported.emplace_back(t, tables[t], std::move(rows));
+    OwnedRows& of_table = imported.front();
+    for (std::byte& byte : of_table.weights) byte = static_cast<std::byte>(subject.random());
+    const bool with_state = subject.random() % 2 == 0;
+    for (float& value : of_table.state) value = with_state ? static_cast<float>(subject.random() % 1000) : 0.0f;
+    subject.store->import_rows(t, first, of_table.weights,
+                               with_state ? std::span<const float>(of_table.state) : std::span<const float>());
+    subject.model.update(subject.store->last().step, imported);
+  }
+  subject.fetch_all();
+  subject.list_touched();
+  subject.store->sync_home();
+  subject.crash();
+  subject.open(every_step);
+  subject.fetch_all();
+}
+
+void a_long_import_is_written_in_pieces(std::uint64_t seed) {
+  const std::vector<RowTable> tables = {table_of(0, 100000, 32, RowDtype::f32, RowOptimizer::rowwise_adagrad)};
+  Subject subject(tables, 64 << 10, buffered(), seed);
+  std::vector<std::uint64_t> rows(99990);
+  std::iota(rows.begin(), rows.end(), 5);
+  std::vector<OwnedRows> imported;
+  imported.emplace_back(0, tables[0], std::move(rows));
+  for (std::byte& byte : imported[0].weights) byte = static_cast<std::byte>(subject.random());
+  subject.store->import_rows(0, 5, imported[0].weights, {});
+  subject.model.update(0, imported);
+  subject.fetch_all();
+  subject.list_touched();
+}
+
+void arrays_that_do_not_fit_are_not_imported(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);  // rows of 64 bytes and one float, 200 of them
+  const Bytes weights(3 * 64);
+  const std::vector<float> state(3);
+  const auto import = [&](std::uint64_t first, std::size_t weight_bytes, std::size_t floats) {
+    return kind_thrown_by([&] {
+      subject.store->import_rows(0, first, std::span(weights).first(weight_bytes), std::span(state).first(floats));
+    });
+  };
+  CHECK(import(0, 3 * 64 - 1, 3) == ErrorKind::config);
+  CHECK(import(0, 3 * 64, 2) == ErrorKind::config);
+  CHECK(import(198, 3 * 64, 3) == ErrorKind::config);
+  CHECK(import(every_step, 64, 1) == ErrorKind::config);
+  CHECK(subject.store->touched_rows(0, 0, 200).empty());
+  subject.store->import_rows(0, 200, {}, {});
+  subject.store->import_rows(0, 197, weights, state);
+  CHECK((subject.store->touched_rows(0, 0, 200) == std::vector<std::uint64_t>{197, 198, 199}));
+}
+
 void touched_rows_of_a_large_table_are_found(std::uint64_t seed) {
   const std::vector<RowTable> tables = {table_of(0, 3000000, 32, RowDtype::f32, RowOptimizer::rowwise_adagrad)};
   Subject subject(tables, 4 << 20, buffered(), seed);
@@ -958,6 +1023,9 @@ int main(int argc, char** argv) {
   run("packing beside writing", records_are_packed_on_one_thread_and_written_on_another);
   run("a step without rows", a_step_that_updated_nothing_is_a_record_too);
   run("touched rows of a large table", touched_rows_of_a_large_table_are_found);
+  run("imported rows", imported_rows_are_home);
+  run("a long import", a_long_import_is_written_in_pieces);
+  run("imports that do not fit", arrays_that_do_not_fit_are_not_imported);
   run("counters", counters_say_what_was_written);
   run("readers, io_uring",
       [](std::uint64_t s) { readers_beside_the_writer_see_whole_rows(s, BlockQueue::Way::io_uring, 400); });

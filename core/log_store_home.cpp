@@ -1,4 +1,4 @@
-// The log store's way home: the oldest records' rows are written to the home files.
+// The log store's ways home: a merge writes the oldest records' rows to the home files, an import those that it is given.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -6,6 +6,7 @@
 #include "error.h"
 #include "log_record.h"
 #include "log_store.h"
+#include "parallel.h"
 #include "sector_runs.h"
 
 namespace holdfast {
@@ -17,6 +18,7 @@ using log_record::sections_of;
 namespace {
 
 constexpr std::size_t buffer_bytes = std::size_t{8} << 20;  // of sectors, read and written at once
+constexpr std::size_t chunk_bytes = std::size_t{64} << 10;  // of images that one thread writes at a time
 
 }  // namespace
 
@@ -154,6 +156,70 @@ void LogStore::give_up(std::span<const RowLog::Live> records, std::span<const Se
     }
   }
   log_.forget(records.size());
+}
+
+// Import.
+
+void LogStore::import_rows(std::uint32_t table, std::uint64_t first, std::span<const std::byte> weights,
+                           std::span<const float> state) {
+  const std::lock_guard turn(merge_mutex_);
+  require_usable();
+  const RowTable& what = tables_.at(table).what;
+  const std::size_t count = weights.size() / what.weight_bytes();
+  if (weights.size() != count * what.weight_bytes() || first > what.num_rows || count > what.num_rows - first ||
+      (!state.empty() && state.size() != count * what.spec.state_floats)) {
+    throw Error(ErrorKind::config, "imported rows do not fit table '" + what.name + "'");
+  }
+  if (!log_.live().empty()) {
+    throw Error(ErrorKind::step, log_.file().name() + ": rows are imported while the log is empty; merge first");
+  }
+  latching([&] {
+    const RowLayout& layout = tables_[table].layout;
+    const std::size_t unit_rows = layout.unit_rows();
+    const std::size_t rows_at_once = unit_rows * std::max<std::size_t>(1, buffer_bytes / layout.unit_bytes());
+    for (std::uint64_t row = first; row < first + count;) {
+      const std::uint64_t end = std::min(first + count, row / unit_rows * unit_rows + rows_at_once);
+      write_rows(table, row, end, weights.data() + (row - first) * layout.weight_bytes(),
+                 state.empty() ? nullptr : state.data() + (row - first) * what.spec.state_floats);
+      row = end;
+    }
+  });
+}
+
+// Whole units; the first and the last keep the rows that they have besides.
+void LogStore::write_rows(std::uint32_t number, std::uint64_t first, std::uint64_t end, const std::byte* weights,
+                          const float* state) {
+  const Table& table = tables_[number];
+  const RowLayout& layout = table.layout;
+  const std::size_t unit_rows = layout.unit_rows();
+  const std::uint64_t first_unit = first / unit_rows;
+  const std::uint64_t begin = first_unit * layout.unit_bytes();
+  const std::size_t bytes = layout.bytes_for(end - first_unit * unit_rows);
+  const SpareBuffers::Borrowed buffer = spare_.borrow(bytes);
+  std::memset(buffer.data(), 0, bytes);
+  if (first % unit_rows != 0) queue_.read_range(*table.home, begin, layout.unit_bytes(), buffer.data());
+  if (end % unit_rows != 0) {
+    const std::size_t last = bytes - layout.unit_bytes();
+    queue_.read_range(*table.home, begin + last, layout.unit_bytes(), buffer.data() + last);
+  }
+  const std::vector<float> zeros(table.what.spec.state_floats);
+  const std::size_t chunk_rows = unit_rows * std::max<std::size_t>(1, chunk_bytes / layout.unit_bytes());
+  parallel_for((end - first + chunk_rows - 1) / chunk_rows, [&](std::size_t chunk) {
+    const std::uint64_t stop = std::min(end, first + (chunk + 1) * chunk_rows);
+    for (std::uint64_t row = first + chunk * chunk_rows; row < stop; ++row) {
+      const float* of_row = state == nullptr ? zeros.data() : state + (row - first) * table.what.spec.state_floats;
+      write_image(layout, number, row, weights + (row - first) * layout.weight_bytes(), of_row,
+                  buffer.data() + (layout.offset_of(row) - begin));
+    }
+  });
+  queue_.write_range(*table.home, begin, bytes, buffer.data());
+}
+
+void LogStore::sync_home() {
+  require_usable();
+  latching([&] {
+    for (const Table& table : tables_) table.home->sync();
+  });
 }
 
 }  // namespace holdfast
