@@ -142,7 +142,8 @@ void LogStore::rebuild_index(std::uint64_t step) {
   }
   for (const RowLog::Live& record : log_.live()) {
     if (record.link.mark.step > step) break;
-    const SectorBuffer data = log_.read(record, record.images_offset);
+    const SpareBuffers::Borrowed data = spare_.borrow(record.images_offset);
+    log_.read(record, record.images_offset, data.data());
     check_sections(record, data.data());
     const std::lock_guard lock(mutex_);
     index_record(record, data.data());

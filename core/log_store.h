@@ -17,6 +17,7 @@
 //   that it moves in the log, so no row is read at home while it is being written there.
 // - One thread appends, recovers and rolls back; pack, fetch, sync and merge may be called from any. Of a fetch and an
 //   append at the same time the fetch sees all of a row or nothing of it.
+// - A merge takes memory for one record and for the rows that it moves, however often the log has them.
 // - A full medium is an error (full) after which nothing has changed. After any other failed write or sync, append,
 //   sync and merge refuse until the store is opened again.
 #pragma once
@@ -27,6 +28,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <memory_resource>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -143,6 +145,7 @@ class LogStore {
   std::uint64_t durable_step() const { return log_.durable_step(); }
   std::uint64_t merged_step() const { return log_.merged_step(); }
   std::uint64_t ring_bytes() const { return log_.ring_bytes(); }
+  std::uint64_t used_bytes() const { return log_.used_bytes(); }  // of the ring
   std::size_t index_entries() const;
   std::size_t index_bytes() const;
   LogStoreCounters counters() const;
@@ -166,10 +169,16 @@ class LogStore {
     std::uint32_t in_log;
     std::size_t row;
   };
-  // A row's newest version among the records that are merged.
+  // A row's newest version among the records that are merged, and where in the log it is.
   struct Version {
     std::uint64_t row;
+    std::uint64_t location;
     const std::byte* image;
+  };
+  // Those of every table, by row.
+  struct Versions {
+    std::vector<std::vector<Version>> of_table;
+    std::pmr::monotonic_buffer_resource images;
   };
   // The index's rows of one table in order, as they were at some version of the index.
   struct Listing {
@@ -199,13 +208,13 @@ class LogStore {
                                           std::size_t count);
 
   std::vector<RowLog::Live> oldest_records(std::uint64_t limit_step, std::uint64_t max_bytes) const;
-  std::vector<std::vector<Version>> newest_versions(std::span<const RowLog::Live> records,
-                                                    std::span<const SectorBuffer> data) const;
-  void write_home(const std::vector<std::vector<Version>>& versions);
+  void take_versions(std::span<const RowLog::Live> records, Versions& versions);
+  void take_record(const RowLog::Live& record, const std::byte* data, std::span<RowIndex> taken, Versions& versions);
+  void write_home(const Versions& versions);
   std::size_t write_home_part(const Table& table, std::span<const Version> versions, const SectorBuffer& buffer);
   void write_rows(std::uint32_t number, std::uint64_t first, std::uint64_t end, const std::byte* weights,
                   const float* state);
-  void give_up(std::span<const RowLog::Live> records, std::span<const SectorBuffer> data);
+  void give_up(std::size_t num_records, const Versions& versions);
   void wait_for_fetches();
 
   void require_readable() const;

@@ -27,18 +27,14 @@ std::uint64_t LogStore::merge(std::uint64_t limit_step, std::uint64_t max_bytes)
   require_usable();
   const std::vector<RowLog::Live> records = oldest_records(limit_step, max_bytes);
   if (records.empty()) return 0;
-  std::vector<SectorBuffer> data;
-  for (const RowLog::Live& record : records) {
-    data.push_back(log_.read(record, record.bytes));
-    check_sections(record, data.back().data());
-  }
-  const auto versions = newest_versions(records, data);
+  Versions versions;
+  take_versions(records, versions);
   wait_for_fetches();
   latching([&] {
     write_home(versions);
     log_.checkpoint_without(records.size());
   });
-  give_up(records, data);
+  give_up(records.size(), versions);
   std::uint64_t bytes = 0;
   for (const RowLog::Live& record : records) bytes += record.bytes;
   const std::lock_guard lock(mutex_);
@@ -58,37 +54,42 @@ std::vector<RowLog::Live> LogStore::oldest_records(std::uint64_t limit_step, std
   return records;
 }
 
-// Of each table, by row.
-std::vector<std::vector<LogStore::Version>> LogStore::newest_versions(std::span<const RowLog::Live> records,
-                                                                      std::span<const SectorBuffer> data) const {
-  std::vector<std::vector<Version>> newest(tables_.size());
-  for (std::size_t r = 0; r < records.size(); ++r) {
-    for (const RowLogSection& section : sections_of(data[r].data())) {
-      const RowLayout& layout = tables_[section.table].layout;
-      const std::uint64_t* rows = rows_of(data[r].data(), section);
-      for (std::uint64_t i = 0; i < section.num_rows; ++i) {
-        const std::uint64_t offset = section.images_offset + layout.offset_of(i);
-        const std::byte* image = data[r].data() + offset;
-        if (check_image(layout, section.table, rows[i], image) != ImageState::whole) {
-          throw Error(ErrorKind::corrupted, log_.place(records[r].link.position + offset) + ": row " +
-                                                std::to_string(rows[i]) + " of table " + std::to_string(section.table) +
-                                                " does not hold its checksum");
-        }
-        newest[section.table].push_back({rows[i], image});
+// The newest record first: what comes after it is taken only of rows that are not there yet.
+void LogStore::take_versions(std::span<const RowLog::Live> records, Versions& versions) {
+  versions.of_table.resize(tables_.size());
+  std::vector<RowIndex> taken(tables_.size());
+  for (std::size_t r = records.size(); r-- > 0;) {
+    const SpareBuffers::Borrowed data = spare_.borrow(records[r].bytes);
+    log_.read(records[r], records[r].bytes, data.data());
+    check_sections(records[r], data.data());
+    take_record(records[r], data.data(), taken, versions);
+  }
+  for (std::vector<Version>& of_table : versions.of_table) {
+    std::sort(of_table.begin(), of_table.end(), [](const Version& a, const Version& b) { return a.row < b.row; });
+  }
+}
+
+void LogStore::take_record(const RowLog::Live& record, const std::byte* data, std::span<RowIndex> taken,
+                           Versions& versions) {
+  for (const RowLogSection& section : sections_of(data)) {
+    const Table& table = tables_[section.table];
+    const RowLayout& layout = table.layout;
+    const std::uint64_t* rows = rows_of(data, section);
+    for (std::uint64_t i = 0; i < section.num_rows; ++i) {
+      if (taken[section.table].find(rows[i])) continue;
+      const std::uint64_t offset = section.images_offset + layout.offset_of(i);
+      if (check_image(layout, section.table, rows[i], data + offset) != ImageState::whole) {
+        throw Error(ErrorKind::corrupted, log_.place(record.link.position + offset) + ": row " +
+                                              std::to_string(rows[i]) + " of table " + std::to_string(section.table) +
+                                              " does not hold its checksum");
       }
+      const std::uint64_t location = location_of(record.link.position, offset, table);
+      taken[section.table].insert(rows[i], location);
+      auto* image = static_cast<std::byte*>(versions.images.allocate(layout.image_bytes(), 1));
+      std::memcpy(image, data + offset, layout.image_bytes());
+      versions.of_table[section.table].push_back({rows[i], location, image});
     }
   }
-  for (auto& versions : newest) {
-    std::stable_sort(versions.begin(), versions.end(),
-                     [](const Version& a, const Version& b) { return a.row < b.row; });
-    std::size_t kept = 0;
-    for (std::size_t i = 0; i < versions.size(); ++i) {
-      const bool superseded = i + 1 < versions.size() && versions[i + 1].row == versions[i].row;
-      if (!superseded) versions[kept++] = versions[i];
-    }
-    versions.resize(kept);
-  }
-  return newest;
 }
 
 void LogStore::wait_for_fetches() {
@@ -98,16 +99,16 @@ void LogStore::wait_for_fetches() {
 }
 
 // Durably.
-void LogStore::write_home(const std::vector<std::vector<Version>>& versions) {
+void LogStore::write_home(const Versions& versions) {
   const SectorBuffer buffer(buffer_bytes);
   for (std::size_t t = 0; t < tables_.size(); ++t) {
-    const std::span<const Version> of_table = versions[t];
+    const std::span<const Version> of_table = versions.of_table[t];
     for (std::size_t done = 0; done < of_table.size();) {
       done += write_home_part(tables_[t], of_table.subspan(done), buffer);
     }
   }
   for (std::size_t t = 0; t < tables_.size(); ++t) {
-    if (!versions[t].empty()) tables_[t].home->sync();
+    if (!versions.of_table[t].empty()) tables_[t].home->sync();
   }
 }
 
@@ -142,20 +143,13 @@ std::size_t LogStore::write_home_part(const Table& table, std::span<const Versio
 }
 
 // The records' rows are home: the index forgets them, then their space may be used again.
-void LogStore::give_up(std::span<const RowLog::Live> records, std::span<const SectorBuffer> data) {
+void LogStore::give_up(std::size_t num_records, const Versions& versions) {
   const std::lock_guard lock(mutex_);
   ++index_version_;
-  for (std::size_t r = 0; r < records.size(); ++r) {
-    for (const RowLogSection& section : sections_of(data[r].data())) {
-      Table& table = tables_[section.table];
-      const std::uint64_t* rows = rows_of(data[r].data(), section);
-      for (std::uint64_t i = 0; i < section.num_rows; ++i) {
-        const std::uint64_t image_offset = section.images_offset + table.layout.offset_of(i);
-        table.index.erase_if_equal(rows[i], location_of(records[r].link.position, image_offset, table));
-      }
-    }
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    for (const Version& version : versions.of_table[t]) tables_[t].index.erase_if_equal(version.row, version.location);
   }
-  log_.forget(records.size());
+  log_.forget(num_records);
 }
 
 // Import.

@@ -302,7 +302,10 @@ class Subject {
   }
   std::uint64_t merge(std::uint64_t limit, std::uint64_t max_bytes) {
     floor = std::max(floor, limit);
-    return store->merge(limit, max_bytes);
+    const std::uint64_t used_bytes = store->used_bytes();
+    const std::uint64_t merged_bytes = store->merge(limit, max_bytes);
+    CHECK(store->used_bytes() + merged_bytes <= used_bytes && store->used_bytes() <= store->ring_bytes());
+    return merged_bytes;
   }
   void append_with_room(std::size_t most_rows) {
     if (append(most_rows)) return;
@@ -489,7 +492,9 @@ void a_store_begins_once(std::uint64_t seed) {
 void a_store_opened_for_reading_never_writes(std::uint64_t seed) {
   Subject subject(one_table(), 64 << 10, buffered(), seed);
   make_three_records(subject);
+  CHECK(subject.store->used_bytes() == 3 * 4096);
   subject.merge(1, 1);
+  CHECK(subject.store->used_bytes() == 2 * 4096);
   subject.crash();
   const auto modified = [&](const char* name) { return std::filesystem::last_write_time(subject.file(name)); };
   const std::array before{modified("row-log-0000"), modified("shard-0000/table-0000.home")};
@@ -984,7 +989,7 @@ void counters_say_what_was_written(std::uint64_t seed) {
   subject.merge(3, every_step);
   const LogStoreCounters counters = subject.store->counters();
   CHECK(counters.appended_rows == 9 && counters.appended_bytes == 3 * 4096);
-  CHECK(counters.merged_bytes == 3 * 4096);
+  CHECK(counters.merged_bytes == 3 * 4096 && subject.store->used_bytes() == 0);
   CHECK(counters.home_sectors_changed == 2);  // rows 1 and 5, and row 100
   CHECK(counters.home_bytes_written == 2 * 4096 && counters.home_bytes_read == 2 * 4096);  // each in a block of its own
 }
