@@ -110,6 +110,8 @@ class LogStore {
   // After scan, in a store that is not writable: rows are at the end of the newest step. Then fetch and touched_rows may
   // be called, nothing that writes.
   void view();
+  // Of a view: every image that does not hold, at home or in the log, by file and offset; 100 problems at most.
+  std::vector<std::string> verify();
 
   // These need a store that was recovered; a step error otherwise.
 
@@ -186,6 +188,17 @@ class LogStore {
     std::uint64_t version = 0;  // none yet
     std::vector<std::uint64_t> rows;
   };
+  // Rows [first, end) of a home in memory, in whole units.
+  struct Piece {
+    std::uint64_t first;
+    std::uint64_t end;
+    std::uint64_t offset;  // in the file
+    SpareBuffers::Borrowed data;
+
+    const std::byte* image(const RowLayout& layout, std::uint64_t row) const {
+      return data.data() + (layout.offset_of(row) - offset);
+    }
+  };
   class Fetching;
 
   Shape shape_of(std::span<const TableRows> tables) const;
@@ -206,6 +219,9 @@ class LogStore {
   std::vector<std::uint64_t> rows_in_log(std::uint32_t table, std::uint64_t first, std::size_t count);
   std::vector<std::uint64_t> rows_at_home(const Table& table, std::uint64_t first, std::uint64_t end,
                                           std::size_t count);
+  std::optional<Piece> next_piece(const Table& table, std::uint64_t first, std::uint64_t end, std::uint64_t bytes);
+  void verify_home(std::uint32_t number, std::vector<std::string>& problems);
+  void verify_record(const RowLog::Live& record, std::vector<std::string>& problems);
 
   std::vector<RowLog::Live> oldest_records(std::uint64_t limit_step, std::uint64_t max_bytes) const;
   void take_versions(std::span<const RowLog::Live> records, Versions& versions);
@@ -217,6 +233,7 @@ class LogStore {
   void give_up(std::size_t num_records, const Versions& versions);
   void wait_for_fetches();
 
+  static std::string damaged(const std::string& place, std::uint32_t table, std::uint64_t row);
   void require_readable() const;
   void require_usable() const;
   void latching(const std::function<void()>& work);

@@ -79,9 +79,7 @@ void LogStore::take_record(const RowLog::Live& record, const std::byte* data, st
       if (taken[section.table].find(rows[i])) continue;
       const std::uint64_t offset = section.images_offset + layout.offset_of(i);
       if (check_image(layout, section.table, rows[i], data + offset) != ImageState::whole) {
-        throw Error(ErrorKind::corrupted, log_.place(record.link.position + offset) + ": row " +
-                                              std::to_string(rows[i]) + " of table " + std::to_string(section.table) +
-                                              " does not hold its checksum");
+        throw Error(ErrorKind::corrupted, damaged(log_.place(record.link.position + offset), section.table, rows[i]));
       }
       const std::uint64_t location = location_of(record.link.position, offset, table);
       taken[section.table].insert(rows[i], location);

@@ -263,6 +263,7 @@ class Subject {
     store->view();
     fetch_all();
     list_touched();
+    CHECK(store->verify().empty());
     CHECK(disk.num_writes == writes_before);
     store.reset();
   }
@@ -681,6 +682,44 @@ void a_damaged_row_at_home_is_named(std::uint64_t seed) {
   subject.fetch_all();
 }
 
+// Opens for reading and verifies.
+std::vector<std::string> problems_of(const Subject& subject) {
+  LogStoreOptions reading = buffered();
+  reading.writable = false;
+  LogStore store(subject.directory(), one_table(), reading);
+  CHECK(kind_thrown_by([&] { store.verify(); }) == ErrorKind::step);
+  store.scan();
+  store.view();
+  return store.verify();
+}
+
+void verification_names_every_damage(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  make_three_records(subject);
+  subject.merge(2, every_step);
+  subject.crash();
+  subject.open(every_step);  // record 3 is believed without a look at its images now
+  subject.crash();
+  CHECK(problems_of(subject).empty());
+  const std::string home = subject.file("shard-0000/table-0000.home");
+  const std::string log = subject.file("row-log-0000");
+  flip(home, 5 * 72 + 3);  // a row that the log has
+  CHECK(problems_of(subject).empty());
+  flip(home, 6 * 72 + 3);  // one that was never written
+  const std::uint64_t images = format::row_log_ring_offset + 2 * 4096 + 512;
+  flip(log, images + 72 + 70);
+  CHECK((problems_of(subject) ==
+         std::vector{
+             home + " at offset " + std::to_string(6 * 72) + ": row 6 of table 0 does not hold its checksum",
+             log + " at offset " + std::to_string(images + 72) + ": row 5 of table 0 does not hold its checksum"}));
+  flip(log, images + 72 + 70);
+  flip(log, images + 500);  // behind the images of its sector
+  CHECK(problems_of(subject).back() ==
+        log + " at offset " + std::to_string(images) + ": the checksum of the record's images does not hold");
+  for (std::uint64_t row = 7; row < 200; ++row) flip(home, row / 7 * 512 + row % 7 * 72);
+  CHECK(problems_of(subject).size() == 100);
+}
+
 void a_store_that_lost_something_says_what(std::uint64_t seed) {
   {
     Subject subject(one_table(), 64 << 10, buffered(), seed);
@@ -1022,6 +1061,7 @@ int main(int argc, char** argv) {
   run("what a merged record said", what_a_merged_record_said_outlives_it);
   run("damage or torn tail", damage_is_told_from_a_torn_tail);
   run("a damaged row at home", a_damaged_row_at_home_is_named);
+  run("verification", verification_names_every_damage);
   run("something is lost", a_store_that_lost_something_says_what);
   run("a merge waits", [](std::uint64_t) { a_merge_waits_for_the_fetches_before_it(); });
   run("an extent is pinned", [](std::uint64_t) { an_extent_that_is_being_read_is_not_used_again(); });
