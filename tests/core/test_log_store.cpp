@@ -1,6 +1,8 @@
 // The log store against a model that keeps every version: random appends, fetches, syncs, merges and roll-backs on
 // small rings, crashes at any write or sync, and everything that a crash may have left of the writes since the last
 // sync.
+#include <sys/mount.h>
+
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -47,9 +49,14 @@ StepMark mark_of(std::uint64_t step) {
 // fails when it is told to.
 class Disk final : public BlockWatcher {
  public:
-  void before_read(const BlockFile&) override {}
+  void before_read(const BlockFile& file) override {
+    if (std::exchange(fail_next_read, false)) {
+      throw Error(ErrorKind::failed, "reading " + file.name() + ": told to fail");
+    }
+  }
   void before_write(const BlockFile& file, std::uint64_t offset, std::size_t bytes) override {
     step_towards_the_end();
+    if (fail_in != 0 && --fail_in == 0) fail_next_write = fail_as;
     if (fail_next_write) {
       const ErrorKind kind = *std::exchange(fail_next_write, std::nullopt);
       throw Error(kind, "writing " + file.place(offset) + ": told to fail");
@@ -65,6 +72,7 @@ class Disk final : public BlockWatcher {
   }
   void before_sync(const BlockFile& file) override {
     step_towards_the_end();
+    if (fail_in != 0 && fail_as == ErrorKind::failed && --fail_in == 0) fail_next_sync = true;
     if (fail_next_sync) {
       fail_next_sync = false;
       throw Error(ErrorKind::failed, "syncing " + file.name() + ": told to fail");
@@ -97,6 +105,9 @@ class Disk final : public BlockWatcher {
   std::uint64_t crash_in = 0;  // writes and syncs from now; 0: never
   std::optional<ErrorKind> fail_next_write;
   bool fail_next_sync = false;
+  bool fail_next_read = false;
+  std::uint64_t fail_in = 0;  // writes from now, or syncs, unless the medium is to be full; 0: never
+  ErrorKind fail_as = ErrorKind::failed;
 
  private:
   void step_towards_the_end() {
@@ -590,6 +601,149 @@ void any_other_failure_stops_the_store(std::uint64_t seed) {
   }
 }
 
+void a_failed_read_leaves_the_store_usable(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  make_three_records(subject);
+  subject.merge(1, 1);
+  for (const auto& verb : std::vector<std::function<void()>>{
+           [&] { subject.fetch_all(); }, [&] { subject.list_touched(); }, [&] { subject.merge(2, 1); }}) {
+    subject.disk.fail_next_read = true;
+    CHECK(kind_thrown_by(verb) == ErrorKind::failed);
+    verb();
+    subject.fetch_all();
+    subject.append_with_room(50);
+    subject.sync();
+  }
+}
+
+// Three steps of every table, durable; then a merge of them.
+struct BeforeMerge {
+  explicit BeforeMerge(std::uint64_t seed) : subject(tables_of_every_shape(), 1 << 20, buffered(), seed) {
+    for (int i = 0; i < 3; ++i) subject.append_with_room(50);
+    subject.sync();
+  }
+  void merge() { CHECK(subject.merge(subject.durable, every_step) > 0); }
+  Subject subject;
+};
+
+void a_merge_that_fails_anywhere_is_done_again_in_the_next_life(std::uint64_t seed) {
+  for (std::uint64_t n = 1;; ++n) {
+    BeforeMerge before(seed);
+    Subject& subject = before.subject;
+    subject.disk.fail_in = n;
+    try {
+      before.merge();
+      CHECK(n > 6);  // home, its sync, the checkpoint and its sync were all told to fail
+      return;
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::failed);
+    }
+    subject.disk.fail_in = 0;
+    CHECK(kind_thrown_by([&] { before.merge(); }) == ErrorKind::failed);
+    CHECK(kind_thrown_by([&] { subject.store->sync(); }) == ErrorKind::failed);
+    const PackedRecord packed = subject.store->pack(mark_of(subject.store->last().step + 1), {});
+    CHECK(kind_thrown_by([&] { subject.store->append(packed); }) == ErrorKind::failed);
+    subject.crash();
+    subject.open(every_step);
+    subject.fetch_all();
+    if (subject.store->used_bytes() > 0) before.merge();
+    subject.fetch_all();
+  }
+}
+
+void a_merge_that_finds_the_medium_full_anywhere_can_be_done_again(std::uint64_t seed) {
+  for (std::uint64_t n = 1;; ++n) {
+    BeforeMerge before(seed);
+    Subject& subject = before.subject;
+    subject.disk.fail_in = n;
+    subject.disk.fail_as = ErrorKind::full;
+    const std::uint64_t used_bytes = subject.store->used_bytes();
+    try {
+      before.merge();
+      CHECK(n > 3);
+      return;
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::full);
+    }
+    CHECK(subject.store->used_bytes() == used_bytes);
+    subject.fetch_all();
+    subject.append_with_room(50);
+    subject.sync();
+    before.merge();
+    subject.fetch_all();
+    subject.crash();
+    subject.open(every_step);
+    subject.fetch_all();
+  }
+}
+
+// A file system of 4 MiB; nothing where there is no right to mount one.
+class SmallMedium {
+ public:
+  SmallMedium() : mounted_(::mount("none", path().c_str(), "tmpfs", 0, "size=4m") == 0) {}
+  ~SmallMedium() {
+    if (mounted_) ::umount2(path().c_str(), MNT_DETACH);
+  }
+  SmallMedium(const SmallMedium&) = delete;
+  SmallMedium& operator=(const SmallMedium&) = delete;
+  explicit operator bool() const { return mounted_; }
+  const std::string& path() const { return directory_.path(); }
+  std::string ballast() const { return path() + "/ballast"; }
+  void fill() const {
+    std::ofstream stream(ballast(), std::ios::binary);
+    const std::vector<char> bytes(4096);
+    while (stream.write(bytes.data(), 4096).flush()) {
+    }
+  }
+
+ private:
+  TemporaryDirectory directory_;
+  bool mounted_;
+};
+
+void a_sparse_home_on_a_full_file_system_waits_for_space(std::uint64_t seed) {
+  const SmallMedium medium;
+  if (!medium) return;
+  const std::vector<RowTable> tables = {table_of(0, 1000000, 200, RowDtype::f32, RowOptimizer::adam)};
+  const std::string directory = medium.path() + "/store";
+  std::filesystem::create_directory(directory);
+  CHECK(kind_thrown_by([&] { LogStore::create(medium.path() + "/large", tables, 8 << 20, Caching::buffered); }) ==
+        ErrorKind::full);
+  std::filesystem::remove_all(medium.path() + "/large");
+  LogStore::create(directory, tables, 1 << 20, Caching::buffered);
+  LogStore store(directory, tables, buffered());
+  store.recover(1, every_step);
+  std::mt19937_64 random(seed);
+  Model model;
+  const auto append = [&](std::uint64_t step) {
+    std::vector<OwnedRows> update;
+    std::set<std::uint64_t> rows;
+    while (rows.size() < 100) rows.insert(random() % tables[0].num_rows);
+    update.emplace_back(0, tables[0], std::vector<std::uint64_t>(rows.begin(), rows.end()));
+    for (std::byte& byte : update[0].weights) byte = static_cast<std::byte>(random());
+    model.update(step, update);
+    CHECK(store.append(store.pack(mark_of(step), views(update))));
+    store.sync();
+  };
+  const auto fetch_touched = [&] {
+    std::vector<OwnedRows> wanted;
+    wanted.emplace_back(0, tables[0], model.touched(0));
+    store.fetch(views(wanted));
+    model.check(tables, wanted);
+  };
+  append(1);
+  medium.fill();
+  CHECK(kind_thrown_by([&] { store.merge(1, every_step); }) == ErrorKind::full);
+  CHECK(store.merged_step() == 0);
+  fetch_touched();
+  append(2);  // the ring has its space
+  CHECK(kind_thrown_by([&] { store.merge(2, every_step); }) == ErrorKind::full);
+  std::filesystem::remove(medium.ballast());
+  CHECK(store.merge(2, every_step) > 0);
+  CHECK(store.merged_step() == 2 && store.index_entries() == 0);
+  fetch_touched();
+}
+
 void going_back_below_what_is_merged_is_refused(std::uint64_t seed) {
   Subject subject(one_table(), 64 << 10, buffered(), seed);
   for (int i = 0; i < 4; ++i) subject.append_with_room(20);
@@ -742,6 +896,12 @@ void a_store_that_lost_something_says_what(std::uint64_t seed) {
     Subject subject(one_table(), 64 << 10, buffered(), seed);
     subject.crash();
     std::filesystem::remove(subject.file(name));
+    CHECK(kind_thrown_by([&] { subject.open(every_step); }) == ErrorKind::corrupted);
+  }
+  for (const std::uint64_t bytes : {std::uint64_t{0}, std::uint64_t{4096}, std::uint64_t{1} << 20}) {
+    Subject subject(one_table(), 64 << 10, buffered(), seed);
+    subject.crash();
+    std::filesystem::resize_file(subject.file("shard-0000/table-0000.home"), bytes);
     CHECK(kind_thrown_by([&] { subject.open(every_step); }) == ErrorKind::corrupted);
   }
 }
@@ -1057,6 +1217,10 @@ int main(int argc, char** argv) {
   run("a record larger than the ring", a_record_larger_than_the_ring_is_refused);
   run("a full medium", a_full_medium_changes_nothing);
   run("any other failure", any_other_failure_stops_the_store);
+  run("a failed read", a_failed_read_leaves_the_store_usable);
+  run("a merge that fails", a_merge_that_fails_anywhere_is_done_again_in_the_next_life);
+  run("a merge on a full medium", a_merge_that_finds_the_medium_full_anywhere_can_be_done_again);
+  run("a full file system", a_sparse_home_on_a_full_file_system_waits_for_space);
   run("going back below what is merged", going_back_below_what_is_merged_is_refused);
   run("what a merged record said", what_a_merged_record_said_outlives_it);
   run("damage or torn tail", damage_is_told_from_a_torn_tail);
