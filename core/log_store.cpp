@@ -142,7 +142,8 @@ void LogStore::rebuild_index(std::uint64_t step) {
   }
   for (const RowLog::Live& record : log_.live()) {
     if (record.link.mark.step > step) break;
-    const SectorBuffer data = log_.read(record, record.images_offset);
+    const SpareBuffers::Borrowed data = spare_.borrow(record.images_offset);
+    log_.read(record, record.images_offset, data.data());
     check_sections(record, data.data());
     const std::lock_guard lock(mutex_);
     index_record(record, data.data());
@@ -273,8 +274,7 @@ void LogStore::take_image(const TableRows& request, const Item& item, const std:
   float* state = request.rows.state + item.row * table.what.spec.state_floats;
   const ImageState found = check_image(layout, request.table, row, image);
   if (found == ImageState::damaged || (found == ImageState::untouched && item.in_log != 0)) {
-    throw Error(ErrorKind::corrupted, file_of(request, item).place(item.offset) + ": row " + std::to_string(row) +
-                                          " of table " + std::to_string(request.table) + " does not hold its checksum");
+    throw Error(ErrorKind::corrupted, damaged(file_of(request, item).place(item.offset), request.table, row));
   }
   if (found == ImageState::whole) {
     std::memcpy(weights, image, layout.weight_bytes());
@@ -284,6 +284,10 @@ void LogStore::take_image(const TableRows& request, const Item& item, const std:
   kernels_.initial_row(table.what.spec, row, weights);
   if (layout.state_bytes() != 0) std::memset(state, 0, layout.state_bytes());
   row |= fresh_bit;
+}
+
+std::string LogStore::damaged(const std::string& place, std::uint32_t table, std::uint64_t row) {
+  return place + ": row " + std::to_string(row) + " of table " + std::to_string(table) + " does not hold its checksum";
 }
 
 void LogStore::require_readable() const {

@@ -5,7 +5,7 @@
 // - A row's newest version is in the log where the index says so, else at home; a row that has neither is untouched
 //   and has its initial value, a function of (seed, table, row).
 // - append writes the log alone. Its rows can be fetched when it returns; they are durable after the next sync.
-// - Home is written by merge alone, with versions that are durable in the log and stay there until home is durable. A
+// - Home is written by import_rows, while the log holds no record, and by merge alone otherwise, with versions that are durable in the log and stay there until home is durable. A
 //   torn merge is merged again. Only sectors are atomic, and that is enough: an image that shares its sector is old
 //   or new, one that has several has them to itself, and rows that are not merged are written with the bytes that
 //   they had.
@@ -17,6 +17,7 @@
 //   that it moves in the log, so no row is read at home while it is being written there.
 // - One thread appends, recovers and rolls back; pack, fetch, sync and merge may be called from any. Of a fetch and an
 //   append at the same time the fetch sees all of a row or nothing of it.
+// - A merge takes memory for one record and for the rows that it moves, however often the log has them.
 // - A full medium is an error (full) after which nothing has changed. After any other failed write or sync, append,
 //   sync and merge refuse until the store is opened again.
 #pragma once
@@ -27,6 +28,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <memory_resource>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -108,6 +110,8 @@ class LogStore {
   // After scan, in a store that is not writable: rows are at the end of the newest step. Then fetch and touched_rows may
   // be called, nothing that writes.
   void view();
+  // Of a view: every image that does not hold, at home or in the log, by file and offset; 100 problems at most.
+  std::vector<std::string> verify();
 
   // These need a store that was recovered; a step error otherwise.
 
@@ -131,11 +135,19 @@ class LogStore {
   // more. Returns how many bytes of the log that was; 0: nothing to do.
   std::uint64_t merge(std::uint64_t limit_step, std::uint64_t max_bytes);
 
+  // Writes rows [first, ...) straight home; their state becomes zeros where `state` is empty. Only while the log holds no
+  // record, and alone. Durable after sync_home; what a failure or a crash before that leaves of them is unknown. Throws
+  // config where the arrays do not fit the table.
+  void import_rows(std::uint32_t table, std::uint64_t first, std::span<const std::byte> weights,
+                   std::span<const float> state);
+  void sync_home();
+
   // What the newest record says, or said, if it is merged.
   StepMark last() const { return log_.last(); }
   std::uint64_t durable_step() const { return log_.durable_step(); }
   std::uint64_t merged_step() const { return log_.merged_step(); }
   std::uint64_t ring_bytes() const { return log_.ring_bytes(); }
+  std::uint64_t used_bytes() const { return log_.used_bytes(); }  // of the ring
   std::size_t index_entries() const;
   std::size_t index_bytes() const;
   LogStoreCounters counters() const;
@@ -159,16 +171,33 @@ class LogStore {
     std::uint32_t in_log;
     std::size_t row;
   };
-  // A row's newest version among the records that are merged.
+  // A row's newest version among the records that are merged, and where in the log it is.
   struct Version {
     std::uint64_t row;
+    std::uint64_t location;
     const std::byte* image;
+  };
+  // Those of every table, by row.
+  struct Versions {
+    std::vector<std::vector<Version>> of_table;
+    std::pmr::monotonic_buffer_resource images;
   };
   // The index's rows of one table in order, as they were at some version of the index.
   struct Listing {
     std::uint32_t table = 0;
     std::uint64_t version = 0;  // none yet
     std::vector<std::uint64_t> rows;
+  };
+  // Rows [first, end) of a home in memory, in whole units.
+  struct Piece {
+    std::uint64_t first;
+    std::uint64_t end;
+    std::uint64_t offset;  // in the file
+    SpareBuffers::Borrowed data;
+
+    const std::byte* image(const RowLayout& layout, std::uint64_t row) const {
+      return data.data() + (layout.offset_of(row) - offset);
+    }
   };
   class Fetching;
 
@@ -190,15 +219,21 @@ class LogStore {
   std::vector<std::uint64_t> rows_in_log(std::uint32_t table, std::uint64_t first, std::size_t count);
   std::vector<std::uint64_t> rows_at_home(const Table& table, std::uint64_t first, std::uint64_t end,
                                           std::size_t count);
+  std::optional<Piece> next_piece(const Table& table, std::uint64_t first, std::uint64_t end, std::uint64_t bytes);
+  void verify_home(std::uint32_t number, std::vector<std::string>& problems);
+  void verify_record(const RowLog::Live& record, std::vector<std::string>& problems);
 
   std::vector<RowLog::Live> oldest_records(std::uint64_t limit_step, std::uint64_t max_bytes) const;
-  std::vector<std::vector<Version>> newest_versions(std::span<const RowLog::Live> records,
-                                                    std::span<const SectorBuffer> data) const;
-  void write_home(const std::vector<std::vector<Version>>& versions);
+  void take_versions(std::span<const RowLog::Live> records, Versions& versions);
+  void take_record(const RowLog::Live& record, const std::byte* data, std::span<RowIndex> taken, Versions& versions);
+  void write_home(const Versions& versions);
   std::size_t write_home_part(const Table& table, std::span<const Version> versions, const SectorBuffer& buffer);
-  void give_up(std::span<const RowLog::Live> records, std::span<const SectorBuffer> data);
+  void write_rows(std::uint32_t number, std::uint64_t first, std::uint64_t end, const std::byte* weights,
+                  const float* state);
+  void give_up(std::size_t num_records, const Versions& versions);
   void wait_for_fetches();
 
+  static std::string damaged(const std::string& place, std::uint32_t table, std::uint64_t row);
   void require_readable() const;
   void require_usable() const;
   void latching(const std::function<void()>& work);

@@ -2,6 +2,9 @@
 #include <algorithm>
 #include <iterator>
 
+#include "checksum.h"
+#include "error.h"
+#include "log_record.h"
 #include "log_store.h"
 
 namespace holdfast {
@@ -10,6 +13,7 @@ namespace {
 
 constexpr std::size_t buffer_bytes = std::size_t{8} << 20;  // of home, read at once, and
 constexpr std::size_t least_bytes = std::size_t{256} << 10;
+constexpr std::size_t most_problems = 100;
 
 }  // namespace
 
@@ -41,30 +45,84 @@ std::vector<std::uint64_t> LogStore::rows_in_log(std::uint32_t table, std::uint6
   return {begin, begin + static_cast<std::ptrdiff_t>(std::min(left, count))};
 }
 
-// Of the rows [first, end), by their tags.
+// The next rows of [first, end) that are not in a hole, about `bytes` of them; none where only holes follow.
+std::optional<LogStore::Piece> LogStore::next_piece(const Table& table, std::uint64_t first, std::uint64_t end,
+                                                    std::uint64_t bytes) {
+  const RowLayout& layout = table.layout;
+  const std::uint64_t data = table.home->next_data(first / layout.unit_rows() * layout.unit_bytes());
+  first = std::max(first, data / layout.unit_bytes() * layout.unit_rows());
+  if (first >= end) return std::nullopt;
+  const std::uint64_t unit = first / layout.unit_rows();
+  const std::uint64_t units = std::max<std::uint64_t>(1, bytes / layout.unit_bytes());
+  Piece piece{first, std::min(end, (unit + units) * layout.unit_rows()), unit * layout.unit_bytes(), {}};
+  const std::size_t piece_bytes = layout.bytes_for(piece.end - unit * layout.unit_rows());
+  piece.data = spare_.borrow(piece_bytes);
+  queue_.read_range(*table.home, piece.offset, piece_bytes, piece.data.data());
+  return piece;
+}
+
+// Of the rows [first, end), by their tags. A piece holds all that is wanted if every row of it was written.
 std::vector<std::uint64_t> LogStore::rows_at_home(const Table& table, std::uint64_t first, std::uint64_t end,
                                                   std::size_t count) {
-  const RowLayout& layout = table.layout;
   std::vector<std::uint64_t> rows;
-  for (std::uint64_t row = first; row < end && rows.size() < count;) {
-    const std::uint64_t data = table.home->next_data(row / layout.unit_rows() * layout.unit_bytes());
-    row = std::max(row, data / layout.unit_bytes() * layout.unit_rows());
-    if (row >= end) break;
-    // What would hold all that is wanted if every row had been written.
-    const std::uint64_t wanted = layout.bytes_for(std::min<std::uint64_t>(count - rows.size(), end - row));
-    const std::uint64_t bytes_wanted = std::clamp<std::uint64_t>(wanted, least_bytes, buffer_bytes);
-    const std::uint64_t units = std::max<std::uint64_t>(1, bytes_wanted / layout.unit_bytes());
-    const std::uint64_t first_unit = row / layout.unit_rows();
-    const std::uint64_t stop = std::min(end, (first_unit + units) * layout.unit_rows());
-    const std::uint64_t offset = first_unit * layout.unit_bytes();
-    const std::size_t bytes = layout.bytes_for(stop - first_unit * layout.unit_rows());
-    const SpareBuffers::Borrowed buffer = spare_.borrow(bytes);
-    queue_.read_range(*table.home, offset, bytes, buffer.data());
-    for (; row < stop && rows.size() < count; ++row) {
-      if (has_tag(layout, buffer.data() + (layout.offset_of(row) - offset))) rows.push_back(row);
+  while (first < end && rows.size() < count) {
+    const std::uint64_t wanted = table.layout.bytes_for(std::min<std::uint64_t>(count - rows.size(), end - first));
+    const auto piece = next_piece(table, first, end, std::clamp<std::uint64_t>(wanted, least_bytes, buffer_bytes));
+    if (!piece) break;
+    for (std::uint64_t row = piece->first; row < piece->end && rows.size() < count; ++row) {
+      if (has_tag(table.layout, piece->image(table.layout, row))) rows.push_back(row);
     }
+    first = piece->end;
   }
   return rows;
+}
+
+// Verification.
+
+std::vector<std::string> LogStore::verify() {
+  if (!viewed_) throw Error(ErrorKind::step, log_.file().name() + ": only a view is verified");
+  std::vector<std::string> problems;
+  for (std::uint32_t t = 0; t < tables_.size(); ++t) verify_home(t, problems);
+  for (const RowLog::Live& record : log_.live()) verify_record(record, problems);
+  problems.resize(std::min(problems.size(), most_problems));
+  return problems;
+}
+
+// A row whose newest version is in the log may be torn at home: a merge that a crash ended leaves that, and the next
+// one writes the row again.
+void LogStore::verify_home(std::uint32_t number, std::vector<std::string>& problems) {
+  const Table& table = tables_[number];
+  for (std::uint64_t first = 0; first < table.what.num_rows && problems.size() < most_problems;) {
+    const auto piece = next_piece(table, first, table.what.num_rows, buffer_bytes);
+    if (!piece) break;
+    for (std::uint64_t row = piece->first; row < piece->end; ++row) {
+      if (check_image(table.layout, number, row, piece->image(table.layout, row)) != ImageState::damaged) continue;
+      if (table.index.find(row)) continue;
+      problems.push_back(damaged(table.home->place(table.layout.offset_of(row)), number, row));
+    }
+    first = piece->end;
+  }
+}
+
+void LogStore::verify_record(const RowLog::Live& record, std::vector<std::string>& problems) {
+  if (problems.size() >= most_problems) return;
+  const SpareBuffers::Borrowed data = spare_.borrow(record.bytes);
+  log_.read(record, record.bytes, data.data());
+  const std::size_t problems_before = problems.size();
+  for (const format::RowLogSection& section : log_record::sections_of(data.data())) {
+    const RowLayout& layout = tables_[section.table].layout;
+    const std::uint64_t* rows = log_record::rows_of(data.data(), section);
+    for (std::uint64_t i = 0; i < section.num_rows; ++i) {
+      const std::uint64_t offset = section.images_offset + layout.offset_of(i);
+      if (check_image(layout, section.table, rows[i], data.data() + offset) == ImageState::whole) continue;
+      problems.push_back(damaged(log_.place(record.link.position + offset), section.table, rows[i]));
+    }
+  }
+  const std::uint32_t crc = crc32c(0, data.data() + record.images_offset, record.bytes - record.images_offset);
+  if (problems.size() == problems_before && crc != log_record::header_of(data.data()).images_crc) {
+    problems.push_back(log_.place(record.link.position + record.images_offset) +
+                       ": the checksum of the record's images does not hold");
+  }
 }
 
 }  // namespace holdfast

@@ -107,20 +107,18 @@ std::optional<RowLogHeader> RowLog::read_header(std::uint64_t position, std::str
   return check_header(sector.data(), position, why);
 }
 
-SectorBuffer RowLog::read(const Live& record, std::uint64_t bytes) const {
-  SectorBuffer data(bytes);
-  read_range(record.link.position, bytes, data.data());
+void RowLog::read(const Live& record, std::uint64_t bytes, std::byte* dst) const {
+  read_range(record.link.position, bytes, dst);
   std::string why;
-  const auto header = check_header(data.data(), record.link.position, &why);
+  const auto header = check_header(dst, record.link.position, &why);
   if (!header || header->crc != record.link.crc) {
     throw Error(ErrorKind::corrupted,
                 place(record.link.position) + ": " + (header ? "a record that breaks the chain" : why));
   }
-  if (crc32c(0, data.data() + sizeof(RowLogHeader), header->images_offset - sizeof(RowLogHeader)) != header->rows_crc) {
+  if (crc32c(0, dst + sizeof(RowLogHeader), header->images_offset - sizeof(RowLogHeader)) != header->rows_crc) {
     throw Error(ErrorKind::corrupted,
                 place(record.link.position) + ": the checksum of the record's row numbers does not hold");
   }
-  return data;
 }
 
 bool RowLog::holds(const RowLogHeader& header) const {
@@ -347,6 +345,11 @@ std::uint64_t RowLog::merged_step() const {
 std::uint64_t RowLog::tail() const {
   const std::lock_guard lock(mutex_);
   return live_.empty() ? newest_.end : live_.front().link.position;
+}
+
+std::uint64_t RowLog::used_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return live_.empty() ? 0 : newest_.end - live_.front().link.position;
 }
 
 }  // namespace holdfast

@@ -86,7 +86,7 @@ class RowLog {
   void forget(std::size_t count);
 
   // Reads the first `bytes` of a record. Throws corrupted where its header is not the one that was believed.
-  SectorBuffer read(const Live& record, std::uint64_t bytes) const;
+  void read(const Live& record, std::uint64_t bytes, std::byte* dst) const;
 
   // The records that are needed, oldest first.
   std::deque<Live> live() const;
@@ -95,6 +95,8 @@ class RowLog {
   std::uint64_t merged_step() const;
   // Position of the oldest record that is needed; the head where there is none.
   std::uint64_t tail() const;
+  // From there to the head.
+  std::uint64_t used_bytes() const;
 
  private:
   // A point between two records.

@@ -1,6 +1,8 @@
 // The log store against a model that keeps every version: random appends, fetches, syncs, merges and roll-backs on
 // small rings, crashes at any write or sync, and everything that a crash may have left of the writes since the last
 // sync.
+#include <sys/mount.h>
+
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -47,9 +49,14 @@ StepMark mark_of(std::uint64_t step) {
 // fails when it is told to.
 class Disk final : public BlockWatcher {
  public:
-  void before_read(const BlockFile&) override {}
+  void before_read(const BlockFile& file) override {
+    if (std::exchange(fail_next_read, false)) {
+      throw Error(ErrorKind::failed, "reading " + file.name() + ": told to fail");
+    }
+  }
   void before_write(const BlockFile& file, std::uint64_t offset, std::size_t bytes) override {
     step_towards_the_end();
+    if (fail_in != 0 && --fail_in == 0) fail_next_write = fail_as;
     if (fail_next_write) {
       const ErrorKind kind = *std::exchange(fail_next_write, std::nullopt);
       throw Error(kind, "writing " + file.place(offset) + ": told to fail");
@@ -65,6 +72,7 @@ class Disk final : public BlockWatcher {
   }
   void before_sync(const BlockFile& file) override {
     step_towards_the_end();
+    if (fail_in != 0 && fail_as == ErrorKind::failed && --fail_in == 0) fail_next_sync = true;
     if (fail_next_sync) {
       fail_next_sync = false;
       throw Error(ErrorKind::failed, "syncing " + file.name() + ": told to fail");
@@ -97,6 +105,9 @@ class Disk final : public BlockWatcher {
   std::uint64_t crash_in = 0;  // writes and syncs from now; 0: never
   std::optional<ErrorKind> fail_next_write;
   bool fail_next_sync = false;
+  bool fail_next_read = false;
+  std::uint64_t fail_in = 0;  // writes from now, or syncs, unless the medium is to be full; 0: never
+  ErrorKind fail_as = ErrorKind::failed;
 
  private:
   void step_towards_the_end() {
@@ -263,6 +274,7 @@ class Subject {
     store->view();
     fetch_all();
     list_touched();
+    CHECK(store->verify().empty());
     CHECK(disk.num_writes == writes_before);
     store.reset();
   }
@@ -302,7 +314,10 @@ class Subject {
   }
   std::uint64_t merge(std::uint64_t limit, std::uint64_t max_bytes) {
     floor = std::max(floor, limit);
-    return store->merge(limit, max_bytes);
+    const std::uint64_t used_bytes = store->used_bytes();
+    const std::uint64_t merged_bytes = store->merge(limit, max_bytes);
+    CHECK(store->used_bytes() + merged_bytes <= used_bytes && store->used_bytes() <= store->ring_bytes());
+    return merged_bytes;
   }
   void append_with_room(std::size_t most_rows) {
     if (append(most_rows)) return;
@@ -330,7 +345,7 @@ class Subject {
   // In pieces, as one who goes through a table asks.
   void list_touched() {
     for (std::uint32_t t = 0; t < tables_.size(); ++t) {
-      const std::size_t count = 1 + random() % 300;
+      const std::size_t count = 1 + random() % std::min<std::uint64_t>(20000, 2 * tables_[t].num_rows);
       std::vector<std::uint64_t> found;
       for (std::uint64_t first = 0;;) {
         const std::vector<std::uint64_t> rows = store->touched_rows(t, first, count);
@@ -489,7 +504,9 @@ void a_store_begins_once(std::uint64_t seed) {
 void a_store_opened_for_reading_never_writes(std::uint64_t seed) {
   Subject subject(one_table(), 64 << 10, buffered(), seed);
   make_three_records(subject);
+  CHECK(subject.store->used_bytes() == 3 * 4096);
   subject.merge(1, 1);
+  CHECK(subject.store->used_bytes() == 2 * 4096);
   subject.crash();
   const auto modified = [&](const char* name) { return std::filesystem::last_write_time(subject.file(name)); };
   const std::array before{modified("row-log-0000"), modified("shard-0000/table-0000.home")};
@@ -515,6 +532,8 @@ void a_store_opened_for_reading_never_writes(std::uint64_t seed) {
   CHECK(kind_thrown_by([&] { store.append(store.pack(mark_of(4), {})); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.sync(); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.merge(3, every_step); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.import_rows(0, 0, {}, {}); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.sync_home(); }) == ErrorKind::step);
   CHECK((before == std::array{modified("row-log-0000"), modified("shard-0000/table-0000.home")}));
   forbid(std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
 }
@@ -580,6 +599,149 @@ void any_other_failure_stops_the_store(std::uint64_t seed) {
     subject.fetch_all();
     CHECK(subject.append(50));
   }
+}
+
+void a_failed_read_leaves_the_store_usable(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  make_three_records(subject);
+  subject.merge(1, 1);
+  for (const auto& verb : std::vector<std::function<void()>>{
+           [&] { subject.fetch_all(); }, [&] { subject.list_touched(); }, [&] { subject.merge(2, 1); }}) {
+    subject.disk.fail_next_read = true;
+    CHECK(kind_thrown_by(verb) == ErrorKind::failed);
+    verb();
+    subject.fetch_all();
+    subject.append_with_room(50);
+    subject.sync();
+  }
+}
+
+// Three steps of every table, durable; then a merge of them.
+struct BeforeMerge {
+  explicit BeforeMerge(std::uint64_t seed) : subject(tables_of_every_shape(), 1 << 20, buffered(), seed) {
+    for (int i = 0; i < 3; ++i) subject.append_with_room(50);
+    subject.sync();
+  }
+  void merge() { CHECK(subject.merge(subject.durable, every_step) > 0); }
+  Subject subject;
+};
+
+void a_merge_that_fails_anywhere_is_done_again_in_the_next_life(std::uint64_t seed) {
+  for (std::uint64_t n = 1;; ++n) {
+    BeforeMerge before(seed);
+    Subject& subject = before.subject;
+    subject.disk.fail_in = n;
+    try {
+      before.merge();
+      CHECK(n > 6);  // home, its sync, the checkpoint and its sync were all told to fail
+      return;
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::failed);
+    }
+    subject.disk.fail_in = 0;
+    CHECK(kind_thrown_by([&] { before.merge(); }) == ErrorKind::failed);
+    CHECK(kind_thrown_by([&] { subject.store->sync(); }) == ErrorKind::failed);
+    const PackedRecord packed = subject.store->pack(mark_of(subject.store->last().step + 1), {});
+    CHECK(kind_thrown_by([&] { subject.store->append(packed); }) == ErrorKind::failed);
+    subject.crash();
+    subject.open(every_step);
+    subject.fetch_all();
+    if (subject.store->used_bytes() > 0) before.merge();
+    subject.fetch_all();
+  }
+}
+
+void a_merge_that_finds_the_medium_full_anywhere_can_be_done_again(std::uint64_t seed) {
+  for (std::uint64_t n = 1;; ++n) {
+    BeforeMerge before(seed);
+    Subject& subject = before.subject;
+    subject.disk.fail_in = n;
+    subject.disk.fail_as = ErrorKind::full;
+    const std::uint64_t used_bytes = subject.store->used_bytes();
+    try {
+      before.merge();
+      CHECK(n > 3);
+      return;
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::full);
+    }
+    CHECK(subject.store->used_bytes() == used_bytes);
+    subject.fetch_all();
+    subject.append_with_room(50);
+    subject.sync();
+    before.merge();
+    subject.fetch_all();
+    subject.crash();
+    subject.open(every_step);
+    subject.fetch_all();
+  }
+}
+
+// A file system of 4 MiB; nothing where there is no right to mount one.
+class SmallMedium {
+ public:
+  SmallMedium() : mounted_(::mount("none", path().c_str(), "tmpfs", 0, "size=4m") == 0) {}
+  ~SmallMedium() {
+    if (mounted_) ::umount2(path().c_str(), MNT_DETACH);
+  }
+  SmallMedium(const SmallMedium&) = delete;
+  SmallMedium& operator=(const SmallMedium&) = delete;
+  explicit operator bool() const { return mounted_; }
+  const std::string& path() const { return directory_.path(); }
+  std::string ballast() const { return path() + "/ballast"; }
+  void fill() const {
+    std::ofstream stream(ballast(), std::ios::binary);
+    const std::vector<char> bytes(4096);
+    while (stream.write(bytes.data(), 4096).flush()) {
+    }
+  }
+
+ private:
+  TemporaryDirectory directory_;
+  bool mounted_;
+};
+
+void a_sparse_home_on_a_full_file_system_waits_for_space(std::uint64_t seed) {
+  const SmallMedium medium;
+  if (!medium) return;
+  const std::vector<RowTable> tables = {table_of(0, 1000000, 200, RowDtype::f32, RowOptimizer::adam)};
+  const std::string directory = medium.path() + "/store";
+  std::filesystem::create_directory(directory);
+  CHECK(kind_thrown_by([&] { LogStore::create(medium.path() + "/large", tables, 8 << 20, Caching::buffered); }) ==
+        ErrorKind::full);
+  std::filesystem::remove_all(medium.path() + "/large");
+  LogStore::create(directory, tables, 1 << 20, Caching::buffered);
+  LogStore store(directory, tables, buffered());
+  store.recover(1, every_step);
+  std::mt19937_64 random(seed);
+  Model model;
+  const auto append = [&](std::uint64_t step) {
+    std::vector<OwnedRows> update;
+    std::set<std::uint64_t> rows;
+    while (rows.size() < 100) rows.insert(random() % tables[0].num_rows);
+    update.emplace_back(0, tables[0], std::vector<std::uint64_t>(rows.begin(), rows.end()));
+    for (std::byte& byte : update[0].weights) byte = static_cast<std::byte>(random());
+    model.update(step, update);
+    CHECK(store.append(store.pack(mark_of(step), views(update))));
+    store.sync();
+  };
+  const auto fetch_touched = [&] {
+    std::vector<OwnedRows> wanted;
+    wanted.emplace_back(0, tables[0], model.touched(0));
+    store.fetch(views(wanted));
+    model.check(tables, wanted);
+  };
+  append(1);
+  medium.fill();
+  CHECK(kind_thrown_by([&] { store.merge(1, every_step); }) == ErrorKind::full);
+  CHECK(store.merged_step() == 0);
+  fetch_touched();
+  append(2);  // the ring has its space
+  CHECK(kind_thrown_by([&] { store.merge(2, every_step); }) == ErrorKind::full);
+  std::filesystem::remove(medium.ballast());
+  CHECK(store.merge(2, every_step) > 0);
+  CHECK(store.merged_step() == 2 && store.index_entries() == 0);
+  fetch_touched();
 }
 
 void going_back_below_what_is_merged_is_refused(std::uint64_t seed) {
@@ -674,6 +836,44 @@ void a_damaged_row_at_home_is_named(std::uint64_t seed) {
   subject.fetch_all();
 }
 
+// Opens for reading and verifies.
+std::vector<std::string> problems_of(const Subject& subject) {
+  LogStoreOptions reading = buffered();
+  reading.writable = false;
+  LogStore store(subject.directory(), one_table(), reading);
+  CHECK(kind_thrown_by([&] { store.verify(); }) == ErrorKind::step);
+  store.scan();
+  store.view();
+  return store.verify();
+}
+
+void verification_names_every_damage(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  make_three_records(subject);
+  subject.merge(2, every_step);
+  subject.crash();
+  subject.open(every_step);  // record 3 is believed without a look at its images now
+  subject.crash();
+  CHECK(problems_of(subject).empty());
+  const std::string home = subject.file("shard-0000/table-0000.home");
+  const std::string log = subject.file("row-log-0000");
+  flip(home, 5 * 72 + 3);  // a row that the log has
+  CHECK(problems_of(subject).empty());
+  flip(home, 6 * 72 + 3);  // one that was never written
+  const std::uint64_t images = format::row_log_ring_offset + 2 * 4096 + 512;
+  flip(log, images + 72 + 70);
+  CHECK((problems_of(subject) ==
+         std::vector{
+             home + " at offset " + std::to_string(6 * 72) + ": row 6 of table 0 does not hold its checksum",
+             log + " at offset " + std::to_string(images + 72) + ": row 5 of table 0 does not hold its checksum"}));
+  flip(log, images + 72 + 70);
+  flip(log, images + 500);  // behind the images of its sector
+  CHECK(problems_of(subject).back() ==
+        log + " at offset " + std::to_string(images) + ": the checksum of the record's images does not hold");
+  for (std::uint64_t row = 7; row < 200; ++row) flip(home, row / 7 * 512 + row % 7 * 72);
+  CHECK(problems_of(subject).size() == 100);
+}
+
 void a_store_that_lost_something_says_what(std::uint64_t seed) {
   {
     Subject subject(one_table(), 64 << 10, buffered(), seed);
@@ -696,6 +896,12 @@ void a_store_that_lost_something_says_what(std::uint64_t seed) {
     Subject subject(one_table(), 64 << 10, buffered(), seed);
     subject.crash();
     std::filesystem::remove(subject.file(name));
+    CHECK(kind_thrown_by([&] { subject.open(every_step); }) == ErrorKind::corrupted);
+  }
+  for (const std::uint64_t bytes : {std::uint64_t{0}, std::uint64_t{4096}, std::uint64_t{1} << 20}) {
+    Subject subject(one_table(), 64 << 10, buffered(), seed);
+    subject.crash();
+    std::filesystem::resize_file(subject.file("shard-0000/table-0000.home"), bytes);
     CHECK(kind_thrown_by([&] { subject.open(every_step); }) == ErrorKind::corrupted);
   }
 }
@@ -900,6 +1106,69 @@ void a_step_that_updated_nothing_is_a_record_too(std::uint64_t seed) {
   subject.fetch_all();
 }
 
+void imported_rows_are_home(std::uint64_t seed) {
+  const std::vector<RowTable> tables = tables_of_every_shape();
+  Subject subject(tables, 1 << 20, buffered(), seed);
+  subject.append_with_room(50);  // rows that the import's edges keep
+  CHECK(kind_thrown_by([&] { subject.store->import_rows(0, 0, {}, {}); }) == ErrorKind::step);
+  subject.sync();
+  subject.merge(subject.durable, every_step);
+  for (int i = 0; i < 40; ++i) {
+    const auto t = static_cast<std::uint32_t>(subject.random() % tables.size());
+    const std::uint64_t first = subject.random() % tables[t].num_rows;
+    std::vector<std::uint64_t> rows(1 + subject.random() % (tables[t].num_rows - first));
+    std::iota(rows.begin(), rows.end(), first);
+    std::vector<OwnedRows> imported;
+    imported.emplace_back(t, tables[t], std::move(rows));
+    OwnedRows& of_table = imported.front();
+    for (std::byte& byte : of_table.weights) byte = static_cast<std::byte>(subject.random());
+    const bool with_state = subject.random() % 2 == 0;
+    for (float& value : of_table.state) value = with_state ? static_cast<float>(subject.random() % 1000) : 0.0f;
+    subject.store->import_rows(t, first, of_table.weights,
+                               with_state ? std::span<const float>(of_table.state) : std::span<const float>());
+    subject.model.update(subject.store->last().step, imported);
+  }
+  subject.fetch_all();
+  subject.list_touched();
+  subject.store->sync_home();
+  subject.crash();
+  subject.open(every_step);
+  subject.fetch_all();
+}
+
+void a_long_import_is_written_in_pieces(std::uint64_t seed) {
+  const std::vector<RowTable> tables = {table_of(0, 100000, 32, RowDtype::f32, RowOptimizer::rowwise_adagrad)};
+  Subject subject(tables, 64 << 10, buffered(), seed);
+  std::vector<std::uint64_t> rows(99990);
+  std::iota(rows.begin(), rows.end(), 5);
+  std::vector<OwnedRows> imported;
+  imported.emplace_back(0, tables[0], std::move(rows));
+  for (std::byte& byte : imported[0].weights) byte = static_cast<std::byte>(subject.random());
+  subject.store->import_rows(0, 5, imported[0].weights, {});
+  subject.model.update(0, imported);
+  subject.fetch_all();
+  subject.list_touched();
+}
+
+void arrays_that_do_not_fit_are_not_imported(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);  // rows of 64 bytes and one float, 200 of them
+  const Bytes weights(3 * 64);
+  const std::vector<float> state(3);
+  const auto import = [&](std::uint64_t first, std::size_t weight_bytes, std::size_t floats) {
+    return kind_thrown_by([&] {
+      subject.store->import_rows(0, first, std::span(weights).first(weight_bytes), std::span(state).first(floats));
+    });
+  };
+  CHECK(import(0, 3 * 64 - 1, 3) == ErrorKind::config);
+  CHECK(import(0, 3 * 64, 2) == ErrorKind::config);
+  CHECK(import(198, 3 * 64, 3) == ErrorKind::config);
+  CHECK(import(every_step, 64, 1) == ErrorKind::config);
+  CHECK(subject.store->touched_rows(0, 0, 200).empty());
+  subject.store->import_rows(0, 200, {}, {});
+  subject.store->import_rows(0, 197, weights, state);
+  CHECK((subject.store->touched_rows(0, 0, 200) == std::vector<std::uint64_t>{197, 198, 199}));
+}
+
 void touched_rows_of_a_large_table_are_found(std::uint64_t seed) {
   const std::vector<RowTable> tables = {table_of(0, 3000000, 32, RowDtype::f32, RowOptimizer::rowwise_adagrad)};
   Subject subject(tables, 4 << 20, buffered(), seed);
@@ -919,7 +1188,7 @@ void counters_say_what_was_written(std::uint64_t seed) {
   subject.merge(3, every_step);
   const LogStoreCounters counters = subject.store->counters();
   CHECK(counters.appended_rows == 9 && counters.appended_bytes == 3 * 4096);
-  CHECK(counters.merged_bytes == 3 * 4096);
+  CHECK(counters.merged_bytes == 3 * 4096 && subject.store->used_bytes() == 0);
   CHECK(counters.home_sectors_changed == 2);  // rows 1 and 5, and row 100
   CHECK(counters.home_bytes_written == 2 * 4096 && counters.home_bytes_read == 2 * 4096);  // each in a block of its own
 }
@@ -948,16 +1217,24 @@ int main(int argc, char** argv) {
   run("a record larger than the ring", a_record_larger_than_the_ring_is_refused);
   run("a full medium", a_full_medium_changes_nothing);
   run("any other failure", any_other_failure_stops_the_store);
+  run("a failed read", a_failed_read_leaves_the_store_usable);
+  run("a merge that fails", a_merge_that_fails_anywhere_is_done_again_in_the_next_life);
+  run("a merge on a full medium", a_merge_that_finds_the_medium_full_anywhere_can_be_done_again);
+  run("a full file system", a_sparse_home_on_a_full_file_system_waits_for_space);
   run("going back below what is merged", going_back_below_what_is_merged_is_refused);
   run("what a merged record said", what_a_merged_record_said_outlives_it);
   run("damage or torn tail", damage_is_told_from_a_torn_tail);
   run("a damaged row at home", a_damaged_row_at_home_is_named);
+  run("verification", verification_names_every_damage);
   run("something is lost", a_store_that_lost_something_says_what);
   run("a merge waits", [](std::uint64_t) { a_merge_waits_for_the_fetches_before_it(); });
   run("an extent is pinned", [](std::uint64_t) { an_extent_that_is_being_read_is_not_used_again(); });
   run("packing beside writing", records_are_packed_on_one_thread_and_written_on_another);
   run("a step without rows", a_step_that_updated_nothing_is_a_record_too);
   run("touched rows of a large table", touched_rows_of_a_large_table_are_found);
+  run("imported rows", imported_rows_are_home);
+  run("a long import", a_long_import_is_written_in_pieces);
+  run("imports that do not fit", arrays_that_do_not_fit_are_not_imported);
   run("counters", counters_say_what_was_written);
   run("readers, io_uring",
       [](std::uint64_t s) { readers_beside_the_writer_see_whole_rows(s, BlockQueue::Way::io_uring, 400); });

@@ -1,0 +1,217 @@
+// The log store's ways home: a merge writes the oldest records' rows to the home files, an import those that it is given.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "error.h"
+#include "log_record.h"
+#include "log_store.h"
+#include "parallel.h"
+#include "sector_runs.h"
+
+namespace holdfast {
+
+using format::RowLogSection;
+using log_record::rows_of;
+using log_record::sections_of;
+
+namespace {
+
+constexpr std::size_t buffer_bytes = std::size_t{8} << 20;  // of sectors, read and written at once
+constexpr std::size_t chunk_bytes = std::size_t{64} << 10;  // of images that one thread writes at a time
+
+}  // namespace
+
+std::uint64_t LogStore::merge(std::uint64_t limit_step, std::uint64_t max_bytes) {
+  const std::lock_guard turn(merge_mutex_);
+  require_usable();
+  const std::vector<RowLog::Live> records = oldest_records(limit_step, max_bytes);
+  if (records.empty()) return 0;
+  Versions versions;
+  take_versions(records, versions);
+  wait_for_fetches();
+  latching([&] {
+    write_home(versions);
+    log_.checkpoint_without(records.size());
+  });
+  give_up(records.size(), versions);
+  std::uint64_t bytes = 0;
+  for (const RowLog::Live& record : records) bytes += record.bytes;
+  const std::lock_guard lock(mutex_);
+  counters_.merged_bytes += bytes;
+  return bytes;
+}
+
+std::vector<RowLog::Live> LogStore::oldest_records(std::uint64_t limit_step, std::uint64_t max_bytes) const {
+  const std::uint64_t limit = std::min(limit_step, log_.durable_step());
+  std::vector<RowLog::Live> records;
+  std::uint64_t bytes = 0;
+  for (const RowLog::Live& record : log_.live()) {
+    if (record.link.mark.step > limit || (bytes >= max_bytes && !records.empty())) break;
+    records.push_back(record);
+    bytes += record.bytes;
+  }
+  return records;
+}
+
+// The newest record first: what comes after it is taken only of rows that are not there yet.
+void LogStore::take_versions(std::span<const RowLog::Live> records, Versions& versions) {
+  versions.of_table.resize(tables_.size());
+  std::vector<RowIndex> taken(tables_.size());
+  for (std::size_t r = records.size(); r-- > 0;) {
+    const SpareBuffers::Borrowed data = spare_.borrow(records[r].bytes);
+    log_.read(records[r], records[r].bytes, data.data());
+    check_sections(records[r], data.data());
+    take_record(records[r], data.data(), taken, versions);
+  }
+  for (std::vector<Version>& of_table : versions.of_table) {
+    std::sort(of_table.begin(), of_table.end(), [](const Version& a, const Version& b) { return a.row < b.row; });
+  }
+}
+
+void LogStore::take_record(const RowLog::Live& record, const std::byte* data, std::span<RowIndex> taken,
+                           Versions& versions) {
+  for (const RowLogSection& section : sections_of(data)) {
+    const Table& table = tables_[section.table];
+    const RowLayout& layout = table.layout;
+    const std::uint64_t* rows = rows_of(data, section);
+    for (std::uint64_t i = 0; i < section.num_rows; ++i) {
+      if (taken[section.table].find(rows[i])) continue;
+      const std::uint64_t offset = section.images_offset + layout.offset_of(i);
+      if (check_image(layout, section.table, rows[i], data + offset) != ImageState::whole) {
+        throw Error(ErrorKind::corrupted, damaged(log_.place(record.link.position + offset), section.table, rows[i]));
+      }
+      const std::uint64_t location = location_of(record.link.position, offset, table);
+      taken[section.table].insert(rows[i], location);
+      auto* image = static_cast<std::byte*>(versions.images.allocate(layout.image_bytes(), 1));
+      std::memcpy(image, data + offset, layout.image_bytes());
+      versions.of_table[section.table].push_back({rows[i], location, image});
+    }
+  }
+}
+
+void LogStore::wait_for_fetches() {
+  std::unique_lock lock(mutex_);
+  const std::uint64_t begun = num_fetches_;
+  fetch_done_.wait(lock, [&] { return fetches_.empty() || fetches_.begin()->first > begun; });
+}
+
+// Durably.
+void LogStore::write_home(const Versions& versions) {
+  const SectorBuffer buffer(buffer_bytes);
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    const std::span<const Version> of_table = versions.of_table[t];
+    for (std::size_t done = 0; done < of_table.size();) {
+      done += write_home_part(tables_[t], of_table.subspan(done), buffer);
+    }
+  }
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    if (!versions.of_table[t].empty()) tables_[t].home->sync();
+  }
+}
+
+// Writes as many of the versions, from the first on, as the buffer holds; returns how many. Small images by whole
+// blocks of the file system: single sectors in holes cost it six times the CPU, and the medium rewrites a block
+// either way.
+std::size_t LogStore::write_home_part(const Table& table, std::span<const Version> versions,
+                                      const SectorBuffer& buffer) {
+  const RowLayout& layout = table.layout;
+  const bool alone = layout.unit_rows() == 1;  // no other row is in its sectors: they need not be read
+  SectorRuns runs(buffer, 0, alone ? format::sector_bytes : format::block_bytes);
+  std::vector<std::byte*> images;
+  for (const Version& version : versions) {
+    std::byte* image = runs.place(*table.home, layout.offset_of(version.row), layout.image_bytes());
+    if (image == nullptr) break;
+    images.push_back(image);
+  }
+  if (!alone) queue_.read_many(runs.reads());
+  std::uint64_t changed_units = 0;
+  for (std::size_t i = 0; i < images.size(); ++i) {
+    if (alone) std::memset(images[i], 0, layout.unit_bytes());
+    std::memcpy(images[i], versions[i].image, layout.image_bytes());
+    const bool same_unit = i > 0 && versions[i].row / layout.unit_rows() == versions[i - 1].row / layout.unit_rows();
+    if (!same_unit) ++changed_units;
+  }
+  queue_.write_many(runs.writes());
+  const std::lock_guard lock(mutex_);
+  counters_.home_bytes_read += alone ? 0 : runs.used_bytes();
+  counters_.home_bytes_written += runs.used_bytes();
+  counters_.home_sectors_changed += changed_units * (layout.unit_bytes() / format::sector_bytes);
+  return images.size();
+}
+
+// The records' rows are home: the index forgets them, then their space may be used again.
+void LogStore::give_up(std::size_t num_records, const Versions& versions) {
+  const std::lock_guard lock(mutex_);
+  ++index_version_;
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    for (const Version& version : versions.of_table[t]) tables_[t].index.erase_if_equal(version.row, version.location);
+  }
+  log_.forget(num_records);
+}
+
+// Import.
+
+void LogStore::import_rows(std::uint32_t table, std::uint64_t first, std::span<const std::byte> weights,
+                           std::span<const float> state) {
+  const std::lock_guard turn(merge_mutex_);
+  require_usable();
+  const RowTable& what = tables_.at(table).what;
+  const std::size_t count = weights.size() / what.weight_bytes();
+  if (weights.size() != count * what.weight_bytes() || first > what.num_rows || count > what.num_rows - first ||
+      (!state.empty() && state.size() != count * what.spec.state_floats)) {
+    throw Error(ErrorKind::config, "imported rows do not fit table '" + what.name + "'");
+  }
+  if (!log_.live().empty()) {
+    throw Error(ErrorKind::step, log_.file().name() + ": rows are imported while the log is empty; merge first");
+  }
+  latching([&] {
+    const RowLayout& layout = tables_[table].layout;
+    const std::size_t unit_rows = layout.unit_rows();
+    const std::size_t rows_at_once = unit_rows * std::max<std::size_t>(1, buffer_bytes / layout.unit_bytes());
+    for (std::uint64_t row = first; row < first + count;) {
+      const std::uint64_t end = std::min(first + count, row / unit_rows * unit_rows + rows_at_once);
+      write_rows(table, row, end, weights.data() + (row - first) * layout.weight_bytes(),
+                 state.empty() ? nullptr : state.data() + (row - first) * what.spec.state_floats);
+      row = end;
+    }
+  });
+}
+
+// Whole units; the first and the last keep the rows that they have besides.
+void LogStore::write_rows(std::uint32_t number, std::uint64_t first, std::uint64_t end, const std::byte* weights,
+                          const float* state) {
+  const Table& table = tables_[number];
+  const RowLayout& layout = table.layout;
+  const std::size_t unit_rows = layout.unit_rows();
+  const std::uint64_t first_unit = first / unit_rows;
+  const std::uint64_t begin = first_unit * layout.unit_bytes();
+  const std::size_t bytes = layout.bytes_for(end - first_unit * unit_rows);
+  const SpareBuffers::Borrowed buffer = spare_.borrow(bytes);
+  std::memset(buffer.data(), 0, bytes);
+  if (first % unit_rows != 0) queue_.read_range(*table.home, begin, layout.unit_bytes(), buffer.data());
+  if (end % unit_rows != 0) {
+    const std::size_t last = bytes - layout.unit_bytes();
+    queue_.read_range(*table.home, begin + last, layout.unit_bytes(), buffer.data() + last);
+  }
+  const std::vector<float> zeros(table.what.spec.state_floats);
+  const std::size_t chunk_rows = unit_rows * std::max<std::size_t>(1, chunk_bytes / layout.unit_bytes());
+  parallel_for((end - first + chunk_rows - 1) / chunk_rows, [&](std::size_t chunk) {
+    const std::uint64_t stop = std::min(end, first + (chunk + 1) * chunk_rows);
+    for (std::uint64_t row = first + chunk * chunk_rows; row < stop; ++row) {
+      const float* of_row = state == nullptr ? zeros.data() : state + (row - first) * table.what.spec.state_floats;
+      write_image(layout, number, row, weights + (row - first) * layout.weight_bytes(), of_row,
+                  buffer.data() + (layout.offset_of(row) - begin));
+    }
+  });
+  queue_.write_range(*table.home, begin, bytes, buffer.data());
+}
+
+void LogStore::sync_home() {
+  require_usable();
+  latching([&] {
+    for (const Table& table : tables_) table.home->sync();
+  });
+}
+
+}  // namespace holdfast
