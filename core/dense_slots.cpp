@@ -133,9 +133,9 @@ void DenseSlots::stage(std::uint64_t epoch, const StepMark& mark, std::span<cons
 
   const std::size_t payload = payload_bytes(header);
   const std::size_t needed = format::align_up(format::dense_payload_offset + payload, format::block_bytes);
+  const bool in_place = medium_.level() == format::Level::process;
   valid_[slot].reset();
-  std::memset(file.data(), 0, sizeof(format::DenseHeader));
-  medium_.persist(file.data(), sizeof(format::DenseHeader));
+  if (in_place) clear_header(slot);
   if (file.size() < needed) {
     const std::size_t had = file.size();
     file.resize(needed);
@@ -147,7 +147,6 @@ void DenseSlots::stage(std::uint64_t epoch, const StepMark& mark, std::span<cons
     }
   }
 
-  const bool in_place = medium_.level() == format::Level::process;
   if (!in_place) staging_.resize(payload);
   std::byte* target = in_place ? file.data() + format::dense_payload_offset : staging_.data();
   const std::size_t gap = tensors_offset(structure.size()) - structure.size();
@@ -182,6 +181,11 @@ void DenseSlots::stage(std::uint64_t epoch, const StepMark& mark, std::span<cons
   pending_ = Pending{slot, header, in_place ? payload : 0};
 }
 
+void DenseSlots::clear_header(std::size_t slot) {
+  std::memset(slots_[slot]->data(), 0, sizeof(format::DenseHeader));
+  medium_.persist(slots_[slot]->data(), sizeof(format::DenseHeader));
+}
+
 void DenseSlots::allocate() {
   for (const auto& slot : slots_) slot->allocate(0, slot->size());
 }
@@ -197,6 +201,7 @@ bool DenseSlots::advance(std::size_t bytes) {
   const std::size_t from = pending_->done_bytes;
   const std::size_t part = std::min(bytes, total - from);
   std::byte* payload = file.data() + format::dense_payload_offset;
+  if (from == 0) clear_header(pending_->slot);
   if (part != 0) std::memcpy(payload + from, staging_.data() + from, part);
   medium_.persist(payload + from, part);
   pending_->done_bytes += part;

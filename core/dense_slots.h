@@ -55,6 +55,7 @@ class DenseSlots {
   void stage(std::uint64_t epoch, const StepMark& mark, std::span<const std::byte> structure,
              std::span<const DenseTensor> tensors, std::size_t tensors_bytes);
   bool pending() const { return pending_.has_value(); }
+  std::uint64_t pending_step() const { return pending_->header.step; }
   std::uint64_t pending_bytes() const { return pending_ ? payload_bytes(pending_->header) : 0; }
 
   // Goes on with the pending write by about `bytes`; returns true when that made the slot valid.
@@ -78,6 +79,7 @@ class DenseSlots {
   static std::size_t payload_bytes(const format::DenseHeader& header);
   std::optional<format::DenseHeader> read(std::size_t slot, bool clean, bool* damaged);
   std::size_t idle_slot() const;
+  void clear_header(std::size_t slot);
 
   Medium& medium_;
   std::array<std::unique_ptr<File>, 2> slots_;

@@ -13,7 +13,8 @@
 
 namespace holdfast::format {
 
-inline constexpr std::uint32_t version = 1;
+inline constexpr std::uint32_t version = 2;  // the newest; a pool has the oldest that says all it needs
+inline constexpr std::uint32_t oldest_version = 1;
 inline constexpr std::size_t block_bytes = 4096;  // nothing that is rewritten shares a block with anything else
 inline constexpr std::size_t line_bytes = 64;     // log records and dense tensors are aligned to this
 inline constexpr std::size_t sector_bytes = 512;  // what a block device writes atomically
@@ -37,6 +38,7 @@ inline constexpr std::uint64_t row_log_checkpoint_magic = magic_of("HFCHECKP");
 inline constexpr std::uint64_t row_log_record_magic = magic_of("HFROWLOG");
 
 enum class Level : std::uint32_t { process = 0, power = 1 };
+enum class Store : std::uint32_t { in_place = 0, log = 1 };  // log: since version 2
 enum class IdMap : std::uint32_t { identity = 0, hashed = 1, dynamic = 2 };  // only identity is written so far
 
 // pool.holdfast, offset 0. Written at creation, in a new file that is renamed over the old one; never changed in place.
@@ -52,7 +54,8 @@ struct PoolHeader {
   std::uint32_t num_writers;
   std::uint32_t row_checksums;  // 0: rows rest on the medium's own checksums
   std::uint64_t created_unix_ns;
-  std::uint8_t reserved[180];
+  std::uint32_t store;  // Store
+  std::uint8_t reserved[176];
   std::uint32_t crc;
 };
 static_assert(sizeof(PoolHeader) == 256 && offsetof(PoolHeader, crc) == 252);

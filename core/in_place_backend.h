@@ -60,6 +60,7 @@ class InPlaceBackend final : public RowBackend {
 
   std::uint64_t log_bytes() const override { return log_.ring_bytes(); }
   std::uint64_t log_bytes_free() const override { return log_.free_bytes(); }
+  std::optional<Traffic> traffic() const override { return std::nullopt; }
 
  private:
   // A log record, and the working set that lookup and update read.

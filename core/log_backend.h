@@ -14,12 +14,13 @@
 // - The log has room for several of the largest records, so that it always comes to a step that may be merged.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,7 +39,8 @@ class LogBackend final : public RowBackend {
  public:
   struct Options {
     std::uint64_t scratchpad_bytes;
-    std::function<void()> finish_dense;  // of the background thread: finishes the pending dense write
+    // Of the background thread: finishes the pending dense write, where it is of a step before `step`.
+    std::function<void(std::uint64_t step)> finish_dense;
   };
 
   static void create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t log_bytes);
@@ -79,18 +81,15 @@ class LogBackend final : public RowBackend {
     HoldPtr hold;
     SpareBuffers::Borrowed memory;  // of the working set
   };
-  // New rows of one table, on their way into the record of the step.
-  struct Updated {
-    std::uint32_t table;
-    std::size_t num_rows;
-    WorkingRows rows;
-  };
 
-  // Room for new rows of the tables of `spec`, which become part of the step; row numbers point to `rows`.
-  std::vector<SlotRows> add_updated(const CollectionSpec& spec, const std::vector<std::uint64_t*>& rows,
-                                    const std::vector<std::uint64_t>& num_rows);
+  // Room for rows of the tables of `spec`, compact, in one borrowed piece of memory.
+  std::vector<WorkingRows> borrow_rows(const CollectionSpec& spec, const std::vector<std::uint64_t>& num_rows,
+                                       SpareBuffers::Borrowed& memory);
+  // The same for new rows, which become part of the step.
+  std::vector<WorkingRows> add_updated(const CollectionSpec& spec, const std::vector<std::uint64_t>& num_rows);
+  void check_fits_log(const Plan& plan) const;
   void append(const PackedRecord& record);
-  std::uint64_t unmergeable_bytes() const;
+  Scratchpad& scratchpad();
 
   Superblock& superblock_;
   Background& background_;
@@ -103,9 +102,8 @@ class LogBackend final : public RowBackend {
   // Of the current step.
   std::uint64_t num_captures_ = 0;
   std::vector<std::weak_ptr<const Capture>> captures_;
-  std::vector<Updated> updated_;
+  std::vector<TableRows> updated_;  // new rows, on their way into the record
   std::vector<HoldPtr> updated_holds_;
-  std::vector<std::shared_ptr<const Capture>> updated_captures_;
   std::vector<SpareBuffers::Borrowed> updated_memory_;
 
   mutable std::mutex mutex_;  // guards what follows
@@ -116,7 +114,7 @@ class LogBackend final : public RowBackend {
   std::deque<Logged> unmergeable_;  // steps after the newest that recovery may go back to
   std::uint64_t largest_record_bytes_ = 0;
 
-  std::unique_ptr<Scratchpad> scratchpad_;
+  std::unique_ptr<Scratchpad> scratchpad_;  // made by the first row that it is needed for
   std::unique_ptr<LogMerger> merger_;  // last: its thread ends before anything it uses
 };
 

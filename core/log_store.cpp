@@ -263,6 +263,7 @@ std::size_t LogStore::read_items(std::span<const TableRows> tables, std::span<co
   const std::lock_guard lock(mutex_);
   counters_.fetched_rows += images.size();
   counters_.fetched_bytes += runs.used_bytes();
+  counters_.fetch_requests += runs.reads().size();
   return images.size();
 }
 

@@ -80,11 +80,14 @@ struct LogStoreOptions {
 struct LogStoreCounters {
   std::uint64_t fetched_rows;
   std::uint64_t fetched_bytes;  // read for them
+  std::uint64_t fetch_requests;
   std::uint64_t appended_rows;
   std::uint64_t appended_bytes;
   std::uint64_t merged_bytes;  // of the log, given up
   std::uint64_t home_bytes_read;
   std::uint64_t home_bytes_written;
+  std::uint64_t home_read_requests;
+  std::uint64_t home_write_requests;
   std::uint64_t home_sectors_changed;  // of those written: the ones that got a new version of a row
 };
 
@@ -123,6 +126,8 @@ class LogStore {
   // meanwhile any may be there.
   std::vector<std::uint64_t> touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count);
 
+  // Of a record of these rows.
+  std::uint64_t record_bytes(std::span<const TableRows> tables) const { return shape_of(tables).header.bytes; }
   // Makes a record of the rows' new values at the end of the mark's step. Tables ascending; none is a step that updated
   // nothing. Throws batch_too_large where the ring never has the room.
   PackedRecord pack(const StepMark& mark, std::span<const TableRows> tables) const;

@@ -136,6 +136,8 @@ std::size_t LogStore::write_home_part(const Table& table, std::span<const Versio
   const std::lock_guard lock(mutex_);
   counters_.home_bytes_read += alone ? 0 : runs.used_bytes();
   counters_.home_bytes_written += runs.used_bytes();
+  counters_.home_read_requests += alone ? 0 : runs.reads().size();
+  counters_.home_write_requests += runs.reads().size();
   counters_.home_sectors_changed += changed_units * (layout.unit_bytes() / format::sector_bytes);
   return images.size();
 }

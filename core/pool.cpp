@@ -15,6 +15,7 @@
 #include "error.h"
 #include "gradients.h"
 #include "in_place_backend.h"
+#include "log_backend.h"
 #include "pool_files.h"
 
 namespace holdfast {
@@ -58,10 +59,15 @@ class Pool::Lock {
 
 void Pool::create(const std::string& directory, const PoolOptions& options, std::vector<format::TableRecord> tables) {
   const Lock lock(directory);
-  const auto medium = open_mapped_medium(directory);
+  const bool in_place = options.store == format::Store::in_place;
+  const auto medium = open_mapped_medium(directory, in_place ? Flushing::mapped : Flushing::synced);
   if (medium->exists(superblock_name)) throw Error(ErrorKind::exists, directory + " already holds a pool");
   const std::size_t log_bytes = format::align_up(std::max<std::uint64_t>(options.log_bytes, 1), format::block_bytes);
-  InPlaceBackend::create(*medium, row_tables_of(tables, options.seed), log_bytes);
+  if (in_place) {
+    InPlaceBackend::create(*medium, row_tables_of(tables, options.seed), log_bytes);
+  } else {
+    LogBackend::create(directory, row_tables_of(tables, options.seed), log_bytes);
+  }
   for (const char* name : dense_names) {
     medium->create(name, format::block_bytes, Access::sequential)->allocate(0, format::block_bytes);
   }
@@ -73,6 +79,7 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
     std::memcpy(header.uuid + i, &word, 4);
   }
   header.seed = options.seed;
+  header.store = static_cast<std::uint32_t>(options.store);
   header.log_bytes = log_bytes;
   header.num_shards = 1;
   header.num_writers = 1;
@@ -89,8 +96,7 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
 }
 
 Pool::Pool(const std::string& directory, const OpenOptions& options)
-    : lock_(std::make_unique<Lock>(directory)), medium_(open_mapped_medium(directory)) {
-  if (!medium_->exists(superblock_name)) throw Error(ErrorKind::not_found, directory + " holds no pool");
+    : lock_(std::make_unique<Lock>(directory)), medium_(open_pool_medium(directory)) {
   if (options.dense_interval == 0) throw Error(ErrorKind::config, "dense_interval must be at least 1");
   const auto started = std::chrono::steady_clock::now();
   dense_interval_ = options.dense_interval;
@@ -104,9 +110,7 @@ Pool::Pool(const std::string& directory, const OpenOptions& options)
                     ") keeps no order across that: its rows may be from any moment. Restore a copy, or open it with "
                     "trust_after_reboot if you know that everything had been written back");
   }
-  backend_ = std::make_unique<InPlaceBackend>(
-      *medium_, *superblock_, background_,
-      InPlaceBackend::Options{dense_interval_, options.grow_log, [this] { finish_pending(); }});
+  make_backend(directory, options);
   updated_tables_.resize(backend_->tables().size());
   dense_ = std::make_unique<DenseSlots>(*medium_, open_dense_files(*medium_, true));
   dense_->allocate();
@@ -115,6 +119,23 @@ Pool::Pool(const std::string& directory, const OpenOptions& options)
 }
 
 Pool::~Pool() { background_.stop(); }
+
+void Pool::make_backend(const std::string& directory, const OpenOptions& options) {
+  if (header().store == static_cast<std::uint32_t>(format::Store::in_place)) {
+    backend_ = std::make_unique<InPlaceBackend>(
+        *medium_, *superblock_, background_,
+        InPlaceBackend::Options{dense_interval_, options.grow_log, [this] { finish_pending(); }});
+    return;
+  }
+  // A dense state never becomes durable before the rows of its step.
+  const auto finish_dense = [this](std::uint64_t step) {
+    if (!dense_->pending() || dense_->pending_step() >= step) return;
+    dense_->finish();
+    note_durable(*dense_->newest_step());
+  };
+  backend_ = std::make_unique<LogBackend>(directory, *superblock_, background_,
+                                          LogBackend::Options{options.scratchpad_bytes, finish_dense});
+}
 
 void Pool::recover(const OpenOptions& options) {
   const EpochRecord opened = superblock_->epoch();
@@ -284,7 +305,10 @@ std::uint64_t Pool::commit(std::uint64_t cursor, const Dense* dense) {
       throw;
     }
   }
-  background_.submit([this, mark, dense_parts, has_dense = has_dense_, make_durable = backend_->end_step(mark)] {
+  // However slow the medium is, no more than two steps are on their way to it.
+  background_.wait(last_commits_[0]);
+  last_commits_[0] = last_commits_[1];
+  last_commits_[1] = background_.submit([this, mark, dense_parts, has_dense = has_dense_, make_durable = backend_->end_step(mark)] {
     make_durable();
     rows_durable_step_.store(mark.step, std::memory_order_release);
     // The first dense state of a pool is finished at once: until then the step durable is the rows', and it must not fall.

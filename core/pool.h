@@ -31,12 +31,14 @@ namespace holdfast {
 struct PoolOptions {
   std::uint64_t seed;
   std::uint64_t log_bytes;  // rounded up to blocks
+  format::Store store = format::Store::in_place;
 };
 
 struct OpenOptions {
   Recovery recovery = Recovery::exact;
   std::uint32_t dense_interval = 1;  // steps from one dense slot to the next
-  bool grow_log = true;  // make the log larger when batches want it
+  bool grow_log = true;  // make the undo log larger when batches want it
+  std::uint64_t scratchpad_bytes = std::uint64_t{1} << 30;  // of a pool with a log store
   bool trust_after_reboot = false;  // believe a process-level pool that was open when the machine went down
 };
 
@@ -126,6 +128,7 @@ class Pool {
   std::uint64_t epoch() const { return report_.epoch; }
   std::uint64_t log_bytes() const { return backend_->log_bytes(); }
   std::uint64_t log_bytes_free() const { return backend_->log_bytes_free(); }
+  std::optional<Traffic> traffic() const { return backend_->traffic(); }
 
  private:
   class Lock;
@@ -134,6 +137,7 @@ class Pool {
   void begin_update(const CollectionSpec& spec);
   // Finishes the pending dense write, and waits for everything else.
   void finish_pending();
+  void make_backend(const std::string& directory, const OpenOptions& options);
   void stage(const StepMark& mark, const Dense& dense);
   UpdateSpec of_this_step(UpdateSpec spec) const;
   // Of the background thread: `step` is what exact recovery never goes below from now on.
@@ -155,6 +159,7 @@ class Pool {
   bool updated_ = false;  // the current step has written rows home
   std::vector<bool> updated_tables_;  // and of these tables
   bool closed_ = false;
+  Background::Ticket last_commits_[2] = {0, 0};  // the older one first
   Evaluator evaluator_;
 
   std::atomic<std::uint64_t> durable_step_{0};

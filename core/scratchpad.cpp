@@ -444,16 +444,16 @@ void Scratchpad::fail(std::exception_ptr failure) {
 
 // Rows that are in.
 
-void Scratchpad::gather(const Hold& hold, std::size_t t, const WorkingRows& working, std::size_t begin,
+void Scratchpad::gather(std::uint32_t table, const std::uint32_t* slots, const WorkingRows& working, std::size_t begin,
                         std::size_t end) const {
-  const Shelf& shelf = shelf_of(hold.spec_->tables[t].number);
-  best_kernels().gather(shelf.spec, shelf.rows(), hold.slots(t), working, begin, end);
+  const Shelf& shelf = shelf_of(table);
+  best_kernels().gather(shelf.spec, shelf.rows(), slots, working, begin, end);
 }
 
-void Scratchpad::scatter(const Hold& hold, std::size_t t, const WorkingRows& working, std::size_t begin,
+void Scratchpad::scatter(std::uint32_t table, const std::uint32_t* slots, const WorkingRows& working, std::size_t begin,
                          std::size_t end) {
-  const Shelf& shelf = shelf_of(hold.spec_->tables[t].number);
-  best_kernels().scatter(shelf.spec, shelf.rows(), hold.slots(t), working, begin, end);
+  const Shelf& shelf = shelf_of(table);
+  best_kernels().scatter(shelf.spec, shelf.rows(), slots, working, begin, end);
 }
 
 void Scratchpad::read(const Plan& plan, const std::vector<WorkingRows>& rows) {

@@ -94,9 +94,11 @@ class Scratchpad {
   // go that are going to be. Throws batch_too_large where that does not help.
   std::shared_ptr<const Hold> hold(const std::shared_ptr<const Plan>& plan, const std::function<void()>& make_room);
 
-  // Rows [begin, end) of table t of a hold's plan, to or from compact arrays.
-  void gather(const Hold& hold, std::size_t t, const WorkingRows& working, std::size_t begin, std::size_t end) const;
-  void scatter(const Hold& hold, std::size_t t, const WorkingRows& working, std::size_t begin, std::size_t end);
+  // Rows [begin, end) of compact arrays, row u from or to slots[u], all of which are a hold's. Thread-safe.
+  void gather(std::uint32_t table, const std::uint32_t* slots, const WorkingRows& working, std::size_t begin,
+              std::size_t end) const;
+  void scatter(std::uint32_t table, const std::uint32_t* slots, const WorkingRows& working, std::size_t begin,
+               std::size_t end);
 
   // Fills in the plan's rows without a trace.
   void read(const Plan& plan, const std::vector<WorkingRows>& rows);

@@ -67,6 +67,13 @@ void check_table(const TableRecord& table, const std::string& where) {
 
 }  // namespace
 
+std::unique_ptr<Medium> open_pool_medium(const std::string& directory) {
+  auto medium = open_mapped_medium(directory);
+  if (!medium->exists(superblock_name)) throw Error(ErrorKind::not_found, directory + " holds no pool");
+  const auto store = static_cast<format::Store>(Superblock(*medium, false).header().store);
+  return store == format::Store::in_place ? std::move(medium) : open_mapped_medium(directory, Flushing::synced);
+}
+
 std::array<std::uint8_t, 16> current_boot_id() {
   std::array<std::uint8_t, 16> id{};
   std::ifstream file("/proc/sys/kernel/random/boot_id");
@@ -97,7 +104,8 @@ void Superblock::write(Medium& medium, PoolHeader header, std::vector<TableRecor
     const auto file = medium.create(fresh, bytes, Access::sequential);
     file->allocate(0, bytes);
     header.magic = format::pool_magic;
-    header.version = format::version;
+    const bool in_place = header.store == static_cast<std::uint32_t>(format::Store::in_place);
+    header.version = in_place ? format::oldest_version : format::version;
     header.num_tables = static_cast<std::uint32_t>(tables.size());
     header.crc = crc_of(header);
     const auto put = [&](std::size_t offset, const auto& value) {
@@ -134,9 +142,9 @@ Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
   if (header_.magic != format::pool_magic) {
     throw Error(ErrorKind::format_mismatch, file.name() + ": not a holdfast pool");
   }
-  if (header_.version != format::version) {
+  if (header_.version < format::oldest_version || header_.version > format::version) {
     throw Error(ErrorKind::format_mismatch, file.name() + ": format version " + std::to_string(header_.version) +
-                                                ", this build knows version " + std::to_string(format::version) +
+                                                ", this build knows versions up to " + std::to_string(format::version) +
                                                 "; use the holdfast that wrote it");
   }
   if (header_.crc != crc_of(header_)) {
@@ -152,6 +160,10 @@ Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
   }
   if (header_.row_checksums != 0) {
     throw Error(ErrorKind::format_mismatch, file.name() + ": row checksums, which this build does not know");
+  }
+  const auto newest_store = static_cast<std::uint32_t>(header_.version == 1 ? format::Store::in_place : format::Store::log);
+  if (header_.store > newest_store) {
+    throw Error(ErrorKind::corrupted, place(file, 0) + ": unknown store");
   }
   if (header_.level > static_cast<std::uint32_t>(format::Level::power)) {
     throw Error(ErrorKind::corrupted, place(file, 0) + ": unknown durability level");

@@ -22,6 +22,9 @@ inline constexpr const char* superblock_name = "pool.holdfast";
 // The machine's current boot, or zeros where it cannot be told.
 std::array<std::uint8_t, 16> current_boot_id();
 
+// The medium of the pool in `directory`, as its store wants it. Throws not_found where there is none.
+std::unique_ptr<Medium> open_pool_medium(const std::string& directory);
+
 class Superblock {
  public:
   // Writes a whole superblock and renames it into place. Header and records are sealed here.

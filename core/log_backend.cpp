@@ -1,0 +1,298 @@
+#include "log_backend.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "error.h"
+#include "gradients.h"
+#include "lookup.h"
+#include "parallel.h"
+
+namespace holdfast {
+namespace {
+
+// Records like the largest that the log must have room for: two on their way to become durable, the one between the
+// newest dense state and them, the one that is being merged, one that does not fit before the ring's end, and one more.
+constexpr std::uint64_t least_records = 6;
+
+std::vector<std::uint64_t> num_rows_of(const Plan& plan) {
+  std::vector<std::uint64_t> num_rows;
+  for (const TablePlan& table : plan.tables) num_rows.push_back(table.num_unique());
+  return num_rows;
+}
+
+}  // namespace
+
+void LogBackend::create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t log_bytes) {
+  LogStore::create(directory, tables, log_bytes, caching_of(directory));
+}
+
+LogBackend::LogBackend(const std::string& directory, Superblock& superblock, Background& background, Options options)
+    : RowBackend(row_tables_of(superblock.tables(), superblock.header().seed)),
+      superblock_(superblock),
+      background_(background),
+      options_(std::move(options)),
+      store_(directory, tables(), {.caching = caching_of(directory)}),
+      newest_(store_.scan()) {}
+
+// Recovery.
+
+void LogBackend::check_roll_back(std::uint64_t step) {
+  if (store_.merged_step() <= step) return;
+  throw Error(ErrorKind::corrupted, "rows are merged up to step " + std::to_string(store_.merged_step()) +
+                                        ", and the newest dense state that holds is of step " + std::to_string(step));
+}
+
+RolledBack LogBackend::roll_back(std::uint64_t epoch, std::uint64_t step) {
+  epoch_ = epoch;
+  store_.recover(epoch, step);
+  return {newest_.step - step, 0};
+}
+
+void LogBackend::start(std::uint64_t epoch, const StepMark& mark) {
+  format::CommitRecord fresh{};
+  fresh.epoch = epoch;
+  fresh.step = mark.step;
+  fresh.cursor = mark.cursor;
+  fresh.row_updates = mark.row_updates;
+  fresh.last_record = format::no_position;
+  superblock_.write_commit(fresh);
+  merger_ = std::make_unique<LogMerger>(store_);
+  merger_->allow(mark.step);
+}
+
+// Capture.
+
+Scratchpad& LogBackend::scratchpad() {
+  if (!scratchpad_) {
+    scratchpad_ = std::make_unique<Scratchpad>(tables(), options_.scratchpad_bytes,
+                                               [this](std::span<const TableRows> wanted) { store_.fetch(wanted); });
+  }
+  return *scratchpad_;
+}
+
+void LogBackend::announce(std::shared_ptr<const Plan> plan) { scratchpad().expect(std::move(plan)); }
+
+std::shared_ptr<Capture> LogBackend::capture(std::shared_ptr<const Plan> plan, std::uint64_t step) {
+  check_fits_log(*plan);
+  std::erase_if(captures_, [](const auto& capture) { return capture.expired(); });
+  auto capture = std::make_shared<HeldCapture>();
+  capture->hold = scratchpad().hold(plan, [this] { background_.drain(); });
+  capture->plan = plan;
+  capture->step = step;
+  capture->order = ++num_captures_;
+  capture->tables = borrow_rows(*plan->spec, num_rows_of(*plan), capture->memory);
+  for_rows(*plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
+    const std::uint64_t* rows = plan->tables[t].rows.data();
+    std::copy(rows + begin, rows + end, capture->tables[t].rows + begin);
+    scratchpad_->gather(plan->spec->tables[t].number, capture->hold->slots(t), capture->tables[t], begin, end);
+  });
+  std::vector<TableRows> record;
+  for (std::size_t t = 0; t < plan->tables.size(); ++t) {
+    record.push_back({plan->spec->tables[t].number, plan->tables[t].num_unique(), {}});
+  }
+  capture->bytes = store_.record_bytes(record);
+  captures_.push_back(capture);
+  return capture;
+}
+
+void LogBackend::check_fits_log(const Plan& plan) const {
+  std::vector<TableRows> record;
+  for (std::size_t t = 0; t < plan.tables.size(); ++t) {
+    record.push_back({plan.spec->tables[t].number, plan.tables[t].num_unique(), {}});
+  }
+  const std::uint64_t bytes = store_.record_bytes(record);
+  if (bytes * least_records <= store_.ring_bytes()) return;
+  throw Error(ErrorKind::batch_too_large,
+              "one batch's rows take " + std::to_string(bytes) + " bytes of row log, which has " +
+                  std::to_string(store_.ring_bytes()) + " and needs room for " + std::to_string(least_records) +
+                  " such steps; make the pool with a larger log_bytes, or the batch smaller");
+}
+
+std::vector<WorkingRows> LogBackend::borrow_rows(const CollectionSpec& spec,
+                                                 const std::vector<std::uint64_t>& num_rows,
+                                                 SpareBuffers::Borrowed& memory) {
+  std::size_t bytes = 0;
+  std::vector<format::RecordSection> sections;
+  for (std::size_t t = 0; t < spec.tables.size(); ++t) {
+    const std::uint32_t number = spec.tables[t].number;
+    sections.push_back(place_section(tables()[number], number, num_rows[t], bytes));
+  }
+  memory = spare_.borrow(bytes);
+  std::vector<WorkingRows> rows;
+  for (const format::RecordSection& section : sections) rows.push_back(rows_of(section, memory.data()));
+  return rows;
+}
+
+void LogBackend::read(const Plan& plan, const std::vector<WorkingRows>& rows) { scratchpad().read(plan, rows); }
+
+// Update.
+
+std::vector<WorkingRows> LogBackend::add_updated(const CollectionSpec& spec,
+                                                 const std::vector<std::uint64_t>& num_rows) {
+  const auto rows = borrow_rows(spec, num_rows, updated_memory_.emplace_back());
+  for (std::size_t t = 0; t < rows.size(); ++t) {
+    if (num_rows[t] != 0) updated_.push_back({spec.tables[t].number, num_rows[t], rows[t]});
+  }
+  return rows;
+}
+
+void LogBackend::update(const std::shared_ptr<const Capture>& capture, const float* grad, const UpdateSpec& update) {
+  const Plan& plan = *capture->plan;
+  const HoldPtr hold = static_cast<const HeldCapture&>(*capture).hold;
+  const auto fresh = add_updated(*plan.spec, num_rows_of(plan));
+  for_rows(plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
+    const std::uint32_t number = plan.spec->tables[t].number;
+    const WorkingRows& old = capture->tables[t];
+    std::copy(old.rows + begin, old.rows + end, fresh[t].rows + begin);
+    best_kernels().update_compact(tables()[number].spec, update, old, occurrences_of(plan.tables[t]), grad,
+                                  {fresh[t].weights, fresh[t].state}, begin, end);
+    scratchpad_->scatter(number, hold->slots(t), fresh[t], begin, end);
+  });
+  updated_holds_.push_back(hold);
+}
+
+void LogBackend::update(const SummedGradients& gradients, const UpdateSpec& update) {
+  const CollectionSpec& spec = *gradients.spec;
+  const auto fresh = add_updated(spec, gradients.num_rows);
+  std::vector<std::vector<std::uint32_t>> slots(spec.tables.size());
+  parallel_for(slots.size(), [&](std::size_t t) {
+    const std::uint64_t* rows = gradients.rows[t].rows;
+    slots[t].resize(gradients.num_rows[t]);
+    for (const auto& capture : gradients.captures) {
+      const std::uint32_t* slots_of_capture = static_cast<const HeldCapture&>(*capture).hold->slots(t);
+      const auto& rows_of_capture = capture->plan->tables[t].rows;
+      std::size_t at = 0;
+      for (std::size_t u = 0; u < rows_of_capture.size(); ++u) {
+        while (rows[at] != rows_of_capture[u]) ++at;
+        slots[t][at] = slots_of_capture[u];
+      }
+    }
+  });
+  for_rows(
+      spec, [&](std::size_t t) { return gradients.num_rows[t]; },
+      [&](std::size_t t, std::size_t begin, std::size_t end) {
+        const std::uint32_t number = spec.tables[t].number;
+        const WorkingRows& old = gradients.rows[t];
+        std::copy(old.rows + begin, old.rows + end, fresh[t].rows + begin);
+        best_kernels().update_compact_from_sums(tables()[number].spec, update, old, gradients.sums[t].data(),
+                                                {fresh[t].weights, fresh[t].state}, begin, end);
+        scratchpad_->scatter(number, slots[t].data(), fresh[t], begin, end);
+      });
+  for (const auto& capture : gradients.captures) {
+    updated_holds_.push_back(static_cast<const HeldCapture&>(*capture).hold);
+  }
+}
+
+// Commit.
+
+std::function<void()> LogBackend::end_step(const StepMark& mark) {
+  std::sort(updated_.begin(), updated_.end(),
+            [](const TableRows& a, const TableRows& b) { return a.table < b.table; });
+  // Both in shared pointers, because what the background runs is copyable.
+  const auto record = std::make_shared<PackedRecord>(store_.pack(mark, updated_));
+  const auto holds = std::make_shared<std::vector<HoldPtr>>(std::move(updated_holds_));
+  updated_.clear();
+  updated_holds_.clear();
+  updated_memory_.clear();
+  captures_.clear();
+  {
+    const std::lock_guard lock(mutex_);
+    unmergeable_.push_back({mark.step, record->bytes()});
+    largest_record_bytes_ = std::max(largest_record_bytes_, record->bytes());
+  }
+  return [this, record, holds] {
+    append(*record);
+    holds->clear();
+    store_.sync();
+    merger_->wake();
+  };
+}
+
+void LogBackend::append(const PackedRecord& record) {
+  if (store_.append(record)) return;
+  options_.finish_dense(record.step());
+  // A fetch may still be reading where the record is to go: that is over in milliseconds.
+  constexpr int turns = 1000;
+  for (int turn = 0; turn < turns; ++turn) {
+    const bool merged = merger_->make_room();
+    if (store_.append(record)) return;
+    if (!merged) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  throw Error(ErrorKind::failed,
+              "the row log (" + std::to_string(store_.ring_bytes()) + " bytes, " +
+                  std::to_string(store_.used_bytes()) + " in use) has no room for step " +
+                  std::to_string(record.step()) + ", and nothing more of it may be merged before a newer dense state " +
+                  "is durable; make the pool with a larger log_bytes, or lower dense_interval");
+}
+
+void LogBackend::note_recoverable(std::uint64_t step) {
+  {
+    const std::lock_guard lock(mutex_);
+    while (!unmergeable_.empty() && unmergeable_.front().step <= step) unmergeable_.pop_front();
+  }
+  merger_->allow(step);
+}
+
+// More than half of the log may not be merged, or is about to be so.
+bool LogBackend::log_is_low() const {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t bytes = 2 * largest_record_bytes_;
+  for (const Logged& logged : unmergeable_) bytes += logged.bytes;
+  return bytes > store_.ring_bytes() / 2;
+}
+
+bool LogBackend::step_has_begun() const {
+  return !updated_.empty() || std::any_of(captures_.begin(), captures_.end(),
+                                          [](const auto& capture) { return !capture.expired(); });
+}
+
+void LogBackend::import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
+                             std::span<const float> state) {
+  scratchpad_.reset();  // it may hold what the rows were
+  store_.import_rows(static_cast<std::uint32_t>(table), first, weights, state);
+}
+
+// An update that was not committed is in memory only.
+void LogBackend::close(bool) {
+  merger_->stop();
+  store_.sync();
+  store_.sync_home();
+  const StepMark last = store_.last();
+  format::CommitRecord commit = superblock_.commit();
+  commit.step = last.step;
+  commit.cursor = last.cursor;
+  commit.row_updates = last.row_updates;
+  superblock_.write_commit(commit);
+}
+
+std::optional<Traffic> LogBackend::traffic() const {
+  const LogStoreCounters store = store_.counters();
+  Traffic traffic{};
+  if (scratchpad_) {
+    const ScratchpadCounters pad = scratchpad_->counters();
+    traffic.rows_hit = pad.rows_hit;
+    traffic.rows_missed = pad.rows_missed;
+    traffic.demand_fetches = pad.rows_demanded;
+    traffic.window_shrunk = pad.holds_delayed;
+    traffic.stall_seconds = pad.seconds_stalled;
+    traffic.scratchpad_rows = scratchpad_->num_rows();
+  }
+  traffic.rows_fetched = store.fetched_rows;
+  traffic.fetched_bytes = store.fetched_bytes;
+  traffic.fetch_reads = store.fetch_requests;
+  traffic.updated_rows = store.appended_rows;
+  traffic.updated_row_bytes = store.appended_row_bytes;
+  traffic.appended_bytes = store.appended_bytes;
+  traffic.merged_bytes = store.merged_bytes;
+  traffic.home_bytes_read = store.home_bytes_read;
+  traffic.home_bytes_written = store.home_bytes_written;
+  traffic.merge_reads = store.home_read_requests;
+  traffic.merge_writes = store.home_write_requests;
+  traffic.index_entries = store_.index_entries();
+  traffic.index_bytes = store_.index_bytes();
+  return traffic;
+}
+
+}  // namespace holdfast
