@@ -214,9 +214,10 @@ void LogStore::fetch(std::span<const TableRows> tables) {
   const Fetching fetching(*this, resolve(tables, items));
   std::size_t most_bytes = 0;
   for (const Item& item : items) most_bytes += tables_[tables[item.request].table].layout.unit_bytes();
-  const SectorBuffer buffer(std::min(buffer_bytes, most_bytes + items.size() * joined_gap_bytes));
+  const SpareBuffers::Borrowed buffer =
+      spare_.borrow(std::min(buffer_bytes, most_bytes + items.size() * joined_gap_bytes));
   for (std::size_t done = 0; done < items.size();) {
-    done += read_items(tables, std::span(items).subspan(done), buffer);
+    done += read_items(tables, std::span(items).subspan(done), buffer.buffer());
   }
 }
 

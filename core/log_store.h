@@ -5,21 +5,23 @@
 // - A row's newest version is in the log where the index says so, else at home; a row that has neither is untouched
 //   and has its initial value, a function of (seed, table, row).
 // - append writes the log alone. Its rows can be fetched when it returns; they are durable after the next sync.
-// - Home is written by import_rows, while the log holds no record, and by merge alone otherwise, with versions that are durable in the log and stay there until home is durable. A
-//   torn merge is merged again. Only sectors are atomic, and that is enough: an image that shares its sector is old
-//   or new, one that has several has them to itself, and rows that are not merged are written with the bytes that
-//   they had.
+// - Home is written by import_rows, while the log holds no record, and by merge, with versions that are durable in the
+//   log and stay there until home is durable. A torn merge is merged again. Only sectors are atomic, and that is enough:
+//   an image that shares its sector is old or new, one that has several has them to itself, and rows that are not
+//   merged are written with the bytes that they had.
 // - Home never holds a version of a step after the merge's limit. So roll_back must not go below a limit that was
 //   ever given to merge, in this life or an earlier one: the caller's limit is the older valid dense slot's step.
 // - An extent of the log is written again only after: home is durable, the checkpoint that moves the tail is durable,
 //   the index does not name it any more, and every fetch that resolved rows into it is done.
 // - A merge writes home after the fetches that had begun before it are done. Those that begin later find the rows
 //   that it moves in the log, so no row is read at home while it is being written there.
-// - One thread appends, recovers and rolls back; pack, fetch, sync and merge may be called from any. Of a fetch and an
-//   append at the same time the fetch sees all of a row or nothing of it.
+// - One thread appends, recovers, rolls back and imports; pack, fetch, touched_rows, sync and merge may be called from
+//   any. Of a fetch and an append at the same time the fetch sees all of a row or nothing of it.
 // - A merge takes memory for one record and for the rows that it moves, however often the log has them.
-// - A full medium is an error (full) after which nothing has changed. After any other failed write or sync, append,
-//   sync and merge refuse until the store is opened again.
+// - A full medium is an error (full) after which nothing has changed. After any other failure of an append's or a sync's
+//   writing, or of a merge once it writes home, these refuse until the store is opened again. A failed fetch changes
+//   nothing.
+// - A store that is not writable opens its files for reading only, and writes nothing.
 #pragma once
 
 #include <atomic>
@@ -103,8 +105,8 @@ class LogStore {
 
   // Reads the log, once, and returns what its newest whole record says. Throws corrupted. Changes nothing.
   StepMark scan();
-  // Begins life `epoch`, once, greater than all before: reads the log back unless scan did, forgets steps after `step_limit`, and returns the
-  // step at whose end rows are now, durably.
+  // Begins life `epoch`, once, greater than all before: reads the log unless scan did, forgets steps after
+  // `step_limit`, and returns the step at whose end rows are now, durably.
   std::uint64_t recover(std::uint64_t epoch, std::uint64_t step_limit);
   // Back to the end of `step`, or of the newest step before it, durably. Only between recover and the first append.
   // Throws step where rows are merged beyond.
@@ -116,13 +118,13 @@ class LogStore {
   // Of a view: every image that does not hold, at home or in the log, by file and offset; 100 problems at most.
   std::vector<std::string> verify();
 
-  // These need a store that was recovered; a step error otherwise.
+  // These need a store that was recovered, or a view where they only read; a step error otherwise.
 
   // Fills in the newest versions: weights and state, and in `rows` the fresh bit of those that are untouched (bits are
   // clear on entry). Throws corrupted where a row does not hold.
   void fetch(std::span<const TableRows> tables);
 
-  // The rows at or after `first` that have ever been written, ascending, `count` at most. Of those that are appended
+  // The rows at or after `first` that an update or an import ever wrote, ascending, `count` at most. Of those that are appended
   // meanwhile any may be there.
   std::vector<std::uint64_t> touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count);
 

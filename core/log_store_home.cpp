@@ -98,11 +98,11 @@ void LogStore::wait_for_fetches() {
 
 // Durably.
 void LogStore::write_home(const Versions& versions) {
-  const SectorBuffer buffer(buffer_bytes);
+  const SpareBuffers::Borrowed buffer = spare_.borrow(buffer_bytes);
   for (std::size_t t = 0; t < tables_.size(); ++t) {
     const std::span<const Version> of_table = versions.of_table[t];
     for (std::size_t done = 0; done < of_table.size();) {
-      done += write_home_part(tables_[t], of_table.subspan(done), buffer);
+      done += write_home_part(tables_[t], of_table.subspan(done), buffer.buffer());
     }
   }
   for (std::size_t t = 0; t < tables_.size(); ++t) {
