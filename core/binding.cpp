@@ -205,6 +205,7 @@ nb::dict to_dict(const format::PoolHeader& header) {
   out["uuid"] = to_bytes({reinterpret_cast<const std::byte*>(header.uuid), sizeof(header.uuid)});
   out["seed"] = header.seed;
   out["log_bytes"] = header.log_bytes;
+  out["store"] = header.store == 0 ? "in place" : "log";
   out["num_tables"] = header.num_tables;
   out["num_shards"] = header.num_shards;
   out["num_writers"] = header.num_writers;
@@ -220,6 +221,30 @@ nb::dict to_dict(const format::CommitRecord& commit) {
   out["row_updates"] = commit.row_updates;
   out["log_head"] = commit.log_head;
   out["log_tail"] = commit.log_tail;
+  return out;
+}
+
+nb::dict to_dict(const Traffic& traffic) {
+  nb::dict out;
+  out["rows_hit"] = traffic.rows_hit;
+  out["rows_missed"] = traffic.rows_missed;
+  out["demand_fetches"] = traffic.demand_fetches;
+  out["window_shrunk"] = traffic.window_shrunk;
+  out["stall_seconds"] = traffic.stall_seconds;
+  out["rows_fetched"] = traffic.rows_fetched;
+  out["fetched_bytes"] = traffic.fetched_bytes;
+  out["fetch_reads"] = traffic.fetch_reads;
+  out["updated_rows"] = traffic.updated_rows;
+  out["updated_row_bytes"] = traffic.updated_row_bytes;
+  out["appended_bytes"] = traffic.appended_bytes;
+  out["merged_bytes"] = traffic.merged_bytes;
+  out["home_bytes_read"] = traffic.home_bytes_read;
+  out["home_bytes_written"] = traffic.home_bytes_written;
+  out["merge_reads"] = traffic.merge_reads;
+  out["merge_writes"] = traffic.merge_writes;
+  out["index_entries"] = traffic.index_entries;
+  out["index_bytes"] = traffic.index_bytes;
+  out["scratchpad_rows"] = traffic.scratchpad_rows;
   return out;
 }
 
@@ -302,22 +327,24 @@ NB_MODULE(_core, m) {
       .def_static(
           "create",
           [](const std::string& directory, std::uint64_t seed, std::uint64_t log_bytes,
-             const std::vector<TableSpec>& tables) {
+             const std::vector<TableSpec>& tables, bool log_store) {
             std::vector<format::TableRecord> records;
             for (const TableSpec& table : tables) records.push_back(record_of(table));
             const nb::gil_scoped_release unlocked;
-            Pool::create(directory, {seed, log_bytes}, std::move(records));
+            Pool::create(directory, {seed, log_bytes, log_store ? format::Store::log : format::Store::in_place},
+                         std::move(records));
           },
-          "directory"_a, "seed"_a, "log_bytes"_a, "tables"_a)
+          "directory"_a, "seed"_a, "log_bytes"_a, "tables"_a, "log_store"_a = false)
       .def(
           "__init__",
           [](Pool* self, const std::string& directory, bool relaxed, std::uint32_t dense_interval, bool grow_log,
-             bool trust_after_reboot) {
+             std::uint64_t scratchpad_bytes, bool trust_after_reboot) {
             const nb::gil_scoped_release unlocked;
             new (self) Pool(directory, {relaxed ? Recovery::relaxed : Recovery::exact, dense_interval, grow_log,
-                                        trust_after_reboot});
+                                        scratchpad_bytes, trust_after_reboot});
           },
-          "directory"_a, nb::kw_only(), "relaxed"_a, "dense_interval"_a, "grow_log"_a, "trust_after_reboot"_a)
+          "directory"_a, nb::kw_only(), "relaxed"_a, "dense_interval"_a, "grow_log"_a, "scratchpad_bytes"_a,
+          "trust_after_reboot"_a)
       .def_prop_ro("recovery", &Pool::recovery, nb::rv_policy::copy)
       .def_prop_ro("tables", [](const Pool& pool) { return specs_of(pool.table_records()); })
       .def_prop_ro("header", [](const Pool& pool) { return to_dict(pool.header()); })
@@ -446,7 +473,15 @@ NB_MODULE(_core, m) {
       .def_prop_ro("rows_durable_step", &Pool::rows_durable_step)
       .def_prop_ro("epoch", &Pool::epoch)
       .def_prop_ro("log_bytes", &Pool::log_bytes)
-      .def_prop_ro("log_bytes_free", &Pool::log_bytes_free);
+      .def_prop_ro("log_bytes_free", &Pool::log_bytes_free)
+      .def(
+          "traffic",
+          [](const Pool& pool) -> std::optional<nb::dict> {
+            const auto traffic = pool.traffic();
+            if (!traffic) return std::nullopt;
+            return to_dict(*traffic);
+          },
+          "Rows and bytes since the pool was opened; None where rows are read and written in place.");
 
   nb::class_<Reader>(m, "Reader", "A pool seen without a lock and without changing it.")
       .def(nb::init<const std::string&>(), "directory"_a)
@@ -480,14 +515,14 @@ NB_MODULE(_core, m) {
       .def(
           "touched_rows",
           [](const Reader& reader, std::size_t table, std::uint64_t first, std::size_t count) {
-            return reader.store().touched_rows(table, first, count);
+            return reader.touched_rows(table, first, count);
           },
           "table"_a, "first"_a, "count"_a, Unlocked())
       .def(
           "gather_rows",
           [](const Reader& reader, std::size_t table, const std::vector<std::uint64_t>& rows, const Bytes& weights,
              const Bytes& state, const Bytes& differs) {
-            const auto& spec = reader.store().table(table);
+            const auto& spec = reader.tables().at(table);
             if (weights.shape(0) != rows.size() * spec.weight_bytes() ||
                 state.shape(0) != rows.size() * spec.state_bytes() || differs.shape(0) != rows.size() ||
                 std::any_of(rows.begin(), rows.end(), [&](std::uint64_t row) { return row >= spec.num_rows; })) {
@@ -502,7 +537,7 @@ NB_MODULE(_core, m) {
           "read_rows",
           [](const Reader& reader, std::size_t table, std::uint64_t first, std::size_t count, const Bytes& weights,
              const Bytes& state) {
-            const auto& spec = reader.store().table(table);
+            const auto& spec = reader.tables().at(table);
             if (first > spec.num_rows || count > spec.num_rows - first ||
                 weights.shape(0) != count * spec.weight_bytes() || state.shape(0) != count * spec.state_bytes()) {
               throw nb::value_error("arrays do not fit the rows");

@@ -32,7 +32,7 @@ const std::string& existing(const std::string& path) {
   return path;
 }
 
-Access access_of(const LogStoreOptions& options) { return options.writable ? Access::read_write : Access::read_only; }
+Opening opening_of(const LogStoreOptions& options) { return options.writable ? Opening::read_write : Opening::read_only; }
 
 std::string log_path(const std::string& directory) { return directory + "/row-log-0000"; }
 
@@ -82,12 +82,12 @@ void LogStore::create(const std::string& directory, const std::vector<RowTable>&
 LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, const LogStoreOptions& options)
     : kernels_(best_kernels()),
       queue_(options.way),
-      log_(existing(log_path(directory)), options.caching, options.watcher, access_of(options), queue_),
+      log_(existing(log_path(directory)), options.caching, options.watcher, opening_of(options), queue_),
       writable_(options.writable) {
   for (std::size_t i = 0; i < tables.size(); ++i) {
     Table table{tables[i], RowLayout(tables[i].spec), nullptr, {}};
     table.home = std::make_unique<BlockFile>(existing(home_path(directory, i)), options.caching, options.watcher,
-                                             access_of(options));
+                                             opening_of(options));
     const std::uint64_t bytes = home_bytes(table.layout, table.what.num_rows);
     if (table.home->size() != bytes) {
       throw Error(ErrorKind::corrupted, table.home->name() + ": " + std::to_string(table.home->size()) +

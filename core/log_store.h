@@ -68,6 +68,7 @@ class PackedRecord {
 
   format::RowLogHeader header_{};  // lacks what the log knows: position and chain
   std::uint64_t num_rows_ = 0;
+  std::uint64_t row_bytes_ = 0;  // of their images
   SpareBuffers::Borrowed buffer_;
 };
 
@@ -84,6 +85,7 @@ struct LogStoreCounters {
   std::uint64_t fetched_bytes;  // read for them
   std::uint64_t fetch_requests;
   std::uint64_t appended_rows;
+  std::uint64_t appended_row_bytes;  // of the rows' images
   std::uint64_t appended_bytes;
   std::uint64_t merged_bytes;  // of the log, given up
   std::uint64_t home_bytes_read;

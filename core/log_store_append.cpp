@@ -57,7 +57,10 @@ PackedRecord LogStore::pack(const StepMark& mark, std::span<const TableRows> tab
   fill_rows(shape, tables, record.buffer_.data());
   shape.header.images_crc = fill_images(shape, tables, record.buffer_.data());
   record.header_ = shape.header;
-  for (const TableRows& rows : tables) record.num_rows_ += rows.num_rows;
+  for (const TableRows& rows : tables) {
+    record.num_rows_ += rows.num_rows;
+    record.row_bytes_ += rows.num_rows * tables_[rows.table].layout.image_bytes();
+  }
   return record;
 }
 
@@ -128,6 +131,7 @@ std::optional<std::uint64_t> LogStore::append(const PackedRecord& packed) {
   index_record(record, packed.buffer_.data());
   log_.append(record);
   counters_.appended_rows += packed.num_rows_;
+  counters_.appended_row_bytes += packed.row_bytes_;
   counters_.appended_bytes += header.bytes;
   return header.bytes;
 }

@@ -8,14 +8,26 @@
 #include "error.h"
 #include "pool_files.h"
 #include "recovery.h"
-#include "undo.h"
 
 namespace holdfast {
+namespace {
 
-Reader::Reader(const std::string& directory) : medium_(open_mapped_medium(directory)) {
-  if (!medium_->exists(superblock_name)) throw Error(ErrorKind::not_found, directory + " holds no pool");
+constexpr std::uint64_t every_step = ~std::uint64_t{0};
+
+}  // namespace
+
+Reader::Reader(const std::string& directory) : medium_(open_pool_medium(directory)) {
   superblock_ = std::make_unique<Superblock>(*medium_, false);
-  store_ = std::make_unique<InPlaceStore>(*medium_, row_tables_of(superblock_->tables(), header().seed), false);
+  rows_ = open_row_view(directory, *medium_, *superblock_);
+}
+
+format::CommitRecord Reader::commit() const {
+  format::CommitRecord commit = superblock_->read_commit();
+  const StepMark mark = rows_->newest();
+  commit.step = mark.step;
+  commit.cursor = mark.cursor;
+  commit.row_updates = mark.row_updates;
+  return commit;
 }
 
 std::optional<Reader::Dense> Reader::dense_state() const {
@@ -25,15 +37,16 @@ std::optional<Reader::Dense> Reader::dense_state() const {
   for (int turn = 0; turn < turns; ++turn) {
     DenseSlots slots(*medium_, open_dense_files(*medium_, false));
     const auto commit = superblock_->read_commit();
+    const std::uint64_t newest = rows_->commits_by_record() ? commit.step : every_step;
     try {
-      slots.load(commit.epoch, commit.step, false);
+      slots.load(commit.epoch, newest, false);
     } catch (const Error&) {
       if (turn + 1 == turns) throw;
       continue;  // committed between the two reads
     }
-    const auto state = slots.newest(commit.step);
+    const auto state = slots.newest(newest);
     if (!state) {
-      if (commit.step == 0 || turn + 1 == turns) return std::nullopt;
+      if (commit.step == 0 || newest == every_step || turn + 1 == turns) return std::nullopt;
       continue;
     }
     Dense copy{state->header,
@@ -49,14 +62,14 @@ std::optional<Reader::Dense> Reader::dense_state() const {
 }
 
 void Reader::evaluate(const Plan& plan, float* out) {
-  const auto read = [&](const std::vector<WorkingRows>& rows) { copy_from_home(plan, *store_, rows); };
-  evaluator_.pool(plan, row_tables_of(table_records(), header().seed), read, out);
+  const auto read = [&](const std::vector<WorkingRows>& rows) { rows_->read(plan, rows); };
+  evaluator_.pool(plan, tables(), read, out);
 }
 
 void Reader::gather_rows(std::size_t index, std::vector<std::uint64_t> rows, std::byte* weights, float* state,
                          std::uint8_t* differs) const {
-  const InPlaceStore::Table& table = store_->table(index);
-  store_->capture(index, {rows.data(), weights, state}, 0, rows.size());
+  const RowTable& table = tables()[index];
+  rows_->read(static_cast<std::uint32_t>(index), {rows.data(), weights, state}, rows.size());
   if (differs == nullptr) return;
   std::vector<std::byte> initial(table.weight_bytes());
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -87,12 +100,9 @@ std::vector<std::string> Reader::verify() const {
     if (!known) problems.push_back(problem);
   };
   DenseSlots slots(*medium_, open_dense_files(*medium_, false));
-  const auto ring = open_log_file(*medium_, superblock_->header().log_bytes, false);
+  std::uint64_t target = rows_->newest().step;
   try {
-    const format::CommitRecord commit = superblock_->commit();
-    const StepMark rows{commit.step, commit.cursor, commit.row_updates};
-    const RecoveryPlan plan = plan_recovery(*superblock_, rows, slots, Recovery::exact);
-    plan_undo(*superblock_, UndoLog(*medium_, *ring), *store_, plan.target.step);
+    target = plan_recovery(*superblock_, rows_->newest(), slots, Recovery::exact).target.step;
   } catch (const Error& error) {
     add(error.what());
   }
@@ -101,15 +111,7 @@ std::vector<std::string> Reader::verify() const {
     add(std::string(dense_names[i]) + " at offset 0: " + slots.reason(i));
   }
 
-  for (const InPlaceStore::Table& table : store_->tables()) {
-    const auto* words = reinterpret_cast<const std::uint64_t*>(table.touched->data());
-    const std::uint64_t tail = table.num_rows % 64;
-    const std::uint64_t last = table.num_rows / 64;
-    if (tail != 0 && table.touched->next_data(last * 8) <= last * 8 && (words[last] >> tail) != 0) {
-      problems.push_back(table.touched->name() + " at offset " + std::to_string(last * 8) +
-                         ": touched bits beyond the last row");
-    }
-  }
+  for (const std::string& problem : rows_->verify(target)) add(problem);
   return problems;
 }
 

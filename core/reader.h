@@ -2,8 +2,8 @@
 //
 // Invariants
 // - Nothing is written, no file is mapped for writing.
-// - A writer may be at work: the commit record and dense state that are returned are whole (their checksums hold);
-//   rows are as they are at that instant, each of them possibly in the middle of an update.
+// - A writer may be at work: the commit record and dense state that are returned are whole (their checksums hold); of
+//   rows see RowView.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 #include "collection.h"
 #include "dense_slots.h"
-#include "in_place_store.h"
 #include "lookup.h"
+#include "row_view.h"
 #include "superblock.h"
 
 namespace holdfast {
@@ -27,9 +27,10 @@ class Reader {
   const format::PoolHeader& header() const { return superblock_->header(); }
   const std::vector<format::TableRecord>& table_records() const { return superblock_->tables(); }
   format::EpochRecord epoch() const { return superblock_->epoch(); }
-  format::CommitRecord commit() const { return superblock_->read_commit(); }
+  // The newest commit: its epoch and place in the log are those of the newest commit record, its step may be newer.
+  format::CommitRecord commit() const;
   std::string medium_description() const { return medium_->description(); }
-  const InPlaceStore& store() const { return *store_; }
+  const std::vector<RowTable>& tables() const { return rows_->tables(); }
 
   struct Dense {
     format::DenseHeader header;
@@ -41,6 +42,10 @@ class Reader {
 
   void evaluate(const Plan& plan, float* out);
 
+  // The touched rows at or after `first`, ascending, `count` at most.
+  std::vector<std::uint64_t> touched_rows(std::size_t table, std::uint64_t first, std::size_t count) const {
+    return rows_->touched_rows(static_cast<std::uint32_t>(table), first, count);
+  }
   // Rows [first, first + count) of a table: weights and state (count × their bytes), initial values where untouched.
   void read_rows(std::size_t table, std::uint64_t first, std::size_t count, std::byte* weights, float* state) const;
   // The given rows (ascending), likewise; and for each whether its bits differ from its initial ones.
@@ -53,7 +58,7 @@ class Reader {
  private:
   std::unique_ptr<Medium> medium_;
   std::unique_ptr<Superblock> superblock_;
-  std::unique_ptr<InPlaceStore> store_;
+  std::unique_ptr<RowView> rows_;
   Evaluator evaluator_;
 };
 

@@ -65,8 +65,8 @@ void RowLog::create(const std::string& path, std::uint64_t ring_bytes, Caching c
   file.sync();
 }
 
-RowLog::RowLog(const std::string& path, Caching caching, BlockWatcher* watcher, Access access, BlockQueue& queue)
-    : file_(path, caching, watcher, access), queue_(queue) {
+RowLog::RowLog(const std::string& path, Caching caching, BlockWatcher* watcher, Opening opening, BlockQueue& queue)
+    : file_(path, caching, watcher, opening), queue_(queue) {
   if (file_.size() <= format::row_log_ring_offset || file_.size() % format::block_bytes != 0) {
     throw Error(ErrorKind::corrupted, path + ": " + std::to_string(file_.size()) + " bytes are no row log");
   }

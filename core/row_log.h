@@ -54,7 +54,7 @@ class RowLog {
   static void create(const std::string& path, std::uint64_t ring_bytes, Caching caching);
 
   // Opens; throws corrupted where neither checkpoint holds, and changes nothing.
-  RowLog(const std::string& path, Caching caching, BlockWatcher* watcher, Access access, BlockQueue& queue);
+  RowLog(const std::string& path, Caching caching, BlockWatcher* watcher, Opening opening, BlockQueue& queue);
 
   // Reads the log back. Throws corrupted, and changes nothing.
   void scan();

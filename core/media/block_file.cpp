@@ -61,9 +61,9 @@ std::uint32_t direct_alignment(int fd) {
   return format::sector_bytes;
 }
 
-int open_for_io(const std::string& path, Caching caching, Access access) {
+int open_for_io(const std::string& path, Caching caching, Opening opening) {
   const int direct = caching == Caching::direct ? O_DIRECT : 0;
-  const int mode = access == Access::read_only ? O_RDONLY : O_RDWR;
+  const int mode = opening == Opening::read_only ? O_RDONLY : O_RDWR;
   Descriptor fd(::open(path.c_str(), mode | O_CLOEXEC | direct));
   if (fd.get() < 0) {
     if (errno == EINVAL) throw Error(ErrorKind::config, path + ": this file system takes no direct I/O");
@@ -80,6 +80,15 @@ int open_for_io(const std::string& path, Caching caching, Access access) {
 
 }  // namespace
 
+Caching caching_of(const std::string& directory) {
+  const Descriptor fd(::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | O_DIRECT, 0600));
+  if (fd.get() >= 0) {
+    const std::uint32_t alignment = direct_alignment(fd.get());
+    return alignment == 0 || alignment > format::sector_bytes ? Caching::buffered : Caching::direct;
+  }
+  return errno == EINVAL ? Caching::buffered : Caching::direct;
+}
+
 void BlockFile::create(const std::string& path, std::uint64_t bytes) {
   const Descriptor fd(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
   if (fd.get() < 0 || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 || ::fsync(fd.get()) != 0) {
@@ -88,9 +97,9 @@ void BlockFile::create(const std::string& path, std::uint64_t bytes) {
   sync_directory_of(path);
 }
 
-BlockFile::BlockFile(std::string path, Caching caching, BlockWatcher* watcher, Access access)
+BlockFile::BlockFile(std::string path, Caching caching, BlockWatcher* watcher, Opening opening)
     : path_(std::move(path)), watcher_(watcher) {
-  Descriptor fd(open_for_io(path_, caching, access));
+  Descriptor fd(open_for_io(path_, caching, opening));
   struct stat found{};
   if (::fstat(fd.get(), &found) != 0) throw_errno("looking at " + path_, errno);
   bytes_ = static_cast<std::uint64_t>(found.st_size);

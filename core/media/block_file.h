@@ -58,7 +58,10 @@ class BlockWatcher {
 
 enum class Caching { direct, buffered };  // buffered: for file systems without direct I/O, never faster
 
-enum class Access { read_only, read_write };
+enum class Opening { read_only, read_write };
+
+// direct where the file systems of `directory` take it.
+Caching caching_of(const std::string& directory);
 
 class BlockFile {
  public:
@@ -66,7 +69,7 @@ class BlockFile {
   static void create(const std::string& path, std::uint64_t bytes);
 
   // Opens. Throws config where the file system or the device takes no direct I/O by sector.
-  BlockFile(std::string path, Caching caching, BlockWatcher* watcher = nullptr, Access access = Access::read_write);
+  BlockFile(std::string path, Caching caching, BlockWatcher* watcher = nullptr, Opening opening = Opening::read_write);
   ~BlockFile();
   BlockFile(const BlockFile&) = delete;
   BlockFile& operator=(const BlockFile&) = delete;

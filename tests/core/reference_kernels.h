@@ -299,6 +299,41 @@ inline void update_from_sums(const RowSpec& spec, const UpdateSpec& update, cons
   }
 }
 
+inline void update_compact_from_sums(const RowSpec& spec, const UpdateSpec& update, const WorkingRows& working,
+                                     const float* sums, const SlotRows& fresh, std::size_t begin, std::size_t end) {
+  for (std::size_t u = begin; u < end; ++u) {
+    update_row(spec, update, std::vector<float>(sums + u * spec.dim, sums + (u + 1) * spec.dim),
+               working.weights + u * weight_bytes(spec), working.state + u * spec.state_floats,
+               working.rows[u] & ~fresh_bit, fresh.weights + u * weight_bytes(spec),
+               fresh.state + u * spec.state_floats);
+  }
+}
+
+inline void update_compact(const RowSpec& spec, const UpdateSpec& update, const WorkingRows& working,
+                           const Occurrences& occurrences, const float* grad, const SlotRows& fresh, std::size_t begin,
+                           std::size_t end) {
+  std::vector<float> sums(end * spec.dim);
+  sum_gradients(spec.dim, occurrences, grad, nullptr, false, sums.data(), begin, end);
+  update_compact_from_sums(spec, update, working, sums.data(), fresh, begin, end);
+}
+
+inline void gather(const RowSpec& spec, const SlotRows& from, const std::uint32_t* slots, const WorkingRows& working,
+                   std::size_t begin, std::size_t end) {
+  for (std::size_t u = begin; u < end; ++u) {
+    std::copy_n(from.weights + slots[u] * weight_bytes(spec), weight_bytes(spec),
+                working.weights + u * weight_bytes(spec));
+    std::copy_n(from.state + slots[u] * spec.state_floats, spec.state_floats, working.state + u * spec.state_floats);
+  }
+}
+
+inline void scatter(const RowSpec& spec, const SlotRows& to, const std::uint32_t* slots, const WorkingRows& working,
+                    std::size_t begin, std::size_t end) {
+  for (std::size_t u = begin; u < end; ++u) {
+    std::copy_n(working.weights + u * weight_bytes(spec), weight_bytes(spec), to.weights + slots[u] * weight_bytes(spec));
+    std::copy_n(working.state + u * spec.state_floats, spec.state_floats, to.state + slots[u] * spec.state_floats);
+  }
+}
+
 inline bool all_finite(const float* values, std::size_t count) {
   return std::all_of(values, values + count, [](float value) { return std::isfinite(value); });
 }
@@ -330,12 +365,16 @@ inline constexpr Kernels kernels{
     .initial_row = initial_row,
     .capture = capture,
     .restore = restore,
+    .gather = gather,
+    .scatter = scatter,
     .pool_bags = pool_bags,
     .sum_gradients = sum_gradients,
     .sum_of_squares = sum_of_squares,
     .all_finite = all_finite,
     .update = update,
     .update_from_sums = update_from_sums,
+    .update_compact = update_compact,
+    .update_compact_from_sums = update_compact_from_sums,
     .scale_gradients = scale_gradients,
 };
 

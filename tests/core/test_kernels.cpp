@@ -77,6 +77,9 @@ struct Memory {
   std::vector<std::uint64_t> touched;
   Working working;
   Working next;
+  Working fresh;  // rows after the update, compact
+  Working slots;  // these in slots
+  Working gathered;
   std::vector<float> pooled;
   std::vector<float> sums;
   std::vector<float> scale_gradient;
@@ -91,6 +94,9 @@ void check_same(const Memory& a, const Memory& b) {
   CHECK(a.touched == b.touched);
   CHECK(a.working == b.working);
   CHECK(a.next == b.next);
+  CHECK(a.fresh == b.fresh);
+  CHECK(a.slots == b.slots);
+  CHECK(a.gathered == b.gathered);
   CHECK(same_floats(a.pooled, b.pooled));
   CHECK(same_floats(a.sums, b.sums));
   CHECK(same_floats(a.scale_gradient, b.scale_gradient));
@@ -212,6 +218,9 @@ struct Scenario {
       working.state = Bytes(num * spec.state_floats * 4);
       return working;
     };
+    before.fresh = make_working(rows.size());
+    before.slots = make_working(rows.size());
+    before.gathered = make_working(rows.size());
     before.working = make_working(rows.size());
     before.working.rows = rows;
     // The next batch holds some of the rows, marked fresh as if captured before the update.
@@ -277,6 +286,25 @@ struct Scenario {
       } else {
         kernels.update(spec, update, home, working, occurrences, grad.data(), forward_to, &next, begin, end);
       }
+    });
+    // Compactly as well, and through slots in some order and back.
+    const WorkingRows fresh = memory.fresh.view();
+    run_cut(cut, cut_seed + 6, num_unique, [&](std::size_t begin, std::size_t end) {
+      if (from_sums) {
+        kernels.update_compact_from_sums(spec, update, working, memory.sums.data(), {fresh.weights, fresh.state}, begin,
+                                         end);
+      } else {
+        kernels.update_compact(spec, update, working, occurrences, grad.data(), {fresh.weights, fresh.state}, begin,
+                               end);
+      }
+    });
+    const SlotRows slots{memory.slots.weights.data(), memory.slots.view().state};
+    run_cut(cut, cut_seed + 7, num_unique, [&](std::size_t begin, std::size_t end) {
+      kernels.scatter(spec, slots, sum_position.data(), fresh, begin, end);
+    });
+    const WorkingRows gathered = memory.gathered.view();
+    run_cut(cut, cut_seed + 8, num_unique, [&](std::size_t begin, std::size_t end) {
+      kernels.gather(spec, slots, sum_position.data(), gathered, begin, end);
     });
     if (undo) {
       run_cut(cut, cut_seed + 5, num_unique,

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -50,9 +51,9 @@ format::TableRecord table_record(const char* name, std::uint64_t rows, std::uint
   return record;
 }
 
-void make_pool(const std::string& path, std::uint64_t log_bytes) {
+void make_pool(const std::string& path, std::uint64_t log_bytes, format::Store store = format::Store::in_place) {
   Pool::create(
-      path, {1, log_bytes},
+      path, {1, log_bytes, store},
       {table_record("a", 300, 8, RowOptimizer::rowwise_adagrad), table_record("b", 40, 4, RowOptimizer::adam)});
 }
 
@@ -89,6 +90,20 @@ class Run {
     return spec;
   }
 
+  // A step of which the coming `window` batches are announced.
+  void step_ahead(std::uint64_t window) {
+    const std::uint64_t number = pool.step() + 1;
+    while (announced_.size() < window) {
+      announced_.push_back(plan(number + announced_.size()));
+      pool.announce(announced_.back());
+    }
+    if (window != 0) {
+      next_ = announced_.front();
+      announced_.pop_front();
+    }
+    step(false);
+  }
+
   void step(bool ahead, bool commit = true) {
     const std::uint64_t number = pool.step() + 1;
     auto now = next_ ? std::exchange(next_, nullptr) : plan(number);
@@ -119,13 +134,14 @@ class Run {
  private:
   std::shared_ptr<PlanPool> plans_;
   std::shared_ptr<Plan> next_;
+  std::deque<std::shared_ptr<Plan>> announced_;
 };
 
 std::vector<std::byte> rows_of_pool(const std::string& path) {
   const Reader reader(path);
   std::vector<std::byte> all;
   for (std::size_t t = 0; t < 2; ++t) {
-    const auto& table = reader.store().table(t);
+    const auto& table = reader.tables()[t];
     std::vector<std::byte> weights(table.num_rows * table.weight_bytes());
     std::vector<float> state(table.num_rows * table.spec.state_floats);
     reader.read_rows(t, 0, table.num_rows, weights.data(), state.data());
@@ -199,6 +215,78 @@ void every_way_of_running_leaves_the_same_rows() {
   }
 }
 
+// What a pool with a log store is opened with here: a row log that turns over many times, a scratchpad of few rows, and
+// batches that are announced ahead.
+constexpr std::uint64_t small_log_bytes = 96 << 10;
+
+void a_log_store_leaves_the_same_rows_however_it_runs() {
+  const auto expected = reference(60);
+  for (const std::uint64_t window : {0u, 1u, 4u, 32u}) {
+    for (const std::uint64_t scratchpad_bytes : {std::uint64_t{14} << 10, std::uint64_t{1} << 20}) {
+      for (const std::uint32_t interval : {1u, 3u, 50u}) {
+        check::context = "window " + std::to_string(window) + ", scratchpad " + std::to_string(scratchpad_bytes) +
+                         ", dense interval " + std::to_string(interval);
+        const Directory directory;
+        make_pool(directory.path(), small_log_bytes, format::Store::log);
+        Run run(directory.path(), {.dense_interval = interval, .scratchpad_bytes = scratchpad_bytes});
+        while (run.pool.step() < 60) run.step_ahead(window);
+        run.pool.flush();
+        CHECK(run.pool.rows_durable_step() == 60);
+        CHECK(run.pool.traffic()->merged_bytes > 2 * small_log_bytes);
+        run.pool.close();
+        CHECK(rows_of_pool(directory.path()) == expected);
+        CHECK(Reader(directory.path()).verify().empty());
+        CHECK(Reader(directory.path()).commit().step == 60);
+      }
+    }
+  }
+}
+
+[[maybe_unused]] void a_log_store_comes_back_to_its_newest_dense_state() {
+  for (const std::uint32_t interval : {1u, 4u}) {
+    for (const bool committed : {false, true}) {
+      for (const std::uint64_t steps : {2u, 30u}) {
+        const Directory directory;
+        make_pool(directory.path(), small_log_bytes, format::Store::log);
+        run_and_die([&] {
+          Run run(directory.path(), {.dense_interval = interval});
+          while (run.pool.step() < steps) run.step_ahead(2);
+          run.step(false, committed);
+          run.pool.flush();
+        });
+        Run run(directory.path(), {.dense_interval = interval});
+        const std::uint64_t rows_step = committed ? steps + 1 : steps;
+        CHECK(!run.pool.recovery().clean);
+        CHECK(run.pool.recovery().rows_step == rows_step);
+        const std::uint64_t dense_step = rows_step / interval * interval;
+        CHECK(run.pool.step() == (dense_step != 0 ? dense_step : rows_step));
+        while (run.pool.step() < 40) run.step_ahead(3);
+        run.pool.close();
+        CHECK(rows_of_pool(directory.path()) == reference(40));
+      }
+    }
+  }
+}
+
+void captures_of_one_step_share_the_scratchpad_or_are_refused() {
+  const Directory directory;
+  make_pool(directory.path(), 1 << 20, format::Store::log);
+  Run run(directory.path(), {.scratchpad_bytes = 14 << 10});
+  std::vector<std::shared_ptr<Capture>> captures;
+  bool refused = false;
+  try {
+    for (std::uint64_t i = 1; i < 100; ++i) captures.push_back(run.pool.capture(run.plan(i)));
+  } catch (const Error& error) {
+    refused = error.kind() == ErrorKind::batch_too_large;
+  }
+  CHECK(refused);
+  CHECK(captures.size() > 1);
+  captures.clear();
+  while (run.pool.step() < 20) run.step_ahead(4);
+  run.pool.close();
+  CHECK(rows_of_pool(directory.path()) == reference(20));
+}
+
 void a_pool_is_opened_for_writing_once() {
   const Directory directory;
   make_pool(directory.path(), 1 << 20);
@@ -235,7 +323,10 @@ void a_capture_that_the_log_has_no_room_for_is_refused_and_harms_nothing() {
 int main() {
 #if !defined(__SANITIZE_THREAD__)  // which knows no threads in the child of a process that had some
   holdfast::a_life_that_ends_anywhere_is_rolled_back_to_its_newest_dense_state();
+  holdfast::a_log_store_comes_back_to_its_newest_dense_state();
 #endif
+  holdfast::a_log_store_leaves_the_same_rows_however_it_runs();
+  holdfast::captures_of_one_step_share_the_scratchpad_or_are_refused();
   holdfast::every_way_of_running_leaves_the_same_rows();
   holdfast::a_pool_is_opened_for_writing_once();
   holdfast::a_capture_that_the_log_has_no_room_for_is_refused_and_harms_nothing();

@@ -1,0 +1,138 @@
+#include "row_view.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "error.h"
+#include "in_place_store.h"
+#include "log_store.h"
+#include "lookup.h"
+#include "pool_files.h"
+#include "undo.h"
+#include "undo_log.h"
+
+namespace holdfast {
+namespace {
+
+class InPlaceView final : public RowView {
+ public:
+  InPlaceView(Medium& medium, Superblock& superblock)
+      : RowView(row_tables_of(superblock.tables(), superblock.header().seed)),
+        medium_(medium),
+        superblock_(superblock),
+        store_(medium, tables(), false) {}
+
+  StepMark newest() override {
+    const format::CommitRecord commit = superblock_.read_commit();
+    return {commit.step, commit.cursor, commit.row_updates};
+  }
+  void read(std::uint32_t table, const WorkingRows& rows, std::size_t num_rows) override {
+    store_.capture(table, rows, 0, num_rows);
+  }
+  void read(const Plan& plan, const std::vector<WorkingRows>& rows) override { copy_from_home(plan, store_, rows); }
+  std::vector<std::uint64_t> touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count) override {
+    return store_.touched_rows(table, first, count);
+  }
+  bool commits_by_record() const override { return true; }
+
+  std::vector<std::string> verify(std::uint64_t step) override {
+    std::vector<std::string> problems;
+    const auto ring = open_log_file(medium_, superblock_.header().log_bytes, false);
+    try {
+      plan_undo(superblock_, UndoLog(medium_, *ring), store_, step);
+    } catch (const Error& error) {
+      problems.emplace_back(error.what());
+    }
+    for (const InPlaceStore::Table& table : store_.tables()) {
+      const auto* words = reinterpret_cast<const std::uint64_t*>(table.touched->data());
+      const std::uint64_t tail = table.num_rows % 64;
+      const std::uint64_t last = table.num_rows / 64;
+      if (tail != 0 && table.touched->next_data(last * 8) <= last * 8 && (words[last] >> tail) != 0) {
+        problems.push_back(table.touched->name() + " at offset " + std::to_string(last * 8) +
+                           ": touched bits beyond the last row");
+      }
+    }
+    return problems;
+  }
+
+ private:
+  Medium& medium_;
+  Superblock& superblock_;
+  InPlaceStore store_;
+};
+
+// A writer appends, merges and reuses what this reads. What does not hold is looked at again through a newer view.
+class LogView final : public RowView {
+ public:
+  LogView(std::string directory, Superblock& superblock)
+      : RowView(row_tables_of(superblock.tables(), superblock.header().seed)), directory_(std::move(directory)) {
+    retrying([] {});
+  }
+
+  StepMark newest() override { return store_->last(); }
+  void read(std::uint32_t table, const WorkingRows& rows, std::size_t num_rows) override {
+    retrying([&] {
+      for (std::size_t i = 0; i < num_rows; ++i) rows.rows[i] &= ~fresh_bit;
+      const TableRows wanted{table, num_rows, rows};
+      store_->fetch({&wanted, 1});
+    });
+  }
+  void read(const Plan& plan, const std::vector<WorkingRows>& rows) override {
+    for (std::size_t t = 0; t < rows.size(); ++t) {
+      const auto& numbers = plan.tables[t].rows;
+      std::copy(numbers.begin(), numbers.end(), rows[t].rows);
+      read(plan.spec->tables[t].number, rows[t], numbers.size());
+    }
+  }
+  std::vector<std::uint64_t> touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count) override {
+    return store_->touched_rows(table, first, count);
+  }
+  bool commits_by_record() const override { return false; }
+
+  std::vector<std::string> verify(std::uint64_t step) override {
+    std::vector<std::string> problems = store_->verify();
+    if (store_->merged_step() > step) {
+      problems.push_back("rows are merged up to step " + std::to_string(store_->merged_step()) +
+                         ", and the newest dense state is of step " + std::to_string(step));
+    }
+    return problems;
+  }
+
+ private:
+  template <class Work>
+  void retrying(const Work& work) {
+    constexpr int turns = 5;
+    for (int turn = 1;; ++turn) {
+      try {
+        if (!store_) open();
+        return work();
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::corrupted || turn == turns) throw;
+        store_.reset();
+      }
+    }
+  }
+
+  void open() {
+    auto store = std::make_unique<LogStore>(
+        directory_, tables(), LogStoreOptions{.caching = caching_of(directory_), .writable = false});
+    store->scan();
+    store->view();
+    store_ = std::move(store);
+  }
+
+  std::string directory_;
+  std::unique_ptr<LogStore> store_;
+};
+
+}  // namespace
+
+std::unique_ptr<RowView> open_row_view(const std::string& directory, Medium& medium, Superblock& superblock) {
+  if (superblock.header().store == static_cast<std::uint32_t>(format::Store::in_place)) {
+    return std::make_unique<InPlaceView>(medium, superblock);
+  }
+  return std::make_unique<LogView>(directory, superblock);
+}
+
+}  // namespace holdfast
