@@ -500,6 +500,13 @@ void a_store_begins_once(std::uint64_t seed) {
   store.recover(1 + seed % 100, every_step);
   CHECK(kind_thrown_by([&] { store.recover(1000, every_step); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.scan(); }) == ErrorKind::step);
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  subject.crash();
+  subject.disk.fail_next_sync = true;
+  CHECK(kind_thrown_by([&] { subject.open(every_step); }) == ErrorKind::failed);
+  CHECK(kind_thrown_by([&] { subject.store->recover(1000, every_step); }) == ErrorKind::failed);
+  subject.crash();
+  subject.open(every_step);
 }
 
 void a_store_opened_for_reading_never_writes(std::uint64_t seed) {
