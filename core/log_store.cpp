@@ -108,7 +108,8 @@ StepMark LogStore::scan() {
 
 std::uint64_t LogStore::recover(std::uint64_t epoch, std::uint64_t step_limit) {
   if (!writable_) throw Error(ErrorKind::step, log_.file().name() + ": opened for reading only");
-  if (epoch_ != 0 || failed_) throw Error(ErrorKind::step, log_.file().name() + ": recovered already");
+  if (epoch_ != 0) throw Error(ErrorKind::step, log_.file().name() + ": recovered already");
+  if (failed_) throw Error(ErrorKind::failed, log_.file().name() + ": an earlier write failed; open the store again");
   if (!scanned_) scan();
   log_.check_start(epoch, step_limit);
   rebuild_index(step_limit);

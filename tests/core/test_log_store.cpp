@@ -3,6 +3,7 @@
 // sync.
 #include <sys/mount.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -499,6 +500,13 @@ void a_store_begins_once(std::uint64_t seed) {
   store.recover(1 + seed % 100, every_step);
   CHECK(kind_thrown_by([&] { store.recover(1000, every_step); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.scan(); }) == ErrorKind::step);
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  subject.crash();
+  subject.disk.fail_next_sync = true;
+  CHECK(kind_thrown_by([&] { subject.open(every_step); }) == ErrorKind::failed);
+  CHECK(kind_thrown_by([&] { subject.store->recover(1000, every_step); }) == ErrorKind::failed);
+  subject.crash();
+  subject.open(every_step);
 }
 
 void a_store_opened_for_reading_never_writes(std::uint64_t seed) {
@@ -915,7 +923,10 @@ class Readers {
     for (std::uint64_t t = 0; t < 3; ++t) {
       threads_.emplace_back([this, &store, &table, seed, t] {
         std::mt19937_64 random(seed + t);
-        while (!stop_) look(store, table, random);
+        while (!stop_) {
+          look(store, table, random);
+          if (t == 0) list(store, table);
+        }
       });
     }
   }
@@ -949,6 +960,15 @@ class Readers {
       for (std::size_t i = 1; i < weights.size(); ++i) CHECK(weights[i] == element(wanted.rows[u], step, i));
       ++num_rows_seen;
     }
+  }
+  // A row that a merge takes home meanwhile is in the list all the same.
+  void list(LogStore& store, const RowTable& table) {
+    std::vector<std::uint64_t> at_least;
+    for (std::uint64_t row = 0; row < table.num_rows; ++row) {
+      if (appended[row] != 0) at_least.push_back(row);
+    }
+    const std::vector<std::uint64_t> rows = store.touched_rows(0, 0, table.num_rows);
+    CHECK(std::includes(rows.begin(), rows.end(), at_least.begin(), at_least.end()));
   }
   std::vector<std::thread> threads_;
   std::atomic<bool> stop_{false};

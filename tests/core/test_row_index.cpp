@@ -1,4 +1,5 @@
 // The row index against std::map, and the memory that it promises.
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <random>
@@ -13,6 +14,10 @@ namespace {
 void check_same(const RowIndex& index, const std::map<std::uint64_t, std::uint64_t>& model,
                 const std::vector<std::uint64_t>& rows) {
   CHECK(index.size() == model.size());
+  std::vector<std::uint64_t> listed = index.rows();
+  std::sort(listed.begin(), listed.end());
+  CHECK(std::equal(listed.begin(), listed.end(), model.begin(), model.end(),
+                   [](std::uint64_t row, const auto& entry) { return row == entry.first; }));
   for (const std::uint64_t row : rows) {
     const auto found = index.find(row);
     const auto expected = model.find(row);
