@@ -161,9 +161,8 @@ Scratchpad::~Scratchpad() {
   {
     const std::lock_guard lock(turns_->mutex);
     turns_->stopping = true;
-    turns_->expected.clear();
   }
-  turns_->turned.notify_all();
+  give_up_expected();
   collecting_.stop();
   exchanging_.stop();
 }

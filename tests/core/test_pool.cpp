@@ -258,8 +258,8 @@ void a_log_store_leaves_the_same_rows_however_it_runs() {
         const std::uint64_t rows_step = committed ? steps + 1 : steps;
         CHECK(!run.pool.recovery().clean);
         CHECK(run.pool.recovery().rows_step == rows_step);
-        const std::uint64_t dense_step = rows_step / interval * interval;
-        CHECK(run.pool.step() == (dense_step != 0 ? dense_step : rows_step));
+        CHECK(run.pool.step() <= rows_step);  // dense states come early where the log is low
+        CHECK(run.pool.step() >= rows_step / interval * interval);
         while (run.pool.step() < 40) run.step_ahead(3);
         run.pool.close();
         CHECK(rows_of_pool(directory.path()) == reference(40));
