@@ -110,8 +110,7 @@ void LogBackend::check_fits_log(const Plan& plan) const {
                   " such steps; make the pool with a larger log_bytes, or the batch smaller");
 }
 
-std::vector<WorkingRows> LogBackend::borrow_rows(const CollectionSpec& spec,
-                                                 const std::vector<std::uint64_t>& num_rows,
+std::vector<WorkingRows> LogBackend::borrow_rows(const CollectionSpec& spec, const std::vector<std::uint64_t>& num_rows,
                                                  SpareBuffers::Borrowed& memory) {
   std::size_t bytes = 0;
   std::vector<format::RecordSection> sections;
@@ -188,8 +187,7 @@ void LogBackend::update(const SummedGradients& gradients, const UpdateSpec& upda
 // Commit.
 
 std::function<void()> LogBackend::end_step(const StepMark& mark) {
-  std::sort(updated_.begin(), updated_.end(),
-            [](const TableRows& a, const TableRows& b) { return a.table < b.table; });
+  std::sort(updated_.begin(), updated_.end(), [](const TableRows& a, const TableRows& b) { return a.table < b.table; });
   // Both in shared pointers, because what the background runs is copyable.
   const auto record = std::make_shared<PackedRecord>(store_.pack(mark, updated_));
   const auto holds = std::make_shared<std::vector<HoldPtr>>(std::move(updated_holds_));
@@ -220,11 +218,11 @@ void LogBackend::append(const PackedRecord& record) {
     if (store_.append(record)) return;
     if (!merged) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  throw Error(ErrorKind::failed,
-              "the row log (" + std::to_string(store_.ring_bytes()) + " bytes, " +
-                  std::to_string(store_.used_bytes()) + " in use) has no room for step " +
-                  std::to_string(record.step()) + ", and nothing more of it may be merged before a newer dense state " +
-                  "is durable; make the pool with a larger log_bytes, or lower dense_interval");
+  throw Error(ErrorKind::failed, "the row log (" + std::to_string(store_.ring_bytes()) + " bytes, " +
+                                     std::to_string(store_.used_bytes()) + " in use) has no room for step " +
+                                     std::to_string(record.step()) +
+                                     ", and nothing more of it may be merged before a newer dense state " +
+                                     "is durable; make the pool with a larger log_bytes, or lower dense_interval");
 }
 
 void LogBackend::note_recoverable(std::uint64_t step) {
@@ -244,8 +242,8 @@ bool LogBackend::log_is_low() const {
 }
 
 bool LogBackend::step_has_begun() const {
-  return !updated_.empty() || std::any_of(captures_.begin(), captures_.end(),
-                                          [](const auto& capture) { return !capture.expired(); });
+  return !updated_.empty() ||
+         std::any_of(captures_.begin(), captures_.end(), [](const auto& capture) { return !capture.expired(); });
 }
 
 void LogBackend::import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,

@@ -44,11 +44,11 @@ class LogMerger {
   std::condition_variable turned_;
   std::uint64_t limit_step_ = 0;
   std::uint64_t num_merges_ = 0;
-  bool is_urgent_ = false;   // somebody waits for room
+  bool is_urgent_ = false;  // somebody waits for room
   bool found_nothing_ = false;  // in the last turn, with this limit
   bool stopping_ = false;
   std::exception_ptr failure_;  // of the last merge
-  bool is_broken_ = false;      // and it was not for want of space
+  bool is_broken_ = false;  // and it was not for want of space
   std::thread thread_;
 };
 

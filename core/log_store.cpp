@@ -32,7 +32,9 @@ const std::string& existing(const std::string& path) {
   return path;
 }
 
-Opening opening_of(const LogStoreOptions& options) { return options.writable ? Opening::read_write : Opening::read_only; }
+Opening opening_of(const LogStoreOptions& options) {
+  return options.writable ? Opening::read_write : Opening::read_only;
+}
 
 std::string log_path(const std::string& directory) { return directory + "/row-log-0000"; }
 

@@ -308,15 +308,16 @@ std::uint64_t Pool::commit(std::uint64_t cursor, const Dense* dense) {
   // However slow the medium is, no more than two steps are on their way to it.
   background_.wait(last_commits_[0]);
   last_commits_[0] = last_commits_[1];
-  last_commits_[1] = background_.submit([this, mark, dense_parts, has_dense = has_dense_, make_durable = backend_->end_step(mark)] {
-    make_durable();
-    rows_durable_step_.store(mark.step, std::memory_order_release);
-    // The first dense state of a pool is finished at once: until then the step durable is the rows', and it must not fall.
-    if (dense_->pending()) {
-      dense_->advance(dense_->newest_step() ? dense_->pending_bytes() / dense_parts + 1 : dense_->pending_bytes());
-    }
-    note_durable(has_dense ? dense_->newest_step().value_or(0) : mark.step);
-  });
+  last_commits_[1] =
+      background_.submit([this, mark, dense_parts, has_dense = has_dense_, make_durable = backend_->end_step(mark)] {
+        make_durable();
+        rows_durable_step_.store(mark.step, std::memory_order_release);
+        // The first dense state of a pool is finished at once: until then the step durable is the rows', and it must not fall.
+        if (dense_->pending()) {
+          dense_->advance(dense_->newest_step() ? dense_->pending_bytes() / dense_parts + 1 : dense_->pending_bytes());
+        }
+        note_durable(has_dense ? dense_->newest_step().value_or(0) : mark.step);
+      });
   step_ = mark.step;
   cursor_ = mark.cursor;
   row_updates_ = mark.row_updates;

@@ -34,25 +34,25 @@ struct RolledBack {
 
 // Rows and bytes since a pool was opened.
 struct Traffic {
-  std::uint64_t rows_hit;           // that captures found in the scratchpad
-  std::uint64_t rows_missed;        // and that had to be fetched
-  std::uint64_t demand_fetches;     // of these: fetched while training waited, nobody had announced them
-  std::uint64_t window_shrunk;      // announced batches that had to wait for room in the scratchpad
-  double stall_seconds;             // that captures waited for rows
-  std::uint64_t rows_fetched;       // evaluation's included
+  std::uint64_t rows_hit;  // that captures found in the scratchpad
+  std::uint64_t rows_missed;  // and that had to be fetched
+  std::uint64_t demand_fetches;  // of these: fetched while training waited, nobody had announced them
+  std::uint64_t window_shrunk;  // announced batches that had to wait for room in the scratchpad
+  double stall_seconds;  // that captures waited for rows
+  std::uint64_t rows_fetched;  // evaluation's included
   std::uint64_t fetched_bytes;
-  std::uint64_t fetch_reads;        // requests to the device
+  std::uint64_t fetch_reads;  // requests to the device
   std::uint64_t updated_rows;
   std::uint64_t updated_row_bytes;  // of their images, as the log and home keep them
-  std::uint64_t appended_bytes;     // to the row log
-  std::uint64_t merged_bytes;       // of the row log, folded home
-  std::uint64_t home_bytes_read;    // by that
+  std::uint64_t appended_bytes;  // to the row log
+  std::uint64_t merged_bytes;  // of the row log, folded home
+  std::uint64_t home_bytes_read;  // by that
   std::uint64_t home_bytes_written;
-  std::uint64_t merge_reads;        // requests
+  std::uint64_t merge_reads;  // requests
   std::uint64_t merge_writes;
-  std::uint64_t index_entries;      // rows whose newest version is in the log
+  std::uint64_t index_entries;  // rows whose newest version is in the log
   std::uint64_t index_bytes;
-  std::uint64_t scratchpad_rows;    // that there is room for
+  std::uint64_t scratchpad_rows;  // that there is room for
 };
 
 class RowBackend {

@@ -115,8 +115,8 @@ class LogView final : public RowView {
   }
 
   void open() {
-    auto store = std::make_unique<LogStore>(
-        directory_, tables(), LogStoreOptions{.caching = caching_of(directory_), .writable = false});
+    auto store = std::make_unique<LogStore>(directory_, tables(),
+                                            LogStoreOptions{.caching = caching_of(directory_), .writable = false});
     store->scan();
     store->view();
     store_ = std::move(store);

@@ -44,6 +44,31 @@ class SlotMemory {
   std::byte* data_;
 };
 
+// Tables whose rows have one size.
+struct Group {
+  const RowTable* table;
+  std::uint64_t num_rows;
+  std::uint64_t num_slots;
+
+  std::uint64_t slot_bytes() const { return table->weight_bytes() + table->state_bytes() + slot_overhead_bytes; }
+};
+
+// The groups that need least get all that they need, the others the same: small tables are wanted in every batch.
+void share_out(std::uint64_t bytes, std::span<Group> groups) {
+  constexpr std::uint64_t most_slots = std::uint64_t{1} << 31;
+  std::vector<Group*> by_need;
+  for (Group& group : groups) by_need.push_back(&group);
+  std::sort(by_need.begin(), by_need.end(), [](const Group* a, const Group* b) {
+    return a->num_rows * a->slot_bytes() < b->num_rows * b->slot_bytes();
+  });
+  std::uint64_t groups_left = groups.size();
+  for (Group* group : by_need) {
+    group->num_slots = std::min({group->num_rows, bytes / groups_left / group->slot_bytes(), most_slots});
+    bytes -= group->num_slots * group->slot_bytes();
+    --groups_left;
+  }
+}
+
 }  // namespace
 
 struct Scratchpad::Turns {
@@ -96,7 +121,9 @@ struct Scratchpad::Shelf {
     std::uint32_t order_low;
   };
   bool is_newest(const Use& use) const { return static_cast<std::uint32_t>(newest_hold[use.slot]) == use.order_low; }
-  void forget_old_uses() { std::erase_if(uses, [this](const Use& use) { return !is_newest(use); }); }
+  void forget_old_uses() {
+    std::erase_if(uses, [this](const Use& use) { return !is_newest(use); });
+  }
 
   const RowSpec spec;  // of one of the tables: sizes are those of all of them
   const std::size_t weight_bytes;
@@ -126,34 +153,25 @@ Scratchpad::Scratchpad(const std::vector<RowTable>& tables, std::uint64_t bytes,
       staging_(std::make_unique<Staging>()),
       slot_of_(tables.size()),
       turns_(std::make_shared<Turns>()) {
-  struct Group {
-    const RowTable* table;
-    std::uint64_t num_rows;
-  };
   std::vector<Group> groups;
-  double all_bytes = 0;
   for (const RowTable& table : tables_) {
     const auto same = [&](const Group& group) {
       return group.table->weight_bytes() == table.weight_bytes() && group.table->state_bytes() == table.state_bytes();
     };
     auto group = std::find_if(groups.begin(), groups.end(), same);
-    if (group == groups.end()) group = groups.insert(groups.end(), {&table, 0});
+    if (group == groups.end()) group = groups.insert(groups.end(), {&table, 0, 0});
     group->num_rows += table.num_rows;
     shelf_of_table_.push_back(static_cast<std::size_t>(group - groups.begin()));
-    all_bytes += static_cast<double>(table.num_rows) * static_cast<double>(table.weight_bytes() + table.state_bytes());
   }
+  share_out(bytes, groups);
   for (const Group& group : groups) {
-    const std::size_t row_bytes = group.table->weight_bytes() + group.table->state_bytes();
-    const double share = static_cast<double>(group.num_rows) * static_cast<double>(row_bytes) / all_bytes;
-    const double slots = static_cast<double>(bytes) * share / static_cast<double>(row_bytes + slot_overhead_bytes);
-    constexpr double most_slots = 4e9;
-    const auto num_slots = std::min<std::uint64_t>(static_cast<std::uint64_t>(std::min(slots, most_slots)), group.num_rows);
-    if (num_slots == 0) {
+    if (group.num_slots == 0) {
       throw Error(ErrorKind::config, "a scratchpad of " + std::to_string(bytes) + " bytes has no room for a row of " +
-                                         std::to_string(row_bytes) + " bytes; make scratchpad_bytes larger");
+                                         std::to_string(group.slot_bytes() - slot_overhead_bytes) +
+                                         " bytes; make scratchpad_bytes larger");
     }
     shelves_.push_back(std::make_unique<Shelf>(group.table->spec, group.table->weight_bytes(),
-                                               group.table->state_bytes(), num_slots));
+                                               group.table->state_bytes(), group.num_slots));
   }
 }
 
@@ -233,9 +251,9 @@ void Scratchpad::check_fits(const Plan& plan) const {
     fits = fits && wanted[i] <= shelf.num_slots;
   }
   if (fits) return;
-  throw Error(ErrorKind::batch_too_large,
-              "one batch has " + std::to_string(plan.num_unique()) + " rows, the scratchpad has room for " +
-                  std::to_string(num_rows()) + "; it needs scratchpad_bytes of " + std::to_string(bytes) + " or more");
+  throw Error(ErrorKind::batch_too_large, "one batch has " + std::to_string(plan.num_unique()) +
+                                              " rows, the scratchpad has room for " + std::to_string(num_rows()) +
+                                              "; it needs scratchpad_bytes of " + std::to_string(bytes) + " or more");
 }
 
 std::shared_ptr<Scratchpad::Hold> Scratchpad::enqueue(const std::shared_ptr<const Plan>& plan, bool announced) {
@@ -266,9 +284,8 @@ void Scratchpad::forget_dropped_plans() {
   std::deque<std::shared_ptr<Hold>> dropped;  // let go after the lock
   const std::lock_guard lock(turns_->mutex);
   auto& expected = turns_->expected;
-  const auto kept = std::stable_partition(expected.begin(), expected.end(), [](const std::shared_ptr<Hold>& hold) {
-    return !hold->plan_.expired();
-  });
+  const auto kept = std::stable_partition(expected.begin(), expected.end(),
+                                          [](const std::shared_ptr<Hold>& hold) { return !hold->plan_.expired(); });
   for (auto hold = kept; hold != expected.end(); ++hold) {
     (*hold)->given_up_ = true;
     dropped.push_back(std::move(*hold));
@@ -293,8 +310,7 @@ bool Scratchpad::wait_until_ready(const Hold& hold) {
   Turns& turns = *turns_;
   std::unique_lock lock(turns.mutex);
   turns.turned.wait(lock, [&] {
-    const bool no_room =
-        turns.waiting != 0 && turns.waiting <= hold.order_ && turns.waiting_for == *turns.live.begin();
+    const bool no_room = turns.waiting != 0 && turns.waiting <= hold.order_ && turns.waiting_for == *turns.live.begin();
     return hold.ready_ || turns.failure || no_room;
   });
   if (turns.failure) std::rethrow_exception(turns.failure);
@@ -385,9 +401,8 @@ bool Scratchpad::wait_for_room(const Shelf& shelf, Hold& hold) {
   for (;;) {
     turns.waiting_for = *turns.live.begin();
     turns.turned.notify_all();
-    turns.turned.wait(lock, [&] {
-      return turns.stopping || hold.given_up_ || *turns.live.begin() != turns.waiting_for;
-    });
+    turns.turned.wait(lock,
+                      [&] { return turns.stopping || hold.given_up_ || *turns.live.begin() != turns.waiting_for; });
     hold.oldest_live_ = *turns.live.begin();
     if (turns.stopping || hold.given_up_ || newest_hold < hold.oldest_live_) break;
   }

@@ -161,7 +161,8 @@ Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
   if (header_.row_checksums != 0) {
     throw Error(ErrorKind::format_mismatch, file.name() + ": row checksums, which this build does not know");
   }
-  const auto newest_store = static_cast<std::uint32_t>(header_.version == 1 ? format::Store::in_place : format::Store::log);
+  const auto newest_store =
+      static_cast<std::uint32_t>(header_.version == 1 ? format::Store::in_place : format::Store::log);
   if (header_.store > newest_store) {
     throw Error(ErrorKind::corrupted, place(file, 0) + ": unknown store");
   }

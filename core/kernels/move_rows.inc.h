@@ -156,8 +156,8 @@ void move_slots(const SlotRows& there, const std::uint32_t* slots, const Working
     if (state_bytes == 0) continue;
     std::byte* const state = there_state + slots[u] * state_bytes;
     std::byte* const compact_state = working_state + u * state_bytes;
-    copy_bytes<StateBytes>(move == Move::gather ? compact_state : state,
-                           move == Move::gather ? state : compact_state, state_bytes);
+    copy_bytes<StateBytes>(move == Move::gather ? compact_state : state, move == Move::gather ? state : compact_state,
+                           state_bytes);
   }
 }
 
@@ -193,20 +193,18 @@ void capture(const RowSpec& spec, const HomeRows& home, const WorkingRows& worki
 
 void gather(const RowSpec& spec, const SlotRows& from, const std::uint32_t* slots, const WorkingRows& working,
             std::size_t begin, std::size_t end) {
-  with_sizes(spec,
-             [&]<std::size_t WeightBytes, std::size_t StateBytes>(std::size_t weight_bytes, std::size_t state_bytes) {
-               move_slots<Move::gather, WeightBytes, StateBytes>(from, slots, working, begin, end, weight_bytes,
-                                                                 state_bytes);
-             });
+  with_sizes(
+      spec, [&]<std::size_t WeightBytes, std::size_t StateBytes>(std::size_t weight_bytes, std::size_t state_bytes) {
+        move_slots<Move::gather, WeightBytes, StateBytes>(from, slots, working, begin, end, weight_bytes, state_bytes);
+      });
 }
 
 void scatter(const RowSpec& spec, const SlotRows& to, const std::uint32_t* slots, const WorkingRows& working,
              std::size_t begin, std::size_t end) {
-  with_sizes(spec,
-             [&]<std::size_t WeightBytes, std::size_t StateBytes>(std::size_t weight_bytes, std::size_t state_bytes) {
-               move_slots<Move::scatter, WeightBytes, StateBytes>(to, slots, working, begin, end, weight_bytes,
-                                                                  state_bytes);
-             });
+  with_sizes(
+      spec, [&]<std::size_t WeightBytes, std::size_t StateBytes>(std::size_t weight_bytes, std::size_t state_bytes) {
+        move_slots<Move::scatter, WeightBytes, StateBytes>(to, slots, working, begin, end, weight_bytes, state_bytes);
+      });
 }
 
 void restore(const RowSpec& spec, const HomeRows& home, const WorkingRows& working, std::size_t begin,

@@ -329,7 +329,8 @@ inline void gather(const RowSpec& spec, const SlotRows& from, const std::uint32_
 inline void scatter(const RowSpec& spec, const SlotRows& to, const std::uint32_t* slots, const WorkingRows& working,
                     std::size_t begin, std::size_t end) {
   for (std::size_t u = begin; u < end; ++u) {
-    std::copy_n(working.weights + u * weight_bytes(spec), weight_bytes(spec), to.weights + slots[u] * weight_bytes(spec));
+    std::copy_n(working.weights + u * weight_bytes(spec), weight_bytes(spec),
+                to.weights + slots[u] * weight_bytes(spec));
     std::copy_n(working.state + u * spec.state_floats, spec.state_floats, to.state + slots[u] * spec.state_floats);
   }
 }
