@@ -552,6 +552,9 @@ NB_MODULE(_core, m) {
   m.def(
       "all_finite", [](ConstFloatMatrix values) { return all_finite(values.data(), values.size()); }, "values"_a,
       Unlocked(), "Whether no element is infinite or a NaN.");
+  m.def(
+      "is_block_medium", [](const std::string& directory) { return !is_dax(directory) && !is_volatile(directory); },
+      "directory"_a, "Whether files of the directory lie neither on DAX memory nor in volatile memory.");
   m.def("set_num_threads", &set_num_threads, "num_threads"_a);
   m.def("num_threads", &num_threads);
   m.def("instruction_set", [] { return best_kernels().name; });

@@ -40,8 +40,9 @@ struct BatchIds {
   std::vector<std::uint32_t> block_of;
 };
 
-// One batch's plan for a collection: a TablePlan for each of its tables.
-struct Plan {
+// One batch's plan for a collection: a TablePlan for each of its tables. Whoever comes with the same plan from Python
+// again comes with the same owner: an announced plan is known by it.
+struct Plan : std::enable_shared_from_this<Plan> {
   std::shared_ptr<const CollectionSpec> spec;
   std::size_t num_bags = 0;
   bool weighted = false;

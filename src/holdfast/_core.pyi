@@ -120,10 +120,10 @@ class RecoveryReport:
 class Pool:
     """A pool opened for writing."""
 
-    def __init__(self, directory: str, *, relaxed: bool, dense_interval: int, grow_log: bool, trust_after_reboot: bool) -> None: ...
+    def __init__(self, directory: str, *, relaxed: bool, dense_interval: int, grow_log: bool, scratchpad_bytes: int, trust_after_reboot: bool) -> None: ...
 
     @staticmethod
-    def create(directory: str, seed: int, log_bytes: int, tables: Sequence[TableSpec]) -> None: ...
+    def create(directory: str, seed: int, log_bytes: int, tables: Sequence[TableSpec], log_store: bool = False) -> None: ...
 
     @property
     def recovery(self) -> RecoveryReport: ...
@@ -206,6 +206,11 @@ class Pool:
     @property
     def log_bytes_free(self) -> int: ...
 
+    def traffic(self) -> dict | None:
+        """
+        Rows and bytes since the pool was opened; None where rows are read and written in place.
+        """
+
 class Reader:
     """A pool seen without a lock and without changing it."""
 
@@ -245,6 +250,11 @@ class Reader:
 
 def all_finite(values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> bool:
     """Whether no element is infinite or a NaN."""
+
+def is_block_medium(directory: str) -> bool:
+    """
+    Whether files of the directory lie neither on DAX memory nor in volatile memory.
+    """
 
 def set_num_threads(num_threads: int) -> None: ...
 

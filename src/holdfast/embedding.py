@@ -159,6 +159,11 @@ class EmbeddingBagCollection(nn.Module):
             self._pool.core.evaluate(planned.plan, out.numpy())
         return PooledFeatures(self._keys, self._dims, out)
 
+    def announce(self, planned: PlannedFeatures) -> None:
+        """Says that `planned` is going to be captured, after the batches that were announced before: where rows come
+        through a scratchpad, they are fetched while earlier batches train. Keep `planned` until then."""
+        self._pool.core.announce(planned.plan)
+
     def capture(self, planned: PlannedFeatures) -> _core.Capture:
         """The capture verb: copies the plan's rows into the step's log record, whose sealing is on its way when this
         returns. Raises BatchTooLarge, PoolFull, StepError."""

@@ -1,9 +1,9 @@
 """What a run shows of itself while it trains: a progress bar or plain lines, metrics as JSON lines, TensorBoard.
 
 The metrics file holds one object a step, ``{"step", "durable_step", "loss", "samples_per_second", "logged_bytes",
-"stage_ms"}``, objects ``{"event": "evaluation", "step", "auc", "logloss"}`` where the run evaluates in between, and
-last of all ``{"event": "end", "step", "auc", "logloss"}``. It always reads like one run without a break, every step
-once:
+"stage_ms"}`` and, where rows come through a scratchpad, ``"traffic"`` (see StepReport); objects ``{"event":
+"evaluation", "step", "auc", "logloss"}`` where the run evaluates in between, and last of all ``{"event": "end", "step",
+"auc", "logloss"}``. It always reads like one run without a break, every step once:
 
 - a run that resumes at step s first cuts off what the file holds of steps after s (they are trained again), a line that
   a crash left unfinished, and the end of a run that now goes on;
@@ -112,6 +112,7 @@ class MetricsFile:
                 "samples_per_second": round(samples_per_second, 1),
                 "logged_bytes": report.logged_bytes,
                 "stage_ms": {stage: round(ms, 4) for stage, ms in report.stage_ms.items()},
+                **({} if report.traffic is None else {"traffic": report.traffic}),
             }
         )
 
@@ -147,6 +148,7 @@ class TensorBoard:
             "samples_per_second": samples_per_second,
             "durable_lag": report.step - report.durable_step,
             **{f"stage_ms/{stage}": ms for stage, ms in report.stage_ms.items()},
+            **{f"traffic/{name}": value for name, value in (report.traffic or {}).items()},
         }
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, report.step)

@@ -20,8 +20,22 @@ if TYPE_CHECKING:
     from holdfast.embedding import EmbeddingBagCollection
 
 RecoveryMode = Literal["exact", "relaxed"]
+Medium = Literal["auto", "memory", "block"]
 SUPERBLOCK = "pool.holdfast"
 _MIN_LOG_BYTES = 16 << 20
+_ROW_LOG_BYTES = 1 << 30
+_SCRATCHPAD_SHARE = 0.25  # of the memory that this process may use
+
+
+def default_scratchpad_bytes() -> int:
+    """A quarter of the memory that this process may use."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for name in ("memory/memory.limit_in_bytes", "memory.max"):
+        try:
+            limits.append(int((Path("/sys/fs/cgroup") / name).read_text()))
+        except (OSError, ValueError):  # another version of cgroups, or "max"
+            continue
+    return int(min(limits) * _SCRATCHPAD_SHARE)
 
 
 def exists(directory: str | os.PathLike[str]) -> bool:
@@ -43,10 +57,14 @@ class Pool:
     """Opens the pool in `directory` for writing and recovers it; a directory without one becomes a pool when the first
     tables are attached.
 
-    directory: on tmpfs or an ordinary file system the pool is durable at level ``process`` (survives any death of the
-        process), on DAX memory at level ``power``; see ``level``.
+    directory: where the pool lies; what that is decides what a durable step survives, see ``level``.
+    medium: how a new pool keeps its rows. ``memory``: mapped and overwritten in place, with an undo log; level
+        ``power`` on DAX memory, elsewhere ``process`` (survives any death of the process). ``block``: on an SSD, new
+        versions appended to a row log, the rows of the coming batches in a scratchpad in DRAM; level ``power``.
+        ``auto``: ``memory`` on DAX and tmpfs, ``block`` on anything else.
     seed: of a new pool; rows' initial values are a function of (seed, table, row).
-    log_bytes: size of the undo log; None lets it grow to what the batches need.
+    log_bytes: size of a new pool's log. None: the undo log grows to what the batches need, a row log has 1 GiB.
+    scratchpad_bytes: DRAM for rows of a ``block`` pool; None: a quarter of the memory that there is.
     dense_interval: steps from one dense state to the next; 1 loses at most the step in flight.
     recovery: ``exact`` rolls rows back to the newest dense state; ``relaxed`` keeps the newest rows beside it.
     trust_after_reboot: believe a ``process``-level pool that was open when the machine went down.
@@ -59,7 +77,9 @@ class Pool:
         directory: str | os.PathLike[str],
         *,
         seed: int = 0,
+        medium: Medium = "auto",
         log_bytes: int | None = None,
+        scratchpad_bytes: int | None = None,
         dense_interval: int = 1,
         recovery: RecoveryMode = "exact",
         trust_after_reboot: bool = False,
@@ -73,7 +93,13 @@ class Pool:
         self.directory = Path(directory)
         self.is_new = not exists(self.directory)
         self._seed = seed
+        if medium not in ("auto", "memory", "block"):
+            raise ConfigError(f"medium = {medium!r}; it must be auto, memory or block")
+        if scratchpad_bytes is not None and scratchpad_bytes < 1:
+            raise ConfigError(f"scratchpad_bytes = {scratchpad_bytes}; it must be positive")
+        self._medium = medium
         self._log_bytes = log_bytes
+        self._scratchpad_bytes = default_scratchpad_bytes() if scratchpad_bytes is None else scratchpad_bytes
         self._dense_interval = dense_interval
         self._relaxed = recovery == "relaxed"
         self._trust_after_reboot = trust_after_reboot
@@ -88,8 +114,21 @@ class Pool:
             relaxed=self._relaxed,
             dense_interval=self._dense_interval,
             grow_log=self._log_bytes is None,
+            scratchpad_bytes=self._scratchpad_bytes,
             trust_after_reboot=self._trust_after_reboot,
         )
+        kept_as = "block" if self.looks_forward else "memory"
+        if self._medium not in ("auto", kept_as):
+            self._core.close()
+            raise ConfigError(
+                f"medium = {self._medium!r}, but the pool in {self.directory} was made as {kept_as!r}: a pool cannot "
+                "change that, leave it out or start a new pool"
+            )
+
+    @property
+    def looks_forward(self) -> bool:
+        """Whether rows come through a scratchpad, so that it helps to announce batches (``collection.announce``)."""
+        return bool(self.core.header["store"] == "log")
 
     @property
     def core(self) -> _core.Pool:
@@ -134,8 +173,9 @@ class Pool:
             raise PoolExists(f"{self.directory} is there already, and is no directory") from error
         except OSError as error:
             raise PoolError(f"making {self.directory}: {error.strerror}") from error
-        log_bytes = _MIN_LOG_BYTES if self._log_bytes is None else self._log_bytes
-        _core.Pool.create(str(self.directory), self._seed, log_bytes, specs)
+        on_block = self._medium == "block" or (self._medium == "auto" and _core.is_block_medium(str(self.directory)))
+        log_bytes = (_ROW_LOG_BYTES if on_block else _MIN_LOG_BYTES) if self._log_bytes is None else self._log_bytes
+        _core.Pool.create(str(self.directory), self._seed, log_bytes, specs, log_store=on_block)
         self._open()
 
     @property

@@ -23,6 +23,7 @@ from holdfast.pool import exists
 from holdfast.tables import EmbeddingBagConfig, check_same, to_spec
 
 LOCK_FILE = "lock"
+_SCRATCHPAD_BYTES = 64 << 20  # nothing is trained: only what recovery needs is opened
 _DTYPE_BYTES = (4, 2, 2)
 
 
@@ -60,7 +61,14 @@ def at_rest(directory: Path) -> Iterator[tuple[_core.Reader, _core.RecoveryRepor
     if not exists(directory):
         raise PoolNotFound(f"{directory} holds no pool")
     try:
-        pool = _core.Pool(str(directory), relaxed=False, dense_interval=1, grow_log=False, trust_after_reboot=False)
+        pool = _core.Pool(
+            str(directory),
+            relaxed=False,
+            dense_interval=1,
+            grow_log=False,
+            scratchpad_bytes=_SCRATCHPAD_BYTES,
+            trust_after_reboot=False,
+        )
     except PoolReadOnly:
         reader = _core.Reader(str(directory))
         if not reader.clean:

@@ -60,10 +60,13 @@ CHANGEABLE = (
     "optimizer.weight_decay",
     "pool.dense_interval",
     "pool.log_bytes",
+    "pool.medium",  # Pool compares it with how its rows are kept
+    "pool.scratchpad_bytes",
     "train.steps",
     "train.epochs",
     "train.workers",
     "train.prefetch",
+    "train.window",
     "train.eval_every",
     "train.eval_batch_size",
     "train.bf16",
@@ -226,10 +229,13 @@ class OptimizerConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
     """The pool. seed: of the rows' initial values. dense_interval: steps from one dense state to the next; 1 loses at
-    most the step in flight. log_bytes: size of the undo log when the pool is made; None lets it grow with the batches.
+    most the step in flight. medium, log_bytes, scratchpad_bytes: see holdfast.Pool; by default rows are kept in place
+    on DAX and tmpfs, in a log store elsewhere.
     """
 
     seed: int = 0
+    medium: Literal["auto", "memory", "block"] = "auto"
+    scratchpad_bytes: int | None = None
     dense_interval: int = 1
     log_bytes: int | None = None
 
@@ -340,7 +346,9 @@ def assemble(
     pool = Pool(
         directory,
         seed=config.pool.seed,
+        medium=config.pool.medium,
         log_bytes=config.pool.log_bytes,
+        scratchpad_bytes=config.pool.scratchpad_bytes,
         dense_interval=config.pool.dense_interval,
         recovery=recovery,
         trust_after_reboot=trust_after_reboot,

@@ -1,9 +1,8 @@
 """The trace of a run: what ran when, as trace events for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 - Thread `main`: the verbs of every step, `wait for loader` in plan's place, and every `evaluation`. The loader's
-  threads: `plan`. All of them complete events with args ``{"step"}``. With train.capture_ahead a step also waits for
-  the next step's batch and captures its rows, as `wait for loader` and `capture ahead`; their args name the step in
-  which they ran.
+  threads: `plan`. All of them complete events with args ``{"step"}``. With train.capture_ahead a step also
+  captures the next step's rows, as `capture ahead`; its args name the step in which it ran.
 - Counters, at the end of every step: `durable lag` (step - durable_step) and `log free` (bytes of the undo log).
 
 Like the metrics file it reads like one run without a break, every step once: a run that resumes at step s cuts off
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from holdfast.train import StepReport
 
 _MAIN = 1
-_NAMES = {"plan": "wait for loader", "plan_ahead": "wait for loader", "capture_ahead": "capture ahead"}
+_NAMES = {"plan": "wait for loader", "capture_ahead": "capture ahead"}
 _HEAD = (
     '[\n{"name":"process_name","ph":"M","pid":1,"args":{"name":"holdfast train"}}'
     ',\n{"name":"thread_name","ph":"M","pid":1,"tid":1,"args":{"name":"main"}}'

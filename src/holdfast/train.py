@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -35,9 +36,10 @@ class TrainConfig:
     """How the loop runs.
 
     steps: where training ends (None: after `epochs`). workers, prefetch: threads of the loader, and batches planned
-    ahead. eval_every: steps from one evaluation to the next (0: only at the end). bf16: autocast of the MLPs.
-    max_grad_norm: of dense and row gradients together. capture_ahead: log the next batch's rows while this one
-    computes; for accelerators.
+    ahead. window: batches whose rows are fetched ahead, the current one included, where rows come through a scratchpad
+    (0: none, rows are fetched when they are asked for). eval_every: steps from one evaluation to the next (0: only at
+    the end). bf16: autocast of the MLPs. max_grad_norm: of dense and row gradients together. capture_ahead: log the
+    next batch's rows while this one computes; for accelerators.
     """
 
     batch_size: int = 2048
@@ -47,6 +49,7 @@ class TrainConfig:
     shuffle: bool = True
     workers: int = 1
     prefetch: int = 2
+    window: int = 4
     eval_every: int = 0
     eval_batch_size: int = 8192
     bf16: bool = False
@@ -57,7 +60,7 @@ class TrainConfig:
         for field in ("batch_size", "epochs", "workers", "prefetch", "eval_batch_size"):
             if getattr(self, field) < 1:
                 raise ConfigError(f"train.{field} = {getattr(self, field)}; it must be at least 1")
-        for field in ("steps", "eval_every"):
+        for field in ("steps", "eval_every", "window"):
             if (value := getattr(self, field)) is not None and value < 0:
                 raise ConfigError(f"train.{field} = {value}; it must not be negative")
         if not 0 <= self.seed < 2**63:
@@ -80,8 +83,9 @@ class StepReport:
     """What one step did.
 
     began: when, in seconds of ``time.perf_counter``. stage_ms: wall time of each verb, one after the other from there;
-    plan is the wait for the loader, which plans ahead, and planning is when it did. logged_bytes: what capture wrote to
-    the undo log; log_bytes_free: what the log has left after commit.
+    plan is the wait for the loader, which plans ahead, and planning is when it did. logged_bytes: what the step wrote
+    to the log; log_bytes_free: what the log has left after commit. traffic: rows and bytes of this step and of what ran
+    beside it, where rows come through a scratchpad (names as in core/row_backend.h).
     """
 
     step: int
@@ -93,6 +97,16 @@ class StepReport:
     planning: Span
     logged_bytes: int
     log_bytes_free: int
+    traffic: dict[str, float] | None = None
+
+
+_STANDING = ("index_entries", "index_bytes", "scratchpad_rows")  # how much there is, not how much was done
+
+
+def _since(before: dict[str, float] | None, after: dict[str, float] | None) -> dict[str, float] | None:
+    if before is None or after is None:
+        return None
+    return {name: value if name in _STANDING else value - before[name] for name, value in after.items()}
 
 
 class Stopwatch:
@@ -153,7 +167,7 @@ class Trainer:
         self.loader: Loader[_Planned] = make_loader(source, config, lambda batch: _plan(rows, batch))
         self.checkpoint = Checkpoint(pool, model=model, optimizer=dense_optimizer, loader=self.loader, extra=extra)
         self._loss = nn.BCEWithLogitsLoss()
-        self._next: _Planned | None = None
+        self._upcoming: deque[_Planned] = deque()
 
     @property
     def last_step(self) -> int:
@@ -173,17 +187,15 @@ class Trainer:
 
     def _step(self) -> StepReport:
         watch = Stopwatch()
-        batch, (planned, planning) = self._next or next(self.loader)  # plan
-        self._next = None
+        traffic_before = self.pool.core.traffic()
+        batch, (planned, planning) = self._take()  # plan
         watch.lap("plan")
         capture = self.rows.capture(planned)
         watch.lap("capture")
         pooled = self.rows.lookup(capture, planned)
         watch.lap("lookup")
-        if self.config.capture_ahead:
-            self._next = next(self.loader)
-            watch.lap("plan_ahead")
-            self.rows.capture_ahead(self._next[1][0])
+        if self.config.capture_ahead and self._upcoming:
+            self.rows.capture_ahead(self._upcoming[0][1][0])
             watch.lap("capture_ahead")
         loss = self._train(batch, pooled)
         watch.lap("train")
@@ -201,7 +213,18 @@ class Trainer:
             planning=planning,
             logged_bytes=capture.bytes,
             log_bytes_free=self.pool.core.log_bytes_free,
+            traffic=_since(traffic_before, self.pool.core.traffic()),
         )
+
+    def _take(self) -> _Planned:
+        """The next batch. The ones after it, as far as the window goes, are taken from the loader and announced."""
+        looks_forward = self.pool.looks_forward and self.config.window > 0
+        wanted = self.config.window if looks_forward else 2 if self.config.capture_ahead else 1
+        while len(self._upcoming) < min(wanted, self.last_step - self.pool.step):
+            self._upcoming.append(next(self.loader))
+            if looks_forward:
+                self.rows.announce(self._upcoming[-1][1][0])
+        return self._upcoming.popleft()
 
     def _train(self, batch: Batch, pooled: Tensor) -> float:
         """Forward, backward and the dense optimizer's step. Rows' gradients stay with the collection."""
