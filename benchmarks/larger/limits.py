@@ -86,7 +86,7 @@ class Disk:
         # each kind lies at multiples of its smallest size: home is written by whole pages
         smallest = [min((size for size, _ in some), default=_PAGE_BYTES) for some in (mix.reads, mix.writes)]
         align = ",".join(str(max(1, round(size / _SECTOR_BYTES)) * _SECTOR_BYTES) for size in smallest)
-        options: dict[str, object] = {"bssplit": split, "blockalign": align, "iodepth": _QUEUE_DEPTH}
+        options: dict[str, Any] = {"bssplit": split, "blockalign": align, "iodepth": _QUEUE_DEPTH}
         if kind == "randrw":
             options["rwmixread"] = mix.read_percent
         job = self._fio(kind, numjobs=_NUM_JOBS, group_reporting=1, norandommap=1, random_generator="tausworthe64",
@@ -111,7 +111,7 @@ class Disk:
     def _probe(self) -> dict[str, Any]:
         from holdfast.placement.probe import probe
 
-        found = probe(self._directory, on_step=lambda _: None, file_bytes=self._file_bytes)
+        found = probe(self._directory, on_step=lambda *_: None, file_bytes=self._file_bytes)
         tier = found.tiers[-1]
         pages = next((note for note in found.notes if "random reads/s" in note), "")
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import mmap
 import os
 import sys
@@ -60,22 +61,20 @@ class MappedFiles(RowStore):
 
 
 class RocksDb(RowStore):
-    """All tables in one RocksDB: the scratchpad's bytes as block cache, direct reads, one multi-get and one synced write
-    batch a step. ``packages``: where rocksdict was installed."""
+    """All tables in one RocksDB: the scratchpad's bytes as block cache, direct reads, one multi-get and one synced
+    write batch a step. ``packages``: where rocksdict was installed."""
 
     durable = "every step's rows, write-ahead log synced; not the dense part"
 
     def __init__(self, workload: Workload, directory: Path, cache_bytes: int, packages: Path) -> None:
         sys.path.append(str(packages))
-        import rocksdict
-
-        self._rocksdict: Any = rocksdict
+        self._rocksdict: Any = importlib.import_module("rocksdict")
         self._shape = workload.shape
         self._width = workload.shape.embedding_dim + 1
         options = self._options(cache_bytes)
         is_new = not (directory / "CURRENT").exists()
-        self._db: Any = rocksdict.Rdict(str(directory), options)
-        write_options = rocksdict.WriteOptions()
+        self._db: Any = self._rocksdict.Rdict(str(directory), options)
+        write_options = self._rocksdict.WriteOptions()
         write_options.sync = True
         self._write_options = write_options
         if is_new:
@@ -116,7 +115,7 @@ class RocksDb(RowStore):
         found = self._db.get(keys)
         # bytearray: a tensor over bytes could not be written to
         values = torch.frombuffer(bytearray(b"".join(found)), dtype=torch.float32).view(-1, self._width)
-        return list(values.split([len(wanted) for wanted in rows]))
+        return list(torch.split(values, [len(wanted) for wanted in rows]))
 
     def write(self, rows: list[Tensor], values: list[Tensor]) -> None:
         batch = self._rocksdict.WriteBatch(raw_mode=True)

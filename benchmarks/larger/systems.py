@@ -159,6 +159,13 @@ def _open_trainer(workload: Workload, source: FileOfBatches, settings: Settings,
     )  # fmt: skip
 
 
+def open_pool(workload: Workload, source: FileOfBatches, settings: Settings) -> holdfast.Pool:
+    """Opens a log store that is there, and everything up to the state of its next step."""
+    trainer = _open_trainer(workload, source, settings, in_memory=False)
+    trainer.recover()
+    return trainer.pool
+
+
 def fill_pool(pool: holdfast.Pool, workload: Workload) -> None:
     """Writes every row home. Without it the log store would read holes, and never wait for the disk."""
     for table, first, weights in _initial_chunks(workload):

@@ -61,7 +61,7 @@ class TraceLaw:
         shift = self._shifts[piece]
         ranks = (self._starts[piece] + shift) * np.exp(within * self._log_ratios[piece]) - shift
         # rounding of exp may step over an end by one
-        return np.minimum(ranks.astype(np.int64), self._last[piece]).reshape(numbers.shape)
+        return np.asarray(np.minimum(ranks.astype(np.int64), self._last[piece]).reshape(numbers.shape))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
