@@ -30,12 +30,7 @@ def _options() -> tuple[Options, Path | None]:
     parser.add_argument("--workloads", help=f"of {','.join(WORKLOADS)}")
     parser.add_argument("--disk", type=Path, default=ROOT / "runs/larger", help="a directory on the disk")
     parser.add_argument("--memory", type=Path, default=Path("/dev/shm"), help="a directory on memory (tmpfs)")
-    parser.add_argument(
-        "--allowance-mb",
-        type=int,
-        default=384,
-        help="of the memory limit, beyond the scratchpad: for the network, batches and indexes; 0: no limit",
-    )
+    parser.add_argument("--no-memory-limit", action="store_true", help="where there are no memory control groups")
     parser.add_argument("--report-dir", type=Path, help="default: reports/DATE-larger; runs/bench/... if partial")
     arguments = parser.parse_args()
     sections = tuple(arguments.only.split(",")) if arguments.only else SECTIONS
@@ -49,7 +44,7 @@ def _options() -> tuple[Options, Path | None]:
         workloads=workloads,
         disk=arguments.disk.absolute(),
         memory=arguments.memory.absolute(),
-        allowance_bytes=arguments.allowance_mb << 20,
+        limits_memory=not arguments.no_memory_limit,
     )
     return options, arguments.report_dir
 

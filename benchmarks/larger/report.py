@@ -92,14 +92,14 @@ def _setting(results: Results) -> list[str]:
         else f"**THE MACHINE WAS NOT IDLE**: before {disturbed} of {len(busy)} measurements others used more than "
         f"{_IDLE_CPUS} CPUs (median {statistics.median(busy):.2f}, most {max(busy):.2f} of {machine['cpus']})."
     )
-    allowance = record["settings"]["allowance_bytes"]
+    limited = record["settings"]["limits_memory"]
     return [
         alone,
         "",
         f"- {machine['processor']}, {machine['cpus']} CPUs, {machine['memory']}, {machine['kernel']}"
         + (", virtual" if machine["hypervisor"] else ""),
         f"- disk: {machine['disk']}; memory: {machine['medium']}",
-        f"- memory limit: the scratchpad and {allowance >> 20} MiB" if allowance else "- no memory limit",
+        *([] if limited else ["- no memory limit: mapped files had all of it"]),
         f"- holdfast {machine['holdfast_commit']}; {record['minutes']:.0f} minutes; every command is in results.json",
         "",
     ]
