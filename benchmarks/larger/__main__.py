@@ -56,11 +56,16 @@ def main() -> None:
         parent = ROOT / "runs/bench" if partial else BENCHMARKS / "reports"
         directory = parent / f"{datetime.now(UTC):%Y-%m-%d}-larger"
     directory.mkdir(parents=True, exist_ok=True)
-    record = Runner(options).run()
-    # Paths of the checkout are said from its root: the report is of the project, not of a machine.
-    (directory / "results.json").write_text(json.dumps(record, indent=1, default=str).replace(f"{ROOT}/", "") + "\n")
-    write_report(record, directory)
-    print(directory / "report.md", file=sys.stderr)
+    runner = Runner(options)
+    try:
+        runner.run()
+    finally:  # an hour's measurements are worth keeping, whatever ended them
+        record = runner.record()
+        # Paths of the checkout are said from its root: the report is of the project, not of a machine.
+        text = json.dumps(record, indent=1, default=str).replace(f"{ROOT}/", "")
+        (directory / "results.json").write_text(text + "\n")
+        write_report(record, directory)
+        print(directory / "report.md", file=sys.stderr)
     if failed := [key for key, result in record["results"].items() if "error" in result]:
         sys.exit(f"failed: {', '.join(failed)}")
 

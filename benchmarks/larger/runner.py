@@ -66,8 +66,8 @@ class Runner:
         self._root = Path()
         self._memory_root = Path()
 
-    def run(self) -> dict[str, Any]:
-        """All sections; gives the record of the run."""
+    def run(self) -> None:
+        """All sections."""
         from larger import sections
 
         self.options.disk.mkdir(parents=True, exist_ok=True)
@@ -79,6 +79,9 @@ class Runner:
             for name in SECTIONS:
                 if name in self.options.sections:
                     getattr(sections, name)(self)
+
+    def record(self) -> dict[str, Any]:
+        """What was measured so far, and on what."""
         return {
             "settings": {k: str(v) if isinstance(v, Path) else v for k, v in asdict(self.options).items()},
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
