@@ -1,4 +1,4 @@
-"""How many bytes the log store's own arithmetic has go to the device for every byte of updated rows.
+"""How many bytes go to the device for every byte of updated rows, by the log store's own arithmetic.
 
 A step appends one record: a header, eight bytes and an image a row. A merge takes the oldest records, keeps each row's
 newest version, and writes every block of home that one of those rows lies in. So what a merge costs depends on how many
@@ -24,23 +24,28 @@ def _whole(num_bytes: int, unit_bytes: int) -> int:
     return -(-num_bytes // unit_bytes) * unit_bytes
 
 
+def _image_bytes(source: FileOfBatches) -> int:
+    """Of a row as the log and home keep it: weights, state, tag."""
+    return source.workload.row_bytes + _TAG_BYTES
+
+
 def record_bytes(source: FileOfBatches, rows_per_table: list[int]) -> int:
     """Of a step's record in the log, given its unique rows."""
-    images_per_sector = _SECTOR_BYTES // (source.workload.row_bytes + _TAG_BYTES)
+    images_per_sector = _SECTOR_BYTES // _image_bytes(source)
     head = _HEADER_BYTES + _SECTION_BYTES * len(rows_per_table) + _ROW_NUMBER_BYTES * sum(rows_per_table)
     images = sum(-(-rows // images_per_sector) * _SECTOR_BYTES for rows in rows_per_table)
     return _whole(_whole(head, _SECTOR_BYTES) + images, _BLOCK_BYTES)
 
 
 def step_sizes(source: FileOfBatches) -> tuple[float, float]:
-    """Means over a few batches: (bytes of a step's record, bytes of its updated rows)."""
+    """Means over a few batches: (bytes of a step's record, bytes of its updated rows' images)."""
     records, rows = 0, 0
     num_batches = min(_SAMPLE_BATCHES, source.num_batches)
     for number in range(num_batches):
         unique = [len(np.unique(ids)) for ids in source.read_ids(number)]
         records += record_bytes(source, unique)
         rows += sum(unique)
-    return records / num_batches, rows * source.workload.row_bytes / num_batches
+    return records / num_batches, rows * _image_bytes(source) / num_batches
 
 
 def predicted(source: FileOfBatches, log_bytes: int, merge_share: float = MERGE_SHARE) -> float:
@@ -54,7 +59,7 @@ def predicted(source: FileOfBatches, log_bytes: int, merge_share: float = MERGE_
 def _home_blocks(source: FileOfBatches, num_steps: int) -> int:
     """Distinct blocks of home that the rows of ``num_steps`` batches lie in, over all tables."""
     shape = source.workload.shape
-    rows_per_block = _SECTOR_BYTES // (source.workload.row_bytes + _TAG_BYTES) * (_BLOCK_BYTES // _SECTOR_BYTES)
+    rows_per_block = _SECTOR_BYTES // _image_bytes(source) * (_BLOCK_BYTES // _SECTOR_BYTES)
     written = np.zeros((shape.num_tables, -(-shape.num_embeddings // rows_per_block)), dtype=np.bool_)
     for number in range(num_steps):
         for table, ids in enumerate(source.read_ids(number % source.num_batches)):

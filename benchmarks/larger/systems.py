@@ -134,8 +134,9 @@ def _open_trainer(workload: Workload, source: FileOfBatches, settings: Settings,
             "medium": "block",
             "log_bytes": settings.log_bytes,
             "scratchpad_bytes": settings.scratchpad_bytes,
-            "cache": settings.cache,
         }
+        if settings.cache != "look_forward":  # what a pool does unless told otherwise
+            pool_options["cache"] = settings.cache
         train_options = {"window": settings.window}
     pool = holdfast.Pool(settings.directory, **pool_options)
     shape = workload.shape
