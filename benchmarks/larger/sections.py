@@ -37,9 +37,10 @@ _AMOUNTS = {
 _QUICK = _Amount(20, 200)
 # So few batches that all their rows stay in the scratchpad: what is left of the log store is committing.
 _COMMIT_BATCHES = {"kaggle": 32, "rm1": 10, "rm3": 24}
-_LOG_BYTES, _QUICK_LOG_BYTES = 512 << 20, 16 << 20
+# A log must have room for six steps, which of rm1 are 83 MB.
+_LOG_BYTES, _QUICK_LOG_BYTES = 512 << 20, 128 << 20
 _AMPLIFICATION_BYTES = tuple(size << 20 for size in (256, 512, 1024, 2048, 4096))
-_QUICK_AMPLIFICATION_BYTES = tuple(size << 20 for size in (16, 32, 64))
+_QUICK_AMPLIFICATION_BYTES = tuple(size << 20 for size in (128, 256))
 # rm1 turns a log over in the fewest steps.
 _AMPLIFICATION_WORKLOAD = "rm1"
 _RECOVERY_LOG_BYTES = 1 << 30

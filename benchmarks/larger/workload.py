@@ -104,7 +104,7 @@ _SHAPES = {
     "rm1": replace(RM1, num_embeddings=4_000_000),
     "rm3": replace(RM3, num_embeddings=3_000_000),
 }
-_QUICK_ROWS = 20_000
+_QUICK_ROWS = 200_000  # a tenth of them still holds a batch of rm1
 
 
 def make_workload(name: str, *, quick: bool = False, uniform_share: float | None = None) -> Workload:
