@@ -198,8 +198,8 @@ def scratchpad_of(workload: Workload) -> int:
 
 
 def memory_limit_of(workload: Workload) -> int:
-    """Bytes: the scratchpad, and what network, batches and loader take beside it, with room for a store's own indexes and merges.
-    Mapped files take 183, 432, 688 MiB of the latter; what they leave of it serves them as page cache."""
+    """Bytes: the scratchpad, and what network, batches and loader take beside it, with room for a store's own indexes
+    and merges. Mapped files take 183, 432, 688 MiB of the latter; what they leave of it serves them as page cache."""
     return scratchpad_of(workload) + _ALLOWANCE_BYTES[workload.shape.name]
 
 
