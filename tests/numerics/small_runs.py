@@ -132,10 +132,11 @@ class Training:
             for rows, plan in zip(self.collections, self.plan(number), strict=True):
                 self.outputs.update(rows(plan).values().numpy().tobytes())
 
-    def step(self, step: Step) -> None:
-        """The cursor counts batches: where a run goes on, its next batch is the one after the last that counted."""
+    def begin_step(self, step: Step) -> int:
+        """All of a step but its commit; returns the cursor at its end, in batches: a run goes on with the batch after
+        the last that counted."""
         number = self.pool.step
-        used = self.pool.core.cursor + step.micro_batches
+        end = self.pool.core.cursor + step.micro_batches
         self.dense.zero_grad()
         if step.thrown_away:
             self.throw_away(10_000 + number)
@@ -147,7 +148,10 @@ class Training:
             self.dense.step()
             for rows in self.collections:
                 rows.optimizer.step()
-        self.checkpoint.commit(used)
+        return end
+
+    def step(self, step: Step) -> None:
+        self.checkpoint.commit(self.begin_step(step))
 
     def _take(self) -> list[PlannedFeatures]:
         while len(self._upcoming) < max(1, self.way.window):
