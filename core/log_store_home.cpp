@@ -25,64 +25,100 @@ constexpr std::size_t chunk_bytes = std::size_t{64} << 10;  // of images that on
 std::uint64_t LogStore::merge(std::uint64_t limit_step, std::uint64_t max_bytes) {
   const std::lock_guard turn(merge_mutex_);
   require_usable();
-  const std::vector<RowLog::Live> records = oldest_records(limit_step, max_bytes);
-  if (records.empty()) return 0;
+  const Mergeable records = mergeable(limit_step, max_bytes);
+  if (records.taken.empty()) return 0;
   Versions versions;
-  take_versions(records, versions);
+  std::uint64_t superseded_rows;
+  {
+    const Moving moving = rows_to_move(records);
+    superseded_rows = moving.superseded_rows;
+    take_versions(records.taken, moving.rows, versions);
+  }
   wait_for_fetches();
+  const RowLog::Live& last = records.kept.empty() ? records.taken.back() : records.kept.back();
   latching([&] {
     write_home(versions);
-    log_.checkpoint_without(records.size());
+    log_.checkpoint_without(records.taken.size(), last.link.mark.step);
   });
-  give_up(records.size(), versions);
+  give_up(records.taken.size(), versions);
   std::uint64_t bytes = 0;
-  for (const RowLog::Live& record : records) bytes += record.bytes;
+  for (const RowLog::Live& record : records.taken) bytes += record.bytes;
   const std::lock_guard lock(mutex_);
   counters_.merged_bytes += bytes;
+  counters_.superseded_rows += superseded_rows;
+  for (const std::vector<Version>& of_table : versions.of_table) counters_.merged_rows += of_table.size();
   return bytes;
 }
 
-std::vector<RowLog::Live> LogStore::oldest_records(std::uint64_t limit_step, std::uint64_t max_bytes) const {
+LogStore::Mergeable LogStore::mergeable(std::uint64_t limit_step, std::uint64_t max_bytes) const {
   const std::uint64_t limit = std::min(limit_step, log_.durable_step());
-  std::vector<RowLog::Live> records;
+  Mergeable records;
   std::uint64_t bytes = 0;
   for (const RowLog::Live& record : log_.live()) {
-    if (record.link.mark.step > limit || (bytes >= max_bytes && !records.empty())) break;
-    records.push_back(record);
+    if (record.link.mark.step > limit) break;
+    const bool is_enough = bytes >= max_bytes && !records.taken.empty();
+    (is_enough ? records.kept : records.taken).push_back(record);
     bytes += record.bytes;
   }
   return records;
 }
 
-// The newest record first: what comes after it is taken only of rows that are not there yet.
-void LogStore::take_versions(std::span<const RowLog::Live> records, Versions& versions) {
+// By the row numbers alone, before any image is read. The index would not do: it knows only the newest version, and that
+// of a row which is updated in every step is always after the limit.
+LogStore::Moving LogStore::rows_to_move(const Mergeable& records) const {
+  Moving moving;
+  moving.rows.resize(tables_.size());
+  for (const RowLog::Live& record : records.taken) {
+    const SpareBuffers::Borrowed data = read_rows(record);
+    for (const RowLogSection& section : sections_of(data.data())) {
+      const Table& table = tables_[section.table];
+      const std::uint64_t* rows = rows_of(data.data(), section);
+      for (std::uint64_t i = 0; i < section.num_rows; ++i) {
+        const std::uint64_t offset = section.images_offset + table.layout.offset_of(i);
+        moving.rows[section.table].insert(rows[i], location_of(record.link.position, offset, table));
+      }
+    }
+  }
+  for (const RowLog::Live& record : records.kept) {
+    const SpareBuffers::Borrowed data = read_rows(record);
+    for (const RowLogSection& section : sections_of(data.data())) {
+      const std::uint64_t* rows = rows_of(data.data(), section);
+      for (std::uint64_t i = 0; i < section.num_rows; ++i) {
+        if (moving.rows[section.table].erase(rows[i])) ++moving.superseded_rows;
+      }
+    }
+  }
+  return moving;
+}
+
+void LogStore::take_versions(std::span<const RowLog::Live> records, std::span<const RowIndex> rows,
+                             Versions& versions) {
   versions.of_table.resize(tables_.size());
-  std::vector<RowIndex> taken(tables_.size());
-  for (std::size_t r = records.size(); r-- > 0;) {
-    const SpareBuffers::Borrowed data = spare_.borrow(records[r].bytes);
-    log_.read(records[r], records[r].bytes, data.data());
-    check_sections(records[r], data.data());
-    take_record(records[r], data.data(), taken, versions);
+  for (std::size_t t = 0; t < tables_.size(); ++t) versions.of_table[t].reserve(rows[t].size());
+  for (const RowLog::Live& record : records) {
+    const SpareBuffers::Borrowed data = spare_.borrow(record.bytes);
+    log_.read(record, record.bytes, data.data());
+    check_sections(record, data.data());
+    take_record(record, data.data(), rows, versions);
   }
   for (std::vector<Version>& of_table : versions.of_table) {
     std::sort(of_table.begin(), of_table.end(), [](const Version& a, const Version& b) { return a.row < b.row; });
   }
 }
 
-void LogStore::take_record(const RowLog::Live& record, const std::byte* data, std::span<RowIndex> taken,
-                           Versions& versions) {
+void LogStore::take_record(const RowLog::Live& record, const std::byte* data, std::span<const RowIndex> rows_wanted,
+                           Versions& versions) const {
   for (const RowLogSection& section : sections_of(data)) {
     const Table& table = tables_[section.table];
     const RowLayout& layout = table.layout;
     const std::uint64_t* rows = rows_of(data, section);
     for (std::uint64_t i = 0; i < section.num_rows; ++i) {
-      if (taken[section.table].find(rows[i])) continue;
       const std::uint64_t offset = section.images_offset + layout.offset_of(i);
+      const std::uint64_t location = location_of(record.link.position, offset, table);
+      if (rows_wanted[section.table].find(rows[i]) != location) continue;
       if (check_image(layout, section.table, rows[i], data + offset) != ImageState::whole) {
         throw Error(ErrorKind::corrupted, damaged(log_.place(record.link.position + offset), section.table, rows[i]));
       }
-      const std::uint64_t location = location_of(record.link.position, offset, table);
-      taken[section.table].insert(rows[i], location);
       auto* image = static_cast<std::byte*>(versions.images.allocate(layout.image_bytes(), 1));
       std::memcpy(image, data + offset, layout.image_bytes());
       versions.of_table[section.table].push_back({rows[i], location, image});
