@@ -398,8 +398,10 @@ void live_at_random(Subject& subject, std::size_t most_rows) {
       case 2: subject.append_with_room(most_rows); break;
       case 3: subject.sync(); break;
       case 4: {
+        // Beyond what is durable, too: only that is merged, and only by that is a row superseded.
+        const std::uint64_t newest = subject.random() % 2 == 0 ? subject.durable : subject.last_attempted;
         const std::uint64_t limit =
-            subject.floor + subject.random() % (std::max(subject.durable, subject.floor) - subject.floor + 1);
+            subject.floor + subject.random() % (std::max(newest, subject.floor) - subject.floor + 1);
         subject.merge(limit, subject.random() % 20000);
         break;
       }
@@ -421,8 +423,8 @@ void random_lives_agree_with_the_model(std::uint64_t seed, std::uint64_t ring_by
       live_at_random(subject, most_rows);
       subject.fetch_all();
       if (subject.random() % 3 == 0) {
-        subject.disk.crash_in = 1 + subject.random() % 12;
-        subject.merge(std::max(subject.durable, subject.floor), subject.random() % 20000);
+        subject.disk.crash_in = 1 + subject.random() % 60;
+        subject.merge(std::max(subject.last_attempted, subject.floor), subject.random() % 20000);
         subject.fetch_all();
       }
     } catch (const Crash&) {
