@@ -154,8 +154,9 @@ class LogStore {
   void sync();
   // Folds the oldest records into home: of steps up to `limit_step` that are durable, until they are `max_bytes` or
   // more. Rows that later ones of these steps have again stay in the log alone. Returns how many bytes of the log that
-  // was; 0: nothing to do.
-  std::uint64_t merge(std::uint64_t limit_step, std::uint64_t max_bytes);
+  // was; 0: nothing to do. While it is not urgent, fetches come first: most of the time the merge leaves the disk alone.
+  std::uint64_t merge(
+      std::uint64_t limit_step, std::uint64_t max_bytes, const std::function<bool()>& is_urgent = [] { return true; });
 
   // Writes rows [first, ...) straight home; their state becomes zeros where `state` is empty. Only while the log holds no
   // record, and alone. Durable after sync_home; what a failure or a crash before that leaves of them is unknown. Throws
@@ -261,7 +262,7 @@ class LogStore {
   void take_versions(std::span<const RowLog::Live> records, std::span<const RowIndex> rows, Versions& versions);
   void take_record(const RowLog::Live& record, const std::byte* data, std::span<const RowIndex> rows,
                    Versions& versions) const;
-  void write_home(const Versions& versions);
+  void write_home(const Versions& versions, const std::function<bool()>& is_urgent);
   std::size_t write_home_part(const Table& table, std::span<const Version> versions, const SectorBuffer& buffer);
   void write_rows(std::uint32_t number, std::uint64_t first, std::uint64_t end, const std::byte* weights,
                   const float* state);

@@ -1,6 +1,8 @@
 // The log store's ways home: a merge writes the oldest records' rows to the home files, an import those that it is given.
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "error.h"
@@ -19,10 +21,12 @@ namespace {
 
 constexpr std::size_t buffer_bytes = std::size_t{8} << 20;  // of sectors, read and written at once
 constexpr std::size_t chunk_bytes = std::size_t{64} << 10;  // of images that one thread writes at a time
+constexpr int naps_per_part = 3;  // of a merge that is not urgent, each as long as the part took
 
 }  // namespace
 
-std::uint64_t LogStore::merge(std::uint64_t limit_step, std::uint64_t max_bytes) {
+std::uint64_t LogStore::merge(std::uint64_t limit_step, std::uint64_t max_bytes,
+                              const std::function<bool()>& is_urgent) {
   const std::lock_guard turn(merge_mutex_);
   require_usable();
   const Mergeable records = mergeable(limit_step, max_bytes);
@@ -37,7 +41,7 @@ std::uint64_t LogStore::merge(std::uint64_t limit_step, std::uint64_t max_bytes)
   wait_for_fetches();
   const RowLog::Live& last = records.kept.empty() ? records.taken.back() : records.kept.back();
   latching([&] {
-    write_home(versions);
+    write_home(versions, is_urgent);
     log_.checkpoint_without(records.taken.size(), last.link.mark.step);
   });
   give_up(records.taken.size(), versions);
@@ -133,12 +137,14 @@ void LogStore::wait_for_fetches() {
 }
 
 // Durably.
-void LogStore::write_home(const Versions& versions) {
+void LogStore::write_home(const Versions& versions, const std::function<bool()>& is_urgent) {
   const SpareBuffers::Borrowed buffer = spare_.borrow(buffer_bytes);
   for (std::size_t t = 0; t < tables_.size(); ++t) {
     const std::span<const Version> of_table = versions.of_table[t];
     for (std::size_t done = 0; done < of_table.size();) {
+      const auto began = std::chrono::steady_clock::now();
       done += write_home_part(tables_[t], of_table.subspan(done), buffer.buffer());
+      if (!is_urgent()) std::this_thread::sleep_for((std::chrono::steady_clock::now() - began) * naps_per_part);
     }
   }
   for (std::size_t t = 0; t < tables_.size(); ++t) {
@@ -146,14 +152,14 @@ void LogStore::write_home(const Versions& versions) {
   }
 }
 
-// Writes as many of the versions, from the first on, as the buffer holds; returns how many. Small images by whole
+// Writes as many of the versions, from the first on, as the buffer and the queue hold; returns how many. Small images by whole
 // blocks of the file system: single sectors in holes cost it six times the CPU, and the medium rewrites a block
 // either way.
 std::size_t LogStore::write_home_part(const Table& table, std::span<const Version> versions,
                                       const SectorBuffer& buffer) {
   const RowLayout& layout = table.layout;
   const bool alone = layout.unit_rows() == 1;  // no other row is in its sectors: they need not be read
-  SectorRuns runs(buffer, 0, alone ? format::sector_bytes : format::block_bytes);
+  SectorRuns runs(buffer, 0, alone ? format::sector_bytes : format::block_bytes, BlockQueue::depth);
   std::vector<std::byte*> images;
   for (const Version& version : versions) {
     std::byte* image = runs.place(*table.home, layout.offset_of(version.row), layout.image_bytes());

@@ -1037,7 +1037,8 @@ class Merger {
           std::mt19937_64 random(seed);
           while (!stop_) {
             const std::uint64_t lag = room_is_wanted ? 0 : random() % 4;
-            store.merge(std::max(store.durable_step(), lag) - lag, 1 + random() % 30000);
+            store.merge(std::max(store.durable_step(), lag) - lag, 1 + random() % 30000,
+                        [&] { return room_is_wanted || random() % 2 == 0; });
           }
         }) {}
   ~Merger() {
