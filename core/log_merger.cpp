@@ -55,6 +55,12 @@ bool LogMerger::wants_to_merge() const {
   return !found_nothing_ && (is_urgent_ || store_.used_bytes() > store_.ring_bytes() / 2);
 }
 
+bool LogMerger::is_in_a_hurry() {
+  if (store_.used_bytes() > store_.ring_bytes() / 4 * 3) return true;
+  const std::lock_guard lock(mutex_);
+  return is_urgent_ || stopping_;
+}
+
 void LogMerger::run() {
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -66,7 +72,7 @@ void LogMerger::run() {
     std::exception_ptr failure;
     bool is_broken = false;
     try {
-      merged = store_.merge(limit, store_.ring_bytes() / part_of_log);
+      merged = store_.merge(limit, store_.ring_bytes() / part_of_log, [this] { return is_in_a_hurry(); });
     } catch (const Error& error) {
       failure = std::current_exception();
       is_broken = error.kind() != ErrorKind::full;

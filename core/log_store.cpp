@@ -129,6 +129,7 @@ void LogStore::view() {
 }
 
 void LogStore::roll_back(std::uint64_t step) {
+  const std::lock_guard turn(merge_mutex_);
   require_usable();
   log_.check_start(epoch_, step);
   latching([&] {
@@ -145,9 +146,7 @@ void LogStore::rebuild_index(std::uint64_t step) {
   }
   for (const RowLog::Live& record : log_.live()) {
     if (record.link.mark.step > step) break;
-    const SpareBuffers::Borrowed data = spare_.borrow(record.images_offset);
-    log_.read(record, record.images_offset, data.data());
-    check_sections(record, data.data());
+    const SpareBuffers::Borrowed data = read_rows(record);
     const std::lock_guard lock(mutex_);
     index_record(record, data.data());
   }
@@ -181,6 +180,14 @@ void LogStore::check_sections(const RowLog::Live& record, const std::byte* data)
       }
     }
   }
+}
+
+// A record without its images.
+SpareBuffers::Borrowed LogStore::read_rows(const RowLog::Live& record) const {
+  SpareBuffers::Borrowed data = spare_.borrow(record.images_offset);
+  log_.read(record, record.images_offset, data.data());
+  check_sections(record, data.data());
+  return data;
 }
 
 // The index says where in the ring an image's sector is, and which of the sector's images it is.

@@ -28,6 +28,8 @@ class RowIndex {
   std::optional<std::uint64_t> find(std::uint64_t row) const;
   // Forgets `row` if that is where it is still said to be.
   void erase_if_equal(std::uint64_t row, std::uint64_t location);
+  // Forgets `row`; returns whether it was known.
+  bool erase(std::uint64_t row);
   void clear();
 
   // All of them, in no order.
