@@ -10,7 +10,7 @@
 namespace holdfast {
 namespace {
 
-constexpr std::uint64_t part_of_log = 4;  // that one merge takes
+constexpr std::uint64_t part_of_log = 2;  // that one merge takes
 
 }  // namespace
 
@@ -21,6 +21,7 @@ LogMerger::LogMerger(LogStore& store) : store_(store) {
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   thread_ = std::thread([this] { run(); });
+  pthread_setname_np(thread_.native_handle(), "hf-merge");
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 

@@ -168,7 +168,7 @@ class Pool {
   std::atomic<std::uint64_t> durable_step_{0};
   std::atomic<std::uint64_t> rows_durable_step_{0};
   std::unique_ptr<RowBackend> backend_;
-  Background background_;  // last: its thread ends before anything it uses
+  Background background_{"hf-commit"};  // last: its thread ends before anything it uses
 };
 
 }  // namespace holdfast

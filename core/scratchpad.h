@@ -144,8 +144,8 @@ class Scratchpad {
 
   std::shared_ptr<Turns> turns_;  // holds may outlive the scratchpad
 
-  Background exchanging_;
-  Background collecting_;  // last: it hands over to exchanging_
+  Background exchanging_{"hf-exchange"};
+  Background collecting_{"hf-collect"};  // last: it hands over to exchanging_
 };
 
 }  // namespace holdfast
