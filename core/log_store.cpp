@@ -210,6 +210,9 @@ void LogStore::index_record(const RowLog::Live& record, const std::byte* data) {
     Table& table = tables_[section.table];
     const std::uint64_t* rows = rows_of(data, section);
     for (std::uint64_t i = 0; i < section.num_rows; ++i) {
+      if (i + RowIndex::prefetch_distance < section.num_rows) {
+        table.index.prefetch(rows[i + RowIndex::prefetch_distance]);
+      }
       const std::uint64_t image_offset = section.images_offset + table.layout.offset_of(i);
       table.index.insert(rows[i], location_of(record.link.position, image_offset, table));
     }
@@ -237,7 +240,11 @@ std::uint64_t LogStore::resolve(std::span<const TableRows> tables, std::vector<I
   for (std::uint32_t request = 0; request < tables.size(); ++request) {
     const Table& table = tables_.at(tables[request].table);
     for (std::size_t u = 0; u < tables[request].num_rows; ++u) {
-      const std::uint64_t row = tables[request].rows.rows[u];
+      const std::uint64_t* rows = tables[request].rows.rows;
+      if (u + RowIndex::prefetch_distance < tables[request].num_rows) {
+        table.index.prefetch(rows[u + RowIndex::prefetch_distance]);
+      }
+      const std::uint64_t row = rows[u];
       if (const auto location = table.index.find(row)) {
         in_log.push_back({offset_of_location(*location, table), request, 1, u});
       } else {

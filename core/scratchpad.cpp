@@ -19,14 +19,16 @@
 namespace holdfast {
 namespace {
 
-// What a slot takes beside its row: its key, its newest hold, two flags, its entry of a queue, and that of the map.
-constexpr std::size_t slot_overhead_bytes = 8 + 8 + 2 + 4 + 18;
+// What a slot takes beside its row: its key, its newest use, a flag, its entry of a queue, and that of the map.
+constexpr std::size_t slot_overhead_bytes = 8 + 8 + 1 + 4 + 18;
 
 // Of the slots, those whose row was not asked for again since it came in: one in so many.
 constexpr std::size_t trial_share = 10;
-constexpr std::uint8_t most_lives = 3;
+constexpr unsigned lives_bits = 2;
+constexpr std::uint64_t most_lives = (1 << lives_bits) - 1;
 
 constexpr unsigned row_bits = 40;
+constexpr std::uint32_t no_slot = ~std::uint32_t{0};
 
 // An array that takes memory as it is used, in huge pages where they can be had: slots are read and written at random.
 template <class T>
@@ -110,16 +112,20 @@ struct Scratchpad::Shelf {
         weights(num_slots * weight_bytes),
         state(num_slots * state_bytes),
         key(num_slots),
-        newest_hold(num_slots),
-        lives(num_slots),
+        use(num_slots),
         filled(num_slots) {}
 
   SlotRows rows() const { return {weights.data(), reinterpret_cast<float*>(state.data())}; }
 
+  static constexpr std::uint64_t kept = ~std::uint64_t{0};  // a use that never ends
+
+  std::uint64_t newest_hold(std::uint32_t slot) const { return use[slot] >> lives_bits; }
+  std::uint64_t lives(std::uint32_t slot) const { return use[slot] & most_lives; }
+  void set_use(std::uint32_t slot, std::uint64_t order, std::uint64_t lives_left) {
+    use[slot] = order << lives_bits | lives_left;
+  }
   void use_again(std::uint32_t slot, std::uint64_t order) {
-    if (newest_hold[slot] == kept) return;
-    newest_hold[slot] = order;
-    lives[slot] = std::min<std::uint8_t>(static_cast<std::uint8_t>(lives[slot] + 1), most_lives);
+    if (use[slot] != kept) set_use(slot, order, std::min(lives(slot) + 1, most_lives));
   }
 
   // A slot without a row; or, where none of those with one is needed any more by holds from `oldest_live` on, nothing.
@@ -131,11 +137,11 @@ struct Scratchpad::Shelf {
       auto& queue = from_trial ? trial : main;
       const std::uint32_t slot = queue.front();
       queue.pop_front();
-      if (newest_hold[slot] == kept) continue;
-      if (lives[slot] != 0) {
-        lives[slot] = from_trial ? 0 : static_cast<std::uint8_t>(lives[slot] - 1);
+      if (use[slot] == kept) continue;
+      if (lives(slot) != 0) {
+        set_use(slot, newest_hold(slot), from_trial ? 0 : lives(slot) - 1);
         main.push_back(slot);
-      } else if (newest_hold[slot] >= oldest_live) {
+      } else if (newest_hold(slot) >= oldest_live) {
         queue.push_back(slot);
         other_queue = !other_queue;
       } else {
@@ -145,8 +151,6 @@ struct Scratchpad::Shelf {
     return std::nullopt;
   }
 
-  static constexpr std::uint64_t kept = ~std::uint64_t{0};  // a hold that is never let go
-
   const RowSpec spec;  // of one of the tables: sizes are those of all of them
   const std::size_t weight_bytes;
   const std::size_t state_bytes;
@@ -155,8 +159,7 @@ struct Scratchpad::Shelf {
   const SlotArray<std::byte> state;
   std::size_t num_used = 0;  // slots below have a row
   const SlotArray<std::uint64_t> key;  // table and row
-  const SlotArray<std::uint64_t> newest_hold;
-  const SlotArray<std::uint8_t> lives;
+  const SlotArray<std::uint64_t> use;  // its newest hold, and its lives in the low bits
   const SlotArray<std::atomic<bool>> filled;
   std::deque<std::uint32_t> trial;
   std::deque<std::uint32_t> main;
@@ -371,30 +374,39 @@ void Scratchpad::collect_table(Hold& hold, std::size_t t, const std::vector<std:
   Shelf& shelf = shelf_of(table);
   auto& slots = hold.slots_[t];
   auto& missed = hold.missed_[t];
-  slots.reserve(rows.size());
+  slots.resize(rows.size());
   std::unique_lock lock(map_mutex_);
   RowIndex& slot_of = slot_of_[table];
-  for (const std::uint64_t row : rows) {
-    const auto found = slot_of.find(row);
-    if (found) {
-      slots.push_back(static_cast<std::uint32_t>(*found));
-      shelf.use_again(slots.back(), hold.order_);
-      continue;
-    }
+  // Those that are in, first: so their misses of the processor's caches overlap, and none of them is evicted here.
+  for (std::size_t u = 0; u < rows.size(); ++u) {
+    if (u + RowIndex::prefetch_distance < rows.size()) slot_of.prefetch(rows[u + RowIndex::prefetch_distance]);
+    const auto found = slot_of.find(rows[u]);
+    slots[u] = found ? static_cast<std::uint32_t>(*found) : no_slot;
+    if (found) __builtin_prefetch(&shelf.use[*found], 1);
+  }
+  for (const std::uint32_t slot : slots) {
+    if (slot != no_slot) shelf.use_again(slot, hold.order_);
+  }
+  for (std::size_t u = 0; u < rows.size(); ++u) {
+    if (slots[u] != no_slot) continue;
+    const std::uint64_t row = rows[u];
     std::optional<std::uint32_t> slot = take_slot(shelf, hold.oldest_live_);
     while (!slot) {
       lock.unlock();
       const bool changed = wait_for_room(hold);
       lock.lock();
-      if (!changed) return;  // given up: what was collected is exchanged, so that every slot is filled
+      if (!changed) {  // given up: what was collected is exchanged, so that every slot is filled
+        std::erase(slots, no_slot);
+        return;
+      }
       slot = take_slot(shelf, hold.oldest_live_);
     }
     shelf.key[*slot] = std::uint64_t{table} << row_bits | row;
-    shelf.newest_hold[*slot] = hold.order_;
+    shelf.set_use(*slot, hold.order_, 0);
     shelf.filled[*slot].store(false, std::memory_order_relaxed);
     shelf.trial.push_back(*slot);
     slot_of.insert(row, *slot);
-    slots.push_back(*slot);
+    slots[u] = *slot;
     missed.rows.push_back(row);
     missed.slots.push_back(*slot);
     ++hold.num_missed_;
@@ -492,7 +504,7 @@ void Scratchpad::keep(const Hold& hold) {
   const std::lock_guard lock(map_mutex_);
   for (std::size_t t = 0; t < hold.slots_.size(); ++t) {
     Shelf& shelf = shelf_of(hold.spec_->tables[t].number);
-    for (const std::uint32_t slot : hold.slots_[t]) shelf.newest_hold[slot] = Shelf::kept;
+    for (const std::uint32_t slot : hold.slots_[t]) shelf.use[slot] = Shelf::kept;
   }
 }
 
