@@ -26,12 +26,13 @@ import holdfast
 from holdfast.data.loader import Loader
 from holdfast.models.dlrm import DLRM
 from holdfast.train import TrainConfig, Trainer
-from larger.workload import CHUNK_ROWS, FileOfBatches, Workload, initial_weights
+from larger.workload import CHUNK_ROWS, FileOfBatches, IdDrawer, Workload, initial_weights
 
 LEARNING_RATE = 0.01
 EPSILON = 1e-8
 CACHES = ("look_forward", "lru", "static")
 _MODEL_SEED = 1
+_SLOT_OVERHEAD_BYTES = 40  # of the scratchpad's, see core/scratchpad.cpp
 _ENDLESS = 1 << 40
 
 
@@ -106,6 +107,8 @@ class Holdfast(System):
         if is_new:
             fill_pool(self.trainer.pool, workload)
         self.trainer.recover()
+        if settings.cache == "static" and not in_memory:
+            _keep_hottest(self.trainer.pool, workload, settings)
         self._steps: Iterator[Any] = self.trainer.steps()
         self.durable = f"every step, level {self.trainer.pool.level}"
 
@@ -135,9 +138,8 @@ def _open_trainer(workload: Workload, source: FileOfBatches, settings: Settings,
             "log_bytes": settings.log_bytes,
             "scratchpad_bytes": settings.scratchpad_bytes,
         }
-        if settings.cache != "look_forward":  # what a pool does unless told otherwise
-            pool_options["cache"] = settings.cache
-        train_options = {"window": settings.window}
+        # Without batches that are announced ahead the scratchpad is an LRU cache that is filled on demand.
+        train_options = {"window": settings.window if settings.cache == "look_forward" else 0}
     pool = holdfast.Pool(settings.directory, **pool_options)
     shape = workload.shape
     rows = holdfast.EmbeddingBagCollection(
@@ -165,6 +167,15 @@ def open_pool(workload: Workload, source: FileOfBatches, settings: Settings) -> 
     trainer = _open_trainer(workload, source, settings, in_memory=False)
     trainer.recover()
     return trainer.pool
+
+
+def _keep_hottest(pool: holdfast.Pool, workload: Workload, settings: Settings) -> None:
+    """A static cache: what the scratchpad has room for beside the rows of two batches, by a perfect profile."""
+    drawer, num_tables = IdDrawer(workload), workload.shape.num_tables
+    row_bytes = workload.row_bytes + _SLOT_OVERHEAD_BYTES
+    room = settings.scratchpad_bytes // row_bytes // num_tables - 2 * workload.ids_per_table
+    for table in range(num_tables):
+        pool.core.keep_rows(table, drawer.hottest(table, max(room, 0)).tolist())
 
 
 def fill_pool(pool: holdfast.Pool, workload: Workload) -> None:

@@ -136,6 +136,10 @@ class IdDrawer:
             ids[table] = scatter(self._ranks(uniforms(key, number * count, count)))
         return ids.reshape(shape.num_tables, shape.batch_size, shape.lookups_per_bag)
 
+    def hottest(self, table: int, count: int) -> NDArray[np.int64]:
+        """The rows of a table that come up most, ascending: a perfect profile. Evenly spread ids have none."""
+        return np.sort(self._scatters[table](np.arange(count)))
+
     def _ranks(self, numbers: NDArray[np.float64]) -> NDArray[np.int64]:
         """The trace's ranks, but for numbers below ``uniform_share``, which name a row themselves."""
         share = self._workload.uniform_share
