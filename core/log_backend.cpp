@@ -24,8 +24,9 @@ std::vector<std::uint64_t> num_rows_of(const Plan& plan) {
 
 }  // namespace
 
-void LogBackend::create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t log_bytes) {
-  LogStore::create(directory, tables, log_bytes, caching_of(directory));
+void LogBackend::create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t log_bytes,
+                        const StepMark& mark) {
+  LogStore::create(directory, tables, log_bytes, caching_of(directory), mark);
 }
 
 LogBackend::LogBackend(const std::string& directory, Superblock& superblock, Background& background, Options options)

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "collection.h"
-#include "dense_slots.h"
+#include "dense_copy.h"
 #include "lookup.h"
 #include "row_view.h"
 #include "superblock.h"
@@ -32,13 +32,8 @@ class Reader {
   std::string medium_description() const { return medium_->description(); }
   const std::vector<RowTable>& tables() const { return rows_->tables(); }
 
-  struct Dense {
-    format::DenseHeader header;
-    std::vector<std::byte> structure;
-    std::vector<std::byte> tensors;
-  };
   // A whole copy of the newest dense state, or nothing when there is none.
-  std::optional<Dense> dense_state() const;
+  std::optional<DenseCopy> dense_state() const;
 
   void evaluate(const Plan& plan, float* out);
 

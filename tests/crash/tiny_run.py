@@ -48,6 +48,7 @@ class Options:
     skip_every: int = 0
     lr_change: tuple[int, float] | None = None
     recovery: str = "exact"
+    medium: str = "auto"
 
 
 def train(directory: str, options: Options) -> dict[str, int]:
@@ -67,6 +68,7 @@ def train(directory: str, options: Options) -> dict[str, int]:
         log_bytes=options.log_bytes,
         dense_interval=options.dense_interval,
         recovery=options.recovery,  # type: ignore[arg-type]
+        medium=options.medium,  # type: ignore[arg-type]
     ) as pool:
         rows = EmbeddingBagCollection(
             pool,
