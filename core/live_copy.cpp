@@ -165,7 +165,7 @@ void LiveCopy::run() {
   std::unique_lock lock(mutex_);
   try {
     while (!stopping_) {
-      source_->follow(newest_dense_step().value_or(0));
+      source_->follow(fixing_ ? 0 : newest_dense_step().value_or(0));
       stopped_.wait_for(lock, rest);
     }
   } catch (...) {
@@ -187,6 +187,10 @@ void LiveCopy::check() {
 }
 
 LiveCopy::Fixed LiveCopy::fix() {
+  {
+    const std::lock_guard lock(mutex_);
+    fixing_ = true;
+  }
   const bool has_dense = newest_dense_step().has_value();
   // Where both slots change hands while they are looked at, neither is found.
   constexpr int turns = 100;

@@ -86,6 +86,7 @@ class LiveCopy {
   std::mutex mutex_;  // guards what follows
   std::unique_ptr<Source> source_;
   std::condition_variable stopped_;
+  bool fixing_ = false;  // the step may be older than the newest dense state, from now on
   bool stopping_ = false;
   std::exception_ptr failure_;
   std::thread thread_;

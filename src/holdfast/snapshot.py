@@ -155,17 +155,25 @@ class Snapshot:
                 )
             if said.pop("crc32c") != _crc(_canonical(said)):
                 raise Corrupted(f"{file}: the manifest's checksum does not hold")
+            tables = tuple(TableInfo(**table) for table in said["tables"])
+            files = {name: FileInfo(**info) for name, info in said["files"].items()}
+            numbers = [said["seed"], said["log_bytes"], said["step"], said["cursor"], said["row_updates"]]
+            numbers += [number for info in files.values() for number in (info.bytes, info.crc32c)]
+            if not all(isinstance(number, int) and 0 <= number < 1 << 64 for number in numbers):
+                raise ValueError("a number that is none")
+            for table in tables:
+                _ = table.layout  # raises where a number means nothing
             return cls(
                 path=path,
                 id=said["id"],
                 parent=None if said["parent"] is None else (said["parent"]["id"], said["parent"]["path"]),
-                tables=tuple(TableInfo(**table) for table in said["tables"]),
-                files={name: FileInfo(**info) for name, info in said["files"].items()},
+                tables=tables,
+                files=files,
                 **{
                     name: said[name] for name in ("pool", "seed", "store", "log_bytes", "step", "cursor", "row_updates")
                 },
             )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise Corrupted(f"{file}: no manifest of a snapshot: {error!r}") from None
 
     @property

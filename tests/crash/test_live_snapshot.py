@@ -133,6 +133,7 @@ def test_live_snapshots_full_and_incremental_restore_to_the_bit(name: str, zygot
     for name, summary in taken.items():
         restore_snapshot(root / name, root / f"restored-{name}", medium=options["medium"])
         assert digest(root / f"restored-{name}") == reference.digest_at(summary.step), (name, summary)
+        assert _core.Reader(str(root / f"restored-{name}")).verify() == []
     last = taken["e"].step
     continued = reference.digest_at(last + 30)
     for name in taken:
