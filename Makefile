@@ -8,7 +8,7 @@ CMAKE := $(BIN)/cmake
 CORE_SOURCES := CMakeLists.txt $(shell find core tests/core -name '*.cpp' -o -name '*.h')
 CPP_FILES := $(filter %.cpp %.h,$(CORE_SOURCES))
 
-.PHONY: help train test lint format stub sanitize soak bench clean
+.PHONY: help train test lint format stub sanitize soak bench larger clean
 .DEFAULT_GOAL := help
 
 help:  ## print this
@@ -45,6 +45,9 @@ soak: build/.native  ## long random runs
 
 bench: build/.native build/.bench .venv-peers/.installed  ## side by side with FBGEMM, TorchRec and torch.nn.EmbeddingBag
 	$(BIN)/python benchmarks/run.py
+
+larger: build/.native build/larger/.installed  ## tables larger than memory, beside mapped files and RocksDB; an hour
+	cd benchmarks && ../$(BIN)/python -m larger
 
 clean:  ## remove what was built; environments and runs stay
 	rm -rf build dist
@@ -89,4 +92,9 @@ build/.bench: build/.native $(wildcard benchmarks/core/*.cpp)
 .venv-peers/.installed: benchmarks/requirements-peers.txt
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip --disable-pip-version-check install -q --no-deps -r $<
+	touch $@
+
+# What tables larger than memory are measured against, beside .venv and not in it.
+build/larger/.installed: benchmarks/requirements-larger.txt .venv/.installed
+	$(PIP) install -q --no-deps --upgrade --target build/larger -r $<
 	touch $@

@@ -21,6 +21,7 @@ Background::Ticket Background::submit(std::function<void()> job) {
       sigfillset(&all);
       pthread_sigmask(SIG_SETMASK, &all, &before);
       thread_ = std::thread([this] { run(); });
+      pthread_setname_np(thread_.native_handle(), name_);
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
   }

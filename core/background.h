@@ -21,7 +21,8 @@ class Background {
  public:
   using Ticket = std::uint64_t;
 
-  Background() = default;
+  // The thread's name, 15 characters at most, is what top and perf show.
+  explicit Background(const char* name) : name_(name) {}
   ~Background();
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
@@ -44,6 +45,7 @@ class Background {
   void run();
   void run_next();
 
+  const char* name_;
   mutable std::mutex queue_mutex_;
   std::mutex run_mutex_;  // held while a job runs; taken before queue_mutex_
   std::condition_variable wake_;

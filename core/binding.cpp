@@ -492,6 +492,8 @@ NB_MODULE(_core, m) {
                              state ? std::span<const float>(state->data(), state->shape(0)) : std::span<const float>());
           },
           "table"_a, "first"_a, "weights"_a, "state"_a.none())
+      .def("keep_rows", &Pool::keep_rows, "table"_a, "rows"_a, Unlocked(),
+           "These rows, ascending, stay in the scratchpad for good, where there is one: a static cache.")
       .def("flush", &Pool::flush, Unlocked())
       .def("close", &Pool::close, Unlocked())
       .def_prop_ro("step", &Pool::step)

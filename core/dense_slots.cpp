@@ -182,7 +182,8 @@ void DenseSlots::stage(std::uint64_t epoch, const StepMark& mark, std::span<cons
 }
 
 void DenseSlots::clear_header(std::size_t slot) {
-  std::memset(slots_[slot]->data(), 0, sizeof(format::DenseHeader));
+  const format::DenseHeader nothing{};
+  slots_[slot]->write(0, &nothing, sizeof(nothing));
   medium_.persist(slots_[slot]->data(), sizeof(format::DenseHeader));
 }
 
@@ -202,13 +203,13 @@ bool DenseSlots::advance(std::size_t bytes) {
   const std::size_t part = std::min(bytes, total - from);
   std::byte* payload = file.data() + format::dense_payload_offset;
   if (from == 0) clear_header(pending_->slot);
-  if (part != 0) std::memcpy(payload + from, staging_.data() + from, part);
+  if (part != 0) file.write(format::dense_payload_offset + from, staging_.data() + from, part);
   medium_.persist(payload + from, part);
   pending_->done_bytes += part;
   if (pending_->done_bytes < total) return false;
 
   pending_->header.crc = crc_of(pending_->header);
-  std::memcpy(file.data(), &pending_->header, sizeof(pending_->header));
+  file.write(0, &pending_->header, sizeof(pending_->header));
   medium_.persist(file.data(), sizeof(pending_->header));
   valid_[pending_->slot] = pending_->header;
   pending_.reset();

@@ -163,7 +163,7 @@ struct RowLogCheckpoint {
   std::uint64_t sequence;  // of this checkpoint, over all lives
   std::uint64_t tail;  // records before this position are home, or dropped
   std::uint64_t head;  // where the first record after `last_record` is looked for
-  std::uint64_t merged_step;  // home holds versions of this step at the latest
+  std::uint64_t merged_step;  // no recovery goes back before it: see LogStore
   std::uint64_t last_record;  // position of the newest record that was durable, or no_position; may be before tail
   std::uint64_t last_record_step;
   std::uint32_t last_record_crc;

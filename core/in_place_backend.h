@@ -42,6 +42,7 @@ class InPlaceBackend final : public RowBackend {
   std::shared_ptr<Capture> capture(std::shared_ptr<const Plan> plan, std::uint64_t step) override;
   // All but the rows that this step's only capture updates too: these are handed over by update.
   bool capture_ahead(std::shared_ptr<const Plan> next, std::uint64_t step) override;
+  void keep_rows(std::uint32_t, std::vector<std::uint64_t>) override {}
   void read(const Plan& plan, const std::vector<WorkingRows>& rows) override;
 
   void begin_update() override;

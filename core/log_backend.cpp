@@ -125,6 +125,16 @@ std::vector<WorkingRows> LogBackend::borrow_rows(const CollectionSpec& spec, con
   return rows;
 }
 
+void LogBackend::keep_rows(std::uint32_t table, std::vector<std::uint64_t> rows) {
+  const RowTable& what = tables()[table];
+  auto spec = std::make_shared<CollectionSpec>();
+  spec->tables = {{table, what.num_rows, what.spec.dim, Pooling::sum}};
+  auto plan = std::make_shared<Plan>();
+  plan->spec = std::move(spec);
+  plan->tables.emplace_back().rows = std::move(rows);
+  scratchpad().keep(*scratchpad().hold(plan, [this] { background_.drain(); }));
+}
+
 void LogBackend::read(const Plan& plan, const std::vector<WorkingRows>& rows) { scratchpad().read(plan, rows); }
 
 // Update.

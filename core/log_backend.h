@@ -56,6 +56,7 @@ class LogBackend final : public RowBackend {
   std::shared_ptr<Capture> capture(std::shared_ptr<const Plan> plan, std::uint64_t step) override;
   // The scratchpad holds the coming rows already.
   bool capture_ahead(std::shared_ptr<const Plan>, std::uint64_t) override { return false; }
+  void keep_rows(std::uint32_t table, std::vector<std::uint64_t> rows) override;
   void read(const Plan& plan, const std::vector<WorkingRows>& rows) override;
 
   void begin_update() override {}

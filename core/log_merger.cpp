@@ -10,7 +10,7 @@
 namespace holdfast {
 namespace {
 
-constexpr std::uint64_t part_of_log = 4;  // that one merge takes
+constexpr std::uint64_t part_of_log = 2;  // that one merge takes
 
 }  // namespace
 
@@ -21,6 +21,7 @@ LogMerger::LogMerger(LogStore& store) : store_(store) {
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   thread_ = std::thread([this] { run(); });
+  pthread_setname_np(thread_.native_handle(), "hf-merge");
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
@@ -55,6 +56,12 @@ bool LogMerger::wants_to_merge() const {
   return !found_nothing_ && (is_urgent_ || store_.used_bytes() > store_.ring_bytes() / 2);
 }
 
+bool LogMerger::is_in_a_hurry() {
+  if (store_.used_bytes() > store_.ring_bytes() / 4 * 3) return true;
+  const std::lock_guard lock(mutex_);
+  return is_urgent_ || stopping_;
+}
+
 void LogMerger::run() {
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -66,7 +73,7 @@ void LogMerger::run() {
     std::exception_ptr failure;
     bool is_broken = false;
     try {
-      merged = store_.merge(limit, store_.ring_bytes() / part_of_log);
+      merged = store_.merge(limit, store_.ring_bytes() / part_of_log, [this] { return is_in_a_hurry(); });
     } catch (const Error& error) {
       failure = std::current_exception();
       is_broken = error.kind() != ErrorKind::full;

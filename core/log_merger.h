@@ -4,6 +4,8 @@
 // - It merges no step after the limit that it was told last: recovery may have to go back to that one.
 // - It begins when half of the log is in use: the longer a version waits, the more often a newer one of the same row, or
 //   of a row in the same block, comes along and is written with it.
+// - It leaves most of the disk's time to fetches, unless somebody waits for room, or soon will: a log that is three
+//   quarters full fills faster than it is merged.
 // - After a failed merge nothing is merged any more, and make_room throws the failure. Where the medium was only full,
 //   it is tried again when more is allowed.
 #pragma once
@@ -38,6 +40,7 @@ class LogMerger {
  private:
   void run();
   bool wants_to_merge() const;
+  bool is_in_a_hurry();
 
   LogStore& store_;
   std::mutex mutex_;  // guards what follows

@@ -129,6 +129,7 @@ void LogStore::view() {
 }
 
 void LogStore::roll_back(std::uint64_t step) {
+  const std::lock_guard turn(merge_mutex_);
   require_usable();
   log_.check_start(epoch_, step);
   latching([&] {
@@ -145,9 +146,7 @@ void LogStore::rebuild_index(std::uint64_t step) {
   }
   for (const RowLog::Live& record : log_.live()) {
     if (record.link.mark.step > step) break;
-    const SpareBuffers::Borrowed data = spare_.borrow(record.images_offset);
-    log_.read(record, record.images_offset, data.data());
-    check_sections(record, data.data());
+    const SpareBuffers::Borrowed data = read_rows(record);
     const std::lock_guard lock(mutex_);
     index_record(record, data.data());
   }
@@ -183,6 +182,14 @@ void LogStore::check_sections(const RowLog::Live& record, const std::byte* data)
   }
 }
 
+// A record without its images.
+SpareBuffers::Borrowed LogStore::read_rows(const RowLog::Live& record) const {
+  SpareBuffers::Borrowed data = spare_.borrow(record.images_offset);
+  log_.read(record, record.images_offset, data.data());
+  check_sections(record, data.data());
+  return data;
+}
+
 // The index says where in the ring an image's sector is, and which of the sector's images it is.
 
 std::uint64_t LogStore::location_of(std::uint64_t position, std::uint64_t image_offset, const Table& table) const {
@@ -203,6 +210,9 @@ void LogStore::index_record(const RowLog::Live& record, const std::byte* data) {
     Table& table = tables_[section.table];
     const std::uint64_t* rows = rows_of(data, section);
     for (std::uint64_t i = 0; i < section.num_rows; ++i) {
+      if (i + RowIndex::prefetch_distance < section.num_rows) {
+        table.index.prefetch(rows[i + RowIndex::prefetch_distance]);
+      }
       const std::uint64_t image_offset = section.images_offset + table.layout.offset_of(i);
       table.index.insert(rows[i], location_of(record.link.position, image_offset, table));
     }
@@ -230,7 +240,11 @@ std::uint64_t LogStore::resolve(std::span<const TableRows> tables, std::vector<I
   for (std::uint32_t request = 0; request < tables.size(); ++request) {
     const Table& table = tables_.at(tables[request].table);
     for (std::size_t u = 0; u < tables[request].num_rows; ++u) {
-      const std::uint64_t row = tables[request].rows.rows[u];
+      const std::uint64_t* rows = tables[request].rows.rows;
+      if (u + RowIndex::prefetch_distance < tables[request].num_rows) {
+        table.index.prefetch(rows[u + RowIndex::prefetch_distance]);
+      }
+      const std::uint64_t row = rows[u];
       if (const auto location = table.index.find(row)) {
         in_log.push_back({offset_of_location(*location, table), request, 1, u});
       } else {

@@ -6,18 +6,28 @@
 //   and has its initial value, a function of (seed, table, row).
 // - append writes the log alone. Its rows can be fetched when it returns; they are durable after the next sync.
 // - Home is written by import_rows, while the log holds no record, and by merge, with versions that are durable in the
-//   log and stay there until home is durable. A torn merge is merged again. Only sectors are atomic, and that is enough:
-//   an image that shares its sector is old or new, one that has several has them to itself, and rows that are not
-//   merged are written with the bytes that they had.
+//   log and stay there until home is durable. Only sectors are atomic, and that is enough: an image that shares its
+//   sector is old or new, one that has several has them to itself, and rows that are not merged are written with the
+//   bytes that they had. What a torn merge wrote, the log has; until a later merge writes it again, nobody reads it.
 // - Home never holds a version of a step after the merge's limit. So roll_back must not go below a limit that was
 //   ever given to merge, in this life or an earlier one: the caller's limit is the older valid dense slot's step.
+// - A merge does not write a row that is superseded: one that a record behind those that it takes, of a step up to the
+//   limit and durable, has again. No recovery forgets that record, so the row's newest version is in the log at every
+//   step that can be recovered, until a later merge takes that record and decides again. The checkpoint that moves the
+//   tail is what makes the older version unreachable, so the same one forbids to go back below that record's step; a
+//   crash before it leaves everything in the log. An append beside the merge is of no account: its record is not
+//   durable up to the limit when the merge begins, so it supersedes nothing.
+// - After a merge the index names none of the records that it took. An entry that still points into them belongs to a
+//   row that no kept record has, which is therefore home; a row that was appended meanwhile has another entry, which
+//   stays. A superseded row's entry points behind them all along.
 // - An extent of the log is written again only after: home is durable, the checkpoint that moves the tail is durable,
 //   the index does not name it any more, and every fetch that resolved rows into it is done.
 // - A merge writes home after the fetches that had begun before it are done. Those that begin later find the rows
 //   that it moves in the log, so no row is read at home while it is being written there.
 // - One thread appends, recovers, rolls back and imports; pack, fetch, touched_rows, sync and merge may be called from
 //   any. Of a fetch and an append at the same time the fetch sees all of a row or nothing of it.
-// - A merge takes memory for one record and for the rows that it moves, however often the log has them.
+// - A merge takes memory for one record, for the numbers of the rows in those that it takes, and for the images of the
+//   rows that it moves, however often the log has them.
 // - A full medium is an error (full) after which nothing has changed. After any other failure of an append's or a sync's
 //   writing, or of a merge once it writes home, these refuse until the store is opened again. A failed fetch changes
 //   nothing.
@@ -89,6 +99,8 @@ struct LogStoreCounters {
   std::uint64_t appended_row_bytes;  // of the rows' images
   std::uint64_t appended_bytes;
   std::uint64_t merged_bytes;  // of the log, given up
+  std::uint64_t merged_rows;  // written home
+  std::uint64_t superseded_rows;  // not written home: the log has a newer version that stays
   std::uint64_t home_bytes_read;
   std::uint64_t home_bytes_written;
   std::uint64_t home_read_requests;
@@ -171,8 +183,10 @@ class LogStore {
   // Makes all steps durable whose append had returned.
   void sync();
   // Folds the oldest records into home: of steps up to `limit_step` that are durable, until they are `max_bytes` or
-  // more. Returns how many bytes of the log that was; 0: nothing to do.
-  std::uint64_t merge(std::uint64_t limit_step, std::uint64_t max_bytes);
+  // more. Rows that later ones of these steps have again stay in the log alone. Returns how many bytes of the log that
+  // was; 0: nothing to do. While it is not urgent, fetches come first: most of the time the merge leaves the disk alone.
+  std::uint64_t merge(
+      std::uint64_t limit_step, std::uint64_t max_bytes, const std::function<bool()>& is_urgent = [] { return true; });
 
   // Writes rows [first, ...) straight home; their state becomes zeros where `state` is empty. Only while the log holds no
   // record, and alone. Durable after sync_home; what a failure or a crash before that leaves of them is unknown. Throws
@@ -210,7 +224,17 @@ class LogStore {
     std::uint32_t in_log;
     std::size_t row;
   };
-  // A row's newest version among the records that are merged, and where in the log it is.
+  // Records of steps up to a merge's limit: those that it takes, and those behind them.
+  struct Mergeable {
+    std::vector<RowLog::Live> taken;
+    std::vector<RowLog::Live> kept;
+  };
+  // The rows that a merge writes home, by table: where in the log the newest version is that it takes.
+  struct Moving {
+    std::vector<RowIndex> rows;
+    std::uint64_t superseded_rows = 0;  // the others of the same records
+  };
+  // Such a version.
   struct Version {
     std::uint64_t row;
     std::uint64_t location;
@@ -246,6 +270,7 @@ class LogStore {
   std::uint64_t location_of(std::uint64_t position, std::uint64_t image_offset, const Table& table) const;
   std::uint64_t offset_of_location(std::uint64_t location, const Table& table) const;
   void check_sections(const RowLog::Live& record, const std::byte* data) const;
+  SpareBuffers::Borrowed read_rows(const RowLog::Live& record) const;
   void index_record(const RowLog::Live& record, const std::byte* data);
   void rebuild_index(std::uint64_t step);
 
@@ -262,10 +287,12 @@ class LogStore {
   void verify_home(std::uint32_t number, std::vector<std::string>& problems);
   void verify_record(const RowLog::Live& record, std::vector<std::string>& problems);
 
-  std::vector<RowLog::Live> oldest_records(std::uint64_t limit_step, std::uint64_t max_bytes) const;
-  void take_versions(std::span<const RowLog::Live> records, Versions& versions);
-  void take_record(const RowLog::Live& record, const std::byte* data, std::span<RowIndex> taken, Versions& versions);
-  void write_home(const Versions& versions);
+  Mergeable mergeable(std::uint64_t limit_step, std::uint64_t max_bytes) const;
+  Moving rows_to_move(const Mergeable& records) const;
+  void take_versions(std::span<const RowLog::Live> records, std::span<const RowIndex> rows, Versions& versions);
+  void take_record(const RowLog::Live& record, const std::byte* data, std::span<const RowIndex> rows,
+                   Versions& versions) const;
+  void write_home(const Versions& versions, const std::function<bool()>& is_urgent);
   std::size_t write_home_part(const Table& table, std::span<const Version> versions, const SectorBuffer& buffer);
   void write_rows(std::uint32_t number, std::uint64_t first, std::uint64_t end, const std::byte* weights,
                   const float* state);

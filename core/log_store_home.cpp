@@ -1,6 +1,8 @@
 // The log store's ways home: a merge writes the oldest records' rows to the home files, an import those that it is given.
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "error.h"
@@ -19,70 +21,108 @@ namespace {
 
 constexpr std::size_t buffer_bytes = std::size_t{8} << 20;  // of sectors, read and written at once
 constexpr std::size_t chunk_bytes = std::size_t{64} << 10;  // of images that one thread writes at a time
+constexpr int naps_per_part = 3;  // of a merge that is not urgent, each as long as the part took
 
 }  // namespace
 
-std::uint64_t LogStore::merge(std::uint64_t limit_step, std::uint64_t max_bytes) {
+std::uint64_t LogStore::merge(std::uint64_t limit_step, std::uint64_t max_bytes,
+                              const std::function<bool()>& is_urgent) {
   const std::lock_guard turn(merge_mutex_);
   require_usable();
-  const std::vector<RowLog::Live> records = oldest_records(limit_step, max_bytes);
-  if (records.empty()) return 0;
+  const Mergeable records = mergeable(limit_step, max_bytes);
+  if (records.taken.empty()) return 0;
   Versions versions;
-  take_versions(records, versions);
+  std::uint64_t superseded_rows;
+  {
+    const Moving moving = rows_to_move(records);
+    superseded_rows = moving.superseded_rows;
+    take_versions(records.taken, moving.rows, versions);
+  }
   wait_for_fetches();
+  const RowLog::Live& last = records.kept.empty() ? records.taken.back() : records.kept.back();
   latching([&] {
-    write_home(versions);
-    log_.checkpoint_without(records.size());
+    write_home(versions, is_urgent);
+    log_.checkpoint_without(records.taken.size(), last.link.mark.step);
   });
-  give_up(records.size(), versions);
+  give_up(records.taken.size(), versions);
   std::uint64_t bytes = 0;
-  for (const RowLog::Live& record : records) bytes += record.bytes;
+  for (const RowLog::Live& record : records.taken) bytes += record.bytes;
   const std::lock_guard lock(mutex_);
   counters_.merged_bytes += bytes;
+  counters_.superseded_rows += superseded_rows;
+  for (const std::vector<Version>& of_table : versions.of_table) counters_.merged_rows += of_table.size();
   return bytes;
 }
 
-std::vector<RowLog::Live> LogStore::oldest_records(std::uint64_t limit_step, std::uint64_t max_bytes) const {
+LogStore::Mergeable LogStore::mergeable(std::uint64_t limit_step, std::uint64_t max_bytes) const {
   const std::uint64_t limit = std::min(limit_step, log_.durable_step());
-  std::vector<RowLog::Live> records;
+  Mergeable records;
   std::uint64_t bytes = 0;
   for (const RowLog::Live& record : log_.live()) {
-    if (record.link.mark.step > limit || (bytes >= max_bytes && !records.empty())) break;
-    records.push_back(record);
+    if (record.link.mark.step > limit) break;
+    const bool is_enough = bytes >= max_bytes && !records.taken.empty();
+    (is_enough ? records.kept : records.taken).push_back(record);
     bytes += record.bytes;
   }
   return records;
 }
 
-// The newest record first: what comes after it is taken only of rows that are not there yet.
-void LogStore::take_versions(std::span<const RowLog::Live> records, Versions& versions) {
+// By the row numbers alone, before any image is read. The index would not do: it knows only the newest version, and that
+// of a row which is updated in every step is always after the limit.
+LogStore::Moving LogStore::rows_to_move(const Mergeable& records) const {
+  Moving moving;
+  moving.rows.resize(tables_.size());
+  for (const RowLog::Live& record : records.taken) {
+    const SpareBuffers::Borrowed data = read_rows(record);
+    for (const RowLogSection& section : sections_of(data.data())) {
+      const Table& table = tables_[section.table];
+      const std::uint64_t* rows = rows_of(data.data(), section);
+      for (std::uint64_t i = 0; i < section.num_rows; ++i) {
+        const std::uint64_t offset = section.images_offset + table.layout.offset_of(i);
+        moving.rows[section.table].insert(rows[i], location_of(record.link.position, offset, table));
+      }
+    }
+  }
+  for (const RowLog::Live& record : records.kept) {
+    const SpareBuffers::Borrowed data = read_rows(record);
+    for (const RowLogSection& section : sections_of(data.data())) {
+      const std::uint64_t* rows = rows_of(data.data(), section);
+      for (std::uint64_t i = 0; i < section.num_rows; ++i) {
+        if (moving.rows[section.table].erase(rows[i])) ++moving.superseded_rows;
+      }
+    }
+  }
+  return moving;
+}
+
+void LogStore::take_versions(std::span<const RowLog::Live> records, std::span<const RowIndex> rows,
+                             Versions& versions) {
   versions.of_table.resize(tables_.size());
-  std::vector<RowIndex> taken(tables_.size());
-  for (std::size_t r = records.size(); r-- > 0;) {
-    const SpareBuffers::Borrowed data = spare_.borrow(records[r].bytes);
-    log_.read(records[r], records[r].bytes, data.data());
-    check_sections(records[r], data.data());
-    take_record(records[r], data.data(), taken, versions);
+  for (std::size_t t = 0; t < tables_.size(); ++t) versions.of_table[t].reserve(rows[t].size());
+  for (const RowLog::Live& record : records) {
+    const SpareBuffers::Borrowed data = spare_.borrow(record.bytes);
+    log_.read(record, record.bytes, data.data());
+    check_sections(record, data.data());
+    take_record(record, data.data(), rows, versions);
   }
   for (std::vector<Version>& of_table : versions.of_table) {
     std::sort(of_table.begin(), of_table.end(), [](const Version& a, const Version& b) { return a.row < b.row; });
   }
 }
 
-void LogStore::take_record(const RowLog::Live& record, const std::byte* data, std::span<RowIndex> taken,
-                           Versions& versions) {
+void LogStore::take_record(const RowLog::Live& record, const std::byte* data, std::span<const RowIndex> rows_wanted,
+                           Versions& versions) const {
   for (const RowLogSection& section : sections_of(data)) {
     const Table& table = tables_[section.table];
     const RowLayout& layout = table.layout;
     const std::uint64_t* rows = rows_of(data, section);
     for (std::uint64_t i = 0; i < section.num_rows; ++i) {
-      if (taken[section.table].find(rows[i])) continue;
       const std::uint64_t offset = section.images_offset + layout.offset_of(i);
+      const std::uint64_t location = location_of(record.link.position, offset, table);
+      if (rows_wanted[section.table].find(rows[i]) != location) continue;
       if (check_image(layout, section.table, rows[i], data + offset) != ImageState::whole) {
         throw Error(ErrorKind::corrupted, damaged(log_.place(record.link.position + offset), section.table, rows[i]));
       }
-      const std::uint64_t location = location_of(record.link.position, offset, table);
-      taken[section.table].insert(rows[i], location);
       auto* image = static_cast<std::byte*>(versions.images.allocate(layout.image_bytes(), 1));
       std::memcpy(image, data + offset, layout.image_bytes());
       versions.of_table[section.table].push_back({rows[i], location, image});
@@ -97,12 +137,14 @@ void LogStore::wait_for_fetches() {
 }
 
 // Durably.
-void LogStore::write_home(const Versions& versions) {
+void LogStore::write_home(const Versions& versions, const std::function<bool()>& is_urgent) {
   const SpareBuffers::Borrowed buffer = spare_.borrow(buffer_bytes);
   for (std::size_t t = 0; t < tables_.size(); ++t) {
     const std::span<const Version> of_table = versions.of_table[t];
     for (std::size_t done = 0; done < of_table.size();) {
+      const auto began = std::chrono::steady_clock::now();
       done += write_home_part(tables_[t], of_table.subspan(done), buffer.buffer());
+      if (!is_urgent()) std::this_thread::sleep_for((std::chrono::steady_clock::now() - began) * naps_per_part);
     }
   }
   for (std::size_t t = 0; t < tables_.size(); ++t) {
@@ -110,14 +152,14 @@ void LogStore::write_home(const Versions& versions) {
   }
 }
 
-// Writes as many of the versions, from the first on, as the buffer holds; returns how many. Small images by whole
+// Writes as many of the versions, from the first on, as the buffer and the queue hold; returns how many. Small images by whole
 // blocks of the file system: single sectors in holes cost it six times the CPU, and the medium rewrites a block
 // either way.
 std::size_t LogStore::write_home_part(const Table& table, std::span<const Version> versions,
                                       const SectorBuffer& buffer) {
   const RowLayout& layout = table.layout;
   const bool alone = layout.unit_rows() == 1;  // no other row is in its sectors: they need not be read
-  SectorRuns runs(buffer, 0, alone ? format::sector_bytes : format::block_bytes);
+  SectorRuns runs(buffer, 0, alone ? format::sector_bytes : format::block_bytes, BlockQueue::depth);
   std::vector<std::byte*> images;
   for (const Version& version : versions) {
     std::byte* image = runs.place(*table.home, layout.offset_of(version.row), layout.image_bytes());

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <utility>
 
@@ -198,6 +199,16 @@ void Pool::check_open() const {
 void Pool::announce(std::shared_ptr<const Plan> plan) {
   check_open();
   backend_->announce(std::move(plan));
+}
+
+void Pool::keep_rows(std::uint32_t table, std::vector<std::uint64_t> rows) {
+  check_open();
+  const bool ascends = std::adjacent_find(rows.begin(), rows.end(), std::greater_equal<>()) == rows.end();
+  if (table >= backend_->tables().size() || !ascends ||
+      (!rows.empty() && rows.back() >= backend_->tables()[table].num_rows)) {
+    throw Error(ErrorKind::config, "rows to keep must ascend and lie in their table");
+  }
+  backend_->keep_rows(table, std::move(rows));
 }
 
 std::shared_ptr<Capture> Pool::capture(std::shared_ptr<const Plan> plan) {

@@ -78,6 +78,9 @@ class Pool {
 
   // `plan` is going to be captured, after those that were announced before: its rows may be fetched ahead.
   void announce(std::shared_ptr<const Plan> plan);
+  // Rows (ascending, in the table) that stay in the scratchpad for good, where there is one. Throws batch_too_large where
+  // it has no room for them.
+  void keep_rows(std::uint32_t table, std::vector<std::uint64_t> rows);
   // The rows of `plan` become step step() + 1's (one of its captures); the copy is complete when this returns, its
   // seal is on its way. Throws batch_too_large, full.
   std::shared_ptr<Capture> capture(std::shared_ptr<const Plan> plan);
@@ -166,7 +169,7 @@ class Pool {
   std::atomic<std::uint64_t> durable_step_{0};
   std::atomic<std::uint64_t> rows_durable_step_{0};
   std::unique_ptr<RowBackend> backend_;
-  Background background_;  // last: its thread ends before anything it uses
+  Background background_{"hf-commit"};  // last: its thread ends before anything it uses
 };
 
 }  // namespace holdfast

@@ -78,6 +78,8 @@ class RowBackend {
   virtual std::shared_ptr<Capture> capture(std::shared_ptr<const Plan> plan, std::uint64_t step) = 0;
   // Begins the capture of the step after `step`, on the background thread; false where that is not possible now.
   virtual bool capture_ahead(std::shared_ptr<const Plan> next, std::uint64_t step) = 0;
+  // These rows (ascending) are going to be wanted all the time: they stay in fast memory. A hint.
+  virtual void keep_rows(std::uint32_t table, std::vector<std::uint64_t> rows) = 0;
   // Fills `rows`, one for each of the plan's tables, without a trace.
   virtual void read(const Plan& plan, const std::vector<WorkingRows>& rows) = 0;
 

@@ -26,8 +26,13 @@ class RowIndex {
   // Where `row` is; replaces what was known of it.
   void insert(std::uint64_t row, std::uint64_t location);
   std::optional<std::uint64_t> find(std::uint64_t row) const;
+  // Asks for the memory that one of the calls for `row` is going to read: a few rows ahead, so that misses overlap.
+  void prefetch(std::uint64_t row) const { __builtin_prefetch(&slots_[first_slot(row)]); }
+  static constexpr std::size_t prefetch_distance = 12;
   // Forgets `row` if that is where it is still said to be.
   void erase_if_equal(std::uint64_t row, std::uint64_t location);
+  // Forgets `row`; returns whether it was known.
+  bool erase(std::uint64_t row);
   void clear();
 
   // All of them, in no order.

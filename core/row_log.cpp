@@ -294,17 +294,15 @@ void RowLog::sync() {
   if (point.end > durable_.end) durable_ = point;
 }
 
-void RowLog::checkpoint_without(std::size_t count) {
+void RowLog::checkpoint_without(std::size_t count, std::uint64_t step) {
   std::uint64_t tail;
-  std::uint64_t merged_step;
   Point durable;
   {
     const std::lock_guard lock(mutex_);
     tail = live_.size() > count ? live_[count].link.position : newest_.end;
-    merged_step = live_[count - 1].link.mark.step;
     durable = durable_;
   }
-  write_checkpoint(tail, merged_step, durable);
+  write_checkpoint(tail, step, durable);
 }
 
 void RowLog::write_checkpoint(std::uint64_t tail, std::uint64_t merged_step, const Point& durable) {

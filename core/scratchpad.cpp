@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cassert>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <new>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -19,29 +19,36 @@
 namespace holdfast {
 namespace {
 
-// What a slot takes beside its row: its key, its newest hold, a flag, about 1.5 entries of the queue, and its entry of
-// the map.
-constexpr std::size_t slot_overhead_bytes = 8 + 8 + 1 + 12 + 18;
+// What a slot takes beside its row: its key, its newest use, a flag, its entry of a queue, and that of the map.
+constexpr std::size_t slot_overhead_bytes = 8 + 8 + 1 + 4 + 18;
+
+// Of the slots, those whose row was not asked for again since it came in: one in so many.
+constexpr std::size_t trial_share = 10;
+constexpr unsigned lives_bits = 2;
+constexpr std::uint64_t most_lives = (1 << lives_bits) - 1;
 
 constexpr unsigned row_bits = 40;
+constexpr std::uint32_t no_slot = ~std::uint32_t{0};
 
-// Anonymous memory in huge pages where they can be had: slots are read and written at random.
-class SlotMemory {
+// An array that takes memory as it is used, in huge pages where they can be had: slots are read and written at random.
+template <class T>
+class SlotArray {
  public:
-  explicit SlotMemory(std::size_t bytes) : bytes_(std::max<std::size_t>(bytes, 1)) {
+  explicit SlotArray(std::size_t size) : bytes_(std::max<std::size_t>(size * sizeof(T), 1)) {
     void* data = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data == MAP_FAILED) throw std::bad_alloc();
     ::madvise(data, bytes_, MADV_HUGEPAGE);
-    data_ = static_cast<std::byte*>(data);
+    data_ = static_cast<T*>(data);
   }
-  ~SlotMemory() { ::munmap(data_, bytes_); }
-  SlotMemory(const SlotMemory&) = delete;
-  SlotMemory& operator=(const SlotMemory&) = delete;
-  std::byte* data() const { return data_; }
+  ~SlotArray() { ::munmap(data_, bytes_); }
+  SlotArray(const SlotArray&) = delete;
+  SlotArray& operator=(const SlotArray&) = delete;
+  T* data() const { return data_; }
+  T& operator[](std::size_t i) const { return data_[i]; }
 
  private:
   std::size_t bytes_;
-  std::byte* data_;
+  T* data_;  // zeros at first
 };
 
 // Tables whose rows have one size.
@@ -92,9 +99,10 @@ Scratchpad::Hold::~Hold() {
   turns_->turned.notify_all();
 }
 
-// Slots for rows of one size, and the order in which they were used. Every use of a slot by a hold is queued; an entry
-// that is not the slot's newest use says nothing any more. So the first entry that does is the slot not used for
-// longest.
+// Slots for rows of one size. Rows are evicted in the manner of S3-FIFO (Yang et al., SOSP 2023), without its ghosts: a
+// row comes in on trial. Whoever is asked for again while on trial moves to the main queue when its turn comes, the
+// others go. In the main queue every row that was asked for again since its last turn has another turn. So a use of a
+// row costs one store, and rows that are wanted once do not push out those that are wanted now and then.
 struct Scratchpad::Shelf {
   Shelf(const RowSpec& what, std::size_t weight_bytes_, std::size_t state_bytes_, std::size_t num_slots_)
       : spec(what),
@@ -104,38 +112,57 @@ struct Scratchpad::Shelf {
         weights(num_slots * weight_bytes),
         state(num_slots * state_bytes),
         key(num_slots),
-        newest_hold(num_slots),
+        use(num_slots),
         filled(num_slots) {}
 
   SlotRows rows() const { return {weights.data(), reinterpret_cast<float*>(state.data())}; }
 
-  void use(std::uint32_t slot, std::uint64_t order) {
-    newest_hold[slot] = order;
-    if (uses.size() > num_slots + num_slots / 2 + 1024) forget_old_uses();
-    uses.push_back({slot, static_cast<std::uint32_t>(order)});
+  static constexpr std::uint64_t kept = ~std::uint64_t{0};  // a use that never ends
+
+  std::uint64_t newest_hold(std::uint32_t slot) const { return use[slot] >> lives_bits; }
+  std::uint64_t lives(std::uint32_t slot) const { return use[slot] & most_lives; }
+  void set_use(std::uint32_t slot, std::uint64_t order, std::uint64_t lives_left) {
+    use[slot] = order << lives_bits | lives_left;
+  }
+  void use_again(std::uint32_t slot, std::uint64_t order) {
+    if (use[slot] != kept) set_use(slot, order, std::min(lives(slot) + 1, most_lives));
   }
 
-  // The low bits tell a slot's uses apart: older ones are forgotten long before 2^32 holds have gone by.
-  struct Use {
-    std::uint32_t slot;
-    std::uint32_t order_low;
-  };
-  bool is_newest(const Use& use) const { return static_cast<std::uint32_t>(newest_hold[use.slot]) == use.order_low; }
-  void forget_old_uses() {
-    std::erase_if(uses, [this](const Use& use) { return !is_newest(use); });
+  // A slot without a row; or, where none of those with one is needed any more by holds from `oldest_live` on, nothing.
+  std::optional<std::uint32_t> evict(std::uint64_t oldest_live) {
+    bool other_queue = false;  // where the one whose turn it is begins with slots that are needed
+    for (std::size_t turns = 2 * (most_lives + 1) * (trial.size() + main.size()); turns != 0; --turns) {
+      const bool trial_is_full = trial.size() > num_slots / trial_share;
+      const bool from_trial = !trial.empty() && (main.empty() || trial_is_full != other_queue);
+      auto& queue = from_trial ? trial : main;
+      const std::uint32_t slot = queue.front();
+      queue.pop_front();
+      if (use[slot] == kept) continue;
+      if (lives(slot) != 0) {
+        set_use(slot, newest_hold(slot), from_trial ? 0 : lives(slot) - 1);
+        main.push_back(slot);
+      } else if (newest_hold(slot) >= oldest_live) {
+        queue.push_back(slot);
+        other_queue = !other_queue;
+      } else {
+        return slot;
+      }
+    }
+    return std::nullopt;
   }
 
   const RowSpec spec;  // of one of the tables: sizes are those of all of them
   const std::size_t weight_bytes;
   const std::size_t state_bytes;
   const std::size_t num_slots;
-  const SlotMemory weights;
-  const SlotMemory state;
-  std::size_t num_used = 0;            // slots below have a row
-  std::vector<std::uint64_t> key;      // table and row
-  std::vector<std::uint64_t> newest_hold;
-  std::vector<std::atomic<bool>> filled;
-  std::deque<Use> uses;
+  const SlotArray<std::byte> weights;
+  const SlotArray<std::byte> state;
+  std::size_t num_used = 0;  // slots below have a row
+  const SlotArray<std::uint64_t> key;  // table and row
+  const SlotArray<std::uint64_t> use;  // its newest hold, and its lives in the low bits
+  const SlotArray<std::atomic<bool>> filled;
+  std::deque<std::uint32_t> trial;
+  std::deque<std::uint32_t> main;
 };
 
 // Missed rows on their way into slots.
@@ -347,67 +374,70 @@ void Scratchpad::collect_table(Hold& hold, std::size_t t, const std::vector<std:
   Shelf& shelf = shelf_of(table);
   auto& slots = hold.slots_[t];
   auto& missed = hold.missed_[t];
-  slots.reserve(rows.size());
+  slots.resize(rows.size());
   std::unique_lock lock(map_mutex_);
   RowIndex& slot_of = slot_of_[table];
-  for (const std::uint64_t row : rows) {
-    const auto found = slot_of.find(row);
-    if (found) {
-      slots.push_back(static_cast<std::uint32_t>(*found));
-      shelf.use(slots.back(), hold.order_);
-      continue;
-    }
-    std::uint32_t slot = take_slot(shelf, hold);
-    if (slot == no_slot) {
+  // Those that are in, first: so their misses of the processor's caches overlap, and none of them is evicted here.
+  for (std::size_t u = 0; u < rows.size(); ++u) {
+    if (u + RowIndex::prefetch_distance < rows.size()) slot_of.prefetch(rows[u + RowIndex::prefetch_distance]);
+    const auto found = slot_of.find(rows[u]);
+    slots[u] = found ? static_cast<std::uint32_t>(*found) : no_slot;
+    if (found) __builtin_prefetch(&shelf.use[*found], 1);
+  }
+  for (const std::uint32_t slot : slots) {
+    if (slot != no_slot) shelf.use_again(slot, hold.order_);
+  }
+  for (std::size_t u = 0; u < rows.size(); ++u) {
+    if (slots[u] != no_slot) continue;
+    const std::uint64_t row = rows[u];
+    std::optional<std::uint32_t> slot = take_slot(shelf, hold.oldest_live_);
+    while (!slot) {
       lock.unlock();
-      const bool has_room = wait_for_room(shelf, hold);
+      const bool changed = wait_for_room(hold);
       lock.lock();
-      if (!has_room) return;  // given up: what was collected is exchanged, so that every slot is filled
-      slot = take_slot(shelf, hold);
+      if (!changed) {  // given up: what was collected is exchanged, so that every slot is filled
+        std::erase(slots, no_slot);
+        return;
+      }
+      slot = take_slot(shelf, hold.oldest_live_);
     }
-    shelf.key[slot] = std::uint64_t{table} << row_bits | row;
-    shelf.filled[slot].store(false, std::memory_order_relaxed);
-    slot_of.insert(row, slot);
-    slots.push_back(slot);
-    shelf.use(slot, hold.order_);
+    shelf.key[*slot] = std::uint64_t{table} << row_bits | row;
+    shelf.set_use(*slot, hold.order_, 0);
+    shelf.filled[*slot].store(false, std::memory_order_relaxed);
+    shelf.trial.push_back(*slot);
+    slot_of.insert(row, *slot);
+    slots[u] = *slot;
     missed.rows.push_back(row);
-    missed.slots.push_back(slot);
+    missed.slots.push_back(*slot);
     ++hold.num_missed_;
   }
 }
 
-// A slot without a row now, or no_slot while every slot's newest hold is not let go. The caller holds map_mutex_.
-std::uint32_t Scratchpad::take_slot(Shelf& shelf, const Hold& hold) {
+// A slot without a row. The caller holds map_mutex_.
+std::optional<std::uint32_t> Scratchpad::take_slot(Shelf& shelf, std::uint64_t oldest_live) {
   if (shelf.num_used < shelf.num_slots) return static_cast<std::uint32_t>(shelf.num_used++);
-  while (!shelf.uses.empty() && !shelf.is_newest(shelf.uses.front())) shelf.uses.pop_front();
-  assert(!shelf.uses.empty());
-  const std::uint32_t slot = shelf.uses.front().slot;
-  if (shelf.newest_hold[slot] >= hold.oldest_live_) return no_slot;
-  shelf.uses.pop_front();
-  const std::uint64_t key = shelf.key[slot];
-  slot_of_[key >> row_bits].erase_if_equal(key & ((std::uint64_t{1} << row_bits) - 1), slot);
+  const auto slot = shelf.evict(oldest_live);
+  if (slot) {
+    const std::uint64_t key = shelf.key[*slot];
+    slot_of_[key >> row_bits].erase_if_equal(key & ((std::uint64_t{1} << row_bits) - 1), *slot);
+  }
   return slot;
 }
 
-// Returns when the oldest slot's newest hold is let go; false where this hold was given up, or the end has come.
-bool Scratchpad::wait_for_room(const Shelf& shelf, Hold& hold) {
+// Returns when a hold was let go since this one last looked; false where this hold was given up, or the end has come.
+bool Scratchpad::wait_for_room(Hold& hold) {
   Turns& turns = *turns_;
-  const std::uint64_t newest_hold = shelf.newest_hold[shelf.uses.front().slot];
   std::unique_lock lock(turns.mutex);
-  hold.oldest_live_ = *turns.live.begin();
-  if (newest_hold < hold.oldest_live_) return true;
-  if (hold.announced_) ++turns.counters.holds_delayed;
+  const auto looked_at = std::exchange(hold.oldest_live_, *turns.live.begin());
+  if (looked_at != hold.oldest_live_) return true;
+  if (hold.announced_ && !std::exchange(hold.delayed_, true)) ++turns.counters.holds_delayed;
   turns.waiting = hold.order_;
-  for (;;) {
-    turns.waiting_for = *turns.live.begin();
-    turns.turned.notify_all();
-    turns.turned.wait(lock,
-                      [&] { return turns.stopping || hold.given_up_ || *turns.live.begin() != turns.waiting_for; });
-    hold.oldest_live_ = *turns.live.begin();
-    if (turns.stopping || hold.given_up_ || newest_hold < hold.oldest_live_) break;
-  }
+  turns.waiting_for = looked_at;
+  turns.turned.notify_all();
+  turns.turned.wait(lock, [&] { return turns.stopping || hold.given_up_ || *turns.live.begin() != turns.waiting_for; });
   turns.waiting = 0;
-  return newest_hold < hold.oldest_live_;
+  hold.oldest_live_ = *turns.live.begin();
+  return hold.oldest_live_ != looked_at;
 }
 
 // Exchanging and inserting: on another thread.
@@ -468,6 +498,14 @@ void Scratchpad::scatter(std::uint32_t table, const std::uint32_t* slots, const 
                          std::size_t end) {
   const Shelf& shelf = shelf_of(table);
   best_kernels().scatter(shelf.spec, shelf.rows(), slots, working, begin, end);
+}
+
+void Scratchpad::keep(const Hold& hold) {
+  const std::lock_guard lock(map_mutex_);
+  for (std::size_t t = 0; t < hold.slots_.size(); ++t) {
+    Shelf& shelf = shelf_of(hold.spec_->tables[t].number);
+    for (const std::uint32_t slot : hold.slots_[t]) shelf.use[slot] = Shelf::kept;
+  }
 }
 
 void Scratchpad::read(const Plan& plan, const std::vector<WorkingRows>& rows) {

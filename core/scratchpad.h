@@ -9,7 +9,7 @@
 // - A row is in one slot at most, and there is no newer version of it anywhere else.
 // - A slot is given to another row only when the newest hold that uses it, and every hold before that one, are let go.
 //   So what a step still needs stays; and what it wrote stays until it can be read below, if that is when its hold is
-//   let go. Among those slots the one not used for longest goes first.
+//   let go.
 // - The order of holds and what they evict decide which rows are fetched when, never what a row is.
 // - After a failed fetch every hold throws that failure: slots may hold anything.
 // - expect, hold and read are called by one thread; a hold may be let go by any.
@@ -20,6 +20,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -79,6 +80,7 @@ class Scratchpad {
     std::uint64_t oldest_live_ = 0;  // hold, when this one last looked
     bool announced_;  // by expect; these, and what follows, are guarded by the mutex of Turns
     bool given_up_ = false;
+    bool delayed_ = false;
     bool ready_ = false;
   };
 
@@ -99,6 +101,9 @@ class Scratchpad {
               std::size_t end) const;
   void scatter(std::uint32_t table, const std::uint32_t* slots, const WorkingRows& working, std::size_t begin,
                std::size_t end);
+
+  // The rows of a hold stay in for good: a static cache.
+  void keep(const Hold& hold);
 
   // Fills in the plan's rows without a trace.
   void read(const Plan& plan, const std::vector<WorkingRows>& rows);
@@ -122,9 +127,8 @@ class Scratchpad {
 
   void collect(const std::shared_ptr<Hold>& hold);
   void collect_table(Hold& hold, std::size_t t, const std::vector<std::uint64_t>& rows);
-  static constexpr std::uint32_t no_slot = ~std::uint32_t{0};
-  std::uint32_t take_slot(Shelf& shelf, const Hold& hold);
-  bool wait_for_room(const Shelf& shelf, Hold& hold);
+  std::optional<std::uint32_t> take_slot(Shelf& shelf, std::uint64_t oldest_live);
+  bool wait_for_room(Hold& hold);
   static void copy_row(const Shelf& shelf, const SlotRows& from, std::size_t i, const WorkingRows& to, std::size_t u);
   void exchange(const std::shared_ptr<Hold>& hold);
   void fail(std::exception_ptr failure);
@@ -140,8 +144,8 @@ class Scratchpad {
 
   std::shared_ptr<Turns> turns_;  // holds may outlive the scratchpad
 
-  Background exchanging_;
-  Background collecting_;  // last: it hands over to exchanging_
+  Background exchanging_{"hf-exchange"};
+  Background collecting_{"hf-collect"};  // last: it hands over to exchanging_
 };
 
 }  // namespace holdfast

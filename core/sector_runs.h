@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -15,15 +16,16 @@ namespace holdfast {
 // Sectors of files (or units of several), gathered into few long ranges that lie one behind another in a buffer.
 class SectorRuns {
  public:
-  SectorRuns(const SectorBuffer& buffer, std::size_t gap_bytes, std::size_t unit_bytes = format::sector_bytes)
-      : buffer_(buffer), gap_bytes_(gap_bytes), unit_bytes_(unit_bytes) {}
+  SectorRuns(const SectorBuffer& buffer, std::size_t gap_bytes, std::size_t unit_bytes = format::sector_bytes,
+             std::size_t most_runs = std::numeric_limits<std::size_t>::max())
+      : buffer_(buffer), gap_bytes_(gap_bytes), unit_bytes_(unit_bytes), most_runs_(most_runs) {}
 
-  // Where these bytes of `file` are going to lie, or null when the buffer is full. Offsets of a file ascend.
+  // Where these bytes of `file` are going to lie, or null when there is no room left. Offsets of a file ascend.
   std::byte* place(const BlockFile& file, std::uint64_t offset, std::size_t bytes) {
     const std::uint64_t begin = offset / unit_bytes_ * unit_bytes_;
     const std::uint64_t end = format::align_up(offset + bytes, unit_bytes_);
     if (!joins(file, begin, end)) {
-      if (used_bytes_ + (end - begin) > buffer_.size()) return nullptr;
+      if (runs_.size() == most_runs_ || used_bytes_ + (end - begin) > buffer_.size()) return nullptr;
       runs_.push_back({&file, begin, end - begin, buffer_.data() + used_bytes_});
       used_bytes_ += end - begin;
     }
@@ -56,6 +58,7 @@ class SectorRuns {
   const SectorBuffer& buffer_;
   std::size_t gap_bytes_;
   std::size_t unit_bytes_;
+  std::size_t most_runs_;
   std::size_t used_bytes_ = 0;
   std::vector<BlockRead> runs_;
 };

@@ -91,8 +91,8 @@ const char* name_of(WriteBack how) {
 
 class MappedFile final : public File {
  public:
-  MappedFile(std::string path, int fd, std::size_t bytes, bool writable, bool dax, Access access)
-      : File(std::move(path)), fd_(fd), writable_(writable), dax_(dax), access_(access) {
+  MappedFile(std::string path, int fd, std::size_t bytes, bool writable, bool dax, bool synced, Access access)
+      : File(std::move(path)), fd_(fd), writable_(writable), dax_(dax), synced_(synced), access_(access) {
     map(bytes);
   }
   ~MappedFile() override {
@@ -121,6 +121,22 @@ class MappedFile final : public File {
     ::munmap(data_, std::max<std::size_t>(size_, 1));
     data_ = nullptr;
     map(bytes);
+  }
+
+  void write(std::size_t offset, const void* from, std::size_t bytes) override {
+    if (!synced_) {
+      if (bytes != 0) std::memcpy(data_ + offset, from, bytes);
+      return;
+    }
+    const auto* left = static_cast<const std::byte*>(from);
+    while (bytes != 0) {
+      const ssize_t put = ::pwrite(fd_, left, bytes, static_cast<off_t>(offset));
+      if (put < 0 && errno == EINTR) continue;
+      if (put <= 0) throw_errno("writing " + name_, put < 0 ? errno : ENOSPC);
+      left += put;
+      offset += static_cast<std::size_t>(put);
+      bytes -= static_cast<std::size_t>(put);
+    }
   }
 
   void sync() override {
@@ -164,6 +180,7 @@ class MappedFile final : public File {
   int fd_;
   bool writable_;
   bool dax_;
+  bool synced_;
   Access access_;
 };
 
@@ -202,7 +219,7 @@ class MappedMedium final : public Medium {
       ::close(fd);
       throw_errno("creating " + full + " of " + std::to_string(bytes) + " bytes", error);
     }
-    return std::make_unique<MappedFile>(full, fd, bytes, true, dax_, access);
+    return std::make_unique<MappedFile>(full, fd, bytes, true, dax_, synced_, access);
   }
 
   std::unique_ptr<File> open(const std::string& name, bool writable, Access access) override {
@@ -216,7 +233,7 @@ class MappedMedium final : public Medium {
       throw_errno("opening " + full, error);
     }
     return std::make_unique<MappedFile>(full, fd, static_cast<std::size_t>(status.st_size), writable, dax_ && writable,
-                                        access);
+                                        synced_, access);
   }
 
   void rename(const std::string& from, const std::string& to) override {

@@ -39,6 +39,9 @@ class File {
   virtual std::size_t next_data(std::size_t offset) const = 0;
   // Grows or shrinks the file; data() may move.
   virtual void resize(std::size_t bytes) = 0;
+  // Stores bytes that nobody keeps an address of; flush and fence mean the same for them. Cheaper than stores where
+  // flushing takes a page's write permission away.
+  virtual void write(std::size_t offset, const void* from, std::size_t bytes) = 0;
   // Everything stored so far survives a power cut, whatever the level (clean close).
   virtual void sync() = 0;
 

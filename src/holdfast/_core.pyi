@@ -179,6 +179,11 @@ class Pool:
 
     def import_rows(self, table: int, first: int, weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], state: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None) -> None: ...
 
+    def keep_rows(self, table: int, rows: Sequence[int]) -> None:
+        """
+        These rows, ascending, stay in the scratchpad for good, where there is one: a static cache.
+        """
+
     def flush(self) -> None: ...
 
     def close(self) -> None: ...

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <memory>
@@ -178,12 +179,18 @@ std::vector<std::uint64_t> every_row_of(const RowTable& table) {
   return rows;
 }
 
-// Random new values for random rows of some of the tables.
+// Random new values for random rows of some of the tables, and mostly for their first rows too: these are hot.
 std::vector<OwnedRows> random_update(const std::vector<RowTable>& tables, std::size_t most, std::mt19937_64& random) {
   std::vector<OwnedRows> update;
   for (std::uint32_t t = 0; t < tables.size(); ++t) {
     if (random() % 4 == 0) continue;
-    OwnedRows& rows = update.emplace_back(t, tables[t], random_rows(tables[t].num_rows, most, random));
+    std::vector<std::uint64_t> chosen = random_rows(tables[t].num_rows, most, random);
+    if (random() % 3 != 0) {
+      constexpr std::array<std::uint64_t, 4> hot = {0, 1, 2, 3};
+      std::vector<std::uint64_t> cold = std::exchange(chosen, {});
+      std::set_union(cold.begin(), cold.end(), hot.begin(), hot.end(), std::back_inserter(chosen));
+    }
+    OwnedRows& rows = update.emplace_back(t, tables[t], std::move(chosen));
     for (std::byte& byte : rows.weights) byte = static_cast<std::byte>(random());
     for (float& value : rows.state) value = static_cast<float>(random() % 1000);
     if (random() % 2 == 0) {
@@ -391,8 +398,10 @@ void live_at_random(Subject& subject, std::size_t most_rows) {
       case 2: subject.append_with_room(most_rows); break;
       case 3: subject.sync(); break;
       case 4: {
+        // Beyond what is durable, too: only that is merged, and only by that is a row superseded.
+        const std::uint64_t newest = subject.random() % 2 == 0 ? subject.durable : subject.last_attempted;
         const std::uint64_t limit =
-            subject.floor + subject.random() % (std::max(subject.durable, subject.floor) - subject.floor + 1);
+            subject.floor + subject.random() % (std::max(newest, subject.floor) - subject.floor + 1);
         subject.merge(limit, subject.random() % 20000);
         break;
       }
@@ -413,12 +422,19 @@ void random_lives_agree_with_the_model(std::uint64_t seed, std::uint64_t ring_by
     try {
       live_at_random(subject, most_rows);
       subject.fetch_all();
+      if (subject.random() % 3 == 0) {
+        subject.disk.crash_in = 1 + subject.random() % 60;
+        subject.merge(std::max(subject.last_attempted, subject.floor), subject.random() % 20000);
+        subject.fetch_all();
+      }
     } catch (const Crash&) {
     }
     subject.crash();
     if (subject.random() % 3 == 0) subject.look();
     const bool limited = subject.random() % 3 == 0;
-    const std::uint64_t span = std::max(subject.last_attempted, subject.floor) - subject.floor + 1;
+    // As often as not exactly to where the last merge was allowed to.
+    const std::uint64_t span =
+        subject.random() % 2 * (std::max(subject.last_attempted, subject.floor) - subject.floor) + 1;
     if (subject.random() % 4 == 0) {  // recovery may crash too
       subject.disk.crash_in = 1 + subject.random() % 4;
       try {
@@ -433,7 +449,8 @@ void random_lives_agree_with_the_model(std::uint64_t seed, std::uint64_t ring_by
     }
     subject.fetch_all();
     if (subject.random() % 3 == 0 && subject.store->last().step > subject.floor) {
-      const std::uint64_t step = subject.floor + subject.random() % (subject.store->last().step - subject.floor);
+      const std::uint64_t steps = subject.random() % 2 * (subject.store->last().step - subject.floor - 1) + 1;
+      const std::uint64_t step = subject.floor + subject.random() % steps;
       subject.store->roll_back(step);
       CHECK(subject.store->last().step <= step);
       CHECK(subject.store->last() == mark_of(subject.store->last().step));
@@ -622,6 +639,44 @@ void a_failed_read_leaves_the_store_usable(std::uint64_t seed) {
     subject.append_with_room(50);
     subject.sync();
   }
+}
+
+// Rows 1, 5 and 100 are in each of the steps 1, 2 and 3.
+void a_superseded_row_is_not_written_home(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  make_three_records(subject);
+  const auto counted = [&] {
+    const LogStoreCounters counters = subject.store->counters();
+    return std::array{counters.merged_rows, counters.superseded_rows, counters.home_sectors_changed};
+  };
+  subject.merge(2, 1);  // step 1, and step 2 stays
+  CHECK((counted() == std::array<std::uint64_t, 3>{0, 3, 0}));
+  CHECK(subject.store->merged_step() == 2 && subject.store->index_entries() == 3);
+  subject.fetch_all();
+  subject.merge(2, 1);  // step 2, and step 3 may be forgotten
+  CHECK((counted() == std::array<std::uint64_t, 3>{3, 3, 2}));
+  CHECK(subject.store->index_entries() == 3);
+  subject.crash();
+  CHECK(kind_thrown_by([&] { subject.open(1); }) == ErrorKind::step);
+  subject.open(2);
+  CHECK(subject.store->index_entries() == 0);
+  subject.fetch_all();
+}
+
+void what_supersedes_is_not_forgotten(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  make_three_records(subject);
+  subject.crash();
+  subject.open(every_step);
+  subject.merge(2, 1);
+  CHECK(subject.store->counters().superseded_rows == 3);
+  CHECK(kind_thrown_by([&] { subject.store->roll_back(1); }) == ErrorKind::step);  // where the rows' versions are gone
+  subject.store->roll_back(2);
+  subject.went_back_to(2);
+  subject.fetch_all();
+  subject.crash();
+  subject.open(2);
+  subject.fetch_all();
 }
 
 // Three steps of every table, durable; then a merge of them.
@@ -914,7 +969,7 @@ void a_store_that_lost_something_says_what(std::uint64_t seed) {
   }
 }
 
-// One thread appends, syncs and merges on a ring that wraps all the time; others fetch. The first float of a row's
+// One thread appends and syncs on a ring that wraps all the time, one merges, others fetch. The first float of a row's
 // weights is the step that wrote it, and all the others are a function of row and step: a fetch finds one step's row,
 // not older than what had been appended when it began.
 class Readers {
@@ -974,6 +1029,30 @@ class Readers {
   std::atomic<bool> stop_{false};
 };
 
+// Merges a little at a time, and never quite up to the newest durable step unless somebody waits for room.
+class Merger {
+ public:
+  Merger(LogStore& store, std::uint64_t seed)
+      : thread_([this, &store, seed] {
+          std::mt19937_64 random(seed);
+          while (!stop_) {
+            const std::uint64_t lag = room_is_wanted ? 0 : random() % 4;
+            store.merge(std::max(store.durable_step(), lag) - lag, 1 + random() % 30000,
+                        [&] { return room_is_wanted || random() % 2 == 0; });
+          }
+        }) {}
+  ~Merger() {
+    stop_ = true;
+    thread_.join();
+  }
+
+  std::atomic<bool> room_is_wanted{false};
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
 void readers_beside_the_writer_see_whole_rows(std::uint64_t seed, BlockQueue::Way way, std::uint64_t steps) {
   const std::vector<RowTable> tables = {table_of(0, 200, 200, RowDtype::f32, RowOptimizer::sgd)};
   const TemporaryDirectory directory;
@@ -982,6 +1061,7 @@ void readers_beside_the_writer_see_whole_rows(std::uint64_t seed, BlockQueue::Wa
   store.recover(1, every_step);
   std::mt19937_64 random(seed);
   Readers readers(store, tables[0], seed);
+  Merger merger(store, seed);
   for (std::uint64_t step = 1; step <= steps; ++step) {
     OwnedRows update(0, tables[0], random_rows(200, 40, random));
     for (std::size_t u = 0; u < update.rows.size(); ++u) {
@@ -993,12 +1073,15 @@ void readers_beside_the_writer_see_whole_rows(std::uint64_t seed, BlockQueue::Wa
     const TableRows view = update.view();
     const PackedRecord packed = store.pack(mark_of(step), {&view, 1});
     while (!store.append(packed)) {
-      store.sync();
-      store.merge(step - 1 - random() % 2, 1 + random() % 100000);
+      merger.room_is_wanted = true;
+      std::this_thread::yield();
     }
+    merger.room_is_wanted = false;
+    store.sync();
     for (const std::uint64_t row : update.rows) readers.appended[row] = step;
   }
   while (readers.num_rows_seen == 0) std::this_thread::yield();
+  CHECK(store.counters().superseded_rows > 0);
 }
 
 // Holds fetches up before they read, and tells when home is written.
@@ -1209,6 +1292,7 @@ void counters_say_what_was_written(std::uint64_t seed) {
   const LogStoreCounters counters = subject.store->counters();
   CHECK(counters.appended_rows == 9 && counters.appended_bytes == 3 * 4096);
   CHECK(counters.merged_bytes == 3 * 4096 && subject.store->used_bytes() == 0);
+  CHECK(counters.merged_rows == 3 && counters.superseded_rows == 0);
   CHECK(counters.home_sectors_changed == 2);  // rows 1 and 5, and row 100
   CHECK(counters.home_bytes_written == 2 * 4096 && counters.home_bytes_read == 2 * 4096);  // each in a block of its own
 }
@@ -1242,6 +1326,8 @@ int main(int argc, char** argv) {
   run("a merge on a full medium", a_merge_that_finds_the_medium_full_anywhere_can_be_done_again);
   run("a full file system", a_sparse_home_on_a_full_file_system_waits_for_space);
   run("going back below what is merged", going_back_below_what_is_merged_is_refused);
+  run("superseded rows", a_superseded_row_is_not_written_home);
+  run("what supersedes", what_supersedes_is_not_forgotten);
   run("what a merged record said", what_a_merged_record_said_outlives_it);
   run("damage or torn tail", damage_is_told_from_a_torn_tail);
   run("a damaged row at home", a_damaged_row_at_home_is_named);

@@ -1,0 +1,67 @@
+"""How many bytes go to the device for every byte of updated rows, by the log store's own arithmetic.
+
+A step appends one record: a header, eight bytes and an image a row. A merge takes the oldest records, keeps each row's
+newest version, and writes every block of home that one of those rows lies in. So what a merge costs depends on how many
+steps it takes at a time: hot rows are written once for all of them, and cold rows share blocks. All of it follows from
+the ids alone, which are replayed here; see core/row_image.h and core/format.h for the sizes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from larger.workload import FileOfBatches
+
+MERGE_SHARE = 0.5
+"""Of the log that one merge takes."""
+
+_SECTOR_BYTES, _BLOCK_BYTES = 512, 4096
+_TAG_BYTES, _ROW_NUMBER_BYTES, _HEADER_BYTES, _SECTION_BYTES = 4, 8, 128, 64
+_SAMPLE_BATCHES = 16
+
+
+def _whole(num_bytes: int, unit_bytes: int) -> int:
+    return -(-num_bytes // unit_bytes) * unit_bytes
+
+
+def _image_bytes(source: FileOfBatches) -> int:
+    """Of a row as the log and home keep it: weights, state, tag."""
+    return source.workload.row_bytes + _TAG_BYTES
+
+
+def record_bytes(source: FileOfBatches, rows_per_table: list[int]) -> int:
+    """Of a step's record in the log, given its unique rows."""
+    images_per_sector = _SECTOR_BYTES // _image_bytes(source)
+    head = _HEADER_BYTES + _SECTION_BYTES * len(rows_per_table) + _ROW_NUMBER_BYTES * sum(rows_per_table)
+    images = sum(-(-rows // images_per_sector) * _SECTOR_BYTES for rows in rows_per_table)
+    return _whole(_whole(head, _SECTOR_BYTES) + images, _BLOCK_BYTES)
+
+
+def step_sizes(source: FileOfBatches) -> tuple[float, float]:
+    """Means over a few batches: (bytes of a step's record, bytes of its updated rows' images)."""
+    records, rows = 0, 0
+    num_batches = min(_SAMPLE_BATCHES, source.num_batches)
+    for number in range(num_batches):
+        unique = [len(np.unique(ids)) for ids in source.read_ids(number)]
+        records += record_bytes(source, unique)
+        rows += sum(unique)
+    return records / num_batches, rows * _image_bytes(source) / num_batches
+
+
+def predicted(source: FileOfBatches, log_bytes: int, merge_share: float = MERGE_SHARE) -> float:
+    """Write amplification: (appended + written home) / updated row bytes."""
+    appended_bytes, updated_bytes = step_sizes(source)
+    num_steps = max(1, round(merge_share * log_bytes / appended_bytes))
+    home_bytes = _home_blocks(source, num_steps) * _BLOCK_BYTES / num_steps
+    return (appended_bytes + home_bytes) / updated_bytes
+
+
+def _home_blocks(source: FileOfBatches, num_steps: int) -> int:
+    """Distinct blocks of home that the rows of ``num_steps`` batches lie in, over all tables."""
+    shape = source.workload.shape
+    rows_per_block = _SECTOR_BYTES // _image_bytes(source) * (_BLOCK_BYTES // _SECTOR_BYTES)
+    written = np.zeros((shape.num_tables, -(-shape.num_embeddings // rows_per_block)), dtype=np.bool_)
+    for number in range(num_steps):
+        for table, ids in enumerate(source.read_ids(number % source.num_batches)):
+            written[table, ids.ravel() // rows_per_block] = True
+    return int(written.sum())

@@ -1,0 +1,136 @@
+"""``python -m larger.one``, from benchmarks/: one measurement in a process of its own; prints one JSON object."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from larger.systems import Settings, System
+    from larger.workload import FileOfBatches, Workload
+
+SYSTEMS = ("dram", "look_forward", "lru", "static", "mmap", "rocksdb")
+MODES = ("steady", "die", "open")
+PACKAGES = Path(__file__).parents[2] / "build/larger"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m larger.one", description=__doc__)
+    parser.add_argument("--system", choices=SYSTEMS, required=True)
+    parser.add_argument("--mode", choices=MODES, default="steady", help="die, open: of recovery")
+    parser.add_argument("--workload", choices=["kaggle", "rm1", "rm3", "uniform"], required=True)
+    parser.add_argument("--uniform-share", type=float, help="of the ids; default: the workload's")
+    parser.add_argument("--quick", action="store_true", help="small tables")
+    parser.add_argument("--directory", type=Path, required=True, help="of the pool or the files")
+    parser.add_argument("--ids", type=Path, required=True, help="the batches, as write_ids wrote them")
+    parser.add_argument("--scratchpad-bytes", type=int, required=True)
+    parser.add_argument("--log-bytes", type=int, required=True)
+    parser.add_argument("--memory-limit", type=int, default=0, help="bytes of a memory control group; 0: none")
+    parser.add_argument("--window", type=int, default=8)
+    parser.add_argument("--dense-interval", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--warmup", type=int, default=20, help="steps, at least")
+    parser.add_argument("--max-warmup-s", type=float, default=300.0)
+    parser.add_argument("--fill-bytes", type=int, default=0, help="to be fetched before anything is measured")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--packages", type=Path, default=PACKAGES, help="where rocksdict is installed")
+    return parser.parse_args()
+
+
+def _workload(arguments: argparse.Namespace) -> tuple[Workload, FileOfBatches, Settings]:
+    from larger.systems import Settings
+    from larger.workload import FileOfBatches, make_workload
+
+    workload = make_workload(arguments.workload, quick=arguments.quick, uniform_share=arguments.uniform_share)
+    settings = Settings(
+        directory=arguments.directory,
+        scratchpad_bytes=arguments.scratchpad_bytes,
+        log_bytes=arguments.log_bytes,
+        cache=arguments.system,
+        window=arguments.window,
+        dense_interval=arguments.dense_interval,
+    )
+    return workload, FileOfBatches(workload, arguments.ids), settings
+
+
+def _make(arguments: argparse.Namespace, workload: Workload, source: FileOfBatches, settings: Settings) -> System:
+    from larger.outsiders import MappedFiles, RocksDb
+    from larger.systems import Holdfast, Outsider
+
+    if arguments.system == "mmap":
+        return Outsider(workload, source, MappedFiles(workload, settings.directory))
+    if arguments.system == "rocksdb":
+        store = RocksDb(workload, settings.directory, settings.scratchpad_bytes, arguments.packages)
+        return Outsider(workload, source, store)
+    return Holdfast(workload, source, settings, in_memory=arguments.system == "dram")
+
+
+def _measure(arguments: argparse.Namespace, say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    import torch
+
+    from holdfast import _core
+    from holdfast.reproducibility import keep_freed_memory
+    from larger.measure import Window, fill_log_and_die, measure, time_opening
+    from larger.memory_limit import MemoryLimit
+    from larger.systems import open_pool
+
+    torch.set_num_threads(arguments.threads)
+    _core.set_num_threads(arguments.threads)
+    keep_freed_memory()
+    workload, source, settings = _workload(arguments)
+    if arguments.mode == "open":
+        torch.optim.SGD([torch.zeros(1)], lr=0.01)  # PyTorch imports its compiler here; imports do not count
+        return time_opening(lambda: open_pool(workload, source, settings))
+    # Joined before tables are made: what is left in memory of making them counts, and is the first to go.
+    limit = MemoryLimit(arguments.memory_limit) if arguments.memory_limit else None
+    try:
+        system = _make(arguments, workload, source, settings)
+        if arguments.mode == "die":
+            fill_log_and_die(system, arguments.log_bytes, say)
+        window = Window(
+            num_steps=arguments.steps,
+            min_warmup_steps=arguments.warmup,
+            max_warmup_s=arguments.max_warmup_s,
+            fill_bytes=arguments.fill_bytes,
+            log_bytes=arguments.log_bytes,
+        )
+        result = measure(system, window, workload.row_bytes)
+        system.close()
+        return result | {"memory": limit.facts() if limit else None, "num_batches": source.num_batches}
+    finally:
+        if limit:
+            limit.leave()
+
+
+def _versions() -> dict[str, str]:
+    import numpy as np
+    import torch
+
+    return {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+
+
+def _print(result: dict[str, Any], arguments: argparse.Namespace, output: TextIO) -> None:
+    config = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()}
+    json.dump({"config": config, "versions": _versions()} | result, output)
+    output.write("\n")
+    output.flush()
+
+
+def main() -> None:
+    arguments = _arguments()
+    os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
+    from holdfast.reproducibility import prepare_environment
+
+    prepare_environment()
+    output = os.fdopen(os.dup(1), "w")  # the JSON alone goes out
+    os.dup2(2, 1)
+    _print(_measure(arguments, lambda result: _print(result, arguments, output)), arguments, output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""Runs measurements, each once and alone, in a process of its own, with everything they need before and after."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import machine
+from larger.limits import Disk, Mix
+from larger.memory_limit import remove_group_of
+from larger.workload import FileOfBatches, Workload, make_workload, write_ids
+
+_BENCHMARKS = Path(__file__).parents[1]
+_TIMEOUT_S = 3600
+_ALLOWANCE_BYTES = {"kaggle": 512 << 20, "rm1": 768 << 20, "rm3": 1024 << 20}
+SECTIONS = ("limits", "roofline", "caches", "outsiders", "commit", "amplification", "recovery")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What is measured, and where. limits_memory: whether what is not all in DRAM runs within a
+    limit (see memory_limit_of)."""
+
+    quick: bool
+    sections: tuple[str, ...]
+    workloads: tuple[str, ...]
+    disk: Path
+    memory: Path
+    limits_memory: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One measurement of a system. num_batches: distinct ones; steps, warmup: at least; fill: whether its memory has to
+    be full first."""
+
+    system: str
+    workload: Workload
+    num_batches: int
+    steps: int
+    warmup: int
+    log_bytes: int
+    max_warmup_s: float
+    fill: bool = True
+
+
+class Runner:
+    """Keeps what was measured by key, so that sections may ask for the same measurement."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.results: dict[str, dict[str, Any]] = {}
+        self._busy: list[dict[str, Any]] = []
+        self._commands: dict[str, list[str]] = {}
+        self._ids: dict[tuple[Workload, int], Path] = {}
+        self._begin = time.monotonic()
+        self._root = Path()
+        self._memory_root = Path()
+
+    def run(self) -> None:
+        """All sections."""
+        from larger import sections
+
+        self.options.disk.mkdir(parents=True, exist_ok=True)
+        with (
+            tempfile.TemporaryDirectory(prefix="holdfast-larger-", dir=self.options.disk) as root,
+            tempfile.TemporaryDirectory(prefix="holdfast-larger-", dir=self.options.memory) as memory_root,
+        ):
+            self._root, self._memory_root = Path(root), Path(memory_root)
+            for name in SECTIONS:
+                if name in self.options.sections:
+                    getattr(sections, name)(self)
+
+    def record(self) -> dict[str, Any]:
+        """What was measured so far, and on what."""
+        return {
+            "settings": {k: str(v) if isinstance(v, Path) else v for k, v in asdict(self.options).items()},
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "minutes": (time.monotonic() - self._begin) / 60,
+            "machine": machine.describe(self.options.memory, self.options.disk),
+            "busy": self._busy,
+            "commands": self._commands,
+            "results": self.results,
+        }
+
+    def disk(self, file_bytes: int) -> Disk:
+        """For its limits, measured on a file of that size."""
+        return Disk(self._root, file_bytes=file_bytes, seconds=1.0 if self.options.quick else 10.0)
+
+    def once(self, key: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The result of ``key``; measured when it is first asked for. An error is a result: {"error": what it said}."""
+        if key not in self.results:
+            others = machine.others_busy()
+            started = time.monotonic()
+            try:
+                self.results[key] = measure()
+            except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
+                self.results[key] = {"error": f"{type(error).__name__}: {error}"}
+            self._busy.append({"key": key, **others})
+            now, failed = time.monotonic(), self.results[key].get("error", "").strip().splitlines()
+            print(
+                f"[{now - self._begin:5.0f} s] {key} ({now - started:.1f} s; others used {others['cpus']:.2f} CPUs "
+                f"before){f' FAILED: {failed[-1]}' if failed else ''}",
+                file=sys.stderr,
+                flush=True,
+            )
+        return self.results[key]
+
+    def measure(self, key: str, run: Run) -> dict[str, Any]:
+        """A window of steps in steady state; see measure.py."""
+        return self.once(key, lambda: self._alone(key, run))
+
+    def mixed(self, key: str, mix: Mix, file_bytes: int) -> dict[str, Any]:
+        """What the disk reaches at that mix."""
+        return self.once(key, lambda: self.disk(file_bytes).mixed(mix))
+
+    def crash(self, run: Run) -> None:
+        """Results ``recovery/die`` and ``recovery/open``: a run that kills itself with its log full, and opening it."""
+        directory = self._directory(run)
+        self.once("recovery/die", lambda: self._child("recovery/die", run, directory, "--mode", "die"))
+        if "error" not in self.results["recovery/die"]:
+            self.once("recovery/open", lambda: self._child("recovery/open", run, directory, "--mode", "open"))
+        shutil.rmtree(directory)
+
+    def source(self, workload: Workload, num_batches: int) -> FileOfBatches:
+        """Its batches, drawn when they are first asked for."""
+        path = self._ids.get((workload, num_batches))
+        if path is None:
+            path = self._memory_root / f"ids-{len(self._ids)}"
+            write_ids(workload, path, num_batches)
+            self._ids[workload, num_batches] = path
+        return FileOfBatches(workload, path)
+
+    def drop_ids(self) -> None:
+        """Gives back the memory that drawn batches take."""
+        for path in self._ids.values():
+            path.unlink()
+        self._ids.clear()
+
+    def _alone(self, key: str, run: Run) -> dict[str, Any]:
+        directory = self._directory(run)
+        try:
+            return self._child(key, run, directory)
+        finally:
+            shutil.rmtree(directory)
+
+    def _directory(self, run: Run) -> Path:
+        return Path(tempfile.mkdtemp(dir=self._memory_root if run.system == "dram" else self._root))
+
+    def _child(self, key: str, run: Run, directory: Path, *more: str) -> dict[str, Any]:
+        self.source(run.workload, run.num_batches)
+        command = [*self._command(run, directory), *more]
+        self._commands[key] = command
+        process = subprocess.Popen(command, cwd=_BENCHMARKS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            out, err = process.communicate(timeout=_TIMEOUT_S)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            remove_group_of(process.pid)
+        if process.returncode != (-9 if "die" in more else 0):
+            killed = " (killed: more memory than it is allowed?)" if process.returncode == -9 else ""
+            return {"error": f"exit status {process.returncode}{killed}: {err.strip()[-2000:]}"}
+        result: dict[str, Any] = json.loads(out)
+        return result
+
+    def _command(self, run: Run, directory: Path) -> list[str]:
+        workload = run.workload
+        scratchpad_bytes = scratchpad_of(workload)
+        limit = memory_limit_of(workload) if self.options.limits_memory else 0
+        # Outsiders have more than the scratchpad to fill: all that they may use.
+        fill_bytes = 2 * memory_limit_of(workload) if run.system in ("mmap", "rocksdb") else scratchpad_bytes
+        return [
+            sys.executable, "-m", "larger.one", "--system", run.system, "--workload", workload.name,
+            *(("--quick",) if self.options.quick else ()), "--uniform-share", str(workload.uniform_share),
+            "--directory", str(directory), "--ids", str(self._ids[workload, run.num_batches]),
+            "--scratchpad-bytes", str(scratchpad_bytes), "--log-bytes", str(run.log_bytes),
+            "--memory-limit", str(0 if run.system == "dram" else limit), "--steps", str(run.steps),
+            "--warmup", str(run.warmup), "--max-warmup-s", str(run.max_warmup_s),
+            "--fill-bytes", str(fill_bytes if run.fill and run.system != "dram" else 0),
+        ]  # fmt: skip
+
+
+def scratchpad_of(workload: Workload) -> int:
+    """Bytes: a tenth of the tables."""
+    return workload.table_bytes // 10
+
+
+def memory_limit_of(workload: Workload) -> int:
+    """Bytes: the scratchpad, and what network, batches and loader take beside it, with room for a store's own indexes
+    and merges. Mapped files take 183, 432, 688 MiB of the latter; what they leave of it serves them as page cache."""
+    return scratchpad_of(workload) + _ALLOWANCE_BYTES[workload.shape.name]
+
+
+def workload_of(runner: Runner, name: str, *, uniform_share: float | None = None) -> Workload:
+    return make_workload(name, quick=runner.options.quick, uniform_share=uniform_share)

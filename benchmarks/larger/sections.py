@@ -1,0 +1,173 @@
+"""The sections of the benchmark: which measurements each takes, and how much of each.
+
+A key of the results is ``system/workload``, or ``section/what``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from larger.amplification import predicted, step_sizes
+from larger.limits import Mix
+from larger.runner import Run, Runner, workload_of
+from larger.workload import Workload
+
+WORKLOADS = ("kaggle", "rm1", "rm3", "uniform")
+COMMIT_WORKLOADS = ("kaggle", "rm1", "rm3")
+OUTSIDERS = ("mmap", "rocksdb")
+_OUTSIDER_WARMUP_S = 120.0
+_QUICK_WARMUP_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Amount:
+    steps: int
+    batches: int
+
+
+# Enough distinct batches that they do not come again before the scratchpad is full and the window is over.
+_AMOUNTS = {
+    "kaggle": _Amount(200, 5000),
+    "rm1": _Amount(100, 500),
+    "rm3": _Amount(100, 900),
+    "uniform": _Amount(60, 600),
+    "balanced": _Amount(150, 2000),
+}
+_QUICK = _Amount(20, 200)
+# So few batches that all their rows stay in the scratchpad: what is left of the log store is committing.
+_COMMIT_BATCHES = {"kaggle": 32, "rm1": 10, "rm3": 24}
+# A log must have room for six steps, which of rm1 are 83 MB.
+_LOG_BYTES, _QUICK_LOG_BYTES = 512 << 20, 128 << 20
+_AMPLIFICATION_BYTES = tuple(size << 20 for size in (256, 512, 1024, 2048, 4096))
+_QUICK_AMPLIFICATION_BYTES = tuple(size << 20 for size in (128, 256))
+# rm1 turns a log over in the fewest steps.
+_AMPLIFICATION_WORKLOAD = "rm1"
+_RECOVERY_LOG_BYTES = 1 << 30
+
+
+def _run(runner: Runner, system: str, workload: Workload, name: str, **changes: Any) -> Run:
+    quick = runner.options.quick
+    amount = _QUICK if quick else _AMOUNTS[name]
+    warmup_s = _QUICK_WARMUP_S if quick else _OUTSIDER_WARMUP_S if system in OUTSIDERS else 600.0
+    values: dict[str, Any] = {
+        "system": system,
+        "workload": workload,
+        "num_batches": amount.batches,
+        "steps": amount.steps,
+        "warmup": 10 if quick else 50,
+        "log_bytes": _QUICK_LOG_BYTES if quick else _LOG_BYTES,
+        "max_warmup_s": warmup_s,
+    }
+    return Run(**(values | changes))
+
+
+def _train(runner: Runner, system: str, name: str) -> dict[str, Any]:
+    return runner.measure(f"{system}/{name}", _run(runner, system, workload_of(runner, name), name))
+
+
+def limits(runner: Runner) -> None:
+    """What the disk reaches."""
+    _limits(runner)
+
+
+def _limits(runner: Runner) -> dict[str, Any]:
+    file_bytes = workload_of(runner, "kaggle").table_bytes
+    return runner.once("limits", lambda: runner.disk(max(file_bytes, 64 << 20)).limits())
+
+
+def roofline(runner: Runner) -> None:
+    """Every workload in DRAM and on the log store, and what the disk reaches at the mix of I/O that was seen."""
+    for name in runner.options.workloads:
+        _train(runner, "dram", name)
+        found = _train(runner, "look_forward", name)
+        mix = mix_of(found.get("traffic", {}))
+        if mix is not None:
+            runner.mixed(f"mixed/{name}", mix, max(workload_of(runner, name).table_bytes, 64 << 20))
+
+
+def mix_of(traffic: dict[str, float]) -> Mix | None:
+    """The I/O requests of fetches and merges, each kind at its mean size."""
+    kinds = {
+        "reads": (("fetched_bytes", "fetch_reads"), ("home_bytes_read", "merge_reads")),
+        "writes": (("home_bytes_written", "merge_writes"),),
+    }
+    found = {
+        kind: tuple(
+            (max(1, round(traffic[num_bytes] / traffic[count])), float(traffic[count]))
+            for num_bytes, count in names
+            if traffic.get(count)
+        )
+        for kind, names in kinds.items()
+    }
+    return Mix(reads=found["reads"], writes=found["writes"]) if found["reads"] or found["writes"] else None
+
+
+def caches(runner: Runner) -> None:
+    """Look-forward beside LRU and static: on kaggle, and where fetching on demand takes as long as computing."""
+    for system in ("dram", "look_forward", "lru", "static"):
+        _train(runner, system, "kaggle")
+    share = balanced_share(runner)
+    if share is None:
+        return
+    workload = workload_of(runner, "kaggle", uniform_share=share)
+    for system in ("dram", "look_forward", "lru", "static"):
+        runner.measure(f"{system}/balanced", _run(runner, system, workload, "balanced"))
+
+
+def balanced_share(runner: Runner) -> float | None:
+    """How many of kaggle's ids must be uniform for a step's misses to take the disk as long as its computing takes.
+
+    Of uniform ids nine in ten miss a scratchpad of a tenth; of the others as many as LRU was seen to miss.
+    """
+    dram, lru, disk = _train(runner, "dram", "kaggle"), _train(runner, "lru", "kaggle"), _limits(runner)
+    if any("error" in result for result in (dram, lru, disk)):
+        return None
+    ids = workload_of(runner, "kaggle").ids_per_batch
+    missed = lru["traffic"]["rows_fetched"] / lru["steps"]
+    wanted = dram["ms_per_step"] * 1e-3 * disk["reads_512_per_s"]
+    return float(min(1.0, max(0.0, (wanted - missed) / (0.9 * ids - missed))))
+
+
+def outsiders(runner: Runner) -> None:
+    """Mapped files and RocksDB, with as much memory as the log store."""
+    for name in runner.options.workloads:
+        for system in ("look_forward", *OUTSIDERS):
+            _train(runner, system, name)
+
+
+def commit(runner: Runner) -> None:
+    """Committing alone: few enough batches, again and again, that all their rows stay in the scratchpad."""
+    for name in runner.options.workloads:
+        if name in COMMIT_WORKLOADS:
+            workload = workload_of(runner, name)
+            for system in ("dram", "look_forward"):
+                batches = 4 if runner.options.quick else _COMMIT_BATCHES[name]
+                run = _run(runner, system, workload, name, num_batches=batches, fill=False)
+                runner.measure(f"commit/{system}/{name}", run)
+    _limits(runner)
+
+
+def amplification(runner: Runner) -> None:
+    """Bytes to the device per byte of updated rows, over sizes of the log, beside what the arithmetic says."""
+    quick = runner.options.quick
+    runner.drop_ids()
+    workload = workload_of(runner, _AMPLIFICATION_WORKLOAD)
+    num_batches = _QUICK.batches if quick else _AMOUNTS[_AMPLIFICATION_WORKLOAD].batches
+    source = runner.source(workload, num_batches)
+    appended_bytes, _ = step_sizes(source)
+    for log_bytes in _QUICK_AMPLIFICATION_BYTES if quick else _AMPLIFICATION_BYTES:
+        key = f"amplification/{log_bytes >> 20}"
+        runner.once(f"{key}/predicted", lambda size=log_bytes: {"value": predicted(source, size)})  # type: ignore[misc]
+        steps = max(10, round(log_bytes / appended_bytes))
+        run = _run(
+            runner, "look_forward", workload, _AMPLIFICATION_WORKLOAD, num_batches=num_batches, steps=steps,
+            log_bytes=log_bytes,
+        )  # fmt: skip
+        runner.measure(key, run)
+
+
+def recovery(runner: Runner) -> None:
+    """A process that is killed with a full log, and the opening of what it leaves."""
+    log_bytes = _QUICK_LOG_BYTES if runner.options.quick else _RECOVERY_LOG_BYTES
+    runner.crash(_run(runner, "look_forward", workload_of(runner, "kaggle"), "kaggle", log_bytes=log_bytes))
