@@ -21,6 +21,7 @@
 
 #include "checksum.h"
 #include "error.h"
+#include "live_copy.h"
 #include "parallel.h"
 #include "pool.h"
 #include "reader.h"
@@ -36,6 +37,9 @@ using FloatMatrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cp
 using ConstFloatMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using FloatVector = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ConstBytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using RowNumbers = nb::ndarray<std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ConstRowNumbers = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ids = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 const char* exception_name(ErrorKind kind) {
@@ -47,6 +51,7 @@ const char* exception_name(ErrorKind kind) {
     case ErrorKind::full: return "PoolFull";
     case ErrorKind::batch_too_large: return "BatchTooLarge";
     case ErrorKind::corrupted: return "Corrupted";
+    case ErrorKind::overtaken: return "Overtaken";
     case ErrorKind::format_mismatch: return "FormatMismatch";
     case ErrorKind::untrusted: return "UntrustedPool";
     case ErrorKind::failed: return "PoolFailed";
@@ -248,6 +253,21 @@ nb::dict to_dict(const Traffic& traffic) {
   return out;
 }
 
+// Room for rows as Python gives it: all of it is used.
+struct RowBuffers {
+  WorkingRows rows;
+  std::size_t count;
+
+  RowBuffers(const RowTable& table, const RowNumbers& numbers, const Bytes& weights, const Bytes& state)
+      : rows{numbers.data(), reinterpret_cast<std::byte*>(weights.data()), reinterpret_cast<float*>(state.data())},
+        count(numbers.shape(0)) {
+    if (count == 0 || weights.shape(0) != count * table.weight_bytes() ||
+        state.shape(0) != count * table.state_bytes()) {
+      throw nb::value_error("arrays do not fit the rows");
+    }
+  }
+};
+
 std::vector<TableSpec> specs_of(const std::vector<format::TableRecord>& records) {
   std::vector<TableSpec> specs;
   for (const auto& record : records) specs.push_back(spec_of(record));
@@ -327,14 +347,22 @@ NB_MODULE(_core, m) {
       .def_static(
           "create",
           [](const std::string& directory, std::uint64_t seed, std::uint64_t log_bytes,
-             const std::vector<TableSpec>& tables, bool log_store) {
+             const std::vector<TableSpec>& tables, bool log_store,
+             const std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>& begin) {
             std::vector<format::TableRecord> records;
             for (const TableSpec& table : tables) records.push_back(record_of(table));
             const nb::gil_scoped_release unlocked;
-            Pool::create(directory, {seed, log_bytes, log_store ? format::Store::log : format::Store::in_place},
+            const auto& [step, cursor, row_updates] = begin;
+            Pool::create(directory,
+                         {seed,
+                          log_bytes,
+                          log_store ? format::Store::log : format::Store::in_place,
+                          {step, cursor, row_updates}},
                          std::move(records));
           },
-          "directory"_a, "seed"_a, "log_bytes"_a, "tables"_a, "log_store"_a = false)
+          "directory"_a, "seed"_a, "log_bytes"_a, "tables"_a, "log_store"_a = false,
+          "begin"_a = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>{0, 0, 0},
+          "begin: step, cursor and row_updates at whose end the pool is made.")
       .def(
           "__init__",
           [](Pool* self, const std::string& directory, bool relaxed, std::uint32_t dense_interval, bool grow_log,
@@ -557,6 +585,66 @@ NB_MODULE(_core, m) {
           "table"_a, "first"_a, "count"_a, "weights"_a, "state"_a)
       .def("verify", &Reader::verify, Unlocked());
 
+  nb::class_<LiveCopy>(m, "LiveCopy", "The rows of a pool at the end of one step, while a writer goes on.")
+      .def(
+          "__init__",
+          [](LiveCopy* self, const std::string& directory) {
+            const nb::gil_scoped_release unlocked;
+            new (self) LiveCopy(directory);
+          },
+          "directory"_a)
+      .def_prop_ro("header", [](const LiveCopy& copy) { return to_dict(copy.header()); })
+      .def_prop_ro("tables", [](const LiveCopy& copy) { return specs_of(copy.table_records()); })
+      .def_prop_ro("fixes_first", &LiveCopy::fixes_first, "Whether fix comes before the rows, or after them.")
+      .def_prop_ro("newest_dense_step", &LiveCopy::newest_dense_step)
+      .def(
+          "fix",
+          [](LiveCopy& copy) {
+            const LiveCopy::Fixed fixed = [&] {
+              const nb::gil_scoped_release unlocked;
+              return copy.fix();
+            }();
+            std::optional<std::tuple<nb::bytes, nb::bytes>> dense;
+            if (fixed.dense) dense = {to_bytes(fixed.dense->structure), to_bytes(fixed.dense->tensors)};
+            return std::tuple{fixed.mark.step, fixed.mark.cursor, fixed.mark.row_updates, dense};
+          },
+          "Decides on the step: step, cursor, row_updates, and structure and tensors of the dense state.")
+      .def(
+          "copy_rows",
+          [](LiveCopy& copy, std::uint32_t table, std::uint64_t first, const RowNumbers& rows, const Bytes& weights,
+             const Bytes& state) {
+            const RowBuffers out(copy.tables().at(table), rows, weights, state);
+            const nb::gil_scoped_release unlocked;
+            const std::size_t num_rows = copy.copy_rows(table, first, out.rows, out.count);
+            return std::pair{num_rows, first};
+          },
+          "table"_a, "first"_a, "rows"_a, "weights"_a, "state"_a,
+          "Touched rows at or after `first`, as many as there is room for: how many, and where to go on.")
+      .def(
+          "initial_rows",
+          [](const LiveCopy& copy, std::uint32_t table, const ConstRowNumbers& rows, const Bytes& weights) {
+            if (weights.shape(0) != rows.shape(0) * copy.tables().at(table).weight_bytes()) {
+              throw nb::value_error("the array does not fit the rows");
+            }
+            copy.initial_rows(table, rows.data(), rows.shape(0), reinterpret_cast<std::byte*>(weights.data()));
+          },
+          "table"_a, "rows"_a, "weights"_a, Unlocked())
+      .def("settle", &LiveCopy::settle, Unlocked())
+      .def(
+          "corrections",
+          [](LiveCopy& copy, std::uint32_t table, std::uint64_t first, const RowNumbers& rows, const Bytes& weights,
+             const Bytes& state) {
+            const RowBuffers out(copy.tables().at(table), rows, weights, state);
+            const nb::gil_scoped_release unlocked;
+            const std::size_t num_rows = copy.corrections(table, first, out.rows, out.count);
+            return std::pair{num_rows, first};
+          },
+          "table"_a, "first"_a, "rows"_a, "weights"_a, "state"_a,
+          "After settle: rows that count instead of those that were copied, likewise.");
+
+  m.def(
+      "crc32c", [](std::uint32_t crc, const ConstBytes& data) { return crc32c(crc, data.data(), data.size()); },
+      "crc"_a, "data"_a, Unlocked(), "The CRC-32C of the bytes that gave `crc`, followed by these; begin with 0.");
   m.def(
       "all_finite", [](ConstFloatMatrix values) { return all_finite(values.data(), values.size()); }, "values"_a,
       Unlocked(), "Whether no element is infinite or a NaN.");

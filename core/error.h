@@ -14,6 +14,7 @@ enum class ErrorKind {
   full,
   batch_too_large,
   corrupted,
+  overtaken,
   format_mismatch,
   untrusted,
   failed,

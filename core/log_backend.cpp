@@ -24,10 +24,11 @@ std::vector<std::uint64_t> num_rows_of(const Plan& plan) {
 
 }  // namespace
 
-void LogBackend::create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t log_bytes) {
+void LogBackend::create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t log_bytes,
+                        const StepMark& mark) {
   // There is no pool in the directory: these are of one whose creation did not end, or that is made anew.
   LogStore::remove(directory);
-  LogStore::create(directory, tables, log_bytes, caching_of(directory));
+  LogStore::create(directory, tables, log_bytes, caching_of(directory), mark);
 }
 
 LogBackend::LogBackend(const std::string& directory, Superblock& superblock, Background& background, Options options)

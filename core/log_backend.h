@@ -43,7 +43,8 @@ class LogBackend final : public RowBackend {
     std::function<void(std::uint64_t step)> finish_dense;
   };
 
-  static void create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t log_bytes);
+  static void create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t log_bytes,
+                     const StepMark& mark);
   LogBackend(const std::string& directory, Superblock& superblock, Background& background, Options options);
 
   StepMark newest() override { return newest_; }

@@ -70,7 +70,7 @@ class LogStore::Fetching {
 };
 
 void LogStore::create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t ring_bytes,
-                      Caching caching) {
+                      Caching caching, const StepMark& mark) {
   if (ring_bytes > largest_ring_bytes) {
     throw Error(ErrorKind::config, directory + ": a row log of " + std::to_string(ring_bytes) + " bytes is too large");
   }
@@ -78,7 +78,7 @@ void LogStore::create(const std::string& directory, const std::vector<RowTable>&
   for (std::size_t i = 0; i < tables.size(); ++i) {
     BlockFile::create(home_path(directory, i), home_bytes(RowLayout(tables[i].spec), tables[i].num_rows));
   }
-  RowLog::create(log_path(directory), ring_bytes, caching);
+  RowLog::create(log_path(directory), ring_bytes, caching, mark);
 }
 
 void LogStore::remove(const std::string& directory) {

@@ -37,6 +37,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -108,11 +109,24 @@ struct LogStoreCounters {
   std::uint64_t home_sectors_changed;  // of those written: the ones that got a new version of a row
 };
 
+// A record that was read whole, in memory of its own.
+struct FollowedRecord {
+  StepMark mark;
+  SpareBuffers::Borrowed data;
+};
+
+// What was read of a home: so many rows; it goes on at row `next`.
+struct HomeRead {
+  std::size_t num_rows;
+  std::uint64_t next;
+};
+
 class LogStore {
  public:
-  // Makes the files of a store in `directory`, which exists: sparse homes, an allocated ring. Throws full.
+  // Makes the files of a store in `directory`, which exists: sparse homes, an allocated ring that begins after the mark's
+  // step. Throws full.
   static void create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t ring_bytes,
-                     Caching caching = Caching::direct);
+                     Caching caching = Caching::direct, const StepMark& mark = {});
   // Removes the files of a store, as many as there are.
   static void remove(const std::string& directory);
 
@@ -134,6 +148,22 @@ class LogStore {
   void view();
   // Of a view: every image that does not hold, at home or in the log, by file and offset; 100 problems at most.
   std::vector<std::string> verify();
+
+  // After scan, in a store that is not writable and is no view: follow gives the records that scan found, oldest first,
+  // then those that a writer has appended since, one at a call; nothing while there is no further one. Throws corrupted
+  // where a record that was there does not hold any more.
+  void follow_from_tail();
+  std::optional<FollowedRecord> follow();
+  void visit_rows(
+      const FollowedRecord& record,
+      const std::function<void(std::uint32_t table, std::uint64_t row, const std::byte* image)>& visit) const;
+  std::vector<RowTable> tables() const;
+  // The newest checkpoint's merged step, as it is in the file now.
+  std::uint64_t read_merged_step() const { return log_.read_merged_step(); }
+  // Rows at or after `first` as home has them at that instant, ascending, `count` at most; those of them that do not hold,
+  // because they are being written, are listed in `torn` instead. What is in the log alone is not there.
+  HomeRead read_home(std::uint32_t table, std::uint64_t first, const WorkingRows& out, std::size_t count,
+                     std::vector<std::uint64_t>& torn);
 
   // These need a store that was recovered, or a view where they only read; a step error otherwise.
 
@@ -284,6 +314,7 @@ class LogStore {
   bool writable_;
   bool scanned_ = false;
   bool viewed_ = false;
+  std::deque<RowLog::Live> unread_;  // of those that scan found, by whoever follows
   std::uint64_t epoch_ = 0;  // 0: not recovered
   SpareBuffers spare_;
   std::atomic<bool> failed_{false};

@@ -67,7 +67,7 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
   if (in_place) {
     InPlaceBackend::create(*medium, row_tables_of(tables, options.seed), log_bytes);
   } else {
-    LogBackend::create(directory, row_tables_of(tables, options.seed), log_bytes);
+    LogBackend::create(directory, row_tables_of(tables, options.seed), log_bytes, options.begin);
   }
   for (const char* name : dense_names) {
     medium->create(name, format::block_bytes, Access::sequential)->allocate(0, format::block_bytes);
@@ -92,6 +92,9 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
   const auto boot = current_boot_id();
   std::copy(boot.begin(), boot.end(), epoch.boot_id);
   CommitRecord commit{};
+  commit.step = options.begin.step;
+  commit.cursor = options.begin.cursor;
+  commit.row_updates = options.begin.row_updates;
   commit.last_record = format::no_position;
   Superblock::write(*medium, header, std::move(tables), epoch, commit);
 }
@@ -352,7 +355,8 @@ void Pool::write_dense(const Dense& dense) {
 void Pool::import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
                        std::span<const float> state) {
   check_open();
-  if (step_ != 0 || backend_->step_has_begun())
+  const bool is_new = step_ == 0 || (report_.epoch == 1 && step_ == report_.step);
+  if (!is_new || backend_->step_has_begun())
     throw Error(ErrorKind::step, "rows are imported before the first step only");
   backend_->import_rows(table, first, weights, state);
 }

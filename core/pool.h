@@ -32,6 +32,7 @@ struct PoolOptions {
   std::uint64_t seed;
   std::uint64_t log_bytes;  // rounded up to blocks
   format::Store store = format::Store::in_place;
+  StepMark begin{};  // the step at whose end the pool is made: its rows are imported, its dense state written
 };
 
 struct OpenOptions {
@@ -113,7 +114,7 @@ class Pool {
   // where it was not due. Waits.
   void write_dense(const Dense& dense);
 
-  // Stores rows of a new pool (step 0) from elsewhere: rows [first, ...) of a table, weights as its dtype keeps them and,
+  // Stores rows of a new pool, before its first step, from elsewhere: rows [first, ...) of a table, weights as its dtype keeps them and,
   // where `state` is not empty, optimizer state. Not logged: build the pool under another name and rename it.
   void import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
                    std::span<const float> state);

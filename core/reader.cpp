@@ -4,17 +4,11 @@
 #include <cstring>
 #include <numeric>
 
-#include "checksum.h"
 #include "error.h"
 #include "pool_files.h"
 #include "recovery.h"
 
 namespace holdfast {
-namespace {
-
-constexpr std::uint64_t every_step = ~std::uint64_t{0};
-
-}  // namespace
 
 Reader::Reader(const std::string& directory) : medium_(open_pool_medium(directory)) {
   superblock_ = std::make_unique<Superblock>(*medium_, false);
@@ -30,35 +24,8 @@ format::CommitRecord Reader::commit() const {
   return commit;
 }
 
-std::optional<Reader::Dense> Reader::dense_state() const {
-  // A writer may take the slot away while it is being copied; the copy then fails its checksum and the other slot is
-  // newer. A few turns are plenty: a slot stays whole for at least a step.
-  constexpr int turns = 100;
-  for (int turn = 0; turn < turns; ++turn) {
-    DenseSlots slots(*medium_, open_dense_files(*medium_, false));
-    const auto commit = superblock_->read_commit();
-    const std::uint64_t newest = rows_->commits_by_record() ? commit.step : every_step;
-    try {
-      slots.load(commit.epoch, newest, false);
-    } catch (const Error&) {
-      if (turn + 1 == turns) throw;
-      continue;  // committed between the two reads
-    }
-    const auto state = slots.newest(newest);
-    if (!state) {
-      if (commit.step == 0 || newest == every_step || turn + 1 == turns) return std::nullopt;
-      continue;
-    }
-    Dense copy{state->header,
-               {state->structure.begin(), state->structure.end()},
-               {state->tensors.begin(), state->tensors.end()}};
-    std::uint32_t crc = crc32c(0, copy.structure.data(), copy.structure.size());
-    const std::byte zeros[format::line_bytes] = {};
-    crc = crc32c(crc, zeros, format::line_up(copy.structure.size()) - copy.structure.size());
-    crc = crc32c(crc, copy.tensors.data(), copy.tensors.size());
-    if (crc == copy.header.payload_crc) return copy;
-  }
-  return std::nullopt;
+std::optional<DenseCopy> Reader::dense_state() const {
+  return copy_newest_dense(*medium_, *superblock_, rows_->commits_by_record());
 }
 
 void Reader::evaluate(const Plan& plan, float* out) {

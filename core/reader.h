@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "collection.h"
-#include "dense_slots.h"
+#include "dense_copy.h"
 #include "lookup.h"
 #include "row_view.h"
 #include "superblock.h"
@@ -33,13 +33,8 @@ class Reader {
   LogUse log_use() const { return rows_->log_use(); }
   const std::vector<RowTable>& tables() const { return rows_->tables(); }
 
-  struct Dense {
-    format::DenseHeader header;
-    std::vector<std::byte> structure;
-    std::vector<std::byte> tensors;
-  };
   // A whole copy of the newest dense state, or nothing when there is none.
-  std::optional<Dense> dense_state() const;
+  std::optional<DenseCopy> dense_state() const;
 
   void evaluate(const Plan& plan, float* out);
 

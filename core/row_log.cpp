@@ -52,7 +52,7 @@ RowLog::Live RowLog::Live::of(const RowLogHeader& header) {
           header.images_offset};
 }
 
-void RowLog::create(const std::string& path, std::uint64_t ring_bytes, Caching caching) {
+void RowLog::create(const std::string& path, std::uint64_t ring_bytes, Caching caching, const StepMark& mark) {
   if (ring_bytes == 0 || ring_bytes % format::block_bytes != 0) {
     throw Error(ErrorKind::config, path + ": a row log's ring takes a multiple of 4096 bytes");
   }
@@ -61,6 +61,10 @@ void RowLog::create(const std::string& path, std::uint64_t ring_bytes, Caching c
   file.allocate(0, file.size());
   RowLogCheckpoint checkpoint{};
   checkpoint.last_record = format::no_position;
+  checkpoint.last_record_step = mark.step;
+  checkpoint.last_record_cursor = mark.cursor;
+  checkpoint.last_record_row_updates = mark.row_updates;
+  checkpoint.merged_step = mark.step;
   write_block(file, format::row_log_checkpoint_offset[0], seal(checkpoint));
   file.sync();
 }
@@ -174,6 +178,11 @@ void RowLog::scan_forwards() {
 }
 
 std::optional<RowLogHeader> RowLog::successor() const {
+  const auto header = next();
+  return header && holds(*header) ? header : std::nullopt;
+}
+
+std::optional<RowLogHeader> RowLog::next() const {
   for (const std::uint64_t position : {newest_.end, next_turn(newest_.end)}) {
     std::string why;
     const auto header = read_header(position, &why);
@@ -184,7 +193,7 @@ std::optional<RowLogHeader> RowLog::successor() const {
     }
     const bool follows = header->epoch == checkpoint_.epoch && header->previous == newest_.last.position &&
                          header->previous_crc == newest_.last.crc;
-    if (follows && holds(*header)) return header;
+    if (follows) return header;
   }
   return std::nullopt;
 }
@@ -333,6 +342,14 @@ StepMark RowLog::last() const {
 std::uint64_t RowLog::durable_step() const {
   const std::lock_guard lock(mutex_);
   return durable_.last.mark.step;
+}
+
+std::uint64_t RowLog::read_merged_step() const {
+  std::uint64_t step = 0;
+  for (const std::uint64_t offset : format::row_log_checkpoint_offset) {
+    if (const auto checkpoint = read_checkpoint(file_, offset, queue_)) step = std::max(step, checkpoint->merged_step);
+  }
+  return step;
 }
 
 std::uint64_t RowLog::merged_step() const {

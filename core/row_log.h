@@ -50,14 +50,20 @@ class RowLog {
     std::uint64_t end() const { return link.position + bytes; }
   };
 
-  // A new log of `ring_bytes` (a multiple of 4096) for records; its space is allocated. Throws full.
-  static void create(const std::string& path, std::uint64_t ring_bytes, Caching caching);
+  // A new log of `ring_bytes` (a multiple of 4096) for records, which begins after the mark's step; its space is allocated.
+  // Throws full.
+  static void create(const std::string& path, std::uint64_t ring_bytes, Caching caching, const StepMark& mark = {});
 
   // Opens; throws corrupted where neither checkpoint holds, and changes nothing.
   RowLog(const std::string& path, Caching caching, BlockWatcher* watcher, Opening opening, BlockQueue& queue);
 
   // Reads the log back. Throws corrupted, and changes nothing.
   void scan();
+  // For whoever looks on: the header of a record behind the newest, which a writer may still be at work on. It is not in
+  // the log before `append` is told.
+  std::optional<format::RowLogHeader> next() const;
+  // The newest checkpoint's merged step, as it is in the file now.
+  std::uint64_t read_merged_step() const;
   // Begins life `epoch`: forgets the records after `step` and makes that durable. Again only before the first append.
   // Throws step or corrupted where that cannot be, as check_start does.
   void check_start(std::uint64_t epoch, std::uint64_t step) const;

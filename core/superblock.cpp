@@ -229,4 +229,8 @@ CommitRecord Superblock::read_commit() const {
   return read_pair<CommitRecord>(*file_, format::commit_offset, format::commit_magic, "commit").first;
 }
 
+EpochRecord Superblock::read_epoch() const {
+  return read_pair<EpochRecord>(*file_, format::epoch_offset, format::epoch_magic, "epoch").first;
+}
+
 }  // namespace holdfast

@@ -44,8 +44,9 @@ class Superblock {
   // Makes the record durable. Seals it first.
   void write_epoch(format::EpochRecord record);
   void write_commit(format::CommitRecord record);
-  // For readers of a pool in use: the newest commit record as it stands now.
+  // For readers of a pool in use: the newest records as they stand now.
   format::CommitRecord read_commit() const;
+  format::EpochRecord read_epoch() const;
   void sync() { file_->sync(); }
 
  private:

@@ -12,9 +12,6 @@ namespace holdfast {
 
 using format::RecordSection;
 
-namespace {
-
-// A record's bytes hold their checksum; this says that they also make sense for the tables.
 void check_record(const Record& record, const UndoLog& log, const InPlaceStore& store) {
   const auto bad = [&](const std::string& what) {
     throw Error(ErrorKind::corrupted, log.place(record.header.position) + ": " + what);
@@ -36,8 +33,6 @@ void check_record(const Record& record, const UndoLog& log, const InPlaceStore& 
     }
   }
 }
-
-}  // namespace
 
 UndoPlan plan_undo(const Superblock& superblock, const UndoLog& log, const InPlaceStore& store, std::uint64_t step) {
   const format::CommitRecord commit = superblock.commit();

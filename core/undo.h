@@ -21,6 +21,9 @@ struct UndoPlan {
   std::vector<Record> records;  // newest first
 };
 
+// A record's bytes hold their checksum; this says that they also make sense for the tables. Throws corrupted.
+void check_record(const Record& record, const UndoLog& log, const InPlaceStore& store);
+
 // The way from what the pool's newest life left behind to the end of `step`. Throws corrupted where a record that is
 // needed does not hold.
 UndoPlan plan_undo(const Superblock& superblock, const UndoLog& log, const InPlaceStore& store, std::uint64_t step);

@@ -123,7 +123,8 @@ class Pool:
     def __init__(self, directory: str, *, relaxed: bool, dense_interval: int, grow_log: bool, scratchpad_bytes: int, trust_after_reboot: bool) -> None: ...
 
     @staticmethod
-    def create(directory: str, seed: int, log_bytes: int, tables: Sequence[TableSpec], log_store: bool = False) -> None: ...
+    def create(directory: str, seed: int, log_bytes: int, tables: Sequence[TableSpec], log_store: bool = False, begin: tuple[int, int, int] = (0, 0, 0)) -> None:
+        """begin: step, cursor and row_updates at whose end the pool is made."""
 
     @property
     def recovery(self) -> RecoveryReport: ...
@@ -260,6 +261,48 @@ class Reader:
     def read_rows(self, table: int, first: int, count: int, weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], state: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
 
     def verify(self) -> list[str]: ...
+
+class LiveCopy:
+    """The rows of a pool at the end of one step, while a writer goes on."""
+
+    def __init__(self, directory: str) -> None: ...
+
+    @property
+    def header(self) -> dict: ...
+
+    @property
+    def tables(self) -> list[TableSpec]: ...
+
+    @property
+    def fixes_first(self) -> bool:
+        """Whether fix comes before the rows, or after them."""
+
+    @property
+    def newest_dense_step(self) -> int | None: ...
+
+    def fix(self) -> tuple[int, int, int, tuple[bytes, bytes] | None]:
+        """
+        Decides on the step: step, cursor, row_updates, and structure and tensors of the dense state.
+        """
+
+    def copy_rows(self, table: int, first: int, rows: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu')], weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], state: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> tuple[int, int]:
+        """
+        Touched rows at or after `first`, as many as there is room for: how many, and where to go on.
+        """
+
+    def initial_rows(self, table: int, rows: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def corrections(self, table: int, first: int, rows: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu')], weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], state: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> tuple[int, int]:
+        """
+        After settle: rows that count instead of those that were copied, likewise.
+        """
+
+def crc32c(crc: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+    """
+    The CRC-32C of the bytes that gave `crc`, followed by these; begin with 0.
+    """
 
 def all_finite(values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> bool:
     """Whether no element is infinite or a NaN."""

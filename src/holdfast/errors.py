@@ -63,6 +63,14 @@ class Corrupted(PoolError):
     """A checksum or an invariant of a pool file does not hold; names file and offset."""
 
 
+class Overtaken(PoolError):
+    """A run wrote over what a snapshot had still to read: make log_bytes larger, or stop the run for a moment."""
+
+
+class BrokenChain(PoolError):
+    """A snapshot needs an earlier one that is not there, or is another one."""
+
+
 class FormatMismatch(PoolError):
     """The files are not a pool, or of a format version that this build does not know."""
 

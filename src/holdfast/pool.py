@@ -43,6 +43,16 @@ def exists(directory: str | os.PathLike[str]) -> bool:
     return (Path(directory) / SUPERBLOCK).exists()
 
 
+def wants_log_store(directory: Path, medium: Medium) -> bool:
+    """Whether a new pool in `directory`, which is there, keeps its rows in a log store."""
+    return medium == "block" or (medium == "auto" and _core.is_block_medium(str(directory)))
+
+
+def log_bytes_of(log_store: bool) -> int:
+    """Size of a new pool's log where nobody says."""
+    return _ROW_LOG_BYTES if log_store else _MIN_LOG_BYTES
+
+
 @dataclass(frozen=True, slots=True)
 class DenseState:
     """A dense state on its way into a slot: JSON text, and (address, bytes, offset) of contiguous CPU tensors, which
@@ -173,9 +183,9 @@ class Pool:
             raise PoolExists(f"{self.directory} is there already, and is no directory") from error
         except OSError as error:
             raise PoolError(f"making {self.directory}: {error.strerror}") from error
-        on_block = self._medium == "block" or (self._medium == "auto" and _core.is_block_medium(str(self.directory)))
-        log_bytes = (_ROW_LOG_BYTES if on_block else _MIN_LOG_BYTES) if self._log_bytes is None else self._log_bytes
-        _core.Pool.create(str(self.directory), self._seed, log_bytes, specs, log_store=on_block)
+        log_store = wants_log_store(self.directory, self._medium)
+        log_bytes = log_bytes_of(log_store) if self._log_bytes is None else self._log_bytes
+        _core.Pool.create(str(self.directory), self._seed, log_bytes, specs, log_store=log_store)
         self._open()
 
     @property

@@ -16,6 +16,7 @@ from holdfast.digest import digest_pool
 from holdfast.embedding import EmbeddingBagCollection
 from holdfast.errors import PoolFull, PoolReadOnly
 from holdfast.pool import Pool
+from holdfast.snapshot import restore_snapshot, take_snapshot
 from holdfast.tables import EmbeddingBagConfig
 
 SIZE_BYTES = 4 << 20
@@ -96,6 +97,21 @@ def test_a_pool_that_does_not_fit_its_medium_is_refused_when_it_is_made(small_me
     table = EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="t", feature_names=["f"])
     with pytest.raises(PoolFull):
         EmbeddingBagCollection(pool, [table])
+
+
+def test_snapshots_to_and_from_a_full_medium_leave_nothing_there(small_medium: Path, pool_root: Path) -> None:
+    pool, rows = open_rows(pool_root / "pool")
+    for number in range(1, 400):
+        step(pool, rows, number)
+    pool.close()
+    with pytest.raises(PoolFull, match="No space left"):
+        take_snapshot(pool_root / "pool", small_medium / "snapshot")
+    assert list(small_medium.iterdir()) == []
+    take_snapshot(pool_root / "pool", pool_root / "snapshot")
+    for medium in ("memory", "block"):
+        with pytest.raises(PoolFull):
+            restore_snapshot(pool_root / "snapshot", small_medium / "restored", medium=medium)  # type: ignore[arg-type]
+        assert list(small_medium.iterdir()) == []
 
 
 def test_a_read_only_medium_is_read_and_not_written(small_medium: Path) -> None:

@@ -54,6 +54,7 @@ class Options:
     skip_every: int = 0
     lr_change: tuple[int, float] | None = None
     recovery: str = "exact"
+    medium: str = "auto"
 
 
 def train(directory: str, options: Options) -> dict[str, int]:
@@ -75,6 +76,7 @@ def train(directory: str, options: Options) -> dict[str, int]:
         scratchpad_bytes=options.scratchpad_bytes,
         dense_interval=options.dense_interval,
         recovery=options.recovery,  # type: ignore[arg-type]
+        medium=options.medium,  # type: ignore[arg-type]
     ) as pool:
         rows = EmbeddingBagCollection(
             pool,

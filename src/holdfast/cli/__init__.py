@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli import data, moving, placing, pools, training
+from holdfast.cli import data, keeping, moving, placing, pools, training
 from holdfast.cli.options import add_command
 from holdfast.errors import HoldfastError
 from holdfast.reproducibility import prepare_environment
@@ -35,6 +35,8 @@ add_command(app, "eval", training.evaluate)
 add_command(app, "inspect", pools.inspect)
 add_command(app, "verify", pools.verify)
 add_command(app, "digest", pools.digest)
+add_command(app, "snapshot", keeping.snapshot)
+add_command(app, "restore", keeping.restore)
 add_command(app, "export", moving.export)
 add_command(app, "import", moving.import_)
 add_command(app, "profile", placing.profile)

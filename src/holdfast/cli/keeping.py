@@ -1,0 +1,74 @@
+"""``holdfast snapshot`` and ``holdfast restore``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.options import PoolArgument
+
+
+class NewMedium(StrEnum):
+    """`holdfast.Pool`'s medium."""
+
+    AUTO = "auto"
+    MEMORY = "memory"
+    BLOCK = "block"
+
+
+def snapshot(
+    pool: PoolArgument,
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="The directory to make; it must not be there.")],
+    step: Annotated[
+        int | None, typer.Option(metavar="N", help="The end of this step: waits until the run comes to it.")
+    ] = None,
+    since: Annotated[
+        Path | None,
+        typer.Option(metavar="SNAPSHOT", help="Write only rows that changed since this one; a restore needs both."),
+    ] = None,
+) -> None:
+    """Copy a pool as it is at the end of one step, while a run trains on it; the run does not wait.
+
+    Training overwrites: after a divergence, or on a lost disk, yesterday's model is gone unless it was copied. Take a
+    snapshot now and then, on another disk, and `holdfast restore` makes a pool of it that goes on to the bit.
+
+    holdfast snapshot runs/a snapshots/monday  and the day after
+    holdfast snapshot runs/a snapshots/tuesday --since snapshots/monday
+
+    DEST appears when it is complete. A run with a small log may write over what is still to be read: then the copy
+    begins anew, and after four times it is an error.
+    """
+    from holdfast.observe import counting
+    from holdfast.snapshot import take_snapshot
+
+    with counting("rows read", None) as on_rows:
+        taken = take_snapshot(pool, dest, step=step, since=since, on_rows=on_rows)
+    what = "rows" if since is None else "rows that changed"
+    print(  # noqa: T201
+        f"{dest}: step {taken.step}, {taken.rows:,} {what} and {taken.corrections:,} corrections, "
+        f"{taken.num_bytes:,} bytes"
+    )
+
+
+def restore(
+    snapshot: Annotated[Path, typer.Argument(metavar="SNAPSHOT", help="A directory that holdfast snapshot made.")],
+    pool: Annotated[Path, typer.Argument(metavar="POOL", help="The pool's directory; it must not be there.")],
+    medium: Annotated[
+        NewMedium, typer.Option(help="How the new pool keeps its rows; auto goes by what POOL's file system is.")
+    ] = NewMedium.AUTO,
+) -> None:
+    """Make a pool of a snapshot: training goes on from it exactly as it did from that step.
+
+    Every file is verified before anything is made. A snapshot that was taken with --since needs the one that it names,
+    where it was; the whole chain is followed. `holdfast digest` of the new pool is that of the run at that step.
+    """
+    from holdfast.observe import counting
+    from holdfast.snapshot import open_chain, restore_snapshot
+
+    total = sum(part.num_bytes for part in open_chain(snapshot))
+    with counting("verifying", total, is_bytes=True) as on_bytes, counting("rows written", None) as on_rows:
+        made = restore_snapshot(snapshot, pool, medium=medium.value, on_bytes=on_bytes, on_rows=on_rows)
+    print(f"{pool}: step {made.step}, {made.rows:,} rows from {made.snapshots} snapshot(s)")  # noqa: T201
