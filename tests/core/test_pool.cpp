@@ -148,7 +148,7 @@ void captures_of_one_step_share_the_scratchpad_or_are_refused() {
 // The rows of the announced batches give way to it; the batches are captured as usual when it is their turn.
 void a_batch_that_was_not_announced_finds_room_beside_a_window() {
   for (const std::uint64_t scratchpad_bytes : {std::uint64_t{16} << 10, std::uint64_t{24} << 10}) {
-    const Directory directory;
+    const TemporaryDirectory directory;
     make_pool(directory.path(), 1 << 20, format::Store::log);
     Run run(directory.path(), {.scratchpad_bytes = scratchpad_bytes});
     while (run.pool.step() < 40) {
