@@ -76,7 +76,6 @@ def train(directory: str, options: Options) -> dict[str, int]:
         scratchpad_bytes=options.scratchpad_bytes,
         dense_interval=options.dense_interval,
         recovery=options.recovery,  # type: ignore[arg-type]
-        medium=options.medium,  # type: ignore[arg-type]
     ) as pool:
         rows = EmbeddingBagCollection(
             pool,
