@@ -45,7 +45,6 @@ class Options:
     optimizer: str = "rowwise_adagrad"
     dtype: str = "fp32"
     dense_interval: int = 1
-    medium: str = "memory"
     log_bytes: int | None = None
     scratchpad_bytes: int | None = None
     window: int = 0
@@ -54,7 +53,7 @@ class Options:
     skip_every: int = 0
     lr_change: tuple[int, float] | None = None
     recovery: str = "exact"
-    medium: str = "auto"
+    medium: str = "memory"
 
 
 def train(directory: str, options: Options) -> dict[str, int]:
