@@ -491,7 +491,7 @@ void Scratchpad::take_back_slots() {
     for (std::size_t t = 0; t < hold->slots_.size(); ++t) {
       auto& of_shelf = used[shelf_of_table_[hold->spec_->tables[t].number]];
       for (const std::uint32_t slot : hold->slots_[t]) {
-        if (slot != no_slot) of_shelf[slot] = true;
+        if (slot != no_slot) of_shelf[slot] = true;  // the one that finds no room has some without
       }
     }
   }
