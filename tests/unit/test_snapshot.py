@@ -106,9 +106,18 @@ def test_an_incremental_snapshot_has_the_changed_rows_alone(chain: Path) -> None
     found = {int(row): bytes(data) for rows in changed for row, data in zip(rows.rows, rows.data, strict=True)}
     assert found
     assert all(known.get(row) != data for row, data in found.items())
-    assert take_snapshot(chain / "pool", chain / "nothing", since=chain / "changed").rows == 0
-    restore_snapshot(chain / "nothing", chain / "restored")
-    assert pool_digest(chain / "restored") == pool_digest(chain / "pool")
+
+
+@pytest.mark.parametrize("medium", ["memory", "block"])
+def test_since_a_snapshot_of_the_same_step_nothing_has_changed(holdfast: Commands, medium: str) -> None:
+    root = holdfast.root
+    assert holdfast.train("pool", "--set", "train.steps=4", "--set", f"pool.medium={medium}").code == 0
+    full = take_snapshot(root / "pool", root / "full")
+    assert full.rows + full.corrections > 0
+    nothing = take_snapshot(root / "pool", root / "nothing", since=root / "full")
+    assert (nothing.rows, nothing.corrections) == (0, 0)
+    restore_snapshot(root / "nothing", root / "restored")
+    assert pool_digest(root / "restored") == pool_digest(root / "pool")
 
 
 @pytest.mark.parametrize("medium", ["memory", "block"])
