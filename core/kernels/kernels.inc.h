@@ -22,6 +22,7 @@
 #if defined(__x86_64__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's own avx512fintrin.h
+#pragma GCC diagnostic ignored "-Wuninitialized"        // with sanitizers
 #include <immintrin.h>
 #pragma GCC diagnostic pop
 #endif

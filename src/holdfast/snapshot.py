@@ -81,6 +81,24 @@ class Rows:
     def __getitem__(self, part: slice | NDArray[Any]) -> Rows:
         return Rows(self.rows[part], self.data[part])
 
+    def same_as(self, other: Rows) -> NDArray[np.bool_]:
+        """bool ``[n]``: which of these rows the other has too, with the same data."""
+        if len(other) == 0:
+            return np.zeros(len(self), np.bool_)
+        place = np.minimum(np.searchsorted(other.rows, self.rows), len(other) - 1)
+        same: NDArray[np.bool_] = (other.rows[place] == self.rows) & (other.data[place] == self.data).all(axis=1)
+        return same
+
+    def without(self, other: Rows) -> Rows:
+        """Those that the other does not have."""
+        return self[~np.isin(self.rows, other.rows, assume_unique=True)]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """All of them; of a row that several parts have, the first part's."""
+        rows, first = np.unique(np.concatenate([part.rows for part in parts]), return_index=True)
+        return cls(rows, np.concatenate([part.data for part in parts])[first])
+
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
@@ -217,7 +235,7 @@ class Snapshot:
     def layer(self, number: int, layer: str) -> Iterator[Rows]:
         """The rows of one file of a table, a chunk at a time. Raises Corrupted."""
         table = self.tables[number]
-        row_bytes = table.layout.weight_bytes + table.layout.state_bytes
+        row_bytes = _row_bytes(table)
         path = self.path / _layer_name(number, layer)
         left = self.files[path.name].bytes
         next_row = offset = 0
@@ -296,8 +314,7 @@ class Merged:
                 self._heads[i] = head[end:] if end < len(head) else next(self._layers[i], None)
         if len(parts) <= 1:
             return parts[0] if parts else None
-        rows, newest = np.unique(np.concatenate([part.rows for part in parts]), return_index=True)
-        return Rows(rows, np.concatenate([part.data for part in parts])[newest])
+        return Rows.joined(parts)
 
     def __iter__(self) -> Iterator[Rows]:
         while ends := [int(head.rows[-1]) for head in self._heads if head is not None]:
@@ -371,6 +388,8 @@ class _Taking:
         self._copy = _core.LiveCopy(str(pool))
         self._tables = tuple(TableInfo.of(table) for table in self._copy.tables)
         self._files: dict[str, FileInfo] = {}
+        none = [Rows(np.empty(0, np.uint64), np.empty((0, _row_bytes(table)), np.uint8)) for table in self._tables]
+        self._unseen = {number: [rows] for number, rows in enumerate(none)}  # of the parents, and not copied
         if parents and (parents[0].seed, parents[0].tables) != (self._copy.header["seed"], self._tables):
             raise ConfigError(f"--since: {parents[0].path} is of a pool with other tables or another seed than {pool}")
 
@@ -418,8 +437,8 @@ class _Taking:
         written = 0
         with _Output(self._partial / name) as out:
             found = self._read(number, self._copy.copy_rows if layer == "rows" else self._copy.corrections)
-            if self._parents and layer == "rows":
-                found = self._changed(number, found)
+            if self._parents:
+                found = self._changed(number, found) if layer == "rows" else self._corrected(number, found)
             for rows in found:
                 out.write_chunk(rows)
                 written += len(rows)
@@ -430,7 +449,7 @@ class _Taking:
         """What `read` gives of a table, a chunk at a time."""
         table = self._tables[number]
         layout = table.layout
-        chunk_rows = max(1, _CHUNK_BYTES // (8 + layout.weight_bytes + layout.state_bytes))
+        chunk_rows = max(1, _CHUNK_BYTES // (8 + _row_bytes(table)))
         rows = np.empty(chunk_rows, np.uint64)
         weights = np.empty((chunk_rows, layout.weight_bytes), np.uint8)
         state = np.empty((chunk_rows, layout.state_bytes), np.uint8)
@@ -443,26 +462,31 @@ class _Taking:
                 self._on_rows(count)
 
     def _changed(self, number: int, found: Iterator[Rows]) -> Iterator[Rows]:
-        """Those that are not as the parents have them, and the initial values of rows that the parents alone have. (The
-        pool was rolled back behind them, or they are in its log, and so among the corrections.)"""
+        """Those that are not as the parents have them. What the parents alone have waits for the corrections: it is in
+        the pool's log, or the pool was rolled back behind it."""
         parents = Merged.of(self._parents, number)
         for rows in found:
             known = parents.take(int(rows.rows[-1]))
             if known is None:
                 yield rows
                 continue
-            place = np.minimum(np.searchsorted(known.rows, rows.rows), len(known) - 1)
-            same = (known.rows[place] == rows.rows) & (known.data[place] == rows.data).all(axis=1)
-            lost = self._lost(number, known[~np.isin(known.rows, rows.rows, assume_unique=True)])
-            changed = rows[~same]
-            order = np.argsort(np.concatenate((changed.rows, lost.rows)))
-            if order.size:
-                yield Rows(
-                    np.concatenate((changed.rows, lost.rows))[order], np.concatenate((changed.data, lost.data))[order]
-                )
-        for known in parents:
-            if len(lost := self._lost(number, known)):
-                yield lost
+            self._unseen[number].append(known.without(rows))
+            changed = rows[~rows.same_as(known)]
+            if len(changed):
+                yield changed
+        self._unseen[number] += parents
+
+    def _corrected(self, number: int, found: Iterator[Rows]) -> Iterator[Rows]:
+        """All but those that the parents alone have, and have alike; and initial values of rows that only they have."""
+        unseen = Rows.joined(self._unseen.pop(number))
+        for rows in found:
+            end = int(np.searchsorted(unseen.rows, rows.rows[-1], side="right"))
+            known, unseen = unseen[:end], unseen[end:]
+            changed = Rows.joined([rows[~rows.same_as(known)], self._lost(number, known.without(rows))])
+            if len(changed):
+                yield changed
+        if len(lost := self._lost(number, unseen)):
+            yield lost
 
     def _lost(self, number: int, known: Rows) -> Rows:
         """The initial values of rows, where they are others than these."""
@@ -673,6 +697,10 @@ def _sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _row_bytes(table: TableInfo) -> int:
+    return table.layout.weight_bytes + table.layout.state_bytes
 
 
 def _layer_name(number: int, layer: str) -> str:

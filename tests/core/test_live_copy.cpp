@@ -152,9 +152,11 @@ void records_that_were_taken_back_do_no_harm() {
     auto kept = run.pool.capture(run.plan(100 + static_cast<std::uint64_t>(turn)));
     auto thrown_away = run.pool.capture(run.plan(200));
     auto behind = run.pool.capture(run.plan(300));
+    run.pool.flush();  // they are sealed
     follower.follow(0);
     thrown_away.reset();
     run.pool.capture(run.plan(400));  // the one behind moves up
+    run.pool.flush();
     follower.follow(0);
     kept.reset();
     behind.reset();

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -105,9 +106,18 @@ def test_an_incremental_snapshot_has_the_changed_rows_alone(chain: Path) -> None
     found = {int(row): bytes(data) for rows in changed for row, data in zip(rows.rows, rows.data, strict=True)}
     assert found
     assert all(known.get(row) != data for row, data in found.items())
-    assert take_snapshot(chain / "pool", chain / "nothing", since=chain / "changed").rows == 0
-    restore_snapshot(chain / "nothing", chain / "restored")
-    assert pool_digest(chain / "restored") == pool_digest(chain / "pool")
+
+
+@pytest.mark.parametrize("medium", ["memory", "block"])
+def test_since_a_snapshot_of_the_same_step_nothing_has_changed(holdfast: Commands, medium: str) -> None:
+    root = holdfast.root
+    assert holdfast.train("pool", "--set", "train.steps=4", "--set", f"pool.medium={medium}").code == 0
+    full = take_snapshot(root / "pool", root / "full")
+    assert full.rows + full.corrections > 0
+    nothing = take_snapshot(root / "pool", root / "nothing", since=root / "full")
+    assert (nothing.rows, nothing.corrections) == (0, 0)
+    restore_snapshot(root / "nothing", root / "restored")
+    assert pool_digest(root / "restored") == pool_digest(root / "pool")
 
 
 @pytest.mark.parametrize("medium", ["memory", "block"])
@@ -341,6 +351,25 @@ def test_a_kill_in_the_middle_leaves_nothing_under_the_name(chain: Path, command
         take_snapshot(chain / "pool", chain / "new")
     else:
         restore_snapshot(chain / "full", chain / "new")
+
+
+def test_the_document_has_the_head_of_a_chunk_as_it_is_written() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "FORMAT.md").read_text()
+    table = text.split("| field of a chunk's head |")[1].split("\n\n")[0]
+    fields = re.findall(r"^\| (\d+) \| (\S+) \| `(\w+)` \|", table, re.MULTILINE)
+    head = chunk([3, 8, 9], 5)[: CHUNK.size]
+    said = {}
+    end = 0
+    for offset, kind, name in fields:
+        assert int(offset) == end, name
+        end += {"u8[8]": 8, "u8[16]": 16, "u32": 4, "u64": 8}[kind]
+        said[name] = head[int(offset) : end]
+    assert end == CHUNK.size
+    assert said["magic"] == b"HFSNAPCH"
+    numbers = {name: int.from_bytes(said[name], "little") for name in said}
+    assert [numbers[name] for name in ("num_rows", "first_row", "last_row", "payload_bytes")] == [3, 3, 9, 39]
+    assert numbers["reserved"] == 0
+    assert numbers["crc"] == snapshot._crc(head[:-4])
 
 
 def test_the_cores_checksum_goes_on_where_it_was() -> None:
