@@ -521,6 +521,12 @@ NB_MODULE(_core, m) {
       .def_prop_ro("epoch", [](const Reader& reader) { return reader.epoch().epoch; })
       .def_prop_ro("clean", [](const Reader& reader) { return reader.epoch().clean != 0; })
       .def_prop_ro("commit", [](const Reader& reader) { return to_dict(reader.commit()); })
+      .def_prop_ro(
+          "log_bytes_used", [](const Reader& reader) { return reader.log_use().bytes; },
+          "What of the log is needed: by recovery, and in a log store by readers.")
+      .def_prop_ro(
+          "merged_step", [](const Reader& reader) { return reader.log_use().merged_step; },
+          "Of a log store: its homes have the rows of this step at the latest.")
       .def("dense_state",
            [](const Reader& reader) -> std::optional<std::tuple<std::uint64_t, nb::bytes, nb::bytes>> {
              const auto state = reader.dense_state();

@@ -26,6 +26,8 @@ std::vector<std::uint64_t> num_rows_of(const Plan& plan) {
 
 void LogBackend::create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t log_bytes,
                         const StepMark& mark) {
+  // There is no pool in the directory: these are of one whose creation did not end, or that is made anew.
+  LogStore::remove(directory);
   LogStore::create(directory, tables, log_bytes, caching_of(directory), mark);
 }
 
@@ -34,7 +36,7 @@ LogBackend::LogBackend(const std::string& directory, Superblock& superblock, Bac
       superblock_(superblock),
       background_(background),
       options_(std::move(options)),
-      store_(directory, tables(), {.caching = caching_of(directory)}),
+      store_(directory, tables(), {.caching = caching_of(directory), .ring_bytes = superblock.header().log_bytes}),
       newest_(store_.scan()) {}
 
 // Recovery.
@@ -76,7 +78,12 @@ Scratchpad& LogBackend::scratchpad() {
 void LogBackend::announce(std::shared_ptr<const Plan> plan) { scratchpad().expect(std::move(plan)); }
 
 std::shared_ptr<Capture> LogBackend::capture(std::shared_ptr<const Plan> plan, std::uint64_t step) {
-  check_fits_log(*plan);
+  std::vector<TableRows> record;
+  for (std::size_t t = 0; t < plan->tables.size(); ++t) {
+    record.push_back({plan->spec->tables[t].number, plan->tables[t].num_unique(), {}});
+  }
+  const std::uint64_t record_bytes = store_.record_bytes(record);
+  check_fits_log(record_bytes, "one batch's");
   std::erase_if(captures_, [](const auto& capture) { return capture.expired(); });
   auto capture = std::make_shared<HeldCapture>();
   capture->hold = scratchpad().hold(plan, [this] { background_.drain(); });
@@ -89,26 +96,18 @@ std::shared_ptr<Capture> LogBackend::capture(std::shared_ptr<const Plan> plan, s
     std::copy(rows + begin, rows + end, capture->tables[t].rows + begin);
     scratchpad_->gather(plan->spec->tables[t].number, capture->hold->slots(t), capture->tables[t], begin, end);
   });
-  std::vector<TableRows> record;
-  for (std::size_t t = 0; t < plan->tables.size(); ++t) {
-    record.push_back({plan->spec->tables[t].number, plan->tables[t].num_unique(), {}});
-  }
-  capture->bytes = store_.record_bytes(record);
+  capture->bytes = record_bytes;
   captures_.push_back(capture);
   return capture;
 }
 
-void LogBackend::check_fits_log(const Plan& plan) const {
-  std::vector<TableRows> record;
-  for (std::size_t t = 0; t < plan.tables.size(); ++t) {
-    record.push_back({plan.spec->tables[t].number, plan.tables[t].num_unique(), {}});
-  }
-  const std::uint64_t bytes = store_.record_bytes(record);
-  if (bytes * least_records <= store_.ring_bytes()) return;
+void LogBackend::check_fits_log(std::uint64_t record_bytes, const char* whose) const {
+  if (record_bytes * least_records <= store_.ring_bytes()) return;
   throw Error(ErrorKind::batch_too_large,
-              "one batch's rows take " + std::to_string(bytes) + " bytes of row log, which has " +
+              std::string(whose) + " rows take " + std::to_string(record_bytes) + " bytes of row log, which has " +
                   std::to_string(store_.ring_bytes()) + " and needs room for " + std::to_string(least_records) +
-                  " such steps; make the pool with a larger log_bytes, or the batch smaller");
+                  " such steps; make the pool with log_bytes of " + std::to_string(record_bytes * least_records) +
+                  " or more, or the batch smaller");
 }
 
 std::vector<WorkingRows> LogBackend::borrow_rows(const CollectionSpec& spec, const std::vector<std::uint64_t>& num_rows,
@@ -199,6 +198,7 @@ void LogBackend::update(const SummedGradients& gradients, const UpdateSpec& upda
 
 std::function<void()> LogBackend::end_step(const StepMark& mark) {
   std::sort(updated_.begin(), updated_.end(), [](const TableRows& a, const TableRows& b) { return a.table < b.table; });
+  check_fits_log(store_.record_bytes(updated_), "the step's");
   // Both in shared pointers, because what the background runs is copyable.
   const auto record = std::make_shared<PackedRecord>(store_.pack(mark, updated_));
   const auto holds = std::make_shared<std::vector<HoldPtr>>(std::move(updated_holds_));

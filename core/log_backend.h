@@ -89,7 +89,7 @@ class LogBackend final : public RowBackend {
                                        SpareBuffers::Borrowed& memory);
   // The same for new rows, which become part of the step.
   std::vector<WorkingRows> add_updated(const CollectionSpec& spec, const std::vector<std::uint64_t>& num_rows);
-  void check_fits_log(const Plan& plan) const;
+  void check_fits_log(std::uint64_t record_bytes, const char* whose) const;
   void append(const PackedRecord& record);
   Scratchpad& scratchpad();
 

@@ -81,11 +81,27 @@ void LogStore::create(const std::string& directory, const std::vector<RowTable>&
   RowLog::create(log_path(directory), ring_bytes, caching, mark);
 }
 
+void LogStore::remove(const std::string& directory) {
+  const std::filesystem::path shard = directory + "/shard-0000";
+  std::filesystem::remove(log_path(directory));
+  if (!std::filesystem::exists(shard)) return;
+  std::vector<std::filesystem::path> homes;
+  for (const auto& entry : std::filesystem::directory_iterator(shard)) {
+    if (entry.path().extension() == ".home") homes.push_back(entry.path());
+  }
+  for (const auto& home : homes) std::filesystem::remove(home);
+}
+
 LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, const LogStoreOptions& options)
     : kernels_(best_kernels()),
       queue_(options.way),
       log_(existing(log_path(directory)), options.caching, options.watcher, opening_of(options), queue_),
       writable_(options.writable) {
+  if (options.ring_bytes != 0 && log_.ring_bytes() != options.ring_bytes) {
+    throw Error(ErrorKind::corrupted, log_.file().name() + ": " + std::to_string(log_.file().size()) +
+                                          " bytes, the row log was made with " +
+                                          std::to_string(format::row_log_ring_offset + options.ring_bytes));
+  }
   for (std::size_t i = 0; i < tables.size(); ++i) {
     Table table{tables[i], RowLayout(tables[i].spec), nullptr, {}};
     table.home = std::make_unique<BlockFile>(existing(home_path(directory, i)), options.caching, options.watcher,

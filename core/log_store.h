@@ -88,6 +88,7 @@ struct LogStoreOptions {
   BlockQueue::Way way = BlockQueue::Way::io_uring;
   BlockWatcher* watcher = nullptr;  // for tests
   bool writable = true;
+  std::uint64_t ring_bytes = 0;  // that the log was made with; 0: whatever it has
 };
 
 // Bytes since the store was opened. (appended + home_written) / bytes of the images is the write amplification.
@@ -126,6 +127,8 @@ class LogStore {
   // step. Throws full.
   static void create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t ring_bytes,
                      Caching caching = Caching::direct, const StepMark& mark = {});
+  // Removes the files of a store, as many as there are.
+  static void remove(const std::string& directory);
 
   // Opens them; throws corrupted where one is missing or has another size than it needs. recover comes next, or scan and
   // view where the store is not writable.

@@ -310,20 +310,23 @@ std::uint64_t Pool::commit(std::uint64_t cursor, const Dense* dense) {
   check_open();
   const StepMark mark{step_ + 1, cursor, row_updates_ + (updated_ ? 1 : 0)};
   const std::uint32_t dense_parts = backend_->log_is_low() ? 1 : dense_interval_;
-  if (dense != nullptr) {
-    background_.drain();
-    try {
+  std::function<void()> make_durable;
+  // Half a commit must not stay: a dense state on its way whose rows are not, or rows without theirs.
+  try {
+    if (dense != nullptr) {
+      background_.drain();
       stage(mark, *dense);
-    } catch (...) {
-      background_.fail(std::current_exception());
-      throw;
     }
+    make_durable = backend_->end_step(mark);
+  } catch (...) {
+    background_.fail(std::current_exception());
+    throw;
   }
   // However slow the medium is, no more than two steps are on their way to it.
   background_.wait(last_commits_[0]);
   last_commits_[0] = last_commits_[1];
   last_commits_[1] =
-      background_.submit([this, mark, dense_parts, has_dense = has_dense_, make_durable = backend_->end_step(mark)] {
+      background_.submit([this, mark, dense_parts, has_dense = has_dense_, make_durable = std::move(make_durable)] {
         make_durable();
         rows_durable_step_.store(mark.step, std::memory_order_release);
         // The first dense state of a pool is finished at once: until then the step durable is the rows', and it must not fall.

@@ -35,6 +35,10 @@ class InPlaceView final : public RowView {
     return store_.touched_rows(table, first, count);
   }
   bool commits_by_record() const override { return true; }
+  LogUse log_use() const override {
+    const format::CommitRecord commit = superblock_.read_commit();
+    return {commit.log_head - commit.log_tail, std::nullopt};
+  }
 
   std::vector<std::string> verify(std::uint64_t step) override {
     std::vector<std::string> problems;
@@ -66,7 +70,9 @@ class InPlaceView final : public RowView {
 class LogView final : public RowView {
  public:
   LogView(std::string directory, Superblock& superblock)
-      : RowView(row_tables_of(superblock.tables(), superblock.header().seed)), directory_(std::move(directory)) {
+      : RowView(row_tables_of(superblock.tables(), superblock.header().seed)),
+        directory_(std::move(directory)),
+        ring_bytes_(superblock.header().log_bytes) {
     retrying([] {});
   }
 
@@ -89,6 +95,7 @@ class LogView final : public RowView {
     return store_->touched_rows(table, first, count);
   }
   bool commits_by_record() const override { return false; }
+  LogUse log_use() const override { return {store_->used_bytes(), store_->merged_step()}; }
 
   std::vector<std::string> verify(std::uint64_t step) override {
     std::vector<std::string> problems = store_->verify();
@@ -115,14 +122,16 @@ class LogView final : public RowView {
   }
 
   void open() {
-    auto store = std::make_unique<LogStore>(directory_, tables(),
-                                            LogStoreOptions{.caching = caching_of(directory_), .writable = false});
+    auto store = std::make_unique<LogStore>(
+        directory_, tables(),
+        LogStoreOptions{.caching = caching_of(directory_), .writable = false, .ring_bytes = ring_bytes_});
     store->scan();
     store->view();
     store_ = std::move(store);
   }
 
   std::string directory_;
+  std::uint64_t ring_bytes_;
   std::unique_ptr<LogStore> store_;
 };
 

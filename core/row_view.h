@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,12 @@
 #include "superblock.h"
 
 namespace holdfast {
+
+// What of the log recovery or readers need.
+struct LogUse {
+  std::uint64_t bytes;
+  std::optional<std::uint64_t> merged_step;  // of a log store: home has the rows of this step at the latest
+};
 
 class RowView {
  public:
@@ -38,6 +45,7 @@ class RowView {
   virtual std::vector<std::uint64_t> touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count) = 0;
   // Does every dense state count whose step is not after the newest commit record's?
   virtual bool commits_by_record() const = 0;
+  virtual LogUse log_use() const = 0;
   // Everything that is wrong with what keeps the rows, and with the way back to the end of `step`.
   virtual std::vector<std::string> verify(std::uint64_t step) = 0;
 

@@ -8,11 +8,13 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <new>
 #include <numeric>
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "error.h"
 
@@ -76,25 +78,74 @@ void share_out(std::uint64_t bytes, std::span<Group> groups) {
   }
 }
 
+std::vector<Group> groups_of(const std::vector<RowTable>& tables, std::vector<std::size_t>& group_of_table) {
+  std::vector<Group> groups;
+  for (const RowTable& table : tables) {
+    const auto same = [&](const Group& group) {
+      return group.table->weight_bytes() == table.weight_bytes() && group.table->state_bytes() == table.state_bytes();
+    };
+    auto group = std::find_if(groups.begin(), groups.end(), same);
+    if (group == groups.end()) group = groups.insert(groups.end(), {&table, 0, 0});
+    group->num_rows += table.num_rows;
+    group_of_table.push_back(static_cast<std::size_t>(group - groups.begin()));
+  }
+  return groups;
+}
+
+// The fewest bytes that give each group as many slots as it wants.
+std::uint64_t least_bytes(std::vector<Group> groups, const std::vector<std::uint64_t>& wanted) {
+  const auto fits = [&](std::uint64_t bytes) {
+    share_out(bytes, groups);
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+      if (groups[i].num_slots < wanted[i]) return false;
+    }
+    return true;
+  };
+  constexpr std::uint64_t most = std::uint64_t{1} << 62;
+  std::uint64_t low = 0;
+  std::uint64_t high = 1;
+  while (high < most && !fits(high)) low = std::exchange(high, 2 * high);
+  while (high - low > 1) {
+    const std::uint64_t middle = low + (high - low) / 2;
+    (fits(middle) ? high : low) = middle;
+  }
+  return high;
+}
+
 }  // namespace
 
 struct Scratchpad::Turns {
   std::mutex mutex;  // guards all of it
   std::condition_variable turned;
   std::deque<std::shared_ptr<Hold>> expected;
-  std::set<std::uint64_t> live;  // holds that are not let go
+  std::map<std::uint64_t, const Hold*> live;  // holds that are not let go
+  std::set<std::uint64_t> given_up;           // of these
+  bool out_of_order = false;  // a hold was let go before an older one: its slots may be free though the rule holds them
   std::uint64_t num_holds = 0;
-  std::uint64_t waiting = 0;      // the hold that is being collected and finds no room, or 0
+  std::uint64_t waiting = 0;  // the hold that is being collected and finds no room, or 0
   std::uint64_t waiting_for = 0;  // the oldest live hold when it last looked
   std::exception_ptr failure;
   bool stopping = false;
   ScratchpadCounters counters{};
+
+  std::uint64_t oldest_live() const { return live.begin()->first; }
+  void give_up(Hold& hold) {
+    hold.given_up_ = true;
+    given_up.insert(hold.order_);
+  }
+  // Does the hold of `order` find no room, whatever those that were given up before it leave?
+  bool has_no_room(std::uint64_t order) const {
+    return waiting != 0 && waiting <= order && waiting_for == oldest_live() && !out_of_order &&
+           (given_up.empty() || *given_up.begin() > waiting);
+  }
 };
 
 Scratchpad::Hold::~Hold() {
   {
     const std::lock_guard lock(turns_->mutex);
+    if (order_ != turns_->oldest_live()) turns_->out_of_order = true;
     turns_->live.erase(order_);
+    turns_->given_up.erase(order_);
   }
   turns_->turned.notify_all();
 }
@@ -180,16 +231,7 @@ Scratchpad::Scratchpad(const std::vector<RowTable>& tables, std::uint64_t bytes,
       staging_(std::make_unique<Staging>()),
       slot_of_(tables.size()),
       turns_(std::make_shared<Turns>()) {
-  std::vector<Group> groups;
-  for (const RowTable& table : tables_) {
-    const auto same = [&](const Group& group) {
-      return group.table->weight_bytes() == table.weight_bytes() && group.table->state_bytes() == table.state_bytes();
-    };
-    auto group = std::find_if(groups.begin(), groups.end(), same);
-    if (group == groups.end()) group = groups.insert(groups.end(), {&table, 0, 0});
-    group->num_rows += table.num_rows;
-    shelf_of_table_.push_back(static_cast<std::size_t>(group - groups.begin()));
-  }
+  std::vector<Group> groups = groups_of(tables_, shelf_of_table_);
   share_out(bytes, groups);
   for (const Group& group : groups) {
     if (group.num_slots == 0) {
@@ -250,7 +292,7 @@ std::shared_ptr<const Scratchpad::Hold> Scratchpad::hold(const std::shared_ptr<c
   if (!is_ready) {
     {
       const std::lock_guard lock(turns_->mutex);
-      hold->given_up_ = true;
+      turns_->give_up(*hold);
     }
     turns_->turned.notify_all();
     throw Error(ErrorKind::batch_too_large,
@@ -269,15 +311,11 @@ void Scratchpad::check_fits(const Plan& plan) const {
   for (std::size_t t = 0; t < plan.tables.size(); ++t) {
     wanted[shelf_of_table_[plan.spec->tables[t].number]] += plan.tables[t].num_unique();
   }
-  std::uint64_t bytes = 0;
   bool fits = true;
-  for (std::size_t i = 0; i < shelves_.size(); ++i) {
-    const Shelf& shelf = *shelves_[i];
-    bytes += std::max<std::uint64_t>(wanted[i], shelf.num_slots) *
-             (shelf.weight_bytes + shelf.state_bytes + slot_overhead_bytes);
-    fits = fits && wanted[i] <= shelf.num_slots;
-  }
+  for (std::size_t i = 0; i < shelves_.size(); ++i) fits = fits && wanted[i] <= shelves_[i]->num_slots;
   if (fits) return;
+  std::vector<std::size_t> group_of_table;
+  const std::uint64_t bytes = least_bytes(groups_of(tables_, group_of_table), wanted);
   throw Error(ErrorKind::batch_too_large, "one batch has " + std::to_string(plan.num_unique()) +
                                               " rows, the scratchpad has room for " + std::to_string(num_rows()) +
                                               "; it needs scratchpad_bytes of " + std::to_string(bytes) + " or more");
@@ -290,7 +328,7 @@ std::shared_ptr<Scratchpad::Hold> Scratchpad::enqueue(const std::shared_ptr<cons
     if (turns_->failure) std::rethrow_exception(turns_->failure);
     hold.reset(new Hold(turns_, plan, ++turns_->num_holds));
     hold->announced_ = announced;
-    turns_->live.insert(hold->order_);
+    turns_->live.emplace(hold->order_, hold.get());
   }
   collecting_.submit([this, hold] { collect(hold); });
   return hold;
@@ -314,7 +352,7 @@ void Scratchpad::forget_dropped_plans() {
   const auto kept = std::stable_partition(expected.begin(), expected.end(),
                                           [](const std::shared_ptr<Hold>& hold) { return !hold->plan_.expired(); });
   for (auto hold = kept; hold != expected.end(); ++hold) {
-    (*hold)->given_up_ = true;
+    turns_->give_up(**hold);
     dropped.push_back(std::move(*hold));
   }
   expected.erase(kept, expected.end());
@@ -327,7 +365,7 @@ void Scratchpad::give_up_expected() {
   {
     const std::lock_guard lock(turns_->mutex);
     given_up.swap(turns_->expected);
-    for (const auto& hold : given_up) hold->given_up_ = true;
+    for (const auto& hold : given_up) turns_->give_up(*hold);
   }
   given_up.clear();
   turns_->turned.notify_all();
@@ -336,10 +374,7 @@ void Scratchpad::give_up_expected() {
 bool Scratchpad::wait_until_ready(const Hold& hold) {
   Turns& turns = *turns_;
   std::unique_lock lock(turns.mutex);
-  turns.turned.wait(lock, [&] {
-    const bool no_room = turns.waiting != 0 && turns.waiting <= hold.order_ && turns.waiting_for == *turns.live.begin();
-    return hold.ready_ || turns.failure || no_room;
-  });
+  turns.turned.wait(lock, [&] { return hold.ready_ || turns.failure || turns.has_no_room(hold.order_); });
   if (turns.failure) std::rethrow_exception(turns.failure);
   return hold.ready_;
 }
@@ -428,16 +463,44 @@ std::optional<std::uint32_t> Scratchpad::take_slot(Shelf& shelf, std::uint64_t o
 bool Scratchpad::wait_for_room(Hold& hold) {
   Turns& turns = *turns_;
   std::unique_lock lock(turns.mutex);
-  const auto looked_at = std::exchange(hold.oldest_live_, *turns.live.begin());
-  if (looked_at != hold.oldest_live_) return true;
+  const auto looked_at = std::exchange(hold.oldest_live_, turns.oldest_live());
+  const auto took_back = [&] {
+    const bool worth_it = std::exchange(turns.out_of_order, false);
+    if (worth_it) take_back_slots();
+    return worth_it;
+  };
+  if (took_back() || looked_at != hold.oldest_live_) return true;
   if (hold.announced_ && !std::exchange(hold.delayed_, true)) ++turns.counters.holds_delayed;
   turns.waiting = hold.order_;
   turns.waiting_for = looked_at;
   turns.turned.notify_all();
-  turns.turned.wait(lock, [&] { return turns.stopping || hold.given_up_ || *turns.live.begin() != turns.waiting_for; });
+  turns.turned.wait(lock, [&] {
+    return turns.stopping || hold.given_up_ || turns.out_of_order || turns.oldest_live() != turns.waiting_for;
+  });
   turns.waiting = 0;
-  hold.oldest_live_ = *turns.live.begin();
-  return hold.oldest_live_ != looked_at;
+  hold.oldest_live_ = turns.oldest_live();
+  return took_back() || hold.oldest_live_ != looked_at;
+}
+
+// Slots that no live hold uses are free, however new the newest one was. The caller holds the mutex of Turns: no hold
+// ends meanwhile.
+void Scratchpad::take_back_slots() {
+  std::vector<std::vector<bool>> used;
+  for (const auto& shelf : shelves_) used.emplace_back(shelf->num_used);
+  for (const auto& [order, hold] : turns_->live) {
+    for (std::size_t t = 0; t < hold->slots_.size(); ++t) {
+      auto& of_shelf = used[shelf_of_table_[hold->spec_->tables[t].number]];
+      for (const std::uint32_t slot : hold->slots_[t]) {
+        if (slot != no_slot) of_shelf[slot] = true;  // the one that finds no room has some without
+      }
+    }
+  }
+  for (std::size_t i = 0; i < shelves_.size(); ++i) {
+    Shelf& shelf = *shelves_[i];
+    for (std::uint32_t slot = 0; slot < shelf.num_used; ++slot) {
+      if (!used[i][slot] && shelf.use[slot] != Shelf::kept) shelf.set_use(slot, 0, shelf.lives(slot));
+    }
+  }
 }
 
 // Exchanging and inserting: on another thread.

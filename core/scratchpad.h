@@ -7,9 +7,9 @@
 // - Holds are numbered in the order in which they are asked for, and become ready in that order. From then until it is
 //   let go, a hold's rows are in.
 // - A row is in one slot at most, and there is no newer version of it anywhere else.
-// - A slot is given to another row only when the newest hold that uses it, and every hold before that one, are let go.
-//   So what a step still needs stays; and what it wrote stays until it can be read below, if that is when its hold is
-//   let go.
+// - A slot is given to another row only when every hold that uses it is let go: as a rule when the newest one and every
+//   hold before that are, and where that gives no room by a look at all of them. So what a step still needs stays; and
+//   what it wrote stays until it can be read below, if that is when its hold is let go.
 // - The order of holds and what they evict decide which rows are fetched when, never what a row is.
 // - After a failed fetch every hold throws that failure: slots may hold anything.
 // - expect, hold and read are called by one thread; a hold may be let go by any.
@@ -35,11 +35,11 @@
 namespace holdfast {
 
 struct ScratchpadCounters {
-  std::uint64_t rows_hit;       // rows of holds that were in
-  std::uint64_t rows_missed;    // and that were not
+  std::uint64_t rows_hit;  // rows of holds that were in
+  std::uint64_t rows_missed;  // and that were not
   std::uint64_t rows_demanded;  // of these: missed by holds that nobody had announced
   std::uint64_t holds_delayed;  // announced holds that had to wait for room: the window did not fit
-  double seconds_stalled;       // that callers of hold waited
+  double seconds_stalled;  // that callers of hold waited
 };
 
 class Scratchpad {
@@ -129,6 +129,7 @@ class Scratchpad {
   void collect_table(Hold& hold, std::size_t t, const std::vector<std::uint64_t>& rows);
   std::optional<std::uint32_t> take_slot(Shelf& shelf, std::uint64_t oldest_live);
   bool wait_for_room(Hold& hold);
+  void take_back_slots();
   static void copy_row(const Shelf& shelf, const SlotRows& from, std::size_t i, const WorkingRows& to, std::size_t u);
   void exchange(const std::shared_ptr<Hold>& hold);
   void fail(std::exception_ptr failure);
@@ -139,7 +140,7 @@ class Scratchpad {
   std::vector<std::size_t> shelf_of_table_;
   std::unique_ptr<Staging> staging_;  // of exchange
 
-  mutable std::mutex map_mutex_;   // which row is in which slot; taken before that of Turns
+  mutable std::mutex map_mutex_;  // which row is in which slot; taken before that of Turns
   std::vector<RowIndex> slot_of_;  // per table
 
   std::shared_ptr<Turns> turns_;  // holds may outlive the scratchpad

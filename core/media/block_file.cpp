@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "../error.h"
+#include "medium.h"
 
 namespace holdfast {
 namespace {
@@ -124,6 +125,7 @@ void BlockFile::check_read(std::uint64_t offset, std::size_t bytes, const std::b
 void BlockFile::check_write(std::uint64_t offset, std::size_t bytes, const std::byte* src) const {
   check(offset, bytes, src);
   if (watcher_ != nullptr) watcher_->before_write(*this, offset, bytes);
+  Medium::count_persist_point();
 }
 
 void BlockFile::write(std::uint64_t offset, std::size_t bytes, const std::byte* src) {
@@ -139,6 +141,7 @@ void BlockFile::write(std::uint64_t offset, std::size_t bytes, const std::byte* 
 void BlockFile::sync() {
   check(0, 0, nullptr);
   if (watcher_ != nullptr) watcher_->before_sync(*this);
+  Medium::count_persist_point();
   if (::fdatasync(fd_) != 0) {
     const int error = errno;
     failed_ = true;

@@ -25,7 +25,7 @@ namespace holdfast {
 
 std::atomic<std::int64_t> Medium::kill_at_{0};
 
-void Medium::count_persist_point() {
+void Medium::strike_persist_point() {
   if (kill_at_.fetch_sub(1) == 1) ::kill(::getpid(), SIGKILL);
 }
 

@@ -81,16 +81,20 @@ class Medium {
   }
   void persist_point() {
     fence();
-    if (kill_at_.load(std::memory_order_relaxed) != 0) count_persist_point();
+    count_persist_point();
   }
 
   // Kills the process with SIGKILL at the n-th persist point from now (0: never). For crash tests.
   static void kill_at_persist_point(std::int64_t n) { kill_at_.store(n); }
   // What is left of n: crash tests count the points of a run with a large n.
   static std::int64_t persist_points_left() { return kill_at_.load(); }
+  // Also of what writes files another way.
+  static void count_persist_point() {
+    if (kill_at_.load(std::memory_order_relaxed) != 0) strike_persist_point();
+  }
 
  private:
-  static void count_persist_point();
+  static void strike_persist_point();
   static std::atomic<std::int64_t> kill_at_;
 };
 

@@ -240,6 +240,14 @@ class Reader:
     @property
     def commit(self) -> dict: ...
 
+    @property
+    def log_bytes_used(self) -> int:
+        """What of the log is needed: by recovery, and in a log store by readers."""
+
+    @property
+    def merged_step(self) -> int | None:
+        """Of a log store: its homes have the rows of this step at the latest."""
+
     def dense_state(self) -> tuple[int, bytes, bytes] | None: ...
 
     def collection(self, tables: Sequence[int], features: Sequence[tuple[str, int]]) -> Collection: ...

@@ -126,7 +126,7 @@ class Checkpoint:
             if self._loader is None:
                 raise ConfigError("commit needs a cursor (samples consumed so far) where the Checkpoint has no loader")
             cursor = self._loader.samples
-        dense = self._dense_state() if self._pool.core.dense_due else None
+        dense = self._dense_state(cursor) if self._pool.core.dense_due else None
         return self._pool.commit(cursor, dense)
 
     def flush(self) -> int:
@@ -136,15 +136,19 @@ class Checkpoint:
         """
         self._pool.flush()
         if self._pool.durable_step < self._pool.step:
-            state = self._dense_state()
+            state = self._dense_state(self._pool.core.cursor)
             self._pool.core.write_dense(state.structure, state.tensors, state.tensors_bytes)
         return self._pool.step
 
-    def _dense_state(self) -> DenseState:
+    def _dense_state(self, cursor: int | None = None) -> DenseState:
         tree = {
             name: target.state_dict() if hasattr(target, "state_dict") else target
             for name, target in self._objects.items()
         }
+        loader = tree.get("loader")
+        if cursor is not None and isinstance(loader, Mapping) and "samples" in loader:
+            # Batches that were taken ahead are not consumed: how many there are is not part of the state.
+            tree["loader"] = {**loader, "samples": cursor}
         tree["rng"] = state_tree.rng_state()
         structure, tensors = state_tree.flatten(tree)
         # Kept until the next call: the pool reads their memory after this returns.

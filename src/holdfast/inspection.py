@@ -27,7 +27,7 @@ def inspect_pool(directory: Path) -> dict[str, Any]:
     header, commit = reader.header, reader.commit
     dense = reader.dense_state()
     dense_step = None if dense is None else dense[0]
-    log_files = sorted(directory.glob("log-*"))
+    log_files = sorted([*directory.glob("log-*"), *directory.glob("row-log-*")])
     return {
         "pool": str(directory),
         "uuid": str(uuid.UUID(bytes=header["uuid"])),
@@ -35,6 +35,7 @@ def inspect_pool(directory: Path) -> dict[str, Any]:
         "created": dt.datetime.fromtimestamp(header["created_unix_ns"] / 1e9, dt.UTC).isoformat(timespec="seconds"),
         "level": header["level"],
         "medium": medium_words(reader),
+        "store": header["store"],
         "seed": header["seed"],
         "shards": header["num_shards"],
         "writers": header["num_writers"],
@@ -46,7 +47,11 @@ def inspect_pool(directory: Path) -> dict[str, Any]:
         "cursor": commit["cursor"],
         "row_updates": commit["row_updates"],
         "recovery": _recovery(reader.clean, in_use, commit["step"], dense_step),
-        "log": {"bytes": _apparent(log_files), "bytes_used": commit["log_head"] - commit["log_tail"]},
+        "log": {
+            "bytes": _apparent(log_files),
+            "bytes_used": reader.log_bytes_used,
+            "merged_step": reader.merged_step,
+        },
         "dense": {
             "bytes": None if dense is None else len(dense[1]) + len(dense[2]),
             "bytes_on_disk": _on_disk(sorted(directory.glob("dense-*"))),
@@ -68,7 +73,13 @@ def describe(found: dict[str, Any]) -> Iterator[str]:
     yield f"  rows at step {found['step']} ({found['cursor']:,} samples), dense state: {dense}; epoch {found['epoch']}"
     yield f"  recovery: {found['recovery']['would']}"
     log = found["log"]
-    yield f"  log {size_words(log['bytes'])}, {size_words(log['bytes_used'])} of it needed by recovery"
+    if log["merged_step"] is None:
+        yield f"  log {size_words(log['bytes'])}, {size_words(log['bytes_used'])} of it needed by recovery"
+    else:
+        yield (
+            f"  row log {size_words(log['bytes'])}, {size_words(log['bytes_used'])} of it in use, merged up to step "
+            f"{log['merged_step']}"
+        )
     yield f"  size {size_words(found['bytes'])}, on disk {size_words(found['bytes_on_disk'])}"
     width = max(5, *(len(table["name"]) for table in found["tables"]))
     yield ""

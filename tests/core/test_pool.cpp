@@ -145,6 +145,26 @@ void captures_of_one_step_share_the_scratchpad_or_are_refused() {
   CHECK(rows_of_pool(directory.path()) == reference(20));
 }
 
+// The rows of the announced batches give way to it; the batches are captured as usual when it is their turn.
+void a_batch_that_was_not_announced_finds_room_beside_a_window() {
+  for (const std::uint64_t scratchpad_bytes : {std::uint64_t{16} << 10, std::uint64_t{24} << 10}) {
+    const TemporaryDirectory directory;
+    make_pool(directory.path(), 1 << 20, format::Store::log);
+    Run run(directory.path(), {.scratchpad_bytes = scratchpad_bytes});
+    while (run.pool.step() < 40) {
+      std::deque<std::shared_ptr<Plan>> never_captured;
+      for (std::uint64_t i = 0; i < 6; ++i) {
+        never_captured.push_back(run.plan(1000 + 10 * run.pool.step() + i));
+        run.pool.announce(never_captured.back());
+      }
+      const auto thrown_away = run.pool.capture(run.plan(2000 + run.pool.step()));
+      run.step(false);
+    }
+    run.pool.close();
+    CHECK(rows_of_pool(directory.path()) == reference(40));
+  }
+}
+
 void a_pool_is_opened_for_writing_once() {
   const TemporaryDirectory directory;
   make_pool(directory.path(), 1 << 20);
@@ -185,6 +205,7 @@ int main() {
 #endif
   holdfast::a_log_store_leaves_the_same_rows_however_it_runs();
   holdfast::captures_of_one_step_share_the_scratchpad_or_are_refused();
+  holdfast::a_batch_that_was_not_announced_finds_room_beside_a_window();
   holdfast::every_way_of_running_leaves_the_same_rows();
   holdfast::a_pool_is_opened_for_writing_once();
   holdfast::a_capture_that_the_log_has_no_room_for_is_refused_and_harms_nothing();

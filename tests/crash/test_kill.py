@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from crash_runs import SIGKILL, Zygote, digest, pool_root
 
+IN_A_SMALL_ROW_LOG = {"medium": "block", "log_bytes": 60 << 10, "scratchpad_bytes": 60_000, "window": 2}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "log_of_three_records": {"log_bytes": 16384},
@@ -21,7 +23,21 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "two_micro_batches_bf16": {"micro_batches": 2, "dtype": "bf16", "optimizer": "rowwise_adam"},
     "skipped_steps": {"skip_every": 3, "optimizer": "adagrad", "dense_interval": 2},
     "captured_ahead_dense_every_4_steps": {"capture_ahead": True, "dense_interval": 4, "dtype": "fp16"},
+    "row_log": {"medium": "block", "log_bytes": 1 << 20},
+    "row_log_of_seven_records": {**IN_A_SMALL_ROW_LOG, "steps": 16},
+    "row_log_dense_every_3_steps": {**IN_A_SMALL_ROW_LOG, "steps": 14, "dense_interval": 3, "log_bytes": 80 << 10},
+    "row_log_micro_batches_skipped_steps": {
+        **IN_A_SMALL_ROW_LOG,
+        "steps": 14,
+        "log_bytes": 80 << 10,
+        "window": 3,
+        "micro_batches": 2,
+        "skip_every": 3,
+        "dtype": "bf16",
+        "dense_interval": 2,
+    },
 }
+STRIDES = {"default": 1, "row_log_of_seven_records": 2}
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +53,25 @@ def directory() -> Iterator[Path]:
     shutil.rmtree(root)
 
 
+def in_place(options: dict[str, Any]) -> dict[str, Any]:
+    """The same run with its rows in place, which ends with the same digest."""
+    return {**options, "medium": "memory", "log_bytes": None, "window": 0}
+
+
 class Reference:
-    """An uninterrupted run: its digest, and how many persist points it has."""
+    """An uninterrupted run: its digest, how many persist points it has, and how long it takes."""
 
     def __init__(self, zygote: Zygote, directory: Path, options: dict[str, Any]) -> None:
         pool = directory / "reference"
-        self.persist_points: int = zygote.run(pool, options)["result"]["persist_points"]
+        started = time.monotonic()
+        result = zygote.run(pool, options)["result"]
+        self.seconds = time.monotonic() - started
+        self.persist_points: int = result["persist_points"]
+        self.merged_bytes: int = result["merged_bytes"]
         self.digest = digest(pool)
+        if options.get("medium") == "block":
+            zygote.run(directory / "in-place", in_place(options))
+            assert self.digest == digest(directory / "in-place"), "a log store gives the bits of rows in place"
 
 
 def kill_and_resume(zygote: Zygote, pool: Path, options: dict[str, Any], kills: list[int]) -> int:
@@ -64,7 +92,7 @@ def kill_and_resume(zygote: Zygote, pool: Path, options: dict[str, Any], kills: 
 def test_a_kill_at_any_persist_point_leaves_no_trace(name: str, zygote: Zygote, directory: Path) -> None:
     options = CONFIGURATIONS[name]
     reference = Reference(zygote, directory, options)
-    stride = 1 if name == "default" else 7
+    stride = STRIDES.get(name, 7)
     points = range(1, reference.persist_points + 1, stride)
     struck = 0
     for point in points:
@@ -72,7 +100,8 @@ def test_a_kill_at_any_persist_point_leaves_no_trace(name: str, zygote: Zygote, 
         struck += kill_and_resume(zygote, pool, options, [point])
         assert digest(pool) == reference.digest, f"killed at persist point {point} of {options}"
         shutil.rmtree(pool)
-    assert struck == len(points)
+    # A merge begins when its thread comes to it: a run that merges has a few points more or less than another.
+    assert struck == len(points) if reference.merged_bytes == 0 else struck >= 0.8 * len(points)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -87,17 +116,30 @@ def test_kills_upon_kills_of_resumed_runs_leave_no_trace(seed: int, zygote: Zygo
     assert digest(pool) == reference.digest, f"seed {seed}: {options} killed at persist points {kills}"
 
 
-def test_a_kill_at_any_time_leaves_no_trace(zygote: Zygote, directory: Path) -> None:
-    rng = random.Random(7)
-    options = {"steps": 40}
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("options", [{}, IN_A_SMALL_ROW_LOG], ids=["in_place", "row_log"])
+def test_a_kill_at_any_time_leaves_no_trace(
+    options: dict[str, Any], seed: int, zygote: Zygote, directory: Path
+) -> None:
+    rng = random.Random(seed)
+    options = {**options, "steps": 60}
+    zygote.run(directory / "warm-up", options)
     reference = Reference(zygote, directory, options)
     pool = directory / "killed"
+    longest_s = 0.7 * reference.seconds
+    delays: list[float] = []
     struck = 0
-    for _ in range(12):
-        struck += zygote.run(pool, options, kill_after_s=rng.uniform(0.01, 0.12))["signal"] == SIGKILL
+    while struck < 4:
+        delays.append(rng.uniform(0.02, 1.0) * longest_s)
+        if zygote.run(pool, options, kill_after_s=delays[-1])["signal"] == SIGKILL:
+            struck += 1
+            continue
+        # The machine has become faster than it was: this run came to its end.
+        longest_s *= 0.7
+        assert digest(pool) == reference.digest, f"seed {seed}: {options} killed after {delays} s"
+        shutil.rmtree(pool)
     zygote.run(pool, options)
-    assert struck >= 3
-    assert digest(pool) == reference.digest
+    assert digest(pool) == reference.digest, f"seed {seed}: {options} killed after {delays} s"
 
 
 def test_a_run_that_is_resumed_with_another_learning_rate_equals_one_that_changed_it_in_flight(

@@ -7,15 +7,17 @@ learning-rate schedule, and a loss that draws from torch's generator: whatever i
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from holdfast import _core
+from holdfast.batch import Batch
 from holdfast.data import Loader, SyntheticConfig, SyntheticSource
 from holdfast.dense import Checkpoint
-from holdfast.embedding import EmbeddingBagCollection
+from holdfast.embedding import EmbeddingBagCollection, PlannedFeatures
 from holdfast.models import DLRM
 from holdfast.optim import SGD, Adagrad, Adam, RowOptimizerSpec, RowWiseAdagrad, RowWiseAdam
 from holdfast.pool import Pool
@@ -34,7 +36,8 @@ DIM = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One run. lr_change: (step, factor): from that step on learning rates are multiplied by factor."""
+    """One run. window: batches whose rows are announced, the current one included. lr_change: (step, factor): from that
+    step on learning rates are multiplied by factor."""
 
     steps: int = 8
     batch_size: int = 24
@@ -43,12 +46,14 @@ class Options:
     dtype: str = "fp32"
     dense_interval: int = 1
     log_bytes: int | None = None
+    scratchpad_bytes: int | None = None
+    window: int = 0
     capture_ahead: bool = False
     micro_batches: int = 1
     skip_every: int = 0
     lr_change: tuple[int, float] | None = None
     recovery: str = "exact"
-    medium: str = "auto"
+    medium: str = "memory"
 
 
 def train(directory: str, options: Options) -> dict[str, int]:
@@ -65,10 +70,11 @@ def train(directory: str, options: Options) -> dict[str, int]:
     with Pool(
         directory,
         seed=3,
+        medium=options.medium,  # type: ignore[arg-type]
         log_bytes=options.log_bytes,
+        scratchpad_bytes=options.scratchpad_bytes,
         dense_interval=options.dense_interval,
         recovery=options.recovery,  # type: ignore[arg-type]
-        medium=options.medium,  # type: ignore[arg-type]
     ) as pool:
         rows = EmbeddingBagCollection(
             pool,
@@ -97,7 +103,7 @@ def train(directory: str, options: Options) -> dict[str, int]:
         ) as loader:
             checkpoint = Checkpoint(pool, model=model, optimizer=dense, scheduler=schedules, loader=loader)
             resumed_at = checkpoint.resume()
-            upcoming = None
+            upcoming: deque[tuple[Batch, PlannedFeatures]] = deque()
             while pool.step < options.steps:
                 step = pool.step + 1
                 if options.lr_change is not None and step == options.lr_change[0]:
@@ -107,13 +113,16 @@ def train(directory: str, options: Options) -> dict[str, int]:
                 dense.zero_grad()
                 end = 0
                 for part in range(options.micro_batches):
-                    batch, planned = upcoming or next(loader)
-                    upcoming = None
+                    while len(upcoming) < max(1, options.window):
+                        upcoming.append(next(loader))
+                        if options.window > 0:
+                            rows.announce(upcoming[-1][1])
+                    batch, planned = upcoming.popleft()
                     end = batch.first_sample + batch.size
                     logits = model.from_pooled(batch.dense, rows.lookup(rows.capture(planned), planned))
                     if options.capture_ahead and part == options.micro_batches - 1:
-                        upcoming = next(loader)
-                        rows.capture_ahead(upcoming[1])
+                        upcoming.append(next(loader))
+                        rows.capture_ahead(upcoming[-1][1])
                     target = batch.labels * (0.9 + 0.1 * torch.rand(()))
                     torch.nn.functional.binary_cross_entropy_with_logits(logits, target).backward()
                 skipped = options.skip_every > 0 and step % options.skip_every == 0
@@ -125,4 +134,9 @@ def train(directory: str, options: Options) -> dict[str, int]:
                 checkpoint.commit(end)
             checkpoint.flush()
             assert pool.durable_step == options.steps
-        return {"resumed_at": resumed_at, "undone": pool.recovered.records_undone}
+            traffic = pool.core.traffic() or {}
+        return {
+            "resumed_at": resumed_at,
+            "undone": pool.recovered.records_undone,
+            "merged_bytes": int(traffic.get("merged_bytes", 0)),
+        }
