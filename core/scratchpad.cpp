@@ -386,6 +386,10 @@ void Scratchpad::collect(const std::shared_ptr<Hold>& hold) {
     const std::size_t num_tables = hold->spec_->tables.size();
     hold->slots_.resize(num_tables);
     hold->missed_.resize(num_tables);
+    {
+      const std::lock_guard lock(turns_->mutex);
+      hold->oldest_live_ = turns_->oldest_live();
+    }
     if (const auto plan = hold->plan_.lock()) {
       for (std::size_t t = 0; t < num_tables; ++t) collect_table(*hold, t, plan->tables[t].rows);
     }
