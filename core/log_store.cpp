@@ -226,9 +226,7 @@ void LogStore::index_record(const RowLog::Live& record, const std::byte* data) {
     Table& table = tables_[section.table];
     const std::uint64_t* rows = rows_of(data, section);
     for (std::uint64_t i = 0; i < section.num_rows; ++i) {
-      if (i + RowIndex::prefetch_distance < section.num_rows) {
-        table.index.prefetch(rows[i + RowIndex::prefetch_distance]);
-      }
+      table.index.prefetch_ahead(rows, i, section.num_rows);
       const std::uint64_t image_offset = section.images_offset + table.layout.offset_of(i);
       table.index.insert(rows[i], location_of(record.link.position, image_offset, table));
     }
@@ -257,9 +255,7 @@ std::uint64_t LogStore::resolve(std::span<const TableRows> tables, std::vector<I
     const Table& table = tables_.at(tables[request].table);
     for (std::size_t u = 0; u < tables[request].num_rows; ++u) {
       const std::uint64_t* rows = tables[request].rows.rows;
-      if (u + RowIndex::prefetch_distance < tables[request].num_rows) {
-        table.index.prefetch(rows[u + RowIndex::prefetch_distance]);
-      }
+      table.index.prefetch_ahead(rows, u, tables[request].num_rows);
       const std::uint64_t row = rows[u];
       if (const auto location = table.index.find(row)) {
         in_log.push_back({offset_of_location(*location, table), request, 1, u});

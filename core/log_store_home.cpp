@@ -78,6 +78,7 @@ LogStore::Moving LogStore::rows_to_move(const Mergeable& records) const {
       const Table& table = tables_[section.table];
       const std::uint64_t* rows = rows_of(data.data(), section);
       for (std::uint64_t i = 0; i < section.num_rows; ++i) {
+        moving.rows[section.table].prefetch_ahead(rows, i, section.num_rows);
         const std::uint64_t offset = section.images_offset + table.layout.offset_of(i);
         moving.rows[section.table].insert(rows[i], location_of(record.link.position, offset, table));
       }
@@ -88,6 +89,7 @@ LogStore::Moving LogStore::rows_to_move(const Mergeable& records) const {
     for (const RowLogSection& section : sections_of(data.data())) {
       const std::uint64_t* rows = rows_of(data.data(), section);
       for (std::uint64_t i = 0; i < section.num_rows; ++i) {
+        moving.rows[section.table].prefetch_ahead(rows, i, section.num_rows);
         if (moving.rows[section.table].erase(rows[i])) ++moving.superseded_rows;
       }
     }
@@ -117,6 +119,7 @@ void LogStore::take_record(const RowLog::Live& record, const std::byte* data, st
     const RowLayout& layout = table.layout;
     const std::uint64_t* rows = rows_of(data, section);
     for (std::uint64_t i = 0; i < section.num_rows; ++i) {
+      rows_wanted[section.table].prefetch_ahead(rows, i, section.num_rows);
       const std::uint64_t offset = section.images_offset + layout.offset_of(i);
       const std::uint64_t location = location_of(record.link.position, offset, table);
       if (rows_wanted[section.table].find(rows[i]) != location) continue;

@@ -95,8 +95,8 @@ void RowIndex::close_gap(std::size_t gap) {
 }
 
 void RowIndex::grow() {
-  const std::vector<Slot> old = std::move(slots_);
-  slots_ = std::vector<Slot>(std::max(old.size() + 1, (size_ + 1) * 100 / grown_percent));
+  const HugeArray<Slot> old = std::move(slots_);
+  slots_ = HugeArray<Slot>(std::max(old.size() + 1, (size_ + 1) * 100 / grown_percent));
   for (const Slot& slot : old) {
     const Entry entry = unpack(slot);
     if (entry.location_plus_one != 0) slots_[slot_of(entry.row)] = slot;
@@ -114,7 +114,7 @@ std::vector<std::uint64_t> RowIndex::rows() const {
 }
 
 void RowIndex::clear() {
-  slots_ = std::vector<Slot>(fewest_slots);
+  slots_ = HugeArray<Slot>(fewest_slots);
   size_ = 0;
 }
 

@@ -14,6 +14,8 @@
 #include <optional>
 #include <vector>
 
+#include "huge_array.h"
+
 namespace holdfast {
 
 class RowIndex {
@@ -26,9 +28,12 @@ class RowIndex {
   // Where `row` is; replaces what was known of it.
   void insert(std::uint64_t row, std::uint64_t location);
   std::optional<std::uint64_t> find(std::uint64_t row) const;
-  // Asks for the memory that one of the calls for `row` is going to read: a few rows ahead, so that misses overlap.
-  void prefetch(std::uint64_t row) const { __builtin_prefetch(&slots_[first_slot(row)]); }
-  static constexpr std::size_t prefetch_distance = 12;
+  // In a loop over i of rows[i], one of these calls for each: asks for the memory that a call further on is going to read,
+  // so that misses of the processor's caches overlap.
+  void prefetch_ahead(const std::uint64_t* rows, std::size_t i, std::size_t num_rows) const {
+    constexpr std::size_t distance = 12;
+    if (i + distance < num_rows) __builtin_prefetch(slots_.data() + first_slot(rows[i + distance]));
+  }
   // Forgets `row` if that is where it is still said to be.
   void erase_if_equal(std::uint64_t row, std::uint64_t location);
   // Forgets `row`; returns whether it was known.
@@ -59,7 +64,7 @@ class RowIndex {
   void close_gap(std::size_t gap);
   void grow();
 
-  std::vector<Slot> slots_;
+  HugeArray<Slot> slots_;
   std::size_t size_ = 0;
 };
 

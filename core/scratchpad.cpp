@@ -1,7 +1,5 @@
 #include "scratchpad.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -9,7 +7,6 @@
 #include <cstring>
 #include <deque>
 #include <map>
-#include <new>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -17,6 +14,7 @@
 #include <utility>
 
 #include "error.h"
+#include "huge_array.h"
 
 namespace holdfast {
 namespace {
@@ -31,27 +29,6 @@ constexpr std::uint64_t most_lives = (1 << lives_bits) - 1;
 
 constexpr unsigned row_bits = 40;
 constexpr std::uint32_t no_slot = ~std::uint32_t{0};
-
-// An array that takes memory as it is used, in huge pages where they can be had: slots are read and written at random.
-template <class T>
-class SlotArray {
- public:
-  explicit SlotArray(std::size_t size) : bytes_(std::max<std::size_t>(size * sizeof(T), 1)) {
-    void* data = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (data == MAP_FAILED) throw std::bad_alloc();
-    ::madvise(data, bytes_, MADV_HUGEPAGE);
-    data_ = static_cast<T*>(data);
-  }
-  ~SlotArray() { ::munmap(data_, bytes_); }
-  SlotArray(const SlotArray&) = delete;
-  SlotArray& operator=(const SlotArray&) = delete;
-  T* data() const { return data_; }
-  T& operator[](std::size_t i) const { return data_[i]; }
-
- private:
-  std::size_t bytes_;
-  T* data_;  // zeros at first
-};
 
 // Tables whose rows have one size.
 struct Group {
@@ -206,12 +183,12 @@ struct Scratchpad::Shelf {
   const std::size_t weight_bytes;
   const std::size_t state_bytes;
   const std::size_t num_slots;
-  const SlotArray<std::byte> weights;
-  const SlotArray<std::byte> state;
+  const HugeArray<std::byte> weights;
+  const HugeArray<std::byte> state;
   std::size_t num_used = 0;  // slots below have a row
-  const SlotArray<std::uint64_t> key;  // table and row
-  const SlotArray<std::uint64_t> use;  // its newest hold, and its lives in the low bits
-  const SlotArray<std::atomic<bool>> filled;
+  const HugeArray<std::uint64_t> key;  // table and row
+  const HugeArray<std::uint64_t> use;  // its newest hold, and its lives in the low bits
+  const HugeArray<std::atomic<bool>> filled;
   std::deque<std::uint32_t> trial;
   std::deque<std::uint32_t> main;
 };
@@ -418,7 +395,7 @@ void Scratchpad::collect_table(Hold& hold, std::size_t t, const std::vector<std:
   RowIndex& slot_of = slot_of_[table];
   // Those that are in, first: so their misses of the processor's caches overlap, and none of them is evicted here.
   for (std::size_t u = 0; u < rows.size(); ++u) {
-    if (u + RowIndex::prefetch_distance < rows.size()) slot_of.prefetch(rows[u + RowIndex::prefetch_distance]);
+    slot_of.prefetch_ahead(rows.data(), u, rows.size());
     const auto found = slot_of.find(rows[u]);
     slots[u] = found ? static_cast<std::uint32_t>(*found) : no_slot;
     if (found) __builtin_prefetch(&shelf.use[*found], 1);
