@@ -268,6 +268,16 @@ struct RowBuffers {
   }
 };
 
+// How many rows one of a live copy's streams had for these arrays, and where it goes on.
+template <auto stream>
+std::pair<std::size_t, std::uint64_t> next_rows(LiveCopy& copy, std::uint32_t table, std::uint64_t first,
+                                                const RowNumbers& rows, const Bytes& weights, const Bytes& state) {
+  const RowBuffers out(copy.tables().at(table), rows, weights, state);
+  const nb::gil_scoped_release unlocked;
+  const std::size_t num_rows = (copy.*stream)(table, first, out.rows, out.count);
+  return {num_rows, first};
+}
+
 std::vector<TableSpec> specs_of(const std::vector<format::TableRecord>& records) {
   std::vector<TableSpec> specs;
   for (const auto& record : records) specs.push_back(spec_of(record));
@@ -609,17 +619,8 @@ NB_MODULE(_core, m) {
             return std::tuple{fixed.mark.step, fixed.mark.cursor, fixed.mark.row_updates, dense};
           },
           "Decides on the step: step, cursor, row_updates, and structure and tensors of the dense state.")
-      .def(
-          "copy_rows",
-          [](LiveCopy& copy, std::uint32_t table, std::uint64_t first, const RowNumbers& rows, const Bytes& weights,
-             const Bytes& state) {
-            const RowBuffers out(copy.tables().at(table), rows, weights, state);
-            const nb::gil_scoped_release unlocked;
-            const std::size_t num_rows = copy.copy_rows(table, first, out.rows, out.count);
-            return std::pair{num_rows, first};
-          },
-          "table"_a, "first"_a, "rows"_a, "weights"_a, "state"_a,
-          "Touched rows at or after `first`, as many as there is room for: how many, and where to go on.")
+      .def("copy_rows", &next_rows<&LiveCopy::copy_rows>, "table"_a, "first"_a, "rows"_a, "weights"_a, "state"_a,
+           "Touched rows at or after `first`, as many as there is room for: how many, and where to go on.")
       .def(
           "initial_rows",
           [](const LiveCopy& copy, std::uint32_t table, const ConstRowNumbers& rows, const Bytes& weights) {
@@ -630,17 +631,8 @@ NB_MODULE(_core, m) {
           },
           "table"_a, "rows"_a, "weights"_a, Unlocked())
       .def("settle", &LiveCopy::settle, Unlocked())
-      .def(
-          "corrections",
-          [](LiveCopy& copy, std::uint32_t table, std::uint64_t first, const RowNumbers& rows, const Bytes& weights,
-             const Bytes& state) {
-            const RowBuffers out(copy.tables().at(table), rows, weights, state);
-            const nb::gil_scoped_release unlocked;
-            const std::size_t num_rows = copy.corrections(table, first, out.rows, out.count);
-            return std::pair{num_rows, first};
-          },
-          "table"_a, "first"_a, "rows"_a, "weights"_a, "state"_a,
-          "After settle: rows that count instead of those that were copied, likewise.");
+      .def("corrections", &next_rows<&LiveCopy::corrections>, "table"_a, "first"_a, "rows"_a, "weights"_a, "state"_a,
+           "After settle: rows that count instead of those that were copied, likewise.");
 
   m.def(
       "crc32c", [](std::uint32_t crc, const ConstBytes& data) { return crc32c(crc, data.data(), data.size()); },

@@ -27,13 +27,7 @@ Merged merge_rows(const std::vector<RowGradients>& gradients, std::size_t t) {
     merged.rows.swap(both);
   }
   for (const RowGradients& part : gradients) {
-    const auto& rows = part.capture->plan->tables[t].rows;
-    std::vector<std::uint32_t>& position = merged.position.emplace_back(rows.size());
-    std::size_t at = 0;
-    for (std::size_t u = 0; u < rows.size(); ++u) {
-      while (merged.rows[at] != rows[u]) ++at;
-      position[u] = static_cast<std::uint32_t>(at);
-    }
+    merged.position.push_back(positions_among(merged.rows.data(), part.capture->plan->tables[t].rows));
   }
   return merged;
 }
@@ -51,6 +45,16 @@ void copy_rows(const RowTable& table, const WorkingRows& from, const std::vector
 }
 
 }  // namespace
+
+std::vector<std::uint32_t> positions_among(const std::uint64_t* merged, const std::vector<std::uint64_t>& rows) {
+  std::vector<std::uint32_t> positions(rows.size());
+  std::uint32_t at = 0;
+  for (std::size_t u = 0; u < rows.size(); ++u) {
+    while (merged[at] != rows[u]) ++at;
+    positions[u] = at;
+  }
+  return positions;
+}
 
 Occurrences occurrences_of(const TablePlan& plan) {
   return {plan.row_start.data(), plan.gradient_offset.data(), plan.scale.empty() ? nullptr : plan.scale.data()};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -9,6 +10,9 @@
 #include "row_table.h"
 
 namespace holdfast {
+
+// Where each of `rows` is among `merged`; both ascend, and all of them are there.
+std::vector<std::uint32_t> positions_among(const std::uint64_t* merged, const std::vector<std::uint64_t>& rows);
 
 Occurrences occurrences_of(const TablePlan& plan);
 

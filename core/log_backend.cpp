@@ -48,7 +48,6 @@ void LogBackend::check_roll_back(std::uint64_t step) {
 }
 
 RolledBack LogBackend::roll_back(std::uint64_t epoch, std::uint64_t step) {
-  epoch_ = epoch;
   store_.recover(epoch, step);
   return {newest_.step - step, 0};
 }
@@ -167,16 +166,11 @@ void LogBackend::update(const SummedGradients& gradients, const UpdateSpec& upda
   const auto fresh = add_updated(spec, gradients.num_rows);
   std::vector<std::vector<std::uint32_t>> slots(spec.tables.size());
   parallel_for(slots.size(), [&](std::size_t t) {
-    const std::uint64_t* rows = gradients.rows[t].rows;
     slots[t].resize(gradients.num_rows[t]);
     for (const auto& capture : gradients.captures) {
       const std::uint32_t* slots_of_capture = static_cast<const HeldCapture&>(*capture).hold->slots(t);
-      const auto& rows_of_capture = capture->plan->tables[t].rows;
-      std::size_t at = 0;
-      for (std::size_t u = 0; u < rows_of_capture.size(); ++u) {
-        while (rows[at] != rows_of_capture[u]) ++at;
-        slots[t][at] = slots_of_capture[u];
-      }
+      const auto positions = positions_among(gradients.rows[t].rows, capture->plan->tables[t].rows);
+      for (std::size_t u = 0; u < positions.size(); ++u) slots[t][positions[u]] = slots_of_capture[u];
     }
   });
   for_rows(

@@ -98,7 +98,6 @@ class LogBackend final : public RowBackend {
   Options options_;
   LogStore store_;
   StepMark newest_;
-  std::uint64_t epoch_ = 0;
   SpareBuffers spare_;
 
   // Of the current step.

@@ -56,7 +56,6 @@ class Scratchpad {
     Hold(const Hold&) = delete;
     Hold& operator=(const Hold&) = delete;
 
-    std::uint64_t order() const { return order_; }
     // Of table t of the plan: the slot of each of its unique rows. Only of a hold that is ready.
     const std::uint32_t* slots(std::size_t t) const { return slots_[t].data(); }
 

@@ -54,6 +54,18 @@ def layout_of(table: _core.TableSpec) -> RowLayout:
     return RowLayout(weight_bytes=dim * _DTYPE_BYTES[table.dtype], state=state[table.optimizer])
 
 
+def open_untrained(directory: Path) -> _core.Pool:
+    """A pool opened for writing, exactly recovered, in which nothing is going to be trained."""
+    return _core.Pool(
+        str(directory),
+        relaxed=False,
+        dense_interval=1,
+        grow_log=False,
+        scratchpad_bytes=_SCRATCHPAD_BYTES,
+        trust_after_reboot=False,
+    )
+
+
 @contextmanager
 def at_rest(directory: Path) -> Iterator[tuple[_core.Reader, _core.RecoveryReport | None]]:
     """The pool, recovered exactly and locked; and what recovery did (None: nothing could be done or was needed, because
@@ -61,14 +73,7 @@ def at_rest(directory: Path) -> Iterator[tuple[_core.Reader, _core.RecoveryRepor
     if not exists(directory):
         raise PoolNotFound(f"{directory} holds no pool")
     try:
-        pool = _core.Pool(
-            str(directory),
-            relaxed=False,
-            dense_interval=1,
-            grow_log=False,
-            scratchpad_bytes=_SCRATCHPAD_BYTES,
-            trust_after_reboot=False,
-        )
+        pool = open_untrained(directory)
     except PoolReadOnly:
         reader = _core.Reader(str(directory))
         if not reader.clean:

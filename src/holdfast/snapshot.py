@@ -46,7 +46,7 @@ from holdfast.errors import (
     StepError,
 )
 from holdfast.pool import Medium, exists, log_bytes_of, wants_log_store
-from holdfast.reading import RowLayout, is_in_use, layout_of
+from holdfast.reading import RowLayout, is_in_use, layout_of, open_untrained
 
 FORMAT = "holdfast snapshot"
 VERSION = 1
@@ -62,7 +62,6 @@ _MAX_MANIFEST_BYTES = 64 << 20
 _ATTEMPTS = 4
 _POLL_S = 0.0005
 _PAGE_BYTES = 4096
-_SCRATCHPAD_BYTES = 64 << 20  # nothing is trained
 
 Progress = Callable[[int], None]
 
@@ -564,14 +563,7 @@ def restore_snapshot(
         begin = (newest.step, newest.cursor, newest.row_updates)
         specs = [table.spec for table in newest.tables]
         _core.Pool.create(str(partial), newest.seed, log_bytes, specs, log_store=log_store, begin=begin)
-        core = _core.Pool(
-            str(partial),
-            relaxed=False,
-            dense_interval=1,
-            grow_log=False,
-            scratchpad_bytes=_SCRATCHPAD_BYTES,
-            trust_after_reboot=False,
-        )
+        core = open_untrained(partial)
         try:
             for number in range(len(specs)):
                 rows += _restore_table(chain, number, core, _core.Reader(str(partial)), on_rows)

@@ -40,12 +40,6 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 STRIDES = {"default": 1, "row_log_of_seven_records": 2}
 
 
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote() as process:
-        yield process
-
-
 @pytest.fixture
 def directory() -> Iterator[Path]:
     root = Path(tempfile.mkdtemp(prefix="holdfast-crash-", dir=pool_root()))

@@ -35,12 +35,6 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote() as process:
-        yield process
-
-
 @pytest.fixture
 def root() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="holdfast-live-", dir=pool_root()))
