@@ -11,23 +11,24 @@
 //   bytes that they had. What a torn merge wrote, the log has; until a later merge writes it again, nobody reads it.
 // - Home never holds a version of a step after the merge's limit. So roll_back must not go below a limit that was
 //   ever given to merge, in this life or an earlier one: the caller's limit is the older valid dense slot's step.
-// - A merge does not write a row that is superseded: one that a record behind those that it takes, of a step up to the
-//   limit and durable, has again. No recovery forgets that record, so the row's newest version is in the log at every
-//   step that can be recovered, until a later merge takes that record and decides again. The checkpoint that moves the
-//   tail is what makes the older version unreachable, so the same one forbids to go back below that record's step; a
-//   crash before it leaves everything in the log. An append beside the merge is of no account: its record is not
-//   durable up to the limit when the merge begins, so it supersedes nothing.
-// - After a merge the index names none of the records that it took. An entry that still points into them belongs to a
-//   row that no kept record has, which is therefore home; a row that was appended meanwhile has another entry, which
-//   stays. A superseded row's entry points behind them all along.
+// - A merge may leave out a version that is superseded: one whose row a later record has again, of a step up to the limit
+//   and durable. Of those that it takes it writes each row's newest. A record behind them no recovery forgets, so the
+//   row's newest version is in the log at every step that can be recovered, until a later merge takes that record and
+//   decides again. The checkpoint that moves the tail is what makes the older version unreachable, so the same one
+//   forbids to go back below that record's step; a crash before it leaves everything in the log. An append beside the
+//   merge is of no account: its record is not durable up to the limit when the merge begins, so it supersedes nothing.
+// - A superseded version that is written home all the same does no harm: nobody reads it before a later merge has
+//   written over it.
+// - After a merge the index names none of the records that it took: the versions that it named were each the newest of
+//   their row, and those are moved. An entry of a row that was appended meanwhile is another one, which stays.
 // - An extent of the log is written again only after: home is durable, the checkpoint that moves the tail is durable,
 //   the index does not name it any more, and every fetch that resolved rows into it is done.
 // - A merge writes home after the fetches that had begun before it are done. Those that begin later find the rows
 //   that it moves in the log, so no row is read at home while it is being written there.
 // - One thread appends, recovers, rolls back and imports; pack, fetch, touched_rows, sync and merge may be called from
 //   any. Of a fetch and an append at the same time the fetch sees all of a row or nothing of it.
-// - A merge takes memory for one record, for the numbers of the rows in those that it takes, and for the images of the
-//   rows that it moves, however often the log has them.
+// - A merge takes memory for one record, for the numbers and the images of the rows that it moves, however often the log
+//   has them, and for the numbers of those in a few records that it keeps.
 // - A full medium is an error (full) after which nothing has changed. After any other failure of an append's or a sync's
 //   writing, or of a merge once it writes home, these refuse until the store is opened again. A failed fetch changes
 //   nothing.
@@ -101,7 +102,7 @@ struct LogStoreCounters {
   std::uint64_t appended_bytes;
   std::uint64_t merged_bytes;  // of the log, given up
   std::uint64_t merged_rows;  // written home
-  std::uint64_t superseded_rows;  // not written home: the log has a newer version that stays
+  std::uint64_t superseded_rows;  // of the log, given up and not written home: there was a newer version
   std::uint64_t home_bytes_read;
   std::uint64_t home_bytes_written;
   std::uint64_t home_read_requests;
@@ -231,13 +232,11 @@ class LogStore {
   struct Mergeable {
     std::vector<RowLog::Live> taken;
     std::vector<RowLog::Live> kept;
+    std::size_t num_newer = 0;  // records, after the limit
+    std::uint64_t begin = 0;  // of the first one taken, in the ring
+    std::uint64_t span = 0;  // bytes from there to the end of the last one
   };
-  // The rows that a merge writes home, by table: where in the log the newest version is that it takes.
-  struct Moving {
-    std::vector<RowIndex> rows;
-    std::uint64_t superseded_rows = 0;  // the others of the same records
-  };
-  // Such a version.
+  // A version of a row that a merge writes home, and where in the log it is.
   struct Version {
     std::uint64_t row;
     std::uint64_t location;
@@ -291,10 +290,13 @@ class LogStore {
   void verify_record(const RowLog::Live& record, std::vector<std::string>& problems);
 
   Mergeable mergeable(std::uint64_t limit_step, std::uint64_t max_bytes) const;
-  Moving rows_to_move(const Mergeable& records) const;
-  void take_versions(std::span<const RowLog::Live> records, std::span<const RowIndex> rows, Versions& versions);
-  void take_record(const RowLog::Live& record, const std::byte* data, std::span<const RowIndex> rows,
-                   Versions& versions) const;
+  bool lies_in(const Mergeable& records, std::uint64_t location, const Table& table) const;
+  std::uint64_t take_versions(const Mergeable& records, Versions& versions) const;
+  std::vector<RowIndex> rows_kept_last(const Mergeable& records) const;
+  std::uint64_t take_section(const Mergeable& records, const RowLog::Live& record, const format::RowLogSection& section,
+                             const std::byte* data, RowIndex& settled, Versions& versions) const;
+  void find_newest(const Table& table, std::span<const std::uint64_t> rows,
+                   std::vector<std::uint64_t>& locations) const;
   void write_home(const Versions& versions, const std::function<bool()>& is_urgent);
   std::size_t write_home_part(const Table& table, std::span<const Version> versions, const SectorBuffer& buffer);
   void write_rows(std::uint32_t number, std::uint64_t first, std::uint64_t end, const std::byte* weights,

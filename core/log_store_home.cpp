@@ -21,6 +21,8 @@ namespace {
 
 constexpr std::size_t buffer_bytes = std::size_t{8} << 20;  // of sectors, read and written at once
 constexpr std::size_t chunk_bytes = std::size_t{64} << 10;  // of images that one thread writes at a time
+constexpr std::size_t fewest_records_looked_at = 16;  // of those that a merge keeps, for rows that they supersede
+constexpr std::uint64_t rows_looked_up_at_once = 4096;  // under the lock of the index, which fetches want
 constexpr int naps_per_part = 3;  // of a merge that is not urgent, each as long as the part took
 
 }  // namespace
@@ -32,12 +34,7 @@ std::uint64_t LogStore::merge(std::uint64_t limit_step, std::uint64_t max_bytes,
   const Mergeable records = mergeable(limit_step, max_bytes);
   if (records.taken.empty()) return 0;
   Versions versions;
-  std::uint64_t superseded_rows;
-  {
-    const Moving moving = rows_to_move(records);
-    superseded_rows = moving.superseded_rows;
-    take_versions(records.taken, moving.rows, versions);
-  }
+  const std::uint64_t superseded_rows = take_versions(records, versions);
   wait_for_fetches();
   const RowLog::Live& last = records.kept.empty() ? records.taken.back() : records.kept.back();
   latching([&] {
@@ -59,78 +56,110 @@ LogStore::Mergeable LogStore::mergeable(std::uint64_t limit_step, std::uint64_t 
   Mergeable records;
   std::uint64_t bytes = 0;
   for (const RowLog::Live& record : log_.live()) {
-    if (record.link.mark.step > limit) break;
+    if (record.link.mark.step > limit) {
+      ++records.num_newer;
+      continue;
+    }
     const bool is_enough = bytes >= max_bytes && !records.taken.empty();
     (is_enough ? records.kept : records.taken).push_back(record);
     bytes += record.bytes;
   }
+  if (!records.taken.empty()) {
+    const std::uint64_t begin = records.taken.front().link.position;
+    records.begin = begin % log_.ring_bytes();
+    records.span = (records.kept.empty() ? records.taken : records.kept).back().end() - begin;
+  }
   return records;
 }
 
-// By the row numbers alone, before any image is read. The index would not do: it knows only the newest version, and that
-// of a row which is updated in every step is always after the limit.
-LogStore::Moving LogStore::rows_to_move(const Mergeable& records) const {
-  Moving moving;
-  moving.rows.resize(tables_.size());
-  for (const RowLog::Live& record : records.taken) {
-    const SpareBuffers::Borrowed data = read_rows(record);
-    for (const RowLogSection& section : sections_of(data.data())) {
-      const Table& table = tables_[section.table];
-      const std::uint64_t* rows = rows_of(data.data(), section);
-      for (std::uint64_t i = 0; i < section.num_rows; ++i) {
-        moving.rows[section.table].prefetch_ahead(rows, i, section.num_rows);
-        const std::uint64_t offset = section.images_offset + table.layout.offset_of(i);
-        moving.rows[section.table].insert(rows[i], location_of(record.link.position, offset, table));
-      }
-    }
-  }
-  for (const RowLog::Live& record : records.kept) {
-    const SpareBuffers::Borrowed data = read_rows(record);
-    for (const RowLogSection& section : sections_of(data.data())) {
-      const std::uint64_t* rows = rows_of(data.data(), section);
-      for (std::uint64_t i = 0; i < section.num_rows; ++i) {
-        moving.rows[section.table].prefetch_ahead(rows, i, section.num_rows);
-        if (moving.rows[section.table].erase(rows[i])) ++moving.superseded_rows;
-      }
-    }
-  }
-  return moving;
+bool LogStore::lies_in(const Mergeable& records, std::uint64_t location, const Table& table) const {
+  const std::uint64_t offset = offset_of_location(location, table) - format::row_log_ring_offset;
+  const std::uint64_t distance =
+      offset >= records.begin ? offset - records.begin : offset + log_.ring_bytes() - records.begin;
+  return distance < records.span;
 }
 
-void LogStore::take_versions(std::span<const RowLog::Live> records, std::span<const RowIndex> rows,
-                             Versions& versions) {
+// Newest record first, so that the first version of a row that is taken is the one to move. Returns how many versions are
+// superseded.
+std::uint64_t LogStore::take_versions(const Mergeable& records, Versions& versions) const {
   versions.of_table.resize(tables_.size());
-  for (std::size_t t = 0; t < tables_.size(); ++t) versions.of_table[t].reserve(rows[t].size());
-  for (const RowLog::Live& record : records) {
-    const SpareBuffers::Borrowed data = spare_.borrow(record.bytes);
-    log_.read(record, record.bytes, data.data());
-    check_sections(record, data.data());
-    take_record(record, data.data(), rows, versions);
+  std::vector<RowIndex> settled = rows_kept_last(records);
+  std::uint64_t superseded_rows = 0;
+  for (auto record = records.taken.rbegin(); record != records.taken.rend(); ++record) {
+    const SpareBuffers::Borrowed data = spare_.borrow(record->bytes);
+    log_.read(*record, record->bytes, data.data());
+    check_sections(*record, data.data());
+    for (const RowLogSection& section : sections_of(data.data())) {
+      superseded_rows += take_section(records, *record, section, data.data(), settled[section.table], versions);
+    }
   }
   for (std::vector<Version>& of_table : versions.of_table) {
     std::sort(of_table.begin(), of_table.end(), [](const Version& a, const Version& b) { return a.row < b.row; });
   }
+  return superseded_rows;
 }
 
-void LogStore::take_record(const RowLog::Live& record, const std::byte* data, std::span<const RowIndex> rows_wanted,
-                           Versions& versions) const {
-  for (const RowLogSection& section : sections_of(data)) {
-    const Table& table = tables_[section.table];
-    const RowLayout& layout = table.layout;
-    const std::uint64_t* rows = rows_of(data, section);
-    for (std::uint64_t i = 0; i < section.num_rows; ++i) {
-      rows_wanted[section.table].prefetch_ahead(rows, i, section.num_rows);
+// Of the newest records that are kept. Rows that are updated in nearly every step are in them.
+std::vector<RowIndex> LogStore::rows_kept_last(const Mergeable& records) const {
+  std::vector<RowIndex> rows_of_table(tables_.size());
+  const std::size_t count = std::min(records.kept.size(), records.num_newer + fewest_records_looked_at);
+  for (const RowLog::Live& record : std::span(records.kept).last(count)) {
+    const SpareBuffers::Borrowed data = read_rows(record);
+    for (const RowLogSection& section : sections_of(data.data())) {
+      const std::uint64_t* rows = rows_of(data.data(), section);
+      for (std::uint64_t i = 0; i < section.num_rows; ++i) {
+        rows_of_table[section.table].prefetch_ahead(rows, i, section.num_rows);
+        rows_of_table[section.table].insert(rows[i], 0);
+      }
+    }
+  }
+  return rows_of_table;
+}
+
+// Where the index has the rows, all of which are in the log.
+void LogStore::find_newest(const Table& table, std::span<const std::uint64_t> rows,
+                           std::vector<std::uint64_t>& locations) const {
+  locations.clear();
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    table.index.prefetch_ahead(rows.data(), i, rows.size());
+    locations.push_back(table.index.find(rows[i]).value());
+  }
+}
+
+// Takes the versions of one section that are to be moved, and settles their rows. The index says of most rows whether a
+// later record has them: it points at this version, or at a later one that may be merged. Of a row that has been updated
+// since the limit it does not say whether there is one in between. Such a row is moved unless it is settled; if there is
+// one, that was for nothing: it stays in the log, and what is home is never read.
+std::uint64_t LogStore::take_section(const Mergeable& records, const RowLog::Live& record, const RowLogSection& section,
+                                     const std::byte* data, RowIndex& settled, Versions& versions) const {
+  const Table& table = tables_[section.table];
+  const RowLayout& layout = table.layout;
+  const std::uint64_t* rows = rows_of(data, section);
+  std::vector<std::uint64_t> newest;
+  std::uint64_t superseded_rows = 0;
+  for (std::uint64_t begin = 0; begin < section.num_rows; begin += rows_looked_up_at_once) {
+    const std::uint64_t end = std::min<std::uint64_t>(section.num_rows, begin + rows_looked_up_at_once);
+    find_newest(table, {rows + begin, end - begin}, newest);
+    for (std::uint64_t i = begin; i < end; ++i) {
       const std::uint64_t offset = section.images_offset + layout.offset_of(i);
       const std::uint64_t location = location_of(record.link.position, offset, table);
-      if (rows_wanted[section.table].find(rows[i]) != location) continue;
+      const std::uint64_t of_newest = newest[i - begin];
+      const bool is_newest = of_newest == location;
+      if (!is_newest && (lies_in(records, of_newest, table) || settled.find(rows[i]))) {
+        ++superseded_rows;
+        continue;
+      }
       if (check_image(layout, section.table, rows[i], data + offset) != ImageState::whole) {
         throw Error(ErrorKind::corrupted, damaged(log_.place(record.link.position + offset), section.table, rows[i]));
       }
       auto* image = static_cast<std::byte*>(versions.images.allocate(layout.image_bytes(), 1));
       std::memcpy(image, data + offset, layout.image_bytes());
       versions.of_table[section.table].push_back({rows[i], location, image});
+      settled.insert(rows[i], 0);
     }
   }
+  return superseded_rows;
 }
 
 void LogStore::wait_for_fetches() {

@@ -71,14 +71,6 @@ void RowIndex::erase_if_equal(std::uint64_t row, std::uint64_t location) {
   close_gap(slot);
 }
 
-bool RowIndex::erase(std::uint64_t row) {
-  const std::size_t slot = slot_of(row);
-  if (unpack(slots_[slot]).location_plus_one == 0) return false;
-  --size_;
-  close_gap(slot);
-  return true;
-}
-
 // An entry further on moves into the gap unless its run begins behind the gap.
 void RowIndex::close_gap(std::size_t gap) {
   const auto distance = [&](std::size_t from, std::size_t to) {

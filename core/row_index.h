@@ -36,8 +36,6 @@ class RowIndex {
   }
   // Forgets `row` if that is where it is still said to be.
   void erase_if_equal(std::uint64_t row, std::uint64_t location);
-  // Forgets `row`; returns whether it was known.
-  bool erase(std::uint64_t row);
   void clear();
 
   // All of them, in no order.

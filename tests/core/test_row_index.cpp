@@ -40,8 +40,6 @@ void random_calls_agree_with_a_map(std::mt19937_64& random) {
         const std::uint64_t location = random() % 4 == 0 ? RowIndex::end_location - 1 : random() % 1000;
         index.insert(row, location);
         model[row] = location;
-      } else if (random() % 4 == 0) {
-        CHECK(index.erase(row) == (model.erase(row) == 1));
       } else if (known != model.end() && random() % 4 != 0) {
         index.erase_if_equal(row, known->second);
         model.erase(known);
