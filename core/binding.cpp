@@ -242,6 +242,7 @@ nb::dict to_dict(const Traffic& traffic) {
   out["updated_rows"] = traffic.updated_rows;
   out["updated_row_bytes"] = traffic.updated_row_bytes;
   out["appended_bytes"] = traffic.appended_bytes;
+  out["merges"] = traffic.merges;
   out["merged_bytes"] = traffic.merged_bytes;
   out["home_bytes_read"] = traffic.home_bytes_read;
   out["home_bytes_written"] = traffic.home_bytes_written;

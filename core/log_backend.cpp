@@ -288,6 +288,7 @@ std::optional<Traffic> LogBackend::traffic() const {
   traffic.updated_rows = store.appended_rows;
   traffic.updated_row_bytes = store.appended_row_bytes;
   traffic.appended_bytes = store.appended_bytes;
+  traffic.merges = store.merges;
   traffic.merged_bytes = store.merged_bytes;
   traffic.home_bytes_read = store.home_bytes_read;
   traffic.home_bytes_written = store.home_bytes_written;

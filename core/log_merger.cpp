@@ -10,7 +10,10 @@
 namespace holdfast {
 namespace {
 
-constexpr std::uint64_t part_of_log = 2;  // that one merge takes
+// Of the log, what is in use when a merge begins: never less, never more.
+constexpr double earliest = 0.5;
+constexpr double latest = 0.8;
+constexpr double margin = 1.25;  // of what was appended during merges before
 
 }  // namespace
 
@@ -52,14 +55,24 @@ bool LogMerger::make_room() {
   return false;
 }
 
+std::uint64_t LogMerger::bytes_to_begin_at() const {
+  const double share = std::clamp(1 / (1 + margin * appended_per_merged_), earliest, latest);
+  return static_cast<std::uint64_t>(share * static_cast<double>(store_.ring_bytes()));
+}
+
 bool LogMerger::wants_to_merge() const {
-  return !found_nothing_ && (is_urgent_ || store_.used_bytes() > store_.ring_bytes() / 2);
+  return !found_nothing_ && (is_urgent_ || store_.used_bytes() > bytes_to_begin_at());
 }
 
 bool LogMerger::is_in_a_hurry() {
-  if (store_.used_bytes() > store_.ring_bytes() / 4 * 3) return true;
   const std::lock_guard lock(mutex_);
-  return is_urgent_ || stopping_;
+  return is_urgent_ || stopping_ || store_.used_bytes() > (bytes_to_begin_at() + store_.ring_bytes()) / 2;
+}
+
+void LogMerger::learn(std::uint64_t used_before, std::uint64_t merged) {
+  const auto appended = static_cast<double>(store_.used_bytes() + merged) - static_cast<double>(used_before);
+  const double now = std::max(0.0, appended / static_cast<double>(merged));
+  appended_per_merged_ = (appended_per_merged_ + now) / 2;
 }
 
 void LogMerger::run() {
@@ -69,11 +82,12 @@ void LogMerger::run() {
     if (stopping_) return;
     const std::uint64_t limit = limit_step_;
     lock.unlock();
+    const std::uint64_t used_before = store_.used_bytes();
     std::uint64_t merged = 0;
     std::exception_ptr failure;
     bool is_broken = false;
     try {
-      merged = store_.merge(limit, store_.ring_bytes() / part_of_log, [this] { return is_in_a_hurry(); });
+      merged = store_.merge(limit, [this] { return is_in_a_hurry(); });
     } catch (const Error& error) {
       failure = std::current_exception();
       is_broken = error.kind() != ErrorKind::full;
@@ -84,7 +98,10 @@ void LogMerger::run() {
     lock.lock();
     failure_ = failure;
     is_broken_ = is_broken;
-    if (merged != 0) ++num_merges_;
+    if (merged != 0) {
+      ++num_merges_;
+      learn(used_before, merged);
+    }
     if (merged == 0 && limit == limit_step_) found_nothing_ = true;
     turned_.notify_all();
   }

@@ -96,7 +96,8 @@ LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, c
     : kernels_(best_kernels()),
       queue_(options.way),
       log_(existing(log_path(directory)), options.caching, options.watcher, opening_of(options), queue_),
-      writable_(options.writable) {
+      writable_(options.writable),
+      merge_bytes_(options.merge_bytes) {
   if (options.ring_bytes != 0 && log_.ring_bytes() != options.ring_bytes) {
     throw Error(ErrorKind::corrupted, log_.file().name() + ": " + std::to_string(log_.file().size()) +
                                           " bytes, the row log was made with " +

@@ -11,24 +11,19 @@
 //   bytes that they had. What a torn merge wrote, the log has; until a later merge writes it again, nobody reads it.
 // - Home never holds a version of a step after the merge's limit. So roll_back must not go below a limit that was
 //   ever given to merge, in this life or an earlier one: the caller's limit is the older valid dense slot's step.
-// - A merge may leave out a version that is superseded: one whose row a later record has again, of a step up to the limit
-//   and durable. Of those that it takes it writes each row's newest. A record behind them no recovery forgets, so the
-//   row's newest version is in the log at every step that can be recovered, until a later merge takes that record and
-//   decides again. The checkpoint that moves the tail is what makes the older version unreachable, so the same one
-//   forbids to go back below that record's step; a crash before it leaves everything in the log. An append beside the
-//   merge is of no account: its record is not durable up to the limit when the merge begins, so it supersedes nothing.
-// - A superseded version that is written home all the same does no harm: nobody reads it before a later merge has
-//   written over it.
+// - A merge takes every record of a step up to the limit that is durable, and writes each row's newest version of these.
+//   The checkpoint that moves the tail is what makes the others unreachable; a crash before it leaves everything in the
+//   log. An append beside the merge is of no account: its record is not durable up to the limit when the merge begins.
 // - After a merge the index names none of the records that it took: the versions that it named were each the newest of
-//   their row, and those are moved. An entry of a row that was appended meanwhile is another one, which stays.
+//   their row, and those are home. A row that was appended meanwhile has another entry, which stays.
 // - An extent of the log is written again only after: home is durable, the checkpoint that moves the tail is durable,
 //   the index does not name it any more, and every fetch that resolved rows into it is done.
 // - A merge writes home after the fetches that had begun before it are done. Those that begin later find the rows
 //   that it moves in the log, so no row is read at home while it is being written there.
 // - One thread appends, recovers, rolls back and imports; pack, fetch, touched_rows, sync and merge may be called from
 //   any. Of a fetch and an append at the same time the fetch sees all of a row or nothing of it.
-// - A merge takes memory for one record, for the numbers and the images of the rows that it moves, however often the log
-//   has them, and for the numbers of those in a few records that it keeps.
+// - A merge takes memory for a few sections of records and for a bounded part of the images that it moves, whatever the
+//   size of the log and of the tables.
 // - A full medium is an error (full) after which nothing has changed. After any other failure of an append's or a sync's
 //   writing, or of a merge once it writes home, these refuse until the store is opened again. A failed fetch changes
 //   nothing.
@@ -42,7 +37,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <memory_resource>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -90,6 +84,7 @@ struct LogStoreOptions {
   BlockWatcher* watcher = nullptr;  // for tests
   bool writable = true;
   std::uint64_t ring_bytes = 0;  // that the log was made with; 0: whatever it has
+  std::size_t merge_bytes = std::size_t{64} << 20;  // of versions that a merge collects before it writes them
 };
 
 // Bytes since the store was opened. (appended + home_written) / bytes of the images is the write amplification.
@@ -100,6 +95,7 @@ struct LogStoreCounters {
   std::uint64_t appended_rows;
   std::uint64_t appended_row_bytes;  // of the rows' images
   std::uint64_t appended_bytes;
+  std::uint64_t merges;
   std::uint64_t merged_bytes;  // of the log, given up
   std::uint64_t merged_rows;  // written home
   std::uint64_t superseded_rows;  // of the log, given up and not written home: there was a newer version
@@ -186,11 +182,9 @@ class LogStore {
   std::optional<std::uint64_t> append(const PackedRecord& packed);
   // Makes all steps durable whose append had returned.
   void sync();
-  // Folds the oldest records into home: of steps up to `limit_step` that are durable, until they are `max_bytes` or
-  // more. Rows that later ones of these steps have again stay in the log alone. Returns how many bytes of the log that
-  // was; 0: nothing to do. While it is not urgent, fetches come first: most of the time the merge leaves the disk alone.
-  std::uint64_t merge(
-      std::uint64_t limit_step, std::uint64_t max_bytes, const std::function<bool()>& is_urgent = [] { return true; });
+  // Folds the records of steps up to `limit_step` that are durable into home. Returns how many bytes of the log that was;
+  // 0: nothing to do. While it is not urgent, fetches come first: most of the time the merge leaves the disk alone.
+  std::uint64_t merge(std::uint64_t limit_step, const std::function<bool()>& is_urgent = [] { return true; });
 
   // Writes rows [first, ...) straight home; their state becomes zeros where `state` is empty. Only while the log holds no
   // record, and alone. Durable after sync_home; what a failure or a crash before that leaves of them is unknown. Throws
@@ -228,24 +222,26 @@ class LogStore {
     std::uint32_t in_log;
     std::size_t row;
   };
-  // Records of steps up to a merge's limit: those that it takes, and those behind them.
+  // The records that a merge takes, oldest first.
   struct Mergeable {
-    std::vector<RowLog::Live> taken;
-    std::vector<RowLog::Live> kept;
-    std::size_t num_newer = 0;  // records, after the limit
-    std::uint64_t begin = 0;  // of the first one taken, in the ring
+    std::vector<RowLog::Live> records;
+    std::uint64_t begin = 0;  // of the first one, in the ring
     std::uint64_t span = 0;  // bytes from there to the end of the last one
   };
-  // A version of a row that a merge writes home, and where in the log it is.
+  struct Part;
+  struct RowRange {
+    std::uint64_t first;
+    std::uint64_t end;
+  };
+  // Of a table, by row: the versions that a merge writes home.
   struct Version {
     std::uint64_t row;
-    std::uint64_t location;
-    const std::byte* image;
+    std::uint64_t image;  // where in `images`
   };
-  // Those of every table, by row.
   struct Versions {
-    std::vector<std::vector<Version>> of_table;
-    std::pmr::monotonic_buffer_resource images;
+    std::vector<Version> rows;
+    std::vector<std::byte> images;
+    std::uint64_t num_seen = 0;  // they are the newest ones of so many
   };
   // The index's rows of one table in order, as they were at some version of the index.
   struct Listing {
@@ -289,19 +285,25 @@ class LogStore {
   void verify_home(std::uint32_t number, std::vector<std::string>& problems);
   void verify_record(const RowLog::Live& record, std::vector<std::string>& problems);
 
-  Mergeable mergeable(std::uint64_t limit_step, std::uint64_t max_bytes) const;
+  Mergeable mergeable(std::uint64_t limit_step) const;
   bool lies_in(const Mergeable& records, std::uint64_t location, const Table& table) const;
-  std::uint64_t take_versions(const Mergeable& records, Versions& versions) const;
-  std::vector<RowIndex> rows_kept_last(const Mergeable& records) const;
-  std::uint64_t take_section(const Mergeable& records, const RowLog::Live& record, const format::RowLogSection& section,
-                             const std::byte* data, RowIndex& settled, Versions& versions) const;
+  std::vector<std::vector<Part>> parts_of(const Mergeable& records) const;
+  std::uint64_t ranges_of(std::uint32_t table, std::span<const Part> parts) const;
+  void collect(const Mergeable& records, std::uint32_t table, std::span<const Part> parts, const RowRange& range,
+               Versions& versions);
+  std::vector<Part> some_parts(std::uint32_t table, std::span<const Part> parts) const;
+  SpareBuffers::Borrowed read_row_numbers(std::span<Part> parts, const RowRange& range);
+  SpareBuffers::Borrowed read_images(std::span<Part> parts, const RowLayout& layout);
+  void take_part(const Mergeable& records, const Part& part, RowIndex& settled, Versions& versions) const;
   void find_newest(const Table& table, std::span<const std::uint64_t> rows,
                    std::vector<std::uint64_t>& locations) const;
-  void write_home(const Versions& versions, const std::function<bool()>& is_urgent);
-  std::size_t write_home_part(const Table& table, std::span<const Version> versions, const SectorBuffer& buffer);
+  void write_home(const Table& table, const Versions& versions, const SectorBuffer& buffer,
+                  const std::function<bool()>& is_urgent);
+  std::size_t write_home_part(const Table& table, std::span<const Version> versions, const std::byte* version_images,
+                              const SectorBuffer& buffer);
   void write_rows(std::uint32_t number, std::uint64_t first, std::uint64_t end, const std::byte* weights,
                   const float* state);
-  void give_up(std::size_t num_records, const Versions& versions);
+  void give_up(const Mergeable& records);
   void wait_for_fetches();
 
   static std::string damaged(const std::string& place, std::uint32_t table, std::uint64_t row);
@@ -314,6 +316,7 @@ class LogStore {
   RowLog log_;
   std::vector<Table> tables_;
   bool writable_;
+  std::size_t merge_bytes_;
   bool scanned_ = false;
   bool viewed_ = false;
   std::deque<RowLog::Live> unread_;  // of those that scan found, by whoever follows

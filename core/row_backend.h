@@ -45,6 +45,7 @@ struct Traffic {
   std::uint64_t updated_rows;
   std::uint64_t updated_row_bytes;  // of their images, as the log and home keep them
   std::uint64_t appended_bytes;  // to the row log
+  std::uint64_t merges;
   std::uint64_t merged_bytes;  // of the row log, folded home
   std::uint64_t home_bytes_read;  // by that
   std::uint64_t home_bytes_written;

@@ -71,6 +71,18 @@ void RowIndex::erase_if_equal(std::uint64_t row, std::uint64_t location) {
   close_gap(slot);
 }
 
+// The slots stay, for the rows that come.
+void RowIndex::erase_if(const std::function<bool(std::uint64_t location)>& is_forgotten) {
+  std::vector<Slot> kept;
+  for (const Slot& slot : slots_) {
+    const Entry entry = unpack(slot);
+    if (entry.location_plus_one != 0 && !is_forgotten(entry.location_plus_one - 1)) kept.push_back(slot);
+  }
+  std::fill(slots_.begin(), slots_.end(), Slot{});
+  for (const Slot& slot : kept) slots_[slot_of(unpack(slot).row)] = slot;
+  size_ = kept.size();
+}
+
 // An entry further on moves into the gap unless its run begins behind the gap.
 void RowIndex::close_gap(std::size_t gap) {
   const auto distance = [&](std::size_t from, std::size_t to) {

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -36,6 +37,8 @@ class RowIndex {
   }
   // Forgets `row` if that is where it is still said to be.
   void erase_if_equal(std::uint64_t row, std::uint64_t location);
+  // Forgets the rows of whose location that holds.
+  void erase_if(const std::function<bool(std::uint64_t location)>& is_forgotten);
   void clear();
 
   // All of them, in no order.

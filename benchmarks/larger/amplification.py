@@ -1,9 +1,10 @@
 """How many bytes go to the device for every byte of updated rows, by the log store's own arithmetic.
 
-A step appends one record: a header, eight bytes and an image a row. A merge takes the oldest records, keeps each row's
-newest version, and writes every block of home that one of those rows lies in. So what a merge costs depends on how many
-steps it takes at a time: hot rows are written once for all of them, and cold rows share blocks. All of it follows from
-the ids alone, which are replayed here; see core/row_image.h and core/format.h for the sizes.
+A step appends one record: a header, eight bytes and an image a row. A merge takes all records up to the newest dense
+state, and writes every block of home that one of their rows lies in. So what a merge costs depends on how many steps it
+takes at a time: hot rows are written once for all of them, and cold rows share blocks. How many bytes of the log that
+is, the merger finds out as it goes (core/log_merger.h), so it is taken from the run; all else follows from the ids
+alone, which are replayed here; see core/row_image.h and core/format.h for the sizes.
 """
 
 from __future__ import annotations
@@ -11,9 +12,6 @@ from __future__ import annotations
 import numpy as np
 
 from larger.workload import FileOfBatches
-
-MERGE_SHARE = 0.5
-"""Of the log that one merge takes."""
 
 _SECTOR_BYTES, _BLOCK_BYTES = 512, 4096
 _TAG_BYTES, _ROW_NUMBER_BYTES, _HEADER_BYTES, _SECTION_BYTES = 4, 8, 128, 64
@@ -48,10 +46,10 @@ def step_sizes(source: FileOfBatches) -> tuple[float, float]:
     return records / num_batches, rows * _image_bytes(source) / num_batches
 
 
-def predicted(source: FileOfBatches, log_bytes: int, merge_share: float = MERGE_SHARE) -> float:
-    """Write amplification: (appended + written home) / updated row bytes."""
+def predicted(source: FileOfBatches, bytes_per_merge: float) -> float:
+    """Write amplification: (appended + written home) / updated row bytes. bytes_per_merge: of the log."""
     appended_bytes, updated_bytes = step_sizes(source)
-    num_steps = max(1, round(merge_share * log_bytes / appended_bytes))
+    num_steps = max(1, round(bytes_per_merge / appended_bytes))
     home_bytes = _home_blocks(source, num_steps) * _BLOCK_BYTES / num_steps
     return (appended_bytes + home_bytes) / updated_bytes
 

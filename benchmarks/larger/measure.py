@@ -12,7 +12,9 @@ import resource
 import signal
 import statistics
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +25,12 @@ _TURNOVERS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """What is measured. fill_bytes: what must have been read before (0: nothing); log_bytes: what must have been
-    appended three times (0: nothing)."""
+class Warmup:
+    """What comes before. fill_bytes: what must have been read (0: nothing); log_bytes: what must have been appended
+    three times (0: nothing)."""
 
-    num_steps: int
-    min_warmup_steps: int
-    max_warmup_s: float
+    min_steps: int
+    max_seconds: float
     fill_bytes: int = 0
     log_bytes: int = 0
 
@@ -40,28 +41,39 @@ def device_bytes() -> dict[str, int]:
     return {"read": int(fields["read_bytes"]), "written": int(fields["write_bytes"])}
 
 
-def _is_steady(system: System, window: Window, row_bytes: int, begin_bytes: dict[str, int]) -> bool:
+def own_threads_cpu_s() -> dict[str, float]:
+    """CPU seconds by name of the core's background threads (hf-...), the kernel's part included."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it ended
+            name = (task / "comm").read_text().strip()
+            if name.startswith("hf-"):
+                seconds[name] += int((task / "schedstat").read_text().split()[0]) * 1e-9
+    return dict(seconds)
+
+
+def _is_steady(system: System, warmup: Warmup, row_bytes: int, begin_bytes: dict[str, int]) -> bool:
     traffic = system.traffic()
     if not traffic:
-        return device_bytes()["read"] - begin_bytes["read"] >= window.fill_bytes
-    turned_over = traffic["appended_bytes"] >= _TURNOVERS * window.log_bytes
+        return device_bytes()["read"] - begin_bytes["read"] >= warmup.fill_bytes
+    turned_over = traffic["appended_bytes"] >= _TURNOVERS * warmup.log_bytes
     # The store says how many rows its scratchpad has room for; what it keeps beside a row's own bytes is its affair.
-    rows_to_fill = traffic.get("scratchpad_rows", window.fill_bytes / row_bytes) if window.fill_bytes else 0
+    rows_to_fill = traffic.get("scratchpad_rows", warmup.fill_bytes / row_bytes) if warmup.fill_bytes else 0
     return turned_over and traffic["rows_fetched"] >= rows_to_fill
 
 
-def warm_up(system: System, window: Window, row_bytes: int) -> dict[str, Any]:
+def warm_up(system: System, warmup: Warmup, row_bytes: int) -> dict[str, Any]:
     """Trains until the system is steady."""
     begin, begin_bytes = time.perf_counter(), device_bytes()
     first_loss, num_steps, steady = 0.0, 0, False
-    while num_steps < window.min_warmup_steps or not steady:
+    while num_steps < warmup.min_steps or not steady:
         step = system.step()
         first_loss = step.loss if num_steps == 0 else first_loss
         num_steps += 1
         # the counters are cheap, but not free
-        if num_steps % 10 == 0 or num_steps == window.min_warmup_steps:
-            steady = _is_steady(system, window, row_bytes, begin_bytes)
-        if time.perf_counter() - begin > window.max_warmup_s and num_steps >= window.min_warmup_steps:
+        if num_steps % 10 == 0 or num_steps == warmup.min_steps:
+            steady = _is_steady(system, warmup, row_bytes, begin_bytes)
+        if time.perf_counter() - begin > warmup.max_seconds and num_steps >= warmup.min_steps:
             break
     return {
         "warmup_steps": num_steps,
@@ -71,38 +83,71 @@ def warm_up(system: System, window: Window, row_bytes: int) -> dict[str, Any]:
     }
 
 
-def measure(system: System, window: Window, row_bytes: int) -> dict[str, Any]:
-    """A window of steps in steady state. CPU seconds are of all threads of the process, the kernel's part included."""
-    warm = warm_up(system, window, row_bytes)
-    traffic, moved = system.traffic(), device_bytes()
-    cpu_begin, begin = time.process_time(), time.perf_counter()
-    step_ms: list[float] = []
-    steps: list[Step] = []
-    for _ in range(window.num_steps):
-        step_begin = time.perf_counter()
-        steps.append(system.step())
-        step_ms.append((time.perf_counter() - step_begin) * 1e3)
-    seconds, cpu_s = time.perf_counter() - begin, time.process_time() - cpu_begin
-    after, moved_after = system.traffic(), device_bytes()
-    lags = [step.lag for step in steps if step.lag is not None]
-    stages = {stage for step in steps for stage in step.stage_ms}
-    return warm | {
-        "steps": window.num_steps,
-        "step_ms": step_ms,
-        # Of the whole window, not of the median step: merges and dense states have their share in it.
-        "ms_per_step": seconds / window.num_steps * 1e3,
-        "cpu_s_per_step": cpu_s / window.num_steps,
-        "stage_ms": {s: statistics.median(step.stage_ms.get(s, 0.0) for step in steps) for s in sorted(stages)},
-        "lag_median": statistics.median(lags) if lags else None,
-        "lag_max": max(lags, default=None),
-        "last_loss": steps[-1].loss,
-        "traffic": {name: after[name] - traffic[name] for name in after},
-        "traffic_since_opening": after,
-        "device_bytes": {name: moved_after[name] - moved[name] for name in moved},
-        "peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "durable": system.durable,
-        "facts": system.facts(),
-    }
+class Measurement:
+    """A window of steps in steady state, taken in turns with other systems': ``turn`` after ``turn``, then ``result``.
+
+    Between turns the process may be stopped, threads and all; nothing that happens there is counted.
+    """
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._steps: list[Step] = []
+        self._step_ms: list[float] = []
+        self._sums: defaultdict[str, float] = defaultdict(float)
+
+    def turn(self, num_steps: int, num_settling: int) -> float:
+        """Takes ``num_steps`` steps after ``num_settling`` that do not count: they bring the processor's caches back.
+        Returns how many milliseconds a step took."""
+        for _ in range(num_settling):
+            self._system.step()
+        before, begin = self._counters(), time.perf_counter()
+        for _ in range(num_steps):
+            step_begin = time.perf_counter()
+            self._steps.append(self._system.step())
+            self._step_ms.append((time.perf_counter() - step_begin) * 1e3)
+        seconds = time.perf_counter() - begin
+        after = self._counters()
+        self._sums["seconds"] += seconds
+        for name, value in after.items():
+            self._sums[name] += value - before.get(name, 0.0)
+        return seconds / num_steps * 1e3
+
+    def _counters(self) -> dict[str, float]:
+        """Everything that only grows; names say whose it is: ``traffic/rows_hit``."""
+        kinds: dict[str, Mapping[str, float]] = {
+            "traffic": self._system.traffic(),
+            "device_bytes": device_bytes(),
+            "thread_cpu_s": own_threads_cpu_s(),
+        }
+        named = {f"{kind}/{name}": value for kind, values in kinds.items() for name, value in values.items()}
+        return named | {"cpu_s": time.process_time()}
+
+    def _sums_of(self, kind: str) -> dict[str, float]:
+        return {name.split("/")[1]: value for name, value in self._sums.items() if name.startswith(f"{kind}/")}
+
+    def result(self) -> dict[str, Any]:
+        """CPU seconds are of all threads of the process, the kernel's part included."""
+        steps, num_steps = self._steps, len(self._steps)
+        lags = [step.lag for step in steps if step.lag is not None]
+        stages = {stage for step in steps for stage in step.stage_ms}
+        return {
+            "steps": num_steps,
+            "step_ms": self._step_ms,
+            # Of the whole window, not of the median step: merges and dense states have their share in it.
+            "ms_per_step": self._sums["seconds"] / num_steps * 1e3,
+            "cpu_s_per_step": self._sums["cpu_s"] / num_steps,
+            "thread_cpu_s": self._sums_of("thread_cpu_s"),
+            "stage_ms": {s: statistics.median(step.stage_ms.get(s, 0.0) for step in steps) for s in sorted(stages)},
+            "lag_median": statistics.median(lags) if lags else None,
+            "lag_max": max(lags, default=None),
+            "last_loss": steps[-1].loss,
+            "traffic": self._sums_of("traffic"),
+            "traffic_since_opening": self._system.traffic(),
+            "device_bytes": self._sums_of("device_bytes"),
+            "peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "durable": self._system.durable,
+            "facts": self._system.facts(),
+        }
 
 
 def fill_log_and_die(system: System, log_bytes: int, say: Callable[[dict[str, Any]], None]) -> None:

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 SYSTEMS = ("dram", "look_forward", "lru", "static", "mmap", "rocksdb")
 MODES = ("steady", "die", "open")
+_SETTLING_STEPS = 3
 PACKAGES = Path(__file__).parents[2] / "build/larger"
 
 
@@ -34,6 +36,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--window", type=int, default=8)
     parser.add_argument("--dense-interval", type=int, default=1)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument(
+        "--turns",
+        action="store_true",
+        help="when steady, print a line; then take as many steps as each line of the input says, and print a line",
+    )
     parser.add_argument("--warmup", type=int, default=20, help="steps, at least")
     parser.add_argument("--max-warmup-s", type=float, default=300.0)
     parser.add_argument("--fill-bytes", type=int, default=0, help="to be fetched before anything is measured")
@@ -75,7 +82,7 @@ def _measure(arguments: argparse.Namespace, say: Callable[[dict[str, Any]], None
 
     from holdfast import _core
     from holdfast.reproducibility import keep_freed_memory
-    from larger.measure import Window, fill_log_and_die, measure, time_opening
+    from larger.measure import Measurement, Warmup, fill_log_and_die, time_opening, warm_up
     from larger.memory_limit import MemoryLimit
     from larger.systems import open_pool
 
@@ -92,14 +99,21 @@ def _measure(arguments: argparse.Namespace, say: Callable[[dict[str, Any]], None
         system = _make(arguments, workload, source, settings)
         if arguments.mode == "die":
             fill_log_and_die(system, arguments.log_bytes, say)
-        window = Window(
-            num_steps=arguments.steps,
-            min_warmup_steps=arguments.warmup,
-            max_warmup_s=arguments.max_warmup_s,
+        warmup = Warmup(
+            min_steps=arguments.warmup,
+            max_seconds=arguments.max_warmup_s,
             fill_bytes=arguments.fill_bytes,
             log_bytes=arguments.log_bytes,
         )
-        result = measure(system, window, workload.row_bytes)
+        warm = warm_up(system, warmup, workload.row_bytes)
+        measurement = Measurement(system)
+        if arguments.turns:
+            say(warm)
+            for line in sys.stdin:
+                say({"ms": measurement.turn(int(line), _SETTLING_STEPS)})
+        else:
+            measurement.turn(arguments.steps, 0)
+        result = warm | measurement.result()
         system.close()
         return result | {"memory": limit.facts() if limit else None, "num_batches": source.num_batches}
     finally:

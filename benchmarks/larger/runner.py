@@ -17,10 +17,12 @@ from typing import Any
 import machine
 from larger.limits import Disk, Mix
 from larger.memory_limit import remove_group_of
+from larger.turns import Child, Turns
 from larger.workload import FileOfBatches, Workload, make_workload, write_ids
 
 _BENCHMARKS = Path(__file__).parents[1]
 _TIMEOUT_S = 3600
+_ROUNDS = 10
 _ALLOWANCE_BYTES = {"kaggle": 512 << 20, "rm1": 768 << 20, "rm3": 1024 << 20}
 SECTIONS = ("limits", "roofline", "caches", "outsiders", "commit", "amplification", "recovery")
 
@@ -105,19 +107,42 @@ class Runner:
                 self.results[key] = measure()
             except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
                 self.results[key] = {"error": f"{type(error).__name__}: {error}"}
-            self._busy.append({"key": key, **others})
-            now, failed = time.monotonic(), self.results[key].get("error", "").strip().splitlines()
-            print(
-                f"[{now - self._begin:5.0f} s] {key} ({now - started:.1f} s; others used {others['cpus']:.2f} CPUs "
-                f"before){f' FAILED: {failed[-1]}' if failed else ''}",
-                file=sys.stderr,
-                flush=True,
-            )
+            self._keep(key, self.results[key], others, started)
         return self.results[key]
+
+    def _keep(self, key: str, result: dict[str, Any], others: dict[str, Any], started: float) -> None:
+        self.results[key] = result
+        self._busy.append({"key": key, **others})
+        now, failed = time.monotonic(), result.get("error", "").strip().splitlines()
+        self._say(
+            f"{key} ({now - started:.1f} s; others used {others['cpus']:.2f} CPUs before)"
+            f"{f' FAILED: {failed[-1]}' if failed else ''}"
+        )
+
+    def _say(self, what: str) -> None:
+        print(f"[{time.monotonic() - self._begin:5.0f} s] {what}", file=sys.stderr, flush=True)
 
     def measure(self, key: str, run: Run) -> dict[str, Any]:
         """A window of steps in steady state; see measure.py."""
-        return self.once(key, lambda: self._alone(key, run))
+        self.side_by_side({key: run})
+        return self.results[key]
+
+    def side_by_side(self, runs: dict[str, Run]) -> None:
+        """The same of several, in turns; see turns.py. What was measured before is not measured again."""
+        missing = {key: run for key, run in runs.items() if key not in self.results}
+        if not missing:
+            return
+        others, started = machine.others_busy(), time.monotonic()
+        directories = {key: self._directory(run) for key, run in missing.items()}
+        try:
+            found = Turns({key: run.steps for key, run in missing.items()}, self._say).take(
+                lambda key: self._turn_taker(key, missing[key], directories[key]), _ROUNDS if len(missing) > 1 else 1
+            )
+        finally:
+            for directory in directories.values():
+                shutil.rmtree(directory)
+        for key, result in found.items():
+            self._keep(key, result, others, started)
 
     def mixed(self, key: str, mix: Mix, file_bytes: int) -> dict[str, Any]:
         """What the disk reaches at that mix."""
@@ -146,17 +171,16 @@ class Runner:
             path.unlink()
         self._ids.clear()
 
-    def _alone(self, key: str, run: Run) -> dict[str, Any]:
-        directory = self._directory(run)
-        try:
-            return self._child(key, run, directory)
-        finally:
-            shutil.rmtree(directory)
+    def _turn_taker(self, key: str, run: Run, directory: Path) -> Child:
+        self.source(run.workload, run.num_batches)
+        self._commands[key] = [*self._command(run, directory), "--turns"]
+        return Child(self._commands[key], _BENCHMARKS)
 
     def _directory(self, run: Run) -> Path:
         return Path(tempfile.mkdtemp(dir=self._memory_root if run.system == "dram" else self._root))
 
     def _child(self, key: str, run: Run, directory: Path, *more: str) -> dict[str, Any]:
+        """A process that is no measurement of steps."""
         self.source(run.workload, run.num_batches)
         command = [*self._command(run, directory), *more]
         self._commands[key] = command

@@ -37,8 +37,9 @@ _AMOUNTS = {
 _QUICK = _Amount(20, 200)
 # So few batches that all their rows stay in the scratchpad: what is left of the log store is committing.
 _COMMIT_BATCHES = {"kaggle": 32, "rm1": 10, "rm3": 24}
-# A log must have room for six steps, which of rm1 are 83 MB.
-_LOG_BYTES, _QUICK_LOG_BYTES = 512 << 20, 128 << 20
+# The default's size. Steps of rm1 are 83 MB: its log has room for as many as it takes for rows to be superseded in it.
+_LOG_BYTES, _QUICK_LOG_BYTES = {"rm1": 4 << 30}, 128 << 20
+_DEFAULT_LOG_BYTES = 1 << 30
 _AMPLIFICATION_BYTES = tuple(size << 20 for size in (256, 512, 1024, 2048, 4096))
 _QUICK_AMPLIFICATION_BYTES = tuple(size << 20 for size in (128, 256))
 # rm1 turns a log over in the fewest steps.
@@ -56,14 +57,18 @@ def _run(runner: Runner, system: str, workload: Workload, name: str, **changes: 
         "num_batches": amount.batches,
         "steps": amount.steps,
         "warmup": 10 if quick else 50,
-        "log_bytes": _QUICK_LOG_BYTES if quick else _LOG_BYTES,
+        "log_bytes": _QUICK_LOG_BYTES if quick else _LOG_BYTES.get(name, _DEFAULT_LOG_BYTES),
         "max_warmup_s": warmup_s,
     }
     return Run(**(values | changes))
 
 
-def _train(runner: Runner, system: str, name: str) -> dict[str, Any]:
-    return runner.measure(f"{system}/{name}", _run(runner, system, workload_of(runner, name), name))
+def _side_by_side(runner: Runner, name: str) -> None:
+    """Results ``system/name`` of the systems that are compared within a tenth."""
+    workload = workload_of(runner, name)
+    caches_too = name == "kaggle" and "caches" in runner.options.sections
+    systems = ("dram", "look_forward", "lru", "static") if caches_too else ("dram", "look_forward")
+    runner.side_by_side({f"{system}/{name}": _run(runner, system, workload, name) for system in systems})
 
 
 def limits(runner: Runner) -> None:
@@ -79,9 +84,8 @@ def _limits(runner: Runner) -> dict[str, Any]:
 def roofline(runner: Runner) -> None:
     """Every workload in DRAM and on the log store, and what the disk reaches at the mix of I/O that was seen."""
     for name in runner.options.workloads:
-        _train(runner, "dram", name)
-        found = _train(runner, "look_forward", name)
-        mix = mix_of(found.get("traffic", {}))
+        _side_by_side(runner, name)
+        mix = mix_of(runner.results[f"look_forward/{name}"].get("traffic", {}))
         if mix is not None:
             runner.mixed(f"mixed/{name}", mix, max(workload_of(runner, name).table_bytes, 64 << 20))
 
@@ -105,14 +109,13 @@ def mix_of(traffic: dict[str, float]) -> Mix | None:
 
 def caches(runner: Runner) -> None:
     """Look-forward beside LRU and static: on kaggle, and where fetching on demand takes as long as computing."""
-    for system in ("dram", "look_forward", "lru", "static"):
-        _train(runner, system, "kaggle")
+    _side_by_side(runner, "kaggle")
     share = balanced_share(runner)
     if share is None:
         return
     workload = workload_of(runner, "kaggle", uniform_share=share)
-    for system in ("dram", "look_forward", "lru", "static"):
-        runner.measure(f"{system}/balanced", _run(runner, system, workload, "balanced"))
+    systems = ("dram", "look_forward", "lru", "static")
+    runner.side_by_side({f"{system}/balanced": _run(runner, system, workload, "balanced") for system in systems})
 
 
 def balanced_share(runner: Runner) -> float | None:
@@ -120,7 +123,7 @@ def balanced_share(runner: Runner) -> float | None:
 
     Of uniform ids nine in ten miss a scratchpad of a tenth; of the others as many as LRU was seen to miss.
     """
-    dram, lru, disk = _train(runner, "dram", "kaggle"), _train(runner, "lru", "kaggle"), _limits(runner)
+    dram, lru, disk = runner.results["dram/kaggle"], runner.results["lru/kaggle"], _limits(runner)
     if any("error" in result for result in (dram, lru, disk)):
         return None
     ids = workload_of(runner, "kaggle").ids_per_batch
@@ -132,8 +135,10 @@ def balanced_share(runner: Runner) -> float | None:
 def outsiders(runner: Runner) -> None:
     """Mapped files and RocksDB, with as much memory as the log store."""
     for name in runner.options.workloads:
-        for system in ("look_forward", *OUTSIDERS):
-            _train(runner, system, name)
+        _side_by_side(runner, name)
+        # Not in turns: the kernel writes a mapped file's pages back while its process is stopped.
+        for system in OUTSIDERS:
+            runner.measure(f"{system}/{name}", _run(runner, system, workload_of(runner, name), name))
 
 
 def commit(runner: Runner) -> None:
@@ -141,10 +146,13 @@ def commit(runner: Runner) -> None:
     for name in runner.options.workloads:
         if name in COMMIT_WORKLOADS:
             workload = workload_of(runner, name)
-            for system in ("dram", "look_forward"):
-                batches = 4 if runner.options.quick else _COMMIT_BATCHES[name]
-                run = _run(runner, system, workload, name, num_batches=batches, fill=False)
-                runner.measure(f"commit/{system}/{name}", run)
+            batches = 4 if runner.options.quick else _COMMIT_BATCHES[name]
+            runner.side_by_side(
+                {
+                    f"commit/{system}/{name}": _run(runner, system, workload, name, num_batches=batches, fill=False)
+                    for system in ("dram", "look_forward")
+                }
+            )
     _limits(runner)
 
 
@@ -158,13 +166,15 @@ def amplification(runner: Runner) -> None:
     appended_bytes, _ = step_sizes(source)
     for log_bytes in _QUICK_AMPLIFICATION_BYTES if quick else _AMPLIFICATION_BYTES:
         key = f"amplification/{log_bytes >> 20}"
-        runner.once(f"{key}/predicted", lambda size=log_bytes: {"value": predicted(source, size)})  # type: ignore[misc]
         steps = max(10, round(log_bytes / appended_bytes))
         run = _run(
             runner, "look_forward", workload, _AMPLIFICATION_WORKLOAD, num_batches=num_batches, steps=steps,
             log_bytes=log_bytes,
         )  # fmt: skip
-        runner.measure(key, run)
+        traffic = runner.measure(key, run).get("traffic_since_opening", {})
+        if traffic.get("merges"):
+            size = traffic["merged_bytes"] / traffic["merges"]
+            runner.once(f"{key}/predicted", lambda size=size: {"value": predicted(source, size)})  # type: ignore[misc]
 
 
 def recovery(runner: Runner) -> None:

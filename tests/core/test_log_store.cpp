@@ -320,17 +320,17 @@ class Subject {
     durable = step;
     CHECK(store->durable_step() >= durable);
   }
-  std::uint64_t merge(std::uint64_t limit, std::uint64_t max_bytes) {
+  std::uint64_t merge(std::uint64_t limit) {
     floor = std::max(floor, limit);
     const std::uint64_t used_bytes = store->used_bytes();
-    const std::uint64_t merged_bytes = store->merge(limit, max_bytes);
+    const std::uint64_t merged_bytes = store->merge(limit);
     CHECK(store->used_bytes() + merged_bytes <= used_bytes && store->used_bytes() <= store->ring_bytes());
     return merged_bytes;
   }
   void append_with_room(std::size_t most_rows) {
     if (append(most_rows)) return;
     sync();
-    merge(durable, every_step);
+    merge(durable);
     CHECK(append(most_rows));  // an empty ring has room
   }
   void fetch_some() {
@@ -398,11 +398,11 @@ void live_at_random(Subject& subject, std::size_t most_rows) {
       case 2: subject.append_with_room(most_rows); break;
       case 3: subject.sync(); break;
       case 4: {
-        // Beyond what is durable, too: only that is merged, and only by that is a row superseded.
+        // Beyond what is durable, too: only that is merged.
         const std::uint64_t newest = subject.random() % 2 == 0 ? subject.durable : subject.last_attempted;
         const std::uint64_t limit =
             subject.floor + subject.random() % (std::max(newest, subject.floor) - subject.floor + 1);
-        subject.merge(limit, subject.random() % 20000);
+        subject.merge(limit);
         break;
       }
       case 5: subject.list_touched(); break;
@@ -424,7 +424,7 @@ void random_lives_agree_with_the_model(std::uint64_t seed, std::uint64_t ring_by
       subject.fetch_all();
       if (subject.random() % 3 == 0) {
         subject.disk.crash_in = 1 + subject.random() % 60;
-        subject.merge(std::max(subject.last_attempted, subject.floor), subject.random() % 20000);
+        subject.merge(std::max(subject.last_attempted, subject.floor));
         subject.fetch_all();
       }
     } catch (const Crash&) {
@@ -469,9 +469,9 @@ void a_full_ring_says_so_until_it_is_merged(std::uint64_t seed) {
   Subject subject(one_table(), 64 << 10, buffered(), seed);
   while (subject.append(100)) {
   }
-  CHECK(subject.merge(every_step - 1, every_step) == 0);  // nothing is durable: nothing may be merged
+  CHECK(subject.merge(every_step - 1) == 0);  // nothing is durable: nothing may be merged
   subject.sync();
-  CHECK(subject.merge(every_step - 1, every_step) > 0);
+  CHECK(subject.merge(every_step - 1) > 0);
   CHECK(subject.store->index_entries() == 0);
   CHECK(subject.append(100));
   subject.fetch_all();
@@ -484,7 +484,7 @@ void nothing_goes_before_recovery() {
   CHECK(kind_thrown_by([&] { store.fetch({}); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.append(store.pack(mark_of(1), {})); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.sync(); }) == ErrorKind::step);
-  CHECK(kind_thrown_by([&] { store.merge(1, 1); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.merge(1); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.touched_rows(0, 0, 1); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { LogStore::create(directory.path(), one_table(), 4095, Caching::buffered); }) ==
         ErrorKind::exists);
@@ -530,7 +530,7 @@ void a_store_opened_for_reading_never_writes(std::uint64_t seed) {
   Subject subject(one_table(), 64 << 10, buffered(), seed);
   make_three_records(subject);
   CHECK(subject.store->used_bytes() == 3 * 4096);
-  subject.merge(1, 1);
+  subject.merge(1);
   CHECK(subject.store->used_bytes() == 2 * 4096);
   subject.crash();
   const auto modified = [&](const char* name) { return std::filesystem::last_write_time(subject.file(name)); };
@@ -556,7 +556,7 @@ void a_store_opened_for_reading_never_writes(std::uint64_t seed) {
   CHECK(kind_thrown_by([&] { store.roll_back(1); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.append(store.pack(mark_of(4), {})); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.sync(); }) == ErrorKind::step);
-  CHECK(kind_thrown_by([&] { store.merge(3, every_step); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.merge(3); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.import_rows(0, 0, {}, {}); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.sync_home(); }) == ErrorKind::step);
   CHECK((before == std::array{modified("row-log-0000"), modified("shard-0000/table-0000.home")}));
@@ -585,11 +585,11 @@ void a_full_medium_changes_nothing(std::uint64_t seed) {
   CHECK(subject.append(50));
   subject.sync();
   subject.disk.fail_next_write = ErrorKind::full;
-  CHECK(kind_thrown_by([&] { subject.merge(subject.durable, every_step); }) == ErrorKind::full);
+  CHECK(kind_thrown_by([&] { subject.merge(subject.durable); }) == ErrorKind::full);
   subject.fetch_all();
   CHECK(subject.append(50));
   subject.sync();
-  CHECK(subject.merge(subject.durable, every_step) > 0);
+  CHECK(subject.merge(subject.durable) > 0);
   subject.fetch_all();
   subject.crash();
   subject.open(every_step);
@@ -616,7 +616,7 @@ void any_other_failure_stops_the_store(std::uint64_t seed) {
     const std::uint64_t next = subject.store->last().step + 1;
     CHECK(kind_thrown_by([&] { subject.store->append(subject.store->pack(mark_of(next), {})); }) == ErrorKind::failed);
     CHECK(kind_thrown_by([&] { subject.store->sync(); }) == ErrorKind::failed);
-    CHECK(kind_thrown_by([&] { subject.store->merge(1, 1); }) == ErrorKind::failed);
+    CHECK(kind_thrown_by([&] { subject.store->merge(1); }) == ErrorKind::failed);
     subject.model = before;
     subject.fetch_all();
     subject.crash();
@@ -629,9 +629,9 @@ void any_other_failure_stops_the_store(std::uint64_t seed) {
 void a_failed_read_leaves_the_store_usable(std::uint64_t seed) {
   Subject subject(one_table(), 64 << 10, buffered(), seed);
   make_three_records(subject);
-  subject.merge(1, 1);
+  subject.merge(1);
   for (const auto& verb : std::vector<std::function<void()>>{
-           [&] { subject.fetch_all(); }, [&] { subject.list_touched(); }, [&] { subject.merge(2, 1); }}) {
+           [&] { subject.fetch_all(); }, [&] { subject.list_touched(); }, [&] { subject.merge(2); }}) {
     subject.disk.fail_next_read = true;
     CHECK(kind_thrown_by(verb) == ErrorKind::failed);
     verb();
@@ -642,41 +642,22 @@ void a_failed_read_leaves_the_store_usable(std::uint64_t seed) {
 }
 
 // Rows 1, 5 and 100 are in each of the steps 1, 2 and 3.
-void a_superseded_row_is_not_written_home(std::uint64_t seed) {
-  Subject subject(one_table(), 64 << 10, buffered(), seed);
-  make_three_records(subject);
-  const auto counted = [&] {
+void a_row_is_written_home_once_whatever_steps_have_it(std::uint64_t seed) {
+  for (const std::uint64_t limit : {2, 3}) {  // of the rows' newest versions, step 3's, the limit is before, or not
+    Subject subject(one_table(), 64 << 10, buffered(), seed);
+    make_three_records(subject);
+    subject.merge(limit);
     const LogStoreCounters counters = subject.store->counters();
-    return std::array{counters.merged_rows, counters.superseded_rows, counters.home_sectors_changed};
-  };
-  subject.merge(2, 1);  // step 1, and step 2 stays
-  CHECK((counted() == std::array<std::uint64_t, 3>{0, 3, 0}));
-  CHECK(subject.store->merged_step() == 2 && subject.store->index_entries() == 3);
-  subject.fetch_all();
-  subject.merge(2, 1);  // step 2, and step 3 may be forgotten
-  CHECK((counted() == std::array<std::uint64_t, 3>{3, 3, 2}));
-  CHECK(subject.store->index_entries() == 3);
-  subject.crash();
-  CHECK(kind_thrown_by([&] { subject.open(1); }) == ErrorKind::step);
-  subject.open(2);
-  CHECK(subject.store->index_entries() == 0);
-  subject.fetch_all();
-}
-
-void what_supersedes_is_not_forgotten(std::uint64_t seed) {
-  Subject subject(one_table(), 64 << 10, buffered(), seed);
-  make_three_records(subject);
-  subject.crash();
-  subject.open(every_step);
-  subject.merge(2, 1);
-  CHECK(subject.store->counters().superseded_rows == 3);
-  CHECK(kind_thrown_by([&] { subject.store->roll_back(1); }) == ErrorKind::step);  // where the rows' versions are gone
-  subject.store->roll_back(2);
-  subject.went_back_to(2);
-  subject.fetch_all();
-  subject.crash();
-  subject.open(2);
-  subject.fetch_all();
+    CHECK(counters.merged_rows == 3 && counters.superseded_rows == 3 * (limit - 1));
+    CHECK(counters.home_sectors_changed == 2);
+    CHECK(subject.store->merged_step() == limit && subject.store->index_entries() == (limit == 2 ? 3 : 0));
+    subject.fetch_all();
+    subject.crash();
+    CHECK(kind_thrown_by([&] { subject.open(limit - 1); }) == ErrorKind::step);
+    subject.open(limit);
+    CHECK(subject.store->index_entries() == 0);
+    subject.fetch_all();
+  }
 }
 
 // Three steps of every table, durable; then a merge of them.
@@ -685,7 +666,7 @@ struct BeforeMerge {
     for (int i = 0; i < 3; ++i) subject.append_with_room(50);
     subject.sync();
   }
-  void merge() { CHECK(subject.merge(subject.durable, every_step) > 0); }
+  void merge() { CHECK(subject.merge(subject.durable) > 0); }
   Subject subject;
 };
 
@@ -796,13 +777,13 @@ void a_sparse_home_on_a_full_file_system_waits_for_space(std::uint64_t seed) {
   };
   append(1);
   medium.fill();
-  CHECK(kind_thrown_by([&] { store.merge(1, every_step); }) == ErrorKind::full);
+  CHECK(kind_thrown_by([&] { store.merge(1); }) == ErrorKind::full);
   CHECK(store.merged_step() == 0);
   fetch_touched();
   append(2);  // the ring has its space
-  CHECK(kind_thrown_by([&] { store.merge(2, every_step); }) == ErrorKind::full);
+  CHECK(kind_thrown_by([&] { store.merge(2); }) == ErrorKind::full);
   std::filesystem::remove(medium.ballast());
-  CHECK(store.merge(2, every_step) > 0);
+  CHECK(store.merge(2) > 0);
   CHECK(store.merged_step() == 2 && store.index_entries() == 0);
   fetch_touched();
 }
@@ -812,7 +793,7 @@ void going_back_below_what_is_merged_is_refused(std::uint64_t seed) {
   for (int i = 0; i < 4; ++i) subject.append_with_room(20);
   CHECK(kind_thrown_by([&] { subject.store->roll_back(0); }) == ErrorKind::step);  // after an append
   subject.sync();
-  subject.merge(subject.durable, every_step);
+  subject.merge(subject.durable);
   subject.crash();
   CHECK(kind_thrown_by([&] { subject.open(0); }) == ErrorKind::step);
   subject.open(every_step);
@@ -831,7 +812,7 @@ void flip(const std::string& name, std::uint64_t offset) {
 void what_a_merged_record_said_outlives_it(std::uint64_t seed) {
   Subject subject(one_table(), 64 << 10, buffered(), seed);
   make_three_records(subject);
-  subject.merge(2, every_step);
+  subject.merge(2);
   subject.store->sync();
   subject.crash();
   subject.open(2);  // back to a record that is merged: only its successor names it
@@ -882,7 +863,7 @@ void damage_is_told_from_a_torn_tail(std::uint64_t seed) {
 void a_damaged_row_at_home_is_named(std::uint64_t seed) {
   Subject subject(one_table(), 64 << 10, buffered(), seed);
   make_three_records(subject);
-  subject.merge(3, every_step);
+  subject.merge(3);
   subject.fetch_all();
   const std::string home = subject.file("shard-0000/table-0000.home");
   for (const std::uint64_t row : {std::uint64_t{5}, std::uint64_t{6}}) {  // one that was written, one that was not
@@ -913,7 +894,7 @@ std::vector<std::string> problems_of(const Subject& subject) {
 void verification_names_every_damage(std::uint64_t seed) {
   Subject subject(one_table(), 64 << 10, buffered(), seed);
   make_three_records(subject);
-  subject.merge(2, every_step);
+  subject.merge(2);
   subject.crash();
   subject.open(every_step);  // record 3 is believed without a look at its images now
   subject.crash();
@@ -1037,8 +1018,7 @@ class Merger {
           std::mt19937_64 random(seed);
           while (!stop_) {
             const std::uint64_t lag = room_is_wanted ? 0 : random() % 4;
-            store.merge(std::max(store.durable_step(), lag) - lag, 1 + random() % 30000,
-                        [&] { return room_is_wanted || random() % 2 == 0; });
+            store.merge(std::max(store.durable_step(), lag) - lag, [&] { return room_is_wanted || random() % 2 == 0; });
           }
         }) {}
   ~Merger() {
@@ -1057,7 +1037,9 @@ void readers_beside_the_writer_see_whole_rows(std::uint64_t seed, BlockQueue::Wa
   const std::vector<RowTable> tables = {table_of(0, 200, 200, RowDtype::f32, RowOptimizer::sgd)};
   const TemporaryDirectory directory;
   LogStore::create(directory.path(), tables, 128 << 10, Caching::buffered);
-  LogStore store(directory.path(), tables, buffered(way));
+  LogStoreOptions options = buffered(way);
+  options.merge_bytes = 20000;  // several ranges of rows, one after the other, while new versions come in
+  LogStore store(directory.path(), tables, options);
   store.recover(1, every_step);
   std::mt19937_64 random(seed);
   Readers readers(store, tables[0], seed);
@@ -1143,7 +1125,7 @@ void a_merge_waits_for_the_fetches_before_it() {
   gated.store->sync();
   OwnedRows wanted(0, one_table()[0], {1});
   std::thread fetch = gated.gate.begin_fetch(*gated.store, wanted);
-  std::thread merge([&] { CHECK(gated.store->merge(1, every_step) == 4096); });
+  std::thread merge([&] { CHECK(gated.store->merge(1) == 4096); });
   std::this_thread::sleep_for(std::chrono::milliseconds(30));
   CHECK(!gated.gate.home_written);
   gated.gate.open = true;
@@ -1159,7 +1141,7 @@ void an_extent_that_is_being_read_is_not_used_again() {
   OwnedRows wanted(0, one_table()[0], {1});
   std::thread fetch;
   gated.gate.on_home_write = [&] { fetch = gated.gate.begin_fetch(*gated.store, wanted); };
-  CHECK(gated.store->merge(1, every_step) == 4096);
+  CHECK(gated.store->merge(1) == 4096);
   CHECK(gated.store->index_entries() == 0);
   CHECK(!gated.append(2));
   gated.gate.open = true;
@@ -1205,7 +1187,7 @@ void a_step_that_updated_nothing_is_a_record_too(std::uint64_t seed) {
   subject.open(every_step);
   CHECK(subject.store->last() == mark_of(4));
   subject.fetch_all();
-  CHECK(subject.merge(4, every_step) == 4 * 4096);
+  CHECK(subject.merge(4) == 4 * 4096);
   subject.fetch_all();
 }
 
@@ -1215,7 +1197,7 @@ void imported_rows_are_home(std::uint64_t seed) {
   subject.append_with_room(50);  // rows that the import's edges keep
   CHECK(kind_thrown_by([&] { subject.store->import_rows(0, 0, {}, {}); }) == ErrorKind::step);
   subject.sync();
-  subject.merge(subject.durable, every_step);
+  subject.merge(subject.durable);
   for (int i = 0; i < 40; ++i) {
     const auto t = static_cast<std::uint32_t>(subject.random() % tables.size());
     const std::uint64_t first = subject.random() % tables[t].num_rows;
@@ -1278,7 +1260,7 @@ void touched_rows_of_a_large_table_are_found(std::uint64_t seed) {
   for (int i = 0; i < 6; ++i) {
     subject.append_with_room(2000);
     subject.sync();
-    if (i % 2 == 0) subject.merge(subject.durable, every_step);
+    if (i % 2 == 0) subject.merge(subject.durable);
   }
   subject.list_touched();
   CHECK(subject.store->touched_rows(0, 3000000, 10).empty());
@@ -1288,7 +1270,7 @@ void touched_rows_of_a_large_table_are_found(std::uint64_t seed) {
 void counters_say_what_was_written(std::uint64_t seed) {
   Subject subject(one_table(), 64 << 10, buffered(), seed);
   make_three_records(subject);
-  subject.merge(3, every_step);
+  subject.merge(3);
   const LogStoreCounters counters = subject.store->counters();
   CHECK(counters.appended_rows == 9 && counters.appended_bytes == 3 * 4096);
   CHECK(counters.merged_bytes == 3 * 4096 && subject.store->used_bytes() == 0);
@@ -1326,8 +1308,7 @@ int main(int argc, char** argv) {
   run("a merge on a full medium", a_merge_that_finds_the_medium_full_anywhere_can_be_done_again);
   run("a full file system", a_sparse_home_on_a_full_file_system_waits_for_space);
   run("going back below what is merged", going_back_below_what_is_merged_is_refused);
-  run("superseded rows", a_superseded_row_is_not_written_home);
-  run("what supersedes", what_supersedes_is_not_forgotten);
+  run("rows that many steps have", a_row_is_written_home_once_whatever_steps_have_it);
   run("what a merged record said", what_a_merged_record_said_outlives_it);
   run("damage or torn tail", damage_is_told_from_a_torn_tail);
   run("a damaged row at home", a_damaged_row_at_home_is_named);
@@ -1348,7 +1329,9 @@ int main(int argc, char** argv) {
       [](std::uint64_t s) { readers_beside_the_writer_see_whole_rows(s, BlockQueue::Way::threads, 200); });
   using Place = TemporaryDirectory::Place;
   random_lives_agree_with_the_model(seed, 192 << 10, 20, 60, buffered(), Place::memory);
-  random_lives_agree_with_the_model(seed + 1, 1 << 20, 40, 40, buffered(), Place::memory);
+  LogStoreOptions in_small_parts = buffered();
+  in_small_parts.merge_bytes = 2000;
+  random_lives_agree_with_the_model(seed + 1, 1 << 20, 40, 40, in_small_parts, Place::memory);
   random_lives_agree_with_the_model(seed + 2, 192 << 10, 20, 20, buffered(BlockQueue::Way::threads), Place::memory);
   try {
     random_lives_agree_with_the_model(seed + 3, 192 << 10, 20, 4, LogStoreOptions{}, Place::disk);

@@ -48,6 +48,12 @@ void random_calls_agree_with_a_map(std::mt19937_64& random) {
       }
     }
     check_same(index, model, rows);
+    if (round % 8 == 7) {
+      const auto is_forgotten = [](std::uint64_t location) { return location % 3 == 0; };
+      index.erase_if(is_forgotten);
+      std::erase_if(model, [&](const auto& entry) { return is_forgotten(entry.second); });
+      check_same(index, model, rows);
+    }
   }
   index.clear();
   check_same(index, {}, rows);

@@ -34,7 +34,8 @@ def system(ms: float, cpu_s: float, traffic: dict[str, Any] | None = None) -> di
     return {
         "steps": 10,
         "ms_per_step": ms,
-        "cpu_s_per_step": cpu_s,
+        "cpu_s_per_step": 0.08,  # of the process: OpenMP's idle threads are in it
+        "thread_cpu_s": {"hf-commit": 4 * cpu_s, "hf-exchange": 6 * cpu_s},
         "lag_median": 1,
         "traffic": traffic or {},
         "traffic_since_opening": traffic or {},

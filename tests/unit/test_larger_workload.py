@@ -108,4 +108,4 @@ def test_predicted_write_amplification_counts_every_block_once(tmp_path: Path) -
         for row in ids.ravel().tolist()
     }
     expected = (appended_bytes + len(blocks) * 4096 / 2) / updated_bytes
-    assert predicted(source, round(4 * appended_bytes), merge_share=0.5) == pytest.approx(expected)
+    assert predicted(source, 2 * appended_bytes) == pytest.approx(expected)

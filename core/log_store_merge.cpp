@@ -1,0 +1,297 @@
+// The log store's way home that a merge takes: table by table, and a large table a range of rows at a time, it collects
+// the newest versions that the records have, and writes them.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "error.h"
+#include "log_record.h"
+#include "log_store.h"
+#include "sector_runs.h"
+
+namespace holdfast {
+
+using format::RowLogSection;
+using log_record::sections_of;
+
+namespace {
+
+constexpr std::size_t buffer_bytes = std::size_t{8} << 20;  // of sectors, read and written at once
+constexpr std::size_t rows_looked_up_at_once = 4096;  // under the lock of the index, which fetches want
+constexpr int naps_per_part = 3;  // of a merge that is not urgent, each as long as the part took
+
+// Bytes of a record, and the sectors of the log around them.
+struct Extent {
+  std::uint64_t begin;
+  std::uint64_t end;
+
+  std::uint64_t first_sector() const { return begin / format::sector_bytes * format::sector_bytes; }
+  std::size_t bytes() const { return format::align_up(end, format::sector_bytes) - first_sector(); }
+};
+
+}  // namespace
+
+// One table's part of a record, and what is read of it.
+struct LogStore::Part {
+  std::uint64_t position;  // of the record
+  RowLogSection section;
+  const std::uint64_t* rows = nullptr;
+  std::size_t begin = 0;  // rows [begin, end) of the section are wanted
+  std::size_t end = 0;
+  const std::byte* images = nullptr;  // of row `begin`'s unit on
+};
+
+std::uint64_t LogStore::merge(std::uint64_t limit_step, const std::function<bool()>& is_urgent) {
+  const std::lock_guard turn(merge_mutex_);
+  require_usable();
+  const Mergeable records = mergeable(limit_step);
+  if (records.records.empty()) return 0;
+  const auto parts = parts_of(records);
+  wait_for_fetches();
+  const SpareBuffers::Borrowed buffer = spare_.borrow(buffer_bytes);
+  Versions versions;
+  for (std::uint32_t t = 0; t < tables_.size(); ++t) {
+    const std::uint64_t num_rows = tables_[t].what.num_rows;
+    const std::uint64_t num_ranges = ranges_of(t, parts[t]);
+    for (std::uint64_t range = 0; range < num_ranges; ++range) {
+      collect(records, t, parts[t], {num_rows * range / num_ranges, num_rows * (range + 1) / num_ranges}, versions);
+      write_home(tables_[t], versions, buffer.buffer(), is_urgent);
+    }
+    if (num_ranges != 0) latching([&] { tables_[t].home->sync(); });
+  }
+  latching([&] { log_.checkpoint_without(records.records.size(), records.records.back().link.mark.step); });
+  give_up(records);
+  std::uint64_t bytes = 0;
+  for (const RowLog::Live& record : records.records) bytes += record.bytes;
+  const std::lock_guard lock(mutex_);
+  ++counters_.merges;
+  counters_.merged_bytes += bytes;
+  return bytes;
+}
+
+LogStore::Mergeable LogStore::mergeable(std::uint64_t limit_step) const {
+  const std::uint64_t limit = std::min(limit_step, log_.durable_step());
+  Mergeable found;
+  for (const RowLog::Live& record : log_.live()) {
+    if (record.link.mark.step > limit) break;
+    found.records.push_back(record);
+  }
+  if (!found.records.empty()) {
+    const std::uint64_t begin = found.records.front().link.position;
+    found.begin = begin % log_.ring_bytes();
+    found.span = found.records.back().end() - begin;
+  }
+  return found;
+}
+
+bool LogStore::lies_in(const Mergeable& records, std::uint64_t location, const Table& table) const {
+  const std::uint64_t offset = offset_of_location(location, table) - format::row_log_ring_offset;
+  const std::uint64_t distance =
+      offset >= records.begin ? offset - records.begin : offset + log_.ring_bytes() - records.begin;
+  return distance < records.span;
+}
+
+// By table, those of the newest record first. The row numbers are checked here, and read again when they are wanted.
+std::vector<std::vector<LogStore::Part>> LogStore::parts_of(const Mergeable& records) const {
+  std::vector<std::vector<Part>> parts(tables_.size());
+  for (auto record = records.records.rbegin(); record != records.records.rend(); ++record) {
+    const SpareBuffers::Borrowed data = read_rows(*record);
+    for (const RowLogSection& section : sections_of(data.data())) {
+      parts[section.table].push_back({record->link.position, section});
+    }
+  }
+  return parts;
+}
+
+// So many that the versions in one of them, all of them, are not too many to collect; where rows crowd in one range they
+// may be more.
+std::uint64_t LogStore::ranges_of(std::uint32_t table, std::span<const Part> parts) const {
+  std::uint64_t bytes = 0;
+  for (const Part& part : parts) bytes += part.section.num_rows * tables_[table].layout.image_bytes();
+  return std::min((bytes + merge_bytes_ - 1) / merge_bytes_, tables_[table].what.num_rows);
+}
+
+void LogStore::collect(const Mergeable& records, std::uint32_t table, std::span<const Part> parts,
+                       const RowRange& range, Versions& versions) {
+  versions.rows.clear();
+  versions.images.clear();
+  versions.num_seen = 0;
+  RowIndex settled;  // rows that were updated since the limit, and of which a version is taken
+  for (std::size_t done = 0; done < parts.size();) {
+    std::vector<Part> some = some_parts(table, parts.subspan(done));
+    done += some.size();
+    const auto row_numbers = read_row_numbers(some, range);
+    const auto images = read_images(some, tables_[table].layout);
+    for (const Part& part : some) take_part(records, part, settled, versions);
+  }
+  // The sort keeps the order of versions of the same row, which is newest first.
+  auto& rows = versions.rows;
+  std::stable_sort(rows.begin(), rows.end(), [](const Version& a, const Version& b) { return a.row < b.row; });
+  const auto older =
+      std::unique(rows.begin(), rows.end(), [](const Version& a, const Version& b) { return a.row == b.row; });
+  rows.erase(older, rows.end());
+  const std::lock_guard lock(mutex_);
+  counters_.merged_rows += rows.size();
+  counters_.superseded_rows += versions.num_seen - rows.size();
+}
+
+// As many as there is room for at once; at least one.
+std::vector<LogStore::Part> LogStore::some_parts(std::uint32_t table, std::span<const Part> parts) const {
+  std::size_t bytes = 0;
+  std::vector<Part> some;
+  for (const Part& part : parts) {
+    bytes += tables_[table].layout.bytes_for(part.section.num_rows);
+    if (bytes > std::min(buffer_bytes, merge_bytes_) && !some.empty()) break;
+    some.push_back(part);
+  }
+  return some;
+}
+
+// And finds out which of them are in the range. The numbers live as long as what is returned.
+SpareBuffers::Borrowed LogStore::read_row_numbers(std::span<Part> parts, const RowRange& range) {
+  const auto extent_of = [](const RowLogSection& section) {
+    return Extent{section.rows_offset, section.rows_offset + section.num_rows * sizeof(std::uint64_t)};
+  };
+  std::size_t bytes = 0;
+  for (const Part& part : parts) bytes += extent_of(part.section).bytes();
+  SpareBuffers::Borrowed data = spare_.borrow(bytes);
+  std::vector<BlockRead> reads;
+  std::byte* next = data.data();
+  for (Part& part : parts) {
+    const Extent extent = extent_of(part.section);
+    reads.push_back({&log_.file(), log_.offset_of(part.position) + extent.first_sector(), extent.bytes(), next});
+    part.rows = reinterpret_cast<const std::uint64_t*>(next + (extent.begin - extent.first_sector()));
+    next += extent.bytes();
+  }
+  queue_.read_many(reads);
+  for (Part& part : parts) {
+    const std::span rows(part.rows, part.section.num_rows);
+    part.begin = static_cast<std::size_t>(std::lower_bound(rows.begin(), rows.end(), range.first) - rows.begin());
+    part.end = static_cast<std::size_t>(std::lower_bound(rows.begin(), rows.end(), range.end) - rows.begin());
+  }
+  return data;
+}
+
+// Of the rows that are wanted, by whole units.
+SpareBuffers::Borrowed LogStore::read_images(std::span<Part> parts, const RowLayout& layout) {
+  const auto extent_of = [&](const Part& part) {
+    const std::uint64_t first_unit = part.begin / layout.unit_rows();
+    return part.begin == part.end ? Extent{0, 0} : Extent{first_unit * layout.unit_bytes(), layout.bytes_for(part.end)};
+  };
+  std::size_t bytes = 0;
+  for (const Part& part : parts) bytes += extent_of(part).bytes();
+  SpareBuffers::Borrowed data = spare_.borrow(bytes);
+  std::vector<BlockRead> reads;
+  std::byte* next = data.data();
+  for (Part& part : parts) {
+    const Extent extent = extent_of(part);
+    const std::uint64_t offset = log_.offset_of(part.position) + part.section.images_offset + extent.begin;
+    reads.push_back({&log_.file(), offset, extent.bytes(), next});
+    part.images = next;
+    next += extent.bytes();
+  }
+  queue_.read_many(reads);
+  return data;
+}
+
+// The index says of most rows whether a later record has them: it points at this version, or at a later one that is merged
+// too. Of a row that has been updated since the limit it does not say; there the first one that is seen is the newest.
+void LogStore::take_part(const Mergeable& records, const Part& part, RowIndex& settled, Versions& versions) const {
+  const Table& table = tables_[part.section.table];
+  const RowLayout& layout = table.layout;
+  const std::byte* first_image = part.images - part.begin / layout.unit_rows() * layout.unit_bytes();
+  std::vector<std::uint64_t> newest;
+  for (std::size_t begin = part.begin; begin < part.end; begin += rows_looked_up_at_once) {
+    const std::size_t end = std::min(part.end, begin + rows_looked_up_at_once);
+    find_newest(table, {part.rows + begin, end - begin}, newest);
+    for (std::size_t i = begin; i < end; ++i) {
+      const std::uint64_t row = part.rows[i];
+      const std::uint64_t offset = part.section.images_offset + layout.offset_of(i);
+      if (newest[i - begin] != location_of(part.position, offset, table)) {
+        if (lies_in(records, newest[i - begin], table) || settled.find(row)) continue;
+        settled.insert(row, 0);
+      }
+      const std::byte* image = first_image + layout.offset_of(i);
+      if (check_image(layout, part.section.table, row, image) != ImageState::whole) {
+        throw Error(ErrorKind::corrupted, damaged(log_.place(part.position + offset), part.section.table, row));
+      }
+      versions.rows.push_back({row, versions.images.size()});
+      versions.images.insert(versions.images.end(), image, image + layout.image_bytes());
+    }
+  }
+  versions.num_seen += part.end - part.begin;
+}
+
+// Where the index has the rows, all of which are in the log.
+void LogStore::find_newest(const Table& table, std::span<const std::uint64_t> rows,
+                           std::vector<std::uint64_t>& locations) const {
+  locations.clear();
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    table.index.prefetch_ahead(rows.data(), i, rows.size());
+    locations.push_back(table.index.find(rows[i]).value());
+  }
+}
+
+void LogStore::wait_for_fetches() {
+  std::unique_lock lock(mutex_);
+  const std::uint64_t begun = num_fetches_;
+  fetch_done_.wait(lock, [&] { return fetches_.empty() || fetches_.begin()->first > begun; });
+}
+
+void LogStore::write_home(const Table& table, const Versions& versions, const SectorBuffer& buffer,
+                          const std::function<bool()>& is_urgent) {
+  for (std::size_t done = 0; done < versions.rows.size();) {
+    const auto began = std::chrono::steady_clock::now();
+    latching([&] {
+      done += write_home_part(table, std::span(versions.rows).subspan(done), versions.images.data(), buffer);
+    });
+    if (!is_urgent()) std::this_thread::sleep_for((std::chrono::steady_clock::now() - began) * naps_per_part);
+  }
+}
+
+// Writes as many of the versions, from the first on, as the buffer and the queue hold; returns how many. Small images by whole
+// blocks of the file system: single sectors in holes cost it six times the CPU, and the medium rewrites a block
+// either way.
+std::size_t LogStore::write_home_part(const Table& table, std::span<const Version> versions,
+                                      const std::byte* version_images, const SectorBuffer& buffer) {
+  const RowLayout& layout = table.layout;
+  const bool alone = layout.unit_rows() == 1;  // no other row is in its sectors: they need not be read
+  SectorRuns runs(buffer, 0, alone ? format::sector_bytes : format::block_bytes, BlockQueue::depth);
+  std::vector<std::byte*> images;
+  for (const Version& version : versions) {
+    std::byte* image = runs.place(*table.home, layout.offset_of(version.row), layout.image_bytes());
+    if (image == nullptr) break;
+    images.push_back(image);
+  }
+  if (!alone) queue_.read_many(runs.reads());
+  std::uint64_t changed_units = 0;
+  for (std::size_t i = 0; i < images.size(); ++i) {
+    if (alone) std::memset(images[i], 0, layout.unit_bytes());
+    std::memcpy(images[i], version_images + versions[i].image, layout.image_bytes());
+    const bool same_unit = i > 0 && versions[i].row / layout.unit_rows() == versions[i - 1].row / layout.unit_rows();
+    if (!same_unit) ++changed_units;
+  }
+  queue_.write_many(runs.writes());
+  const std::lock_guard lock(mutex_);
+  counters_.home_bytes_read += alone ? 0 : runs.used_bytes();
+  counters_.home_bytes_written += runs.used_bytes();
+  counters_.home_read_requests += alone ? 0 : runs.reads().size();
+  counters_.home_write_requests += runs.reads().size();
+  counters_.home_sectors_changed += changed_units * (layout.unit_bytes() / format::sector_bytes);
+  return images.size();
+}
+
+// The records' rows are home: the index forgets them, then their space may be used again.
+void LogStore::give_up(const Mergeable& records) {
+  for (Table& table : tables_) {
+    const std::lock_guard lock(mutex_);
+    ++index_version_;
+    table.index.erase_if([&](std::uint64_t location) { return lies_in(records, location, table); });
+  }
+  log_.forget(records.records.size());
+}
+
+}  // namespace holdfast
