@@ -55,6 +55,7 @@ class Disk final : public BlockWatcher {
     if (std::exchange(fail_next_read, false)) {
       throw Error(ErrorKind::failed, "reading " + file.name() + ": told to fail");
     }
+    if (call_in != 0 && --call_in == 0) call();
   }
   void before_write(const BlockFile& file, std::uint64_t offset, std::size_t bytes) override {
     step_towards_the_end();
@@ -108,6 +109,8 @@ class Disk final : public BlockWatcher {
   std::optional<ErrorKind> fail_next_write;
   bool fail_next_sync = false;
   bool fail_next_read = false;
+  std::uint64_t call_in = 0;  // reads from now; 0: never
+  std::function<void()> call;
   std::uint64_t fail_in = 0;  // writes from now, or syncs, unless the medium is to be full; 0: never
   ErrorKind fail_as = ErrorKind::failed;
 
@@ -491,16 +494,19 @@ void nothing_goes_before_recovery() {
 }
 
 // Records of steps 1 to 3 lie one behind another from the ring's first byte, 4096 bytes each.
+void append_three_rows(Subject& subject, std::uint64_t step) {
+  std::vector<OwnedRows> update;
+  subject.steps.insert(step);
+  update.emplace_back(0, one_table()[0], std::vector<std::uint64_t>{1, 5, 100});
+  update[0].weights[0] = static_cast<std::byte>(step);
+  subject.model.update(step, update);
+  CHECK(*subject.store->append(subject.store->pack(mark_of(step), views(update))) == 4096);
+  subject.last_attempted = step;
+}
+
 void make_three_records(Subject& subject) {
-  const std::vector<RowTable> tables = one_table();
   for (std::uint64_t step = 1; step <= 3; ++step) {
-    std::vector<OwnedRows> update;
-    subject.steps.insert(step);
-    update.emplace_back(0, tables[0], std::vector<std::uint64_t>{1, 5, 100});
-    update[0].weights[0] = static_cast<std::byte>(step);
-    subject.model.update(step, update);
-    CHECK(*subject.store->append(subject.store->pack(mark_of(step), views(update))) == 4096);
-    subject.last_attempted = step;
+    append_three_rows(subject, step);
     subject.sync();
   }
 }
@@ -656,6 +662,34 @@ void a_row_is_written_home_once_whatever_steps_have_it(std::uint64_t seed) {
     CHECK(kind_thrown_by([&] { subject.open(limit - 1); }) == ErrorKind::step);
     subject.open(limit);
     CHECK(subject.store->index_entries() == 0);
+    subject.fetch_all();
+  }
+}
+
+// A merge that reads its records one by one, and before its n-th read all of their rows are updated once more.
+void an_update_at_any_moment_of_a_merge_changes_nothing_of_it(std::uint64_t seed) {
+  LogStoreOptions options = buffered();
+  options.merge_bytes = 1;
+  for (std::uint64_t n = 1;; ++n) {
+    Subject subject(one_table(), 64 << 10, options, seed);
+    make_three_records(subject);
+    bool called = false;
+    subject.disk.call = [&] {
+      append_three_rows(subject, 4);
+      called = true;
+    };
+    subject.disk.call_in = n;
+    subject.floor = 3;
+    CHECK(subject.store->merge(3) == 3 * 4096);
+    subject.disk.call_in = 0;
+    if (!called) {
+      CHECK(n > 12);  // heads, row numbers and images of three records, and home
+      return;
+    }
+    subject.fetch_all();
+    CHECK(subject.store->index_entries() == 3);
+    subject.crash();
+    subject.open(3);
     subject.fetch_all();
   }
 }
@@ -1309,6 +1343,7 @@ int main(int argc, char** argv) {
   run("a full file system", a_sparse_home_on_a_full_file_system_waits_for_space);
   run("going back below what is merged", going_back_below_what_is_merged_is_refused);
   run("rows that many steps have", a_row_is_written_home_once_whatever_steps_have_it);
+  run("updates beside a merge", an_update_at_any_moment_of_a_merge_changes_nothing_of_it);
   run("what a merged record said", what_a_merged_record_said_outlives_it);
   run("damage or torn tail", damage_is_told_from_a_torn_tail);
   run("a damaged row at home", a_damaged_row_at_home_is_named);
