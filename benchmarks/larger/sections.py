@@ -16,7 +16,7 @@ from larger.workload import Workload
 WORKLOADS = ("kaggle", "rm1", "rm3", "uniform")
 COMMIT_WORKLOADS = ("kaggle", "rm1", "rm3")
 OUTSIDERS = ("mmap", "rocksdb")
-_OUTSIDER_WARMUP_S = 120.0
+_OUTSIDER_WARMUP_S, _OUTSIDER_STEPS = 60.0, 40
 _QUICK_WARMUP_S = 5.0
 
 
@@ -38,7 +38,7 @@ _QUICK = _Amount(20, 200)
 # So few batches that all their rows stay in the scratchpad: what is left of the log store is committing.
 _COMMIT_BATCHES = {"kaggle": 32, "rm1": 10, "rm3": 24}
 # The default's size. Steps of rm1 are 83 MB: its log has room for as many as it takes for rows to be superseded in it.
-_LOG_BYTES, _QUICK_LOG_BYTES = {"rm1": 4 << 30}, 128 << 20
+_LOG_BYTES, _QUICK_LOG_BYTES = {"rm1": 4 << 30, "balanced": 512 << 20}, 128 << 20
 _DEFAULT_LOG_BYTES = 1 << 30
 _AMPLIFICATION_BYTES = tuple(size << 20 for size in (256, 512, 1024, 2048, 4096))
 _QUICK_AMPLIFICATION_BYTES = tuple(size << 20 for size in (128, 256))
@@ -55,7 +55,7 @@ def _run(runner: Runner, system: str, workload: Workload, name: str, **changes: 
         "system": system,
         "workload": workload,
         "num_batches": amount.batches,
-        "steps": amount.steps,
+        "steps": min(amount.steps, _OUTSIDER_STEPS) if system in OUTSIDERS else amount.steps,
         "warmup": 10 if quick else 50,
         "log_bytes": _QUICK_LOG_BYTES if quick else _LOG_BYTES.get(name, _DEFAULT_LOG_BYTES),
         "max_warmup_s": warmup_s,
