@@ -82,9 +82,9 @@ def main() -> None:
             machine.wait_until_idle(arguments.patience)
             measured = runner.measure(configuration.name, run)
             others = runner.record()["busy"][-1]["cpus"]
-            outcomes.append(
-                Outcome(name=configuration.name, predicted=predicted, measured=measured, others_cpus=others)
-            )
+            outcome = Outcome(name=configuration.name, predicted=predicted, measured=measured, others_cpus=others)
+            print(outcome.line, file=sys.stderr, flush=True)
+            outcomes.append(outcome)
             runner.drop_ids()
     directory = arguments.report_dir
     if directory is None:

@@ -41,6 +41,13 @@ class Outcome:
         return None if self.measured_ms is None else self.predicted.ms / self.measured_ms
 
     @property
+    def line(self) -> str:
+        """All of it in one line."""
+        if self.ratio is None:
+            return f"{self.name}: predicted {self.predicted.ms:.1f} ms, not measured"
+        return f"{self.name}: predicted {self.predicted.ms:.1f} ms, measured {self.measured_ms:.1f}: {self.ratio:.2f}"
+
+    @property
     def complaint(self) -> str | None:
         """Why this is not as it should be, in one line."""
         if self.ratio is None:
