@@ -1,6 +1,6 @@
 """Does `holdfast plan` tell how long a step takes? Predicts steps, trains them, and compares.
 
-    cd benchmarks && python -m placement_check [--quick] [--only PART-OF-A-NAME,...]
+    cd benchmarks && python -m placement_check [--quick] [--only "PART OF A NAME;..."]
 
 Probes disk and memory once, counts the ids of every configuration, predicts its step, and trains it with the systems of
 ``larger``, each in a process of its own. Writes report.md and results.json. Exit status 1 where a prediction is off by
@@ -31,7 +31,7 @@ def _arguments() -> argparse.Namespace:
         prog="python -m placement_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="shorter windows, six configurations")
-    parser.add_argument("--only", help="configurations whose names hold one of these, comma-separated")
+    parser.add_argument("--only", help="configurations whose names hold one of these, between semicolons")
     parser.add_argument("--disk", type=Path, default=ROOT / "runs/larger", help="a directory on the disk")
     parser.add_argument("--memory", type=Path, default=Path("/dev/shm"), help="a directory on memory (tmpfs)")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for an idle machine, each time")
@@ -56,7 +56,7 @@ def main() -> None:
 
     torch.set_num_threads(THREADS)
     _core.set_num_threads(THREADS)
-    wanted = arguments.only.split(",") if arguments.only else _QUICK_CONFIGURATIONS if arguments.quick else ("",)
+    wanted = arguments.only.split(";") if arguments.only else _QUICK_CONFIGURATIONS if arguments.quick else ("",)
     chosen = [each for each in CONFIGURATIONS if any(part in each.name for part in wanted)]
     if not chosen:
         sys.exit(f"no such configuration; there are: {'; '.join(each.name for each in CONFIGURATIONS)}")
