@@ -30,6 +30,15 @@ def others_busy(seconds: float = 0.3) -> dict[str, float]:
     }
 
 
+def wait_until_idle(patience_s: float, *, most_cpus: float = 0.2) -> bool:
+    """Waits until others use next to no CPU, for so long at most; whether they do."""
+    end = time.monotonic() + patience_s
+    while others_busy(1.0)["cpus"] > most_cpus:
+        if time.monotonic() > end:
+            return False
+    return True
+
+
 def _field(path: str, name: str) -> str:
     for line in Path(path).read_text().splitlines():
         if line.startswith(name):

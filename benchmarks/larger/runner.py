@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,7 +44,7 @@ class Options:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One measurement of a system. num_batches: distinct ones; steps, warmup: at least; fill: whether its memory has to
-    be full first."""
+    be full first; scratchpad_bytes: None for a tenth of the tables."""
 
     system: str
     workload: Workload
@@ -53,6 +54,7 @@ class Run:
     log_bytes: int
     max_warmup_s: float
     fill: bool = True
+    scratchpad_bytes: int | None = None
 
 
 class Runner:
@@ -72,15 +74,21 @@ class Runner:
         """All sections."""
         from larger import sections
 
+        with self.directories():
+            for name in SECTIONS:
+                if name in self.options.sections:
+                    getattr(sections, name)(self)
+
+    @contextmanager
+    def directories(self) -> Iterator[tuple[Path, Path]]:
+        """On the disk and on memory: what is measured within lies there, and nothing of it stays."""
         self.options.disk.mkdir(parents=True, exist_ok=True)
         with (
             tempfile.TemporaryDirectory(prefix="holdfast-larger-", dir=self.options.disk) as root,
             tempfile.TemporaryDirectory(prefix="holdfast-larger-", dir=self.options.memory) as memory_root,
         ):
             self._root, self._memory_root = Path(root), Path(memory_root)
-            for name in SECTIONS:
-                if name in self.options.sections:
-                    getattr(sections, name)(self)
+            yield self._root, self._memory_root
 
     def record(self) -> dict[str, Any]:
         """What was measured so far, and on what."""
@@ -201,7 +209,7 @@ class Runner:
 
     def _command(self, run: Run, directory: Path) -> list[str]:
         workload = run.workload
-        scratchpad_bytes = scratchpad_of(workload)
+        scratchpad_bytes = run.scratchpad_bytes or scratchpad_of(workload)
         limit = memory_limit_of(workload) if self.options.limits_memory else 0
         # Outsiders have more than the scratchpad to fill: all that they may use.
         fill_bytes = 2 * memory_limit_of(workload) if run.system in ("mmap", "rocksdb") else scratchpad_bytes

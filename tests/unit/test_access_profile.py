@@ -176,13 +176,15 @@ def test_a_profile_reads_back_as_it_was_written(tmp_path: Path):
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
-        ('"version": 1', '"version": 2', r"version: it is 2, and this build reads version 1"),
-        ('"version": 1,', "", r"version: it is missing"),
+        ('"version": 2', '"version": 1', r"version: it is 1, and this build reads version 2"),
+        ('"version": 2,', "", r"version: it is missing"),
         ('"batch_size": 64', '"batch_size": 0', r"batch_size = 0; it must be at least 1"),
         ('"batch_size": 64', '"batch_size": "64"', r"batch_size: found .* expected an integer"),
         ('"batches"', '"batchs"', r"batchs: unknown key; did you mean batches\?"),
         ('"access_share": 1.0', '"access_share": 1.5', r"tables\[0\].ladder\[\d+\]: access_share = 1.5"),
         ('"access_share": 1.0', '"access_share": NaN', r"not JSON: NaN"),
+        ('"touches"', '"touch"', r"touch: unknown key; did you mean touches\?"),
+        ('"batches": 0,', '"batches": -1,', r"tables\[0\].reuse\[0\]: batches = -1"),
         ('"num_embeddings": 40', '"num_embeddings": 41', r"tables\[0\]: ladder: its last rung must hold all 41 rows"),
         ('"method": "exact"', '"method": "guess"', r'tables\[0\].method: found "guess"'),
         ('"name": "C1"', '"name": "C1", "name": "C2"', r"not JSON: a key is there twice"),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cli_runs import Commands
+from holdfast.placement import network_time, row_probe
 from holdfast.placement import probe as probing
+from holdfast.placement.host import StoreKind
 from holdfast.placement.tiers import read_tiers
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -38,10 +41,23 @@ endurance_years = 5
 """
 
 
+def _small(shape):
+    """A probe's run in milliseconds, that has misses and merges all the same."""
+    return replace(
+        shape, rows=shape.rows // 50, bags=max(4, shape.bags // 50), steps=20, log_bytes=shape.log_bytes // 32
+    )
+
+
 @pytest.fixture
 def holdfast(pool_root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Commands:
     monkeypatch.setattr(probing, "_SECONDS", 0.02)
     monkeypatch.setattr(probing, "_MEMORY_BYTES", 16 << 20)
+    shapes = {"_QUIET": row_probe._QUIET, "_LARGE_STATE": row_probe._LARGE_STATE}
+    shapes |= {name: getattr(row_probe, name) for name in ("_COLD", "_SPARSE", "_DENSE")}
+    for name, shape in shapes.items():
+        small = tuple(map(_small, shape)) if isinstance(shape, tuple) else _small(shape)
+        monkeypatch.setattr(row_probe, name, small)
+    monkeypatch.setattr(network_time, "_ROUND_S", 0.01)
     (pool_root / "tiers.toml").write_text(SMALL_TIERS)
     return Commands(pool_root, monkeypatch, capfd)
 
@@ -59,13 +75,54 @@ def test_profile_probe_and_plan_one_after_the_other(holdfast: Commands) -> None:
     assert "1,920 accesses in 20 batches of 32" in result.out
     result = holdfast("tiers", "probe", holdfast.root, "-o", tiers)
     assert result.code == 0, result.err
-    assert len(read_tiers(tiers).tiers) == 2
+    probed = read_tiers(tiers)
+    assert len(probed.tiers) == 2
+    assert probed.host is not None
+    assert (probed.host.store == "log") == (probed.tiers[1].kind == "block")
     result = holdfast("plan", holdfast.config, "--tiers", tiers, "--profile", counted)
     assert result.code == 0, result.err
     for words in ("a profile of 20 batches, counted exactly", "It fits.", "ms per batch, limited by", "C3", "1 node"):
         assert words in result.out
     assert "Log on" in result.out
+    assert "A step takes" in result.out
+    found = json.loads(holdfast("plan", holdfast.config, "--tiers", tiers, "--profile", counted, "--json").out)
+    step = found["step"]
+    assert step["ms"] == max(step[f"{stage}_ms"] for stage in ("compute", "loader", "disk", "log"))
+    assert step["ms"] == step[f"{step['limited_by']}_ms"]
+    assert found["batch_ms"] == step["ms"]
     assert not (holdfast.root / "pool").exists()
+
+
+@pytest.mark.parametrize("store", ["in_place", "log"])
+@pytest.mark.usefixtures("holdfast")
+def test_what_rows_cost_is_measured_for_both_stores_and_nothing_stays(tmp_path: Path, store: StoreKind) -> None:
+    medium = tmp_path / "medium"
+    medium.mkdir()
+    steps = []
+    host = row_probe.probe_rows(medium, store, on_step=lambda done, total=None, /: steps.append(done))
+    assert host.store == store
+    assert host.step_us > 0
+    assert (host.fetch_row_ns is not None) == (store == "log")
+    assert sum(steps) == row_probe.NUM_STEPS
+    assert list(medium.iterdir()) == []
+
+
+def test_a_pool_of_another_kind_than_the_probed_one_is_not_predicted(holdfast: Commands) -> None:
+    tiers = holdfast.root / "probed.toml"
+    assert holdfast("tiers", "probe", holdfast.root, "-o", tiers).code == 0
+    host = read_tiers(tiers).host
+    assert host is not None
+    other = "memory" if host.store == "log" else "block"
+    result = holdfast("plan", holdfast.config, "--tiers", tiers, "--set", f"pool.medium={other}")
+    assert result.code == 1
+    assert f"pool.medium = '{other}', but the tiers' [host] was measured" in result.err
+
+
+def test_without_costs_only_what_memory_alone_sets_is_told(holdfast: Commands) -> None:
+    assert plan(holdfast)["step"] is None
+    result = holdfast("plan", holdfast.config, "--tiers", holdfast.root / "tiers.toml")
+    assert "compute not counted" in result.out
+    assert "A step takes" not in result.out
 
 
 def test_a_probe_without_a_file_prints_the_toml(holdfast: Commands) -> None:

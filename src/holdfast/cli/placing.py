@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from holdfast.placement.plan import Plan, TierUse
+    from holdfast.placement.step_time import StepTime
 
 _PLAIN_WIDTH = 140  # of tables that go to a file or a pipe
 
@@ -73,27 +74,37 @@ def plan(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Does it fit? Which rows live in which tier, what that makes of a batch, and what it costs. Allocates nothing.
+    """Does it fit? Which rows live in which tier, what that makes of a batch, and what it costs. Allocates no table.
 
-    Solves a small integer program over tables and their hot and cold rows. The time is what memory alone sets: compute
-    comes on top where it does not overlap.
+    Solves a small integer program over tables and their hot and cold rows. Its time is what memory alone sets. Where
+    TIERS.toml has a [host], as `holdfast tiers probe` writes it, the network is timed here for a few seconds, and a
+    training step of a pool on the probed medium is predicted with all that limits it.
     """
     from holdfast.config import to_plain
     from holdfast.placement.access_profile import read_profile
     from holdfast.placement.demand import demand_of
     from holdfast.placement.plan import plan_placement
+    from holdfast.placement.step_plan import plan_step
     from holdfast.placement.tiers import read_tiers
+    from holdfast.reproducibility import keep_freed_memory
     from holdfast.run import open_source
 
+    keep_freed_memory()  # as `holdfast train` does
     config = read_run(config_path, overrides)
-    tiers = read_tiers(tiers_path).tiers
+    tiers = read_tiers(tiers_path)
     counted = None if profile_path is None else read_profile(profile_path)
-    demand, basis = demand_of(config, open_source(config.data), counted)
-    found = plan_placement(demand, tiers, batch_ms=step_ms)
+    source = open_source(config.data)
+    demand, basis = demand_of(config, source, counted)
+    step = None if tiers.host is None else plan_step(config, source, tiers, counted)
+    pace = step.ms if step_ms is None and step is not None else step_ms
+    found = plan_placement(demand, tiers.tiers, batch_ms=pace)
     if as_json:
-        print(json.dumps({"basis": basis, **to_plain(found)}, indent=2))  # noqa: T201
+        plain = {"basis": basis, **to_plain(found), "step": None if step is None else to_plain(step)}
+        print(json.dumps(plain, indent=2))  # noqa: T201
     else:
-        _show(found, basis, is_measured=step_ms is not None)
+        _show(found, basis, "measured" if step_ms is not None else "that" if step is None else "the predicted step's")
+        if step is not None:
+            _show_step(step)
 
 
 def probe(
@@ -103,9 +114,10 @@ def probe(
     ] = None,
     overwrite: OverwriteOption = False,
 ) -> None:
-    """Measure this machine's DRAM and the medium of a directory, in a few seconds.
+    """Measure this machine's DRAM, the medium of a directory, and what rows of a pool there cost, in half a minute.
 
-    Writes a file without a name of at most 1 GiB and a quarter of the free space; nothing is left behind.
+    Writes at most 1 GiB and a quarter of the free space; nothing is left behind. On a machine that does other work
+    meanwhile costs are overstated.
     """
     from holdfast.data.output import check_output, whole_file
     from holdfast.observe import counting
@@ -117,7 +129,7 @@ def probe(
         check_output(out, overwrite=overwrite)
     with counting("probing", NUM_STEPS) as on_step:
         found = measure(directory, on_step=on_step)
-    text = tiers_toml(found.tiers, found.notes)
+    text = tiers_toml(found.tiers, found.notes, found.host)
     if out is None:
         sys.stdout.write(text)
         return
@@ -135,7 +147,22 @@ def probe(
     print(f"{out}: {len(found.tiers)} tiers")  # noqa: T201
 
 
-def _show(plan: Plan, basis: str, *, is_measured: bool) -> None:
+def _show_step(step: StepTime) -> None:
+    parts = (
+        f"network {step.network_ms:.1f}, rows {step.rows_ms:.1f}, displaced by other threads {step.displaced_ms:.1f}"
+    )
+    print(  # noqa: T201
+        f"A step takes {step.ms:.1f} ms, limited by {step.limited_by}: compute {step.compute_ms:.1f} ms ({parts}), "
+        f"loader {step.loader_ms:.1f}, disk {step.disk_ms:.1f}, log {step.log_ms:.1f}."
+    )
+    if (work := step.store_work) is not None:
+        print(  # noqa: T201
+            f"Of a step's rows {work.hit_rate:.1%} are in the scratchpad, {work.missed_rows:,.0f} are fetched in "
+            f"{work.fetch_requests:,.0f} reads; {work.moved_rows:,.0f} are merged in {work.merge_requests:,.0f}."
+        )
+
+
+def _show(plan: Plan, basis: str, pace: str) -> None:
     from rich.console import Console
 
     from holdfast.inspection import size_words
@@ -151,7 +178,6 @@ def _show(plan: Plan, basis: str, *, is_measured: bool) -> None:
         f"[bold]It fits.[/] {plan.ms_per_batch:.3f} ms per batch, limited by {plan.limiting_stage}{gap}; "
         "compute not counted."
     )
-    pace = "measured" if is_measured else "that"
     console.print(
         f"Log on {plan.log_tier}: {size_words(plan.log_bytes_per_batch)} of rows and "
         f"{size_words(plan.dense_bytes_per_batch)} of dense state a batch, "

@@ -12,6 +12,8 @@ Two ways to count, chosen by the memory that there is, smallest tables first:
   subtracted, which is at most accesses / (m + 1). That sum is kept and told with the result: unlike that of a count-min
   sketch the bound is certain. Rows beyond the m hottest appear only in the totals, which are exact.
 
+How soon rows come again is counted beside that (`reuse.py`), of a sample of the rows where there are many.
+
 A profile is a JSON file: `version`, and the fields of AccessProfile.
 """
 
@@ -33,9 +35,10 @@ from holdfast.data.output import whole_file
 from holdfast.data.source import Feature, Source
 from holdfast.errors import ConfigError, IdError
 from holdfast.placement.ladder import Rung, check_ladder
+from holdfast.placement.reuse import ReuseCounter, ReuseRung, check_reuse
 from holdfast.train import TrainConfig, make_loader
 
-PROFILE_VERSION = 1
+PROFILE_VERSION = 2
 DEFAULT_MEMORY_BYTES = 1 << 30
 
 _TOUCH_BITS = 24
@@ -51,7 +54,7 @@ class TableAccesses:
 
     accesses: ids in all batches. max_undercount_per_row: by how many accesses a single row may be understated; 0 where
     counting was exact. So the hottest k rows have at least `access_share` of the accesses, and at most k times this
-    many more. ladder: hottest rows first, the last rung is the whole table.
+    many more. ladder: hottest rows first, the last rung is the whole table. reuse: how soon rows come again.
     """
 
     name: str
@@ -61,11 +64,13 @@ class TableAccesses:
     method: Literal["exact", "sketch"]
     max_undercount_per_row: int
     ladder: tuple[Rung, ...]
+    reuse: tuple[ReuseRung, ...]
 
     def __post_init__(self) -> None:
         for field in ("accesses", "unique_rows_per_batch", "max_undercount_per_row"):
             _require_at_least(0, field, getattr(self, field))
         check_ladder(self.ladder, self.num_embeddings)
+        check_reuse(self.reuse)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,18 +114,21 @@ def profile_accesses(
     """Counts the ids of the first `num_batches` batches that training with `config` would see.
 
     memory_bytes: about how much the counters may take; while the largest table is evaluated, its touched rows take 8
-    bytes each on top. on_batch: told 1 after every batch.
+    bytes each on top, and when rows come again is counted in at most half as much. on_batch: told 1 after every batch.
     Raises ConfigError for numbers out of range, IdError for an id outside of its table, and what the source raises.
     """
     if not 1 <= num_batches <= _TOUCH_MASK:
         raise ConfigError(f"profile: {num_batches} batches; it must be 1 to {_TOUCH_MASK:,}, say fewer with --steps")
     features = source.features
     counters = _counters([feature.num_embeddings for feature in features], memory_bytes)
+    words = memory_bytes // 2 // 4 // len(features)
+    reuses = [ReuseCounter(feature.num_embeddings, num_batches, words) for feature in features]
     accesses, touches = [0] * len(features), [0] * len(features)
     with make_loader(source, config, lambda batch: _unique_rows(batch, features)) as loader:
         for _, (_, unique) in zip(range(num_batches), loader, strict=False):
             for table, (rows, counts) in enumerate(unique):
                 counters[table].add(rows, counts)
+                reuses[table].add(rows)
                 accesses[table] += int(counts.sum())
                 touches[table] += len(rows)
                 if accesses[table] > _MAX_ACCESSES:
@@ -140,6 +148,7 @@ def profile_accesses(
                 method="exact" if isinstance(counter, ExactCounts) else "sketch",
                 max_undercount_per_row=counter.max_undercount,
                 ladder=ladder,
+                reuse=reuses[table].rungs(),
             )
         )
     return AccessProfile(batch_size=config.batch_size, batches=num_batches, tables=tuple(tables))

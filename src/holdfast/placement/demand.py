@@ -18,6 +18,7 @@ from holdfast.errors import ConfigError
 from holdfast.placement.access_profile import AccessProfile
 from holdfast.placement.ladder import Rung
 from holdfast.placement.program import Demand, TableDemand
+from holdfast.placement.reuse import ReuseCurve, ReuseRung, expected_reuse
 from holdfast.reading import layout_of
 from holdfast.run import OptimizerConfig, RunConfig, make_dlrm
 from holdfast.tables import normalize_all, to_spec
@@ -55,14 +56,24 @@ def demand_of(config: RunConfig, source: Source, profile: AccessProfile | None) 
     return demand, basis
 
 
+def reuse_of(config: RunConfig, source: Source, profile: AccessProfile | None) -> list[ReuseCurve]:
+    """How soon the rows of each table come again, from what `demand_of` says the rates of access rest on. Raises what
+    it raises."""
+    if profile is not None:
+        _check_profile(config, source.features, profile)
+        rungs = [table.reuse for table in profile.tables]
+    else:
+        exponent, lookups, _ = _law(source)
+        rungs = [
+            _expected_reuse(feature.num_embeddings, exponent, config.train.batch_size * count)
+            for feature, count in zip(source.features, lookups, strict=True)
+        ]
+    return [ReuseCurve(of_table, f.num_embeddings) for of_table, f in zip(rungs, source.features, strict=True)]
+
+
 def expected_ladder(num_rows: int, exponent: float, accesses_per_batch: float) -> tuple[Rung, ...]:
     """What a profile of independent draws by Zipf's law would find on average; exponent 0: all rows alike."""
-    law = ZipfLaw(num_ranks=num_rows, exponent=exponent)
-    edges = _run_edges(num_rows)
-    widths = np.diff(edges)
-    probabilities = law.probability((edges[:-1] + 1 + edges[1:]) // 2)
-    probabilities /= (widths * probabilities).sum()
-    missed = np.exp(accesses_per_batch * np.log1p(-np.minimum(probabilities, _NEARLY_ONE)))
+    edges, widths, probabilities, missed = _runs(num_rows, exponent, accesses_per_batch)
     shares = np.append(0.0, np.cumsum(widths * probabilities))
     unique = np.append(0.0, np.cumsum(widths * (1.0 - missed)))
     ends = [1 << power for power in range(num_rows.bit_length()) if 1 << power < num_rows]
@@ -75,6 +86,26 @@ def expected_ladder(num_rows: int, exponent: float, accesses_per_batch: float) -
         for end in [*ends, num_rows]
         for place in [int(np.searchsorted(edges, end))]
     )
+
+
+def _expected_reuse(num_rows: int, exponent: float, accesses_per_batch: float) -> tuple[ReuseRung, ...]:
+    """The same for how soon rows come again."""
+    _, widths, _, missed = _runs(num_rows, exponent, accesses_per_batch)
+    return expected_reuse(widths, 1.0 - missed)
+
+
+def _runs(
+    num_rows: int, exponent: float, accesses_per_batch: float
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """Runs of ranks that are nearly alike: their edges int64 [N + 1], widths int64 [N], the probability of an access to
+    one row, and that a batch misses the row, float64 [N]."""
+    law = ZipfLaw(num_ranks=num_rows, exponent=exponent)
+    edges = _run_edges(num_rows)
+    widths = np.diff(edges)
+    probabilities = law.probability((edges[:-1] + 1 + edges[1:]) // 2)
+    probabilities /= (widths * probabilities).sum()
+    missed = np.exp(accesses_per_batch * np.log1p(-np.minimum(probabilities, _NEARLY_ONE)))
+    return edges, widths, probabilities, missed
 
 
 def _accesses(
@@ -90,20 +121,23 @@ def _accesses(
             [table.ladder for table in profile.tables],
             f"a profile of {profile.batches:,} batches, {counting}",
         )
-    if isinstance(source, SyntheticSource):
-        exponent = source.config.zipf_exponent
-        lookups = [float(count) for count in source.config.lookups_per_table]
-        basis = f"no profile: the generated data's own law, Zipf with exponent {exponent}"
-    else:
-        exponent = 0.0
-        lookups = _lookups_of_first_block(source)
-        basis = "no profile: assumed that all rows are alike, the worst case; `holdfast profile` measures"
+    exponent, lookups, basis = _law(source)
     rates = [config.train.batch_size * count for count in lookups]
     ladders = [
         expected_ladder(feature.num_embeddings, exponent, rate)
         for feature, rate in zip(source.features, rates, strict=True)
     ]
     return rates, ladders, basis
+
+
+def _law(source: Source) -> tuple[float, list[float], str]:
+    """Zipf's exponent, ids per sample of each feature, and in words why."""
+    if isinstance(source, SyntheticSource):
+        exponent = source.config.zipf_exponent
+        lookups = [float(count) for count in source.config.lookups_per_table]
+        return exponent, lookups, f"no profile: the generated data's own law, Zipf with exponent {exponent}"
+    basis = "no profile: assumed that all rows are alike, the worst case; `holdfast profile` measures"
+    return 0.0, _lookups_of_first_block(source), basis
 
 
 def _check_profile(config: RunConfig, features: tuple[Feature, ...], profile: AccessProfile) -> None:

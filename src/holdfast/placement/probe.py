@@ -1,4 +1,5 @@
-"""Measures what the tiers of this machine do: its DRAM, and the medium under a directory. A few seconds in all.
+"""Measures what the tiers of this machine do: its DRAM, and the medium under a directory; and what rows of a pool there
+cost its CPU (`row_probe.py`). Half a minute in all.
 
 - Memory: copies with all threads of torch (the rate counts a copied byte twice, as read and as written, so that it
   serves for both bandwidths of a tier), random gathers of 64-byte rows, and the latency of reads that each wait for
@@ -8,7 +9,8 @@
   Python's: a drive that is faster than they can ask is understated. What is read was just written, and a drive or the
   host of a virtual machine may have it in a cache: then reads are overstated.
 - The file that is written has no name (O_TMPFILE, or unlinked at once), so nothing stays behind, however this ends. It
-  takes at most 1 GiB and at most a quarter of the free space, and is allocated before it is written.
+  takes at most 1 GiB and at most a quarter of the free space, and is allocated before it is written. Pools take as much
+  after it; where there is not so much room, costs are not measured.
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ import torch
 
 from holdfast.errors import ConfigError
 from holdfast.observe import Advance
+from holdfast.placement import row_probe
+from holdfast.placement.host import Host
 from holdfast.placement.tiers import Tier
 
-NUM_STEPS = 8
+NUM_STEPS = 8 + row_probe.NUM_STEPS
 """How often the progress is told 1."""
 
 _MAX_FILE_BYTES = 1 << 30
@@ -52,14 +56,17 @@ _SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The tiers, fastest first, and what a reader of the numbers should know."""
+    """The tiers, fastest first, what a reader of the numbers should know, and what rows cost the CPU (None: there was
+    no room for pools)."""
 
     tiers: tuple[Tier, ...]
     notes: tuple[str, ...]
+    host: Host | None
 
 
 def probe(directory: Path, *, on_step: Advance, file_bytes: int = _MAX_FILE_BYTES) -> Probe:
-    """Measures DRAM and the medium of `directory`. file_bytes: of the file to write, at most.
+    """Measures DRAM and the medium of `directory`. file_bytes: to be written there at a time, at most; below
+    row_probe.POOL_BYTES costs are not measured.
 
     Raises ConfigError where there is no such directory or no room in it, and OSError as the medium gives it.
     """
@@ -96,7 +103,16 @@ def probe(directory: Path, *, on_step: Advance, file_bytes: int = _MAX_FILE_BYTE
             os.posix_fallocate(file, 0, size)
             medium, note = _measure_block(file, size, file_system, free_bytes, on_step)
             notes.append(note)
-    return Probe((dram, medium), tuple(notes))
+    host = None
+    if min(file_bytes, free_bytes // 4) >= row_probe.POOL_BYTES:
+        host = row_probe.probe_rows(directory, "log" if medium.kind == "block" else "in_place", on_step=on_step)
+    else:
+        notes.append(
+            f"No [host], so no step is predicted: for that the probe writes {row_probe.POOL_BYTES:,} bytes, at most a "
+            "quarter of what is free."
+        )
+        on_step(row_probe.NUM_STEPS)
+    return Probe((dram, medium), tuple(notes), host)
 
 
 def _measure_memory(

@@ -19,7 +19,8 @@ weights and state lie in. Block tiers pack as many rows into a granule as fit wh
 - *random reads* of tier t, where it has a limit: rows read / random reads per second + a read latency if t is used;
 - *sync* of the log's tier: one per batch.
 Reads of one batch are issued together, so latency counts once. Compute, links between tiers, and what the CPU does are
-not in it: the prediction is a lower bound that memory sets.
+not in it: the prediction is a lower bound that memory sets. (`step_time.py` predicts a step of the pools that there
+are, with all of that.)
 
 **Writes.** Rows on byte-addressable tiers are overwritten in place, and their before-images go to the log (row number,
 weights, state). Rows on block tiers are appended to a row log on that tier, and merged into their home later, where the

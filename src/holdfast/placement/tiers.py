@@ -1,4 +1,5 @@
-"""The memory tiers that a run may keep its rows in, as a TOML file declares them: one ``[[tiers]]`` for each."""
+"""The memory tiers that a run may keep its rows in, as a TOML file declares them: one ``[[tiers]]`` for each, and a
+``[host]`` where it is known what rows cost the CPU."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from holdfast.config import read_config
+from holdfast.placement.host import Host
 
 TierKind = Literal["hbm", "dram", "byte", "block"]
 
@@ -72,9 +74,11 @@ class Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiers:
-    """A node's tiers, in any order. Raises ValueError where there is none, or a name is there twice."""
+    """A node's tiers, in any order, and its costs; host: of a pool on the tier that takes the log. Raises ValueError
+    where there is no tier, or a name is there twice."""
 
     tiers: tuple[Tier, ...]
+    host: Host | None = None
 
     def __post_init__(self) -> None:
         names = [tier.name for tier in self.tiers]
@@ -90,13 +94,15 @@ def read_tiers(path: Path) -> Tiers:
     return read_config(Tiers, path)
 
 
-def tiers_toml(tiers: Sequence[Tier], notes: Sequence[str]) -> str:
+def tiers_toml(tiers: Sequence[Tier], notes: Sequence[str], host: Host | None = None) -> str:
     """The text of a TOML file that `read_tiers` reads; notes come first, as comments."""
     lines = [f"# {note}" for note in notes]
-    for tier in tiers:
-        lines += ["", "[[tiers]]"]
-        for field in fields(tier):
-            value = getattr(tier, field.name)
+    for head, table in [*(("[[tiers]]", tier) for tier in tiers), ("[host]", host)]:
+        if table is None:
+            continue
+        lines += ["", head]
+        for field in fields(table):
+            value = getattr(table, field.name)
             if value is not None:
                 lines.append(f"{field.name} = {json.dumps(value)}")
     return "\n".join(lines) + "\n"

@@ -1,0 +1,44 @@
+"""Predicts the step of a configuration as `holdfast tiers probe`, `profile` and `plan` do, one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from holdfast.placement.access_profile import profile_accesses
+from holdfast.placement.network_time import NetworkTime, time_network
+from holdfast.placement.probe import probe
+from holdfast.placement.step_plan import plan_step
+from holdfast.placement.step_time import StepTime
+from holdfast.placement.tiers import Tiers
+from larger.workload import FileOfBatches
+from placement_check.configurations import Configuration
+
+
+class Predictor:
+    """disk, memory: directories that are probed, each when it is first asked for."""
+
+    def __init__(self, disk: Path, memory: Path) -> None:
+        self._disk, self._memory = disk, memory
+        self._tiers: dict[bool, Tiers] = {}
+        self._networks: dict[str, NetworkTime] = {}
+
+    def predict(self, configuration: Configuration, source: FileOfBatches) -> StepTime:
+        """The network is timed anew for every configuration, as `plan` does: what else a machine does changes."""
+        config = configuration.run_config()
+        profile = profile_accesses(source, config.train, num_batches=source.num_batches)
+        tiers = self._probed(configuration.in_memory)
+        network = self._networks[configuration.name] = time_network(config, source)
+        return plan_step(config, source, tiers, profile, network=network)
+
+    def record(self) -> dict[str, Any]:
+        """All that predictions rest on but the profiles."""
+        tiers = {"memory" if in_memory else "disk": asdict(tiers) for in_memory, tiers in self._tiers.items()}
+        return {"tiers": tiers, "networks": {name: asdict(network) for name, network in self._networks.items()}}
+
+    def _probed(self, in_memory: bool) -> Tiers:
+        if in_memory not in self._tiers:
+            found = probe(self._memory if in_memory else self._disk, on_step=lambda _: None)
+            self._tiers[in_memory] = Tiers(tiers=found.tiers, host=found.host)
+        return self._tiers[in_memory]

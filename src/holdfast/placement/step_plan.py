@@ -1,0 +1,65 @@
+"""The predicted step of a run as it is configured, on the machine that its tiers file describes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.data.source import Source
+from holdfast.errors import ConfigError
+from holdfast.placement.access_profile import AccessProfile
+from holdfast.placement.demand import demand_of, reuse_of
+from holdfast.placement.host import Host
+from holdfast.placement.network_time import NetworkTime, time_network
+from holdfast.placement.program import log_tier
+from holdfast.placement.step_time import StepOptions, StepTime, predict_step
+from holdfast.placement.tiers import Tier, Tiers
+from holdfast.pool import default_scratchpad_bytes, log_bytes_of
+from holdfast.run import RunConfig
+
+_MEDIUM_OF = {"in_place": "memory", "log": "block"}
+_KINDS_OF = {"in_place": ("byte", "dram"), "log": ("block",)}
+
+
+def plan_step(
+    config: RunConfig,
+    source: Source,
+    tiers: Tiers,
+    profile: AccessProfile | None,
+    *,
+    network: NetworkTime | None = None,
+) -> StepTime:
+    """Times the network here, unless that was done, and predicts a step of a pool on the tier that takes the log.
+
+    Raises ConfigError where the tiers have no costs, or those of another store than the run's, and what `demand_of` and
+    `time_network` raise.
+    """
+    if tiers.host is None:
+        raise ConfigError("tiers: there is no [host], without which no step can be predicted; `holdfast tiers probe`")
+    medium = _medium(config, tiers.tiers, tiers.host)
+    is_log_store = tiers.host.store == "log"
+    pool = config.pool
+    options = StepOptions(
+        scratchpad_bytes=default_scratchpad_bytes() if pool.scratchpad_bytes is None else pool.scratchpad_bytes,
+        log_bytes=log_bytes_of(is_log_store) if pool.log_bytes is None else pool.log_bytes,
+        workers=config.train.workers,
+    )
+    demand, _ = demand_of(config, source, profile)
+    curves = reuse_of(config, source, profile)
+    timed = time_network(config, source) if network is None else network
+    return predict_step(demand, curves, timed, tiers.host, medium, options)
+
+
+def _medium(config: RunConfig, tiers: Sequence[Tier], host: Host) -> Tier:
+    wanted = config.pool.medium
+    if wanted not in ("auto", _MEDIUM_OF[host.store]):
+        raise ConfigError(
+            f"pool.medium = {wanted!r}, but the tiers' [host] was measured with medium {_MEDIUM_OF[host.store]!r}; "
+            "probe a directory on the medium that the pool is going to lie on"
+        )
+    medium = tiers[log_tier(tiers)]
+    if medium.kind not in _KINDS_OF[host.store]:
+        raise ConfigError(
+            f"tiers: [host] has costs of store {host.store!r}, but the pool would lie on tier '{medium.name}' of kind "
+            f"{medium.kind!r}; probe a directory there"
+        )
+    return medium

@@ -1,0 +1,186 @@
+"""The predicted step is what one computes by hand, and goes to the right limit where one thing dominates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast.placement.host import Host
+from holdfast.placement.ladder import Rung
+from holdfast.placement.network_time import NetworkTime
+from holdfast.placement.program import Demand, TableDemand
+from holdfast.placement.reuse import ReuseCurve, expected_reuse
+from holdfast.placement.step_time import StepOptions, StepTime, predict_step
+from holdfast.placement.tiers import Tier
+
+ROWS, UNIQUE = 1_000_000, 20_000.0
+IN_PLACE = Host(
+    store="in_place", step_us=500.0, row_ns=20.0, row_byte_ns=0.5, id_ns=2.0, id_byte_ns=0.01, dense_byte_ns=0.1,
+    plan_id_ns=6.0, plan_row_ns=8.0, commit_step_us=20.0, commit_row_ns=1.0, commit_dense_byte_ns=0.2,
+)  # fmt: skip
+LOG_STORE = replace(
+    IN_PLACE, store="log", collect_row_ns=30.0, fetch_row_ns=1000.0, merge_row_ns=250.0, merge_request_ns=1500.0,
+    fetches_per_s=100_000.0, merge_requests_per_s=50_000.0,
+)  # fmt: skip
+NETWORK = NetworkTime(network_s=0.03, displaced=0.8, reading_s=0.001)
+DISK = Tier(
+    name="ssd",
+    kind="block",
+    capacity_bytes=10**12,
+    read_bandwidth_bytes_per_s=2e9,
+    write_bandwidth_bytes_per_s=1e9,
+    read_latency_ns=80_000,
+    access_granularity_bytes=512,
+    random_reads_per_s=1e5,
+    sync_latency_ns=30_000,
+)
+OPTIONS = StepOptions(scratchpad_bytes=10_000_000, log_bytes=200_000_000)
+
+
+def table(*, weight_bytes: int = 64, state_bytes: int = 4) -> TableDemand:
+    ladder = (Rung(rows=ROWS, access_share=1.0, unique_rows_per_batch=UNIQUE),)
+    return TableDemand(
+        name="C1", weight_bytes=weight_bytes, state_bytes=state_bytes, accesses_per_batch=25_000.0, ladder=ladder
+    )
+
+
+def curve() -> ReuseCurve:
+    """All rows alike."""
+    return ReuseCurve(expected_reuse(np.array([ROWS]), np.array([UNIQUE / ROWS])), ROWS)
+
+
+def predict(host: Host = LOG_STORE, **changes) -> StepTime:
+    inputs = {
+        "demand": Demand(tables=(table(),), dense_bytes=1_000_000),
+        "curves": [curve()],
+        "network": NETWORK,
+        "medium": DISK,
+        "options": OPTIONS,
+    } | changes
+    return predict_step(host=host, **inputs)
+
+
+def test_a_step_in_place_is_what_one_computes_by_hand():
+    step = predict(IN_PLACE)
+    rows_ms = 0.5 + 1e-6 * (UNIQUE * (20 + 0.5 * 68) + 25_000 * (2 + 0.01 * 64) + 0.1 * 1e6)
+    loader_ms = 1.0 + 1e-6 * (25_000 * 6 + UNIQUE * 8)
+    commit_ms = 0.02 + 1e-6 * (UNIQUE * 1 + 0.2 * 1e6)
+    logged = 1_000_000 + 128 + 64 + UNIQUE * 76
+    assert step.network_ms == pytest.approx(30.0)
+    assert step.rows_ms == pytest.approx(rows_ms)
+    assert step.loader_ms == pytest.approx(loader_ms)
+    assert step.displaced_ms == pytest.approx(0.8 * (loader_ms + commit_ms))
+    assert step.log_ms == pytest.approx(0.03 + 1e3 * logged / 1e9)
+    assert (step.disk_ms, step.store_work) == (0.0, None)
+    assert step.ms == step.compute_ms == pytest.approx(30.0 + rows_ms + step.displaced_ms)
+    assert step.limited_by == "compute"
+
+
+def test_uniform_rows_miss_a_scratchpad_by_what_it_has_no_room_for():
+    work = predict().store_work
+    assert work is not None
+    room = OPTIONS.scratchpad_bytes / (68 + 39)
+    assert work.hit_rate == pytest.approx(room / ROWS, rel=0.03)
+    assert work.missed_rows == pytest.approx(UNIQUE * (1 - room / ROWS), rel=0.03)
+    # 7 images of 72 bytes to a sector; few rows share one, some are read in one request with their neighbours.
+    assert 0.3 * work.missed_rows < work.fetch_requests < work.missed_rows
+
+
+def test_without_misses_nothing_is_fetched():
+    step = predict(options=replace(OPTIONS, scratchpad_bytes=ROWS * 200))
+    assert step.store_work is not None
+    assert (step.store_work.hit_rate, step.store_work.missed_rows, step.store_work.fetch_requests) == (1.0, 0.0, 0.0)
+    assert step.displaced_ms < predict().displaced_ms
+
+
+def test_without_misses_and_merges_the_disk_only_takes_the_log():
+    step = predict(options=StepOptions(scratchpad_bytes=ROWS * 200, log_bytes=10**15))
+    work = step.store_work
+    assert work is not None
+    assert work.moved_rows < 0.01
+    record_bytes = UNIQUE * (8 + 512 / 7)
+    assert step.disk_ms == pytest.approx(1e3 * (record_bytes / 2e9 + (record_bytes + 1e6) / 1e9), rel=1e-3)
+
+
+def test_a_slow_disk_limits_by_its_requests():
+    slow = replace(LOG_STORE, fetches_per_s=10_000.0)
+    step = predict(slow)
+    assert step.store_work is not None
+    assert step.limited_by == "disk"
+    assert step.ms == step.disk_ms > 1e3 * step.store_work.fetch_requests / 10_000.0
+    assert predict(replace(slow, fetches_per_s=5_000.0)).ms > 1.8 * step.ms
+
+
+def test_a_slow_medium_limits_by_the_bandwidth_of_the_log():
+    step = predict(IN_PLACE, medium=replace(DISK, write_bandwidth_bytes_per_s=1e6))
+    assert step.limited_by == "log"
+    assert step.ms == pytest.approx(0.03 + 1e3 * (1_000_000 + 192 + UNIQUE * 76) / 1e6)
+
+
+def test_a_slow_source_limits_by_the_loader_until_it_has_workers():
+    network = replace(NETWORK, displaced=0.0, reading_s=0.1)
+    one = predict(IN_PLACE, network=network)
+    assert one.limited_by == "loader"
+    four = predict(IN_PLACE, network=network, options=replace(OPTIONS, workers=4))
+    assert four.loader_ms == pytest.approx(one.loader_ms / 4)
+    assert four.limited_by == "compute"
+
+
+def test_idle_cpus_take_the_background_for_nothing():
+    step = predict(network=replace(NETWORK, displaced=0.0))
+    assert step.displaced_ms == 0.0
+    assert step.compute_ms == pytest.approx(step.network_ms + step.rows_ms)
+
+
+def test_a_larger_log_merges_less():
+    small, large = (predict(options=replace(OPTIONS, log_bytes=size)).store_work for size in (20 << 20, 2 << 30))
+    assert small is not None and large is not None
+    assert large.moved_rows < small.moved_rows <= UNIQUE
+    assert large.merge_requests < small.merge_requests
+
+
+def test_rows_that_have_their_sectors_to_themselves_are_not_read_before_they_are_merged():
+    wide = Demand(tables=(table(weight_bytes=512),), dense_bytes=0)
+    beside = Demand(tables=(table(weight_bytes=240),), dense_bytes=0)
+    options = replace(OPTIONS, log_bytes=2 << 30)
+    alone, shared = (predict(demand=demand, options=options).store_work for demand in (wide, beside))
+    assert alone is not None and shared is not None
+    record = UNIQUE * (8 + 1024)
+    assert alone.read_bytes == pytest.approx(record)
+    assert shared.read_bytes > UNIQUE * (8 + 256)
+    assert alone.written_bytes > 0
+
+
+def test_every_table_needs_a_curve():
+    with pytest.raises(ConfigError, match="0 reuse curves for 1 tables"):
+        predict(curves=[])
+
+
+@pytest.mark.parametrize("field", ["scratchpad_bytes", "log_bytes", "workers"])
+def test_options_name_what_is_wrong(field):
+    with pytest.raises(ConfigError, match=f"{field} = 0"):
+        replace(OPTIONS, **{field: 0})
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"row_ns": -1.0}, "row_ns = -1.0; it must be 0 or more"),
+        ({"fetches_per_s": 0.0}, "fetches_per_s = 0.0; it must be more than 0"),
+        ({"step_us": float("nan")}, "step_us = nan"),
+        ({"merge_row_ns": None}, "merge_row_ns is missing; a log store needs it"),
+        ({"store": "in_place"}, "belongs to a log store"),
+    ],
+)
+def test_costs_are_checked_by_name(changes, named):
+    with pytest.raises(ValueError, match=named):
+        replace(LOG_STORE, **changes)
+
+
+@pytest.mark.parametrize("field", ["network_s", "displaced", "reading_s"])
+def test_a_network_time_is_not_negative(field):
+    with pytest.raises(ValueError, match=f"{field} = -1"):
+        replace(NETWORK, **{field: -1.0})
