@@ -138,6 +138,8 @@ def _print(result: dict[str, Any], arguments: argparse.Namespace, output: TextIO
 def main() -> None:
     arguments = _arguments()
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
+    # Idle threads of OpenMP sleep after some microseconds instead of milliseconds. Everyone gains, DRAM's steps, too.
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     from holdfast.reproducibility import prepare_environment
 
     prepare_environment()

@@ -33,8 +33,11 @@ _NOTES = """\
   DRAM: the in-place pool on tmpfs, every step committed at level `process`. The others run within one memory limit.
 - Steady: the log has turned over three times and the scratchpad has been filled; an outsider has read its memory from
   the disk twice. What did not get there in its time is marked.
-- CPU per missed row: CPU time of the process per step (all threads, the kernel's part included), less that of the same
-  step in DRAM, over rows fetched. Logging and merging are in it.
+- In turns: systems of one workload, but for mapped files and RocksDB, are warmed up one after the other and then take
+  turns, one awake and the others stopped, so that the machine's other tenants meet all of them.
+- CPU per missed row: CPU time of the core's own threads (collect, exchange, merge, commit) per step over rows fetched,
+  the kernel's part included. Logging and merging are in it; packing and copying on the training threads are not.
+- `GOMP_SPINCOUNT=5000` for all: idle threads of OpenMP sleep after microseconds.
 - Cost of committing: a few batches again and again, so that nothing is fetched, against the same steps in DRAM.
 - Mapped files promise no durability, RocksDB that of rows alone.
 """

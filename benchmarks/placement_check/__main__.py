@@ -43,6 +43,7 @@ def main() -> None:
     arguments = _arguments()
     # Before torch is imported: what is predicted here is measured in processes that have as many threads.
     os.environ["OMP_NUM_THREADS"] = str(THREADS)
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # as larger.one does
     prepare_environment()
     keep_freed_memory()
     import torch

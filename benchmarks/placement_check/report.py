@@ -12,7 +12,7 @@ BAR = 0.25
 _HEAD = (
     "`cd benchmarks && python -m placement_check`: costs by `holdfast tiers probe`, access statistics by `holdfast "
     "profile`, both as `holdfast plan` takes them; then training, each in a process of its own. In ms. Measured is the "
-    "better half of a window. `others`: CPUs that other processes used before the run."
+    "mean of a window. `others`: CPUs that other processes used before the run."
 )
 _PARTS = ("network_ms", "rows_ms", "displaced_ms", "loader_ms", "disk_ms", "log_ms")
 
@@ -28,12 +28,8 @@ class Outcome:
 
     @property
     def measured_ms(self) -> float | None:
-        """Of a step: the better half of the window, because the machine's other work only adds to it."""
-        times = self.measured.get("step_ms")
-        if not times:
-            return None
-        middle = len(times) // 2
-        return min(sum(half) / len(half) for half in (times[:middle], times[middle:]))
+        """Of a step, merges and dense states included."""
+        return self.measured.get("ms_per_step")
 
     @property
     def ratio(self) -> float | None:

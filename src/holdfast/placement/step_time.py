@@ -12,7 +12,7 @@
 **What a log store does in a step** follows from how soon rows come again (`reuse.py`):
 - The scratchpad has room for C rows. It forgets in about the order of last use, so it misses m(T), where w(T) = C.
   (S3-FIFO keeps a little more than that: an upper bound.) Announced rows come in early, but not more of them.
-- The log holds n steps when half of it is merged. Their w(n) different rows go home together, so a step moves w(n) / n.
+- The log holds n steps when the merge takes them. Their w(n) different rows go home together, so a step moves w(n) / n.
 - Rows lie at random in units of r rows, of which k rows in N touch the part 1 - (1 - k/N)^r (Yao, *Approximating Block
   Accesses in Database Organizations*, CACM 20(4), 1977; for k much smaller than N). Where units are touched with
   probability p, a request ends where the next g are not: a part (1 - p)^g of the touched units begins one. g is 1 for
@@ -35,7 +35,7 @@ from holdfast.placement.tiers import Tier
 _SECTOR_BYTES, _BLOCK_BYTES, _TAG_BYTES = 512, 4096, 4  # docs/FORMAT.md: row images
 _SLOT_BYTES = 39  # of the scratchpad beside a row (core/scratchpad.cpp)
 _FETCH_GAP_SECTORS = 7  # between two sectors that are read in one request, at most (core/log_store.cpp)
-_MERGED_PART = 0.5  # of the log, at a time (core/log_merger.cpp)
+_MERGED_PART = 0.65  # of the log, at a time: between 0.5 and 0.8, as its pace allows (core/log_merger.cpp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
