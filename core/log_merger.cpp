@@ -72,7 +72,11 @@ bool LogMerger::is_in_a_hurry() {
 void LogMerger::learn(std::uint64_t used_before, std::uint64_t merged) {
   const auto appended = static_cast<double>(store_.used_bytes() + merged) - static_cast<double>(used_before);
   const double now = std::max(0.0, appended / static_cast<double>(merged));
-  appended_per_merged_ = (appended_per_merged_ + now) / 2;
+  // Whoever waited for room would have appended more. To begin too late stalls training, too early costs a few requests:
+  // so a slow merge is believed at once, a fast one by and by.
+  constexpr double doubt = 0.75;
+  appended_per_merged_ = is_urgent_ ? std::max(appended_per_merged_, 2 * now)
+                                    : std::max(now, doubt * appended_per_merged_ + (1 - doubt) * now);
 }
 
 void LogMerger::run() {
