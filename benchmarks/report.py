@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import plots
+from markdown_table import markdown_table
 from measurements import ABLATION, OPTIMIZERS, PEERS, RECOVERY_INTERVALS, SHAPES, key_of
 
 # What issue 2 asks for, at dense_interval = 1.
@@ -200,12 +201,6 @@ def _bars(results: Results) -> list[tuple[str, list[_Cell]]]:
     return [(name, cells) for name, cells in rows if any(cell.value is not None for cell in cells)]
 
 
-def _table(head: list[str], rows: Iterable[Iterable[object]]) -> list[str]:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
-    return [*lines, ""]
-
-
 def _ms(results: Results, key: str, value: Callable[[dict[str, Any]], float]) -> str:
     median, spread = results.median(key, value), results.spread(key, value)
     if median is None or spread is None:
@@ -232,7 +227,7 @@ def _times(results: Results) -> list[str]:
     return [
         "## Milliseconds",
         "",
-        *_table(head, rows),
+        *markdown_table(head, rows),
         *([note] if left_out and results.record["settings"]["rounds"] > 1 else []),
     ]
 
@@ -251,7 +246,7 @@ def _verbs(results: Results) -> list[str]:
                 for verb in verbs
             )
             rows.append([f"{shape}, {mode}", shown])
-    return ["## Where a step's time goes", "", *_table(["row-wise Adagrad, ms", "verbs"], rows)] if rows else []
+    return ["## Where a step's time goes", "", *markdown_table(["row-wise Adagrad, ms", "verbs"], rows)] if rows else []
 
 
 def _ablation(results: Results) -> list[str]:
@@ -268,7 +263,7 @@ def _ablation(results: Results) -> list[str]:
         "Row-wise Adagrad, on tmpfs. Redo: updated rows and dense state are copied, checksummed and sealed after each",
         "step; undo: rows before lookup, dense state after the step; both on all threads, and waited for.",
         "",
-        *_table(head, rows),
+        *markdown_table(head, rows),
         "![ablation](ablation.png)",
         "",
     ]
@@ -291,7 +286,7 @@ def _checkpoints(results: Results) -> list[str]:
     cost = commit_cost(results, "kaggle")
     rows.append(["holdfast, every batch", "–" if cost is None else f"{cost:.1%}", "", "", "1 (the one in flight)"])
     head = ["kaggle", "overhead", "ms per step", "size", "steps lost, at most"]
-    return ["## The peers' own checkpoints", "", *_table(head, rows), "![checkpoints](checkpoints.png)", ""]
+    return ["## The peers' own checkpoints", "", *markdown_table(head, rows), "![checkpoints](checkpoints.png)", ""]
 
 
 def _memory(results: Results) -> list[str]:
@@ -315,7 +310,7 @@ def _memory(results: Results) -> list[str]:
         "There are two dense slots, each a whole state, and the log is never smaller than 16 MiB. The process also "
         "holds PyTorch, its activations, the batches and plans.\n"
     )
-    return ["## Memory", "", *_table(head, rows), note] if rows else []
+    return ["## Memory", "", *markdown_table(head, rows), note] if rows else []
 
 
 def _recovery(results: Results) -> list[str]:
@@ -336,7 +331,7 @@ def _recovery(results: Results) -> list[str]:
         "opening, all up to the first step",
         "CPU time of that",
     ]
-    return ["## Recovery", "", *_table(head, rows)] if rows else []
+    return ["## Recovery", "", *markdown_table(head, rows)] if rows else []
 
 
 def _checks(results: Results) -> list[str]:
@@ -445,7 +440,7 @@ def write_report(results: Results, directory: Path) -> Path | None:
         *_setting(results),
         "## What was to be reached",
         "",
-        *_table(["at dense_interval = 1", *results.shapes], [[name, *cells] for name, cells in _bars(results)]),
+        *markdown_table(["at dense_interval = 1", *results.shapes], [[name, *cells] for name, cells in _bars(results)]),
         *(["![speed-ups](benchmark.png)", ""] if main_plot is not None else []),
         *_times(results),
         *_verbs(results),

@@ -228,6 +228,7 @@ class LogStore {
     std::uint64_t begin = 0;  // of the first one, in the ring
     std::uint64_t span = 0;  // bytes from there to the end of the last one
   };
+  struct Extent;
   struct Part;
   struct RowRange {
     std::uint64_t first;
@@ -294,6 +295,8 @@ class LogStore {
   std::vector<Part> some_parts(std::uint32_t table, std::span<const Part> parts) const;
   SpareBuffers::Borrowed read_row_numbers(std::span<Part> parts, const RowRange& range);
   SpareBuffers::Borrowed read_images(std::span<Part> parts, const RowLayout& layout);
+  SpareBuffers::Borrowed read_extents(std::span<Part> parts, const std::function<Extent(const Part& part)>& extent_of,
+                                      const std::function<void(Part& part, const std::byte* first)>& take);
   void take_part(const Mergeable& records, const Part& part, RowIndex& settled, Versions& versions) const;
   void find_newest(const Table& table, std::span<const std::uint64_t> rows,
                    std::vector<std::uint64_t>& locations) const;

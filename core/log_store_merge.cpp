@@ -22,16 +22,16 @@ constexpr std::size_t buffer_bytes = std::size_t{8} << 20;  // of sectors, read 
 constexpr std::size_t rows_looked_up_at_once = 4096;  // under the lock of the index, which fetches want
 constexpr int naps_per_part = 3;  // of a merge that is not urgent, each as long as the part took
 
+}  // namespace
+
 // Bytes of a record, and the sectors of the log around them.
-struct Extent {
+struct LogStore::Extent {
   std::uint64_t begin;
   std::uint64_t end;
 
   std::uint64_t first_sector() const { return begin / format::sector_bytes * format::sector_bytes; }
   std::size_t bytes() const { return format::align_up(end, format::sector_bytes) - first_sector(); }
 };
-
-}  // namespace
 
 // One table's part of a record, and what is read of it.
 struct LogStore::Part {
@@ -61,7 +61,7 @@ std::uint64_t LogStore::merge(std::uint64_t limit_step, const std::function<bool
     }
     if (num_ranges != 0) latching([&] { tables_[t].home->sync(); });
   }
-  latching([&] { log_.checkpoint_without(records.records.size(), records.records.back().link.mark.step); });
+  latching([&] { log_.checkpoint_without(records.records.size()); });
   give_up(records);
   std::uint64_t bytes = 0;
   for (const RowLog::Live& record : records.records) bytes += record.bytes;
@@ -126,7 +126,8 @@ void LogStore::collect(const Mergeable& records, std::uint32_t table, std::span<
     const auto images = read_images(some, tables_[table].layout);
     for (const Part& part : some) take_part(records, part, settled, versions);
   }
-  // The sort keeps the order of versions of the same row, which is newest first.
+  // A row that was updated again after its newest version had been taken may have been taken twice. The sort keeps the
+  // order of its versions, which is newest first.
   auto& rows = versions.rows;
   std::stable_sort(rows.begin(), rows.end(), [](const Version& a, const Version& b) { return a.row < b.row; });
   const auto older =
@@ -151,21 +152,13 @@ std::vector<LogStore::Part> LogStore::some_parts(std::uint32_t table, std::span<
 
 // And finds out which of them are in the range. The numbers live as long as what is returned.
 SpareBuffers::Borrowed LogStore::read_row_numbers(std::span<Part> parts, const RowRange& range) {
-  const auto extent_of = [](const RowLogSection& section) {
-    return Extent{section.rows_offset, section.rows_offset + section.num_rows * sizeof(std::uint64_t)};
+  const auto extent_of = [](const Part& part) {
+    const std::uint64_t begin = part.section.rows_offset;
+    return Extent{begin, begin + part.section.num_rows * sizeof(std::uint64_t)};
   };
-  std::size_t bytes = 0;
-  for (const Part& part : parts) bytes += extent_of(part.section).bytes();
-  SpareBuffers::Borrowed data = spare_.borrow(bytes);
-  std::vector<BlockRead> reads;
-  std::byte* next = data.data();
-  for (Part& part : parts) {
-    const Extent extent = extent_of(part.section);
-    reads.push_back({&log_.file(), log_.offset_of(part.position) + extent.first_sector(), extent.bytes(), next});
-    part.rows = reinterpret_cast<const std::uint64_t*>(next + (extent.begin - extent.first_sector()));
-    next += extent.bytes();
-  }
-  queue_.read_many(reads);
+  SpareBuffers::Borrowed data = read_extents(parts, extent_of, [](Part& part, const std::byte* first) {
+    part.rows = reinterpret_cast<const std::uint64_t*>(first);
+  });
   for (Part& part : parts) {
     const std::span rows(part.rows, part.section.num_rows);
     part.begin = static_cast<std::size_t>(std::lower_bound(rows.begin(), rows.end(), range.first) - rows.begin());
@@ -177,9 +170,18 @@ SpareBuffers::Borrowed LogStore::read_row_numbers(std::span<Part> parts, const R
 // Of the rows that are wanted, by whole units.
 SpareBuffers::Borrowed LogStore::read_images(std::span<Part> parts, const RowLayout& layout) {
   const auto extent_of = [&](const Part& part) {
+    if (part.begin == part.end) return Extent{0, 0};
     const std::uint64_t first_unit = part.begin / layout.unit_rows();
-    return part.begin == part.end ? Extent{0, 0} : Extent{first_unit * layout.unit_bytes(), layout.bytes_for(part.end)};
+    const std::uint64_t images = part.section.images_offset;
+    return Extent{images + first_unit * layout.unit_bytes(), images + layout.bytes_for(part.end)};
   };
+  return read_extents(parts, extent_of, [](Part& part, const std::byte* first) { part.images = first; });
+}
+
+// Of each part's record the extent that it has, all at once; `take` is told where an extent's first byte is now.
+SpareBuffers::Borrowed LogStore::read_extents(std::span<Part> parts,
+                                              const std::function<Extent(const Part& part)>& extent_of,
+                                              const std::function<void(Part& part, const std::byte* first)>& take) {
   std::size_t bytes = 0;
   for (const Part& part : parts) bytes += extent_of(part).bytes();
   SpareBuffers::Borrowed data = spare_.borrow(bytes);
@@ -187,9 +189,8 @@ SpareBuffers::Borrowed LogStore::read_images(std::span<Part> parts, const RowLay
   std::byte* next = data.data();
   for (Part& part : parts) {
     const Extent extent = extent_of(part);
-    const std::uint64_t offset = log_.offset_of(part.position) + part.section.images_offset + extent.begin;
-    reads.push_back({&log_.file(), offset, extent.bytes(), next});
-    part.images = next;
+    reads.push_back({&log_.file(), log_.offset_of(part.position) + extent.first_sector(), extent.bytes(), next});
+    take(part, next + (extent.begin - extent.first_sector()));
     next += extent.bytes();
   }
   queue_.read_many(reads);

@@ -86,9 +86,9 @@ class RowLog {
   // Everything that was appended before is durable.
   void sync();
 
-  // Makes durable that the `count` oldest records are merged; only then may they be forgotten. They are durable, and so
-  // is the record of `step`, the last of them or a later one, before which no recovery goes from now on.
-  void checkpoint_without(std::size_t count, std::uint64_t step);
+  // Makes durable that the `count` (at least one) oldest records are merged; only then may they be forgotten. They are
+  // durable, and no recovery goes before the last of them from now on.
+  void checkpoint_without(std::size_t count);
   // Gives up the space of the `count` oldest records.
   void forget(std::size_t count);
 

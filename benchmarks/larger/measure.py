@@ -14,11 +14,11 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.placement.thread_time import thread_seconds
 from larger.systems import Step, System
 
 _TURNOVERS = 3
@@ -44,11 +44,9 @@ def device_bytes() -> dict[str, int]:
 def own_threads_cpu_s() -> dict[str, float]:
     """CPU seconds by name of the core's background threads (hf-...), the kernel's part included."""
     seconds: defaultdict[str, float] = defaultdict(float)
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # it ended
-            name = (task / "comm").read_text().strip()
-            if name.startswith("hf-"):
-                seconds[name] += int((task / "schedstat").read_text().split()[0]) * 1e-9
+    for (_, name), spent in thread_seconds().items():
+        if name.startswith("hf-"):
+            seconds[name] += spent
     return dict(seconds)
 
 

@@ -80,15 +80,10 @@ def _make(arguments: argparse.Namespace, workload: Workload, source: FileOfBatch
 def _measure(arguments: argparse.Namespace, say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     import torch
 
-    from holdfast import _core
-    from holdfast.reproducibility import keep_freed_memory
     from larger.measure import Measurement, Warmup, fill_log_and_die, time_opening, warm_up
     from larger.memory_limit import MemoryLimit
     from larger.systems import open_pool
 
-    torch.set_num_threads(arguments.threads)
-    _core.set_num_threads(arguments.threads)
-    keep_freed_memory()
     workload, source, settings = _workload(arguments)
     if arguments.mode == "open":
         torch.optim.SGD([torch.zeros(1)], lr=0.01)  # PyTorch imports its compiler here; imports do not count
@@ -135,14 +130,26 @@ def _print(result: dict[str, Any], arguments: argparse.Namespace, output: TextIO
     output.flush()
 
 
-def main() -> None:
-    arguments = _arguments()
-    os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
+def prepare_process(num_threads: int) -> None:
+    """Before torch is imported: its threads, and the environment that it reads then."""
+    os.environ["OMP_NUM_THREADS"] = str(num_threads)
     # Idle threads of OpenMP sleep after some microseconds instead of milliseconds. Everyone gains, DRAM's steps, too.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
-    from holdfast.reproducibility import prepare_environment
+    from holdfast.reproducibility import keep_freed_memory, prepare_environment
 
     prepare_environment()
+    keep_freed_memory()
+    import torch
+
+    from holdfast import _core
+
+    torch.set_num_threads(num_threads)
+    _core.set_num_threads(num_threads)
+
+
+def main() -> None:
+    arguments = _arguments()
+    prepare_process(arguments.threads)
     output = os.fdopen(os.dup(1), "w")  # the JSON alone goes out
     os.dup2(2, 1)
     _print(_measure(arguments, lambda result: _print(result, arguments, output)), arguments, output)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from larger.figures import (
     missed_rows_per_step,
     roofline_ms,
 )
+from markdown_table import markdown_table
 
 _IDLE_CPUS = 0.15
 _NAMES = {
@@ -59,7 +59,7 @@ def write_report(record: dict[str, Any], directory: Path) -> None:
         *_setting(results),
         "## What was to be reached",
         "",
-        *_table(["", "measured", "bar", ""], [figure.cells() for figure in figures(results)]),
+        *markdown_table(["", "measured", "bar", ""], [figure.cells() for figure in figures(results)]),
         *(["![steps](steps.svg)", ""] if steps_plot else []),
         *_systems(results),
         *_rooflines(results),
@@ -76,12 +76,6 @@ def write_report(record: dict[str, Any], directory: Path) -> None:
 
 def _last_line(error: str) -> str:
     return error.strip().splitlines()[-1][-300:]
-
-
-def _table(head: list[str], rows: Iterable[Iterable[object]]) -> list[str]:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
-    return [*lines, ""]
 
 
 def _setting(results: Results) -> list[str]:
@@ -117,7 +111,7 @@ def _systems(results: Results) -> list[str]:
                 rows.append([workload, name, *_system_cells(found)])
     head = ["", "", "ms per step (median)", "hit rate", "rows fetched per step", "while training waited",
             "CPU s per step", "read, written per step", "memory, most", "loss", "steady"]  # fmt: skip
-    return ["## Systems", "", *_table(head, rows)] if rows else []
+    return ["## Systems", "", *markdown_table(head, rows)] if rows else []
 
 
 def _system_cells(found: dict[str, Any]) -> list[str]:
@@ -158,7 +152,7 @@ def _rooflines(results: Results) -> list[str]:
         )  # fmt: skip
     head = ["", "DRAM, ms", "fetch reads per step", "merge reads", "merge writes", "disk's requests/s at that mix",
             "disk, ms", "roofline, ms", "step, ms", "of it stalls", "window shrunk"]  # fmt: skip
-    return ["## Rooflines", "", *_table(head, rows)] if rows else []
+    return ["## Rooflines", "", *markdown_table(head, rows)] if rows else []
 
 
 def _amplification(results: Results, plot: Path | None) -> list[str]:
@@ -172,7 +166,7 @@ def _amplification(results: Results, plot: Path | None) -> list[str]:
     return [
         "## Write amplification",
         "",
-        *_table(["log", "measured", "predicted"], rows),
+        *markdown_table(["log", "measured", "predicted"], rows),
         *(["![write amplification](amplification.svg)", ""] if plot else []),
     ]
 
@@ -192,4 +186,4 @@ def _disk(results: Results) -> list[str]:
         assert mixed is not None
         rows.append([f"the mix of {key.split('/')[1]}", f"{mixed['per_s']:,.0f}/s"])
     by = f"By {found['by']}, on a file of {found['file_bytes'] / 1e9:.1f} GB, O_DIRECT.\n"
-    return ["## The disk", "", by, *_table(["", ""], rows)]
+    return ["## The disk", "", by, *markdown_table(["", ""], rows)]

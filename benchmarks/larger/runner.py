@@ -1,10 +1,9 @@
-"""Runs measurements, each once and alone, in a process of its own, with everything they need before and after."""
+"""Runs measurements, each once, in a process of its own, with everything they need before and after."""
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import time
@@ -17,12 +16,10 @@ from typing import Any
 
 import machine
 from larger.limits import Disk, Mix
-from larger.memory_limit import remove_group_of
-from larger.turns import Child, Turns
+from larger.turns import FAILURES, Child, Turns, error_result
 from larger.workload import FileOfBatches, Workload, make_workload, write_ids
 
 _BENCHMARKS = Path(__file__).parents[1]
-_TIMEOUT_S = 3600
 _ROUNDS = 10
 _ALLOWANCE_BYTES = {"kaggle": 512 << 20, "rm1": 768 << 20, "rm3": 1024 << 20}
 SECTIONS = ("limits", "roofline", "caches", "outsiders", "commit", "amplification", "recovery")
@@ -112,10 +109,10 @@ class Runner:
             others = machine.others_busy()
             started = time.monotonic()
             try:
-                self.results[key] = measure()
-            except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
-                self.results[key] = {"error": f"{type(error).__name__}: {error}"}
-            self._keep(key, self.results[key], others, started)
+                result = measure()
+            except FAILURES as error:
+                result = error_result(error)
+            self._keep(key, result, others, started)
         return self.results[key]
 
     def _keep(self, key: str, result: dict[str, Any], others: dict[str, Any], started: float) -> None:
@@ -144,7 +141,8 @@ class Runner:
         directories = {key: self._directory(run) for key, run in missing.items()}
         try:
             found = Turns({key: run.steps for key, run in missing.items()}, self._say).take(
-                lambda key: self._turn_taker(key, missing[key], directories[key]), _ROUNDS if len(missing) > 1 else 1
+                lambda key: self._start(key, missing[key], directories[key], "--turns"),
+                _ROUNDS if len(missing) > 1 else 1,
             )
         finally:
             for directory in directories.values():
@@ -159,9 +157,16 @@ class Runner:
     def crash(self, run: Run) -> None:
         """Results ``recovery/die`` and ``recovery/open``: a run that kills itself with its log full, and opening it."""
         directory = self._directory(run)
-        self.once("recovery/die", lambda: self._child("recovery/die", run, directory, "--mode", "die"))
+
+        def result_of(mode: str, expected_status: int) -> None:
+            key = f"recovery/{mode}"
+            self.once(
+                key, lambda: self._start(key, run, directory, "--mode", mode).finish(expected_status=expected_status)
+            )
+
+        result_of("die", -signal.SIGKILL)
         if "error" not in self.results["recovery/die"]:
-            self.once("recovery/open", lambda: self._child("recovery/open", run, directory, "--mode", "open"))
+            result_of("open", 0)
         shutil.rmtree(directory)
 
     def source(self, workload: Workload, num_batches: int) -> FileOfBatches:
@@ -179,33 +184,13 @@ class Runner:
             path.unlink()
         self._ids.clear()
 
-    def _turn_taker(self, key: str, run: Run, directory: Path) -> Child:
+    def _start(self, key: str, run: Run, directory: Path, *more: str) -> Child:
         self.source(run.workload, run.num_batches)
-        self._commands[key] = [*self._command(run, directory), "--turns"]
+        self._commands[key] = [*self._command(run, directory), *more]
         return Child(self._commands[key], _BENCHMARKS)
 
     def _directory(self, run: Run) -> Path:
         return Path(tempfile.mkdtemp(dir=self._memory_root if run.system == "dram" else self._root))
-
-    def _child(self, key: str, run: Run, directory: Path, *more: str) -> dict[str, Any]:
-        """A process that is no measurement of steps."""
-        self.source(run.workload, run.num_batches)
-        command = [*self._command(run, directory), *more]
-        self._commands[key] = command
-        process = subprocess.Popen(command, cwd=_BENCHMARKS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        try:
-            out, err = process.communicate(timeout=_TIMEOUT_S)
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-        finally:
-            remove_group_of(process.pid)
-        if process.returncode != (-9 if "die" in more else 0):
-            killed = " (killed: more memory than it is allowed?)" if process.returncode == -9 else ""
-            return {"error": f"exit status {process.returncode}{killed}: {err.strip()[-2000:]}"}
-        result: dict[str, Any] = json.loads(out)
-        return result
 
     def _command(self, run: Run, directory: Path) -> list[str]:
         workload = run.workload

@@ -16,6 +16,7 @@ from larger.workload import Workload
 WORKLOADS = ("kaggle", "rm1", "rm3", "uniform")
 COMMIT_WORKLOADS = ("kaggle", "rm1", "rm3")
 OUTSIDERS = ("mmap", "rocksdb")
+_CACHES = ("dram", "look_forward", "lru", "static")
 _OUTSIDER_WARMUP_S, _OUTSIDER_STEPS = 60.0, 40
 _QUICK_WARMUP_S = 5.0
 
@@ -68,7 +69,7 @@ def _side_by_side(runner: Runner, name: str) -> None:
     """Results ``system/name`` of the systems that are compared within a tenth."""
     workload = workload_of(runner, name)
     caches_too = name == "kaggle" and "caches" in runner.options.sections
-    systems = ("dram", "look_forward", "lru", "static") if caches_too else ("dram", "look_forward")
+    systems = _CACHES if caches_too else ("dram", "look_forward")
     runner.side_by_side({f"{system}/{name}": _run(runner, system, workload, name) for system in systems})
 
 
@@ -115,8 +116,7 @@ def caches(runner: Runner) -> None:
     if share is None:
         return
     workload = workload_of(runner, "kaggle", uniform_share=share)
-    systems = ("dram", "look_forward", "lru", "static")
-    runner.side_by_side({f"{system}/balanced": _run(runner, system, workload, "balanced") for system in systems})
+    runner.side_by_side({f"{system}/balanced": _run(runner, system, workload, "balanced") for system in _CACHES})
 
 
 def balanced_share(runner: Runner) -> float | None:

@@ -21,10 +21,20 @@ from typing import Any, TextIO
 from larger.memory_limit import remove_group_of
 
 _TIMEOUT_S = 3600
+FAILURES = (OSError, ValueError, RuntimeError, subprocess.SubprocessError)
+"""Of one measurement; the others go on."""
+
+
+def error_result(error: BaseException) -> dict[str, Any]:
+    """What stands for its result then."""
+    return {"error": f"{type(error).__name__}: {error}"}
 
 
 class Child:
-    """A process of ``larger.one`` with ``--turns``. Its standard error goes to a file, and is kept for the error."""
+    """A process of ``larger.one``; with ``--turns`` it takes them.
+
+    Its standard error goes to a file, and is kept for the error.
+    """
 
     def __init__(self, command: list[str], directory: Path) -> None:
         self._errors: TextIO = tempfile.TemporaryFile("w+")  # noqa: SIM115
@@ -48,14 +58,14 @@ class Child:
         self._signal(signal.SIGSTOP)
         return float(answer["ms"])
 
-    def finish(self) -> dict[str, Any]:
-        """Its result."""
+    def finish(self, *, expected_status: int = 0) -> dict[str, Any]:
+        """Its result. Raises RuntimeError where it ends otherwise than expected."""
         self._signal(signal.SIGCONT)
         try:
             out, _ = self._process.communicate(timeout=_TIMEOUT_S)
         finally:
             self.end()
-        if self._process.returncode != 0:
+        if self._process.returncode != expected_status:
             raise RuntimeError(self._what_happened())
         result: dict[str, Any] = json.loads(out)
         return result
@@ -120,8 +130,8 @@ class Turns:
     def _attempt(self, key: str, what: Callable[[], None]) -> None:
         try:
             what()
-        except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
-            self._results[key] = {"error": f"{type(error).__name__}: {error}"}
+        except FAILURES as error:
+            self._results[key] = error_result(error)
             if key in self._alive:
                 self._alive.pop(key).end()
 

@@ -4,21 +4,19 @@
 
 Probes disk and memory once, counts the ids of every configuration, predicts its step, and trains it with the systems of
 ``larger``, each in a process of its own. Writes report.md and results.json. Exit status 1 where a prediction is off by
-more than a quarter, with a line that says which. Six minutes, four with --quick (shorter
-windows, six configurations).
+more than a quarter, with a line that says which. Six minutes, four with --quick (shorter windows, six configurations).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from holdfast.reproducibility import keep_freed_memory, prepare_environment
+from larger.one import prepare_process
 
 THREADS = 2
 BENCHMARKS = Path(__file__).parents[1]
@@ -41,22 +39,14 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = _arguments()
-    # Before torch is imported: what is predicted here is measured in processes that have as many threads.
-    os.environ["OMP_NUM_THREADS"] = str(THREADS)
-    os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # as larger.one does
-    prepare_environment()
-    keep_freed_memory()
-    import torch
-
+    # What is predicted here is measured in processes that are prepared likewise.
+    prepare_process(THREADS)
     import machine
-    from holdfast import _core
     from larger.runner import Options, Runner
     from placement_check.configurations import CONFIGURATIONS
     from placement_check.prediction import Predictor
     from placement_check.report import Outcome, write_report
 
-    torch.set_num_threads(THREADS)
-    _core.set_num_threads(THREADS)
     wanted = arguments.only.split(";") if arguments.only else _QUICK_CONFIGURATIONS if arguments.quick else ("",)
     chosen = [each for each in CONFIGURATIONS if any(part in each.name for part in wanted)]
     if not chosen:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.placement.step_time import StepTime
+from larger.figures import hit_rate
+from markdown_table import markdown_table
 
 BAR = 0.25
 _HEAD = (
@@ -65,23 +67,19 @@ def write_report(outcomes: list[Outcome], machine: dict[str, Any], directory: Pa
         "",
         f"{machine['processor']}, {machine['cpus']} CPUs, {machine['kernel']}; holdfast {machine['holdfast_commit']}.",
         "",
-        *_table(
+        *markdown_table(
             ["", "predicted", "measured", "ratio", "limited by", *(part[:-3] for part in _PARTS), "others", "steady"],
             [_cells(outcome) for outcome in outcomes],
         ),
         "What the log store does in a step, predicted / seen:",
         "",
-        *_table(
+        *markdown_table(
             ["", "hit rate", "rows missed", "fetch requests", "merge requests"],
             [_store_cells(outcome) for outcome in outcomes if outcome.predicted.store_work and outcome.ratio],
         ),
         *(f"- {complaint}" for outcome in outcomes if (complaint := outcome.complaint)),
     ]
     (directory / "report.md").write_text("\n".join(lines) + "\n")
-
-
-def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)] + [""]
 
 
 def _cells(outcome: Outcome) -> list[str]:
@@ -102,10 +100,9 @@ def _store_cells(outcome: Outcome) -> list[str]:
     work, traffic, steps = outcome.predicted.store_work, outcome.measured["traffic"], outcome.measured["steps"]
     assert work is not None
     seen = {name: count / steps for name, count in traffic.items()}
-    hit_rate = seen["rows_hit"] / (seen["rows_hit"] + seen["rows_missed"])
     return [
         outcome.name,
-        f"{work.hit_rate:.1%} / {hit_rate:.1%}",
+        f"{work.hit_rate:.1%} / {hit_rate(outcome.measured):.1%}",
         f"{work.missed_rows:,.0f} / {seen['rows_missed']:,.0f}",
         f"{work.fetch_requests:,.0f} / {seen['fetch_reads']:,.0f}",
         f"{work.merge_requests:,.0f} / {seen['merge_reads'] + seen['merge_writes']:,.0f}",

@@ -28,6 +28,7 @@ from holdfast.dense import Checkpoint
 from holdfast.embedding import EmbeddingBagCollection, PlannedFeatures
 from holdfast.observe import Advance
 from holdfast.placement.host import Host, StoreKind
+from holdfast.placement.thread_time import thread_seconds
 from holdfast.pool import Pool
 from holdfast.tables import EmbeddingBagConfig
 
@@ -221,12 +222,12 @@ class _Run:
         for _ in range(shape.batches if shape.batches < shape.steps else 2):
             self._step()
         self._plan_s.clear()
-        traffic_before, threads_before = dict(core.traffic() or {}), _thread_seconds()
+        traffic_before, threads_before = dict(core.traffic() or {}), thread_seconds()
         begin = time.perf_counter()
         steps = [self._step() for _ in range(shape.steps)]
         self._pool.flush()
         wall = time.perf_counter() - begin
-        threads_after, traffic_after = _thread_seconds(), dict(core.traffic() or {})
+        threads_after, traffic_after = thread_seconds(), dict(core.traffic() or {})
         return _Seen(
             shape=shape,
             ids=float(_NUM_TABLES * shape.bags * shape.lookups),
@@ -290,16 +291,6 @@ def _batch(shape: _Shape, number: int) -> JaggedFeatures:
 def _scattered(ranks: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
     """Hot rows on pages all over."""
     return ranks * 99_991 % num_rows
-
-
-def _thread_seconds() -> dict[tuple[int, str], float]:
-    """CPU time so far of this process's threads, by id and name."""
-    seconds = {}
-    for task in Path("/proc/self/task").iterdir():
-        # The kernel's number for the CPU clock of a thread that is known by its id (clock_getcpuclockid).
-        clock = (~int(task.name) << 3) | 6
-        seconds[int(task.name), (task / "comm").read_text().strip()] = time.clock_gettime(clock)
-    return seconds
 
 
 def _per_name(
