@@ -236,6 +236,7 @@ nb::dict to_dict(const Traffic& traffic) {
   out["demand_fetches"] = traffic.demand_fetches;
   out["window_shrunk"] = traffic.window_shrunk;
   out["stall_seconds"] = traffic.stall_seconds;
+  out["log_stall_seconds"] = traffic.log_stall_seconds;
   out["rows_fetched"] = traffic.rows_fetched;
   out["fetched_bytes"] = traffic.fetched_bytes;
   out["fetch_reads"] = traffic.fetch_reads;

@@ -215,6 +215,14 @@ std::function<void()> LogBackend::end_step(const StepMark& mark) {
 
 void LogBackend::append(const PackedRecord& record) {
   if (store_.append(record)) return;
+  const auto began = std::chrono::steady_clock::now();
+  append_when_there_is_room(record);
+  const std::chrono::duration<double> stalled = std::chrono::steady_clock::now() - began;
+  const std::lock_guard lock(mutex_);
+  seconds_without_room_ += stalled.count();
+}
+
+void LogBackend::append_when_there_is_room(const PackedRecord& record) {
   options_.finish_dense(record.step());
   // A fetch may still be reading where the record is to go: that is over in milliseconds.
   constexpr int turns = 1000;
@@ -281,6 +289,10 @@ std::optional<Traffic> LogBackend::traffic() const {
     traffic.window_shrunk = pad.holds_delayed;
     traffic.stall_seconds = pad.seconds_stalled;
     traffic.scratchpad_rows = scratchpad_->num_rows();
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    traffic.log_stall_seconds = seconds_without_room_;
   }
   traffic.rows_fetched = store.fetched_rows;
   traffic.fetched_bytes = store.fetched_bytes;

@@ -91,6 +91,7 @@ class LogBackend final : public RowBackend {
   std::vector<WorkingRows> add_updated(const CollectionSpec& spec, const std::vector<std::uint64_t>& num_rows);
   void check_fits_log(std::uint64_t record_bytes, const char* whose) const;
   void append(const PackedRecord& record);
+  void append_when_there_is_room(const PackedRecord& record);
   Scratchpad& scratchpad();
 
   Superblock& superblock_;
@@ -114,6 +115,7 @@ class LogBackend final : public RowBackend {
   };
   std::deque<Logged> unmergeable_;  // steps after the newest that recovery may go back to
   std::uint64_t largest_record_bytes_ = 0;
+  double seconds_without_room_ = 0;
 
   std::unique_ptr<Scratchpad> scratchpad_;  // made by the first row that it is needed for
   std::unique_ptr<LogMerger> merger_;  // last: its thread ends before anything it uses

@@ -14,6 +14,10 @@ namespace {
 constexpr double earliest = 0.5;
 constexpr double latest = 0.8;
 constexpr double margin = 1.25;  // of what was appended during merges before
+// After each part of a merge comes a rest three times as long, and never long: a part also takes the time for which the
+// whole process was stopped in it.
+constexpr int rests_per_part = 3;
+constexpr std::chrono::milliseconds longest_rest{200};
 
 }  // namespace
 
@@ -64,9 +68,14 @@ bool LogMerger::wants_to_merge() const {
   return !found_nothing_ && (is_urgent_ || store_.used_bytes() > bytes_to_begin_at());
 }
 
-bool LogMerger::is_in_a_hurry() {
-  const std::lock_guard lock(mutex_);
+bool LogMerger::is_in_a_hurry() const {
   return is_urgent_ || stopping_ || store_.used_bytes() > (bytes_to_begin_at() + store_.ring_bytes()) / 2;
+}
+
+void LogMerger::rest_after(std::chrono::nanoseconds busy) {
+  std::unique_lock lock(mutex_);
+  turned_.wait_for(lock, std::min<std::chrono::nanoseconds>(rests_per_part * busy, longest_rest),
+                   [this] { return is_in_a_hurry(); });
 }
 
 void LogMerger::learn(std::uint64_t used_before, std::uint64_t merged) {
@@ -91,7 +100,7 @@ void LogMerger::run() {
     std::exception_ptr failure;
     bool is_broken = false;
     try {
-      merged = store_.merge(limit, [this] { return is_in_a_hurry(); });
+      merged = store_.merge(limit, [this](std::chrono::nanoseconds busy) { rest_after(busy); });
     } catch (const Error& error) {
       failure = std::current_exception();
       is_broken = error.kind() != ErrorKind::full;

@@ -11,6 +11,7 @@
 //   it is tried again when more is allowed.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -42,7 +43,8 @@ class LogMerger {
   void run();
   std::uint64_t bytes_to_begin_at() const;
   bool wants_to_merge() const;
-  bool is_in_a_hurry();
+  bool is_in_a_hurry() const;
+  void rest_after(std::chrono::nanoseconds busy);
   void learn(std::uint64_t used_before, std::uint64_t merged);
 
   LogStore& store_;

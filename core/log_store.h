@@ -31,6 +31,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -183,8 +184,10 @@ class LogStore {
   // Makes all steps durable whose append had returned.
   void sync();
   // Folds the records of steps up to `limit_step` that are durable into home. Returns how many bytes of the log that was;
-  // 0: nothing to do. While it is not urgent, fetches come first: most of the time the merge leaves the disk alone.
-  std::uint64_t merge(std::uint64_t limit_step, const std::function<bool()>& is_urgent = [] { return true; });
+  // 0: nothing to do. After each part, of some milliseconds, it calls `after_part` with the time that the part kept the
+  // medium busy: there it can be held up, so that fetches come first.
+  using AfterPart = std::function<void(std::chrono::nanoseconds busy)>;
+  std::uint64_t merge(std::uint64_t limit_step, const AfterPart& after_part = [](std::chrono::nanoseconds) {});
 
   // Writes rows [first, ...) straight home; their state becomes zeros where `state` is empty. Only while the log holds no
   // record, and alone. Durable after sync_home; what a failure or a crash before that leaves of them is unknown. Throws
@@ -301,7 +304,7 @@ class LogStore {
   void find_newest(const Table& table, std::span<const std::uint64_t> rows,
                    std::vector<std::uint64_t>& locations) const;
   void write_home(const Table& table, const Versions& versions, const SectorBuffer& buffer,
-                  const std::function<bool()>& is_urgent);
+                  const AfterPart& after_part);
   std::size_t write_home_part(const Table& table, std::span<const Version> versions, const std::byte* version_images,
                               const SectorBuffer& buffer);
   void write_rows(std::uint32_t number, std::uint64_t first, std::uint64_t end, const std::byte* weights,

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "error.h"
@@ -20,7 +19,6 @@ namespace {
 
 constexpr std::size_t buffer_bytes = std::size_t{8} << 20;  // of sectors, read and written at once
 constexpr std::size_t rows_looked_up_at_once = 4096;  // under the lock of the index, which fetches want
-constexpr int naps_per_part = 3;  // of a merge that is not urgent, each as long as the part took
 
 }  // namespace
 
@@ -43,7 +41,7 @@ struct LogStore::Part {
   const std::byte* images = nullptr;  // of row `begin`'s unit on
 };
 
-std::uint64_t LogStore::merge(std::uint64_t limit_step, const std::function<bool()>& is_urgent) {
+std::uint64_t LogStore::merge(std::uint64_t limit_step, const AfterPart& after_part) {
   const std::lock_guard turn(merge_mutex_);
   require_usable();
   const Mergeable records = mergeable(limit_step);
@@ -57,7 +55,7 @@ std::uint64_t LogStore::merge(std::uint64_t limit_step, const std::function<bool
     const std::uint64_t num_ranges = ranges_of(t, parts[t]);
     for (std::uint64_t range = 0; range < num_ranges; ++range) {
       collect(records, t, parts[t], {num_rows * range / num_ranges, num_rows * (range + 1) / num_ranges}, versions);
-      write_home(tables_[t], versions, buffer.buffer(), is_urgent);
+      write_home(tables_[t], versions, buffer.buffer(), after_part);
     }
     if (num_ranges != 0) latching([&] { tables_[t].home->sync(); });
   }
@@ -243,13 +241,13 @@ void LogStore::wait_for_fetches() {
 }
 
 void LogStore::write_home(const Table& table, const Versions& versions, const SectorBuffer& buffer,
-                          const std::function<bool()>& is_urgent) {
+                          const AfterPart& after_part) {
   for (std::size_t done = 0; done < versions.rows.size();) {
     const auto began = std::chrono::steady_clock::now();
     latching([&] {
       done += write_home_part(table, std::span(versions.rows).subspan(done), versions.images.data(), buffer);
     });
-    if (!is_urgent()) std::this_thread::sleep_for((std::chrono::steady_clock::now() - began) * naps_per_part);
+    after_part(std::chrono::steady_clock::now() - began);
   }
 }
 

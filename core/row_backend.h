@@ -39,6 +39,7 @@ struct Traffic {
   std::uint64_t demand_fetches;  // of these: fetched while training waited, nobody had announced them
   std::uint64_t window_shrunk;  // announced batches that had to wait for room in the scratchpad
   double stall_seconds;  // that captures waited for rows
+  double log_stall_seconds;  // that records waited for room in the log; training waits for them
   std::uint64_t rows_fetched;  // evaluation's included
   std::uint64_t fetched_bytes;
   std::uint64_t fetch_reads;  // requests to the device

@@ -1052,7 +1052,9 @@ class Merger {
           std::mt19937_64 random(seed);
           while (!stop_) {
             const std::uint64_t lag = room_is_wanted ? 0 : random() % 4;
-            store.merge(std::max(store.durable_step(), lag) - lag, [&] { return room_is_wanted || random() % 2 == 0; });
+            store.merge(std::max(store.durable_step(), lag) - lag, [&](std::chrono::nanoseconds busy) {
+              if (!room_is_wanted && random() % 2 == 0) std::this_thread::sleep_for(3 * busy);
+            });
           }
         }) {}
   ~Merger() {

@@ -99,6 +99,9 @@ def test_a_log_that_is_too_small_for_a_batch_says_how_large_it_must_be(pool_root
         for number in range(1, 13):
             rows.update(rows.plan(1, 512))
             rows.pool.commit(number)
+        rows.pool.flush()
+        traffic = rows.pool.core.traffic()
+        assert traffic is not None and traffic["log_stall_seconds"] > 0  # records waited for merges
     with Rows(pool_root / "less", log_bytes=needed - 4096) as rows, pytest.raises(BatchTooLarge):
         rows.step(samples=512)
 

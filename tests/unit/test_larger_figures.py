@@ -27,6 +27,7 @@ TRAFFIC = {
     "merge_reads": 100,
     "merge_writes": 100,
     "stall_seconds": 0.0,
+    "log_stall_seconds": 0.0,
 }
 
 

@@ -1,0 +1,98 @@
+// The log merger beside a medium that stands still for a while, as it does where the whole process is stopped.
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "log_merger.h"
+#include "temporary_directory.h"
+
+namespace holdfast {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::uint64_t every_step = ~std::uint64_t{0};
+constexpr std::chrono::milliseconds standstill{1000};
+constexpr std::chrono::milliseconds soon{2000};  // a rest in proportion to the standstill would take three seconds
+
+// Holds the first write to home up.
+class StandingStill final : public BlockWatcher {
+ public:
+  void before_read(const BlockFile&) override {}
+  void before_write(const BlockFile& file, std::uint64_t, std::size_t) override {
+    if (file.name().find(".home") == std::string::npos || has_stood_still_.exchange(true)) return;
+    std::this_thread::sleep_for(standstill);
+    goes_on = true;
+  }
+  void before_sync(const BlockFile&) override {}
+  void after_sync(const BlockFile&) override {}
+
+  std::atomic<bool> goes_on{false};
+
+ private:
+  std::atomic<bool> has_stood_still_{false};
+};
+
+// A log with room for eight records of a block each; six begin a merge and leave nobody in a hurry.
+struct Subject {
+  static constexpr std::uint64_t ring_bytes = 8 * format::block_bytes;
+
+  Subject() {
+    const std::vector<RowTable> tables = {{{16, RowDtype::f32, RowOptimizer::sgd, 0, 7, 0, -0.5f, 0.5f}, 200}};
+    LogStore::create(directory.path(), tables, ring_bytes, Caching::buffered);
+    store = std::make_unique<LogStore>(directory.path(), tables, LogStoreOptions{Caching::buffered, {}, &disk});
+    store->recover(1, every_step);
+  }
+  bool append(std::uint64_t step) {
+    std::uint64_t row = step;
+    std::vector<std::byte> weights(16 * 4);
+    const TableRows update{0, 1, {&row, weights.data(), nullptr}};
+    return store->append(store->pack({step, step, step}, {&update, 1})).has_value();
+  }
+  void begin_merge(LogMerger& merger) {
+    for (std::uint64_t step = 1; step <= 6; ++step) CHECK(append(step));
+    store->sync();
+    merger.allow(6);
+  }
+  void wait_until_it_goes_on() const {
+    while (!disk.goes_on) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+
+  TemporaryDirectory directory;
+  StandingStill disk;
+  std::unique_ptr<LogStore> store;
+};
+
+void a_merge_rests_for_a_moment_only_however_long_its_part_took() {
+  Subject subject;
+  LogMerger merger(*subject.store);
+  subject.begin_merge(merger);
+  subject.wait_until_it_goes_on();
+  const Clock::time_point began = Clock::now();
+  while (subject.store->used_bytes() != 0 && Clock::now() - began < soon) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  CHECK(subject.store->used_bytes() == 0);
+}
+
+void whoever_waits_for_room_ends_a_rest() {
+  Subject subject;
+  LogMerger merger(*subject.store);
+  subject.begin_merge(merger);
+  subject.wait_until_it_goes_on();
+  const Clock::time_point began = Clock::now();
+  CHECK(merger.make_room());
+  CHECK(Clock::now() - began < soon);
+  CHECK(subject.store->used_bytes() == 0);
+}
+
+}  // namespace
+}  // namespace holdfast
+
+int main() {
+  holdfast::a_merge_rests_for_a_moment_only_however_long_its_part_took();
+  holdfast::whoever_waits_for_room_ends_a_rest();
+  return check::passed();
+}
