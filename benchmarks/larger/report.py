@@ -145,9 +145,10 @@ def _rooflines(results: Results) -> list[str]:
         traffic, steps = found["traffic"], found["steps"]
         requests = [f"{traffic[name] / steps:,.0f}" for name in ("fetch_reads", "merge_reads", "merge_writes")]
         dram, disk = results.step_ms("dram", workload), disk_ms(results, workload)
+        stalls_ms = (traffic["stall_seconds"] + traffic["log_stall_seconds"]) / steps * 1e3
         rows.append(
             [workload, f"{dram:.1f}", *requests, "–" if mixed is None else f"{mixed['per_s']:,.0f}", f"{disk:.1f}",
-             f"{roof:.1f}", f"{found['ms_per_step']:.1f}", f"{(traffic['stall_seconds'] + traffic['log_stall_seconds']) / steps * 1e3:.2f}",
+             f"{roof:.1f}", f"{found['ms_per_step']:.1f}", f"{stalls_ms:.2f}",
              f"{traffic['window_shrunk']:.0f}"]
         )  # fmt: skip
     head = ["", "DRAM, ms", "fetch reads per step", "merge reads", "merge writes", "disk's requests/s at that mix",
