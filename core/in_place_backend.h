@@ -58,6 +58,7 @@ class InPlaceBackend final : public RowBackend {
   void import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
                    std::span<const float> state) override;
   void close(bool updated) override;
+  void stop() noexcept override {}
 
   std::uint64_t log_bytes() const override { return log_.ring_bytes(); }
   std::uint64_t log_bytes_free() const override { return log_.free_bytes(); }

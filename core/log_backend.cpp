@@ -267,7 +267,7 @@ void LogBackend::import_rows(std::size_t table, std::uint64_t first, std::span<c
 
 // An update that was not committed is in memory only.
 void LogBackend::close(bool) {
-  merger_->stop();
+  stop();
   store_.sync();
   store_.sync_home();
   const StepMark last = store_.last();
@@ -276,6 +276,10 @@ void LogBackend::close(bool) {
   commit.cursor = last.cursor;
   commit.row_updates = last.row_updates;
   superblock_.write_commit(commit);
+}
+
+void LogBackend::stop() noexcept {
+  if (merger_) merger_->stop();
 }
 
 std::optional<Traffic> LogBackend::traffic() const {

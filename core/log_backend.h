@@ -72,6 +72,7 @@ class LogBackend final : public RowBackend {
   void import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
                    std::span<const float> state) override;
   void close(bool updated) override;
+  void stop() noexcept override;
 
   std::uint64_t log_bytes() const override { return store_.ring_bytes(); }
   std::uint64_t log_bytes_free() const override { return store_.ring_bytes() - store_.used_bytes(); }

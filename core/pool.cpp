@@ -384,7 +384,9 @@ void Pool::close() {
     dense_->sync();
     superblock_->sync();
   } catch (...) {
+    // Whoever opens the pool next is the only one that writes.
     background_.stop();
+    backend_->stop();
     closed_ = true;
     lock_.reset();
     throw;

@@ -100,8 +100,10 @@ class RowBackend {
 
   virtual void import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
                            std::span<const float> state) = 0;
-  // Takes back an update that was not committed, and syncs. The last call.
+  // Takes back an update that was not committed, and syncs. The last call, but for stop.
   virtual void close(bool updated) = 0;
+  // Ends every thread that writes, whatever failed before: from now on nothing is written.
+  virtual void stop() noexcept = 0;
 
   virtual std::uint64_t log_bytes() const = 0;
   virtual std::uint64_t log_bytes_free() const = 0;

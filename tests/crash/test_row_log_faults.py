@@ -78,6 +78,10 @@ def trained(directory: Path, steps: int, **options: int) -> Path:
     return directory
 
 
+def own_threads() -> set[str]:
+    return {(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}
+
+
 def number_before(words: str, message: str) -> int:
     found = re.search(words, message)
     assert found is not None, message
@@ -99,11 +103,23 @@ def test_a_log_that_is_too_small_for_a_batch_says_how_large_it_must_be(pool_root
         for number in range(1, 13):
             rows.update(rows.plan(1, 512))
             rows.pool.commit(number)
-        rows.pool.flush()
-        traffic = rows.pool.core.traffic()
-        assert traffic is not None and traffic["log_stall_seconds"] > 0  # records waited for merges
     with Rows(pool_root / "less", log_bytes=needed - 4096) as rows, pytest.raises(BatchTooLarge):
         rows.step(samples=512)
+
+
+def test_waiting_for_room_in_the_log_is_counted(pool_root: Path) -> None:
+    def has_waited(rows: Rows) -> bool:
+        traffic = rows.pool.core.traffic()
+        assert traffic is not None
+        return traffic["log_stall_seconds"] > 0
+
+    with Rows(pool_root / "roomy") as rows:
+        rows.steps(3)
+        assert not has_waited(rows)
+    with Rows(pool_root / "tight", log_bytes=120 << 10) as rows:
+        while not has_waited(rows):  # most steps find the log full; that none of them ever waits would be luck
+            assert rows.pool.step < 1000
+            rows.step()
 
 
 def test_a_step_of_forwards_that_are_too_large_for_the_log_together_is_not_committed(pool_root: Path) -> None:
@@ -305,6 +321,7 @@ def test_a_full_medium_ends_training_and_with_space_the_same_run_goes_on(
     reached = rows.pool.step
     with pytest.raises(PoolFailed):
         rows.pool.close()
+    assert not own_threads() & {"hf-merge", "hf-commit"}, "whoever opens the pool next is the only one that writes"
     assert reached > 10
     ballast.unlink()
     with Rows(root / "pool", rows=many) as rows:
