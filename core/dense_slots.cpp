@@ -147,7 +147,11 @@ void DenseSlots::stage(std::uint64_t epoch, const StepMark& mark, std::span<cons
     }
   }
 
-  if (!in_place) staging_.resize(payload);
+  const std::size_t padded = needed - format::dense_payload_offset;
+  if (!in_place) {
+    if (staging_.size() < padded) staging_ = SectorBuffer(padded);
+    std::memset(staging_.data() + payload, 0, padded - payload);
+  }
   std::byte* target = in_place ? file.data() + format::dense_payload_offset : staging_.data();
   const std::size_t gap = tensors_offset(structure.size()) - structure.size();
   PartsChecksum checksum(payload);  // what lies between the parts is zeros
@@ -178,13 +182,17 @@ void DenseSlots::stage(std::uint64_t epoch, const StepMark& mark, std::span<cons
     copy_streaming(copy.to, copy.from, copy.bytes);
   });
   header.payload_crc = checksum.value();
-  pending_ = Pending{slot, header, in_place ? payload : 0};
+  pending_ = Pending{slot, header, in_place ? padded : 0};
 }
 
-void DenseSlots::clear_header(std::size_t slot) {
-  const format::DenseHeader nothing{};
-  slots_[slot]->write(0, &nothing, sizeof(nothing));
-  medium_.persist(slots_[slot]->data(), sizeof(format::DenseHeader));
+void DenseSlots::clear_header(std::size_t slot) { write_header(slot, {}); }
+
+void DenseSlots::write_header(std::size_t slot, const format::DenseHeader& header) {
+  alignas(format::sector_bytes) std::array<std::byte, format::sector_bytes> sector{};
+  static_assert(sizeof(header) <= sector.size());
+  std::memcpy(sector.data(), &header, sizeof(header));
+  slots_[slot]->write(0, sector.data(), sector.size());
+  medium_.persist(slots_[slot]->data(), sector.size());
 }
 
 void DenseSlots::allocate() {
@@ -200,7 +208,8 @@ bool DenseSlots::advance(std::size_t bytes) {
   File& file = *slots_[pending_->slot];
   const std::size_t total = payload_bytes(pending_->header);
   const std::size_t from = pending_->done_bytes;
-  const std::size_t part = std::min(bytes, total - from);
+  const std::size_t left = format::align_up(total, format::block_bytes) - from;
+  const std::size_t part = bytes < left ? format::align_up(bytes, format::block_bytes) : left;
   std::byte* payload = file.data() + format::dense_payload_offset;
   if (from == 0) clear_header(pending_->slot);
   if (part != 0) file.write(format::dense_payload_offset + from, staging_.data() + from, part);
@@ -209,8 +218,7 @@ bool DenseSlots::advance(std::size_t bytes) {
   if (pending_->done_bytes < total) return false;
 
   pending_->header.crc = crc_of(pending_->header);
-  file.write(0, &pending_->header, sizeof(pending_->header));
-  medium_.persist(file.data(), sizeof(pending_->header));
+  write_header(pending_->slot, pending_->header);
   valid_[pending_->slot] = pending_->header;
   pending_.reset();
   return true;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "format.h"
+#include "media/block_file.h"
 #include "media/medium.h"
 #include "step_mark.h"
 
@@ -73,20 +74,23 @@ class DenseSlots {
   struct Pending {
     std::size_t slot;
     format::DenseHeader header;
-    std::size_t done_bytes;  // of the payload: all of them from the start at level process
+    std::size_t done_bytes;  // of the payload, in whole blocks: all of them from the start at level process
   };
 
   static std::size_t payload_bytes(const format::DenseHeader& header);
   std::optional<format::DenseHeader> read(std::size_t slot, bool clean, bool* damaged);
   std::size_t idle_slot() const;
   void clear_header(std::size_t slot);
+  void write_header(std::size_t slot, const format::DenseHeader& header);
 
   Medium& medium_;
   std::array<std::unique_ptr<File>, 2> slots_;
   std::array<std::optional<format::DenseHeader>, 2> valid_;
   std::array<std::string, 2> reasons_;
   std::optional<Pending> pending_;
-  std::vector<std::byte> staging_;  // level power only: at level process the idle slot's mapping is the staging buffer
+  // Level power only: at level process the idle slot's mapping is the staging buffer. Whole blocks, which a file takes
+  // without a copy in the page cache.
+  SectorBuffer staging_;
 };
 
 }  // namespace holdfast
