@@ -13,9 +13,10 @@ namespace {
 // Of the log, what is in use when a merge begins: never less, never more.
 constexpr double earliest = 0.5;
 constexpr double latest = 0.8;
-constexpr double margin = 1.25;  // of what was appended during merges before
-// After each part of a merge comes a rest three times as long, and never long: a part also takes the time for which the
-// whole process was stopped in it.
+constexpr double share_of_work = 0.5;  // of a merge's time, so that it ends before the log is full
+constexpr double full = 0.95;  // of the log, by when a merge has ended
+// After a part of a merge comes a rest of at most three times as long, and never long: a part also takes the time for
+// which the whole process was stopped in it.
 constexpr int rests_per_part = 3;
 constexpr std::chrono::milliseconds longest_rest{200};
 
@@ -60,7 +61,7 @@ bool LogMerger::make_room() {
 }
 
 std::uint64_t LogMerger::bytes_to_begin_at() const {
-  const double share = std::clamp(1 / (1 + margin * appended_per_merged_), earliest, latest);
+  const double share = std::clamp(1 / (1 + appended_per_merged_ / share_of_work), earliest, latest);
   return static_cast<std::uint64_t>(share * static_cast<double>(store_.ring_bytes()));
 }
 
@@ -68,18 +69,23 @@ bool LogMerger::wants_to_merge() const {
   return !found_nothing_ && (is_urgent_ || store_.used_bytes() > bytes_to_begin_at());
 }
 
-bool LogMerger::is_in_a_hurry() const {
-  return is_urgent_ || stopping_ || store_.used_bytes() > (bytes_to_begin_at() + store_.ring_bytes()) / 2;
+bool LogMerger::is_in_a_hurry(double progress) const {
+  const auto begun = static_cast<double>(used_when_begun_);
+  const double end = std::max(full * static_cast<double>(store_.ring_bytes()), begun);
+  return is_urgent_ || stopping_ || static_cast<double>(store_.used_bytes()) > begun + progress * (end - begun);
 }
 
-void LogMerger::rest_after(std::chrono::nanoseconds busy) {
+void LogMerger::rest_after(std::chrono::nanoseconds busy, double progress) {
   std::unique_lock lock(mutex_);
+  const std::uint64_t used = store_.used_bytes();
   turned_.wait_for(lock, std::min<std::chrono::nanoseconds>(rests_per_part * busy, longest_rest),
-                   [this] { return is_in_a_hurry(); });
+                   [&] { return is_in_a_hurry(progress); });
+  appended_in_rests_ += store_.used_bytes() - used;
 }
 
-void LogMerger::learn(std::uint64_t used_before, std::uint64_t merged) {
-  const auto appended = static_cast<double>(store_.used_bytes() + merged) - static_cast<double>(used_before);
+void LogMerger::learn(std::uint64_t merged) {
+  const auto appended =
+      static_cast<double>(store_.used_bytes() + merged) - static_cast<double>(used_when_begun_ + appended_in_rests_);
   const double now = std::max(0.0, appended / static_cast<double>(merged));
   // Whoever waited for room would have appended more. To begin too late stalls training, too early costs a few requests:
   // so a slow merge is believed at once, a fast one by and by.
@@ -94,13 +100,15 @@ void LogMerger::run() {
     turned_.wait(lock, [this] { return stopping_ || (!is_broken_ && wants_to_merge()); });
     if (stopping_) return;
     const std::uint64_t limit = limit_step_;
+    used_when_begun_ = store_.used_bytes();
+    appended_in_rests_ = 0;
     lock.unlock();
-    const std::uint64_t used_before = store_.used_bytes();
     std::uint64_t merged = 0;
     std::exception_ptr failure;
     bool is_broken = false;
     try {
-      merged = store_.merge(limit, [this](std::chrono::nanoseconds busy) { rest_after(busy); });
+      merged =
+          store_.merge(limit, [this](std::chrono::nanoseconds busy, double progress) { rest_after(busy, progress); });
     } catch (const Error& error) {
       failure = std::current_exception();
       is_broken = error.kind() != ErrorKind::full;
@@ -113,7 +121,7 @@ void LogMerger::run() {
     is_broken_ = is_broken;
     if (merged != 0) {
       ++num_merges_;
-      learn(used_before, merged);
+      learn(merged);
     }
     if (merged == 0 && limit == limit_step_) found_nothing_ = true;
     turned_.notify_all();

@@ -4,9 +4,9 @@
 // - It merges no step after the limit that it was told last: recovery may have to go back to that one.
 // - It begins as late as it may, between half and four fifths of the log, and takes all that may be merged: the longer
 //   a version waits, the more often a newer one of the same row, or of a row in the same block, comes along and is
-//   written with it. How much room there must be for what is appended meanwhile, it learns from the merges before.
-// - It leaves most of the disk's time to fetches, unless somebody waits for room, or soon will: half of that room is
-//   taken.
+//   written with it. How much is appended meanwhile, it learns from the merges before.
+// - It leaves most of the disk's time to fetches, unless that would make somebody wait for room: a merge gets on at least
+//   as fast as the room that was left when it began is taken.
 // - After a failed merge nothing is merged any more, and make_room throws the failure. Where the medium was only full,
 //   it is tried again when more is allowed.
 #pragma once
@@ -43,16 +43,18 @@ class LogMerger {
   void run();
   std::uint64_t bytes_to_begin_at() const;
   bool wants_to_merge() const;
-  bool is_in_a_hurry() const;
-  void rest_after(std::chrono::nanoseconds busy);
-  void learn(std::uint64_t used_before, std::uint64_t merged);
+  bool is_in_a_hurry(double progress) const;
+  void rest_after(std::chrono::nanoseconds busy, double progress);
+  void learn(std::uint64_t merged);
 
   LogStore& store_;
   std::mutex mutex_;  // guards what follows
   std::condition_variable turned_;
   std::uint64_t limit_step_ = 0;
   std::uint64_t num_merges_ = 0;
-  double appended_per_merged_ = 0.5;  // bytes appended while a byte is merged; to begin with, a guess
+  double appended_per_merged_ = 0.25;  // bytes appended in the time that merging a byte takes; to begin with, a guess
+  std::uint64_t used_when_begun_ = 0;  // bytes of the log, when the merge in progress began
+  std::uint64_t appended_in_rests_ = 0;  // bytes, of that merge
   bool is_urgent_ = false;  // somebody waits for room
   bool found_nothing_ = false;  // in the last turn, with this limit
   bool stopping_ = false;

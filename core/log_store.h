@@ -184,10 +184,10 @@ class LogStore {
   // Makes all steps durable whose append had returned.
   void sync();
   // Folds the records of steps up to `limit_step` that are durable into home. Returns how many bytes of the log that was;
-  // 0: nothing to do. After each part, of some milliseconds, it calls `after_part` with the time that the part kept the
-  // medium busy: there it can be held up, so that fetches come first.
-  using AfterPart = std::function<void(std::chrono::nanoseconds busy)>;
-  std::uint64_t merge(std::uint64_t limit_step, const AfterPart& after_part = [](std::chrono::nanoseconds) {});
+  // 0: nothing to do. After each part, of some milliseconds, it calls `after_part`: there it can be held up, so that
+  // fetches come first. busy: how long the part kept the medium busy; progress: how much of all is done, 0 to 1.
+  using AfterPart = std::function<void(std::chrono::nanoseconds busy, double progress)>;
+  std::uint64_t merge(std::uint64_t limit_step, const AfterPart& after_part = [](std::chrono::nanoseconds, double) {});
 
   // Writes rows [first, ...) straight home; their state becomes zeros where `state` is empty. Only while the log holds no
   // record, and alone. Durable after sync_home; what a failure or a crash before that leaves of them is unknown. Throws
@@ -292,7 +292,7 @@ class LogStore {
   Mergeable mergeable(std::uint64_t limit_step) const;
   bool lies_in(const Mergeable& records, std::uint64_t location, const Table& table) const;
   std::vector<std::vector<Part>> parts_of(const Mergeable& records) const;
-  std::uint64_t ranges_of(std::uint32_t table, std::span<const Part> parts) const;
+  std::uint64_t image_bytes_of(std::span<const Part> parts) const;
   void collect(const Mergeable& records, std::uint32_t table, std::span<const Part> parts, const RowRange& range,
                Versions& versions);
   std::vector<Part> some_parts(std::uint32_t table, std::span<const Part> parts) const;

@@ -17,7 +17,11 @@ using log_record::sections_of;
 
 namespace {
 
-constexpr std::size_t buffer_bytes = std::size_t{8} << 20;  // of sectors, read and written at once
+// A part of a merge: so much is read, then written. Beside training a thread waits for its turn after each of the two, so
+// parts are long.
+constexpr std::size_t buffer_bytes = std::size_t{32} << 20;
+constexpr std::size_t requests_per_part = 4 * BlockQueue::depth;
+constexpr std::size_t joined_gap_bytes = format::block_bytes;  // moving these costs less than two more requests
 constexpr std::size_t rows_looked_up_at_once = 4096;  // under the lock of the index, which fetches want
 
 }  // namespace
@@ -49,13 +53,23 @@ std::uint64_t LogStore::merge(std::uint64_t limit_step, const AfterPart& after_p
   const auto parts = parts_of(records);
   wait_for_fetches();
   const SpareBuffers::Borrowed buffer = spare_.borrow(buffer_bytes);
+  double all_bytes = 0;
+  for (const auto& of_table : parts) all_bytes += static_cast<double>(image_bytes_of(of_table));
+  double done_bytes = 0;
   Versions versions;
   for (std::uint32_t t = 0; t < tables_.size(); ++t) {
     const std::uint64_t num_rows = tables_[t].what.num_rows;
-    const std::uint64_t num_ranges = ranges_of(t, parts[t]);
+    const std::uint64_t bytes = image_bytes_of(parts[t]);
+    // So many ranges that the versions in one of them, all of them, are not too many to collect; where rows crowd in one
+    // range they may be more.
+    const std::uint64_t num_ranges = std::min((bytes + merge_bytes_ - 1) / merge_bytes_, num_rows);
     for (std::uint64_t range = 0; range < num_ranges; ++range) {
+      const double range_bytes = static_cast<double>(bytes) / static_cast<double>(num_ranges);
       collect(records, t, parts[t], {num_rows * range / num_ranges, num_rows * (range + 1) / num_ranges}, versions);
-      write_home(tables_[t], versions, buffer.buffer(), after_part);
+      write_home(tables_[t], versions, buffer.buffer(), [&](std::chrono::nanoseconds busy, double share) {
+        after_part(busy, (done_bytes + share * range_bytes) / all_bytes);
+      });
+      done_bytes += range_bytes;
     }
     if (num_ranges != 0) latching([&] { tables_[t].home->sync(); });
   }
@@ -103,12 +117,10 @@ std::vector<std::vector<LogStore::Part>> LogStore::parts_of(const Mergeable& rec
   return parts;
 }
 
-// So many that the versions in one of them, all of them, are not too many to collect; where rows crowd in one range they
-// may be more.
-std::uint64_t LogStore::ranges_of(std::uint32_t table, std::span<const Part> parts) const {
+std::uint64_t LogStore::image_bytes_of(std::span<const Part> parts) const {
   std::uint64_t bytes = 0;
-  for (const Part& part : parts) bytes += part.section.num_rows * tables_[table].layout.image_bytes();
-  return std::min((bytes + merge_bytes_ - 1) / merge_bytes_, tables_[table].what.num_rows);
+  for (const Part& part : parts) bytes += part.section.num_rows * tables_[part.section.table].layout.image_bytes();
+  return bytes;
 }
 
 void LogStore::collect(const Mergeable& records, std::uint32_t table, std::span<const Part> parts,
@@ -247,18 +259,20 @@ void LogStore::write_home(const Table& table, const Versions& versions, const Se
     latching([&] {
       done += write_home_part(table, std::span(versions.rows).subspan(done), versions.images.data(), buffer);
     });
-    after_part(std::chrono::steady_clock::now() - began);
+    after_part(std::chrono::steady_clock::now() - began,
+               static_cast<double>(done) / static_cast<double>(versions.rows.size()));
   }
 }
 
 // Writes as many of the versions, from the first on, as the buffer and the queue hold; returns how many. Small images by whole
 // blocks of the file system: single sectors in holes cost it six times the CPU, and the medium rewrites a block
-// either way.
+// either way. A block between two that are written is read with them and written back as it was.
 std::size_t LogStore::write_home_part(const Table& table, std::span<const Version> versions,
                                       const std::byte* version_images, const SectorBuffer& buffer) {
   const RowLayout& layout = table.layout;
   const bool alone = layout.unit_rows() == 1;  // no other row is in its sectors: they need not be read
-  SectorRuns runs(buffer, 0, alone ? format::sector_bytes : format::block_bytes, BlockQueue::depth);
+  SectorRuns runs(buffer, alone ? 0 : joined_gap_bytes, alone ? format::sector_bytes : format::block_bytes,
+                  requests_per_part);
   std::vector<std::byte*> images;
   for (const Version& version : versions) {
     std::byte* image = runs.place(*table.home, layout.offset_of(version.row), layout.image_bytes());

@@ -258,7 +258,7 @@ void bench_fetches_beside_a_merge(const std::string& directory, std::uint64_t nu
     Stopwatch merging;
     merging.start();
     std::thread merger([&] {
-      store.merge(every_step, [&](std::chrono::nanoseconds busy) {
+      store.merge(every_step, [&](std::chrono::nanoseconds busy, double) {
         if (!is_urgent) std::this_thread::sleep_for(3 * busy);
       });
       merging.stop();

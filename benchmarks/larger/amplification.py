@@ -1,10 +1,11 @@
 """How many bytes go to the device for every byte of updated rows, by the log store's own arithmetic.
 
 A step appends one record: a header, eight bytes and an image a row. A merge takes all records up to the newest dense
-state, and writes every block of home that one of their rows lies in. So what a merge costs depends on how many steps it
-takes at a time: hot rows are written once for all of them, and cold rows share blocks. How many bytes of the log that
-is, the merger finds out as it goes (core/log_merger.h), so it is taken from the run; all else follows from the ids
-alone, which are replayed here; see core/row_image.h and core/format.h for the sizes.
+state, and writes every block of home that one of their rows lies in, or that lies alone between two such blocks. So
+what a merge costs depends on how many steps it takes at a time: hot rows are written once for all of them, and cold
+rows share blocks. How many bytes of the log that is, the merger finds out as it goes (core/log_merger.h), so it is
+taken from the run; all else follows from the ids alone, which are replayed here; see core/row_image.h and core/format.h
+for the sizes.
 """
 
 from __future__ import annotations
@@ -55,11 +56,12 @@ def predicted(source: FileOfBatches, bytes_per_merge: float) -> float:
 
 
 def _home_blocks(source: FileOfBatches, num_steps: int) -> int:
-    """Distinct blocks of home that the rows of ``num_steps`` batches lie in, over all tables."""
+    """Distinct blocks of home that the rows of ``num_steps`` batches lie in or enclose, over all tables."""
     shape = source.workload.shape
     rows_per_block = _SECTOR_BYTES // _image_bytes(source) * (_BLOCK_BYTES // _SECTOR_BYTES)
     written = np.zeros((shape.num_tables, -(-shape.num_embeddings // rows_per_block)), dtype=np.bool_)
     for number in range(num_steps):
         for table, ids in enumerate(source.read_ids(number % source.num_batches)):
             written[table, ids.ravel() // rows_per_block] = True
+    written[:, 1:-1] |= written[:, :-2] & written[:, 2:]  # one block between two: moved with them
     return int(written.sum())

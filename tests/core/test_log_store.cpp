@@ -1052,7 +1052,7 @@ class Merger {
           std::mt19937_64 random(seed);
           while (!stop_) {
             const std::uint64_t lag = room_is_wanted ? 0 : random() % 4;
-            store.merge(std::max(store.durable_step(), lag) - lag, [&](std::chrono::nanoseconds busy) {
+            store.merge(std::max(store.durable_step(), lag) - lag, [&](std::chrono::nanoseconds busy, double) {
               if (!room_is_wanted && random() % 2 == 0) std::this_thread::sleep_for(3 * busy);
             });
           }

@@ -107,5 +107,6 @@ def test_predicted_write_amplification_counts_every_block_once(tmp_path: Path) -
         for table, ids in enumerate(source.read_ids(number))
         for row in ids.ravel().tolist()
     }
+    blocks |= {(table, block + 1) for table, block in blocks if (table, block + 2) in blocks}
     expected = (appended_bytes + len(blocks) * 4096 / 2) / updated_bytes
     assert predicted(source, 2 * appended_bytes) == pytest.approx(expected)

@@ -15,8 +15,9 @@
 - The log holds n steps when the merge takes them. Their w(n) different rows go home together, so a step moves w(n) / n.
 - Rows lie at random in units of r rows, of which k rows in N touch the part 1 - (1 - k/N)^r (Yao, *Approximating Block
   Accesses in Database Organizations*, CACM 20(4), 1977; for k much smaller than N). Where units are touched with
-  probability p, a request ends where the next g are not: a part (1 - p)^g of the touched units begins one. g is 1 for
-  merges, and as far as fetches read on to save a request.
+  probability p, a request ends where the next g are not: a part (1 - p)^g of the touched units begins one, and gaps
+  of k < g units, of which each touched unit begins a part p (1 - p)^k, are moved with them. Gaps that cost less than a
+  request decide g: 2 blocks for merges, 1 where a row has its sectors to itself, 8 sectors for fetches.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from holdfast.placement.tiers import Tier
 _SECTOR_BYTES, _BLOCK_BYTES, _TAG_BYTES = 512, 4096, 4  # docs/FORMAT.md: row images
 _SLOT_BYTES = 39  # of the scratchpad beside a row (core/scratchpad.cpp)
 _FETCH_GAP_SECTORS = 7  # between two sectors that are read in one request, at most (core/log_store.cpp)
+_MERGE_GAP_BLOCKS = 1  # between two blocks that are read and written in one request (core/log_store_merge.cpp)
 _MERGED_PART = 0.65  # of the log, at a time: between 0.5 and 0.8, as its pace allows (core/log_merger.cpp)
 
 
@@ -165,11 +167,13 @@ def _log_store_work(demand: Demand, curves: Sequence[ReuseCurve], options: StepO
     num_steps = max(1.0, _MERGED_PART * options.log_bytes / record_bytes) if record_bytes else 1.0
     fetch_requests = merge_requests = moved_rows = read_bytes = written_bytes = 0.0
     for table, curve, missed_rows in zip(demand.tables, curves, missed, strict=True):
-        fetch_requests += _requests(table, missed_rows, _unit_bytes(table), _FETCH_GAP_SECTORS + 1)[0]
+        fetch_requests += _requests(table, missed_rows, _unit_bytes(table), _FETCH_GAP_SECTORS)[0]
         merged_rows = curve.distinct(num_steps)
         moved_rows += merged_rows / num_steps
         alone = _images_per_unit(table) == 1
-        requests, units = _requests(table, merged_rows, _unit_bytes(table) if alone else _BLOCK_BYTES, 1)
+        requests, units = _requests(
+            table, merged_rows, _unit_bytes(table) if alone else _BLOCK_BYTES, 0 if alone else _MERGE_GAP_BLOCKS
+        )
         # A row that has its sectors to itself is not read before it is written.
         merge_requests += requests * (1 if alone else 2) / num_steps
         beyond = max(0.0, units - requests) * (_unit_bytes(table) if alone else _BLOCK_BYTES) / num_steps
@@ -194,11 +198,13 @@ def _scratchpad_rows(tables: Sequence[TableDemand], scratchpad_bytes: int) -> fl
 
 
 def _requests(table: TableDemand, rows: float, unit_bytes: int, gap_units: int) -> tuple[float, float]:
-    """(requests, units touched) where `rows` different rows of the table are read or written in whole units."""
+    """(requests, units moved) where `rows` different rows of the table are read or written in whole units, gaps of up
+    to `gap_units` included."""
     rows_per_unit = max(1, unit_bytes // _unit_bytes(table)) * _images_per_unit(table)
     units = math.ceil(table.rows / rows_per_unit)
     share = 1.0 - (1.0 - min(1.0, rows / table.rows)) ** rows_per_unit
-    return units * share * (1.0 - share) ** gap_units, units * share
+    gaps = sum(k * share * (1.0 - share) ** k for k in range(1, gap_units + 1))
+    return units * share * (1.0 - share) ** (gap_units + 1), units * share * (1.0 + gaps)
 
 
 def _image_bytes(table: TableDemand) -> int:
