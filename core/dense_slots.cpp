@@ -53,8 +53,9 @@ std::optional<format::DenseHeader> DenseSlots::read(std::size_t slot, bool clean
   std::memcpy(&header, file.data(), sizeof(header));
   *damaged = clean && (header.magic != 0 || header.crc != 0);  // in a pool that was in use, a header may be torn
   if (header.magic == 0 && header.crc == 0) return refuse("empty");
+  torn_[slot] = header.magic != format::dense_magic || header.crc != crc_of(header);
   if (header.magic != format::dense_magic) return refuse("not a dense slot");
-  if (header.crc != crc_of(header)) return refuse("the header's checksum does not hold");
+  if (torn_[slot]) return refuse("the header's checksum does not hold");
   *damaged = true;
   const std::size_t room = file.size() - format::dense_payload_offset;
   if (header.structure_bytes > room || header.tensors_bytes > room || payload_bytes(header) > room) {
@@ -70,6 +71,7 @@ std::optional<format::DenseHeader> DenseSlots::read(std::size_t slot, bool clean
 
 void DenseSlots::load(std::uint64_t epoch, std::uint64_t step, bool clean) {
   pending_.reset();
+  torn_ = {};
   std::array<bool, 2> damaged{};
   for (std::size_t i = 0; i < 2; ++i) valid_[i] = read(i, clean, &damaged[i]);
   for (std::size_t i = 0; i < 2; ++i) {
@@ -83,6 +85,13 @@ void DenseSlots::load(std::uint64_t epoch, std::uint64_t step, bool clean) {
     valid_[i].reset();
     reasons_[i] = "of a step that was rolled back";
   }
+}
+
+void DenseSlots::clear_torn() {
+  for (std::size_t i = 0; i < 2; ++i) {
+    if (torn_[i]) clear_header(i);
+  }
+  torn_ = {};
 }
 
 std::optional<std::uint64_t> DenseSlots::newest_step() const {

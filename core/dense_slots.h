@@ -46,6 +46,9 @@ class DenseSlots {
   // that does not hold, a file shorter than its header says and, in a pool that was closed cleanly, a torn header.
   void load(std::uint64_t epoch, std::uint64_t step, bool clean);
 
+  // Empties slots whose header was torn: once the pool is closed cleanly, such a header would be damage.
+  void clear_torn();
+
   // The newest valid state at or before `step`; nothing when there is none.
   std::optional<DenseState> newest(std::uint64_t step) const;
   // Why slot i holds nothing ("never written", "the payload's checksum does not hold").
@@ -87,6 +90,7 @@ class DenseSlots {
   std::array<std::unique_ptr<File>, 2> slots_;
   std::array<std::optional<format::DenseHeader>, 2> valid_;
   std::array<std::string, 2> reasons_;
+  std::array<bool, 2> torn_{};
   std::optional<Pending> pending_;
   // Level power only: at level process the idle slot's mapping is the staging buffer. Whole blocks, which a file takes
   // without a copy in the page cache.

@@ -99,8 +99,8 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
   Superblock::write(*medium, header, std::move(tables), epoch, commit);
 }
 
-Pool::Pool(const std::string& directory, const OpenOptions& options)
-    : lock_(std::make_unique<Lock>(directory)), medium_(open_pool_medium(directory)) {
+Pool::Pool(const std::string& directory, const OpenOptions& options, std::unique_ptr<Medium> medium)
+    : lock_(std::make_unique<Lock>(directory)), medium_(medium ? std::move(medium) : open_pool_medium(directory)) {
   if (options.dense_interval == 0) throw Error(ErrorKind::config, "dense_interval must be at least 1");
   const auto started = std::chrono::steady_clock::now();
   dense_interval_ = options.dense_interval;
@@ -155,6 +155,7 @@ void Pool::recover(const OpenOptions& options) {
   std::copy(boot.begin(), boot.end(), epoch.boot_id);
   epoch.process_id = static_cast<std::uint32_t>(::getpid());
   superblock_->write_epoch(epoch);
+  dense_->clear_torn();
   const RolledBack undone = backend_->roll_back(epoch.epoch, target.step);
   if (plan.dense && plan.dense->header.step < target.step) {
     // Relaxed: the older dense state becomes the dense state of the rows' step, before anything is based on it.

@@ -62,7 +62,8 @@ class Pool {
   static void create(const std::string& directory, const PoolOptions& options, std::vector<format::TableRecord> tables);
 
   // Opens for writing: takes the lock, recovers.
-  Pool(const std::string& directory, const OpenOptions& options);
+  // medium: of the directory; where none is given, the one that it lies on.
+  Pool(const std::string& directory, const OpenOptions& options, std::unique_ptr<Medium> medium = nullptr);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;

@@ -199,7 +199,9 @@ std::vector<std::string> Superblock::broken_records() const {
       broken.push_back(place(*file_, offset) + ": the checksum of this " + what + " record does not hold");
     }
   };
-  look_at(format::epoch_offset, format::epoch_magic, "epoch", EpochRecord{});
+  if (medium_.level() != format::Level::power) {
+    look_at(format::epoch_offset, format::epoch_magic, "epoch", EpochRecord{});
+  }
   look_at(format::commit_offset, format::commit_magic, "commit", CommitRecord{});
   return broken;
 }

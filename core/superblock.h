@@ -39,7 +39,8 @@ class Superblock {
   const format::EpochRecord& epoch() const { return epoch_; }
   const format::CommitRecord& commit() const { return commit_; }
   // Epoch and commit records that neither hold their checksum nor were never written, each with file and offset. After
-  // a crash one of each may be torn; after a clean close none is.
+  // a crash one of each may be torn; after a clean close none is. But for one that does not count: at level `power` an
+  // epoch record may be torn by a cut while the next life began, before it changed anything.
   std::vector<std::string> broken_records() const;
   // Makes the record durable. Seals it first.
   void write_epoch(format::EpochRecord record);

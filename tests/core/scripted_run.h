@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
@@ -41,7 +42,8 @@ inline void make_pool(const std::string& path, std::uint64_t log_bytes, format::
 // Trains scripted steps: ids and gradients are functions of the step.
 class Run {
  public:
-  Run(const std::string& path, const OpenOptions& options) : pool(path, options) {
+  Run(const std::string& path, const OpenOptions& options, std::unique_ptr<Medium> medium = nullptr)
+      : pool(path, options, std::move(medium)) {
     auto spec = std::make_shared<CollectionSpec>();
     spec->tables = {{0, 300, 8, Pooling::sum}, {1, 40, 4, Pooling::mean}};
     spec->features = {{0, 0, "x"}, {1, 8, "y"}};
@@ -89,30 +91,44 @@ class Run {
     const std::uint64_t number = pool.step() + 1;
     auto now = next_ ? std::exchange(next_, nullptr) : plan(number);
     const auto capture = pool.capture(now);
+    after_verb();
     std::vector<float> out(num_bags * 12);
     pool.lookup(*capture, out.data());
     if (ahead) {
       next_ = plan(number + 1);
       pool.capture_ahead(next_);
+      after_verb();
     }
     for (std::size_t i = 0; i < out.size(); ++i) out[i] = out[i] * 0.5f + static_cast<float>(i % 7) * 0.01f;
     pool.update({{capture, out.data()}}, hyperparameters());
+    after_verb();
     if (commit) commit_step(number);
   }
 
   void commit_step(std::uint64_t number) {
-    const std::string structure = "{\"step\": " + std::to_string(number) + "}";
-    const std::vector<double> tensor(500, static_cast<double>(number));
-    const DenseTensor dense{tensor.data(), tensor.size() * sizeof(double), 0};
-    const Pool::Dense state{{reinterpret_cast<const std::byte*>(structure.data()), structure.size()},
-                            {&dense, 1},
-                            tensor.size() * sizeof(double)};
-    pool.commit(number * num_bags, pool.dense_due() ? &state : nullptr);
+    with_dense(number,
+               [&](const Pool::Dense& state) { pool.commit(number * num_bags, pool.dense_due() ? &state : nullptr); });
+    after_verb();
+  }
+  // The dense state that the run begins with.
+  void write_dense() {
+    with_dense(pool.step(), [&](const Pool::Dense& state) { pool.write_dense(state); });
+    after_verb();
   }
 
   Pool pool;
+  std::function<void()> after_verb = [] {};
 
  private:
+  static void with_dense(std::uint64_t number, const std::function<void(const Pool::Dense&)>& use) {
+    const std::string structure = "{\"step\": " + std::to_string(number) + "}";
+    const std::vector<double> tensor(500, static_cast<double>(number));
+    const DenseTensor dense{tensor.data(), tensor.size() * sizeof(double), 0};
+    use({{reinterpret_cast<const std::byte*>(structure.data()), structure.size()},
+         {&dense, 1},
+         tensor.size() * sizeof(double)});
+  }
+
   std::shared_ptr<PlanPool> plans_;
   std::shared_ptr<Plan> next_;
   std::deque<std::shared_ptr<Plan>> announced_;
