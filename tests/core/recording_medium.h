@@ -141,8 +141,8 @@ class Recording {
   void flush(const void* data, std::size_t bytes) {
     if (bytes == 0) return;
     for (auto& [name, contents] : files_) {
-      contents->look();
       if (!contents->contains(data)) continue;
+      contents->look();
       const std::size_t offset = contents->offset_of(data);
       if (!forgets({name, offset, bytes})) contents->flush(offset, bytes);
     }
