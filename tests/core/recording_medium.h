@@ -35,6 +35,8 @@ using Word = std::uint64_t;
 // One file: what programs see of it, and what is guaranteed.
 class RecordedContents {
  public:
+  static constexpr std::size_t words_per_line = format::line_bytes / sizeof(Word);
+
   RecordedContents(std::string name, const std::vector<char>& bytes)
       : name_(std::move(name)), bytes_(bytes.size()), seen_(most_bytes / sizeof(Word)), durable_(seen_) {
     CHECK(bytes.size() <= most_bytes);
@@ -89,14 +91,12 @@ class RecordedContents {
 
   // Words that a power cut leaves open, and their values, oldest first.
   const std::map<std::size_t, std::vector<Word>>& pending() const { return pending_; }
-  Word durable(std::size_t word) const { return durable_[word]; }
   std::vector<Word> durable() const {
     return {durable_.begin(), durable_.begin() + static_cast<std::ptrdiff_t>((bytes_ + 7) / 8)};
   }
 
  private:
   static constexpr std::size_t most_bytes = std::size_t{64} << 10;
-  static constexpr std::size_t words_per_line = format::line_bytes / sizeof(Word);
   struct alignas(format::line_bytes) Line {
     std::array<std::byte, format::line_bytes> bytes;
   };
@@ -120,7 +120,7 @@ struct SeenFlush {
 class Recording {
  public:
   // Of the files that are there.
-  explicit Recording(const std::string& directory) : directory_(directory) {
+  explicit Recording(const std::string& directory) {
     for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
       if (!entry.is_regular_file() || entry.path().filename() == "lock") continue;
       std::ifstream stream(entry.path(), std::ios::binary);
@@ -160,8 +160,8 @@ class Recording {
     return count;
   }
 
-  // A state that a power cut may leave now, as files of `directory`. Which of the open words have arrived, and with which
-  // of their values, is drawn in one of several ways; with_all, with_none: all of them have, none of them has.
+  // A state that a power cut may leave now, as files of `directory`: all of the open words have arrived, or none, or it is
+  // drawn in one of several ways which of them have, and with which of their values.
   enum class Arrived { all, none, drawn };
   void leave(const std::string& directory, Arrived arrived, std::mt19937_64& random) const {
     const std::uint64_t way = random() % 4;
@@ -174,8 +174,8 @@ class Recording {
       bool line_arrived = false;
       for (const auto& [w, values] : contents->pending()) {
         if (w >= words.size()) continue;
-        if (w / (format::line_bytes / sizeof(Word)) != line) {
-          line = w / (format::line_bytes / sizeof(Word));
+        if (w / RecordedContents::words_per_line != line) {
+          line = w / RecordedContents::words_per_line;
           line_arrived = random() % 100 < percent;
         }
         bool has_arrived = arrived == Arrived::all;
@@ -195,7 +195,6 @@ class Recording {
   }
 
  private:
-  std::string directory_;
   std::map<std::string, std::unique_ptr<RecordedContents>> files_;
 };
 

@@ -3,8 +3,8 @@
 // the protocol leaves a flush out.
 //
 // Usage: test_crash_states [seed [states at each point]]
-#include <array>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -162,9 +162,6 @@ void no_power_cut_loses_a_durable_step(std::uint64_t seed, std::uint64_t states_
               static_cast<unsigned long long>(all.points));
 }
 
-bool is(const SeenFlush& flush, const std::string& name) { return flush.file == name; }
-bool ends_with(const SeenFlush& flush, const std::string& ending) { return flush.file.ends_with(ending); }
-
 // Each is an ordering that the protocol rests on.
 struct Omission {
   const char* what;
@@ -174,15 +171,15 @@ struct Omission {
 std::vector<Omission> omissions() {
   return {
       {"the payload of undo records",
-       [](const SeenFlush& f) { return is(f, log_name) && f.bytes != sizeof(format::RecordHeader); }},
+       [](const SeenFlush& f) { return f.file == log_name && f.bytes != sizeof(format::RecordHeader); }},
       {"the headers of undo records",
-       [](const SeenFlush& f) { return is(f, log_name) && f.bytes == sizeof(format::RecordHeader); }},
-      {"rows", [](const SeenFlush& f) { return ends_with(f, ".weights"); }},
-      {"the rows' optimizer states", [](const SeenFlush& f) { return ends_with(f, ".state"); }},
-      {"which rows are touched", [](const SeenFlush& f) { return ends_with(f, ".touched"); }},
+       [](const SeenFlush& f) { return f.file == log_name && f.bytes == sizeof(format::RecordHeader); }},
+      {"rows", [](const SeenFlush& f) { return f.file.ends_with(".weights"); }},
+      {"the rows' optimizer states", [](const SeenFlush& f) { return f.file.ends_with(".state"); }},
+      {"which rows are touched", [](const SeenFlush& f) { return f.file.ends_with(".touched"); }},
       {"the payload of dense states", [](const SeenFlush& f) { return f.file.starts_with("dense") && f.offset != 0; }},
       {"the headers of dense states", [](const SeenFlush& f) { return f.file.starts_with("dense") && f.offset == 0; }},
-      {"the superblock's records", [](const SeenFlush& f) { return is(f, superblock_name); }},
+      {"the superblock's records", [](const SeenFlush& f) { return f.file == superblock_name; }},
   };
 }
 
@@ -203,6 +200,7 @@ int main(int argc, char** argv) {
   using namespace holdfast;
   const std::uint64_t seed = check::seed_from(argc, argv);
   const std::uint64_t states_per_point = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 10;
+  check::replay_command += " " + std::to_string(states_per_point);
   set_num_threads(1);  // which stores come before which flush is a function of the run
   const Expected expected;
   no_power_cut_loses_a_durable_step(seed, states_per_point, expected);

@@ -51,13 +51,13 @@ struct Subject {
     const TableRows update{0, 1, {&row, weights.data(), nullptr}};
     return store->append(store->pack({step, step, step}, {&update, 1})).has_value();
   }
-  void begin_merge(LogMerger& merger) {
+  // Begins a merge, and returns when it goes on after its standstill.
+  Clock::time_point begin_merge(LogMerger& merger) {
     for (std::uint64_t step = 1; step <= 6; ++step) CHECK(append(step));
     store->sync();
     merger.allow(6);
-  }
-  void wait_until_it_goes_on() const {
     while (!disk.goes_on) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return Clock::now();
   }
 
   TemporaryDirectory directory;
@@ -68,10 +68,8 @@ struct Subject {
 void a_merge_rests_for_a_moment_only_however_long_its_part_took() {
   Subject subject;
   LogMerger merger(*subject.store);
-  subject.begin_merge(merger);
-  subject.wait_until_it_goes_on();
-  const Clock::time_point began = Clock::now();
-  while (subject.store->used_bytes() != 0 && Clock::now() - began < soon) {
+  const Clock::time_point went_on = subject.begin_merge(merger);
+  while (subject.store->used_bytes() != 0 && Clock::now() - went_on < soon) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   CHECK(subject.store->used_bytes() == 0);
@@ -80,11 +78,9 @@ void a_merge_rests_for_a_moment_only_however_long_its_part_took() {
 void whoever_waits_for_room_ends_a_rest() {
   Subject subject;
   LogMerger merger(*subject.store);
-  subject.begin_merge(merger);
-  subject.wait_until_it_goes_on();
-  const Clock::time_point began = Clock::now();
+  const Clock::time_point went_on = subject.begin_merge(merger);
   CHECK(merger.make_room());
-  CHECK(Clock::now() - began < soon);
+  CHECK(Clock::now() - went_on < soon);
   CHECK(subject.store->used_bytes() == 0);
 }
 
