@@ -214,6 +214,7 @@ nb::dict to_dict(const format::PoolHeader& header) {
   out["num_tables"] = header.num_tables;
   out["num_shards"] = header.num_shards;
   out["num_writers"] = header.num_writers;
+  out["row_checksums"] = header.row_checksums != 0;
   out["created_unix_ns"] = header.created_unix_ns;
   return out;
 }
@@ -359,7 +360,7 @@ NB_MODULE(_core, m) {
       .def_static(
           "create",
           [](const std::string& directory, std::uint64_t seed, std::uint64_t log_bytes,
-             const std::vector<TableSpec>& tables, bool log_store,
+             const std::vector<TableSpec>& tables, bool log_store, bool row_checksums,
              const std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>& begin) {
             std::vector<format::TableRecord> records;
             for (const TableSpec& table : tables) records.push_back(record_of(table));
@@ -369,10 +370,11 @@ NB_MODULE(_core, m) {
                          {seed,
                           log_bytes,
                           log_store ? format::Store::log : format::Store::in_place,
+                          row_checksums,
                           {step, cursor, row_updates}},
                          std::move(records));
           },
-          "directory"_a, "seed"_a, "log_bytes"_a, "tables"_a, "log_store"_a = false,
+          "directory"_a, "seed"_a, "log_bytes"_a, "tables"_a, "log_store"_a = false, "row_checksums"_a = false,
           "begin"_a = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>{0, 0, 0},
           "begin: step, cursor and row_updates at whose end the pool is made.")
       .def(

@@ -31,8 +31,9 @@ void clear_gaps(const RecordSection& section, const RowTable& table, std::byte* 
 
 }  // namespace
 
-void InPlaceBackend::create(Medium& medium, const std::vector<RowTable>& tables, std::uint64_t log_bytes) {
-  InPlaceStore::create(medium, tables);
+void InPlaceBackend::create(Medium& medium, const std::vector<RowTable>& tables, std::uint64_t log_bytes,
+                            bool row_checksums) {
+  InPlaceStore::create(medium, tables, row_checksums);
   medium.create(log_name, log_bytes, Access::sequential)->allocate(0, log_bytes);
 }
 
@@ -42,7 +43,7 @@ InPlaceBackend::InPlaceBackend(Medium& medium, Superblock& superblock, Backgroun
       superblock_(superblock),
       background_(background),
       options_(std::move(options)),
-      store_(medium, tables(), true),
+      store_(medium, tables(), superblock.header().row_checksums != 0, true),
       ring_(open_log_file(medium, superblock.header().log_bytes, true)),
       log_(medium, *ring_) {
   // A life that ended while it made it larger may have left it with holes.
@@ -272,7 +273,9 @@ bool InPlaceBackend::capture_ahead(std::shared_ptr<const Plan> next, std::uint64
   ahead.copied = background_.submit([this, capture = ahead.capture, own = std::move(own)] {
     for (std::size_t t = 0; t < own.size(); ++t) {
       const std::uint32_t number = capture->plan->spec->tables[t].number;
-      for (const auto& [begin, end] : own[t]) store_.capture(number, capture->tables[t], begin, end);
+      for (const auto& [begin, end] : own[t]) {
+        if (store_.try_capture(number, capture->tables[t], begin, end) != end) capture->is_damaged = true;
+      }
     }
   });
   ahead_ = std::move(ahead);
@@ -292,7 +295,10 @@ void InPlaceBackend::read(const Plan& plan, const std::vector<WorkingRows>& rows
 // No row is overwritten before every record of this step is sealed.
 void InPlaceBackend::begin_update() {
   for (const Part& part : parts_) background_.wait(part.sealed);
-  if (ahead_) background_.wait(ahead_->copied);
+  if (ahead_) {
+    background_.wait(ahead_->copied);
+    if (ahead_->capture->is_damaged) drop_ahead();  // the next step captures its rows itself, and says which
+  }
   medium_.persist_point();
 }
 

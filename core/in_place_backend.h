@@ -30,7 +30,7 @@ class InPlaceBackend final : public RowBackend {
     std::function<void()> finish_pending;  // makes durable what is on its way, instead of waiting for it
   };
 
-  static void create(Medium& medium, const std::vector<RowTable>& tables, std::uint64_t log_bytes);
+  static void create(Medium& medium, const std::vector<RowTable>& tables, std::uint64_t log_bytes, bool row_checksums);
   InPlaceBackend(Medium& medium, Superblock& superblock, Background& background, Options options);
 
   StepMark newest() override;
@@ -70,6 +70,7 @@ class InPlaceBackend final : public RowBackend {
     std::uint64_t position;
     std::optional<std::uint32_t> payload_crc;  // of the record, where it was taken along with the copy
     Background::Ticket sealed = 0;             // 0: the seal is not submitted yet
+    bool is_damaged = false;                   // a row does not hold its checksum
   };
   struct Ahead {
     std::shared_ptr<LoggedCapture> capture;

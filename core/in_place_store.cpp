@@ -51,11 +51,16 @@ void AllocatedPages::allocate(std::size_t first, std::size_t last) {
 }
 
 HomeRows InPlaceStore::Table::home() const {
-  return {weights->data(), state ? reinterpret_cast<float*>(state->data()) : nullptr,
-          reinterpret_cast<std::uint64_t*>(touched->data())};
+  return {weights.file->data(), state.file ? reinterpret_cast<float*>(state.file->data()) : nullptr,
+          reinterpret_cast<std::uint64_t*>(touched.file->data()), tags.file != nullptr};
 }
 
-void InPlaceStore::create(Medium& medium, const std::vector<RowTable>& tables) {
+std::optional<RowChecksums> InPlaceStore::Table::checksums() const {
+  if (!tags.file) return std::nullopt;
+  return RowChecksums(*this, reinterpret_cast<std::uint32_t*>(tags.file->data()));
+}
+
+void InPlaceStore::create(Medium& medium, const std::vector<RowTable>& tables, bool row_checksums) {
   for (std::size_t i = 0; i < tables.size(); ++i) {
     const RowTable& table = tables[i];
     medium.create(file_name(i, "weights"), table.num_rows * table.weight_bytes(), Access::random);
@@ -63,13 +68,14 @@ void InPlaceStore::create(Medium& medium, const std::vector<RowTable>& tables) {
       medium.create(file_name(i, "state"), table.num_rows * table.state_bytes(), Access::random);
     }
     medium.create(file_name(i, "touched"), touched_bytes(table.num_rows), Access::random);
+    if (row_checksums) medium.create(file_name(i, "checksums"), RowChecksums::file_bytes(table), Access::random);
   }
 }
 
-InPlaceStore::InPlaceStore(Medium& medium, std::vector<RowTable> tables, bool writable)
+InPlaceStore::InPlaceStore(Medium& medium, std::vector<RowTable> tables, bool row_checksums, bool writable)
     : medium_(medium), kernels_(best_kernels()) {
   for (std::size_t i = 0; i < tables.size(); ++i) {
-    Table table{std::move(tables[i]), nullptr, nullptr, nullptr, {}};
+    Table table{std::move(tables[i]), {}, {}, {}, {}};
     const auto open = [&](const char* what, std::size_t bytes) {
       std::unique_ptr<File> file;
       try {
@@ -82,32 +88,42 @@ InPlaceStore::InPlaceStore(Medium& medium, std::vector<RowTable> tables, bool wr
         throw Error(ErrorKind::corrupted, file->name() + ": " + std::to_string(file->size()) + " bytes, table '" +
                                               table.name + "' needs " + std::to_string(bytes));
       }
-      if (writable) table.pages.push_back(std::make_unique<AllocatedPages>(*file));
-      return file;
+      auto pages = writable ? std::make_unique<AllocatedPages>(*file) : nullptr;
+      return Table::Column{std::move(file), std::move(pages)};
     };
     table.weights = open("weights", table.num_rows * table.weight_bytes());
     if (table.spec.state_floats > 0) table.state = open("state", table.num_rows * table.state_bytes());
     table.touched = open("touched", touched_bytes(table.num_rows));
+    if (row_checksums) table.tags = open("checksums", RowChecksums::file_bytes(table));
     tables_.push_back(std::move(table));
   }
 }
 
 void InPlaceStore::prepare(std::size_t index, const WorkingRows& working, std::size_t begin, std::size_t end) {
   Table& table = tables_[index];
-  const auto ensure = [&](AllocatedPages& pages, auto offset_of, std::size_t bytes) {
-    if (bytes == 0 || pages.complete()) return;
-    for (std::size_t u = begin; u < end; ++u) pages.ensure(offset_of(working.rows[u] & ~fresh_bit), bytes);
+  const auto ensure = [&](Table::Column& column, auto offset_of, std::size_t bytes) {
+    if (!column.file || column.pages->complete()) return;
+    for (std::size_t u = begin; u < end; ++u) column.pages->ensure(offset_of(working.rows[u] & ~fresh_bit), bytes);
   };
   const std::size_t weight_bytes = table.weight_bytes();
   const std::size_t state_bytes = table.state_bytes();
-  ensure(*table.pages.front(), [=](std::uint64_t row) { return row * weight_bytes; }, weight_bytes);
-  ensure(*table.pages[1], [=](std::uint64_t row) { return row * state_bytes; }, state_bytes);
-  ensure(*table.pages.back(), [](std::uint64_t row) { return row / 64 * 8; }, 8);
+  ensure(table.weights, [=](std::uint64_t row) { return row * weight_bytes; }, weight_bytes);
+  ensure(table.state, [=](std::uint64_t row) { return row * state_bytes; }, state_bytes);
+  ensure(table.touched, [](std::uint64_t row) { return row / 64 * 8; }, 8);
+  ensure(table.tags, [](std::uint64_t row) { return row * 4; }, 4);
 }
 
 void InPlaceStore::capture(std::size_t index, const WorkingRows& working, std::size_t begin, std::size_t end) const {
+  const std::size_t bad = try_capture(index, working, begin, end);
+  if (bad != end) throw Error(ErrorKind::corrupted, bad_row(index, working.rows[bad] & ~fresh_bit));
+}
+
+std::size_t InPlaceStore::try_capture(std::size_t index, const WorkingRows& working, std::size_t begin,
+                                      std::size_t end) const {
   const Table& table = tables_[index];
   kernels_.capture(table.spec, table.home(), working, begin, end);
+  const auto checksums = table.checksums();
+  return checksums ? checksums->find_bad(working, begin, end) : end;
 }
 
 void InPlaceStore::update(std::size_t index, const UpdateSpec& spec, const WorkingRows& working,
@@ -115,7 +131,7 @@ void InPlaceStore::update(std::size_t index, const UpdateSpec& spec, const Worki
                           const WorkingRows* next, std::size_t begin, std::size_t end) {
   const Table& table = tables_[index];
   kernels_.update(table.spec, spec, table.home(), working, occurrences, grad, forward, next, begin, end);
-  flush_rows(table, working, begin, end);
+  finish_rows(table, working, begin, end);
 }
 
 void InPlaceStore::update_from_sums(std::size_t index, const UpdateSpec& spec, const WorkingRows& working,
@@ -123,24 +139,27 @@ void InPlaceStore::update_from_sums(std::size_t index, const UpdateSpec& spec, c
                                     std::size_t begin, std::size_t end) {
   const Table& table = tables_[index];
   kernels_.update_from_sums(table.spec, spec, table.home(), working, sums, forward, next, begin, end);
-  flush_rows(table, working, begin, end);
+  finish_rows(table, working, begin, end);
 }
 
 void InPlaceStore::restore(std::size_t index, const WorkingRows& working, std::size_t begin, std::size_t end) {
   const Table& table = tables_[index];
   kernels_.restore(table.spec, table.home(), working, begin, end);
-  flush_rows(table, working, begin, end);
+  finish_rows(table, working, begin, end);
 }
 
-void InPlaceStore::flush_rows(const Table& table, const WorkingRows& working, std::size_t begin, std::size_t end) {
+// Rows [begin, end) of `working` are home: their checksums, and the way to the medium.
+void InPlaceStore::finish_rows(const Table& table, const WorkingRows& working, std::size_t begin, std::size_t end) {
+  const HomeRows home = table.home();
+  if (const auto checksums = table.checksums()) checksums->write(home, working, begin, end);
   if (medium_.level() == format::Level::power) {
-    const HomeRows home = table.home();
     const std::size_t weight_bytes = table.weight_bytes();
     for (std::size_t u = begin; u < end; ++u) {
       const std::uint64_t row = working.rows[u] & ~fresh_bit;
       medium_.flush(home.weights + row * weight_bytes, weight_bytes);
       if (home.state != nullptr) medium_.flush(home.state + row * table.spec.state_floats, table.state_bytes());
       if ((working.rows[u] & fresh_bit) != 0) medium_.flush(home.touched + row / 64, 8);
+      if (table.tags.file) medium_.flush(table.tags.file->data() + row * sizeof(std::uint32_t), sizeof(std::uint32_t));
     }
   }
   medium_.persist_point();
@@ -169,7 +188,7 @@ void InPlaceStore::import_rows(std::size_t index, std::uint64_t first, std::span
     home.touched[row / 64] |= std::uint64_t{1} << (row % 64);
     row |= fresh_bit;  // flush its touched bit too
   }
-  flush_rows(table, imported, 0, count);
+  finish_rows(table, imported, 0, count);
 }
 
 std::vector<std::uint64_t> InPlaceStore::touched_rows(std::size_t index, std::uint64_t first, std::size_t count) const {
@@ -177,8 +196,8 @@ std::vector<std::uint64_t> InPlaceStore::touched_rows(std::size_t index, std::ui
   const HomeRows home = table.home();
   std::vector<std::uint64_t> rows;
   for (std::uint64_t row = first; row < table.num_rows && rows.size() < count;) {
-    const std::size_t data = table.touched->next_data(row / 64 * 8);
-    if (data >= table.touched->size()) break;
+    const std::size_t data = table.touched.file->next_data(row / 64 * 8);
+    if (data >= table.touched.file->size()) break;
     row = std::max<std::uint64_t>(row, data / 8 * 64);
     const std::uint64_t page_end = std::min<std::uint64_t>(table.num_rows, (data / page_bytes + 1) * page_bytes * 8);
     for (; row < page_end && rows.size() < count; ++row) {
@@ -192,11 +211,74 @@ std::vector<std::uint64_t> InPlaceStore::touched_rows(std::size_t index, std::ui
   return rows;
 }
 
+std::vector<std::uint64_t> InPlaceStore::rows_to_check(std::size_t index, std::uint64_t first,
+                                                       std::size_t count) const {
+  const Table& table = tables_[index];
+  const auto* touched = reinterpret_cast<const std::uint64_t*>(table.touched.file->data());
+  const auto* tags = reinterpret_cast<const std::uint32_t*>(table.tags.file->data());
+  constexpr std::size_t tags_per_page = page_bytes / sizeof(std::uint32_t);
+  std::vector<std::uint64_t> rows;
+  for (std::uint64_t row = first; row < table.num_rows && rows.size() < count;) {
+    const std::uint64_t next_touched = table.touched.file->next_data(row / 64 * 8) / 8 * 64;
+    const std::uint64_t next_tag = table.tags.file->next_data(row * sizeof(std::uint32_t)) / sizeof(std::uint32_t);
+    row = std::max(row, std::min(next_touched, next_tag));
+    const std::uint64_t page_end = std::min<std::uint64_t>(table.num_rows, (row / tags_per_page + 1) * tags_per_page);
+    for (; row < page_end && rows.size() < count; ++row) {
+      if ((touched[row / 64] >> (row % 64) & 1) != 0 || tags[row] != 0) rows.push_back(row);
+    }
+  }
+  return rows;
+}
+
+std::string InPlaceStore::bad_row(std::size_t index, std::uint64_t row) const {
+  const Table& table = tables_[index];
+  return table.weights.file->name() + " at offset " + std::to_string(row * table.weight_bytes()) + ": row " +
+         std::to_string(row) + " of table '" + table.name + "' does not hold its checksum, " + table.tags.file->name() +
+         " at offset " + std::to_string(row * sizeof(std::uint32_t)) +
+         "; restore a snapshot, or what you have of the pool";
+}
+
+std::vector<std::string> InPlaceStore::verify(
+    const std::function<bool(std::size_t table, std::uint64_t row)>& torn) const {
+  constexpr std::size_t most_problems = 100;
+  std::vector<std::string> problems;
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    const Table& table = tables_[t];
+    const auto* words = reinterpret_cast<const std::uint64_t*>(table.touched.file->data());
+    const std::uint64_t tail = table.num_rows % 64;
+    const std::uint64_t last = table.num_rows / 64;
+    if (tail != 0 && table.touched.file->next_data(last * 8) <= last * 8 && (words[last] >> tail) != 0) {
+      problems.push_back(table.touched.file->name() + " at offset " + std::to_string(last * 8) +
+                         ": touched bits beyond the last row");
+    }
+    if (!table.tags.file) continue;
+    constexpr std::size_t chunk_rows = 4096;
+    std::vector<std::byte> weights(chunk_rows * table.weight_bytes());
+    std::vector<float> state(chunk_rows * table.spec.state_floats);
+    std::uint64_t next = 0;
+    while (problems.size() < most_problems) {
+      std::vector<std::uint64_t> rows = rows_to_check(t, next, chunk_rows);
+      if (rows.empty()) break;
+      next = rows.back() + 1;
+      const WorkingRows copies{rows.data(), weights.data(), state.data()};
+      for (std::size_t begin = 0; begin < rows.size() && problems.size() < most_problems;) {
+        const std::size_t bad = try_capture(t, copies, begin, rows.size());
+        if (bad == rows.size()) break;
+        const std::uint64_t row = rows[bad] & ~fresh_bit;
+        if (!torn(t, row)) problems.push_back(bad_row(t, row));
+        begin = bad + 1;
+        for (std::size_t u = begin; u < rows.size(); ++u) rows[u] &= ~fresh_bit;
+      }
+    }
+  }
+  return problems;
+}
+
 void InPlaceStore::sync() {
   for (Table& table : tables_) {
-    table.weights->sync();
-    if (table.state) table.state->sync();
-    table.touched->sync();
+    for (Table::Column* column : {&table.weights, &table.state, &table.touched, &table.tags}) {
+      if (column->file) column->file->sync();
+    }
   }
 }
 

@@ -7,11 +7,14 @@
 // - A row is touched once an update has written it. An untouched row's bytes at home mean nothing: its value is the
 //   initial one, which is a function of (seed, table, row).
 // - At level `power`, update and restore return when the rows they wrote are durable.
+// - With row checksums, every row that is copied from home is checked; one that does not hold is never handed out.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,6 +22,7 @@
 #include "format.h"
 #include "kernels/kernels.h"
 #include "media/medium.h"
+#include "row_checksums.h"
 #include "row_table.h"
 
 namespace holdfast {
@@ -56,25 +60,34 @@ class AllocatedPages {
 class InPlaceStore {
  public:
   struct Table : RowTable {
-    std::unique_ptr<File> weights;
-    std::unique_ptr<File> state;  // null when the optimizer keeps none
-    std::unique_ptr<File> touched;
-    std::vector<std::unique_ptr<AllocatedPages>> pages;  // of weights, state, touched; none when read-only
+    struct Column {
+      std::unique_ptr<File> file;
+      std::unique_ptr<AllocatedPages> pages;  // null when read-only
+    };
+    Column weights;
+    Column state;  // no file when the optimizer keeps none
+    Column touched;
+    Column tags;  // no file without row checksums
 
     HomeRows home() const;
+    std::optional<RowChecksums> checksums() const;
   };
 
   // Makes the (sparse) files of the tables.
-  static void create(Medium& medium, const std::vector<RowTable>& tables);
+  static void create(Medium& medium, const std::vector<RowTable>& tables, bool row_checksums);
   // Opens them; throws corrupted when one is missing or has another size than its table needs.
-  InPlaceStore(Medium& medium, std::vector<RowTable> tables, bool writable);
+  InPlaceStore(Medium& medium, std::vector<RowTable> tables, bool row_checksums, bool writable);
 
   const std::vector<Table>& tables() const { return tables_; }
   const Table& table(std::size_t i) const { return tables_[i]; }
 
   // For all of these: rows [begin, end) of `working`; ranges may run on several threads.
   void prepare(std::size_t table, const WorkingRows& working, std::size_t begin, std::size_t end);
+  // Throws corrupted where a row does not hold its checksum.
   void capture(std::size_t table, const WorkingRows& working, std::size_t begin, std::size_t end) const;
+  // The same while another process may be updating rows: ends at the first that does not hold its checksum, whose place
+  // it returns; `end` where it copied all.
+  std::size_t try_capture(std::size_t table, const WorkingRows& working, std::size_t begin, std::size_t end) const;
   void update(std::size_t table, const UpdateSpec& spec, const WorkingRows& working, const Occurrences& occurrences,
               const float* grad, const std::uint32_t* forward, const WorkingRows* next, std::size_t begin,
               std::size_t end);
@@ -86,13 +99,20 @@ class InPlaceStore {
   void import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
                    std::span<const float> state);
 
+  // For messages: this row does not hold its checksum.
+  std::string bad_row(std::size_t table, std::uint64_t row) const;
+  // Everything that is wrong with rows and touched bits, but for the rows of `torn`: 100 problems at most.
+  std::vector<std::string> verify(const std::function<bool(std::size_t table, std::uint64_t row)>& torn) const;
+
   // The touched rows at or after `first`, ascending, `count` at most. Skips holes of the file, not rows.
   std::vector<std::uint64_t> touched_rows(std::size_t table, std::uint64_t first, std::size_t count) const;
 
   void sync();
 
  private:
-  void flush_rows(const Table& table, const WorkingRows& working, std::size_t begin, std::size_t end);
+  // Rows at or after `first` that are touched or have a tag, ascending, `count` at most.
+  std::vector<std::uint64_t> rows_to_check(std::size_t table, std::uint64_t first, std::size_t count) const;
+  void finish_rows(const Table& table, const WorkingRows& working, std::size_t begin, std::size_t end);
 
   Medium& medium_;
   const Kernels& kernels_;

@@ -47,7 +47,9 @@ class LiveCopy::Source {
 class LiveCopy::InPlaceSource final : public Source {
  public:
   InPlaceSource(Medium& medium, const Superblock& superblock, const std::vector<RowTable>& tables)
-      : store_(medium, tables, false), follower_(medium, superblock, store_) {}
+      : store_(medium, tables, superblock.header().row_checksums != 0, false),
+        follower_(medium, superblock, store_),
+        torn_(tables.size()) {}
 
   bool fixes_first() const override { return true; }
   void follow(std::uint64_t floor) override { follower_.follow(floor); }
@@ -60,17 +62,30 @@ class LiveCopy::InPlaceSource final : public Source {
   std::size_t copy_rows(std::uint32_t table, std::uint64_t& first, const WorkingRows& out, std::size_t count) override {
     const std::vector<std::uint64_t> rows = store_.touched_rows(table, first, count);
     std::copy(rows.begin(), rows.end(), out.rows);
-    store_.capture(table, out, 0, rows.size());
+    for (std::size_t begin = 0; begin < rows.size(); ++begin) {
+      begin = store_.try_capture(table, out, begin, rows.size());
+      for (std::size_t i = begin; i < rows.size(); ++i) out.rows[i] &= ~fresh_bit;
+      if (begin < rows.size()) torn_[table].push_back(rows[begin]);
+    }
     for (std::size_t i = 0; i < rows.size(); ++i) out.rows[i] &= ~fresh_bit;
     first = end_of(rows.size(), count, out.rows, store_.table(table).num_rows);
     return rows.size();
   }
-  void settle() override { follower_.catch_up(); }
+  // A row that the writer was updating is of a later step than the fixed one.
+  void settle() override {
+    follower_.catch_up();
+    for (std::uint32_t t = 0; t < torn_.size(); ++t) {
+      for (const std::uint64_t row : torn_[t]) {
+        if (!follower_.versions().has(t, row)) throw Error(ErrorKind::corrupted, store_.bad_row(t, row));
+      }
+    }
+  }
   RowVersions& versions() override { return follower_.versions(); }
 
  private:
   InPlaceStore store_;
   UndoFollower follower_;
+  std::vector<std::vector<std::uint64_t>> torn_;  // by table: rows that did not hold their checksum
 };
 
 class LiveCopy::LogSource final : public Source {

@@ -65,7 +65,7 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
   if (medium->exists(superblock_name)) throw Error(ErrorKind::exists, directory + " already holds a pool");
   const std::size_t log_bytes = format::align_up(std::max<std::uint64_t>(options.log_bytes, 1), format::block_bytes);
   if (in_place) {
-    InPlaceBackend::create(*medium, row_tables_of(tables, options.seed), log_bytes);
+    InPlaceBackend::create(*medium, row_tables_of(tables, options.seed), log_bytes, options.row_checksums);
   } else {
     LogBackend::create(directory, row_tables_of(tables, options.seed), log_bytes, options.begin);
   }
@@ -84,6 +84,7 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
   header.log_bytes = log_bytes;
   header.num_shards = 1;
   header.num_writers = 1;
+  header.row_checksums = in_place && options.row_checksums ? 1 : 0;
   header.created_unix_ns = static_cast<std::uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
           .count());

@@ -32,6 +32,7 @@ struct PoolOptions {
   std::uint64_t seed;
   std::uint64_t log_bytes;  // rounded up to blocks
   format::Store store = format::Store::in_place;
+  bool row_checksums = false;  // of rows in place; a log store always has them
   StepMark begin{};  // the step at whose end the pool is made: its rows are imported, its dense state written
 };
 

@@ -2,19 +2,15 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 
-#include "checksum.h"
 #include "format.h"
+#include "row_tag.h"
 
 namespace holdfast {
 namespace {
 
 std::uint32_t tag_of(const RowLayout& layout, std::uint64_t table, std::uint64_t row, const std::byte* image) {
-  const std::uint64_t whose[2] = {table, row};
-  const std::uint32_t crc =
-      crc32c(crc32c(0, whose, sizeof(whose)), image, layout.weight_bytes() + layout.state_bytes());
-  return 1 + crc % std::numeric_limits<std::uint32_t>::max();
+  return row_tag(table, row, image, layout.weight_bytes(), image + layout.weight_bytes(), layout.state_bytes());
 }
 
 std::uint32_t tag_at(const RowLayout& layout, const std::byte* image) {

@@ -3,9 +3,9 @@
 // Invariants
 // - No image straddles a sector where it fits in one: floor(512 / image) images begin every sector, the rest of it is
 //   zeros. A larger image begins a sector and takes whole ones.
-// - The tag is 0 where nothing was ever written (a hole reads as zeros), else 1 + crc32c(table, row, weights, state) %
-//   (2^32 - 1): so an image says whose it is, and whether it is whole. It does not say of which step: what recovery
-//   believes is settled by the log's records, which checksum their images once more.
+// - The tag is 0 where nothing was ever written (a hole reads as zeros), else the row's (row_tag.h): so an image says
+//   whose it is, and whether it is whole. It does not say of which step: what recovery believes is settled by the log's
+//   records, which checksum their images once more.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,10 @@
 #include "row_view.h"
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
+#include <set>
+#include <thread>
 #include <utility>
 
 #include "error.h"
@@ -21,16 +24,22 @@ class InPlaceView final : public RowView {
       : RowView(row_tables_of(superblock.tables(), superblock.header().seed)),
         medium_(medium),
         superblock_(superblock),
-        store_(medium, tables(), false) {}
+        store_(medium, tables(), superblock.header().row_checksums != 0, false) {}
 
   StepMark newest() override {
     const format::CommitRecord commit = superblock_.read_commit();
     return {commit.step, commit.cursor, commit.row_updates};
   }
   void read(std::uint32_t table, const WorkingRows& rows, std::size_t num_rows) override {
-    store_.capture(table, rows, 0, num_rows);
+    read(table, rows, 0, num_rows);
   }
-  void read(const Plan& plan, const std::vector<WorkingRows>& rows) override { copy_from_home(plan, store_, rows); }
+  void read(const Plan& plan, const std::vector<WorkingRows>& rows) override {
+    for_rows(plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
+      const std::uint64_t* numbers = plan.tables[t].rows.data();
+      std::copy(numbers + begin, numbers + end, rows[t].rows + begin);
+      read(plan.spec->tables[t].number, rows[t], begin, end);
+    });
+  }
   std::vector<std::uint64_t> touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count) override {
     return store_.touched_rows(table, first, count);
   }
@@ -41,26 +50,37 @@ class InPlaceView final : public RowView {
   }
 
   std::vector<std::string> verify(std::uint64_t step) override {
-    std::vector<std::string> problems;
     const auto ring = open_log_file(medium_, superblock_.header().log_bytes, false);
+    std::set<std::pair<std::size_t, std::uint64_t>> undone;  // rows that recovery restores, whatever they are now
+    std::vector<std::string> problems;
     try {
-      plan_undo(superblock_, UndoLog(medium_, *ring), store_, step);
+      const UndoPlan plan = plan_undo(superblock_, UndoLog(medium_, *ring), store_, step);
+      for (const Record& record : plan.records) {
+        for (const format::RecordSection& section : record.sections()) {
+          const auto* rows = reinterpret_cast<const std::uint64_t*>(record.data + section.rows_offset);
+          for (std::uint64_t i = 0; i < section.num_rows; ++i) undone.emplace(section.table, rows[i] & ~fresh_bit);
+        }
+      }
     } catch (const Error& error) {
       problems.emplace_back(error.what());
     }
-    for (const InPlaceStore::Table& table : store_.tables()) {
-      const auto* words = reinterpret_cast<const std::uint64_t*>(table.touched->data());
-      const std::uint64_t tail = table.num_rows % 64;
-      const std::uint64_t last = table.num_rows / 64;
-      if (tail != 0 && table.touched->next_data(last * 8) <= last * 8 && (words[last] >> tail) != 0) {
-        problems.push_back(table.touched->name() + " at offset " + std::to_string(last * 8) +
-                           ": touched bits beyond the last row");
-      }
-    }
+    const auto is_undone = [&](std::size_t table, std::uint64_t row) { return undone.contains({table, row}); };
+    for (std::string& problem : store_.verify(is_undone)) problems.push_back(std::move(problem));
     return problems;
   }
 
  private:
+  // A row that another process is updating holds its checksum a moment later.
+  void read(std::uint32_t table, const WorkingRows& rows, std::size_t begin, std::size_t end) const {
+    constexpr auto moment = std::chrono::milliseconds(1);
+    constexpr int turns = 100;
+    for (int turn = 1; (begin = store_.try_capture(table, rows, begin, end)) != end; ++turn) {
+      if (turn == turns) throw Error(ErrorKind::corrupted, store_.bad_row(table, rows.rows[begin] & ~fresh_bit));
+      std::this_thread::sleep_for(moment);
+      for (std::size_t u = begin; u < end; ++u) rows.rows[u] &= ~fresh_bit;
+    }
+  }
+
   Medium& medium_;
   Superblock& superblock_;
   InPlaceStore store_;

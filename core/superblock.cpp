@@ -158,8 +158,8 @@ Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
     throw Error(ErrorKind::format_mismatch,
                 file.name() + ": " + std::to_string(header_.num_shards) + " shards; this build opens pools of one");
   }
-  if (header_.row_checksums != 0) {
-    throw Error(ErrorKind::format_mismatch, file.name() + ": row checksums, which this build does not know");
+  if (header_.row_checksums > 1) {
+    throw Error(ErrorKind::format_mismatch, file.name() + ": row checksums of a kind that this build does not know");
   }
   const auto newest_store =
       static_cast<std::uint32_t>(header_.version == 1 ? format::Store::in_place : format::Store::log);

@@ -58,6 +58,7 @@ struct HomeRows {
   std::byte* weights;
   float* state;                // null when the optimizer keeps none
   std::uint64_t* touched;      // bit r % 64 of word r / 64
+  bool read_soon = false;      // what update writes is read again at once: it goes through the caches, not past them
 };
 
 // Rows in slots: which slot a row has is for the caller to know.

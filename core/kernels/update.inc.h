@@ -188,7 +188,7 @@ void update_rows(Shape<Dim> shape, const RowSpec& spec, const UpdateSpec& update
   Lanes gradients[group_blocks];
   const bool forwards = forwarding.position != nullptr;
   const bool streams = target == Target::home && Format::can_stream && weight_bytes % line_bytes == 0 && !forwards &&
-                       reinterpret_cast<std::uintptr_t>(home.weights) % line_bytes == 0;
+                       !home.read_soon && reinterpret_cast<std::uintptr_t>(home.weights) % line_bytes == 0;
 
   const auto ask_for = [&](std::size_t first, std::size_t last) __attribute__((always_inline)) {
     for (std::size_t u = first; u < last; ++u) {

@@ -123,7 +123,7 @@ class Pool:
     def __init__(self, directory: str, *, relaxed: bool, dense_interval: int, grow_log: bool, scratchpad_bytes: int, trust_after_reboot: bool) -> None: ...
 
     @staticmethod
-    def create(directory: str, seed: int, log_bytes: int, tables: Sequence[TableSpec], log_store: bool = False, begin: tuple[int, int, int] = (0, 0, 0)) -> None:
+    def create(directory: str, seed: int, log_bytes: int, tables: Sequence[TableSpec], log_store: bool = False, row_checksums: bool = False, begin: tuple[int, int, int] = (0, 0, 0)) -> None:
         """begin: step, cursor and row_updates at whose end the pool is made."""
 
     @property

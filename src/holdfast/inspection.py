@@ -36,6 +36,7 @@ def inspect_pool(directory: Path) -> dict[str, Any]:
         "level": header["level"],
         "medium": medium_words(reader),
         "store": header["store"],
+        "row_checksums": header["store"] == "log" or header["row_checksums"],
         "seed": header["seed"],
         "shards": header["num_shards"],
         "writers": header["num_writers"],
@@ -80,6 +81,8 @@ def describe(found: dict[str, Any]) -> Iterator[str]:
             f"  row log {size_words(log['bytes'])}, {size_words(log['bytes_used'])} of it in use, merged up to step "
             f"{log['merged_step']}"
         )
+    rows = "every row has a checksum" if found["row_checksums"] else "rows have no checksums"
+    yield f"  {rows}"
     yield f"  size {size_words(found['bytes'])}, on disk {size_words(found['bytes_on_disk'])}"
     width = max(5, *(len(table["name"]) for table in found["tables"]))
     yield ""

@@ -74,6 +74,8 @@ class Pool:
         ``auto``: ``memory`` on DAX and tmpfs, ``block`` on anything else.
     seed: of a new pool; rows' initial values are a function of (seed, table, row).
     log_bytes: size of a new pool's log. None: the undo log grows to what the batches need, a row log has 1 GiB.
+    row_checksums: keep a checksum of every row of a new ``memory`` pool, and check it whenever the row is read; a
+        ``block`` pool always does.
     scratchpad_bytes: DRAM for rows of a ``block`` pool; None: a quarter of the memory that there is.
     dense_interval: steps from one dense state to the next; 1 loses at most the step in flight.
     recovery: ``exact`` rolls rows back to the newest dense state; ``relaxed`` keeps the newest rows beside it.
@@ -89,6 +91,7 @@ class Pool:
         seed: int = 0,
         medium: Medium = "auto",
         log_bytes: int | None = None,
+        row_checksums: bool = False,
         scratchpad_bytes: int | None = None,
         dense_interval: int = 1,
         recovery: RecoveryMode = "exact",
@@ -109,6 +112,7 @@ class Pool:
             raise ConfigError(f"scratchpad_bytes = {scratchpad_bytes}; it must be positive")
         self._medium = medium
         self._log_bytes = log_bytes
+        self._row_checksums = row_checksums
         self._scratchpad_bytes = default_scratchpad_bytes() if scratchpad_bytes is None else scratchpad_bytes
         self._dense_interval = dense_interval
         self._relaxed = recovery == "relaxed"
@@ -134,11 +138,22 @@ class Pool:
                 f"medium = {self._medium!r}, but the pool in {self.directory} was made as {kept_as!r}: a pool cannot "
                 "change that, leave it out or start a new pool"
             )
+        if self._row_checksums and not self.checks_rows:
+            self._core.close()
+            raise ConfigError(
+                f"row_checksums = true, but the pool in {self.directory} was made without: a pool cannot change that, "
+                "leave it out or start a new pool"
+            )
 
     @property
     def looks_forward(self) -> bool:
         """Whether rows come through a scratchpad, so that it helps to announce batches (``collection.announce``)."""
         return bool(self.core.header["store"] == "log")
+
+    @property
+    def checks_rows(self) -> bool:
+        """Whether every row has a checksum."""
+        return self.looks_forward or bool(self.core.header["row_checksums"])
 
     @property
     def core(self) -> _core.Pool:
@@ -185,7 +200,14 @@ class Pool:
             raise PoolError(f"making {self.directory}: {error.strerror}") from error
         log_store = wants_log_store(self.directory, self._medium)
         log_bytes = log_bytes_of(log_store) if self._log_bytes is None else self._log_bytes
-        _core.Pool.create(str(self.directory), self._seed, log_bytes, specs, log_store=log_store)
+        _core.Pool.create(
+            str(self.directory),
+            self._seed,
+            log_bytes,
+            specs,
+            log_store=log_store,
+            row_checksums=self._row_checksums and not log_store,
+        )
         self._open()
 
     @property

@@ -61,6 +61,7 @@ CHANGEABLE = (
     "pool.dense_interval",
     "pool.log_bytes",
     "pool.medium",  # Pool compares it with how its rows are kept
+    "pool.row_checksums",  # likewise
     "pool.scratchpad_bytes",
     "train.steps",
     "train.epochs",
@@ -229,8 +230,8 @@ class OptimizerConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
     """The pool. seed: of the rows' initial values. dense_interval: steps from one dense state to the next; 1 loses at
-    most the step in flight. medium, log_bytes, scratchpad_bytes: see holdfast.Pool; by default rows are kept in place
-    on DAX and tmpfs, in a log store elsewhere.
+    most the step in flight. medium, log_bytes, row_checksums, scratchpad_bytes: see holdfast.Pool; by default rows are
+    kept in place on DAX and tmpfs, in a log store elsewhere.
     """
 
     seed: int = 0
@@ -238,6 +239,7 @@ class PoolConfig:
     scratchpad_bytes: int | None = None
     dense_interval: int = 1
     log_bytes: int | None = None
+    row_checksums: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,6 +350,7 @@ def assemble(
         seed=config.pool.seed,
         medium=config.pool.medium,
         log_bytes=config.pool.log_bytes,
+        row_checksums=config.pool.row_checksums,
         scratchpad_bytes=config.pool.scratchpad_bytes,
         dense_interval=config.pool.dense_interval,
         recovery=recovery,

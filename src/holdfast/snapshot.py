@@ -147,6 +147,7 @@ class Snapshot:
     seed: int
     store: str
     log_bytes: int
+    row_checksums: bool  # of the rows in place
     step: int
     cursor: int
     row_updates: int
@@ -184,6 +185,7 @@ class Snapshot:
                 path=path,
                 id=said["id"],
                 parent=None if said["parent"] is None else (said["parent"]["id"], said["parent"]["path"]),
+                row_checksums=bool(said.get("row_checksums", False)),  # not in the manifests of older builds
                 tables=tables,
                 files=files,
                 **{
@@ -511,6 +513,7 @@ class _Taking:
             "seed": header["seed"],
             "store": header["store"],
             "log_bytes": header["log_bytes"],
+            "row_checksums": header["row_checksums"],
             "step": step,
             "cursor": cursor,
             "row_updates": row_updates,
@@ -562,7 +565,15 @@ def restore_snapshot(
         log_bytes = newest.log_bytes if (newest.store == "log") == log_store else log_bytes_of(log_store)
         begin = (newest.step, newest.cursor, newest.row_updates)
         specs = [table.spec for table in newest.tables]
-        _core.Pool.create(str(partial), newest.seed, log_bytes, specs, log_store=log_store, begin=begin)
+        _core.Pool.create(
+            str(partial),
+            newest.seed,
+            log_bytes,
+            specs,
+            log_store=log_store,
+            row_checksums=newest.row_checksums and not log_store,
+            begin=begin,
+        )
         core = open_untrained(partial)
         try:
             for number in range(len(specs)):

@@ -33,9 +33,10 @@ inline format::TableRecord table_record(const char* name, std::uint64_t rows, st
   return record;
 }
 
-inline void make_pool(const std::string& path, std::uint64_t log_bytes, format::Store store = format::Store::in_place) {
+inline void make_pool(const std::string& path, std::uint64_t log_bytes, format::Store store = format::Store::in_place,
+                      bool row_checksums = false) {
   Pool::create(
-      path, {1, log_bytes, store},
+      path, {1, log_bytes, store, row_checksums},
       {table_record("a", 300, 8, RowOptimizer::rowwise_adagrad), table_record("b", 40, 4, RowOptimizer::adam)});
 }
 

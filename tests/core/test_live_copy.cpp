@@ -145,7 +145,7 @@ void records_that_were_taken_back_do_no_harm() {
   const auto medium = open_pool_medium(directory.path());
   const Superblock superblock(*medium, false);
   const auto tables = row_tables_of(superblock.tables(), superblock.header().seed);
-  const InPlaceStore store(*medium, tables, false);
+  const InPlaceStore store(*medium, tables, false, false);
   UndoFollower follower(*medium, superblock, store);
   follower.fix(3);
   for (int turn = 0; turn < 3; ++turn) {
@@ -189,7 +189,7 @@ void a_log_that_comes_round_is_noticed() {
   run.pool.flush();
   const auto medium = open_pool_medium(directory.path());
   const Superblock superblock(*medium, false);
-  const InPlaceStore store(*medium, row_tables_of(superblock.tables(), superblock.header().seed), false);
+  const InPlaceStore store(*medium, row_tables_of(superblock.tables(), superblock.header().seed), false, false);
   for (const std::uint64_t steps : {1u, 2u, 3u, 4u, 5u, 8u, 13u}) {
     UndoFollower follower(*medium, superblock, store);
     follower.fix(run.pool.step());

@@ -23,6 +23,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "two_micro_batches_bf16": {"micro_batches": 2, "dtype": "bf16", "optimizer": "rowwise_adam"},
     "skipped_steps": {"skip_every": 3, "optimizer": "adagrad", "dense_interval": 2},
     "captured_ahead_dense_every_4_steps": {"capture_ahead": True, "dense_interval": 4, "dtype": "fp16"},
+    "row_checksums": {"row_checksums": True, "capture_ahead": True, "dense_interval": 2, "optimizer": "adam"},
     "row_log": {"medium": "block", "log_bytes": 1 << 20},
     "row_log_of_seven_records": {**IN_A_SMALL_ROW_LOG, "steps": 16},
     "row_log_dense_every_3_steps": {**IN_A_SMALL_ROW_LOG, "steps": 14, "dense_interval": 3, "log_bytes": 80 << 10},

@@ -28,6 +28,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "memory": {"medium": "memory"},
     "memory_small_log": {"medium": "memory", "log_bytes": 1 << 18, "optimizer": "adam"},
     "memory_captured_ahead": {"medium": "memory", "capture_ahead": True, "dense_interval": 4, "dtype": "bf16"},
+    "memory_row_checksums": {"medium": "memory", "row_checksums": True, "capture_ahead": True, "dense_interval": 2},
     "memory_micro_batches": {"medium": "memory", "micro_batches": 2, "skip_every": 3, "optimizer": "adagrad"},
     "block": {"medium": "block", "log_bytes": 1 << 19},
     "block_dense_every_3_steps": {"medium": "block", "log_bytes": 1 << 19, "dense_interval": 3, "optimizer": "adam"},
@@ -127,7 +128,9 @@ def test_live_snapshots_full_and_incremental_restore_to_the_bit(name: str, zygot
     for name, summary in taken.items():
         restore_snapshot(root / name, root / f"restored-{name}", medium=options["medium"])
         assert digest(root / f"restored-{name}") == reference.digest_at(summary.step), (name, summary)
-        assert _core.Reader(str(root / f"restored-{name}")).verify() == []
+        restored = _core.Reader(str(root / f"restored-{name}"))
+        assert restored.verify() == []
+        assert restored.header["row_checksums"] == options.get("row_checksums", False)
     last = taken["e"].step
     continued = reference.digest_at(last + 30)
     for name in taken:

@@ -54,6 +54,7 @@ class Options:
     lr_change: tuple[int, float] | None = None
     recovery: str = "exact"
     medium: str = "memory"
+    row_checksums: bool = False
 
 
 def train(directory: str, options: Options) -> dict[str, int]:
@@ -72,6 +73,7 @@ def train(directory: str, options: Options) -> dict[str, int]:
         seed=3,
         medium=options.medium,  # type: ignore[arg-type]
         log_bytes=options.log_bytes,
+        row_checksums=options.row_checksums,
         scratchpad_bytes=options.scratchpad_bytes,
         dense_interval=options.dense_interval,
         recovery=options.recovery,  # type: ignore[arg-type]

@@ -448,7 +448,7 @@ def test_a_newer_version_is_named_even_if_its_header_is_laid_out_otherwise(copy_
 
 @pytest.mark.parametrize(
     ("values", "word"),
-    [({"num_shards": 2}, "shards"), ({"num_writers": 2}, "shards"), ({"row_checksums": 1}, "row checksums")],
+    [({"num_shards": 2}, "shards"), ({"num_writers": 2}, "shards"), ({"row_checksums": 2}, "row checksums")],
 )
 def test_what_the_format_has_room_for_and_this_build_does_not_know_is_a_format_mismatch(
     copy_of: CopyOf, values: dict[str, int], word: str

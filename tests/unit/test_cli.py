@@ -106,6 +106,28 @@ def test_exact_recovery_goes_back_and_relaxed_recovery_keeps_the_newest_rows(hol
     assert holdfast.digest("relaxed") != holdfast.digest("whole")
 
 
+def test_row_checksums_change_no_digest_and_name_a_row_whose_bytes_have_changed(holdfast: Commands) -> None:
+    checked = ("--set", "pool.row_checksums=true", "--set", "pool.medium=memory")
+    assert holdfast.train("checked", *checked, "--steps", 10).code == 0
+    holdfast.train("plain", "--set", "pool.medium=memory", "--steps", 10)
+    assert holdfast.digest("checked") == holdfast.digest("plain")
+    assert "every row has a checksum" in holdfast("inspect", holdfast.root / "checked").out
+    assert "rows have no checksums" in holdfast("inspect", holdfast.root / "plain").out
+
+    refused = holdfast.train("plain", *checked)
+    assert refused.code == 1
+    assert "row_checksums = true, but the pool" in refused.err
+
+    weights = holdfast.root / "checked/shard-0000/table-0001.weights"  # seven rows, all of them in every batch
+    flipped = bytearray(weights.read_bytes())
+    flipped[3 * 16] ^= 1
+    weights.write_bytes(flipped)
+    for result in (holdfast("verify", holdfast.root / "checked"), holdfast.train("checked", "--set", "train.epochs=2")):
+        assert result.code == 1
+        assert f"{weights} at offset 48: row 3 of table" in result.err
+        assert "restore a snapshot" in result.err
+
+
 def test_help_answers_without_importing_torch() -> None:
     code = (
         "import sys\nfrom holdfast import cli\nsys.argv = ['holdfast', 'train', '--help']\n"
