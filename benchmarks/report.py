@@ -39,7 +39,8 @@ ABLATION_NAMES = {
     "redo_sync": "redo log, waited for",
     "undo_sync": "undo log, waited for",
     "committed": "undo log as working set, in the background",
-    "relaxed_10": "the same, dense state every 10 steps",
+    "checksummed": "the same, with row checksums",
+    "relaxed_10": "without them, dense state every 10 steps",
     "relaxed_100": "the same, dense state every 100 steps",
     "bare": "no log, no commit",
 }

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-_DENSE_INTERVALS = {"committed": 1, "relaxed_10": 10, "relaxed_100": 100}
+_DENSE_INTERVALS = {"committed": 1, "relaxed_10": 10, "relaxed_100": 100, "checksummed": 1}
 _LOGS = {"bare": None, "redo_sync": "redo", "undo_sync": "undo"}
 _OTHER_MODES = ("memory", "recovery_fill", "recovery_open")
 _LIBRARY = Path(__file__).parents[2] / "build/bench/libbare.so"
@@ -60,7 +60,14 @@ def _measure_steps(arguments: argparse.Namespace, directory: Path) -> dict[str, 
             log=_LOGS[arguments.mode],
         )
     else:
-        system = Holdfast(shape, arguments.optimizer, directory, batches, _DENSE_INTERVALS[arguments.mode])
+        system = Holdfast(
+            shape,
+            arguments.optimizer,
+            directory,
+            batches,
+            dense_interval=_DENSE_INTERVALS[arguments.mode],
+            row_checksums=arguments.mode == "checksummed",
+        )
     system.fill(shape)
     training = Training(system, shape, batches, bf16=arguments.bf16)
     result = time_steps(training, steps=arguments.steps, warmup=arguments.warmup)

@@ -83,12 +83,19 @@ class Holdfast(System):
     loader, so that planning counts."""
 
     def __init__(
-        self, shape: Shape, optimizer: str, directory: Path, batches: list[Batch], dense_interval: int
+        self,
+        shape: Shape,
+        optimizer: str,
+        directory: Path,
+        batches: list[Batch],
+        *,
+        dense_interval: int = 1,
+        row_checksums: bool = False,
     ) -> None:
         self._directory = directory
         self._num_tables = shape.num_tables
         self._has_state = optimizer != "sgd"
-        self.pool = holdfast.Pool(directory, seed=1, dense_interval=dense_interval)
+        self.pool = holdfast.Pool(directory, seed=1, dense_interval=dense_interval, row_checksums=row_checksums)
         keys = [f"f{number}" for number in range(shape.num_tables)]
         spec = (
             holdfast.SGD(lr=LEARNING_RATE)
