@@ -87,6 +87,12 @@ void DenseSlots::load(std::uint64_t epoch, std::uint64_t step, bool clean) {
   }
 }
 
+void DenseSlots::persist_valid() {
+  for (std::size_t i = 0; i < 2; ++i) {
+    if (valid_[i]) medium_.persist(slots_[i]->data(), format::dense_payload_offset + payload_bytes(*valid_[i]));
+  }
+}
+
 void DenseSlots::clear_torn() {
   for (std::size_t i = 0; i < 2; ++i) {
     if (torn_[i]) clear_header(i);

@@ -46,6 +46,8 @@ class DenseSlots {
   // that does not hold, a file shorter than its header says and, in a pool that was closed cleanly, a torn header.
   void load(std::uint64_t epoch, std::uint64_t step, bool clean);
 
+  // Makes durable what load has found: whoever wrote it may have died before its flush.
+  void persist_valid();
   // Empties slots whose header was torn: once the pool is closed cleanly, such a header would be damage.
   void clear_torn();
 

@@ -147,6 +147,9 @@ void Pool::recover(const OpenOptions& options) {
   const StepMark& target = plan.target;
   backend_->check_roll_back(target.step);
 
+  // What a process left that died is in the files, but a power cut may still take it back: not once something rests on it.
+  superblock_->persist_records();
+  dense_->persist_valid();
   // From here on the pool is written. The epoch comes first; everything after it can be done again from the start.
   EpochRecord epoch{};
   const std::uint64_t before = superblock_->commit().epoch;

@@ -206,6 +206,12 @@ std::vector<std::string> Superblock::broken_records() const {
   return broken;
 }
 
+void Superblock::persist_records() {
+  medium_.flush(file_->data() + format::epoch_offset[epoch_slot_], sizeof(epoch_));
+  medium_.flush(file_->data() + format::commit_offset[commit_slot_], sizeof(commit_));
+  medium_.persist_point();
+}
+
 void Superblock::write_epoch(EpochRecord record) {
   record.magic = format::epoch_magic;
   record.crc = crc_of(record);

@@ -42,6 +42,8 @@ class Superblock {
   // a crash one of each may be torn; after a clean close none is. But for one that does not count: at level `power` an
   // epoch record may be torn by a cut while the next life began, before it changed anything.
   std::vector<std::string> broken_records() const;
+  // Makes durable what was read: whoever wrote it may have died before its flush.
+  void persist_records();
   // Makes the record durable. Seals it first.
   void write_epoch(format::EpochRecord record);
   void write_commit(format::CommitRecord record);
