@@ -399,7 +399,6 @@ void Pool::close() {
   EpochRecord epoch = superblock_->epoch();
   epoch.clean = 1;
   superblock_->write_epoch(epoch);
-  superblock_->sync();
   closed_ = true;
   lock_.reset();
 }

@@ -219,6 +219,7 @@ void Superblock::write_epoch(EpochRecord record) {
   std::byte* target = file_->data() + format::epoch_offset[epoch_slot_];
   std::memcpy(target, &record, sizeof(record));
   medium_.persist(target, sizeof(record));
+  file_->sync();
   epoch_ = record;
 }
 

@@ -3,7 +3,8 @@
 // Invariants
 // - Header and table records are written once, into a new file that is renamed into place.
 // - Epoch and commit records have two blocks each, written by turns: a torn write leaves the older one whole.
-// - The epoch is made durable before anything that carries it is written.
+// - An epoch record is on the medium when write_epoch returns, at every level: it is what a machine that went down leaves of
+//   whether the pool was open. So it is there before anything that carries the epoch, or that belongs to its life, is written.
 #pragma once
 
 #include <array>
@@ -44,7 +45,7 @@ class Superblock {
   std::vector<std::string> broken_records() const;
   // Makes durable what was read: whoever wrote it may have died before its flush.
   void persist_records();
-  // Makes the record durable. Seals it first.
+  // Seals the record and makes it durable; write_epoch beyond what the level asks for.
   void write_epoch(format::EpochRecord record);
   void write_commit(format::CommitRecord record);
   // For readers of a pool in use: the newest records as they stand now.

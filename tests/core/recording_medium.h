@@ -1,10 +1,11 @@
-// A double of byte-addressable memory at level `power`: it knows of every 8-byte word what would be there after a power
+// A double of byte-addressable memory at level `power`, or of mapped files at level `process`: it knows of every 8-byte word what would be there after a power
 // cut, and makes files of any state that the cut could leave.
 //
 // What it models
 // - A word that was stored to may have arrived with any value that it has had since it was last guaranteed: caches write
 //   back when they like. Values are seen at flushes and fences, so one that was there only between two of them is not.
 // - A flush guarantees nothing yet; the next fence of the same thread guarantees what the flushed lines held at the flush.
+// - At level `process` flushes mean nothing: only a file's sync guarantees something.
 // - Files grow at once and for good: that is the file system's journal, not the protocol's order.
 //
 // Stores by one thread at a time, and none while another one flushes: the run waits for the background after each verb.
@@ -226,10 +227,11 @@ class RecordedFile final : public File {
 
 class RecordingMedium final : public Medium {
  public:
-  explicit RecordingMedium(std::shared_ptr<Recording> recording) : recording_(std::move(recording)) {}
+  explicit RecordingMedium(std::shared_ptr<Recording> recording, format::Level level = format::Level::power)
+      : recording_(std::move(recording)), level_(level) {}
 
-  format::Level level() const override { return format::Level::power; }
-  std::string description() const override { return "recorded, power"; }
+  format::Level level() const override { return level_; }
+  std::string description() const override { return "recorded"; }
   bool exists(const std::string& name) const override { return recording_->exists(name); }
   std::unique_ptr<File> create(const std::string& name, std::size_t, Access) override {
     check::fail(__FILE__, __LINE__, ("a run creates no file, but " + name).c_str());
@@ -240,11 +242,14 @@ class RecordingMedium final : public Medium {
   void rename(const std::string& from, const std::string&) override {
     check::fail(__FILE__, __LINE__, ("a run renames no file, but " + from).c_str());
   }
-  void flush(const void* data, std::size_t bytes) override { recording_->flush(data, bytes); }
+  void flush(const void* data, std::size_t bytes) override {
+    if (level_ == format::Level::power) recording_->flush(data, bytes);
+  }
   void fence() override { recording_->fence(); }
 
  private:
   std::shared_ptr<Recording> recording_;
+  format::Level level_;
 };
 
 }  // namespace holdfast

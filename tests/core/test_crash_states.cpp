@@ -193,6 +193,45 @@ void a_flush_that_is_left_out_is_found(std::uint64_t seed, const Expected& expec
   }
 }
 
+bool looks_closed(const std::string& directory) {
+  try {
+    return Reader(directory).epoch().clean != 0;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// At level `process` a power cut may leave rows of any moment: then the pool must not say that it was closed.
+void an_open_pool_never_looks_closed_after_a_power_cut(std::uint64_t seed, const Expected& expected) {
+  check::context = "level process";
+  const TemporaryDirectory directory;
+  const TemporaryDirectory cut;
+  make_pool(directory.path(), log_bytes);
+  {
+    Run run(directory.path(), {.grow_log = false});
+    while (run.pool.step() < 2) run.step(false);
+    run.pool.close();
+  }
+  const auto recording = std::make_shared<Recording>(directory.path());
+  std::mt19937_64 random(seed);
+  std::uint64_t num_closed = 0;
+  std::uint64_t num_open = 0;
+  recording->at_point = [&] {
+    for (int i = 0; i < 4; ++i) {
+      recording->leave(cut.path(), Recording::Arrived::drawn, random);
+      const bool is_closed = looks_closed(cut.path());
+      ++(is_closed ? num_closed : num_open);
+      if (is_closed) CHECK(rows_of_pool(cut.path()) == expected.rows(Reader(cut.path()).commit().step));
+    }
+  };
+  Run run(directory.path(), {.grow_log = false},
+          std::make_unique<RecordingMedium>(recording, format::Level::process));
+  run.after_verb = [&] { run.pool.dense_state(); };
+  while (run.pool.step() < num_steps) run.step(false);
+  run.pool.close();
+  CHECK(num_closed != 0 && num_open != 0);
+}
+
 }  // namespace
 }  // namespace holdfast
 
@@ -205,5 +244,6 @@ int main(int argc, char** argv) {
   const Expected expected;
   no_power_cut_loses_a_durable_step(seed, states_per_point, expected);
   a_flush_that_is_left_out_is_found(seed, expected);
+  an_open_pool_never_looks_closed_after_a_power_cut(seed, expected);
   return check::passed();
 }
