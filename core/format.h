@@ -60,11 +60,13 @@ struct PoolHeader {
 };
 static_assert(sizeof(PoolHeader) == 256 && offsetof(PoolHeader, crc) == 252);
 
+inline constexpr std::uint8_t boot_id_byte_of_failed_sync = 0xff;  // all 16 of them
+
 // pool.holdfast, blocks 1 and 2 by turns: the newer valid one counts.
 struct EpochRecord {
   std::uint64_t magic;
   std::uint64_t epoch;
-  std::uint8_t boot_id[16];  // of the machine when the pool was opened
+  std::uint8_t boot_id[16];  // of the machine when the pool was opened; of no machine: a sync failed
   std::uint32_t clean;  // 1: closed and synced
   std::uint8_t reserved[20];
   std::uint32_t process_id;

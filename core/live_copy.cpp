@@ -118,15 +118,10 @@ class LiveCopy::LogSource final : public Source {
 
 LiveCopy::LiveCopy(const std::string& directory) : medium_(open_pool_medium(directory)) {
   superblock_ = std::make_unique<Superblock>(*medium_, false);
-  const format::EpochRecord epoch = superblock_->epoch();
-  const auto boot = current_boot_id();
-  if (medium_->level() == format::Level::process && epoch.clean == 0 &&
-      !std::equal(boot.begin(), boot.end(), epoch.boot_id)) {
-    throw Error(ErrorKind::untrusted, directory + " was open when the machine went down, and its medium (" +
-                                          medium_->description() +
-                                          ") keeps no order across that: its rows may be from any moment");
+  if (const auto reason = superblock_->reason_to_distrust()) {
+    throw Error(ErrorKind::untrusted, directory + " " + *reason);
   }
-  epoch_ = epoch.epoch;
+  epoch_ = superblock_->epoch().epoch;
   tables_ = row_tables_of(superblock_->tables(), superblock_->header().seed);
   dense_ = open_dense_files(*medium_, false);
   if (superblock_->header().store == static_cast<std::uint32_t>(format::Store::in_place)) {

@@ -105,14 +105,10 @@ Pool::Pool(const std::string& directory, const OpenOptions& options, std::unique
   const auto started = std::chrono::steady_clock::now();
   dense_interval_ = options.dense_interval;
   superblock_ = std::make_unique<Superblock>(*medium_, true);
-  const EpochRecord& epoch = superblock_->epoch();
-  const auto boot = current_boot_id();
-  const bool same_boot = std::equal(boot.begin(), boot.end(), epoch.boot_id);
-  if (medium_->level() == format::Level::process && epoch.clean == 0 && !same_boot && !options.trust_after_reboot) {
-    throw Error(ErrorKind::untrusted,
-                directory + " was open when the machine went down, and its medium (" + medium_->description() +
-                    ") keeps no order across that: its rows may be from any moment. Restore a copy, or open it with "
-                    "trust_after_reboot if you know that everything had been written back");
+  if (const auto reason = superblock_->reason_to_distrust(); reason && !options.trust_after_reboot) {
+    throw Error(ErrorKind::untrusted, directory + " " + *reason +
+                                          ". Restore a copy, or open it with trust_after_reboot if you know that "
+                                          "everything had been written back");
   }
   make_backend(directory, options);
   updated_tables_.resize(backend_->tables().size());
@@ -382,25 +378,49 @@ void Pool::finish_pending() {
 
 void Pool::close() {
   if (closed_) return;
-  try {
-    flush();
-    backend_->close(updated_);
-    dense_->sync();
-    superblock_->sync();
-  } catch (...) {
+  const auto end = [this] {
     // Whoever opens the pool next is the only one that writes.
     background_.stop();
     backend_->stop();
     closed_ = true;
     lock_.reset();
+  };
+  try {
+    flush();
+    sync_everything();
+    background_.stop();
+    EpochRecord epoch = superblock_->epoch();
+    epoch.clean = 1;
+    superblock_->write_epoch(epoch);
+  } catch (...) {
+    end();
     throw;
   }
-  background_.stop();
+  end();
+}
+
+void Pool::sync_everything() {
+  try {
+    backend_->close(updated_);
+    dense_->sync();
+    superblock_->sync();
+  } catch (...) {
+    if (medium_->level() == format::Level::process) distrust();
+    throw;
+  }
+}
+
+// Pages whose write failed look written. They hold what they should until the system wants their memory; from then on rows
+// are what they were at some earlier time, and nothing would tell.
+void Pool::distrust() noexcept {
   EpochRecord epoch = superblock_->epoch();
-  epoch.clean = 1;
-  superblock_->write_epoch(epoch);
-  closed_ = true;
-  lock_.reset();
+  ++epoch.epoch;
+  std::fill(std::begin(epoch.boot_id), std::end(epoch.boot_id), format::boot_id_byte_of_failed_sync);
+  try {
+    superblock_->write_epoch(epoch);
+  } catch (const std::exception&) {
+    // The page is written all the same, which is what the next opening sees, as long as it sees the rows.
+  }
 }
 
 }  // namespace holdfast

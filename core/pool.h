@@ -148,6 +148,9 @@ class Pool {
   // Of the background thread: `step` is what exact recovery never goes below from now on.
   void note_durable(std::uint64_t step);
   void check_open() const;
+  void sync_everything();
+  // At level process, after a sync that failed: the next opening must not believe the rows.
+  void distrust() noexcept;
 
   std::unique_ptr<Lock> lock_;
   std::unique_ptr<Medium> medium_;

@@ -1,9 +1,10 @@
 #include "superblock.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
-#include <optional>
+#include <iterator>
 #include <utility>
 
 #include "checksum.h"
@@ -187,6 +188,18 @@ Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
     throw Error(ErrorKind::corrupted, place(file, format::epoch_offset[1 - epoch_slot_]) +
                                           ": the epoch record of epoch " + std::to_string(commit_.epoch) + " is lost");
   }
+}
+
+std::optional<std::string> Superblock::reason_to_distrust() const {
+  const auto boot = current_boot_id();
+  const auto& of_record = epoch_.boot_id;
+  const bool same_boot = std::equal(boot.begin(), boot.end(), of_record);
+  if (medium_.level() != format::Level::process || epoch_.clean != 0 || same_boot) return std::nullopt;
+  const bool sync_failed = std::all_of(std::begin(of_record), std::end(of_record),
+                                       [](std::uint8_t byte) { return byte == format::boot_id_byte_of_failed_sync; });
+  return (sync_failed ? "could not be synced when it was closed, and its medium ("
+                      : "was open when the machine went down, and its medium (") +
+         medium_.description() + ") keeps no order across that: its rows may be from any moment";
 }
 
 std::vector<std::string> Superblock::broken_records() const {

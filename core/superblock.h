@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,8 @@ class Superblock {
   const std::vector<format::TableRecord>& tables() const { return tables_; }
   const format::EpochRecord& epoch() const { return epoch_; }
   const format::CommitRecord& commit() const { return commit_; }
+  // Why rows may be from any moment, which only those of a process-level pool ever are; or nothing.
+  std::optional<std::string> reason_to_distrust() const;
   // Epoch and commit records that neither hold their checksum nor were never written, each with file and offset. After
   // a crash one of each may be torn; after a clean close none is. But for one that does not count: at level `power` an
   // epoch record may be torn by a cut while the next life began, before it changed anything.
