@@ -27,15 +27,14 @@ using format::EpochRecord;
 // An advisory lock on the file `lock`: it goes with the process, however that ends.
 class Pool::Lock {
  public:
-  explicit Lock(const std::string& directory) {
-    const std::string path = directory + "/lock";
+  explicit Lock(const std::string& directory) : path_(directory + "/lock") {
     struct stat status{};
     if (::stat(directory.c_str(), &status) != 0) throw Error(ErrorKind::not_found, "no directory " + directory);
-    fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd_ < 0) {
       const int error = errno;
       const bool denied = error == EROFS || error == EACCES || error == EPERM;
-      throw Error(denied ? ErrorKind::read_only : ErrorKind::failed, "locking " + path + ": " + std::strerror(error));
+      throw Error(denied ? ErrorKind::read_only : ErrorKind::failed, "locking " + path_ + ": " + std::strerror(error));
     }
     if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
       char holder[32] = {};
@@ -54,7 +53,17 @@ class Pool::Lock {
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
 
+  // Files whose names are gone are written as before, and never found again. So it is where the pool was removed, and where
+  // its lock was: whoever opens it next finds it unlocked. A pool that was only moved keeps its lock.
+  void check() const {
+    struct stat status{};
+    if (::fstat(fd_, &status) == 0 && status.st_nlink != 0) return;
+    throw Error(ErrorKind::failed, path_ + " was removed while the pool was open: if its other files are gone, too, "
+                                           "restore a copy; if not, nothing of it is lost");
+  }
+
  private:
+  std::string path_;
   int fd_;
 };
 
@@ -292,6 +301,7 @@ UpdateSpec Pool::of_this_step(UpdateSpec spec) const {
 bool Pool::dense_due() const { return step_ + 1 - staged_step_ >= dense_interval_ || backend_->log_is_low(); }
 
 void Pool::note_durable(std::uint64_t step) {
+  lock_->check();
   durable_step_.store(step, std::memory_order_release);
   backend_->note_recoverable(step);
 }
@@ -328,6 +338,7 @@ std::uint64_t Pool::commit(std::uint64_t cursor, const Dense* dense) {
   last_commits_[1] =
       background_.submit([this, mark, dense_parts, has_dense = has_dense_, make_durable = std::move(make_durable)] {
         make_durable();
+        lock_->check();
         rows_durable_step_.store(mark.step, std::memory_order_release);
         // The first dense state of a pool is finished at once: until then the step durable is the rows', and it must not fall.
         if (dense_->pending()) {
@@ -389,6 +400,7 @@ void Pool::close() {
     flush();
     sync_everything();
     background_.stop();
+    lock_->check();
     EpochRecord epoch = superblock_->epoch();
     epoch.clean = 1;
     superblock_->write_epoch(epoch);
