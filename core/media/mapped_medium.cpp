@@ -200,17 +200,18 @@ class MappedMedium final : public Medium {
     struct stat status{};
     if (::stat(directory_.c_str(), &status) != 0) throw_errno("opening " + directory_, errno);
     synced_ = flushing == Flushing::synced;
+    volatile_ = is_volatile(directory_);
     dax_ = !synced_ && write_back_ != WriteBack::none && is_dax(directory_);
   }
 
   format::Level level() const override {
-    const bool survives = dax_ || (synced_ && !is_volatile(directory_));
+    const bool survives = dax_ || (synced_ && !volatile_);
     return survives ? format::Level::power : format::Level::process;
   }
 
   std::string description() const override {
     if (dax_) return std::string("DAX (MAP_SYNC, ") + name_of(write_back_) + "), power";
-    if (is_volatile(directory_)) return "tmpfs, process";
+    if (volatile_) return "tmpfs, process";
     return synced_ ? "block device (direct I/O, fdatasync), power" : "file, process";
   }
 
@@ -280,7 +281,9 @@ class MappedMedium final : public Medium {
 
   std::string directory_;
   WriteBack write_back_ = detect_write_back();
+  // As they were when it was opened: a directory may be moved.
   bool synced_ = false;
+  bool volatile_ = false;
   bool dax_ = false;
 };
 
