@@ -120,9 +120,16 @@ class MappedFile final : public File {
 
   void resize(std::size_t bytes) override {
     if (::ftruncate(fd_, static_cast<off_t>(bytes)) != 0) throw_errno("resizing " + name_, errno);
-    ::munmap(data_, std::max<std::size_t>(size_, 1));
-    data_ = nullptr;
-    map(bytes);
+    void* address =
+        ::mremap(data_, std::max<std::size_t>(size_, 1), std::max<std::size_t>(bytes, 1), MREMAP_MAYMOVE);
+    if (address == MAP_FAILED) {
+      const int error = errno;
+      const bool undone = ::ftruncate(fd_, static_cast<off_t>(size_)) == 0;
+      const std::string what = "mapping " + std::to_string(bytes) + " bytes of " + name_;
+      throw_errno(undone ? what : what + ", which stays as long as that", error);
+    }
+    data_ = static_cast<std::byte*>(address);
+    size_ = bytes;
   }
 
   void write(std::size_t offset, const void* from, std::size_t bytes) override {
