@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <random>
 #include <utility>
 
@@ -200,14 +201,31 @@ void Pool::check_open() const {
   try {
     background_.check();
   } catch (const std::exception& failure) {
-    throw Error(ErrorKind::failed, std::string("an earlier write failed (") + failure.what() +
-                                       "); the pool takes no further step until it is opened again");
+    throw Error(ErrorKind::failed, std::string("the pool failed earlier (") + failure.what() +
+                                       "); it takes no further step until it is opened again");
+  }
+}
+
+// What a verb refuses leaves everything as it was. After any other failure nobody knows what is there, in memory or on the
+// medium.
+template <class Work>
+decltype(auto) Pool::latching(const Work& work) {
+  try {
+    return work();
+  } catch (const Error& error) {
+    constexpr ErrorKind refusals[] = {ErrorKind::full, ErrorKind::batch_too_large, ErrorKind::corrupted,
+                                      ErrorKind::step, ErrorKind::config};
+    if (std::ranges::find(refusals, error.kind()) == std::end(refusals)) background_.fail(std::current_exception());
+    throw;
+  } catch (...) {
+    background_.fail(std::current_exception());
+    throw;
   }
 }
 
 void Pool::announce(std::shared_ptr<const Plan> plan) {
   check_open();
-  backend_->announce(std::move(plan));
+  latching([&] { backend_->announce(std::move(plan)); });
 }
 
 void Pool::keep_rows(std::uint32_t table, std::vector<std::uint64_t> rows) {
@@ -217,7 +235,7 @@ void Pool::keep_rows(std::uint32_t table, std::vector<std::uint64_t> rows) {
       (!rows.empty() && rows.back() >= backend_->tables()[table].num_rows)) {
     throw Error(ErrorKind::config, "rows to keep must ascend and lie in their table");
   }
-  backend_->keep_rows(table, std::move(rows));
+  latching([&] { backend_->keep_rows(table, std::move(rows)); });
 }
 
 std::shared_ptr<Capture> Pool::capture(std::shared_ptr<const Plan> plan) {
@@ -226,12 +244,12 @@ std::shared_ptr<Capture> Pool::capture(std::shared_ptr<const Plan> plan) {
     throw Error(ErrorKind::step, "step " + std::to_string(step_ + 1) +
                                      " has updated its rows already: commit it before the next forward pass");
   }
-  return backend_->capture(std::move(plan), step_ + 1);
+  return latching([&] { return backend_->capture(std::move(plan), step_ + 1); });
 }
 
 bool Pool::capture_ahead(std::shared_ptr<const Plan> next) {
   check_open();
-  return !updated_ && backend_->capture_ahead(std::move(next), step_ + 1);
+  return !updated_ && latching([&] { return backend_->capture_ahead(std::move(next), step_ + 1); });
 }
 
 void Pool::lookup(const Capture& capture, float* out) const {
@@ -242,7 +260,7 @@ void Pool::lookup(const Capture& capture, float* out) const {
 void Pool::evaluate(const Plan& plan, float* out) {
   if (closed_) throw Error(ErrorKind::step, "the pool is closed");
   const auto read = [&](const std::vector<WorkingRows>& rows) { backend_->read(plan, rows); };
-  evaluator_.pool(plan, backend_->tables(), read, out);
+  latching([&] { evaluator_.pool(plan, backend_->tables(), read, out); });
 }
 
 void Pool::scale_gradients(const Capture& capture, std::size_t feature, const float* grad, float* out) const {
@@ -275,9 +293,11 @@ void Pool::update(const std::vector<RowGradients>& gradients, const UpdateSpec& 
   }
   const RowGradients& only = gradients.front();
   if (only.capture->step != step_ + 1) throw Error(ErrorKind::step, "row gradients of a step that is over");
-  begin_update(*only.capture->plan->spec);
-  backend_->update(only.capture, only.grad, of_this_step(spec));
-  backend_->finish_update(1);
+  latching([&] {
+    begin_update(*only.capture->plan->spec);
+    backend_->update(only.capture, only.grad, of_this_step(spec));
+    backend_->finish_update(1);
+  });
   updated_ = true;
 }
 
@@ -286,9 +306,11 @@ void Pool::update(const SummedGradients& gradients, const UpdateSpec& spec) {
   for (const auto& capture : gradients.captures) {
     if (capture->step != step_ + 1) throw Error(ErrorKind::step, "row gradients of a step that is over");
   }
-  begin_update(*gradients.spec);
-  backend_->update(gradients, of_this_step(spec));
-  backend_->finish_update(gradients.captures.size());
+  latching([&] {
+    begin_update(*gradients.spec);
+    backend_->update(gradients, of_this_step(spec));
+    backend_->finish_update(gradients.captures.size());
+  });
   updated_ = true;
 }
 
@@ -359,7 +381,7 @@ void Pool::write_dense(const Dense& dense) {
   if (backend_->step_has_begun() || updated_)
     throw Error(ErrorKind::step, "a step has begun: commit it with its dense state");
   flush();
-  stage({step_, cursor_, row_updates_}, dense);
+  latching([&] { stage({step_, cursor_, row_updates_}, dense); });
   flush();
 }
 
@@ -369,7 +391,7 @@ void Pool::import_rows(std::size_t table, std::uint64_t first, std::span<const s
   const bool is_new = step_ == 0 || (report_.epoch == 1 && step_ == report_.step);
   if (!is_new || backend_->step_has_begun())
     throw Error(ErrorKind::step, "rows are imported before the first step only");
-  backend_->import_rows(table, first, weights, state);
+  latching([&] { backend_->import_rows(table, first, weights, state); });
 }
 
 void Pool::flush() {

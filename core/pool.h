@@ -4,7 +4,7 @@
 // - What makes the rows of a step durable (see RowBackend) comes before its dense slot; both are the background thread's
 //   work, in that order. durable_step() reports s only after both.
 // - Neither follows a step whose files have lost their names: the pool was removed.
-// - After the first failure to write, no verb does anything but throw `failed`, until the pool is opened again.
+// - After the first failure to write or to read, no verb does anything but throw `failed`, until the pool is opened again.
 // - Verbs are called from one thread at a time; plan_batch may run on another meanwhile.
 // - Opening validates everything that recovery is going to use before it changes a byte.
 #pragma once
@@ -149,6 +149,8 @@ class Pool {
   // Of the background thread: `step` is what exact recovery never goes below from now on.
   void note_durable(std::uint64_t step);
   void check_open() const;
+  template <class Work>
+  decltype(auto) latching(const Work& work);
   void sync_everything();
   // At level process, after a sync that failed: the next opening must not believe the rows.
   void distrust() noexcept;

@@ -80,7 +80,7 @@ class UntrustedPool(PoolError):
 
 
 class PoolFailed(PoolError):
-    """An earlier write or flush failed; the pool takes no further step until it is opened again."""
+    """A write, a flush or a read failed, now or earlier; the pool takes no further step until it is opened again."""
 
 
 class PlacementError(HoldfastError):
