@@ -315,6 +315,8 @@ class LogStore {
   static std::string damaged(const std::string& place, std::uint32_t table, std::uint64_t row);
   void require_readable() const;
   void require_usable() const;
+  void require_unfailed() const;
+  void fail(const std::string& why);
   void latching(const std::function<void()>& work);
 
   const Kernels& kernels_;
@@ -340,6 +342,7 @@ class LogStore {
   std::map<std::uint64_t, std::uint64_t> fetches_;  // number → oldest position that it may read
   std::uint64_t num_fetches_ = 0;
   LogStoreCounters counters_{};
+  std::string failure_;  // what came before failed_
 };
 
 }  // namespace holdfast
