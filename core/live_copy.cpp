@@ -1,8 +1,5 @@
 #include "live_copy.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -13,6 +10,7 @@
 #include "error.h"
 #include "in_place_store.h"
 #include "log_store.h"
+#include "native_thread.h"
 #include "pool_files.h"
 #include "row_log_follower.h"
 #include "undo_follower.h"
@@ -129,13 +127,7 @@ LiveCopy::LiveCopy(const std::string& directory) : medium_(open_pool_medium(dire
   } else {
     source_ = std::make_unique<LogSource>(directory, tables_);
   }
-  // Signals are the main thread's (Python's) business.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = start_thread("hf-follow", [this] { run(); });
 }
 
 LiveCopy::~LiveCopy() { stop(); }

@@ -1,11 +1,9 @@
 #include "log_merger.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 
 #include "error.h"
+#include "native_thread.h"
 
 namespace holdfast {
 namespace {
@@ -22,16 +20,7 @@ constexpr std::chrono::milliseconds longest_rest{200};
 
 }  // namespace
 
-LogMerger::LogMerger(LogStore& store) : store_(store) {
-  // Signals are the main thread's (Python's) business.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
-  pthread_setname_np(thread_.native_handle(), "hf-merge");
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-}
+LogMerger::LogMerger(LogStore& store) : store_(store), thread_(start_thread("hf-merge", [this] { run(); })) {}
 
 LogMerger::~LogMerger() { stop(); }
 
