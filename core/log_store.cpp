@@ -335,12 +335,12 @@ void LogStore::require_usable() const {
 void LogStore::require_unfailed() const {
   if (!failed_) return;
   const std::lock_guard lock(mutex_);
-  throw Error(ErrorKind::failed, failure_ + "; open the store again");
+  std::rethrow_exception(failure_);
 }
 
-void LogStore::fail(const std::string& why) {
+void LogStore::fail(std::exception_ptr failure) {
   const std::lock_guard lock(mutex_);
-  if (!failed_) failure_ = why;
+  if (!failed_) failure_ = std::move(failure);
   failed_ = true;
 }
 
@@ -349,10 +349,10 @@ void LogStore::latching(const std::function<void()>& work) {
   try {
     work();
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::full) fail(error.what());
+    if (error.kind() != ErrorKind::full) fail(std::current_exception());
     throw;
   } catch (...) {
-    fail("an earlier write to " + log_.file().name() + " failed");
+    fail(std::make_exception_ptr(Error(ErrorKind::failed, log_.file().name() + ": an earlier write failed")));
     throw;
   }
 }

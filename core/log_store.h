@@ -35,6 +35,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -316,7 +317,7 @@ class LogStore {
   void require_readable() const;
   void require_usable() const;
   void require_unfailed() const;
-  void fail(const std::string& why);
+  void fail(std::exception_ptr failure);
   void latching(const std::function<void()>& work);
 
   const Kernels& kernels_;
@@ -342,7 +343,7 @@ class LogStore {
   std::map<std::uint64_t, std::uint64_t> fetches_;  // number → oldest position that it may read
   std::uint64_t num_fetches_ = 0;
   LogStoreCounters counters_{};
-  std::string failure_;  // what came before failed_
+  std::exception_ptr failure_;  // there before failed_ is set
 };
 
 }  // namespace holdfast

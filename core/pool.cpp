@@ -59,8 +59,9 @@ class Pool::Lock {
   void check() const {
     struct stat status{};
     if (::fstat(fd_, &status) == 0 && status.st_nlink != 0) return;
-    throw Error(ErrorKind::failed, path_ + " was removed while the pool was open: if its other files are gone, too, "
-                                           "restore a copy; if not, nothing of it is lost");
+    throw Error(ErrorKind::failed, path_ +
+                                       " was removed while the pool was open: if its other files are gone, too, "
+                                       "restore a copy; if not, nothing of it is lost");
   }
 
  private:
@@ -191,36 +192,44 @@ void Pool::recover(const OpenOptions& options) {
   report_.rows_restored = undone.rows;
 }
 
-std::optional<DenseState> Pool::dense_state() {
-  background_.drain();
-  return dense_->newest(step_);
-}
-
 void Pool::check_open() const {
   if (closed_) throw Error(ErrorKind::step, "the pool is closed");
+  const auto refuse = [](ErrorKind kind, const char* why) {
+    throw Error(kind, std::string(why) + "; the pool takes no further step until it is opened again");
+  };
   try {
     background_.check();
+  } catch (const Error& failure) {
+    constexpr ErrorKind kept[] = {ErrorKind::full, ErrorKind::read_only, ErrorKind::corrupted};
+    const bool is_kept = std::ranges::find(kept, failure.kind()) != std::end(kept);
+    refuse(is_kept ? failure.kind() : ErrorKind::failed, failure.what());
   } catch (const std::exception& failure) {
-    throw Error(ErrorKind::failed, std::string("the pool failed earlier (") + failure.what() +
-                                       "); it takes no further step until it is opened again");
+    refuse(ErrorKind::failed, failure.what());
   }
 }
 
 // What a verb refuses leaves everything as it was. After any other failure nobody knows what is there, in memory or on the
-// medium.
+// medium. A failure in the background is the same error whoever meets it first.
 template <class Work>
 decltype(auto) Pool::latching(const Work& work) {
   try {
     return work();
   } catch (const Error& error) {
+    check_open();
     constexpr ErrorKind refusals[] = {ErrorKind::full, ErrorKind::batch_too_large, ErrorKind::corrupted,
                                       ErrorKind::step, ErrorKind::config};
     if (std::ranges::find(refusals, error.kind()) == std::end(refusals)) background_.fail(std::current_exception());
     throw;
   } catch (...) {
+    check_open();
     background_.fail(std::current_exception());
     throw;
   }
+}
+
+std::optional<DenseState> Pool::dense_state() {
+  latching([&] { background_.drain(); });
+  return dense_->newest(step_);
 }
 
 void Pool::announce(std::shared_ptr<const Plan> plan) {
@@ -350,12 +359,13 @@ std::uint64_t Pool::commit(std::uint64_t cursor, const Dense* dense) {
       stage(mark, *dense);
     }
     make_durable = backend_->end_step(mark);
+    // However slow the medium is, no more than two steps are on their way to it.
+    background_.wait(last_commits_[0]);
   } catch (...) {
+    check_open();
     background_.fail(std::current_exception());
     throw;
   }
-  // However slow the medium is, no more than two steps are on their way to it.
-  background_.wait(last_commits_[0]);
   last_commits_[0] = last_commits_[1];
   last_commits_[1] =
       background_.submit([this, mark, dense_parts, has_dense = has_dense_, make_durable = std::move(make_durable)] {
@@ -396,7 +406,7 @@ void Pool::import_rows(std::size_t table, std::uint64_t first, std::span<const s
 
 void Pool::flush() {
   check_open();
-  finish_pending();
+  latching([&] { finish_pending(); });
 }
 
 void Pool::finish_pending() {

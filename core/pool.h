@@ -4,7 +4,8 @@
 // - What makes the rows of a step durable (see RowBackend) comes before its dense slot; both are the background thread's
 //   work, in that order. durable_step() reports s only after both.
 // - Neither follows a step whose files have lost their names: the pool was removed.
-// - After the first failure to write or to read, no verb does anything but throw `failed`, until the pool is opened again.
+// - After the first failure to write or to read, no verb does anything but throw it again, as `failed` unless it was `full`,
+//   `read_only` or `corrupted`, until the pool is opened again.
 // - Verbs are called from one thread at a time; plan_batch may run on another meanwhile.
 // - Opening validates everything that recovery is going to use before it changes a byte.
 #pragma once

@@ -120,8 +120,7 @@ class MappedFile final : public File {
 
   void resize(std::size_t bytes) override {
     if (::ftruncate(fd_, static_cast<off_t>(bytes)) != 0) throw_errno("resizing " + name_, errno);
-    void* address =
-        ::mremap(data_, std::max<std::size_t>(size_, 1), std::max<std::size_t>(bytes, 1), MREMAP_MAYMOVE);
+    void* address = ::mremap(data_, std::max<std::size_t>(size_, 1), std::max<std::size_t>(bytes, 1), MREMAP_MAYMOVE);
     if (address == MAP_FAILED) {
       const int error = errno;
       const bool undone = ::ftruncate(fd_, static_cast<off_t>(size_)) == 0;

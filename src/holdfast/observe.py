@@ -91,7 +91,7 @@ class Observers:
 class MetricsFile:
     """JSON lines, as the module's text says. is_new: the run begins in a new pool.
 
-    Raises ConfigError that names the file where it cannot be written, and OSError that names it where that happens later.
+    Raises ConfigError that names the file where it cannot be written, and OSError that does where that happens later.
     """
 
     def __init__(self, path: Path, *, resumed_step: int, is_new: bool) -> None:
