@@ -224,8 +224,7 @@ void an_open_pool_never_looks_closed_after_a_power_cut(std::uint64_t seed, const
       if (is_closed) CHECK(rows_of_pool(cut.path()) == expected.rows(Reader(cut.path()).commit().step));
     }
   };
-  Run run(directory.path(), {.grow_log = false},
-          std::make_unique<RecordingMedium>(recording, format::Level::process));
+  Run run(directory.path(), {.grow_log = false}, std::make_unique<RecordingMedium>(recording, format::Level::process));
   run.after_verb = [&] { run.pool.dense_state(); };
   while (run.pool.step() < num_steps) run.step(false);
   run.pool.close();

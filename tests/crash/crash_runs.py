@@ -85,6 +85,11 @@ def digest(directory: Path) -> str:
     return digest_pool(_core.Reader(str(directory))).whole
 
 
+def disk_root() -> Path:
+    """A directory on a disk: where things are built. Temporary files may lie in memory."""
+    return HERE.parents[1] / "build"
+
+
 def pool_root() -> Path:
     """Pools of crash tests lie on tmpfs where there is one: a persist point is the same, and the disk is spared."""
     shm = Path("/dev/shm")

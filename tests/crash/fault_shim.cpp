@@ -24,7 +24,7 @@ namespace {
 
 struct Fault {
   std::string call;
-  std::string file;  // a part of its path; empty: any
+  std::string file;  // a part of its path; with a $: its end
   long nth;  // of the calls that fit: the first that is faulty
   long times;  // so many from there on
   int error;  // errno; 0: the call does less than it was asked for
@@ -62,14 +62,18 @@ std::string path_at(const void* address) {
   return found;
 }
 
+bool names(const std::string& part, const std::string& path) {
+  if (!part.ends_with('$')) return path.find(part) != std::string::npos;
+  return path.ends_with(part.substr(0, part.size() - 1));
+}
+
 // Is this call faulty? Then `fault` says how.
 template <class Path>
 bool strikes(const char* call, const Path& path, long offset = 0) {
   if (!armed.load()) return false;
   const int before = errno;
   const std::lock_guard lock(mutex);
-  const bool fits = fault.call == call && (fault.below < 0 || offset < fault.below) &&
-                    (fault.file.empty() || path().find(fault.file) != std::string::npos);
+  const bool fits = fault.call == call && (fault.below < 0 || offset < fault.below) && names(fault.file, path());
   errno = before;
   if (!fits || --fault.nth > 0 || fault.times <= 0) return false;
   --fault.times;

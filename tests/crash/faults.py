@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from holdfast.errors import PoolError
 from holdfast.placement.thread_time import thread_seconds
 from holdfast.pool import Pool
+from holdfast.snapshot import take_snapshot
 from tiny_run import Options, Watch, train
 
 FOR_GOOD = 1 << 40
@@ -21,11 +21,12 @@ FOR_GOOD = 1 << 40
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What happens when a run has reached a stage (see Watch).
+    """What happens when a run has reached a stage (see Watch), or at stage snapshot: when one is taken of its pool.
 
-    call: a system call that fails on files with `file` in their path, from the `nth` on, so many `times`, with `error`
-    (an errno), or that does `most_bytes` at most. below: only at offsets below. refuse_rings: the kernel knows no
-    io_uring. Or act: what somebody else does to the pool's files: remove, move, truncate, take_permissions, unmount.
+    call: a system call that fails on files with `file` in their path (`file$`: at its end), from the `nth` on, so many
+    `times`, with `error` (an errno), or that does `most_bytes` at most. below: only at offsets below. refuse_rings: the
+    kernel knows no io_uring. Or act: what somebody else does to the pool's files: remove, move, truncate,
+    take_permissions.
     """
 
     stage: str
@@ -42,14 +43,16 @@ class Fault:
 
 class _Meeting(Watch):
     def __init__(self, fault: Fault, directory: Path) -> None:
-        self._fault = fault
+        self.fault = fault
         self._directory = directory
         self.report: dict[str, Any] = {}
 
     def reached(self, stage: str, pool: Pool | None) -> None:
-        fault = self._fault
+        fault = self.fault
         if stage == "opening" and fault.refuse_rings:
             _shim().holdfast_refuse_rings()
+        if pool is not None:
+            self.report["level"] = pool.level
         if stage != fault.stage:
             return
         if pool is not None:
@@ -58,13 +61,7 @@ class _Meeting(Watch):
         if fault.act:
             _ACTS[fault.act](self._directory, fault)
         else:
-            _shim().holdfast_fault(
-                fault.call.encode(),
-                fault.file.encode(),
-                *map(ctypes.c_long, (fault.nth, fault.times)),
-                fault.error,
-                *map(ctypes.c_long, (fault.most_bytes, fault.below)),
-            )
+            _arm(fault)
 
     def failed(self, error: PoolError, pool: Pool, step: Callable[[], None]) -> None:
         self.report |= _words(error)
@@ -79,15 +76,32 @@ _WRITERS = ("hf-commit", "hf-merge")
 
 def meet(fault: Mapping[str, Any], directory: str, options: Options) -> dict[str, Any]:
     """Trains, and lets a Fault happen. Returns which error was raised, with which words ("error", "message"), what the
-    next step and the close ended in, which threads were left, and how often a system call was faulty."""
+    next step and the close ended in, which threads were left, the level that the pool had last, and how often a system
+    call was faulty."""
     meeting = _Meeting(Fault(**fault), Path(directory))
+    result: dict[str, int] = {}
     try:
-        result = train(directory, options, meeting)
+        if meeting.fault.stage == "snapshot":
+            _arm(meeting.fault)
+            take_snapshot(Path(directory), Path(f"{directory}-snapshot"))
+        else:
+            result = train(directory, options, meeting)
     except PoolError as error:
-        result = {}
         meeting.report |= _words(error)
-    struck = 0 if meeting._fault.act else _shim().holdfast_faults_struck()
+    struck = 0 if meeting.fault.act else _shim().holdfast_faults_struck()
     return {**result, **meeting.report, "struck": struck}
+
+
+def _arm(fault: Fault) -> None:
+    if fault.refuse_rings:
+        _shim().holdfast_refuse_rings()
+    _shim().holdfast_fault(
+        fault.call.encode(),
+        fault.file.encode(),
+        *map(ctypes.c_long, (fault.nth, fault.times)),
+        fault.error,
+        *map(ctypes.c_long, (fault.most_bytes, fault.below)),
+    )
 
 
 def _shim() -> ctypes.CDLL:
@@ -127,5 +141,4 @@ _ACTS: dict[str, Callable[[Path, Fault], object]] = {
     "move": lambda pool, fault: pool.rename(pool.with_name(pool.name + "-moved")),
     "truncate": _truncate,
     "take_permissions": _take_permissions,
-    "unmount": lambda pool, fault: subprocess.run(["umount", "-l", pool.parent], check=True),
 }

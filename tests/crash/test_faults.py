@@ -17,11 +17,12 @@ from typing import Any, Literal
 
 import pytest
 
-from crash_runs import HERE, Zygote, digest, pool_root
+from crash_runs import HERE, Zygote, digest, disk_root, pool_root
 from faults import FOR_GOOD, Fault
 from holdfast import _core
 from holdfast.errors import Corrupted, UntrustedPool
 from holdfast.pool import Pool
+from holdfast.snapshot import open_chain
 from test_kill import IN_A_SMALL_ROW_LOG
 
 IN_PLACE: dict[str, Any] = {"dense_interval": 2}
@@ -91,7 +92,9 @@ WHILE_ROWS_COME_FROM_A_LOG = {
     "home_sync_eio": Case(at("training", "fdatasync", HOME, EIO), "PoolFailed", HOME),
     "fetch_home_eio": Case(beside_threads("training", "pread", HOME, EIO), "PoolFailed", HOME),
     "fetch_home_short": Case(beside_threads("training", "pread", HOME, most_bytes=512), None, ""),
-    "fetch_home_ends": Case(beside_threads("training", "pread", HOME, most_bytes=0), "Corrupted", "ends too early", "closed"),
+    "fetch_home_ends": Case(
+        beside_threads("training", "pread", HOME, most_bytes=0), "Corrupted", "ends too early", "closed"
+    ),
     "fetch_log_eio": Case(beside_threads("midway", "pread", LOG, EIO), "PoolFailed", LOG),
     "fetch_log_short": Case(beside_threads("midway", "pread", LOG, most_bytes=512), None, ""),
     "dense_write_eio": Case(at("midway", "pwrite", "dense-", EIO), "PoolFailed", "dense-"),
@@ -120,12 +123,50 @@ WHILE_IT_OPENS_IN_PLACE = {
 WHILE_IT_OPENS_FROM_A_LOG = {
     "open_eacces": Case(at("opening", "open", LOG, EACCES), "PoolReadOnly", LOG),
     "scan_eio": Case(beside_threads("opening", "pread", LOG, EIO, nth=4), "PoolFailed", LOG),
-    "dense_sync_eio": Case(at("opening", "fsync", "dense-0", EIO), "PoolFailed", "dense-0"),
+    "dense_sync_eio": Case(at("opening", "msync", "dense-", EIO), "PoolFailed", ""),
     "epoch_msync_eio": Case(at("opening", "msync", SUPERBLOCK, EIO), "PoolFailed", ""),
+    "epoch_fsync_eio": Case(at("opening", "fsync", SUPERBLOCK, EIO), "PoolFailed", SUPERBLOCK),
     "log_sync_eio": Case(at("opening", "fdatasync", LOG, EIO), "PoolFailed", LOG),
     "checkpoint_eio": Case(at("opening", "pwrite", LOG, EIO), "PoolFailed", LOG),
     "checkpoint_sync_eio": Case(at("opening", "fdatasync", LOG, EIO, nth=2), "PoolFailed", LOG),
     "no_thread_to_merge": Case(at("opening", "pthread_create", "", EAGAIN), "PoolFailed", "hf-merge"),
+}
+
+WHILE_IT_IS_MADE_IN_PLACE = {
+    "create_enospc": Case(at("opening", "open", "table-0001.state", ENOSPC), "PoolFull", "table-0001.state"),
+    "resize_eio": Case(at("opening", "ftruncate", ROWS, EIO), "PoolFailed", ROWS),
+    "undo_log_allocate_enospc": Case(at("opening", "fallocate", UNDO_LOG, ENOSPC), "PoolFull", UNDO_LOG),
+    "superblock_sync_eio": Case(at("opening", "fsync", SUPERBLOCK, EIO), "PoolFailed", SUPERBLOCK),
+    "superblock_rename_eio": Case(at("opening", "rename", SUPERBLOCK, EIO), "PoolFailed", SUPERBLOCK),
+    "name_sync_eio": Case(at("opening", "fsync", "/pool$", EIO), "PoolFailed", "/pool"),
+}
+
+WHILE_IT_IS_MADE_WITH_A_LOG = {
+    "create_enospc": Case(at("opening", "open", "table-0001.home", ENOSPC), "PoolFull", "table-0001.home"),
+    "home_sync_eio": Case(at("opening", "fsync", HOME, EIO), "PoolFailed", HOME),
+    "log_allocate_enospc": Case(at("opening", "fallocate", LOG, ENOSPC), "PoolFull", LOG),
+    "checkpoint_eio": Case(at("opening", "pwrite", LOG, EIO), "PoolFailed", LOG),
+    "superblock_rename_eio": Case(at("opening", "rename", SUPERBLOCK, EIO), "PoolFailed", SUPERBLOCK),
+}
+
+WHILE_THE_UNDO_LOG_GROWS = {
+    "allocate_eio": Case(at("opening", "fallocate", UNDO_LOG, EIO, nth=2), "PoolFailed", UNDO_LOG),
+    "resize_eio": Case(at("opening", "ftruncate", UNDO_LOG, EIO), "PoolFailed", UNDO_LOG),
+    "map_enomem": Case(at("opening", "mremap", UNDO_LOG, ENOMEM), "PoolFailed", UNDO_LOG),
+}
+
+WHILE_A_SNAPSHOT_IS_TAKEN = {
+    "write_eio": Case(at("snapshot", "write", "table-0000.rows", EIO), "PoolFailed", "table-0000.rows"),
+    "write_enospc": Case(at("snapshot", "write", "table-0001.rows", ENOSPC), "PoolFull", "table-0001.rows"),
+    "write_short": Case(at("snapshot", "write", ".rows", most_bytes=100, times=FOR_GOOD), None, ""),
+    "sync_eio": Case(at("snapshot", "fsync", "manifest.json", EIO), "PoolFailed", "manifest.json"),
+    "directory_sync_eio": Case(at("snapshot", "fsync", ".partial$", EIO), "PoolFailed", "-snapshot"),
+    "name_sync_eio": Case(at("snapshot", "fsync", "", EIO, nth=11), "PoolFailed", "-snapshot"),
+    "rename_eacces": Case(at("snapshot", "rename", "-snapshot$", EACCES), "PoolFailed", "-snapshot"),
+}
+WHILE_A_SNAPSHOT_IS_TAKEN_OF_A_ROW_LOG = {
+    "read_home_eio": Case(beside_threads("snapshot", "pread", HOME, EIO), "PoolFailed", HOME),
+    "read_log_eio": Case(beside_threads("snapshot", "pread", LOG, EIO, nth=3), "PoolFailed", LOG),
 }
 
 MEDIA = {"in_place_on_tmpfs": IN_PLACE, "in_place_on_disk": IN_PLACE, "row_log_on_disk": ROW_LOG}
@@ -152,20 +193,28 @@ class Medium:
         self.digest = digest(root / "reference")
 
 
+class Media(dict[str, Medium]):
+    """By name, made when it is asked for first."""
+
+    def __init__(self, zygote: Zygote, stack: ExitStack) -> None:
+        self._zygote = zygote
+        self._stack = stack
+
+    def __missing__(self, name: str) -> Medium:
+        where = pool_root() if name.endswith("tmpfs") else disk_root()
+        root = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-faults-", dir=where))
+        self[name] = Medium(self._zygote, Path(root), (MEDIA | ROW_LOG_ON_TMPFS)[name])
+        return self[name]
+
+
 @pytest.fixture(scope="module")
-def media(faulty: Zygote) -> Iterator[dict[str, Medium]]:
+def media(faulty: Zygote) -> Iterator[Media]:
     with ExitStack() as stack:
-
-        def new_root(name: str) -> Path:
-            # What is built lies on a disk; temporary files may not.
-            where = pool_root() if name.endswith("tmpfs") else HERE.parents[1] / "build"
-            return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-faults-", dir=where)))
-
-        yield {name: Medium(faulty, new_root(name), options) for name, options in (MEDIA | ROW_LOG_ON_TMPFS).items()}
+        yield Media(faulty, stack)
 
 
 @pytest.fixture
-def pool(media: dict[str, Medium], medium: str) -> Iterator[Path]:
+def pool(media: Media, medium: str) -> Iterator[Path]:
     path = media[medium].root / "pool"
     yield path
     shutil.rmtree(path, ignore_errors=True)
@@ -201,7 +250,7 @@ def check_goes_on(faulty: Zygote, medium: Medium, pool: Path, after: int, **opti
 
 @of(in_place=WHILE_ROWS_ARE_IN_PLACE, row_log=WHILE_ROWS_COME_FROM_A_LOG)
 def test_a_fault_in_a_run_ends_it_with_a_typed_error_and_costs_no_durable_step(
-    medium: str, case: Case, faulty: Zygote, media: dict[str, Medium], pool: Path
+    medium: str, case: Case, faulty: Zygote, media: Media, pool: Path
 ) -> None:
     report = faulty.run(pool, media[medium].options, fault=case.fault)["result"]
     check_error(report, case)
@@ -219,12 +268,51 @@ def test_a_fault_in_a_run_ends_it_with_a_typed_error_and_costs_no_durable_step(
 
 @of(in_place=WHILE_IT_OPENS_IN_PLACE, row_log=WHILE_IT_OPENS_FROM_A_LOG)
 def test_a_fault_while_a_pool_recovers_is_a_typed_error_and_the_next_opening_recovers(
-    medium: str, case: Case, faulty: Zygote, media: dict[str, Medium], pool: Path
+    medium: str, case: Case, faulty: Zygote, media: Media, pool: Path
 ) -> None:
     options = media[medium].options
     assert faulty.run(pool, options, kill_at=media[medium].persist_points * 2 // 3)["signal"] == signal.SIGKILL
     check_error(faulty.run(pool, options, fault=case.fault)["result"], case)
     check_goes_on(faulty, media[medium], pool, 1)
+
+
+@of(in_place=WHILE_IT_IS_MADE_IN_PLACE, row_log=WHILE_IT_IS_MADE_WITH_A_LOG)
+def test_a_fault_while_a_pool_is_made_is_a_typed_error_and_the_next_start_makes_it(
+    medium: str, case: Case, faulty: Zygote, media: Media, pool: Path
+) -> None:
+    check_error(faulty.run(pool, media[medium].options, fault=case.fault)["result"], case)
+    check_goes_on(faulty, media[medium], pool, 0)
+
+
+@of(in_place=WHILE_THE_UNDO_LOG_GROWS)
+def test_an_undo_log_that_cannot_grow_ends_a_run_with_a_typed_error(
+    medium: str, case: Case, faulty: Zygote, media: Media, pool: Path
+) -> None:
+    options = media[medium].options
+    faulty.run(pool, {**options, "steps": 2, "log_bytes": 1 << 14})
+    size = (pool / UNDO_LOG).stat().st_size
+    report = faulty.run(pool, options, fault=case.fault)["result"]
+    check_error(report, case)
+    assert (report["then"], report["threads"]) == ("PoolFailed", [])
+    assert (pool / UNDO_LOG).stat().st_size == size
+    check_goes_on(faulty, media[medium], pool, 2)
+    assert (pool / UNDO_LOG).stat().st_size > size
+
+
+@of(in_place=WHILE_A_SNAPSHOT_IS_TAKEN, row_log=WHILE_A_SNAPSHOT_IS_TAKEN | WHILE_A_SNAPSHOT_IS_TAKEN_OF_A_ROW_LOG)
+def test_a_fault_while_a_snapshot_is_taken_is_a_typed_error_that_leaves_none(
+    medium: str, case: Case, faulty: Zygote, media: Media
+) -> None:
+    reference = media[medium].root / "reference"
+    beside = set(media[medium].root.iterdir())
+    check_error(faulty.run(reference, media[medium].options, fault=case.fault)["result"], case)
+    new = set(media[medium].root.iterdir()) - beside
+    if case.error is None:
+        snapshot = new.pop()
+        open_chain(snapshot)[0].verify()
+        shutil.rmtree(snapshot)
+    assert new == set()
+    assert digest(reference) == media[medium].digest
 
 
 # Somebody else's doings.
@@ -233,7 +321,7 @@ def test_a_fault_while_a_pool_recovers_is_a_typed_error_and_the_next_opening_rec
 @pytest.mark.parametrize("file", ["", "lock"], ids=["pool", "lock"])
 @pytest.mark.parametrize("medium", MEDIA)
 def test_no_step_is_called_durable_once_the_pool_or_its_lock_was_removed(
-    medium: str, file: str, faulty: Zygote, media: dict[str, Medium], pool: Path
+    medium: str, file: str, faulty: Zygote, media: Media, pool: Path
 ) -> None:
     fault = Fault(stage="midway", act="remove", file=file)
     report = faulty.run(pool, media[medium].options, fault=fault)["result"]
@@ -251,7 +339,7 @@ def test_no_step_is_called_durable_once_the_pool_or_its_lock_was_removed(
 
 @pytest.mark.parametrize("medium", MEDIA)
 def test_a_pool_that_is_removed_at_the_end_of_its_run_is_not_closed_quietly(
-    medium: str, faulty: Zygote, media: dict[str, Medium], pool: Path
+    medium: str, faulty: Zygote, media: Media, pool: Path
 ) -> None:
     report = faulty.run(pool, media[medium].options, fault=Fault(stage="closing", act="remove"))["result"]
     assert report["error"] == "PoolFailed"
@@ -260,10 +348,11 @@ def test_a_pool_that_is_removed_at_the_end_of_its_run_is_not_closed_quietly(
 
 @pytest.mark.parametrize("medium", [*MEDIA, *ROW_LOG_ON_TMPFS])
 def test_a_pool_that_is_moved_while_it_trains_is_whole_where_it_is_now(
-    medium: str, faulty: Zygote, media: dict[str, Medium], pool: Path
+    medium: str, faulty: Zygote, media: Media, pool: Path
 ) -> None:
     report = faulty.run(pool, media[medium].options, fault=Fault(stage="midway", act="move"))["result"]
     assert "error" not in report, report
+    assert report["level"] == ("power" if medium == "row_log_on_disk" else "process")
     assert not pool.exists()
     moved = pool.with_name("pool-moved")
     assert digest(moved) == media[medium].digest
@@ -274,7 +363,7 @@ def test_a_pool_that_is_moved_while_it_trains_is_whole_where_it_is_now(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.parametrize("medium", MEDIA)
 def test_a_run_that_loses_its_rights_to_the_pool_ends_as_if_it_had_them(
-    medium: str, faulty: Zygote, media: dict[str, Medium], pool: Path
+    medium: str, faulty: Zygote, media: Media, pool: Path
 ) -> None:
     report = faulty.run(pool, media[medium].options, fault=Fault(stage="midway", act="take_permissions"))["result"]
     assert "error" not in report, report
@@ -288,7 +377,7 @@ def test_a_run_that_loses_its_rights_to_the_pool_ends_as_if_it_had_them(
     [("in_place_on_tmpfs", ROWS), ("in_place_on_disk", ROWS), ("in_place_on_disk", UNDO_LOG)],
 )
 def test_a_run_dies_where_a_file_is_cut_under_it_and_the_next_opening_names_the_file_and_its_size(
-    medium: str, file: str, faulty: Zygote, media: dict[str, Medium], pool: Path
+    medium: str, file: str, faulty: Zygote, media: Media, pool: Path
 ) -> None:
     cut = "shard-0000/table-0000.weights" if file == ROWS else file
     fault = Fault(stage="midway", act="truncate", file=cut, most_bytes=0)
@@ -301,7 +390,7 @@ def test_a_run_dies_where_a_file_is_cut_under_it_and_the_next_opening_names_the_
     ("medium", "cut"), [("row_log_on_disk", "shard-0000/table-0000.home"), ("row_log_on_disk", LOG)]
 )
 def test_a_file_of_a_row_log_that_is_cut_under_a_run_is_named_and_so_it_is_by_the_next_opening(
-    medium: str, cut: str, faulty: Zygote, media: dict[str, Medium], pool: Path
+    medium: str, cut: str, faulty: Zygote, media: Media, pool: Path
 ) -> None:
     fault = Fault(stage="midway", act="truncate", file=cut, most_bytes=CHECKPOINTS)
     report = faulty.run(pool, {**media[medium].options, "steps": 60}, fault=fault)["result"]
