@@ -115,23 +115,32 @@ def test_kills_upon_kills_of_resumed_runs_leave_no_trace(seed: int, zygote: Zygo
 def test_a_kill_at_any_time_leaves_no_trace(
     options: dict[str, Any], seed: int, zygote: Zygote, directory: Path
 ) -> None:
+    kill_at_any_time(zygote, directory, {**options, "steps": 60}, 4, seed=seed)
+
+
+def kill_at_any_time(
+    zygote: Zygote, directory: Path, options: dict[str, Any], num_kills: int, *, seed: int | str
+) -> None:
+    """Kills runs at random times, and starts them again until they come to their end: so often in all."""
     rng = random.Random(seed)
-    options = {**options, "steps": 60}
     zygote.run(directory / "warm-up", options)
     reference = Reference(zygote, directory, options)
     pool = directory / "killed"
     longest_s = 0.7 * reference.seconds
     delays: list[float] = []
     struck = 0
-    while struck < 4:
+    is_new = True
+    while struck < num_kills:
         delays.append(rng.uniform(0.02, 1.0) * longest_s)
         if zygote.run(pool, options, kill_after_s=delays[-1])["signal"] == SIGKILL:
             struck += 1
+            is_new = False
             continue
-        # The machine has become faster than it was: this run came to its end.
-        longest_s *= 0.7
+        if is_new:  # the machine has become faster than it was
+            longest_s *= 0.7
         assert digest(pool) == reference.digest, f"seed {seed}: {options} killed after {delays} s"
         shutil.rmtree(pool)
+        is_new = True
     zygote.run(pool, options)
     assert digest(pool) == reference.digest, f"seed {seed}: {options} killed after {delays} s"
 
