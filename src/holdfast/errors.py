@@ -81,7 +81,7 @@ class UntrustedPool(PoolError):
 
 
 class PoolFailed(PoolError):
-    """A write, a flush or a read failed, now or earlier; the pool takes no further step until it is opened again."""
+    """A write, a flush or a read failed, now or earlier; a pool takes no further step until it is opened again."""
 
 
 class PlacementError(HoldfastError):
