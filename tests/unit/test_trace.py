@@ -263,12 +263,12 @@ def test_a_disk_that_fills_up_under_the_metrics_costs_no_step_whatever_the_dense
     path = holdfast.root / "metrics.jsonl"
     interval = ("--set", "pool.dense_interval=5")
     assert holdfast.train("pool", *interval, "--steps", 10).code == 0  # the pool's files have their sizes
-    with file_size_limit(1000):
+    with file_size_limit(600):
         result = holdfast.train("pool", *interval, "--metrics", path)
     assert (result.code, result.err) == (1, f"holdfast: {path}: File too large\n")
     found = json.loads(holdfast("inspect", holdfast.root / "pool", "--json").out)
     step = found["step"]
-    assert 10 < step < 15
+    assert step in (12, 13, 14), "between two dense states"
     assert (found["clean"], found["dense_step"]) == (True, step)
 
 
