@@ -209,7 +209,6 @@ std::function<void()> LogBackend::end_step(const StepMark& mark) {
     append(*record);
     holds->clear();
     store_.sync();
-    merger_->wake();
   };
 }
 
@@ -244,6 +243,7 @@ void LogBackend::note_recoverable(std::uint64_t step) {
     while (!unmergeable_.empty() && unmergeable_.front().step <= step) unmergeable_.pop_front();
   }
   merger_->allow(step);
+  merger_->wake();
 }
 
 // More than half of the log may not be merged, or is about to be so.
