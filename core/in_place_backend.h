@@ -62,6 +62,7 @@ class InPlaceBackend final : public RowBackend {
 
   std::uint64_t log_bytes() const override { return log_.ring_bytes(); }
   std::uint64_t log_bytes_free() const override { return log_.free_bytes(); }
+  Merging merging() const override { return Merging::none; }
   std::optional<Traffic> traffic() const override { return std::nullopt; }
 
  private:

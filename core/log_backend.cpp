@@ -36,7 +36,9 @@ LogBackend::LogBackend(const std::string& directory, Superblock& superblock, Bac
       superblock_(superblock),
       background_(background),
       options_(std::move(options)),
-      store_(directory, tables(), {.caching = caching_of(directory), .ring_bytes = superblock.header().log_bytes}),
+      store_(
+          directory, tables(),
+          {.caching = caching_of(directory), .watcher = options_.watcher, .ring_bytes = superblock.header().log_bytes}),
       newest_(store_.scan()) {}
 
 // Recovery.

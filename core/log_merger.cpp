@@ -60,6 +60,12 @@ bool LogMerger::make_room() {
   return false;
 }
 
+Merging LogMerger::merging() const {
+  const std::lock_guard lock(mutex_);
+  if (is_urgent_) return Merging::awaited;
+  return is_merging_ || (!stopping_ && !is_broken_ && wants_to_merge()) ? Merging::wanted : Merging::none;
+}
+
 std::uint64_t LogMerger::bytes_to_begin_at() const {
   const double share = std::clamp(1 / (1 + appended_per_merged_ / share_of_work), earliest, latest);
   return static_cast<std::uint64_t>(share * static_cast<double>(store_.ring_bytes()));
@@ -102,6 +108,7 @@ void LogMerger::run() {
     const std::uint64_t limit = limit_step_;
     used_when_begun_ = store_.used_bytes();
     appended_in_rests_ = 0;
+    is_merging_ = true;
     lock.unlock();
     std::uint64_t merged = 0;
     std::exception_ptr failure;
@@ -117,6 +124,7 @@ void LogMerger::run() {
       is_broken = true;
     }
     lock.lock();
+    is_merging_ = false;
     failure_ = failure;
     is_broken_ = is_broken;
     if (merged != 0) {

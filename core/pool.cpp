@@ -99,7 +99,8 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
   Superblock::write(*medium, header, std::move(tables), epoch, commit);
 }
 
-Pool::Pool(const std::string& directory, const OpenOptions& options, std::unique_ptr<Medium> medium)
+Pool::Pool(const std::string& directory, const OpenOptions& options, std::unique_ptr<Medium> medium,
+           BlockWatcher* watcher)
     : lock_(std::make_unique<Lock>(directory)), medium_(medium ? std::move(medium) : open_pool_medium(directory)) {
   if (options.dense_interval == 0) throw Error(ErrorKind::config, "dense_interval must be at least 1");
   const auto started = std::chrono::steady_clock::now();
@@ -114,7 +115,7 @@ Pool::Pool(const std::string& directory, const OpenOptions& options, std::unique
                     ") keeps no order across that: its rows may be from any moment. Restore a copy, or open it with "
                     "trust_after_reboot if you know that everything had been written back");
   }
-  make_backend(directory, options);
+  make_backend(directory, options, watcher);
   updated_tables_.resize(backend_->tables().size());
   dense_ = std::make_unique<DenseSlots>(*medium_, open_dense_files(*medium_, true));
   dense_->allocate();
@@ -124,7 +125,7 @@ Pool::Pool(const std::string& directory, const OpenOptions& options, std::unique
 
 Pool::~Pool() { background_.stop(); }
 
-void Pool::make_backend(const std::string& directory, const OpenOptions& options) {
+void Pool::make_backend(const std::string& directory, const OpenOptions& options, BlockWatcher* watcher) {
   if (header().store == static_cast<std::uint32_t>(format::Store::in_place)) {
     backend_ = std::make_unique<InPlaceBackend>(
         *medium_, *superblock_, background_,
@@ -138,7 +139,7 @@ void Pool::make_backend(const std::string& directory, const OpenOptions& options
     note_durable(*dense_->newest_step());
   };
   backend_ = std::make_unique<LogBackend>(directory, *superblock_, background_,
-                                          LogBackend::Options{options.scratchpad_bytes, finish_dense});
+                                          LogBackend::Options{options.scratchpad_bytes, finish_dense, watcher});
 }
 
 void Pool::recover(const OpenOptions& options) {

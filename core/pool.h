@@ -21,6 +21,7 @@
 #include "collection.h"
 #include "dense_slots.h"
 #include "lookup.h"
+#include "media/block_file.h"
 #include "media/medium.h"
 #include "recovery.h"
 #include "row_backend.h"
@@ -62,8 +63,9 @@ class Pool {
   static void create(const std::string& directory, const PoolOptions& options, std::vector<format::TableRecord> tables);
 
   // Opens for writing: takes the lock, recovers.
-  // medium: of the directory; where none is given, the one that it lies on.
-  Pool(const std::string& directory, const OpenOptions& options, std::unique_ptr<Medium> medium = nullptr);
+  // medium: of the directory; where none is given, the one that it lies on. watcher: of a log store's block files.
+  Pool(const std::string& directory, const OpenOptions& options, std::unique_ptr<Medium> medium = nullptr,
+       BlockWatcher* watcher = nullptr);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -133,6 +135,7 @@ class Pool {
   std::uint64_t epoch() const { return report_.epoch; }
   std::uint64_t log_bytes() const { return backend_->log_bytes(); }
   std::uint64_t log_bytes_free() const { return backend_->log_bytes_free(); }
+  Merging merging() const { return backend_->merging(); }
   std::optional<Traffic> traffic() const { return backend_->traffic(); }
 
  private:
@@ -142,7 +145,7 @@ class Pool {
   void begin_update(const CollectionSpec& spec);
   // Finishes the pending dense write, and waits for everything else.
   void finish_pending();
-  void make_backend(const std::string& directory, const OpenOptions& options);
+  void make_backend(const std::string& directory, const OpenOptions& options, BlockWatcher* watcher);
   void stage(const StepMark& mark, const Dense& dense);
   UpdateSpec of_this_step(UpdateSpec spec) const;
   // Of the background thread: `step` is what exact recovery never goes below from now on.
