@@ -41,8 +41,8 @@ sanitize: .venv/.installed  ## the core's tests under ASan + UBSan, then under T
 	$(MAKE) --no-print-directory build/asan.tested build/tsan.tested
 
 soak: build/.native  ## long random runs
-	build/python/test_crash_states 1 150 4
-	build/python/test_block_crash_states 1 100 4
+	build/python/test_crash_states 1 1000 10
+	build/python/test_block_crash_states 1 1000 10
 	$(BIN)/python -m pytest -m soak --timeout=0
 
 bench: build/.native build/.bench .venv-peers/.installed  ## side by side with FBGEMM, TorchRec and torch.nn.EmbeddingBag

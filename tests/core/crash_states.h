@@ -307,10 +307,11 @@ class PowerCuts {
 // All of a test: no cut of a run of these shapes loses a step that was reported durable, and each omission is found, in a
 // run of the first shape. Arguments: the seed, how many states are tried at each point, and at every how many points the
 // pool is opened again.
-inline int cut_power(int argc, char** argv, Effort effort, const std::vector<Shape>& shapes,
-                     const std::vector<Omission>& omissions) {
+inline int cut_power(int argc, char** argv, const std::vector<Shape>& shapes, const std::vector<Omission>& omissions) {
   const std::uint64_t seed = check::seed_from(argc, argv);
+  Effort effort{4, 1, 100};
   if (argc > 2) effort.states = std::strtoull(argv[2], nullptr, 10);
+  effort.states_in_life = 1 + effort.states / 25;
   if (argc > 3) effort.points_per_life = std::strtoull(argv[3], nullptr, 10);
   check::replay_command += " " + std::to_string(effort.states) + " " + std::to_string(effort.points_per_life);
   set_num_threads(1);  // which stores come before which flush is a function of the run

@@ -2,7 +2,7 @@
 // durable, of the row log, of homes that a merge was writing, of dense slots and of the superblock. And that this finds
 // the bug where the protocol leaves a sync out.
 //
-// Usage: test_block_crash_states [seed [states at each point]]
+// Usage: test_block_crash_states [seed [states at each point [points from one further life to the next]]]
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -97,5 +97,5 @@ std::vector<Omission> omissions() {
 
 int main(int argc, char** argv) {
   using namespace holdfast;
-  return cut_power(argc, argv, {4, 1, 100}, shapes(), omissions());
+  return cut_power(argc, argv, shapes(), omissions());
 }
