@@ -8,7 +8,7 @@ CMAKE := $(BIN)/cmake
 CORE_SOURCES := CMakeLists.txt $(shell find core tests/core -name '*.cpp' -o -name '*.h')
 CPP_FILES := $(filter %.cpp %.h,$(CORE_SOURCES))
 
-.PHONY: help train test lint format stub sanitize soak bench larger clean
+.PHONY: help train test lint format stub sanitize soak fuzz bench larger clean
 .DEFAULT_GOAL := help
 
 help:  ## print this
@@ -43,6 +43,17 @@ sanitize: .venv/.installed  ## the core's tests under ASan + UBSan, then under T
 soak: build/.native  ## long random runs
 	build/python/test_crash_states 1 400
 	$(BIN)/python -m pytest -m soak --timeout=0
+
+# Inputs that found something are kept in build/fuzz/found; give them a test by a copy in tests/fuzz/found.
+FUZZ_SECONDS ?= 600
+fuzz: .venv/.installed  ## damaged pools under a coverage-guided fuzzer, for FUZZ_SECONDS (600); wants clang++
+	$(CMAKE) -S . -B build/fuzz -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_CXX_COMPILER=clang++ \
+	  -DHOLDFAST_BUILD_PYTHON=OFF -DHOLDFAST_FUZZ=ON -DHOLDFAST_SANITIZE=address,undefined,fuzzer-no-link
+	$(CMAKE) --build build/fuzz --parallel $(JOBS) --target fuzz_open
+	mkdir -p build/fuzz/inputs build/fuzz/found
+	build/fuzz/fuzz_open -max_total_time=$(FUZZ_SECONDS) \
+	  -timeout=20 -rss_limit_mb=2048 -malloc_limit_mb=512 -max_len=256 -use_value_profile=1 -print_final_stats=1 \
+	  -artifact_prefix=build/fuzz/found/ build/fuzz/inputs tests/fuzz/found
 
 bench: build/.native build/.bench .venv-peers/.installed  ## side by side with FBGEMM, TorchRec and torch.nn.EmbeddingBag
 	$(BIN)/python benchmarks/run.py

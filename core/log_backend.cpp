@@ -41,10 +41,16 @@ LogBackend::LogBackend(const std::string& directory, Superblock& superblock, Bac
 
 // Recovery.
 
-void LogBackend::check_roll_back(std::uint64_t step) {
-  if (store_.merged_step() <= step) return;
-  throw Error(ErrorKind::corrupted, "rows are merged up to step " + std::to_string(store_.merged_step()) +
-                                        ", and the newest dense state that holds is of step " + std::to_string(step));
+void LogBackend::check_roll_back(std::uint64_t epoch, std::uint64_t step) {
+  if (const auto broken = store_.broken_checkpoint(); broken && superblock_.epoch().clean != 0) {
+    throw Error(ErrorKind::corrupted, *broken);
+  }
+  if (store_.merged_step() > step) {
+    throw Error(ErrorKind::corrupted, store_.place_of_checkpoint() + ": rows are merged up to step " +
+                                          std::to_string(store_.merged_step()) +
+                                          ", and the newest dense state that holds is of step " + std::to_string(step));
+  }
+  store_.index(epoch, step);
 }
 
 RolledBack LogBackend::roll_back(std::uint64_t epoch, std::uint64_t step) {

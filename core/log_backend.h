@@ -48,7 +48,7 @@ class LogBackend final : public RowBackend {
   LogBackend(const std::string& directory, Superblock& superblock, Background& background, Options options);
 
   StepMark newest() override { return newest_; }
-  void check_roll_back(std::uint64_t step) override;
+  void check_roll_back(std::uint64_t epoch, std::uint64_t step) override;
   RolledBack roll_back(std::uint64_t epoch, std::uint64_t step) override;
   void start(std::uint64_t epoch, const StepMark& mark) override;
 

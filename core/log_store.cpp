@@ -125,13 +125,19 @@ StepMark LogStore::scan() {
   return log_.last();
 }
 
+void LogStore::index(std::uint64_t epoch, std::uint64_t step_limit) {
+  log_.check_start(epoch, step_limit);
+  rebuild_index(step_limit);
+  indexed_step_ = step_limit;
+}
+
 std::uint64_t LogStore::recover(std::uint64_t epoch, std::uint64_t step_limit) {
   if (!writable_) throw Error(ErrorKind::step, log_.file().name() + ": opened for reading only");
   if (epoch_ != 0) throw Error(ErrorKind::step, log_.file().name() + ": recovered already");
   if (failed_) throw Error(ErrorKind::failed, log_.file().name() + ": an earlier write failed; open the store again");
   if (!scanned_) scan();
   log_.check_start(epoch, step_limit);
-  rebuild_index(step_limit);
+  if (indexed_step_ != step_limit) rebuild_index(step_limit);
   latching([&] { log_.start(epoch, step_limit); });
   epoch_ = epoch;
   return log_.last().step;

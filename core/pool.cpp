@@ -89,6 +89,9 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
           .count());
   EpochRecord epoch{};
   epoch.clean = 1;
+  epoch.has_steps = 1;
+  epoch.step = options.begin.step;
+  epoch.dense_step = format::no_position;
   const auto boot = current_boot_id();
   std::copy(boot.begin(), boot.end(), epoch.boot_id);
   CommitRecord commit{};
@@ -96,6 +99,7 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
   commit.cursor = options.begin.cursor;
   commit.row_updates = options.begin.row_updates;
   commit.last_record = format::no_position;
+  if (in_place) commit.last_record_step = options.begin.step;
   Superblock::write(*medium, header, std::move(tables), epoch, commit);
 }
 
@@ -145,12 +149,12 @@ void Pool::recover(const OpenOptions& options) {
   const EpochRecord opened = superblock_->epoch();
   const RecoveryPlan plan = plan_recovery(*superblock_, backend_->newest(), *dense_, options.recovery);
   const StepMark& target = plan.target;
-  backend_->check_roll_back(target.step);
-
-  // From here on the pool is written. The epoch comes first; everything after it can be done again from the start.
   EpochRecord epoch{};
   const std::uint64_t before = superblock_->commit().epoch;
   epoch.epoch = std::max(opened.epoch, before) + 1;
+  backend_->check_roll_back(epoch.epoch, target.step);
+
+  // From here on the pool is written. The epoch comes first; everything after it can be done again from the start.
   const auto boot = current_boot_id();
   std::copy(boot.begin(), boot.end(), epoch.boot_id);
   epoch.process_id = static_cast<std::uint32_t>(::getpid());
@@ -395,6 +399,9 @@ void Pool::close() {
   background_.stop();
   EpochRecord epoch = superblock_->epoch();
   epoch.clean = 1;
+  epoch.has_steps = 1;
+  epoch.step = superblock_->commit().step;
+  epoch.dense_step = dense_->newest_step().value_or(format::no_position);
   superblock_->write_epoch(epoch);
   superblock_->sync();
   closed_ = true;

@@ -69,7 +69,7 @@ class RowBackend {
   // The newest step whose rows are all there.
   virtual StepMark newest() = 0;
   // Throws corrupted where rows cannot go back to the end of `step`.
-  virtual void check_roll_back(std::uint64_t step) = 0;
+  virtual void check_roll_back(std::uint64_t epoch, std::uint64_t step) = 0;
   // Goes back there, durably, in life `epoch`. Returns what that took.
   virtual RolledBack roll_back(std::uint64_t epoch, std::uint64_t step) = 0;
   // Training goes on from here.

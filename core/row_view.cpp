@@ -1,6 +1,7 @@
 #include "row_view.h"
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -48,19 +49,44 @@ class InPlaceView final : public RowView {
     } catch (const Error& error) {
       problems.emplace_back(error.what());
     }
-    for (const InPlaceStore::Table& table : store_.tables()) {
-      const auto* words = reinterpret_cast<const std::uint64_t*>(table.touched->data());
-      const std::uint64_t tail = table.num_rows % 64;
-      const std::uint64_t last = table.num_rows / 64;
-      if (tail != 0 && table.touched->next_data(last * 8) <= last * 8 && (words[last] >> tail) != 0) {
-        problems.push_back(table.touched->name() + " at offset " + std::to_string(last * 8) +
-                           ": touched bits beyond the last row");
-      }
+    for (const Excess& excess : bits_beyond_the_last_row()) {
+      problems.push_back(excess.file + " at offset " + std::to_string(excess.offset) +
+                         ": touched bits beyond the last row of table '" + excess.table + "'");
     }
     return problems;
   }
 
+  // They are no row's.
+  void plan_repair(std::optional<std::uint64_t>, RepairPlan& plan) override {
+    for (const Excess& excess : bits_beyond_the_last_row()) {
+      std::vector<std::byte> bytes(sizeof(excess.right));
+      std::memcpy(bytes.data(), &excess.right, bytes.size());
+      plan.edits.push_back({excess.file, excess.offset, std::move(bytes),
+                            "touched bits beyond the last row of table '" + excess.table + "' are cleared"});
+    }
+  }
+
  private:
+  struct Excess {
+    std::string table;
+    std::string file;
+    std::uint64_t offset;  // of the word
+    std::uint64_t right;  // as it should be
+  };
+
+  std::vector<Excess> bits_beyond_the_last_row() const {
+    std::vector<Excess> found;
+    for (const InPlaceStore::Table& table : store_.tables()) {
+      const auto* words = reinterpret_cast<const std::uint64_t*>(table.touched->data());
+      const std::uint64_t tail = table.num_rows % 64;
+      const std::uint64_t last = table.num_rows / 64;
+      if (tail == 0 || table.touched->next_data(last * 8) > last * 8 || (words[last] >> tail) == 0) continue;
+      const std::uint64_t right = words[last] & ((std::uint64_t{1} << tail) - 1);
+      found.push_back({table.name, table.touched->name(), last * 8, right});
+    }
+    return found;
+  }
+
   Medium& medium_;
   Superblock& superblock_;
   InPlaceStore store_;
@@ -72,6 +98,7 @@ class LogView final : public RowView {
   LogView(std::string directory, Superblock& superblock)
       : RowView(row_tables_of(superblock.tables(), superblock.header().seed)),
         directory_(std::move(directory)),
+        superblock_(superblock),
         ring_bytes_(superblock.header().log_bytes) {
     retrying([] {});
   }
@@ -98,12 +125,32 @@ class LogView final : public RowView {
   LogUse log_use() const override { return {store_->used_bytes(), store_->merged_step()}; }
 
   std::vector<std::string> verify(std::uint64_t step) override {
-    std::vector<std::string> problems = store_->verify();
+    std::vector<std::string> problems = store_->verify(step);
+    if (const std::uint64_t epoch = store_->epoch_of_checkpoint(); epoch > superblock_.epoch().epoch) {
+      problems.push_back(store_->place_of_checkpoint() + ": a checkpoint of epoch " + std::to_string(epoch) +
+                         ", the pool is in epoch " + std::to_string(superblock_.epoch().epoch));
+    }
+    if (const auto broken = store_->broken_checkpoint(); broken && superblock_.epoch().clean != 0) {
+      problems.push_back(*broken);
+    }
     if (store_->merged_step() > step) {
-      problems.push_back("rows are merged up to step " + std::to_string(store_->merged_step()) +
+      problems.push_back(store_->place_of_checkpoint() + ": rows are merged up to step " + std::to_string(store_->merged_step()) +
                          ", and the newest dense state is of step " + std::to_string(step));
     }
     return problems;
+  }
+
+  // Where the log that the other checkpoint begins is whole, and ends where the pool was closed, this one is not needed:
+  // if it was the newer one, rows that had been merged are in that log still, and are merged again.
+  void plan_repair(std::optional<std::uint64_t> closed_step, RepairPlan& plan) override {
+    const auto offset = store_->offset_of_broken_checkpoint();
+    if (!offset || superblock_.epoch().clean == 0) return;
+    if (closed_step == store_->last().step && store_->verify(*closed_step).empty()) {
+      plan.edits.push_back({store_->log_name(), *offset, std::vector<std::byte>(sizeof(format::RowLogCheckpoint)),
+                            "the row log's checkpoint that does not count is emptied, as creation leaves it"});
+    } else {
+      plan.refusals.push_back(*store_->broken_checkpoint() + ": it may be the one that counts");
+    }
   }
 
  private:
@@ -131,6 +178,7 @@ class LogView final : public RowView {
   }
 
   std::string directory_;
+  Superblock& superblock_;
   std::uint64_t ring_bytes_;
   std::unique_ptr<LogStore> store_;
 };

@@ -31,6 +31,8 @@ class Superblock {
   static void write(Medium& medium, format::PoolHeader header, std::vector<format::TableRecord> tables,
                     const format::EpochRecord& epoch, const format::CommitRecord& commit);
 
+  // The header alone. Throws format_mismatch or corrupted.
+  static format::PoolHeader read_header(const File& file);
   // Reads and checks; throws not_found, format_mismatch or corrupted, and changes nothing.
   Superblock(Medium& medium, bool writable);
 
@@ -42,6 +44,8 @@ class Superblock {
   // a crash one of each may be torn; after a clean close none is. But for one that does not count: at level `power` an
   // epoch record may be torn by a cut while the next life began, before it changed anything.
   std::vector<std::string> broken_records() const;
+  // For messages: where the commit record lies that does not count.
+  std::string place_of_older_commit() const;
   // Makes the record durable. Seals it first.
   void write_epoch(format::EpochRecord record);
   void write_commit(format::CommitRecord record);
