@@ -11,6 +11,7 @@ else is.
 from __future__ import annotations
 
 import json
+import os
 import random
 import resource
 import select
@@ -25,6 +26,8 @@ from types import TracebackType
 from typing import Self
 
 sys.path[:0] = [str(Path(__file__).parent)]
+
+import torch
 
 from damage import LOG, ROW_LOG, SECTOR, SUPERBLOCK, Damage, Files, Place, kind_of_file, places_of, strike, strike_file
 from format_doc import LAYOUTS
@@ -99,7 +102,8 @@ def excuses_of_lost_writes(pool: MadePool, damage: Damage) -> set[str]:
         return set()
     if any(file.startswith("shard-") for file, _, _ in damage.struck):
         return {OTHER_ROWS}
-    if pool.is_clean:
+    clean_record_is_lost = any(file == SUPERBLOCK and begin == 0 for file, begin, _ in damage.struck)
+    if pool.is_clean and not clean_record_is_lost:
         return set()
     is_log = any(file == ROW_LOG for file, _, _ in damage.struck)
     return {OLDER_STEP, OTHER_ROWS} if is_log else {OLDER_STEP}
@@ -365,12 +369,19 @@ class Opener:
     """Judges cases in a process of its own. Context manager."""
 
     def __init__(self, seed: int) -> None:
-        self._seed = seed
+        self.seed = seed
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[str]:
-        line = [sys.executable, __file__, str(self._seed)]
-        return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        line = [sys.executable, __file__, str(self.seed)]
+        one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        environment = {**os.environ, **one}
+        process = subprocess.Popen(
+            line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        assert process.stdout is not None
+        self.targets = {tuple(target) for target in json.loads(process.stdout.readline())}
+        return process
 
     def judge(self, number: int) -> Verdict:
         """The verdict on a case. A crash and a hang are verdicts, too."""
@@ -400,6 +411,7 @@ class Opener:
 
 def serve(seed: int, root: Path) -> None:
     targets = Targets.of(make_pools(root))
+    print(json.dumps(list(targets.by_name)), flush=True)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + SPARE_MEMORY_BYTES, resource.RLIM_INFINITY))
     for line in sys.stdin:
@@ -413,6 +425,8 @@ def serve(seed: int, root: Path) -> None:
 
 
 def main() -> None:
+    torch.set_num_threads(1)
+    _core.set_num_threads(1)
     shared_memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared_memory if shared_memory.is_dir() else None) as root:
         match [int(word) for word in sys.argv[1:]]:
