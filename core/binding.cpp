@@ -649,7 +649,8 @@ NB_MODULE(_core, m) {
         return std::tuple{edits, plan.refusals};
       },
       "directory"_a,
-      "What of a damaged pool may be put right without a guess: (file, offset, bytes, why) of each edit, and what may not.");
+      "What of a damaged pool may be put right without a guess: (file, offset, bytes, why) of each edit, and what may "
+      "not.");
   m.def(
       "crc32c", [](std::uint32_t crc, const ConstBytes& data) { return crc32c(crc, data.data(), data.size()); },
       "crc"_a, "data"_a, Unlocked(), "The CRC-32C of the bytes that gave `crc`, followed by these; begin with 0.");

@@ -56,7 +56,9 @@ StepMark InPlaceBackend::newest() {
   return {commit.step, commit.cursor, commit.row_updates};
 }
 
-void InPlaceBackend::check_roll_back(std::uint64_t, std::uint64_t step) { undo_ = plan_undo(superblock_, log_, store_, step); }
+void InPlaceBackend::check_roll_back(std::uint64_t, std::uint64_t step) {
+  undo_ = plan_undo(superblock_, log_, store_, step);
+}
 
 RolledBack InPlaceBackend::roll_back(std::uint64_t, std::uint64_t) {
   return {undo_->records.size(), undo_records(undo_->records, store_, medium_)};

@@ -16,7 +16,8 @@ void check_end(const Superblock& superblock, const StepMark& rows, const DenseSl
     throw Error(ErrorKind::corrupted,
                 where + ": " + what + " step " + std::to_string(step) + ", where the pool was closed, is lost");
   };
-  if (superblock.commit().step != closed.step) lost(superblock.place_of_older_commit(), "the commit record of", closed.step);
+  if (superblock.commit().step != closed.step)
+    lost(superblock.place_of_older_commit(), "the commit record of", closed.step);
   if (rows.step != closed.step) lost("row-log-0000", "the record of", closed.step);
   if (dense.newest_step().value_or(format::no_position) != closed.dense_step) {
     lost(dense.place_of_idle(), "the dense state of", closed.dense_step);

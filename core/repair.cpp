@@ -67,7 +67,9 @@ class Twins {
   std::array<bool, 2> holds_;
 };
 
-std::string place(const std::string& file, std::uint64_t offset) { return file + " at offset " + std::to_string(offset); }
+std::string place(const std::string& file, std::uint64_t offset) {
+  return file + " at offset " + std::to_string(offset);
+}
 
 // Which life the lost record was of cannot be told, but that the life after the other record's had begun is always a
 // state that a crash leaves: recovery then looks at everything. Where the machine has been down since the other record was
@@ -86,10 +88,11 @@ std::optional<Edit> epoch_record(const File& file, format::Level level) {
   const auto boot = current_boot_id();
   const bool same_boot = std::equal(boot.begin(), boot.end(), other.boot_id);
   if (same_boot) std::copy(boot.begin(), boot.end(), record.boot_id);
-  return Edit{file.name(), epochs.offset(*lost), bytes_of(sealed(record, format::epoch_magic)),
-              std::string("the epoch record says that a life had begun which was not closed: the next opening recovers the "
-                          "pool") +
-                  (same_boot ? "" : "; the machine has been down since, so that wants trust_after_reboot")};
+  return Edit{
+      file.name(), epochs.offset(*lost), bytes_of(sealed(record, format::epoch_magic)),
+      std::string("the epoch record says that a life had begun which was not closed: the next opening recovers the "
+                  "pool") +
+          (same_boot ? "" : "; the machine has been down since, so that wants trust_after_reboot")};
 }
 
 class Planner {
@@ -155,7 +158,7 @@ class Planner {
       const std::string where = place(file->name(), 0) + ": " + slots.reason(i);
       if (!other) {
         refuse(where, "the other slot holds no state either");
-      } else if (does_not_count(*file, other->header, step)) {
+      } else if (other->header.step == (knows_its_end_ ? closed_.dense_step : step)) {
         // A file that is shorter than its header's block is as long as that again.
         const std::size_t bytes = file->size() < format::block_bytes ? format::block_bytes : sizeof(DenseHeader);
         plan_.edits.push_back({file->name(), 0, std::vector<std::byte>(bytes),
@@ -166,16 +169,6 @@ class Planner {
                           std::to_string(other->header.step) + ", rows are at the end of step " + std::to_string(step));
       }
     }
-  }
-
-  // The slot's own header says that it is older, or the other slot is of the newest step that there may be.
-  bool does_not_count(const File& slot, const DenseHeader& other, std::uint64_t step) const {
-    if (slot.size() >= sizeof(DenseHeader)) {
-      DenseHeader header;
-      std::memcpy(&header, slot.data(), sizeof(header));
-      if (header.magic == format::dense_magic && header.crc == crc_of(header)) return header.step < other.step;
-    }
-    return other.step == (knows_its_end_ ? closed_.dense_step : step);
   }
 
   Medium& medium_;

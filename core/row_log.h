@@ -74,9 +74,7 @@ class RowLog {
     return format::row_log_ring_offset + position % ring_bytes();
   }
   std::string place(std::uint64_t position) const { return file_.place(offset_of(position)); }
-  std::string place_of_checkpoint() const {
-    return file_.place(format::row_log_checkpoint_offset[checkpoint_slot_]);
-  }
+  std::string place_of_checkpoint() const { return file_.place(format::row_log_checkpoint_offset[checkpoint_slot_]); }
   std::uint64_t epoch_of_checkpoint() const { return checkpoint_.epoch; }
   // The checkpoint that does not count, where it neither holds nor is as creation left it, with file and offset. In a pool
   // that was closed cleanly there is none.

@@ -134,8 +134,9 @@ class LogView final : public RowView {
       problems.push_back(*broken);
     }
     if (store_->merged_step() > step) {
-      problems.push_back(store_->place_of_checkpoint() + ": rows are merged up to step " + std::to_string(store_->merged_step()) +
-                         ", and the newest dense state is of step " + std::to_string(step));
+      problems.push_back(store_->place_of_checkpoint() + ": rows are merged up to step " +
+                         std::to_string(store_->merged_step()) + ", and the newest dense state is of step " +
+                         std::to_string(step));
     }
     return problems;
   }

@@ -217,9 +217,7 @@ std::vector<std::string> Superblock::broken_records() const {
   return broken;
 }
 
-std::string Superblock::place_of_older_commit() const {
-  return place(*file_, format::commit_offset[1 - commit_slot_]);
-}
+std::string Superblock::place_of_older_commit() const { return place(*file_, format::commit_offset[1 - commit_slot_]); }
 
 void Superblock::write_epoch(EpochRecord record) {
   record.magic = format::epoch_magic;

@@ -26,8 +26,9 @@ _ROUNDS = 16  # what was put right may show what else is damaged
 @dataclass
 class RepairReport:
     """done: each change, with file, offset and reason. left: problems that remain; refusals: why they are left alone.
-    backup: what the changes replaced, one JSON object a line (file, offset, before, after in hexadecimal, file_bytes before);
-    to take a repair back, write each `before` to its offset, the last line first, and cut the file to `file_bytes`."""
+    backup: what the changes replaced, one JSON object a line: file, file_bytes (its size), offset, before and after in
+    hexadecimal. To take a repair back, write each `before` to its offset, the last line first, and cut the file to
+    `file_bytes`."""
 
     done: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)

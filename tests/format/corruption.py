@@ -1,11 +1,12 @@
 """Corrupted pools: damages pools of both stores at random and judges what comes of opening them.
 
-A case is a function of a seed and a number. `python tests/format/corruption.py SEED NUMBER` replays one. The cases run in
-a process of their own, with little memory and little time, because a crash, a hang and memory without bound are findings.
+A case is a function of a seed and a number. `python tests/format/corruption.py SEED NUMBER` replays one. The cases run
+in a process of their own, with little memory and little time, because a crash, a hang and memory without bound are
+findings.
 
-The judge knows one right answer to each pool: the state at the end of the step that the whole pool recovers to. An error
-is as good. What docs/FORMAT.md says cannot be told from a crash, or carries no checksum, is in `excuses_for`, and nothing
-else is.
+The judge knows one right answer to each pool: the state at the end of the step that the whole pool recovers to. An
+error is as good. What docs/FORMAT.md says cannot be told from a crash, or carries no checksum, is in `excuses_for` and
+`excuses_of_lost_writes`, and nothing else is.
 """
 
 from __future__ import annotations
@@ -25,8 +26,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-sys.path[:0] = [str(Path(__file__).parent)]
-
 import torch
 
 from damage import LOG, ROW_LOG, SECTOR, SUPERBLOCK, Damage, Files, Place, kind_of_file, places_of, strike, strike_file
@@ -43,12 +42,12 @@ SECONDS_PER_CASE = 20
 
 
 class TwinTables(Writer):
-    """Two of the tables have one shape, so that one can be taken for the other; the log takes a few steps to go round."""
+    """Two of the tables have one shape, so that one can be taken for the other; some steps take the log round."""
 
-    adam_tables = [
+    adam_tables = (
         *ADAM_TABLES,
         EmbeddingBagConfig(num_embeddings=30, embedding_dim=4, name="twin", feature_names=["e"], data_type="fp16"),
-    ]
+    )
     log_bytes = 40960
 
 
@@ -60,7 +59,7 @@ OTHER_ROWS = "other rows"
 
 @dataclass(frozen=True)
 class Excuse:
-    """Damage to bytes [begin, end) of a file may go unnoticed: it may lead to `outcome`. why: as docs/FORMAT.md says it."""
+    """Damage to bytes [begin, end) of a file may go unnoticed and lead to `outcome`. why: as docs/FORMAT.md says it."""
 
     file: str
     begin: int
@@ -110,11 +109,18 @@ def excuses_of_lost_writes(pool: MadePool, damage: Damage) -> set[str]:
 
 
 def must_be_found(pool: MadePool, damage: Damage) -> bool:
-    """In a pool that was closed cleanly, verify finds whatever does not hold: only the record that says so is missed."""
+    """In a pool that was closed cleanly, verify finds whatever does not hold, but for the record that says so."""
     if not pool.is_clean or damage.kind not in ("flip", "zero", "garbage"):
         return False
     structure, _ = damage.target
-    if structure not in ("PoolHeader", "TableRecord", "CommitRecord", "DenseHeader", "dense payload", "RowLogCheckpoint"):
+    if structure not in (
+        "PoolHeader",
+        "TableRecord",
+        "CommitRecord",
+        "DenseHeader",
+        "dense payload",
+        "RowLogCheckpoint",
+    ):
         return False
     return not any(not any(pool.files[file][begin // SECTOR * SECTOR :][:SECTOR]) for file, begin, _ in damage.struck)
 
@@ -124,7 +130,7 @@ def must_be_found(pool: MadePool, damage: Damage) -> bool:
 
 @dataclass(frozen=True)
 class Kind:
-    """made_with: arguments of `_core.Pool.create`. rows_are_checked: whether what keeps rows at home carries checksums."""
+    """made_with: arguments of `_core.Pool.create`. rows_are_checked: whether rows at home carry checksums."""
 
     name: str
     made_with: Mapping[str, bool]
@@ -376,9 +382,7 @@ class Opener:
         line = [sys.executable, __file__, str(self.seed)]
         one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         environment = {**os.environ, **one}
-        process = subprocess.Popen(
-            line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+        process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         assert process.stdout is not None
         self.targets = {tuple(target) for target in json.loads(process.stdout.readline())}
         return process

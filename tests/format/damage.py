@@ -72,8 +72,8 @@ def places_of(files: Files) -> list[Place]:
     ]
     places = [*_places_of_superblock(len(tables)), *_places_of_slots(files)]
     if header["store"] == ENUMS["Store"]["in_place"]:
-        return places + [*_places_of_log(files[LOG], tables), *_places_of_row_files(files)]
-    return places + [*_places_of_row_log(files[ROW_LOG], tables), *_places_of_homes(files, tables)]
+        return [*places, *_places_of_log(files[LOG], tables), *_places_of_row_files(files)]
+    return [*places, *_places_of_row_log(files[ROW_LOG], tables), *_places_of_homes(files, tables)]
 
 
 def _places_of_superblock(num_tables: int) -> Iterator[Place]:
@@ -174,7 +174,7 @@ def _places_of_homes(files: Files, tables: list[dict]) -> Iterator[Place]:
 
 @dataclass
 class Damage:
-    """One corruption: what was done where, and the files after it. struck: files and ranges whose bytes were changed."""
+    """One corruption: what was done where, and the files after it. struck: files and ranges that were changed."""
 
     kind: str
     target: tuple[str, str]
@@ -221,7 +221,9 @@ def strike(rng: random.Random, files: Files, older: list[Files], place: Place, p
         data[begin:end] = source[begin:end]
     else:  # another structure of the same kind and size
         begin, end = place.whole
-        others = sorted({(p.file, p.whole) for p in places if p.structure == place.structure} - {(place.file, place.whole)})
+        others = sorted(
+            {(p.file, p.whole) for p in places if p.structure == place.structure} - {(place.file, place.whole)}
+        )
         others = [(file, whole) for file, whole in others if whole[1] - whole[0] == end - begin]
         if not others:
             return None
@@ -271,5 +273,7 @@ def strike_file(rng: random.Random, files: Files, older: list[Files], name: str)
         if kind == "swap files":
             after[other] = data
         words += f" with {other}"
-    struck = [(each, 0, max(len(files[each]), len(after.get(each, b"")))) for each in files if files[each] != after.get(each)]
+    struck = [
+        (each, 0, max(len(files[each]), len(after.get(each, b"")))) for each in files if files[each] != after.get(each)
+    ]
     return Damage(kind, ("file", kind_of_file(name)), words, after, struck)

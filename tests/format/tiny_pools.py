@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -43,8 +43,8 @@ TABLES = ADAGRAD_TABLES + ADAM_TABLES
 class Writer:
     """A tiny pool in training. Each step's ids and dense state are functions of its number."""
 
-    adagrad_tables = ADAGRAD_TABLES
-    adam_tables = ADAM_TABLES
+    adagrad_tables: Sequence[EmbeddingBagConfig] = ADAGRAD_TABLES
+    adam_tables: Sequence[EmbeddingBagConfig] = ADAM_TABLES
     log_bytes = LOG_BYTES
 
     def __init__(

@@ -154,7 +154,8 @@ inline void seal_all(Files& files, bool chain) {
     Bytes& log = found->second;
     for (const std::size_t at : records_of(log, 0, format::line_bytes, format::record_magic)) {
       auto header = load<format::RecordHeader>(log, at);
-      header.payload_crc = crc_of_range(log, at + sizeof(header), at + std::min<std::uint64_t>(header.bytes, log.size()));
+      header.payload_crc =
+          crc_of_range(log, at + sizeof(header), at + std::min<std::uint64_t>(header.bytes, log.size()));
       if (chain && crc_at.contains(header.previous)) header.previous_crc = crc_at[header.previous];
       header.crc = crc_of(header);
       store(log, at, header);
@@ -234,20 +235,18 @@ inline void edit(Files& files, const std::vector<Spot>& spots, Input& input) {
     case 1:
       for (std::size_t i = 0; i < count; ++i) {
         const std::uint8_t value = input.byte();
-        if (at + i < data.size()) data[at + i] = what % 6 == 0 ? value : static_cast<std::uint8_t>(data[at + i] + value);
+        if (at + i < data.size())
+          data[at + i] = what % 6 == 0 ? value : static_cast<std::uint8_t>(data[at + i] + value);
       }
       break;
-    case 2:
-      data.resize(std::min(data.size(), at * count));
-      break;
-    case 3:
-      data.resize(data.size() + count * 512);
-      break;
+    case 2: data.resize(std::min(data.size(), at * count)); break;
+    case 3: data.resize(data.size() + count * 512); break;
     case 4: {  // the structure of another spot
       const Spot& other = spots[input.byte() % spots.size()];
       const Bytes& from = files[other.file];
       for (std::size_t i = 0; i < count * 32; ++i) {
-        if (spot.offset + i < data.size() && other.offset + i < from.size()) data[spot.offset + i] = from[other.offset + i];
+        if (spot.offset + i < data.size() && other.offset + i < from.size())
+          data[spot.offset + i] = from[other.offset + i];
       }
       break;
     }

@@ -202,14 +202,19 @@ def test_a_flipped_bit_anywhere_is_found_before_a_pool_is_made(chain: Path) -> N
     restore_snapshot(chain / "changed", chain / "restored")
 
 
-def damaged_parts(rng: np.random.Generator, files: dict[str, bytes], others: dict[str, bytes], name: str) -> list[bytes]:
+def damaged_parts(
+    rng: np.random.Generator, files: dict[str, bytes], others: dict[str, bytes], name: str
+) -> list[bytes]:
     """A file with a part zeroed, with two parts of one length swapped, with a part twice, and as others are."""
     whole = files[name]
     begin, end = sorted(rng.integers(0, len(whole) + 1, 2).tolist())
     half = (end - begin) // 2
     return [
         whole[:begin] + bytes(end - begin) + whole[end:],
-        whole[:begin] + whole[begin + half : begin + 2 * half] + whole[begin : begin + half] + whole[begin + 2 * half :],
+        whole[:begin]
+        + whole[begin + half : begin + 2 * half]
+        + whole[begin : begin + half]
+        + whole[begin + 2 * half :],
         whole[:end] + whole[begin:end] + whole[end:],
         whole[:begin] + whole[end:],
         others.get(name, b""),

@@ -26,10 +26,10 @@ def verify(
     """Check every checksum and invariant of a pool; changes nothing. Exit 1 and the reasons if anything is wrong.
 
     --repair does this and no more, says what it did, and keeps the bytes that it replaces in POOL.repair-TIME.jsonl
-    beside the pool: an epoch record that does not hold is written anew as that of a life that was not closed; the older
-    one of two commit records, dense slots or row log checkpoints is emptied, where the rest of the pool shows that it is
-    the older one; a log store's commit record is written anew from its row log; touched bits behind a table's last row
-    are cleared. All else is left alone, with the reason.
+    beside the pool: an epoch record that does not hold is written anew as that of a life that was not closed; the
+    older one of two commit records, dense slots or row log checkpoints is emptied, where the rest of the pool shows
+    that it is the older one; a log store's commit record is written anew from its row log; touched bits behind a
+    table's last row are cleared. All else is left alone, with the reason.
     """
     from holdfast import _core
     from holdfast.errors import Corrupted
