@@ -129,6 +129,10 @@ LiveCopy::LiveCopy(const std::string& directory) : medium_(open_pool_medium(dire
   epoch_ = epoch.epoch;
   tables_ = row_tables_of(superblock_->tables(), superblock_->header().seed);
   dense_ = open_dense_files(*medium_, false);
+  for (const auto& slot : dense_) {
+    if (slot->size() >= format::dense_payload_offset) continue;
+    throw Error(ErrorKind::corrupted, slot->name() + " at offset 0: the file is shorter than its header block");
+  }
   if (superblock_->header().store == static_cast<std::uint32_t>(format::Store::in_place)) {
     source_ = std::make_unique<InPlaceSource>(*medium_, *superblock_, tables_);
   } else {
