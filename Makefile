@@ -40,9 +40,10 @@ stub: build/.native  ## rewrite src/holdfast/_core.pyi from the built core
 sanitize: .venv/.installed  ## the core's tests under ASan + UBSan, then under TSan
 	$(MAKE) --no-print-directory build/asan.tested build/tsan.tested
 
-soak: build/.native  ## long random runs
+soak: build/.native  ## long random runs, and the fuzzer where there is clang++
 	build/python/test_crash_states 1 400
 	$(BIN)/python -m pytest -m soak --timeout=0
+	! command -v clang++ >/dev/null || $(MAKE) --no-print-directory fuzz
 
 # Inputs that found something are kept in build/fuzz/found; give them a test by a copy in tests/fuzz/found.
 FUZZ_SECONDS ?= 600
@@ -52,7 +53,7 @@ fuzz: .venv/.installed  ## damaged pools under a coverage-guided fuzzer, for FUZ
 	$(CMAKE) --build build/fuzz --parallel $(JOBS) --target fuzz_open
 	mkdir -p build/fuzz/inputs build/fuzz/found
 	build/fuzz/fuzz_open -max_total_time=$(FUZZ_SECONDS) \
-	  -timeout=20 -rss_limit_mb=2048 -malloc_limit_mb=512 -max_len=256 -use_value_profile=1 -print_final_stats=1 \
+	  -timeout=20 -rss_limit_mb=2048 -malloc_limit_mb=512 -max_len=96 -len_control=0 -use_value_profile=1 -print_final_stats=1 \
 	  -artifact_prefix=build/fuzz/found/ build/fuzz/inputs tests/fuzz/found
 
 bench: build/.native build/.bench .venv-peers/.installed  ## side by side with FBGEMM, TorchRec and torch.nn.EmbeddingBag
