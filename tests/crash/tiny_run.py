@@ -6,6 +6,7 @@ learning-rate schedule, and a loss that draws from torch's generator: whatever i
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import deque
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from holdfast.embedding import EmbeddingBagCollection, PlannedFeatures
 from holdfast.models import DLRM
 from holdfast.optim import SGD, Adagrad, Adam, RowOptimizerSpec, RowWiseAdagrad, RowWiseAdam
 from holdfast.pool import Pool
+from holdfast.state_tree import rng_state, set_rng_state
 from holdfast.tables import EmbeddingBagConfig
 
 ROW_OPTIMIZERS: dict[str, type[RowOptimizerSpec]] = {
@@ -37,7 +39,8 @@ DIM = 8
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """One run. window: batches whose rows are announced, the current one included. lr_change: (step, factor): from that
-    step on learning rates are multiplied by factor."""
+    step on learning rates are multiplied by factor. put_back: (step, earlier): after that step all that is dense, random
+    numbers too, becomes what it was after the earlier one."""
 
     steps: int = 8
     batch_size: int = 24
@@ -52,6 +55,7 @@ class Options:
     micro_batches: int = 1
     skip_every: int = 0
     lr_change: tuple[int, float] | None = None
+    put_back: tuple[int, int] | None = None
     recovery: str = "exact"
     medium: str = "memory"
 
@@ -104,7 +108,14 @@ def train(directory: str, options: Options) -> dict[str, int]:
             checkpoint = Checkpoint(pool, model=model, optimizer=dense, scheduler=schedules, loader=loader)
             resumed_at = checkpoint.resume()
             upcoming: deque[tuple[Batch, PlannedFeatures]] = deque()
+            all_dense = (model, dense, rows.optimizer, *schedules)
             while pool.step < options.steps:
+                if options.put_back is not None and pool.step == options.put_back[1]:
+                    kept = copy.deepcopy([item.state_dict() for item in all_dense]), rng_state()
+                if options.put_back is not None and pool.step == options.put_back[0]:
+                    for item, state in zip(all_dense, kept[0], strict=True):
+                        item.load_state_dict(state)
+                    set_rng_state(kept[1])
                 step = pool.step + 1
                 if options.lr_change is not None and step == options.lr_change[0]:
                     for item in (dense, rows.optimizer):

@@ -24,9 +24,7 @@ from tiny_run import Options, train
 
 
 def run_child(request: dict[str, Any], answer_fd: int) -> None:
-    options = dict(request["options"])
-    if options.get("lr_change"):
-        options["lr_change"] = tuple(options["lr_change"])
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in request["options"].items()}
     counted = 1 << 40
     _core.kill_at_persist_point(request["kill_at"] or counted)
     answer: dict[str, Any]
