@@ -8,7 +8,7 @@ CMAKE := $(BIN)/cmake
 CORE_SOURCES := CMakeLists.txt $(shell find core tests/core -name '*.cpp' -o -name '*.h')
 CPP_FILES := $(filter %.cpp %.h,$(CORE_SOURCES))
 
-.PHONY: help train test lint format stub sanitize soak bench larger clean
+.PHONY: help train test lint format stub sanitize soak bench larger relaxed clean
 .DEFAULT_GOAL := help
 
 help:  ## print this
@@ -49,6 +49,9 @@ bench: build/.native build/.bench .venv-peers/.installed  ## side by side with F
 
 larger: build/.native build/larger/.installed  ## tables larger than memory, beside mapped files and RocksDB; an hour
 	cd benchmarks && ../$(BIN)/python -m larger
+
+relaxed: build/.native  ## what relaxed recovery costs in AUC and log-loss; half an hour
+	cd benchmarks && ../$(BIN)/python -m relaxed
 
 clean:  ## remove what was built; environments and runs stay
 	rm -rf build dist

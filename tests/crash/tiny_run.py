@@ -9,7 +9,9 @@ from __future__ import annotations
 import copy
 import random
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,8 +41,7 @@ DIM = 8
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """One run. window: batches whose rows are announced, the current one included. lr_change: (step, factor): from that
-    step on learning rates are multiplied by factor. put_back: (step, earlier): after that step all that is dense, random
-    numbers too, becomes what it was after the earlier one."""
+    step on learning rates are multiplied by factor. put_back: see DensePart."""
 
     steps: int = 8
     batch_size: int = 24
@@ -58,6 +59,26 @@ class Options:
     put_back: tuple[int, int] | None = None
     recovery: str = "exact"
     medium: str = "memory"
+
+
+class DensePart:
+    """All that is dense, random numbers too. put_back: (step, earlier): after that step it becomes what it was after
+    the earlier one."""
+
+    def __init__(self, items: Sequence[Any], put_back: tuple[int, int] | None) -> None:
+        self._items = items
+        self._step, self._earlier = put_back or (None, None)
+        self._kept: tuple[list[Any], Any] | None = None
+
+    def at(self, step: int) -> None:
+        """Between `step` and the next."""
+        if step == self._earlier:
+            self._kept = copy.deepcopy([item.state_dict() for item in self._items]), rng_state()
+        if step == self._step:
+            assert self._kept is not None
+            for item, state in zip(self._items, self._kept[0], strict=True):
+                item.load_state_dict(state)
+            set_rng_state(self._kept[1])
 
 
 def train(directory: str, options: Options) -> dict[str, int]:
@@ -108,14 +129,9 @@ def train(directory: str, options: Options) -> dict[str, int]:
             checkpoint = Checkpoint(pool, model=model, optimizer=dense, scheduler=schedules, loader=loader)
             resumed_at = checkpoint.resume()
             upcoming: deque[tuple[Batch, PlannedFeatures]] = deque()
-            all_dense = (model, dense, rows.optimizer, *schedules)
+            dense_part = DensePart((model, dense, rows.optimizer, *schedules), options.put_back)
             while pool.step < options.steps:
-                if options.put_back is not None and pool.step == options.put_back[1]:
-                    kept = copy.deepcopy([item.state_dict() for item in all_dense]), rng_state()
-                if options.put_back is not None and pool.step == options.put_back[0]:
-                    for item, state in zip(all_dense, kept[0], strict=True):
-                        item.load_state_dict(state)
-                    set_rng_state(kept[1])
+                dense_part.at(pool.step)
                 step = pool.step + 1
                 if options.lr_change is not None and step == options.lr_change[0]:
                     for item in (dense, rows.optimizer):
