@@ -28,7 +28,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=12, help="of each workload, from 0")
     parser.add_argument("--only", help="workloads, by name, between commas")
     parser.add_argument("--quick", action="store_true", help="a smoke test: 60 steps, two seeds")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="seeds at a time, each on one thread")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time, each on one thread")
     parser.add_argument("--criteo", type=Path, default=CRITEO, help="the folder of train.tsv, valid.tsv and test.tsv")
     parser.add_argument("--memory", type=Path, default=Path("/dev/shm"), help="a directory on memory (tmpfs)")
     parser.add_argument("--report-dir", type=Path, help="default: reports/DATE-relaxed; runs/bench/... if partial")
@@ -41,6 +41,7 @@ def main() -> None:
     from larger.one import prepare_process
 
     prepare_process(1)
+    from relaxed.processes import Processes
     from relaxed.record import Record
     from relaxed.report import write_report
     from relaxed.trial import run_trial
@@ -63,8 +64,9 @@ def main() -> None:
     began = time.monotonic()
     missing = [(workload, seed) for seed in seeds for workload in wanted if not record.has(workload.name, seed)]
     failed = []
+    processes = Processes(arguments.jobs)
     with ThreadPoolExecutor(arguments.jobs) as jobs:
-        running = {jobs.submit(run_trial, *each, arguments.memory): each for each in missing}
+        running = {jobs.submit(run_trial, *each, arguments.memory, processes): each for each in missing}
         for number, done in enumerate(as_completed(running), 1):
             workload, seed = running[done]
             said = f"[{time.monotonic() - began:5.0f} s] {number} of {len(missing)}: {workload.name}, seed {seed}"

@@ -8,14 +8,11 @@ Invariants
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import signal
-import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,29 +22,6 @@ from holdfast.digest import digest_pool
 from holdfast.run import RunConfig, open_trainer, open_validation
 from holdfast.train import Trainer
 from relaxed.workloads import Crash
-
-# Importing PyTorch takes seconds: it is done once, in a process from which the others are forked.
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["relaxed.lives", "torch._dynamo", "numpy.random"])
-
-
-def in_a_process(function: Callable[..., dict[str, Any]], *arguments: Any, expected_status: int = 0) -> dict[str, Any]:
-    """What `function` returns in a process of its own; nothing where it is expected to die.
-
-    Raises RuntimeError where it ends otherwise than expected.
-    """
-    receiver, sender = _PROCESSES.Pipe(duplex=False)
-    process = _PROCESSES.Process(target=_answer, args=(sender, function, arguments))
-    process.start()
-    sender.close()
-    try:
-        answer: dict[str, Any] = receiver.recv()
-    except EOFError:
-        answer = {}
-    process.join()
-    if process.exitcode != expected_status or "error" in answer:
-        raise RuntimeError(f"{function.__name__} ended with {process.exitcode}: {answer.get('error', '')}")
-    return answer
 
 
 def train_whole(
@@ -99,17 +73,6 @@ def recover_and_train(config: RunConfig, pool: Path, evaluated: Collection[int])
         evaluations = [_evaluation(trainer, validation) for step in _steps(trainer) if step in evaluated]
         trainer.checkpoint.flush()
     return {"recovered": found, "evaluations": evaluations, "digest": _digest(pool)}
-
-
-def _answer(sender: Connection, function: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> None:
-    from larger.one import prepare_process
-
-    prepare_process(1)
-    try:
-        sender.send(function(*arguments))
-    except Exception:
-        sender.send({"error": traceback.format_exc()})
-    sender.close()
 
 
 def _steps(trainer: Trainer) -> Iterator[int]:

@@ -13,8 +13,7 @@ from relaxed.workloads import Workload
 
 
 class Record:
-    """Trials by workload and seed. Those that the file has of the same settings are kept; a file of other settings is
-    an error."""
+    """Trials by workload and seed. Those that the file has are kept; those of other settings are an error."""
 
     def __init__(self, path: Path, workloads: list[Workload], *, memory: Path) -> None:
         self._path = path
@@ -31,8 +30,9 @@ class Record:
         self.trials: list[dict[str, Any]] = []
         if path.exists():
             kept = json.loads(path.read_text())
-            if kept["settings"] != self.settings:
-                raise SystemExit(f"{path} is of other settings: remove it, or name another --report-dir")
+            if other := [name for name, found in self.settings.items() if kept["settings"].get(name, found) != found]:
+                raise SystemExit(f"{path} has {other[0]} of other settings: remove it, or name another --report-dir")
+            self.settings = kept["settings"] | self.settings
             self.trials = kept["trials"]
 
     def has(self, workload: str, seed: int) -> bool:
