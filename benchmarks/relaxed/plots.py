@@ -10,17 +10,16 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-from relaxed.figures import estimate, price, spread
-from relaxed.workloads import Crash, Workload
+from relaxed.figures import estimate, price, set_back, spread
+from relaxed.workloads import LAGS, Crash, Workload
 
 _UNIT = 1e-4
 _LAG_COLORS = {1: "#bcd4e4", 10: "#7fb3d3", 100: "#2f6f9f", 300: "#d98c3f", 1000: "#b05c5c"}
-_BEGIN, _END = "#d98c3f", "#2f6f9f"
 _LINEAR = 1.0  # of axes that are logarithmic beyond it, in _UNIT
 
 
 def prices(path: Path, of_title: dict[str, tuple[Workload, list[dict[str, Any]]]]) -> None:
-    """A column a crash: AUC by lag, right after the recovery and at the end; below it, how a gap in log-loss closes."""
+    """A column a crash: AUC by lag, at once after a recovery and at the end; below it, how a gap in log-loss closes."""
     columns = [
         (f"{title}\nkilled at step {step:,} of {workload.last_step:,}", workload, step, trials)
         for title, (workload, trials) in of_title.items()
@@ -45,10 +44,11 @@ def prices(path: Path, of_title: dict[str, tuple[Workload, list[dict[str, Any]]]
             axes.tick_params(labelsize=8)
             for side in ("top", "right"):
                 axes.spines[side].set_visible(False)
-    grid[0][0].set_ylabel("AUC, relaxed − never cut (1e-4)", fontsize=8)
-    grid[1][0].set_ylabel("log-loss, relaxed − never cut (1e-4)", fontsize=8)
-    grid[0][-1].legend(fontsize=8, frameon=False, loc="lower left")
-    grid[1][-1].legend(fontsize=8, frameon=False, loc="upper right", title="lag", title_fontsize=8)
+    grid[0][0].set_ylabel("AUC − that of the run never cut (1e-4)", fontsize=8)
+    grid[1][0].set_ylabel("log-loss − that of the run never cut (1e-4)", fontsize=8)
+    aside = {"fontsize": 8, "frameon": False, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+    grid[0][-1].legend(**aside)
+    grid[1][-1].legend(title="batches behind", title_fontsize=8, **aside)
     figure.savefig(path)
     plt.close(figure)
 
@@ -59,18 +59,19 @@ def _by_lag(axes: Any, workload: Workload, crashes: list[Crash], trials: list[di
         axes.axhspan(
             -noise / _UNIT, noise / _UNIT, color="#9a9a9a", alpha=0.2, linewidth=0, label="spread between seeds"
         )
-    places = range(len(crashes))
-    for shift, color, label in ((-0.12, _BEGIN, "right after"), (0.12, _END, "at the end")):
-        found = [
-            estimate(price(trials, crash, crash.step if color == _BEGIN else workload.last_step, "auc"))
-            for crash in crashes
-        ]
+    series = {
+        "exact, at once": ("#9a9a9a", lambda crash: set_back(trials, crash, "auc")),
+        "relaxed, at once": ("#d98c3f", lambda crash: price(trials, crash, crash.step, "auc")),
+        "relaxed, at the end": ("#2f6f9f", lambda crash: price(trials, crash, workload.last_step, "auc")),
+    }
+    for number, (label, (color, differences)) in enumerate(series.items()):
+        found = [estimate(differences(crash)) for crash in crashes]
         means = [each.mean / _UNIT for each in found]
         halves = [0.0 if each.high is None else (each.high - each.mean) / _UNIT for each in found]
-        at = [place + shift for place in places]
+        at = [LAGS.index(crash.lag) + 0.2 * (number - 1) for crash in crashes]
         axes.errorbar(at, means, halves, fmt="o", markersize=4, capsize=3, linewidth=1, color=color, label=label)
     axes.set_yscale("symlog", linthresh=_LINEAR)
-    axes.set_xticks(list(places), [f"{crash.lag:,}" for crash in crashes])
+    axes.set_xticks(range(len(LAGS)), [f"{lag:,}" for lag in LAGS])
     axes.set_xlabel("batches that the dense state is behind", fontsize=8)
 
 
@@ -92,4 +93,5 @@ def _closing(axes: Any, workload: Workload, crashes: list[Crash], trials: list[d
         )
     axes.set_xscale("symlog", linthresh=_LINEAR)
     axes.set_yscale("symlog", linthresh=_LINEAR)
+    axes.set_xticks([0, 1, 10, 100, 1000], ["0", "1", "10", "100", "1,000"])
     axes.set_xlabel("batches since the recovery", fontsize=8)

@@ -16,11 +16,11 @@ _HOW = """\
 - One run of each seed is never cut. For each lag, the same run is killed (SIGKILL) at the end of a step, with all its
   rows durable and its newest dense state (network and its optimizer) `lag` steps older; then a new process opens the
   pool with `recovery="relaxed"` and trains to the end, on the same remaining batches in the same order.
-- Right after: evaluated before a batch is trained. Exact: where exact recovery of that crash begins, `lag` steps back;
-  from there it ends as if nothing had happened. Ahead: relaxed recovery after `lag` batches more, beside exact recovery
-  after as many, which is then where the run was killed. At the end: when both have trained to the last step.
-- Every difference is between two runs of one seed; above zero is better in AUC, worse in log-loss. Brackets: 95%
-  confidence over the seeds (Student's t).
+- At once: evaluated before a batch is trained. Exact recovery of the same crash begins `lag` steps back, and ends as if
+  nothing had happened. Ahead: relaxed recovery after `lag` batches more, minus exact recovery after as many, which is
+  then where the run was killed. At the end: when the last step is trained.
+- All but "ahead" are differences from the run never cut, at the step of the kill or at the end. Compared are runs of
+  one seed; above zero is better in AUC, worse in log-loss. Brackets: 95% confidence over the seeds (Student's t).
 - Spread: standard deviation of what runs end with that were never cut, have the same data and differ in initial values
   and order of samples. Last column: the bound of the confidence interval further from zero, over that.
 - Two seeds have the same planted data; criteo_8k is the same for all. Held out: 50,000 samples; of criteo_8k 800.
@@ -73,7 +73,7 @@ def _section(workload: Workload, crash_step: int, trials: list[dict[str, Any]]) 
     ]
     for metric, name in METRICS.items():
         lines += markdown_table(
-            [f"{name}: lag", "right after", "exact", "ahead", "at the end", "at the end, over the spread"],
+            [f"{name}: lag", "relaxed, at once", "exact, at once", "ahead", "relaxed, at the end", "over the spread"],
             [_cells(workload, trials, crash, metric) for crash in crashes],
         )
     lines += [f"How the gap in {METRICS['log_loss']} closes, by batches since the recovery:", ""]
