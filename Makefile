@@ -50,7 +50,7 @@ bench: build/.native build/.bench .venv-peers/.installed  ## side by side with F
 larger: build/.native build/larger/.installed  ## tables larger than memory, beside mapped files and RocksDB; an hour
 	cd benchmarks && ../$(BIN)/python -m larger
 
-relaxed: build/.native  ## what relaxed recovery costs in AUC and log-loss; half an hour
+relaxed: build/.native  ## what relaxed recovery costs in AUC and log-loss; ten minutes of CPU
 	cd benchmarks && ../$(BIN)/python -m relaxed
 
 clean:  ## remove what was built; environments and runs stay

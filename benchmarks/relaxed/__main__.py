@@ -1,6 +1,6 @@
 """What relaxed recovery costs: runs killed with their dense state behind, recovered relaxed, beside those never cut.
 
-    cd benchmarks && python -m relaxed [--seeds 12] [--only criteo_8k,...] [--quick]
+    cd benchmarks && python -m relaxed [--seeds 8] [--only criteo_8k,...] [--quick]
 
 Writes report.md, results.json and a plot. A run that was stopped goes on where it was: seeds that results.json has are
 not trained again.
@@ -25,7 +25,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m relaxed", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=12, help="of each workload, from 0")
+    parser.add_argument("--seeds", type=int, default=8, help="of each workload, from 0")
     parser.add_argument("--only", help="workloads, by name, between commas")
     parser.add_argument("--quick", action="store_true", help="a smoke test: 60 steps, two seeds")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time, each on one thread")
