@@ -8,11 +8,11 @@ CMAKE := $(BIN)/cmake
 CORE_SOURCES := CMakeLists.txt $(shell find core tests/core -name '*.cpp' -o -name '*.h')
 CPP_FILES := $(filter %.cpp %.h,$(CORE_SOURCES))
 
-.PHONY: help train test lint format stub sanitize soak bench larger clean
+.PHONY: help train test test-cxl lint format stub sanitize soak bench larger clean
 .DEFAULT_GOAL := help
 
 help:  ## print this
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*##/\1\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*##/\1\t/' | expand -t 12
 
 train: build/.native  ## train the example; interrupt it, run it again, and it goes on where it was
 	$(BIN)/holdfast train examples/criteo_synthetic.toml --pool runs/criteo_synthetic
@@ -20,6 +20,9 @@ train: build/.native  ## train the example; interrupt it, run it again, and it g
 test: build/.native  ## all tests, in less than five minutes
 	$(BIN)/ctest --test-dir build/python --output-on-failure --no-tests=ignore
 	$(BIN)/python -m pytest
+
+test-cxl: build/.native  ## power cuts in a virtual machine, on CXL memory and on a disk; needs Debian's apt, and root once
+	$(BIN)/python tests/cxl/power_cuts.py
 
 lint: build/.native  ## style, types, and the checked-in stub of the core
 	$(BIN)/ruff check
