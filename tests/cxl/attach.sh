@@ -11,7 +11,9 @@ dax)
   # The devices were taken out before the memory image was made; this finds them again, as after a boot.
   echo 1 > /sys/bus/pci/rescan
   for module in cxl_acpi cxl_pci cxl_mem cxl_pmem libnvdimm nd_pmem dax_pmem device_dax; do modprobe $module; done
-  until [ -e /sys/bus/cxl/devices/mem0 ]; do sleep 0.1; done
+  # A region that is made before these are there makes the kernel stumble.
+  until [ -e /sys/bus/cxl/devices/mem0 ] && ls /sys/bus/cxl/devices | grep -q endpoint &&
+    [ -e /sys/bus/nd/devices/nmem0 ]; do sleep 0.1; done
   # The label area is new with each life, so region and namespace are made anew; the data stay. Their page structs lie in
   # DRAM (map=mem): in the emulated device they would take a minute to write.
   cxl create-region -m -d decoder0.0 -t pmem -w 1 -g 256 mem0 > /tmp/region.log 2>&1

@@ -31,6 +31,7 @@ MODULES = (
     "cxl_acpi", "cxl_pci", "cxl_mem", "cxl_pmem", "libnvdimm", "nd_pmem", "dax_pmem", "device_dax",
 )  # fmt: skip
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+ENVIRONMENT = {**os.environ, "PATH": PATH}
 
 
 class MissingPackages(Exception):
@@ -96,7 +97,7 @@ def unpack_kernel(directory: Path) -> Path:
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
         depends = subprocess.run(
-            ["apt-cache", "depends", "linux-image-amd64"], check=True, capture_output=True, text=True
+            ["apt-cache", "depends", "linux-image-amd64"], check=False, capture_output=True, text=True
         ).stdout
         found = re.search(r"Depends: (linux-image-\S+)", depends)
         if found is None:
@@ -105,7 +106,7 @@ def unpack_kernel(directory: Path) -> Path:
         partial = directory / "partial"
         subprocess.run(["dpkg", "-x", next(directory.glob("*.deb")), partial], check=True)
         release = next((partial / "lib/modules").iterdir()).name
-        subprocess.run(["depmod", "-b", partial, release], check=True, env={**os.environ, "PATH": PATH})
+        subprocess.run(["depmod", "-b", partial, release], check=True, env=ENVIRONMENT)
         partial.rename(unpacked)
     return next((unpacked / "lib/modules").iterdir())
 

@@ -5,6 +5,7 @@ Invariants
 - What a flush was asked for after, or what was written with FUA, is on the platter once that was answered.
 - Everything else lies in the cache. At a cut each sector keeps one of the versions that were written since it last was
   on the platter, or the platter's own, chosen at random: so writes are lost, torn and out of order at will.
+- From a request on that `stop_after` chose nothing is done any more: neither it nor a later one is ever answered.
 - A forgetful disk answers flushes and leaves the cache as it is. It is there to show that a campaign notices.
 
 The protocol is NBD's fixed newstyle handshake and simple replies, as far as QEMU's client needs them.
@@ -98,12 +99,18 @@ class VolatileDisk:
 
     def __init__(self, cache: VolatileCache, address: Path) -> None:
         self.cache = cache
+        self.has_stopped = False
+        self._requests_left: int | None = None
         address.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(address))
         self._listener.listen()
         self._thread = threading.Thread(target=self._serve, name="disk", daemon=True)
         self._thread.start()
+
+    def stop_after(self, requests: int) -> None:
+        """Of those that write or flush."""
+        self._requests_left = requests
 
     def __enter__(self) -> Self:
         return self
@@ -151,6 +158,10 @@ class VolatileDisk:
             if kind == _DISCONNECT:
                 return
             data = _receive(connection, size) if kind == _WRITE else b""
+            if self._stops_at(kind):
+                while connection.recv(1 << 16):
+                    pass
+                return
             error, answer = 0, b""
             if kind == _READ:
                 answer = self.cache.read(offset, size)
@@ -161,6 +172,13 @@ class VolatileDisk:
             else:
                 error = _EINVAL
             connection.sendall(struct.pack(">IIQ", _REPLY_MAGIC, error, handle) + answer)
+
+    def _stops_at(self, kind: int) -> bool:
+        if self._requests_left is None or kind not in (_WRITE, _FLUSH):
+            return False
+        self.has_stopped = self._requests_left == 0
+        self._requests_left -= 1
+        return self.has_stopped
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
