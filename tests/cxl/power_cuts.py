@@ -26,6 +26,7 @@ from machine import MachineStopped, Snapshot, take_snapshot
 from media import CxlMemory, Disk, Medium
 
 MEDIA: dict[str, type[Medium]] = {"dax": CxlMemory, "disk": Disk}
+BOOT_PATIENCE = 3  # booting and importing torch takes longer than anything that a life does
 FORGETFUL_CUTS = 6  # within so many a campaign has to notice
 BUILD = Path(__file__).resolve().parents[2] / "build" / "cxl"
 
@@ -170,7 +171,7 @@ def main() -> None:
     try:
         print("building the guest, and booting it once: minutes on an emulated processor", flush=True)
         image = build(BUILD)
-        snapshot = take_snapshot(image, BUILD, patience=options.patience)
+        snapshot = take_snapshot(image, BUILD, patience=BOOT_PATIENCE * options.patience)
         for name in options.medium or MEDIA:
             run(MEDIA[name], snapshot, options)
     except MissingPackages as error:

@@ -5,7 +5,8 @@ Invariants
 - What a flush was asked for after, or what was written with FUA, is on the platter once that was answered.
 - Everything else lies in the cache. At a cut each sector keeps one of the versions that were written since it last was
   on the platter, or the platter's own, chosen at random: so writes are lost, torn and out of order at will.
-- From a request on that `stop_after` chose nothing is done any more: neither it nor a later one is ever answered.
+- The request that `stop_after` chose is never answered, nor is a later one: a flush is not done, and a write may have
+  come as far as the cache.
 - A forgetful disk answers flushes and leaves the cache as it is. It is there to show that a campaign notices.
 
 The protocol is NBD's fixed newstyle handshake and simple replies, as far as QEMU's client needs them.
@@ -159,6 +160,8 @@ class VolatileDisk:
                 return
             data = _receive(connection, size) if kind == _WRITE else b""
             if self._stops_at(kind):
+                if kind == _WRITE:
+                    self.cache.write(offset, data)
                 while connection.recv(1 << 16):
                     pass
                 return
