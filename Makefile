@@ -8,11 +8,11 @@ CMAKE := $(BIN)/cmake
 CORE_SOURCES := CMakeLists.txt $(shell find core tests/core -name '*.cpp' -o -name '*.h')
 CPP_FILES := $(filter %.cpp %.h,$(CORE_SOURCES))
 
-.PHONY: help train test lint format stub sanitize soak bench larger clean
+.PHONY: help train test test-cxl lint format stub sanitize soak fuzz bench larger relaxed clean
 .DEFAULT_GOAL := help
 
 help:  ## print this
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*##/\1\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*##/\1\t/' | expand -t 12
 
 train: build/.native  ## train the example; interrupt it, run it again, and it goes on where it was
 	$(BIN)/holdfast train examples/criteo_synthetic.toml --pool runs/criteo_synthetic
@@ -20,6 +20,9 @@ train: build/.native  ## train the example; interrupt it, run it again, and it g
 test: build/.native  ## all tests, in less than five minutes
 	$(BIN)/ctest --test-dir build/python --output-on-failure --no-tests=ignore
 	$(BIN)/python -m pytest
+
+test-cxl: build/.native  ## power cuts in a virtual machine, on CXL memory and on a disk; needs Debian's apt, and root once
+	$(BIN)/python tests/cxl/power_cuts.py
 
 lint: build/.native  ## style, types, and the checked-in stub of the core
 	$(BIN)/ruff check
@@ -40,15 +43,31 @@ stub: build/.native  ## rewrite src/holdfast/_core.pyi from the built core
 sanitize: .venv/.installed  ## the core's tests under ASan + UBSan, then under TSan
 	$(MAKE) --no-print-directory build/asan.tested build/tsan.tested
 
-soak: build/.native  ## long random runs
-	build/python/test_crash_states 1 400
+soak: build/.native  ## long random runs, and the fuzzer where there is clang++
+	build/python/test_crash_states 1 1000 10
+	build/python/test_block_crash_states 1 1000 10
 	$(BIN)/python -m pytest -m soak --timeout=0
+	! command -v clang++ >/dev/null || $(MAKE) --no-print-directory fuzz
+
+# Inputs that found something are kept in build/fuzz/found; give them a test by a copy in tests/fuzz/found.
+FUZZ_SECONDS ?= 600
+fuzz: .venv/.installed  ## damaged pools under a coverage-guided fuzzer, for FUZZ_SECONDS (600); wants clang++
+	$(CMAKE) -S . -B build/fuzz -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_CXX_COMPILER=clang++ \
+	  -DHOLDFAST_BUILD_PYTHON=OFF -DHOLDFAST_FUZZ=ON -DHOLDFAST_SANITIZE=address,undefined,fuzzer-no-link
+	$(CMAKE) --build build/fuzz --parallel $(JOBS) --target fuzz_open
+	mkdir -p build/fuzz/inputs build/fuzz/found
+	build/fuzz/fuzz_open -max_total_time=$(FUZZ_SECONDS) \
+	  -timeout=20 -rss_limit_mb=2048 -malloc_limit_mb=512 -max_len=96 -len_control=0 -use_value_profile=1 -print_final_stats=1 \
+	  -artifact_prefix=build/fuzz/found/ build/fuzz/inputs tests/fuzz/found
 
 bench: build/.native build/.bench .venv-peers/.installed  ## side by side with FBGEMM, TorchRec and torch.nn.EmbeddingBag
 	$(BIN)/python benchmarks/run.py
 
 larger: build/.native build/larger/.installed  ## tables larger than memory, beside mapped files and RocksDB; an hour
 	cd benchmarks && ../$(BIN)/python -m larger
+
+relaxed: build/.native  ## what relaxed recovery costs in AUC and log-loss; ten minutes of CPU
+	cd benchmarks && ../$(BIN)/python -m relaxed
 
 clean:  ## remove what was built; environments and runs stay
 	rm -rf build dist

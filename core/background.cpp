@@ -1,7 +1,8 @@
 #include "background.h"
 
-#include <pthread.h>
-#include <signal.h>
+#include <utility>
+
+#include "native_thread.h"
 
 namespace holdfast {
 
@@ -12,18 +13,9 @@ Background::Ticket Background::submit(std::function<void()> job) {
   {
     const std::lock_guard lock(queue_mutex_);
     if (failure_) std::rethrow_exception(failure_);
+    if (!thread_.joinable()) thread_ = start_thread(name_, [this] { run(); });
     queue_.push_back(std::move(job));
     ticket = ++submitted_;
-    if (!thread_.joinable()) {
-      // Signals are the main thread's (Python's) business.
-      sigset_t all;
-      sigset_t before;
-      sigfillset(&all);
-      pthread_sigmask(SIG_SETMASK, &all, &before);
-      thread_ = std::thread([this] { run(); });
-      pthread_setname_np(thread_.native_handle(), name_);
-      pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    }
   }
   wake_.notify_one();
   return ticket;

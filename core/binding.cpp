@@ -25,6 +25,7 @@
 #include "parallel.h"
 #include "pool.h"
 #include "reader.h"
+#include "repair.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -638,6 +639,20 @@ NB_MODULE(_core, m) {
       .def("corrections", &next_rows<&LiveCopy::corrections>, "table"_a, "first"_a, "rows"_a, "weights"_a, "state"_a,
            "After settle: rows that count instead of those that were copied, likewise.");
 
+  m.def(
+      "plan_repair",
+      [](const std::string& directory) {
+        const RepairPlan plan = [&] {
+          const nb::gil_scoped_release unlocked;
+          return plan_repair(directory);
+        }();
+        std::vector<std::tuple<std::string, std::uint64_t, nb::bytes, std::string>> edits;
+        for (const Edit& edit : plan.edits) edits.emplace_back(edit.file, edit.offset, to_bytes(edit.bytes), edit.why);
+        return std::tuple{edits, plan.refusals};
+      },
+      "directory"_a,
+      "What of a damaged pool may be put right without a guess: (file, offset, bytes, why) of each edit, and what may "
+      "not.");
   m.def(
       "crc32c", [](std::uint32_t crc, const ConstBytes& data) { return crc32c(crc, data.data(), data.size()); },
       "crc"_a, "data"_a, Unlocked(), "The CRC-32C of the bytes that gave `crc`, followed by these; begin with 0.");

@@ -41,22 +41,23 @@ std::size_t DenseSlots::payload_bytes(const format::DenseHeader& header) {
   return tensors_offset(header.structure_bytes) + header.tensors_bytes;
 }
 
-std::optional<format::DenseHeader> DenseSlots::read(std::size_t slot, bool clean, bool* damaged) {
+std::optional<format::DenseHeader> DenseSlots::read(std::size_t slot, bool clean) {
+  bool& damaged = damaged_[slot];
   const File& file = *slots_[slot];
   const auto refuse = [&](const char* reason) -> std::optional<format::DenseHeader> {
     reasons_[slot] = reason;
     return std::nullopt;
   };
-  *damaged = true;
+  damaged = true;
   if (file.size() < format::dense_payload_offset) return refuse("the file is shorter than its header block");
   format::DenseHeader header;
   std::memcpy(&header, file.data(), sizeof(header));
-  *damaged = clean && (header.magic != 0 || header.crc != 0);  // in a pool that was in use, a header may be torn
+  damaged = clean && (header.magic != 0 || header.crc != 0);  // in a pool that was in use, a header may be torn
   if (header.magic == 0 && header.crc == 0) return refuse("empty");
   torn_[slot] = header.magic != format::dense_magic || header.crc != crc_of(header);
   if (header.magic != format::dense_magic) return refuse("not a dense slot");
   if (torn_[slot]) return refuse("the header's checksum does not hold");
-  *damaged = true;
+  damaged = true;
   const std::size_t room = file.size() - format::dense_payload_offset;
   if (header.structure_bytes > room || header.tensors_bytes > room || payload_bytes(header) > room) {
     return refuse("the payload is longer than the file");
@@ -64,7 +65,7 @@ std::optional<format::DenseHeader> DenseSlots::read(std::size_t slot, bool clean
   if (header.payload_crc != crc32c(0, file.data() + format::dense_payload_offset, payload_bytes(header))) {
     return refuse("the payload's checksum does not hold");
   }
-  *damaged = false;
+  damaged = false;
   reasons_[slot].clear();
   return header;
 }
@@ -72,10 +73,9 @@ std::optional<format::DenseHeader> DenseSlots::read(std::size_t slot, bool clean
 void DenseSlots::load(std::uint64_t epoch, std::uint64_t step, bool clean) {
   pending_.reset();
   torn_ = {};
-  std::array<bool, 2> damaged{};
-  for (std::size_t i = 0; i < 2; ++i) valid_[i] = read(i, clean, &damaged[i]);
+  for (std::size_t i = 0; i < 2; ++i) valid_[i] = read(i, clean);
   for (std::size_t i = 0; i < 2; ++i) {
-    if (damaged[i]) throw Error(ErrorKind::corrupted, slots_[i]->name() + " at offset 0: " + reasons_[i]);
+    if (damaged_[i]) throw Error(ErrorKind::corrupted, slots_[i]->name() + " at offset 0: " + reasons_[i]);
     if (!valid_[i] || valid_[i]->step <= step) continue;
     if (valid_[i]->epoch == epoch) {
       throw Error(ErrorKind::corrupted, slots_[i]->name() + ": holds step " + std::to_string(valid_[i]->step) +
@@ -84,6 +84,12 @@ void DenseSlots::load(std::uint64_t epoch, std::uint64_t step, bool clean) {
     }
     valid_[i].reset();
     reasons_[i] = "of a step that was rolled back";
+  }
+}
+
+void DenseSlots::persist_valid() {
+  for (std::size_t i = 0; i < 2; ++i) {
+    if (valid_[i]) medium_.persist(slots_[i]->data(), format::dense_payload_offset + payload_bytes(*valid_[i]));
   }
 }
 

@@ -46,6 +46,8 @@ class DenseSlots {
   // that does not hold, a file shorter than its header says and, in a pool that was closed cleanly, a torn header.
   void load(std::uint64_t epoch, std::uint64_t step, bool clean);
 
+  // Makes durable what load has found: whoever wrote it may have died before its flush.
+  void persist_valid();
   // Empties slots whose header was torn: once the pool is closed cleanly, such a header would be damage.
   void clear_torn();
 
@@ -53,6 +55,8 @@ class DenseSlots {
   std::optional<DenseState> newest(std::uint64_t step) const;
   // Why slot i holds nothing ("never written", "the payload's checksum does not hold").
   const std::string& reason(std::size_t i) const { return reasons_[i]; }
+  // Whether that is what no crash leaves.
+  bool is_damaged(std::size_t i) const { return damaged_[i]; }
 
   // Copies the state of the end of a step aside, in parallel, and takes its checksum. Allocates first: throws full, and
   // nothing is lost.
@@ -72,6 +76,8 @@ class DenseSlots {
 
   // The step of the newest valid slot, or nothing.
   std::optional<std::uint64_t> newest_step() const;
+  // For messages: where the slot lies that is written next.
+  std::string place_of_idle() const { return slots_[idle_slot()]->name() + " at offset 0"; }
 
  private:
   struct Pending {
@@ -81,7 +87,7 @@ class DenseSlots {
   };
 
   static std::size_t payload_bytes(const format::DenseHeader& header);
-  std::optional<format::DenseHeader> read(std::size_t slot, bool clean, bool* damaged);
+  std::optional<format::DenseHeader> read(std::size_t slot, bool clean);
   std::size_t idle_slot() const;
   void clear_header(std::size_t slot);
   void write_header(std::size_t slot, const format::DenseHeader& header);
@@ -91,6 +97,7 @@ class DenseSlots {
   std::array<std::optional<format::DenseHeader>, 2> valid_;
   std::array<std::string, 2> reasons_;
   std::array<bool, 2> torn_{};
+  std::array<bool, 2> damaged_{};
   std::optional<Pending> pending_;
   // Level power only: at level process the idle slot's mapping is the staging buffer. Whole blocks, which a file takes
   // without a copy in the page cache.

@@ -60,13 +60,17 @@ struct PoolHeader {
 };
 static_assert(sizeof(PoolHeader) == 256 && offsetof(PoolHeader, crc) == 252);
 
+inline constexpr std::uint8_t boot_id_byte_of_failed_sync = 0xff;  // all 16 of them
+
 // pool.holdfast, blocks 1 and 2 by turns: the newer valid one counts.
 struct EpochRecord {
   std::uint64_t magic;
   std::uint64_t epoch;
-  std::uint8_t boot_id[16];  // of the machine when the pool was opened
+  std::uint8_t boot_id[16];  // of the machine when the pool was opened; of no machine: a sync failed
   std::uint32_t clean;  // 1: closed and synced
-  std::uint8_t reserved[20];
+  std::uint32_t has_steps;  // 1: in a clean record, that it says the steps that follow
+  std::uint64_t step;  // of the newest commit record
+  std::uint64_t dense_step;  // of the newest dense slot, or no_position
   std::uint32_t process_id;
   std::uint32_t crc;
 };
@@ -82,7 +86,7 @@ struct CommitRecord {
   std::uint64_t log_head;  // where the record after this step's last begins
   std::uint64_t log_tail;  // nothing before this position is needed
   std::uint64_t last_record;  // position of the newest record at or before this step, or no_position
-  std::uint64_t last_record_step;
+  std::uint64_t last_record_step;  // with no_position: the step at whose end this life began
   std::uint32_t last_record_crc;  // the chain: 0 with no_position
   std::uint8_t reserved[44];
   std::uint32_t padding;
@@ -103,7 +107,8 @@ struct TableRecord {
   float init_low;
   float init_high;
   char name[256];  // UTF-8, filled with zeros
-  std::uint8_t reserved[204];
+  std::uint32_t number;  // 1 + the table's; 0 in pools that were made before it was written
+  std::uint8_t reserved[200];
   std::uint32_t crc;
 };
 static_assert(sizeof(TableRecord) == 512 && offsetof(TableRecord, crc) == 508);

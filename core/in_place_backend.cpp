@@ -57,7 +57,9 @@ StepMark InPlaceBackend::newest() {
   return {commit.step, commit.cursor, commit.row_updates};
 }
 
-void InPlaceBackend::check_roll_back(std::uint64_t step) { undo_ = plan_undo(superblock_, log_, store_, step); }
+void InPlaceBackend::check_roll_back(std::uint64_t, std::uint64_t step) {
+  undo_ = plan_undo(superblock_, log_, store_, step);
+}
 
 RolledBack InPlaceBackend::roll_back(std::uint64_t, std::uint64_t) {
   return {undo_->records.size(), undo_records(undo_->records, store_, medium_)};
@@ -73,8 +75,9 @@ void InPlaceBackend::start(std::uint64_t epoch, const StepMark& mark) {
   fresh.log_head = undo_->log_head;
   fresh.log_tail = undo_->log_head;
   fresh.last_record = format::no_position;
+  fresh.last_record_step = mark.step;
   superblock_.write_commit(fresh);
-  log_.start(epoch, undo_->log_head);
+  log_.start(epoch, undo_->log_head, UndoLog::Link::of(fresh));
   undo_.reset();
 }
 

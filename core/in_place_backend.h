@@ -34,7 +34,7 @@ class InPlaceBackend final : public RowBackend {
   InPlaceBackend(Medium& medium, Superblock& superblock, Background& background, Options options);
 
   StepMark newest() override;
-  void check_roll_back(std::uint64_t step) override;
+  void check_roll_back(std::uint64_t epoch, std::uint64_t step) override;
   RolledBack roll_back(std::uint64_t epoch, std::uint64_t step) override;
   void start(std::uint64_t epoch, const StepMark& mark) override;
 
@@ -62,6 +62,7 @@ class InPlaceBackend final : public RowBackend {
 
   std::uint64_t log_bytes() const override { return log_.ring_bytes(); }
   std::uint64_t log_bytes_free() const override { return log_.free_bytes(); }
+  Merging merging() const override { return Merging::none; }
   std::optional<Traffic> traffic() const override { return std::nullopt; }
 
  private:

@@ -193,6 +193,7 @@ void InPlaceStore::import_rows(std::size_t index, std::uint64_t first, std::span
 
 std::vector<std::uint64_t> InPlaceStore::touched_rows(std::size_t index, std::uint64_t first, std::size_t count) const {
   const Table& table = tables_[index];
+  if (table.tags.file) return touched_or_tagged_rows(index, first, count);
   const HomeRows home = table.home();
   std::vector<std::uint64_t> rows;
   for (std::uint64_t row = first; row < table.num_rows && rows.size() < count;) {
@@ -211,8 +212,8 @@ std::vector<std::uint64_t> InPlaceStore::touched_rows(std::size_t index, std::ui
   return rows;
 }
 
-std::vector<std::uint64_t> InPlaceStore::rows_to_check(std::size_t index, std::uint64_t first,
-                                                       std::size_t count) const {
+std::vector<std::uint64_t> InPlaceStore::touched_or_tagged_rows(std::size_t index, std::uint64_t first,
+                                                                std::size_t count) const {
   const Table& table = tables_[index];
   const auto* touched = reinterpret_cast<const std::uint64_t*>(table.touched.file->data());
   const auto* tags = reinterpret_cast<const std::uint32_t*>(table.tags.file->data());
@@ -238,26 +239,19 @@ std::string InPlaceStore::bad_row(std::size_t index, std::uint64_t row) const {
          "; restore a snapshot, or what you have of the pool";
 }
 
-std::vector<std::string> InPlaceStore::verify(
+std::vector<std::string> InPlaceStore::bad_rows(
     const std::function<bool(std::size_t table, std::uint64_t row)>& torn) const {
   constexpr std::size_t most_problems = 100;
   std::vector<std::string> problems;
   for (std::size_t t = 0; t < tables_.size(); ++t) {
     const Table& table = tables_[t];
-    const auto* words = reinterpret_cast<const std::uint64_t*>(table.touched.file->data());
-    const std::uint64_t tail = table.num_rows % 64;
-    const std::uint64_t last = table.num_rows / 64;
-    if (tail != 0 && table.touched.file->next_data(last * 8) <= last * 8 && (words[last] >> tail) != 0) {
-      problems.push_back(table.touched.file->name() + " at offset " + std::to_string(last * 8) +
-                         ": touched bits beyond the last row");
-    }
     if (!table.tags.file) continue;
     constexpr std::size_t chunk_rows = 4096;
     std::vector<std::byte> weights(chunk_rows * table.weight_bytes());
     std::vector<float> state(chunk_rows * table.spec.state_floats);
     std::uint64_t next = 0;
     while (problems.size() < most_problems) {
-      std::vector<std::uint64_t> rows = rows_to_check(t, next, chunk_rows);
+      std::vector<std::uint64_t> rows = touched_rows(t, next, chunk_rows);
       if (rows.empty()) break;
       next = rows.back() + 1;
       const WorkingRows copies{rows.data(), weights.data(), state.data()};

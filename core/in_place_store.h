@@ -101,17 +101,17 @@ class InPlaceStore {
 
   // For messages: this row does not hold its checksum.
   std::string bad_row(std::size_t table, std::uint64_t row) const;
-  // Everything that is wrong with rows and touched bits, but for the rows of `torn`: 100 problems at most.
-  std::vector<std::string> verify(const std::function<bool(std::size_t table, std::uint64_t row)>& torn) const;
+  // The rows that do not hold their checksums, but for those of `torn`: 100 at most.
+  std::vector<std::string> bad_rows(const std::function<bool(std::size_t table, std::uint64_t row)>& torn) const;
 
-  // The touched rows at or after `first`, ascending, `count` at most. Skips holes of the file, not rows.
+  // The touched rows at or after `first`, ascending, `count` at most. Skips holes of the file, not rows. A row that has a
+  // checksum is one of them, whatever its touched bit says: whoever reads it finds out.
   std::vector<std::uint64_t> touched_rows(std::size_t table, std::uint64_t first, std::size_t count) const;
 
   void sync();
 
  private:
-  // Rows at or after `first` that are touched or have a tag, ascending, `count` at most.
-  std::vector<std::uint64_t> rows_to_check(std::size_t table, std::uint64_t first, std::size_t count) const;
+  std::vector<std::uint64_t> touched_or_tagged_rows(std::size_t table, std::uint64_t first, std::size_t count) const;
   void finish_rows(const Table& table, const WorkingRows& working, std::size_t begin, std::size_t end);
 
   Medium& medium_;

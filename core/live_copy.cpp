@@ -1,8 +1,5 @@
 #include "live_copy.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -13,6 +10,7 @@
 #include "error.h"
 #include "in_place_store.h"
 #include "log_store.h"
+#include "native_thread.h"
 #include "pool_files.h"
 #include "row_log_follower.h"
 #include "undo_follower.h"
@@ -133,29 +131,22 @@ class LiveCopy::LogSource final : public Source {
 
 LiveCopy::LiveCopy(const std::string& directory) : medium_(open_pool_medium(directory)) {
   superblock_ = std::make_unique<Superblock>(*medium_, false);
-  const format::EpochRecord epoch = superblock_->epoch();
-  const auto boot = current_boot_id();
-  if (medium_->level() == format::Level::process && epoch.clean == 0 &&
-      !std::equal(boot.begin(), boot.end(), epoch.boot_id)) {
-    throw Error(ErrorKind::untrusted, directory + " was open when the machine went down, and its medium (" +
-                                          medium_->description() +
-                                          ") keeps no order across that: its rows may be from any moment");
+  if (const auto reason = superblock_->reason_to_distrust()) {
+    throw Error(ErrorKind::untrusted, directory + " " + *reason);
   }
-  epoch_ = epoch.epoch;
+  epoch_ = superblock_->epoch().epoch;
   tables_ = row_tables_of(superblock_->tables(), superblock_->header().seed);
   dense_ = open_dense_files(*medium_, false);
+  for (const auto& slot : dense_) {
+    if (slot->size() >= format::dense_payload_offset) continue;
+    throw Error(ErrorKind::corrupted, slot->name() + " at offset 0: the file is shorter than its header block");
+  }
   if (superblock_->header().store == static_cast<std::uint32_t>(format::Store::in_place)) {
     source_ = std::make_unique<InPlaceSource>(*medium_, *superblock_, tables_);
   } else {
     source_ = std::make_unique<LogSource>(directory, tables_);
   }
-  // Signals are the main thread's (Python's) business.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = start_thread("hf-follow", [this] { run(); });
 }
 
 LiveCopy::~LiveCopy() { stop(); }

@@ -36,15 +36,23 @@ LogBackend::LogBackend(const std::string& directory, Superblock& superblock, Bac
       superblock_(superblock),
       background_(background),
       options_(std::move(options)),
-      store_(directory, tables(), {.caching = caching_of(directory), .ring_bytes = superblock.header().log_bytes}),
+      store_(
+          directory, tables(),
+          {.caching = caching_of(directory), .watcher = options_.watcher, .ring_bytes = superblock.header().log_bytes}),
       newest_(store_.scan()) {}
 
 // Recovery.
 
-void LogBackend::check_roll_back(std::uint64_t step) {
-  if (store_.merged_step() <= step) return;
-  throw Error(ErrorKind::corrupted, "rows are merged up to step " + std::to_string(store_.merged_step()) +
-                                        ", and the newest dense state that holds is of step " + std::to_string(step));
+void LogBackend::check_roll_back(std::uint64_t epoch, std::uint64_t step) {
+  if (const auto broken = store_.broken_checkpoint(); broken && superblock_.epoch().clean != 0) {
+    throw Error(ErrorKind::corrupted, *broken);
+  }
+  if (store_.merged_step() > step) {
+    throw Error(ErrorKind::corrupted, store_.place_of_checkpoint() + ": rows are merged up to step " +
+                                          std::to_string(store_.merged_step()) +
+                                          ", and the newest dense state that holds is of step " + std::to_string(step));
+  }
+  store_.index(epoch, step);
 }
 
 RolledBack LogBackend::roll_back(std::uint64_t epoch, std::uint64_t step) {
@@ -209,7 +217,6 @@ std::function<void()> LogBackend::end_step(const StepMark& mark) {
     append(*record);
     holds->clear();
     store_.sync();
-    merger_->wake();
   };
 }
 
@@ -244,6 +251,7 @@ void LogBackend::note_recoverable(std::uint64_t step) {
     while (!unmergeable_.empty() && unmergeable_.front().step <= step) unmergeable_.pop_front();
   }
   merger_->allow(step);
+  merger_->wake();
 }
 
 // More than half of the log may not be merged, or is about to be so.

@@ -41,6 +41,7 @@ class LogBackend final : public RowBackend {
     std::uint64_t scratchpad_bytes;
     // Of the background thread: finishes the pending dense write, where it is of a step before `step`.
     std::function<void(std::uint64_t step)> finish_dense;
+    BlockWatcher* watcher;  // for tests
   };
 
   static void create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t log_bytes,
@@ -48,7 +49,7 @@ class LogBackend final : public RowBackend {
   LogBackend(const std::string& directory, Superblock& superblock, Background& background, Options options);
 
   StepMark newest() override { return newest_; }
-  void check_roll_back(std::uint64_t step) override;
+  void check_roll_back(std::uint64_t epoch, std::uint64_t step) override;
   RolledBack roll_back(std::uint64_t epoch, std::uint64_t step) override;
   void start(std::uint64_t epoch, const StepMark& mark) override;
 
@@ -76,6 +77,7 @@ class LogBackend final : public RowBackend {
 
   std::uint64_t log_bytes() const override { return store_.ring_bytes(); }
   std::uint64_t log_bytes_free() const override { return store_.ring_bytes() - store_.used_bytes(); }
+  Merging merging() const override { return merger_->merging(); }
   std::optional<Traffic> traffic() const override;
 
  private:

@@ -1,11 +1,9 @@
 #include "log_merger.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 
 #include "error.h"
+#include "native_thread.h"
 
 namespace holdfast {
 namespace {
@@ -22,16 +20,7 @@ constexpr std::chrono::milliseconds longest_rest{200};
 
 }  // namespace
 
-LogMerger::LogMerger(LogStore& store) : store_(store) {
-  // Signals are the main thread's (Python's) business.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
-  pthread_setname_np(thread_.native_handle(), "hf-merge");
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-}
+LogMerger::LogMerger(LogStore& store) : store_(store), thread_(start_thread("hf-merge", [this] { run(); })) {}
 
 LogMerger::~LogMerger() { stop(); }
 
@@ -58,6 +47,12 @@ bool LogMerger::make_room() {
   if (num_merges_ != before) return true;
   if (failure_) std::rethrow_exception(failure_);
   return false;
+}
+
+Merging LogMerger::merging() const {
+  const std::lock_guard lock(mutex_);
+  if (is_urgent_) return Merging::awaited;
+  return is_merging_ || (!stopping_ && !is_broken_ && wants_to_merge()) ? Merging::wanted : Merging::none;
 }
 
 std::uint64_t LogMerger::bytes_to_begin_at() const {
@@ -102,6 +97,7 @@ void LogMerger::run() {
     const std::uint64_t limit = limit_step_;
     used_when_begun_ = store_.used_bytes();
     appended_in_rests_ = 0;
+    is_merging_ = true;
     lock.unlock();
     std::uint64_t merged = 0;
     std::exception_ptr failure;
@@ -117,6 +113,7 @@ void LogMerger::run() {
       is_broken = true;
     }
     lock.lock();
+    is_merging_ = false;
     failure_ = failure;
     is_broken_ = is_broken;
     if (merged != 0) {

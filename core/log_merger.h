@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "log_store.h"
+#include "row_backend.h"
 
 namespace holdfast {
 
@@ -36,6 +37,8 @@ class LogMerger {
   // Returns when something was merged since the call; false where nothing can be, until more is allowed. Throws what a
   // merge threw.
   bool make_room();
+  // Where there is none, none begins before more is appended, or allowed.
+  Merging merging() const;
   // Ends the thread when its merge is done.
   void stop();
 
@@ -48,13 +51,14 @@ class LogMerger {
   void learn(std::uint64_t merged);
 
   LogStore& store_;
-  std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards what follows
   std::condition_variable turned_;
   std::uint64_t limit_step_ = 0;
   std::uint64_t num_merges_ = 0;
   double appended_per_merged_ = 0.25;  // bytes appended in the time that merging a byte takes; to begin with, a guess
   std::uint64_t used_when_begun_ = 0;  // bytes of the log, when the merge in progress began
   std::uint64_t appended_in_rests_ = 0;  // bytes, of that merge
+  bool is_merging_ = false;
   bool is_urgent_ = false;  // somebody waits for room
   bool found_nothing_ = false;  // in the last turn, with this limit
   bool stopping_ = false;

@@ -125,13 +125,19 @@ StepMark LogStore::scan() {
   return log_.last();
 }
 
+void LogStore::index(std::uint64_t epoch, std::uint64_t step_limit) {
+  log_.check_start(epoch, step_limit);
+  rebuild_index(step_limit);
+  indexed_step_ = step_limit;
+}
+
 std::uint64_t LogStore::recover(std::uint64_t epoch, std::uint64_t step_limit) {
   if (!writable_) throw Error(ErrorKind::step, log_.file().name() + ": opened for reading only");
   if (epoch_ != 0) throw Error(ErrorKind::step, log_.file().name() + ": recovered already");
-  if (failed_) throw Error(ErrorKind::failed, log_.file().name() + ": an earlier write failed; open the store again");
+  require_unfailed();
   if (!scanned_) scan();
   log_.check_start(epoch, step_limit);
-  rebuild_index(step_limit);
+  if (indexed_step_ != step_limit) rebuild_index(step_limit);
   latching([&] { log_.start(epoch, step_limit); });
   epoch_ = epoch;
   return log_.last().step;
@@ -329,7 +335,19 @@ void LogStore::require_readable() const {
 void LogStore::require_usable() const {
   if (!writable_) throw Error(ErrorKind::step, log_.file().name() + ": opened for reading only");
   if (epoch_ == 0) throw Error(ErrorKind::step, log_.file().name() + ": recover comes first");
-  if (failed_) throw Error(ErrorKind::failed, log_.file().name() + ": an earlier write failed; open the store again");
+  require_unfailed();
+}
+
+void LogStore::require_unfailed() const {
+  if (!failed_) return;
+  const std::lock_guard lock(mutex_);
+  std::rethrow_exception(failure_);
+}
+
+void LogStore::fail(std::exception_ptr failure) {
+  const std::lock_guard lock(mutex_);
+  if (!failed_) failure_ = std::move(failure);
+  failed_ = true;
 }
 
 // After a failure nobody knows what reached the medium; where it is only full, everything is as it was.
@@ -337,10 +355,10 @@ void LogStore::latching(const std::function<void()>& work) {
   try {
     work();
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::full) failed_ = true;
+    if (error.kind() != ErrorKind::full) fail(std::current_exception());
     throw;
   } catch (...) {
-    failed_ = true;
+    fail(std::make_exception_ptr(Error(ErrorKind::failed, log_.file().name() + ": an earlier write failed")));
     throw;
   }
 }

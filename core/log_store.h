@@ -35,6 +35,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -134,7 +135,10 @@ class LogStore {
 
   // Reads the log, once, and returns what its newest whole record says. Throws corrupted. Changes nothing.
   StepMark scan();
-  // Begins life `epoch`, once, greater than all before: reads the log unless scan did, forgets steps after
+  // Checks that life `epoch` can begin at the end of `step_limit`, and reads where the rows of the steps up to there are.
+  // Throws corrupted. Changes nothing.
+  void index(std::uint64_t epoch, std::uint64_t step_limit);
+  // Begins life `epoch`, once, greater than all before: reads the log unless scan and index did, forgets steps after
   // `step_limit`, and returns the step at whose end rows are now, durably.
   std::uint64_t recover(std::uint64_t epoch, std::uint64_t step_limit);
   // Back to the end of `step`, or of the newest step before it, durably. Only between recover and the first append.
@@ -144,8 +148,9 @@ class LogStore {
   // After scan, in a store that is not writable: rows are at the end of the newest step. Then fetch and touched_rows may
   // be called, nothing that writes.
   void view();
-  // Of a view: every image that does not hold, at home or in the log, by file and offset; 100 problems at most.
-  std::vector<std::string> verify();
+  // Of a view: every image that does not hold, in the log or, where the log has no version of a step up to `step`, at home;
+  // by file and offset, 100 problems at most.
+  std::vector<std::string> verify(std::uint64_t step);
 
   // After scan, in a store that is not writable and is no view: follow gives the records that scan found, oldest first,
   // then those that a writer has appended since, one at a call; nothing while there is no further one. Throws corrupted
@@ -158,6 +163,12 @@ class LogStore {
   std::vector<RowTable> tables() const;
   // The newest checkpoint's merged step, as it is in the file now.
   std::uint64_t read_merged_step() const { return log_.read_merged_step(); }
+  // For messages: where the checkpoint lies that counts, and the one that neither counts nor holds, if there is such a one.
+  std::string place_of_checkpoint() const { return log_.place_of_checkpoint(); }
+  std::uint64_t epoch_of_checkpoint() const { return log_.epoch_of_checkpoint(); }
+  std::optional<std::string> broken_checkpoint() const { return log_.broken_checkpoint(); }
+  std::optional<std::uint64_t> offset_of_broken_checkpoint() const { return log_.offset_of_broken_checkpoint(); }
+  const std::string& log_name() const { return log_.file().name(); }
   // Rows at or after `first` as home has them at that instant, ascending, `count` at most; those of them that do not hold,
   // because they are being written, are listed in `torn` instead. What is in the log alone is not there.
   HomeRead read_home(std::uint32_t table, std::uint64_t first, const WorkingRows& out, std::size_t count,
@@ -315,6 +326,8 @@ class LogStore {
   static std::string damaged(const std::string& place, std::uint32_t table, std::uint64_t row);
   void require_readable() const;
   void require_usable() const;
+  void require_unfailed() const;
+  void fail(std::exception_ptr failure);
   void latching(const std::function<void()>& work);
 
   const Kernels& kernels_;
@@ -324,6 +337,7 @@ class LogStore {
   bool writable_;
   std::size_t merge_bytes_;
   bool scanned_ = false;
+  std::optional<std::uint64_t> indexed_step_;
   bool viewed_ = false;
   std::deque<RowLog::Live> unread_;  // of those that scan found, by whoever follows
   std::uint64_t epoch_ = 0;  // 0: not recovered
@@ -340,6 +354,7 @@ class LogStore {
   std::map<std::uint64_t, std::uint64_t> fetches_;  // number → oldest position that it may read
   std::uint64_t num_fetches_ = 0;
   LogStoreCounters counters_{};
+  std::exception_ptr failure_;  // there before failed_ is set
 };
 
 }  // namespace holdfast

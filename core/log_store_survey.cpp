@@ -79,17 +79,20 @@ std::vector<std::uint64_t> LogStore::rows_at_home(const Table& table, std::uint6
 
 // Verification.
 
-std::vector<std::string> LogStore::verify() {
+std::vector<std::string> LogStore::verify(std::uint64_t step) {
   if (!viewed_) throw Error(ErrorKind::step, log_.file().name() + ": only a view is verified");
   std::vector<std::string> problems;
+  const std::uint64_t last = log_.last().step;
+  if (step < last) rebuild_index(step);
   for (std::uint32_t t = 0; t < tables_.size(); ++t) verify_home(t, problems);
+  if (step < last) rebuild_index(last);
   for (const RowLog::Live& record : log_.live()) verify_record(record, problems);
   problems.resize(std::min(problems.size(), most_problems));
   return problems;
 }
 
-// A row whose newest version is in the log may be torn at home: a merge that a crash ended leaves that, and the next
-// one writes the row again.
+// A row that the log has may be torn at home: a merge that a crash ended leaves that, and the next one writes the row
+// again. It merged no step that recovery drops.
 void LogStore::verify_home(std::uint32_t number, std::vector<std::string>& problems) {
   const Table& table = tables_[number];
   for (std::uint64_t first = 0; first < table.what.num_rows && problems.size() < most_problems;) {

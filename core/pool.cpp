@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <random>
 #include <utility>
 
@@ -27,15 +28,14 @@ using format::EpochRecord;
 // An advisory lock on the file `lock`: it goes with the process, however that ends.
 class Pool::Lock {
  public:
-  explicit Lock(const std::string& directory) {
-    const std::string path = directory + "/lock";
+  explicit Lock(const std::string& directory) : path_(directory + "/lock") {
     struct stat status{};
     if (::stat(directory.c_str(), &status) != 0) throw Error(ErrorKind::not_found, "no directory " + directory);
-    fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd_ < 0) {
       const int error = errno;
       const bool denied = error == EROFS || error == EACCES || error == EPERM;
-      throw Error(denied ? ErrorKind::read_only : ErrorKind::failed, "locking " + path + ": " + std::strerror(error));
+      throw Error(denied ? ErrorKind::read_only : ErrorKind::failed, "locking " + path_ + ": " + std::strerror(error));
     }
     if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
       char holder[32] = {};
@@ -54,7 +54,18 @@ class Pool::Lock {
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
 
+  // Files whose names are gone are written as before, and never found again. So it is where the pool was removed, and where
+  // its lock was: whoever opens it next finds it unlocked. A pool that was only moved keeps its lock.
+  void check() const {
+    struct stat status{};
+    if (::fstat(fd_, &status) == 0 && status.st_nlink != 0) return;
+    throw Error(ErrorKind::failed, path_ +
+                                       " was removed while the pool was open: if its other files are gone, too, "
+                                       "restore a copy; if not, nothing of it is lost");
+  }
+
  private:
+  std::string path_;
   int fd_;
 };
 
@@ -90,6 +101,9 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
           .count());
   EpochRecord epoch{};
   epoch.clean = 1;
+  epoch.has_steps = 1;
+  epoch.step = options.begin.step;
+  epoch.dense_step = format::no_position;
   const auto boot = current_boot_id();
   std::copy(boot.begin(), boot.end(), epoch.boot_id);
   CommitRecord commit{};
@@ -97,25 +111,23 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
   commit.cursor = options.begin.cursor;
   commit.row_updates = options.begin.row_updates;
   commit.last_record = format::no_position;
+  if (in_place) commit.last_record_step = options.begin.step;
   Superblock::write(*medium, header, std::move(tables), epoch, commit);
 }
 
-Pool::Pool(const std::string& directory, const OpenOptions& options, std::unique_ptr<Medium> medium)
+Pool::Pool(const std::string& directory, const OpenOptions& options, std::unique_ptr<Medium> medium,
+           BlockWatcher* watcher)
     : lock_(std::make_unique<Lock>(directory)), medium_(medium ? std::move(medium) : open_pool_medium(directory)) {
   if (options.dense_interval == 0) throw Error(ErrorKind::config, "dense_interval must be at least 1");
   const auto started = std::chrono::steady_clock::now();
   dense_interval_ = options.dense_interval;
   superblock_ = std::make_unique<Superblock>(*medium_, true);
-  const EpochRecord& epoch = superblock_->epoch();
-  const auto boot = current_boot_id();
-  const bool same_boot = std::equal(boot.begin(), boot.end(), epoch.boot_id);
-  if (medium_->level() == format::Level::process && epoch.clean == 0 && !same_boot && !options.trust_after_reboot) {
-    throw Error(ErrorKind::untrusted,
-                directory + " was open when the machine went down, and its medium (" + medium_->description() +
-                    ") keeps no order across that: its rows may be from any moment. Restore a copy, or open it with "
-                    "trust_after_reboot if you know that everything had been written back");
+  if (const auto reason = superblock_->reason_to_distrust(); reason && !options.trust_after_reboot) {
+    throw Error(ErrorKind::untrusted, directory + " " + *reason +
+                                          ". Restore a copy, or open it with trust_after_reboot if you know that "
+                                          "everything had been written back");
   }
-  make_backend(directory, options);
+  make_backend(directory, options, watcher);
   updated_tables_.resize(backend_->tables().size());
   dense_ = std::make_unique<DenseSlots>(*medium_, open_dense_files(*medium_, true));
   dense_->allocate();
@@ -125,7 +137,7 @@ Pool::Pool(const std::string& directory, const OpenOptions& options, std::unique
 
 Pool::~Pool() { background_.stop(); }
 
-void Pool::make_backend(const std::string& directory, const OpenOptions& options) {
+void Pool::make_backend(const std::string& directory, const OpenOptions& options, BlockWatcher* watcher) {
   if (header().store == static_cast<std::uint32_t>(format::Store::in_place)) {
     backend_ = std::make_unique<InPlaceBackend>(
         *medium_, *superblock_, background_,
@@ -139,19 +151,22 @@ void Pool::make_backend(const std::string& directory, const OpenOptions& options
     note_durable(*dense_->newest_step());
   };
   backend_ = std::make_unique<LogBackend>(directory, *superblock_, background_,
-                                          LogBackend::Options{options.scratchpad_bytes, finish_dense});
+                                          LogBackend::Options{options.scratchpad_bytes, finish_dense, watcher});
 }
 
 void Pool::recover(const OpenOptions& options) {
   const EpochRecord opened = superblock_->epoch();
   const RecoveryPlan plan = plan_recovery(*superblock_, backend_->newest(), *dense_, options.recovery);
   const StepMark& target = plan.target;
-  backend_->check_roll_back(target.step);
-
-  // From here on the pool is written. The epoch comes first; everything after it can be done again from the start.
   EpochRecord epoch{};
   const std::uint64_t before = superblock_->commit().epoch;
   epoch.epoch = std::max(opened.epoch, before) + 1;
+  backend_->check_roll_back(epoch.epoch, target.step);
+
+  // What a process left that died is in the files, but a power cut may still take it back: not once something rests on it.
+  superblock_->persist_records();
+  dense_->persist_valid();
+  // From here on the pool is written. The epoch comes first; everything after it can be done again from the start.
   const auto boot = current_boot_id();
   std::copy(boot.begin(), boot.end(), epoch.boot_id);
   epoch.process_id = static_cast<std::uint32_t>(::getpid());
@@ -183,24 +198,49 @@ void Pool::recover(const OpenOptions& options) {
   report_.rows_restored = undone.rows;
 }
 
-std::optional<DenseState> Pool::dense_state() {
-  background_.drain();
-  return dense_->newest(step_);
-}
-
 void Pool::check_open() const {
   if (closed_) throw Error(ErrorKind::step, "the pool is closed");
+  const auto refuse = [](ErrorKind kind, const char* why) {
+    throw Error(kind, std::string(why) + "; the pool takes no further step until it is opened again");
+  };
   try {
     background_.check();
+  } catch (const Error& failure) {
+    constexpr ErrorKind kept[] = {ErrorKind::full, ErrorKind::read_only, ErrorKind::corrupted};
+    const bool is_kept = std::ranges::find(kept, failure.kind()) != std::end(kept);
+    refuse(is_kept ? failure.kind() : ErrorKind::failed, failure.what());
   } catch (const std::exception& failure) {
-    throw Error(ErrorKind::failed, std::string("an earlier write failed (") + failure.what() +
-                                       "); the pool takes no further step until it is opened again");
+    refuse(ErrorKind::failed, failure.what());
   }
+}
+
+// What a verb refuses leaves everything as it was. After any other failure nobody knows what is there, in memory or on the
+// medium. A failure in the background is the same error whoever meets it first.
+template <class Work>
+decltype(auto) Pool::latching(const Work& work) {
+  try {
+    return work();
+  } catch (const Error& error) {
+    check_open();
+    constexpr ErrorKind refusals[] = {ErrorKind::full, ErrorKind::batch_too_large, ErrorKind::corrupted,
+                                      ErrorKind::step, ErrorKind::config};
+    if (std::ranges::find(refusals, error.kind()) == std::end(refusals)) background_.fail(std::current_exception());
+    throw;
+  } catch (...) {
+    check_open();
+    background_.fail(std::current_exception());
+    throw;
+  }
+}
+
+std::optional<DenseState> Pool::dense_state() {
+  latching([&] { background_.drain(); });
+  return dense_->newest(step_);
 }
 
 void Pool::announce(std::shared_ptr<const Plan> plan) {
   check_open();
-  backend_->announce(std::move(plan));
+  latching([&] { backend_->announce(std::move(plan)); });
 }
 
 void Pool::keep_rows(std::uint32_t table, std::vector<std::uint64_t> rows) {
@@ -210,7 +250,7 @@ void Pool::keep_rows(std::uint32_t table, std::vector<std::uint64_t> rows) {
       (!rows.empty() && rows.back() >= backend_->tables()[table].num_rows)) {
     throw Error(ErrorKind::config, "rows to keep must ascend and lie in their table");
   }
-  backend_->keep_rows(table, std::move(rows));
+  latching([&] { backend_->keep_rows(table, std::move(rows)); });
 }
 
 std::shared_ptr<Capture> Pool::capture(std::shared_ptr<const Plan> plan) {
@@ -219,12 +259,12 @@ std::shared_ptr<Capture> Pool::capture(std::shared_ptr<const Plan> plan) {
     throw Error(ErrorKind::step, "step " + std::to_string(step_ + 1) +
                                      " has updated its rows already: commit it before the next forward pass");
   }
-  return backend_->capture(std::move(plan), step_ + 1);
+  return latching([&] { return backend_->capture(std::move(plan), step_ + 1); });
 }
 
 bool Pool::capture_ahead(std::shared_ptr<const Plan> next) {
   check_open();
-  return !updated_ && backend_->capture_ahead(std::move(next), step_ + 1);
+  return !updated_ && latching([&] { return backend_->capture_ahead(std::move(next), step_ + 1); });
 }
 
 void Pool::lookup(const Capture& capture, float* out) const {
@@ -235,7 +275,7 @@ void Pool::lookup(const Capture& capture, float* out) const {
 void Pool::evaluate(const Plan& plan, float* out) {
   if (closed_) throw Error(ErrorKind::step, "the pool is closed");
   const auto read = [&](const std::vector<WorkingRows>& rows) { backend_->read(plan, rows); };
-  evaluator_.pool(plan, backend_->tables(), read, out);
+  latching([&] { evaluator_.pool(plan, backend_->tables(), read, out); });
 }
 
 void Pool::scale_gradients(const Capture& capture, std::size_t feature, const float* grad, float* out) const {
@@ -268,9 +308,11 @@ void Pool::update(const std::vector<RowGradients>& gradients, const UpdateSpec& 
   }
   const RowGradients& only = gradients.front();
   if (only.capture->step != step_ + 1) throw Error(ErrorKind::step, "row gradients of a step that is over");
-  begin_update(*only.capture->plan->spec);
-  backend_->update(only.capture, only.grad, of_this_step(spec));
-  backend_->finish_update(1);
+  latching([&] {
+    begin_update(*only.capture->plan->spec);
+    backend_->update(only.capture, only.grad, of_this_step(spec));
+    backend_->finish_update(1);
+  });
   updated_ = true;
 }
 
@@ -279,9 +321,11 @@ void Pool::update(const SummedGradients& gradients, const UpdateSpec& spec) {
   for (const auto& capture : gradients.captures) {
     if (capture->step != step_ + 1) throw Error(ErrorKind::step, "row gradients of a step that is over");
   }
-  begin_update(*gradients.spec);
-  backend_->update(gradients, of_this_step(spec));
-  backend_->finish_update(gradients.captures.size());
+  latching([&] {
+    begin_update(*gradients.spec);
+    backend_->update(gradients, of_this_step(spec));
+    backend_->finish_update(gradients.captures.size());
+  });
   updated_ = true;
 }
 
@@ -294,6 +338,7 @@ UpdateSpec Pool::of_this_step(UpdateSpec spec) const {
 bool Pool::dense_due() const { return step_ + 1 - staged_step_ >= dense_interval_ || backend_->log_is_low(); }
 
 void Pool::note_durable(std::uint64_t step) {
+  lock_->check();
   durable_step_.store(step, std::memory_order_release);
   backend_->note_recoverable(step);
 }
@@ -320,16 +365,18 @@ std::uint64_t Pool::commit(std::uint64_t cursor, const Dense* dense) {
       stage(mark, *dense);
     }
     make_durable = backend_->end_step(mark);
+    // However slow the medium is, no more than two steps are on their way to it.
+    background_.wait(last_commits_[0]);
   } catch (...) {
+    check_open();
     background_.fail(std::current_exception());
     throw;
   }
-  // However slow the medium is, no more than two steps are on their way to it.
-  background_.wait(last_commits_[0]);
   last_commits_[0] = last_commits_[1];
   last_commits_[1] =
       background_.submit([this, mark, dense_parts, has_dense = has_dense_, make_durable = std::move(make_durable)] {
         make_durable();
+        lock_->check();
         rows_durable_step_.store(mark.step, std::memory_order_release);
         // The first dense state of a pool is finished at once: until then the step durable is the rows', and it must not fall.
         if (dense_->pending()) {
@@ -350,7 +397,7 @@ void Pool::write_dense(const Dense& dense) {
   if (backend_->step_has_begun() || updated_)
     throw Error(ErrorKind::step, "a step has begun: commit it with its dense state");
   flush();
-  stage({step_, cursor_, row_updates_}, dense);
+  latching([&] { stage({step_, cursor_, row_updates_}, dense); });
   flush();
 }
 
@@ -360,12 +407,12 @@ void Pool::import_rows(std::size_t table, std::uint64_t first, std::span<const s
   const bool is_new = step_ == 0 || (report_.epoch == 1 && step_ == report_.step);
   if (!is_new || backend_->step_has_begun())
     throw Error(ErrorKind::step, "rows are imported before the first step only");
-  backend_->import_rows(table, first, weights, state);
+  latching([&] { backend_->import_rows(table, first, weights, state); });
 }
 
 void Pool::flush() {
   check_open();
-  finish_pending();
+  latching([&] { finish_pending(); });
 }
 
 void Pool::finish_pending() {
@@ -380,26 +427,53 @@ void Pool::finish_pending() {
 
 void Pool::close() {
   if (closed_) return;
-  try {
-    flush();
-    backend_->close(updated_);
-    dense_->sync();
-    superblock_->sync();
-  } catch (...) {
+  const auto end = [this] {
     // Whoever opens the pool next is the only one that writes.
     background_.stop();
     backend_->stop();
     closed_ = true;
     lock_.reset();
+  };
+  try {
+    flush();
+    sync_everything();
+    background_.stop();
+    lock_->check();
+    EpochRecord epoch = superblock_->epoch();
+    epoch.clean = 1;
+    epoch.has_steps = 1;
+    epoch.step = superblock_->commit().step;
+    epoch.dense_step = dense_->newest_step().value_or(format::no_position);
+    superblock_->write_epoch(epoch);
+  } catch (...) {
+    end();
     throw;
   }
-  background_.stop();
+  end();
+}
+
+void Pool::sync_everything() {
+  try {
+    backend_->close(updated_);
+    dense_->sync();
+    superblock_->sync();
+  } catch (...) {
+    if (medium_->level() == format::Level::process) distrust();
+    throw;
+  }
+}
+
+// Pages whose write failed look written. They hold what they should until the system wants their memory; from then on rows
+// are what they were at some earlier time, and nothing would tell.
+void Pool::distrust() noexcept {
   EpochRecord epoch = superblock_->epoch();
-  epoch.clean = 1;
-  superblock_->write_epoch(epoch);
-  superblock_->sync();
-  closed_ = true;
-  lock_.reset();
+  ++epoch.epoch;
+  std::fill(std::begin(epoch.boot_id), std::end(epoch.boot_id), format::boot_id_byte_of_failed_sync);
+  try {
+    superblock_->write_epoch(epoch);
+  } catch (const std::exception&) {
+    // The page is written all the same, which is what the next opening sees, as long as it sees the rows.
+  }
 }
 
 }  // namespace holdfast

@@ -3,7 +3,9 @@
 // Invariants
 // - What makes the rows of a step durable (see RowBackend) comes before its dense slot; both are the background thread's
 //   work, in that order. durable_step() reports s only after both.
-// - After the first failure to write, no verb does anything but throw `failed`, until the pool is opened again.
+// - Neither follows a step whose files have lost their names: the pool was removed.
+// - After the first failure to write or to read, no verb does anything but throw it again, as `failed` unless it was `full`,
+//   `read_only` or `corrupted`, until the pool is opened again.
 // - Verbs are called from one thread at a time; plan_batch may run on another meanwhile.
 // - Opening validates everything that recovery is going to use before it changes a byte.
 #pragma once
@@ -21,6 +23,7 @@
 #include "collection.h"
 #include "dense_slots.h"
 #include "lookup.h"
+#include "media/block_file.h"
 #include "media/medium.h"
 #include "recovery.h"
 #include "row_backend.h"
@@ -63,8 +66,9 @@ class Pool {
   static void create(const std::string& directory, const PoolOptions& options, std::vector<format::TableRecord> tables);
 
   // Opens for writing: takes the lock, recovers.
-  // medium: of the directory; where none is given, the one that it lies on.
-  Pool(const std::string& directory, const OpenOptions& options, std::unique_ptr<Medium> medium = nullptr);
+  // medium: of the directory; where none is given, the one that it lies on. watcher: of a log store's block files.
+  Pool(const std::string& directory, const OpenOptions& options, std::unique_ptr<Medium> medium = nullptr,
+       BlockWatcher* watcher = nullptr);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -134,6 +138,7 @@ class Pool {
   std::uint64_t epoch() const { return report_.epoch; }
   std::uint64_t log_bytes() const { return backend_->log_bytes(); }
   std::uint64_t log_bytes_free() const { return backend_->log_bytes_free(); }
+  Merging merging() const { return backend_->merging(); }
   std::optional<Traffic> traffic() const { return backend_->traffic(); }
 
  private:
@@ -143,12 +148,17 @@ class Pool {
   void begin_update(const CollectionSpec& spec);
   // Finishes the pending dense write, and waits for everything else.
   void finish_pending();
-  void make_backend(const std::string& directory, const OpenOptions& options);
+  void make_backend(const std::string& directory, const OpenOptions& options, BlockWatcher* watcher);
   void stage(const StepMark& mark, const Dense& dense);
   UpdateSpec of_this_step(UpdateSpec spec) const;
   // Of the background thread: `step` is what exact recovery never goes below from now on.
   void note_durable(std::uint64_t step);
   void check_open() const;
+  template <class Work>
+  decltype(auto) latching(const Work& work);
+  void sync_everything();
+  // At level process, after a sync that failed: the next opening must not believe the rows.
+  void distrust() noexcept;
 
   std::unique_ptr<Lock> lock_;
   std::unique_ptr<Medium> medium_;

@@ -57,6 +57,9 @@ struct Traffic {
   std::uint64_t scratchpad_rows;  // that there is room for
 };
 
+// Of a log that is folded home. wanted: it is, or is about to be; awaited: a record waits for room meanwhile.
+enum class Merging { none, wanted, awaited };
+
 class RowBackend {
  public:
   explicit RowBackend(std::vector<RowTable> tables) : tables_(std::move(tables)) {}
@@ -69,7 +72,7 @@ class RowBackend {
   // The newest step whose rows are all there.
   virtual StepMark newest() = 0;
   // Throws corrupted where rows cannot go back to the end of `step`.
-  virtual void check_roll_back(std::uint64_t step) = 0;
+  virtual void check_roll_back(std::uint64_t epoch, std::uint64_t step) = 0;
   // Goes back there, durably, in life `epoch`. Returns what that took.
   virtual RolledBack roll_back(std::uint64_t epoch, std::uint64_t step) = 0;
   // Training goes on from here.
@@ -107,6 +110,8 @@ class RowBackend {
 
   virtual std::uint64_t log_bytes() const = 0;
   virtual std::uint64_t log_bytes_free() const = 0;
+  // From any thread.
+  virtual Merging merging() const = 0;
   // Nothing where rows are read and written in place.
   virtual std::optional<Traffic> traffic() const = 0;
 

@@ -31,14 +31,22 @@ void write_block(BlockFile& file, std::uint64_t offset, const RowLogCheckpoint& 
   file.write(offset, block.size(), block.data());
 }
 
-std::optional<RowLogCheckpoint> read_checkpoint(const BlockFile& file, std::uint64_t offset, BlockQueue& queue) {
+RowLogCheckpoint read_bytes(const BlockFile& file, std::uint64_t offset, BlockQueue& queue) {
   const SectorBuffer block(format::block_bytes);
   const BlockRead read{&file, offset, block.size(), block.data()};
   queue.read_many({&read, 1});
   RowLogCheckpoint checkpoint;
   std::memcpy(&checkpoint, block.data(), sizeof(checkpoint));
-  if (checkpoint.magic != format::row_log_checkpoint_magic || checkpoint.crc != crc_of(checkpoint)) return std::nullopt;
   return checkpoint;
+}
+
+bool is_whole(const RowLogCheckpoint& checkpoint) {
+  return checkpoint.magic == format::row_log_checkpoint_magic && checkpoint.crc == crc_of(checkpoint);
+}
+
+std::optional<RowLogCheckpoint> read_checkpoint(const BlockFile& file, std::uint64_t offset, BlockQueue& queue) {
+  const RowLogCheckpoint checkpoint = read_bytes(file, offset, queue);
+  return is_whole(checkpoint) ? std::optional(checkpoint) : std::nullopt;
 }
 
 }  // namespace
@@ -79,6 +87,19 @@ RowLog::RowLog(const std::string& path, Caching caching, BlockWatcher* watcher, 
   if (!first && !second) throw Error(ErrorKind::corrupted, file_.place(0) + ": neither checkpoint holds its checksum");
   checkpoint_slot_ = first && (!second || first->sequence > second->sequence) ? 0 : 1;
   checkpoint_ = checkpoint_slot_ == 0 ? *first : *second;
+}
+
+std::optional<std::uint64_t> RowLog::offset_of_broken_checkpoint() const {
+  const std::uint64_t offset = format::row_log_checkpoint_offset[1 - checkpoint_slot_];
+  const RowLogCheckpoint other = read_bytes(file_, offset, queue_);
+  const bool is_empty = other.magic == 0 && other.crc == 0;
+  return is_empty || is_whole(other) ? std::nullopt : std::optional(offset);
+}
+
+std::optional<std::string> RowLog::broken_checkpoint() const {
+  const auto offset = offset_of_broken_checkpoint();
+  if (!offset) return std::nullopt;
+  return file_.place(*offset) + ": the checksum of this checkpoint does not hold";
 }
 
 void RowLog::read_range(std::uint64_t position, std::uint64_t bytes, std::byte* dst) const {

@@ -74,6 +74,12 @@ class RowLog {
     return format::row_log_ring_offset + position % ring_bytes();
   }
   std::string place(std::uint64_t position) const { return file_.place(offset_of(position)); }
+  std::string place_of_checkpoint() const { return file_.place(format::row_log_checkpoint_offset[checkpoint_slot_]); }
+  std::uint64_t epoch_of_checkpoint() const { return checkpoint_.epoch; }
+  // The checkpoint that does not count, where it neither holds nor is as creation left it, with file and offset. In a pool
+  // that was closed cleanly there is none.
+  std::optional<std::uint64_t> offset_of_broken_checkpoint() const;
+  std::optional<std::string> broken_checkpoint() const;
   const BlockFile& file() const { return file_; }
 
   // Where a record of `bytes` would go, or nothing when there is no room behind the tail and `pinned`, the oldest

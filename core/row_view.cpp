@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <optional>
 #include <set>
 #include <thread>
@@ -64,9 +65,23 @@ class InPlaceView final : public RowView {
     } catch (const Error& error) {
       problems.emplace_back(error.what());
     }
+    for (const Excess& excess : bits_beyond_the_last_row()) {
+      problems.push_back(excess.file + " at offset " + std::to_string(excess.offset) +
+                         ": touched bits beyond the last row of table '" + excess.table + "'");
+    }
     const auto is_undone = [&](std::size_t table, std::uint64_t row) { return undone.contains({table, row}); };
-    for (std::string& problem : store_.verify(is_undone)) problems.push_back(std::move(problem));
+    for (std::string& problem : store_.bad_rows(is_undone)) problems.push_back(std::move(problem));
     return problems;
+  }
+
+  // They are no row's.
+  void plan_repair(std::optional<std::uint64_t>, RepairPlan& plan) override {
+    for (const Excess& excess : bits_beyond_the_last_row()) {
+      std::vector<std::byte> bytes(sizeof(excess.right));
+      std::memcpy(bytes.data(), &excess.right, bytes.size());
+      plan.edits.push_back({excess.file, excess.offset, std::move(bytes),
+                            "touched bits beyond the last row of table '" + excess.table + "' are cleared"});
+    }
   }
 
  private:
@@ -81,6 +96,26 @@ class InPlaceView final : public RowView {
     }
   }
 
+  struct Excess {
+    std::string table;
+    std::string file;
+    std::uint64_t offset;  // of the word
+    std::uint64_t right;  // as it should be
+  };
+
+  std::vector<Excess> bits_beyond_the_last_row() const {
+    std::vector<Excess> found;
+    for (const InPlaceStore::Table& table : store_.tables()) {
+      const auto* words = reinterpret_cast<const std::uint64_t*>(table.touched.file->data());
+      const std::uint64_t tail = table.num_rows % 64;
+      const std::uint64_t last = table.num_rows / 64;
+      if (tail == 0 || table.touched.file->next_data(last * 8) > last * 8 || (words[last] >> tail) == 0) continue;
+      const std::uint64_t right = words[last] & ((std::uint64_t{1} << tail) - 1);
+      found.push_back({table.name, table.touched.file->name(), last * 8, right});
+    }
+    return found;
+  }
+
   Medium& medium_;
   Superblock& superblock_;
   InPlaceStore store_;
@@ -92,6 +127,7 @@ class LogView final : public RowView {
   LogView(std::string directory, Superblock& superblock)
       : RowView(row_tables_of(superblock.tables(), superblock.header().seed)),
         directory_(std::move(directory)),
+        superblock_(superblock),
         ring_bytes_(superblock.header().log_bytes) {
     retrying([] {});
   }
@@ -118,12 +154,33 @@ class LogView final : public RowView {
   LogUse log_use() const override { return {store_->used_bytes(), store_->merged_step()}; }
 
   std::vector<std::string> verify(std::uint64_t step) override {
-    std::vector<std::string> problems = store_->verify();
+    std::vector<std::string> problems = store_->verify(step);
+    if (const std::uint64_t epoch = store_->epoch_of_checkpoint(); epoch > superblock_.epoch().epoch) {
+      problems.push_back(store_->place_of_checkpoint() + ": a checkpoint of epoch " + std::to_string(epoch) +
+                         ", the pool is in epoch " + std::to_string(superblock_.epoch().epoch));
+    }
+    if (const auto broken = store_->broken_checkpoint(); broken && superblock_.epoch().clean != 0) {
+      problems.push_back(*broken);
+    }
     if (store_->merged_step() > step) {
-      problems.push_back("rows are merged up to step " + std::to_string(store_->merged_step()) +
-                         ", and the newest dense state is of step " + std::to_string(step));
+      problems.push_back(store_->place_of_checkpoint() + ": rows are merged up to step " +
+                         std::to_string(store_->merged_step()) + ", and the newest dense state is of step " +
+                         std::to_string(step));
     }
     return problems;
+  }
+
+  // Where the log that the other checkpoint begins is whole, and ends where the pool was closed, this one is not needed:
+  // if it was the newer one, rows that had been merged are in that log still, and are merged again.
+  void plan_repair(std::optional<std::uint64_t> closed_step, RepairPlan& plan) override {
+    const auto offset = store_->offset_of_broken_checkpoint();
+    if (!offset || superblock_.epoch().clean == 0) return;
+    if (closed_step == store_->last().step && store_->verify(*closed_step).empty()) {
+      plan.edits.push_back({store_->log_name(), *offset, std::vector<std::byte>(sizeof(format::RowLogCheckpoint)),
+                            "the row log's checkpoint that does not count is emptied, as creation leaves it"});
+    } else {
+      plan.refusals.push_back(*store_->broken_checkpoint() + ": it may be the one that counts");
+    }
   }
 
  private:
@@ -151,6 +208,7 @@ class LogView final : public RowView {
   }
 
   std::string directory_;
+  Superblock& superblock_;
   std::uint64_t ring_bytes_;
   std::unique_ptr<LogStore> store_;
 };

@@ -15,6 +15,7 @@
 #include "collection.h"
 #include "dense_slots.h"
 #include "media/medium.h"
+#include "repair.h"
 #include "row_table.h"
 #include "step_mark.h"
 #include "superblock.h"
@@ -48,6 +49,8 @@ class RowView {
   virtual LogUse log_use() const = 0;
   // Everything that is wrong with what keeps the rows, and with the way back to the end of `step`.
   virtual std::vector<std::string> verify(std::uint64_t step) = 0;
+  // Adds to the plan what may be put right of it. closed_step: where a pool that was closed cleanly says that it ended.
+  virtual void plan_repair(std::optional<std::uint64_t> closed_step, RepairPlan& plan) = 0;
 
  private:
   std::vector<RowTable> tables_;

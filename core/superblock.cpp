@@ -1,9 +1,10 @@
 #include "superblock.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
-#include <optional>
+#include <iterator>
 #include <utility>
 
 #include "checksum.h"
@@ -122,6 +123,7 @@ void Superblock::write(Medium& medium, PoolHeader header, std::vector<TableRecor
     put(format::commit_offset[0], sealed_commit);
     for (std::size_t i = 0; i < tables.size(); ++i) {
       tables[i].magic = format::table_magic;
+      tables[i].number = static_cast<std::uint32_t>(i + 1);
       tables[i].crc = crc_of(tables[i]);
       put(format::tables_offset + i * sizeof(TableRecord), tables[i]);
     }
@@ -132,43 +134,49 @@ void Superblock::write(Medium& medium, PoolHeader header, std::vector<TableRecor
   medium.persist_point();
 }
 
-Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
-  file_ = medium.open(superblock_name, writable, Access::sequential);
-  const File& file = *file_;
+PoolHeader Superblock::read_header(const File& file) {
+  PoolHeader header;
   if (file.size() < sizeof(PoolHeader)) {
     throw Error(ErrorKind::format_mismatch, file.name() + ": too short to be a pool");
   }
-  std::memcpy(&header_, file.data(), sizeof(header_));
-  if (header_.magic != format::pool_magic) {
+  std::memcpy(&header, file.data(), sizeof(header));
+  if (header.magic != format::pool_magic) {
     throw Error(ErrorKind::format_mismatch, file.name() + ": not a holdfast pool");
   }
-  if (header_.version < format::oldest_version || header_.version > format::version) {
-    throw Error(ErrorKind::format_mismatch, file.name() + ": format version " + std::to_string(header_.version) +
+  if (header.version < format::oldest_version || header.version > format::version) {
+    throw Error(ErrorKind::format_mismatch, file.name() + ": format version " + std::to_string(header.version) +
                                                 ", this build knows versions up to " + std::to_string(format::version) +
                                                 "; use the holdfast that wrote it");
   }
-  if (header_.crc != crc_of(header_)) {
+  if (header.crc != crc_of(header)) {
     throw Error(ErrorKind::corrupted, place(file, 0) + ": the pool header's checksum does not hold");
   }
   if (file.size() < format::pool_file_bytes(0) ||
-      header_.num_tables > (file.size() - format::tables_offset) / sizeof(TableRecord)) {
+      header.num_tables > (file.size() - format::tables_offset) / sizeof(TableRecord)) {
     throw Error(ErrorKind::corrupted, file.name() + ": truncated to " + std::to_string(file.size()) + " bytes");
   }
-  if (header_.num_shards != 1 || header_.num_writers != 1) {
+  if (header.num_shards != 1 || header.num_writers != 1) {
     throw Error(ErrorKind::format_mismatch,
-                file.name() + ": " + std::to_string(header_.num_shards) + " shards; this build opens pools of one");
+                file.name() + ": " + std::to_string(header.num_shards) + " shards; this build opens pools of one");
   }
-  if (header_.row_checksums > 1) {
+  if (header.row_checksums > 1) {
     throw Error(ErrorKind::format_mismatch, file.name() + ": row checksums of a kind that this build does not know");
   }
   const auto newest_store =
-      static_cast<std::uint32_t>(header_.version == 1 ? format::Store::in_place : format::Store::log);
-  if (header_.store > newest_store) {
+      static_cast<std::uint32_t>(header.version == 1 ? format::Store::in_place : format::Store::log);
+  if (header.store > newest_store) {
     throw Error(ErrorKind::corrupted, place(file, 0) + ": unknown store");
   }
-  if (header_.level > static_cast<std::uint32_t>(format::Level::power)) {
+  if (header.level > static_cast<std::uint32_t>(format::Level::power)) {
     throw Error(ErrorKind::corrupted, place(file, 0) + ": unknown durability level");
   }
+  return header;
+}
+
+Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
+  file_ = medium.open(superblock_name, writable, Access::sequential);
+  const File& file = *file_;
+  header_ = read_header(file);
   for (std::size_t i = 0; i < header_.num_tables; ++i) {
     const std::size_t offset = format::tables_offset + i * sizeof(TableRecord);
     const auto table = read_valid<TableRecord>(file, offset, format::table_magic);
@@ -177,6 +185,10 @@ Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
                   place(file, offset) + ": the checksum of table record " + std::to_string(i) + " does not hold");
     }
     check_table(*table, place(file, offset));
+    if (table->number != 0 && table->number != i + 1) {
+      throw Error(ErrorKind::corrupted, place(file, offset) + ": table record " + std::to_string(table->number - 1) +
+                                            " where number " + std::to_string(i) + " belongs");
+    }
     tables_.push_back(*table);
   }
   // In this order: an epoch is durable before anything that carries it, so a reader beside a writer finds none missing.
@@ -187,6 +199,18 @@ Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
     throw Error(ErrorKind::corrupted, place(file, format::epoch_offset[1 - epoch_slot_]) +
                                           ": the epoch record of epoch " + std::to_string(commit_.epoch) + " is lost");
   }
+}
+
+std::optional<std::string> Superblock::reason_to_distrust() const {
+  const auto boot = current_boot_id();
+  const auto& of_record = epoch_.boot_id;
+  const bool same_boot = std::equal(boot.begin(), boot.end(), of_record);
+  if (medium_.level() != format::Level::process || epoch_.clean != 0 || same_boot) return std::nullopt;
+  const bool sync_failed = std::all_of(std::begin(of_record), std::end(of_record),
+                                       [](std::uint8_t byte) { return byte == format::boot_id_byte_of_failed_sync; });
+  return (sync_failed ? "could not be synced when it was closed, and its medium ("
+                      : "was open when the machine went down, and its medium (") +
+         medium_.description() + ") keeps no order across that: its rows may be from any moment";
 }
 
 std::vector<std::string> Superblock::broken_records() const {
@@ -206,6 +230,14 @@ std::vector<std::string> Superblock::broken_records() const {
   return broken;
 }
 
+void Superblock::persist_records() {
+  medium_.flush(file_->data() + format::epoch_offset[epoch_slot_], sizeof(epoch_));
+  medium_.flush(file_->data() + format::commit_offset[commit_slot_], sizeof(commit_));
+  medium_.persist_point();
+}
+
+std::string Superblock::place_of_older_commit() const { return place(*file_, format::commit_offset[1 - commit_slot_]); }
+
 void Superblock::write_epoch(EpochRecord record) {
   record.magic = format::epoch_magic;
   record.crc = crc_of(record);
@@ -213,6 +245,7 @@ void Superblock::write_epoch(EpochRecord record) {
   std::byte* target = file_->data() + format::epoch_offset[epoch_slot_];
   std::memcpy(target, &record, sizeof(record));
   medium_.persist(target, sizeof(record));
+  file_->sync();
   epoch_ = record;
 }
 

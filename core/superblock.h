@@ -3,12 +3,14 @@
 // Invariants
 // - Header and table records are written once, into a new file that is renamed into place.
 // - Epoch and commit records have two blocks each, written by turns: a torn write leaves the older one whole.
-// - The epoch is made durable before anything that carries it is written.
+// - An epoch record is on the medium when write_epoch returns, at every level: it is what a machine that went down leaves of
+//   whether the pool was open. So it is there before anything that carries the epoch, or that belongs to its life, is written.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +33,8 @@ class Superblock {
   static void write(Medium& medium, format::PoolHeader header, std::vector<format::TableRecord> tables,
                     const format::EpochRecord& epoch, const format::CommitRecord& commit);
 
+  // The header alone. Throws format_mismatch or corrupted.
+  static format::PoolHeader read_header(const File& file);
   // Reads and checks; throws not_found, format_mismatch or corrupted, and changes nothing.
   Superblock(Medium& medium, bool writable);
 
@@ -38,11 +42,17 @@ class Superblock {
   const std::vector<format::TableRecord>& tables() const { return tables_; }
   const format::EpochRecord& epoch() const { return epoch_; }
   const format::CommitRecord& commit() const { return commit_; }
+  // Why rows may be from any moment, which only those of a process-level pool ever are; or nothing.
+  std::optional<std::string> reason_to_distrust() const;
   // Epoch and commit records that neither hold their checksum nor were never written, each with file and offset. After
   // a crash one of each may be torn; after a clean close none is. But for one that does not count: at level `power` an
   // epoch record may be torn by a cut while the next life began, before it changed anything.
   std::vector<std::string> broken_records() const;
-  // Makes the record durable. Seals it first.
+  // For messages: where the commit record lies that does not count.
+  std::string place_of_older_commit() const;
+  // Makes durable what was read: whoever wrote it may have died before its flush.
+  void persist_records();
+  // Seals the record and makes it durable; write_epoch beyond what the level asks for.
   void write_epoch(format::EpochRecord record);
   void write_commit(format::CommitRecord record);
   // For readers of a pool in use: the newest records as they stand now.

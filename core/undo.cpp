@@ -66,6 +66,11 @@ UndoPlan plan_undo(const Superblock& superblock, const UndoLog& log, const InPla
     undo_order.push_back(*record);
     link = UndoLog::Link::before(record->header);
   }
+  if (link.position == format::no_position && link.step > step) {
+    throw Error(ErrorKind::corrupted, log.place(head) + ": the chain of records begins at the end of step " +
+                                          std::to_string(link.step) + ", whose dense state is lost; rows cannot be " +
+                                          "rolled back to step " + std::to_string(step));
+  }
 
   return {head, std::move(undo_order)};
 }

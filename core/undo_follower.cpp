@@ -49,7 +49,8 @@ void UndoFollower::follow(std::uint64_t floor) {
 // The records of steps that were committed when this began are read backwards, and count before those taken since.
 void UndoFollower::fix(std::uint64_t step) {
   std::vector<Taken> before;
-  for (UndoLog::Link link = chain_.front().link; link.position != format::no_position && link.step > step;) {
+  UndoLog::Link link = chain_.front().link;
+  while (link.position != format::no_position && link.step > step) {
     std::string why = "a record was given up";
     const auto header = log_.read_header(link.position, &why);
     const bool stands = header && header->crc == link.crc && link.position >= begin_.log_tail;
@@ -58,6 +59,7 @@ void UndoFollower::fix(std::uint64_t step) {
     before.push_back(std::move(*record));
     link = UndoLog::Link::before(*header);
   }
+  if (link.position == format::no_position && link.step > step) overtaken(ring_->name(), "the pool was opened anew");
   step_ = step;
   for (auto record = before.rbegin(); record != before.rend(); ++record) keep(*record);
   for (; !pending_.empty(); pending_.pop_front()) keep(pending_.front());

@@ -11,10 +11,10 @@ namespace holdfast {
 using format::RecordHeader;
 using format::RecordSection;
 
-void UndoLog::start(std::uint64_t epoch, std::uint64_t head) {
+void UndoLog::start(std::uint64_t epoch, std::uint64_t head, const Link& begin) {
   const std::lock_guard lock(mutex_);
   epoch_ = epoch;
-  last_ = Link{};
+  last_ = begin;
   live_.clear();
   head_ = head;
 }

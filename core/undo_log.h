@@ -36,7 +36,7 @@ class UndoLog {
   struct Link {
     std::uint64_t position = format::no_position;
     std::uint32_t crc = 0;
-    std::uint64_t step = 0;
+    std::uint64_t step = 0;  // where there is no record: the step at whose end the life began
 
     static Link of(const format::CommitRecord& commit) {
       return {commit.last_record, commit.last_record_crc, commit.last_record_step};
@@ -54,8 +54,8 @@ class UndoLog {
   void grow(std::size_t bytes);
   bool empty() const;
 
-  // Begins an empty log at `head`: what lies in the ring is forgotten.
-  void start(std::uint64_t epoch, std::uint64_t head);
+  // Begins an empty log at `head`: what lies in the ring is forgotten. The chain begins at `begin`, which names no record.
+  void start(std::uint64_t epoch, std::uint64_t head, const Link& begin);
 
   // Space for a record of `bytes` (a multiple of line_bytes) of `step`; nothing when the ring has no room now.
   std::optional<std::uint64_t> reserve(std::uint64_t step, std::size_t bytes);

@@ -1,5 +1,9 @@
 #include "kernels/kernels.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <string_view>
 
 #include "kernels/instruction_sets.h"
@@ -7,10 +11,18 @@
 namespace holdfast {
 namespace {
 
+#if defined(__x86_64__)
+// Not every compiler's __builtin_cpu_supports knows it.
+bool has_f16c() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+#endif
+
 bool runs_here(std::string_view name) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+  const bool avx2 = __builtin_cpu_supports("avx2") && has_f16c() && __builtin_cpu_supports("bmi2");
   if (name == "avx2") return avx2;
   if (name == "avx512") {
     return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

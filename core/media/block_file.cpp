@@ -124,7 +124,7 @@ void BlockFile::check_read(std::uint64_t offset, std::size_t bytes, const std::b
 
 void BlockFile::check_write(std::uint64_t offset, std::size_t bytes, const std::byte* src) const {
   check(offset, bytes, src);
-  if (watcher_ != nullptr) watcher_->before_write(*this, offset, bytes);
+  if (watcher_ != nullptr) watcher_->before_write(*this, offset, {src, bytes});
   Medium::count_persist_point();
 }
 

@@ -18,6 +18,7 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <span>
 #include <string>
 
 #include "../format.h"
@@ -51,7 +52,7 @@ class BlockWatcher {
  public:
   virtual ~BlockWatcher() = default;
   virtual void before_read(const BlockFile& file) = 0;
-  virtual void before_write(const BlockFile& file, std::uint64_t offset, std::size_t bytes) = 0;
+  virtual void before_write(const BlockFile& file, std::uint64_t offset, std::span<const std::byte> data) = 0;
   virtual void before_sync(const BlockFile& file) = 0;
   virtual void after_sync(const BlockFile& file) = 0;
 };

@@ -120,9 +120,15 @@ class MappedFile final : public File {
 
   void resize(std::size_t bytes) override {
     if (::ftruncate(fd_, static_cast<off_t>(bytes)) != 0) throw_errno("resizing " + name_, errno);
-    ::munmap(data_, std::max<std::size_t>(size_, 1));
-    data_ = nullptr;
-    map(bytes);
+    void* address = ::mremap(data_, std::max<std::size_t>(size_, 1), std::max<std::size_t>(bytes, 1), MREMAP_MAYMOVE);
+    if (address == MAP_FAILED) {
+      const int error = errno;
+      const bool undone = ::ftruncate(fd_, static_cast<off_t>(size_)) == 0;
+      const std::string what = "mapping " + std::to_string(bytes) + " bytes of " + name_;
+      throw_errno(undone ? what : what + ", which stays as long as that", error);
+    }
+    data_ = static_cast<std::byte*>(address);
+    size_ = bytes;
   }
 
   void write(std::size_t offset, const void* from, std::size_t bytes) override {
@@ -200,17 +206,18 @@ class MappedMedium final : public Medium {
     struct stat status{};
     if (::stat(directory_.c_str(), &status) != 0) throw_errno("opening " + directory_, errno);
     synced_ = flushing == Flushing::synced;
+    volatile_ = is_volatile(directory_);
     dax_ = !synced_ && write_back_ != WriteBack::none && is_dax(directory_);
   }
 
   format::Level level() const override {
-    const bool survives = dax_ || (synced_ && !is_volatile(directory_));
+    const bool survives = dax_ || (synced_ && !volatile_);
     return survives ? format::Level::power : format::Level::process;
   }
 
   std::string description() const override {
     if (dax_) return std::string("DAX (MAP_SYNC, ") + name_of(write_back_) + "), power";
-    if (is_volatile(directory_)) return "tmpfs, process";
+    if (volatile_) return "tmpfs, process";
     return synced_ ? "block device (direct I/O, fdatasync), power" : "file, process";
   }
 
@@ -280,7 +287,9 @@ class MappedMedium final : public Medium {
 
   std::string directory_;
   WriteBack write_back_ = detect_write_back();
+  // As they were when it was opened: a directory may be moved.
   bool synced_ = false;
+  bool volatile_ = false;
   bool dax_ = false;
 };
 

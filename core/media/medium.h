@@ -37,7 +37,7 @@ class File {
   virtual void allocate(std::size_t offset, std::size_t bytes) = 0;
   // The first offset at or after `offset` that may hold something else than zeros; size() when there is none.
   virtual std::size_t next_data(std::size_t offset) const = 0;
-  // Grows or shrinks the file; data() may move.
+  // Grows or shrinks the file; data() may move. Where it throws, the old mapping is there.
   virtual void resize(std::size_t bytes) = 0;
   // Stores bytes that nobody keeps an address of; flush and fence mean the same for them. Cheaper than stores where
   // flushing takes a page's write permission away.

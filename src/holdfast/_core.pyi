@@ -299,6 +299,11 @@ class LiveCopy:
         After settle: rows that count instead of those that were copied, likewise.
         """
 
+def plan_repair(directory: str) -> tuple[list[tuple[str, int, bytes, str]], list[str]]:
+    """
+    What of a damaged pool may be put right without a guess: (file, offset, bytes, why) of each edit, and what may not.
+    """
+
 def crc32c(crc: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """
     The CRC-32C of the bytes that gave `crc`, followed by these; begin with 0.

@@ -48,11 +48,12 @@ class PoolExists(PoolError):
 
 
 class PoolReadOnly(PoolError):
-    """The pool's directory or medium does not allow writing."""
+    """The pool's directory or medium does not allow writing, or not any more."""
 
 
 class PoolFull(PoolError):
-    """The medium has no space left; the pool stays at its last step."""
+    """The medium has no space left. The pool stays at its last step; where that was found only when something had been
+    written, it takes no further one until it is opened again, and the message says so."""
 
 
 class BatchTooLarge(PoolError):
@@ -80,7 +81,7 @@ class UntrustedPool(PoolError):
 
 
 class PoolFailed(PoolError):
-    """An earlier write or flush failed; the pool takes no further step until it is opened again."""
+    """A write, a flush or a read failed, now or earlier; a pool takes no further step until it is opened again."""
 
 
 class PlacementError(HoldfastError):

@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
@@ -88,10 +89,13 @@ class Observers:
 
 
 class MetricsFile:
-    """JSON lines, as the module's text says. is_new: the run begins in a new pool. Raises ConfigError that names the
-    file where it cannot be written."""
+    """JSON lines, as the module's text says. is_new: the run begins in a new pool.
+
+    Raises ConfigError that names the file where it cannot be written, and OSError that does where that happens later.
+    """
 
     def __init__(self, path: Path, *, resumed_step: int, is_new: bool) -> None:
+        self._path = path
         try:
             if is_new and path.exists() and path.stat().st_size > 0:
                 path.rename(free_name(path))
@@ -99,7 +103,7 @@ class MetricsFile:
                 _cut_after(path, resumed_step)
             path.parent.mkdir(parents=True, exist_ok=True)
             # Line by line: a crash loses at most the line that was being written.
-            self._file = path.open("a", buffering=1, encoding="utf-8")
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise ConfigError(f"metrics file {path}: {error.strerror}") from error
 
@@ -126,7 +130,7 @@ class MetricsFile:
         self._file.close()
 
     def _write(self, line: Mapping[str, object]) -> None:
-        self._file.write(json.dumps(line) + "\n")
+        write_whole(self._file, json.dumps(line).encode() + b"\n", self._path)
 
 
 class TensorBoard:
@@ -254,6 +258,17 @@ def counting_up_to(what: str) -> Iterator[Callable[[int, int], None]]:
 def _finite(value: float) -> float | None:
     """JSON has no NaN: null stands for it (an AUC of one class only)."""
     return value if math.isfinite(value) else None
+
+
+def write_whole(file: FileIO, data: bytes, path: Path) -> None:
+    """Appends to a file without a buffer. After an error it is closed: what has failed once is not tried again."""
+    left = memoryview(data)
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError as error:
+        file.close()
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def free_name(path: Path) -> Path:

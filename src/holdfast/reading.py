@@ -2,7 +2,7 @@
 
 - `at_rest` is for digests and exports: it recovers the pool if it was not closed cleanly, and holds its lock, so that
   nothing changes while it is read. PoolBusy where a run has it.
-- `locked` is for verify: it holds the lock, and changes nothing.
+- `locked` is for verify: it holds the lock, and changes nothing. Repairs hold it alone, as a writer does.
 - `ReadOnlyPool` is for evaluation: no lock, no change; a run may be at work, and rows are as they are at that instant.
 """
 
@@ -87,19 +87,21 @@ def at_rest(directory: Path) -> Iterator[tuple[_core.Reader, _core.RecoveryRepor
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Keeps writers out for a while. Raises PoolBusy where one is at work; says which."""
+def locked(directory: Path, *, alone: bool = False) -> Iterator[None]:
+    """Keeps writers out for a while; alone: others that keep them out, too. Raises PoolBusy where one is at work; says
+    which."""
     if not exists(directory):
         raise PoolNotFound(f"{directory} holds no pool")
     try:
-        lock = (directory / LOCK_FILE).open("rb")
+        lock = (directory / LOCK_FILE).open("a+b" if alone else "rb")
     except FileNotFoundError:
         yield  # nobody has ever opened it here
         return
     with lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(lock, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except BlockingIOError:
+            lock.seek(0)
             holder = lock.read(32).decode(errors="replace").strip() or "(unknown)"
             raise PoolBusy(f"{directory} is open for writing in process {holder}; wait for it, or stop it") from None
         yield

@@ -41,6 +41,7 @@ from holdfast.errors import (
     FormatMismatch,
     Overtaken,
     PoolExists,
+    PoolFailed,
     PoolFull,
     PoolNotFound,
     StepError,
@@ -550,7 +551,7 @@ def restore_snapshot(
 
     medium: as in `holdfast.Pool`. on_bytes: told how much was just verified, on_rows: how many rows were just written.
 
-    Raises PoolExists, BrokenChain, Corrupted, FormatMismatch, PoolFull; then there is no pool.
+    Raises PoolExists, BrokenChain, Corrupted, FormatMismatch, PoolFull, PoolFailed; then there is no pool.
     """
     if pool.exists():
         raise PoolExists(f"{pool} is there already; a restore makes a new pool, name another directory")
@@ -619,21 +620,21 @@ def _restore_table(
 
 
 class _Output:
-    """A file that is durable when the block ends; `info` says what is in it. Raises PoolFull."""
+    """A file that is durable when the block ends; `info` says what is in it. Raises PoolFull, PoolFailed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._bytes = self._crc = 0
 
     def __enter__(self) -> Self:
-        with _no_space(self._path):
+        with _writing(self._path):
             self._file = self._path.open("xb", buffering=0)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._file, _no_space(self._path):
+        with self._file, _writing(self._path):
             if error is None:
                 os.fsync(self._file.fileno())
 
@@ -645,7 +646,7 @@ class _Output:
         view = memoryview(data)
         self._crc = _crc(view, self._crc)
         self._bytes += len(view)
-        with _no_space(self._path):
+        with _writing(self._path):
             while view:
                 view = view[self._file.write(view) :]
 
@@ -661,13 +662,12 @@ class _Output:
 
 
 @contextmanager
-def _no_space(path: Path) -> Iterator[None]:
+def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise PoolFull(f"{path}: {error.strerror}; nothing is left of the snapshot") from error
+        kind = PoolFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else PoolFailed
+        raise kind(f"{path}: {error.strerror}; nothing is left of what was being made") from error
 
 
 @contextmanager
@@ -684,14 +684,18 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 def _new_directory(path: Path, suffix: str) -> Iterator[Path]:
     """An empty directory beside `path`; it becomes `path`, durably, if the block ends well, and is removed if not."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.{suffix}")
-    partial.mkdir()
+    with _writing(partial):
+        partial.mkdir()
+    made = partial  # whatever has the name now
     try:
         yield partial
-        _sync_directory(partial)
-        partial.rename(path)
-        _sync_directory(path.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        with _writing(path):
+            _sync_directory(partial)
+            made = partial.rename(path)
+            _sync_directory(path.parent)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
 
 
 def _sync_directory(path: Path) -> None:

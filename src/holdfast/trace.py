@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError
-from holdfast.observe import free_name
+from holdfast.observe import free_name, write_whole
 
 if TYPE_CHECKING:
     from holdfast.metrics import Evaluation
@@ -124,15 +124,9 @@ class TraceFile:
             self._written_at = now
 
     def _write(self) -> None:
-        """Writes what is pending. After an error the file is closed: what has failed once is not tried again."""
-        data = memoryview("".join(self._pending).encode())
+        data = "".join(self._pending).encode()
         self._pending.clear()
-        try:
-            while data:
-                data = data[self._file.write(data) :]
-        except OSError as error:
-            self._file.close()
-            raise OSError(error.errno, error.strerror, str(self._path)) from error
+        write_whole(self._file, data, self._path)
 
 
 def _cut_after(path: Path, step: int) -> float:

@@ -1,4 +1,5 @@
-// A small pool of two tables and a run over it whose ids and gradients are functions of the step.
+// A small pool, of two tables where nothing else is said, and a run over it whose ids and gradients are functions of the
+// step.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +18,6 @@
 
 namespace holdfast {
 
-inline constexpr std::size_t num_bags = 16;
-inline constexpr std::size_t ids_per_bag = 3;
-
 inline format::TableRecord table_record(const char* name, std::uint64_t rows, std::uint32_t dim,
                                         RowOptimizer optimizer) {
   format::TableRecord record{};
@@ -33,34 +31,52 @@ inline format::TableRecord table_record(const char* name, std::uint64_t rows, st
   return record;
 }
 
+// What a pool holds, and how much of it a batch takes: each table has a feature of its own.
+struct Script {
+  std::vector<format::TableRecord> tables = {table_record("a", 300, 8, RowOptimizer::rowwise_adagrad),
+                                             table_record("b", 40, 4, RowOptimizer::adam)};
+  std::size_t num_bags = 16;
+  std::size_t ids_per_bag = 3;
+  bool has_dense = true;
+  bool row_checksums = false;
+};
+
 inline void make_pool(const std::string& path, std::uint64_t log_bytes, format::Store store = format::Store::in_place,
-                      bool row_checksums = false) {
-  Pool::create(
-      path, {1, log_bytes, store, row_checksums},
-      {table_record("a", 300, 8, RowOptimizer::rowwise_adagrad), table_record("b", 40, 4, RowOptimizer::adam)});
+                      const Script& script = {}) {
+  Pool::create(path, {1, log_bytes, store, script.row_checksums}, script.tables);
 }
 
 // Trains scripted steps: ids and gradients are functions of the step.
 class Run {
  public:
-  Run(const std::string& path, const OpenOptions& options, std::unique_ptr<Medium> medium = nullptr)
-      : pool(path, options, std::move(medium)) {
+  Run(const std::string& path, const OpenOptions& options, Script of_run = {}, std::unique_ptr<Medium> medium = nullptr,
+      BlockWatcher* watcher = nullptr)
+      : pool(path, options, std::move(medium), watcher), script(std::move(of_run)) {
     auto spec = std::make_shared<CollectionSpec>();
-    spec->tables = {{0, 300, 8, Pooling::sum}, {1, 40, 4, Pooling::mean}};
-    spec->features = {{0, 0, "x"}, {1, 8, "y"}};
-    spec->output_width = 12;
+    for (std::uint32_t t = 0; t < script.tables.size(); ++t) {
+      const format::TableRecord& table = script.tables[t];
+      spec->tables.push_back({t, table.num_embeddings, table.embedding_dim, t % 2 == 0 ? Pooling::sum : Pooling::mean});
+      spec->features.push_back({t, spec->output_width, table.name});
+      spec->output_width += table.embedding_dim;
+    }
+    output_width_ = spec->output_width;
     plans_ = std::make_shared<PlanPool>(spec);
   }
 
   std::shared_ptr<Plan> plan(std::uint64_t step) {
     std::mt19937_64 random(step);
     std::vector<std::int64_t> ids;
-    for (std::size_t i = 0; i < num_bags * ids_per_bag; ++i) ids.push_back(static_cast<std::int64_t>(random() % 300));
-    for (std::size_t i = 0; i < num_bags * ids_per_bag; ++i) ids.push_back(static_cast<std::int64_t>(random() % 40));
-    std::vector<std::int64_t> offsets;
-    for (std::size_t i = 0; i <= 2 * num_bags; ++i) offsets.push_back(static_cast<std::int64_t>(i * ids_per_bag));
+    std::vector<std::int64_t> offsets = {0};
+    std::vector<std::uint32_t> features;
+    for (const format::TableRecord& table : script.tables) {
+      for (std::size_t i = 0; i < script.num_bags * script.ids_per_bag; ++i) {
+        ids.push_back(static_cast<std::int64_t>(random() % table.num_embeddings));
+        if (ids.size() % script.ids_per_bag == 0) offsets.push_back(static_cast<std::int64_t>(ids.size()));
+      }
+      features.push_back(static_cast<std::uint32_t>(features.size()));
+    }
     auto plan = plans_->take();
-    plan_batch({ids.data(), offsets.data(), true, nullptr, num_bags, {0, 1}}, true, *plan);
+    plan_batch({ids.data(), offsets.data(), true, nullptr, script.num_bags, features}, true, *plan);
     return plan;
   }
 
@@ -93,7 +109,7 @@ class Run {
     auto now = next_ ? std::exchange(next_, nullptr) : plan(number);
     const auto capture = pool.capture(now);
     after_verb();
-    std::vector<float> out(num_bags * 12);
+    std::vector<float> out(script.num_bags * output_width_);
     pool.lookup(*capture, out.data());
     if (ahead) {
       next_ = plan(number + 1);
@@ -107,8 +123,9 @@ class Run {
   }
 
   void commit_step(std::uint64_t number) {
-    with_dense(number,
-               [&](const Pool::Dense& state) { pool.commit(number * num_bags, pool.dense_due() ? &state : nullptr); });
+    with_dense(number, [&](const Pool::Dense& state) {
+      pool.commit(number * script.num_bags, script.has_dense && pool.dense_due() ? &state : nullptr);
+    });
     after_verb();
   }
   // The dense state that the run begins with.
@@ -118,6 +135,7 @@ class Run {
   }
 
   Pool pool;
+  const Script script;
   std::function<void()> after_verb = [] {};
 
  private:
@@ -130,15 +148,15 @@ class Run {
          tensor.size() * sizeof(double)});
   }
 
+  std::size_t output_width_ = 0;
   std::shared_ptr<PlanPool> plans_;
   std::shared_ptr<Plan> next_;
   std::deque<std::shared_ptr<Plan>> announced_;
 };
 
-inline std::vector<std::byte> rows_of_pool(const std::string& path) {
-  const Reader reader(path);
+inline std::vector<std::byte> rows_of(const Reader& reader) {
   std::vector<std::byte> all;
-  for (std::size_t t = 0; t < 2; ++t) {
+  for (std::size_t t = 0; t < reader.tables().size(); ++t) {
     const auto& table = reader.tables()[t];
     std::vector<std::byte> weights(table.num_rows * table.weight_bytes());
     std::vector<float> state(table.num_rows * table.spec.state_floats);
@@ -150,10 +168,12 @@ inline std::vector<std::byte> rows_of_pool(const std::string& path) {
   return all;
 }
 
-inline std::vector<std::byte> reference(std::uint64_t steps) {
+inline std::vector<std::byte> rows_of_pool(const std::string& path) { return rows_of(Reader(path)); }
+
+inline std::vector<std::byte> reference(std::uint64_t steps, const Script& script = {}) {
   const TemporaryDirectory directory;
-  make_pool(directory.path(), 1 << 20);
-  Run run(directory.path(), {});
+  make_pool(directory.path(), 1 << 20, format::Store::in_place, script);
+  Run run(directory.path(), {}, script);
   while (run.pool.step() < steps) run.step(false);
   run.pool.close();
   return rows_of_pool(directory.path());

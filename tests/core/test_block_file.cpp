@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -131,7 +132,7 @@ void everything(const std::string& directory, Caching caching, BlockQueue::Way w
 class Failing final : public BlockWatcher {
  public:
   void before_read(const BlockFile&) override {}
-  void before_write(const BlockFile&, std::uint64_t, std::size_t) override {
+  void before_write(const BlockFile&, std::uint64_t, std::span<const std::byte>) override {
     if (writes_fail) throw Error(ErrorKind::full, "no space");
   }
   void before_sync(const BlockFile&) override { ++num_syncs; }

@@ -97,7 +97,7 @@ LiveCopy::Fixed copied_exactly(const std::string& path, const std::function<void
       [] {});
   check::context += ", of step " + std::to_string(fixed->mark.step);
   CHECK(rows.all() == reference(fixed->mark.step));
-  CHECK(fixed->mark.cursor == fixed->mark.step * num_bags);
+  CHECK(fixed->mark.cursor == fixed->mark.step * Script{}.num_bags);
   return std::move(*fixed);
 }
 

@@ -1,6 +1,7 @@
 // The log merger beside a medium that stands still for a while, as it does where the whole process is stopped.
 #include <atomic>
 #include <chrono>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -21,7 +22,7 @@ constexpr std::chrono::milliseconds soon{2000};  // a rest in proportion to the 
 class StandingStill final : public BlockWatcher {
  public:
   void before_read(const BlockFile&) override {}
-  void before_write(const BlockFile& file, std::uint64_t, std::size_t) override {
+  void before_write(const BlockFile& file, std::uint64_t, std::span<const std::byte>) override {
     if (file.name().find(".home") == std::string::npos || has_stood_still_.exchange(true)) return;
     std::this_thread::sleep_for(standstill);
     goes_on = true;

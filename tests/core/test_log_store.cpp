@@ -21,6 +21,7 @@
 #include <optional>
 #include <random>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -57,7 +58,7 @@ class Disk final : public BlockWatcher {
     }
     if (call_in != 0 && --call_in == 0) call();
   }
-  void before_write(const BlockFile& file, std::uint64_t offset, std::size_t bytes) override {
+  void before_write(const BlockFile& file, std::uint64_t offset, std::span<const std::byte> data) override {
     step_towards_the_end();
     if (fail_in != 0 && --fail_in == 0) fail_next_write = fail_as;
     if (fail_next_write) {
@@ -66,7 +67,7 @@ class Disk final : public BlockWatcher {
     }
     std::ifstream stream(file.name(), std::ios::binary);
     auto& unsynced = unsynced_[file.name()];
-    for (std::uint64_t at = offset; at < offset + bytes; at += sector) {
+    for (std::uint64_t at = offset; at < offset + data.size(); at += sector) {
       if (unsynced.contains(at)) continue;
       stream.seekg(static_cast<std::streamoff>(at));
       stream.read(reinterpret_cast<char*>(unsynced[at].data()), sector);
@@ -285,7 +286,7 @@ class Subject {
     store->view();
     fetch_all();
     list_touched();
-    CHECK(store->verify().empty());
+    CHECK(store->verify(store->last().step).empty());
     CHECK(disk.num_writes == writes_before);
     store.reset();
   }
@@ -919,10 +920,10 @@ std::vector<std::string> problems_of(const Subject& subject) {
   LogStoreOptions reading = buffered();
   reading.writable = false;
   LogStore store(subject.directory(), one_table(), reading);
-  CHECK(kind_thrown_by([&] { store.verify(); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.verify(0); }) == ErrorKind::step);
   store.scan();
   store.view();
-  return store.verify();
+  return store.verify(store.last().step);
 }
 
 void verification_names_every_damage(std::uint64_t seed) {
@@ -1110,7 +1111,7 @@ class Gate final : public BlockWatcher {
     waiting = true;
     while (!open) std::this_thread::yield();
   }
-  void before_write(const BlockFile& file, std::uint64_t, std::size_t) override {
+  void before_write(const BlockFile& file, std::uint64_t, std::span<const std::byte>) override {
     if (file.name().find(".home") == std::string::npos) return;
     if (!home_written.exchange(true) && on_home_write) on_home_write();
   }

@@ -36,7 +36,7 @@ void flip(const std::string& path, std::uint64_t byte, unsigned bit) {
 }
 
 void make_trained_pool(const std::string& directory, std::uint64_t steps) {
-  make_pool(directory, log_bytes, format::Store::in_place, true);
+  make_pool(directory, log_bytes, format::Store::in_place, {.row_checksums = true});
   Run run(directory, {});
   while (run.pool.step() < steps) run.step(true);
   run.pool.close();
@@ -132,7 +132,7 @@ void another_rows_bytes_are_noticed_even_with_their_checksum() {
 
 void imported_rows_have_checksums_and_what_lies_around_them_has_none() {
   const TemporaryDirectory directory;
-  make_pool(directory.path(), log_bytes, format::Store::in_place, true);
+  make_pool(directory.path(), log_bytes, format::Store::in_place, {.row_checksums = true});
   {
     Run run(directory.path(), {});
     const std::vector<float> weights(3 * 8, 0.5f);

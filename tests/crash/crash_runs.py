@@ -7,9 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from faults import Fault
 
 HERE = Path(__file__).parent
 SRC = HERE.parents[1] / "src"
@@ -17,9 +21,9 @@ SIGKILL = 9
 
 
 class Zygote:
-    """A process that forks tiny runs; see zygote.py."""
+    """A process that forks tiny runs; see zygote.py. preload: a library that its C library's calls go through first."""
 
-    def __init__(self) -> None:
+    def __init__(self, preload: Path | None = None) -> None:
         one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         environment = {
             **os.environ,
@@ -27,6 +31,7 @@ class Zygote:
             "MKL_CBWR": "AUTO,STRICT",
             "ARROW_DEFAULT_MEMORY_POOL": "system",
             "PYTHONPATH": f"{SRC}{os.pathsep}{HERE}",
+            **({} if preload is None else {"LD_PRELOAD": str(preload)}),
         }
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / "zygote.py")],
@@ -43,14 +48,16 @@ class Zygote:
         *,
         kill_at: int = 0,
         kill_after_s: float | None = None,
+        fault: Fault | None = None,
     ) -> dict[str, Any]:
-        """One run in a fork, killed at its `kill_at`-th persist point or after a time. Raises AssertionError with the
-        child's traceback where it failed instead."""
+        """One run in a fork, killed at its `kill_at`-th persist point or after a time, or met by a fault. Raises
+        AssertionError with the child's traceback where it failed instead."""
         request = {
             "directory": str(directory),
             "options": dict(options),
             "kill_at": kill_at,
             "kill_after_s": kill_after_s,
+            "fault": None if fault is None else asdict(fault),
         }
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
@@ -76,6 +83,11 @@ def digest(directory: Path) -> str:
     from holdfast.digest import digest_pool
 
     return digest_pool(_core.Reader(str(directory))).whole
+
+
+def disk_root() -> Path:
+    """A directory on a disk: where things are built. Temporary files may lie in memory."""
+    return HERE.parents[1] / "build"
 
 
 def pool_root() -> Path:

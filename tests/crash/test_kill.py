@@ -116,23 +116,32 @@ def test_kills_upon_kills_of_resumed_runs_leave_no_trace(seed: int, zygote: Zygo
 def test_a_kill_at_any_time_leaves_no_trace(
     options: dict[str, Any], seed: int, zygote: Zygote, directory: Path
 ) -> None:
+    kill_at_any_time(zygote, directory, {**options, "steps": 60}, 4, seed=seed)
+
+
+def kill_at_any_time(
+    zygote: Zygote, directory: Path, options: dict[str, Any], num_kills: int, *, seed: int | str
+) -> None:
+    """Kills runs at random times, and starts them again until they come to their end: so often in all."""
     rng = random.Random(seed)
-    options = {**options, "steps": 60}
     zygote.run(directory / "warm-up", options)
     reference = Reference(zygote, directory, options)
     pool = directory / "killed"
     longest_s = 0.7 * reference.seconds
     delays: list[float] = []
     struck = 0
-    while struck < 4:
+    is_new = True
+    while struck < num_kills:
         delays.append(rng.uniform(0.02, 1.0) * longest_s)
         if zygote.run(pool, options, kill_after_s=delays[-1])["signal"] == SIGKILL:
             struck += 1
+            is_new = False
             continue
-        # The machine has become faster than it was: this run came to its end.
-        longest_s *= 0.7
+        if is_new:  # the machine has become faster than it was
+            longest_s *= 0.7
         assert digest(pool) == reference.digest, f"seed {seed}: {options} killed after {delays} s"
         shutil.rmtree(pool)
+        is_new = True
     zygote.run(pool, options)
     assert digest(pool) == reference.digest, f"seed {seed}: {options} killed after {delays} s"
 
@@ -161,15 +170,19 @@ def test_a_stop_between_steps_and_a_new_start_leave_no_trace(zygote: Zygote, dir
     assert digest(pool) == reference.digest
 
 
-def test_relaxed_recovery_keeps_the_newest_rows_beside_an_older_dense_state(zygote: Zygote, directory: Path) -> None:
-    options = {"steps": 12, "dense_interval": 5}
+@pytest.mark.parametrize("store", [{}, {"medium": "block", "log_bytes": 1 << 20}], ids=["in_place", "row_log"])
+def test_relaxed_recovery_equals_a_run_whose_dense_part_was_put_back_in_flight(
+    store: dict[str, Any], zygote: Zygote, directory: Path
+) -> None:
+    options = {**store, "steps": 16, "dense_interval": 5}
     points = Reference(zygote, directory, options).persist_points
-    for name, recovery in (("exact", "exact"), ("relaxed", "relaxed")):
-        pool = directory / name
-        zygote.run(pool, options, kill_at=points - 30)
-        answer = zygote.run(pool, {**options, "recovery": recovery})
-        resumed = answer["result"]["resumed_at"]
-        if recovery == "exact":
-            exact_step = resumed
-    assert exact_step % 5 == 0
-    assert resumed > exact_step
+    killed, exact = directory / "killed", directory / "exact"
+    assert zygote.run(killed, options, kill_at=round(0.8 * points))["signal"] == SIGKILL
+    shutil.copytree(killed, exact)
+    dense_step = zygote.run(exact, options)["result"]["resumed_at"]
+    rows_step = zygote.run(killed, {**options, "recovery": "relaxed"})["result"]["resumed_at"]
+    assert 0 < dense_step < rows_step < 16
+    assert dense_step % 5 == 0
+    put_back = {**in_place(options), "put_back": (rows_step, dense_step)}
+    zygote.run(directory / "put-back", put_back)
+    assert digest(killed) == digest(directory / "put-back"), f"{put_back}, killed at {round(0.8 * points)} of {points}"

@@ -6,9 +6,12 @@ learning-rate schedule, and a loss that draws from torch's generator: whatever i
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +21,11 @@ from holdfast.batch import Batch
 from holdfast.data import Loader, SyntheticConfig, SyntheticSource
 from holdfast.dense import Checkpoint
 from holdfast.embedding import EmbeddingBagCollection, PlannedFeatures
+from holdfast.errors import PoolError
 from holdfast.models import DLRM
 from holdfast.optim import SGD, Adagrad, Adam, RowOptimizerSpec, RowWiseAdagrad, RowWiseAdam
 from holdfast.pool import Pool
+from holdfast.state_tree import rng_state, set_rng_state
 from holdfast.tables import EmbeddingBagConfig
 
 ROW_OPTIMIZERS: dict[str, type[RowOptimizerSpec]] = {
@@ -37,7 +42,7 @@ DIM = 8
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """One run. window: batches whose rows are announced, the current one included. lr_change: (step, factor): from that
-    step on learning rates are multiplied by factor."""
+    step on learning rates are multiplied by factor. put_back: see DensePart."""
 
     steps: int = 8
     batch_size: int = 24
@@ -52,33 +57,54 @@ class Options:
     micro_batches: int = 1
     skip_every: int = 0
     lr_change: tuple[int, float] | None = None
+    put_back: tuple[int, int] | None = None
     recovery: str = "exact"
     medium: str = "memory"
+    trust_after_reboot: bool = False
     row_checksums: bool = False
 
 
-def train(directory: str, options: Options) -> dict[str, int]:
-    """Makes the pool or goes on where it is, to `options.steps`; closes it. Returns where it went on and how often it
-    was in step with its loader."""
-    torch.set_num_threads(1)
-    _core.set_num_threads(1)
-    random.seed(5)
-    np.random.seed(5)  # noqa: NPY002  (its state is part of the digest)
-    torch.manual_seed(5)
-    source = SyntheticSource(
-        SyntheticConfig(num_samples=options.batch_size * 5 + 3, rows=ROWS, lookups=options.lookups, num_dense=4)
-    )
-    with Pool(
-        directory,
-        seed=3,
-        medium=options.medium,  # type: ignore[arg-type]
-        log_bytes=options.log_bytes,
-        row_checksums=options.row_checksums,
-        scratchpad_bytes=options.scratchpad_bytes,
-        dense_interval=options.dense_interval,
-        recovery=options.recovery,  # type: ignore[arg-type]
-    ) as pool:
-        rows = EmbeddingBagCollection(
+class Watch:
+    """Is told how far a run has come, and what the pool threw at it."""
+
+    def reached(self, stage: str, pool: Pool | None) -> None:
+        """opening (before there is a pool), training (before the first step), midway (half of the steps are done),
+        closing."""
+
+    def failed(self, error: PoolError, pool: Pool, take_step: Callable[[], None]) -> None:
+        raise error
+
+
+class DensePart:
+    """All that is dense, random numbers too. put_back: (step, earlier): after that step it becomes what it was after
+    the earlier one."""
+
+    def __init__(self, items: Sequence[Any], put_back: tuple[int, int] | None) -> None:
+        self._items = items
+        self._step, self._earlier = put_back or (None, None)
+        self._kept: tuple[list[Any], Any] | None = None
+
+    def at(self, step: int) -> None:
+        """Between `step` and the next."""
+        if step == self._earlier:
+            self._kept = copy.deepcopy([item.state_dict() for item in self._items]), rng_state()
+        if step == self._step:
+            assert self._kept is not None
+            for item, state in zip(self._items, self._kept[0], strict=True):
+                item.load_state_dict(state)
+            set_rng_state(self._kept[1])
+
+
+class TinyRun:
+    """Everything that a step needs. `pool` is closed by whoever made it, and `loader`."""
+
+    def __init__(self, pool: Pool, options: Options) -> None:
+        self.pool = pool
+        self.options = options
+        source = SyntheticSource(
+            SyntheticConfig(num_samples=options.batch_size * 5 + 3, rows=ROWS, lookups=options.lookups, num_dense=4)
+        )
+        self.rows = EmbeddingBagCollection(
             pool,
             [
                 EmbeddingBagConfig(
@@ -92,51 +118,97 @@ def train(directory: str, options: Options) -> dict[str, int]:
             ],
             optimizer=ROW_OPTIMIZERS[options.optimizer](lr=0.05),
         )
-        model = DLRM(
-            embeddings=rows, num_dense=4, embedding_dim=DIM, num_features=len(ROWS), bottom=[16, DIM], top=[12, 1]
+        self.model = DLRM(
+            embeddings=self.rows, num_dense=4, embedding_dim=DIM, num_features=len(ROWS), bottom=[16, DIM], top=[12, 1]
         )
-        dense = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        schedules = [torch.optim.lr_scheduler.StepLR(item, 3, 0.7) for item in (dense, rows.optimizer)]
-        with Loader(
+        self.dense = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.schedules = [torch.optim.lr_scheduler.StepLR(item, 3, 0.7) for item in (self.dense, self.rows.optimizer)]
+        self.loader: Loader[tuple[Batch, PlannedFeatures]] = Loader(
             source,
             batch_size=options.batch_size,
             seed=11,
-            transform=lambda batch: rows.plan(batch.features),
-        ) as loader:
-            checkpoint = Checkpoint(pool, model=model, optimizer=dense, scheduler=schedules, loader=loader)
-            resumed_at = checkpoint.resume()
-            upcoming: deque[tuple[Batch, PlannedFeatures]] = deque()
-            while pool.step < options.steps:
-                step = pool.step + 1
-                if options.lr_change is not None and step == options.lr_change[0]:
-                    for item in (dense, rows.optimizer):
-                        for group in item.param_groups:
-                            group["lr"] *= options.lr_change[1]
-                dense.zero_grad()
-                end = 0
-                for part in range(options.micro_batches):
-                    while len(upcoming) < max(1, options.window):
-                        upcoming.append(next(loader))
-                        if options.window > 0:
-                            rows.announce(upcoming[-1][1])
-                    batch, planned = upcoming.popleft()
-                    end = batch.first_sample + batch.size
-                    logits = model.from_pooled(batch.dense, rows.lookup(rows.capture(planned), planned))
-                    if options.capture_ahead and part == options.micro_batches - 1:
-                        upcoming.append(next(loader))
-                        rows.capture_ahead(upcoming[-1][1])
-                    target = batch.labels * (0.9 + 0.1 * torch.rand(()))
-                    torch.nn.functional.binary_cross_entropy_with_logits(logits, target).backward()
-                skipped = options.skip_every > 0 and step % options.skip_every == 0
-                if not skipped:
-                    dense.step()
-                    rows.optimizer.step()
-                for schedule in schedules:
-                    schedule.step()
-                checkpoint.commit(end)
-            checkpoint.flush()
-            assert pool.durable_step == options.steps
-            traffic = pool.core.traffic() or {}
+            transform=lambda batch: self.rows.plan(batch.features),
+        )
+        self.checkpoint = Checkpoint(
+            pool, model=self.model, optimizer=self.dense, scheduler=self.schedules, loader=self.loader
+        )
+        self._dense_part = DensePart((self.model, self.dense, self.rows.optimizer, *self.schedules), options.put_back)
+        self._upcoming: deque[tuple[Batch, PlannedFeatures]] = deque()
+
+    def take_step(self) -> None:
+        options = self.options
+        self._dense_part.at(self.pool.step)
+        step = self.pool.step + 1
+        if options.lr_change is not None and step == options.lr_change[0]:
+            for item in (self.dense, self.rows.optimizer):
+                for group in item.param_groups:
+                    group["lr"] *= options.lr_change[1]
+        self.dense.zero_grad()
+        end = 0
+        for part in range(options.micro_batches):
+            end = self._accumulate(is_last=part == options.micro_batches - 1)
+        skipped = options.skip_every > 0 and step % options.skip_every == 0
+        if not skipped:
+            self.dense.step()
+            self.rows.optimizer.step()
+        for schedule in self.schedules:
+            schedule.step()
+        self.checkpoint.commit(end)
+
+    def _accumulate(self, *, is_last: bool) -> int:
+        """Forward and backward of a micro-batch; returns the samples consumed up to its end."""
+        while len(self._upcoming) < max(1, self.options.window):
+            self._upcoming.append(next(self.loader))
+            if self.options.window > 0:
+                self.rows.announce(self._upcoming[-1][1])
+        batch, planned = self._upcoming.popleft()
+        logits = self.model.from_pooled(batch.dense, self.rows.lookup(self.rows.capture(planned), planned))
+        if self.options.capture_ahead and is_last:
+            self._upcoming.append(next(self.loader))
+            self.rows.capture_ahead(self._upcoming[-1][1])
+        target = batch.labels * (0.9 + 0.1 * torch.rand(()))
+        torch.nn.functional.binary_cross_entropy_with_logits(logits, target).backward()
+        return batch.first_sample + batch.size
+
+
+def train(directory: str, options: Options, watch: Watch | None = None) -> dict[str, int]:
+    """Makes the pool or goes on where it is, to `options.steps`; closes it. Returns where it went on and how often it
+    was in step with its loader."""
+    watch = watch or Watch()
+    torch.set_num_threads(1)
+    _core.set_num_threads(1)
+    random.seed(5)
+    np.random.seed(5)  # noqa: NPY002  (its state is part of the digest)
+    torch.manual_seed(5)
+    watch.reached("opening", None)
+    with Pool(
+        directory,
+        seed=3,
+        medium=options.medium,  # type: ignore[arg-type]
+        log_bytes=options.log_bytes,
+        row_checksums=options.row_checksums,
+        scratchpad_bytes=options.scratchpad_bytes,
+        dense_interval=options.dense_interval,
+        recovery=options.recovery,  # type: ignore[arg-type]
+        trust_after_reboot=options.trust_after_reboot,
+    ) as pool:
+        run = TinyRun(pool, options)
+        traffic: dict[str, float] = {}
+        with run.loader:
+            resumed_at = run.checkpoint.resume()
+            try:
+                watch.reached("training", pool)
+                while pool.step < options.steps:
+                    if pool.step == options.steps // 2:
+                        watch.reached("midway", pool)
+                    run.take_step()
+                run.checkpoint.flush()
+                assert pool.durable_step == options.steps
+                watch.reached("closing", pool)
+                traffic = pool.core.traffic() or {}
+                pool.close()
+            except PoolError as error:
+                watch.failed(error, pool, run.take_step)
         return {
             "resumed_at": resumed_at,
             "undone": pool.recovered.records_undone,

@@ -1,8 +1,8 @@
 """Forks training runs from a process that has imported torch and started no threads.
 
 Importing torch takes a second, a tiny run milliseconds; so one process imports it and each run is a fork of that. Reads
-one JSON request a line: {"directory", "options", "kill_at" | "kill_after_s" | null, "count": bool}; answers one JSON a
-line: {"signal", "exit", "result", "error"}.
+one JSON request a line: {"directory", "options", "kill_at" | "kill_after_s" | "fault" | null}; answers one JSON a line:
+{"signal", "exit", "result", "error"}.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from typing import Any
 import numpy.random  # noqa: F401  (imported by the first run otherwise, each time)
 import torch._dynamo  # noqa: F401  (likewise, by the first optimizer: two seconds)
 
+from faults import meet
 from holdfast import _core
 from tiny_run import Options, train
 
 
 def run_child(request: dict[str, Any], answer_fd: int) -> None:
-    options = dict(request["options"])
-    if options.get("lr_change"):
-        options["lr_change"] = tuple(options["lr_change"])
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in request["options"].items()}
     counted = 1 << 40
     _core.kill_at_persist_point(request["kill_at"] or counted)
     answer: dict[str, Any]
     try:
-        answer = {"result": train(request["directory"], Options(**options))}
-        answer["result"]["persist_points"] = counted - _core.persist_points_left()
+        if request.get("fault"):
+            answer = {"result": meet(request["fault"], request["directory"], Options(**options))}
+        else:
+            answer = {"result": train(request["directory"], Options(**options))}
+            answer["result"]["persist_points"] = counted - _core.persist_points_left()
     except BaseException as error:
         answer = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
     os.write(answer_fd, json.dumps(answer).encode())

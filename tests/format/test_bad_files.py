@@ -36,6 +36,7 @@ from tiny_pools import (
     LOG_BYTES,
     STATES,
     TABLES,
+    Writer,
     closed_cleanly,
     died_in_step_six,
     died_in_the_first_step_of_its_second_life,
@@ -357,6 +358,30 @@ def test_a_damaged_header_of_the_newest_slot_after_a_crash_is_a_torn_one_and_the
             continue
         assert recovered.table_file(table, "weights")[row * len(weights) :][: len(weights)] == weights
         assert recovered.table_file(table, "state")[row * len(state) :][: len(state)] == state
+
+
+def test_a_lost_dense_state_with_which_a_life_began_is_corruption(copy_of: CopyOf):
+    # What takes rows back behind the beginning of a life was given up then.
+    directory = copy_of(died_in_the_first_step_of_its_second_life)
+    flip(directory / f"dense-{PoolImage(directory).newest_slot()}", DENSE.field("step").offset)
+    refuses(directory, Corrupted, "log-0000 at offset", "begins at the end of step 5, whose dense state is lost")
+    verify_names(directory, "log-0000 at offset", "rolled back to step 4")
+
+
+@pytest.mark.parametrize("saves_dense", [True, False])
+def test_what_a_closed_pool_had_at_its_end_and_lost_to_zeros_is_missed(pool_root: Path, saves_dense: bool):
+    writer = Writer(pool_root / "pool", saves_dense=saves_dense)
+    writer.steps(5)
+    writer.pool.close()
+    image = PoolImage(pool_root / "pool")
+    name, offset, size = ("pool.holdfast", image.newest_commit()[0], COMMIT.size)
+    if saves_dense:
+        name, offset, size = (f"dense-{image.newest_slot()}", 0, DENSE.size)
+    data = bytearray((pool_root / "pool" / name).read_bytes())
+    data[offset : offset + size] = bytes(size)
+    (pool_root / "pool" / name).write_bytes(data)
+    refuses(pool_root / "pool", Corrupted, f"{name} at offset {offset}", "step 5, where the pool was closed, is lost")
+    verify_names(pool_root / "pool", f"{name} at offset {offset}", "is lost")
 
 
 def records_of_step(image: PoolImage, step: int):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -43,16 +43,28 @@ TABLES = ADAGRAD_TABLES + ADAM_TABLES
 class Writer:
     """A tiny pool in training. Each step's ids and dense state are functions of its number."""
 
-    def __init__(self, directory: Path, *, dense_interval: int = 1, saves_dense: bool = True, **options: bool) -> None:
+    adagrad_tables: Sequence[EmbeddingBagConfig] = ADAGRAD_TABLES
+    adam_tables: Sequence[EmbeddingBagConfig] = ADAM_TABLES
+    log_bytes = LOG_BYTES
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        dense_interval: int = 1,
+        saves_dense: bool = True,
+        made_with: Mapping[str, bool] | None = None,
+        **options: bool,
+    ) -> None:
         if not directory.exists():
             directory.mkdir(parents=True)
-            specs = [to_spec(table, RowWiseAdagrad.kind) for table in normalize_all(ADAGRAD_TABLES)]
-            specs += [to_spec(table, Adam.kind) for table in normalize_all(ADAM_TABLES)]
-            _core.Pool.create(str(directory), SEED, LOG_BYTES, specs)
-        self.pool = Pool(directory, log_bytes=LOG_BYTES, dense_interval=dense_interval, **options)
+            specs = [to_spec(table, RowWiseAdagrad.kind) for table in normalize_all(self.adagrad_tables)]
+            specs += [to_spec(table, Adam.kind) for table in normalize_all(self.adam_tables)]
+            _core.Pool.create(str(directory), SEED, self.log_bytes, specs, **(made_with or {}))
+        self.pool = Pool(directory, log_bytes=self.log_bytes, dense_interval=dense_interval, **options)
         self.collections = [
-            EmbeddingBagCollection(self.pool, ADAGRAD_TABLES, optimizer=RowWiseAdagrad(lr=0.5)),
-            EmbeddingBagCollection(self.pool, ADAM_TABLES, optimizer=Adam(lr=0.05)),
+            EmbeddingBagCollection(self.pool, self.adagrad_tables, optimizer=RowWiseAdagrad(lr=0.5)),
+            EmbeddingBagCollection(self.pool, self.adam_tables, optimizer=Adam(lr=0.05)),
         ]
         self._saves_dense = saves_dense
         if saves_dense and self.pool.step == 0:
@@ -63,7 +75,7 @@ class Writer:
         """Everything of the next step but its commit."""
         generator = torch.Generator().manual_seed(self.pool.step + 1)
         loss = torch.zeros(())
-        for collection, tables in zip(self.collections, (ADAGRAD_TABLES, ADAM_TABLES), strict=True):
+        for collection, tables in zip(self.collections, (self.adagrad_tables, self.adam_tables), strict=True):
             keys = collection.keys()
             rows = min(table.num_embeddings for table in tables)
             ids = torch.randint(0, rows, (2 * BATCH * len(keys),), generator=generator)

@@ -346,6 +346,35 @@ def test_verify_names_the_file_that_is_damaged(holdfast: Commands) -> None:
     assert "dense-" in result.err
 
 
+def test_verify_repairs_what_it_can_and_says_what_it_did_and_what_it_left(holdfast: Commands) -> None:
+    holdfast.train("pool", "--steps", 4)
+    pool = holdfast.root / "pool"
+    before = holdfast.digest("pool")
+    assert holdfast("verify", pool, "--repair").out.startswith(f"{pool}: whole")
+
+    def strike(name: str, offset: int) -> None:
+        data = bytearray((pool / name).read_bytes())
+        data[offset] ^= 1
+        (pool / name).write_bytes(data)
+
+    (older, newer) = sorted(
+        ("dense-0", "dense-1"), key=lambda name: int.from_bytes((pool / name).read_bytes()[16:24], "little")
+    )
+    strike(older, 4200)
+    assert holdfast("verify", pool).code == 1
+    repaired = holdfast("verify", pool, "--repair")
+    assert repaired.code == 0
+    assert f"repaired: {pool / older} at offset 0" in repaired.out
+    (backup,) = holdfast.root.glob("pool.repair-*.jsonl")
+    assert str(backup) in repaired.out
+    assert holdfast.digest("pool") == before
+    strike(newer, 4200)
+    left = holdfast("verify", pool, "--repair")
+    assert left.code == 1
+    assert f"{newer} at offset 0" in left.err and "left alone" in left.err and "holdfast restore" in left.err
+    assert "--repair" in holdfast("verify", "--help").out
+
+
 def test_a_malformed_line_is_named_or_skipped_and_counted(holdfast: Commands) -> None:
     data = holdfast.root / "clicks.tsv"
     assert holdfast("data", "synth", data, "--samples", 200).code == 0

@@ -202,6 +202,44 @@ def test_a_flipped_bit_anywhere_is_found_before_a_pool_is_made(chain: Path) -> N
     restore_snapshot(chain / "changed", chain / "restored")
 
 
+def damaged_parts(
+    rng: np.random.Generator, files: dict[str, bytes], others: dict[str, bytes], name: str
+) -> list[bytes]:
+    """A file with a part zeroed, with two parts of one length swapped, with a part twice, and as others are."""
+    whole = files[name]
+    begin, end = sorted(rng.integers(0, len(whole) + 1, 2).tolist())
+    half = (end - begin) // 2
+    return [
+        whole[:begin] + bytes(end - begin) + whole[end:],
+        whole[:begin]
+        + whole[begin + half : begin + 2 * half]
+        + whole[begin : begin + half]
+        + whole[begin + 2 * half :],
+        whole[:end] + whole[begin:end] + whole[end:],
+        whole[:begin] + whole[end:],
+        others.get(name, b""),
+        files[str(rng.choice(sorted(files)))],
+    ]
+
+
+def test_parts_that_are_zeroed_swapped_doubled_or_of_another_file_are_found_before_a_pool_is_made(chain: Path) -> None:
+    rng = np.random.default_rng(5)
+    snapshots = {
+        name: {path.name: path.read_bytes() for path in (chain / name).iterdir()} for name in ("full", "changed")
+    }
+    found = 0
+    for name, other in (("full", "changed"), ("changed", "full")):
+        for file, whole in sorted(snapshots[name].items()):
+            for data in damaged_parts(rng, snapshots[name], snapshots[other], file):
+                if data == whole:
+                    continue
+                (chain / name / file).write_bytes(data)
+                refused(chain, PoolError)
+                found += 1
+            (chain / name / file).write_bytes(whole)
+    assert found > 40
+
+
 @pytest.mark.parametrize("name", ["table-0000.rows", "dense.tensors", "table-0002.corrections"])
 def test_a_file_that_is_missing_or_of_another_length_is_damage(chain: Path, name: str) -> None:
     path = chain / "full" / name

@@ -259,6 +259,19 @@ def test_a_trace_that_cannot_be_written_stops_the_run_and_the_pool_stays_at_its_
     assert (found["clean"], found["step"], found["dense_step"]) == (True, 7, 7)
 
 
+def test_a_disk_that_fills_up_under_the_metrics_costs_no_step_whatever_the_dense_interval(holdfast: Commands) -> None:
+    path = holdfast.root / "metrics.jsonl"
+    interval = ("--set", "pool.dense_interval=5")
+    assert holdfast.train("pool", *interval, "--steps", 10).code == 0  # the pool's files have their sizes
+    with file_size_limit(600):
+        result = holdfast.train("pool", *interval, "--metrics", path)
+    assert (result.code, result.err) == (1, f"holdfast: {path}: File too large\n")
+    found = json.loads(holdfast("inspect", holdfast.root / "pool", "--json").out)
+    step = found["step"]
+    assert step in (12, 13, 14), "between two dense states"
+    assert (found["clean"], found["dense_step"]) == (True, step)
+
+
 def test_a_trace_that_cannot_be_opened_is_named(path: Path) -> None:
     path.mkdir()
     with pytest.raises(ConfigError, match=r"trace file .*trace\.json: Is a directory"):

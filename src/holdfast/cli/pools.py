@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Annotated
+
+import typer
 
 from holdfast.cli.options import JsonOption, PoolArgument
 
@@ -16,17 +19,39 @@ def inspect(pool: PoolArgument, as_json: JsonOption = False) -> None:
     print(json.dumps(found, indent=2) if as_json else "\n".join(describe(found)))  # noqa: T201
 
 
-def verify(pool: PoolArgument) -> None:
-    """Check every checksum and invariant of a pool; changes nothing. Exit 1 and the reasons if anything is wrong."""
+def verify(
+    pool: PoolArgument,
+    repair: Annotated[bool, typer.Option("--repair", help="Put right what can be put right without a guess.")] = False,
+) -> None:
+    """Check every checksum and invariant of a pool; changes nothing. Exit 1 and the reasons if anything is wrong.
+
+    --repair does this and no more, says what it did, and keeps the bytes that it replaces in POOL.repair-TIME.jsonl
+    beside the pool: an epoch record that does not hold is written anew as that of a life that was not closed; the
+    older one of two commit records, dense slots or row log checkpoints is emptied, where the rest of the pool shows
+    that it is the older one; a log store's commit record is written anew from its row log; touched bits behind a
+    table's last row are cleared. All else is left alone, with the reason.
+    """
     from holdfast import _core
     from holdfast.errors import Corrupted
     from holdfast.reading import locked
+    from holdfast.repair import problems_of, repair_pool
 
+    refusals: list[str] = []
+    if repair:
+        report = repair_pool(pool)
+        refusals = report.refusals if report.left else []
+        for change in report.done:
+            print(f"repaired: {change}")  # noqa: T201
+        if report.backup is not None:
+            print(f"the bytes that this replaced are in {report.backup}")  # noqa: T201
     with locked(pool):
-        reader = _core.Reader(str(pool))
-        problems = reader.verify()
+        problems = problems_of(pool)
     if problems:
-        raise Corrupted(f"{pool} is damaged:\n  " + "\n  ".join(problems))
+        lines = [*problems, *(f"left alone: {refusal}" for refusal in refusals)]
+        if repair:
+            lines.append("restore a snapshot (holdfast restore), or a copy of the pool from before the damage")
+        raise Corrupted(f"{pool} is damaged:\n  " + "\n  ".join(lines))
+    reader = _core.Reader(str(pool))
     state = "closed cleanly" if reader.clean else "not closed cleanly; the next start recovers it"
     print(f"{pool}: whole, at step {reader.commit['step']}, {state}")  # noqa: T201
 

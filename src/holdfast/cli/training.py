@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 import typer
 
 from holdfast.cli.options import ConfigArgument, PoolOption, SetOption, read_run
+from holdfast.errors import PoolError
 
 if TYPE_CHECKING:
     from holdfast import _core
@@ -242,22 +245,32 @@ def _train(
         watch.evaluation(trainer.pool.step, evaluation, began=began, is_end=is_end)
         return evaluation
 
-    with Observers([*observers, display]) as watch:
+    with Observers([*observers, display]) as watch, suppress(_Stopped):
         every = trainer.config.eval_every
-        try:
-            for report in trainer.steps():
+        for report in trainer.steps():
+            with _between_steps(trainer):
                 watch.step(report)
                 if stop.number is not None:
                     break
                 if every and report.step % every == 0 and report.step < trainer.last_step and validation is not None:
                     evaluate(validation, is_end=False)
-            trainer.checkpoint.flush()
-            if stop.number is None and validation is not None:
-                display.pause("evaluating")
-                result = evaluate(validation, is_end=True)
-        except _Stopped:
-            trainer.checkpoint.flush()
+        trainer.checkpoint.flush()
+        if stop.number is None and validation is not None:
+            display.pause("evaluating")
+            result = evaluate(validation, is_end=True)
     return result
+
+
+@contextmanager
+def _between_steps(trainer: Trainer) -> Iterator[None]:
+    """Whatever fails here, a full disk under the trace or bad validation data, costs no step: the dense state of the
+    newest one is written first, whatever the dense interval."""
+    try:
+        yield
+    except BaseException:
+        with suppress(PoolError):
+            trainer.checkpoint.flush()
+        raise
 
 
 def _with_bad_rows(config: RunConfig, on_bad_row: OnBadRow) -> RunConfig:

@@ -1,0 +1,195 @@
+#include "repair.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "checksum.h"
+#include "dense_slots.h"
+#include "error.h"
+#include "format.h"
+#include "pool_files.h"
+#include "row_view.h"
+#include "superblock.h"
+
+namespace holdfast {
+namespace {
+
+using format::CommitRecord;
+using format::DenseHeader;
+using format::EpochRecord;
+
+template <format::Persistent T>
+std::vector<std::byte> bytes_of(const T& value) {
+  std::vector<std::byte> bytes(sizeof(T));
+  std::memcpy(bytes.data(), &value, sizeof(T));
+  return bytes;
+}
+
+template <format::Persistent T>
+T sealed(T value, std::uint64_t magic) {
+  value.magic = magic;
+  value.crc = crc_of(value);
+  return value;
+}
+
+// Two records that are written by turns, as they lie in the superblock.
+template <format::Persistent T>
+class Twins {
+ public:
+  Twins(const File& file, const std::size_t (&offsets)[2], std::uint64_t magic) : offsets_(offsets) {
+    for (std::size_t i = 0; i < 2; ++i) {
+      std::memcpy(&values_[i], file.data() + offsets[i], sizeof(T));
+      holds_[i] = values_[i].magic == magic && values_[i].crc == crc_of(values_[i]);
+    }
+  }
+  // Which of the two does not hold, where the other does.
+  std::optional<std::size_t> lost() const {
+    if (holds_[0] == holds_[1]) return std::nullopt;
+    return holds_[0] ? 1 : 0;
+  }
+  bool is_empty(std::size_t i) const { return values_[i].magic == 0 && values_[i].crc == 0; }
+  const T& other(std::size_t i) const { return values_[1 - i]; }
+  std::size_t offset(std::size_t i) const { return offsets_[i]; }
+  std::optional<std::uint64_t> newest_epoch() const {
+    std::optional<std::uint64_t> epoch;
+    for (std::size_t i = 0; i < 2; ++i) {
+      if (holds_[i]) epoch = std::max(epoch.value_or(0), values_[i].epoch);
+    }
+    return epoch;
+  }
+
+ private:
+  const std::size_t (&offsets_)[2];
+  std::array<T, 2> values_;
+  std::array<bool, 2> holds_;
+};
+
+std::string place(const std::string& file, std::uint64_t offset) {
+  return file + " at offset " + std::to_string(offset);
+}
+
+// Which life the lost record was of cannot be told, but that the life after the other record's had begun is always a
+// state that a crash leaves: recovery then looks at everything. Where the machine has been down since the other record was
+// written, the new one is of no boot, and whoever opens the pool at level `process` decides whether to trust it.
+std::optional<Edit> epoch_record(const File& file, format::Level level) {
+  const Twins<EpochRecord> epochs(file, format::epoch_offset, format::epoch_magic);
+  const Twins<CommitRecord> commits(file, format::commit_offset, format::commit_magic);
+  const auto lost = epochs.lost();
+  if (!lost) return std::nullopt;
+  const EpochRecord& other = epochs.other(*lost);
+  const std::uint64_t epoch_of_commits = commits.newest_epoch().value_or(0);
+  const bool is_refused = level == format::Level::process && other.clean != 0 && !epochs.is_empty(*lost);
+  if (!is_refused && epoch_of_commits <= other.epoch) return std::nullopt;
+  EpochRecord record{};
+  record.epoch = std::max(other.epoch + 1, epoch_of_commits);
+  const auto boot = current_boot_id();
+  const bool same_boot = std::equal(boot.begin(), boot.end(), other.boot_id);
+  if (same_boot) std::copy(boot.begin(), boot.end(), record.boot_id);
+  return Edit{
+      file.name(), epochs.offset(*lost), bytes_of(sealed(record, format::epoch_magic)),
+      std::string("the epoch record says that a life had begun which was not closed: the next opening recovers the "
+                  "pool") +
+          (same_boot ? "" : "; the machine has been down since, so that wants trust_after_reboot")};
+}
+
+class Planner {
+ public:
+  explicit Planner(const std::string& directory, Medium& medium)
+      : medium_(medium),
+        superblock_(medium, false),
+        rows_(open_row_view(directory, medium, superblock_)),
+        closed_(superblock_.epoch()),
+        knows_its_end_(closed_.clean != 0 && closed_.has_steps != 0) {}
+
+  RepairPlan plan() {
+    commit_record();
+    dense_slots();
+    rows_->plan_repair(knows_its_end_ ? std::optional(closed_.step) : std::nullopt, plan_);
+    return std::move(plan_);
+  }
+
+ private:
+  void refuse(const std::string& where, const std::string& why) { plan_.refusals.push_back(where + ": " + why); }
+
+  // The older one of a pool that was closed: which one that is, the epoch record says. With a log store the newer one says
+  // nothing that the row log does not.
+  void commit_record() {
+    const auto file = medium_.open(superblock_name, false, Access::sequential);
+    const Twins<CommitRecord> commits(*file, format::commit_offset, format::commit_magic);
+    const auto lost = commits.lost();
+    if (!lost || closed_.clean == 0) return;
+    const CommitRecord& other = commits.other(*lost);
+    const std::string where = place(file->name(), commits.offset(*lost));
+    if (!knows_its_end_) {
+      if (!commits.is_empty(*lost)) refuse(where, "this pool does not say at which step it was closed");
+    } else if (other.epoch == closed_.epoch && other.step == closed_.step) {
+      if (commits.is_empty(*lost)) return;
+      plan_.edits.push_back({file->name(), commits.offset(*lost), bytes_of(CommitRecord{}),
+                             "the commit record that does not count is emptied, as creation leaves it"});
+    } else if (const StepMark end = rows_->newest(); !rows_->commits_by_record() && end.step == closed_.step) {
+      CommitRecord record{};
+      record.epoch = closed_.epoch;
+      record.step = end.step;
+      record.cursor = end.cursor;
+      record.row_updates = end.row_updates;
+      record.last_record = format::no_position;
+      plan_.edits.push_back({file->name(), commits.offset(*lost), bytes_of(sealed(record, format::commit_magic)),
+                             "the commit record is written anew: the row log says step, cursor and row updates, too"});
+    } else {
+      refuse(where, "the newest commit record is lost, and with it the way into the log");
+    }
+  }
+
+  void dense_slots() {
+    DenseSlots slots(medium_, open_dense_files(medium_, false));
+    const std::uint64_t step = rows_->newest().step;
+    try {
+      slots.load(superblock_.commit().epoch, step, closed_.clean != 0);
+    } catch (const Error&) {
+      // Which of them is damaged, and why, they say below.
+    }
+    const auto other = slots.newest(step);
+    for (std::size_t i = 0; i < 2; ++i) {
+      if (!slots.is_damaged(i)) continue;
+      const auto file = open_pool_file(medium_, dense_names[i], false);
+      const std::string where = place(file->name(), 0) + ": " + slots.reason(i);
+      if (!other) {
+        refuse(where, "the other slot holds no state either");
+      } else if (other->header.step == (knows_its_end_ ? closed_.dense_step : step)) {
+        // A file that is shorter than its header's block is as long as that again.
+        const std::size_t bytes = file->size() < format::block_bytes ? format::block_bytes : sizeof(DenseHeader);
+        plan_.edits.push_back({file->name(), 0, std::vector<std::byte>(bytes),
+                               "the dense slot that does not count is emptied; the other one holds the state of step " +
+                                   std::to_string(other->header.step)});
+      } else {
+        refuse(where, "it may hold the newest state; the other slot's is of step " +
+                          std::to_string(other->header.step) + ", rows are at the end of step " + std::to_string(step));
+      }
+    }
+  }
+
+  Medium& medium_;
+  Superblock superblock_;
+  std::unique_ptr<RowView> rows_;
+  EpochRecord closed_;
+  bool knows_its_end_;
+  RepairPlan plan_;
+};
+
+}  // namespace
+
+RepairPlan plan_repair(const std::string& directory) {
+  auto medium = open_mapped_medium(directory);
+  const auto file = open_pool_file(*medium, superblock_name, false);
+  const format::PoolHeader header = Superblock::read_header(*file);
+  if (header.store != static_cast<std::uint32_t>(format::Store::in_place)) {
+    medium = open_mapped_medium(directory, Flushing::synced);
+  }
+  if (auto edit = epoch_record(*file, medium->level())) return {{std::move(*edit)}, {}};
+  return Planner(directory, *medium).plan();
+}
+
+}  // namespace holdfast

@@ -1,0 +1,106 @@
+"""Putting right what of a damaged pool can be put right without a guess, and saying what was done.
+
+What may be done is the core's (core/repair.h). Here it is carried out:
+
+- under the lock of a writer: nobody opens the pool meanwhile;
+- what a change is going to replace is durable in a file beside the pool before the change begins;
+- each change is made durable before the next is looked for, and each by itself leaves the pool no worse: a repair that
+  dies on the way is begun again by the next one.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast import _core
+from holdfast.errors import Corrupted, FormatMismatch
+from holdfast.reading import locked
+
+_ROUNDS = 16  # what was put right may show what else is damaged
+
+
+@dataclass
+class RepairReport:
+    """done: each change, with file, offset and reason. left: problems that remain; refusals: why they are left alone.
+    backup: what the changes replaced, one JSON object a line: file, file_bytes (its size), offset, before and after in
+    hexadecimal. To take a repair back, write each `before` to its offset, the last line first, and cut the file to
+    `file_bytes`."""
+
+    done: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    backup: Path | None = None
+
+
+def problems_of(directory: Path) -> list[str]:
+    """Everything that verify finds."""
+    try:
+        return _core.Reader(str(directory)).verify()
+    except (Corrupted, FormatMismatch) as error:
+        return [str(error)]
+
+
+def repair_pool(directory: Path) -> RepairReport:
+    """Raises PoolNotFound, PoolBusy, and OSError where a file cannot be written; then it may be called again."""
+    report = RepairReport()
+    with locked(directory, alone=True):
+        for _ in range(_ROUNDS):
+            report.left = problems_of(directory)
+            if not report.left:
+                break
+            try:
+                edits, report.refusals = _core.plan_repair(str(directory))
+            except (Corrupted, FormatMismatch) as error:
+                edits, report.refusals = [], [f"{error}; nothing in the pool says what it was"]
+            if not edits:
+                break
+            for file, offset, after, why in edits:
+                report.backup = report.backup or _new_backup(directory)
+                _keep(report.backup, Path(file), offset, after, why)
+                _write(Path(file), offset, after)
+                report.done.append(f"{file} at offset {offset}: {why}")
+    return report
+
+
+def _new_backup(directory: Path) -> Path:
+    now = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    path = directory.resolve().with_name(f"{directory.resolve().name}.repair-{now}.jsonl")
+    path.touch(exist_ok=False)
+    _sync(path.parent)
+    return path
+
+
+def _keep(backup: Path, file: Path, offset: int, after: bytes, why: str) -> None:
+    with file.open("rb") as source:
+        source.seek(offset)
+        before = source.read(len(after))
+    line = {
+        "file": str(file),
+        "file_bytes": file.stat().st_size,
+        "offset": offset,
+        "before": before.hex(),
+        "after": after.hex(),
+        "why": why,
+    }
+    with backup.open("a") as kept:
+        kept.write(json.dumps(line) + "\n")
+    _sync(backup)
+
+
+def _write(file: Path, offset: int, data: bytes) -> None:
+    with file.open("r+b", buffering=0) as target:
+        target.seek(offset)
+        target.write(data)
+        os.fsync(target.fileno())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

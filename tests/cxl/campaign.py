@@ -1,0 +1,169 @@
+"""The lives of one run: each begins where the power cut before it left the medium.
+
+What is checked
+- Every life finds the pool whole, and opens it at a step that is not below any that was reported durable before.
+- Whatever the guest says to have failed is a failure, but for trouble before it mounted anything: its kernel stumbles
+  over the emulated CXL bus now and then, and such a life is begun again.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from guest_machine import Machine, MachineStopped, Snapshot
+from media import Medium
+
+TRIES = 3
+WAKING_UP = "waking up"
+WAKE_UP_SECONDS = 120
+
+
+class CampaignFailed(Exception):
+    """A life was not as the promise says."""
+
+
+@dataclass
+class Life:
+    """What the console said. opened: the step that the pool was at; last: the newest step; seconds: when lines came.
+    cut, doing, lost: when the power went, what the guest was at, and what it cost the medium."""
+
+    opened: int | None = None
+    last: int | None = None
+    evidence: dict[str, Any] = field(default_factory=dict)
+    end: dict[str, Any] | None = None
+    cut: str = ""
+    lost: str = ""
+    doing: str = WAKING_UP
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When the power goes: a `share` of a while after the console said `after`, or a step at or beyond `step`."""
+
+    after: str
+    share: float
+    step: int = 0
+
+    def has_come(self, line: str, life: Life) -> bool:
+        return line.startswith(self.after) and (life.last or 0) >= self.step
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Of the run that is never cut, in seconds."""
+
+    opening: float
+    step: float
+
+
+class Campaign:
+    """The lives of one medium's run."""
+
+    def __init__(self, medium: Medium, snapshot: Snapshot, steps: int, chance: random.Random, patience: float) -> None:
+        self._medium = medium
+        self._snapshot = snapshot
+        self._steps = steps
+        self._chance = chance
+        self._patience = patience
+        self.durable = 0  # the newest step that any life reported durable
+
+    def live(self, moment: Moment | None, pace: Pace, translated: Path | None = None) -> Life:
+        """One life, until the cut or the end of the run. Raises CampaignFailed."""
+        for left in reversed(range(TRIES)):
+            try:
+                return self._live(moment, pace, translated)
+            except MachineStopped:  # before it mounted anything: the guest's own trouble with its devices
+                if not left:
+                    raise
+        raise AssertionError("one try at least")
+
+    def _live(self, moment: Moment | None, pace: Pace, translated: Path | None) -> Life:
+        life = Life()
+        with (
+            self._medium.plugged() as plugged,
+            Machine.from_snapshot(
+                self._snapshot,
+                self._medium.directory,
+                cxl_memory=plugged.cxl_memory,
+                disk=plugged.disk,
+                translated=translated,
+            ) as machine,
+        ):
+            self._start(machine)
+            while not (life.cut and self._medium.is_due()):
+                line = self._listen(machine, life, 0.02 if life.cut else self._patience)
+                if line is None or not line.startswith("guest: "):
+                    continue
+                self._hear(line.removeprefix("guest: "), life, machine)
+                if life.end is not None:
+                    break
+                if not life.cut and moment is not None and moment.has_come(line, life):
+                    after = self._medium.arm(moment.share, 2 * pace.step if moment.step else pace.opening)
+                    life.cut = f"{after} after '{line.removeprefix('guest: ')}'"
+            machine.cut()
+        life.lost = self._medium.lose(self._chance)
+        return life
+
+    def _listen(self, machine: Machine, life: Life, seconds: float) -> str | None:
+        try:
+            line = machine.line(seconds)
+        except MachineStopped as error:
+            if life.doing == WAKING_UP:
+                raise
+            raise CampaignFailed(f"the machine stopped by itself:\n{error}") from error
+        if line is None and seconds == self._patience:
+            console = "\n".join(machine.transcript[-20:])
+            raise CampaignFailed(f"nothing was said for {seconds:.0f} s, after\n{console}")
+        return line
+
+    def _start(self, machine: Machine) -> None:
+        until = time.monotonic() + WAKE_UP_SECONDS
+        machine.send("")
+        while machine.line(2) != "guest: waiting":
+            if time.monotonic() > until:
+                raise MachineStopped("the guest does not wake up")
+            machine.send("")
+        job = {
+            "medium": self._medium.name,
+            "boot_id": str(uuid.UUID(int=self._chance.getrandbits(128), version=4)),
+            "format": not self._medium.is_formatted,
+            "steps": self._steps,
+        }
+        machine.send(json.dumps(job))
+
+    def _hear(self, said: str, life: Life, machine: Machine) -> None:
+        kind, _, rest = said.partition(" ")
+        life.seconds[kind] = time.monotonic()
+        match kind:
+            case "mounting":
+                self._medium.is_formatted = True
+                life.doing = "mounting"
+            case "opening":
+                life.doing = "opening the pool"
+            case "opened":
+                life.opened = json.loads(rest)["step"]
+                life.doing = "training"
+                if life.opened < self.durable:
+                    raise CampaignFailed(
+                        f"the pool opened at step {life.opened}, and step {self.durable} had been durable:\n{rest}"
+                    )
+            case "evidence":
+                life.evidence = json.loads(rest)
+            case "step":
+                step, _, durable = rest.split()
+                life.last = int(step)
+                self.durable = max(self.durable, int(durable))
+            case "end":
+                life.end = json.loads(rest)
+            case "failed" | "exit":
+                while machine.line(5) is not None:
+                    pass
+                kind_of_failure = MachineStopped if life.doing == WAKING_UP else CampaignFailed
+                raise kind_of_failure("\n".join([f"while {life.doing}: {rest}", *machine.transcript[-40:]]))

@@ -1,0 +1,142 @@
+"""What a machine is given to train on, over all its lives: a CXL device, or a disk with a volatile write cache.
+
+A forgetful medium breaks its promise at the cuts after the first: it is there to show that a campaign notices.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from guest_image import ENVIRONMENT
+from guest_machine import MEDIUM_BYTES
+from volatile_disk import VolatileCache, VolatileDisk
+
+_REQUESTS = 32  # among so many writes and flushes the power fails: they are two or three steps'
+
+
+@dataclass(frozen=True)
+class Plugged:
+    """What QEMU is told. cxl_memory: file of the CXL device; disk: backend of the disk."""
+
+    cxl_memory: Path
+    disk: str
+
+
+class Medium(ABC):
+    """directory: where its bytes are, and nobody else's. name: how the guest is told which it is to use. is_formatted:
+    whether there is a file system on it."""
+
+    name: str
+
+    def __init__(self, directory: Path, *, forgetful: bool = False) -> None:
+        self.directory = directory
+        self._bytes = directory / self.name
+        self._bytes.unlink(missing_ok=True)
+        self._bytes.touch()
+        os.truncate(self._bytes, MEDIUM_BYTES)
+        self.is_formatted = False
+        self._forgetful = forgetful
+        self._lives = 0
+
+    @property
+    def _forgets(self) -> bool:
+        return self._forgetful and self._lives > 1
+
+    @contextmanager
+    def plugged(self) -> Iterator[Plugged]:
+        """For one life; the machine is dead when it ends."""
+        self._lives += 1
+        with self._plugged() as plugged:
+            yield plugged
+
+    @abstractmethod
+    @contextmanager
+    def _plugged(self) -> Iterator[Plugged]: ...
+
+    @abstractmethod
+    def arm(self, share: float, seconds: float) -> str:
+        """From now on it is a `share` of a while until the power goes. Returns it in words."""
+
+    @abstractmethod
+    def is_due(self) -> bool:
+        """Whether that is over."""
+
+    @abstractmethod
+    def lose(self, chance: random.Random) -> str:
+        """Does to the bytes what the cut does, after `plugged`. Returns it in words."""
+
+
+class CxlMemory(Medium):
+    """A store that reached the device is there after the cut. Forgetful: nothing that this life stored is."""
+
+    name = "dax"
+
+    @contextmanager
+    def _plugged(self) -> Iterator[Plugged]:
+        if self._forgets:
+            shutil.copyfile(self._bytes, self.directory / "before")
+        yield Plugged(self._bytes, f"driver=null-co,size={MEDIUM_BYTES}")
+
+    def arm(self, share: float, seconds: float) -> str:
+        self._due = time.monotonic() + share * seconds
+        return f"{share * seconds:.2f} s"
+
+    def is_due(self) -> bool:
+        return time.monotonic() >= self._due
+
+    def lose(self, chance: random.Random) -> str:
+        if not self._forgets:
+            return ""
+        (self.directory / "before").replace(self._bytes)
+        return "; all of this life is lost"
+
+
+class Disk(Medium):
+    """What was not flushed may be lost, torn, and out of order (volatile_disk.py). Forgetful: what was flushed, too.
+
+    The power goes at a request, not at a time: writes follow each other closely, and most of the time there are none.
+    """
+
+    name = "disk"
+
+    def __init__(self, directory: Path, *, forgetful: bool = False) -> None:
+        super().__init__(directory, forgetful=forgetful)
+        # ext4 cannot be mounted after a cut has torn its superblock, of two sectors, if that has a checksum.
+        subprocess.run(
+            ["mkfs.ext4", "-q", "-O", "^metadata_csum", "-b", "4096", self._bytes], check=True, env=ENVIRONMENT
+        )
+        self.is_formatted = True
+
+    @contextmanager
+    def _plugged(self) -> Iterator[Plugged]:
+        self._cache = VolatileCache(self._bytes, forgetful=self._forgets)
+        address = self.directory / "disk.socket"
+        with VolatileDisk(self._cache, address) as self._disk:
+            backend = f"driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={address}"
+            yield Plugged(self.directory / "no-memory", backend)
+
+    def arm(self, share: float, seconds: float) -> str:
+        requests = int(share * _REQUESTS)
+        self._disk.stop_after(requests)
+        return f"{requests} requests"
+
+    def is_due(self) -> bool:
+        return self._disk.has_stopped
+
+    def lose(self, chance: random.Random) -> str:
+        self._cache.cut(chance)
+        self._cache.close()
+        counts = self._cache.counts
+        return (
+            f"; {counts['writes']} writes and {counts['flushes']} flushes, {counts['sectors in the cache']} sectors in "
+            f"the cache, {counts['lost']} of them lost"
+        )
