@@ -7,6 +7,8 @@ from typing import Any
 
 import matplotlib as mpl
 
+from plain_axes import plain
+
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
@@ -16,9 +18,7 @@ _HOLDFAST, _PEER = "#2f6f9f", "#9a9a9a"
 
 def _axes(width: float, height: float, title: str) -> tuple[Any, Any]:
     figure, axes = plt.subplots(figsize=(width, height), dpi=144, layout="constrained")
-    axes.set_title(title, fontsize=10, loc="left")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    plain(axes, title)
     return figure, axes
 
 
@@ -70,11 +70,9 @@ def ablation(path: Path, names: list[str], of_shape: dict[str, list[float | None
         colors = [_PEER if names[row].endswith(("waited for", "no commit")) else _HOLDFAST for row, _ in rows]
         bars = axes.barh([row for row, _ in rows], [value for _, value in rows], color=colors)
         axes.bar_label(bars, fmt="%.1f", fontsize=8, padding=2)
-        axes.set_title(shape, fontsize=10, loc="left")
+        plain(axes, shape)
         axes.set_xlabel("ms per step", fontsize=8)
         axes.margins(x=0.15)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
     panels[0][0].set_yticks(range(len(names)), names, fontsize=8)
     panels[0][0].invert_yaxis()
     return _save(figure, path)

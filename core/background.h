@@ -4,7 +4,8 @@
 // - Jobs run in the order of submit, one at a time: a commit record never overtakes the log record it rests on, nor a
 //   dense slot its commit record.
 // - wait(ticket) does not wait for the thread to be scheduled: it runs the jobs that are still queued itself.
-// - The first job that throws latches the failure: the queued jobs are dropped, and submit and wait rethrow from then on.
+// - The first job that throws latches the failure: the queued jobs are dropped, and submit and wait rethrow from then
+//   on.
 #pragma once
 
 #include <condition_variable>

@@ -10,8 +10,9 @@
 #pragma GCC diagnostic pop
 #endif
 
-// A checksum state is a polynomial over GF(2) of degree below 32, reflected: bit 31 - d is the coefficient of x^d. Bytes
-// that follow multiply it by x^8 each, modulo the polynomial P; a message's own contribution is linear in its bits.
+// A checksum state is a polynomial over GF(2) of degree below 32, reflected: bit 31 - d is the coefficient of x^d.
+// Bytes that follow multiply it by x^8 each, modulo the polynomial P; a message's own contribution is linear in its
+// bits.
 
 namespace holdfast {
 namespace {

@@ -1,5 +1,5 @@
-// CRC-32C (Castagnoli), by carry-less multiplication or the CRC instruction where the CPU has them, by tables elsewhere;
-// the same value every way.
+// CRC-32C (Castagnoli), by carry-less multiplication or the CRC instruction where the CPU has them, by tables
+// elsewhere; the same value every way.
 #pragma once
 
 #include <atomic>

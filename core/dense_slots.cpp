@@ -75,7 +75,7 @@ void DenseSlots::load(std::uint64_t epoch, std::uint64_t step, bool clean) {
   torn_ = {};
   for (std::size_t i = 0; i < 2; ++i) valid_[i] = read(i, clean);
   for (std::size_t i = 0; i < 2; ++i) {
-    if (damaged_[i]) throw Error(ErrorKind::corrupted, slots_[i]->name() + " at offset 0: " + reasons_[i]);
+    if (damaged_[i]) throw Error(ErrorKind::corrupted, slots_[i]->place(0) + ": " + reasons_[i]);
     if (!valid_[i] || valid_[i]->step <= step) continue;
     if (valid_[i]->epoch == epoch) {
       throw Error(ErrorKind::corrupted, slots_[i]->name() + ": holds step " + std::to_string(valid_[i]->step) +

@@ -42,8 +42,9 @@ class DenseSlots {
 
   // Reads both slots and says which hold a state, for a pool whose newest commit record is of `epoch` and `step`. A
   // slot of a later step belongs to a life that was rolled back and is not believed; one of the same epoch proves that
-  // a commit record was lost: throws corrupted. So does what no crash leaves behind: a header that stands over a payload
-  // that does not hold, a file shorter than its header says and, in a pool that was closed cleanly, a torn header.
+  // a commit record was lost: throws corrupted. So does what no crash leaves behind: a header that stands over a
+  // payload that does not hold, a file shorter than its header says and, in a pool that was closed cleanly, a torn
+  // header.
   void load(std::uint64_t epoch, std::uint64_t step, bool clean);
 
   // Makes durable what load has found: whoever wrote it may have died before its flush.
@@ -77,7 +78,7 @@ class DenseSlots {
   // The step of the newest valid slot, or nothing.
   std::optional<std::uint64_t> newest_step() const;
   // For messages: where the slot lies that is written next.
-  std::string place_of_idle() const { return slots_[idle_slot()]->name() + " at offset 0"; }
+  std::string place_of_idle() const { return slots_[idle_slot()]->place(0); }
 
  private:
   struct Pending {

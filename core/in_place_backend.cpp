@@ -290,7 +290,9 @@ void InPlaceBackend::add_part(const std::shared_ptr<LoggedCapture>& capture) {
 }
 
 void InPlaceBackend::read(const Plan& plan, const std::vector<WorkingRows>& rows) {
-  copy_from_home(plan, store_, rows);
+  fill_rows(plan, rows, [&](std::uint32_t table, const WorkingRows& of_table, std::size_t begin, std::size_t end) {
+    store_.capture(table, of_table, begin, end);
+  });
 }
 
 // Update.

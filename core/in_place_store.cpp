@@ -115,7 +115,7 @@ void InPlaceStore::prepare(std::size_t index, const WorkingRows& working, std::s
 
 void InPlaceStore::capture(std::size_t index, const WorkingRows& working, std::size_t begin, std::size_t end) const {
   const std::size_t bad = try_capture(index, working, begin, end);
-  if (bad != end) throw Error(ErrorKind::corrupted, bad_row(index, working.rows[bad] & ~fresh_bit));
+  if (bad != end) throw Error(ErrorKind::corrupted, bad_row(index, working.rows[bad]));
 }
 
 std::size_t InPlaceStore::try_capture(std::size_t index, const WorkingRows& working, std::size_t begin,
@@ -123,7 +123,9 @@ std::size_t InPlaceStore::try_capture(std::size_t index, const WorkingRows& work
   const Table& table = tables_[index];
   kernels_.capture(table.spec, table.home(), working, begin, end);
   const auto checksums = table.checksums();
-  return checksums ? checksums->find_bad(working, begin, end) : end;
+  const std::size_t bad = checksums ? checksums->find_bad(working, begin, end) : end;
+  for (std::size_t u = bad; u < end; ++u) working.rows[u] &= ~fresh_bit;
+  return bad;
 }
 
 void InPlaceStore::update(std::size_t index, const UpdateSpec& spec, const WorkingRows& working,
@@ -233,9 +235,8 @@ std::vector<std::uint64_t> InPlaceStore::touched_or_tagged_rows(std::size_t inde
 
 std::string InPlaceStore::bad_row(std::size_t index, std::uint64_t row) const {
   const Table& table = tables_[index];
-  return table.weights.file->name() + " at offset " + std::to_string(row * table.weight_bytes()) + ": row " +
-         std::to_string(row) + " of table '" + table.name + "' does not hold its checksum, " + table.tags.file->name() +
-         " at offset " + std::to_string(row * sizeof(std::uint32_t)) +
+  return table.weights.file->place(row * table.weight_bytes()) + ": row " + std::to_string(row) + " of table '" +
+         table.name + "' does not hold its checksum, " + table.tags.file->place(row * sizeof(std::uint32_t)) +
          "; restore a snapshot, or what you have of the pool";
 }
 
@@ -258,10 +259,8 @@ std::vector<std::string> InPlaceStore::bad_rows(
       for (std::size_t begin = 0; begin < rows.size() && problems.size() < most_problems;) {
         const std::size_t bad = try_capture(t, copies, begin, rows.size());
         if (bad == rows.size()) break;
-        const std::uint64_t row = rows[bad] & ~fresh_bit;
-        if (!torn(t, row)) problems.push_back(bad_row(t, row));
+        if (!torn(t, rows[bad])) problems.push_back(bad_row(t, rows[bad]));
         begin = bad + 1;
-        for (std::size_t u = begin; u < rows.size(); ++u) rows[u] &= ~fresh_bit;
       }
     }
   }

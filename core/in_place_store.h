@@ -86,7 +86,7 @@ class InPlaceStore {
   // Throws corrupted where a row does not hold its checksum.
   void capture(std::size_t table, const WorkingRows& working, std::size_t begin, std::size_t end) const;
   // The same while another process may be updating rows: ends at the first that does not hold its checksum, whose place
-  // it returns; `end` where it copied all.
+  // it returns; `end` where it copied all. Only the rows before that have their fresh bits set.
   std::size_t try_capture(std::size_t table, const WorkingRows& working, std::size_t begin, std::size_t end) const;
   void update(std::size_t table, const UpdateSpec& spec, const WorkingRows& working, const Occurrences& occurrences,
               const float* grad, const std::uint32_t* forward, const WorkingRows* next, std::size_t begin,
@@ -104,8 +104,8 @@ class InPlaceStore {
   // The rows that do not hold their checksums, but for those of `torn`: 100 at most.
   std::vector<std::string> bad_rows(const std::function<bool(std::size_t table, std::uint64_t row)>& torn) const;
 
-  // The touched rows at or after `first`, ascending, `count` at most. Skips holes of the file, not rows. A row that has a
-  // checksum is one of them, whatever its touched bit says: whoever reads it finds out.
+  // The touched rows at or after `first`, ascending, `count` at most. Skips holes of the file, not rows. A row that has
+  // a checksum is one of them, whatever its touched bit says: whoever reads it finds out.
   std::vector<std::uint64_t> touched_rows(std::size_t table, std::uint64_t first, std::size_t count) const;
 
   void sync();

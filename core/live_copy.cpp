@@ -62,7 +62,6 @@ class LiveCopy::InPlaceSource final : public Source {
     std::copy(rows.begin(), rows.end(), out.rows);
     for (std::size_t begin = 0; begin < rows.size(); ++begin) {
       begin = store_.try_capture(table, out, begin, rows.size());
-      for (std::size_t i = begin; i < rows.size(); ++i) out.rows[i] &= ~fresh_bit;
       if (begin < rows.size()) torn_[table].push_back(rows[begin]);
     }
     for (std::size_t i = 0; i < rows.size(); ++i) out.rows[i] &= ~fresh_bit;
@@ -139,7 +138,7 @@ LiveCopy::LiveCopy(const std::string& directory) : medium_(open_pool_medium(dire
   dense_ = open_dense_files(*medium_, false);
   for (const auto& slot : dense_) {
     if (slot->size() >= format::dense_payload_offset) continue;
-    throw Error(ErrorKind::corrupted, slot->name() + " at offset 0: the file is shorter than its header block");
+    throw Error(ErrorKind::corrupted, slot->place(0) + ": the file is shorter than its header block");
   }
   if (superblock_->header().store == static_cast<std::uint32_t>(format::Store::in_place)) {
     source_ = std::make_unique<InPlaceSource>(*medium_, *superblock_, tables_);

@@ -1,7 +1,7 @@
 // Live copy: the rows of a pool at the end of one step, and its dense state, while a writer goes on.
 //
-// Rows are copied as they are at that instant, each at another; beside that a thread follows the pool's log. What it found
-// makes the copies right: laid over them, it gives the rows of the step (docs/ARCHITECTURE.md has the argument).
+// Rows are copied as they are at that instant, each at another; beside that a thread follows the pool's log. What it
+// found makes the copies right: laid over them, it gives the rows of the step (docs/ARCHITECTURE.md has the argument).
 //
 // The order of calls is the store's (fixes_first): in place, fix, then every row, then settle; over a log store, every
 // row, then fix, then settle.
@@ -56,8 +56,8 @@ class LiveCopy {
   // Decides on the step. Throws overtaken.
   Fixed fix();
 
-  // Copies the rows at or after `first` that an update ever wrote, ascending, `count` at most; moves `first` behind what was
-  // looked at (to the table's end, where that is all). Returns how many rows that were.
+  // Copies the rows at or after `first` that an update ever wrote, ascending, `count` at most; moves `first` behind
+  // what was looked at (to the table's end, where that is all). Returns how many rows that were.
   std::size_t copy_rows(std::uint32_t table, std::uint64_t& first, const WorkingRows& out, std::size_t count);
 
   // The initial values of rows.

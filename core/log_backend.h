@@ -2,8 +2,8 @@
 //
 // A step's way: its rows are held in the scratchpad; capture copies them into a working set; update computes the new
 // rows compactly from it and scatters them into the scratchpad's slots; end_step packs them into one record, which the
-// background thread appends to the row log and syncs. The record is the commit: it carries step, cursor and row_updates,
-// so a step is there whole or not at all.
+// background thread appends to the row log and syncs. The record is the commit: it carries step, cursor and
+// row_updates, so a step is there whole or not at all.
 //
 // Invariants
 // - A step's holds are let go only when its record is appended: until then no row of it is read from below, where an

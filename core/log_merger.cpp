@@ -34,7 +34,11 @@ void LogMerger::allow(std::uint64_t step) {
   turned_.notify_all();
 }
 
-void LogMerger::wake() { turned_.notify_all(); }
+// Not while the thread is between a look at the log and its sleep.
+void LogMerger::wake() {
+  { const std::lock_guard lock(mutex_); }
+  turned_.notify_all();
+}
 
 bool LogMerger::make_room() {
   std::unique_lock lock(mutex_);
@@ -82,8 +86,8 @@ void LogMerger::learn(std::uint64_t merged) {
   const auto appended =
       static_cast<double>(store_.used_bytes() + merged) - static_cast<double>(used_when_begun_ + appended_in_rests_);
   const double now = std::max(0.0, appended / static_cast<double>(merged));
-  // Whoever waited for room would have appended more. To begin too late stalls training, too early costs a few requests:
-  // so a slow merge is believed at once, a fast one by and by.
+  // Whoever waited for room would have appended more. To begin too late stalls training, too early costs a few
+  // requests: so a slow merge is believed at once, a fast one by and by.
   constexpr double doubt = 0.75;
   appended_per_merged_ = is_urgent_ ? std::max(appended_per_merged_, 2 * now)
                                     : std::max(now, doubt * appended_per_merged_ + (1 - doubt) * now);

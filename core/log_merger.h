@@ -5,8 +5,8 @@
 // - It begins as late as it may, between half and four fifths of the log, and takes all that may be merged: the longer
 //   a version waits, the more often a newer one of the same row, or of a row in the same block, comes along and is
 //   written with it. How much is appended meanwhile, it learns from the merges before.
-// - It leaves most of the disk's time to fetches, unless that would make somebody wait for room: a merge gets on at least
-//   as fast as the room that was left when it began is taken.
+// - It leaves most of the disk's time to fetches, unless that would make somebody wait for room: a merge gets on at
+//   least as fast as the room that was left when it began is taken.
 // - After a failed merge nothing is merged any more, and make_room throws the failure. Where the medium was only full,
 //   it is tried again when more is allowed.
 #pragma once

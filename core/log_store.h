@@ -11,9 +11,10 @@
 //   bytes that they had. What a torn merge wrote, the log has; until a later merge writes it again, nobody reads it.
 // - Home never holds a version of a step after the merge's limit. So roll_back must not go below a limit that was
 //   ever given to merge, in this life or an earlier one: the caller's limit is the older valid dense slot's step.
-// - A merge takes every record of a step up to the limit that is durable, and writes each row's newest version of these.
-//   The checkpoint that moves the tail is what makes the others unreachable; a crash before it leaves everything in the
-//   log. An append beside the merge is of no account: its record is not durable up to the limit when the merge begins.
+// - A merge takes every record of a step up to the limit that is durable, and writes each row's newest version of
+//   these. The checkpoint that moves the tail is what makes the others unreachable; a crash before it leaves everything
+//   in the log. An append beside the merge is of no account: its record is not durable up to the limit when the merge
+//   begins.
 // - After a merge the index names none of the records that it took: the versions that it named were each the newest of
 //   their row, and those are home. A row that was appended meanwhile has another entry, which stays.
 // - An extent of the log is written again only after: home is durable, the checkpoint that moves the tail is durable,
@@ -24,9 +25,9 @@
 //   any. Of a fetch and an append at the same time the fetch sees all of a row or nothing of it.
 // - A merge takes memory for a few sections of records and for a bounded part of the images that it moves, whatever the
 //   size of the log and of the tables.
-// - A full medium is an error (full) after which nothing has changed. After any other failure of an append's or a sync's
-//   writing, or of a merge once it writes home, these refuse until the store is opened again. A failed fetch changes
-//   nothing.
+// - A full medium is an error (full) after which nothing has changed. After any other failure of an append's or a
+//   sync's writing, or of a merge once it writes home, these refuse until the store is opened again. A failed fetch
+//   changes nothing.
 // - A store that is not writable opens its files for reading only, and writes nothing.
 #pragma once
 
@@ -122,21 +123,21 @@ struct HomeRead {
 
 class LogStore {
  public:
-  // Makes the files of a store in `directory`, which exists: sparse homes, an allocated ring that begins after the mark's
-  // step. Throws full.
+  // Makes the files of a store in `directory`, which exists: sparse homes, an allocated ring that begins after the
+  // mark's step. Throws full.
   static void create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t ring_bytes,
                      Caching caching = Caching::direct, const StepMark& mark = {});
   // Removes the files of a store, as many as there are.
   static void remove(const std::string& directory);
 
-  // Opens them; throws corrupted where one is missing or has another size than it needs. recover comes next, or scan and
-  // view where the store is not writable.
+  // Opens them; throws corrupted where one is missing or has another size than it needs. recover comes next, or scan
+  // and view where the store is not writable.
   LogStore(const std::string& directory, std::vector<RowTable> tables, const LogStoreOptions& options = {});
 
   // Reads the log, once, and returns what its newest whole record says. Throws corrupted. Changes nothing.
   StepMark scan();
-  // Checks that life `epoch` can begin at the end of `step_limit`, and reads where the rows of the steps up to there are.
-  // Throws corrupted. Changes nothing.
+  // Checks that life `epoch` can begin at the end of `step_limit`, and reads where the rows of the steps up to there
+  // are. Throws corrupted. Changes nothing.
   void index(std::uint64_t epoch, std::uint64_t step_limit);
   // Begins life `epoch`, once, greater than all before: reads the log unless scan and index did, forgets steps after
   // `step_limit`, and returns the step at whose end rows are now, durably.
@@ -145,11 +146,11 @@ class LogStore {
   // Throws step where rows are merged beyond.
   void roll_back(std::uint64_t step);
 
-  // After scan, in a store that is not writable: rows are at the end of the newest step. Then fetch and touched_rows may
-  // be called, nothing that writes.
+  // After scan, in a store that is not writable: rows are at the end of the newest step. Then fetch and touched_rows
+  // may be called, nothing that writes.
   void view();
-  // Of a view: every image that does not hold, in the log or, where the log has no version of a step up to `step`, at home;
-  // by file and offset, 100 problems at most.
+  // Of a view: every image that does not hold, in the log or, where the log has no version of a step up to `step`, at
+  // home; by file and offset, 100 problems at most.
   std::vector<std::string> verify(std::uint64_t step);
 
   // After scan, in a store that is not writable and is no view: follow gives the records that scan found, oldest first,
@@ -163,14 +164,15 @@ class LogStore {
   std::vector<RowTable> tables() const;
   // The newest checkpoint's merged step, as it is in the file now.
   std::uint64_t read_merged_step() const { return log_.read_merged_step(); }
-  // For messages: where the checkpoint lies that counts, and the one that neither counts nor holds, if there is such a one.
+  // For messages: where the checkpoint lies that counts, and the one that neither counts nor holds, if there is such a
+  // one.
   std::string place_of_checkpoint() const { return log_.place_of_checkpoint(); }
   std::uint64_t epoch_of_checkpoint() const { return log_.epoch_of_checkpoint(); }
   std::optional<std::string> broken_checkpoint() const { return log_.broken_checkpoint(); }
   std::optional<std::uint64_t> offset_of_broken_checkpoint() const { return log_.offset_of_broken_checkpoint(); }
   const std::string& log_name() const { return log_.file().name(); }
-  // Rows at or after `first` as home has them at that instant, ascending, `count` at most; those of them that do not hold,
-  // because they are being written, are listed in `torn` instead. What is in the log alone is not there.
+  // Rows at or after `first` as home has them at that instant, ascending, `count` at most; those of them that do not
+  // hold, because they are being written, are listed in `torn` instead. What is in the log alone is not there.
   HomeRead read_home(std::uint32_t table, std::uint64_t first, const WorkingRows& out, std::size_t count,
                      std::vector<std::uint64_t>& torn);
 
@@ -180,8 +182,8 @@ class LogStore {
   // clear on entry). Throws corrupted where a row does not hold.
   void fetch(std::span<const TableRows> tables);
 
-  // The rows at or after `first` that an update or an import ever wrote, ascending, `count` at most. Of those that are appended
-  // meanwhile any may be there.
+  // The rows at or after `first` that an update or an import ever wrote, ascending, `count` at most. Of those that are
+  // appended meanwhile any may be there.
   std::vector<std::uint64_t> touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count);
 
   // Of a record of these rows.
@@ -194,15 +196,15 @@ class LogStore {
   std::optional<std::uint64_t> append(const PackedRecord& packed);
   // Makes all steps durable whose append had returned.
   void sync();
-  // Folds the records of steps up to `limit_step` that are durable into home. Returns how many bytes of the log that was;
-  // 0: nothing to do. After each part, of some milliseconds, it calls `after_part`: there it can be held up, so that
-  // fetches come first. busy: how long the part kept the medium busy; progress: how much of all is done, 0 to 1.
+  // Folds the records of steps up to `limit_step` that are durable into home. Returns how many bytes of the log that
+  // was; 0: nothing to do. After each part, of some milliseconds, it calls `after_part`: there it can be held up, so
+  // that fetches come first. busy: how long the part kept the medium busy; progress: how much of all is done, 0 to 1.
   using AfterPart = std::function<void(std::chrono::nanoseconds busy, double progress)>;
   std::uint64_t merge(std::uint64_t limit_step, const AfterPart& after_part = [](std::chrono::nanoseconds, double) {});
 
-  // Writes rows [first, ...) straight home; their state becomes zeros where `state` is empty. Only while the log holds no
-  // record, and alone. Durable after sync_home; what a failure or a crash before that leaves of them is unknown. Throws
-  // config where the arrays do not fit the table.
+  // Writes rows [first, ...) straight home; their state becomes zeros where `state` is empty. Only while the log holds
+  // no record, and alone. Durable after sync_home; what a failure or a crash before that leaves of them is unknown.
+  // Throws config where the arrays do not fit the table.
   void import_rows(std::uint32_t table, std::uint64_t first, std::span<const std::byte> weights,
                    std::span<const float> state);
   void sync_home();

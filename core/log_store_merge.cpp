@@ -17,8 +17,8 @@ using log_record::sections_of;
 
 namespace {
 
-// A part of a merge: so much is read, then written. Beside training a thread waits for its turn after each of the two, so
-// parts are long.
+// A part of a merge: so much is read, then written. Beside training a thread waits for its turn after each of the two,
+// so parts are long.
 constexpr std::size_t buffer_bytes = std::size_t{32} << 20;
 constexpr std::size_t requests_per_part = 4 * BlockQueue::depth;
 constexpr std::size_t joined_gap_bytes = format::block_bytes;  // moving these costs less than two more requests
@@ -60,8 +60,8 @@ std::uint64_t LogStore::merge(std::uint64_t limit_step, const AfterPart& after_p
   for (std::uint32_t t = 0; t < tables_.size(); ++t) {
     const std::uint64_t num_rows = tables_[t].what.num_rows;
     const std::uint64_t bytes = image_bytes_of(parts[t]);
-    // So many ranges that the versions in one of them, all of them, are not too many to collect; where rows crowd in one
-    // range they may be more.
+    // So many ranges that the versions in one of them, all of them, are not too many to collect; where rows crowd in
+    // one range they may be more.
     const std::uint64_t num_ranges = std::min((bytes + merge_bytes_ - 1) / merge_bytes_, num_rows);
     for (std::uint64_t range = 0; range < num_ranges; ++range) {
       const double range_bytes = static_cast<double>(bytes) / static_cast<double>(num_ranges);
@@ -207,8 +207,9 @@ SpareBuffers::Borrowed LogStore::read_extents(std::span<Part> parts,
   return data;
 }
 
-// The index says of most rows whether a later record has them: it points at this version, or at a later one that is merged
-// too. Of a row that has been updated since the limit it does not say; there the first one that is seen is the newest.
+// The index says of most rows whether a later record has them: it points at this version, or at a later one that is
+// merged too. Of a row that has been updated since the limit it does not say; there the first one that is seen is the
+// newest.
 void LogStore::take_part(const Mergeable& records, const Part& part, RowIndex& settled, Versions& versions) const {
   const Table& table = tables_[part.section.table];
   const RowLayout& layout = table.layout;
@@ -264,9 +265,9 @@ void LogStore::write_home(const Table& table, const Versions& versions, const Se
   }
 }
 
-// Writes as many of the versions, from the first on, as the buffer and the queue hold; returns how many. Small images by whole
-// blocks of the file system: single sectors in holes cost it six times the CPU, and the medium rewrites a block
-// either way. A block between two that are written is read with them and written back as it was.
+// Writes as many of the versions, from the first on, as the buffer and the queue hold; returns how many. Small images
+// by whole blocks of the file system: single sectors in holes cost it six times the CPU, and the medium rewrites a
+// block either way. A block between two that are written is read with them and written back as it was.
 std::size_t LogStore::write_home_part(const Table& table, std::span<const Version> versions,
                                       const std::byte* version_images, const SectorBuffer& buffer) {
   const RowLayout& layout = table.layout;

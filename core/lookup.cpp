@@ -41,14 +41,6 @@ bool all_finite(const float* values, std::size_t count) {
   return finite.load();
 }
 
-void copy_from_home(const Plan& plan, const InPlaceStore& store, const std::vector<WorkingRows>& rows) {
-  for_rows(plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
-    const std::uint64_t* numbers = plan.tables[t].rows.data();
-    std::copy(numbers + begin, numbers + end, rows[t].rows + begin);
-    store.capture(plan.spec->tables[t].number, rows[t], begin, end);
-  });
-}
-
 void Evaluator::pool(const Plan& plan, const std::vector<RowTable>& tables, const Read& read, float* out) {
   const CollectionSpec& spec = *plan.spec;
   std::size_t bytes = 0;

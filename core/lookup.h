@@ -8,7 +8,6 @@
 
 #include "collection.h"
 #include "format.h"
-#include "in_place_store.h"
 #include "parallel.h"
 #include "row_table.h"
 
@@ -70,8 +69,16 @@ void for_rows(const Plan& plan, const Body& body) {
 void pool_features(const Plan& plan, const std::vector<WorkingRows>& rows, const std::vector<RowTable>& tables,
                    float* out);
 
-// Copies the plan's rows from home into `rows`, one for each of its tables.
-void copy_from_home(const Plan& plan, const InPlaceStore& store, const std::vector<WorkingRows>& rows);
+// Puts the plan's row numbers into `rows`, one for each of its tables, and runs fill(table, rows of it, begin, end) over
+// ranges of them, on all threads.
+template <class Fill>
+void fill_rows(const Plan& plan, const std::vector<WorkingRows>& rows, const Fill& fill) {
+  for_rows(plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
+    const std::uint64_t* numbers = plan.tables[t].rows.data();
+    std::copy(numbers + begin, numbers + end, rows[t].rows + begin);
+    fill(plan.spec->tables[t].number, rows[t], begin, end);
+  });
+}
 
 // Whether none of `count` floats is infinite or a NaN; on all threads.
 bool all_finite(const float* values, std::size_t count);

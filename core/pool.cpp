@@ -54,8 +54,8 @@ class Pool::Lock {
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
 
-  // Files whose names are gone are written as before, and never found again. So it is where the pool was removed, and where
-  // its lock was: whoever opens it next finds it unlocked. A pool that was only moved keeps its lock.
+  // Files whose names are gone are written as before, and never found again. So it is where the pool was removed, and
+  // where its lock was: whoever opens it next finds it unlocked. A pool that was only moved keeps its lock.
   void check() const {
     struct stat status{};
     if (::fstat(fd_, &status) == 0 && status.st_nlink != 0) return;
@@ -163,7 +163,8 @@ void Pool::recover(const OpenOptions& options) {
   epoch.epoch = std::max(opened.epoch, before) + 1;
   backend_->check_roll_back(epoch.epoch, target.step);
 
-  // What a process left that died is in the files, but a power cut may still take it back: not once something rests on it.
+  // What a process left that died is in the files, but a power cut may still take it back: not once something rests on
+  // it.
   superblock_->persist_records();
   dense_->persist_valid();
   // From here on the pool is written. The epoch comes first; everything after it can be done again from the start.
@@ -214,8 +215,8 @@ void Pool::check_open() const {
   }
 }
 
-// What a verb refuses leaves everything as it was. After any other failure nobody knows what is there, in memory or on the
-// medium. A failure in the background is the same error whoever meets it first.
+// What a verb refuses leaves everything as it was. After any other failure nobody knows what is there, in memory or on
+// the medium. A failure in the background is the same error whoever meets it first.
 template <class Work>
 decltype(auto) Pool::latching(const Work& work) {
   try {
@@ -378,7 +379,8 @@ std::uint64_t Pool::commit(std::uint64_t cursor, const Dense* dense) {
         make_durable();
         lock_->check();
         rows_durable_step_.store(mark.step, std::memory_order_release);
-        // The first dense state of a pool is finished at once: until then the step durable is the rows', and it must not fall.
+        // The first dense state of a pool is finished at once: until then the step durable is the rows', and it must
+        // not fall.
         if (dense_->pending()) {
           dense_->advance(dense_->newest_step() ? dense_->pending_bytes() / dense_parts + 1 : dense_->pending_bytes());
         }
@@ -463,8 +465,8 @@ void Pool::sync_everything() {
   }
 }
 
-// Pages whose write failed look written. They hold what they should until the system wants their memory; from then on rows
-// are what they were at some earlier time, and nothing would tell.
+// Pages whose write failed look written. They hold what they should until the system wants their memory; from then on
+// rows are what they were at some earlier time, and nothing would tell.
 void Pool::distrust() noexcept {
   EpochRecord epoch = superblock_->epoch();
   ++epoch.epoch;

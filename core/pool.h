@@ -1,11 +1,11 @@
 // Pool: the verbs of a step over one directory. capture → lookup → update → commit, and recovery when it is opened.
 //
 // Invariants
-// - What makes the rows of a step durable (see RowBackend) comes before its dense slot; both are the background thread's
-//   work, in that order. durable_step() reports s only after both.
+// - What makes the rows of a step durable (see RowBackend) comes before its dense slot; both are the background
+//   thread's work, in that order. durable_step() reports s only after both.
 // - Neither follows a step whose files have lost their names: the pool was removed.
-// - After the first failure to write or to read, no verb does anything but throw it again, as `failed` unless it was `full`,
-//   `read_only` or `corrupted`, until the pool is opened again.
+// - After the first failure to write or to read, no verb does anything but throw it again, as `failed` unless it was
+//   `full`, `read_only` or `corrupted`, until the pool is opened again.
 // - Verbs are called from one thread at a time; plan_batch may run on another meanwhile.
 // - Opening validates everything that recovery is going to use before it changes a byte.
 #pragma once
@@ -84,8 +84,8 @@ class Pool {
 
   // `plan` is going to be captured, after those that were announced before: its rows may be fetched ahead.
   void announce(std::shared_ptr<const Plan> plan);
-  // Rows (ascending, in the table) that stay in the scratchpad for good, where there is one. Throws batch_too_large where
-  // it has no room for them.
+  // Rows (ascending, in the table) that stay in the scratchpad for good, where there is one. Throws batch_too_large
+  // where it has no room for them.
   void keep_rows(std::uint32_t table, std::vector<std::uint64_t> rows);
   // The rows of `plan` become step step() + 1's (one of its captures); the copy is complete when this returns, its
   // seal is on its way. Throws batch_too_large, full.
@@ -120,8 +120,9 @@ class Pool {
   // where it was not due. Waits.
   void write_dense(const Dense& dense);
 
-  // Stores rows of a new pool, before its first step, from elsewhere: rows [first, ...) of a table, weights as its dtype keeps them and,
-  // where `state` is not empty, optimizer state. Not logged: build the pool under another name and rename it.
+  // Stores rows of a new pool, before its first step, from elsewhere: rows [first, ...) of a table, weights as its
+  // dtype keeps them and, where `state` is not empty, optimizer state. Not logged: build the pool under another name
+  // and rename it.
   void import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
                    std::span<const float> state);
 

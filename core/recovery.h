@@ -2,7 +2,8 @@
 //
 // Invariants
 // - It reads and checks, and writes nothing.
-// - exact: to the newest dense state, so that all is of one step. relaxed: the newest rows, beside an older dense state.
+// - exact: to the newest dense state, so that all is of one step. relaxed: the newest rows, beside an older dense
+//   state.
 #pragma once
 
 #include <optional>

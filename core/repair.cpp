@@ -67,13 +67,9 @@ class Twins {
   std::array<bool, 2> holds_;
 };
 
-std::string place(const std::string& file, std::uint64_t offset) {
-  return file + " at offset " + std::to_string(offset);
-}
-
 // Which life the lost record was of cannot be told, but that the life after the other record's had begun is always a
-// state that a crash leaves: recovery then looks at everything. Where the machine has been down since the other record was
-// written, the new one is of no boot, and whoever opens the pool at level `process` decides whether to trust it.
+// state that a crash leaves: recovery then looks at everything. Where the machine has been down since the other record
+// was written, the new one is of no boot, and whoever opens the pool at level `process` decides whether to trust it.
 std::optional<Edit> epoch_record(const File& file, format::Level level) {
   const Twins<EpochRecord> epochs(file, format::epoch_offset, format::epoch_magic);
   const Twins<CommitRecord> commits(file, format::commit_offset, format::commit_magic);
@@ -114,15 +110,15 @@ class Planner {
  private:
   void refuse(const std::string& where, const std::string& why) { plan_.refusals.push_back(where + ": " + why); }
 
-  // The older one of a pool that was closed: which one that is, the epoch record says. With a log store the newer one says
-  // nothing that the row log does not.
+  // The older one of a pool that was closed: which one that is, the epoch record says. With a log store the newer one
+  // says nothing that the row log does not.
   void commit_record() {
     const auto file = medium_.open(superblock_name, false, Access::sequential);
     const Twins<CommitRecord> commits(*file, format::commit_offset, format::commit_magic);
     const auto lost = commits.lost();
     if (!lost || closed_.clean == 0) return;
     const CommitRecord& other = commits.other(*lost);
-    const std::string where = place(file->name(), commits.offset(*lost));
+    const std::string where = file->place(commits.offset(*lost));
     if (!knows_its_end_) {
       if (!commits.is_empty(*lost)) refuse(where, "this pool does not say at which step it was closed");
     } else if (other.epoch == closed_.epoch && other.step == closed_.step) {
@@ -155,7 +151,7 @@ class Planner {
     for (std::size_t i = 0; i < 2; ++i) {
       if (!slots.is_damaged(i)) continue;
       const auto file = open_pool_file(medium_, dense_names[i], false);
-      const std::string where = place(file->name(), 0) + ": " + slots.reason(i);
+      const std::string where = file->place(0) + ": " + slots.reason(i);
       if (!other) {
         refuse(where, "the other slot holds no state either");
       } else if (other->header.step == (knows_its_end_ ? closed_.dense_step : step)) {

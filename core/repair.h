@@ -26,7 +26,8 @@ struct RepairPlan {
   std::vector<std::string> refusals;  // what is damaged and stays so, each with the reason
 };
 
-// Of the pool in `directory`, which nobody has open. Throws what opening throws where too little of it holds to say more.
+// Of the pool in `directory`, which nobody has open. Throws what opening throws where too little of it holds to say
+// more.
 RepairPlan plan_repair(const std::string& directory);
 
 }  // namespace holdfast

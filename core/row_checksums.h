@@ -23,7 +23,8 @@ class RowChecksums {
 
   // Writes the tags of rows [begin, end) of `rows` for what is at home.
   void write(const HomeRows& home, const WorkingRows& rows, std::size_t begin, std::size_t end) const;
-  // The first of rows [begin, end) of `copies`, which were just copied from home, that does not hold; `end` where all do.
+  // The first of rows [begin, end) of `copies`, which were just copied from home, that does not hold; `end` where all
+  // do.
   std::size_t find_bad(const WorkingRows& copies, std::size_t begin, std::size_t end) const;
 
  private:

@@ -29,8 +29,8 @@ class RowIndex {
   // Where `row` is; replaces what was known of it.
   void insert(std::uint64_t row, std::uint64_t location);
   std::optional<std::uint64_t> find(std::uint64_t row) const;
-  // In a loop over i of rows[i], one of these calls for each: asks for the memory that a call further on is going to read,
-  // so that misses of the processor's caches overlap.
+  // In a loop over i of rows[i], one of these calls for each: asks for the memory that a call further on is going to
+  // read, so that misses of the processor's caches overlap.
   void prefetch_ahead(const std::uint64_t* rows, std::size_t i, std::size_t num_rows) const {
     constexpr std::size_t distance = 12;
     if (i + distance < num_rows) __builtin_prefetch(slots_.data() + first_slot(rows[i + distance]));

@@ -50,8 +50,8 @@ class RowLog {
     std::uint64_t end() const { return link.position + bytes; }
   };
 
-  // A new log of `ring_bytes` (a multiple of 4096) for records, which begins after the mark's step; its space is allocated.
-  // Throws full.
+  // A new log of `ring_bytes` (a multiple of 4096) for records, which begins after the mark's step; its space is
+  // allocated. Throws full.
   static void create(const std::string& path, std::uint64_t ring_bytes, Caching caching, const StepMark& mark = {});
 
   // Opens; throws corrupted where neither checkpoint holds, and changes nothing.
@@ -59,8 +59,8 @@ class RowLog {
 
   // Reads the log back. Throws corrupted, and changes nothing.
   void scan();
-  // For whoever looks on: the header of a record behind the newest, which a writer may still be at work on. It is not in
-  // the log before `append` is told.
+  // For whoever looks on: the header of a record behind the newest, which a writer may still be at work on. It is not
+  // in the log before `append` is told.
   std::optional<format::RowLogHeader> next() const;
   // The newest checkpoint's merged step, as it is in the file now.
   std::uint64_t read_merged_step() const;
@@ -76,8 +76,8 @@ class RowLog {
   std::string place(std::uint64_t position) const { return file_.place(offset_of(position)); }
   std::string place_of_checkpoint() const { return file_.place(format::row_log_checkpoint_offset[checkpoint_slot_]); }
   std::uint64_t epoch_of_checkpoint() const { return checkpoint_.epoch; }
-  // The checkpoint that does not count, where it neither holds nor is as creation left it, with file and offset. In a pool
-  // that was closed cleanly there is none.
+  // The checkpoint that does not count, where it neither holds nor is as creation left it, with file and offset. In a
+  // pool that was closed cleanly there is none.
   std::optional<std::uint64_t> offset_of_broken_checkpoint() const;
   std::optional<std::string> broken_checkpoint() const;
   const BlockFile& file() const { return file_; }

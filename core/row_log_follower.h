@@ -1,8 +1,8 @@
 // Row log follower: a row log's new versions, read while a writer goes on.
 //
 // Invariants
-// - It begins at the log's tail. So a row's newest version of a step up to the fixed one is among those taken, or was home
-//   when this began.
+// - It begins at the log's tail. So a row's newest version of a step up to the fixed one is among those taken, or was
+//   home when this began.
 // - Records are taken along the chain alone, whole.
 // - Nothing is missed unnoticed: taking ends with the record of the fixed step, or overtaken is thrown.
 #pragma once

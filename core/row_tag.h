@@ -1,5 +1,5 @@
-// Row tag: 32 bits that say whose a row is and whether it is whole. A log store keeps one in every image, an in-place store
-// with row checksums in a file beside the rows.
+// Row tag: 32 bits that say whose a row is and whether it is whole. A log store keeps one in every image, an in-place
+// store with row checksums in a file beside the rows.
 #pragma once
 
 #include <cstddef>

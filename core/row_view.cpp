@@ -35,10 +35,8 @@ class InPlaceView final : public RowView {
     read(table, rows, 0, num_rows);
   }
   void read(const Plan& plan, const std::vector<WorkingRows>& rows) override {
-    for_rows(plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
-      const std::uint64_t* numbers = plan.tables[t].rows.data();
-      std::copy(numbers + begin, numbers + end, rows[t].rows + begin);
-      read(plan.spec->tables[t].number, rows[t], begin, end);
+    fill_rows(plan, rows, [&](std::uint32_t table, const WorkingRows& of_table, std::size_t begin, std::size_t end) {
+      read(table, of_table, begin, end);
     });
   }
   std::vector<std::uint64_t> touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count) override {
@@ -66,8 +64,8 @@ class InPlaceView final : public RowView {
       problems.emplace_back(error.what());
     }
     for (const Excess& excess : bits_beyond_the_last_row()) {
-      problems.push_back(excess.file + " at offset " + std::to_string(excess.offset) +
-                         ": touched bits beyond the last row of table '" + excess.table + "'");
+      problems.push_back(excess.file->place(excess.offset) + ": touched bits beyond the last row of table '" +
+                         excess.table + "'");
     }
     const auto is_undone = [&](std::size_t table, std::uint64_t row) { return undone.contains({table, row}); };
     for (std::string& problem : store_.bad_rows(is_undone)) problems.push_back(std::move(problem));
@@ -79,7 +77,7 @@ class InPlaceView final : public RowView {
     for (const Excess& excess : bits_beyond_the_last_row()) {
       std::vector<std::byte> bytes(sizeof(excess.right));
       std::memcpy(bytes.data(), &excess.right, bytes.size());
-      plan.edits.push_back({excess.file, excess.offset, std::move(bytes),
+      plan.edits.push_back({excess.file->name(), excess.offset, std::move(bytes),
                             "touched bits beyond the last row of table '" + excess.table + "' are cleared"});
     }
   }
@@ -90,15 +88,14 @@ class InPlaceView final : public RowView {
     constexpr auto moment = std::chrono::milliseconds(1);
     constexpr int turns = 100;
     for (int turn = 1; (begin = store_.try_capture(table, rows, begin, end)) != end; ++turn) {
-      if (turn == turns) throw Error(ErrorKind::corrupted, store_.bad_row(table, rows.rows[begin] & ~fresh_bit));
+      if (turn == turns) throw Error(ErrorKind::corrupted, store_.bad_row(table, rows.rows[begin]));
       std::this_thread::sleep_for(moment);
-      for (std::size_t u = begin; u < end; ++u) rows.rows[u] &= ~fresh_bit;
     }
   }
 
   struct Excess {
     std::string table;
-    std::string file;
+    const File* file;
     std::uint64_t offset;  // of the word
     std::uint64_t right;  // as it should be
   };
@@ -111,7 +108,7 @@ class InPlaceView final : public RowView {
       const std::uint64_t last = table.num_rows / 64;
       if (tail == 0 || table.touched.file->next_data(last * 8) > last * 8 || (words[last] >> tail) == 0) continue;
       const std::uint64_t right = words[last] & ((std::uint64_t{1} << tail) - 1);
-      found.push_back({table.name, table.touched.file->name(), last * 8, right});
+      found.push_back({table.name, table.touched.file.get(), last * 8, right});
     }
     return found;
   }
@@ -170,8 +167,8 @@ class LogView final : public RowView {
     return problems;
   }
 
-  // Where the log that the other checkpoint begins is whole, and ends where the pool was closed, this one is not needed:
-  // if it was the newer one, rows that had been merged are in that log still, and are merged again.
+  // Where the log that the other checkpoint begins is whole, and ends where the pool was closed, this one is not
+  // needed: if it was the newer one, rows that had been merged are in that log still, and are merged again.
   void plan_repair(std::optional<std::uint64_t> closed_step, RepairPlan& plan) override {
     const auto offset = store_->offset_of_broken_checkpoint();
     if (!offset || superblock_.epoch().clean == 0) return;

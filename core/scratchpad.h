@@ -91,8 +91,8 @@ class Scratchpad {
 
   // The rows of `plan` are going to be held. The announcement is forgotten with the plan.
   void expect(std::shared_ptr<const Plan> plan);
-  // The rows of `plan`, ready. `make_room` is called where there is no room for them: it waits until other holds are let
-  // go that are going to be. Throws batch_too_large where that does not help.
+  // The rows of `plan`, ready. `make_room` is called where there is no room for them: it waits until other holds are
+  // let go that are going to be. Throws batch_too_large where that does not help.
   std::shared_ptr<const Hold> hold(const std::shared_ptr<const Plan>& plan, const std::function<void()>& make_room);
 
   // Rows [begin, end) of compact arrays, row u from or to slots[u], all of which are a hold's. Thread-safe.

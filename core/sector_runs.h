@@ -1,4 +1,5 @@
-// Sector runs: scattered pieces of files, gathered into few long ranges of whole sectors, to be read or written at once.
+// Sector runs: scattered pieces of files, gathered into few long ranges of whole sectors, to be read or written at
+// once.
 #pragma once
 
 #include <cstddef>

@@ -28,8 +28,6 @@ std::optional<T> read_valid(const File& file, std::size_t offset, std::uint64_t 
   return value;
 }
 
-std::string place(const File& file, std::size_t offset) { return file.name() + " at offset " + std::to_string(offset); }
-
 bool newer(const CommitRecord& a, const CommitRecord& b) {
   return a.epoch != b.epoch ? a.epoch > b.epoch : a.step > b.step;
 }
@@ -44,7 +42,7 @@ std::pair<T, std::size_t> read_pair(const File& file, const std::size_t (&offset
   const auto first = read_valid<T>(file, offsets[0], magic);
   const auto second = read_valid<T>(file, offsets[1], magic);
   if (!first && !second) {
-    throw Error(ErrorKind::corrupted, place(file, offsets[0]) + ": neither " + what + " record holds its checksum");
+    throw Error(ErrorKind::corrupted, file.place(offsets[0]) + ": neither " + what + " record holds its checksum");
   }
   const std::size_t slot = first && (!second || newer(*first, *second)) ? 0 : 1;
   return {slot == 0 ? *first : *second, slot};
@@ -149,7 +147,7 @@ PoolHeader Superblock::read_header(const File& file) {
                                                 "; use the holdfast that wrote it");
   }
   if (header.crc != crc_of(header)) {
-    throw Error(ErrorKind::corrupted, place(file, 0) + ": the pool header's checksum does not hold");
+    throw Error(ErrorKind::corrupted, file.place(0) + ": the pool header's checksum does not hold");
   }
   if (file.size() < format::pool_file_bytes(0) ||
       header.num_tables > (file.size() - format::tables_offset) / sizeof(TableRecord)) {
@@ -165,10 +163,10 @@ PoolHeader Superblock::read_header(const File& file) {
   const auto newest_store =
       static_cast<std::uint32_t>(header.version == 1 ? format::Store::in_place : format::Store::log);
   if (header.store > newest_store) {
-    throw Error(ErrorKind::corrupted, place(file, 0) + ": unknown store");
+    throw Error(ErrorKind::corrupted, file.place(0) + ": unknown store");
   }
   if (header.level > static_cast<std::uint32_t>(format::Level::power)) {
-    throw Error(ErrorKind::corrupted, place(file, 0) + ": unknown durability level");
+    throw Error(ErrorKind::corrupted, file.place(0) + ": unknown durability level");
   }
   return header;
 }
@@ -182,11 +180,11 @@ Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
     const auto table = read_valid<TableRecord>(file, offset, format::table_magic);
     if (!table) {
       throw Error(ErrorKind::corrupted,
-                  place(file, offset) + ": the checksum of table record " + std::to_string(i) + " does not hold");
+                  file.place(offset) + ": the checksum of table record " + std::to_string(i) + " does not hold");
     }
-    check_table(*table, place(file, offset));
+    check_table(*table, file.place(offset));
     if (table->number != 0 && table->number != i + 1) {
-      throw Error(ErrorKind::corrupted, place(file, offset) + ": table record " + std::to_string(table->number - 1) +
+      throw Error(ErrorKind::corrupted, file.place(offset) + ": table record " + std::to_string(table->number - 1) +
                                             " where number " + std::to_string(i) + " belongs");
     }
     tables_.push_back(*table);
@@ -196,7 +194,7 @@ Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
       read_pair<CommitRecord>(file, format::commit_offset, format::commit_magic, "commit");
   std::tie(epoch_, epoch_slot_) = read_pair<EpochRecord>(file, format::epoch_offset, format::epoch_magic, "epoch");
   if (commit_.epoch > epoch_.epoch) {
-    throw Error(ErrorKind::corrupted, place(file, format::epoch_offset[1 - epoch_slot_]) +
+    throw Error(ErrorKind::corrupted, file.place(format::epoch_offset[1 - epoch_slot_]) +
                                           ": the epoch record of epoch " + std::to_string(commit_.epoch) + " is lost");
   }
 }
@@ -220,7 +218,7 @@ std::vector<std::string> Superblock::broken_records() const {
       T value;
       std::memcpy(&value, file_->data() + offset, sizeof(T));
       if ((value.magic == 0 && value.crc == 0) || read_valid<T>(*file_, offset, magic)) continue;
-      broken.push_back(place(*file_, offset) + ": the checksum of this " + what + " record does not hold");
+      broken.push_back(file_->place(offset) + ": the checksum of this " + what + " record does not hold");
     }
   };
   if (medium_.level() != format::Level::power) {
@@ -236,7 +234,7 @@ void Superblock::persist_records() {
   medium_.persist_point();
 }
 
-std::string Superblock::place_of_older_commit() const { return place(*file_, format::commit_offset[1 - commit_slot_]); }
+std::string Superblock::place_of_older_commit() const { return file_->place(format::commit_offset[1 - commit_slot_]); }
 
 void Superblock::write_epoch(EpochRecord record) {
   record.magic = format::epoch_magic;

@@ -3,8 +3,9 @@
 // Invariants
 // - Header and table records are written once, into a new file that is renamed into place.
 // - Epoch and commit records have two blocks each, written by turns: a torn write leaves the older one whole.
-// - An epoch record is on the medium when write_epoch returns, at every level: it is what a machine that went down leaves of
-//   whether the pool was open. So it is there before anything that carries the epoch, or that belongs to its life, is written.
+// - An epoch record is on the medium when write_epoch returns, at every level: it is what a machine that went down
+//   leaves of whether the pool was open. So it is there before anything that carries the epoch, or that belongs to its
+//   life, is written.
 #pragma once
 
 #include <array>

@@ -4,11 +4,11 @@
 // on it keeps the first before-image of each row that a later step overwrites.
 //
 // Invariants
-// - A record is sealed before a row of it is overwritten. So whoever reads a row and then catches up has the before-image
-//   of every change that it may have seen.
+// - A record is sealed before a row of it is overwritten. So whoever reads a row and then catches up has the
+//   before-image of every change that it may have seen.
 // - Records are taken along the chain alone, whole, from copies that hold their checksums.
-// - A record that the writer took back (a forward pass whose result was thrown away) has changed no row: its before-images
-//   are the rows as they were before its step, and do no harm.
+// - A record that the writer took back (a forward pass whose result was thrown away) has changed no row: its
+//   before-images are the rows as they were before its step, and do no harm.
 // - Nothing is missed unnoticed: the commit record names the newest record of a committed step, and space is used again
 //   only after the commit of its step. Where that record is not among those taken, overtaken is thrown.
 #pragma once

@@ -54,15 +54,14 @@ class UndoLog {
   void grow(std::size_t bytes);
   bool empty() const;
 
-  // Begins an empty log at `head`: what lies in the ring is forgotten. The chain begins at `begin`, which names no record.
+  // Begins an empty log at `head`: what lies in the ring is forgotten. The chain begins at `begin`, which names no
+  // record.
   void start(std::uint64_t epoch, std::uint64_t head, const Link& begin);
 
   // Space for a record of `bytes` (a multiple of line_bytes) of `step`; nothing when the ring has no room now.
   std::optional<std::uint64_t> reserve(std::uint64_t step, std::size_t bytes);
   // Where that is, for messages.
-  std::string place(std::uint64_t position) const {
-    return ring_.name() + " at offset " + std::to_string(position % ring_.size());
-  }
+  std::string place(std::uint64_t position) const { return ring_.place(position % ring_.size()); }
   // The record at `position`, header first.
   std::byte* at(std::uint64_t position) const { return ring_.data() + position % ring_.size(); }
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
+
+from plain_axes import plain
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -18,12 +19,6 @@ _COLORS = {
     "mapped files": "#9a9a9a",
     "RocksDB": "#5b8c5a",
 }
-
-
-def _plain(axes: Any, title: str) -> None:
-    axes.set_title(title, fontsize=10, loc="left")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
 
 
 def steps(
@@ -42,7 +37,7 @@ def steps(
         axes.bar_label(bars, fmt="%.1f", fontsize=8, padding=2)
         if (roofline := rooflines.get(name)) is not None:
             axes.axvline(roofline, color="#555555", linewidth=0.8, linestyle="--")
-        _plain(axes, name)
+        plain(axes, name)
         axes.set_xlabel("ms per step (dashed: roofline)", fontsize=8)
         axes.tick_params(labelsize=8)
         axes.margins(x=0.2)
@@ -73,7 +68,7 @@ def amplification(path: Path, points: list[tuple[int, float | None, float]]) -> 
     axes.set_xlabel("log", fontsize=8)
     axes.tick_params(labelsize=8)
     axes.legend(fontsize=8, frameon=False)
-    _plain(axes, "Bytes written to the device per byte of updated rows")
+    plain(axes, "Bytes written to the device per byte of updated rows")
     figure.savefig(path)
     plt.close(figure)
     return path

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 
+from plain_axes import plain
 from recovery.figures import Line, Point
 
 mpl.use("Agg")
@@ -44,10 +45,8 @@ def recovery(
     right.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
     left.set_ylim(bottom=0)
     for axes, title in ((left, "Seconds to recover, over the log's size"), (right, "over the table's, with one log")):
-        axes.set_title(title, fontsize=10, loc="left")
         axes.tick_params(labelsize=8)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
+        plain(axes, title)
     left.legend(fontsize=8, frameon=False)
     figure.savefig(path)
     plt.close(figure)

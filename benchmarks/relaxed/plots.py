@@ -10,6 +10,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
+from plain_axes import plain
 from relaxed.figures import estimate, price, set_back, spread
 from relaxed.workloads import LAGS, Crash, Workload
 
@@ -42,8 +43,7 @@ def prices(path: Path, of_title: dict[str, tuple[Workload, list[dict[str, Any]]]
         for axes in (above, below):
             axes.axhline(0.0, color="#555555", linewidth=0.8)
             axes.tick_params(labelsize=8)
-            for side in ("top", "right"):
-                axes.spines[side].set_visible(False)
+            plain(axes)
     grid[0][0].set_ylabel("AUC − that of the run never cut (1e-4)", fontsize=8)
     grid[1][0].set_ylabel("log-loss − that of the run never cut (1e-4)", fontsize=8)
     aside = {"fontsize": 8, "frameon": False, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}

@@ -171,8 +171,8 @@ class MappedFile final : public File {
     }
     data_ = static_cast<std::byte*>(address);
     size_ = bytes;
-    // Read-ahead around a random row costs up to a millisecond a fault. Huge pages only where all of a file is used: on a
-    // sparse one every touched row would take 2 MiB.
+    // Read-ahead around a random row costs up to a millisecond a fault. Huge pages only where all of a file is used: on
+    // a sparse one every touched row would take 2 MiB.
     ::madvise(address, bytes, access_ == Access::random ? MADV_RANDOM : MADV_HUGEPAGE);
     ::madvise(address, bytes, MADV_DONTFORK);
   }

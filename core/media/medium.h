@@ -32,6 +32,8 @@ class File {
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
   const std::string& name() const { return name_; }
+  // For messages.
+  std::string place(std::size_t offset) const { return name_ + " at offset " + std::to_string(offset); }
 
   // Makes sure that [offset, offset + bytes) has space of its own. Throws full, and nothing has changed.
   virtual void allocate(std::size_t offset, std::size_t bytes) = 0;

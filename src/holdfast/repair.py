@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast import _core
+from holdfast.durable import sync_path
 from holdfast.errors import Corrupted, FormatMismatch
 from holdfast.reading import locked
 
@@ -70,7 +71,7 @@ def _new_backup(directory: Path) -> Path:
     now = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     path = directory.resolve().with_name(f"{directory.resolve().name}.repair-{now}.jsonl")
     path.touch(exist_ok=False)
-    _sync(path.parent)
+    sync_path(path.parent)
     return path
 
 
@@ -88,7 +89,7 @@ def _keep(backup: Path, file: Path, offset: int, after: bytes, why: str) -> None
     }
     with backup.open("a") as kept:
         kept.write(json.dumps(line) + "\n")
-    _sync(backup)
+    sync_path(backup)
 
 
 def _write(file: Path, offset: int, data: bytes) -> None:
@@ -96,11 +97,3 @@ def _write(file: Path, offset: int, data: bytes) -> None:
         target.seek(offset)
         target.write(data)
         os.fsync(target.fileno())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

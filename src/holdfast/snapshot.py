@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from holdfast import _core
 from holdfast.data.output import check_output
+from holdfast.durable import sync_path
 from holdfast.errors import (
     BrokenChain,
     ConfigError,
@@ -690,20 +691,12 @@ def _new_directory(path: Path, suffix: str) -> Iterator[Path]:
     try:
         yield partial
         with _writing(path):
-            _sync_directory(partial)
+            sync_path(partial)
             made = partial.rename(path)
-            _sync_directory(path.parent)
+            sync_path(path.parent)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _row_bytes(table: TableInfo) -> int:

@@ -40,6 +40,7 @@ from torch import Tensor
 
 from holdfast import _core, state_tree
 from holdfast.data.output import whole_file
+from holdfast.durable import sync_path
 from holdfast.errors import ConfigError, Corrupted, FormatMismatch, PoolExists
 from holdfast.reading import RowLayout, layout_of
 from holdfast.run import RunConfig, assemble
@@ -337,9 +338,7 @@ def import_pool(
             summary = _import_all(file, trainer, partial, on_bytes)
             trainer.recover()
         partial.rename(directory)
-        parent = os.open(directory.parent, os.O_RDONLY)
-        os.fsync(parent)
-        os.close(parent)
+        sync_path(directory.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return summary

@@ -3,8 +3,9 @@
 // - A run is recorded once; what it may leave behind follows from the recording.
 // - A point is wherever something was stored or became durable, or where more was reported durable. At each one, states
 //   that a cut may leave are made into pools, opened, compared and trained on.
-// - At some points, and wherever something is open that was not before, the pool is opened again on a recording of its own, after a power cut or after the process alone has
-//   died (all that it stored is there, and still open), and the power is cut at every point of that life.
+// - At some points, and wherever something is open that was not before, the pool is opened again on a recording of its
+//   own, after a power cut or after the process alone has died (all that it stored is there, and still open), and the
+//   power is cut at every point of that life.
 // - Everything follows from the seed and the number of the point.
 #pragma once
 
@@ -91,7 +92,8 @@ class Life {
   }
 
  private:
-  // Some merges stand still while further steps are committed, until a step waits for the room that they are going to make.
+  // Some merges stand still while further steps are committed, until a step waits for the room that they are going to
+  // make.
   void step() {
     if (journal_ != nullptr) journal_->begin_step(pool().step() + 1);
     run_->step(shape_.ahead);
@@ -126,8 +128,8 @@ class Life {
   std::optional<Run> run_;
 };
 
-// What is wrong with the pool that a power cut left; nothing where it is at the end of a step from `durable` to `begun`,
-// whole, and trains on to the rows of a run without a cut.
+// What is wrong with the pool that a power cut left; nothing where it is at the end of a step from `durable` to
+// `begun`, whole, and trains on to the rows of a run without a cut.
 inline std::string problem_of(const std::string& directory, const Shape& shape, const Expected& expected,
                               const Claims& claims) {
   const auto check_whole = [&](std::uint64_t step) -> std::string {
@@ -164,7 +166,8 @@ inline std::string problem_of(const std::string& directory, const Shape& shape, 
 }
 
 // How much is tried at each point, and at each point of a further life. A pool is opened again at every so many points
-// and wherever something is open that was not before: after the power cut and the process's death by turns, or after both.
+// and wherever something is open that was not before: after the power cut and the process's death by turns, or after
+// both.
 struct Effort {
   std::uint64_t states;
   std::uint64_t states_in_life;
@@ -270,7 +273,8 @@ class PowerCuts {
     }
   }
 
-  // The pool is opened again, on a disk that the machine's end left behind or the process's alone, trained a step, closed.
+  // The pool is opened again, on a disk that the machine's end left behind or the process's alone, trained a step,
+  // closed.
   void cut_next_life(const Disk& disk, const Claims& claims, bool machine_went_down) {
     if (!found_.problem.empty()) return;
     ++found_.lives;
@@ -307,9 +311,9 @@ class PowerCuts {
   Found found_;
 };
 
-// All of a test: no cut of a run of these shapes loses a step that was reported durable, and each omission is found, in a
-// run of the first shape. Arguments: the seed, how many states are tried at each point, and at every how many points the
-// pool is opened again.
+// All of a test: no cut of a run of these shapes loses a step that was reported durable, and each omission is found, in
+// a run of the first shape. Arguments: the seed, how many states are tried at each point, and at every how many points
+// the pool is opened again.
 inline int cut_power(int argc, char** argv, const std::vector<Shape>& shapes, const std::vector<Omission>& omissions) {
   const std::uint64_t seed = check::seed_from(argc, argv);
   Effort effort{4, 1, 100};

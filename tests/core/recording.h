@@ -1,15 +1,16 @@
 // A recording of what a pool stores and makes durable, and every state that a power cut may leave at any point of it.
 //
 // What it models
-// - A file arrives in units: words of 8 bytes of byte-addressable memory, sectors of 512 bytes of a block device. No unit
-//   is torn, and nothing larger is atomic.
-// - A unit may have arrived with any value that it has had since it was last guaranteed: caches write back when they like.
+// - A file arrives in units: words of 8 bytes of byte-addressable memory, sectors of 512 bytes of a block device. No
+//   unit is torn, and nothing larger is atomic.
+// - A unit may have arrived with any value that it has had since it was last guaranteed: caches write back when they
+//   like.
 // - A flush guarantees nothing yet; the next fence guarantees what the flushed units held at the flush. Lines of eight
 //   words are flushed whole, and pages of eight sectors.
 // - Files grow at once and for good: that is the file system's journal, not the protocol's order.
 //
-// What is stored is taken down once, in a journal. A disk is what the journal has made of a pool's files so far; cutting
-// the power changes neither.
+// What is stored is taken down once, in a journal. A disk is what the journal has made of a pool's files so far;
+// cutting the power changes neither.
 #pragma once
 
 #include <algorithm>
@@ -212,7 +213,8 @@ class Disk {
   Arrival newest() const {
     return stores([this](std::uint64_t store) { return store == num_stores_; });
   }
-  // What has arrived, drawn in one of several ways: by stores, files, lines or pages, units, all but one of them or only one.
+  // What has arrived, drawn in one of several ways: by stores, files, lines or pages, units, all but one of them or
+  // only one.
   Arrival drawn(std::mt19937_64& random) const {
     enum Way : std::uint64_t { by_store, by_file, by_flush, by_unit, only_one, all_but_one, num_ways };
     const std::uint64_t way = random() % num_ways;

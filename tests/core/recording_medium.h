@@ -1,9 +1,9 @@
 // A double of a medium, in memory: it takes down in a journal what is stored to the files of a directory and what is
-// flushed. With units of a word it is byte-addressable memory; with units of a sector, mapped files that are made durable
-// by msync. At level `process` flushes mean nothing: only a file's sync guarantees something.
+// flushed. With units of a word it is byte-addressable memory; with units of a sector, mapped files that are made
+// durable by msync. At level `process` flushes mean nothing: only a file's sync guarantees something.
 //
-// Values are seen at flushes and fences, so one that was there only between two of them is not. Stores by one thread at a
-// time, and none while another one flushes: the run waits for the background after each verb.
+// Values are seen at flushes and fences, so one that was there only between two of them is not. Stores by one thread at
+// a time, and none while another one flushes: the run waits for the background after each verb.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// A watcher of block files that takes down in a journal what is written to them and what is synced, and holds a merge up
-// where it is told to, so that steps are committed in the middle of it.
+// A watcher of block files that takes down in a journal what is written to them and what is synced, and holds a merge
+// up where it is told to, so that steps are committed in the middle of it.
 #pragma once
 
 #include <pthread.h>
@@ -27,7 +27,8 @@ class RecordingWatcher final : public BlockWatcher {
   RecordingWatcher(const std::string& directory, Journal& journal)
       : prefix_bytes_(directory.size() + 1), journal_(journal) {}
 
-  // The merge stands still before its `count`-th write or sync from now (0: nowhere), until it is released or gives way.
+  // The merge stands still before its `count`-th write or sync from now (0: nowhere), until it is released or gives
+  // way.
   void hold_merge_in(std::uint64_t count, std::function<bool()> gives_way = nullptr) {
     const std::lock_guard lock(mutex_);
     hold_in_ = count;

@@ -1,5 +1,5 @@
-// A small pool, of two tables where nothing else is said, and a run over it whose ids and gradients are functions of the
-// step.
+// A small pool, of two tables where nothing else is said, and a run over it whose ids and gradients are functions of
+// the step.
 #pragma once
 
 #include <cstdint>

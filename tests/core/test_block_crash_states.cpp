@@ -18,8 +18,8 @@ namespace {
 
 constexpr const char* row_log_name = "row-log-0000";
 
-// Rows of which 12 and 9 share a sector, and rows of two sectors. Records take one block or two, so that now and then one
-// does not fit before the end of the ring. The ring turns over three times in a run.
+// Rows of which 12 and 9 share a sector, and rows of two sectors. Records take one block or two, so that now and then
+// one does not fit before the end of the ring. The ring turns over three times in a run.
 Shape shape_of(const std::string& what, std::uint32_t dense_interval) {
   const Script script{
       {table_record("a", 300, 8, RowOptimizer::rowwise_adagrad), table_record("b", 40, 4, RowOptimizer::adam),

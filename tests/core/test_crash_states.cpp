@@ -1,5 +1,5 @@
-// Every state that a power cut may leave of an in-place pool on byte-addressable memory: any subset of the words that no
-// flush and fence has made durable. And that this finds the bug where the protocol leaves a flush out.
+// Every state that a power cut may leave of an in-place pool on byte-addressable memory: any subset of the words that
+// no flush and fence has made durable. And that this finds the bug where the protocol leaves a flush out.
 //
 // Usage: test_crash_states [seed [states at each point [points from one further life to the next]]]
 #include <cstdint>

@@ -42,8 +42,8 @@ void make_trained_pool(const std::string& directory, std::uint64_t steps) {
   run.pool.close();
 }
 
-// A touched row of table 0 that the step after the next one reads, and the next one does not: a step ahead it is captured
-// in the background.
+// A touched row of table 0 that the step after the next one reads, and the next one does not: a step ahead it is
+// captured in the background.
 std::uint64_t row_of_the_step_after_next(const std::string& directory) {
   const TemporaryDirectory copy;
   std::filesystem::copy(directory, copy.path(), std::filesystem::copy_options::recursive);

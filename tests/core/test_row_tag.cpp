@@ -12,8 +12,8 @@
 namespace holdfast {
 namespace {
 
-// A torn record may have images of an earlier turn of the ring in place of its own: of the same rows, each with a tag that
-// holds.
+// A torn record may have images of an earlier turn of the ring in place of its own: of the same rows, each with a tag
+// that holds.
 void a_checksum_over_images_tells_versions_of_a_row_apart(std::uint64_t seed) {
   std::mt19937 random(static_cast<std::mt19937::result_type>(seed));
   const RowLayout layout({.dim = 150,

@@ -1,7 +1,8 @@
 // Makes a chosen system call on a chosen file fail, or do a part only. LD_PRELOAD it and arm it with holdfast_fault.
 //
-// What it covers is what the C library's wrappers cover: an io_uring goes past them, so where one is to be faulty the kernel
-// has to refuse io_uring (the call `io_uring_setup`), as it does in many containers. Stores to a mapping make no call at all.
+// What it covers is what the C library's wrappers cover: an io_uring goes past them, so where one is to be faulty the
+// kernel has to refuse io_uring (the call `io_uring_setup`), as it does in many containers. Stores to a mapping make no
+// call at all.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
