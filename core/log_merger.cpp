@@ -36,7 +36,9 @@ void LogMerger::allow(std::uint64_t step) {
 
 // Not while the thread is between a look at the log and its sleep.
 void LogMerger::wake() {
-  { const std::lock_guard lock(mutex_); }
+  {
+    const std::lock_guard lock(mutex_);
+  }
   turned_.notify_all();
 }
 
