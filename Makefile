@@ -78,7 +78,7 @@ clean:  ## remove what was built; environments and runs stay
 	$(PIP) install -q -c constraints.txt scikit-build-core nanobind cmake ninja
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install -q -c constraints.txt --no-build-isolation \
 	  -Cbuild-dir=build/python -Ccmake.define.HOLDFAST_BUILD_TESTS=ON -Ccmake.define.HOLDFAST_WERROR=ON \
-	  -e '.[bench,dev,export,tensorboard]'
+	  -e '.[bench,dev,export,sim,tensorboard]'
 	touch $@
 
 # Edits of C++ are built incrementally and installed over the module of the editable install. A build folder that was

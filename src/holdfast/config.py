@@ -48,12 +48,26 @@ def read_config(cls: type[T], toml_path: str | os.PathLike[str], overrides: Sequ
     Raises ConfigError for everything that is wrong with file, overrides or values, also for the ValueError of a
     dataclass's ``__post_init__``; the message names file (or override), dotted key, and what was expected.
     """
-    path = Path(toml_path)
-    origins = _Origins(path)
-    tree = _read_toml(path)
+    return read_layers(cls, [Path(toml_path)], overrides)
+
+
+def read_layers(cls: type[T], toml_paths: Sequence[Path], overrides: Sequence[str] = ()) -> T:
+    """As `read_config`, from several files: where two have a key, the later one's counts; tables are merged.
+
+    Messages name the last file.
+    """
+    origins = _Origins(toml_paths[-1])
+    tree: dict[str, Any] = {}
+    for path in toml_paths:
+        tree = _merged(tree, _read_toml(path))
     for text in overrides:
         origins.add(_apply_override(tree, text), text)
     return cast(T, _Converter(origins).dataclass(cls, tree, ()))
+
+
+def read_value(hint: Any, value: Any, name: str) -> Any:
+    """`value` as a field of the type `hint`, as `read_config` takes it. Raises ConfigError that begins with `name`."""
+    return _Converter(_Origins(Path(name))).convert(hint, value, ())
 
 
 def read_json(cls: type[T], json_path: str | os.PathLike[str], *, version: int) -> T:
@@ -242,6 +256,15 @@ class _Converter:
 
     def _wrong(self, value: Any, expected: str, key: _Key) -> ConfigError:
         return self._origins.error(key, f"found {_found(value)}, expected {expected}")
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    both = {key: _merged(below[key], value) for key, value in above.items() if _are_tables(below.get(key), value)}
+    return {**below, **above, **both}
+
+
+def _are_tables(*values: object) -> bool:
+    return all(isinstance(value, dict) for value in values)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from holdfast.train import StepReport
 
 _MAIN = 1
-_NAMES = {"plan": "wait for loader", "capture_ahead": "capture ahead"}
+EVENT_NAMES = {"plan": "wait for loader", "capture_ahead": "capture ahead"}
+"""Of the main thread's verbs, where they are not the verb's."""
+
 _HEAD = (
     '[\n{"name":"process_name","ph":"M","pid":1,"args":{"name":"holdfast train"}}'
     ',\n{"name":"thread_name","ph":"M","pid":1,"tid":1,"args":{"name":"main"}}'
@@ -82,7 +84,7 @@ class TraceFile:
         began = report.began
         for stage, ms in report.stage_ms.items():
             ended = began + ms * 1e-3
-            verbs.append(self._complete(_NAMES.get(stage, stage), report.step, began, ended, _MAIN))
+            verbs.append(self._complete(EVENT_NAMES.get(stage, stage), report.step, began, ended, _MAIN))
             began = ended
         lag = self._counter("durable lag", "steps", began, report.step - report.durable_step)
         free = self._counter("log free", "bytes", began, report.log_bytes_free)

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli import data, keeping, moving, placing, pools, training
+from holdfast.cli import data, keeping, moving, placing, pools, reproducing, scaling, simulating, training
 from holdfast.cli.options import add_command
 from holdfast.errors import HoldfastError
 from holdfast.reproducibility import prepare_environment
@@ -43,6 +43,13 @@ add_command(app, "profile", placing.profile)
 add_command(app, "plan", placing.plan)
 app.add_typer(placing.tiers_app, name="tiers")
 app.add_typer(data.app, name="data")
+add_command(simulating.app, "paper", reproducing.paper)
+add_command(simulating.app, "calibrate", reproducing.calibrate)
+add_command(simulating.app, "sensitivity", reproducing.sensitivity)
+add_command(simulating.app, "scale", scaling.scale)
+add_command(simulating.app, "nodes", scaling.nodes)
+add_command(simulating.app, "failures", scaling.failures)
+app.add_typer(simulating.app, name="sim")
 
 
 @app.callback()

@@ -1,0 +1,180 @@
+"""Models: what a batch asks for.
+
+How many different rows a batch has, and how many of them the batch before had, follow from the skew law of the made-up
+data (Zipf's): with n draws of a table's rows, a row of probability p is in a batch with probability 1 - (1 - p)^n.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+_HEAD_RANKS = 256
+_RANKS_PER_OCTAVE = 16  # of the ranks beyond, which stand for their neighbours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableGroup:
+    """`count` tables alike. lookups: ids of a table and sample."""
+
+    count: int = 1
+    rows: float
+    dim: int
+    lookups: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("count", "rows", "dim", "lookups"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} = {getattr(self, name)}; it must be more than 0, and finite")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A DLRM and its batches. bottom, top: sizes of the MLPs' layers without their input. weight_bytes, state_bytes: of
+    a row's elements, and of its optimizer state in all; parameter_bytes: what a checkpoint keeps of each parameter of
+    the MLPs. top_input: where it is not what the interaction gives."""
+
+    batch_size: float
+    tables: tuple[TableGroup, ...]
+    bottom: tuple[int, ...]
+    top: tuple[int, ...]
+    num_dense: int = 13
+    zipf_exponent: float = 1.05
+    interaction: Literal["dot", "concat"] = "dot"
+    weight_bytes: float = 4.0
+    state_bytes: float = 0.0
+    parameter_bytes: float = 4.0
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.tables:
+            raise ValueError("tables is empty; a model has at least one")
+        if not self.bottom or not self.top:
+            raise ValueError("bottom and top need one layer at least")
+        if not self.batch_size > 0:
+            raise ValueError(f"batch_size = {self.batch_size}; it must be more than 0")
+
+    @property
+    def num_tables(self) -> int:
+        return sum(group.count for group in self.tables)
+
+    @property
+    def bottom_parameters(self) -> int:
+        return _parameters([self.num_dense, *self.bottom])
+
+    @property
+    def top_parameters(self) -> int:
+        return _parameters([self.top_input, *self.top])
+
+    @property
+    def top_input(self) -> int:
+        vectors = self.num_tables + 1
+        if self.interaction == "dot":
+            return self.bottom[-1] + vectors * (vectors - 1) // 2
+        return self.bottom[-1] + sum(group.count * group.dim for group in self.tables)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A batch in means, over all tables. accesses: ids; unique_rows: different rows; repeated_accesses,
+    repeated_rows: of each, those of rows that the batch before had. row_bytes: of weights and state, the mean over
+    accesses; tables_row_bytes: of one row of each table. pooled_bytes: what lookups give, and gradients are. Flops: of the forward pass."""
+
+    batch_size: float
+    num_tables: int
+    table_bytes: float
+    tables_row_bytes: float
+    accesses: float
+    unique_rows: float
+    repeated_accesses: float
+    repeated_rows: float
+    row_bytes: float
+    pooled_bytes: float
+    bottom_flops: float
+    top_flops: float
+    interaction_flops: float
+    network_bytes: float
+    index_bytes: float
+
+    @property
+    def overlap(self) -> float:
+        """The part of accesses whose rows the batch before had."""
+        return self.repeated_accesses / self.accesses
+
+
+def workload_of(model: Model) -> Workload:
+    accesses = unique = repeated_accesses = repeated_rows = row_bytes = table_bytes = tables_row_bytes = pooled = 0.0
+    for group in model.tables:
+        draws = model.batch_size * group.lookups
+        of_table = _overlap(group.rows, model.zipf_exponent, draws)
+        group_row_bytes = group.dim * model.weight_bytes + model.state_bytes
+        accesses += group.count * draws
+        unique += group.count * of_table.unique
+        repeated_rows += group.count * of_table.repeated_rows
+        repeated_accesses += group.count * of_table.repeated_accesses
+        row_bytes += group.count * draws * group_row_bytes
+        tables_row_bytes += group.count * group_row_bytes
+        table_bytes += group.count * group.rows * group_row_bytes
+        pooled += group.count * group.dim * 4 * model.batch_size
+    vectors = model.num_tables + 1
+    dim = model.bottom[-1]
+    return Workload(
+        batch_size=model.batch_size,
+        num_tables=model.num_tables,
+        table_bytes=table_bytes,
+        tables_row_bytes=tables_row_bytes,
+        accesses=accesses,
+        unique_rows=unique,
+        repeated_accesses=repeated_accesses,
+        repeated_rows=repeated_rows,
+        row_bytes=row_bytes / accesses,
+        pooled_bytes=pooled,
+        bottom_flops=2 * model.batch_size * model.bottom_parameters,
+        top_flops=2 * model.batch_size * model.top_parameters,
+        interaction_flops=2 * model.batch_size * vectors**2 * dim if model.interaction == "dot" else 0.0,
+        network_bytes=(model.bottom_parameters + model.top_parameters) * model.parameter_bytes,
+        index_bytes=8 * accesses,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Overlap:
+    unique: float
+    repeated_rows: float
+    repeated_accesses: float
+
+
+@lru_cache(maxsize=4096)
+def _overlap(rows: float, exponent: float, draws: float) -> _Overlap:
+    """Of one table: different rows of `draws` draws, those of them that another `draws` had, and the draws of these."""
+    ranks, counts = _ranks(rows)
+    masses = ranks**-exponent
+    probabilities = masses / np.sum(masses * counts)
+    there = -np.expm1(draws * np.log1p(-np.minimum(probabilities, 1 - 1e-12)))
+    return _Overlap(
+        unique=float(np.sum(there * counts)),
+        repeated_rows=float(np.sum(there**2 * counts)),
+        repeated_accesses=float(np.sum(draws * probabilities * there * counts)),
+    )
+
+
+def _ranks(rows: float) -> tuple[np.ndarray, np.ndarray]:
+    """Ranks that stand for all of 1 to `rows`, and how many each stands for."""
+    head = np.arange(1, math.ceil(min(rows, _HEAD_RANKS)) + 1, dtype=np.float64)
+    if rows <= _HEAD_RANKS:
+        return head, np.minimum(1.0, rows - head + 1)
+    octaves = np.log2((rows + 0.5) / (_HEAD_RANKS + 0.5))
+    bounds = (_HEAD_RANKS + 0.5) * 2 ** np.linspace(0, octaves, int(np.ceil(octaves * _RANKS_PER_OCTAVE)) + 1)
+    middles = np.sqrt(bounds[1:] * bounds[:-1])
+    return np.concatenate([head, middles]), np.concatenate([np.ones_like(head), np.diff(bounds)])
+
+
+def _parameters(sizes: Sequence[int]) -> int:
+    """Weights and biases."""
+    return sum((before + 1) * after for before, after in pairwise(sizes))

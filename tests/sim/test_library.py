@@ -1,0 +1,264 @@
+"""Declarations are files that can be copied, hidden and changed, and what is wrong with them is said by its name."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast.sim.device import Device
+from holdfast.sim.library import PACKAGED, Library, read_device, read_library, read_model, read_system
+
+LIBRARY = read_library()
+
+
+def changed(key: str, value: object) -> Library:
+    return LIBRARY.changed({key: value})
+
+
+def test_every_packaged_file_is_toml_and_is_read_under_its_name():
+    for kind, read in (("devices", LIBRARY.devices), ("models", LIBRARY.models), ("systems", LIBRARY.systems)):
+        paths = sorted((PACKAGED / kind).glob("*.toml"))
+        assert len(paths) >= 4
+        assert sorted(read) == sorted(path.stem for path in paths)
+    for path in PACKAGED.rglob("*.toml"):
+        assert tomllib.loads(path.read_text(encoding="utf-8")), path
+
+
+def test_every_packaged_device_and_model_says_where_its_figures_are_from():
+    for name, declared in {**LIBRARY.devices, **LIBRARY.models}.items():
+        assert len(declared.source) >= 5, name
+
+
+CACHES_MODELS = ("rm1", "kaggle")  # of which the ids are drawn, at a second a model and system
+
+
+@pytest.mark.parametrize(
+    ("system", "model"),
+    [
+        (system, model)
+        for system, declared in sorted(LIBRARY.systems.items())
+        for model in (sorted(LIBRARY.models) if declared.cache is None else CACHES_MODELS)
+    ],
+)
+def test_every_packaged_system_runs_packaged_models(system, model):
+    found = LIBRARY.run(system, model)
+    positive = [found.batch_s, found.joules_per_batch, *found.stage_s.values()]
+    assert all(math.isfinite(number) and number > 0 for number in positive)
+    assert all(math.isfinite(joules) and joules >= 0 for joules in found.joules_by_role.values())
+    assert set(found.stage_s) == set(LIBRARY.system(system).active)
+    assert set(found.joules_by_role) == set(LIBRARY.system(system).devices)
+    assert max(found.busy_s.values()) <= found.batch_s * (1 + 1e-9) <= sum(found.stage_s.values()) * (1 + 2e-9)
+
+
+def twice_as_slow(device: Device) -> Device:
+    values = {}
+    for field in fields(device):
+        if field.name.endswith("_per_s"):
+            values[field.name] = getattr(device, field.name) / 2
+        elif field.name.endswith("_s"):
+            values[field.name] = getattr(device, field.name) * 2
+    return replace(device, **values)
+
+
+@pytest.mark.parametrize("system", sorted(name for name, each in LIBRARY.systems.items() if each.cache is None))
+def test_where_every_device_is_twice_as_slow_a_batch_takes_exactly_twice_as_long_and_twice_the_energy(system):
+    slow = replace(LIBRARY, devices={name: twice_as_slow(each) for name, each in LIBRARY.devices.items()})
+    here, there = LIBRARY.run(system, "rm1"), slow.run(system, "rm1")
+    assert there.batch_s == pytest.approx(2 * here.batch_s, rel=1e-12)
+    assert there.joules_per_batch == pytest.approx(2 * here.joules_per_batch, rel=1e-12)
+
+
+def test_a_slower_start_of_every_call_moves_a_batch_in_turn_by_the_calls_times_that():
+    stages = LIBRARY.system("pcie").stages
+    calls = sum(stages[name].calls for name in ("interaction_top", "bottom_backward"))
+    before = changed("devices.rtx-3090.start_s", 1e-3)
+    after = changed("devices.rtx-3090.start_s", 3e-3)
+    longer_s = after.run("pcie", "rm4").batch_s - before.run("pcie", "rm4").batch_s
+    assert longer_s == pytest.approx(2e-3 * (calls + stages["bottom_forward"].calls), rel=1e-9)
+
+
+def test_a_device_that_a_system_does_not_use_moves_nothing():
+    elsewhere = LIBRARY.changed({"devices.pmem-host.read_latency_s": 1.0, "devices.pmem-host.idle_watts": 1e6})
+    here, there = LIBRARY.run("cxl", "rm2"), elsewhere.run("cxl", "rm2")
+    assert (here.batch_s, here.joules_per_batch) == (there.batch_s, there.joules_per_batch)
+
+
+def test_a_changed_library_differs_in_what_was_named_and_in_nothing_else():
+    key, value = "devices.pcie.bandwidth_bytes_per_s", 30e9
+    found = changed(key, value)
+    assert found.device("pcie") == replace(LIBRARY.device("pcie"), bandwidth_bytes_per_s=value)
+    assert {name: each for name, each in found.devices.items() if name != "pcie"} == {
+        name: each for name, each in LIBRARY.devices.items() if name != "pcie"
+    }
+    assert (found.models, found.systems) == (LIBRARY.models, LIBRARY.systems)
+    assert LIBRARY.device("pcie") == read_device(PACKAGED / "devices" / "pcie.toml")
+
+
+def test_a_models_values_change_and_of_its_tables_rows_lookups_and_size_too():
+    assert changed("models.rm1.batch_size", 512).model("rm1") == replace(LIBRARY.model("rm1"), batch_size=512.0)
+    for field, value in (("rows", 5e5), ("lookups", 3.0), ("dim", 64)):
+        tables = changed(f"models.rm1.{field}", value).model("rm1").tables
+        assert tables == tuple(replace(group, **{field: value}) for group in LIBRARY.model("rm1").tables)
+
+
+def test_a_star_means_every_model():
+    found = changed("models.*.zipf_exponent", 0.5)
+    assert {model.zipf_exponent for model in found.models.values()} == {0.5}
+    assert changed("models.*.rows", 77.0).model("rm3").tables[0].rows == 77
+
+
+def test_a_system_changes_by_stage_by_role_and_as_a_whole():
+    found = LIBRARY.changed(
+        {
+            "systems.cxl.stages.log_network.part": 0.5,
+            "systems.cxl.stages.lookup.after": ["previous.update"],
+            "systems.cxl.devices.link": "pcie",
+            "systems.cxl.title": "Mine",
+        }
+    ).system("cxl")
+    was = LIBRARY.system("cxl")
+    assert found.stages["log_network"] == replace(was.stages["log_network"], part=0.5)
+    assert found.stages["lookup"] == replace(was.stages["lookup"], after=("previous.update",))
+    assert found.devices == {**was.devices, "link": "pcie"}
+    assert found.title == "Mine"
+    assert found.stages["update"] == was.stages["update"]
+
+
+def test_a_star_means_every_system_that_has_the_stage_or_the_role():
+    found = changed("systems.*.stages.interaction_top.calls", 4)
+    assert {each.stages["interaction_top"].calls for each in found.systems.values()} == {4.0}
+    with_logic = {name for name, each in LIBRARY.systems.items() if "logic" in each.devices}
+    assert set() < with_logic < set(LIBRARY.systems)
+    found = changed("systems.*.devices.logic", "host-cpu")
+    assert {name for name, each in found.systems.items() if each.devices.get("logic") == "host-cpu"} == with_logic
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert changed("devices.pcie.start_s", np.float64(0.5)).device("pcie").start_s == 0.5
+    assert changed("models.rm1.dim", np.int64(8)).model("rm1").tables[0].dim == 8
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("device.pcie.start_s", 1.0, "it begins with none of devices, models, systems"),
+        ("devices.pci.start_s", 1.0, "there is no device 'pci'; did you mean 'pcie'?"),
+        ("devices.pcie.start", 1.0, "there is no 'start'; did you mean 'start_s'?"),
+        ("devices.pcie", 1.0, "there is no ''; there are bandwidth_bytes_per_s"),
+        ("devices.pcie.start_s", "fast", 'found "fast" (a string), expected a number'),
+        ("devices.pcie.start_s", -1.0, "start_s = -1.0; it must be 0 or more"),
+        ("devices.pcie.parallelism", 1.5, "found 1.5 (a number), expected an integer"),
+        ("models.rm9.batch_size", 8, "there is no model 'rm9'; did you mean 'rm"),
+        ("models.rm1.batchsize", 8, "there is no 'batchsize'; did you mean 'batch_size'?"),
+        ("models.rm1.batch_size", 0, "batch_size = 0.0; it must be more than 0"),
+        ("models.*.rows", 0, "rows = 0.0; it must be more than 0"),
+        ("models.rm1.interaction", "dots", 'found "dots" (a string), expected "dot" or "concat"; did you mean dot?'),
+        ("systems.cxll.title", "x", "there is no system 'cxll'; did you mean 'cxl'?"),
+        ("systems.cxl.stages.lokup.part", 1, "there is no stage 'lokup'; did you mean 'lookup'?"),
+        ("systems.cxl.stages.lookup.prt", 1, "there is no 'prt'; did you mean 'part'?"),
+        ("systems.cxl.stages.lookup.rows", "uniq", 'found "uniq" (a string), expected "accesses" or'),
+        ("systems.cxl.stages.lookup.skip", "false", 'found "false" (a string), expected true or false'),
+        ("systems.cxl.stages.lookup.after", ["lokup"], "stages.lookup.after: there is no stage 'lokup'"),
+        ("systems.cxl.stages.lookup.after", ["move_pooled"], "stages wait for each other within a batch: "),
+        ("systems.cxl.stages.lookup.on", ["gpus"], "stages.lookup.on: there is no device 'gpus'"),
+        ("systems.cxl.devices.lnk", "pcie", "there is no role 'lnk'; did you mean 'link'?"),
+        ("systems.cxl.devices.link", 3, "found 3 (an integer), expected a string"),
+        ("systems.*.stages.lokup.part", 1, "no system has 'lokup' among its stages; did you mean 'lookup'?"),
+        ("systems.*.devices.lnk", "cxl", "no system has 'lnk' among its devices; did you mean 'link'?"),
+    ],
+)
+def test_a_change_that_cannot_be_made_names_its_key_and_the_nearest_valid_one(key, value, problem):
+    with pytest.raises(ConfigError) as caught:
+        changed(key, value)
+    assert str(caught.value).startswith(f"{key}: {problem}")
+
+
+def test_what_is_asked_for_and_not_there_is_told_with_the_nearest():
+    with pytest.raises(ConfigError, match=r"^there is no system 'pcle'; did you mean 'pcie'\?$"):
+        LIBRARY.run("pcle", "rm1")
+    with pytest.raises(ConfigError, match=r"^there is no model 'm1'; did you mean 'rm1'\?$"):
+        LIBRARY.run("cxl", "m1")
+    with pytest.raises(ConfigError, match=r"there is no device 'pmem-modul'; did you mean 'pmem-module'\?$"):
+        changed("systems.cxl.devices.tables", "pmem-modul").run("cxl", "rm1")
+
+
+def test_what_a_run_cannot_do_names_its_system():
+    with pytest.raises(
+        ConfigError, match=r"^system 'CXL': a stage has rows = \"missed\", and the system has no cache$"
+    ):
+        changed("systems.cxl.stages.lookup.rows", "missed").run("cxl", "rm1")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for kind in ("devices", "models", "systems"):
+        (tmp_path / kind).mkdir()
+    return tmp_path
+
+
+def test_a_users_file_hides_the_packaged_one_of_its_name_and_adds_others(folder):
+    faster = (PACKAGED / "devices" / "pcie.toml").read_text().replace("start_s = ", "start_s = 1")
+    (folder / "devices" / "pcie.toml").write_text(faster)
+    (folder / "devices" / "mine.toml").write_text(faster)
+    found = read_library([folder])
+    assert found.device("pcie") == found.device("mine") != LIBRARY.device("pcie")
+    assert set(found.devices) == set(LIBRARY.devices) | {"mine"}
+    assert found.models == LIBRARY.models
+    assert found.run("pcie", "rm1").batch_s != LIBRARY.run("pcie", "rm1").batch_s
+
+
+def test_of_two_folders_the_later_one_hides_the_earlier(folder, tmp_path):
+    later = tmp_path / "later"
+    (later / "models").mkdir(parents=True)
+    text = (PACKAGED / "models" / "rm1.toml").read_text()
+    (folder / "models" / "own.toml").write_text(text)
+    (later / "models" / "own.toml").write_text(text.replace("dim = 32", "dim = 8"))
+    assert read_library([folder, later]).model("own").tables[0].dim == 8
+    assert read_library([later, folder]).model("own").tables[0].dim == 32
+
+
+def test_a_users_system_builds_on_the_users_own_before_the_packages(folder):
+    (folder / "systems" / "mine.toml").write_text('base = "cxl-d"\ntitle = "Mine"\n')
+    assert read_library([folder]).system("mine").devices["link"] == "cxl"
+    (folder / "systems" / "cxl-d.toml").write_text('base = "pcie"\n[devices]\nlink = "pcie"\n')
+    found = read_library([folder])
+    assert found.system("mine").devices["link"] == "pcie"
+    assert found.system("mine").title == "Mine"
+
+
+def test_a_path_to_a_file_reads_as_well(folder):
+    path = folder / "systems" / "mine.toml"
+    path.write_text('base = "pcie"\ntitle = "Mine"\n')
+    assert read_system(path).title == "Mine"
+    copied = folder / "anything.toml"
+    copied.write_text((PACKAGED / "models" / "rm2.toml").read_text())
+    assert read_model(copied) == LIBRARY.model("rm2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "old", "new", "problem"),
+    [
+        ("devices", "pcie", "start_s", "stat_s", r"pcie\.toml: device\.stat_s: unknown key; did you mean start_s\?"),
+        ("devices", "pcie", '"link"', '"links"', r"pcie\.toml: device\.kind: found \"links\".*did you mean link\?"),
+        ("devices", "pcie", "[device]", "[devices]", r"pcie\.toml: devices: unknown key; did you mean device\?"),
+        ("devices", "pcie", "start_s = ", "start_s = -", r"pcie\.toml: device: start_s = -.*; it must be 0 or more"),
+        ("models", "rm1", "count = 20", "count = 0", r"rm1\.toml: tables\[0\]: count = 0; it must be more than 0"),
+        ("models", "rm1", "bottom = [", "botom = [", r"rm1\.toml: botom: unknown key; did you mean bottom\?"),
+        ("systems", "pmem", '"lookup"]', '"lokup"]', r"pmem\.toml: stages\.move_pooled\.after: there is no stage 'lo"),
+        ("systems", "cxl-d", '"pcie"', '"pci"', r"cxl-d\.toml: base: there is no system 'pci' .*; did you mean 'pcie"),
+        ("systems", "cxl-d", "base", "bse", r"cxl-d\.toml: bse: unknown key; did you mean base\?"),
+        ("systems", "cxl-d", "base = ", "base = [", r"cxl-d\.toml: cannot be read: .*line"),
+    ],
+)
+def test_a_mistake_in_a_users_copy_names_file_and_key_and_the_nearest_valid_one(folder, kind, name, old, new, problem):
+    text = (PACKAGED / kind / f"{name}.toml").read_text()
+    assert old in text
+    (folder / kind / f"{name}.toml").write_text(text.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=problem):
+        read_library([folder])

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+
+from holdfast.sim.calibration import Fit, fit
+from holdfast.sim.library import Library, read_library
+from holdfast.sim.paper import FITTED_MODELS, Facts, errors_of, read_facts, targets_of, time_ratios
+
+
+@pytest.fixture(scope="module")
+def facts() -> Facts:
+    return read_facts()
+
+
+@pytest.fixture(scope="module")
+def found(facts: Facts) -> Fit:
+    return fit(read_library(), facts.free, targets_of(facts, FITTED_MODELS))
+
+
+@pytest.fixture(scope="module")
+def library(found: Fit) -> Library:
+    return found.library
+
+
+def test_what_is_fitted_agrees_within_a_twentieth_and_its_stages_within_a_seventh(facts: Facts, found: Fit) -> None:
+    errors = errors_of(facts, found)
+    assert errors.fitted < 0.05
+    assert errors.worst_stage < 0.15
+
+
+def test_models_that_were_not_fitted_are_predicted_better_than_by_copying(facts: Facts, found: Fit) -> None:
+    errors = errors_of(facts, found)
+    assert errors.predicted < 0.10 < 0.15 < facts.copying_error
+    assert errors.predicted_near_memory < 0.06
+    assert errors.worst_predicted_host < 0.35
+
+
+def test_every_parameter_is_within_two_sigmas_of_its_prior(facts: Facts, found: Fit) -> None:
+    assert abs(errors_of(facts, found).farthest_z) < 2.0
+
+
+def test_ratios_between_systems_are_the_papers(facts: Facts, library: Library) -> None:
+    ratios = time_ratios(facts, library)
+    assert ratios["PMEM / CXL, arithmetic mean"] == pytest.approx(facts.stated.speedup, rel=0.15)
+    assert ratios["CXL-D / PCIe"] == pytest.approx(facts.stated.cxl_d_over_pcie, abs=0.05)
+    assert ratios["CXL / CXL-B"] == pytest.approx(facts.stated.cxl_over_cxl_b, abs=0.05)
+
+
+def test_only_a_lookup_right_after_an_update_pays_for_reading_what_was_written(library: Library) -> None:
+    lookups = {system: library.run(system, "rm1").stage_s["lookup"] for system in ("cxl-d", "cxl-b", "cxl")}
+    assert lookups["cxl-d"] == pytest.approx(lookups["cxl"])
+    assert lookups["cxl-b"] > 1.5 * lookups["cxl-d"]
+    without = library.changed({"devices.pmem-module.raw_penalty": 1.0})
+    assert without.run("cxl-b", "rm1").stage_s["lookup"] == pytest.approx(lookups["cxl-d"])
+
+
+def test_a_slower_link_makes_a_batch_longer_by_what_its_log_takes_longer(library: Library) -> None:
+    slow = library.changed({"devices.cxl.bandwidth_bytes_per_s": 10e9})
+    before, after = library.run("cxl-d", "rm4"), slow.run("cxl-d", "rm4")
+    of_link = ("log_network", "move_pooled")  # on the way; gradients move beside the backward pass
+    longer = sum(after.stage_s[stage] - before.stage_s[stage] for stage in of_link)
+    assert longer > 1e-3
+    assert after.batch_s - before.batch_s == pytest.approx(longer, rel=0.02)
+
+
+def test_a_faster_link_changes_nothing_where_the_memory_is_the_slower(library: Library) -> None:
+    fast = library.changed({"devices.cxl.bandwidth_bytes_per_s": 1e12})
+    slow = library.changed({"devices.cxl.bandwidth_bytes_per_s": 0.9e12})
+    assert fast.run("cxl-d", "rm1").stage_s["log_network"] == slow.run("cxl-d", "rm1").stage_s["log_network"]
+
+
+def test_with_the_same_modules_for_every_model_four_times_the_tables_take_far_longer(library: Library) -> None:
+    same = library.changed({"devices.pmem-module.modules_by": "fixed", "devices.pmem-module.modules": 16.6})
+    assert same.run("cxl", "rm2").batch_s > 2 * library.run("cxl", "rm2").batch_s
