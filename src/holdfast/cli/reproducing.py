@@ -25,7 +25,7 @@ PAGE = "index.html"
 
 def paper(
     out: OutOption,
-    draws: Annotated[int, typer.Option(min=10, help="Of the parameters that agree with what is fitted.")] = 240,
+    draws: Annotated[int, typer.Option(min=10, help="Of the parameters that agree with what is fitted.")] = 160,
     seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
     processes: Annotated[int, typer.Option(min=1, help="That simulate side by side.")] = 2,
     folder: FolderOption = None,

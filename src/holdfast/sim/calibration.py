@@ -77,10 +77,12 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """z: distances from the priors' medians, in their sigmas. covariance: of z, from the curvature."""
+    """z: distances from the priors' medians, in their sigmas. cost: what was made least, the sum of all squares.
+    covariance: of z, from the curvature."""
 
     free: tuple[Free, ...]
     z: tuple[float, ...]
+    cost: float
     library: Library
     covariance: Vector
 
@@ -89,9 +91,8 @@ class Fit:
         size, num_all = len(self.z), len(self.z) + len(more)
         covariance = np.eye(num_all)
         covariance[:size, :size] = self.covariance
-        return Fit(
-            free=(*self.free, *more), z=(*self.z, *(0.0 for _ in more)), library=self.library, covariance=covariance
-        )
+        z = (*self.z, *(0.0 for _ in more))
+        return Fit(free=(*self.free, *more), z=z, cost=self.cost, library=self.library, covariance=covariance)
 
     @property
     def values(self) -> Mapping[str, float]:
@@ -145,6 +146,7 @@ def fit(library: Library, free: Sequence[Free], targets: Sequence[Target], start
     return Fit(
         free=tuple(free),
         z=tuple(float(z) for z in found.x),
+        cost=2.0 * float(found.cost),
         library=library_at(library, free, found.x),
         covariance=np.linalg.inv(found.jac.T @ found.jac),
     )

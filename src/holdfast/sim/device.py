@@ -75,7 +75,8 @@ class Compute(_Checked):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory(_Checked):
     """Memory of one module, or of `modules` of them, times the number of tables ("by_table"), times the bytes of one
-    row of each table ("by_row_bytes": tables of equal numbers of rows), or as many as hold the tables ("by_capacity"); work spreads over them evenly.
+    row of each table ("by_row_bytes": tables of equal numbers of rows), or as many as hold the tables ("by_capacity");
+    work spreads over them evenly.
 
     Rows at random places: each as whole granules at the bandwidth, or at most outstanding_requests a latency, whichever
     takes longer. Reads and writes take turns. Rows that were written less than raw_window_s ago take raw_penalty times

@@ -200,7 +200,7 @@ class _Machine:
         left_s = seconds
         while left_s > 0:
             speed, began_s = self._speed(held, stage), self._environment.now
-            done = self._environment.timeout(left_s / speed)
+            done = self._environment.timeout(left_s / speed) if speed > 0 else self._environment.event()
             yield self._environment.any_of([done, *(self._sharing_changed[role] for role in (*held, *stage.beside))])
             left_s = 0.0 if done.processed else left_s - (self._environment.now - began_s) * speed
         for role in held:
@@ -211,9 +211,9 @@ class _Machine:
 
     def _speed(self, held: Sequence[str], stage: Stage) -> float:
         """Of its seconds a second, as things are."""
-        of_held = [fair_share(self._beside[role]) for role in held]
+        of_held = [speed_of_holder(self._beside[role]) for role in held]
         of_others = [
-            fair_share(self._beside[role]) / part
+            speed_beside(part, self._beside[role])
             for role, part in stage.beside.items()
             if part > 0 and self._num_holders[role] > 0
         ]
@@ -238,11 +238,21 @@ class _Machine:
         return device.seconds(work, recently_written=recently, modules=self._modules[role])
 
 
-def fair_share(parts: Sequence[float]) -> float:
-    """What whoever wants all of a processor gets of it beside others that want these parts: as much as anybody."""
-    left, sharers = 1.0, len(parts) + 1
-    for part in sorted(parts):
-        if part > left / sharers:
+def speed_of_holder(parts: Sequence[float]) -> float:
+    """Of a processor beside others: what these leave. parts: by how many seconds a second of each delays the holder."""
+    return max(0.0, 1.0 - sum(part * speed_beside(part, parts) for part in parts if part > 0))
+
+
+def speed_beside(part: float, parts: Sequence[float]) -> float:
+    """Of one of those `parts` beside a holder. Of processor time it wants its part, and no more than all."""
+    return min(1.0, _fair_share([min(1.0, each) for each in parts]) / min(1.0, part))
+
+
+def _fair_share(wanted: Sequence[float]) -> float:
+    """What whoever wants all of a processor gets of it beside others that want so much: as much as anybody."""
+    left, sharers = 1.0, len(wanted) + 1
+    for each in sorted(wanted):
+        if each > left / sharers:
             break
-        left, sharers = left - part, sharers - 1
+        left, sharers = left - each, sharers - 1
     return left / sharers

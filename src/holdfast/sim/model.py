@@ -84,7 +84,8 @@ class Model:
 class Workload:
     """A batch in means, over all tables. accesses: ids; unique_rows: different rows; repeated_accesses,
     repeated_rows: of each, those of rows that the batch before had. row_bytes: of weights and state, the mean over
-    accesses; tables_row_bytes: of one row of each table. pooled_bytes: what lookups give, and gradients are. Flops: of the forward pass."""
+    accesses; tables_row_bytes: of one row of each table. pooled_bytes: what lookups give, and gradients are. Flops: of
+    the forward pass."""
 
     batch_size: float
     num_tables: int

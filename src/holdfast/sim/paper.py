@@ -160,7 +160,7 @@ def reproduce(
     library: Library,
     facts: Facts,
     *,
-    draws: int = 240,
+    draws: int = 160,
     seed: int = 0,
     processes: int = 2,
     on_part: Callable[[], None] = lambda: None,
@@ -169,10 +169,11 @@ def reproduce(
     asked = [*_batches(facts), *(_quantity(fact) for fact in facts.stages), *_energies(facts)]
     targets, every = targets_of(facts, FITTED_MODELS), targets_of(facts, facts.models)
     with ProcessPoolExecutor(processes) as pool:
-        of_all = pool.submit(fit, library, facts.free, every)
-        others = {each.title: pool.submit(_errors_under, library, facts, each) for each in facts.alternatives}
-        found = fit(library, facts.free, targets).with_priors(facts.powers)
+        found = fit(library, facts.free, targets)
         on_part()
+        of_all = pool.submit(fit, library, facts.free, every, found.z)
+        others = {each.title: pool.submit(_errors_under, library, facts, each, found.z) for each in facts.alternatives}
+        found = found.with_priors(facts.powers)
         region = explore(
             library, found, targets, asked, draws=draws, seed=seed, map_draws=partial(pool.map, chunksize=10)
         )
@@ -240,12 +241,14 @@ def targets_of(facts: Facts, models: Sequence[str]) -> list[Target]:
     return [*bars, *stages]
 
 
-def _errors_under(library: Library, facts: Facts, alternative: Alternative) -> Errors:
+def _errors_under(library: Library, facts: Facts, alternative: Alternative, start: Sequence[float]) -> Errors:
     """Of the same fit, with something else assumed."""
     medians = alternative.medians or {}
     free = [replace(each, median=medians.get(each.name, each.median)) for each in facts.free]
     changed = library.changed(alternative.values)
-    return errors_of(facts, fit(changed, free, targets_of(facts, FITTED_MODELS)))
+    targets = targets_of(facts, FITTED_MODELS)
+    # Schedules have kinks, and so more than one lowest point.
+    return errors_of(facts, min((fit(changed, free, targets, each) for each in (None, start)), key=_cost))
 
 
 def errors_of(facts: Facts, found: Fit) -> Errors:
@@ -388,6 +391,10 @@ def _intervals(found: Fit, region: Region) -> dict[str, tuple[float, float]]:
 
 def _band(region: Region, values: Vector) -> dict[str, float]:
     return dict(zip(("low", "high"), region.quantiles(values, _BAND), strict=True))
+
+
+def _cost(found: Fit) -> float:
+    return found.cost
 
 
 def _mean(values: Any) -> float:

@@ -69,8 +69,10 @@ class Cache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """devices: by role, the name of a device; one that no stage uses takes power as well. Raises ValueError where a stage waits for one that is not there, or names
-    a role without a device."""
+    """devices: by role, the name of a device; one that no stage uses takes power as well.
+
+    Raises ValueError where a stage waits for one that is not there, or for itself, or names a role without a device.
+    """
 
     title: str
     base: str | None = None
