@@ -136,6 +136,8 @@ class Measurement:
             "cpu_s_per_step": self._sums["cpu_s"] / num_steps,
             "thread_cpu_s": self._sums_of("thread_cpu_s"),
             "stage_ms": {s: statistics.median(step.stage_ms.get(s, 0.0) for step in steps) for s in sorted(stages)},
+            # These add up to a step's.
+            "mean_stage_ms": {s: statistics.mean(step.stage_ms.get(s, 0.0) for step in steps) for s in sorted(stages)},
             "lag_median": statistics.median(lags) if lags else None,
             "lag_max": max(lags, default=None),
             "last_loss": steps[-1].loss,

@@ -34,6 +34,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--log-bytes", type=int, required=True)
     parser.add_argument("--memory-limit", type=int, default=0, help="bytes of a memory control group; 0: none")
     parser.add_argument("--window", type=int, default=8)
+    parser.add_argument("--capture-ahead", action="store_true")
     parser.add_argument("--dense-interval", type=int, default=1)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument(
@@ -61,6 +62,7 @@ def _workload(arguments: argparse.Namespace) -> tuple[Workload, FileOfBatches, S
         cache=arguments.system,
         window=arguments.window,
         dense_interval=arguments.dense_interval,
+        capture_ahead=arguments.capture_ahead,
     )
     return workload, FileOfBatches(workload, arguments.ids), settings
 

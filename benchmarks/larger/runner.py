@@ -41,7 +41,7 @@ class Options:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One measurement of a system. num_batches: distinct ones; steps, warmup: at least; fill: whether its memory has to
-    be full first; scratchpad_bytes: None for a tenth of the tables."""
+    be full first; scratchpad_bytes: None for a tenth of the tables. window, capture_ahead: as in TrainConfig."""
 
     system: str
     workload: Workload
@@ -52,6 +52,8 @@ class Run:
     max_warmup_s: float
     fill: bool = True
     scratchpad_bytes: int | None = None
+    window: int = 8
+    capture_ahead: bool = False
 
 
 class Runner:
@@ -205,7 +207,8 @@ class Runner:
             "--scratchpad-bytes", str(scratchpad_bytes), "--log-bytes", str(run.log_bytes),
             "--memory-limit", str(0 if run.system == "dram" else limit), "--steps", str(run.steps),
             "--warmup", str(run.warmup), "--max-warmup-s", str(run.max_warmup_s),
-            "--fill-bytes", str(fill_bytes if run.fill and run.system != "dram" else 0),
+            "--fill-bytes", str(fill_bytes if run.fill and run.system != "dram" else 0), "--window", str(run.window),
+            *(("--capture-ahead",) if run.capture_ahead else ()),
         ]  # fmt: skip
 
 

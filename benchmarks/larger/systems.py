@@ -39,7 +39,7 @@ _ENDLESS = 1 << 40
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What a system is given. directory: empty, on its medium. cache: of the log store; window: batches that it looks
-    forward. dense_interval: steps from one dense state to the next."""
+    forward. dense_interval: steps from one dense state to the next. capture_ahead: as in TrainConfig."""
 
     directory: Path
     scratchpad_bytes: int
@@ -47,6 +47,7 @@ class Settings:
     cache: str = "look_forward"
     window: int = 8
     dense_interval: int = 1
+    capture_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +157,13 @@ def _open_trainer(workload: Workload, source: FileOfBatches, settings: Settings,
         optimizer=holdfast.RowWiseAdagrad(lr=LEARNING_RATE, eps=EPSILON),
     )
     model = make_dlrm(workload, rows)
-    config = TrainConfig(batch_size=shape.batch_size, steps=_ENDLESS, shuffle=False, **train_options)
+    config = TrainConfig(
+        batch_size=shape.batch_size,
+        steps=_ENDLESS,
+        shuffle=False,
+        capture_ahead=settings.capture_ahead,
+        **train_options,
+    )
     return Trainer(
         config, pool=pool, rows=rows, model=model, dense_optimizer=_dense_optimizer(model), source=source
     )  # fmt: skip

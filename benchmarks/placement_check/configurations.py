@@ -11,14 +11,14 @@ from larger.runner import Run
 from larger.systems import EPSILON, LEARNING_RATE
 from larger.workload import Workload, make_workload
 
-_WINDOW = 8  # what larger.one looks forward
 _MAX_WARMUP_S = 40.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
     """A workload and the pool that it trains on. uniform_share: of its ids, drawn evenly; scratchpad_share: of all
-    rows' bytes; batches: distinct ones, so many that they do not come again before the end."""
+    rows' bytes; batches: distinct ones, so many that they do not come again before the end. window,
+    capture_ahead: as in TrainConfig."""
 
     name: str
     in_memory: bool
@@ -28,6 +28,8 @@ class Configuration:
     log_bytes: int = 128 << 20
     steps: int
     batches: int
+    window: int = 8
+    capture_ahead: bool = False
 
     @property
     def workload(self) -> Workload:
@@ -48,6 +50,8 @@ class Configuration:
             log_bytes=self.log_bytes,
             max_warmup_s=_MAX_WARMUP_S,
             scratchpad_bytes=self.scratchpad_bytes,
+            window=self.window,
+            capture_ahead=self.capture_ahead,
         )
 
     def run_config(self) -> RunConfig:
@@ -61,7 +65,9 @@ class Configuration:
             model=ModelConfig(bottom=shape.bottom, top=shape.top),
             optimizer=OptimizerConfig(lr=LEARNING_RATE),
             pool=PoolConfig(medium="memory") if self.in_memory else PoolConfig(medium="block", **log_options),
-            train=TrainConfig(batch_size=shape.batch_size, shuffle=False, window=_WINDOW),
+            train=TrainConfig(
+                batch_size=shape.batch_size, shuffle=False, window=self.window, capture_ahead=self.capture_ahead
+            ),
         )
 
 

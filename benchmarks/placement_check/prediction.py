@@ -9,8 +9,7 @@ from typing import Any
 from holdfast.placement.access_profile import profile_accesses
 from holdfast.placement.network_time import NetworkTime, time_network
 from holdfast.placement.probe import probe
-from holdfast.placement.step_plan import plan_step
-from holdfast.placement.step_time import StepTime
+from holdfast.placement.step_plan import StepInputs, step_inputs
 from holdfast.placement.tiers import Tiers
 from larger.workload import FileOfBatches
 from placement_check.configurations import Configuration
@@ -24,13 +23,14 @@ class Predictor:
         self._tiers: dict[bool, Tiers] = {}
         self._networks: dict[str, NetworkTime] = {}
 
-    def predict(self, configuration: Configuration, source: FileOfBatches) -> StepTime:
-        """The network is timed anew for every configuration, as `plan` does: what else a machine does changes."""
+    def inputs(self, configuration: Configuration, source: FileOfBatches) -> StepInputs:
+        """All that a step of it follows from. The network is timed anew for every configuration, as `plan` does: what
+        else a machine does changes."""
         config = configuration.run_config()
         profile = profile_accesses(source, config.train, num_batches=source.num_batches)
         tiers = self._probed(configuration.in_memory)
         network = self._networks[configuration.name] = time_network(config, source)
-        return plan_step(config, source, tiers, profile, network=network)
+        return step_inputs(config, source, tiers, profile, network=network)
 
     def record(self) -> dict[str, Any]:
         """All that predictions rest on but the profiles."""

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from holdfast.dense import Checkpoint
 from holdfast.embedding import EmbeddingBagCollection, PlannedFeatures
 from holdfast.observe import Advance
 from holdfast.placement.host import Host, StoreKind
+from holdfast.placement.row_costs import VERBS, RowCosts
 from holdfast.placement.thread_time import thread_seconds
 from holdfast.pool import Pool
 from holdfast.tables import EmbeddingBagConfig
@@ -87,13 +89,14 @@ NUM_STEPS = len(_QUIET) + 6
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
     """Means per step of a run, in seconds. rows: unique; wall: of the whole step. main: of the training thread's verbs,
-    and plan: the least, because whatever else runs on the machine only adds to it."""
+    of each of them, and plan: the least, because whatever else runs on the machine only adds to it."""
 
     shape: _Shape
     ids: float
     rows: float
     wall: float
     main: float
+    verbs: dict[str, float]
     plan: float
     threads: dict[str, float]
     traffic: dict[str, float]
@@ -111,31 +114,45 @@ def probe_rows(directory: Path, store: StoreKind, *, on_step: Advance) -> Host:
     # Where the training thread waits for the background it does that work, too: it is timed where it does not wait.
     cold, sparse = (min((run(shape) for _ in range(2)), key=lambda seen: seen.wall) for shape in (_COLD, _SPARSE))
     large_state = run(_LARGE_STATE)
-    main = _fit(
-        [[1, s.rows, s.rows * s.shape.row_bytes, s.ids, s.ids * 4 * s.shape.dim, s.shape.dense_bytes] for s in quiet],
-        [s.main for s in quiet],
-    )
+    costs = _row_costs(quiet, [s.main for s in quiet])
     plan = _fit([[s.ids, s.rows] for s in quiet], [s.plan for s in quiet])
     unhindered = (cold, sparse, large_state)
     commit = _fit([[1, s.rows, s.shape.dense_bytes] for s in unhindered], [s.threads["hf-commit"] for s in unhindered])
     host = Host(
         store="in_place",
-        step_us=_rounded(main[0] * 1e6),
-        row_ns=_rounded(main[1] * 1e9),
-        row_byte_ns=_rounded(main[2] * 1e9),
-        id_ns=_rounded(main[3] * 1e9),
-        id_byte_ns=_rounded(main[4] * 1e9),
-        dense_byte_ns=_rounded(main[5] * 1e9),
+        step_us=costs.step_us,
+        row_ns=costs.row_ns,
+        row_byte_ns=costs.row_byte_ns,
+        id_ns=costs.id_ns,
+        id_byte_ns=costs.id_byte_ns,
+        dense_byte_ns=costs.dense_byte_ns,
         plan_id_ns=_rounded(plan[0] * 1e9),
         plan_row_ns=_rounded(plan[1] * 1e9),
         commit_step_us=_rounded(commit[0] * 1e6),
         commit_row_ns=_rounded(commit[1] * 1e9),
         commit_dense_byte_ns=_rounded(commit[2] * 1e9),
+        verbs={verb: _row_costs(quiet, [s.verbs[verb] for s in quiet]) for verb in VERBS},
     )
     if store == "log":
         return _with_log_store(host, quiet, cold, [sparse, run(_DENSE)])
     on_step(1)
     return host
+
+
+def _row_costs(seen: Sequence[_Seen], seconds: Sequence[float]) -> RowCosts:
+    """What explains these seconds of the runs that were seen."""
+    found = _fit(
+        [[1, s.rows, s.rows * s.shape.row_bytes, s.ids, s.ids * 4 * s.shape.dim, s.shape.dense_bytes] for s in seen],
+        seconds,
+    )
+    return RowCosts(
+        step_us=_rounded(found[0] * 1e6),
+        row_ns=_rounded(found[1] * 1e9),
+        row_byte_ns=_rounded(found[2] * 1e9),
+        id_ns=_rounded(found[3] * 1e9),
+        id_byte_ns=_rounded(found[4] * 1e9),
+        dense_byte_ns=_rounded(found[5] * 1e9),
+    )
 
 
 def _with_log_store(host: Host, quiet: Sequence[_Seen], cold: _Seen, merging: Sequence[_Seen]) -> Host:
@@ -233,27 +250,33 @@ class _Run:
             ids=float(_NUM_TABLES * shape.bags * shape.lookups),
             rows=statistics.mean(rows for _, rows in steps),
             wall=wall / shape.steps,
-            main=min(seconds for seconds, _ in steps),
+            main=min(sum(seconds.values()) for seconds, _ in steps),
+            verbs={verb: min(seconds[verb] for seconds, _ in steps) for verb in VERBS},
             plan=min(self._plan_s),
             threads=_per_name(threads_before, threads_after, shape.steps),
             traffic={name: (count - traffic_before[name]) / shape.steps for name, count in traffic_after.items()},
         )
 
-    def _step(self) -> tuple[float, int]:
-        """Seconds of the training thread, unique rows."""
+    def _step(self) -> tuple[dict[str, float], int]:
+        """Seconds of each of the training thread's verbs, unique rows."""
         while len(self._coming) < _WINDOW:
             self._plan()
         if self._shape.quiet:
             self._pool.flush()
             time.sleep(_QUIET_S)
         planned = self._coming.popleft()
-        begin = time.perf_counter()
+        marks = [time.perf_counter()]
         capture = self._rows.capture(planned)
+        marks.append(time.perf_counter())
         pooled = self._rows.lookup(capture, planned)
+        marks.append(time.perf_counter())
         pooled.backward(self._gradient)  # type: ignore[no-untyped-call]
+        marks.append(time.perf_counter())
         self._rows.optimizer.step()
+        marks.append(time.perf_counter())
         self._checkpoint.commit(self._num_planned)
-        seconds = time.perf_counter() - begin
+        marks.append(time.perf_counter())
+        seconds = {verb: end - begin for verb, (begin, end) in zip(VERBS, pairwise(marks), strict=True)}
         return seconds, capture.plan.num_unique
 
     def _plan(self) -> None:

@@ -23,7 +23,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from holdfast.errors import ConfigError
@@ -31,6 +31,7 @@ from holdfast.placement.host import Host
 from holdfast.placement.network_time import NetworkTime
 from holdfast.placement.program import Demand, TableDemand
 from holdfast.placement.reuse import ReuseCurve, characteristic_time
+from holdfast.placement.row_costs import RowAmounts
 from holdfast.placement.tiers import Tier
 
 _SECTOR_BYTES, _BLOCK_BYTES, _TAG_BYTES = 512, 4096, 4  # docs/FORMAT.md: row images
@@ -42,7 +43,8 @@ _MERGED_PART = 0.65  # of the log, at a time: between 0.5 and 0.8, as its pace a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStoreWork:
-    """What a log store does in a step, in means. Rows, requests and bytes; hit_rate: of unique rows, 0 to 1."""
+    """What a log store does in a step, in means. Rows, requests and bytes; hit_rate: of unique rows, 0 to 1.
+    record_bytes: of the step in the row log. room_rows: of the scratchpad, at any time."""
 
     hit_rate: float
     missed_rows: float
@@ -51,6 +53,8 @@ class LogStoreWork:
     moved_rows: float
     read_bytes: float
     written_bytes: float
+    record_bytes: float
+    room_rows: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,51 +89,87 @@ class StepOptions:
                 raise ConfigError(f"{field.name} = {getattr(self, field.name)}; it must be at least 1")
 
 
-def predict_step(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """What a step asks of each device, in seconds; nothing of it waits for another.
+
+    cpu: of threads beside the training thread, by what they do: "plan" (reading included) of the loader, "record" of
+    the one that makes steps durable, and of a log store's own "collect", "fetch" and "merge". disk: of a log store, by
+    what moves: "fetch", "merge", "record". log_s: until what was written is durable. work: None where rows are
+    overwritten in place.
+    """
+
+    network_s: float
+    rows_s: float
+    cpu: Mapping[str, float]
+    disk: Mapping[str, float]
+    log_s: float
+    amounts: RowAmounts
+    work: LogStoreWork | None
+
+
+def step_costs(
     demand: Demand, curves: Sequence[ReuseCurve], network: NetworkTime, host: Host, medium: Tier, options: StepOptions
-) -> StepTime:
+) -> StepCosts:
     """curves: one for each of the demand's tables. medium: the tier that the pool lies on.
 
     Raises ConfigError where the numbers of tables and curves differ.
     """
     if len(curves) != len(demand.tables):
         raise ConfigError(f"{len(curves)} reuse curves for {len(demand.tables)} tables; each needs one")
-    ids = sum(table.accesses_per_batch for table in demand.tables)
-    rows = sum(_unique(table) for table in demand.tables)
+    amounts = _amounts(demand)
     work = _log_store_work(demand, curves, options) if host.store == "log" else None
-    dense_bytes = demand.dense_bytes_per_batch
     row_log_bytes = sum(_record_bytes(table, _unique(table)) for table in demand.tables)
-    logged = dense_bytes + (demand.log_bytes_per_batch if work is None else row_log_bytes)
-    rows_s = 1e-6 * host.step_us + 1e-9 * dense_bytes * host.dense_byte_ns
-    rows_s += 1e-9 * sum(
-        _unique(table) * (host.row_ns + host.row_byte_ns * table.row_bytes)
-        + table.accesses_per_batch * (host.id_ns + host.id_byte_ns * table.weight_bytes)
-        for table in demand.tables
+    logged = amounts.dense_bytes + (demand.log_bytes_per_batch if work is None else row_log_bytes)
+    commit_ns = amounts.rows * host.commit_row_ns + amounts.dense_bytes * host.commit_dense_byte_ns
+    plan_ns = amounts.ids * host.plan_id_ns + amounts.rows * host.plan_row_ns
+    cpu = {"plan": network.reading_s + 1e-9 * plan_ns, "record": 1e-6 * host.commit_step_us + 1e-9 * commit_ns}
+    return StepCosts(
+        network_s=network.network_s,
+        rows_s=host.row_costs.seconds(amounts),
+        cpu=cpu if work is None else cpu | _store_cpu_s(host, amounts.rows, work),
+        disk={} if work is None else _disk_s(host, medium, work, logged),
+        log_s=medium.sync_latency_ns * 1e-9 + logged / medium.write_bandwidth_bytes_per_s,
+        amounts=amounts,
+        work=work,
     )
-    loader_s = network.reading_s + 1e-9 * (ids * host.plan_id_ns + rows * host.plan_row_ns)
-    commit_s = 1e-6 * host.commit_step_us
-    commit_s += 1e-9 * (rows * host.commit_row_ns + dense_bytes * host.commit_dense_byte_ns)
-    displaced_s = network.displaced * (loader_s + commit_s + _store_cpu_s(host, rows, work))
-    compute_s = network.network_s + rows_s + displaced_s
-    log_s = medium.sync_latency_ns * 1e-9 + logged / medium.write_bandwidth_bytes_per_s
+
+
+def predict_step(
+    demand: Demand, curves: Sequence[ReuseCurve], network: NetworkTime, host: Host, medium: Tier, options: StepOptions
+) -> StepTime:
+    """As `step_costs`, and raises what it raises."""
+    costs = step_costs(demand, curves, network, host, medium, options)
+    displaced_s = network.displaced * sum(costs.cpu.values())
+    compute_s = costs.network_s + costs.rows_s + displaced_s
     stages = {
         "compute": compute_s,
-        "loader": loader_s / options.workers,
-        "disk": 0.0 if work is None else _disk_s(host, medium, work, logged),
-        "log": log_s,
+        "loader": costs.cpu["plan"] / options.workers,
+        "disk": sum(costs.disk.values()),
+        "log": costs.log_s,
     }
     limited_by = max(stages, key=lambda name: stages[name])
     return StepTime(
         ms=1e3 * stages[limited_by],
         limited_by=limited_by,
         compute_ms=1e3 * compute_s,
-        network_ms=1e3 * network.network_s,
-        rows_ms=1e3 * rows_s,
+        network_ms=1e3 * costs.network_s,
+        rows_ms=1e3 * costs.rows_s,
         displaced_ms=1e3 * displaced_s,
         loader_ms=1e3 * stages["loader"],
         disk_ms=1e3 * stages["disk"],
-        log_ms=1e3 * log_s,
-        store_work=work,
+        log_ms=1e3 * costs.log_s,
+        store_work=costs.work,
+    )
+
+
+def _amounts(demand: Demand) -> RowAmounts:
+    return RowAmounts(
+        rows=sum(_unique(table) for table in demand.tables),
+        row_bytes=sum(_unique(table) * table.row_bytes for table in demand.tables),
+        ids=sum(table.accesses_per_batch for table in demand.tables),
+        id_bytes=sum(table.accesses_per_batch * table.weight_bytes for table in demand.tables),
+        dense_bytes=demand.dense_bytes_per_batch,
     )
 
 
@@ -137,25 +177,26 @@ def _unique(table: TableDemand) -> float:
     return table.ladder[-1].unique_rows_per_batch
 
 
-def _store_cpu_s(host: Host, rows: float, work: LogStoreWork | None) -> float:
+def _store_cpu_s(host: Host, rows: float, work: LogStoreWork) -> dict[str, float]:
     """CPU seconds of the log store's own threads."""
-    if work is None:
-        return 0.0
     assert host.collect_row_ns is not None and host.fetch_row_ns is not None
     assert host.merge_row_ns is not None and host.merge_request_ns is not None
-    return 1e-9 * (
-        rows * (host.collect_row_ns + host.merge_row_ns)
-        + work.missed_rows * host.fetch_row_ns
-        + work.merge_requests * host.merge_request_ns
-    )
+    return {
+        "collect": 1e-9 * rows * host.collect_row_ns,
+        "fetch": 1e-9 * work.missed_rows * host.fetch_row_ns,
+        "merge": 1e-9 * (rows * host.merge_row_ns + work.merge_requests * host.merge_request_ns),
+    }
 
 
-def _disk_s(host: Host, medium: Tier, work: LogStoreWork, logged: float) -> float:
+def _disk_s(host: Host, medium: Tier, work: LogStoreWork, logged: float) -> dict[str, float]:
     assert host.fetches_per_s is not None and host.merge_requests_per_s is not None
-    requests_s = work.fetch_requests / host.fetches_per_s + work.merge_requests / host.merge_requests_per_s
-    moving_s = work.read_bytes / medium.read_bandwidth_bytes_per_s
-    moving_s += (work.written_bytes + logged) / medium.write_bandwidth_bytes_per_s
-    return requests_s + moving_s
+    merged_s = work.read_bytes / medium.read_bandwidth_bytes_per_s
+    merged_s += work.written_bytes / medium.write_bandwidth_bytes_per_s
+    return {
+        "fetch": work.fetch_requests / host.fetches_per_s,
+        "merge": work.merge_requests / host.merge_requests_per_s + merged_s,
+        "record": logged / medium.write_bandwidth_bytes_per_s,
+    }
 
 
 def _log_store_work(demand: Demand, curves: Sequence[ReuseCurve], options: StepOptions) -> LogStoreWork:
@@ -187,6 +228,8 @@ def _log_store_work(demand: Demand, curves: Sequence[ReuseCurve], options: StepO
         moved_rows=moved_rows,
         read_bytes=read_bytes + record_bytes,  # a merge reads the log
         written_bytes=written_bytes,
+        record_bytes=record_bytes,
+        room_rows=room,
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
 from holdfast.config import read_config
 from holdfast.placement.host import Host
+from holdfast.placement.row_costs import RowCosts
 
 TierKind = Literal["hbm", "dram", "byte", "block"]
 
@@ -101,8 +102,18 @@ def tiers_toml(tiers: Sequence[Tier], notes: Sequence[str], host: Host | None = 
         if table is None:
             continue
         lines += ["", head]
-        for field in fields(table):
-            value = getattr(table, field.name)
-            if value is not None:
-                lines.append(f"{field.name} = {json.dumps(value)}")
+        lines += _toml_values(table)
+    if host is not None:
+        for verb, costs in (host.verbs or {}).items():
+            lines += ["", f"[host.verbs.{verb}]", *_toml_values(costs)]
     return "\n".join(lines) + "\n"
+
+
+def _toml_values(table: Tier | Host | RowCosts) -> list[str]:
+    """What is there of numbers and words."""
+    values = {field.name: getattr(table, field.name) for field in fields(table)}
+    return [
+        f"{name} = {json.dumps(value)}"
+        for name, value in values.items()
+        if value is not None and not isinstance(value, Mapping)
+    ]

@@ -1,8 +1,9 @@
 """The events: batches go through a system's stages, and its devices serve one stage at a time, or as many as they can.
 
 Invariants
-- A stage begins when everything that it waits for has ended and all of its devices are free, and holds them all until
-  it ends, or its slice does. Devices are asked for in one order, so no two stages wait for each other.
+- A stage begins when everything that it waits for has ended and it has all of its devices, and holds them until it
+  ends, or its slice does. It asks for one after the other, in the order of all stages, and keeps the first while it
+  waits for the next: so no two stages wait for each other.
 - A processor's holder and what runs beside it share it fairly: who asks for less than its share gets all of that.
 - The number of batches under way is bounded: else stages that wait for no other batch would run ahead without end. The
   bound takes nothing from a pipeline, whose stages have devices of their own, nor from what stages say themselves.

@@ -172,7 +172,7 @@ def reproduce(
         found = fit(library, facts.free, targets)
         on_part()
         of_all = pool.submit(fit, library, facts.free, every, found.z)
-        others = {each.title: pool.submit(_errors_under, library, facts, each, found.z) for each in facts.alternatives}
+        others = {each.title: pool.submit(_errors_under, library, facts, each) for each in facts.alternatives}
         found = found.with_priors(facts.powers)
         region = explore(
             library, found, targets, asked, draws=draws, seed=seed, map_draws=partial(pool.map, chunksize=10)
@@ -241,14 +241,12 @@ def targets_of(facts: Facts, models: Sequence[str]) -> list[Target]:
     return [*bars, *stages]
 
 
-def _errors_under(library: Library, facts: Facts, alternative: Alternative, start: Sequence[float]) -> Errors:
+def _errors_under(library: Library, facts: Facts, alternative: Alternative) -> Errors:
     """Of the same fit, with something else assumed."""
     medians = alternative.medians or {}
     free = [replace(each, median=medians.get(each.name, each.median)) for each in facts.free]
     changed = library.changed(alternative.values)
-    targets = targets_of(facts, FITTED_MODELS)
-    # Schedules have kinks, and so more than one lowest point.
-    return errors_of(facts, min((fit(changed, free, targets, each) for each in (None, start)), key=_cost))
+    return errors_of(facts, fit(changed, free, targets_of(facts, FITTED_MODELS)))
 
 
 def errors_of(facts: Facts, found: Fit) -> Errors:
@@ -391,10 +389,6 @@ def _intervals(found: Fit, region: Region) -> dict[str, tuple[float, float]]:
 
 def _band(region: Region, values: Vector) -> dict[str, float]:
     return dict(zip(("low", "high"), region.quantiles(values, _BAND), strict=True))
-
-
-def _cost(found: Fit) -> float:
-    return found.cost
 
 
 def _mean(values: Any) -> float:

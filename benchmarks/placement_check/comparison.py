@@ -1,0 +1,115 @@
+"""Predicts steps, trains them, and hands over both: what the checks of predictions have in common."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import machine
+from holdfast.placement.step_plan import StepInputs
+from larger.runner import Options, Runner
+from placement_check.configurations import Configuration
+from placement_check.prediction import Predictor
+
+BENCHMARKS = Path(__file__).parents[1]
+ROOT = BENCHMARKS.parent
+
+
+class Compared(Protocol):
+    """What a check makes of one configuration."""
+
+    @property
+    def line(self) -> str:
+        """All of it in one line."""
+
+    @property
+    def complaint(self) -> str | None:
+        """Why this is not as it should be, in one line."""
+
+
+Outcome = TypeVar("Outcome", bound=Compared)
+MakeOutcome = Callable[[Configuration, StepInputs, dict[str, Any], float], Outcome]
+"""Of a configuration, what its step follows from, what was measured, and the CPUs that others used before."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of `compare` and `report_directory`."""
+    parser.add_argument("--quick", action="store_true", help="shorter windows, fewer configurations")
+    parser.add_argument("--only", help="configurations whose names hold one of these, between semicolons")
+    parser.add_argument("--disk", type=Path, default=ROOT / "runs/larger", help="a directory on the disk")
+    parser.add_argument("--memory", type=Path, default=Path("/dev/shm"), help="a directory on memory (tmpfs)")
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for an idle machine, each time")
+    parser.add_argument("--report-dir", type=Path, help="default: reports/DATE-NAME; runs/bench/... if partial")
+
+
+def choose(
+    configurations: Sequence[Configuration], arguments: argparse.Namespace, quick: Sequence[str]
+) -> list[Configuration]:
+    """quick: parts of the names of those that --quick takes. Ends the process where --only names none."""
+    wanted = arguments.only.split(";") if arguments.only else quick if arguments.quick else ("",)
+    chosen = [each for each in configurations if any(part in each.name for part in wanted)]
+    if not chosen:
+        sys.exit(f"no such configuration; there are: {'; '.join(each.name for each in configurations)}")
+    return chosen
+
+
+def compare(
+    chosen: Sequence[Configuration], arguments: argparse.Namespace, make: MakeOutcome[Outcome]
+) -> tuple[list[Outcome], dict[str, Any]]:
+    """The outcomes, and the record of everything that was measured."""
+    options = Options(
+        quick=True,  # small tables
+        sections=(),
+        workloads=(),
+        disk=arguments.disk.absolute(),
+        memory=arguments.memory.absolute(),
+        limits_memory=False,
+    )
+    runner = Runner(options)
+    outcomes = []
+    with runner.directories() as (disk, memory):
+        predictor = Predictor(disk, memory)
+        for configuration in chosen:
+            run = configuration.run()
+            if arguments.quick:
+                run = replace(run, steps=run.steps // 2)
+            source = runner.source(run.workload, run.num_batches)
+            machine.wait_until_idle(arguments.patience)
+            inputs = predictor.inputs(configuration, source)
+            machine.wait_until_idle(arguments.patience)
+            measured = runner.measure(configuration.name, run)
+            outcome = make(configuration, inputs, measured, runner.record()["busy"][-1]["cpus"])
+            print(outcome.line, file=sys.stderr, flush=True)
+            outcomes.append(outcome)
+            runner.drop_ids()
+    return outcomes, runner.record() | {"hosts": predictor.record()}
+
+
+def report_directory(arguments: argparse.Namespace, name: str) -> Path:
+    """A new one, or the one that was asked for."""
+    directory: Path | None = arguments.report_dir
+    if directory is None:
+        parent = ROOT / "runs/bench" if arguments.quick or arguments.only else BENCHMARKS / "reports"
+        directory = parent / f"{datetime.now(UTC):%Y-%m-%d}-{name}"
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def write_record(record: dict[str, Any], predicted: dict[str, Any], directory: Path) -> None:
+    """results.json in `directory`. predicted: dataclasses by name."""
+    record = record | {"predicted": {name: asdict(each) for name, each in predicted.items()}}
+    text = json.dumps(record, indent=1, default=str).replace(f"{ROOT}/", "")
+    (directory / "results.json").write_text(text + "\n")
+
+
+def finish(outcomes: Sequence[Compared], directory: Path, *more: str) -> None:
+    """Prints the report; ends the process with status 1 where there is something to complain about."""
+    print((directory / "report.md").read_text())
+    if complaints := [*(complaint for each in outcomes if (complaint := each.complaint)), *more]:
+        sys.exit("\n".join(complaints))
