@@ -22,7 +22,7 @@ def main() -> None:
     prepare_process(THREADS)
     from placement_check.comparison import add_arguments, choose, compare, finish, report_directory, write_record
     from placement_check.configurations import CONFIGURATIONS
-    from placement_check.report import Outcome, write_report
+    from placement_check.report import outcome_of, write_report
 
     parser = argparse.ArgumentParser(
         prog="python -m placement_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -30,13 +30,7 @@ def main() -> None:
     add_arguments(parser)
     arguments = parser.parse_args()
     chosen = choose(CONFIGURATIONS, arguments, _QUICK_CONFIGURATIONS)
-    outcomes, record = compare(
-        chosen,
-        arguments,
-        lambda configuration, inputs, measured, others_cpus: Outcome(
-            name=configuration.name, predicted=inputs.predict(), measured=measured, others_cpus=others_cpus
-        ),
-    )
+    outcomes, record = compare(chosen, arguments, outcome_of)
     directory = report_directory(arguments, "placement")
     write_record(record, {each.name: each.predicted for each in outcomes}, directory)
     write_report(outcomes, record["machine"], directory)

@@ -9,32 +9,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import machine
 from holdfast.placement.step_plan import StepInputs
 from larger.runner import Options, Runner
 from placement_check.configurations import Configuration
+from placement_check.outcome import Outcome
 from placement_check.prediction import Predictor
 
 BENCHMARKS = Path(__file__).parents[1]
 ROOT = BENCHMARKS.parent
 
 
-class Compared(Protocol):
-    """What a check makes of one configuration."""
-
-    @property
-    def line(self) -> str:
-        """All of it in one line."""
-
-    @property
-    def complaint(self) -> str | None:
-        """Why this is not as it should be, in one line."""
-
-
-Outcome = TypeVar("Outcome", bound=Compared)
-MakeOutcome = Callable[[Configuration, StepInputs, dict[str, Any], float], Outcome]
+AnyOutcome = TypeVar("AnyOutcome", bound=Outcome)
+MakeOutcome = Callable[[Configuration, StepInputs, dict[str, Any], float], AnyOutcome]
 """Of a configuration, what its step follows from, what was measured, and the CPUs that others used before."""
 
 
@@ -60,8 +49,8 @@ def choose(
 
 
 def compare(
-    chosen: Sequence[Configuration], arguments: argparse.Namespace, make: MakeOutcome[Outcome]
-) -> tuple[list[Outcome], dict[str, Any]]:
+    chosen: Sequence[Configuration], arguments: argparse.Namespace, make: MakeOutcome[AnyOutcome]
+) -> tuple[list[AnyOutcome], dict[str, Any]]:
     """The outcomes, and the record of everything that was measured."""
     options = Options(
         quick=True,  # small tables
@@ -108,7 +97,7 @@ def write_record(record: dict[str, Any], predicted: dict[str, Any], directory: P
     (directory / "results.json").write_text(text + "\n")
 
 
-def finish(outcomes: Sequence[Compared], directory: Path, *more: str) -> None:
+def finish(outcomes: Sequence[Outcome], directory: Path, *more: str) -> None:
     """Prints the report; ends the process with status 1 where there is something to complain about."""
     print((directory / "report.md").read_text())
     if complaints := [*(complaint for each in outcomes if (complaint := each.complaint)), *more]:

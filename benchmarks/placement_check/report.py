@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.placement.step_plan import StepInputs
 from holdfast.placement.step_time import StepTime
 from larger.figures import hit_rate
 from markdown_table import markdown_table
+from placement_check.configurations import Configuration
+from placement_check.outcome import Outcome
 
 BAR = 0.25
 _HEAD = (
@@ -20,45 +23,27 @@ _PARTS = ("network_ms", "rows_ms", "displaced_ms", "loader_ms", "disk_ms", "log_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """measured: what larger.one said, or {"error": ...}. others_cpus: in use before it ran."""
+class PlanOutcome(Outcome):
+    """predicted: by `holdfast plan`."""
 
-    name: str
     predicted: StepTime
-    measured: dict[str, Any]
-    others_cpus: float
-
-    @property
-    def measured_ms(self) -> float | None:
-        """Of a step, merges and dense states included."""
-        return self.measured.get("ms_per_step")
-
-    @property
-    def ratio(self) -> float | None:
-        """Predicted over measured."""
-        return None if self.measured_ms is None else self.predicted.ms / self.measured_ms
-
-    @property
-    def line(self) -> str:
-        """All of it in one line."""
-        if self.ratio is None:
-            return f"{self.name}: predicted {self.predicted.ms:.1f} ms, not measured"
-        return f"{self.name}: predicted {self.predicted.ms:.1f} ms, measured {self.measured_ms:.1f}: {self.ratio:.2f}"
-
-    @property
-    def complaint(self) -> str | None:
-        """Why this is not as it should be, in one line."""
-        if self.ratio is None:
-            return f"{self.name}: not measured: {str(self.measured.get('error')).strip().splitlines()[-1]}"
-        if abs(self.ratio - 1.0) <= BAR:
-            return None
-        return (
-            f"{self.name}: predicted {self.predicted.ms:.1f} ms, measured {self.measured_ms:.1f}: off by "
-            f"{abs(self.ratio - 1.0):.0%}, more than {BAR:.0%}"
-        )
 
 
-def write_report(outcomes: list[Outcome], machine: dict[str, Any], directory: Path) -> None:
+def outcome_of(
+    configuration: Configuration, inputs: StepInputs, measured: dict[str, Any], others_cpus: float
+) -> PlanOutcome:
+    predicted = inputs.predict()
+    return PlanOutcome(
+        name=configuration.name,
+        predicted=predicted,
+        predicted_ms=predicted.ms,
+        measured=measured,
+        others_cpus=others_cpus,
+        bar=BAR,
+    )
+
+
+def write_report(outcomes: list[PlanOutcome], machine: dict[str, Any], directory: Path) -> None:
     """report.md in `directory`."""
     lines = [
         "# Predicted and measured step times",
@@ -68,27 +53,27 @@ def write_report(outcomes: list[Outcome], machine: dict[str, Any], directory: Pa
         f"{machine['processor']}, {machine['cpus']} CPUs, {machine['kernel']}; holdfast {machine['holdfast_commit']}.",
         "",
         *markdown_table(
-            ["", "predicted", "measured", "ratio", "limited by", *(part[:-3] for part in _PARTS), "others", "steady"],
+            ["", "predicted", "measured", "off by", "limited by", *(part[:-3] for part in _PARTS), "others", "steady"],
             [_cells(outcome) for outcome in outcomes],
         ),
         "What the log store does in a step, predicted / seen:",
         "",
         *markdown_table(
             ["", "hit rate", "rows missed", "fetch requests", "merge requests"],
-            [_store_cells(outcome) for outcome in outcomes if outcome.predicted.store_work and outcome.ratio],
+            [_store_cells(outcome) for outcome in outcomes if outcome.predicted.store_work and outcome.measured_ms],
         ),
         *(f"- {complaint}" for outcome in outcomes if (complaint := outcome.complaint)),
     ]
     (directory / "report.md").write_text("\n".join(lines) + "\n")
 
 
-def _cells(outcome: Outcome) -> list[str]:
+def _cells(outcome: PlanOutcome) -> list[str]:
     predicted, measured = outcome.predicted, outcome.measured_ms
     return [
         outcome.name,
         f"{predicted.ms:.1f}",
         "failed" if measured is None else f"{measured:.1f}",
-        "–" if outcome.ratio is None else f"{outcome.ratio:.2f}",
+        "–" if outcome.error is None else f"{outcome.error:+.0%}",
         predicted.limited_by,
         *(f"{getattr(predicted, part):.1f}" for part in _PARTS),
         f"{outcome.others_cpus:.1f}",
@@ -96,7 +81,7 @@ def _cells(outcome: Outcome) -> list[str]:
     ]
 
 
-def _store_cells(outcome: Outcome) -> list[str]:
+def _store_cells(outcome: PlanOutcome) -> list[str]:
     work, traffic, steps = outcome.predicted.store_work, outcome.measured["traffic"], outcome.measured["steps"]
     assert work is not None
     seen = {name: count / steps for name, count in traffic.items()}

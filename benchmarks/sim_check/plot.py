@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib as mpl
 
 from plain_axes import plain
-from sim_check.outcome import Outcome
+from sim_check.outcome import SimOutcome
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -17,7 +17,7 @@ _COLORS = ("#9a9a9a", "#d98c3f", "#e3c38f", "#c9a7c7", "#7fb3d3", "#2f6f9f", "#b
 _HEIGHT = 0.36
 
 
-def plot_stages(outcomes: Sequence[Outcome], stages: Sequence[str], path: Path) -> None:
+def plot_stages(outcomes: Sequence[SimOutcome], stages: Sequence[str], path: Path) -> None:
     """Two bars a configuration: predicted above measured, stages one behind another."""
     figure, axes = plt.subplots(figsize=(9.0, 1.2 + 0.62 * len(outcomes)), dpi=144, layout="constrained")
     for place, outcome in enumerate(outcomes):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from markdown_table import markdown_table
-from sim_check.outcome import MEAN_BAR, WORST_BAR, Outcome, complaint_of_all, errors
+from sim_check.outcome import MEAN_BAR, WORST_BAR, SimOutcome, complaint_of_all, errors
 from sim_check.plot import plot_stages
 
 STAGES = ("plan", "capture", "lookup", "capture_ahead", "train", "update", "commit")
@@ -25,7 +25,7 @@ _STAGES_HEAD = (
 )
 
 
-def write_report(outcomes: Sequence[Outcome], record: dict[str, Any], directory: Path) -> None:
+def write_report(outcomes: Sequence[SimOutcome], record: dict[str, Any], directory: Path) -> None:
     """report.md and stages.png in `directory`."""
     machine, found = record["machine"], errors(outcomes)
     measured = [each for each in outcomes if each.error is not None]
@@ -63,7 +63,7 @@ def _summary(found: list[float]) -> list[str]:
     return markdown_table([f"of {len(found)} configurations", "", "bar"], rows)
 
 
-def _cells(outcome: Outcome) -> list[str]:
+def _cells(outcome: SimOutcome) -> list[str]:
     return [
         outcome.name,
         f"{outcome.prediction.ms:.1f}",
@@ -75,7 +75,7 @@ def _cells(outcome: Outcome) -> list[str]:
     ]
 
 
-def _stage_cells(outcome: Outcome) -> list[str]:
+def _stage_cells(outcome: SimOutcome) -> list[str]:
     predicted, measured = outcome.prediction.stage_ms, outcome.measured_stage_ms
     cells = [
         f"{predicted[stage]:.1f} / {measured[stage]:.1f}" if stage in predicted and stage in measured else "–"

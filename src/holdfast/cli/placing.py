@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.options import ConfigArgument, JsonOption, OverwriteOption, SetOption, add_command, read_run
+from holdfast.cli.tables import plain_console
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from holdfast.placement.plan import Plan, TierUse
     from holdfast.placement.step_time import StepTime
-
-_PLAIN_WIDTH = 140  # of tables that go to a file or a pipe
 
 tiers_app = typer.Typer(no_args_is_help=True, help="The memory tiers of this machine.")
 
@@ -163,13 +162,10 @@ def _show_step(step: StepTime) -> None:
 
 
 def _show(plan: Plan, basis: str, pace: str) -> None:
-    from rich.console import Console
 
     from holdfast.inspection import size_words
 
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = _PLAIN_WIDTH
+    console = plain_console(markup=True)
     console.print(f"Rates of access: {basis}.")
     console.print(_placement_table(plan))
     console.print(_tier_table(plan))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.options import JsonOption, OverwriteOption
-from holdfast.cli.simulating import FolderOption, plain_console, plain_table, simulator_extra
+from holdfast.cli.simulating import FolderOption, simulator_extra
+from holdfast.cli.tables import plain_console, plain_table
 
 if TYPE_CHECKING:
     from holdfast.sim.calibration import Fit

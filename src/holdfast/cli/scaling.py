@@ -9,14 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.options import JsonOption, OverwriteOption
-from holdfast.cli.simulating import (
-    FolderOption,
-    ModelOption,
-    SettingOption,
-    plain_console,
-    plain_table,
-    simulator_extra,
-)
+from holdfast.cli.simulating import FolderOption, ModelOption, SettingOption, simulator_extra
+from holdfast.cli.tables import plain_console, plain_table
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,19 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.options import JsonOption, OverwriteOption, add_command
+from holdfast.cli.tables import plain_console, plain_table
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from holdfast.sim.library import Library
     from holdfast.sim.machine import Run
     from holdfast.sim.model import Model
     from holdfast.sim.scenario import Scenario
     from holdfast.sim.sweep import Point, Variation
 
-_PLAIN_WIDTH = 140  # of tables that go to a file or a pipe
 _EXTRA = ("simpy", "matplotlib")
 
 app = typer.Typer(
@@ -362,25 +359,6 @@ def _show_sweep(points: list[Point], variation: Variation) -> None:
     console.print(table)
     if len(names) > 1:
         console.print(f"x: the time of a batch, over that of {names[0]}.")
-
-
-def plain_table(*left: str, right: tuple[str, ...] = ()) -> Table:
-    from rich.table import Table
-
-    table = Table(*left, box=None, pad_edge=False)
-    for name in right:
-        table.add_column(name, justify="right")
-    return table
-
-
-def plain_console() -> Console:
-    """Shows words as they stand, brackets and all: they come from files."""
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = _PLAIN_WIDTH
-    return console
 
 
 add_command(app, "list", list_)
