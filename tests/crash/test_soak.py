@@ -19,7 +19,8 @@ import pytest
 from crash_runs import SIGKILL, SRC, Zygote, digest, disk_root, pool_root
 from test_kill import CONFIGURATIONS, Reference, kill_and_resume, kill_at_any_time
 
-KILLS_IN_FRESH_PROCESSES = 500
+KILLS_IN_FRESH_PROCESSES = 250
+KILLS_OVER_A_ROW_LOG = 100  # of fresh processes: a run that merges all the time takes half a minute
 KILLS_AT_ANY_TIME = 500
 KILLS_IN_FORKS = 2000
 PROCESSES_THAT_AGREE = 400
@@ -91,11 +92,11 @@ def kill_fresh_processes(directory: Path, num_kills: int, overrides: tuple[str, 
 
 
 def test_hundreds_of_kills_of_fresh_processes_leave_no_trace(directory: Path) -> None:
-    kill_fresh_processes(directory, KILLS_IN_FRESH_PROCESSES // 2)
+    kill_fresh_processes(directory, KILLS_IN_FRESH_PROCESSES)
 
 
 def test_hundreds_of_kills_of_fresh_processes_over_a_row_log_that_is_merged_leave_no_trace(disk: Path) -> None:
-    kill_fresh_processes(disk, KILLS_IN_FRESH_PROCESSES // 2, ROW_LOG)
+    kill_fresh_processes(disk, KILLS_OVER_A_ROW_LOG, ROW_LOG)
     steps = [json.loads(line) for line in (disk / "metrics.jsonl").read_text().splitlines()]
     merged_bytes = sum(step["traffic"]["merged_bytes"] for step in steps if "traffic" in step)
     assert merged_bytes > 3 * LOG_BYTES, "kills strike merges only where runs merge"
