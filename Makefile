@@ -17,7 +17,7 @@ help:  ## print this
 train: build/.native  ## train the example; interrupt it, run it again, and it goes on where it was
 	$(BIN)/holdfast train examples/criteo_synthetic.toml --pool runs/criteo_synthetic
 
-test: build/.native  ## all tests, in less than five minutes
+test: build/.native  ## all tests, in less than ten minutes
 	$(BIN)/ctest --test-dir build/python --output-on-failure --no-tests=ignore
 	$(BIN)/python -m pytest
 
