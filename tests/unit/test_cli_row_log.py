@@ -72,8 +72,9 @@ def test_inspect_shows_what_of_the_row_log_is_used_and_merged(holdfast: Commands
     assert found["log"]["bytes"] == 8192 + 65536
     used, merged = found["log"]["bytes_used"], found["log"]["merged_step"]
     assert isinstance(used, int) and isinstance(merged, int)
-    assert 0 < used <= 65536
-    assert 0 < merged < 20
+    assert 0 <= used <= 65536
+    assert 0 < merged <= 20
+    assert (used == 0) == (merged == 20)  # whether the last merge came after the last step is a matter of time
     text = holdfast("inspect", holdfast.root / "pool").out
     assert f"merged up to step {merged}" in text
     assert "row log 72.0 KiB" in text
