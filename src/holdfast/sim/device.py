@@ -37,11 +37,17 @@ _DIVISORS = ("_per_s", "efficiency", "outstanding_requests", "granularity_bytes"
 _ROUNDING = 1e-12  # of a mean of whole numbers
 
 
-class _Checked:
-    __slots__ = ()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Device:
+    """parallelism: stages that it serves at a time."""
+
+    parallelism: int = 1
+    idle_watts: float = 0.0
+    busy_watts: float = 0.0
+    source: str = ""
 
     def __post_init__(self) -> None:
-        for field in fields(self):  # type: ignore[arg-type]
+        for field in fields(self):
             value = getattr(self, field.name)
             if not isinstance(value, (int, float)):
                 continue
@@ -53,7 +59,7 @@ class _Checked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compute(_Checked):
+class Compute(_Device):
     """A processor. flops_per_s: its peak; efficiency: the part of it that is reached. start_s: of every call of
     software, beside its work; row_s: of work on a row beside its memory's."""
 
@@ -62,10 +68,6 @@ class Compute(_Checked):
     efficiency: float = 1.0
     start_s: float = 0.0
     row_s: float = 0.0
-    parallelism: int = 1
-    idle_watts: float = 0.0
-    busy_watts: float = 0.0
-    source: str = ""
 
     def seconds(self, work: Amounts, *, recently_written: bool, modules: float) -> float:
         rows = work.rows_read + work.rows_written
@@ -73,7 +75,7 @@ class Compute(_Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory(_Checked):
+class Memory(_Device):
     """Memory of one module, or of `modules` of them, times the number of tables ("by_table"), times the bytes of one
     row of each table ("by_row_bytes": tables of equal numbers of rows), or as many as hold the tables ("by_capacity");
     work spreads over them evenly.
@@ -100,10 +102,6 @@ class Memory(_Checked):
     powered_modules: float | None = None
     powered_by: Modules = "by_row_bytes"
     capacity_bytes: float = math.inf
-    parallelism: int = 1
-    idle_watts: float = 0.0
-    busy_watts: float = 0.0
-    source: str = ""
 
     def num_modules(self, workload: Workload) -> float:
         return self._counted(self.modules, self.modules_by, workload)
@@ -142,17 +140,13 @@ class Memory(_Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link(_Checked):
+class Link(_Device):
     """A link. latency_s: of every transfer; start_s: of every call of software that begins or ends one."""
 
     kind: Literal["link"]
     bandwidth_bytes_per_s: float
     latency_s: float = 0.0
     start_s: float = 0.0
-    parallelism: int = 1
-    idle_watts: float = 0.0
-    busy_watts: float = 0.0
-    source: str = ""
 
     def seconds(self, work: Amounts, *, recently_written: bool, modules: float) -> float:
         return self.latency_s + work.calls * self.start_s + work.moved_bytes / self.bandwidth_bytes_per_s

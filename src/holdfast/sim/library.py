@@ -21,7 +21,7 @@ import numpy as np
 from holdfast.config import read_config, read_layers, read_value
 from holdfast.errors import ConfigError
 from holdfast.sim.device import Compute, Device, Link, Memory
-from holdfast.sim.machine import Run, simulate
+from holdfast.sim.machine import DEFAULT_BATCHES, Run, simulate
 from holdfast.sim.model import Model, workload_of
 from holdfast.sim.system import System
 
@@ -73,7 +73,7 @@ class Library:
                 raise ConfigError(f"{key}: it begins with none of devices, models, systems")
         return Library(devices, models, systems)
 
-    def run(self, system: str | System, model: str | Model, *, batches: int = 6) -> Run:
+    def run(self, system: str | System, model: str | Model, *, batches: int = DEFAULT_BATCHES) -> Run:
         """The simulated system. Raises ConfigError."""
         found = self.system(system) if isinstance(system, str) else system
         of_model = self.model(model) if isinstance(model, str) else model
@@ -123,7 +123,7 @@ def read_system(path: Path, roots: Iterable[Path] = (PACKAGED,)) -> System:
         beside = path.with_name(f"{base}.toml")
         below = beside if beside.exists() else known.get(base)
         if below is None:
-            raise ConfigError(f"{chain[0]}: base: there is no system {base!r} to build on; {_nearest(base, known)}")
+            raise ConfigError(f"{chain[0]}: base: there is no system {base!r} to build on; {nearest(base, known)}")
         if below in chain:
             circle = " on ".join(each.stem for each in [*reversed(chain), below])
             raise ConfigError(f"{chain[0]}: base: systems build on each other: {circle}")
@@ -131,11 +131,16 @@ def read_system(path: Path, roots: Iterable[Path] = (PACKAGED,)) -> System:
     return read_layers(System, chain)
 
 
-def _base_of(path: Path) -> str | None:
+def read_tree(path: Path) -> dict[str, Any]:
+    """A TOML file as it stands. Raises ConfigError."""
     try:
-        base = tomllib.loads(path.read_text(encoding="utf-8")).get("base")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
+
+
+def _base_of(path: Path) -> str | None:
+    base = read_tree(path).get("base")
     return base if isinstance(base, str) else None
 
 
@@ -145,11 +150,12 @@ def _files(roots: Iterable[Path], kind: str) -> dict[str, Path]:
 
 def _find(table: Mapping[str, T], name: str, what: str, key: str = "") -> T:
     if name not in table:
-        raise ConfigError(f"{key}{': ' if key else ''}there is no {what} {name!r}; {_nearest(name, table)}")
+        raise ConfigError(f"{key}{': ' if key else ''}there is no {what} {name!r}; {nearest(name, table)}")
     return table[name]
 
 
-def _nearest(name: str, names: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
+    """For messages: the name that was meant, or all that there are."""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(names))}"
 
@@ -157,7 +163,7 @@ def _nearest(name: str, names: Iterable[str]) -> str:
 def _replaced(declared: T, field: str, value: Any, key: str) -> T:
     hints = _hints(type(declared))  # type: ignore[arg-type]
     if field not in hints:
-        raise ConfigError(f"{key}: there is no {field!r}; {_nearest(field, hints)}")
+        raise ConfigError(f"{key}: there is no {field!r}; {nearest(field, hints)}")
     plain = value.item() if isinstance(value, np.generic) else value
     return _rebuilt(declared, key, **{field: read_value(hints[field], plain, key)})
 
@@ -191,7 +197,7 @@ def _systems_having(systems: Mapping[str, System], field: str, key: str) -> list
     there = {name: system.stages if part == "stages" else system.devices for name, system in systems.items()}
     if not any(asked in names for names in there.values()):
         every = dict.fromkeys(each for names in there.values() for each in names)
-        raise ConfigError(f"{key}: no system has {asked!r} among its {part}; {_nearest(asked, every)}")
+        raise ConfigError(f"{key}: no system has {asked!r} among its {part}; {nearest(asked, every)}")
     return [name for name, names in there.items() if asked in names]
 
 

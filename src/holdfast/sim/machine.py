@@ -24,6 +24,7 @@ from holdfast.sim.steady import steady_batches
 from holdfast.sim.system import PREVIOUS, Stage, System
 from holdfast.sim.work import amounts_of
 
+DEFAULT_BATCHES = 6
 _MOST_BATCHES = 200  # of which a steady state has to be seen
 
 
@@ -64,19 +65,18 @@ def simulate(
     devices: Mapping[str, Device],
     workload: Workload,
     *,
-    batches: int = 6,
+    batches: int = DEFAULT_BATCHES,
     missed_rows: float | None = None,
-    warm_up_batches: int = 0,
 ) -> Run:
     """devices: by role. batches: that are run first; where the schedule is not steady by then, twice as many, and so on
     up to some hundreds, over whose middle the means are taken. missed_rows: of a batch, where the system has a cache.
-    warm_up_batches: that do not count as steady, whatever they look like."""
+    """
     spans = _Machine(system, devices, workload, missed_rows).run(batches)
-    steady = steady_batches(spans, warm_up_batches)
+    steady = steady_batches(spans)
     while steady is None and batches < _MOST_BATCHES:
         batches *= 2
         spans = _Machine(system, devices, workload, missed_rows).run(batches)
-        steady = steady_batches(spans, warm_up_batches)
+        steady = steady_batches(spans)
     if steady is None:
         steady = range(batches // 4, batches * 3 // 4)
     ends_s = {batch: max(s.end_s for s in spans if s.batch == batch) for batch in (steady[0] - 1, steady[-1])}

@@ -129,8 +129,8 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
-    """runs: by system and model, at the fit. copying: the error of copying a fitted model's row to its neighbour.
-    draws: of the region; effective_draws: how many equal ones its weights are worth."""
+    """runs: by system and model, at the fit. draws: of the region; effective_draws: how many equal ones its weights are
+    worth."""
 
     facts: Facts
     fit: Fit
@@ -139,7 +139,6 @@ class Reproduction:
     stages: tuple[Cell, ...]
     errors: Errors
     errors_of_all: Errors
-    copying: float
     ratios: tuple[Ratio, ...]
     ratios_of_all: Mapping[str, float]
     energy: tuple[Ratio, ...]
@@ -184,20 +183,19 @@ def reproduce(
             on_part()
         fit_of_all = of_all.result()
     ours = predict(found.library, asked)
-    num_batches, num_stages = len(_batches(facts)), len(facts.stages)
+    energies = len(_batches(facts)) + len(facts.stages)  # the first of them among what is asked
     return Reproduction(
         facts=facts,
         fit=found,
         fit_of_all=fit_of_all,
-        cells=_cells(facts, ours[:num_batches], region),
+        cells=_cells(facts, ours, region),
         stages=_stage_cells(facts, ours, region),
         errors=errors_of(facts, found),
         errors_of_all=errors_of(facts, fit_of_all),
-        copying=facts.copying_error,
         ratios=_ratios(facts, ours, region),
         ratios_of_all=time_ratios(facts, fit_of_all.library),
-        energy=_energy_ratios(facts, ours[num_batches + num_stages :], region, num_batches + num_stages),
-        dram_order=_dram_order(facts, ours[num_batches + num_stages :], region, num_batches + num_stages),
+        energy=_energy_ratios(facts, ours[energies:], region, energies),
+        dram_order=_dram_order(facts, ours[energies:], region, energies),
         alternatives=alternatives,
         intervals=_intervals(found, region),
         runs={
@@ -271,32 +269,28 @@ def errors_of(facts: Facts, found: Fit) -> Errors:
 
 def _cells(facts: Facts, ours: Vector, region: Region) -> tuple[Cell, ...]:
     return tuple(
-        Cell(
-            name=each.name,
-            system=each.system,
-            model=each.model,
-            is_fitted=each.model in FITTED_MODELS,
-            paper=facts.batch_ms[each.system][each.model],
-            ours=ours[i] * 1e3,
-            **_band(region, region.predicted[:, i] * 1e3),
-        )
+        _cell(each, i, facts.batch_ms[each.system][each.model], ours, region, is_fitted=each.model in FITTED_MODELS)
         for i, each in enumerate(_batches(facts))
     )
 
 
 def _stage_cells(facts: Facts, ours: Vector, region: Region) -> tuple[Cell, ...]:
-    first = len(_batches(facts))
     return tuple(
-        Cell(
-            name=_quantity(fact).name,
-            system=fact.system,
-            model=fact.model,
-            is_fitted=True,
-            paper=fact.ms,
-            ours=ours[i] * 1e3,
-            **_band(region, region.predicted[:, i] * 1e3),
-        )
-        for i, fact in enumerate(facts.stages, first)
+        _cell(_quantity(fact), i, fact.ms, ours, region, is_fitted=True)
+        for i, fact in enumerate(facts.stages, len(_batches(facts)))
+    )
+
+
+def _cell(asked: Quantity, i: int, paper_ms: float, ours: Vector, region: Region, *, is_fitted: bool) -> Cell:
+    """i: the quantity's place among all that were asked."""
+    return Cell(
+        name=asked.name,
+        system=asked.system,
+        model=asked.model,
+        is_fitted=is_fitted,
+        paper=paper_ms,
+        ours=ours[i] * 1e3,
+        **_band(region, region.predicted[:, i] * 1e3),
     )
 
 

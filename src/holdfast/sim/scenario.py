@@ -7,7 +7,6 @@ whose tables, network and batches are taken. A setting is KEY=VALUE with a key o
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import ConfigError
-from holdfast.sim.library import PACKAGED, Library, read_library, read_model, read_system
-from holdfast.sim.machine import Run
+from holdfast.sim.library import PACKAGED, Library, nearest, read_library, read_model, read_system, read_tree
+from holdfast.sim.machine import DEFAULT_BATCHES, Run
 from holdfast.sim.model import Model
 from holdfast.sim.system import System
 
-DEFAULT_BATCHES = 6
 KINDS = ("devices", "models", "systems")
 
 
@@ -65,14 +63,6 @@ def read_folders(folders: Sequence[Path] = ()) -> Library:
     return read_library(folders)
 
 
-def read_values(path: Path) -> dict[str, Any]:
-    """Values by the keys of `Library.changed`, from a TOML file that has them as keys. Raises ConfigError."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
-
-
 def read_scenario(
     system: str,
     model: str,
@@ -80,10 +70,11 @@ def read_scenario(
     folders: Sequence[Path] = (),
     values: Path | None = None,
 ) -> Scenario:
-    """settings: "KEY=VALUE", applied in order, after those of the file `values`. Raises ConfigError."""
+    """settings: "KEY=VALUE", applied in order, after what the TOML file `values` has by the keys of `Library.changed`.
+    Raises ConfigError."""
     library = read_folders(folders)
     if values is not None:
-        library = library.changed(read_values(values))
+        library = library.changed(read_tree(values))
     systems, models = dict(library.systems), dict(library.models)
     if _is_path(system, systems):
         path = Path(system)
@@ -122,9 +113,7 @@ def packaged_file(kind: str, name: str) -> Path:
     """The file of a declaration that comes with the package. Raises ConfigError."""
     files = {path.stem: path for path in (PACKAGED / kind).glob("*.toml")}
     if name not in files:
-        close = difflib.get_close_matches(name, files, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(files))}"
-        raise ConfigError(f"{kind}: there is none that is called {name!r}; {hint}")
+        raise ConfigError(f"{kind}: there is none that is called {name!r}; {nearest(name, files)}")
     return files[name]
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from holdfast.sim.library import Library
-
-Change = Callable[[Library, float], Library]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

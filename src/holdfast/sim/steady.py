@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 _ROUNDING = 1e-10  # of the time that has passed
 
 
-def steady_batches(spans: Sequence[Span], warm_up_batches: int = 0) -> range | None:
-    """The last period: the fewest batches after which everything comes again, all of them after the first
-    `warm_up_batches`. None where there is none yet, as in a single batch."""
+def steady_batches(spans: Sequence[Span]) -> range | None:
+    """The last period: the fewest batches after which everything comes again. None where there is none yet, as in a
+    single batch."""
     times_s = _times_by_batch(spans)
     rounding_s = _ROUNDING * float(times_s.max())
     beside = _num_beside(times_s, rounding_s)
     last = len(times_s) - 1 - beside
     for period in range(1, len(times_s)):
         first = last - period - beside + 1
-        if first < period + warm_up_batches:
+        if first < period:
             return None
         later_s = times_s[first : last + 1] - times_s[first - period : last + 1 - period]
         if np.ptp(later_s) <= rounding_s:

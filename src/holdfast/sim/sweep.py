@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import ConfigError
-from holdfast.sim.machine import Run
+from holdfast.sim.machine import DEFAULT_BATCHES, Run
 from holdfast.sim.report.content import Cell, Line, Table
 from holdfast.sim.report.figures import lines
-from holdfast.sim.scenario import DEFAULT_BATCHES, Scenario, parse_value
+from holdfast.sim.scenario import Scenario, parse_value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
