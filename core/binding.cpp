@@ -202,6 +202,30 @@ struct DenseInput {
   }
 };
 
+using Mark = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>;  // a StepMark
+using Agree = nb::typed<nb::callable, Mark(Mark, std::vector<Mark>)>;
+using Ready = nb::typed<nb::callable, void()>;
+
+StepMark step_mark(const Mark& mark) {
+  const auto& [step, cursor, row_updates] = mark;
+  return {step, cursor, row_updates};
+}
+
+// The callables live as long as the call that they are arguments of.
+InGroup in_group(const Agree& agree, const Ready& ready) {
+  const auto mark_of = [](const StepMark& mark) { return Mark{mark.step, mark.cursor, mark.row_updates}; };
+  return {[&agree, mark_of](const Survey& survey) {
+            const nb::gil_scoped_acquire locked;
+            std::vector<Mark> dense;
+            for (const StepMark& mark : survey.dense) dense.push_back(mark_of(mark));
+            return step_mark(nb::cast<Mark>(agree(mark_of(survey.rows), dense)));
+          },
+          [&ready] {
+            const nb::gil_scoped_acquire locked;
+            ready();
+          }};
+}
+
 nb::bytes to_bytes(std::span<const std::byte> data) { return nb::bytes(data.data(), data.size()); }
 
 nb::dict to_dict(const format::PoolHeader& header) {
@@ -381,13 +405,19 @@ NB_MODULE(_core, m) {
       .def(
           "__init__",
           [](Pool* self, const std::string& directory, bool relaxed, std::uint32_t dense_interval, bool grow_log,
-             std::uint64_t scratchpad_bytes, bool trust_after_reboot) {
+             std::uint64_t scratchpad_bytes, bool trust_after_reboot,
+             const std::optional<std::tuple<Agree, Ready>>& group) {
+            OpenOptions options{relaxed ? Recovery::relaxed : Recovery::exact, dense_interval, grow_log,
+                                scratchpad_bytes, trust_after_reboot};
+            if (group) options.group = in_group(std::get<0>(*group), std::get<1>(*group));
             const nb::gil_scoped_release unlocked;
-            new (self) Pool(directory, {relaxed ? Recovery::relaxed : Recovery::exact, dense_interval, grow_log,
-                                        scratchpad_bytes, trust_after_reboot});
+            new (self) Pool(directory, options);
           },
           "directory"_a, nb::kw_only(), "relaxed"_a, "dense_interval"_a, "grow_log"_a, "scratchpad_bytes"_a,
-          "trust_after_reboot"_a)
+          "trust_after_reboot"_a, "group"_a = nb::none(),
+          "group: of a pool that belongs to one. First asked, with the pool's newest step and the steps of its dense "
+          "states, for the step that the group goes back to, each (step, cursor, row_updates); then called when that "
+          "can be done, and waited for. Nothing is written before both have returned.")
       .def_prop_ro("recovery", &Pool::recovery, nb::rv_policy::copy)
       .def_prop_ro("tables", [](const Pool& pool) { return specs_of(pool.table_records()); })
       .def_prop_ro("header", [](const Pool& pool) { return to_dict(pool.header()); })
@@ -487,6 +517,22 @@ NB_MODULE(_core, m) {
           },
           "cursor"_a, "structure"_a.none(), "tensors"_a, "tensors_bytes"_a,
           "tensors: (address, bytes, offset) of contiguous CPU tensors, in order of offset.")
+      .def(
+          "commit_dense",
+          [](Pool& pool, const Mark& mark, const nb::bytes& structure,
+             const std::vector<std::tuple<std::uintptr_t, std::size_t, std::size_t>>& tensors,
+             std::size_t tensors_bytes) {
+            const DenseInput input(structure, tensors, tensors_bytes);
+            const Pool::Dense dense = input.view();
+            const nb::gil_scoped_release unlocked;
+            pool.commit_dense(step_mark(mark), dense);
+          },
+          "mark"_a, "structure"_a, "tensors"_a, "tensors_bytes"_a,
+          "Of a pool without tables: commits (step, cursor, row_updates) with its dense state.")
+      .def("note_group_durable", &Pool::note_group_durable, "step"_a,
+           "No pool of the group goes back below this step: the log gives up what led there.")
+      .def("empty_log", &Pool::empty_log, Unlocked(), "After that: whatever the log still holds goes home.")
+      .def_prop_ro("log_is_low", &Pool::log_is_low, "Is there room for few more steps?")
       .def(
           "write_dense",
           [](Pool& pool, const nb::bytes& structure,

@@ -100,6 +100,22 @@ void DenseSlots::clear_torn() {
   torn_ = {};
 }
 
+std::vector<StepMark> DenseSlots::marks() const {
+  std::vector<StepMark> marks;
+  for (const auto& header : valid_) {
+    if (header) marks.push_back({header->step, header->cursor, header->row_updates});
+  }
+  return marks;
+}
+
+void DenseSlots::forget_after(std::uint64_t step) {
+  for (std::size_t i = 0; i < 2; ++i) {
+    if (!valid_[i] || valid_[i]->step <= step) continue;
+    valid_[i].reset();
+    torn_[i] = true;
+  }
+}
+
 std::optional<std::uint64_t> DenseSlots::newest_step() const {
   std::optional<std::uint64_t> step;
   for (const auto& header : valid_) {

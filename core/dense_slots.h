@@ -52,6 +52,11 @@ class DenseSlots {
   // Empties slots whose header was torn: once the pool is closed cleanly, such a header would be damage.
   void clear_torn();
 
+  // The steps of the states that hold.
+  std::vector<StepMark> marks() const;
+  // No state of a later step counts any more: clear_torn empties its slot.
+  void forget_after(std::uint64_t step);
+
   // The newest valid state at or before `step`; nothing when there is none.
   std::optional<DenseState> newest(std::uint64_t step) const;
   // Why slot i holds nothing ("never written", "the payload's checksum does not hold").

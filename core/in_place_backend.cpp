@@ -131,7 +131,7 @@ std::shared_ptr<InPlaceBackend::LoggedCapture> InPlaceBackend::reserve(std::shar
 // An open-ended log holds the records of dense_interval steps and a few more; it grows between steps, when everything
 // in it has become durable and nothing in it is needed.
 void InPlaceBackend::grow_log(std::size_t record_bytes) {
-  constexpr std::size_t spare_records = 4;
+  const std::size_t spare_records = options_.in_group ? 8 : 4;
   constexpr std::size_t interval_bytes_limit = std::size_t{1} << 30;
   const std::size_t interval_bytes = std::min(record_bytes * options_.dense_interval, interval_bytes_limit);
   const std::size_t wanted = interval_bytes + spare_records * record_bytes;

@@ -27,6 +27,7 @@ class InPlaceBackend final : public RowBackend {
   struct Options {
     std::uint32_t dense_interval;
     bool grow_log;  // make the log larger when batches want it
+    bool in_group;  // what is given up is known some steps late
     std::function<void()> finish_pending;  // makes durable what is on its way, instead of waiting for it
   };
 
@@ -52,6 +53,7 @@ class InPlaceBackend final : public RowBackend {
 
   std::function<void()> end_step(const StepMark& mark) override;
   void note_recoverable(std::uint64_t step) override { log_.release(step); }
+  void empty_log() override {}  // rows are home, and the log's space is free once it is given up
   bool log_is_low() const override;
   bool step_has_begun() const override { return !parts_.empty(); }
 

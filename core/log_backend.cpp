@@ -254,6 +254,13 @@ void LogBackend::note_recoverable(std::uint64_t step) {
   merger_->wake();
 }
 
+void LogBackend::empty_log() {
+  while (store_.used_bytes() != 0) {
+    if (merger_->make_room()) continue;
+    throw Error(ErrorKind::step, store_.log_name() + ": it holds steps that recovery may still take back");
+  }
+}
+
 // More than half of the log may not be merged, or is about to be so.
 bool LogBackend::log_is_low() const {
   const std::lock_guard lock(mutex_);

@@ -67,6 +67,7 @@ class LogBackend final : public RowBackend {
 
   std::function<void()> end_step(const StepMark& mark) override;
   void note_recoverable(std::uint64_t step) override;
+  void empty_log() override;
   bool log_is_low() const override;
   bool step_has_begun() const override;
 

@@ -121,6 +121,7 @@ Pool::Pool(const std::string& directory, const OpenOptions& options, std::unique
   if (options.dense_interval == 0) throw Error(ErrorKind::config, "dense_interval must be at least 1");
   const auto started = std::chrono::steady_clock::now();
   dense_interval_ = options.dense_interval;
+  in_group_ = options.group.has_value();
   superblock_ = std::make_unique<Superblock>(*medium_, true);
   if (const auto reason = superblock_->reason_to_distrust(); reason && !options.trust_after_reboot) {
     throw Error(ErrorKind::untrusted, directory + " " + *reason +
@@ -141,7 +142,7 @@ void Pool::make_backend(const std::string& directory, const OpenOptions& options
   if (header().store == static_cast<std::uint32_t>(format::Store::in_place)) {
     backend_ = std::make_unique<InPlaceBackend>(
         *medium_, *superblock_, background_,
-        InPlaceBackend::Options{dense_interval_, options.grow_log, [this] { finish_pending(); }});
+        InPlaceBackend::Options{dense_interval_, options.grow_log, in_group_, [this] { finish_pending(); }});
     return;
   }
   // A dense state never becomes durable before the rows of its step.
@@ -156,12 +157,14 @@ void Pool::make_backend(const std::string& directory, const OpenOptions& options
 
 void Pool::recover(const OpenOptions& options) {
   const EpochRecord opened = superblock_->epoch();
-  const RecoveryPlan plan = plan_recovery(*superblock_, backend_->newest(), *dense_, options.recovery);
+  RecoveryPlan plan = plan_recovery(*superblock_, backend_->newest(), *dense_, options.recovery);
+  if (options.group) follow_group(*options.group, plan);
   const StepMark& target = plan.target;
   EpochRecord epoch{};
   const std::uint64_t before = superblock_->commit().epoch;
   epoch.epoch = std::max(opened.epoch, before) + 1;
   backend_->check_roll_back(epoch.epoch, target.step);
+  if (options.group) options.group->ready();
 
   // What a process left that died is in the files, but a power cut may still take it back: not once something rests on
   // it.
@@ -172,6 +175,7 @@ void Pool::recover(const OpenOptions& options) {
   std::copy(boot.begin(), boot.end(), epoch.boot_id);
   epoch.process_id = static_cast<std::uint32_t>(::getpid());
   superblock_->write_epoch(epoch);
+  if (in_group_) dense_->forget_after(target.step);
   dense_->clear_torn();
   const RolledBack undone = backend_->roll_back(epoch.epoch, target.step);
   if (plan.dense && plan.dense->header.step < target.step) {
@@ -197,6 +201,23 @@ void Pool::recover(const OpenOptions& options) {
   report_.cursor = target.cursor;
   report_.records_undone = undone.records;
   report_.rows_restored = undone.rows;
+}
+
+// The dense state of another pool of the group may be older than the rows of this one, and its rows older than this one's
+// dense state.
+void Pool::follow_group(const InGroup& group, RecoveryPlan& plan) const {
+  plan.target = group.agree({plan.rows, dense_->marks()});
+  const std::uint64_t step = plan.target.step;
+  if (step > plan.rows.step) {
+    throw Error(ErrorKind::corrupted, superblock_->file_name() + ": the group goes back to step " +
+                                          std::to_string(step) + ", the rows are at step " +
+                                          std::to_string(plan.rows.step));
+  }
+  plan.dense = dense_->newest(step);
+  if (plan.dense && plan.dense->header.step != step) {
+    throw Error(ErrorKind::corrupted, superblock_->file_name() + ": the group goes back to step " +
+                                          std::to_string(step) + ", of which there is no dense state");
+  }
 }
 
 void Pool::check_open() const {
@@ -341,7 +362,17 @@ bool Pool::dense_due() const { return step_ + 1 - staged_step_ >= dense_interval
 void Pool::note_durable(std::uint64_t step) {
   lock_->check();
   durable_step_.store(step, std::memory_order_release);
-  backend_->note_recoverable(step);
+  if (!in_group_) backend_->note_recoverable(step);
+}
+
+void Pool::note_group_durable(std::uint64_t step) {
+  check_open();
+  background_.submit([this, step] { backend_->note_recoverable(step); });
+}
+
+void Pool::empty_log() {
+  flush();
+  latching([&] { backend_->empty_log(); });
 }
 
 void Pool::stage(const StepMark& mark, const Dense& dense) {
@@ -355,8 +386,19 @@ void Pool::stage(const StepMark& mark, const Dense& dense) {
 }
 
 std::uint64_t Pool::commit(std::uint64_t cursor, const Dense* dense) {
+  commit_mark({step_ + 1, cursor, row_updates_ + (updated_ ? 1 : 0)}, dense);
+  return step_;
+}
+
+void Pool::commit_dense(const StepMark& mark, const Dense& dense) {
+  if (!backend_->tables().empty() || mark.step <= step_) {
+    throw Error(ErrorKind::step, "step " + std::to_string(mark.step) + " is no step of this pool to come");
+  }
+  commit_mark(mark, &dense);
+}
+
+void Pool::commit_mark(const StepMark& mark, const Dense* dense) {
   check_open();
-  const StepMark mark{step_ + 1, cursor, row_updates_ + (updated_ ? 1 : 0)};
   const std::uint32_t dense_parts = backend_->log_is_low() ? 1 : dense_interval_;
   std::function<void()> make_durable;
   // Half a commit must not stay: a dense state on its way whose rows are not, or rows without theirs.
@@ -391,7 +433,6 @@ std::uint64_t Pool::commit(std::uint64_t cursor, const Dense* dense) {
   row_updates_ = mark.row_updates;
   updated_ = false;
   updated_tables_.assign(updated_tables_.size(), false);
-  return step_;
 }
 
 void Pool::write_dense(const Dense& dense) {

@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -39,12 +40,28 @@ struct PoolOptions {
   StepMark begin{};  // the step at whose end the pool is made: its rows are imported, its dense state written
 };
 
+// What a pool that belongs to a group could go back to.
+struct Survey {
+  StepMark rows;  // the newest step whose rows are all there; older ones may be, as far back as the group's last word
+  std::vector<StepMark> dense;  // of the dense states that hold, at or before that
+};
+
+// A pool of a group is not alone in what it goes back to, nor in what it gives up: it keeps what leads back to the step
+// that note_group_durable was told last.
+struct InGroup {
+  // The step that the group goes back to. Asked before anything is written; what it throws, opening throws.
+  std::function<StepMark(const Survey&)> agree;
+  // All that going back there takes was found in this pool: returns when it was found in every pool of the group.
+  std::function<void()> ready;
+};
+
 struct OpenOptions {
   Recovery recovery = Recovery::exact;
   std::uint32_t dense_interval = 1;  // steps from one dense slot to the next
   bool grow_log = true;  // make the undo log larger when batches want it
   std::uint64_t scratchpad_bytes = std::uint64_t{1} << 30;  // of a pool with a log store
   bool trust_after_reboot = false;  // believe a process-level pool that was open when the machine went down
+  std::optional<InGroup> group = std::nullopt;
 };
 
 // What recovery found, and what it did.
@@ -107,6 +124,8 @@ class Pool {
   void update(const std::vector<RowGradients>& gradients, const UpdateSpec& spec);
   void update(const SummedGradients& gradients, const UpdateSpec& spec);
 
+  // Is there room for few steps more?
+  bool log_is_low() const { return backend_->log_is_low(); }
   // Does the next commit want the dense state? (every dense_interval steps, or when the log runs low)
   bool dense_due() const;
   // Ends step step() + 1: makes it durable in the background. `structure` is null when the dense state is not given.
@@ -116,6 +135,13 @@ class Pool {
     std::size_t tensors_bytes;
   };
   std::uint64_t commit(std::uint64_t cursor, const Dense* dense);
+  // Of a pool without tables, which holds the dense states of a group: the mark's step, any after step(), with its
+  // dense state.
+  void commit_dense(const StepMark& mark, const Dense& dense);
+  // Of a pool of a group: no pool of the group will ever go back below `step`.
+  void note_group_durable(std::uint64_t step);
+  // After that, and a flush: whatever the log still holds goes home.
+  void empty_log();
   // Writes the dense state of step() itself, between steps: a new pool's initial state, or that of the newest step
   // where it was not due. Waits.
   void write_dense(const Dense& dense);
@@ -146,6 +172,8 @@ class Pool {
   class Lock;
 
   void recover(const OpenOptions& options);
+  void follow_group(const InGroup& group, RecoveryPlan& plan) const;
+  void commit_mark(const StepMark& mark, const Dense* dense);
   void begin_update(const CollectionSpec& spec);
   // Finishes the pending dense write, and waits for everything else.
   void finish_pending();
@@ -167,6 +195,7 @@ class Pool {
   std::unique_ptr<DenseSlots> dense_;
   RecoveryReport report_{};
   std::uint32_t dense_interval_ = 1;
+  bool in_group_ = false;
 
   std::uint64_t step_ = 0;  // committed
   std::uint64_t cursor_ = 0;

@@ -96,6 +96,8 @@ class RowBackend {
   virtual std::function<void()> end_step(const StepMark& mark) = 0;
   // Of the background thread: recovery never goes below `step` from now on.
   virtual void note_recoverable(std::uint64_t step) = 0;
+  // Everything in the log is of steps that recovery never goes below, and durable: it goes home, all of it.
+  virtual void empty_log() = 0;
   // Is there room for few steps before a newer dense state has to be durable?
   virtual bool log_is_low() const = 0;
   // Has the current step captured rows?

@@ -39,6 +39,7 @@ class Superblock {
   // Reads and checks; throws not_found, format_mismatch or corrupted, and changes nothing.
   Superblock(Medium& medium, bool writable);
 
+  const std::string& file_name() const { return file_->name(); }
   const format::PoolHeader& header() const { return header_; }
   const std::vector<format::TableRecord>& tables() const { return tables_; }
   const format::EpochRecord& epoch() const { return epoch_; }

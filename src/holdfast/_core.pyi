@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import numpy
@@ -120,7 +120,10 @@ class RecoveryReport:
 class Pool:
     """A pool opened for writing."""
 
-    def __init__(self, directory: str, *, relaxed: bool, dense_interval: int, grow_log: bool, scratchpad_bytes: int, trust_after_reboot: bool) -> None: ...
+    def __init__(self, directory: str, *, relaxed: bool, dense_interval: int, grow_log: bool, scratchpad_bytes: int, trust_after_reboot: bool, group: tuple[Callable[[tuple[int, int, int], Sequence[tuple[int, int, int]]], tuple[int, int, int]], Callable[[], None]] | None = None) -> None:
+        """
+        group: of a pool that belongs to one. First asked, with the pool's newest step and the steps of its dense states, for the step that the group goes back to, each (step, cursor, row_updates); then called when that can be done, and waited for. Nothing is written before both have returned.
+        """
 
     @staticmethod
     def create(directory: str, seed: int, log_bytes: int, tables: Sequence[TableSpec], log_store: bool = False, row_checksums: bool = False, begin: tuple[int, int, int] = (0, 0, 0)) -> None:
@@ -174,6 +177,23 @@ class Pool:
         """
         tensors: (address, bytes, offset) of contiguous CPU tensors, in order of offset.
         """
+
+    def commit_dense(self, mark: tuple[int, int, int], structure: bytes, tensors: Sequence[tuple[int, int, int]], tensors_bytes: int) -> None:
+        """
+        Of a pool without tables: commits (step, cursor, row_updates) with its dense state.
+        """
+
+    def note_group_durable(self, step: int) -> None:
+        """
+        No pool of the group goes back below this step: the log gives up what led there.
+        """
+
+    def empty_log(self) -> None:
+        """After that: whatever the log still holds goes home."""
+
+    @property
+    def log_is_low(self) -> bool:
+        """Is there room for few more steps?"""
 
     def write_dense(self, structure: bytes, tensors: Sequence[tuple[int, int, int]], tensors_bytes: int) -> None: ...
 
