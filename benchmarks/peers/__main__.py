@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-# What a peer needs from the process, set before torch is loaded; README.md says what each is worth.
-_ENVIRONMENT = {
-    "THP_MEM_ALLOC_ENABLE": "1",  # PyTorch: transparent huge pages under large tensors, hence under the tables
-}
+from peers.process import report
 
 
 def _arguments() -> argparse.Namespace:
@@ -69,40 +61,8 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
     return result | {"median": medians}
 
 
-def _versions() -> dict[str, str]:
-    packages = ("torch", "fbgemm_gpu-cpu", "torchrec", "numpy")
-    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in packages}
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
-
-
 def main() -> None:
-    arguments = _arguments()
-    environment = _ENVIRONMENT | {"OMP_NUM_THREADS": str(arguments.threads)}
-    if arguments.wait_policy != "unset":
-        environment["OMP_WAIT_POLICY"] = arguments.wait_policy
-    os.environ.update(environment)
-    # Libraries write to standard output as they please: it becomes standard error, and the JSON alone goes out.
-    output = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    result = _measure(arguments)
-    config = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()}
-    result = {
-        "config": config,
-        "versions": _versions(),
-        "processor": _processor(),
-        "num_cpus": len(os.sched_getaffinity(0)),
-        "environment": environment,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    } | result
-    json.dump(result, output)
-    output.write("\n")
-    output.flush()
+    report(_arguments(), _measure)
 
 
 if __name__ == "__main__":

@@ -42,15 +42,24 @@ def make_model(shape: Shape, tables: nn.Module, seed: int = 1) -> nn.Module:
 
 
 class Training:
-    """A peer in training: model, dense optimizer, and the batches, which it goes round."""
+    """A peer in training: network, dense optimizer, and the batches, which it goes round. ``model``, if given, is what
+    is called: a wrapper around ``network``."""
 
-    def __init__(self, model: nn.Module, tables: PeerTables, batches: list[Batch], *, bf16: bool) -> None:
-        self.model = model
+    def __init__(
+        self,
+        network: nn.Module,
+        tables: PeerTables,
+        batches: list[Batch],
+        *,
+        bf16: bool,
+        model: nn.Module | None = None,
+    ) -> None:
+        self.model = network if model is None else model
         self.tables = tables
         self.batches = batches
         self.prepared = [tables.prepare(batch) for batch in batches]
         self.bf16 = bf16
-        dense = [*model.bottom.parameters(), *model.top.parameters()]  # type: ignore[union-attr, operator]
+        dense = [*network.bottom.parameters(), *network.top.parameters()]  # type: ignore[union-attr, operator]
         self.dense_optimizer = torch.optim.SGD(dense, lr=LEARNING_RATE, fused=True)
         self.num_steps = 0
 

@@ -48,12 +48,16 @@ class PeerTables(nn.Module):
         return {}
 
 
-def fill_tables(system: PeerTables, shape: Shape, seed: int = 1) -> None:
-    """Uniform in +-1/sqrt(num_embeddings), a function of (seed, table)."""
+def fill_tables(system: PeerTables, shape: Shape) -> None:
+    for number, table in enumerate(system.tables()):
+        fill_table(table, number, shape)
+
+
+def fill_table(table: Tensor, number: int, shape: Shape, seed: int = 1) -> None:
+    """Uniform in +-1/sqrt(num_embeddings), a function of (seed, number of the table)."""
     bound = 1 / math.sqrt(shape.num_embeddings)
     with torch.no_grad():
-        for number, table in enumerate(system.tables()):
-            table.uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed * 1000 + number))
+        table.uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed * 1000 + number))
 
 
 class FbgemmTables(PeerTables):

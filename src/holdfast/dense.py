@@ -36,6 +36,77 @@ class SeekableLoader(Stateful, Protocol):
     def seek(self, num_samples: int) -> None: ...
 
 
+class TrainingState:
+    """Objects with a ``state_dict``, and plain values, by name: what a dense state holds beside random numbers.
+
+    Raises StateError that names what cannot be written down (a lambda in a scheduler, an open file).
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        row_optimizers: Sequence[torch.optim.Optimizer],
+        schedulers: Sequence[Stateful] = (),
+        scaler: Stateful | None = None,
+        loader: SeekableLoader | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._objects: dict[str, Any] = {"model": model}
+        self._objects |= {
+            f"optimizers[{i}]": dense for i, dense in enumerate(optimizers) if dense not in row_optimizers
+        }
+        self._objects |= {f"row_optimizers[{i}]": row for i, row in enumerate(row_optimizers)}
+        self._objects |= {f"schedulers[{i}]": item for i, item in enumerate(schedulers)}
+        if scaler is not None:
+            self._objects["scaler"] = scaler
+        if loader is not None:
+            self._objects["loader"] = loader
+        self._objects |= {f"extra[{name!r}]": value for name, value in (extra or {}).items()}
+        self._tensors: list[Tensor] = []
+        check_environment()
+        self.collect(state_tree.rng_state())
+
+    def collect(self, rng: Mapping[str, Any], cursor: int | None = None, **beside: Any) -> DenseState:
+        """All of it as it is now, with the random numbers `rng` and whatever else goes `beside` them. Its tensors live
+        until the next call."""
+        tree = {
+            name: target.state_dict() if hasattr(target, "state_dict") else target
+            for name, target in self._objects.items()
+        }
+        loader = tree.get("loader")
+        if cursor is not None and isinstance(loader, Mapping) and "samples" in loader:
+            # Batches that were taken ahead are not consumed: how many there are is not part of the state.
+            tree["loader"] = {**loader, "samples": cursor}
+        tree["rng"] = rng
+        tree |= beside
+        structure, tensors = state_tree.flatten(tree)
+        # Kept until the next call: the pool reads their memory after this returns.
+        self._tensors = [tensor.detach().cpu().contiguous() for tensor in tensors]
+        offsets, total = state_tree.layout(self._tensors)
+        pointers = [
+            (tensor.data_ptr(), tensor.nbytes, offset) for tensor, offset in zip(self._tensors, offsets, strict=True)
+        ]
+        return DenseState(structure, pointers, total)
+
+    def load(self, tree: Mapping[str, Any]) -> None:
+        """Raises StateError where `tree`, without random numbers, does not fit the objects; names them."""
+        if missing := [name for name in self._objects if name not in tree]:
+            raise StateError(f"the saved state has no {missing[0]}; it has {', '.join(tree)}")
+        if unknown := [name for name in tree if name not in self._objects]:
+            raise StateError(f"the saved state has a {unknown[0]}, the Checkpoint was made without it")
+        for name, target in self._objects.items():
+            if not hasattr(target, "load_state_dict"):
+                continue  # plain values are read with `saved`
+            try:
+                target.load_state_dict(tree[name])
+            except ConfigError:
+                raise
+            except (RuntimeError, ValueError, KeyError) as error:
+                raise StateError(f"{name} does not fit the saved state: {error}") from error
+
+
 class Checkpoint:
     """Makes a training loop durable: ``resume`` once before it, ``commit`` at the end of every step.
 
@@ -59,21 +130,15 @@ class Checkpoint:
     ) -> None:
         self._pool = pool
         self._loader = loader
-        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-        schedulers = list(scheduler) if isinstance(scheduler, Sequence) else [scheduler]
-        rows = [collection.optimizer for collection in pool.collections]
-        self._objects: dict[str, Any] = {"model": model}
-        self._objects |= {f"optimizers[{i}]": dense for i, dense in enumerate(optimizers) if dense not in rows}
-        self._objects |= {f"row_optimizers[{i}]": row for i, row in enumerate(rows)}
-        self._objects |= {f"schedulers[{i}]": item for i, item in enumerate(schedulers)}
-        if scaler is not None:
-            self._objects["scaler"] = scaler
-        if loader is not None:
-            self._objects["loader"] = loader
-        self._objects |= {f"extra[{name!r}]": value for name, value in (extra or {}).items()}
-        self._tensors: list[Tensor] = []
-        check_environment()
-        self._dense_state()
+        self._state = TrainingState(
+            model=model,
+            optimizers=[optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer),
+            row_optimizers=[collection.optimizer for collection in pool.collections],
+            schedulers=list(scheduler) if isinstance(scheduler, Sequence) else [scheduler],
+            scaler=scaler,
+            loader=loader,
+            extra=extra,
+        )
 
     def resume(self) -> int:
         """Goes on where the pool is: loads the dense state of its newest step, seeks the loader. In a new pool writes
@@ -94,19 +159,7 @@ class Checkpoint:
         structure, tensors = saved
         tree = state_tree.unpack(structure, tensors)
         saved_rng = tree.pop("rng")
-        if missing := [name for name in self._objects if name not in tree]:
-            raise StateError(f"the saved state has no {missing[0]}; it has {', '.join(tree)}")
-        if unknown := [name for name in tree if name not in self._objects]:
-            raise StateError(f"the saved state has a {unknown[0]}, the Checkpoint was made without it")
-        for name, target in self._objects.items():
-            if not hasattr(target, "load_state_dict"):
-                continue  # plain values are read with `saved`
-            try:
-                target.load_state_dict(tree[name])
-            except ConfigError:
-                raise
-            except (RuntimeError, ValueError, KeyError) as error:
-                raise StateError(f"{name} does not fit the saved state: {error}") from error
+        self._state.load(tree)
         if self._loader is not None:
             self._loader.seek(self._pool.core.cursor)
         state_tree.set_rng_state(saved_rng)
@@ -141,20 +194,4 @@ class Checkpoint:
         return self._pool.step
 
     def _dense_state(self, cursor: int | None = None) -> DenseState:
-        tree = {
-            name: target.state_dict() if hasattr(target, "state_dict") else target
-            for name, target in self._objects.items()
-        }
-        loader = tree.get("loader")
-        if cursor is not None and isinstance(loader, Mapping) and "samples" in loader:
-            # Batches that were taken ahead are not consumed: how many there are is not part of the state.
-            tree["loader"] = {**loader, "samples": cursor}
-        tree["rng"] = state_tree.rng_state()
-        structure, tensors = state_tree.flatten(tree)
-        # Kept until the next call: the pool reads their memory after this returns.
-        self._tensors = [tensor.detach().cpu().contiguous() for tensor in tensors]
-        offsets, total = state_tree.layout(self._tensors)
-        pointers = [
-            (tensor.data_ptr(), tensor.nbytes, offset) for tensor, offset in zip(self._tensors, offsets, strict=True)
-        ]
-        return DenseState(structure, pointers, total)
+        return self._state.collect(state_tree.rng_state(), cursor)

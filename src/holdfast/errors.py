@@ -84,6 +84,10 @@ class PoolFailed(PoolError):
     """A write, a flush or a read failed, now or earlier; a pool takes no further step until it is opened again."""
 
 
+class GroupError(HoldfastError):
+    """The ranks of a group cannot go on together: one died, stalled, or is another one than the group's; names it."""
+
+
 class PlacementError(HoldfastError):
     """No placement of the tables over the memory tiers was found."""
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
+from torch import Tensor
 
 from holdfast.errors import ConfigError, StepError
-
-if TYPE_CHECKING:
-    from holdfast.embedding import EmbeddingBagCollection
 
 # In the order of the pool's format (core/kernels/kernels.h, RowOptimizer).
 OPTIMIZERS = ("sgd", "exact_row_wise_adagrad", "adagrad", "adam", "partial_row_wise_adam")
@@ -88,6 +86,15 @@ class RowWiseAdam(RowOptimizerSpec):
     eps: float = 1e-8
 
 
+class UpdatesRows(Protocol):
+    """What a row optimizer steps: a collection, or a rank's share of one."""
+
+    anchor: Tensor
+
+    def update_rows(self, **hyperparameters: float) -> None: ...
+    def drop_gradients(self) -> None: ...
+
+
 class RowOptimizer(torch.optim.Optimizer):
     """The live row optimizer of a collection.
 
@@ -96,7 +103,7 @@ class RowOptimizer(torch.optim.Optimizer):
     ``GradScaler.unscale_`` and ``GradScaler.step`` work as they are, and skip as they should.
     """
 
-    def __init__(self, collection: EmbeddingBagCollection, spec: RowOptimizerSpec) -> None:
+    def __init__(self, collection: UpdatesRows, spec: RowOptimizerSpec) -> None:
         super().__init__([collection.anchor], spec.hyperparameters())
         self._collection = collection
 

@@ -53,6 +53,13 @@ def log_bytes_of(log_store: bool) -> int:
     return _ROW_LOG_BYTES if log_store else _MIN_LOG_BYTES
 
 
+def describe_medium(medium: str, level: str) -> str:
+    """In words. medium: as the core describes it."""
+    kind = medium.rpartition(", ")[0]
+    survives = "power loss" if level == "power" else "any death of the process, not of the machine"
+    return f"{kind} (level {level}: survives {survives})"
+
+
 @dataclass(frozen=True, slots=True)
 class DenseState:
     """A dense state on its way into a slot: JSON text, and (address, bytes, offset) of contiguous CPU tensors, which
@@ -214,6 +221,11 @@ class Pool:
     def recovered(self) -> _core.RecoveryReport:
         """What opening found and did."""
         return self.core.recovery
+
+    @property
+    def description(self) -> str:
+        """What the pool lies on, and what its durable steps survive."""
+        return describe_medium(self.core.medium, self.core.header["level"])
 
     @property
     def level(self) -> str:

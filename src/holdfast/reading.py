@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from holdfast import _core
 from holdfast.errors import ConfigError, PoolBusy, PoolNotFound, PoolReadOnly
-from holdfast.pool import exists
+from holdfast.pool import describe_medium, exists
 from holdfast.tables import EmbeddingBagConfig, check_same, to_spec
 
 LOCK_FILE = "lock"
@@ -139,10 +139,7 @@ class ReadOnlyPool:
 
 def medium_words(pool: _core.Pool | _core.Reader) -> str:
     """What a pool lies on, and what its durable steps survive."""
-    kind = pool.medium.rpartition(", ")[0]
-    level = pool.header["level"]
-    survives = "power loss" if level == "power" else "any death of the process, not of the machine"
-    return f"{kind} (level {level}: survives {survives})"
+    return describe_medium(pool.medium, pool.header["level"])
 
 
 @dataclass(frozen=True, slots=True)

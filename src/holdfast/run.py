@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import torch
@@ -63,6 +63,7 @@ CHANGEABLE = (
     "pool.medium",  # Pool compares it with how its rows are kept
     "pool.row_checksums",  # likewise
     "pool.scratchpad_bytes",
+    "group.timeout",
     "train.steps",
     "train.epochs",
     "train.workers",
@@ -243,6 +244,28 @@ class PoolConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupConfig:
+    """How several processes share a pool (``torchrun -m holdfast train``); one process alone does without.
+
+    shards: into which a new pool is cut, a power of two, at least as many as there will ever be ranks that own rows.
+    split_rows: tables with more rows are cut over all shards by a hash of the row, any other lies whole in one.
+    timeout: seconds that a rank may keep the others waiting.
+    """
+
+    shards: int = 64
+    split_rows: int = 1 << 20
+    timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.shards <= 4096 or self.shards & (self.shards - 1):
+            raise ConfigError(f"group.shards = {self.shards}; it must be a power of two from 1 to 4096")
+        if self.split_rows < 0:
+            raise ConfigError(f"group.split_rows = {self.split_rows}; it must not be negative")
+        if not self.timeout > 0.0:
+            raise ConfigError(f"group.timeout = {self.timeout}; it must be positive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """A whole run, as one TOML file."""
 
@@ -253,6 +276,7 @@ class RunConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     pool: PoolConfig = field(default_factory=PoolConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    group: GroupConfig = field(default_factory=GroupConfig)
 
     def __post_init__(self) -> None:
         if self.model.bottom[-1] != self.embedding.dim:
@@ -311,7 +335,7 @@ def make_dlrm(config: RunConfig, source: Source, embeddings: nn.Module) -> DLRM:
     )
 
 
-def build_model(config: RunConfig, source: Source, rows: EmbeddingBagCollection) -> tuple[DLRM, torch.optim.Optimizer]:
+def build_model(config: RunConfig, source: Source, rows: nn.Module) -> tuple[DLRM, torch.optim.Optimizer]:
     """The dense part and its optimizer. Its initial values are drawn from torch's generator."""
     if source.num_dense < 1:
         raise ConfigError("model: a DLRM needs at least one dense column in the data")
@@ -320,14 +344,19 @@ def build_model(config: RunConfig, source: Source, rows: EmbeddingBagCollection)
 
 
 def open_trainer(
-    config: RunConfig, directory: Path, *, recovery: RecoveryMode = "exact", trust_after_reboot: bool = False
+    config: RunConfig,
+    directory: Path,
+    *,
+    recovery: RecoveryMode = "exact",
+    trust_after_reboot: bool = False,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> Trainer:
     """Makes the run's pool in `directory`, or opens and recovers it; the Trainer is ready for its next step.
 
     Raises ConfigError where a field that may not change differs from what the pool was made with, and what Pool,
     source and Checkpoint raise. Nothing is made where the configuration or the data is wrong.
     """
-    trainer = assemble(config, directory, recovery=recovery, trust_after_reboot=trust_after_reboot)
+    trainer = assemble(config, directory, recovery=recovery, trust_after_reboot=trust_after_reboot, stopping=stopping)
     try:
         saved = trainer.checkpoint.saved("config")
         trainer.recover()
@@ -340,7 +369,12 @@ def open_trainer(
 
 
 def assemble(
-    config: RunConfig, directory: Path, *, recovery: RecoveryMode = "exact", trust_after_reboot: bool = False
+    config: RunConfig,
+    directory: Path,
+    *,
+    recovery: RecoveryMode = "exact",
+    trust_after_reboot: bool = False,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> Trainer:
     """A Trainer whose `recover` has not run yet: model and optimizers have their initial values."""
     source = open_source(config.data)
@@ -372,6 +406,7 @@ def assemble(
             dense_optimizer=dense_optimizer,
             source=source,
             extra={"config": plain},
+            stopping=stopping,
         )
         on_error.pop_all()
     return trainer
@@ -414,13 +449,22 @@ def saved_config(dense_state: tuple[bytes, bytes] | None) -> dict[str, Any] | No
 
 def refuse_changes(saved: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
     """ConfigError for the first field that differs and is not in CHANGEABLE."""
+    if "group" not in saved:  # of before there were groups
+        saved = {**saved, "group": plain["group"]}
     for line in differences(saved, plain):
         name = line.partition(":")[0]
         if not any(name == allowed or name.startswith(f"{allowed}.") for allowed in CHANGEABLE):
             raise ConfigError(f"{line}, but a pool cannot change that: go back to the old value, or start a new pool")
 
 
-def apply_hyperparameters(saved: Mapping[str, Any], plain: Mapping[str, Any], trainer: Trainer) -> list[str]:
+class Optimized(Protocol):
+    """A trainer, as far as its optimizers go."""
+
+    rows: Any
+    dense_optimizer: torch.optim.Optimizer
+
+
+def apply_hyperparameters(saved: Mapping[str, Any], plain: Mapping[str, Any], trainer: Optimized) -> list[str]:
     """Gives the optimizers' groups what the file changed since the pool's state was saved; returns it in words."""
     changes = []
     optimizers = {"embedding": trainer.rows.optimizer, "optimizer": trainer.dense_optimizer}

@@ -103,7 +103,8 @@ class StepReport:
 _STANDING = ("index_entries", "index_bytes", "scratchpad_rows")  # how much there is, not how much was done
 
 
-def _since(before: dict[str, float] | None, after: dict[str, float] | None) -> dict[str, float] | None:
+def traffic_since(before: dict[str, float] | None, after: dict[str, float] | None) -> dict[str, float] | None:
+    """What was done between two readings of a pool's traffic; None where it tells of none."""
     if before is None or after is None:
         return None
     return {name: value if name in _STANDING else value - before[name] for name, value in after.items()}
@@ -118,8 +119,19 @@ class Stopwatch:
 
     def lap(self, stage: str) -> None:
         now = time.perf_counter()
-        self.stage_ms[stage] = (now - self._last) * 1e3
+        self.stage_ms[stage] = self.stage_ms.get(stage, 0.0) + (now - self._last) * 1e3
         self._last = now
+
+
+class EvaluationStopped(Exception):
+    """The process was asked to stop while its model was being evaluated."""
+
+
+def last_step_of(config: TrainConfig, samples_per_epoch: int) -> int:
+    """Where training ends."""
+    if config.steps is not None:
+        return config.steps
+    return math.ceil(config.epochs * samples_per_epoch / config.batch_size)
 
 
 def make_loader(source: Source, config: TrainConfig, transform: Callable[[Batch], Item]) -> Loader[tuple[Batch, Item]]:
@@ -146,7 +158,13 @@ def _plan(rows: EmbeddingBagCollection, batch: Batch) -> tuple[PlannedFeatures, 
 
 
 class Trainer:
-    """A model, its pool and its data, ready to step. Context manager: closes loader and pool."""
+    """A model, its pool and its data, ready to step. Context manager: closes loader and pool.
+
+    stopping: asked between two steps; where it says so, training ends there, and `stopped` is set.
+    """
+
+    speaks = True  # of the run, on the terminal and in files
+    can_flush_alone = True
 
     def __init__(
         self,
@@ -158,6 +176,7 @@ class Trainer:
         dense_optimizer: torch.optim.Optimizer,
         source: Source,
         extra: dict[str, object] | None = None,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.config = config
         self.pool = pool
@@ -166,24 +185,33 @@ class Trainer:
         self.dense_optimizer = dense_optimizer
         self.loader: Loader[_Planned] = make_loader(source, config, lambda batch: _plan(rows, batch))
         self.checkpoint = Checkpoint(pool, model=model, optimizer=dense_optimizer, loader=self.loader, extra=extra)
+        self.stopped = False
+        self._stopping = stopping
         self._loss = nn.BCEWithLogitsLoss()
         self._upcoming: deque[_Planned] = deque()
 
     @property
     def last_step(self) -> int:
         """Where training ends."""
-        if self.config.steps is not None:
-            return self.config.steps
-        return math.ceil(self.config.epochs * self.loader.samples_per_epoch / self.config.batch_size)
+        return last_step_of(self.config, self.loader.samples_per_epoch)
 
     def recover(self) -> int:
         """The recover verb's second half: the pool has rolled its rows back when it was opened; now the dense state."""
         return self.checkpoint.resume()
 
     def steps(self) -> Iterator[StepReport]:
-        """Trains to the last step; yields after every commit. Raises NonFiniteLoss, and the pool stays where it was."""
+        """Trains to the last step, or until `stopping` says so; yields after every commit.
+
+        Raises NonFiniteLoss, and the pool stays where it was."""
         while self.pool.step < self.last_step:
+            if self._stopping():
+                self.stopped = True
+                return
             yield self._step()
+
+    def flush(self) -> None:
+        """Makes the newest step durable, its dense state included, whatever the dense interval; waits for it."""
+        self.checkpoint.flush()
 
     def _step(self) -> StepReport:
         watch = Stopwatch()
@@ -213,7 +241,7 @@ class Trainer:
             planning=planning,
             logged_bytes=capture.bytes,
             log_bytes_free=self.pool.core.log_bytes_free,
-            traffic=_since(traffic_before, self.pool.core.traffic()),
+            traffic=traffic_since(traffic_before, self.pool.core.traffic()),
         )
 
     def _take(self) -> _Planned:
@@ -245,8 +273,17 @@ class Trainer:
         return value
 
     def evaluate(self, source: Source, on_batch: Callable[[int], None] | None = None) -> Evaluation:
-        """AUC and log-loss over all of `source`. Leaves no trace: no log, no row, no random number."""
-        return evaluate_model(self.model, source, self.config, on_batch)
+        """AUC and log-loss over all of `source`. Leaves no trace: no log, no row, no random number.
+
+        Raises EvaluationStopped where `stopping` says so."""
+
+        def count(samples: int) -> None:
+            if self._stopping():
+                raise EvaluationStopped
+            if on_batch is not None:
+                on_batch(samples)
+
+        return evaluate_model(self.model, source, self.config, count)
 
     def close(self) -> None:
         """Stops the loader; makes everything durable and closes the pool."""

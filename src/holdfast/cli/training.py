@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from holdfast import _core
     from holdfast.data import Source
     from holdfast.metrics import Evaluation
+    from holdfast.pool import Pool
     from holdfast.run import RunConfig
+    from holdfast.sharding.pool import GroupPool
+    from holdfast.sharding.train import GroupTrainer
     from holdfast.train import Trainer
 
 
@@ -79,8 +82,20 @@ def train(
             help="Open a pool that was in use when the machine went down, although its medium does not survive that.",
         ),
     ] = False,
+    memory_ranks: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="K",
+            help="Under torchrun: the last K ranks own all rows, look them up and update them, and train nothing; the "
+            "others hold none. 0: every rank trains and owns a share of the rows.",
+        ),
+    ] = 0,
 ) -> None:
     """Train; makes the pool, or goes on where it is.
+
+    Several processes train one pool with PyTorch's launcher: torchrun --nproc-per-node 4 -m holdfast train CONFIG.toml
+    --pool DIR. Such a pool is cut into shards, and can be opened with another number of ranks later, or with one.
 
     Stop it with Ctrl-C or SIGTERM (the step is finished and made durable), or kill it: the same command goes on, and
     ends with the same bits as a run that was never stopped.
@@ -88,6 +103,8 @@ def train(
     What may change from one start to the next: learning rates and other hyperparameters of the optimizers (applied
     from the next step on), steps and epochs, workers, evaluation, validation data. Anything else is refused by name.
     """
+    from holdfast.cli.groups import is_of_group, open_in_group
+    from holdfast.errors import ConfigError
     from holdfast.reproducibility import keep_freed_memory
     from holdfast.run import open_trainer, open_validation
 
@@ -98,19 +115,34 @@ def train(
     if on_bad_row is not None:
         config = _with_bad_rows(config, on_bad_row)
     validation = open_validation(config)
-    with (
-        open_trainer(config, pool, recovery=recovery.value, trust_after_reboot=trust_after_reboot) as trainer,
-        StopSignals() as stop,
-    ):
-        print(describe_start(trainer), flush=True)  # noqa: T201
-        if (bad_rows := getattr(trainer.loader.source, "bad_rows", None)) is not None and bad_rows.count:
-            print(f"{pool}: {bad_rows.summary()}", flush=True)  # noqa: T201
-        result = _train(trainer, validation, stop, metrics=metrics, tensorboard=tensorboard, trace=trace)
-        step = trainer.pool.step
-    if stop.number is not None:
-        name = signal.Signals(stop.number).name
-        print(f"{name}: step {step} is finished and durable; run the same command to go on", flush=True)  # noqa: T201
-        raise typer.Exit(128 + stop.number)
+    opened: Trainer | GroupTrainer
+    with StopSignals() as stop:
+        if is_of_group(pool):
+            if recovery is Recovery.relaxed:
+                raise ConfigError("--recovery relaxed: a pool of several ranks knows exact recovery only")
+            opened = open_in_group(config, pool, stop, memory_ranks, trust_after_reboot=trust_after_reboot)
+        elif memory_ranks:
+            raise typer.BadParameter("it takes several ranks: start them with torchrun", param_hint="--memory-ranks")
+        else:
+            opened = open_trainer(
+                config, pool, recovery=recovery.value, trust_after_reboot=trust_after_reboot, stopping=stop.is_wanted
+            )
+        with opened as trainer:
+            if trainer.speaks:
+                print(describe_start(trainer), flush=True)  # noqa: T201
+                bad_rows = getattr(trainer.loader.source, "bad_rows", None)
+                if bad_rows is not None and bad_rows.count:
+                    print(f"{pool}: {bad_rows.summary()}", flush=True)  # noqa: T201
+            result = _train(trainer, validation, metrics=metrics, tensorboard=tensorboard, trace=trace)
+            step = trainer.pool.step
+    if trainer.stopped:
+        number = stop.number or signal.SIGTERM  # where another rank was asked
+        if trainer.speaks:
+            name = signal.Signals(number).name
+            print(f"{name}: step {step} is finished and durable; run the same command to go on", flush=True)  # noqa: T201
+        raise typer.Exit(128 + number)
+    if not trainer.speaks:
+        return
     if result is None:
         print(f"trained to step {step}; no [validation] data to evaluate on")  # noqa: T201
     else:
@@ -135,21 +167,23 @@ def evaluate(config_path: ConfigArgument, pool: PoolOption, overrides: SetOption
     print(f"step {step}: AUC {result.auc:.5f}, log-loss {result.log_loss:.5f}")  # noqa: T201
 
 
-def describe_start(trainer: Trainer) -> str:
+def describe_start(trainer: Trainer | GroupTrainer) -> str:
     """What opening the pool found and did, in one line."""
-    from holdfast.reading import medium_words
-
     pool = trainer.pool
     if pool.is_new:
-        return (
-            f"{pool.directory}: new pool on {medium_words(pool.core)}; training starts at step 1 of {trainer.last_step}"
-        )
+        return f"{pool.directory}: new pool on {pool.description}; training starts at step 1 of {trainer.last_step}"
     goes_on = (
         f"training goes on at step {pool.step + 1} of {trainer.last_step}"
         if pool.step < trainer.last_step
         else f"nothing is left to train up to step {trainer.last_step}"
     )
-    return f"{pool.directory}: {describe_recovery(pool.recovered)}; {goes_on}"
+    return f"{pool.directory}: {describe_opening(pool)}; {goes_on}"
+
+
+def describe_opening(pool: Pool | GroupPool) -> str:
+    if isinstance(pool.recovered, str):
+        return pool.recovered
+    return describe_recovery(pool.recovered)
 
 
 def describe_recovery(report: _core.RecoveryReport) -> str:
@@ -191,6 +225,10 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
+    def is_wanted(self) -> bool:
+        """Whether a signal came."""
+        return self.number is not None
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.number is None:
@@ -202,14 +240,9 @@ class StopSignals:
             os._exit(128 + number)
 
 
-class _Stopped(Exception):
-    """A signal came while the model was being evaluated."""
-
-
 def _train(
-    trainer: Trainer,
+    trainer: Trainer | GroupTrainer,
     validation: Source | None,
-    stop: StopSignals,
     *,
     metrics: Path | None,
     tensorboard: Path | None,
@@ -217,6 +250,7 @@ def _train(
 ) -> Evaluation | None:
     """Steps until the last or a signal; then everything is durable, and evaluated unless it was a signal."""
     from holdfast.state_tree import rng_state, set_rng_state
+    from holdfast.train import EvaluationStopped
 
     first_step = trainer.pool.step
     random_numbers = rng_state()
@@ -225,51 +259,60 @@ def _train(
     from holdfast.trace import TraceFile
 
     observers: list[Observer] = []
-    if metrics is not None:
-        observers.append(MetricsFile(metrics, resumed_step=first_step, is_new=trainer.pool.is_new))
-    if tensorboard is not None:
-        observers.append(TensorBoard(tensorboard, resumed_step=first_step))
-    if trace is not None:
-        observers.append(TraceFile(trace, resumed_step=first_step, is_new=trainer.pool.is_new))
-    display = Display(first_step=first_step, last_step=trainer.last_step)
+    display = None
+    if trainer.speaks:
+        if metrics is not None:
+            observers.append(MetricsFile(metrics, resumed_step=first_step, is_new=trainer.pool.is_new))
+        if tensorboard is not None:
+            observers.append(TensorBoard(tensorboard, resumed_step=first_step))
+        if trace is not None:
+            observers.append(TraceFile(trace, resumed_step=first_step, is_new=trainer.pool.is_new))
+        display = Display(first_step=first_step, last_step=trainer.last_step)
+        observers.append(display)
     set_rng_state(random_numbers)
     result = None
 
-    def keep_going(_: int) -> None:
-        if stop.number is not None:
-            raise _Stopped
-
-    def evaluate(source: Source, *, is_end: bool) -> Evaluation:
+    def evaluate(source: Source, *, is_end: bool) -> Evaluation | None:
         began = time.perf_counter()
-        evaluation = trainer.evaluate(source, keep_going)
-        watch.evaluation(trainer.pool.step, evaluation, began=began, is_end=is_end)
+        evaluation = trainer.evaluate(source)
+        if evaluation is not None:
+            watch.evaluation(trainer.pool.step, evaluation, began=began, is_end=is_end)
         return evaluation
 
-    with Observers([*observers, display]) as watch, suppress(_Stopped):
+    with Observers(observers) as watch:
         every = trainer.config.eval_every
-        for report in trainer.steps():
-            with _between_steps(trainer):
-                watch.step(report)
-                if stop.number is not None:
-                    break
-                if every and report.step % every == 0 and report.step < trainer.last_step and validation is not None:
-                    evaluate(validation, is_end=False)
-        trainer.checkpoint.flush()
-        if stop.number is None and validation is not None:
-            display.pause("evaluating")
-            result = evaluate(validation, is_end=True)
+        try:
+            for report in trainer.steps():
+                with _between_steps(trainer):
+                    watch.step(report)
+                    is_between = report.step < trainer.last_step and not trainer.stopped
+                    if every and report.step % every == 0 and is_between and validation is not None:
+                        evaluate(validation, is_end=False)
+            trainer.flush()
+            if not trainer.stopped and validation is not None:
+                if display is not None:
+                    display.pause("evaluating")
+                result = evaluate(validation, is_end=True)
+        except EvaluationStopped:
+            trainer.stopped = True
+            trainer.flush()
     return result
 
 
 @contextmanager
-def _between_steps(trainer: Trainer) -> Iterator[None]:
+def _between_steps(trainer: Trainer | GroupTrainer) -> Iterator[None]:
     """Whatever fails here, a full disk under the trace or bad validation data, costs no step: the dense state of the
-    newest one is written first, whatever the dense interval."""
+    newest one is written first, whatever the dense interval. (But in a group, where the others do not know.)"""
+    from holdfast.train import EvaluationStopped
+
     try:
         yield
+    except EvaluationStopped:
+        raise
     except BaseException:
         with suppress(PoolError):
-            trainer.checkpoint.flush()
+            if trainer.can_flush_alone:
+                trainer.flush()
         raise
 
 

@@ -171,7 +171,7 @@ def _gather_jagged(bags: JaggedBags, rows: Rows) -> JaggedBags:
     offsets = np.zeros(begins.shape[0] + 1, np.int64)
     np.cumsum(ends - begins, out=offsets[1:])
     if isinstance(rows, slice):
-        return JaggedBags(bags.ids[begins[0] : ends[-1]], offsets)
+        return JaggedBags(bags.ids[begins[0] : ends[-1]] if begins.size else bags.ids[:0], offsets)
     return JaggedBags(bags.ids[np.repeat(begins - offsets[:-1], ends - begins) + np.arange(offsets[-1])], offsets)
 
 

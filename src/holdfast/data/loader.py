@@ -62,7 +62,8 @@ class Loader(Generic[Item]):
     batch_size: samples per batch. seed: of the shuffle, in [0, 2**63). shuffle_window_samples: about how many samples
     are decoded and shuffled together (blocks from all over the files); None: ``default_window_samples``; the loader
     holds two to three such groups. workers: threads. prefetch: batches made ready beyond the one handed out (at least
-    1). Raises ConfigError that names the argument.
+    1). part: (i, n): of every batch the i-th of n even parts, in order of samples, as one of n trainers takes it;
+    number and first_sample stay those of the batch. Raises ConfigError that names the argument.
     """
 
     @overload
@@ -76,6 +77,7 @@ class Loader(Generic[Item]):
         shuffle_window_samples: int | None = None,
         workers: int = 1,
         prefetch: int = 2,
+        part: tuple[int, int] = (0, 1),
         transform: None = None,
     ) -> None: ...
 
@@ -90,6 +92,7 @@ class Loader(Generic[Item]):
         shuffle_window_samples: int | None = None,
         workers: int = 1,
         prefetch: int = 2,
+        part: tuple[int, int] = (0, 1),
         transform: Callable[[Batch], Transformed],
     ) -> None: ...
 
@@ -103,6 +106,7 @@ class Loader(Generic[Item]):
         shuffle_window_samples: int | None = None,
         workers: int = 1,
         prefetch: int = 2,
+        part: tuple[int, int] = (0, 1),
         transform: Callable[[Batch], object] | None = None,
     ) -> None:
         for name, value in (("batch_size", batch_size), ("workers", workers), ("prefetch", prefetch)):
@@ -119,6 +123,7 @@ class Loader(Generic[Item]):
         self._seed = seed
         self._workers = workers
         self._prefetch = prefetch
+        self._part = part
         self._window_samples = (shuffle_window_samples or default_window_samples(source)) if shuffle else None
         self._order = SampleOrder(source.block_sizes, seed=seed, window_samples=self._window_samples)
         # the overloads tie Item to the transform; inside, the two cases meet in one function
@@ -181,7 +186,9 @@ class Loader(Generic[Item]):
         if self._is_closed:
             raise StepError("the loader is closed; make a new one")
         order = SampleOrder(self._source.block_sizes, seed=self._seed, window_samples=None)
-        cut = StreamCut(start=0, end=order.num_samples, batch_size=self._batch_size)
+        cut = StreamCut(
+            start=0, end=order.num_samples, batch_size=self._batch_size, part=self._part[0], of=self._part[1]
+        )
         pipeline = self._make_pipeline(order, cut)
         stop_at_exit = weakref.finalize(self, pipeline.stop)
         try:
@@ -235,7 +242,7 @@ class Loader(Generic[Item]):
         return identity
 
     def _start_pipeline(self) -> None:
-        cut = StreamCut(start=self._start, end=None, batch_size=self._batch_size)
+        cut = StreamCut(start=self._start, end=None, batch_size=self._batch_size, part=self._part[0], of=self._part[1])
         self._pipeline = self._make_pipeline(self._order, cut)
         self._stop_pipeline = weakref.finalize(self, self._pipeline.stop)
 

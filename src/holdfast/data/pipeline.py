@@ -79,17 +79,25 @@ class _Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamCut:
-    """Which part of the stream becomes batches: from ``start`` to ``end`` (None: endless), ``batch_size`` at a time."""
+    """Which part of the stream becomes batches: from ``start`` to ``end`` (None: endless), ``batch_size`` at a time;
+    and which of `of` even parts of each batch is made."""
 
     start: int
     end: int | None
     batch_size: int
+    part: int = 0
+    of: int = 1
 
     def bounds(self, index: int) -> tuple[int, int]:
         """Positions of the ``index``-th batch from ``start`` (from 0); empty when past the end."""
         begin = self.start + index * self.batch_size
         end = begin + self.batch_size
         return (begin, end) if self.end is None else (min(begin, self.end), min(end, self.end))
+
+    def part_of(self, begin: int, end: int) -> tuple[int, int]:
+        """Positions of the part that is made of the batch at ``[begin, end)``."""
+        size = end - begin
+        return begin + self.part * size // self.of, begin + (self.part + 1) * size // self.of
 
 
 @dataclass(slots=True)
@@ -253,7 +261,12 @@ class Pipeline(Generic[Item]):
             if failed is not None:
                 result = failed
             else:
-                pieces = [group.piece(begin, end) for group in groups]
+                first, last = self._cut.part_of(begin, end)
+                pieces = [
+                    group.piece(first, last)
+                    for group in groups
+                    if group.span.start < max(last, first + 1) and group.span.end > first
+                ]
                 number = begin // self._cut.batch_size + 1
                 batch = assemble(self._keys, pieces, number=number, first_sample=begin)
                 result = Delivery(self._hand_over(batch), end)

@@ -73,7 +73,10 @@ class DLRM(nn.Module):
 
     def from_pooled(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """Logits ``[B]`` from ``dense`` and the pooled embeddings ``[B, F * D]``: all of forward but the lookup."""
-        x = self.bottom(dense)
+        return self.from_bottom(self.bottom(dense), pooled)
+
+    def from_bottom(self, x: Tensor, pooled: Tensor) -> Tensor:
+        """Logits ``[B]`` from the bottom MLP's output, which waits for no lookup, and the pooled embeddings."""
         # Under autocast x is of low precision, and the interaction would round the embeddings to it anyhow.
         pooled = pooled.to(x.dtype)
         if self.interaction == "dot":

@@ -1,0 +1,11 @@
+"""Training by several processes over one pool that is cut into shards: ``torchrun -m holdfast train``.
+
+Ranks are trainers, owners, or both. Trainers hold the dense part and take a slice of every batch; owners hold shards of
+the tables, pool next to their rows, and update them. Only ids, pooled vectors and their gradients travel.
+
+- `group`: torch.distributed with deadlines, and with errors that name the rank.
+- `layout`, `manifest`: which row lies in which shard, and who owns it; what the pool's directory says of that.
+- `pool`: the pools of all ranks as one: made, recovered to one step, committed, given to other ranks.
+- `exchange`, `rows`: a batch's way from trainers to owners and back.
+- `state`, `train`: the dense state with every rank's random numbers; the loop.
+"""

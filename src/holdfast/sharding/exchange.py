@@ -1,0 +1,117 @@
+"""Exchange: a batch's way from trainers to owners and back.
+
+For every batch travel: counts, with how far each rank is; ids; pooled vectors; their gradients. Counts and ids of a
+batch travel while earlier ones compute, so that owners plan ahead, and fetch rows ahead where these come from a disk.
+
+- Bytes of a step, to other ranks, which `Group.sent_bytes` counts: for every id 4 bytes (8 where a table has more than
+  2**32 places), 4 for the length of a bag with several ids, and 4 * dim for every non-empty bag at each of its owners,
+  once there and once back; a table that lies whole has one owner, so its vectors are whole and come once. Counts are
+  16 bytes a feature and pair of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from holdfast import _core
+from holdfast.sharding.group import Group, Pending
+from holdfast.sharding.pool import Status
+from holdfast.sharding.rows import ShardedRows, words_of
+
+
+@dataclass(slots=True)
+class Travelling:
+    """A batch whose ids are on their way. counts: int64 [trainers, features, 2], on owners, once `counted`."""
+
+    route: _core.Route | None
+    header: Pending
+    headers: Tensor
+    statuses: list[Status] = field(default_factory=list)
+    counts: NDArray[np.int64] | None = None
+    ids: Pending | None = None
+    messages: Tensor | None = None
+    plan: _core.Plan | None = None
+
+
+class Exchange:
+    """The collectives of a group's steps, in their order."""
+
+    def __init__(self, group: Group, rows: ShardedRows, wide: Sequence[bool]) -> None:
+        self._group = group
+        self._rows = rows
+        self._wide = np.array(wide, np.bool_)
+        self._num_counts = 2 * len(rows.features)
+
+    def send_counts(self, route: _core.Route | None, status: Status) -> Travelling:
+        """Begins a batch: how much goes to whom, and how far this rank is. route: None where there is no further batch,
+        and on ranks that do not train."""
+        width = Status.WIDTH + self._num_counts
+        sent = torch.zeros(self._group.world_size, width, dtype=torch.int64)
+        sent[:, : Status.WIDTH] = torch.tensor(status.numbers())
+        if route is not None:
+            owners = self._group.roles.owners
+            sent[owners.start : owners.stop, Status.WIDTH :] = torch.from_numpy(route.counts).flatten(1)
+        headers = torch.empty_like(sent)
+        splits = [width] * self._group.world_size
+        pending = self._group.all_to_all(headers.view(-1), splits, sent.view(-1), splits, "counts")
+        return Travelling(route=route, header=pending, headers=headers)
+
+    def send_ids(self, batch: Travelling) -> None:
+        """Waits for the counts; the ids are on their way then."""
+        batch.header.wait()
+        batch.statuses = [Status(*map(int, line[: Status.WIDTH])) for line in batch.headers.tolist()]
+        group, roles = self._group, self._group.roles
+        received_words, sent_words = [0] * group.world_size, [0] * group.world_size
+        if group.is_owner:
+            counts = batch.headers[: len(roles.trainers), Status.WIDTH :].numpy()
+            batch.counts = np.ascontiguousarray(counts).reshape(len(roles.trainers), -1, 2)
+            for trainer, of_trainer in zip(roles.trainers, batch.counts, strict=True):
+                received_words[trainer] = words_of(of_trainer, self._wide)
+        message = torch.empty(0, dtype=torch.int32)
+        if batch.route is not None:
+            message = torch.from_numpy(batch.route.message)
+            for owner, words in zip(roles.owners, batch.route.message_words, strict=True):
+                sent_words[owner] = int(words)
+        batch.messages = torch.empty(sum(received_words), dtype=torch.int32)
+        batch.ids = group.all_to_all(batch.messages, received_words, message, sent_words, "ids")
+
+    def plan(self, batch: Travelling) -> None:
+        """Waits for the ids; plans them on owners."""
+        assert batch.ids is not None and batch.messages is not None
+        batch.ids.wait()
+        if self._group.is_owner:
+            assert batch.counts is not None
+            batch.plan = self._rows.plan(batch.counts, batch.messages.numpy())
+        batch.messages = batch.ids = None
+
+    def send_vectors(self, batch: Travelling, vectors: Tensor | None) -> tuple[Pending, Tensor]:
+        """Owners' pooled vectors go to their trainers. Returns where a trainer's come, owner by owner."""
+        return self._vectors(batch, vectors, towards_trainers=True, what="vectors")
+
+    def send_gradients(self, batch: Travelling, gradients: Tensor | None) -> tuple[Pending, Tensor]:
+        """The same way back."""
+        return self._vectors(batch, gradients, towards_trainers=False, what="gradients")
+
+    def _vectors(
+        self, batch: Travelling, sent: Tensor | None, *, towards_trainers: bool, what: str
+    ) -> tuple[Pending, Tensor]:
+        group, roles = self._group, self._group.roles
+        of_owner, of_trainer = [0] * group.world_size, [0] * group.world_size
+        if batch.plan is not None:
+            for trainer, floats in zip(roles.trainers, batch.plan.output_floats, strict=True):
+                of_owner[trainer] = int(floats)
+        if batch.route is not None:
+            for owner, floats in zip(roles.owners, batch.route.block_floats, strict=True):
+                of_trainer[owner] = int(floats)
+        sent_splits, received_splits = (of_owner, of_trainer) if towards_trainers else (of_trainer, of_owner)
+        received = torch.empty(sum(received_splits))
+        return (
+            group.all_to_all(received, received_splits, torch.empty(0) if sent is None else sent, sent_splits, what),
+            received,
+        )

@@ -1,0 +1,303 @@
+"""Group: torch.distributed with deadlines, and with errors that name the rank.
+
+Invariants
+- Every wait ends: when the work is done, when a connection breaks, when `timeout` seconds have passed, or soon after
+  the process was asked to stop. The latter three raise GroupError, which says what was waited for, in which step, and
+  which ranks do not answer.
+- Collectives are issued from one thread, in one order on all ranks.
+- What is gathered is JSON or plain tensors: nothing that another rank sends is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from holdfast import errors
+from holdfast.errors import GroupError, HoldfastError
+from holdfast.sharding.roles import Roles
+
+_SLICE = timedelta(seconds=0.25)  # how soon a wait notices that the process was asked to stop
+_GRACE_SECONDS = 3.0  # for the others to say that they are there, once something broke
+_NOT_YET = "Operation timed out"  # what Work.wait says when its own timeout passed and the work goes on
+
+
+class Pending:
+    """A collective on its way. Keep its tensors until `wait` has returned."""
+
+    def __init__(self, group: Group, work: dist.Work | None, what: str) -> None:
+        self._group = group
+        self._work = work
+        self._what = what
+
+    def wait(self) -> None:
+        if self._work is not None:
+            self._group.await_work(self._work, self._what)
+
+
+class Group:
+    """The ranks that train one pool together.
+
+    store: of torch.distributed, where ranks say what became of them. timeout: seconds that any of them may keep the
+    others waiting. stopping: whether this process was asked to stop.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        rank: int,
+        roles: Roles,
+        timeout: float,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.rank = rank
+        self.roles = roles
+        self.timeout = timeout
+        self.stopping = stopping
+        self.step = 0  # that is under way, for messages
+        self.sent_bytes: Counter[str] = Counter()  # to other ranks, by what
+        self._store = store
+        self._broken = False
+        deadline = timedelta(seconds=timeout)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=roles.world_size, timeout=deadline)
+        self._trainers = dist.new_group(list(roles.trainers), timeout=deadline)
+
+    @classmethod
+    def from_environment(
+        cls, *, memory_ranks: int, timeout: float, stopping: Callable[[], bool] = lambda: False
+    ) -> Group:
+        """The group that torchrun (or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) describes; without these, a group
+        of this process alone."""
+        if dist.is_available() and "RANK" in os.environ:
+            store, rank, world_size = next(rendezvous("env://"))
+        else:
+            store, rank, world_size = HashStore(), 0, 1
+        roles = Roles(world_size=world_size, memory_ranks=memory_ranks)
+        return cls(store=store, rank=rank, roles=roles, timeout=timeout, stopping=stopping)
+
+    @property
+    def world_size(self) -> int:
+        return self.roles.world_size
+
+    @property
+    def is_trainer(self) -> bool:
+        return self.rank in self.roles.trainers
+
+    @property
+    def is_owner(self) -> bool:
+        return self.rank in self.roles.owners
+
+    # Collectives.
+
+    def all_to_all(
+        self, received: Tensor, received_splits: Sequence[int], sent: Tensor, sent_splits: Sequence[int], what: str
+    ) -> Pending:
+        """Element counts by rank; one-dimensional tensors of one dtype."""
+        to_others = sum(sent_splits) - sent_splits[self.rank]
+        self.sent_bytes[what] += to_others * sent.element_size()
+        if self.world_size == 1:
+            received.copy_(sent)
+            return Pending(self, None, what)
+        return self._begin(
+            lambda: dist.all_to_all_single(received, sent, list(received_splits), list(sent_splits), async_op=True),
+            what,
+        )
+
+    def sum_over_trainers(self, values: Tensor, what: str) -> Pending:
+        """Adds `values` up over the trainers, in place; the same order at every call, the same bits on all of them."""
+        trainers = len(self.roles.trainers)
+        if trainers == 1:
+            return Pending(self, None, what)
+        # A ring sends each part around twice, but for the one that it ends on.
+        self.sent_bytes[what] += 2 * (trainers - 1) * values.nbytes // trainers
+        return self._begin(lambda: dist.all_reduce(values, group=self._trainers, async_op=True), what)
+
+    def sum_over_all(self, values: Tensor, what: str) -> Pending:
+        if self.world_size == 1:
+            return Pending(self, None, what)
+        return self._begin(lambda: dist.all_reduce(values, async_op=True), what)
+
+    def gather(self, value: Any, what: str) -> list[Any]:
+        """A JSON value of every rank, by rank."""
+        return [json.loads(data) for data in self.gather_bytes(json.dumps(value).encode(), what)]
+
+    def gather_bytes(self, data: bytes, what: str, *, among_trainers: bool = False) -> list[bytes]:
+        """Some bytes of every rank, or of every trainer, by rank; none has to have as many as another."""
+        num_ranks = len(self.roles.trainers) if among_trainers else self.world_size
+        if num_ranks == 1:
+            return [data]
+        group = self._trainers if among_trainers else None
+        sizes = torch.empty(num_ranks, 1, dtype=torch.int64)
+        size = torch.tensor([len(data)])
+        self._begin(lambda: dist.all_gather(list(sizes), size, group, async_op=True), what).wait()
+        width = max(1, int(sizes.max()))
+        padded = torch.zeros(width, dtype=torch.uint8)
+        padded[: len(data)] = torch.frombuffer(bytearray(data + b"\0"), dtype=torch.uint8)[:-1]
+        parts = torch.empty(num_ranks, width, dtype=torch.uint8)
+        self._begin(lambda: dist.all_gather(list(parts), padded, group, async_op=True), what).wait()
+        return [bytes(part[: int(size)].numpy()) for part, size in zip(parts, sizes, strict=True)]
+
+    def broadcast(self, data: bytes | None, what: str) -> bytes:
+        """Rank 0's bytes, on all ranks."""
+        if self.world_size == 1:
+            assert data is not None
+            return data
+        size = torch.tensor([0 if data is None else len(data)])
+        self._begin(lambda: dist.broadcast(size, 0, async_op=True), what).wait()
+        buffer = torch.empty(int(size), dtype=torch.uint8)
+        if int(size) == 0:
+            return b""
+        if data is not None:
+            buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        self._begin(lambda: dist.broadcast(buffer, 0, async_op=True), what).wait()
+        return bytes(buffer.numpy())
+
+    def barrier(self, what: str) -> None:
+        self.gather_bytes(b"", what)
+
+    @contextmanager
+    def unhurried(self, what: str) -> Iterator[None]:
+        """Rank 0 does something in this block that may take longer than the timeout; the others wait for its end, for
+        as long as there is a store to ask."""
+        key = f"holdfast/done/{what}"
+        try:
+            yield
+        finally:
+            if self.world_size > 1 and self.rank == 0:
+                self._store.set(key, "")
+        while self.rank != 0 and not self._store.check([key]):
+            if self.stopping():
+                raise GroupError(f"stopped while waiting for {what}")
+            time.sleep(0.05)
+
+    def all_or_none(self, work: Callable[[], Any], what: str) -> Any:
+        """Runs `work` on every rank. Where it fails on one, all raise that error, whose message names the rank."""
+        result, failure = None, None
+        try:
+            result = work()
+        except HoldfastError as error:
+            failure = error
+        self.agree_that_none_failed(failure, what)
+        return result
+
+    def agree_that_none_failed(self, failure: HoldfastError | None, what: str) -> None:
+        """Raises what any rank has to tell: its own error where it is this one."""
+        told = None if failure is None else [type(failure).__name__, str(failure)]
+        failures = [(rank, found) for rank, found in enumerate(self.gather(told, what)) if found is not None]
+        if failure is not None:
+            raise failure
+        if failures:
+            rank, (kind, message) = failures[0]
+            raise _error_class(kind)(f"rank {rank}: {message}")
+
+    # Waiting, and what breaks.
+
+    def _begin(self, collective: Callable[[], Any], what: str) -> Pending:
+        try:
+            return Pending(self, collective(), what)
+        except RuntimeError as error:
+            raise self._failure(what, error) from None
+
+    def await_work(self, work: dist.Work, what: str) -> None:
+        began = time.monotonic()
+        while True:
+            try:
+                work.wait(_SLICE)
+            except RuntimeError as error:
+                waited = time.monotonic() - began
+                if _NOT_YET not in str(error) or work.is_completed():
+                    raise self._failure(what, error) from None
+                if self.stopping() and waited > self._patience():
+                    raise self._failure(what, error) from None
+                if waited > self.timeout:
+                    raise self._failure(what, error) from None
+            else:
+                return
+
+    def _patience(self) -> float:
+        """Seconds that a process which was asked to stop waits for a step that may still end."""
+        return min(self.timeout, 2.0)
+
+    def _failure(self, what: str, error: Exception) -> GroupError:
+        """What to raise when a collective did not work: finds out which ranks do not answer any more."""
+        self._broken = True
+        self.tell(f"waited for {what}")
+        cut_off = GroupError(
+            f"step {self.step}: rank {self.rank} ({socket.gethostname()}) waited for {what} and reaches neither the "
+            "others nor the group's store: its network is cut off"
+        )
+        answers: dict[int, str] = {}
+        end = time.monotonic() + (_GRACE_SECONDS if not self.stopping() else 0.2)
+        while len(answers) < self.world_size:
+            try:
+                for rank in range(self.world_size):
+                    if rank not in answers and self._store.check([_key(rank)]):
+                        answers[rank] = self._store.get(_key(rank)).decode()
+            except (RuntimeError, dist.DistError):
+                return cut_off
+            if time.monotonic() > end:
+                break
+            time.sleep(0.05)
+        silent = [rank for rank in range(self.world_size) if rank not in answers]
+        failed = {rank: text for rank, text in answers.items() if text.startswith("failed: ")}
+        where = f"step {self.step}, waiting for {what}"
+        if failed:
+            rank, text = min(failed.items())
+            return GroupError(f"{where}: rank {rank} {text}")
+        if silent:
+            gone = "closed" in str(error) or "reset" in str(error)
+            names = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
+            verb = "does" if len(silent) == 1 else "do"
+            how = "died or was stopped" if gone else f"{verb} not answer within {self.timeout:g} s"
+            return GroupError(
+                f"{where}: {names} {how}; the pool goes on from its newest durable step when it is opened"
+            )
+        return GroupError(f"{where}: the connection between ranks that are all there broke ({_first_line(error)})")
+
+    def tell(self, what: str) -> None:
+        """Leaves word of what became of this rank, where ranks look that miss it. Never raises."""
+        with suppress(RuntimeError, dist.DistError):
+            self._store.set_timeout(timedelta(seconds=_GRACE_SECONDS))
+            self._store.set(_key(self.rank), what)
+
+    def tell_failure(self, error: BaseException) -> None:
+        """This rank is about to end with `error`."""
+        if not isinstance(error, GroupError):
+            self.tell(f"failed: {type(error).__name__}: {_first_line(error)}")
+
+    def close(self) -> None:
+        """Ends it; waits for nobody."""
+        if not dist.is_initialized():
+            return
+        if self._broken:
+            with suppress(RuntimeError):
+                dist.distributed_c10d._abort_process_group()
+        else:
+            dist.destroy_process_group()
+
+
+def _key(rank: int) -> str:
+    return f"holdfast/rank-{rank}"
+
+
+def _error_class(name: str) -> type[HoldfastError]:
+    found = getattr(errors, name, GroupError)
+    return found if isinstance(found, type) and issubclass(found, HoldfastError) else GroupError
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0][:300]

@@ -1,0 +1,111 @@
+"""Which rows lie in which shard, and who owns it.
+
+A table of more than `split_rows` rows is cut over all shards by a hash of the row (core/shards.h); any other lies whole
+in one, each in the next. Owners are found greedily: the shard with most lookups goes to the owner with fewest so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast import _core
+from holdfast.data.loader import Loader
+from holdfast.data.source import Source
+from holdfast.errors import ConfigError
+
+MAX_SHARDS = 4096
+_LOAD_BATCHES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TableShards:
+    """Where a table's rows lie: in `num_shards` shards from `first_shard` on; 1 or all of the pool's."""
+
+    first_shard: int
+    num_shards: int
+
+
+def check_num_shards(num_shards: int, num_owners: int) -> None:
+    """Raises ConfigError."""
+    if not 1 <= num_shards <= MAX_SHARDS or num_shards & (num_shards - 1):
+        raise ConfigError(f"group.shards = {num_shards}; it must be a power of two from 1 to {MAX_SHARDS}")
+    if num_shards < num_owners:
+        raise ConfigError(
+            f"group.shards = {num_shards} is less than the {num_owners} ranks that own rows: some would own nothing; "
+            "start fewer of them, or make a new pool with more shards"
+        )
+
+
+def lay_out(rows_of_tables: Sequence[int], *, num_shards: int, split_rows: int) -> list[TableShards]:
+    """The shards of every table, by number."""
+    layout = []
+    whole = 0
+    for rows in rows_of_tables:
+        if rows > split_rows and num_shards > 1:
+            layout.append(TableShards(0, num_shards))
+        else:
+            layout.append(TableShards(whole % num_shards, 1))
+            whole += 1
+    return layout
+
+
+def measure_load(
+    source: Source,
+    table_of_feature: Sequence[int],
+    rows_of_tables: Sequence[int],
+    layout: Sequence[TableShards],
+    *,
+    num_shards: int,
+    batch_size: int,
+    seed: int,
+    shuffle: bool,
+    first_sample: int = 0,
+) -> list[int]:
+    """Lookups of each shard in the first batches of training from `first_sample` on; features in the source's order."""
+    load = np.zeros(num_shards, np.int64)
+    with Loader(source, batch_size=batch_size, seed=seed, shuffle=shuffle) as loader:
+        loader.seek(first_sample)
+        for batch in islice(loader, _LOAD_BATCHES):
+            ids, offsets = batch.features.values().numpy(), batch.features.offsets().numpy()
+            for feature, table in enumerate(table_of_feature):
+                begin, end = offsets[feature * batch.size], offsets[(feature + 1) * batch.size]
+                load += _count(ids[begin:end], rows_of_tables[table], layout[table], num_shards)
+    return [int(count) for count in load]
+
+
+def _count(rows: NDArray[np.int64], num_rows: int, table: TableShards, num_shards: int) -> NDArray[np.int64]:
+    if table.num_shards == 1:
+        counts = np.zeros(num_shards, np.int64)
+        counts[table.first_shard] = len(rows)
+        return counts
+    places: NDArray[np.int64] = _core.places_of(num_rows, num_shards, np.ascontiguousarray(rows))
+    shards = places >> stride_bits(num_rows, num_shards)
+    return np.bincount(shards, minlength=num_shards).astype(np.int64)
+
+
+def stride_bits(num_rows: int, num_shards: int) -> int:
+    """Of a split table, as core/shards.h has it: a place is row ``place & (2**stride_bits - 1)`` of shard
+    ``place >> stride_bits``."""
+    return max(15, (-(-num_rows // num_shards) - 1).bit_length())
+
+
+def assign(load: Sequence[int], num_owners: int) -> list[int]:
+    """The owner of each shard. Every owner has at least one; shards that nobody asks for are dealt out evenly."""
+    owner_of = [0] * len(load)
+    owned: list[tuple[int, int]] = [(0, 0)] * num_owners  # lookups, shards
+    for shard in sorted(range(len(load)), key=lambda shard: (-load[shard], shard)):
+        owner = min(range(num_owners), key=lambda candidate: (*owned[candidate], candidate))
+        owner_of[shard] = owner
+        owned[owner] = (owned[owner][0] + load[shard], owned[owner][1] + 1)
+    if empty := [owner for owner, (_, shards) in enumerate(owned) if shards == 0]:
+        # One shard outweighs all others: those with nothing take from whoever has most shards.
+        for owner in empty:
+            richest = max(range(num_owners), key=lambda candidate: owner_of.count(candidate))
+            least = min((shard for shard, of in enumerate(owner_of) if of == richest), key=lambda shard: load[shard])
+            owner_of[least] = owner
+    return owner_of

@@ -1,0 +1,179 @@
+"""`group.json`: what a pool of several writers is. It is replaced as a whole, durably, or not at all; whatever its
+generation's writers have is in their own directories. docs/FORMAT.md has its fields.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from holdfast import _core
+from holdfast.durable import sync_path
+from holdfast.errors import ConfigError, Corrupted, FormatMismatch, PoolError, PoolFull, PoolReadOnly
+from holdfast.sharding.layout import MAX_SHARDS
+
+MANIFEST = "group.json"
+_FORMAT = "holdfast group"
+_VERSION = 1
+
+
+def exists(directory: Path) -> bool:
+    """Whether there is a pool of several writers in `directory`."""
+    return (directory / MANIFEST).exists()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableEntry:
+    """A table; dtype, optimizer and pooling by number, as in a table record."""
+
+    name: str
+    num_embeddings: int
+    embedding_dim: int
+    dtype: int
+    optimizer: int
+    pooling: int
+    init_low: float
+    init_high: float
+    first_shard: int
+    table_shards: int
+
+    @classmethod
+    def of(cls, spec: _core.TableSpec) -> Self:
+        return cls(**{name: getattr(spec, name) for name in cls.__dataclass_fields__})
+
+    def spec(self) -> _core.TableSpec:
+        return _core.TableSpec(**asdict(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """uuid: of the pool, hexadecimal. store: ``in_place`` or ``log``. owner_of: the writer of each shard. load: lookups
+    of each shard when they were dealt out. generation: how often they were."""
+
+    uuid: str
+    seed: int
+    store: str
+    log_bytes: int
+    row_checksums: bool
+    tables: tuple[TableEntry, ...]
+    generation: int
+    owner_of: tuple[int, ...]
+    load: tuple[int, ...]
+
+    @property
+    def num_shards(self) -> int:
+        return len(self.owner_of)
+
+    @property
+    def num_writers(self) -> int:
+        return max(self.owner_of) + 1
+
+    def owned(self, writer: int) -> list[int]:
+        return [shard for shard, owner in enumerate(self.owner_of) if owner == writer]
+
+    def next_generation(self, owner_of: list[int], load: list[int]) -> Manifest:
+        return replace(self, generation=self.generation + 1, owner_of=tuple(owner_of), load=tuple(load))
+
+    def writer_directory(self, directory: Path, writer: int) -> Path:
+        return generation_directory(directory, self.generation) / f"{writer:04}"
+
+    def to_json(self) -> str:
+        said = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
+        return json.dumps({**said, "crc32c": _crc(said)})
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> Manifest:
+        """Raises FormatMismatch, Corrupted; nothing of it is believed before its checksum."""
+        try:
+            said = json.loads(text)
+            if said.get("format") != _FORMAT:
+                raise FormatMismatch(f"{where}: not the manifest of a pool of several writers")
+            if said.get("version") != _VERSION:
+                raise FormatMismatch(
+                    f"{where}: version {said.get('version')}, this build knows version {_VERSION}; "
+                    "use the holdfast that wrote it"
+                )
+            crc = said.pop("crc32c")
+            if crc != _crc(said):
+                raise Corrupted(f"{where}: the manifest's checksum does not hold")
+            del said["format"], said["version"]
+            said["tables"] = tuple(TableEntry(**table) for table in said["tables"])
+            said["owner_of"], said["load"] = tuple(said["owner_of"]), tuple(said["load"])
+            manifest = cls(**said)
+            manifest._check()
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise Corrupted(f"{where}: no manifest of a pool of several writers: {error!r}") from None
+        return manifest
+
+    def _check(self) -> None:
+        if not 1 <= self.num_shards <= MAX_SHARDS or self.num_shards & (self.num_shards - 1):
+            raise ValueError(f"{self.num_shards} shards")
+        if len(self.load) != self.num_shards or set(self.owner_of) != set(range(self.num_writers)):
+            raise ValueError("owners of shards that do not fit")
+        if len(bytes.fromhex(self.uuid)) != 16 or self.store not in ("in_place", "log") or self.generation < 1:
+            raise ValueError("a uuid, store or generation that cannot be")
+        for table in self.tables:
+            if table.table_shards not in (1, self.num_shards) or not 0 <= table.first_shard < self.num_shards:
+                raise ValueError(f"table {table.name!r} in shards that are not there")
+
+
+def generation_directory(directory: Path, generation: int) -> Path:
+    return directory / f"writers-{generation}"
+
+
+def read(directory: Path) -> Manifest:
+    path = directory / MANIFEST
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise Corrupted(f"{path}: {error.strerror}") from error
+    return Manifest.from_json(text, str(path))
+
+
+def write(directory: Path, manifest: Manifest) -> None:
+    """Durable when it returns. Raises PoolFull, PoolReadOnly, PoolError; the old one is there then."""
+    path, fresh = directory / MANIFEST, directory / f"{MANIFEST}.new"
+    try:
+        fresh.write_text(manifest.to_json())
+        sync_path(fresh)
+        fresh.rename(path)
+        sync_path(directory)
+    except OSError as error:
+        raise pool_error(error, f"writing {path}") from error
+
+
+def pool_error(error: OSError, doing: str) -> PoolError:
+    """What the operating system refused, as the error that says so."""
+    import errno
+
+    kinds: dict[int | None, type[PoolError]] = {
+        errno.ENOSPC: PoolFull, errno.EDQUOT: PoolFull,
+        errno.EROFS: PoolReadOnly, errno.EACCES: PoolReadOnly, errno.EPERM: PoolReadOnly,
+    }  # fmt: skip
+    return kinds.get(error.errno, PoolError)(f"{doing}: {error.strerror}")
+
+
+def check_same_tables(manifest: Manifest, wanted: Sequence[_core.TableSpec], optimizers: Sequence[str]) -> None:
+    """Raises ConfigError that names the field in which a table differs from the one that is asked for."""
+    from holdfast.tables import check_same
+
+    there = {table.name: table.spec() for table in manifest.tables}
+    for spec in wanted:
+        if spec.name not in there:
+            raise ConfigError(f"the pool has no table '{spec.name}' (it has {', '.join(there)})")
+        check_same(there[spec.name], spec, optimizers)
+
+
+def _crc(said: dict[str, Any]) -> int:
+    canonical = json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
+    return _core.crc32c(0, np.frombuffer(canonical, np.uint8))
+
+
+def new_uuid() -> str:
+    return os.urandom(16).hex()

@@ -1,0 +1,165 @@
+"""Opening several pools as one: all are looked at before any is asked to go back, all are ready before any is written.
+
+A pool asks two questions while it opens (core/pool.h, InGroup), so each is opened by a thread of its own, which waits
+for the answers; whoever opens them talks to the other ranks in between, on its own thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import Any, Protocol
+
+from holdfast import _core
+from holdfast.errors import Corrupted, HoldfastError, StepError
+
+Mark = tuple[int, int, int]
+"""Step, cursor, row_updates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenOptions:
+    """How the pools of a group are opened: see holdfast.Pool."""
+
+    grow_log: bool
+    scratchpad_bytes: int
+    trust_after_reboot: bool = False
+
+
+class Talk(Protocol):
+    """What ranks tell each other while they open (Group)."""
+
+    def gather(self, value: Any, what: str) -> list[Any]: ...
+    def agree_that_none_failed(self, failure: HoldfastError | None, what: str) -> None: ...
+
+
+class Alone:
+    """Talk of a process that opens all of a group's pools by itself."""
+
+    def gather(self, value: Any, what: str) -> list[Any]:
+        return [value]
+
+    def agree_that_none_failed(self, failure: HoldfastError | None, what: str) -> None:
+        if failure is not None:
+            raise failure
+
+
+class _Opening:
+    """One pool on its way. Its thread ends when every future that it waits for has an answer."""
+
+    def __init__(self, directory: Path, options: OpenOptions) -> None:
+        self.directory = directory
+        self.options = options
+        self.survey: Future[tuple[Mark, list[Mark]]] = Future()
+        self.target: Future[Mark] = Future()
+        self.is_ready: Future[None] = Future()
+        self.permission: Future[None] = Future()
+        self.pool: Future[_core.Pool] = Future()
+        Thread(target=self._open, name="holdfast-open", daemon=True).start()
+
+    def _open(self) -> None:
+        try:
+            pool = _core.Pool(
+                str(self.directory),
+                relaxed=False,
+                dense_interval=1,
+                grow_log=self.options.grow_log,
+                scratchpad_bytes=self.options.scratchpad_bytes,
+                trust_after_reboot=self.options.trust_after_reboot,
+                group=(self._agree, self._ready),
+            )
+        except BaseException as error:
+            for future in (self.survey, self.is_ready, self.pool):
+                if not future.done():
+                    future.set_exception(error)
+        else:
+            self.pool.set_result(pool)
+
+    def _agree(self, rows: Mark, dense: Sequence[Mark]) -> Mark:
+        self.survey.set_result((rows, list(dense)))
+        return self.target.result()
+
+    def _ready(self) -> None:
+        self.is_ready.set_result(None)
+        self.permission.result()
+
+    def give_up(self) -> None:
+        for future in (self.target, self.permission):
+            if not future.done():
+                future.set_exception(StepError("another pool of the group cannot be opened"))
+        if self.pool.exception() is None:
+            self.pool.result().close()
+
+
+def open_together(
+    members: Sequence[Path], dense: Path | None, options: OpenOptions, talk: Talk
+) -> tuple[list[_core.Pool], _core.Pool | None, Mark]:
+    """Opens and recovers this process's pools of a group: writers' `members`, and the one with the dense states where
+    this process has it. Also returns where the group is. All ranks call it at once, those without a pool, too.
+
+    Raises what any pool of the group raises, on all ranks; nothing is written then, unless the medium failed while it
+    was.
+    """
+    openings = [_Opening(directory, options) for directory in members]
+    of_dense = None if dense is None else _Opening(dense, options)
+    everything = [*openings, *([] if of_dense is None else [of_dense])]
+    try:
+        told, failure = _told(openings, of_dense)
+        surveys = talk.gather(told, "what the pools can go back to")
+        talk.agree_that_none_failed(failure, "what the pools can go back to")
+        target = newest_common_step(surveys)
+        for opening in everything:
+            opening.target.set_result(target)
+        talk.agree_that_none_failed(_first_failure([opening.is_ready for opening in everything]), "the way back")
+        for opening in everything:
+            opening.permission.set_result(None)
+        talk.agree_that_none_failed(_first_failure([opening.pool for opening in everything]), "going back")
+    except BaseException:
+        for opening in everything:
+            opening.give_up()
+        raise
+    dense_pool = None if of_dense is None else of_dense.pool.result()
+    return [opening.pool.result() for opening in openings], dense_pool, target
+
+
+def newest_common_step(surveys: Sequence[dict[str, Any]]) -> Mark:
+    """The newest step whose dense state is there and whose rows all writers have.
+
+    surveys: one of each rank, ``{"rows": [mark of each writer], "dense": [marks of the slots] or None}``.
+    Raises Corrupted where there is none.
+    """
+    rows = [step for survey in surveys for step, _, _ in survey["rows"]]
+    slots = [tuple(mark) for survey in surveys for mark in survey["dense"] or ()]
+    if not slots:
+        if any(rows):
+            raise Corrupted(f"the writers hold rows of step {max(rows)}, and there is no dense state")
+        return 0, 0, 0
+    reachable = [mark for mark in slots if mark[0] <= min(rows)]
+    if not reachable:
+        found = " and ".join(str(mark[0]) for mark in slots)
+        raise Corrupted(
+            f"there are dense states of steps {found}, and a writer whose newest rows are of step {min(rows)}: it is "
+            "an older copy than the others"
+        )
+    step, cursor, row_updates = max(reachable)
+    return step, cursor, row_updates
+
+
+def _told(openings: list[_Opening], dense: _Opening | None) -> tuple[dict[str, Any], HoldfastError | None]:
+    failure = _first_failure([opening.survey for opening in [*openings, *([] if dense is None else [dense])]])
+    if failure is not None:
+        return {"rows": [], "dense": None}, failure
+    rows = [opening.survey.result()[0] for opening in openings]
+    return {"rows": rows, "dense": None if dense is None else dense.survey.result()[1]}, None
+
+
+def _first_failure(futures: Sequence[Future[Any]]) -> HoldfastError | None:
+    """Waits for all. Anything but what holdfast raises on purpose goes through."""
+    failures = [error for future in futures if (error := future.exception()) is not None]
+    for error in failures:
+        if not isinstance(error, HoldfastError):
+            raise error
+    return failures[0] if failures else None  # type: ignore[return-value]

@@ -1,0 +1,269 @@
+"""A rank of a run, as its TOML file describes it: from the configuration to a GroupTrainer that is ready for its step.
+
+Whatever cannot be, any rank's refusal, ends all ranks with the same error before anything is written.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import holdfast
+from holdfast.config import differences, to_plain
+from holdfast.data import Source
+from holdfast.errors import ConfigError, HoldfastError, PoolNotFound
+from holdfast.optim import OPTIMIZERS
+from holdfast.pool import default_scratchpad_bytes
+from holdfast.run import (
+    RunConfig,
+    apply_hyperparameters,
+    build_model,
+    open_source,
+    refuse_changes,
+    saved_config,
+    seed_generators,
+)
+from holdfast.sharding import manifest as manifests
+from holdfast.sharding.founding import (
+    Foundation,
+    GroupLock,
+    Measure,
+    check_kept_as,
+    deal_out_anew,
+    found,
+    publish,
+)
+from holdfast.sharding.group import Group
+from holdfast.sharding.layout import check_num_shards, measure_load
+from holdfast.sharding.manifest import Manifest, check_same_tables
+from holdfast.sharding.opening import OpenOptions
+from holdfast.sharding.pool import GroupPool
+from holdfast.sharding.rows import ShardedRows
+from holdfast.sharding.train import GroupTrainer
+from holdfast.tables import normalize_all, to_spec
+
+
+def open_group_trainer(
+    config: RunConfig, directory: Path, group: Group, *, trust_after_reboot: bool = False
+) -> GroupTrainer:
+    """Makes the group's pool in `directory`, or opens and recovers it. All ranks call it at once.
+
+    Raises ConfigError where ranks or pool differ in what must be the same, PoolBusy, PoolNotFound, Corrupted,
+    GroupError.
+    """
+    timings = _Timings()
+    try:
+        _check_same_everywhere(group, config)
+        source = group.all_or_none(lambda: open_source(config.data), "the data")
+        seed_generators(config.train.seed)
+        with ExitStack() as on_error:
+            pool = _open_pool(config, directory, group, source, timings, trust_after_reboot=trust_after_reboot)
+            on_error.callback(pool.abandon)
+            trainer = _assemble(config, group, source, pool)
+            timings.lap("dense_state")
+            on_error.pop_all()
+    except BaseException as error:
+        group.tell_failure(error)
+        group.close()
+        raise
+    trainer.opening_seconds = timings.seconds
+    return trainer
+
+
+class _Timings:
+    """Where the time of an opening goes, in seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] = now - self._last
+        self._last = now
+
+
+def _check_same_everywhere(group: Group, config: RunConfig) -> None:
+    mine = {
+        "holdfast": holdfast.__version__,
+        "torch": torch.__version__,
+        "memory_ranks": group.roles.memory_ranks,
+        "config": to_plain(config),
+    }
+    everyones = group.gather(mine, "everyone's configuration")
+    for rank, theirs in enumerate(everyones):
+        for name, value in everyones[0].items():
+            if name == "config":
+                changes = [line for line in differences(value, theirs[name]) if not line.startswith(_OF_ONE_RANK)]
+                if changes:
+                    raise ConfigError(f"rank {rank} has another configuration than rank 0: {changes[0]}")
+            elif theirs[name] != value:
+                raise ConfigError(f"rank {rank} has {name} {theirs[name]}, rank 0 has {value}: make them the same")
+
+
+_OF_ONE_RANK = ("data.criteo.paths", "data.parquet.paths", "validation.paths", "pool.scratchpad_bytes")
+
+
+def _open_pool(
+    config: RunConfig,
+    directory: Path,
+    group: Group,
+    source: Source,
+    timings: _Timings,
+    *,
+    trust_after_reboot: bool,
+) -> GroupPool:
+    tables = normalize_all(config.embedding.tables(source.features))
+    specs = [to_spec(table, config.embedding.spec().kind) for table in tables]
+    options = OpenOptions(
+        grow_log=config.pool.log_bytes is None,
+        scratchpad_bytes=config.pool.scratchpad_bytes or default_scratchpad_bytes(),
+        trust_after_reboot=trust_after_reboot,
+    )
+    lock: GroupLock | None = None
+
+    def take_lock() -> None:
+        nonlocal lock
+        if group.rank == 0:
+            lock = GroupLock(directory)
+
+    group.all_or_none(take_lock, "the pool's lock")
+    with ExitStack() as on_error:
+        if lock is not None:
+            on_error.callback(lock.release)
+        manifest = _read_manifest(directory, group)
+        is_new = manifest is None
+        measure = _measure(config, source)
+        if manifest is None:
+            foundation = Foundation(
+                tables=tuple(specs),
+                seed=config.pool.seed,
+                medium=config.pool.medium,
+                log_bytes=config.pool.log_bytes,
+                row_checksums=config.pool.row_checksums,
+                num_shards=config.group.shards,
+                split_rows=config.group.split_rows,
+            )
+            manifest = found(directory, group, foundation, measure)
+        else:
+            check_same_tables(manifest, specs, OPTIMIZERS)
+            check_kept_as(directory, manifest, config.pool.medium, row_checksums=config.pool.row_checksums)
+            num_owners = len(group.roles.owners)
+            check_num_shards(manifest.num_shards, num_owners)
+            if manifest.num_writers != num_owners:
+                manifest = _deal_out_anew(directory, group, manifest, options, measure)
+            _check_reachable(directory, group, manifest)
+        timings.lap("layout")
+        pool = GroupPool.open(
+            directory,
+            group,
+            manifest,
+            options,
+            dense_interval=config.pool.dense_interval,
+            lock=lock,
+            is_new=is_new,
+        )
+        on_error.pop_all()
+    timings.lap("recovery")
+    return pool
+
+
+def _read_manifest(directory: Path, group: Group) -> Manifest | None:
+    """Rank 0's, on all ranks; None where there is no pool yet."""
+
+    def read() -> str | None:
+        if group.rank != 0 or not manifests.exists(directory):
+            return None
+        return manifests.read(directory).to_json()
+
+    text = group.all_or_none(read, "the pool's manifest")
+    said = group.broadcast((text or "").encode(), "the pool's manifest").decode()
+    return Manifest.from_json(said, f"{directory / manifests.MANIFEST} of rank 0") if said else None
+
+
+def _deal_out_anew(
+    directory: Path, group: Group, manifest: Manifest, options: OpenOptions, measure: Measure
+) -> Manifest:
+    """By rank 0, however long its logs take; the others wait for as long as it lives."""
+    failure: HoldfastError | None = None
+    fresh = manifest
+    with group.unhurried("rank 0 to deal out the shards anew"):
+        if group.rank == 0:
+            try:
+                fresh = deal_out_anew(directory, manifest, len(group.roles.owners), options, measure)
+            except HoldfastError as error:
+                failure = error
+    group.agree_that_none_failed(failure, "the shards' new owners")
+    said = group.broadcast(fresh.to_json().encode() if group.rank == 0 else None, "the shards' new owners")
+    fresh = Manifest.from_json(said.decode(), "rank 0's manifest")
+    publish(directory, group, fresh)
+    return fresh
+
+
+def _check_reachable(directory: Path, group: Group, manifest: Manifest) -> None:
+    def look() -> None:
+        if not group.is_owner:
+            return
+        writer = group.rank - group.roles.owners[0]
+        path = manifest.writer_directory(directory, writer)
+        if not path.is_dir():
+            raise PoolNotFound(
+                f"{path}, the part of the pool that rank {group.rank} has, cannot be reached from its machine: start "
+                "the ranks where they were, or on storage that all of them share"
+            )
+
+    group.all_or_none(look, "everyone's part of the pool")
+
+
+def _measure(config: RunConfig, source: Source) -> Measure:
+    rows = [feature.num_embeddings for feature in source.features]
+
+    def measure(layout: Any, first_sample: int) -> list[int]:
+        num_shards = config.group.shards
+        return measure_load(
+            source,
+            range(len(rows)),
+            rows,
+            layout,
+            num_shards=num_shards,
+            batch_size=config.train.batch_size,
+            seed=config.train.seed,
+            shuffle=config.train.shuffle,
+            first_sample=first_sample,
+        )
+
+    return measure
+
+
+def _assemble(config: RunConfig, group: Group, source: Source, pool: GroupPool) -> GroupTrainer:
+    plain = to_plain(config)
+    dense_state = pool.dense_state()
+    saved = saved_config(dense_state)
+    if saved is not None:
+        refuse_changes(saved, plain)
+    tables = normalize_all(config.embedding.tables(source.features))
+    rows = ShardedRows(pool.manifest, group.roles, pool.member, tables, config.embedding.spec())
+    model, dense_optimizer = build_model(config, source, rows.as_module())
+    if group.is_trainer and group.rank != 0:
+        seed_generators(config.train.seed + group.rank)  # the same parameters, other random numbers from here on
+    trainer = GroupTrainer(
+        config.train,
+        pool=pool,
+        rows=rows,
+        model=model,
+        dense_optimizer=dense_optimizer,
+        source=source,
+        extra={"config": plain},
+    )
+    try:
+        trainer.recover(dense_state)
+        if saved is not None:
+            apply_hyperparameters(saved, plain, trainer)
+    except BaseException:
+        trainer.loader.close()
+        raise
+    return trainer
