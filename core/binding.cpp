@@ -1,4 +1,4 @@
-// The seam between Python and the core: the only file that knows nanobind. No logic lives here.
+// The seam between Python and the core: only it and its binding_*.h and .cpp know nanobind. No logic lives here.
 //
 // Every call that works on rows or files lets go of the GIL. Arrays are taken as they are (no copies), so callers give
 // contiguous CPU arrays and keep them alive for the call.
@@ -19,6 +19,8 @@
 #include <tuple>
 #include <vector>
 
+#include "binding_batch.h"
+#include "binding_routing.h"
 #include "checksum.h"
 #include "error.h"
 #include "live_copy.h"
@@ -26,6 +28,7 @@
 #include "pool.h"
 #include "reader.h"
 #include "repair.h"
+#include "routed_plan.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -34,14 +37,10 @@ using namespace holdfast;
 namespace {
 
 using Unlocked = nb::call_guard<nb::gil_scoped_release>;
-using FloatMatrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using ConstFloatMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using FloatVector = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ConstBytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using RowNumbers = nb::ndarray<std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ConstRowNumbers = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Ids = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 const char* exception_name(ErrorKind kind) {
   switch (kind) {
@@ -58,6 +57,7 @@ const char* exception_name(ErrorKind kind) {
     case ErrorKind::failed: return "PoolFailed";
     case ErrorKind::step: return "StepError";
     case ErrorKind::config: return "ConfigError";
+    case ErrorKind::data: return "DataError";
   }
   return "PoolError";
 }
@@ -122,38 +122,34 @@ Collection make_collection(const std::vector<format::TableRecord>& records, cons
   return {std::move(spec), std::move(plans)};
 }
 
-std::shared_ptr<Plan> plan_of(
-    Collection& collection, const Ids& ids,
-    const nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>& offsets,
-    const std::optional<nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>>& weights,
-    const std::vector<std::uint32_t>& block_of, std::size_t num_blocks, bool parallel) {
-  const bool wide = offsets.dtype() == nb::dtype<std::int64_t>();
-  if (!wide && offsets.dtype() != nb::dtype<std::int32_t>()) throw nb::type_error("offsets must be int32 or int64");
-  if (num_blocks == 0 || offsets.shape(0) == 0 || (offsets.shape(0) - 1) % num_blocks != 0) {
-    throw nb::value_error("offsets must have num_features * batch_size + 1 entries");
-  }
-  if (block_of.size() != collection.spec->features.size() ||
-      std::any_of(block_of.begin(), block_of.end(), [&](std::uint32_t block) { return block >= num_blocks; })) {
-    throw nb::value_error("block_of does not fit the collection's features");
-  }
-  const std::size_t last = offsets.shape(0) - 1;
-  const std::int64_t end = wide ? static_cast<const std::int64_t*>(offsets.data())[last]
-                                : static_cast<const std::int32_t*>(offsets.data())[last];
-  if (end < 0 || static_cast<std::uint64_t>(end) > ids.shape(0)) {
-    throw nb::value_error("the last offset lies beyond the ids");
-  }
-  if (weights && weights->shape(0) != ids.shape(0)) throw nb::value_error("one weight per id is needed");
+std::shared_ptr<Plan> plan_of(Collection& collection, const Ids& ids, const Offsets& offsets,
+                              const std::optional<ConstFloatVector>& weights,
+                              const std::vector<std::uint32_t>& block_of, std::size_t num_blocks, bool parallel) {
+  const BatchIds batch = batch_of(ids, offsets, weights, block_of, num_blocks, collection.spec->features.size());
   auto plan = collection.plans->take();
-  const BatchIds batch{ids.data(),        offsets.data(), wide, weights ? weights->data() : nullptr,
-                       last / num_blocks, block_of};
   const nb::gil_scoped_release unlocked;
   plan_batch(batch, parallel, *plan);
   return plan;
 }
 
+using CountMatrix = nb::ndarray<const std::int64_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using Words = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::shared_ptr<Plan> routed_plan_of(Collection& collection, const CountMatrix& counts, const Words& messages,
+                                     bool parallel) {
+  if (counts.shape(1) != collection.spec->features.size() || counts.shape(2) != 2) {
+    throw nb::value_error("expected counts [num_trainers, num_features, 2]");
+  }
+  auto plan = collection.plans->take();
+  const nb::gil_scoped_release unlocked;
+  plan_routed({reinterpret_cast<const BagCounts*>(counts.data()), counts.shape(0), {messages.data(), messages.size()}},
+              parallel, *plan);
+  return plan;
+}
+
 template <class Matrix>
 void check_shape(const Plan& plan, const Matrix& matrix) {
-  if (matrix.shape(0) != plan.num_bags || matrix.shape(1) != plan.spec->output_width) {
+  if (matrix.shape(0) != plan.num_bags || matrix.shape(1) != plan.output_width) {
     throw nb::value_error("expected [batch_size, output_width]");
   }
 }
@@ -351,16 +347,23 @@ NB_MODULE(_core, m) {
       .def_ro("num_bags", &Plan::num_bags)
       .def_prop_ro("num_unique", &Plan::num_unique)
       .def_prop_ro("num_lookups", &Plan::num_lookups)
-      .def_prop_ro("output_width", [](const Plan& plan) { return plan.spec->output_width; })
+      .def_prop_ro("output_width", [](const Plan& plan) { return plan.output_width; })
       .def(
           "rows", [](const Plan& plan, std::size_t table) { return plan.tables.at(table).rows; }, "table"_a,
           "The unique rows of one of the collection's tables, ascending.")
-      .def_ro("spans", &Plan::spans, "Per feature, which of the batch's ids are its: (begin, end).");
+      .def_ro("spans", &Plan::spans, "Per feature, which of the batch's ids are its: (begin, end).")
+      .def_ro("output_floats", &Plan::output_floats, "Of a routed plan: how much of the output each trainer gets.");
 
   nb::class_<Collection>(m, "Collection", "Which features read which tables of a pool.")
       .def_prop_ro("output_width", [](const Collection& c) { return c.spec->output_width; })
       .def("plan", &plan_of, "ids"_a, "offsets"_a, "weights"_a.none(), "block_of"_a, "num_blocks"_a, "parallel"_a,
-           "Plans a batch; ids int64, offsets int32 or int64 [num_blocks * batch_size + 1]. Raises IdError.");
+           "Plans a batch; ids int64, offsets int32 or int64 [num_blocks * batch_size + 1]. Raises IdError.")
+      .def(
+          "plan_routed", &routed_plan_of, "counts"_a, "messages"_a, "parallel"_a,
+          "Plans what trainers sent, their messages one after the other; counts int64 [num_trainers, num_features, 2], "
+          "as their routes say for this owner. The output is [1, output_width], trainer by trainer. Raises DataError.");
+
+  bind_routing(m);
 
   nb::class_<Capture>(m, "Capture", "One forward's rows, as logged.")
       .def_ro("step", &Capture::step)
@@ -466,8 +469,7 @@ NB_MODULE(_core, m) {
           [](const Pool& pool, const Capture& capture, std::size_t feature, const ConstFloatMatrix& grad,
              const FloatVector& out) {
             check_shape(*capture.plan, grad);
-            const std::uint32_t* bag_start = capture.plan->bag_start(feature);
-            if (out.shape(0) != bag_start[capture.plan->num_bags] - bag_start[0]) {
+            if (out.shape(0) != capture.plan->num_lookups_of(feature)) {
               throw nb::value_error("expected one value per lookup of the feature");
             }
             const nb::gil_scoped_release unlocked;

@@ -3,12 +3,12 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "plan.h"
+#include "reuse_pool.h"
 
 namespace holdfast {
 
@@ -29,47 +29,54 @@ struct CollectionSpec {
   std::uint32_t output_width;     // columns: the sum of the features' dims
 };
 
-// A batch's ids as they come: bag b of the feature in block k holds ids[offsets[k * num_bags + b]] up to
-// ids[offsets[k * num_bags + b + 1]]. `block_of[f]` says which block is feature f's.
-struct BatchIds {
-  const std::int64_t* ids;
-  const void* offsets;
-  bool offsets_are_int64;
-  const float* weights;  // per id, or null
+// What a feature of a plan reads, and where the sums of its bags go.
+struct PlanFeature {
+  std::uint32_t table;   // index into the collection's tables
   std::size_t num_bags;
-  std::vector<std::uint32_t> block_of;
+  std::size_t first_bag;  // its bags' starts, num_bags + 1 of them, are bag_start[first_bag] .. of the table's plan
+  std::uint32_t first_output;
+  std::uint32_t output_stride;
 };
 
 // One batch's plan for a collection: a TablePlan for each of its tables. Whoever comes with the same plan from Python
 // again comes with the same owner: an announced plan is known by it.
+//
+// Its features are the collection's; in a routed plan (routed_plan.h), feature f of trainer m is the one at
+// f * num_trainers + m. The pooled output is [num_bags, output_width], of a routed plan one row.
 struct Plan : std::enable_shared_from_this<Plan> {
   std::shared_ptr<const CollectionSpec> spec;
   std::size_t num_bags = 0;
+  std::size_t output_width = 0;
   bool weighted = false;
   std::vector<TablePlan> tables;
-  std::vector<std::uint32_t> index_in_table;  // feature f is which of its table's features
-  std::vector<std::pair<std::size_t, std::size_t>> spans;  // feature f's ids in the batch: [first, second)
+  std::vector<PlanFeature> features;
+  // Feature f's ids in the batch: [first, second). A routed plan has none.
+  std::vector<std::pair<std::size_t, std::size_t>> spans;
+  std::vector<std::size_t> output_floats;  // of a routed plan: how much of the output each trainer gets, in order
 
   // Of feature f: bag b's positions in the table's plan are bag_start[b] up to bag_start[b + 1].
   const std::uint32_t* bag_start(std::size_t f) const {
-    return tables[spec->features[f].table].bag_start.data() + index_in_table[f] * (num_bags + 1);
+    return tables[features[f].table].bag_start.data() + features[f].first_bag;
   }
+  std::size_t num_lookups_of(std::size_t f) const { return bag_start(f)[features[f].num_bags] - bag_start(f)[0]; }
   std::size_t num_unique() const;
   std::size_t num_lookups() const;
 };
 
-// Plans are handed out again when nobody holds them any more: their vectors keep their memory from batch to batch.
-// Thread-safe.
-class PlanPool : public std::enable_shared_from_this<PlanPool> {
+// A collection's plans, whose memory is used again. Thread-safe.
+class PlanPool {
  public:
   explicit PlanPool(std::shared_ptr<const CollectionSpec> spec) : spec_(std::move(spec)) {}
-  std::shared_ptr<Plan> take();
+  std::shared_ptr<Plan> take() {
+    auto plan = plans_->take();
+    plan->spec = spec_;
+    return plan;
+  }
   const std::shared_ptr<const CollectionSpec>& spec() const { return spec_; }
 
  private:
   std::shared_ptr<const CollectionSpec> spec_;
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<Plan>> idle_;
+  std::shared_ptr<ReusePool<Plan>> plans_ = std::make_shared<ReusePool<Plan>>();
 };
 
 // BadId names the feature; its `feature` is numbered as in the collection.

@@ -20,6 +20,7 @@ enum class ErrorKind {
   failed,
   step,
   config,
+  data,
 };
 
 class Error : public std::runtime_error {

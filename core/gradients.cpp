@@ -120,15 +120,14 @@ std::unique_ptr<SummedGradients> sum_gradients(const std::vector<RowTable>& tabl
 void scale_gradients(const std::vector<RowTable>& tables, const Capture& capture, std::size_t f, const float* grad,
                      float* out) {
   const Plan& plan = *capture.plan;
-  const CollectionSpec& spec = *plan.spec;
-  const auto& feature = spec.features[f];
-  const auto& table = spec.tables[feature.table];
+  const PlanFeature& feature = plan.features[f];
+  const auto& table = plan.spec->tables[feature.table];
   const TablePlan& part = plan.tables[feature.table];
   const std::uint32_t* bag_start = plan.bag_start(f);
   const std::size_t first = bag_start[0];
-  const std::size_t count = bag_start[plan.num_bags] - first;
+  const std::size_t count = plan.num_lookups_of(f);
   std::vector<std::uint32_t> bag_of(count);
-  for (std::size_t bag = 0; bag < plan.num_bags; ++bag) {
+  for (std::size_t bag = 0; bag < feature.num_bags; ++bag) {
     std::fill(bag_of.begin() + static_cast<std::ptrdiff_t>(bag_start[bag] - first),
               bag_of.begin() + static_cast<std::ptrdiff_t>(bag_start[bag + 1] - first),
               static_cast<std::uint32_t>(bag));
@@ -136,7 +135,8 @@ void scale_gradients(const std::vector<RowTable>& tables, const Capture& capture
   const PoolSpec pooling{capture.tables[feature.table].weights, table.dim, tables[table.number].spec.dtype,
                          part.position.data() + first,          bag_start, nullptr,
                          table.pooling == Pooling::mean,        nullptr,   0};
-  best_kernels().scale_gradients(pooling, bag_of.data(), grad + feature.column, spec.output_width, out, 0, count);
+  best_kernels().scale_gradients(pooling, bag_of.data(), grad + feature.first_output, feature.output_stride, out, 0,
+                                 count);
 }
 
 }  // namespace holdfast

@@ -7,15 +7,20 @@ namespace holdfast {
 
 void pool_features(const Plan& plan, const std::vector<WorkingRows>& rows, const std::vector<RowTable>& tables,
                    float* out) {
-  const CollectionSpec& spec = *plan.spec;
   const Kernels& kernels = best_kernels();
   constexpr std::size_t bags_per_chunk = 256;
-  const std::size_t chunks = (plan.num_bags + bags_per_chunk - 1) / bags_per_chunk;
-  parallel_for(spec.features.size() * chunks, [&](std::size_t i) {
-    const std::size_t f = i / chunks;
-    const std::size_t begin = i % chunks * bags_per_chunk;
-    const auto& feature = spec.features[f];
-    const auto& table = spec.tables[feature.table];
+  struct Chunk {
+    std::size_t feature;
+    std::size_t begin;
+  };
+  std::vector<Chunk> chunks;
+  for (std::size_t f = 0; f < plan.features.size(); ++f) {
+    for (std::size_t bag = 0; bag < plan.features[f].num_bags; bag += bags_per_chunk) chunks.push_back({f, bag});
+  }
+  parallel_for(chunks.size(), [&](std::size_t i) {
+    const auto [f, begin] = chunks[i];
+    const PlanFeature& feature = plan.features[f];
+    const auto& table = plan.spec->tables[feature.table];
     const TablePlan& part = plan.tables[feature.table];
     const PoolSpec pooling{rows[feature.table].weights,
                            table.dim,
@@ -24,9 +29,9 @@ void pool_features(const Plan& plan, const std::vector<WorkingRows>& rows, const
                            plan.bag_start(f),
                            part.bag_scale.empty() ? nullptr : part.bag_scale.data(),
                            table.pooling == Pooling::mean,
-                           out + feature.column,
-                           spec.output_width};
-    kernels.pool_bags(pooling, begin, std::min(begin + bags_per_chunk, plan.num_bags));
+                           out + feature.first_output,
+                           feature.output_stride};
+    kernels.pool_bags(pooling, begin, std::min(begin + bags_per_chunk, feature.num_bags));
   });
 }
 

@@ -4,7 +4,8 @@
 #include <array>
 #include <bit>
 #include <limits>
-#include <string_view>
+#include <stdexcept>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -24,54 +25,6 @@ struct Digits {
 Digits digits_of(unsigned key_bits) {
   const unsigned num = std::max(1u, (key_bits + max_digit_bits - 1) / max_digit_bits);
   return {num, (key_bits + num - 1) / num};
-}
-
-template <class Offset>
-std::span<const Offset> offsets_of(const FeatureInput& feature, std::size_t num_bags) {
-  return {static_cast<const Offset*>(feature.offsets), num_bags + 1};
-}
-
-// Calls body(offsets) with the feature's offsets in their own type.
-template <class Body>
-auto with_offsets(const FeatureInput& feature, std::size_t num_bags, const Body& body) {
-  return feature.offsets_are_int64 ? body(offsets_of<std::int64_t>(feature, num_bags))
-                                   : body(offsets_of<std::int32_t>(feature, num_bags));
-}
-
-[[noreturn]] void throw_bad(std::string_view what, std::size_t feature, std::size_t bag, std::int64_t value) {
-  throw BadId(std::string(what) + " " + std::to_string(value) + " (feature " + std::to_string(feature) + ", sample " +
-                  std::to_string(bag) + ")",
-              feature, bag, value);
-}
-
-// Number of ids between the feature's first and last offset.
-std::size_t checked_num_ids(const FeatureInput& feature, std::size_t feature_index, std::size_t num_bags) {
-  return with_offsets(feature, num_bags, [&](auto offsets) {
-    bool bad = offsets[0] < 0;
-    for (std::size_t bag = 0; bag < num_bags; ++bag) bad |= offsets[bag + 1] < offsets[bag];
-    if (bad) {
-      if (offsets[0] < 0) throw_bad("negative offset", feature_index, 0, offsets[0]);
-      std::size_t bag = 0;
-      while (offsets[bag + 1] >= offsets[bag]) ++bag;
-      throw_bad("offsets decrease to", feature_index, bag, offsets[bag + 1]);
-    }
-    return static_cast<std::size_t>(offsets[num_bags]) - static_cast<std::size_t>(offsets[0]);
-  });
-}
-
-[[noreturn]] void throw_first_bad_id(const FeatureInput& feature, std::size_t feature_index, std::size_t num_bags,
-                                     std::uint64_t num_rows) {
-  with_offsets(feature, num_bags, [&](auto offsets) {
-    for (std::size_t bag = 0; bag < num_bags; ++bag) {
-      for (auto i = offsets[bag]; i < offsets[bag + 1]; ++i) {
-        const std::int64_t id = feature.ids[i];
-        if (static_cast<std::uint64_t>(id) >= num_rows) {
-          throw_bad("id outside [0, " + std::to_string(num_rows) + "):", feature_index, bag, id);
-        }
-      }
-    }
-  });
-  throw std::logic_error("plan_table: a bad id vanished while it was looked for");
 }
 
 // Counts of each digit of the rows; then, digit by digit, where the next lookup with that digit goes.
@@ -103,14 +56,14 @@ bool count_digits(std::span<const std::int64_t> ids, std::uint64_t num_rows, Dig
 
 // Fills one feature's bags and lookups, whose positions begin at `first`.
 template <class Offset>
-void fill_lookups(const FeatureInput& feature, std::span<const Offset> offsets, std::size_t first,
-                  std::uint32_t output_width, bool mean, std::uint32_t* bag_start, const Lookups& lookups) {
-  const std::size_t num_bags = offsets.size() - 1;
+void fill_lookups(const FeatureInput& feature, std::span<const Offset> offsets, std::size_t first, bool mean,
+                  std::uint32_t* bag_start, const Lookups& lookups) {
+  const std::size_t num_bags = feature.bags.num_bags;
   for (std::size_t bag = 0; bag <= num_bags; ++bag) {
     bag_start[bag] = static_cast<std::uint32_t>(first + static_cast<std::size_t>(offsets[bag] - offsets[0]));
   }
-  std::uint32_t gradient_offset = feature.output_column;
-  for (std::size_t bag = 0; bag < num_bags; ++bag, gradient_offset += output_width) {
+  std::uint32_t gradient_offset = feature.first_output;
+  for (std::size_t bag = 0; bag < num_bags; ++bag, gradient_offset += feature.output_stride) {
     for (std::uint32_t p = bag_start[bag]; p < bag_start[bag + 1]; ++p) lookups.gradient_offset[p] = gradient_offset;
   }
   if (lookups.scale != nullptr) {
@@ -131,16 +84,21 @@ void counts_to_starts(std::span<std::uint32_t> counts) {
 
 }  // namespace
 
-void plan_table(std::span<const FeatureInput> features, std::size_t num_bags, std::uint64_t num_rows, Pooling pooling,
-                std::uint32_t output_width, TablePlan& plan) {
+void plan_table(std::span<const FeatureInput> features, std::uint64_t num_rows, Pooling pooling, TablePlan& plan) {
   const bool mean = pooling == Pooling::mean;
   std::size_t num_lookups = 0;
+  std::size_t num_bag_starts = 0;
   bool weighted = false;
-  std::uint32_t last_column = 0;
   for (std::size_t f = 0; f < features.size(); ++f) {
-    num_lookups += checked_num_ids(features[f], f, num_bags);
-    weighted |= features[f].weights != nullptr;
-    last_column = std::max(last_column, features[f].output_column);
+    const FeatureInput& feature = features[f];
+    num_lookups += checked_num_ids(feature.bags, f);
+    num_bag_starts += feature.bags.num_bags + 1;
+    weighted |= feature.weights != nullptr;
+    if (feature.bags.num_bags != 0 &&
+        (max_count - feature.first_output) / std::max(feature.output_stride, 1u) < feature.bags.num_bags - 1) {
+      throw std::length_error("plan_table: an output of " + std::to_string(feature.bags.num_bags) + " bags × " +
+                              std::to_string(feature.output_stride) + " columns has offsets that do not fit 32 bits");
+    }
   }
   const unsigned shift = static_cast<unsigned>(std::bit_width(num_lookups));
   const unsigned row_bits = static_cast<unsigned>(std::bit_width(num_rows == 0 ? 0 : num_rows - 1));
@@ -148,32 +106,24 @@ void plan_table(std::span<const FeatureInput> features, std::size_t num_bags, st
     throw std::length_error("plan_table: " + std::to_string(num_lookups) + " lookups in " + std::to_string(num_rows) +
                             " rows are more than a plan can number");
   }
-  if (num_bags != 0 && (max_count - last_column) / std::max(output_width, 1u) < num_bags - 1) {
-    throw std::length_error("plan_table: an output of " + std::to_string(num_bags) + " bags × " +
-                            std::to_string(output_width) + " columns has offsets that do not fit 32 bits");
-  }
 
   bool scaled = weighted;
   if (mean && !scaled) {
     for (const FeatureInput& feature : features) {
-      scaled |= with_offsets(feature, num_bags, [&](auto offsets) {
+      scaled |= with_offsets(feature.bags, [&](auto offsets) {
         bool other_than_one = false;
-        for (std::size_t bag = 0; bag < num_bags; ++bag) other_than_one |= offsets[bag + 1] - offsets[bag] > 1;
+        for (std::size_t bag = 0; bag + 1 < offsets.size(); ++bag)
+          other_than_one |= offsets[bag + 1] - offsets[bag] > 1;
         return other_than_one;
       });
     }
   }
-  const auto ids_of = [&](const FeatureInput& feature) {
-    return with_offsets(feature, num_bags, [&](auto offsets) {
-      return std::span(feature.ids + offsets[0], static_cast<std::size_t>(offsets[num_bags] - offsets[0]));
-    });
-  };
 
   // Two arrays of packed lookups, then gradient offsets and scales by position, half a word each. The thread's, not the
   // plan's: memory that the table before has just used is in the caches (30% of the time).
   static thread_local std::vector<std::uint64_t> scratch;
   if (scratch.size() < 3 * num_lookups) scratch.resize(3 * num_lookups);
-  plan.bag_start.resize(features.size() * (num_bags + 1));
+  plan.bag_start.resize(num_bag_starts);
   plan.position.resize(num_lookups);
   plan.gradient_offset.resize(num_lookups);
   plan.scale.resize(scaled ? num_lookups : 0);
@@ -188,25 +138,27 @@ void plan_table(std::span<const FeatureInput> features, std::size_t num_bags, st
   Counters counters;
   for (unsigned digit = 0; digit < digits.num; ++digit) std::fill_n(counters[digit].begin(), digit_mask + 1, 0u);
   std::size_t first = 0;
+  std::uint32_t* bag_start = plan.bag_start.data();
   for (std::size_t f = 0; f < features.size(); ++f) {
     const FeatureInput& feature = features[f];
-    const auto ids = ids_of(feature);
-    if (!count_digits(ids, num_rows, digits, counters)) throw_first_bad_id(feature, f, num_bags, num_rows);
-    with_offsets(feature, num_bags, [&](auto offsets) {
-      fill_lookups(feature, offsets, first, output_width, mean, plan.bag_start.data() + f * (num_bags + 1), lookups);
+    const auto ids = all_ids(feature.bags);
+    if (!count_digits(ids, num_rows, digits, counters)) throw_first_bad_id(feature.bags, f, num_rows);
+    with_offsets(feature.bags, [&](auto offsets) {
+      fill_lookups(feature, offsets, first, mean, bag_start, lookups);
       if (weighted && feature.weights == nullptr) std::fill_n(plan.bag_scale.begin() + first, ids.size(), 1.0f);
       if (feature.weights != nullptr) {
         std::copy_n(feature.weights + offsets[0], ids.size(), plan.bag_scale.begin() + first);
       }
     });
     first += ids.size();
+    bag_start += feature.bags.num_bags + 1;
   }
 
   // Radix sort by row, from the lowest digit on. The first pass packs as well: row << shift | position.
   counts_to_starts({counters[0].data(), digit_mask + 1});
   std::uint64_t position = 0;
   for (const FeatureInput& feature : features) {
-    for (const std::int64_t signed_id : ids_of(feature)) {
+    for (const std::int64_t signed_id : all_ids(feature.bags)) {
       const std::uint64_t id = static_cast<std::uint64_t>(signed_id);
       packed[counters[0][id & digit_mask]++] = id << shift | position++;
     }

@@ -199,8 +199,11 @@ class Bare {
   // ids, offsets: as peers.batches.Batch has them.
   void plan(const std::int64_t* ids, const std::int64_t* offsets) {
     parallel_for(tables_.size(), [&](std::size_t t) {
-      const FeatureInput feature{ids, offsets + t * batch_size_, true, nullptr, static_cast<std::uint32_t>(t) * dim_};
-      plan_table({&feature, 1}, batch_size_, num_rows_, Pooling::sum, output_width(), tables_[t].plan);
+      const FeatureInput feature{{ids, offsets + t * batch_size_, true, batch_size_},
+                                 nullptr,
+                                 static_cast<std::uint32_t>(t) * dim_,
+                                 output_width()};
+      plan_table({&feature, 1}, num_rows_, Pooling::sum, tables_[t].plan);
     });
     row_chunks_.clear();
     const std::size_t chunk_rows = std::max<std::size_t>(64, row_chunk_bytes / (std::size_t{dim_} * 4));
@@ -219,7 +222,7 @@ class Bare {
       const std::size_t t = i / chunks;
       const std::size_t begin = i % chunks * bags_per_chunk;
       const auto pool = dim_ == 16 ? pool_from_home<16> : pool_from_home<32>;
-      const bare::DefaultFloatMode mode;
+      const DefaultFloatMode mode;
       pool(tables_[t].home(), rows + first[t], tables_[t].plan.bag_start.data(), begin,
            std::min(begin + bags_per_chunk, batch_size_), out + t * dim_, output_width());
     });
@@ -236,7 +239,7 @@ class Bare {
                                  : (sgd ? update_in_place<bare::Sgd, 32> : update_in_place<bare::RowwiseAdagrad, 32>);
     parallel_for(row_chunks_.size(), [&](std::size_t i) {
       const Chunk& chunk = row_chunks_[i];
-      const bare::DefaultFloatMode mode;
+      const DefaultFloatMode mode;
       body(tables_[chunk.table], spec, grad, chunk.begin, chunk.end);
     });
   }

@@ -228,9 +228,11 @@ void run_shape(const BenchShape& shape, RowOptimizer optimizer, const Kernels& k
     }
     timed("plan", [&] {
       parallel_for(tables.size(), [&](std::size_t t) {
-        const FeatureInput feature{ids[batch * tables.size() + t].data(), offsets.data(), true, nullptr,
-                                   static_cast<std::uint32_t>(t) * shape.dim};
-        plan_table({&feature, 1}, shape.batch_size, shape.num_rows, Pooling::sum, output_width, tables[t].plan);
+        const FeatureInput feature{{ids[batch * tables.size() + t].data(), offsets.data(), true, shape.batch_size},
+                                   nullptr,
+                                   static_cast<std::uint32_t>(t) * shape.dim,
+                                   output_width};
+        plan_table({&feature, 1}, shape.num_rows, Pooling::sum, tables[t].plan);
       });
     });
     row_chunks.clear();

@@ -16,6 +16,7 @@
 #include <cstdint>
 
 #include "counter_rng.h"
+#include "float_mode.h"
 #include "kernels/instruction_sets.h"
 #include "kernels/kernels.h"
 

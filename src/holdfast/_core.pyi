@@ -58,6 +58,10 @@ class Plan:
     def spans(self) -> list[tuple[int, int]]:
         """Per feature, which of the batch's ids are its: (begin, end)."""
 
+    @property
+    def output_floats(self) -> list[int]:
+        """Of a routed plan: how much of the output each trainer gets."""
+
 class Collection:
     """Which features read which tables of a pool."""
 
@@ -67,6 +71,63 @@ class Collection:
     def plan(self, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray, dict(shape=(None,), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, block_of: Sequence[int], num_blocks: int, parallel: bool) -> Plan:
         """
         Plans a batch; ids int64, offsets int32 or int64 [num_blocks * batch_size + 1]. Raises IdError.
+        """
+
+    def plan_routed(self, counts: Annotated[NDArray[numpy.int64], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], messages: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], parallel: bool) -> Plan:
+        """
+        Plans what trainers sent, their messages one after the other; counts int64 [num_trainers, num_features, 2], as their routes say for this owner. The output is [1, output_width], trainer by trainer. Raises DataError.
+        """
+
+class Route:
+    """
+    Where one batch's ids went. Its arrays are views: keep it as long as them.
+    """
+
+    @property
+    def num_bags(self) -> int: ...
+
+    @property
+    def counts(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None, None))]:
+        """int64 [num_owners, num_features, 2]: bags and ids."""
+
+    @property
+    def message(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
+        """What the owners are told, one after the other."""
+
+    @property
+    def message_words(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """Of each owner."""
+
+    @property
+    def block_floats(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """
+        Of each owner: how many floats of vectors it sends back, and of gradients it gets.
+        """
+
+    def combine(self, blocks: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+        """
+        Pools the owners' blocks, one after the other, into out [num_bags, output_width].
+        """
+
+    def spread(self, grad: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], blocks: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
+        """The owners' blocks of gradients, from grad [num_bags, output_width]."""
+
+class Router:
+    """
+    Cuts a trainer's ids among the owners of their rows, and joins what comes back.
+    """
+
+    def __init__(self, tables: Sequence[tuple[int, int, int, int | None]], features: Sequence[tuple[str, int]], owner_of_shard: Sequence[int], num_owners: int) -> None:
+        """
+        tables: (num_embeddings, embedding_dim, pooling, the shard that has all rows, or None where it is split).
+        """
+
+    @property
+    def output_width(self) -> int: ...
+
+    def route(self, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray, dict(shape=(None,), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, block_of: Sequence[int], num_blocks: int, begin: int, end: int) -> Route:
+        """
+        Routes samples begin .. end of a batch, whose arrays are as Collection.plan takes them. Raises IdError.
         """
 
 class Capture:

@@ -22,11 +22,16 @@ struct Feature {
   std::vector<float> weights;
   bool weighted = false;
   bool wide = false;
-  std::uint32_t column = 0;
+  std::uint32_t first_output = 0;
+  std::uint32_t output_stride = 64;
+
+  std::size_t num_bags() const { return offsets.size() - 1; }
 
   FeatureInput input() const {
-    return {ids.data(), wide ? static_cast<const void*>(offsets.data()) : narrow_offsets.data(), wide,
-            weighted ? weights.data() : nullptr, column};
+    return {{ids.data(), wide ? static_cast<const void*>(offsets.data()) : narrow_offsets.data(), wide, num_bags()},
+            weighted ? weights.data() : nullptr,
+            first_output,
+            output_stride};
   }
 };
 
@@ -36,19 +41,25 @@ std::vector<FeatureInput> inputs_of(const std::vector<Feature>& features) {
   return inputs;
 }
 
-std::vector<Feature> random_features(Random& random, std::size_t num_bags, std::uint64_t num_rows, bool single_hot) {
+// Features of one batch, whose sums are columns of one matrix; or, ragged, each with a number of bags and a place of the
+// output of its own.
+std::vector<Feature> random_features(Random& random, std::size_t num_bags, std::uint64_t num_rows, bool single_hot,
+                                     bool ragged = false) {
   std::vector<Feature> features(one_in(random, 10) ? 0 : 1 + below(random, 3));
-  std::uint32_t column = 0;
+  const std::uint32_t output_width = 48 + static_cast<std::uint32_t>(below(random, 100));
+  std::uint32_t first_output = 0;
   for (Feature& feature : features) {
+    const std::size_t bags = ragged ? below(random, num_bags + 1) : num_bags;
+    feature.first_output = first_output;
+    feature.output_stride = ragged ? 16 : output_width;
+    first_output += ragged ? 16 * static_cast<std::uint32_t>(bags) : 16;
     feature.weighted = one_in(random, 3);
     feature.wide = one_in(random, 2);
-    feature.column = column;
-    column += 16;
     const std::int64_t first = one_in(random, 3) ? static_cast<std::int64_t>(below(random, 50)) : 0;
     feature.ids.assign(static_cast<std::size_t>(first), -5);
     feature.offsets.push_back(first);
     const std::uint64_t hot = one_in(random, 2) ? 1 + below(random, num_rows) : num_rows;
-    for (std::size_t bag = 0; bag < num_bags; ++bag) {
+    for (std::size_t bag = 0; bag < bags; ++bag) {
       const std::uint64_t length = single_hot ? 1 : one_in(random, 3) ? 0 : below(random, 20);
       for (std::uint64_t i = 0; i < length; ++i) {
         feature.ids.push_back(
@@ -65,8 +76,7 @@ std::vector<Feature> random_features(Random& random, std::size_t num_bags, std::
   return features;
 }
 
-void check_plan(const TablePlan& plan, const std::vector<Feature>& features, std::size_t num_bags, Pooling pooling,
-                std::uint32_t output_width) {
+void check_plan(const TablePlan& plan, const std::vector<Feature>& features, Pooling pooling) {
   struct Occurrence {
     std::uint32_t position;
     std::uint32_t gradient_offset;
@@ -79,7 +89,7 @@ void check_plan(const TablePlan& plan, const std::vector<Feature>& features, std
   std::uint32_t position = 0;
   for (const Feature& feature : features) weighted |= feature.weighted;
   for (const Feature& feature : features) {
-    for (std::size_t bag = 0; bag < num_bags; ++bag) {
+    for (std::size_t bag = 0; bag < feature.num_bags(); ++bag) {
       bag_start.push_back(position);
       const std::int64_t length = feature.offsets[bag + 1] - feature.offsets[bag];
       for (std::int64_t i = feature.offsets[bag]; i < feature.offsets[bag + 1]; ++i, ++position) {
@@ -88,7 +98,7 @@ void check_plan(const TablePlan& plan, const std::vector<Feature>& features, std
         all_ones &= pooling == Pooling::sum || length == 1;
         bag_scale.push_back(weight);
         rows[static_cast<std::uint64_t>(feature.ids[static_cast<std::size_t>(i)])].push_back(
-            {position, static_cast<std::uint32_t>(bag) * output_width + feature.column, scale});
+            {position, feature.first_output + static_cast<std::uint32_t>(bag) * feature.output_stride, scale});
       }
     }
     bag_start.push_back(position);
@@ -123,22 +133,21 @@ void plan_is_what_a_map_says(Random& random) {
                                                             : below(random, 100000));
     const std::size_t num_bags = below(random, one_in(random, 10) ? 2000 : 60);
     const bool single_hot = one_in(random, 3);
-    const auto features = random_features(random, num_bags, num_rows, single_hot);
+    const auto features = random_features(random, num_bags, num_rows, single_hot, one_in(random, 3));
     const Pooling pooling = one_in(random, 2) ? Pooling::sum : Pooling::mean;
-    const std::uint32_t output_width = 48 + static_cast<std::uint32_t>(below(random, 100));
     check::context = "rows " + std::to_string(num_rows) + " bags " + std::to_string(num_bags);
-    plan_table(inputs_of(features), num_bags, num_rows, pooling, output_width, plan);
-    check_plan(plan, features, num_bags, pooling, output_width);
+    plan_table(inputs_of(features), num_rows, pooling, plan);
+    check_plan(plan, features, pooling);
   }
 }
 
 void vectors_keep_their_memory(Random& random) {
   TablePlan plan;
   const auto features = random_features(random, 500, 1000, true);
-  plan_table(inputs_of(features), 500, 1000, Pooling::mean, 64, plan);
+  plan_table(inputs_of(features), 1000, Pooling::mean, plan);
   const auto* const rows = plan.rows.data();
   const auto* const position = plan.position.data();
-  plan_table(inputs_of(features), 500, 1000, Pooling::mean, 64, plan);
+  plan_table(inputs_of(features), 1000, Pooling::mean, plan);
   CHECK(plan.rows.data() == rows && plan.position.data() == position);
 }
 
@@ -164,8 +173,7 @@ void bad_ids_are_named(Random& random) {
     const std::int64_t bad = one_in(random, 3) ? -1 - static_cast<std::int64_t>(random() >> 1)
                                                : static_cast<std::int64_t>(num_rows + (random() >> 20));
     features[f].ids[static_cast<std::size_t>(features[f].offsets[bag])] = bad;
-    const BadId error =
-        caught<BadId>([&] { plan_table(inputs_of(features), num_bags, num_rows, Pooling::sum, 64, plan); });
+    const BadId error = caught<BadId>([&] { plan_table(inputs_of(features), num_rows, Pooling::sum, plan); });
     CHECK(error.feature == f && error.sample == bag && error.value == bad);
   }
 }
@@ -176,8 +184,8 @@ void bad_offsets_are_named() {
   const std::vector<std::int64_t> decreasing{0, 2, 1, 3};
   const std::vector<std::int64_t> negative{-1, 0, 1, 2};
   const auto plan_with = [&](const std::vector<std::int64_t>& offsets) {
-    const FeatureInput input{ids.data(), offsets.data(), true, nullptr, 0};
-    plan_table({&input, 1}, 3, 10, Pooling::sum, 16, plan);
+    const FeatureInput input{{ids.data(), offsets.data(), true, 3}, nullptr, 0, 16};
+    plan_table({&input, 1}, 10, Pooling::sum, plan);
   };
   const BadId first = caught<BadId>([&] { plan_with(decreasing); });
   CHECK(first.feature == 0 && first.sample == 1 && first.value == 1);
@@ -189,11 +197,11 @@ void sizes_beyond_32_bits_are_refused() {
   TablePlan plan;
   const std::int64_t id = 0;
   const std::vector<std::int64_t> many{0, std::int64_t{1} << 32};
-  const FeatureInput lookups{&id, many.data(), true, nullptr, 0};
-  caught<std::length_error>([&] { plan_table({&lookups, 1}, 1, 10, Pooling::sum, 16, plan); });
+  const FeatureInput lookups{{&id, many.data(), true, 1}, nullptr, 0, 16};
+  caught<std::length_error>([&] { plan_table({&lookups, 1}, 10, Pooling::sum, plan); });
   const std::vector<std::int32_t> none(70001);
-  const FeatureInput wide{&id, none.data(), false, nullptr, 0};
-  caught<std::length_error>([&] { plan_table({&wide, 1}, 70000, 10, Pooling::sum, 70000, plan); });
+  const FeatureInput wide{{&id, none.data(), false, 70000}, nullptr, 0, 70000};
+  caught<std::length_error>([&] { plan_table({&wide, 1}, 10, Pooling::sum, plan); });
 }
 
 }  // namespace
