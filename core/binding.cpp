@@ -75,6 +75,8 @@ struct TableSpec {
   std::uint32_t pooling;
   float init_low;
   float init_high;
+  std::uint32_t first_shard;
+  std::uint32_t table_shards;
 };
 
 format::TableRecord record_of(const TableSpec& spec) {
@@ -91,13 +93,15 @@ format::TableRecord record_of(const TableSpec& spec) {
   record.pooling = spec.pooling;
   record.init_low = spec.init_low;
   record.init_high = spec.init_high;
+  record.first_shard = spec.first_shard;
+  record.table_shards = spec.table_shards;
   std::memcpy(record.name, spec.name.data(), spec.name.size());
   return record;
 }
 
 TableSpec spec_of(const format::TableRecord& record) {
-  return {record.name,      record.num_embeddings, record.embedding_dim, record.dtype,
-          record.optimizer, record.pooling,        record.init_low,      record.init_high};
+  return {record.name,    record.num_embeddings, record.embedding_dim, record.dtype,       record.optimizer,
+          record.pooling, record.init_low,       record.init_high,     record.first_shard, record.table_shards};
 }
 
 // A collection and the plans that it hands out.
@@ -111,7 +115,9 @@ Collection make_collection(const std::vector<format::TableRecord>& records, cons
   auto spec = std::make_shared<CollectionSpec>();
   for (const std::uint32_t number : tables) {
     const format::TableRecord& record = records.at(number);
-    spec->tables.push_back({number, record.num_embeddings, record.embedding_dim, static_cast<Pooling>(record.pooling)});
+    const auto layout = shard_layout_of(record);
+    spec->tables.push_back({number, layout ? layout->end_place() : record.num_embeddings, record.embedding_dim,
+                            static_cast<Pooling>(record.pooling)});
   }
   spec->output_width = 0;
   for (const auto& [name, table] : features) {
@@ -302,6 +308,60 @@ std::pair<std::size_t, std::uint64_t> next_rows(LiveCopy& copy, std::uint32_t ta
   return {num_rows, first};
 }
 
+std::optional<Sharding> sharding_of(std::uint32_t num_shards, const std::vector<std::uint32_t>& owned,
+                                    const nb::bytes& group_uuid, bool adopt) {
+  if (num_shards == 0) return std::nullopt;
+  Sharding sharding{num_shards, owned, {}, adopt};
+  if (group_uuid.size() != sharding.group_uuid.size()) throw nb::value_error("group_uuid must have 16 bytes");
+  std::memcpy(sharding.group_uuid.data(), group_uuid.c_str(), group_uuid.size());
+  return sharding;
+}
+
+// The shards of one writer of several.
+template <class Pool>
+std::vector<std::uint32_t> owned_by(const Pool& pool) {
+  std::vector<std::uint32_t> shards;
+  if (!pool.shards()) return shards;
+  const ShardSet owned = shards_of(*pool.shards());
+  for (std::uint32_t shard = 0; shard < max_shards; ++shard) {
+    if (owned[shard]) shards.push_back(shard);
+  }
+  return shards;
+}
+
+template <class Pool>
+std::optional<nb::bytes> group_of(const Pool& pool) {
+  if (!pool.shards()) return std::nullopt;
+  return nb::bytes(pool.shards()->group_uuid, sizeof(pool.shards()->group_uuid));
+}
+
+using NewIds = nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>>;
+
+// map(layout, number) of each of them; one outside [0, end) is refused.
+template <class Map>
+NewIds mapped(const Ids& numbers, std::uint64_t end, const Map& map) {
+  const std::size_t count = numbers.shape(0);
+  auto out = std::make_unique<std::int64_t[]>(count);
+  {
+    const nb::gil_scoped_release unlocked;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto number = static_cast<std::uint64_t>(numbers.data()[i]);
+      if (number >= end) throw nb::value_error("a number outside the table");
+      out[i] = static_cast<std::int64_t>(map(number));
+    }
+  }
+  std::int64_t* const data = out.release();
+  const nb::capsule owner(data, [](void* array) noexcept { delete[] static_cast<std::int64_t*>(array); });
+  return NewIds(data, {count}, owner);
+}
+
+ShardLayout checked_layout(std::uint64_t num_rows, std::uint32_t num_shards) {
+  if (num_shards == 0 || num_shards > max_shards || (num_shards & (num_shards - 1)) != 0) {
+    throw nb::value_error("num_shards must be a power of two");
+  }
+  return ShardLayout::split(num_rows, num_shards);
+}
+
 std::vector<TableSpec> specs_of(const std::vector<format::TableRecord>& records) {
   std::vector<TableSpec> specs;
   for (const auto& record : records) specs.push_back(spec_of(record));
@@ -328,12 +388,14 @@ NB_MODULE(_core, m) {
       .def(
           "__init__",
           [](TableSpec* self, std::string name, std::uint64_t num_embeddings, std::uint32_t embedding_dim,
-             std::uint32_t dtype, std::uint32_t optimizer, std::uint32_t pooling, float init_low, float init_high) {
-            new (self) TableSpec{std::move(name), num_embeddings, embedding_dim, dtype,
-                                 optimizer,       pooling,        init_low,      init_high};
+             std::uint32_t dtype, std::uint32_t optimizer, std::uint32_t pooling, float init_low, float init_high,
+             std::uint32_t first_shard, std::uint32_t table_shards) {
+            new (self) TableSpec{std::move(name), num_embeddings, embedding_dim, dtype,       optimizer,
+                                 pooling,         init_low,       init_high,     first_shard, table_shards};
           },
           nb::kw_only(), "name"_a, "num_embeddings"_a, "embedding_dim"_a, "dtype"_a, "optimizer"_a, "pooling"_a,
-          "init_low"_a, "init_high"_a)
+          "init_low"_a, "init_high"_a, "first_shard"_a = 0, "table_shards"_a = 0,
+          "table_shards: 0 in a pool without shards, 1 for a whole table in first_shard, else all of the pool's.")
       .def_ro("name", &TableSpec::name)
       .def_ro("num_embeddings", &TableSpec::num_embeddings)
       .def_ro("embedding_dim", &TableSpec::embedding_dim)
@@ -341,7 +403,9 @@ NB_MODULE(_core, m) {
       .def_ro("optimizer", &TableSpec::optimizer)
       .def_ro("pooling", &TableSpec::pooling)
       .def_ro("init_low", &TableSpec::init_low)
-      .def_ro("init_high", &TableSpec::init_high);
+      .def_ro("init_high", &TableSpec::init_high)
+      .def_ro("first_shard", &TableSpec::first_shard)
+      .def_ro("table_shards", &TableSpec::table_shards);
 
   nb::class_<Plan>(m, "Plan", "A batch's unique rows per table and where they occur.")
       .def_ro("num_bags", &Plan::num_bags)
@@ -389,7 +453,9 @@ NB_MODULE(_core, m) {
           "create",
           [](const std::string& directory, std::uint64_t seed, std::uint64_t log_bytes,
              const std::vector<TableSpec>& tables, bool log_store, bool row_checksums,
-             const std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>& begin) {
+             const std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>& begin, std::uint32_t num_shards,
+             const std::vector<std::uint32_t>& owned, const nb::bytes& group_uuid, bool adopt) {
+            const auto sharding = sharding_of(num_shards, owned, group_uuid, adopt);
             std::vector<format::TableRecord> records;
             for (const TableSpec& table : tables) records.push_back(record_of(table));
             const nb::gil_scoped_release unlocked;
@@ -399,12 +465,16 @@ NB_MODULE(_core, m) {
                           log_bytes,
                           log_store ? format::Store::log : format::Store::in_place,
                           row_checksums,
-                          {step, cursor, row_updates}},
+                          {step, cursor, row_updates},
+                          sharding},
                          std::move(records));
           },
           "directory"_a, "seed"_a, "log_bytes"_a, "tables"_a, "log_store"_a = false, "row_checksums"_a = false,
-          "begin"_a = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>{0, 0, 0},
-          "begin: step, cursor and row_updates at whose end the pool is made.")
+          "begin"_a = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>{0, 0, 0}, "num_shards"_a = 0,
+          "owned"_a = std::vector<std::uint32_t>{}, "group_uuid"_a = nb::bytes(""), "adopt"_a = false,
+          "begin: step, cursor and row_updates at whose end the pool is made. num_shards: of the pool of which this is "
+          "one writer's; the shards that it owns are beside it, two levels up, made here or, with adopt, there "
+          "already.")
       .def(
           "__init__",
           [](Pool* self, const std::string& directory, bool relaxed, std::uint32_t dense_interval, bool grow_log,
@@ -424,6 +494,8 @@ NB_MODULE(_core, m) {
       .def_prop_ro("recovery", &Pool::recovery, nb::rv_policy::copy)
       .def_prop_ro("tables", [](const Pool& pool) { return specs_of(pool.table_records()); })
       .def_prop_ro("header", [](const Pool& pool) { return to_dict(pool.header()); })
+      .def_prop_ro("owned", &owned_by<Pool>, "The shards of this writer; none where the pool has no other.")
+      .def_prop_ro("group_uuid", &group_of<Pool>, "Of the pool of which this is one writer's.")
       .def_prop_ro("medium", &Pool::medium_description)
       .def_prop_ro("level", [](const Pool& pool) { return pool.level() == format::Level::power ? "power" : "process"; })
       .def(
@@ -579,6 +651,8 @@ NB_MODULE(_core, m) {
   nb::class_<Reader>(m, "Reader", "A pool seen without a lock and without changing it.")
       .def(nb::init<const std::string&>(), "directory"_a)
       .def_prop_ro("header", [](const Reader& reader) { return to_dict(reader.header()); })
+      .def_prop_ro("owned", &owned_by<Reader>, "The shards of this writer; none where the pool has no other.")
+      .def_prop_ro("group_uuid", &group_of<Reader>, "Of the pool of which this is one writer's.")
       .def_prop_ro("tables", [](const Reader& reader) { return specs_of(reader.table_records()); })
       .def_prop_ro("medium", &Reader::medium_description)
       .def_prop_ro("epoch", [](const Reader& reader) { return reader.epoch().epoch; })
@@ -710,6 +784,21 @@ NB_MODULE(_core, m) {
   m.def(
       "is_block_medium", [](const std::string& directory) { return !is_dax(directory) && !is_volatile(directory); },
       "directory"_a, "Whether files of the directory lie neither on DAX memory nor in volatile memory.");
+  m.def(
+      "places_of",
+      [](std::uint64_t num_rows, std::uint32_t num_shards, const Ids& rows) {
+        const ShardLayout layout = checked_layout(num_rows, num_shards);
+        return mapped(rows, num_rows, [&](std::uint64_t row) { return layout.place_of(row); });
+      },
+      "num_rows"_a, "num_shards"_a, "rows"_a, "The places of rows of a table that is split over so many shards.");
+  m.def(
+      "rows_of_places",
+      [](std::uint64_t num_rows, std::uint32_t num_shards, const Ids& places) {
+        const ShardLayout layout = checked_layout(num_rows, num_shards);
+        return mapped(places, layout.end_place(), [&](std::uint64_t place) { return layout.row_of(place); });
+      },
+      "num_rows"_a, "num_shards"_a, "places"_a,
+      "The other way; a place without a row gives a number beyond the table.");
   m.def("set_num_threads", &set_num_threads, "num_threads"_a);
   m.def("num_threads", &num_threads);
   m.def("instruction_set", [] { return best_kernels().name; });

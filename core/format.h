@@ -13,8 +13,11 @@
 
 namespace holdfast::format {
 
-inline constexpr std::uint32_t version = 2;  // the newest; a pool has the oldest that says all it needs
+inline constexpr std::uint32_t version = 3;  // the newest; a pool has the oldest that says all it needs
 inline constexpr std::uint32_t oldest_version = 1;
+inline constexpr std::uint32_t log_store_version = 2;  // the oldest with a log store
+inline constexpr std::uint32_t shards_version = 3;     // all of these are of pools of several writers
+inline constexpr std::uint32_t max_shards = 4096;
 inline constexpr std::size_t block_bytes = 4096;  // nothing that is rewritten shares a block with anything else
 inline constexpr std::size_t line_bytes = 64;     // log records and dense tensors are aligned to this
 inline constexpr std::size_t sector_bytes = 512;  // what a block device writes atomically
@@ -36,6 +39,7 @@ inline constexpr std::uint64_t record_magic = magic_of("HFRECORD");
 inline constexpr std::uint64_t dense_magic = magic_of("HFDENSE\n");
 inline constexpr std::uint64_t row_log_checkpoint_magic = magic_of("HFCHECKP");
 inline constexpr std::uint64_t row_log_record_magic = magic_of("HFROWLOG");
+inline constexpr std::uint64_t shards_magic = magic_of("HFSHARDS");
 
 enum class Level : std::uint32_t { process = 0, power = 1 };
 enum class Store : std::uint32_t { in_place = 0, log = 1 };  // log: since version 2
@@ -108,10 +112,23 @@ struct TableRecord {
   float init_high;
   char name[256];  // UTF-8, filled with zeros
   std::uint32_t number;  // 1 + the table's; 0 in pools that were made before it was written
-  std::uint8_t reserved[200];
+  std::uint32_t first_shard;  // of a whole table: the one with its rows
+  std::uint32_t table_shards;  // 0: of a pool without shards; 1: whole; else num_shards: split over all of them
+  std::uint8_t reserved[192];
   std::uint32_t crc;
 };
 static_assert(sizeof(TableRecord) == 512 && offsetof(TableRecord, crc) == 508);
+
+// pool.holdfast, in the block after the table records, since version 3: which shards this writer owns.
+struct ShardsRecord {
+  std::uint64_t magic;
+  std::uint8_t group_uuid[16];  // of the pool that the shards are of
+  std::uint8_t owned[512];  // bit s % 8 of byte s / 8
+  std::uint8_t reserved[484];
+  std::uint32_t crc;
+};
+static_assert(sizeof(ShardsRecord) == 1024 && offsetof(ShardsRecord, crc) == 1020);
+static_assert(sizeof(ShardsRecord::owned) * 8 == max_shards);
 
 // log-NNNN, at record positions: the before-images of one capture. `crc` is the flag: it is written after the
 // payload is durable.
@@ -230,9 +247,14 @@ constexpr std::size_t align_up(std::size_t bytes, std::size_t alignment) {
   return (bytes + alignment - 1) / alignment * alignment;
 }
 constexpr std::size_t line_up(std::size_t bytes) { return align_up(bytes, line_bytes); }
-constexpr std::size_t pool_file_bytes(std::size_t num_tables) {
+// Of the ShardsRecord, where there is one.
+constexpr std::size_t shards_offset(std::size_t num_tables) {
   return align_up(tables_offset + num_tables * sizeof(TableRecord), block_bytes);
 }
+constexpr std::size_t pool_file_bytes(std::size_t num_tables, bool has_shards) {
+  return shards_offset(num_tables) + (has_shards ? block_bytes : 0);
+}
+inline bool has_shards(const PoolHeader& header) { return header.version >= shards_version; }
 
 template <class T>
 concept Persistent = std::is_trivially_copyable_v<T> && std::is_standard_layout_v<T>;

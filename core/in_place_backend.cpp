@@ -32,13 +32,17 @@ void clear_gaps(const RecordSection& section, const RowTable& table, std::byte* 
 }  // namespace
 
 void InPlaceBackend::create(Medium& medium, const std::vector<RowTable>& tables, std::uint64_t log_bytes,
-                            bool row_checksums) {
-  InPlaceStore::create(medium, tables, row_checksums);
+                            bool row_checksums, bool adopt) {
+  if (adopt) {
+    InPlaceStore(medium, tables, row_checksums, false);  // throws where a file is not there
+  } else {
+    InPlaceStore::create(medium, tables, row_checksums);
+  }
   medium.create(log_name, log_bytes, Access::sequential)->allocate(0, log_bytes);
 }
 
 InPlaceBackend::InPlaceBackend(Medium& medium, Superblock& superblock, Background& background, Options options)
-    : RowBackend(row_tables_of(superblock.tables(), superblock.header().seed)),
+    : RowBackend(superblock.row_tables()),
       medium_(medium),
       superblock_(superblock),
       background_(background),

@@ -31,7 +31,8 @@ class InPlaceBackend final : public RowBackend {
     std::function<void()> finish_pending;  // makes durable what is on its way, instead of waiting for it
   };
 
-  static void create(Medium& medium, const std::vector<RowTable>& tables, std::uint64_t log_bytes, bool row_checksums);
+  static void create(Medium& medium, const std::vector<RowTable>& tables, std::uint64_t log_bytes, bool row_checksums,
+                     bool adopt);
   InPlaceBackend(Medium& medium, Superblock& superblock, Background& background, Options options);
 
   StepMark newest() override;

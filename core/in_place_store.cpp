@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <new>
 #include <numeric>
@@ -16,20 +15,62 @@ namespace {
 
 constexpr std::size_t page_bytes = format::block_bytes;
 
-std::string file_name(std::size_t table, const char* what) {
-  char name[64];
-  std::snprintf(name, sizeof(name), "shard-0000/table-%04zu.%s", table, what);
-  return name;
-}
 std::size_t touched_bytes(std::uint64_t num_rows) { return format::align_up((num_rows + 7) / 8, 8); }
+std::size_t pages_of(std::size_t bytes) { return format::align_up(bytes, page_bytes) / page_bytes; }
+
+// An array of a table's rows: a file in every shard.
+struct ColumnShape {
+  const char* what;
+  InPlaceStore::Table::Column InPlaceStore::Table::* column;
+  std::size_t row_bytes;  // 0: a bit
+
+  std::size_t bytes(std::uint64_t num_rows) const {
+    return row_bytes != 0 ? num_rows * row_bytes : touched_bytes(num_rows);
+  }
+};
+std::vector<ColumnShape> shapes_of(const RowTable& table, bool row_checksums) {
+  using Table = InPlaceStore::Table;
+  std::vector<ColumnShape> shapes = {{"weights", &Table::weights, table.weight_bytes()}};
+  if (table.state_bytes() != 0) shapes.push_back({"state", &Table::state, table.state_bytes()});
+  shapes.push_back({"touched", &Table::touched, 0});
+  if (row_checksums) shapes.push_back({"checksums", &Table::tags, RowChecksums::row_bytes});
+  return shapes;
+}
+
+// All rows in one file, or the pieces of a split table as one; their places begin at pages.
+InPlaceStore::Table::Column open_column(Medium& medium, const RowTable& table, std::size_t number,
+                                        const ColumnShape& shape, bool writable) {
+  std::unique_ptr<File> file;
+  std::size_t num_pages = 0;
+  std::vector<JoinedPiece> pieces;
+  for (const RowPiece& piece : table.owned_pieces()) {
+    pieces.push_back(
+        {row_file_name(table, piece.shard, number, shape.what), shape.bytes(piece.first), shape.bytes(piece.num_rows)});
+    num_pages += pages_of(pieces.back().bytes);
+  }
+  try {
+    const std::size_t bytes = pieces.empty() ? 0 : shape.bytes(table.num_rows);
+    const bool is_one = pieces.size() == 1 && pieces.front().bytes == bytes;
+    file = is_one ? medium.open(pieces.front().name, writable, Access::random)
+                  : medium.open_joined(pieces, bytes, writable, Access::random);
+    if (file->size() != bytes) {
+      throw Error(ErrorKind::corrupted, file->name() + ": " + std::to_string(file->size()) + " bytes, table '" +
+                                            table.name + "' needs " + std::to_string(bytes));
+    }
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::not_found) throw;
+    throw Error(ErrorKind::corrupted, std::string(error.what()) + "; table '" + table.name + "' has lost a file");
+  }
+  auto allocated = writable ? std::make_unique<AllocatedPages>(*file, num_pages) : nullptr;
+  return {std::move(file), std::move(allocated)};
+}
 
 }  // namespace
 
 void AllocatedPages::Unmap::operator()(std::atomic<std::uint64_t>* words) const { ::munmap(words, bytes); }
 
-AllocatedPages::AllocatedPages(File& file)
-    : file_(file), num_unknown_(format::align_up(file.size(), page_bytes) / page_bytes) {
-  const std::size_t bytes = (num_unknown_.load() / 64 + 1) * 8;
+AllocatedPages::AllocatedPages(File& file, std::size_t num_pages) : file_(file), num_unknown_(num_pages) {
+  const std::size_t bytes = (pages_of(file.size()) / 64 + 1) * 8;
   void* words = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (words == MAP_FAILED) throw std::bad_alloc();
   words_ = {static_cast<std::atomic<std::uint64_t>*>(words), Unmap{bytes}};
@@ -62,13 +103,12 @@ std::optional<RowChecksums> InPlaceStore::Table::checksums() const {
 
 void InPlaceStore::create(Medium& medium, const std::vector<RowTable>& tables, bool row_checksums) {
   for (std::size_t i = 0; i < tables.size(); ++i) {
-    const RowTable& table = tables[i];
-    medium.create(file_name(i, "weights"), table.num_rows * table.weight_bytes(), Access::random);
-    if (table.state_bytes() > 0) {
-      medium.create(file_name(i, "state"), table.num_rows * table.state_bytes(), Access::random);
+    for (const ColumnShape& shape : shapes_of(tables[i], row_checksums)) {
+      for (const RowPiece& piece : tables[i].owned_pieces()) {
+        medium.create(row_file_name(tables[i], piece.shard, i, shape.what), shape.bytes(piece.num_rows),
+                      Access::random);
+      }
     }
-    medium.create(file_name(i, "touched"), touched_bytes(table.num_rows), Access::random);
-    if (row_checksums) medium.create(file_name(i, "checksums"), RowChecksums::file_bytes(table), Access::random);
   }
 }
 
@@ -76,25 +116,10 @@ InPlaceStore::InPlaceStore(Medium& medium, std::vector<RowTable> tables, bool ro
     : medium_(medium), kernels_(best_kernels()) {
   for (std::size_t i = 0; i < tables.size(); ++i) {
     Table table{std::move(tables[i]), {}, {}, {}, {}};
-    const auto open = [&](const char* what, std::size_t bytes) {
-      std::unique_ptr<File> file;
-      try {
-        file = medium.open(file_name(i, what), writable, Access::random);
-      } catch (const Error& error) {
-        if (error.kind() != ErrorKind::not_found) throw;
-        throw Error(ErrorKind::corrupted, std::string(error.what()) + "; table '" + table.name + "' has lost a file");
-      }
-      if (file->size() != bytes) {
-        throw Error(ErrorKind::corrupted, file->name() + ": " + std::to_string(file->size()) + " bytes, table '" +
-                                              table.name + "' needs " + std::to_string(bytes));
-      }
-      auto pages = writable ? std::make_unique<AllocatedPages>(*file) : nullptr;
-      return Table::Column{std::move(file), std::move(pages)};
-    };
-    table.weights = open("weights", table.num_rows * table.weight_bytes());
-    if (table.spec.state_floats > 0) table.state = open("state", table.num_rows * table.state_bytes());
-    table.touched = open("touched", touched_bytes(table.num_rows));
-    if (row_checksums) table.tags = open("checksums", RowChecksums::file_bytes(table));
+    if (table.layout) allow_many_files();
+    for (const ColumnShape& shape : shapes_of(table, row_checksums)) {
+      table.*shape.column = open_column(medium, table, i, shape, writable);
+    }
     tables_.push_back(std::move(table));
   }
 }
@@ -171,7 +196,7 @@ void InPlaceStore::import_rows(std::size_t index, std::uint64_t first, std::span
                                std::span<const float> state) {
   Table& table = tables_[index];
   const std::size_t count = weights.size() / table.weight_bytes();
-  if (weights.size() != count * table.weight_bytes() || first > table.num_rows || count > table.num_rows - first ||
+  if (weights.size() != count * table.weight_bytes() || !table.has_range(first, count) ||
       (!state.empty() && state.size() != count * table.spec.state_floats)) {
     throw Error(ErrorKind::config, "imported rows do not fit table '" + table.name + "'");
   }
@@ -195,14 +220,27 @@ void InPlaceStore::import_rows(std::size_t index, std::uint64_t first, std::span
 
 std::vector<std::uint64_t> InPlaceStore::touched_rows(std::size_t index, std::uint64_t first, std::size_t count) const {
   const Table& table = tables_[index];
-  if (table.tags.file) return touched_or_tagged_rows(index, first, count);
-  const HomeRows home = table.home();
   std::vector<std::uint64_t> rows;
-  for (std::uint64_t row = first; row < table.num_rows && rows.size() < count;) {
+  for (const RowPiece& piece : table.owned_pieces()) {
+    if (rows.size() == count) break;
+    if (first >= piece.end()) continue;
+    const std::uint64_t begin = std::max(first, piece.first);
+    if (table.tags.file) {
+      add_touched_or_tagged_rows(table, begin, piece.end(), count, rows);
+    } else {
+      add_touched_rows(table, begin, piece.end(), count, rows);
+    }
+  }
+  return rows;
+}
+
+void InPlaceStore::add_touched_rows(const Table& table, std::uint64_t first, std::uint64_t end, std::size_t count,
+                                    std::vector<std::uint64_t>& rows) {
+  const HomeRows home = table.home();
+  for (std::uint64_t row = first; row < end && rows.size() < count;) {
     const std::size_t data = table.touched.file->next_data(row / 64 * 8);
-    if (data >= table.touched.file->size()) break;
     row = std::max<std::uint64_t>(row, data / 8 * 64);
-    const std::uint64_t page_end = std::min<std::uint64_t>(table.num_rows, (data / page_bytes + 1) * page_bytes * 8);
+    const std::uint64_t page_end = std::min<std::uint64_t>(end, (data / page_bytes + 1) * page_bytes * 8);
     for (; row < page_end && rows.size() < count; ++row) {
       if (row % 64 == 0 && home.touched[row / 64] == 0) {
         row += 63;
@@ -211,26 +249,22 @@ std::vector<std::uint64_t> InPlaceStore::touched_rows(std::size_t index, std::ui
       if ((home.touched[row / 64] >> (row % 64) & 1) != 0) rows.push_back(row);
     }
   }
-  return rows;
 }
 
-std::vector<std::uint64_t> InPlaceStore::touched_or_tagged_rows(std::size_t index, std::uint64_t first,
-                                                                std::size_t count) const {
-  const Table& table = tables_[index];
+void InPlaceStore::add_touched_or_tagged_rows(const Table& table, std::uint64_t first, std::uint64_t end,
+                                              std::size_t count, std::vector<std::uint64_t>& rows) {
   const auto* touched = reinterpret_cast<const std::uint64_t*>(table.touched.file->data());
   const auto* tags = reinterpret_cast<const std::uint32_t*>(table.tags.file->data());
-  constexpr std::size_t tags_per_page = page_bytes / sizeof(std::uint32_t);
-  std::vector<std::uint64_t> rows;
-  for (std::uint64_t row = first; row < table.num_rows && rows.size() < count;) {
+  constexpr std::size_t tags_per_page = page_bytes / RowChecksums::row_bytes;
+  for (std::uint64_t row = first; row < end && rows.size() < count;) {
     const std::uint64_t next_touched = table.touched.file->next_data(row / 64 * 8) / 8 * 64;
-    const std::uint64_t next_tag = table.tags.file->next_data(row * sizeof(std::uint32_t)) / sizeof(std::uint32_t);
+    const std::uint64_t next_tag = table.tags.file->next_data(row * RowChecksums::row_bytes) / RowChecksums::row_bytes;
     row = std::max(row, std::min(next_touched, next_tag));
-    const std::uint64_t page_end = std::min<std::uint64_t>(table.num_rows, (row / tags_per_page + 1) * tags_per_page);
+    const std::uint64_t page_end = std::min<std::uint64_t>(end, (row / tags_per_page + 1) * tags_per_page);
     for (; row < page_end && rows.size() < count; ++row) {
       if ((touched[row / 64] >> (row % 64) & 1) != 0 || tags[row] != 0) rows.push_back(row);
     }
   }
-  return rows;
 }
 
 std::string InPlaceStore::bad_row(std::size_t index, std::uint64_t row) const {

@@ -30,7 +30,8 @@ namespace holdfast {
 // Which pages of a file are known to have space.
 class AllocatedPages {
  public:
-  explicit AllocatedPages(File& file);
+  // num_pages: that the file has; fewer than its size says, where it is joined of pieces.
+  AllocatedPages(File& file, std::size_t num_pages);
   // Whether all of the file's pages are known.
   bool complete() const { return num_unknown_.load(std::memory_order_relaxed) == 0; }
   // Allocates the pages of [offset, offset + bytes) that are not known yet; bytes > 0. Thread-safe.
@@ -73,7 +74,7 @@ class InPlaceStore {
     std::optional<RowChecksums> checksums() const;
   };
 
-  // Makes the (sparse) files of the tables.
+  // Makes the (sparse) files of the tables: of their rows that this writer owns.
   static void create(Medium& medium, const std::vector<RowTable>& tables, bool row_checksums);
   // Opens them; throws corrupted when one is missing or has another size than its table needs.
   InPlaceStore(Medium& medium, std::vector<RowTable> tables, bool row_checksums, bool writable);
@@ -111,7 +112,11 @@ class InPlaceStore {
   void sync();
 
  private:
-  std::vector<std::uint64_t> touched_or_tagged_rows(std::size_t table, std::uint64_t first, std::size_t count) const;
+  // Those of rows [first, end) of one piece, until there are `count` of them.
+  static void add_touched_rows(const Table& table, std::uint64_t first, std::uint64_t end, std::size_t count,
+                               std::vector<std::uint64_t>& rows);
+  static void add_touched_or_tagged_rows(const Table& table, std::uint64_t first, std::uint64_t end, std::size_t count,
+                                         std::vector<std::uint64_t>& rows);
   void finish_rows(const Table& table, const WorkingRows& working, std::size_t begin, std::size_t end);
 
   Medium& medium_;

@@ -130,11 +130,15 @@ class LiveCopy::LogSource final : public Source {
 
 LiveCopy::LiveCopy(const std::string& directory) : medium_(open_pool_medium(directory)) {
   superblock_ = std::make_unique<Superblock>(*medium_, false);
+  if (superblock_->shards()) {
+    throw Error(ErrorKind::format_mismatch,
+                directory + " is one writer's part of a pool of several writers; it is not " + "copied alone");
+  }
   if (const auto reason = superblock_->reason_to_distrust()) {
     throw Error(ErrorKind::untrusted, directory + " " + *reason);
   }
   epoch_ = superblock_->epoch().epoch;
-  tables_ = row_tables_of(superblock_->tables(), superblock_->header().seed);
+  tables_ = superblock_->row_tables();
   dense_ = open_dense_files(*medium_, false);
   for (const auto& slot : dense_) {
     if (slot->size() >= format::dense_payload_offset) continue;

@@ -25,14 +25,14 @@ std::vector<std::uint64_t> num_rows_of(const Plan& plan) {
 }  // namespace
 
 void LogBackend::create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t log_bytes,
-                        const StepMark& mark) {
+                        const StepMark& mark, bool adopt) {
   // There is no pool in the directory: these are of one whose creation did not end, or that is made anew.
-  LogStore::remove(directory);
-  LogStore::create(directory, tables, log_bytes, caching_of(directory), mark);
+  LogStore::remove(directory, tables, adopt);
+  LogStore::create(directory, tables, log_bytes, caching_of(directory), mark, adopt);
 }
 
 LogBackend::LogBackend(const std::string& directory, Superblock& superblock, Background& background, Options options)
-    : RowBackend(row_tables_of(superblock.tables(), superblock.header().seed)),
+    : RowBackend(superblock.row_tables()),
       superblock_(superblock),
       background_(background),
       options_(std::move(options)),

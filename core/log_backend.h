@@ -44,8 +44,9 @@ class LogBackend final : public RowBackend {
     BlockWatcher* watcher;  // for tests
   };
 
+  // adopt: homes are there, and are taken as they are.
   static void create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t log_bytes,
-                     const StepMark& mark);
+                     const StepMark& mark, bool adopt);
   LogBackend(const std::string& directory, Superblock& superblock, Background& background, Options options);
 
   StepMark newest() override { return newest_; }

@@ -1,13 +1,13 @@
 #include "log_store.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <utility>
 
 #include "error.h"
 #include "log_record.h"
+#include "media/medium.h"
 #include "sector_runs.h"
 
 namespace holdfast {
@@ -38,10 +38,14 @@ Opening opening_of(const LogStoreOptions& options) {
 
 std::string log_path(const std::string& directory) { return directory + "/row-log-0000"; }
 
-std::string home_path(const std::string& directory, std::size_t table) {
-  char name[64];
-  std::snprintf(name, sizeof(name), "/shard-0000/table-%04zu.home", table);
-  return directory + name;
+std::string home_path(const std::string& directory, const RowTable& table, std::size_t number, const RowPiece& piece) {
+  return directory + "/" + row_file_name(table, piece.shard, number, "home");
+}
+
+void check_home(const std::string& path, std::uint64_t bytes, std::uint64_t wanted) {
+  if (bytes == wanted) return;
+  throw Error(ErrorKind::corrupted,
+              path + ": " + std::to_string(bytes) + " bytes, the table needs " + std::to_string(wanted));
 }
 
 std::uint64_t home_bytes(const RowLayout& layout, std::uint64_t num_rows) {
@@ -70,20 +74,33 @@ class LogStore::Fetching {
 };
 
 void LogStore::create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t ring_bytes,
-                      Caching caching, const StepMark& mark) {
+                      Caching caching, const StepMark& mark, bool adopt) {
   if (ring_bytes > largest_ring_bytes) {
     throw Error(ErrorKind::config, directory + ": a row log of " + std::to_string(ring_bytes) + " bytes is too large");
   }
-  std::filesystem::create_directories(directory + "/shard-0000");
   for (std::size_t i = 0; i < tables.size(); ++i) {
-    BlockFile::create(home_path(directory, i), home_bytes(RowLayout(tables[i].spec), tables[i].num_rows));
+    for (const RowPiece& piece : tables[i].owned_pieces()) {
+      const std::string path = home_path(directory, tables[i], i, piece);
+      const std::uint64_t bytes = home_bytes(RowLayout(tables[i].spec), piece.num_rows);
+      if (adopt) {
+        check_home(path, std::filesystem::file_size(existing(path)), bytes);
+      } else {
+        std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+        BlockFile::create(path, bytes);
+      }
+    }
   }
   RowLog::create(log_path(directory), ring_bytes, caching, mark);
 }
 
-void LogStore::remove(const std::string& directory) {
+void LogStore::remove(const std::string& directory, const std::vector<RowTable>& tables, bool adopt) {
   const std::filesystem::path shard = directory + "/shard-0000";
   std::filesystem::remove(log_path(directory));
+  for (std::size_t i = 0; i < tables.size() && !adopt; ++i) {
+    for (const RowPiece& piece : tables[i].owned_pieces()) {
+      std::filesystem::remove(home_path(directory, tables[i], i, piece));
+    }
+  }
   if (!std::filesystem::exists(shard)) return;
   std::vector<std::filesystem::path> homes;
   for (const auto& entry : std::filesystem::directory_iterator(shard)) {
@@ -104,16 +121,32 @@ LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, c
                                           std::to_string(format::row_log_ring_offset + options.ring_bytes));
   }
   for (std::size_t i = 0; i < tables.size(); ++i) {
-    Table table{tables[i], RowLayout(tables[i].spec), nullptr, {}};
-    table.home = std::make_unique<BlockFile>(existing(home_path(directory, i)), options.caching, options.watcher,
-                                             opening_of(options));
-    const std::uint64_t bytes = home_bytes(table.layout, table.what.num_rows);
-    if (table.home->size() != bytes) {
-      throw Error(ErrorKind::corrupted, table.home->name() + ": " + std::to_string(table.home->size()) +
-                                            " bytes, the table needs " + std::to_string(bytes));
+    Table table{tables[i], RowLayout(tables[i].spec), {}, {}};
+    if (table.what.layout) allow_many_files();
+    for (const RowPiece& piece : table.what.owned_pieces()) {
+      auto file = std::make_unique<BlockFile>(existing(home_path(directory, table.what, i, piece)), options.caching,
+                                              options.watcher, opening_of(options));
+      check_home(file->name(), file->size(), home_bytes(table.layout, piece.num_rows));
+      table.homes.push_back({piece.first, piece.end(), std::move(file)});
     }
     tables_.push_back(std::move(table));
   }
+}
+
+std::size_t LogStore::Table::home_of(std::uint64_t row) const {
+  const auto after = std::ranges::upper_bound(homes, row, {}, &Home::first);
+  if (after == homes.begin() || row >= (after - 1)->end) {
+    throw Error(ErrorKind::config, "row " + std::to_string(row) + " of table '" + what.name + "' is not in this store");
+  }
+  return static_cast<std::size_t>(after - homes.begin()) - 1;
+}
+
+std::uint64_t LogStore::Table::owned_row(std::uint64_t i) const {
+  for (const Home& home : homes) {
+    if (i < home.end - home.first) return home.first + i;
+    i -= home.end - home.first;
+  }
+  return what.num_rows;
 }
 
 // Recovery.
@@ -196,11 +229,12 @@ void LogStore::check_sections(const RowLog::Live& record, const std::byte* data)
     bad("a section that does not fit");
   }
   for (const RowLogSection& section : sections) {
-    const std::uint64_t* rows = rows_of(data, section);
-    for (std::uint64_t i = 0; i < section.num_rows; ++i) {
-      if (rows[i] >= tables_[section.table].what.num_rows || (i > 0 && rows[i] <= rows[i - 1])) {
-        bad("rows that are out of order");
-      }
+    const std::span rows(rows_of(data, section), section.num_rows);
+    for (std::size_t i = 1; i < rows.size(); ++i) {
+      if (rows[i] <= rows[i - 1]) bad("rows that are out of order");
+    }
+    if ((!rows.empty() && (rows.back() & fresh_bit) != 0) || tables_[section.table].what.first_foreign(rows)) {
+      bad("rows that its table does not have here");
     }
   }
 }
@@ -260,14 +294,19 @@ std::uint64_t LogStore::resolve(std::span<const TableRows> tables, std::vector<I
   std::unique_lock lock(mutex_);
   for (std::uint32_t request = 0; request < tables.size(); ++request) {
     const Table& table = tables_.at(tables[request].table);
+    std::size_t home = 0;
     for (std::size_t u = 0; u < tables[request].num_rows; ++u) {
       const std::uint64_t* rows = tables[request].rows.rows;
       table.index.prefetch_ahead(rows, u, tables[request].num_rows);
       const std::uint64_t row = rows[u];
       if (const auto location = table.index.find(row)) {
-        in_log.push_back({offset_of_location(*location, table), request, 1, u});
+        in_log.push_back({offset_of_location(*location, table), request, 0, u});
       } else {
-        items.push_back({table.layout.offset_of(row), request, 0, u});
+        const bool is_there =
+            home < table.homes.size() && row >= table.homes[home].first && row < table.homes[home].end;
+        if (!is_there) home = table.home_of(row);
+        items.push_back(
+            {table.homes[home].offset_of(table.layout, row), request, static_cast<std::uint32_t>(home + 1), u});
       }
     }
   }
@@ -280,7 +319,7 @@ std::uint64_t LogStore::resolve(std::span<const TableRows> tables, std::vector<I
 }
 
 const BlockFile& LogStore::file_of(const TableRows& request, const Item& item) const {
-  return item.in_log != 0 ? log_.file() : *tables_[request.table].home;
+  return item.file == 0 ? log_.file() : *tables_[request.table].homes[item.file - 1].file;
 }
 
 // Reads as many of the items, from the first on, as the buffer holds; returns how many.
@@ -311,7 +350,7 @@ void LogStore::take_image(const TableRows& request, const Item& item, const std:
   std::byte* weights = request.rows.weights + item.row * layout.weight_bytes();
   float* state = request.rows.state + item.row * table.what.spec.state_floats;
   const ImageState found = check_image(layout, request.table, row, image);
-  if (found == ImageState::damaged || (found == ImageState::untouched && item.in_log != 0)) {
+  if (found == ImageState::damaged || (found == ImageState::untouched && item.file == 0)) {
     throw Error(ErrorKind::corrupted, damaged(file_of(request, item).place(item.offset), request.table, row));
   }
   if (found == ImageState::whole) {

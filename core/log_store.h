@@ -124,11 +124,12 @@ struct HomeRead {
 class LogStore {
  public:
   // Makes the files of a store in `directory`, which exists: sparse homes, an allocated ring that begins after the
-  // mark's step. Throws full.
+  // mark's step. adopt: the homes are there, and stay as they are. Throws full; corrupted where one that is adopted is
+  // missing or has another size than it needs.
   static void create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t ring_bytes,
-                     Caching caching = Caching::direct, const StepMark& mark = {});
-  // Removes the files of a store, as many as there are.
-  static void remove(const std::string& directory);
+                     Caching caching = Caching::direct, const StepMark& mark = {}, bool adopt = false);
+  // Removes the files of a store, as many as there are; homes that are adopted stay.
+  static void remove(const std::string& directory, const std::vector<RowTable>& tables, bool adopt);
 
   // Opens them; throws corrupted where one is missing or has another size than it needs. recover comes next, or scan
   // and view where the store is not writable.
@@ -220,11 +221,25 @@ class LogStore {
   LogStoreCounters counters() const;
 
  private:
+  // A file with the rows [first, end) of a table.
+  struct Home {
+    std::uint64_t first;
+    std::uint64_t end;
+    std::unique_ptr<BlockFile> file;
+    bool is_merging = false;  // a merge has written to it, and has not synced it yet
+
+    std::uint64_t offset_of(const RowLayout& layout, std::uint64_t row) const { return layout.offset_of(row - first); }
+  };
   struct Table {
     RowTable what;
     RowLayout layout;
-    std::unique_ptr<BlockFile> home;
+    std::vector<Home> homes;  // by row; one, or one for each shard that this writer owns
     RowIndex index;  // guarded by mutex_
+
+    // Of a row that is in one; throws config otherwise.
+    std::size_t home_of(std::uint64_t row) const;
+    // Row number i of those that this writer owns; the end of all where there is no such row.
+    std::uint64_t owned_row(std::uint64_t i) const;
   };
   // A record's shape: its header's sizes, and its sections.
   struct Shape {
@@ -235,7 +250,7 @@ class LogStore {
   struct Item {
     std::uint64_t offset;  // of the image, in the file
     std::uint32_t request;
-    std::uint32_t in_log;
+    std::uint32_t file;  // 0: the log, else 1 + which home
     std::size_t row;
   };
   // The records that a merge takes, oldest first.
@@ -270,11 +285,12 @@ class LogStore {
   struct Piece {
     std::uint64_t first;
     std::uint64_t end;
-    std::uint64_t offset;  // in the file
+    const Home* home;
+    std::uint64_t offset;  // in its file
     SpareBuffers::Borrowed data;
 
     const std::byte* image(const RowLayout& layout, std::uint64_t row) const {
-      return data.data() + (layout.offset_of(row) - offset);
+      return data.data() + (home->offset_of(layout, row) - offset);
     }
   };
   class Fetching;
@@ -316,9 +332,8 @@ class LogStore {
   void take_part(const Mergeable& records, const Part& part, RowIndex& settled, Versions& versions) const;
   void find_newest(const Table& table, std::span<const std::uint64_t> rows,
                    std::vector<std::uint64_t>& locations) const;
-  void write_home(const Table& table, const Versions& versions, const SectorBuffer& buffer,
-                  const AfterPart& after_part);
-  std::size_t write_home_part(const Table& table, std::span<const Version> versions, const std::byte* version_images,
+  void write_home(Table& table, const Versions& versions, const SectorBuffer& buffer, const AfterPart& after_part);
+  std::size_t write_home_part(Table& table, std::span<const Version> versions, const std::byte* version_images,
                               const SectorBuffer& buffer);
   void write_rows(std::uint32_t number, std::uint64_t first, std::uint64_t end, const std::byte* weights,
                   const float* state);

@@ -20,7 +20,7 @@ void LogStore::import_rows(std::uint32_t table, std::uint64_t first, std::span<c
   require_usable();
   const RowTable& what = tables_.at(table).what;
   const std::size_t count = weights.size() / what.weight_bytes();
-  if (weights.size() != count * what.weight_bytes() || first > what.num_rows || count > what.num_rows - first ||
+  if (weights.size() != count * what.weight_bytes() || !what.has_range(first, count) ||
       (!state.empty() && state.size() != count * what.spec.state_floats)) {
     throw Error(ErrorKind::config, "imported rows do not fit table '" + what.name + "'");
   }
@@ -44,17 +44,18 @@ void LogStore::import_rows(std::uint32_t table, std::uint64_t first, std::span<c
 void LogStore::write_rows(std::uint32_t number, std::uint64_t first, std::uint64_t end, const std::byte* weights,
                           const float* state) {
   const Table& table = tables_[number];
+  const Home& home = table.homes[table.home_of(first)];
   const RowLayout& layout = table.layout;
   const std::size_t unit_rows = layout.unit_rows();
-  const std::uint64_t first_unit = first / unit_rows;
+  const std::uint64_t first_unit = (first - home.first) / unit_rows;
   const std::uint64_t begin = first_unit * layout.unit_bytes();
-  const std::size_t bytes = layout.bytes_for(end - first_unit * unit_rows);
+  const std::size_t bytes = layout.bytes_for(end - home.first - first_unit * unit_rows);
   const SpareBuffers::Borrowed buffer = spare_.borrow(bytes);
   std::memset(buffer.data(), 0, bytes);
-  if (first % unit_rows != 0) queue_.read_range(*table.home, begin, layout.unit_bytes(), buffer.data());
-  if (end % unit_rows != 0) {
+  if ((first - home.first) % unit_rows != 0) queue_.read_range(*home.file, begin, layout.unit_bytes(), buffer.data());
+  if ((end - home.first) % unit_rows != 0) {
     const std::size_t last = bytes - layout.unit_bytes();
-    queue_.read_range(*table.home, begin + last, layout.unit_bytes(), buffer.data() + last);
+    queue_.read_range(*home.file, begin + last, layout.unit_bytes(), buffer.data() + last);
   }
   const std::vector<float> zeros(table.what.spec.state_floats);
   const std::size_t chunk_rows = unit_rows * std::max<std::size_t>(1, chunk_bytes / layout.unit_bytes());
@@ -63,16 +64,18 @@ void LogStore::write_rows(std::uint32_t number, std::uint64_t first, std::uint64
     for (std::uint64_t row = first + chunk * chunk_rows; row < stop; ++row) {
       const float* of_row = state == nullptr ? zeros.data() : state + (row - first) * table.what.spec.state_floats;
       write_image(layout, number, row, weights + (row - first) * layout.weight_bytes(), of_row,
-                  buffer.data() + (layout.offset_of(row) - begin));
+                  buffer.data() + (home.offset_of(layout, row) - begin));
     }
   });
-  queue_.write_range(*table.home, begin, bytes, buffer.data());
+  queue_.write_range(*home.file, begin, bytes, buffer.data());
 }
 
 void LogStore::sync_home() {
   require_usable();
   latching([&] {
-    for (const Table& table : tables_) table.home->sync();
+    for (const Table& table : tables_) {
+      for (const Home& home : table.homes) home.file->sync();
+    }
   });
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "error.h"
@@ -58,20 +59,26 @@ std::uint64_t LogStore::merge(std::uint64_t limit_step, const AfterPart& after_p
   double done_bytes = 0;
   Versions versions;
   for (std::uint32_t t = 0; t < tables_.size(); ++t) {
-    const std::uint64_t num_rows = tables_[t].what.num_rows;
+    const std::uint64_t num_rows = tables_[t].what.owned_rows();
     const std::uint64_t bytes = image_bytes_of(parts[t]);
     // So many ranges that the versions in one of them, all of them, are not too many to collect; where rows crowd in
     // one range they may be more.
     const std::uint64_t num_ranges = std::min((bytes + merge_bytes_ - 1) / merge_bytes_, num_rows);
     for (std::uint64_t range = 0; range < num_ranges; ++range) {
       const double range_bytes = static_cast<double>(bytes) / static_cast<double>(num_ranges);
-      collect(records, t, parts[t], {num_rows * range / num_ranges, num_rows * (range + 1) / num_ranges}, versions);
+      const RowRange rows{tables_[t].owned_row(num_rows * range / num_ranges),
+                          tables_[t].owned_row(num_rows * (range + 1) / num_ranges)};
+      collect(records, t, parts[t], rows, versions);
       write_home(tables_[t], versions, buffer.buffer(), [&](std::chrono::nanoseconds busy, double share) {
         after_part(busy, (done_bytes + share * range_bytes) / all_bytes);
       });
       done_bytes += range_bytes;
     }
-    if (num_ranges != 0) latching([&] { tables_[t].home->sync(); });
+    latching([&] {
+      for (Home& home : tables_[t].homes) {
+        if (std::exchange(home.is_merging, false)) home.file->sync();
+      }
+    });
   }
   latching([&] { log_.checkpoint_without(records.records.size()); });
   give_up(records);
@@ -253,7 +260,7 @@ void LogStore::wait_for_fetches() {
   fetch_done_.wait(lock, [&] { return fetches_.empty() || fetches_.begin()->first > begun; });
 }
 
-void LogStore::write_home(const Table& table, const Versions& versions, const SectorBuffer& buffer,
+void LogStore::write_home(Table& table, const Versions& versions, const SectorBuffer& buffer,
                           const AfterPart& after_part) {
   for (std::size_t done = 0; done < versions.rows.size();) {
     const auto began = std::chrono::steady_clock::now();
@@ -268,25 +275,32 @@ void LogStore::write_home(const Table& table, const Versions& versions, const Se
 // Writes as many of the versions, from the first on, as the buffer and the queue hold; returns how many. Small images
 // by whole blocks of the file system: single sectors in holes cost it six times the CPU, and the medium rewrites a
 // block either way. A block between two that are written is read with them and written back as it was.
-std::size_t LogStore::write_home_part(const Table& table, std::span<const Version> versions,
-                                      const std::byte* version_images, const SectorBuffer& buffer) {
+std::size_t LogStore::write_home_part(Table& table, std::span<const Version> versions, const std::byte* version_images,
+                                      const SectorBuffer& buffer) {
   const RowLayout& layout = table.layout;
   const bool alone = layout.unit_rows() == 1;  // no other row is in its sectors: they need not be read
   SectorRuns runs(buffer, alone ? 0 : joined_gap_bytes, alone ? format::sector_bytes : format::block_bytes,
                   requests_per_part);
   std::vector<std::byte*> images;
+  Home* home = &table.homes[table.home_of(versions.front().row)];
+  std::optional<std::pair<Home*, std::uint64_t>> last_unit;
+  std::uint64_t changed_units = 0;
   for (const Version& version : versions) {
-    std::byte* image = runs.place(*table.home, layout.offset_of(version.row), layout.image_bytes());
+    if (version.row >= home->end) home = &table.homes[table.home_of(version.row)];
+    const std::uint64_t offset = home->offset_of(layout, version.row);
+    std::byte* image = runs.place(*home->file, offset, layout.image_bytes());
     if (image == nullptr) break;
+    home->is_merging = true;
     images.push_back(image);
+    if (const std::uint64_t unit = offset / layout.unit_bytes(); !last_unit || *last_unit != std::pair(home, unit)) {
+      last_unit = {home, unit};
+      ++changed_units;
+    }
   }
   if (!alone) queue_.read_many(runs.reads());
-  std::uint64_t changed_units = 0;
   for (std::size_t i = 0; i < images.size(); ++i) {
     if (alone) std::memset(images[i], 0, layout.unit_bytes());
     std::memcpy(images[i], version_images + versions[i].image, layout.image_bytes());
-    const bool same_unit = i > 0 && versions[i].row / layout.unit_rows() == versions[i - 1].row / layout.unit_rows();
-    if (!same_unit) ++changed_units;
   }
   queue_.write_many(runs.writes());
   const std::lock_guard lock(mutex_);

@@ -49,16 +49,24 @@ std::vector<std::uint64_t> LogStore::rows_in_log(std::uint32_t table, std::uint6
 std::optional<LogStore::Piece> LogStore::next_piece(const Table& table, std::uint64_t first, std::uint64_t end,
                                                     std::uint64_t bytes) {
   const RowLayout& layout = table.layout;
-  const std::uint64_t data = table.home->next_data(first / layout.unit_rows() * layout.unit_bytes());
-  first = std::max(first, data / layout.unit_bytes() * layout.unit_rows());
-  if (first >= end) return std::nullopt;
-  const std::uint64_t unit = first / layout.unit_rows();
-  const std::uint64_t units = std::max<std::uint64_t>(1, bytes / layout.unit_bytes());
-  Piece piece{first, std::min(end, (unit + units) * layout.unit_rows()), unit * layout.unit_bytes(), {}};
-  const std::size_t piece_bytes = layout.bytes_for(piece.end - unit * layout.unit_rows());
-  piece.data = spare_.borrow(piece_bytes);
-  queue_.read_range(*table.home, piece.offset, piece_bytes, piece.data.data());
-  return piece;
+  for (const Home& home : table.homes) {
+    if (home.end <= first) continue;
+    if (home.first >= end) break;
+    const std::uint64_t home_end = std::min(end, home.end) - home.first;  // from here on in rows of this home
+    std::uint64_t begin = std::max(first, home.first) - home.first;
+    const std::uint64_t data = home.file->next_data(begin / layout.unit_rows() * layout.unit_bytes());
+    begin = std::max(begin, data / layout.unit_bytes() * layout.unit_rows());
+    if (begin >= home_end) continue;
+    const std::uint64_t unit = begin / layout.unit_rows();
+    const std::uint64_t units = std::max<std::uint64_t>(1, bytes / layout.unit_bytes());
+    const std::uint64_t piece_end = std::min(home_end, (unit + units) * layout.unit_rows());
+    Piece piece{home.first + begin, home.first + piece_end, &home, unit * layout.unit_bytes(), {}};
+    const std::size_t piece_bytes = layout.bytes_for(piece_end - unit * layout.unit_rows());
+    piece.data = spare_.borrow(piece_bytes);
+    queue_.read_range(*home.file, piece.offset, piece_bytes, piece.data.data());
+    return piece;
+  }
+  return std::nullopt;
 }
 
 // Of the rows [first, end), by their tags. A piece holds all that is wanted if every row of it was written.
@@ -101,7 +109,7 @@ void LogStore::verify_home(std::uint32_t number, std::vector<std::string>& probl
     for (std::uint64_t row = piece->first; row < piece->end; ++row) {
       if (check_image(table.layout, number, row, piece->image(table.layout, row)) != ImageState::damaged) continue;
       if (table.index.find(row)) continue;
-      problems.push_back(damaged(table.home->place(table.layout.offset_of(row)), number, row));
+      problems.push_back(damaged(piece->home->file->place(piece->home->offset_of(table.layout, row)), number, row));
     }
     first = piece->end;
   }

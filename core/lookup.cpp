@@ -2,8 +2,29 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string>
+
+#include "error.h"
 
 namespace holdfast {
+
+void require_own_rows(std::span<const std::uint64_t> rows, const RowTable& table) {
+  const auto foreign = table.first_foreign(rows);
+  if (!foreign) return;
+  const std::string of_table = " of table '" + table.name + "'";
+  if (!table.layout || !table.layout->is_place(*foreign)) {
+    throw Error(ErrorKind::config, "place " + std::to_string(*foreign) + of_table + " is no row's");
+  }
+  throw Error(ErrorKind::config, "row " + std::to_string(table.layout->row_of(*foreign)) + of_table + " is of shard " +
+                                     std::to_string(table.layout->shard_of(*foreign)) +
+                                     ", which this writer does not own");
+}
+
+void require_own_rows(const Plan& plan, const std::vector<RowTable>& tables) {
+  for (std::size_t t = 0; t < plan.tables.size(); ++t) {
+    require_own_rows(plan.tables[t].rows, tables.at(plan.spec->tables[t].number));
+  }
+}
 
 void pool_features(const Plan& plan, const std::vector<WorkingRows>& rows, const std::vector<RowTable>& tables,
                    float* out) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "collection.h"
@@ -64,6 +65,11 @@ template <class Body>
 void for_rows(const Plan& plan, const Body& body) {
   for_rows(*plan.spec, [&](std::size_t t) { return plan.tables[t].num_unique(); }, body);
 }
+
+// Throws config where a row of the plan is none that this writer has; names the row and its shard.
+void require_own_rows(const Plan& plan, const std::vector<RowTable>& tables);
+// The same of one table's rows, ascending.
+void require_own_rows(std::span<const std::uint64_t> rows, const RowTable& table);
 
 // Pools every feature of `plan` from `rows`, the working rows of its tables, into out [num_bags, output_width].
 void pool_features(const Plan& plan, const std::vector<WorkingRows>& rows, const std::vector<RowTable>& tables,

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -69,16 +70,57 @@ class Pool::Lock {
   int fd_;
 };
 
+namespace {
+
+// The shards that are owned; throws config where they, or the tables', make no sense.
+ShardSet checked_shards(const std::optional<Sharding>& of_pool, const std::vector<format::TableRecord>& tables) {
+  if (!of_pool) {
+    for (const format::TableRecord& table : tables) {
+      if (table.table_shards == 0 && table.first_shard == 0) continue;
+      throw Error(ErrorKind::config, "table '" + std::string(table.name) + "' has shards, the pool has none");
+    }
+    return {};
+  }
+  const Sharding& sharding = *of_pool;
+  if (!std::has_single_bit(sharding.num_shards) || sharding.num_shards > max_shards) {
+    throw Error(ErrorKind::config, std::to_string(sharding.num_shards) + " shards: give a power of two up to " +
+                                       std::to_string(max_shards));
+  }
+  ShardSet owned;
+  for (const std::uint32_t shard : sharding.owned) {
+    if (shard >= sharding.num_shards) {
+      throw Error(ErrorKind::config, "shard " + std::to_string(shard) + " of " + std::to_string(sharding.num_shards));
+    }
+    owned.set(shard);
+  }
+  for (const format::TableRecord& table : tables) {
+    const bool is_whole = table.table_shards == 1 && table.first_shard < sharding.num_shards;
+    const bool is_split = table.table_shards == sharding.num_shards && table.first_shard == 0;
+    if (is_whole || is_split) continue;
+    throw Error(ErrorKind::config, "table '" + std::string(table.name) +
+                                       "' must be in one shard or be split over all " +
+                                       std::to_string(sharding.num_shards));
+  }
+  return owned;
+}
+
+}  // namespace
+
 void Pool::create(const std::string& directory, const PoolOptions& options, std::vector<format::TableRecord> tables) {
   const Lock lock(directory);
   const bool in_place = options.store == format::Store::in_place;
   const auto medium = open_mapped_medium(directory, in_place ? Flushing::mapped : Flushing::synced);
   if (medium->exists(superblock_name)) throw Error(ErrorKind::exists, directory + " already holds a pool");
   const std::size_t log_bytes = format::align_up(std::max<std::uint64_t>(options.log_bytes, 1), format::block_bytes);
+  const ShardSet owned = checked_shards(options.sharding, tables);
+  std::optional<format::ShardsRecord> shards;
+  if (options.sharding) shards = shards_record(owned, options.sharding->group_uuid);
+  const std::vector<RowTable> row_tables = row_tables_of(tables, options.seed, owned);
+  const bool adopt = options.sharding && options.sharding->adopt;
   if (in_place) {
-    InPlaceBackend::create(*medium, row_tables_of(tables, options.seed), log_bytes, options.row_checksums);
+    InPlaceBackend::create(*medium, row_tables, log_bytes, options.row_checksums, adopt);
   } else {
-    LogBackend::create(directory, row_tables_of(tables, options.seed), log_bytes, options.begin);
+    LogBackend::create(directory, row_tables, log_bytes, options.begin, adopt);
   }
   for (const char* name : dense_names) {
     medium->create(name, format::block_bytes, Access::sequential)->allocate(0, format::block_bytes);
@@ -93,7 +135,7 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
   header.seed = options.seed;
   header.store = static_cast<std::uint32_t>(options.store);
   header.log_bytes = log_bytes;
-  header.num_shards = 1;
+  header.num_shards = options.sharding ? options.sharding->num_shards : 1;
   header.num_writers = 1;
   header.row_checksums = in_place && options.row_checksums ? 1 : 0;
   header.created_unix_ns = static_cast<std::uint64_t>(
@@ -112,7 +154,7 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
   commit.row_updates = options.begin.row_updates;
   commit.last_record = format::no_position;
   if (in_place) commit.last_record_step = options.begin.step;
-  Superblock::write(*medium, header, std::move(tables), epoch, commit);
+  Superblock::write(*medium, header, std::move(tables), shards, epoch, commit);
 }
 
 Pool::Pool(const std::string& directory, const OpenOptions& options, std::unique_ptr<Medium> medium,
@@ -260,16 +302,21 @@ std::optional<DenseState> Pool::dense_state() {
   return dense_->newest(step_);
 }
 
+// A plan of a pool in shards may come from elsewhere: no row of another writer is ever looked for here.
+void Pool::check_rows(const Plan& plan) const {
+  if (shards()) require_own_rows(plan, backend_->tables());
+}
+
 void Pool::announce(std::shared_ptr<const Plan> plan) {
   check_open();
+  check_rows(*plan);
   latching([&] { backend_->announce(std::move(plan)); });
 }
 
 void Pool::keep_rows(std::uint32_t table, std::vector<std::uint64_t> rows) {
   check_open();
   const bool ascends = std::adjacent_find(rows.begin(), rows.end(), std::greater_equal<>()) == rows.end();
-  if (table >= backend_->tables().size() || !ascends ||
-      (!rows.empty() && rows.back() >= backend_->tables()[table].num_rows)) {
+  if (table >= backend_->tables().size() || !ascends || backend_->tables()[table].first_foreign(rows)) {
     throw Error(ErrorKind::config, "rows to keep must ascend and lie in their table");
   }
   latching([&] { backend_->keep_rows(table, std::move(rows)); });
@@ -281,11 +328,13 @@ std::shared_ptr<Capture> Pool::capture(std::shared_ptr<const Plan> plan) {
     throw Error(ErrorKind::step, "step " + std::to_string(step_ + 1) +
                                      " has updated its rows already: commit it before the next forward pass");
   }
+  check_rows(*plan);
   return latching([&] { return backend_->capture(std::move(plan), step_ + 1); });
 }
 
 bool Pool::capture_ahead(std::shared_ptr<const Plan> next) {
   check_open();
+  check_rows(*next);
   return !updated_ && latching([&] { return backend_->capture_ahead(std::move(next), step_ + 1); });
 }
 
@@ -296,6 +345,7 @@ void Pool::lookup(const Capture& capture, float* out) const {
 
 void Pool::evaluate(const Plan& plan, float* out) {
   if (closed_) throw Error(ErrorKind::step, "the pool is closed");
+  check_rows(plan);
   const auto read = [&](const std::vector<WorkingRows>& rows) { backend_->read(plan, rows); };
   latching([&] { evaluator_.pool(plan, backend_->tables(), read, out); });
 }

@@ -10,6 +10,7 @@
 // - Opening validates everything that recovery is going to use before it changes a byte.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -32,12 +33,23 @@
 
 namespace holdfast {
 
+// Of a pool that has one writer of several: the shards that it owns lie beside it, in shard-NNNN two levels up.
+struct Sharding {
+  std::uint32_t num_shards;  // of the whole: a power of two, 4096 at most
+  std::vector<std::uint32_t> owned;
+  std::array<std::uint8_t, 16> group_uuid;
+  // The shards are there, at the step where the pool begins, and are taken as they are: whoever had them before has
+  // emptied its log and closed its pool.
+  bool adopt = false;
+};
+
 struct PoolOptions {
   std::uint64_t seed;
   std::uint64_t log_bytes;  // rounded up to blocks
   format::Store store = format::Store::in_place;
   bool row_checksums = false;  // of rows in place; a log store always has them
   StepMark begin{};  // the step at whose end the pool is made: its rows are imported, its dense state written
+  std::optional<Sharding> sharding{};  // then every table says how it is cut
 };
 
 // What a pool that belongs to a group could go back to.
@@ -93,6 +105,7 @@ class Pool {
   const RecoveryReport& recovery() const { return report_; }
   const std::vector<format::TableRecord>& table_records() const { return superblock_->tables(); }
   const format::PoolHeader& header() const { return superblock_->header(); }
+  const std::optional<format::ShardsRecord>& shards() const { return superblock_->shards(); }
   std::string medium_description() const { return medium_->description(); }
   format::Level level() const { return medium_->level(); }
 
@@ -183,6 +196,7 @@ class Pool {
   // Of the background thread: `step` is what exact recovery never goes below from now on.
   void note_durable(std::uint64_t step);
   void check_open() const;
+  void check_rows(const Plan& plan) const;
   template <class Work>
   decltype(auto) latching(const Work& work);
   void sync_everything();

@@ -29,6 +29,7 @@ std::optional<DenseCopy> Reader::dense_state() const {
 }
 
 void Reader::evaluate(const Plan& plan, float* out) {
+  if (shards()) require_own_rows(plan, tables());
   const auto read = [&](const std::vector<WorkingRows>& rows) { rows_->read(plan, rows); };
   evaluator_.pool(plan, tables(), read, out);
 }
@@ -36,6 +37,8 @@ void Reader::evaluate(const Plan& plan, float* out) {
 void Reader::gather_rows(std::size_t index, std::vector<std::uint64_t> rows, std::byte* weights, float* state,
                          std::uint8_t* differs) const {
   const RowTable& table = tables()[index];
+  if (!std::is_sorted(rows.begin(), rows.end())) throw Error(ErrorKind::config, "rows to gather must ascend");
+  require_own_rows(rows, table);
   rows_->read(static_cast<std::uint32_t>(index), {rows.data(), weights, state}, rows.size());
   if (differs == nullptr) return;
   std::vector<std::byte> initial(table.weight_bytes());

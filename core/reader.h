@@ -25,6 +25,7 @@ class Reader {
   explicit Reader(const std::string& directory);
 
   const format::PoolHeader& header() const { return superblock_->header(); }
+  const std::optional<format::ShardsRecord>& shards() const { return superblock_->shards(); }
   const std::vector<format::TableRecord>& table_records() const { return superblock_->tables(); }
   format::EpochRecord epoch() const { return superblock_->epoch(); }
   // The newest commit: its epoch and place in the log are those of the newest commit record, its step may be newer.

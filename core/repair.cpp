@@ -181,6 +181,10 @@ RepairPlan plan_repair(const std::string& directory) {
   auto medium = open_mapped_medium(directory);
   const auto file = open_pool_file(*medium, superblock_name, false);
   const format::PoolHeader header = Superblock::read_header(*file);
+  if (format::has_shards(header)) {
+    throw Error(ErrorKind::format_mismatch,
+                directory + " is one writer's part of a pool of several writers; it is not " + "repaired alone");
+  }
   if (header.store != static_cast<std::uint32_t>(format::Store::in_place)) {
     medium = open_mapped_medium(directory, Flushing::synced);
   }

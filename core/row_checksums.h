@@ -17,7 +17,7 @@ namespace holdfast {
 
 class RowChecksums {
  public:
-  static std::size_t file_bytes(const RowTable& table) { return table.num_rows * sizeof(std::uint32_t); }
+  static constexpr std::size_t row_bytes = sizeof(std::uint32_t);
   // tags: of all rows of the table; `table` is kept.
   RowChecksums(const RowTable& table, std::uint32_t* tags) : table_(table), tags_(tags) {}
 

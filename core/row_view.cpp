@@ -22,7 +22,7 @@ namespace {
 class InPlaceView final : public RowView {
  public:
   InPlaceView(Medium& medium, Superblock& superblock)
-      : RowView(row_tables_of(superblock.tables(), superblock.header().seed)),
+      : RowView(superblock.row_tables()),
         medium_(medium),
         superblock_(superblock),
         store_(medium, tables(), superblock.header().row_checksums != 0, false) {}
@@ -104,11 +104,13 @@ class InPlaceView final : public RowView {
     std::vector<Excess> found;
     for (const InPlaceStore::Table& table : store_.tables()) {
       const auto* words = reinterpret_cast<const std::uint64_t*>(table.touched.file->data());
-      const std::uint64_t tail = table.num_rows % 64;
-      const std::uint64_t last = table.num_rows / 64;
-      if (tail == 0 || table.touched.file->next_data(last * 8) > last * 8 || (words[last] >> tail) == 0) continue;
-      const std::uint64_t right = words[last] & ((std::uint64_t{1} << tail) - 1);
-      found.push_back({table.name, table.touched.file.get(), last * 8, right});
+      for (const RowPiece& piece : table.owned_pieces()) {
+        const std::uint64_t tail = piece.end() % 64;
+        const std::uint64_t last = piece.end() / 64;
+        if (tail == 0 || table.touched.file->next_data(last * 8) > last * 8 || (words[last] >> tail) == 0) continue;
+        const std::uint64_t right = words[last] & ((std::uint64_t{1} << tail) - 1);
+        found.push_back({table.name, table.touched.file.get(), last * 8, right});
+      }
     }
     return found;
   }
@@ -122,7 +124,7 @@ class InPlaceView final : public RowView {
 class LogView final : public RowView {
  public:
   LogView(std::string directory, Superblock& superblock)
-      : RowView(row_tables_of(superblock.tables(), superblock.header().seed)),
+      : RowView(superblock.row_tables()),
         directory_(std::move(directory)),
         superblock_(superblock),
         ring_bytes_(superblock.header().log_bytes) {

@@ -63,7 +63,7 @@ std::vector<Group> groups_of(const std::vector<RowTable>& tables, std::vector<st
     };
     auto group = std::find_if(groups.begin(), groups.end(), same);
     if (group == groups.end()) group = groups.insert(groups.end(), {&table, 0, 0});
-    group->num_rows += table.num_rows;
+    group->num_rows += table.owned_rows();
     group_of_table.push_back(static_cast<std::size_t>(group - groups.begin()));
   }
   return groups;
@@ -211,7 +211,7 @@ Scratchpad::Scratchpad(const std::vector<RowTable>& tables, std::uint64_t bytes,
   std::vector<Group> groups = groups_of(tables_, shelf_of_table_);
   share_out(bytes, groups);
   for (const Group& group : groups) {
-    if (group.num_slots == 0) {
+    if (group.num_slots == 0 && group.num_rows != 0) {
       throw Error(ErrorKind::config, "a scratchpad of " + std::to_string(bytes) + " bytes has no room for a row of " +
                                          std::to_string(group.slot_bytes() - slot_overhead_bytes) +
                                          " bytes; make scratchpad_bytes larger");

@@ -1,16 +1,14 @@
 // Shards: which of a pool's shards each row of a table is in, and the number by which the core knows it.
 //
 // Invariants
-// - A pool of several writers has S = 2^b shards, for good. A table is *whole* (all rows in one shard) or *split* over all
-//   S. Rows of a split table go round: of each stripe of S consecutive rows every shard gets one, so shards differ by one
-//   row at most; a mixer says at which shard a stripe begins, so rows at a regular distance spread, too.
+// - A pool of several writers has S = 2^b shards, for good. A table is *whole* (all rows in one shard) or *split* over
+//   all S. Rows of a split table go round: of each stripe of S consecutive rows every shard gets one, so shards differ
+//   by one row at most; a mixer says at which shard a stripe begins, so rows at a regular distance spread, too.
 // - A row's *place* is its number wherever rows are addressed: plans, logs, tags, scratchpad. Of a split table it is
-//   shard << stride_bits | local, of a whole one, and in a pool without shards, the row's own number. In a shard, places
-//   ascend with rows and have no gaps. Places of different rows differ, and all are below end_place.
+//   shard << stride_bits | local, of a whole one, and in a pool without shards, the row's own number. In a shard,
+//   places ascend with rows and have no gaps. Places of different rows differ, and all are below end_place.
 // - What must not depend on shards is computed from the row's own number: initial values, stochastic rounding.
 // - A shard's places begin at a multiple of 32768, so that arrays of rows, bits or tags do at a page.
-//
-// own_row is `static` for the kernels' sake, as in counter_rng.h.
 #pragma once
 
 #include <bitset>
@@ -18,19 +16,13 @@
 #include <cstdint>
 
 #include "counter_rng.h"
+#include "format.h"
+#include "places.h"
 
 namespace holdfast {
 
-inline constexpr std::uint32_t max_shards = 4096;
+using format::max_shards;
 inline constexpr std::uint32_t min_stride_bits = 15;
-
-// The number of the row at `place`; stride_bits 0: the place itself.
-static inline std::uint64_t own_row(std::uint32_t shard_bits, std::uint32_t stride_bits, std::uint64_t place) {
-  if (stride_bits == 0) return place;
-  const std::uint64_t local = place & ((std::uint64_t{1} << stride_bits) - 1);
-  const std::uint64_t lane = (place >> stride_bits) - counter_rng::mix64(local);
-  return local << shard_bits | (lane & ((std::uint64_t{1} << shard_bits) - 1));
-}
 
 // Shards of a pool that one writer has.
 using ShardSet = std::bitset<max_shards>;

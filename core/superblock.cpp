@@ -1,6 +1,7 @@
 #include "superblock.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -16,6 +17,7 @@ namespace holdfast {
 using format::CommitRecord;
 using format::EpochRecord;
 using format::PoolHeader;
+using format::ShardsRecord;
 using format::TableRecord;
 
 namespace {
@@ -48,7 +50,7 @@ std::pair<T, std::size_t> read_pair(const File& file, const std::size_t (&offset
   return {slot == 0 ? *first : *second, slot};
 }
 
-void check_table(const TableRecord& table, const std::string& where) {
+void check_table(const TableRecord& table, const PoolHeader& header, const std::string& where) {
   const auto bad = [&](const std::string& what) { throw Error(ErrorKind::corrupted, where + ": " + what); };
   if (table.num_embeddings == 0 || table.num_embeddings > std::uint64_t{1} << 40) bad("impossible number of rows");
   if (table.embedding_dim == 0 || table.embedding_dim > 4096) bad("impossible embedding_dim");
@@ -62,6 +64,10 @@ void check_table(const TableRecord& table, const std::string& where) {
     throw Error(ErrorKind::format_mismatch, where + ": this build knows no id map but identity");
   }
   if (table.name[sizeof(table.name) - 1] != '\0') bad("a name without end");
+  const bool is_whole = table.table_shards == 1 && table.first_shard < header.num_shards;
+  const bool is_split = table.table_shards == header.num_shards && table.first_shard == 0;
+  const bool is_unsharded = table.table_shards == 0 && table.first_shard == 0;
+  if (format::has_shards(header) ? !is_whole && !is_split : !is_unsharded) bad("impossible shards");
 }
 
 }  // namespace
@@ -71,6 +77,22 @@ std::unique_ptr<Medium> open_pool_medium(const std::string& directory) {
   if (!medium->exists(superblock_name)) throw Error(ErrorKind::not_found, directory + " holds no pool");
   const auto store = static_cast<format::Store>(Superblock(*medium, false).header().store);
   return store == format::Store::in_place ? std::move(medium) : open_mapped_medium(directory, Flushing::synced);
+}
+
+ShardSet shards_of(const format::ShardsRecord& record) {
+  ShardSet owned;
+  for (std::size_t shard = 0; shard < max_shards; ++shard)
+    owned[shard] = (record.owned[shard / 8] >> shard % 8 & 1) != 0;
+  return owned;
+}
+
+format::ShardsRecord shards_record(const ShardSet& owned, const std::array<std::uint8_t, 16>& group_uuid) {
+  format::ShardsRecord record{};
+  std::copy(group_uuid.begin(), group_uuid.end(), record.group_uuid);
+  for (std::size_t shard = 0; shard < max_shards; ++shard) {
+    if (owned[shard]) record.owned[shard / 8] |= static_cast<std::uint8_t>(1U << shard % 8);
+  }
+  return record;
 }
 
 std::array<std::uint8_t, 16> current_boot_id() {
@@ -95,16 +117,17 @@ std::array<std::uint8_t, 16> current_boot_id() {
   return id;
 }
 
-void Superblock::write(Medium& medium, PoolHeader header, std::vector<TableRecord> tables, const EpochRecord& epoch,
+void Superblock::write(Medium& medium, PoolHeader header, std::vector<TableRecord> tables,
+                       const std::optional<ShardsRecord>& shards, const EpochRecord& epoch,
                        const CommitRecord& commit) {
   const std::string fresh = std::string(superblock_name) + ".new";
-  const std::size_t bytes = format::pool_file_bytes(tables.size());
+  const std::size_t bytes = format::pool_file_bytes(tables.size(), shards.has_value());
   {
     const auto file = medium.create(fresh, bytes, Access::sequential);
     file->allocate(0, bytes);
     header.magic = format::pool_magic;
     const bool in_place = header.store == static_cast<std::uint32_t>(format::Store::in_place);
-    header.version = in_place ? format::oldest_version : format::version;
+    header.version = shards ? format::shards_version : in_place ? format::oldest_version : format::log_store_version;
     header.num_tables = static_cast<std::uint32_t>(tables.size());
     header.crc = crc_of(header);
     const auto put = [&](std::size_t offset, const auto& value) {
@@ -124,6 +147,12 @@ void Superblock::write(Medium& medium, PoolHeader header, std::vector<TableRecor
       tables[i].number = static_cast<std::uint32_t>(i + 1);
       tables[i].crc = crc_of(tables[i]);
       put(format::tables_offset + i * sizeof(TableRecord), tables[i]);
+    }
+    if (shards) {
+      ShardsRecord sealed = *shards;
+      sealed.magic = format::shards_magic;
+      sealed.crc = crc_of(sealed);
+      put(format::shards_offset(tables.size()), sealed);
     }
     medium.persist(file->data(), bytes);
     file->sync();
@@ -149,19 +178,24 @@ PoolHeader Superblock::read_header(const File& file) {
   if (header.crc != crc_of(header)) {
     throw Error(ErrorKind::corrupted, file.place(0) + ": the pool header's checksum does not hold");
   }
-  if (file.size() < format::pool_file_bytes(0) ||
-      header.num_tables > (file.size() - format::tables_offset) / sizeof(TableRecord)) {
+  if (file.size() < format::pool_file_bytes(0, false) ||
+      header.num_tables > (file.size() - format::tables_offset) / sizeof(TableRecord) ||
+      (format::has_shards(header) && file.size() < format::pool_file_bytes(header.num_tables, true))) {
     throw Error(ErrorKind::corrupted, file.name() + ": truncated to " + std::to_string(file.size()) + " bytes");
   }
-  if (header.num_shards != 1 || header.num_writers != 1) {
+  if (header.num_writers != 1 || (!format::has_shards(header) && header.num_shards != 1)) {
     throw Error(ErrorKind::format_mismatch,
                 file.name() + ": " + std::to_string(header.num_shards) + " shards; this build opens pools of one");
+  }
+  if (!std::has_single_bit(header.num_shards) || header.num_shards > max_shards) {
+    throw Error(ErrorKind::corrupted,
+                file.place(0) + ": impossible number of shards, " + std::to_string(header.num_shards));
   }
   if (header.row_checksums > 1) {
     throw Error(ErrorKind::format_mismatch, file.name() + ": row checksums of a kind that this build does not know");
   }
-  const auto newest_store =
-      static_cast<std::uint32_t>(header.version == 1 ? format::Store::in_place : format::Store::log);
+  const auto newest_store = static_cast<std::uint32_t>(
+      header.version < format::log_store_version ? format::Store::in_place : format::Store::log);
   if (header.store > newest_store) {
     throw Error(ErrorKind::corrupted, file.place(0) + ": unknown store");
   }
@@ -182,12 +216,22 @@ Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
       throw Error(ErrorKind::corrupted,
                   file.place(offset) + ": the checksum of table record " + std::to_string(i) + " does not hold");
     }
-    check_table(*table, file.place(offset));
+    check_table(*table, header_, file.place(offset));
     if (table->number != 0 && table->number != i + 1) {
       throw Error(ErrorKind::corrupted, file.place(offset) + ": table record " + std::to_string(table->number - 1) +
                                             " where number " + std::to_string(i) + " belongs");
     }
     tables_.push_back(*table);
+  }
+  if (format::has_shards(header_)) {
+    const std::size_t offset = format::shards_offset(header_.num_tables);
+    shards_ = read_valid<ShardsRecord>(file, offset, format::shards_magic);
+    if (!shards_) {
+      throw Error(ErrorKind::corrupted, file.place(offset) + ": the checksum of the shards record does not hold");
+    }
+    if ((shards_of(*shards_) >> header_.num_shards).any()) {
+      throw Error(ErrorKind::corrupted, file.place(offset) + ": shards that the pool does not have");
+    }
   }
   // In this order: an epoch is durable before anything that carries it, so a reader beside a writer finds none missing.
   std::tie(commit_, commit_slot_) =
@@ -197,6 +241,10 @@ Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
     throw Error(ErrorKind::corrupted, file.place(format::epoch_offset[1 - epoch_slot_]) +
                                           ": the epoch record of epoch " + std::to_string(commit_.epoch) + " is lost");
   }
+}
+
+std::vector<RowTable> Superblock::row_tables() const {
+  return row_tables_of(tables_, header_.seed, shards_ ? shards_of(*shards_) : ShardSet{});
 }
 
 std::optional<std::string> Superblock::reason_to_distrust() const {

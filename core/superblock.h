@@ -17,6 +17,7 @@
 
 #include "format.h"
 #include "media/medium.h"
+#include "row_table.h"
 
 namespace holdfast {
 
@@ -25,14 +26,20 @@ inline constexpr const char* superblock_name = "pool.holdfast";
 // The machine's current boot, or zeros where it cannot be told.
 std::array<std::uint8_t, 16> current_boot_id();
 
+// Shards as a record has them, and back.
+ShardSet shards_of(const format::ShardsRecord& record);
+format::ShardsRecord shards_record(const ShardSet& owned, const std::array<std::uint8_t, 16>& group_uuid);
+
 // The medium of the pool in `directory`, as its store wants it. Throws not_found where there is none.
 std::unique_ptr<Medium> open_pool_medium(const std::string& directory);
 
 class Superblock {
  public:
-  // Writes a whole superblock and renames it into place. Header and records are sealed here.
+  // Writes a whole superblock and renames it into place. Header and records are sealed here. shards: of a pool of
+  // several writers.
   static void write(Medium& medium, format::PoolHeader header, std::vector<format::TableRecord> tables,
-                    const format::EpochRecord& epoch, const format::CommitRecord& commit);
+                    const std::optional<format::ShardsRecord>& shards, const format::EpochRecord& epoch,
+                    const format::CommitRecord& commit);
 
   // The header alone. Throws format_mismatch or corrupted.
   static format::PoolHeader read_header(const File& file);
@@ -42,6 +49,10 @@ class Superblock {
   const std::string& file_name() const { return file_->name(); }
   const format::PoolHeader& header() const { return header_; }
   const std::vector<format::TableRecord>& tables() const { return tables_; }
+  // Of a pool of several writers.
+  const std::optional<format::ShardsRecord>& shards() const { return shards_; }
+  // What this writer has of the tables.
+  std::vector<RowTable> row_tables() const;
   const format::EpochRecord& epoch() const { return epoch_; }
   const format::CommitRecord& commit() const { return commit_; }
   // Why rows may be from any moment, which only those of a process-level pool ever are; or nothing.
@@ -67,6 +78,7 @@ class Superblock {
   std::unique_ptr<File> file_;
   format::PoolHeader header_;
   std::vector<format::TableRecord> tables_;
+  std::optional<format::ShardsRecord> shards_;
   format::EpochRecord epoch_;
   format::CommitRecord commit_;
   std::size_t epoch_slot_ = 0;

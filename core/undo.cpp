@@ -1,6 +1,7 @@
 #include "undo.h"
 
 #include <algorithm>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -26,11 +27,11 @@ void check_record(const Record& record, const UndoLog& log, const InPlaceStore& 
         section.rows_offset % format::line_bytes != 0 || offset > record.header.bytes) {
       bad("a section that does not fit");
     }
-    const auto* rows = reinterpret_cast<const std::uint64_t*>(record.data + section.rows_offset);
-    for (std::uint64_t i = 0; i < section.num_rows; ++i) {
-      const std::uint64_t row = rows[i] & ~fresh_bit;
-      if (row >= table.num_rows || (i > 0 && row <= (rows[i - 1] & ~fresh_bit))) bad("rows that are out of order");
+    const std::span rows(reinterpret_cast<const std::uint64_t*>(record.data + section.rows_offset), section.num_rows);
+    for (std::size_t i = 1; i < rows.size(); ++i) {
+      if ((rows[i] & ~fresh_bit) <= (rows[i - 1] & ~fresh_bit)) bad("rows that are out of order");
     }
+    if (table.first_foreign(rows)) bad("rows that its table does not have here");
   }
 }
 

@@ -36,7 +36,7 @@ UndoFollower::UndoFollower(Medium& medium, const Superblock& superblock, const I
       log_(medium, *ring_),
       begin_(superblock.read_commit()),
       chain_{{UndoLog::Link::of(begin_), begin_.log_head}},
-      versions_(row_tables_of(superblock.tables(), superblock.header().seed)) {}
+      versions_(superblock.row_tables()) {}
 
 void UndoFollower::follow(std::uint64_t floor) {
   do {

@@ -19,6 +19,7 @@
 #include "float_mode.h"
 #include "kernels/instruction_sets.h"
 #include "kernels/kernels.h"
+#include "places.h"
 
 #if defined(__x86_64__)
 #pragma GCC diagnostic push

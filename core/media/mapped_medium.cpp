@@ -1,6 +1,7 @@
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "../error.h"
@@ -91,13 +93,15 @@ const char* name_of(WriteBack how) {
 
 class MappedFile final : public File {
  public:
-  MappedFile(std::string path, int fd, std::size_t bytes, bool writable, bool dax, bool synced, Access access)
+  // at: where it is mapped, in memory that the caller gives back; null: wherever there is room.
+  MappedFile(std::string path, int fd, std::size_t bytes, bool writable, bool dax, bool synced, Access access,
+             std::byte* at = nullptr)
       : File(std::move(path)), fd_(fd), writable_(writable), dax_(dax), synced_(synced), access_(access) {
     if (synced_ && writable_) direct_fd_ = ::open(name_.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC);  // or not
-    map(bytes);
+    map(bytes, at);
   }
   ~MappedFile() override {
-    if (data_ != nullptr) ::munmap(data_, std::max<std::size_t>(size_, 1));
+    if (data_ != nullptr && is_own_) ::munmap(data_, std::max<std::size_t>(size_, 1));
     if (direct_fd_ >= 0) ::close(direct_fd_);
     ::close(fd_);
   }
@@ -161,16 +165,19 @@ class MappedFile final : public File {
   }
 
  private:
-  void map(std::size_t bytes) {
+  void map(std::size_t bytes, std::byte* at) {
     const int protection = PROT_READ | (writable_ ? PROT_WRITE : 0);
-    const int flags = dax_ ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED;
-    void* address = ::mmap(nullptr, std::max<std::size_t>(bytes, 1), protection, flags, fd_, 0);
+    const int flags = (dax_ ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED) | (at != nullptr ? MAP_FIXED : 0);
+    void* address = ::mmap(at, std::max<std::size_t>(bytes, 1), protection, flags, fd_, 0);
     if (address == MAP_FAILED) {
       const int error = errno;
+      ::close(fd_);
+      if (direct_fd_ >= 0) ::close(direct_fd_);
       throw_errno("mapping " + name_, error);
     }
     data_ = static_cast<std::byte*>(address);
     size_ = bytes;
+    is_own_ = at == nullptr;
     // Read-ahead around a random row costs up to a millisecond a fault. Huge pages only where all of a file is used: on
     // a sparse one every touched row would take 2 MiB.
     ::madvise(address, bytes, access_ == Access::random ? MADV_RANDOM : MADV_HUGEPAGE);
@@ -194,10 +201,83 @@ class MappedFile final : public File {
 
   int fd_;
   int direct_fd_ = -1;
+  bool is_own_ = true;
   bool writable_;
   bool dax_;
   bool synced_;
   Access access_;
+};
+
+// The pieces at their places in one range of addresses; whoever goes beside them gets a fault, not another file's
+// bytes.
+class JoinedFile final : public File {
+ public:
+  JoinedFile(std::string name, std::size_t bytes) : File(std::move(name)) {
+    size_ = bytes;
+    if (bytes == 0) return;
+    void* address = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (address == MAP_FAILED)
+      throw_errno("finding addresses for " + std::to_string(bytes) + " bytes of " + name_, errno);
+    data_ = static_cast<std::byte*>(address);
+  }
+  ~JoinedFile() override {
+    if (data_ != nullptr) ::munmap(data_, size_);
+  }
+
+  void add(std::size_t offset, std::unique_ptr<MappedFile> file) { pieces_.push_back({offset, std::move(file)}); }
+
+  std::string place(std::size_t offset) const override {
+    const Piece& piece = piece_of(offset);
+    return piece.file->place(offset - piece.offset);
+  }
+  void allocate(std::size_t offset, std::size_t bytes) override {
+    if (bytes == 0) return;
+    const Piece& piece = piece_of(offset);
+    const std::size_t from = offset - piece.offset;
+    piece.file->allocate(from, std::min(bytes, piece.file->size() - from));
+  }
+  std::size_t next_data(std::size_t offset) const override {
+    auto piece = piece_before(offset);
+    if (piece == pieces_.end()) piece = pieces_.begin();
+    for (; piece != pieces_.end(); ++piece) {
+      const std::size_t from = std::max(offset, piece->offset) - piece->offset;
+      if (from >= piece->file->size()) continue;
+      if (const std::size_t found = piece->file->next_data(from); found < piece->file->size()) {
+        return piece->offset + found;
+      }
+    }
+    return size_;
+  }
+  void resize(std::size_t) override {
+    throw Error(ErrorKind::config, name_ + ": files that are joined keep their size");
+  }
+  void write(std::size_t offset, const void* from, std::size_t bytes) override {
+    const Piece& piece = piece_of(offset);
+    piece.file->write(offset - piece.offset, from, bytes);
+  }
+  void sync() override {
+    for (const Piece& piece : pieces_) piece.file->sync();
+  }
+
+ private:
+  struct Piece {
+    std::size_t offset;
+    std::unique_ptr<MappedFile> file;
+  };
+
+  std::vector<Piece>::const_iterator piece_before(std::size_t offset) const {
+    const auto after = std::ranges::upper_bound(pieces_, offset, {}, &Piece::offset);
+    return after == pieces_.begin() ? pieces_.end() : after - 1;
+  }
+  const Piece& piece_of(std::size_t offset) const {
+    const auto piece = piece_before(offset);
+    if (piece == pieces_.end() || offset - piece->offset >= piece->file->size()) {
+      throw Error(ErrorKind::config, name_ + ": nothing is mapped at offset " + std::to_string(offset));
+    }
+    return *piece;
+  }
+
+  std::vector<Piece> pieces_;
 };
 
 class MappedMedium final : public Medium {
@@ -225,7 +305,7 @@ class MappedMedium final : public Medium {
 
   std::unique_ptr<File> create(const std::string& name, std::size_t bytes, Access access) override {
     const std::string full = path(name);
-    if (const auto slash = name.find('/'); slash != std::string::npos) {
+    if (const auto slash = name.rfind('/'); slash != std::string::npos) {
       const std::string folder = path(name.substr(0, slash));
       if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) throw_errno("creating " + folder, errno);
     }
@@ -240,17 +320,16 @@ class MappedMedium final : public Medium {
   }
 
   std::unique_ptr<File> open(const std::string& name, bool writable, Access access) override {
-    const std::string full = path(name);
-    const int fd = ::open(full.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
-    if (fd < 0) throw_errno("opening " + full, errno);
-    struct stat status{};
-    if (::fstat(fd, &status) != 0) {
-      const int error = errno;
-      ::close(fd);
-      throw_errno("opening " + full, error);
+    return open_at(name, writable, access, nullptr, std::nullopt);
+  }
+
+  std::unique_ptr<File> open_joined(const std::vector<JoinedPiece>& pieces, std::size_t bytes, bool writable,
+                                    Access access) override {
+    auto joined = std::make_unique<JoinedFile>(pieces.empty() ? directory_ : path(pieces.front().name), bytes);
+    for (const JoinedPiece& piece : pieces) {
+      joined->add(piece.offset, open_at(piece.name, writable, access, joined->data() + piece.offset, piece.bytes));
     }
-    return std::make_unique<MappedFile>(full, fd, static_cast<std::size_t>(status.st_size), writable, dax_ && writable,
-                                        synced_, access);
+    return joined;
   }
 
   void rename(const std::string& from, const std::string& to) override {
@@ -277,6 +356,27 @@ class MappedMedium final : public Medium {
 
  private:
   std::string path(const std::string& name) const { return directory_ + "/" + name; }
+
+  // at, wanted_bytes: of a piece, where it is mapped, and the size that it has.
+  std::unique_ptr<MappedFile> open_at(const std::string& name, bool writable, Access access, std::byte* at,
+                                      std::optional<std::size_t> wanted_bytes) const {
+    const std::string full = path(name);
+    const int fd = ::open(full.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+    if (fd < 0) throw_errno("opening " + full, errno);
+    struct stat status{};
+    if (::fstat(fd, &status) != 0) {
+      const int error = errno;
+      ::close(fd);
+      throw_errno("opening " + full, error);
+    }
+    const auto bytes = static_cast<std::size_t>(status.st_size);
+    if (wanted_bytes && bytes != *wanted_bytes) {
+      ::close(fd);
+      throw Error(ErrorKind::corrupted,
+                  full + ": " + std::to_string(bytes) + " bytes, it needs " + std::to_string(*wanted_bytes));
+    }
+    return std::make_unique<MappedFile>(full, fd, bytes, writable, dax_ && writable, synced_, access, at);
+  }
 
   void write_back_pages(const void* data, std::size_t bytes) const {
     if (bytes == 0) return;
@@ -320,6 +420,13 @@ bool is_volatile(const std::string& directory) {
   constexpr long ramfs_magic = 0x858458f6;
   struct statfs status{};
   return ::statfs(directory.c_str(), &status) == 0 && (status.f_type == tmpfs_magic || status.f_type == ramfs_magic);
+}
+
+void allow_many_files() {
+  struct rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  (void)::setrlimit(RLIMIT_NOFILE, &limit);  // where it is refused, opening a file says that there are too many
 }
 
 }  // namespace holdfast

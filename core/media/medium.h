@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "../format.h"
 
@@ -33,7 +34,7 @@ class File {
   std::size_t size() const { return size_; }
   const std::string& name() const { return name_; }
   // For messages.
-  std::string place(std::size_t offset) const { return name_ + " at offset " + std::to_string(offset); }
+  virtual std::string place(std::size_t offset) const { return name_ + " at offset " + std::to_string(offset); }
 
   // Makes sure that [offset, offset + bytes) has space of its own. Throws full, and nothing has changed.
   virtual void allocate(std::size_t offset, std::size_t bytes) = 0;
@@ -56,6 +57,13 @@ class File {
 
 enum class Access { random, sequential };
 
+// One of several files that are mapped as one.
+struct JoinedPiece {
+  std::string name;
+  std::size_t offset;  // where it begins in the whole, a multiple of block_bytes
+  std::size_t bytes;   // its size
+};
+
 class Medium {
  public:
   virtual ~Medium() = default;
@@ -68,6 +76,10 @@ class Medium {
   // A new file of `bytes` zeros; sparse unless allocated. Replaces what had the name.
   virtual std::unique_ptr<File> create(const std::string& name, std::size_t bytes, Access access) = 0;
   virtual std::unique_ptr<File> open(const std::string& name, bool writable, Access access) = 0;
+  // Files that exist, mapped as one of `bytes`. Pieces ascend; of each its size is checked (corrupted). Between them
+  // nothing is mapped. What is allocated, written or resized is within a piece; it is not resized.
+  virtual std::unique_ptr<File> open_joined(const std::vector<JoinedPiece>& pieces, std::size_t bytes, bool writable,
+                                            Access access) = 0;
   // Atomically gives `from` the name `to`; durable at every level when it returns.
   virtual void rename(const std::string& from, const std::string& to) = 0;
 
@@ -108,5 +120,8 @@ std::unique_ptr<Medium> open_mapped_medium(const std::string& directory, Flushin
 // Whether files of `directory` can be mapped with MAP_SYNC, and whether they are in memory only.
 bool is_dax(const std::string& directory);
 bool is_volatile(const std::string& directory);
+
+// Raises what this process may have open to what the system lets it: a file for each shard of each column is many.
+void allow_many_files();
 
 }  // namespace holdfast

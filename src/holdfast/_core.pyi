@@ -10,7 +10,10 @@ class TableSpec:
     One table as the pool keeps it; dtype, optimizer and pooling by number.
     """
 
-    def __init__(self, *, name: str, num_embeddings: int, embedding_dim: int, dtype: int, optimizer: int, pooling: int, init_low: float, init_high: float) -> None: ...
+    def __init__(self, *, name: str, num_embeddings: int, embedding_dim: int, dtype: int, optimizer: int, pooling: int, init_low: float, init_high: float, first_shard: int = 0, table_shards: int = 0) -> None:
+        """
+        table_shards: 0 in a pool without shards, 1 for a whole table in first_shard, else all of the pool's.
+        """
 
     @property
     def name(self) -> str: ...
@@ -35,6 +38,12 @@ class TableSpec:
 
     @property
     def init_high(self) -> float: ...
+
+    @property
+    def first_shard(self) -> int: ...
+
+    @property
+    def table_shards(self) -> int: ...
 
 class Plan:
     """A batch's unique rows per table and where they occur."""
@@ -79,9 +88,7 @@ class Collection:
         """
 
 class Route:
-    """
-    Where one batch's ids went. Its arrays are views: keep it as long as them.
-    """
+    """Where one batch's ids went. Its arrays are views of it."""
 
     @property
     def num_bags(self) -> int: ...
@@ -187,8 +194,10 @@ class Pool:
         """
 
     @staticmethod
-    def create(directory: str, seed: int, log_bytes: int, tables: Sequence[TableSpec], log_store: bool = False, row_checksums: bool = False, begin: tuple[int, int, int] = (0, 0, 0)) -> None:
-        """begin: step, cursor and row_updates at whose end the pool is made."""
+    def create(directory: str, seed: int, log_bytes: int, tables: Sequence[TableSpec], log_store: bool = False, row_checksums: bool = False, begin: tuple[int, int, int] = (0, 0, 0), num_shards: int = 0, owned: Sequence[int] = [], group_uuid: bytes = ..., adopt: bool = False) -> None:
+        """
+        begin: step, cursor and row_updates at whose end the pool is made. num_shards: of the pool of which this is one writer's; the shards that it owns are beside it, two levels up, made here or, with adopt, there already.
+        """
 
     @property
     def recovery(self) -> RecoveryReport: ...
@@ -198,6 +207,14 @@ class Pool:
 
     @property
     def header(self) -> dict: ...
+
+    @property
+    def owned(self) -> list[int]:
+        """The shards of this writer; none where the pool has no other."""
+
+    @property
+    def group_uuid(self) -> bytes | None:
+        """Of the pool of which this is one writer's."""
 
     @property
     def medium(self) -> str: ...
@@ -307,6 +324,14 @@ class Reader:
     def header(self) -> dict: ...
 
     @property
+    def owned(self) -> list[int]:
+        """The shards of this writer; none where the pool has no other."""
+
+    @property
+    def group_uuid(self) -> bytes | None:
+        """Of the pool of which this is one writer's."""
+
+    @property
     def tables(self) -> list[TableSpec]: ...
 
     @property
@@ -397,6 +422,12 @@ def is_block_medium(directory: str) -> bool:
     """
     Whether files of the directory lie neither on DAX memory nor in volatile memory.
     """
+
+def places_of(num_rows: int, num_shards: int, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+    """The places of rows of a table that is split over so many shards."""
+
+def rows_of_places(num_rows: int, num_shards: int, places: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+    """The other way; a place without a row gives a number beyond the table."""
 
 def set_num_threads(num_threads: int) -> None: ...
 

@@ -93,6 +93,9 @@ class RecordingMedium final : public Medium {
     if (!contents) contents = std::make_unique<MappedContents>(name, bytes_of_file(path(name)));
     return std::make_unique<RecordedFile>(*this, *contents);
   }
+  std::unique_ptr<File> open_joined(const std::vector<JoinedPiece>&, std::size_t, bool, Access) override {
+    check::fail(__FILE__, __LINE__, "a run joins no files");
+  }
   void rename(const std::string& from, const std::string&) override {
     check::fail(__FILE__, __LINE__, ("a run renames no file, but " + from).c_str());
   }

@@ -11,7 +11,7 @@ from corruption import Opener, Verdict
 from damage import FILE_KINDS, IN_PLACE_KINDS, files_of_format
 from format_doc import LAYOUTS
 
-CASES = 600
+CASES = 800
 SOAK_CASES = 12_000
 
 
@@ -34,7 +34,8 @@ def problems_of(opener: Opener, count: int, verdicts: list[Verdict]) -> list[str
 
 def test_every_structure_field_and_file_of_the_document_can_be_struck(opener: Opener):
     fields = {(name, each.name) for name, layout in LAYOUTS.items() for each in layout.fields}
-    assert fields - opener.targets == set()
+    of_shards = {(name, field) for name, field in fields if name == "ShardsRecord"}  # test_sharded_pools.py strikes it
+    assert fields - opener.targets == of_shards
     assert {name for structure, name in opener.targets if structure == "file"} == files_of_format()
     assert len(opener.targets) < CASES, "every target comes at least once"
 
