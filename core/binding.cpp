@@ -116,8 +116,10 @@ Collection make_collection(const std::vector<format::TableRecord>& records, cons
   for (const std::uint32_t number : tables) {
     const format::TableRecord& record = records.at(number);
     const auto layout = shard_layout_of(record);
-    spec->tables.push_back({number, layout ? layout->end_place() : record.num_embeddings, record.embedding_dim,
-                            static_cast<Pooling>(record.pooling)});
+    // Of a split table an owner has a part of each bag: the mean is taken where the whole bag is known (router.h).
+    const Pooling pooling = layout && layout->is_split() ? Pooling::sum : static_cast<Pooling>(record.pooling);
+    spec->tables.push_back(
+        {number, layout ? layout->end_place() : record.num_embeddings, record.embedding_dim, pooling});
   }
   spec->output_width = 0;
   for (const auto& [name, table] : features) {

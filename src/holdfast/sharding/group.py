@@ -154,15 +154,12 @@ class Group:
     def broadcast(self, data: bytes | None, what: str) -> bytes:
         """Rank 0's bytes, on all ranks."""
         if self.world_size == 1:
-            assert data is not None
-            return data
-        size = torch.tensor([0 if data is None else len(data)])
+            return data or b""
+        size = torch.tensor([len(data or b"")])
         self._begin(lambda: dist.broadcast(size, 0, async_op=True), what).wait()
-        buffer = torch.empty(int(size), dtype=torch.uint8)
         if int(size) == 0:
             return b""
-        if data is not None:
-            buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        buffer = torch.frombuffer(bytearray(data or b""), dtype=torch.uint8) if self.rank == 0 else _bytes(int(size))
         self._begin(lambda: dist.broadcast(buffer, 0, async_op=True), what).wait()
         return bytes(buffer.numpy())
 
@@ -288,6 +285,10 @@ class Group:
                 dist.distributed_c10d._abort_process_group()
         else:
             dist.destroy_process_group()
+
+
+def _bytes(count: int) -> Tensor:
+    return torch.empty(count, dtype=torch.uint8)
 
 
 def _key(rank: int) -> str:

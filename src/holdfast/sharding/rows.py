@@ -24,8 +24,6 @@ from holdfast.sharding.manifest import Manifest
 from holdfast.sharding.roles import Roles
 from holdfast.tables import EmbeddingBagConfig
 
-_SUM = 0
-
 
 class ShardedRows:
     """Tables, features and the row optimizer; on owners the collection over the member pool as well.
@@ -46,27 +44,25 @@ class ShardedRows:
         self.features = [(feature, t) for t, table in enumerate(tables) for feature in table.feature_names]
         self.table_of_feature = [numbers[tables[t].name] for _, t in self.features]  # in the pool
         self.output_width = sum(entries[table].embedding_dim for _, table in self.features)
-        self.num_owners = len(roles.owners)
-        self.num_trainers = len(roles.trainers)
         self._blocks: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._router = _core.Router(
             [
-                (entry.num_embeddings, entry.first_shard, entry.table_shards, entry.embedding_dim, entry.pooling)
+                (
+                    entry.num_embeddings,
+                    entry.embedding_dim,
+                    entry.pooling,
+                    entry.first_shard if entry.table_shards == 1 else None,
+                )
                 for entry in entries
             ],
             self.features,
             list(manifest.owner_of),
-            self.num_owners,
+            len(roles.owners),
         )
         self._member = member
         self._collection = None
         if member is not None:
-            self._collection = member.collection(
-                [numbers[table.name] for table in tables],
-                self.features,
-                num_trainers=self.num_trainers,
-                poolings=[_SUM if entry.table_shards > 1 else entry.pooling for entry in entries],
-            )
+            self._collection = member.collection([numbers[table.name] for table in tables], self.features)
         # What RowOptimizer asks of a collection.
         self.anchor = torch.zeros((), requires_grad=True)
         self._gradients: list[tuple[_core.Capture, NDArray[np.float32]]] = []
@@ -90,7 +86,10 @@ class ShardedRows:
             block_of = self._blocks[keys] = tuple(keys.index(name) for name, _ in self.features)
         if features.weights_or_none() is not None:
             raise ConfigError("per-sample weights do not travel between ranks yet: train without, or on one rank")
-        return self._router.route(features.values().numpy(), features.offsets().numpy(), block_of, len(keys))
+        num_bags = features.stride()
+        return self._router.route(
+            features.values().numpy(), features.offsets().numpy(), None, block_of, len(keys), 0, num_bags
+        )
 
     # Owners.
 
@@ -98,7 +97,7 @@ class ShardedRows:
         """The plan of what all trainers asked this owner for: counts int64 [trainers, features, 2], messages one after
         the other. Raises what is wrong with them: they come from elsewhere."""
         assert self._collection is not None
-        return self._collection.plan_routed(counts, messages)
+        return self._collection.plan_routed(counts, messages, True)
 
     def announce(self, plan: _core.Plan) -> None:
         assert self._member is not None

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import holdfast
 from holdfast.config import differences, to_plain
 from holdfast.data import Source
 from holdfast.errors import ConfigError, HoldfastError, PoolNotFound
@@ -89,7 +89,7 @@ class _Timings:
 
 def _check_same_everywhere(group: Group, config: RunConfig) -> None:
     mine = {
-        "holdfast": holdfast.__version__,
+        "holdfast": version("holdfast"),
         "torch": torch.__version__,
         "memory_ranks": group.roles.memory_ranks,
         "config": to_plain(config),
