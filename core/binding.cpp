@@ -673,6 +673,15 @@ NB_MODULE(_core, m) {
              return std::tuple{state->header.step, to_bytes(state->structure), to_bytes(state->tensors)};
            })
       .def(
+          "dense_marks",
+          [](const Reader& reader) {
+            std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>> marks;
+            for (const StepMark& mark : reader.dense_marks())
+              marks.emplace_back(mark.step, mark.cursor, mark.row_updates);
+            return marks;
+          },
+          "Step, cursor and row_updates of all dense states that hold.")
+      .def(
           "collection",
           [](const Reader& reader, const std::vector<std::uint32_t>& tables,
              const std::vector<std::tuple<std::string, std::uint32_t>>& features) {
@@ -722,7 +731,8 @@ NB_MODULE(_core, m) {
                              reinterpret_cast<float*>(state.data()));
           },
           "table"_a, "first"_a, "count"_a, "weights"_a, "state"_a)
-      .def("verify", &Reader::verify, Unlocked());
+      .def("verify", &Reader::verify, "step"_a = nb::none(), Unlocked(),
+           "step: where the pool goes back to when it is opened, where a group says that.");
 
   nb::class_<LiveCopy>(m, "LiveCopy", "The rows of a pool at the end of one step, while a writer goes on.")
       .def(

@@ -12,12 +12,13 @@ namespace {
 
 constexpr std::uint64_t every_step = ~std::uint64_t{0};
 
+// A writer may take the slot away while it is being read; the other slot is newer then. A few turns are plenty: a slot
+// stays whole for at least a step.
+constexpr int turns = 100;
+
 }  // namespace
 
 std::optional<DenseCopy> copy_newest_dense(Medium& medium, const Superblock& superblock, bool commits_by_record) {
-  // A writer may take the slot away while it is being copied; the copy then fails its checksum and the other slot is
-  // newer. A few turns are plenty: a slot stays whole for at least a step.
-  constexpr int turns = 100;
   for (int turn = 0; turn < turns; ++turn) {
     DenseSlots slots(medium, open_dense_files(medium, false));
     const auto commit = superblock.read_commit();
@@ -43,6 +44,19 @@ std::optional<DenseCopy> copy_newest_dense(Medium& medium, const Superblock& sup
     if (crc == copy.header.payload_crc) return copy;
   }
   return std::nullopt;
+}
+
+std::vector<StepMark> dense_marks_of(Medium& medium, const Superblock& superblock, bool commits_by_record) {
+  for (int turn = 1;; ++turn) {
+    DenseSlots slots(medium, open_dense_files(medium, false));
+    const auto commit = superblock.read_commit();
+    try {
+      slots.load(commit.epoch, commits_by_record ? commit.step : every_step, false);
+      return slots.marks();
+    } catch (const Error&) {
+      if (turn == turns) throw;
+    }
+  }
 }
 
 }  // namespace holdfast

@@ -10,6 +10,7 @@
 
 #include "format.h"
 #include "media/medium.h"
+#include "step_mark.h"
 #include "superblock.h"
 
 namespace holdfast {
@@ -23,5 +24,8 @@ struct DenseCopy {
 // Nothing where there is no dense state. commits_by_record: a state of a step after the newest commit record's does not
 // count.
 std::optional<DenseCopy> copy_newest_dense(Medium& medium, const Superblock& superblock, bool commits_by_record);
+
+// The steps of all dense states that count, likewise.
+std::vector<StepMark> dense_marks_of(Medium& medium, const Superblock& superblock, bool commits_by_record);
 
 }  // namespace holdfast

@@ -61,7 +61,7 @@ void Reader::read_rows(std::size_t table, std::uint64_t first, std::size_t count
   gather_rows(table, std::move(rows), weights, state, nullptr);
 }
 
-std::vector<std::string> Reader::verify() const {
+std::vector<std::string> Reader::verify(std::optional<std::uint64_t> step) const {
   std::vector<std::string> problems;
   if (superblock_->epoch().clean != 0) problems = superblock_->broken_records();
   const auto add = [&](const std::string& problem) {
@@ -81,7 +81,7 @@ std::vector<std::string> Reader::verify() const {
     add(std::string(dense_names[i]) + " at offset 0: " + slots.reason(i));
   }
 
-  for (const std::string& problem : rows_->verify(target)) add(problem);
+  for (const std::string& problem : rows_->verify(step.value_or(target))) add(problem);
   return problems;
 }
 

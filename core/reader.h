@@ -36,6 +36,10 @@ class Reader {
 
   // A whole copy of the newest dense state, or nothing when there is none.
   std::optional<DenseCopy> dense_state() const;
+  // The steps of all dense states that hold.
+  std::vector<StepMark> dense_marks() const {
+    return dense_marks_of(*medium_, *superblock_, rows_->commits_by_record());
+  }
 
   void evaluate(const Plan& plan, float* out);
 
@@ -50,7 +54,8 @@ class Reader {
                    std::uint8_t* differs) const;
 
   // Everything that is wrong, each with file and offset; empty when the pool is whole. Call it while no writer is.
-  std::vector<std::string> verify() const;
+  // step: where the pool goes back to when it is opened, where a group says that.
+  std::vector<std::string> verify(std::optional<std::uint64_t> step = std::nullopt) const;
 
  private:
   std::unique_ptr<Medium> medium_;

@@ -356,6 +356,9 @@ class Reader:
 
     def dense_state(self) -> tuple[int, bytes, bytes] | None: ...
 
+    def dense_marks(self) -> list[tuple[int, int, int]]:
+        """Step, cursor and row_updates of all dense states that hold."""
+
     def collection(self, tables: Sequence[int], features: Sequence[tuple[str, int]]) -> Collection: ...
 
     def evaluate(self, plan: Plan, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...
@@ -366,7 +369,10 @@ class Reader:
 
     def read_rows(self, table: int, first: int, count: int, weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], state: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
 
-    def verify(self) -> list[str]: ...
+    def verify(self, step: int | None = None) -> list[str]:
+        """
+        step: where the pool goes back to when it is opened, where a group says that.
+        """
 
 class LiveCopy:
     """The rows of a pool at the end of one step, while a writer goes on."""

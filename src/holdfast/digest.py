@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast import _core, state_tree
+from holdfast import state_tree
 from holdfast.errors import StateError
 from holdfast.optim import OPTIMIZERS
-from holdfast.reading import layout_of, touched_rows
+from holdfast.reading import PoolReader, layout_of, touched_rows
 from holdfast.tables import DTYPES
 
 _LEFT_OUT = ("extra['config']",)
@@ -56,7 +56,7 @@ class PoolDigest:
         return sha.hexdigest()
 
 
-def digest_pool(reader: _core.Reader, on_rows: Callable[[int], None] | None = None) -> PoolDigest:
+def digest_pool(reader: PoolReader, on_rows: Callable[[int], None] | None = None) -> PoolDigest:
     """The digest of a pool that is at rest (see reading.py). on_rows: told how many touched rows were just read."""
     commit = reader.commit
     tables = {}
@@ -74,7 +74,7 @@ def digest_pool(reader: _core.Reader, on_rows: Callable[[int], None] | None = No
     )
 
 
-def _table_digest(reader: _core.Reader, number: int, on_rows: Callable[[int], None] | None) -> tuple[str, int]:
+def _table_digest(reader: PoolReader, number: int, on_rows: Callable[[int], None] | None) -> tuple[str, int]:
     table = reader.tables[number]
     layout = layout_of(table)
     sha = hashlib.sha256()
@@ -97,7 +97,7 @@ def _table_digest(reader: _core.Reader, number: int, on_rows: Callable[[int], No
     return sha.hexdigest(), counted
 
 
-def _dense_digest(reader: _core.Reader) -> str:
+def _dense_digest(reader: PoolReader) -> str:
     sha = hashlib.sha256()
     dense = reader.dense_state()
     if dense is not None:

@@ -47,6 +47,10 @@ class PoolExists(PoolError):
     """The directory already holds a pool, or something else."""
 
 
+class PoolOfGroup(PoolError):
+    """The pool is one of several writers, with which this cannot be done; says what can."""
+
+
 class PoolReadOnly(PoolError):
     """The pool's directory or medium does not allow writing, or not any more."""
 

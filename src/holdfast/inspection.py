@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import _core
-from holdfast.errors import PoolNotFound
 from holdfast.optim import OPTIMIZERS
-from holdfast.pool import exists
-from holdfast.reading import is_in_use, layout_of, medium_words
+from holdfast.pool import is_of_group
+from holdfast.reading import PoolReader, check_exists, is_in_use, layout_of, medium_words
 from holdfast.tables import DTYPES, POOLINGS
 
 _CHUNK_ROWS = 1 << 20
@@ -20,14 +19,29 @@ _CHUNK_ROWS = 1 << 20
 
 def inspect_pool(directory: Path) -> dict[str, Any]:
     """Plain values, as ``holdfast inspect --json`` prints them; sizes in bytes, apparent and on disk."""
-    if not exists(directory):
-        raise PoolNotFound(f"{directory} holds no pool")
+    check_exists(directory)
     in_use = is_in_use(directory)
+    if is_of_group(directory):
+        from holdfast.sharding.inspection import inspect_group
+
+        return inspect_group(directory, in_use=in_use)
     reader = _core.Reader(str(directory))
+    found = describe_pool(directory, reader, in_use=in_use, logs_in=[directory], dense_in=directory)
+    found["recovery"] = _recovery(reader.clean, in_use, found["step"], found["dense_step"])
+    found["tables"] = [
+        describe_table(directory, table, number) | {"touched_rows": _count_touched(reader, number)}
+        for number, table in enumerate(reader.tables)
+    ]
+    return found
+
+
+def describe_pool(
+    directory: Path, reader: PoolReader, *, in_use: bool, logs_in: list[Path], dense_in: Path
+) -> dict[str, Any]:
+    """What is said of any pool, whatever keeps its rows; recovery and tables are left empty."""
     header, commit = reader.header, reader.commit
     dense = reader.dense_state()
     dense_step = None if dense is None else dense[0]
-    log_files = sorted([*directory.glob("log-*"), *directory.glob("row-log-*")])
     return {
         "pool": str(directory),
         "uuid": str(uuid.UUID(bytes=header["uuid"])),
@@ -47,17 +61,17 @@ def inspect_pool(directory: Path) -> dict[str, Any]:
         "dense_step": dense_step,
         "cursor": commit["cursor"],
         "row_updates": commit["row_updates"],
-        "recovery": _recovery(reader.clean, in_use, commit["step"], dense_step),
+        "recovery": {},
         "log": {
-            "bytes": _apparent(log_files),
+            "bytes": log_bytes(*logs_in),
             "bytes_used": reader.log_bytes_used,
             "merged_step": reader.merged_step,
         },
         "dense": {
             "bytes": None if dense is None else len(dense[1]) + len(dense[2]),
-            "bytes_on_disk": _on_disk(sorted(directory.glob("dense-*"))),
+            "bytes_on_disk": _on_disk(sorted(dense_in.glob("dense-*"))),
         },
-        "tables": [_table(directory, reader, number) for number in range(len(reader.tables))],
+        "tables": [],
         "bytes": _apparent(_files(directory)),
         "bytes_on_disk": _on_disk(_files(directory)),
     }
@@ -84,22 +98,26 @@ def describe(found: dict[str, Any]) -> Iterator[str]:
     rows = "every row has a checksum" if found["row_checksums"] else "rows have no checksums"
     yield f"  {rows}"
     yield f"  size {size_words(found['bytes'])}, on disk {size_words(found['bytes_on_disk'])}"
+    if "group" in found:
+        from holdfast.sharding.inspection import describe_group
+
+        yield from describe_group(found["group"])
     width = max(5, *(len(table["name"]) for table in found["tables"]))
     yield ""
     yield (
         f"  {'table':<{width}}  {'rows':>14}  {'touched':>12}  {'dim':>4}  {'dtype':<5}  {'size':>9}  {'on disk':>9}  "
-        "optimizer"
+        f"{'optimizer':<22}  {'lies in' if 'group' in found else ''}".rstrip()
     )
     for table in found["tables"]:
         yield (
             f"  {table['name']:<{width}}  {table['rows']:>14,}  {table['touched_rows']:>12,}  {table['dim']:>4}  "
             f"{table['dtype']:<5}  {size_words(table['bytes']):>9}  {size_words(table['bytes_on_disk']):>9}  "
-            f"{table['optimizer']}"
+            f"{table['optimizer']:<22}  {table.get('lies_in', '')}".rstrip()
         )
 
 
-def _table(directory: Path, reader: _core.Reader, number: int) -> dict[str, Any]:
-    table = reader.tables[number]
+def describe_table(directory: Path, table: _core.TableSpec, number: int) -> dict[str, Any]:
+    """But for how many of its rows were touched."""
     files = sorted(directory.glob(f"shard-*/table-{number:04}.*"))
     layout = layout_of(table)
     return {
@@ -110,10 +128,14 @@ def _table(directory: Path, reader: _core.Reader, number: int) -> dict[str, Any]
         "pooling": POOLINGS[table.pooling],
         "optimizer": OPTIMIZERS[table.optimizer],
         "row_bytes": layout.weight_bytes + layout.state_bytes,
-        "touched_rows": _count_touched(reader, number),
         "bytes": _apparent(files),
         "bytes_on_disk": _on_disk(files),
     }
+
+
+def log_bytes(*directories: Path) -> int:
+    """Of the logs that lie there."""
+    return _apparent([path for where in directories for what in ("log-*", "row-log-*") for path in where.glob(what)])
 
 
 def _count_touched(reader: _core.Reader, number: int) -> int:

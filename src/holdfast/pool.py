@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from holdfast import _core
-from holdfast.errors import ConfigError, PoolError, PoolExists, PoolNotFound
+from holdfast.errors import ConfigError, PoolError, PoolExists, PoolNotFound, PoolOfGroup
 from holdfast.tables import EmbeddingBagConfig, check_same, to_spec
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 RecoveryMode = Literal["exact", "relaxed"]
 Medium = Literal["auto", "memory", "block"]
 SUPERBLOCK = "pool.holdfast"
+GROUP_MANIFEST = "group.json"
 _MIN_LOG_BYTES = 16 << 20
 _ROW_LOG_BYTES = 1 << 30
 _SCRATCHPAD_SHARE = 0.25  # of the memory that this process may use
@@ -39,8 +40,13 @@ def default_scratchpad_bytes() -> int:
 
 
 def exists(directory: str | os.PathLike[str]) -> bool:
-    """Whether there is a pool in `directory`."""
+    """Whether there is a pool of one writer in `directory`."""
     return (Path(directory) / SUPERBLOCK).exists()
+
+
+def is_of_group(directory: str | os.PathLike[str]) -> bool:
+    """Whether there is a pool of several writers in `directory` (holdfast.sharding)."""
+    return (Path(directory) / GROUP_MANIFEST).exists()
 
 
 def wants_log_store(directory: Path, medium: Medium) -> bool:
@@ -88,7 +94,7 @@ class Pool:
     recovery: ``exact`` rolls rows back to the newest dense state; ``relaxed`` keeps the newest rows beside it.
     trust_after_reboot: believe a ``process``-level pool that was open when the machine went down.
 
-    Raises PoolBusy, Corrupted, FormatMismatch, UntrustedPool, PoolReadOnly, PoolFull.
+    Raises PoolBusy, Corrupted, FormatMismatch, UntrustedPool, PoolReadOnly, PoolFull, PoolOfGroup.
     """
 
     def __init__(
@@ -111,6 +117,11 @@ class Pool:
         if recovery not in ("exact", "relaxed"):
             raise ConfigError(f"recovery = {recovery!r}; it must be exact or relaxed")
         self.directory = Path(directory)
+        if is_of_group(self.directory):
+            raise PoolOfGroup(
+                f"{self.directory} holds a pool of several writers, which holdfast.Pool does not open: train it with "
+                "holdfast train, with or without torchrun"
+            )
         self.is_new = not exists(self.directory)
         self._seed = seed
         if medium not in ("auto", "memory", "block"):

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast import _core
 from holdfast.errors import ConfigError, PoolBusy, PoolNotFound, PoolReadOnly
-from holdfast.pool import describe_medium, exists
+from holdfast.pool import describe_medium, exists, is_of_group
 from holdfast.tables import EmbeddingBagConfig, check_same, to_spec
 
 LOCK_FILE = "lock"
@@ -66,12 +67,78 @@ def open_untrained(directory: Path) -> _core.Pool:
     )
 
 
+class PoolReader(Protocol):
+    """_core.Reader, or a GroupReader over the parts of several writers."""
+
+    @property
+    def header(self) -> dict[str, Any]: ...
+    @property
+    def tables(self) -> list[_core.TableSpec]: ...
+    @property
+    def medium(self) -> str: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def clean(self) -> bool: ...
+    @property
+    def commit(self) -> dict[str, Any]: ...
+    @property
+    def log_bytes_used(self) -> int: ...
+    @property
+    def merged_step(self) -> int | None: ...
+    def dense_state(self) -> tuple[int, bytes, bytes] | None: ...
+    def touched_rows(self, table: int, first: int, count: int) -> list[int]: ...
+    def gather_rows(
+        self,
+        table: int,
+        rows: Sequence[int],
+        weights: NDArray[np.uint8],
+        state: NDArray[np.uint8],
+        differs: NDArray[np.uint8],
+    ) -> None: ...
+    def read_rows(
+        self, table: int, first: int, count: int, weights: NDArray[np.uint8], state: NDArray[np.uint8]
+    ) -> None: ...
+    def collection(self, tables: Sequence[int], features: Sequence[tuple[str, int]]) -> Any: ...
+    def evaluate(self, plan: Any, out: NDArray[np.float32]) -> None: ...
+
+
+class Recovered(Protocol):
+    """_core.RecoveryReport, or what all writers' say together."""
+
+    @property
+    def clean(self) -> bool: ...
+    @property
+    def step(self) -> int: ...
+
+
+def check_exists(directory: Path) -> None:
+    """Raises PoolNotFound where there is no pool, of one writer or of several."""
+    if not exists(directory) and not is_of_group(directory):
+        raise PoolNotFound(f"{directory} holds no pool")
+
+
+def open_reader(directory: Path) -> PoolReader:
+    """The pool, seen without a lock and without changing it."""
+    check_exists(directory)
+    if is_of_group(directory):
+        from holdfast.sharding.reading import GroupReader
+
+        return GroupReader(directory)
+    return _core.Reader(str(directory))
+
+
 @contextmanager
-def at_rest(directory: Path) -> Iterator[tuple[_core.Reader, _core.RecoveryReport | None]]:
+def at_rest(directory: Path) -> Iterator[tuple[PoolReader, Recovered | None]]:
     """The pool, recovered exactly and locked; and what recovery did (None: nothing could be done or was needed, because
     the medium is read-only and the pool was closed cleanly)."""
-    if not exists(directory):
-        raise PoolNotFound(f"{directory} holds no pool")
+    check_exists(directory)
+    if is_of_group(directory):
+        from holdfast.sharding import reading as of_group
+
+        with of_group.at_rest(directory) as found:
+            yield found
+        return
     try:
         pool = open_untrained(directory)
     except PoolReadOnly:
@@ -90,8 +157,18 @@ def at_rest(directory: Path) -> Iterator[tuple[_core.Reader, _core.RecoveryRepor
 def locked(directory: Path, *, alone: bool = False) -> Iterator[None]:
     """Keeps writers out for a while; alone: others that keep them out, too. Raises PoolBusy where one is at work; says
     which."""
-    if not exists(directory):
-        raise PoolNotFound(f"{directory} holds no pool")
+    check_exists(directory)
+    parts = [directory]
+    if is_of_group(directory):
+        parts += [path.parent for where in ("dense", "writers-*/*") for path in directory.glob(f"{where}/{LOCK_FILE}")]
+    with ExitStack() as stack:
+        for part in parts:
+            stack.enter_context(_locked(part, alone=alone))
+        yield
+
+
+@contextmanager
+def _locked(directory: Path, *, alone: bool) -> Iterator[None]:
     try:
         lock = (directory / LOCK_FILE).open("a+b" if alone else "rb")
     except FileNotFoundError:
@@ -120,10 +197,8 @@ class ReadOnlyPool:
     """What EmbeddingBagCollection asks of a Pool, over a Reader: forward in ``eval()`` mode is all that works."""
 
     def __init__(self, directory: Path) -> None:
-        if not exists(directory):
-            raise PoolNotFound(f"{directory} holds no pool")
         self.directory = directory
-        self.core = _core.Reader(str(directory))
+        self.core = open_reader(directory)
         self.collections: list[object] = []
 
     def attach(self, tables: Sequence[EmbeddingBagConfig], optimizer: int, optimizers: Sequence[str]) -> list[int]:
@@ -137,7 +212,7 @@ class ReadOnlyPool:
         return [there[table.name][0] for table in tables]
 
 
-def medium_words(pool: _core.Pool | _core.Reader) -> str:
+def medium_words(pool: _core.Pool | PoolReader) -> str:
     """What a pool lies on, and what its durable steps survive."""
     return describe_medium(pool.medium, pool.header["level"])
 
@@ -153,7 +228,7 @@ class RowChunk:
     differs: NDArray[np.bool_]
 
 
-def touched_rows(reader: _core.Reader, table: int, chunk_rows: int = 16_384) -> Iterator[RowChunk]:
+def touched_rows(reader: PoolReader, table: int, chunk_rows: int = 16_384) -> Iterator[RowChunk]:
     """The rows that an update has ever written."""
     layout = layout_of(reader.tables[table])
     first = 0

@@ -19,6 +19,7 @@ from pathlib import Path
 from holdfast import _core
 from holdfast.durable import sync_path
 from holdfast.errors import Corrupted, FormatMismatch
+from holdfast.pool import is_of_group
 from holdfast.reading import locked
 
 _ROUNDS = 16  # what was put right may show what else is damaged
@@ -39,6 +40,10 @@ class RepairReport:
 
 def problems_of(directory: Path) -> list[str]:
     """Everything that verify finds."""
+    if is_of_group(directory):
+        from holdfast.sharding.inspection import problems_of_group
+
+        return problems_of_group(directory)
     try:
         return _core.Reader(str(directory)).verify()
     except (Corrupted, FormatMismatch) as error:
@@ -49,22 +54,39 @@ def repair_pool(directory: Path) -> RepairReport:
     """Raises PoolNotFound, PoolBusy, and OSError where a file cannot be written; then it may be called again."""
     report = RepairReport()
     with locked(directory, alone=True):
-        for _ in range(_ROUNDS):
+        parts = [directory]
+        if is_of_group(directory):
+            from holdfast.sharding.inspection import parts_to_repair
+
+            parts, report.refusals = parts_to_repair(directory)
+        for part in parts:
+            report.left = _repair(part, directory, report)
+        if is_of_group(directory):
             report.left = problems_of(directory)
-            if not report.left:
-                break
-            try:
-                edits, report.refusals = _core.plan_repair(str(directory))
-            except (Corrupted, FormatMismatch) as error:
-                edits, report.refusals = [], [f"{error}; nothing in the pool says what it was"]
-            if not edits:
-                break
-            for file, offset, after, why in edits:
-                report.backup = report.backup or _new_backup(directory)
-                _keep(report.backup, Path(file), offset, after, why)
-                _write(Path(file), offset, after)
-                report.done.append(f"{file} at offset {offset}: {why}")
     return report
+
+
+def _repair(part: Path, pool: Path, report: RepairReport) -> list[str]:
+    """Returns the problems that are left in the part."""
+    problems: list[str] = []
+    refusals: list[str] = []
+    for _ in range(_ROUNDS):
+        problems = problems_of(part)
+        if not problems:
+            break
+        try:
+            edits, refusals = _core.plan_repair(str(part))
+        except (Corrupted, FormatMismatch) as error:
+            edits, refusals = [], [f"{error}; nothing in the pool says what it was"]
+        if not edits:
+            break
+        for file, offset, after, why in edits:
+            report.backup = report.backup or _new_backup(pool)
+            _keep(report.backup, Path(file), offset, after, why)
+            _write(Path(file), offset, after)
+            report.done.append(f"{file} at offset {offset}: {why}")
+    report.refusals += refusals
+    return problems
 
 
 def _new_backup(directory: Path) -> Path:

@@ -45,9 +45,10 @@ from holdfast.errors import (
     PoolFailed,
     PoolFull,
     PoolNotFound,
+    PoolOfGroup,
     StepError,
 )
-from holdfast.pool import Medium, exists, log_bytes_of, wants_log_store
+from holdfast.pool import Medium, exists, is_of_group, log_bytes_of, wants_log_store
 from holdfast.reading import RowLayout, is_in_use, layout_of, open_untrained
 
 FORMAT = "holdfast snapshot"
@@ -351,10 +352,15 @@ def take_snapshot(
     step: this step, for whose dense state it waits. since: an earlier snapshot; only rows that differ from it are
     written, and a restore needs both. on_rows: told how many rows were just read.
 
-    Raises PoolNotFound, ConfigError (`dest` is there, or `since` is of other tables), StepError (`step` is past, or no
-    run will come to it), Overtaken, PoolFull, Corrupted, UntrustedPool, BrokenChain.
+    Raises PoolNotFound, PoolOfGroup, ConfigError (`dest` is there, or `since` is of other tables), StepError (`step` is
+    past, or no run will come to it), Overtaken, PoolFull, Corrupted, UntrustedPool, BrokenChain.
     """
     check_output(dest, overwrite=False)
+    if is_of_group(pool):
+        raise PoolOfGroup(
+            f"{pool} is a pool of several writers, of which no snapshot can be taken yet: stop the run and copy the "
+            "directory, or holdfast export its tables and model"
+        )
     if not exists(pool):
         raise PoolNotFound(f"{pool} holds no pool")
     parents = [] if since is None else open_chain(since)

@@ -42,7 +42,7 @@ from holdfast import _core, state_tree
 from holdfast.data.output import whole_file
 from holdfast.durable import sync_path
 from holdfast.errors import ConfigError, Corrupted, FormatMismatch, PoolExists
-from holdfast.reading import RowLayout, layout_of
+from holdfast.reading import PoolReader, RowLayout, layout_of
 from holdfast.run import RunConfig, assemble
 from holdfast.tables import TORCH_DTYPES
 from holdfast.train import Trainer
@@ -87,7 +87,7 @@ class _Entry:
 
 
 def export_pool(
-    reader: _core.Reader, out_path: Path, *, overwrite: bool = False, on_bytes: Progress | None = None
+    reader: PoolReader, out_path: Path, *, overwrite: bool = False, on_bytes: Progress | None = None
 ) -> int:
     """Writes the pool (at rest, see reading.py) to a file that is there when it is complete. Returns its bytes."""
     model = _dense_model(reader)
@@ -122,14 +122,14 @@ def export_pool(
         return out.seek(0, os.SEEK_END)
 
 
-def export_bytes(reader: _core.Reader) -> int:
+def export_bytes(reader: PoolReader) -> int:
     """Bytes of the tables' part of an export: what `on_bytes` adds up to."""
     layouts = [(table.num_embeddings, layout_of(table)) for table in reader.tables]
     return sum(rows * (layout.weight_bytes + layout.state_bytes) for rows, layout in layouts)
 
 
 def _export_table(
-    reader: _core.Reader,
+    reader: PoolReader,
     number: int,
     out_fd: int,
     data_begin: int,
@@ -174,7 +174,7 @@ def _header(
     return len(text).to_bytes(8, "little") + text, entries
 
 
-def _dense_model(reader: _core.Reader) -> dict[str, Tensor]:
+def _dense_model(reader: PoolReader) -> dict[str, Tensor]:
     dense = reader.dense_state()
     if dense is None:
         return {}
@@ -396,7 +396,7 @@ def _table_sources(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]]
 def _import_table(
     file: TensorFile,
     pool: _core.Pool,
-    reader: _core.Reader,
+    reader: PoolReader,
     number: int,
     source: Mapping[str, str],
     on_bytes: Progress | None,

@@ -31,9 +31,8 @@ def verify(
     that it is the older one; a log store's commit record is written anew from its row log; touched bits behind a
     table's last row are cleared. All else is left alone, with the reason.
     """
-    from holdfast import _core
     from holdfast.errors import Corrupted
-    from holdfast.reading import locked
+    from holdfast.reading import locked, open_reader
     from holdfast.repair import problems_of, repair_pool
 
     refusals: list[str] = []
@@ -51,7 +50,7 @@ def verify(
         if repair:
             lines.append("restore a snapshot (holdfast restore), or a copy of the pool from before the damage")
         raise Corrupted(f"{pool} is damaged:\n  " + "\n  ".join(lines))
-    reader = _core.Reader(str(pool))
+    reader = open_reader(pool)
     state = "closed cleanly" if reader.clean else "not closed cleanly; the next start recovers it"
     print(f"{pool}: whole, at step {reader.commit['step']}, {state}")  # noqa: T201
 

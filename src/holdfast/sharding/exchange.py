@@ -31,7 +31,7 @@ class Travelling:
 
     route: _core.Route | None
     header: Pending
-    headers: Tensor
+    headers: NDArray[np.int64]
     statuses: list[Status] = field(default_factory=list)
     counts: NDArray[np.int64] | None = None
     ids: Pending | None = None
@@ -46,33 +46,33 @@ class Exchange:
         self._group = group
         self._rows = rows
         self._wide = np.array(wide, np.bool_)
-        self._num_counts = 2 * len(rows.features)
+        self._header_width = Status.WIDTH + 2 * len(rows.features)
+        self._header = np.zeros((group.world_size, self._header_width), np.int64)  # waited for before it is used again
 
     def send_counts(self, route: _core.Route | None, status: Status) -> Travelling:
         """Begins a batch: how much goes to whom, and how far this rank is. route: None where there is no further batch,
         and on ranks that do not train."""
-        width = Status.WIDTH + self._num_counts
-        sent = torch.zeros(self._group.world_size, width, dtype=torch.int64)
-        sent[:, : Status.WIDTH] = torch.tensor(status.numbers())
-        if route is not None:
-            owners = self._group.roles.owners
-            sent[owners.start : owners.stop, Status.WIDTH :] = torch.from_numpy(route.counts).flatten(1)
-        headers = torch.empty_like(sent)
-        splits = [width] * self._group.world_size
-        pending = self._group.all_to_all(headers.view(-1), splits, sent.view(-1), splits, "counts")
+        owners = self._group.roles.owners
+        sent = self._header
+        sent[:, : Status.WIDTH] = status.numbers()
+        counts = sent[owners.start : owners.stop, Status.WIDTH :]
+        counts[...] = 0 if route is None else route.counts.reshape(counts.shape)
+        headers = np.empty_like(sent)
+        splits = [self._header_width] * self._group.world_size
+        received, given = torch.from_numpy(headers).view(-1), torch.from_numpy(sent).view(-1)
+        pending = self._group.all_to_all(received, splits, given, splits, "counts")
         return Travelling(route=route, header=pending, headers=headers)
 
     def send_ids(self, batch: Travelling) -> None:
         """Waits for the counts; the ids are on their way then."""
         batch.header.wait()
-        batch.statuses = [Status(*map(int, line[: Status.WIDTH])) for line in batch.headers.tolist()]
+        batch.statuses = [Status(*line) for line in batch.headers[:, : Status.WIDTH].tolist()]
         group, roles = self._group, self._group.roles
         received_words, sent_words = [0] * group.world_size, [0] * group.world_size
         if group.is_owner:
-            counts = batch.headers[: len(roles.trainers), Status.WIDTH :].numpy()
+            counts = batch.headers[: len(roles.trainers), Status.WIDTH :]
             batch.counts = np.ascontiguousarray(counts).reshape(len(roles.trainers), -1, 2)
-            for trainer, of_trainer in zip(roles.trainers, batch.counts, strict=True):
-                received_words[trainer] = words_of(of_trainer, self._wide)
+            received_words[: len(roles.trainers)] = words_of(batch.counts, self._wide)
         message = torch.empty(0, dtype=torch.int32)
         if batch.route is not None:
             message = torch.from_numpy(batch.route.message)

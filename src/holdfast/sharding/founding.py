@@ -10,6 +10,7 @@ Invariants
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -64,6 +65,10 @@ class GroupLock:
         except BlockingIOError:
             self._file.close()
             raise PoolBusy(f"{directory} is open for writing by another group; wait for it, or stop it") from None
+        with suppress(OSError):  # only what is said to others that find it locked suffers
+            self._file.truncate(0)
+            self._file.write(f"{os.getpid()}".encode())
+            self._file.flush()
 
     def release(self) -> None:
         self._file.close()

@@ -10,6 +10,7 @@ Invariants
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import socket
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore, Store
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from holdfast import errors
@@ -72,9 +73,15 @@ class Group:
         self.sent_bytes: Counter[str] = Counter()  # to other ranks, by what
         self._store = store
         self._broken = False
+        self._trainers: dist.ProcessGroup | None = None
         deadline = timedelta(seconds=timeout)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=roles.world_size, timeout=deadline)
-        self._trainers = dist.new_group(list(roles.trainers), timeout=deadline)
+        try:
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=roles.world_size, timeout=deadline)
+            self._trainers = dist.new_group(list(roles.trainers), timeout=deadline)
+        except RuntimeError as error:  # dist.DistError is one
+            failure = self._failure("all ranks to be there", error)
+            self.close()
+            raise failure from None
 
     @classmethod
     def from_environment(
@@ -83,7 +90,16 @@ class Group:
         """The group that torchrun (or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) describes; without these, a group
         of this process alone."""
         if dist.is_available() and "RANK" in os.environ:
-            store, rank, world_size = next(rendezvous("env://"))
+            try:
+                met, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
+            except dist.DistError as error:
+                where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+                waited = "the others' word at" if os.environ["RANK"] == "0" else "rank 0 at"
+                raise GroupError(
+                    f"rank {os.environ['RANK']} waited {timeout:g} s for {waited} {where}: {_first_line(error)}"
+                ) from None
+            # torchrun may keep its store when it starts the ranks again: what an earlier life left there is not ours.
+            store: Store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", met)
         else:
             store, rank, world_size = HashStore(), 0, 1
         roles = Roles(world_size=world_size, memory_ranks=memory_ranks)
@@ -258,8 +274,8 @@ class Group:
         if silent:
             gone = "closed" in str(error) or "reset" in str(error)
             names = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
-            verb = "does" if len(silent) == 1 else "do"
-            how = "died or was stopped" if gone else f"{verb} not answer within {self.timeout:g} s"
+            verb, was = ("does", "was") if len(silent) == 1 else ("do", "were")
+            how = f"died or {was} stopped" if gone else f"{verb} not answer within {self.timeout:g} s"
             return GroupError(
                 f"{where}: {names} {how}; the pool goes on from its newest durable step when it is opened"
             )
@@ -281,10 +297,17 @@ class Group:
         if not dist.is_initialized():
             return
         if self._broken:
+            for process_group in (dist.group.WORLD, self._trainers):
+                _keep_for_good(process_group)
             with suppress(RuntimeError):
                 dist.distributed_c10d._abort_process_group()
         else:
             dist.destroy_process_group()
+
+
+def _keep_for_good(process_group: Any) -> None:
+    """Gloo's destructor waits until what is on its way has timed out, even when the interpreter exits."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(process_group))
 
 
 def _bytes(count: int) -> Tensor:

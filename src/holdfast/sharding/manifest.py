@@ -12,20 +12,18 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from holdfast import _core
 from holdfast.durable import sync_path
 from holdfast.errors import ConfigError, Corrupted, FormatMismatch, PoolError, PoolFull, PoolReadOnly
-from holdfast.sharding.layout import MAX_SHARDS
+from holdfast.pool import GROUP_MANIFEST, is_of_group
+from holdfast.sharding.layout import MAX_SHARDS, stride_bits
 
-MANIFEST = "group.json"
+MANIFEST = GROUP_MANIFEST
+exists = is_of_group
 _FORMAT = "holdfast group"
 _VERSION = 1
-
-
-def exists(directory: Path) -> bool:
-    """Whether there is a pool of several writers in `directory`."""
-    return (directory / MANIFEST).exists()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +74,27 @@ class Manifest:
 
     def owned(self, writer: int) -> list[int]:
         return [shard for shard, owner in enumerate(self.owner_of) if owner == writer]
+
+    def locate(self, table: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The places of a table's rows, and their writers."""
+        entry, owner_of = self.tables[table], np.array(self.owner_of, np.int64)
+        if entry.table_shards == 1:
+            return rows, np.full(len(rows), owner_of[entry.first_shard])
+        places: NDArray[np.int64] = _core.places_of(entry.num_embeddings, entry.table_shards, rows)
+        return places, owner_of[places >> stride_bits(entry.num_embeddings, entry.table_shards)]
+
+    def router(self, tables: Sequence[TableEntry], features: Sequence[tuple[str, int]]) -> _core.Router:
+        """Of batches with these features (name, index into `tables`)."""
+        described = [
+            (
+                entry.num_embeddings,
+                entry.embedding_dim,
+                entry.pooling,
+                entry.first_shard if entry.table_shards == 1 else None,
+            )
+            for entry in tables
+        ]
+        return _core.Router(described, features, self.owner_of, self.num_writers)
 
     def next_generation(self, owner_of: list[int], load: list[int]) -> Manifest:
         return replace(self, generation=self.generation + 1, owner_of=tuple(owner_of), load=tuple(load))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -45,20 +44,7 @@ class ShardedRows:
         self.table_of_feature = [numbers[tables[t].name] for _, t in self.features]  # in the pool
         self.output_width = sum(entries[table].embedding_dim for _, table in self.features)
         self._blocks: dict[tuple[str, ...], tuple[int, ...]] = {}
-        self._router = _core.Router(
-            [
-                (
-                    entry.num_embeddings,
-                    entry.embedding_dim,
-                    entry.pooling,
-                    entry.first_shard if entry.table_shards == 1 else None,
-                )
-                for entry in entries
-            ],
-            self.features,
-            list(manifest.owner_of),
-            len(roles.owners),
-        )
+        self._router = manifest.router(entries, self.features)
         self._member = member
         self._collection = None
         if member is not None:
@@ -157,8 +143,9 @@ def clip_factor(square: float, max_norm: float) -> float:
     return min(1.0, max_norm / (math.sqrt(square) + 1e-6))
 
 
-def words_of(counts: NDArray[Any], wide: NDArray[np.bool_]) -> int:
-    """int32 words of a message with these counts, int64 [features, 2] of bags and ids; wide: features whose places take
-    two words."""
+def words_of(counts: NDArray[np.int64], wide: NDArray[np.bool_]) -> list[int]:
+    """int32 words of each message with these counts, int64 [messages, features, 2] of bags and ids; wide: features
+    whose places take two words."""
     bags, ids = counts[..., 0], counts[..., 1]
-    return int(np.where(bags == ids, 0, bags).sum() + ids.sum() + ids[..., wide].sum())
+    words: list[int] = (np.where(bags == ids, 0, bags) + np.where(wide, 2 * ids, ids)).sum(axis=1).tolist()
+    return words

@@ -48,9 +48,11 @@ from holdfast.tables import normalize_all, to_spec
 
 
 def open_group_trainer(
-    config: RunConfig, directory: Path, group: Group, *, trust_after_reboot: bool = False
+    config: RunConfig, directory: Path, group: Group, *, source: Source | None = None, trust_after_reboot: bool = False
 ) -> GroupTrainer:
     """Makes the group's pool in `directory`, or opens and recovers it. All ranks call it at once.
+
+    source: instead of the configuration's data; the same on all ranks.
 
     Raises ConfigError where ranks or pool differ in what must be the same, PoolBusy, PoolNotFound, Corrupted,
     GroupError.
@@ -58,7 +60,7 @@ def open_group_trainer(
     timings = _Timings()
     try:
         _check_same_everywhere(group, config)
-        source = group.all_or_none(lambda: open_source(config.data), "the data")
+        source = group.all_or_none(lambda: source or open_source(config.data), "the data")
         seed_generators(config.train.seed)
         with ExitStack() as on_error:
             pool = _open_pool(config, directory, group, source, timings, trust_after_reboot=trust_after_reboot)

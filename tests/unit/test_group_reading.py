@@ -1,0 +1,298 @@
+"""A pool of several writers, seen without training it, says what one writer's says of the same run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+import holdfast
+from cli_runs import CONFIG, Commands, pool_digest
+from holdfast import _core
+from holdfast.config import read_config
+from holdfast.errors import Corrupted, PoolBusy, PoolExists, PoolNotFound, PoolOfGroup
+from holdfast.inspection import describe, inspect_pool
+from holdfast.reading import at_rest, open_reader, touched_rows
+from holdfast.repair import problems_of, repair_pool
+from holdfast.run import RunConfig, evaluate_pool, open_trainer, open_validation
+from holdfast.sharding import manifest as manifests
+from holdfast.sharding.founding import deal_out_anew
+from holdfast.sharding.group import Group
+from holdfast.sharding.opening import OpenOptions
+from holdfast.sharding.roles import Roles
+from holdfast.sharding.start import open_group_trainer
+from holdfast.sharding.train import GroupTrainer
+from holdfast.snapshot import take_snapshot
+from holdfast.transfer import export_pool, import_pool, open_tensors
+
+STEPS = 8
+SHARDS = 8
+GROUP = f"\n[group]\nshards = {SHARDS}\nsplit_rows = 100\n"  # the third of three tables is split
+
+
+@pytest.fixture
+def config(pool_root: Path) -> RunConfig:
+    path = pool_root / "run.toml"
+    path.write_text(CONFIG + GROUP)
+    return read_config(RunConfig, path, [f"train.steps={STEPS}", "pool.log_bytes=1048576"])
+
+
+def on(config: RunConfig, medium: str) -> RunConfig:
+    return replace(config, pool=replace(config.pool, medium=medium))  # type: ignore[arg-type]
+
+
+def open_alone(config: RunConfig, directory: Path) -> GroupTrainer:
+    group = Group(store=HashStore(), rank=0, roles=Roles(world_size=1), timeout=10.0)
+    return open_group_trainer(config, directory, group)
+
+
+def train_group(config: RunConfig, directory: Path, writers: int = 1) -> Path:
+    """A run of a group of one; then its shards are dealt out to so many writers, which changes no row."""
+    with open_alone(config, directory) as trainer:
+        for _ in trainer.steps():
+            pass
+        trainer.flush()
+    if writers > 1:
+        deal_out(directory, writers)
+    return directory
+
+
+def deal_out(directory: Path, writers: int) -> None:
+    options = OpenOptions(grow_log=False, scratchpad_bytes=1 << 20)
+    deal_out_anew(directory, manifests.read(directory), writers, options, lambda layout, cursor: [1] * SHARDS)
+
+
+def train_plain(config: RunConfig, directory: Path) -> Path:
+    with open_trainer(config, directory) as trainer:
+        for _ in trainer.steps():
+            pass
+        trainer.flush()
+    return directory
+
+
+def killed_after(config: RunConfig, directory: Path, steps: int, copies: Callable[[int], Path]) -> None:
+    """Copies of a pool whose run goes on, at the ends of steps: what is there if the process is killed then."""
+    with open_alone(config, directory) as trainer:
+        for report in trainer.steps():
+            if report.step in (steps, STEPS):
+                trainer.flush()
+                shutil.copytree(directory, copies(report.step))
+
+
+def step_in(slot: Path) -> int:
+    return int.from_bytes(slot.read_bytes()[16:24], "little")
+
+
+@pytest.mark.parametrize("medium", ["memory", "block"])
+def test_a_groups_digest_is_one_writers_whoever_owns_what(config: RunConfig, pool_root: Path, medium: str) -> None:
+    config = on(config, medium)
+    plain = pool_digest(train_plain(config, pool_root / "plain"))
+    group = train_group(config, pool_root / "group")
+    assert pool_digest(group) == plain
+    for writers in (3, 8, 2):
+        deal_out(group, writers)
+        assert len(list((group / f"writers-{manifests.read(group).generation}").iterdir())) == writers
+        assert pool_digest(group) == plain
+    assert plain.step == STEPS and plain.rows_counted > 100
+
+
+@pytest.mark.parametrize("medium", ["memory", "block"])
+def test_rows_are_asked_for_by_their_own_numbers(config: RunConfig, pool_root: Path, medium: str) -> None:
+    config = on(config, medium)
+    plain = open_reader(train_plain(config, pool_root / "plain"))
+    group = open_reader(train_group(config, pool_root / "group", writers=3))
+    for number, table in enumerate(plain.tables):
+        size = table.num_embeddings
+        expected = plain.touched_rows(number, 0, size)
+        assert group.touched_rows(number, 0, size) == expected
+        middle = expected[len(expected) // 2]
+        assert group.touched_rows(number, middle, 3) == plain.touched_rows(number, middle, 3)
+        assert group.touched_rows(number, size, 3) == []
+        for ours, theirs in zip(touched_rows(group, number, 7), touched_rows(plain, number, 7), strict=True):
+            np.testing.assert_array_equal(ours.rows, theirs.rows)
+            np.testing.assert_array_equal(ours.weights, theirs.weights)
+            np.testing.assert_array_equal(ours.state, theirs.state)
+            np.testing.assert_array_equal(ours.differs, theirs.differs)
+    with pytest.raises(ValueError, match="do not fit"):
+        group.read_rows(2, 399, 2, np.empty(32, np.uint8), np.empty(8, np.uint8))
+
+
+def test_an_export_is_the_same_file(config: RunConfig, pool_root: Path) -> None:
+    pools = train_plain(config, pool_root / "plain"), train_group(config, pool_root / "group", writers=3)
+    files = [pool.with_suffix(".safetensors") for pool in pools]
+    for pool, file in zip(pools, files, strict=True):
+        with at_rest(pool) as (reader, recovery):
+            assert recovery is not None and recovery.clean and recovery.step == STEPS
+            export_pool(reader, file)
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_the_evaluation_is_what_training_ends_with(config: RunConfig, pool_root: Path) -> None:
+    validation = open_validation(config)
+    assert validation is not None
+    group = pool_root / "group"
+    with open_alone(config, group) as trainer:
+        for _ in trainer.steps():
+            pass
+        trainer.flush()
+        told = trainer.evaluate(validation)
+        beside_the_run = evaluate_pool(config, group, validation)
+    assert beside_the_run == (STEPS, told)
+    deal_out(group, 3)
+    step, found = evaluate_pool(config, group, validation)
+    assert told is not None and step == STEPS
+    assert found.auc == pytest.approx(told.auc, abs=1e-4)
+    assert found.log_loss == pytest.approx(told.log_loss, rel=1e-5)
+
+
+def test_a_pool_in_use_is_inspected_and_not_digested_or_verified(
+    config: RunConfig, pool_root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command, group = Commands(pool_root, monkeypatch, capfd), pool_root / "group"
+    with open_alone(config, group) as trainer:
+        next(iter(trainer.steps()))
+        found = json.loads(command("inspect", group, "--json").out)
+        assert found["in_use"] and not found["clean"]
+        assert "a run is at work" in found["recovery"]["would"]
+        for name in ("digest", "verify"):
+            result = command(name, group)
+            assert result.code == 1 and "is open for writing" in result.err
+        with pytest.raises(PoolBusy), at_rest(group):
+            pass
+    assert not inspect_pool(group)["in_use"]
+
+
+def test_inspect_says_who_has_what(config: RunConfig, pool_root: Path) -> None:
+    group = train_group(config, pool_root / "group", writers=3)
+    found = inspect_pool(group)
+    assert (found["step"], found["dense_step"], found["shards"], found["writers"]) == (STEPS, STEPS, SHARDS, 3)
+    assert found["clean"] and found["recovery"]["would"] == "nothing to do"
+    assert found["recovery"]["exact_step"] == STEPS
+    parts = found["group"]
+    assert parts["generation"] == 2 and parts["dense"]["steps"] == [STEPS - 1, STEPS]
+    assert sorted(shard for writer in parts["writers"] for shard in writer["shards"]) == list(range(SHARDS))
+    for writer in parts["writers"]:
+        assert writer["load_share"] == len(writer["shards"]) / SHARDS
+        assert writer["step"] == STEPS
+    assert [table["lies_in"] for table in found["tables"]] == ["shard 0", "shard 1", "all shards"]
+    plain = inspect_pool(train_plain(config, pool_root / "plain"))
+    assert [table["touched_rows"] for table in found["tables"]] == [t["touched_rows"] for t in plain["tables"]]
+    text = "\n".join(describe(found))
+    assert "8 shards of 3 writers, generation 2" in text and "writers-2/0002" in text and "all shards" in text
+
+
+def test_what_a_killed_run_left_is_recovered_to_one_step(config: RunConfig, pool_root: Path) -> None:
+    killed_after(config, pool_root / "group", 5, lambda step: pool_root / f"killed-{step}")
+    for step in (5, STEPS):
+        killed = pool_root / f"killed-{step}"
+        assert problems_of(killed) == []
+        with at_rest(killed) as (reader, recovery):
+            assert recovery is not None and not recovery.clean
+            assert recovery.step == step == reader.commit["step"] == reader.commit["row_updates"]
+        with at_rest(killed) as (_, recovery):
+            assert recovery is not None and recovery.clean
+    assert pool_digest(pool_root / f"killed-{STEPS}") == pool_digest(pool_root / "group")
+
+
+def test_verify_names_the_part_in_which_something_is_wrong(config: RunConfig, pool_root: Path) -> None:
+    whole = train_group(config, pool_root / "group", writers=3)
+    other = train_group(config, pool_root / "other", writers=3)
+    assert problems_of(whole) == []
+    number = iter(range(100))
+
+    def damaged(damage: Callable[[Path], object]) -> str:
+        copy = pool_root / f"damaged-{next(number)}"
+        shutil.copytree(whole, copy)
+        damage(copy)
+        return "\n".join(problems_of(copy))
+
+    def swap(pool: Path) -> None:
+        first, second, aside = (pool / "writers-2" / name for name in ("0000", "0001", "aside"))
+        first.rename(aside)
+        second.rename(first)
+        aside.rename(second)
+
+    def replace_by_others(pool: Path) -> None:
+        shutil.rmtree(pool / "writers-2" / "0001")
+        shutil.copytree(other / "writers-2" / "0001", pool / "writers-2" / "0001")
+
+    def edit_manifest(pool: Path) -> None:
+        file = pool / "group.json"
+        file.write_text(file.read_text().replace('"seed": 0', '"seed": 1'))
+
+    assert "group.json: the manifest's checksum does not hold" in damaged(edit_manifest)
+    assert "writers-2/0001: a part of another pool" in damaged(replace_by_others)
+    assert "writers-2/0000: owns shards" in damaged(swap)
+    assert damaged(lambda pool: shutil.rmtree(pool / "writers-2" / "0002")).startswith("writers-2/0002: ")
+    assert damaged(lambda pool: (pool / "dense" / "dense-0").unlink()).startswith("dense: ")
+    assert "table-0002" in damaged(lambda pool: (pool / "shard-0003" / "table-0002.weights").unlink())
+
+
+def test_a_writer_from_an_older_copy_is_found(config: RunConfig, pool_root: Path) -> None:
+    killed_after(config, pool_root / "group", 4, lambda step: pool_root / f"killed-{step}")
+    mixed = pool_root / f"killed-{STEPS}"
+    shutil.rmtree(mixed / "writers-1")
+    shutil.copytree(pool_root / "killed-4" / "writers-1", mixed / "writers-1")
+    assert any("it is an older copy than the others" in problem for problem in problems_of(mixed))
+    assert "fail: " in inspect_pool(mixed)["recovery"]["would"]
+    with pytest.raises(Corrupted, match="older copy"), at_rest(mixed):
+        pass
+
+
+def test_a_repair_puts_right_what_is_wrong_in_a_part(config: RunConfig, pool_root: Path) -> None:
+    group = train_group(config, pool_root / "group")
+    before = pool_digest(group)
+    slots = {step_in(group / "dense" / name): group / "dense" / name for name in ("dense-0", "dense-1")}
+    older = slots[STEPS - 1]
+    data = bytearray(older.read_bytes())
+    data[4200] ^= 1
+    older.write_bytes(data)
+    assert problems_of(group) == [f"dense: {older} at offset 0: the payload's checksum does not hold"]
+    report = repair_pool(group)
+    assert report.left == [] and len(report.done) == 1
+    assert report.backup is not None and report.backup.parent == group.parent
+    assert pool_digest(group) == before
+
+
+def test_a_repair_leaves_a_dense_state_alone_that_all_may_go_back_to(config: RunConfig, pool_root: Path) -> None:
+    killed_after(config, pool_root / "group", 4, lambda step: pool_root / f"killed-{step}")
+    mixed = pool_root / f"killed-{STEPS}"
+    shutil.rmtree(mixed / "writers-1")
+    shutil.copytree(pool_root / "killed-4" / "writers-1", mixed / "writers-1")
+    report = repair_pool(mixed)
+    assert report.done == [] and report.left
+    assert "it may be the older one that all go back to" in "".join(report.refusals)
+
+
+def test_a_missing_part_is_named(config: RunConfig, pool_root: Path) -> None:
+    group = train_group(config, pool_root / "group", writers=2)
+    shutil.move(group / "writers-2" / "0001", pool_root / "elsewhere")
+    for look in (open_reader, inspect_pool, lambda pool: at_rest(pool).__enter__()):
+        with pytest.raises(PoolNotFound, match=r"writers-2/0001, a writer's part of the pool, cannot be reached"):
+            look(group)  # type: ignore[operator]
+
+
+def test_what_cannot_be_done_with_a_groups_pool_says_so(config: RunConfig, pool_root: Path) -> None:
+    group = train_group(config, pool_root / "group")
+    before = pool_digest(group)
+    with pytest.raises(PoolOfGroup, match="no snapshot can be taken"):
+        take_snapshot(group, pool_root / "snapshot")
+    with pytest.raises(PoolOfGroup, match="holdfast train"):
+        holdfast.Pool(group)
+    with pytest.raises(PoolOfGroup):
+        open_trainer(config, group)
+    file = pool_root / "group.safetensors"
+    with at_rest(group) as (reader, _):
+        export_pool(reader, file)
+    with pytest.raises(PoolExists):
+        import_pool(open_tensors(file), config, group)
+    import_pool(open_tensors(file), config, pool_root / "moved")
+    assert pool_digest(pool_root / "moved").rows_counted == before.rows_counted
+    assert pool_digest(group) == before
+    assert isinstance(open_reader(pool_root / "moved"), _core.Reader)
