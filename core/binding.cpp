@@ -29,6 +29,7 @@
 #include "reader.h"
 #include "repair.h"
 #include "routed_plan.h"
+#include "superblock.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -649,6 +650,18 @@ NB_MODULE(_core, m) {
             return to_dict(*traffic);
           },
           "Rows and bytes since the pool was opened; None where rows are read and written in place.");
+
+  m.def(
+      "part_in",
+      [](const std::string& directory) -> std::optional<std::pair<nb::bytes, std::vector<std::uint32_t>>> {
+        const auto medium = open_pool_medium(directory);
+        const Superblock superblock(*medium, false);
+        if (!superblock.shards()) return std::nullopt;
+        return std::pair(*group_of(superblock), owned_by(superblock));
+      },
+      "directory"_a,
+      "Which group's pool the one in this directory is a part of, and its shards: (group_uuid, owned). Reads nothing "
+      "else.");
 
   nb::class_<Reader>(m, "Reader", "A pool seen without a lock and without changing it.")
       .def(nb::init<const std::string&>(), "directory"_a)

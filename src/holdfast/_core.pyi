@@ -315,6 +315,11 @@ class Pool:
         Rows and bytes since the pool was opened; None where rows are read and written in place.
         """
 
+def part_in(directory: str) -> tuple[bytes, list[int]] | None:
+    """
+    Which group's pool the one in this directory is a part of, and its shards: (group_uuid, owned). Reads nothing else.
+    """
+
 class Reader:
     """A pool seen without a lock and without changing it."""
 

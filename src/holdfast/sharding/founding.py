@@ -127,12 +127,13 @@ def deal_out_anew(
     check_num_shards(manifest.num_shards, num_owners)
     _remove_leftovers(directory, keep=manifest.generation)
     writers = [manifest.writer_directory(directory, writer) for writer in range(manifest.num_writers)]
-    for writer in writers:
+    for number, writer in enumerate(writers):
         if not writer.is_dir():
             raise PoolNotFound(
                 f"{writer} cannot be reached from here: to give shards to other ranks, rank 0 needs all of them; start "
                 f"{manifest.num_writers} ranks that own rows, as before, or make the directories reachable"
             )
+        manifest.check_part(directory, number)
     pools, dense, mark = open_together(writers, directory / DENSE_DIRECTORY, options, Alone())
     try:
         for pool in pools:

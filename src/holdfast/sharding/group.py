@@ -28,10 +28,11 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from holdfast import errors
-from holdfast.errors import GroupError, HoldfastError
+from holdfast.errors import ConfigError, GroupError, HoldfastError
 from holdfast.sharding.roles import Roles
 
 _SLICE = timedelta(seconds=0.25)  # how soon a wait notices that the process was asked to stop
+_LEAST_PATIENCE = 2.0  # seconds
 _GRACE_SECONDS = 3.0  # for the others to say that they are there, once something broke
 _NOT_YET = "Operation timed out"  # what Work.wait says when its own timeout passed and the work goes on
 
@@ -73,15 +74,26 @@ class Group:
         self.sent_bytes: Counter[str] = Counter()  # to other ranks, by what
         self._store = store
         self._broken = False
+        self._longest_wait = 0.0  # seconds, of those that went well
         self._trainers: dist.ProcessGroup | None = None
         deadline = timedelta(seconds=timeout)
         try:
             dist.init_process_group("gloo", store=store, rank=rank, world_size=roles.world_size, timeout=deadline)
+            self._check_roles()
             self._trainers = dist.new_group(list(roles.trainers), timeout=deadline)
         except RuntimeError as error:  # dist.DistError is one
             failure = self._failure("all ranks to be there", error)
             self.close()
             raise failure from None
+
+    def _check_roles(self) -> None:
+        everyones = self.gather(self.roles.memory_ranks, "everyone's role")
+        for rank, memory_ranks in enumerate(everyones):
+            if memory_ranks != everyones[0]:
+                self.close()
+                raise ConfigError(
+                    f"rank {rank} has --memory-ranks {memory_ranks}, rank 0 has {everyones[0]}: make them the same"
+                )
 
     @classmethod
     def from_environment(
@@ -234,16 +246,13 @@ class Group:
                 waited = time.monotonic() - began
                 if _NOT_YET not in str(error) or work.is_completed():
                     raise self._failure(what, error) from None
-                if self.stopping() and waited > self._patience():
-                    raise self._failure(what, error) from None
-                if waited > self.timeout:
+                # A process that was asked to stop waits for as long as a step that goes well may take.
+                patience = min(self.timeout, max(_LEAST_PATIENCE, 2 * self._longest_wait))
+                if waited > (patience if self.stopping() else self.timeout):
                     raise self._failure(what, error) from None
             else:
+                self._longest_wait = max(self._longest_wait, time.monotonic() - began)
                 return
-
-    def _patience(self) -> float:
-        """Seconds that a process which was asked to stop waits for a step that may still end."""
-        return min(self.timeout, 2.0)
 
     def _failure(self, what: str, error: Exception) -> GroupError:
         """What to raise when a collective did not work: finds out which ranks do not answer any more."""

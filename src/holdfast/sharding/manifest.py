@@ -102,6 +102,19 @@ class Manifest:
     def writer_directory(self, directory: Path, writer: int) -> Path:
         return generation_directory(directory, self.generation) / f"{writer:04}"
 
+    def check_part(self, directory: Path, writer: int) -> None:
+        """Raises Corrupted where a writer's directory has another part than this says, or one of another pool; and what
+        is wrong with it."""
+        path = self.writer_directory(directory, writer)
+        part = _core.part_in(str(path))
+        if part is None or part[0] != bytes.fromhex(self.uuid):
+            raise Corrupted(f"{path}: this is no part of the pool in {directory}, but of another one: put its own back")
+        if part[1] != self.owned(writer):
+            raise Corrupted(
+                f"{path}: it has shards {_some(part[1])}, but {MANIFEST} gives it {_some(self.owned(writer))}"
+                ": put the directories back under the names that they had"
+            )
+
     def to_json(self) -> str:
         said = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
         return json.dumps({**said, "crc32c": _crc(said)})
@@ -192,6 +205,10 @@ def check_same_tables(manifest: Manifest, wanted: Sequence[_core.TableSpec], opt
 def _crc(said: dict[str, Any]) -> int:
     canonical = json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
     return _core.crc32c(0, np.frombuffer(canonical, np.uint8))
+
+
+def _some(shards: Sequence[int]) -> str:
+    return ", ".join(map(str, shards[:4])) + (", ..." if len(shards) > 4 else "")
 
 
 def new_uuid() -> str:

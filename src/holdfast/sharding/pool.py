@@ -223,8 +223,8 @@ class GroupPool:
         if step <= self.durable_step:
             return
         self.durable_step = step
-        if self.member is not None:
-            self.member.note_group_durable(step)
+        for pool in self.pools:
+            pool.note_group_durable(step)
 
     def close(self) -> None:
         """Marks this rank's pools as cleanly closed; waits for no other rank. Safe to call twice."""

@@ -265,7 +265,10 @@ def at_rest(directory: Path) -> Iterator[tuple[GroupReader, GroupRecovery | None
         try:
             lock = GroupLock(directory)
             stack.callback(lock.release)
-            writers = reachable_writers(directory, manifests.read(directory))
+            manifest = manifests.read(directory)
+            writers = reachable_writers(directory, manifest)
+            for writer in range(manifest.num_writers):
+                manifest.check_part(directory, writer)
             options = OpenOptions(grow_log=False, scratchpad_bytes=_SCRATCHPAD_BYTES)
             pools, dense, (step, _, _) = open_together(writers, directory / DENSE_DIRECTORY, options, Alone())
         except PoolReadOnly:

@@ -217,6 +217,7 @@ def _check_reachable(directory: Path, group: Group, manifest: Manifest) -> None:
                 f"{path}, the part of the pool that rank {group.rank} has, cannot be reached from its machine: start "
                 "the ranks where they were, or on storage that all of them share"
             )
+        manifest.check_part(directory, writer)
 
     group.all_or_none(look, "everyone's part of the pool")
 

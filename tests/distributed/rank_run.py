@@ -1,0 +1,193 @@
+"""One rank of a small group, as it runs in a fork: the real thing, and what befalls it on its way."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+from holdfast import _core
+from holdfast.cli.training import StopSignals
+from holdfast.config import read_value
+from holdfast.errors import PoolFull
+from holdfast.models.dlrm import DLRM
+from holdfast.run import RunConfig, open_trainer, open_validation
+from holdfast.sharding import founding, group, manifest, opening, pool, state, train
+from holdfast.sharding.group import Group
+from holdfast.sharding.roles import Roles
+from holdfast.sharding.start import open_group_trainer
+from holdfast.train import EvaluationStopped
+
+_COUNTED = 1 << 40
+# What happens can happen before or after a call of these.
+PLACES: dict[str, tuple[Any, str]] = {
+    "group": (dist, "init_process_group"),
+    "collective": (Group, "_begin"),
+    "survey": (opening._Opening, "_agree"),
+    "agreement": (opening, "newest_common_step"),
+    "permission": (opening._Opening, "_ready"),
+    "recovery": (pool, "open_together"),
+    "dealing": (founding, "make_writer"),
+    "manifest": (manifest, "write"),
+    "restore": (state.GroupState, "restore"),
+    "first_dense": (pool.GroupPool, "write_first_dense"),
+    "commit": (pool.GroupPool, "commit"),
+    "dense": (pool.GroupPool, "_stage_dense"),
+    "settle": (pool.GroupPool, "_settle"),
+    "note": (pool.GroupPool, "_note_durable"),
+    "train": (train.GroupTrainer, "_train"),
+    "evaluation": (train.GroupTrainer, "_evaluate_batch"),
+    "flush": (pool.GroupPool, "flush"),
+    "close": (pool.GroupPool, "close"),
+}
+
+
+class Sayings:
+    """What a rank says, one JSON object a line, in a file that is whole whenever the rank dies."""
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self._fd = os.open(directory / f"rank-{rank}.jsonl", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+
+    def __call__(self, **what: Any) -> None:
+        os.write(self._fd, json.dumps(what).encode() + b"\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+
+def run_rank(request: dict[str, Any], rank: int, say: Sayings) -> None:
+    torch.set_num_threads(1)
+    _core.set_num_threads(1)
+    act = request["acts"].get(str(rank), {})
+    config = read_value(RunConfig, {**request["config"], **act.get("config", {})}, "config")
+    if request["grace"] is not None:
+        group._GRACE_SECONDS = request["grace"]
+    if request["dropout"]:
+        _drop_out()
+    _core.kill_at_persist_point(act.get("persist_point") or _COUNTED)
+    if "at" in act:
+        _arm(act)
+    if "version" in act:
+        importlib.metadata.version = lambda name: act["version"]
+        importlib.import_module("holdfast.sharding.start").version = importlib.metadata.version  # type: ignore[attr-defined]
+    if request["plain"]:
+        _run(open_trainer(config, Path(request["directory"])), config, say)
+        return
+    with StopSignals() as stop:
+        ranks = Group(
+            store=dist.FileStore(request["store"], request["num_ranks"]),
+            rank=rank,
+            roles=Roles(world_size=request["num_ranks"], memory_ranks=act.get("memory_ranks", request["memory_ranks"])),
+            timeout=config.group.timeout,
+            stopping=stop.is_wanted,
+        )
+        say(joined=True)
+        _run(open_group_trainer(config, Path(request["directory"]), ranks), config, say)
+
+
+def _run(opened: Any, config: RunConfig, say: Sayings) -> None:
+    validation = open_validation(config)
+    with opened as trainer:
+        say(opened=trainer.pool.step, phases=getattr(trainer, "opening_seconds", {}))
+        try:
+            for report in trainer.steps():
+                say(step=report.step, durable=report.durable_step, loss=report.loss)
+                every = config.train.eval_every
+                if every and report.step % every == 0 and report.step < trainer.last_step and not trainer.stopped:
+                    _evaluate(trainer, validation, say)
+            trainer.flush()
+            say(durable=trainer.pool.durable_step)
+            if validation is not None and not trainer.stopped:
+                _evaluate(trainer, validation, say)
+        except EvaluationStopped:
+            trainer.stopped = True
+            trainer.flush()
+            say(durable=trainer.pool.durable_step)
+        say(stopped=trainer.stopped)
+        member = getattr(trainer.pool, "member", None)
+        traffic = (None if member is None else member.traffic()) or {}
+    say(merged_bytes=int(traffic.get("merged_bytes", 0)))
+    say(closed=True, persist_points=_COUNTED - _core.persist_points_left())
+
+
+def _evaluate(trainer: Any, validation: Any, say: Sayings) -> None:
+    result = trainer.evaluate(validation)
+    if result is not None:
+        say(auc=result.auc, log_loss=result.log_loss)
+
+
+def _arm(act: dict[str, Any]) -> None:
+    """The deed is done at the `nth` call."""
+    owner, name = PLACES[act["at"]]
+    original: Callable[..., Any] = getattr(owner, name)
+    calls = 0
+
+    @functools.wraps(original)
+    def replaced(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        is_time = calls == act.get("nth", 1)
+        if is_time and not act.get("after"):
+            DEEDS[act["do"]](*arguments)
+        result = original(*arguments, **options)
+        if is_time and act.get("after"):
+            DEEDS[act["do"]](*arguments)
+        return result
+
+    setattr(owner, name, replaced)
+
+
+def _wait(*_: Any) -> None:
+    """Until somebody says that it can go on."""
+    while not Path(os.environ["HOLDFAST_GO_ON"]).exists():
+        time.sleep(0.01)
+
+
+def _full(*_: Any) -> None:
+    raise PoolFull("writing row-log-0000: No space left on device")
+
+
+def _spoil(trainer: Any, *_: Any) -> None:
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.fill_(float("nan"))
+
+
+def _signal(number: int) -> Callable[..., None]:
+    return lambda *_: os.kill(os.getpid(), number)
+
+
+DEEDS: dict[str, Callable[..., None]] = {
+    "kill": _signal(signal.SIGKILL),
+    "stop": _signal(signal.SIGSTOP),
+    "term": _signal(signal.SIGTERM),
+    "wait": _wait,
+    "full": _full,
+    "spoil": _spoil,
+}
+
+
+def _drop_out() -> None:
+    """A model that draws random numbers in every training step, on every trainer."""
+    original = DLRM.from_bottom
+
+    def from_bottom(self: DLRM, bottom: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
+        return original(self, functional.dropout(bottom, 0.2, training=self.training), pooled)
+
+    DLRM.from_bottom = from_bottom  # type: ignore[method-assign]
