@@ -331,3 +331,61 @@ def test_no_global_random_state_is_touched():
         list(loader.once())
     after = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # noqa: NPY002
     assert before == after
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    batch_size=st.integers(1, 40),
+    num_parts=st.integers(1, 6),
+    workers=st.integers(1, 3),
+    seek=st.integers(0, 100),
+    shuffle=st.booleans(),
+)
+def test_the_parts_of_a_batch_are_the_batch(numbered, batch_size, num_parts, workers, seek, shuffle):
+    source = numbered([7, 11, 3, 8] * 3)
+
+    def first_batches(part):
+        with Loader(source, batch_size=batch_size, seed=4, shuffle=shuffle, workers=workers, part=part) as loader:
+            loader.seek(seek)
+            return list(islice(loader, 4)), loader.samples
+
+    whole, samples = first_batches((0, 1))
+    parts = [first_batches((part, num_parts)) for part in range(num_parts)]
+    assert {position for _, position in parts} == {samples}
+    for number, batch in enumerate(whole):
+        of_batch = [batches[number] for batches, _ in parts]
+        assert {(part.number, part.first_sample) for part in of_batch} == {(batch.number, batch.first_sample)}
+        assert [sample for part in of_batch for sample in samples_of(part)] == samples_of(batch)
+        sizes = [part.size for part in of_batch]
+        assert max(sizes) - min(sizes) <= 1
+        for part in of_batch:
+            check_columns(part)
+
+
+def test_parts_of_one_pass_end_with_the_smaller_last_batch(numbered):
+    parts = []
+    for part in range(3):
+        with Loader(numbered([5, 9, 3]), batch_size=8, seed=0, part=(part, 3)) as loader:
+            parts.append([samples_of(batch) for batch in loader.once()])
+    assert [[len(samples) for samples in part] for part in parts] == [[2, 2, 0], [3, 3, 0], [3, 3, 1]]
+    together = [sample for batches in zip(*parts, strict=True) for samples in batches for sample in samples]
+    assert together == list(range(17))
+
+
+def test_state_of_one_part_is_that_of_any_other(numbered):
+    with (
+        Loader(numbered([6] * 20), batch_size=11, seed=9, part=(0, 3)) as first,
+        Loader(numbered([6] * 20), batch_size=11, seed=9, part=(2, 3)) as last,
+        Loader(numbered([6] * 20), batch_size=11, seed=9) as whole,
+    ):
+        list(islice(first, 5))
+        state = json.loads(json.dumps(first.state_dict()))
+        last.load_state_dict(state)
+        whole.load_state_dict(state)
+        assert samples_of(next(whole))[7:] == samples_of(next(last))
+
+
+@pytest.mark.parametrize("part", [(-1, 2), (2, 2), (0, 0)])
+def test_a_part_that_is_not_there_is_refused(numbered, part):
+    with pytest.raises(ConfigError, match="part"):
+        Loader(numbered([3]), batch_size=2, seed=0, part=part)

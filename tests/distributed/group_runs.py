@@ -7,12 +7,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from namespaces import Host
 
 HERE = Path(__file__).parent
 SRC = HERE.parents[1] / "src"
@@ -162,11 +165,11 @@ class Ranks:
         dropout: bool = False,
         hung_after: float = 40.0,
         plain: bool = False,
+        hosts: Sequence[Host] = (),
     ) -> Life:
-        """One life of a group, or with `plain` of one process without. kill_after: seconds from when all
-        ranks have found each other, by rank. grace: how long a
-        rank listens for who else is there, once something broke. Fails where a rank hangs, or ends by an error that is
-        not holdfast's."""
+        """One life of a group, or with `plain` of one process without. kill_after: seconds from when all ranks have
+        found each other, by rank. grace: how long a rank listens for who else is there, once something broke. hosts:
+        where each rank runs, of a network. Fails where a rank hangs, or ends by an error that is not holdfast's."""
         life = Path(self._scratch.name) / str(next(self._numbers))
         life.mkdir()
         request = {
@@ -180,6 +183,8 @@ class Ranks:
             "dropout": dropout,
             "hung_after": hung_after,
             "plain": plain,
+            "hosts": [host.name for host in hosts],
+            "master": hosts[0].address if hosts else "",
             "store": str(life / "store"),
             "sayings": str(life),
         }
@@ -193,6 +198,11 @@ class Ranks:
             for trace in rank.all_said("trace"):
                 raise AssertionError(f"rank {rank.number} of {request}\n{trace}")
         return Life(ranks=ranks)
+
+    def await_waiting(self) -> None:
+        """Until a rank waits."""
+        while not self.go_on.with_suffix(".waiting").exists():
+            time.sleep(0.01)
 
     def _rank(self, fate: dict[str, Any], life: Path) -> Rank:
         file = life / f"rank-{fate['rank']}.jsonl"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.metadata
 import json
@@ -28,8 +29,10 @@ from holdfast.sharding.group import Group
 from holdfast.sharding.roles import Roles
 from holdfast.sharding.start import open_group_trainer
 from holdfast.train import EvaluationStopped
+from namespaces import INTERFACE
 
 _COUNTED = 1 << 40
+_CLONE_NEWNET = 0x40000000  # sched.h
 # What happens can happen before or after a call of these.
 PLACES: dict[str, tuple[Any, str]] = {
     "group": (dist, "init_process_group"),
@@ -90,15 +93,31 @@ def run_rank(request: dict[str, Any], rank: int, say: Sayings) -> None:
         _run(open_trainer(config, Path(request["directory"])), config, say)
         return
     with StopSignals() as stop:
-        ranks = Group(
-            store=dist.FileStore(request["store"], request["num_ranks"]),
-            rank=rank,
-            roles=Roles(world_size=request["num_ranks"], memory_ranks=act.get("memory_ranks", request["memory_ranks"])),
-            timeout=config.group.timeout,
-            stopping=stop.is_wanted,
-        )
+        roles = Roles(world_size=request["num_ranks"], memory_ranks=act.get("memory_ranks", request["memory_ranks"]))
+        timeout = config.group.timeout
+        if request["hosts"]:
+            _move_to(request["hosts"][rank], rank, request)
+            ranks = Group.from_environment(memory_ranks=roles.memory_ranks, timeout=timeout, stopping=stop.is_wanted)
+        else:
+            store = dist.FileStore(request["store"], request["num_ranks"])
+            ranks = Group(store=store, rank=rank, roles=roles, timeout=timeout, stopping=stop.is_wanted)
         say(joined=True)
         _run(open_group_trainer(config, Path(request["directory"]), ranks), config, say)
+
+
+def _move_to(host: str, rank: int, request: dict[str, Any]) -> None:
+    """Into a host of namespaces.py, with the environment that torchrun gives."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path(f"/run/netns/{host}").open("rb") as namespace:
+        if libc.setns(namespace.fileno(), _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"moving to {host}")
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(request["num_ranks"]),
+        MASTER_ADDR=request["master"],
+        MASTER_PORT="29500",
+        GLOO_SOCKET_IFNAME=INTERFACE,
+    )
 
 
 def _run(opened: Any, config: RunConfig, say: Sayings) -> None:
@@ -155,6 +174,7 @@ def _arm(act: dict[str, Any]) -> None:
 
 def _wait(*_: Any) -> None:
     """Until somebody says that it can go on."""
+    Path(os.environ["HOLDFAST_GO_ON"]).with_suffix(".waiting").touch()
     while not Path(os.environ["HOLDFAST_GO_ON"]).exists():
         time.sleep(0.01)
 

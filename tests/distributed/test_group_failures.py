@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,6 +35,12 @@ def trained(ranks: Ranks, pool: Path, num_ranks: int = 3, *, steps: int = 12, me
     return pool
 
 
+@pytest.fixture(scope="module")
+def kept(ranks: Ranks, new_root: Callable[[], Path]) -> Path:
+    """Of three ranks and 4 steps, to be copied."""
+    return trained(ranks, new_root() / "kept", steps=4)
+
+
 def contents(pool: Path) -> dict[str, str]:
     """What the pool's files hold, but for the lock's."""
     files = (path for path in sorted(pool.rglob("*")) if path.is_file() and path.name != LOCK_FILE)
@@ -54,15 +59,15 @@ def check_refused(life: Life, kind: str, *words: str) -> None:
 # What breaks while they train.
 
 
-@pytest.mark.parametrize(("victim", "memory_ranks"), [(0, 0), (1, 0), (2, 1)])
-@pytest.mark.parametrize("place", ["train", "commit", "settle"])
+@pytest.mark.parametrize(
+    ("place", "nth", "victim", "memory_ranks"),
+    [("train", 4, 0, 0), ("train", 4, 1, 0), ("commit", 4, 2, 1), ("settle", 1, 1, 0)],
+)
 def test_a_stalled_rank_is_named_by_all_others_in_time(
-    place: str, victim: int, memory_ranks: int, ranks: Ranks, pool_root: Path
+    place: str, nth: int, victim: int, memory_ranks: int, ranks: Ranks, pool_root: Path
 ) -> None:
-    if memory_ranks and place == "train":
-        place = "commit"  # a memory rank does not train
-    nth = 1 if place == "settle" else 4
-    life = run(ranks, pool_root / "pool", memory_ranks=memory_ranks, acts={victim: Act(at=place, nth=nth, do="stop")})
+    acts = {victim: Act(at=place, nth=nth, do="stop")}
+    life = run(ranks, pool_root / "pool", memory_ranks=memory_ranks, acts=acts)
     assert life.struck == {victim}
     life.check_that_the_others_ended(within=TIMEOUT + GRACE)
     for rank in life.ranks:
@@ -160,11 +165,11 @@ def test_what_one_rank_meets_while_the_group_opens_all_raise(place: str, ranks: 
 )
 @pytest.mark.parametrize("is_new", [True, False])
 def test_ranks_that_differ_are_refused(
-    is_new: bool, act: Act, words: tuple[str, ...], ranks: Ranks, pool_root: Path
+    is_new: bool, act: Act, words: tuple[str, ...], ranks: Ranks, kept: Path, pool_root: Path
 ) -> None:
     pool = pool_root / "pool"
     if not is_new:
-        trained(ranks, pool, steps=4)
+        shutil.copytree(kept, pool)
     before = contents(pool)
     check_refused(run(ranks, pool, acts={2: act}), "ConfigError", *words)
     assert contents(pool) == before
@@ -254,10 +259,11 @@ DAMAGES: list[tuple[Callable[[Path], None], tuple[str, ...], str]] = [
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=[case[0].__name__ for case in DAMAGES])
 def test_a_damaged_pool_is_refused_by_all_ranks_and_nothing_is_written(
-    damage: tuple[Callable[[Path], None], tuple[str, ...], str], ranks: Ranks, pool_root: Path
+    damage: tuple[Callable[[Path], None], tuple[str, ...], str], ranks: Ranks, kept: Path, pool_root: Path
 ) -> None:
     inflict, kinds, word = damage
-    pool = trained(ranks, pool_root / "pool", steps=4)
+    pool = pool_root / "pool"
+    shutil.copytree(kept, pool)
     if inflict is foreign_writer:
         trained(ranks, pool_root / "other", steps=4)
     inflict(pool)
@@ -307,8 +313,7 @@ def test_two_groups_on_one_pool_are_refused_and_the_first_goes_on(ranks: Ranks, 
     pool = pool_root / "pool"
     with Ranks() as others, ThreadPoolExecutor() as pool_of_threads:
         first = pool_of_threads.submit(run, ranks, pool, 2, LONG, acts={1: Act(at="commit", nth=6, do="wait")})
-        while not (pool / MANIFEST).exists():
-            time.sleep(0.01)
+        ranks.await_waiting()
         second = run(others, pool, 2)
         ranks.go_on.touch()
         check_refused(second, "PoolBusy", "another group")

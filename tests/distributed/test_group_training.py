@@ -61,7 +61,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def run_of(**sections: Any) -> dict[str, Any]:
-    return small(**VALIDATION, **{**sections, "train": {"steps": STEPS, **sections.get("train", {})}})
+    return small(**{**VALIDATION, **sections, "train": {"steps": STEPS, **sections.get("train", {})}})
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -116,6 +116,8 @@ class Loader(Generic[Item]):
             raise ConfigError(f"loader seed: must lie in [0, 2**63), not {seed}")
         if shuffle_window_samples is not None and shuffle_window_samples < 1:
             raise ConfigError(f"loader shuffle_window_samples: must be at least 1, not {shuffle_window_samples}")
+        if not 0 <= part[0] < part[1]:
+            raise ConfigError(f"loader part: {part[0]} is none of {part[1]} parts")
         if source.num_samples < 1:
             raise ConfigError("loader source: it holds no samples")
         self._source = source

@@ -17,9 +17,11 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,6 +36,7 @@ from holdfast.sharding.roles import Roles
 _SLICE = timedelta(seconds=0.25)  # how soon a wait notices that the process was asked to stop
 _LEAST_PATIENCE = 2.0  # seconds
 _GRACE_SECONDS = 3.0  # for the others to say that they are there, once something broke
+_Answer = TypeVar("_Answer")
 _NOT_YET = "Operation timed out"  # what Work.wait says when its own timeout passed and the work goes on
 
 
@@ -204,10 +207,17 @@ class Group:
         finally:
             if self.world_size > 1 and self.rank == 0:
                 self._store.set(key, "")
-        while self.rank != 0 and not self._store.check([key]):
+        while self.rank != 0 and not self._is_there(key, what):
             if self.stopping():
                 raise GroupError(f"stopped while waiting for {what}")
             time.sleep(0.05)
+
+    def _is_there(self, key: str, what: str) -> bool:
+        try:
+            return self._ask(lambda: self._store.check([key]))
+        except (RuntimeError, TimeoutError):
+            self._broken = True
+            raise self._cut_off(what) from None
 
     def all_or_none(self, work: Callable[[], Any], what: str) -> Any:
         """Runs `work` on every rank. Where it fails on one, all raise that error, whose message names the rank."""
@@ -258,19 +268,19 @@ class Group:
         """What to raise when a collective did not work: finds out which ranks do not answer any more."""
         self._broken = True
         self.tell(f"waited for {what}")
-        cut_off = GroupError(
-            f"step {self.step}: rank {self.rank} ({socket.gethostname()}) waited for {what} and reaches neither the "
-            "others nor the group's store: its network is cut off"
-        )
         answers: dict[int, str] = {}
+
+        def look() -> None:
+            for rank in range(self.world_size):
+                if rank not in answers and self._store.check([_key(rank)]):
+                    answers[rank] = self._store.get(_key(rank)).decode()
+
         end = time.monotonic() + (_GRACE_SECONDS if not self.stopping() else 0.2)
         while len(answers) < self.world_size:
             try:
-                for rank in range(self.world_size):
-                    if rank not in answers and self._store.check([_key(rank)]):
-                        answers[rank] = self._store.get(_key(rank)).decode()
-            except (RuntimeError, dist.DistError):
-                return cut_off
+                self._ask(look)
+            except (RuntimeError, TimeoutError):
+                return self._cut_off(what)
             if time.monotonic() > end:
                 break
             time.sleep(0.05)
@@ -292,9 +302,27 @@ class Group:
 
     def tell(self, what: str) -> None:
         """Leaves word of what became of this rank, where ranks look that miss it. Never raises."""
-        with suppress(RuntimeError, dist.DistError):
-            self._store.set_timeout(timedelta(seconds=_GRACE_SECONDS))
-            self._store.set(_key(self.rank), what)
+        with suppress(RuntimeError, TimeoutError):
+            self._ask(lambda: self._store.set(_key(self.rank), what))
+
+    def _ask(self, question: Callable[[], _Answer]) -> _Answer:
+        """What the store answers. Raises TimeoutError where it does not: over a cable that was cut it never would."""
+        answer: Future[_Answer] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(question())
+            except RuntimeError as error:  # dist.DistError is one
+                answer.set_exception(error)
+
+        Thread(target=ask, name="holdfast-store", daemon=True).start()
+        return answer.result(1.0 if self.stopping() else max(1.0, _GRACE_SECONDS))
+
+    def _cut_off(self, what: str) -> GroupError:
+        return GroupError(
+            f"step {self.step}: rank {self.rank} ({socket.gethostname()}) waited for {what} and reaches neither the "
+            "others nor the group's store: its network is cut off, or the store's is"
+        )
 
     def tell_failure(self, error: BaseException) -> None:
         """This rank is about to end with `error`."""

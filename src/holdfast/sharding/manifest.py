@@ -165,6 +165,8 @@ def read(directory: Path) -> Manifest:
         text = path.read_text()
     except OSError as error:
         raise Corrupted(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise Corrupted(f"{path}: no manifest of a pool of several writers: it is no text") from None
     return Manifest.from_json(text, str(path))
 
 
