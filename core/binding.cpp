@@ -358,11 +358,12 @@ NewIds mapped(const Ids& numbers, std::uint64_t end, const Map& map) {
   return NewIds(data, {count}, owner);
 }
 
-ShardLayout checked_layout(std::uint64_t num_rows, std::uint32_t num_shards) {
+ShardLayout checked_layout(std::uint64_t num_rows, std::uint32_t num_shards, std::uint32_t first_shard) {
   if (num_shards == 0 || num_shards > max_shards || (num_shards & (num_shards - 1)) != 0) {
     throw nb::value_error("num_shards must be a power of two");
   }
-  return ShardLayout::split(num_rows, num_shards);
+  if (first_shard >= num_shards) throw nb::value_error("first_shard must be one of the shards");
+  return ShardLayout::split(num_rows, num_shards, first_shard);
 }
 
 std::vector<TableSpec> specs_of(const std::vector<format::TableRecord>& records) {
@@ -811,18 +812,18 @@ NB_MODULE(_core, m) {
       "directory"_a, "Whether files of the directory lie neither on DAX memory nor in volatile memory.");
   m.def(
       "places_of",
-      [](std::uint64_t num_rows, std::uint32_t num_shards, const Ids& rows) {
-        const ShardLayout layout = checked_layout(num_rows, num_shards);
+      [](std::uint64_t num_rows, std::uint32_t num_shards, std::uint32_t first_shard, const Ids& rows) {
+        const ShardLayout layout = checked_layout(num_rows, num_shards, first_shard);
         return mapped(rows, num_rows, [&](std::uint64_t row) { return layout.place_of(row); });
       },
-      "num_rows"_a, "num_shards"_a, "rows"_a, "The places of rows of a table that is split over so many shards.");
+      "num_rows"_a, "num_shards"_a, "first_shard"_a, "rows"_a, "The places of rows of a table that is split over so many shards.");
   m.def(
       "rows_of_places",
-      [](std::uint64_t num_rows, std::uint32_t num_shards, const Ids& places) {
-        const ShardLayout layout = checked_layout(num_rows, num_shards);
+      [](std::uint64_t num_rows, std::uint32_t num_shards, std::uint32_t first_shard, const Ids& places) {
+        const ShardLayout layout = checked_layout(num_rows, num_shards, first_shard);
         return mapped(places, layout.end_place(), [&](std::uint64_t place) { return layout.row_of(place); });
       },
-      "num_rows"_a, "num_shards"_a, "places"_a,
+      "num_rows"_a, "num_shards"_a, "first_shard"_a, "places"_a,
       "The other way; a place without a row gives a number beyond the table.");
   m.def("set_num_threads", &set_num_threads, "num_threads"_a);
   m.def("num_threads", &num_threads);

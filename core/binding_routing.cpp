@@ -21,16 +21,17 @@ using namespace nb::literals;
 namespace holdfast {
 namespace {
 
-// (num_embeddings, embedding_dim, pooling, the shard that has all rows or None).
-using TableTuple = std::tuple<std::uint64_t, std::uint32_t, std::uint32_t, std::optional<std::uint32_t>>;
+// (num_embeddings, embedding_dim, pooling, first_shard, is_split).
+using TableTuple = std::tuple<std::uint64_t, std::uint32_t, std::uint32_t, std::uint32_t, bool>;
 
 RouterSpec spec_of(const std::vector<TableTuple>& tables,
                    const std::vector<std::tuple<std::string, std::uint32_t>>& features,
                    const std::vector<std::uint32_t>& owner_of_shard, std::uint32_t num_owners) {
   RouterSpec spec;
   const std::uint32_t num_shards = static_cast<std::uint32_t>(owner_of_shard.size());
-  for (const auto& [num_rows, dim, pooling, shard] : tables) {
-    const ShardLayout layout = shard ? ShardLayout::whole(num_rows, *shard) : ShardLayout::split(num_rows, num_shards);
+  for (const auto& [num_rows, dim, pooling, shard, is_split] : tables) {
+    const ShardLayout layout =
+        is_split ? ShardLayout::split(num_rows, num_shards, shard) : ShardLayout::whole(num_rows, shard);
     spec.tables.push_back({layout, dim, static_cast<Pooling>(pooling)});
   }
   for (const auto& [name, table] : features) spec.features.push_back({name, table});

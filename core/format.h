@@ -112,7 +112,7 @@ struct TableRecord {
   float init_high;
   char name[256];  // UTF-8, filled with zeros
   std::uint32_t number;  // 1 + the table's; 0 in pools that were made before it was written
-  std::uint32_t first_shard;  // of a whole table: the one with its rows
+  std::uint32_t first_shard;  // of a whole table: the one with its rows; of a split one: what it is turned by
   std::uint32_t table_shards;  // 0: of a pool without shards; 1: whole; else num_shards: split over all of them
   std::uint8_t reserved[192];
   std::uint32_t crc;

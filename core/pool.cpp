@@ -95,7 +95,7 @@ ShardSet checked_shards(const std::optional<Sharding>& of_pool, const std::vecto
   }
   for (const format::TableRecord& table : tables) {
     const bool is_whole = table.table_shards == 1 && table.first_shard < sharding.num_shards;
-    const bool is_split = table.table_shards == sharding.num_shards && table.first_shard == 0;
+    const bool is_split = table.table_shards == sharding.num_shards && table.first_shard < sharding.num_shards;
     if (is_whole || is_split) continue;
     throw Error(ErrorKind::config, "table '" + std::string(table.name) +
                                        "' must be in one shard or be split over all " +

@@ -75,7 +75,7 @@ struct RowTable {
 inline std::optional<ShardLayout> shard_layout_of(const format::TableRecord& record) {
   if (record.table_shards == 0) return std::nullopt;
   if (record.table_shards == 1) return ShardLayout::whole(record.num_embeddings, record.first_shard);
-  return ShardLayout::split(record.num_embeddings, record.table_shards);
+  return ShardLayout::split(record.num_embeddings, record.table_shards, record.first_shard);
 }
 
 // The tables of a pool, by number; `owned`: its writer's shards, where it has some.
@@ -94,6 +94,7 @@ inline std::vector<RowTable> row_tables_of(const std::vector<format::TableRecord
       table.num_rows = table.layout->end_place();
       table.spec.shard_bits = table.layout->shard_bits;
       table.spec.stride_bits = table.layout->stride_bits;
+      table.spec.first_shard = table.layout->first_shard;
       for (std::uint32_t shard = 0; shard < max_shards; ++shard) {
         const std::uint64_t rows = owned[shard] ? table.layout->rows_in(shard) : 0;
         if (rows != 0) table.pieces.push_back({shard, table.layout->first_place(shard), rows});

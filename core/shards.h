@@ -4,6 +4,7 @@
 // - A pool of several writers has S = 2^b shards, for good. A table is *whole* (all rows in one shard) or *split* over
 //   all S. Rows of a split table go round: of each stripe of S consecutive rows every shard gets one, so shards differ
 //   by one row at most; a mixer says at which shard a stripe begins, so rows at a regular distance spread, too.
+//   Tables are turned against one another (first_shard): the first rows of all, often the hot ones, do not meet.
 // - A row's *place* is its number wherever rows are addressed: plans, logs, tags, scratchpad. Of a split table it is
 //   shard << stride_bits | local, of a whole one, and in a pool without shards, the row's own number. In a shard,
 //   places ascend with rows and have no gaps. Places of different rows differ, and all are below end_place.
@@ -31,12 +32,12 @@ struct ShardLayout {
   std::uint64_t num_rows = 0;  // of the table, over all shards
   std::uint32_t shard_bits = 0;
   std::uint32_t stride_bits = 0;  // 0: whole
-  std::uint32_t first_shard = 0;  // of a whole table: the one with its rows
+  std::uint32_t first_shard = 0;  // of a whole table: the one with its rows; of a split one: what it is turned by
 
   static ShardLayout whole(std::uint64_t num_rows, std::uint32_t shard = 0) { return {num_rows, 0, 0, shard}; }
   // num_shards is a power of two.
-  static ShardLayout split(std::uint64_t num_rows, std::uint32_t num_shards) {
-    ShardLayout layout{num_rows, 0, min_stride_bits, 0};
+  static ShardLayout split(std::uint64_t num_rows, std::uint32_t num_shards, std::uint32_t first_shard = 0) {
+    ShardLayout layout{num_rows, 0, min_stride_bits, first_shard};
     while (std::uint32_t{1} << layout.shard_bits < num_shards) ++layout.shard_bits;
     while (num_shards * layout.stride() < num_rows) ++layout.stride_bits;
     return layout;
@@ -51,9 +52,9 @@ struct ShardLayout {
   std::uint64_t place_of(std::uint64_t row) const {
     if (!is_split()) return row;
     const std::uint64_t stripe = row >> shard_bits;
-    return ((row + counter_rng::mix64(stripe)) & (num_shards() - 1)) << stride_bits | stripe;
+    return ((row + first_shard + counter_rng::mix64(stripe)) & (num_shards() - 1)) << stride_bits | stripe;
   }
-  std::uint64_t row_of(std::uint64_t place) const { return own_row(shard_bits, stride_bits, place); }
+  std::uint64_t row_of(std::uint64_t place) const { return own_row(shard_bits, stride_bits, first_shard, place); }
 
   std::uint32_t shard_of(std::uint64_t place) const {
     return is_split() ? static_cast<std::uint32_t>(place >> stride_bits) : first_shard;
@@ -66,7 +67,7 @@ struct ShardLayout {
     if (!is_split()) return shard == first_shard ? num_rows : 0;
     if (shard >= num_shards()) return 0;
     const std::uint64_t stripes = num_rows >> shard_bits;  // whole ones; what is left is the beginning of another
-    const std::uint64_t lane = (shard - counter_rng::mix64(stripes)) & (num_shards() - 1);
+    const std::uint64_t lane = (shard - first_shard - counter_rng::mix64(stripes)) & (num_shards() - 1);
     return stripes + (lane < (num_rows & (num_shards() - 1)) ? 1 : 0);
   }
 

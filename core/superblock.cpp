@@ -65,7 +65,7 @@ void check_table(const TableRecord& table, const PoolHeader& header, const std::
   }
   if (table.name[sizeof(table.name) - 1] != '\0') bad("a name without end");
   const bool is_whole = table.table_shards == 1 && table.first_shard < header.num_shards;
-  const bool is_split = table.table_shards == header.num_shards && table.first_shard == 0;
+  const bool is_split = table.table_shards == header.num_shards && table.first_shard < header.num_shards;
   const bool is_unsharded = table.table_shards == 0 && table.first_shard == 0;
   if (format::has_shards(header) ? !is_whole && !is_split : !is_unsharded) bad("impossible shards");
 }

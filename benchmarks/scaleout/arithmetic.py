@@ -77,6 +77,6 @@ def _shards(manifest: Manifest, table: int, rows: NDArray[np.int64]) -> NDArray[
     entry = manifest.tables[table]
     if entry.table_shards == 1:
         return np.full(rows.shape, entry.first_shard)
-    places = _core.places_of(entry.num_embeddings, entry.table_shards, np.ascontiguousarray(rows))
+    places = entry.places_of(rows)
     shards: NDArray[np.int64] = places >> stride_bits(entry.num_embeddings, entry.table_shards)
     return shards

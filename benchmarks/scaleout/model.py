@@ -113,7 +113,7 @@ def shard_shares(workload: Workload, ranks: Ranks) -> NDArray[np.float64]:
         rows = rank
         if workload.ids == "scattered":
             rows = (rank * _MULTIPLIER + table * (workload.rows // workload.tables)) % workload.rows
-        places = _core.places_of(workload.rows, ranks.num_shards, np.ascontiguousarray(rows))
+        places = _core.places_of(workload.rows, ranks.num_shards, table % ranks.num_shards, np.ascontiguousarray(rows))
         shares[table] = np.bincount(places >> bits, weights=likely, minlength=ranks.num_shards)
     return (shares + rest / ranks.num_shards) / total
 

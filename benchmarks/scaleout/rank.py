@@ -239,19 +239,19 @@ def fill(member: Any, given: argparse.Namespace, trainer: GroupTrainer | None) -
                 member.import_rows(number, 0, bytes_of(values), None)
             continue
         for shard in member.owned:
-            first, rows = rows_of_shard(entry.num_embeddings, entry.table_shards, shard)
+            first, rows = rows_of_shard(entry, shard)
             member.import_rows(number, first, bytes_of(values[rows]), None)
 
 
-def rows_of_shard(num_rows: int, num_shards: int, shard: int) -> tuple[int, Any]:
+def rows_of_shard(entry: Any, shard: int) -> tuple[int, Any]:
     """The first place of a shard of a split table, and its rows in order of their places."""
     import numpy as np
 
-    from holdfast import _core
     from holdfast.sharding.layout import stride_bits
 
+    num_rows, num_shards = entry.num_embeddings, entry.table_shards
     first = shard << stride_bits(num_rows, num_shards)
-    rows = _core.rows_of_places(num_rows, num_shards, first + np.arange(-(-num_rows // num_shards)))
+    rows = entry.rows_of_places(first + np.arange(-(-num_rows // num_shards)))
     return first, rows[rows < num_rows]
 
 

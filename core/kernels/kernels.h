@@ -37,7 +37,8 @@ struct RowSpec {
   float init_low;              // initial weights are uniform in [init_low, init_high), rounded to dtype
   float init_high;
   std::uint32_t shard_bits = 0;   // rows are addressed by place (shards.h); of initial values and rounding `row` is
-  std::uint32_t stride_bits = 0;  // the row's own number: own_row(shard_bits, stride_bits, place)
+  std::uint32_t stride_bits = 0;  // the row's own number: own_row(shard_bits, stride_bits, first_shard, place)
+  std::uint32_t first_shard = 0;
 };
 
 constexpr std::uint32_t bytes_of(RowDtype dtype) { return dtype == RowDtype::f32 ? 4 : 2; }

@@ -36,7 +36,7 @@ template <class Format, std::uint32_t Dim>
 HOLDFAST_INLINE void write_initial(Shape<Dim> shape, const RowSpec& spec, std::uint64_t row,
                                    typename Format::Element* weights) {
   using counter_rng::absorb;
-  const std::uint64_t number = own_row(spec.shard_bits, spec.stride_bits, row);
+  const std::uint64_t number = own_row(spec.shard_bits, spec.stride_bits, spec.first_shard, row);
   const std::uint64_t key = absorb(absorb(absorb(counter_rng::initial_values, spec.seed), spec.table), number);
   const float span = spec.init_low < spec.init_high ? spec.init_high - spec.init_low : 0.0f;
   const float largest = span > 0 ? next_below(spec.init_high) : spec.init_low;

@@ -75,7 +75,7 @@ Group random_group(Random& random) {
     const std::uint32_t shard = static_cast<std::uint32_t>(below(random, num_shards));
     constexpr std::uint32_t dims[] = {1, 4, 5, 16, 32};
     group.spec.tables.push_back(
-        {one_in(random, 2) ? ShardLayout::whole(num_rows, shard) : ShardLayout::split(num_rows, num_shards),
+        {one_in(random, 2) ? ShardLayout::whole(num_rows, shard) : ShardLayout::split(num_rows, num_shards, shard),
          dims[below(random, std::size(dims))], one_in(random, 2) ? Pooling::sum : Pooling::mean});
   }
   const std::size_t num_features = one_in(random, 10) ? 0 : 1 + below(random, 5);

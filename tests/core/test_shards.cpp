@@ -50,7 +50,7 @@ void check_layout(const ShardLayout& layout) {
 void every_row_has_one_place_and_shards_are_even() {
   for (std::uint32_t num_shards = 2; num_shards <= 64; num_shards *= 2) {
     for (std::uint64_t num_rows = 1; num_rows <= 300; ++num_rows) {
-      check_layout(ShardLayout::split(num_rows, num_shards));
+      check_layout(ShardLayout::split(num_rows, num_shards, num_shards / 3));
     }
   }
   for (const std::uint64_t num_rows : {std::uint64_t{131073}, std::uint64_t{200001}}) {
@@ -95,10 +95,19 @@ void consecutive_and_strided_rows_spread_evenly() {
   }
 }
 
+void the_first_rows_of_tables_that_are_turned_do_not_meet() {
+  std::vector<bool> taken(16);
+  for (std::uint32_t table = 0; table < 16; ++table) {
+    const std::uint32_t shard = ShardLayout::split(1000, 16, table).shard_of_row(0);
+    CHECK(!taken[shard]);
+    taken[shard] = true;
+  }
+}
+
 void large_tables_keep_their_rows_apart(std::mt19937_64& random) {
   for (const std::uint64_t num_rows : {(std::uint64_t{1} << 40) - 7, (std::uint64_t{1} << 33) + 11}) {
     for (const std::uint32_t num_shards : {2u, 32u, max_shards}) {
-      const ShardLayout layout = ShardLayout::split(num_rows, num_shards);
+      const ShardLayout layout = ShardLayout::split(num_rows, num_shards, num_shards - 1);
       std::uint64_t all = 0;
       for (std::uint32_t shard = 0; shard < num_shards; ++shard) all += layout.rows_in(shard);
       CHECK(all == num_rows);
@@ -126,6 +135,7 @@ int main(int argc, char** argv) {
   holdfast::places_in_a_shard_ascend_with_rows();
   holdfast::a_whole_tables_places_are_its_rows();
   holdfast::consecutive_and_strided_rows_spread_evenly();
+  holdfast::the_first_rows_of_tables_that_are_turned_do_not_meet();
   holdfast::large_tables_keep_their_rows_apart(random);
   return check::passed();
 }

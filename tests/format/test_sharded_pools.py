@@ -76,13 +76,13 @@ def test_a_writers_pool_says_which_shards_it_owns_and_its_rows_are_beside_it(tmp
 
 def test_places_number_a_shards_rows_as_the_document_says():
     rows = np.arange(0, ROWS, 7, dtype=np.int64)
-    places = _core.places_of(ROWS, NUM_SHARDS, rows)
+    places = _core.places_of(ROWS, NUM_SHARDS, 0, rows)
     assert places.tolist() == [shard_of(row) << 16 | row // NUM_SHARDS for row in rows.tolist()]
-    np.testing.assert_array_equal(_core.rows_of_places(ROWS, NUM_SHARDS, places), rows)
+    np.testing.assert_array_equal(_core.rows_of_places(ROWS, NUM_SHARDS, 0, places), rows)
     with pytest.raises(ValueError, match="outside the table"):
-        _core.places_of(ROWS, NUM_SHARDS, np.array([-1], dtype=np.int64))
+        _core.places_of(ROWS, NUM_SHARDS, 0, np.array([-1], dtype=np.int64))
     with pytest.raises(ValueError, match="power of two"):
-        _core.places_of(ROWS, 3, rows)
+        _core.places_of(ROWS, 3, 0, rows)
 
 
 @pytest.mark.parametrize("log_store", [False, True])
@@ -105,7 +105,7 @@ def test_initial_rows_do_not_depend_on_shards(tmp_path: Path, log_store: bool):
     member = make_member(tmp_path / "group", 0, [1], log_store=log_store)
     rows = np.array([row for row in range(2000) if shard_of(row) == 1], dtype=np.int64)
     found = []
-    for directory, numbers in ((member, _core.places_of(ROWS, NUM_SHARDS, rows)), (plain, rows)):
+    for directory, numbers in ((member, _core.places_of(ROWS, NUM_SHARDS, 0, rows)), (plain, rows)):
         weights = np.empty(24 * len(rows), dtype=np.uint8)
         state = np.empty(4 * len(rows), dtype=np.uint8)
         differs = np.empty(len(rows), dtype=np.uint8)
@@ -118,7 +118,7 @@ def test_initial_rows_do_not_depend_on_shards(tmp_path: Path, log_store: bool):
 def test_rows_of_other_writers_are_refused_and_say_whose_they_are(tmp_path: Path):
     reader = _core.Reader(str(make_member(tmp_path, 0, [1])))
     row = next(row for row in range(100) if shard_of(row) == 3)
-    place = int(_core.places_of(ROWS, NUM_SHARDS, np.array([row], dtype=np.int64))[0])
+    place = int(_core.places_of(ROWS, NUM_SHARDS, 0, np.array([row], dtype=np.int64))[0])
     weights, state = np.empty(24, dtype=np.uint8), np.empty(4, dtype=np.uint8)
     with pytest.raises(ConfigError, match=f"row {row} of table 'split' is of shard 3, which this writer does not own"):
         reader.read_rows(0, place, 1, weights, state)
@@ -152,7 +152,7 @@ IMPOSSIBLE = {
     "a version to come": (reseal("PoolHeader", 0, "version", number(4)), FormatMismatch),
     "a table in 2 of 4": (reseal("TableRecord", TABLES_OFFSET, "table_shards", number(2)), Corrupted),
     "a table in none": (reseal("TableRecord", TABLES_OFFSET, "table_shards", number(0)), Corrupted),
-    "a split table with a shard": (reseal("TableRecord", TABLES_OFFSET, "first_shard", number(1)), Corrupted),
+    "a split table turned by 4": (reseal("TableRecord", TABLES_OFFSET, "first_shard", number(4)), Corrupted),
     "a whole table in shard 4": (reseal("TableRecord", TABLES_OFFSET + 512, "first_shard", number(4)), Corrupted),
     "shard 4 is owned": (reseal("ShardsRecord", SHARDS_OFFSET, "owned", bytes([0b10000])), Corrupted),
     "no magic": (reseal("ShardsRecord", SHARDS_OFFSET, "magic", bytes(8)), Corrupted),

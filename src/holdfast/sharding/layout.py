@@ -24,7 +24,8 @@ _LOAD_BATCHES = 8
 
 @dataclass(frozen=True, slots=True)
 class TableShards:
-    """Where a table's rows lie: in `num_shards` shards from `first_shard` on; 1 or all of the pool's."""
+    """Where a table's rows lie. num_shards: 1, then `first_shard` has all of them, or all of the pool's, then it is what
+    the table is turned by against others."""
 
     first_shard: int
     num_shards: int
@@ -44,13 +45,11 @@ def check_num_shards(num_shards: int, num_owners: int) -> None:
 def lay_out(rows_of_tables: Sequence[int], *, num_shards: int, split_rows: int) -> list[TableShards]:
     """The shards of every table, by number."""
     layout = []
-    whole = 0
+    turns = {1: 0, num_shards: 0}  # each table begins a shard further than the one before of its kind
     for rows in rows_of_tables:
-        if rows > split_rows and num_shards > 1:
-            layout.append(TableShards(0, num_shards))
-        else:
-            layout.append(TableShards(whole % num_shards, 1))
-            whole += 1
+        of_table = num_shards if rows > split_rows else 1
+        layout.append(TableShards(turns[of_table] % num_shards, of_table))
+        turns[of_table] += 1
     return layout
 
 
@@ -83,7 +82,7 @@ def _count(rows: NDArray[np.int64], num_rows: int, table: TableShards, num_shard
         counts = np.zeros(num_shards, np.int64)
         counts[table.first_shard] = len(rows)
         return counts
-    places: NDArray[np.int64] = _core.places_of(num_rows, num_shards, np.ascontiguousarray(rows))
+    places: NDArray[np.int64] = _core.places_of(num_rows, num_shards, table.first_shard, np.ascontiguousarray(rows))
     shards = places >> stride_bits(num_rows, num_shards)
     return np.bincount(shards, minlength=num_shards).astype(np.int64)
 

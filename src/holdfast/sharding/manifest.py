@@ -45,6 +45,14 @@ class TableEntry:
     def of(cls, spec: _core.TableSpec) -> Self:
         return cls(**{name: getattr(spec, name) for name in cls.__dataclass_fields__})
 
+    def places_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of a split table."""
+        return _core.places_of(self.num_embeddings, self.table_shards, self.first_shard, np.ascontiguousarray(rows))
+
+    def rows_of_places(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of a split table."""
+        return _core.rows_of_places(self.num_embeddings, self.table_shards, self.first_shard, places)
+
     def spec(self) -> _core.TableSpec:
         return _core.TableSpec(**asdict(self))
 
@@ -80,7 +88,7 @@ class Manifest:
         entry, owner_of = self.tables[table], np.array(self.owner_of, np.int64)
         if entry.table_shards == 1:
             return rows, np.full(len(rows), owner_of[entry.first_shard])
-        places: NDArray[np.int64] = _core.places_of(entry.num_embeddings, entry.table_shards, rows)
+        places: NDArray[np.int64] = entry.places_of(rows)
         return places, owner_of[places >> stride_bits(entry.num_embeddings, entry.table_shards)]
 
     def router(self, tables: Sequence[TableEntry], features: Sequence[tuple[str, int]]) -> _core.Router:
@@ -90,7 +98,8 @@ class Manifest:
                 entry.num_embeddings,
                 entry.embedding_dim,
                 entry.pooling,
-                entry.first_shard if entry.table_shards == 1 else None,
+                entry.first_shard,
+                entry.table_shards > 1,
             )
             for entry in tables
         ]

@@ -154,7 +154,7 @@ class GroupReader:
     def _gather_touched(self, table: int) -> NDArray[np.uint64]:
         entry = self.manifest.tables[table]
         found = [
-            _core.rows_of_places(entry.num_embeddings, entry.table_shards, places)
+            entry.rows_of_places(places)
             for member in self.members
             for places in _touched_places(member, table)
         ]
