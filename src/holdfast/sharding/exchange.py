@@ -6,7 +6,7 @@ batch travel while earlier ones compute, so that owners plan ahead, and fetch ro
 - Bytes of a step, to other ranks, which `Group.sent_bytes` counts: for every id 4 bytes (8 where a table has more than
   2**32 places), 4 for the length of a bag with several ids, and 4 * dim for every non-empty bag at each of its owners,
   once there and once back; a table that lies whole has one owner, so its vectors are whole and come once. Counts are
-  16 bytes a feature and pair of ranks.
+  16 bytes a feature, from each trainer to each owner, and 40 for how far a rank is, to every other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Travelling:
 
     route: _core.Route | None
     header: Pending
-    headers: NDArray[np.int64]
+    headers: NDArray[np.int64]  # of all ranks, one after the other
     statuses: list[Status] = field(default_factory=list)
     counts: NDArray[np.int64] | None = None
     ids: Pending | None = None
@@ -46,32 +46,44 @@ class Exchange:
         self._group = group
         self._rows = rows
         self._wide = np.array(wide, np.bool_)
-        self._header_width = Status.WIDTH + 2 * len(rows.features)
-        self._header = np.zeros((group.world_size, self._header_width), np.int64)  # waited for before it is used again
+        roles = group.roles
+        with_counts = Status.WIDTH + 2 * len(rows.features)
+        self._sent_widths = [
+            with_counts if group.is_trainer and rank in roles.owners else Status.WIDTH
+            for rank in range(group.world_size)
+        ]
+        self._received_widths = [
+            with_counts if group.is_owner and rank in roles.trainers else Status.WIDTH
+            for rank in range(group.world_size)
+        ]
 
     def send_counts(self, route: _core.Route | None, status: Status) -> Travelling:
         """Begins a batch: how much goes to whom, and how far this rank is. route: None where there is no further batch,
         and on ranks that do not train."""
-        owners = self._group.roles.owners
-        sent = self._header
-        sent[:, : Status.WIDTH] = status.numbers()
-        counts = sent[owners.start : owners.stop, Status.WIDTH :]
-        counts[...] = 0 if route is None else route.counts.reshape(counts.shape)
-        headers = np.empty_like(sent)
-        splits = [self._header_width] * self._group.world_size
-        received, given = torch.from_numpy(headers).view(-1), torch.from_numpy(sent).view(-1)
-        pending = self._group.all_to_all(received, splits, given, splits, "counts")
+        sent = np.zeros(sum(self._sent_widths), np.int64)
+        begin = 0
+        for rank, width in enumerate(self._sent_widths):
+            sent[begin : begin + Status.WIDTH] = status.numbers()
+            if route is not None and width > Status.WIDTH:
+                counts = route.counts[rank - self._group.roles.owners.start]
+                sent[begin + Status.WIDTH : begin + width] = counts.reshape(-1)
+            begin += width
+        headers = np.empty(sum(self._received_widths), np.int64)
+        pending = self._group.all_to_all(
+            torch.from_numpy(headers), self._received_widths, torch.from_numpy(sent), self._sent_widths, "counts"
+        )
         return Travelling(route=route, header=pending, headers=headers)
 
     def send_ids(self, batch: Travelling) -> None:
         """Waits for the counts; the ids are on their way then."""
         batch.header.wait()
-        batch.statuses = [Status(*line) for line in batch.headers[:, : Status.WIDTH].tolist()]
+        begins = np.cumsum([0, *self._received_widths])
+        batch.statuses = [Status(*batch.headers[begin : begin + Status.WIDTH].tolist()) for begin in begins[:-1]]
         group, roles = self._group, self._group.roles
         received_words, sent_words = [0] * group.world_size, [0] * group.world_size
         if group.is_owner:
-            counts = batch.headers[: len(roles.trainers), Status.WIDTH :]
-            batch.counts = np.ascontiguousarray(counts).reshape(len(roles.trainers), -1, 2)
+            of_trainers = batch.headers[: begins[len(roles.trainers)]].reshape(len(roles.trainers), -1)
+            batch.counts = np.ascontiguousarray(of_trainers[:, Status.WIDTH :]).reshape(len(roles.trainers), -1, 2)
             received_words[: len(roles.trainers)] = words_of(batch.counts, self._wide)
         message = torch.empty(0, dtype=torch.int32)
         if batch.route is not None:

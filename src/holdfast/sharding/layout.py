@@ -24,8 +24,8 @@ _LOAD_BATCHES = 8
 
 @dataclass(frozen=True, slots=True)
 class TableShards:
-    """Where a table's rows lie. num_shards: 1, then `first_shard` has all of them, or all of the pool's, then it is what
-    the table is turned by against others."""
+    """Where a table's rows lie. num_shards: 1, then `first_shard` has all of them, or all of the pool's, then it is
+    what the table is turned by against others."""
 
     first_shard: int
     num_shards: int

@@ -153,11 +153,7 @@ class GroupReader:
 
     def _gather_touched(self, table: int) -> NDArray[np.uint64]:
         entry = self.manifest.tables[table]
-        found = [
-            entry.rows_of_places(places)
-            for member in self.members
-            for places in _touched_places(member, table)
-        ]
+        found = [entry.rows_of_places(places) for member in self.members for places in _touched_places(member, table)]
         rows = np.concatenate(found) if found else np.empty(0, np.int64)
         rows.sort()
         return rows.view(np.uint64)
