@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast import _core
 from holdfast.sharding.layout import stride_bits
 from holdfast.sharding.manifest import Manifest
 from holdfast.sharding.roles import Roles, slice_of

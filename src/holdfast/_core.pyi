@@ -124,7 +124,7 @@ class Router:
     Cuts a trainer's ids among the owners of their rows, and joins what comes back.
     """
 
-    def __init__(self, tables: Sequence[tuple[int, int, int, int | None]], features: Sequence[tuple[str, int]], owner_of_shard: Sequence[int], num_owners: int) -> None:
+    def __init__(self, tables: Sequence[tuple[int, int, int, int, bool]], features: Sequence[tuple[str, int]], owner_of_shard: Sequence[int], num_owners: int) -> None:
         """
         tables: (num_embeddings, embedding_dim, pooling, the shard that has all rows, or None where it is split).
         """
@@ -434,10 +434,10 @@ def is_block_medium(directory: str) -> bool:
     Whether files of the directory lie neither on DAX memory nor in volatile memory.
     """
 
-def places_of(num_rows: int, num_shards: int, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+def places_of(num_rows: int, num_shards: int, first_shard: int, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
     """The places of rows of a table that is split over so many shards."""
 
-def rows_of_places(num_rows: int, num_shards: int, places: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+def rows_of_places(num_rows: int, num_shards: int, first_shard: int, places: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
     """The other way; a place without a row gives a number beyond the table."""
 
 def set_num_threads(num_threads: int) -> None: ...

@@ -85,10 +85,11 @@ def test_load_is_what_the_first_batches_ask_for() -> None:
 def test_places_are_rows_of_shards_and_lead_back(num_rows: int, bits: int, data: st.DataObject) -> None:
     num_shards = 2**bits
     rows = np.array(data.draw(st.lists(st.integers(0, num_rows - 1), min_size=1, max_size=50, unique=True)), np.int64)
-    places = _core.places_of(num_rows, num_shards, rows)
+    turned_by = data.draw(st.integers(0, num_shards - 1))
+    places = _core.places_of(num_rows, num_shards, turned_by, rows)
     assert len(set(places.tolist())) == len(rows)
     assert ((places >> stride_bits(num_rows, num_shards)) < num_shards).all()
-    np.testing.assert_array_equal(_core.rows_of_places(num_rows, num_shards, places), rows)
+    np.testing.assert_array_equal(_core.rows_of_places(num_rows, num_shards, turned_by, places), rows)
 
 
 # Roles.
