@@ -108,9 +108,11 @@ class Life:
         """By rank, with kind and words."""
         return {rank.number: f"{rank.error}: {rank.message}" for rank in self.ranks if rank.error is not None}
 
-    def check_that_the_others_ended(self, *, within: float) -> None:
+    def check_that_the_others_ended(self, *, within: float, joining: float = 0.0) -> None:
         """All that were not struck ended by themselves, in time, each with an error that names one that was struck; or
-        they were through."""
+        they were through. joining: seconds beyond, where they had not all found each other yet: gloo does not notice
+        then that one is dead, and tries for as long as the group's timeout, more than once."""
+        within += 0.0 if all(rank.all_said("joined") for rank in self.ranks) else joining
         first = min(rank.struck for rank in self.ranks if rank.struck is not None)
         for rank in self.ranks:
             if rank.struck is not None or rank.exit == 0:

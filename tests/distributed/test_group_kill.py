@@ -19,6 +19,8 @@ from rank_run import PLACES
 
 STEPS = 16
 GRACE_SECONDS = 0.2
+TIMEOUT = 3.0
+JOINING_SECONDS = 5 * TIMEOUT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,7 @@ class Case:
 
 def run_of(*, log: bool = False, whole: bool = False, dense_interval: int = 1, **sections: Any) -> dict[str, Any]:
     pool = {**(LOG_STORE["pool"] if log else {}), "dense_interval": dense_interval, **sections.pop("pool", {})}
-    group = WHOLE["group"] if whole else {}
+    group = {"timeout": TIMEOUT, **(WHOLE["group"] if whole else {})}
     return small(pool=pool, group=group, train={"steps": STEPS, **sections.pop("train", {})}, **sections)
 
 
@@ -128,7 +130,7 @@ def kill_again_and_again(
             assert life.opened >= durable, where
         durable = max(durable, life.durable)
         if life.struck:
-            life.check_that_the_others_ended(within=GRACE_SECONDS)
+            life.check_that_the_others_ended(within=GRACE_SECONDS, joining=JOINING_SECONDS)
             killed += 1
             continue
         assert life.ended_well, f"{where}: {life.errors()}"
@@ -162,7 +164,7 @@ def test_a_group_that_is_killed_at_a_named_place_ends_as_one_that_never_was(
         assert life.opened is None or life.opened >= durable
         durable = max(durable, life.durable)
         if life.struck:
-            life.check_that_the_others_ended(within=GRACE_SECONDS)
+            life.check_that_the_others_ended(within=GRACE_SECONDS, joining=JOINING_SECONDS)
     life = case.run(ranks, pool)
     assert life.ended_well, life.errors()
     assert life.opened is not None and life.opened >= durable

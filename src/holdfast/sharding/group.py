@@ -35,6 +35,7 @@ from holdfast.sharding.roles import Roles
 
 _SLICE = timedelta(seconds=0.25)  # how soon a wait notices that the process was asked to stop
 _LEAST_PATIENCE = 2.0  # seconds
+_GRACE_WHEN_STOPPED = 0.2
 _GRACE_SECONDS = 3.0  # for the others to say that they are there, once something broke
 _Answer = TypeVar("_Answer")
 _NOT_YET = "Operation timed out"  # what Work.wait says when its own timeout passed and the work goes on
@@ -275,13 +276,14 @@ class Group:
                 if rank not in answers and self._store.check([_key(rank)]):
                     answers[rank] = self._store.get(_key(rank)).decode()
 
-        end = time.monotonic() + (_GRACE_SECONDS if not self.stopping() else 0.2)
+        began = time.monotonic()
         while len(answers) < self.world_size:
             try:
                 self._ask(look)
             except (RuntimeError, TimeoutError):
                 return self._cut_off(what)
-            if time.monotonic() > end:
+            grace = _GRACE_WHEN_STOPPED if self.stopping() else _GRACE_SECONDS
+            if time.monotonic() - began > grace:
                 break
             time.sleep(0.05)
         silent = [rank for rank in range(self.world_size) if rank not in answers]
