@@ -15,13 +15,15 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from machine import describe, wait_until_idle
-from scaleout.launch import RanksFailed, run_plain, run_ranks
+from scaleout.launch import RanksFailed, plain_command, pool_directory, ranks_command, run_ranks
 from scaleout.report import write_report
 from scaleout.restart import measure_restart
+from scaleout.turns import in_turns
 
 _FOLDER = Path(__file__).parents[1]
 _PEERS = _FOLDER.parent / ".venv-peers" / "bin" / "python"
@@ -38,20 +40,22 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> None:
     given = _arguments()
-    steps = ["--steps", "30" if given.quick else "80", "--warmup", "15", "--batches", "20", "--fill"]
     rounds = 1 if given.quick else given.rounds
 
     def calm(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         is_idle = wait_until_idle(given.patience)
         result = measure()
-        print(json.dumps({name: result.get(name) for name in ("median_ms", "total")}), "idle" if is_idle else "busy")
+        shown = {
+            name: part["median_ms"] for name, part in result.items() if isinstance(part, dict) and "median_ms" in part
+        }
+        print(shown or {name: result.get(name) for name in ("median_ms", "total")}, "idle" if is_idle else "busy")
         return {**result, "was_idle": is_idle}
 
     sections: dict[str, Callable[[], Any]] = {
-        "speed": lambda: [_speed(steps, calm) for _ in range(rounds)],
+        "speed": lambda: [_speed(given.quick, calm) for _ in range(rounds)],
         "commit": lambda: [_commit(given.quick, calm) for _ in range(rounds)],
         "wire": lambda: _wire(calm),
-        "peers": lambda: [_peers(steps, calm) for _ in range(rounds)],
+        "peers": lambda: [_peers(given.quick, calm) for _ in range(rounds)],
         "restart": lambda: [calm(lambda: measure_restart(4)) for _ in range(rounds)],
     }
     results: dict[str, Any] = {"machine": describe(Path("/dev/shm"), Path("/tmp")), "failures": {}}
@@ -72,12 +76,17 @@ def main() -> None:
     sys.exit(0 if met and not results["failures"] else 1)
 
 
-def _speed(steps: list[str], calm: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-    """One process on one core; a group of one, of two (a core each), of four (two on each core)."""
-    return {
-        "plain": calm(lambda: run_plain(steps)),
-        **{f"ranks_{count}": calm(lambda count=count: run_ranks(count, steps)) for count in (1, 2, 4)},
-    }
+def _speed(quick: bool, calm: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    """In turns: one process on one core; a group of one, of two (a core each), of four (two on each core)."""
+    options = ["--steps", "150" if quick else "500", "--warmup", "50", "--batches", "20", "--fill"]
+    with ExitStack() as stack:
+        commands: dict[str, tuple[list[str], Path | None]] = {
+            "plain": plain_command(options, stack.enter_context(pool_directory("memory")))
+        }
+        for count in (1, 2, 4):
+            directory = stack.enter_context(pool_directory("memory"))
+            commands[f"ranks_{count}"] = ranks_command(count, options, directory)
+        return calm(lambda: in_turns(commands, _FOLDER))
 
 
 def _commit(quick: bool, calm: Callable[..., dict[str, Any]]) -> dict[str, Any]:
@@ -109,21 +118,27 @@ def _wire(calm: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _peers(steps: list[str], calm: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-    """Beside TorchRec's DistributedModelParallel, two ranks, a core each; with either optimizer."""
+def _peers(quick: bool, calm: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    """In turns: two ranks, a core each, and TorchRec's DistributedModelParallel on the same; with either optimizer."""
+    ours = ["--steps", "150" if quick else "500", "--warmup", "50", "--batches", "20", "--fill"]
     found: dict[str, Any] = {}
     for optimizer in ("rowwise_adagrad", "sgd"):
-        found[f"holdfast_{optimizer}"] = calm(lambda kind=optimizer: run_ranks(2, [*steps, "--optimizer", kind]))
-        found[f"torchrec_{optimizer}"] = calm(lambda kind=optimizer: _torchrec(kind))
+        theirs = ["--shape", "rm1", "--ranks", "2", "--optimizer", optimizer, "--batches", "20", "--warmup", "20"]
+        theirs += ["--steps", "60" if quick else "150" if optimizer == "rowwise_adagrad" else "400"]
+        with pool_directory("memory") as directory:
+            both = calm(
+                lambda directory=directory, optimizer=optimizer, theirs=theirs: in_turns(
+                    {
+                        "holdfast": ranks_command(2, [*ours, "--optimizer", optimizer], directory),
+                        "torchrec": ([str(_PEERS), "-m", "peers.dmp", *theirs], None),
+                    },
+                    _FOLDER,
+                )
+            )
+        found[f"holdfast_{optimizer}"] = both["holdfast"]
+        torchrec = both["torchrec"]
+        found[f"torchrec_{optimizer}"] = {**torchrec, "median_ms": torchrec["median"]["step_ms"]}
     return found
-
-
-def _torchrec(optimizer: str) -> dict[str, Any]:
-    command = [str(_PEERS), "-m", "peers.dmp", "--shape", "rm1", "--ranks", "2", "--optimizer", optimizer]
-    command += ["--batches", "20"]
-    done = subprocess.run(command, cwd=_FOLDER, capture_output=True, text=True, check=True)
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return {**said, "median_ms": said["median"]["step_ms"], "mean_ms": said["mean"]["step_ms"]}
 
 
 if __name__ == "__main__":

@@ -184,7 +184,8 @@ def traffic(workload: Workload, ranks: Ranks, shares: NDArray[np.float64]) -> Tr
     to_owners = _between(ranks, _FLOAT * (ids + lengths))
     blocks = _between(ranks, _FLOAT * vectors)
     size, trainers = ranks.world_size, len(samples)
-    header = 8.0 * (Status.WIDTH + 2 * workload.tables) * (size - 1)
+    statuses = np.full(size, 8.0 * Status.WIDTH * (size - 1))
+    counts = _between(ranks, np.full((trainers, len(ranks.roles.owners)), 16.0 * workload.tables))
     dense = _FLOAT * workload.dense_parameters + _LOSS_AND_CHANGED
     ring = np.zeros(size)
     ring[:trainers] = 2 * (trainers - 1) * dense / trainers
@@ -193,7 +194,7 @@ def traffic(workload: Workload, ranks: Ranks, shares: NDArray[np.float64]) -> Tr
         segments = max(2 * trainers, trainers * math.ceil(dense / trainers / _SEGMENT))
         ring_messages = 2 * (segments - 2)
     tables_sent = {
-        "counts": np.full(size, header),
+        "counts": statuses + counts.sum(axis=1),
         "ids": to_owners.sum(axis=1),
         "vectors": blocks.sum(axis=0),
         "gradients": blocks.sum(axis=1),
@@ -201,6 +202,7 @@ def traffic(workload: Workload, ranks: Ranks, shares: NDArray[np.float64]) -> Tr
     }
     tables_received = {
         **tables_sent,
+        "counts": statuses + counts.sum(axis=0),
         "ids": to_owners.sum(axis=0),
         "vectors": blocks.sum(axis=1),
         "gradients": blocks.sum(axis=0),

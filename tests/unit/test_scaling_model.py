@@ -129,7 +129,8 @@ def test_what_is_sent_is_the_least_and_lengths_and_counts(seed: int) -> None:
     assert moved.total("vectors") == pytest.approx(least["vectors"])
     assert moved.total("gradients") == pytest.approx(least["gradients"])
     assert moved.total("dense gradients") == pytest.approx(least["dense"] + 16 * (trainers - 1))
-    assert moved.total("counts") == 8 * (5 + 2 * workload.tables) * ranks.world_size * (ranks.world_size - 1)
+    pairs = sum(trainer != owner for trainer in ranks.roles.trainers for owner in ranks.roles.owners)
+    assert moved.total("counts") == 40 * ranks.world_size * (ranks.world_size - 1) + 16 * workload.tables * pairs
     lengths = moved.total("ids") - least["ids"]
     if workload.lookups == 1:
         assert lengths == pytest.approx(0, abs=1e-6)
