@@ -17,7 +17,7 @@ help:  ## print this
 train: build/.native  ## train the example; interrupt it, run it again, and it goes on where it was
 	$(BIN)/holdfast train examples/criteo_synthetic.toml --pool runs/criteo_synthetic
 
-test: build/.native  ## all tests, in less than ten minutes
+test: build/.native  ## all tests, in a quarter of an hour
 	$(BIN)/ctest --test-dir build/python --output-on-failure --no-tests=ignore
 	$(BIN)/python -m pytest
 
@@ -99,7 +99,7 @@ build/asan.tested build/tsan.tested: build/%.tested:
 	  -DHOLDFAST_BUILD_TESTS=ON -DHOLDFAST_WERROR=ON -DHOLDFAST_SANITIZE=$(SANITIZERS_$*)
 	$(CMAKE) --build build/$* --parallel $(JOBS)
 	$$(setarch -R true 2>/dev/null && echo setarch -R) $(BIN)/ctest --test-dir build/$* --output-on-failure \
-	  --no-tests=ignore
+	  --no-tests=ignore --parallel $(JOBS)
 
 # What the comparison needs of C++, for this machine's CPU.
 build/.bench: build/.native $(wildcard benchmarks/core/*.cpp)

@@ -27,7 +27,7 @@ def fresh_ranks() -> Iterator[Ranks]:
         yield ranks
 
 
-@pytest.mark.parametrize(("cut_off", "memory_ranks"), [(2, 0), (2, 1), (0, 0)])
+@pytest.mark.parametrize(("cut_off", "memory_ranks"), [pytest.param(2, 0, marks=pytest.mark.soak), (2, 1), (0, 0)])
 def test_a_rank_that_is_cut_off_is_named_and_the_run_ends_as_one_that_was_not(
     cut_off: int, memory_ranks: int, fresh_ranks: Ranks, pool_root: Path
 ) -> None:
