@@ -199,7 +199,7 @@ def steps_of(given: argparse.Namespace, steps: Iterator[StepReport], first_step:
         "median_ms": statistics.median(step_ms) if step_ms else None,
         "mean_ms": statistics.fmean(step_ms) if step_ms else None,
         "stage_ms": {
-            name: statistics.fmean(of_step.get(name, 0.0) for of_step in stages[given.warmup :]) for name in names
+            name: statistics.median(of_step.get(name, 0.0) for of_step in stages[given.warmup :]) for name in names
         }
         if step_ms
         else {},
