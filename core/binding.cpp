@@ -816,7 +816,8 @@ NB_MODULE(_core, m) {
         const ShardLayout layout = checked_layout(num_rows, num_shards, first_shard);
         return mapped(rows, num_rows, [&](std::uint64_t row) { return layout.place_of(row); });
       },
-      "num_rows"_a, "num_shards"_a, "first_shard"_a, "rows"_a, "The places of rows of a table that is split over so many shards.");
+      "num_rows"_a, "num_shards"_a, "first_shard"_a, "rows"_a,
+      "The places of rows of a table that is split over so many shards.");
   m.def(
       "rows_of_places",
       [](std::uint64_t num_rows, std::uint32_t num_shards, std::uint32_t first_shard, const Ids& places) {

@@ -224,7 +224,8 @@ void update_rows(Shape<Dim> shape, const RowSpec& spec, const UpdateSpec& update
           .old_state = working.state + u * state_floats,
           .new_weights = elements<Format>(home.weights + place * weight_bytes),
           .new_state = home.state + place * state_floats,
-          .rounding = {rounds ? absorb(rounding_key, own_row(spec.shard_bits, spec.stride_bits, spec.first_shard, row)) : 0},
+          .rounding = {rounds ? absorb(rounding_key, own_row(spec.shard_bits, spec.stride_bits, spec.first_shard, row))
+                              : 0},
           .streams = streams,
       };
       Lanes* const g = gradients + (u - group) * blocks;
