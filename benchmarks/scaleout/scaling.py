@@ -221,7 +221,7 @@ def check_table(rounds: list[dict[str, Any]], costs: Costs) -> list[str]:
             (f"{count} on {min(count, 2)} core{'s' if count > 1 else ''}", f"{found:.1f}", f"{measured:.1f}", what)
         )
     head = ["rm1, whole tables, ranks", "model, ms a step", "measured, best round", ""]
-    idle = all(result["was_idle"] for of_round in rounds for result in of_round.values())
+    idle = all(of_round["was_idle"] for of_round in rounds)
     note = (
         []
         if idle
