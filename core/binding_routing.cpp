@@ -100,7 +100,7 @@ void bind_routing(nb::module_& m) {
              const std::vector<std::uint32_t>& owner_of_shard,
              std::uint32_t num_owners) { new (self) Router(spec_of(tables, features, owner_of_shard, num_owners)); },
           "tables"_a, "features"_a, "owner_of_shard"_a, "num_owners"_a,
-          "tables: (num_embeddings, embedding_dim, pooling, the shard that has all rows, or None where it is split).")
+          "tables: (num_embeddings, embedding_dim, pooling, first_shard, whether it is split).")
       .def_prop_ro("output_width", [](const Router& router) { return router.spec().output_width; })
       .def(
           "route",

@@ -126,7 +126,7 @@ class Router:
 
     def __init__(self, tables: Sequence[tuple[int, int, int, int, bool]], features: Sequence[tuple[str, int]], owner_of_shard: Sequence[int], num_owners: int) -> None:
         """
-        tables: (num_embeddings, embedding_dim, pooling, the shard that has all rows, or None where it is split).
+        tables: (num_embeddings, embedding_dim, pooling, first_shard, whether it is split).
         """
 
     @property

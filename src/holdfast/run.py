@@ -39,6 +39,7 @@ from holdfast.models.dlrm import DLRM
 from holdfast.optim import SGD, Adagrad, Adam, RowOptimizerSpec, RowWiseAdagrad, RowWiseAdam
 from holdfast.pool import Pool, RecoveryMode
 from holdfast.reading import ReadOnlyPool
+from holdfast.sharding.layout import check_num_shards
 from holdfast.tables import EmbeddingBagConfig
 from holdfast.train import TrainConfig, Trainer, evaluate_model
 
@@ -257,8 +258,7 @@ class GroupConfig:
     timeout: float = 60.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.shards <= 4096 or self.shards & (self.shards - 1):
-            raise ConfigError(f"group.shards = {self.shards}; it must be a power of two from 1 to 4096")
+        check_num_shards(self.shards, num_owners=1)
         if self.split_rows < 0:
             raise ConfigError(f"group.split_rows = {self.split_rows}; it must not be negative")
         if not self.timeout > 0.0:

@@ -65,7 +65,9 @@ def train_group(config: RunConfig, directory: Path, writers: int = 1) -> Path:
 
 def deal_out(directory: Path, writers: int) -> None:
     options = OpenOptions(grow_log=False, scratchpad_bytes=1 << 20)
-    deal_out_anew(directory, manifests.read(directory), writers, options, lambda layout, cursor: [1] * SHARDS)
+    deal_out_anew(
+        directory, manifests.read(directory), writers, options, lambda layout, num_shards, cursor: [1] * num_shards
+    )
 
 
 def train_plain(config: RunConfig, directory: Path) -> Path:

@@ -32,8 +32,8 @@ DENSE_DIRECTORY = "dense"
 LOCK_FILE = "lock"
 _DENSE_LOG_BYTES = 1 << 20  # of a pool without rows
 
-Measure = Callable[[Sequence[TableShards], int], list[int]]
-"""Lookups of each shard, given the tables' layout and the samples consumed so far."""
+Measure = Callable[[Sequence[TableShards], int, int], list[int]]
+"""Lookups of each shard, given the tables' layout, the number of shards and the samples consumed so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,8 @@ def deal_out_anew(
     finally:
         for pool in [*pools, *([] if dense is None else [dense])]:
             pool.close()
-    load = measure([TableShards(table.first_shard, table.table_shards) for table in manifest.tables], mark[1])
+    layout = [TableShards(table.first_shard, table.table_shards) for table in manifest.tables]
+    load = measure(layout, manifest.num_shards, mark[1])
     fresh = manifest.next_generation(assign(load, num_owners), load)
     for number in range(num_owners):
         make_writer(directory, fresh, number, begin=mark, adopt=True)
@@ -179,7 +180,7 @@ def _make_dense(directory: Path, manifest: Manifest) -> None:
 def _first_manifest(directory: Path, foundation: Foundation, num_owners: int, measure: Measure) -> Manifest:
     rows = [table.num_embeddings for table in foundation.tables]
     layout = lay_out(rows, num_shards=foundation.num_shards, split_rows=foundation.split_rows)
-    load = measure(layout, 0)
+    load = measure(layout, foundation.num_shards, 0)
     log_store = wants_log_store(directory, foundation.medium)  # type: ignore[arg-type]
     entries = (
         replace(TableEntry.of(table), first_shard=shards.first_shard, table_shards=shards.num_shards)

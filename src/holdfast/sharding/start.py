@@ -6,10 +6,10 @@ Whatever cannot be, any rank's refusal, ends all ranks with the same error befor
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -38,7 +38,7 @@ from holdfast.sharding.founding import (
     publish,
 )
 from holdfast.sharding.group import Group
-from holdfast.sharding.layout import check_num_shards, measure_load
+from holdfast.sharding.layout import TableShards, check_num_shards, measure_load
 from holdfast.sharding.manifest import Manifest, check_same_tables
 from holdfast.sharding.opening import OpenOptions
 from holdfast.sharding.pool import GroupPool
@@ -225,8 +225,7 @@ def _check_reachable(directory: Path, group: Group, manifest: Manifest) -> None:
 def _measure(config: RunConfig, source: Source) -> Measure:
     rows = [feature.num_embeddings for feature in source.features]
 
-    def measure(layout: Any, first_sample: int) -> list[int]:
-        num_shards = config.group.shards
+    def measure(layout: Sequence[TableShards], num_shards: int, first_sample: int) -> list[int]:
         return measure_load(
             source,
             range(len(rows)),

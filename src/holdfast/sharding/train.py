@@ -80,7 +80,7 @@ class GroupTrainer:
             raise ConfigError(f"train.batch_size = {config.batch_size} is less than the {len(trainers)} trainers")
         if config.capture_ahead:
             raise ConfigError("train.capture_ahead works on one rank only; leave it out")
-        part = (self.group.rank, len(trainers)) if self.group.is_trainer else (0, 1)
+        self._part = (self.group.rank, len(trainers)) if self.group.is_trainer else (0, 1)  # of every batch
         self.loader: Loader[_Routed] = Loader(
             source,
             batch_size=config.batch_size,
@@ -88,7 +88,7 @@ class GroupTrainer:
             shuffle=config.shuffle,
             workers=config.workers,
             prefetch=config.prefetch,
-            part=part,
+            part=self._part,
             transform=lambda batch: _route(rows, batch),
         )
         self._state = GroupState(
@@ -282,8 +282,6 @@ class GroupTrainer:
 
         on_batch: told the samples of every batch that is done. Raises EvaluationStopped where a rank was asked to stop.
         """
-        trainers = len(self.group.roles.trainers)
-        part = (self.group.rank, trainers) if self.group.is_trainer else (0, 1)
         was_training = self.model.training
         self.model.eval()
         scores: list[Tensor] = []
@@ -291,7 +289,7 @@ class GroupTrainer:
         num_batches = math.ceil(source.num_samples / size)
         try:
             with Loader(
-                source, batch_size=size, seed=0, part=part, transform=lambda batch: _route(self.rows, batch)
+                source, batch_size=size, seed=0, part=self._part, transform=lambda batch: _route(self.rows, batch)
             ) as loader:
                 batches = islice(loader.once(), num_batches) if self.group.is_trainer else iter(())
                 for number in range(num_batches):
