@@ -163,6 +163,21 @@ void check_shape(const Plan& plan, const Matrix& matrix) {
   }
 }
 
+// Capture, tables, weights and state of each part.
+using PartList =
+    std::vector<std::tuple<std::shared_ptr<Capture>, std::vector<std::uint32_t>, ConstBytes, ConstFloatVector>>;
+
+std::vector<RowsPart> parts_of(const PartList& list) {
+  std::vector<RowsPart> parts;
+  for (const auto& [capture, tables, weights, state] : list) {
+    parts.push_back({capture,
+                     tables,
+                     {reinterpret_cast<const std::byte*>(weights.data()), weights.shape(0)},
+                     {state.data(), state.shape(0)}});
+  }
+  return parts;
+}
+
 using GradientList = std::vector<std::tuple<std::shared_ptr<Capture>, ConstFloatMatrix>>;
 
 std::vector<RowGradients> gradients_of(const GradientList& list) {
@@ -541,6 +556,25 @@ NB_MODULE(_core, m) {
           },
           "plan"_a, "out"_a)
       .def(
+          "lookup_ahead",
+          [](Pool& pool, const Plan& next, const Plan& now, const FloatMatrix& out) {
+            check_shape(next, out);
+            const nb::gil_scoped_release unlocked;
+            pool.lookup_ahead(next, now, out.data());
+          },
+          "next"_a, "now"_a, "out"_a,
+          "Pools the next batch from its rows that `now` does not have, the only plan of the current step; before the "
+          "update. lookup_rest adds the others.")
+      .def(
+          "lookup_rest",
+          [](const Pool& pool, const Capture& capture, const Plan& now, const FloatMatrix& out) {
+            check_shape(*capture.plan, out);
+            const nb::gil_scoped_release unlocked;
+            pool.lookup_rest(capture, now, out.data());
+          },
+          "capture"_a, "now"_a, "out"_a,
+          "Adds the rows that `now` has, to the out that lookup_ahead filled for the capture's plan and `now`.")
+      .def(
           "scale_gradients",
           [](const Pool& pool, const Capture& capture, std::size_t feature, const ConstFloatMatrix& grad,
              const FloatVector& out) {
@@ -578,6 +612,34 @@ NB_MODULE(_core, m) {
           },
           "gradients"_a, nb::kw_only(), "learning_rate"_a, "epsilon"_a, "beta1"_a, "beta2"_a, "weight_decay"_a,
           "gradient_scale"_a, Unlocked())
+      .def(
+          "put",
+          [](Pool& pool, const PartList& parts) {
+            const auto list = parts_of(parts);
+            const nb::gil_scoped_release unlocked;
+            pool.put(list);
+          },
+          "parts"_a,
+          "An update whose new rows were computed elsewhere. Each part: a capture of this step, the tables of its "
+          "collection (indexes, ascending) that the part has, their weights uint8 [sum of num_unique * row bytes] and "
+          "state float32 [sum of num_unique * state_floats], compact in the capture's order, table after table. The "
+          "parts of a capture have each of its tables once. Raises ConfigError, StepError.")
+      .def(
+          "mapping",
+          [](const Pool& pool, std::uint32_t table)
+              -> std::optional<std::tuple<std::uintptr_t, std::size_t, std::uintptr_t, std::size_t>> {
+            const auto mapping = pool.mapping(table);
+            if (!mapping) return std::nullopt;
+            return std::tuple{reinterpret_cast<std::uintptr_t>(mapping->weights), mapping->weights_bytes,
+                              reinterpret_cast<std::uintptr_t>(mapping->state), mapping->state_bytes};
+          },
+          "table"_a,
+          "Where a table's rows are in memory for as long as this object lives: address and bytes of weights and of "
+          "state. None in a log store, or where they are in several shards.")
+      .def(
+          "materialize", [](Pool& pool, const Plan& plan) { return pool.materialize(plan); }, "plan"_a, Unlocked(),
+          "Writes the initial values of the plan's rows that are untouched to their places in the mapping, and returns "
+          "how many there were. They stay untouched. Raises PoolFull, ConfigError.")
       .def_prop_ro("dense_due", &Pool::dense_due)
       .def(
           "commit",

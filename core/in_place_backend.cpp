@@ -1,7 +1,9 @@
 #include "in_place_backend.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <span>
 #include <utility>
 
 #include "checksum.h"
@@ -332,6 +334,14 @@ void InPlaceBackend::update(const SummedGradients& gradients, const UpdateSpec& 
       });
 }
 
+void InPlaceBackend::put(const std::shared_ptr<const Capture>& capture, const std::vector<ReadyRows>& ready) {
+  drop_ahead();
+  const Plan& plan = *capture->plan;
+  for_rows(plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
+    store_.put(plan.spec->tables[t].number, capture->tables[t], ready[t], begin, end);
+  });
+}
+
 void InPlaceBackend::finish_update(std::size_t num_captures) {
   updated_ = true;
   if (ahead_ && num_captures == 1 && parts_.size() == 1) {
@@ -342,6 +352,17 @@ void InPlaceBackend::finish_update(std::size_t num_captures) {
 
 const InPlaceBackend::Ahead* InPlaceBackend::forwarding(const Capture& capture) const {
   return ahead_ && ahead_->current.lock().get() == &capture ? &*ahead_ : nullptr;
+}
+
+// Direct access.
+
+std::uint64_t InPlaceBackend::materialize(const Plan& plan) {
+  std::atomic<std::uint64_t> num_untouched{0};
+  for_rows(plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
+    const std::span<const std::uint64_t> rows = plan.tables[t].rows;
+    num_untouched += store_.materialize(plan.spec->tables[t].number, rows.subspan(begin, end - begin));
+  });
+  return num_untouched;
 }
 
 // Commit.

@@ -50,7 +50,12 @@ class InPlaceBackend final : public RowBackend {
   void begin_update() override;
   void update(const std::shared_ptr<const Capture>& capture, const float* grad, const UpdateSpec& spec) override;
   void update(const SummedGradients& gradients, const UpdateSpec& spec) override;
+  // Hands no rows over: a capture of the next step that was begun is dropped.
+  void put(const std::shared_ptr<const Capture>& capture, const std::vector<ReadyRows>& ready) override;
   void finish_update(std::size_t num_captures) override;
+
+  std::uint64_t materialize(const Plan& plan) override;
+  std::optional<RowMapping> mapping(std::uint32_t table) const override { return store_.mapping(table); }
 
   std::function<void()> end_step(const StepMark& mark) override;
   void note_recoverable(std::uint64_t step) override { log_.release(step); }

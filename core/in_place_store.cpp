@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <new>
 #include <numeric>
 #include <utility>
@@ -167,6 +168,36 @@ void InPlaceStore::update_from_sums(std::size_t index, const UpdateSpec& spec, c
   const Table& table = tables_[index];
   kernels_.update_from_sums(table.spec, spec, table.home(), working, sums, forward, next, begin, end);
   finish_rows(table, working, begin, end);
+}
+
+void InPlaceStore::put(std::size_t index, const WorkingRows& working, const ReadyRows& ready, std::size_t begin,
+                       std::size_t end) {
+  const Table& table = tables_[index];
+  kernels_.put(table.spec, table.home(), working.rows, ready, begin, end);
+  finish_rows(table, working, begin, end);
+}
+
+std::size_t InPlaceStore::materialize(std::size_t index, std::span<const std::uint64_t> rows) {
+  const Table& table = tables_[index];
+  const HomeRows home = table.home();
+  std::vector<std::uint64_t> untouched;
+  std::ranges::copy_if(rows, std::back_inserter(untouched),
+                       [&](std::uint64_t row) { return (home.touched[row / 64] >> (row % 64) & 1) == 0; });
+  prepare(index, {untouched.data(), nullptr, nullptr}, 0, untouched.size());
+  for (const std::uint64_t row : untouched) {
+    kernels_.initial_row(table.spec, row, home.weights + row * table.weight_bytes());
+    if (home.state != nullptr) std::fill_n(home.state + row * table.spec.state_floats, table.spec.state_floats, 0.0f);
+  }
+  return untouched.size();
+}
+
+std::optional<RowMapping> InPlaceStore::mapping(std::size_t index) const {
+  const Table& table = tables_[index];
+  if (table.layout && table.layout->is_split()) return std::nullopt;
+  if (table.owned_rows() != table.num_rows) return std::nullopt;
+  const HomeRows home = table.home();
+  return RowMapping{home.weights, table.weights.file->size(), home.state,
+                    table.state.file ? table.state.file->size() : 0};
 }
 
 void InPlaceStore::restore(std::size_t index, const WorkingRows& working, std::size_t begin, std::size_t end) {

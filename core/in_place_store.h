@@ -6,7 +6,7 @@
 //   What is allocated is remembered for this life only; asking again for an allocated page changes nothing.
 // - A row is touched once an update has written it. An untouched row's bytes at home mean nothing: its value is the
 //   initial one, which is a function of (seed, table, row).
-// - At level `power`, update and restore return when the rows they wrote are durable.
+// - At level `power`, update, put and restore return when the rows they wrote are durable.
 // - With row checksums, every row that is copied from home is checked; one that does not hold is never handed out.
 #pragma once
 
@@ -94,7 +94,15 @@ class InPlaceStore {
               std::size_t end);
   void update_from_sums(std::size_t table, const UpdateSpec& spec, const WorkingRows& working, const float* sums,
                         const std::uint32_t* forward, const WorkingRows* next, std::size_t begin, std::size_t end);
+  // The rows of `working` become those of `ready`.
+  void put(std::size_t table, const WorkingRows& working, const ReadyRows& ready, std::size_t begin, std::size_t end);
   void restore(std::size_t table, const WorkingRows& working, std::size_t begin, std::size_t end);
+
+  // Writes the initial value of each of `rows` that is untouched to its place at home, for whoever reads there without
+  // asking; it stays untouched. Returns how many were. Not while rows are updated: one could become touched meanwhile.
+  std::size_t materialize(std::size_t table, std::span<const std::uint64_t> rows);
+  // Where all of a table's rows are one mapping each for weights and state: not where they lie in several shards.
+  std::optional<RowMapping> mapping(std::size_t table) const;
 
   // Overwrites rows [first, ...) without a log; throws config when the arrays do not fit the table.
   void import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,

@@ -196,6 +196,30 @@ void LogBackend::update(const SummedGradients& gradients, const UpdateSpec& upda
   }
 }
 
+void LogBackend::put(const std::shared_ptr<const Capture>& capture, const std::vector<ReadyRows>& ready) {
+  const Plan& plan = *capture->plan;
+  const HoldPtr hold = static_cast<const HeldCapture&>(*capture).hold;
+  const auto fresh = add_updated(*plan.spec, num_rows_of(plan));
+  for_rows(plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
+    const std::uint32_t number = plan.spec->tables[t].number;
+    const std::size_t weight_bytes = tables()[number].weight_bytes();
+    const std::size_t state_floats = tables()[number].spec.state_floats;
+    const WorkingRows& old = capture->tables[t];
+    std::copy(old.rows + begin, old.rows + end, fresh[t].rows + begin);
+    std::copy(ready[t].weights + begin * weight_bytes, ready[t].weights + end * weight_bytes,
+              fresh[t].weights + begin * weight_bytes);
+    std::copy(ready[t].state + begin * state_floats, ready[t].state + end * state_floats,
+              fresh[t].state + begin * state_floats);
+    scratchpad_->scatter(number, hold->slots(t), fresh[t], begin, end);
+  });
+  updated_holds_.push_back(hold);
+}
+
+std::uint64_t LogBackend::materialize(const Plan&) {
+  throw Error(ErrorKind::config, store_.log_name() + ": rows of a log store have no places in memory; reach them " +
+                                     "through a scratchpad, or keep them in a pool of medium 'memory'");
+}
+
 // Commit.
 
 std::function<void()> LogBackend::end_step(const StepMark& mark) {

@@ -64,7 +64,11 @@ class LogBackend final : public RowBackend {
   void begin_update() override {}
   void update(const std::shared_ptr<const Capture>& capture, const float* grad, const UpdateSpec& spec) override;
   void update(const SummedGradients& gradients, const UpdateSpec& spec) override;
+  void put(const std::shared_ptr<const Capture>& capture, const std::vector<ReadyRows>& ready) override;
   void finish_update(std::size_t) override {}
+
+  std::uint64_t materialize(const Plan&) override;
+  std::optional<RowMapping> mapping(std::uint32_t) const override { return std::nullopt; }
 
   std::function<void()> end_step(const StepMark& mark) override;
   void note_recoverable(std::uint64_t step) override;

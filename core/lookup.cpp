@@ -29,17 +29,7 @@ void require_own_rows(const Plan& plan, const std::vector<RowTable>& tables) {
 void pool_features(const Plan& plan, const std::vector<WorkingRows>& rows, const std::vector<RowTable>& tables,
                    float* out) {
   const Kernels& kernels = best_kernels();
-  constexpr std::size_t bags_per_chunk = 256;
-  struct Chunk {
-    std::size_t feature;
-    std::size_t begin;
-  };
-  std::vector<Chunk> chunks;
-  for (std::size_t f = 0; f < plan.features.size(); ++f) {
-    for (std::size_t bag = 0; bag < plan.features[f].num_bags; bag += bags_per_chunk) chunks.push_back({f, bag});
-  }
-  parallel_for(chunks.size(), [&](std::size_t i) {
-    const auto [f, begin] = chunks[i];
+  for_bags(plan, [&](std::size_t f, std::size_t begin, std::size_t end) {
     const PlanFeature& feature = plan.features[f];
     const auto& table = plan.spec->tables[feature.table];
     const TablePlan& part = plan.tables[feature.table];
@@ -52,7 +42,7 @@ void pool_features(const Plan& plan, const std::vector<WorkingRows>& rows, const
                            table.pooling == Pooling::mean,
                            out + feature.first_output,
                            feature.output_stride};
-    kernels.pool_bags(pooling, begin, std::min(begin + bags_per_chunk, feature.num_bags));
+    kernels.pool_bags(pooling, begin, end);
   });
 }
 
@@ -67,7 +57,7 @@ bool all_finite(const float* values, std::size_t count) {
   return finite.load();
 }
 
-void Evaluator::pool(const Plan& plan, const std::vector<RowTable>& tables, const Read& read, float* out) {
+std::vector<WorkingRows> RowScratch::rows_for(const Plan& plan, const std::vector<RowTable>& tables) {
   const CollectionSpec& spec = *plan.spec;
   std::size_t bytes = 0;
   std::vector<format::RecordSection> sections;
@@ -75,10 +65,15 @@ void Evaluator::pool(const Plan& plan, const std::vector<RowTable>& tables, cons
     const std::uint32_t number = spec.tables[t].number;
     sections.push_back(place_section(tables[number], number, plan.tables[t].num_unique(), bytes));
   }
-  if (scratch_.size() < bytes + format::line_bytes) scratch_.resize(bytes + format::line_bytes);
-  std::byte* data = line_aligned(scratch_);
+  if (memory_.size() < bytes + format::line_bytes) memory_.resize(bytes + format::line_bytes);
+  std::byte* data = line_aligned(memory_);
   std::vector<WorkingRows> rows;
   for (const format::RecordSection& section : sections) rows.push_back(rows_of(section, data));
+  return rows;
+}
+
+void Evaluator::pool(const Plan& plan, const std::vector<RowTable>& tables, const Read& read, float* out) {
+  const std::vector<WorkingRows> rows = scratch_.rows_for(plan, tables);
   read(rows);
   pool_features(plan, rows, tables, out);
 }

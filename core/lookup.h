@@ -66,6 +66,25 @@ void for_rows(const Plan& plan, const Body& body) {
   for_rows(*plan.spec, [&](std::size_t t) { return plan.tables[t].num_unique(); }, body);
 }
 
+constexpr std::size_t bags_per_chunk = 256;  // what one index of a parallel_for pools
+
+// Runs body(feature, begin, end) over ranges of the bags of a plan's features, on all threads.
+template <class Body>
+void for_bags(const Plan& plan, const Body& body) {
+  struct Chunk {
+    std::size_t feature;
+    std::size_t begin;
+  };
+  std::vector<Chunk> chunks;
+  for (std::size_t f = 0; f < plan.features.size(); ++f) {
+    for (std::size_t bag = 0; bag < plan.features[f].num_bags; bag += bags_per_chunk) chunks.push_back({f, bag});
+  }
+  parallel_for(chunks.size(), [&](std::size_t i) {
+    const auto [f, begin] = chunks[i];
+    body(f, begin, std::min(begin + bags_per_chunk, plan.features[f].num_bags));
+  });
+}
+
 // Throws config where a row of the plan is none that this writer has; names the row and its shard.
 void require_own_rows(const Plan& plan, const std::vector<RowTable>& tables);
 // The same of one table's rows, ascending.
@@ -89,6 +108,16 @@ void fill_rows(const Plan& plan, const std::vector<WorkingRows>& rows, const Fil
 // Whether none of `count` floats is infinite or a NaN; on all threads.
 bool all_finite(const float* values, std::size_t count);
 
+// Memory for a plan's rows outside of any log, kept from one use to the next.
+class RowScratch {
+ public:
+  // One WorkingRows for each of the plan's tables; they hold until the next call.
+  std::vector<WorkingRows> rows_for(const Plan& plan, const std::vector<RowTable>& tables);
+
+ private:
+  std::vector<std::byte> memory_;
+};
+
 // Pools without a capture: copies the plan's rows into scratch memory first, so that a bag reads compact rows here too.
 class Evaluator {
  public:
@@ -97,7 +126,7 @@ class Evaluator {
   void pool(const Plan& plan, const std::vector<RowTable>& tables, const Read& read, float* out);
 
  private:
-  std::vector<std::byte> scratch_;
+  RowScratch scratch_;
 };
 
 }  // namespace holdfast

@@ -104,6 +104,12 @@ ShardSet checked_shards(const std::optional<Sharding>& of_pool, const std::vecto
   return owned;
 }
 
+void check_same_collection(const Plan& next, const Plan& now) {
+  if (next.spec == now.spec) return;
+  throw Error(ErrorKind::step,
+              "batches of different collections share no rows: look the next one up ahead of a batch of its own");
+}
+
 }  // namespace
 
 void Pool::create(const std::string& directory, const PoolOptions& options, std::vector<format::TableRecord> tables) {
@@ -350,6 +356,20 @@ void Pool::evaluate(const Plan& plan, float* out) {
   latching([&] { evaluator_.pool(plan, backend_->tables(), read, out); });
 }
 
+void Pool::lookup_ahead(const Plan& next, const Plan& now, float* out) {
+  check_open();
+  check_rows(next);
+  check_same_collection(next, now);
+  const auto read = [&](const Plan& plan, const std::vector<WorkingRows>& rows) { backend_->read(plan, rows); };
+  latching([&] { relaxed_lookup_.pool_own(next, now, backend_->tables(), read, out); });
+}
+
+void Pool::lookup_rest(const Capture& capture, const Plan& now, float* out) const {
+  check_open();
+  check_same_collection(*capture.plan, now);
+  pool_shared(*capture.plan, now, capture.tables, backend_->tables(), out);
+}
+
 void Pool::scale_gradients(const Capture& capture, std::size_t feature, const float* grad, float* out) const {
   check_open();
   holdfast::scale_gradients(backend_->tables(), capture, feature, grad, out);
@@ -361,14 +381,18 @@ std::unique_ptr<SummedGradients> Pool::sum_gradients(std::vector<RowGradients> g
 }
 
 // No row is overwritten twice in a step: the second update would start from the rows before the first.
-void Pool::begin_update(const CollectionSpec& spec) {
-  for (const auto& table : spec.tables) {
-    if (updated_tables_[table.number]) {
-      throw Error(ErrorKind::step, "the rows of table '" + backend_->tables()[table.number].name +
-                                       "' were updated in this step already: commit it first");
+void Pool::begin_update(const std::vector<const CollectionSpec*>& specs) {
+  std::vector<bool> updated_tables = updated_tables_;
+  for (const CollectionSpec* spec : specs) {
+    for (const auto& table : spec->tables) {
+      if (updated_tables[table.number]) {
+        throw Error(ErrorKind::step, "the rows of table '" + backend_->tables()[table.number].name +
+                                         "' were updated in this step already: commit it first");
+      }
+      updated_tables[table.number] = true;
     }
   }
-  for (const auto& table : spec.tables) updated_tables_[table.number] = true;
+  updated_tables_ = std::move(updated_tables);
   backend_->begin_update();
 }
 
@@ -381,7 +405,7 @@ void Pool::update(const std::vector<RowGradients>& gradients, const UpdateSpec& 
   const RowGradients& only = gradients.front();
   if (only.capture->step != step_ + 1) throw Error(ErrorKind::step, "row gradients of a step that is over");
   latching([&] {
-    begin_update(*only.capture->plan->spec);
+    begin_update({only.capture->plan->spec.get()});
     backend_->update(only.capture, only.grad, of_this_step(spec));
     backend_->finish_update(1);
   });
@@ -394,11 +418,42 @@ void Pool::update(const SummedGradients& gradients, const UpdateSpec& spec) {
     if (capture->step != step_ + 1) throw Error(ErrorKind::step, "row gradients of a step that is over");
   }
   latching([&] {
-    begin_update(*gradients.spec);
+    begin_update({gradients.spec.get()});
     backend_->update(gradients, of_this_step(spec));
     backend_->finish_update(gradients.captures.size());
   });
   updated_ = true;
+}
+
+void Pool::put(const std::vector<RowsPart>& parts) {
+  check_open();
+  const std::vector<ReadyCapture> captures = ready_captures(backend_->tables(), parts);
+  std::vector<const CollectionSpec*> specs;
+  for (const ReadyCapture& ready : captures) {
+    if (ready.capture->step != step_ + 1) throw Error(ErrorKind::step, "new rows of a step that is over");
+    specs.push_back(ready.capture->plan->spec.get());
+  }
+  latching([&] {
+    begin_update(specs);
+    for (const ReadyCapture& ready : captures) backend_->put(ready.capture, ready.tables);
+    backend_->finish_update(captures.size());
+  });
+  updated_ = true;
+}
+
+std::optional<RowMapping> Pool::mapping(std::uint32_t table) const {
+  check_open();
+  if (table >= backend_->tables().size()) {
+    throw Error(ErrorKind::config,
+                "table " + std::to_string(table) + " of " + std::to_string(backend_->tables().size()));
+  }
+  return backend_->mapping(table);
+}
+
+std::uint64_t Pool::materialize(const Plan& plan) {
+  check_open();
+  check_rows(plan);
+  return latching([&] { return backend_->materialize(plan); });
 }
 
 UpdateSpec Pool::of_this_step(UpdateSpec spec) const {

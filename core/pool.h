@@ -1,4 +1,5 @@
-// Pool: the verbs of a step over one directory. capture → lookup → update → commit, and recovery when it is opened.
+// Pool: the verbs of a step over one directory. capture → lookup → update (or put) → commit, and recovery when it is
+// opened.
 //
 // Invariants
 // - What makes the rows of a step durable (see RowBackend) comes before its dense slot; both are the background
@@ -27,7 +28,9 @@
 #include "lookup.h"
 #include "media/block_file.h"
 #include "media/medium.h"
+#include "put_rows.h"
 #include "recovery.h"
+#include "relaxed_lookup.h"
 #include "row_backend.h"
 #include "superblock.h"
 
@@ -128,6 +131,11 @@ class Pool {
   void lookup(const Capture& capture, float* out) const;
   // Pools straight from home: no log, no effect on rows.
   void evaluate(const Plan& plan, float* out);
+  // Relaxed: pools the coming batch's bags in two parts (relaxed_lookup.h), both into the same out. The first, before the
+  // update of the step whose only capture has the plan `now`, from the rows that this does not have; without a trace.
+  void lookup_ahead(const Plan& next, const Plan& now, float* out);
+  // The second, from the capture of the batch: adds the rows that `now` has.
+  void lookup_rest(const Capture& capture, const Plan& now, float* out) const;
   // d loss / d per-sample weights, in the order of the plan's lookups of feature f (evaluation rows or a capture's).
   void scale_gradients(const Capture& capture, std::size_t feature, const float* grad, float* out) const;
 
@@ -136,6 +144,16 @@ class Pool {
   // new rows = f(old rows, gradients); waits for the seals first.
   void update(const std::vector<RowGradients>& gradients, const UpdateSpec& spec);
   void update(const SummedGradients& gradients, const UpdateSpec& spec);
+  // The same where the new rows were computed elsewhere: parts of the step's captures, of each capture all tables, no
+  // table twice. Throws config, step, and has changed nothing. A capture that was begun ahead is made anew.
+  void put(const std::vector<RowsPart>& parts);
+
+  // Where all rows of a table are in memory for as long as the pool is there; nothing in a log store, or where they lie
+  // in several shards. The bytes of a row that no update has touched mean nothing, until materialize has written them.
+  std::optional<RowMapping> mapping(std::uint32_t table) const;
+  // Of the plan's rows, writes the initial values of those that are untouched where `mapping` says: they stay untouched.
+  // Returns how many. Throws full, config where the pool has a log store.
+  std::uint64_t materialize(const Plan& plan);
 
   // Is there room for few steps more?
   bool log_is_low() const { return backend_->log_is_low(); }
@@ -187,7 +205,7 @@ class Pool {
   void recover(const OpenOptions& options);
   void follow_group(const InGroup& group, RecoveryPlan& plan) const;
   void commit_mark(const StepMark& mark, const Dense* dense);
-  void begin_update(const CollectionSpec& spec);
+  void begin_update(const std::vector<const CollectionSpec*>& specs);
   // Finishes the pending dense write, and waits for everything else.
   void finish_pending();
   void make_backend(const std::string& directory, const OpenOptions& options, BlockWatcher* watcher);
@@ -221,6 +239,7 @@ class Pool {
   bool closed_ = false;
   Background::Ticket last_commits_[2] = {0, 0};  // the older one first
   Evaluator evaluator_;
+  RelaxedLookup relaxed_lookup_;
 
   std::atomic<std::uint64_t> durable_step_{0};
   std::atomic<std::uint64_t> rows_durable_step_{0};

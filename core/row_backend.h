@@ -3,8 +3,8 @@
 //
 // What the pool relies on
 // - capture gives the rows' values at the end of the newest committed step. They stay as they are in the capture.
-// - begin_update returns when the rows of the step may be overwritten; the updates of a step come between it and
-//   finish_update, each table once.
+// - begin_update returns when the rows of the step may be overwritten; the updates and puts of a step come between it
+//   and finish_update, each table once.
 // - end_step is called once per step, in order. What it returns runs on the background thread, in order: when it is
 //   done, the rows of the step are durable at the pool's level.
 // - Whatever comes between capture and end_step leaves the rows of the newest committed step recoverable.
@@ -91,7 +91,14 @@ class RowBackend {
   virtual void begin_update() = 0;
   virtual void update(const std::shared_ptr<const Capture>& capture, const float* grad, const UpdateSpec& spec) = 0;
   virtual void update(const SummedGradients& gradients, const UpdateSpec& spec) = 0;
+  // The capture's rows become those of `ready`, one for each of its plan's tables.
+  virtual void put(const std::shared_ptr<const Capture>& capture, const std::vector<ReadyRows>& ready) = 0;
   virtual void finish_update(std::size_t num_captures) = 0;
+
+  // Whoever reads rows where they are finds their values there: of the plan's rows, those that are untouched get theirs.
+  // Returns how many. Throws config where rows have no places in memory.
+  virtual std::uint64_t materialize(const Plan& plan) = 0;
+  virtual std::optional<RowMapping> mapping(std::uint32_t table) const = 0;
 
   virtual std::function<void()> end_step(const StepMark& mark) = 0;
   // Of the background thread: recovery never goes below `step` from now on.

@@ -71,6 +71,14 @@ struct RowTable {
   }
 };
 
+// Where a table's rows lie in memory, row r's weights and state at r times their size.
+struct RowMapping {
+  std::byte* weights;
+  std::size_t weights_bytes;
+  float* state;  // null when the optimizer keeps none
+  std::size_t state_bytes;
+};
+
 // How a table's rows are cut into shards; nothing in a pool without.
 inline std::optional<ShardLayout> shard_layout_of(const format::TableRecord& record) {
   if (record.table_shards == 0) return std::nullopt;

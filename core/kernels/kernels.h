@@ -70,6 +70,12 @@ struct SlotRows {
   float* state;  // null when the optimizer keeps none
 };
 
+// New values of a step's unique rows, computed elsewhere: compact, in the order of its WorkingRows.
+struct ReadyRows {
+  const std::byte* weights;
+  const float* state;  // null when the optimizer keeps none
+};
+
 // A step's unique rows of one table, compact and ascending. `rows` carries the row number in its low 63 bits;
 // bit 63 says that the row was untouched when it was captured.
 struct WorkingRows {
@@ -112,6 +118,9 @@ struct PoolSpec {
   bool mean;                      // divide by the bag's length (an empty bag gives zeros)
   float* out;                     // bag b's sum goes to out + b * out_stride
   std::size_t out_stride;         // elements
+  // Where the bags are the rest of longer ones, the starts of those: `out` has the sums of what came before, the rest is
+  // added, and a mean divides by the whole length. Else null.
+  const std::uint32_t* whole_bag_start = nullptr;  // [num_bags + 1]
 };
 
 // One set of kernels for each instruction set. All of them give the same bits.
@@ -130,6 +139,10 @@ struct Kernels {
   // has at home means nothing then.
   void (*restore)(const RowSpec& spec, const HomeRows& home, const WorkingRows& working, std::size_t begin,
                   std::size_t end);
+
+  // Copies rows [begin, end) of `ready` home and marks fresh rows as touched, as update does. rows: of working.
+  void (*put)(const RowSpec& spec, const HomeRows& home, const std::uint64_t* rows, const ReadyRows& ready,
+              std::size_t begin, std::size_t end);
 
   // Copies rows [begin, end) of working: row u from slot slots[u], or to it. Weights and state; not row numbers.
   void (*gather)(const RowSpec& spec, const SlotRows& from, const std::uint32_t* slots, const WorkingRows& working,

@@ -49,6 +49,7 @@ constexpr Kernels kernel_table(const char* name) {
       .initial_row = initial_row,
       .capture = capture,
       .restore = restore,
+      .put = put,
       .gather = gather,
       .scatter = scatter,
       .pool_bags = pool_bags,

@@ -1,4 +1,4 @@
-// Initial values, capture and restore: rows between home and working set.
+// Initial values, capture, restore and put: rows between home and compact arrays.
 
 namespace holdfast::HOLDFAST_ISA {
 namespace {
@@ -130,6 +130,47 @@ void restore_rows(const HomeRows& home, const WorkingRows& working, std::size_t 
   }
 }
 
+// Home rows that are whole lines are written past the caches (see update.inc.h).
+template <std::size_t WeightBytes, std::size_t StateBytes>
+void put_rows(const HomeRows& home, const std::uint64_t* rows, const ReadyRows& ready, std::size_t begin,
+              std::size_t end, std::size_t weight_bytes, std::size_t state_bytes) {
+  if constexpr (WeightBytes != 0) weight_bytes = WeightBytes;
+  if constexpr (StateBytes != 0) state_bytes = StateBytes;
+  std::byte* const home_state = reinterpret_cast<std::byte*>(home.state);
+  const std::byte* const ready_state = reinterpret_cast<const std::byte*>(ready.state);
+  const bool streams = weight_bytes % line_bytes == 0 && !home.read_soon &&
+                       reinterpret_cast<std::uintptr_t>(home.weights) % line_bytes == 0;
+
+  const auto ask_for = [&](std::size_t u) __attribute__((always_inline)) {
+    const std::uint64_t row = rows[u] & ~fresh_bit;
+    if (!streams) prefetch<Access::write>(home.weights + row * weight_bytes, weight_bytes);
+    if (state_bytes != 0) prefetch<Access::write>(home_state + row * state_bytes, state_bytes);
+  };
+  const std::size_t warm = end - begin < move_distance_rows ? end : begin + move_distance_rows;
+  for (std::size_t u = begin; u < warm; ++u) ask_for(u);
+  for (std::size_t u = begin; u < end; ++u) {
+    if (u + move_distance_rows < end) ask_for(u + move_distance_rows);
+    const std::uint64_t row = rows[u] & ~fresh_bit;
+    std::byte* const to = home.weights + row * weight_bytes;
+    const std::byte* const from = ready.weights + u * weight_bytes;
+    if (streams) {
+      for (std::size_t line = 0; line < weight_bytes; line += line_bytes) {
+        Lanes values;
+        static_assert(sizeof values == line_bytes);
+        __builtin_memcpy(&values, from + line, sizeof values);
+        stream(reinterpret_cast<float*>(to + line), values);
+      }
+    } else {
+      copy_bytes<WeightBytes>(to, from, weight_bytes);
+    }
+    if (state_bytes != 0) {
+      copy_bytes<StateBytes>(home_state + row * state_bytes, ready_state + u * state_bytes, state_bytes);
+    }
+    if ((rows[u] & fresh_bit) != 0) mark_touched(home.touched, row);
+  }
+  if (streams) finish_streaming();
+}
+
 enum class Move { gather, scatter };
 
 template <Move move, std::size_t WeightBytes, std::size_t StateBytes>
@@ -189,6 +230,14 @@ void capture(const RowSpec& spec, const HomeRows& home, const WorkingRows& worki
   with_sizes(spec,
              [&]<std::size_t WeightBytes, std::size_t StateBytes>(std::size_t weight_bytes, std::size_t state_bytes) {
                capture_rows<WeightBytes, StateBytes>(spec, home, working, begin, end, weight_bytes, state_bytes);
+             });
+}
+
+void put(const RowSpec& spec, const HomeRows& home, const std::uint64_t* rows, const ReadyRows& ready,
+         std::size_t begin, std::size_t end) {
+  with_sizes(spec,
+             [&]<std::size_t WeightBytes, std::size_t StateBytes>(std::size_t weight_bytes, std::size_t state_bytes) {
+               put_rows<WeightBytes, StateBytes>(home, rows, ready, begin, end, weight_bytes, state_bytes);
              });
 }
 

@@ -6,13 +6,16 @@ namespace {
 // Rows of a working set come from L2 or L3, in the order of lookups.
 constexpr std::size_t pool_distance_rows = 16;
 
-// Sum, from zero, of (scale ×) row in order of lookup; for a mean, the sum × (1 / length).
+// Sum, from zero, of (scale ×) row in order of lookup; the rest of a bag is added to what `out` has. For a mean, the sum
+// × (1 / length).
 template <class Format, bool scaled, std::uint32_t Dim>
 void pool_rows(Shape<Dim> shape, const PoolSpec& spec, std::size_t begin, std::size_t end) {
   using Element = typename Format::Element;
   const Element* const rows = elements<Format>(spec.weights);
   const std::size_t dim = shape.dim();
   const std::size_t num_positions = begin < end ? spec.bag_start[end] : 0;
+  const bool is_rest = spec.whole_bag_start != nullptr;
+  const std::uint32_t* const whole = is_rest ? spec.whole_bag_start : spec.bag_start;
   for (std::size_t bag = begin; bag < end; ++bag) {
     Lanes sum[Shape<Dim>::max_blocks];
     for_each_block(shape, [&](std::uint32_t block, auto) { sum[block] = zero(); });
@@ -31,9 +34,11 @@ void pool_rows(Shape<Dim> shape, const PoolSpec& spec, std::size_t begin, std::s
         }
       });
     }
-    const float mean_factor = spec.mean && bag_begin < bag_end ? 1.0f / static_cast<float>(bag_end - bag_begin) : 1.0f;
+    const std::uint32_t length = whole[bag + 1] - whole[bag];
+    const float mean_factor = spec.mean && length != 0 ? 1.0f / static_cast<float>(length) : 1.0f;
     float* const out = spec.out + bag * spec.out_stride;
     for_each_block(shape, [&](std::uint32_t block, auto extent) {
+      if (is_rest) sum[block] = load(out + block * num_lanes, extent) + sum[block];
       store(out + block * num_lanes, spec.mean ? mean_factor * sum[block] : sum[block], extent);
     });
   }

@@ -240,6 +240,16 @@ class Pool:
 
     def evaluate(self, plan: Plan, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...
 
+    def lookup_ahead(self, next: Plan, now: Plan, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+        """
+        Pools the next batch from its rows that `now` does not have, the only plan of the current step; before the update. lookup_rest adds the others.
+        """
+
+    def lookup_rest(self, capture: Capture, now: Plan, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+        """
+        Adds the rows that `now` has, to the out that lookup_ahead filled for the capture's plan and `now`.
+        """
+
     def scale_gradients(self, capture: Capture, feature: int, grad: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
 
     def sum_gradients(self, gradients: Sequence[tuple[Capture, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]]]) -> SummedGradients: ...
@@ -247,6 +257,21 @@ class Pool:
     def update(self, gradients: Sequence[tuple[Capture, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]]], *, learning_rate: float, epsilon: float, beta1: float, beta2: float, weight_decay: float, gradient_scale: float) -> None: ...
 
     def update_summed(self, gradients: SummedGradients, *, learning_rate: float, epsilon: float, beta1: float, beta2: float, weight_decay: float, gradient_scale: float) -> None: ...
+
+    def put(self, parts: Sequence[tuple[Capture, Sequence[int], Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]]]) -> None:
+        """
+        An update whose new rows were computed elsewhere. Each part: a capture of this step, the tables of its collection (indexes, ascending) that the part has, their weights uint8 [sum of num_unique * row bytes] and state float32 [sum of num_unique * state_floats], compact in the capture's order, table after table. The parts of a capture have each of its tables once. Raises ConfigError, StepError.
+        """
+
+    def mapping(self, table: int) -> tuple[int, int, int, int] | None:
+        """
+        Where a table's rows are in memory for as long as this object lives: address and bytes of weights and of state. None in a log store, or where they are in several shards.
+        """
+
+    def materialize(self, plan: Plan) -> int:
+        """
+        Writes the initial values of the plan's rows that are untouched to their places in the mapping, and returns how many there were. They stay untouched. Raises PoolFull, ConfigError.
+        """
 
     @property
     def dense_due(self) -> bool: ...

@@ -46,6 +46,8 @@ struct Shape {
   std::uint32_t dense_interval;
   bool ahead = false;  // the next batch is captured before this one's update
   bool late_merges = false;  // none writes anything before a step waits for room
+  Updates updates = Updates::by_pool;
+  bool reads_in_place = false;
 };
 
 // What a pool is at the end of each step, whatever happened on the way there.
@@ -70,6 +72,8 @@ class Life {
     if (journal != nullptr) watcher_.emplace(directory_, *journal);
     run_.emplace(directory_, OpenOptions{.dense_interval = shape.dense_interval, .grow_log = false}, shape.script,
                  std::move(medium), watcher_ ? &*watcher_ : nullptr);
+    run_->updates = shape.updates;
+    run_->reads_in_place = shape.reads_in_place;
     if (journal == nullptr) return;
     run_->after_verb = [this] { settle(); };
     journal->ask([this] { return pool().durable_step(); });

@@ -155,17 +155,32 @@ inline void restore(const RowSpec& spec, const HomeRows& home, const WorkingRows
   }
 }
 
+inline void put(const RowSpec& spec, const HomeRows& home, const std::uint64_t* rows, const ReadyRows& ready,
+                std::size_t begin, std::size_t end) {
+  for (std::size_t u = begin; u < end; ++u) {
+    const std::uint64_t row = rows[u] & ~fresh_bit;
+    std::memcpy(home.weights + row * weight_bytes(spec), ready.weights + u * weight_bytes(spec), weight_bytes(spec));
+    for (std::uint32_t i = 0; i < spec.state_floats; ++i) {
+      home.state[row * spec.state_floats + i] = ready.state[u * spec.state_floats + i];
+    }
+    home.touched[row / 64] |= std::uint64_t{1} << row % 64;
+  }
+}
+
 inline void pool_bags(const PoolSpec& spec, std::size_t begin, std::size_t end) {
   for (std::size_t bag = begin; bag < end; ++bag) {
-    const std::uint32_t length = spec.bag_start[bag + 1] - spec.bag_start[bag];
+    const std::uint32_t* const whole = spec.whole_bag_start != nullptr ? spec.whole_bag_start : spec.bag_start;
+    const std::uint32_t length = whole[bag + 1] - whole[bag];
     for (std::uint32_t e = 0; e < spec.dim; ++e) {
       float sum = 0;
       for (std::uint32_t j = spec.bag_start[bag]; j < spec.bag_start[bag + 1]; ++j) {
         const float value = get(spec.weights, spec.dtype, std::size_t{spec.position[j]} * spec.dim + e);
         sum += spec.scale == nullptr ? value : spec.scale[j] * value;
       }
+      float& out = spec.out[bag * spec.out_stride + e];
+      if (spec.whole_bag_start != nullptr) sum = out + sum;
       if (spec.mean && length != 0) sum *= 1.0f / static_cast<float>(length);
-      spec.out[bag * spec.out_stride + e] = sum;
+      out = sum;
     }
   }
 }
@@ -366,6 +381,7 @@ inline constexpr Kernels kernels{
     .initial_row = initial_row,
     .capture = capture,
     .restore = restore,
+    .put = put,
     .gather = gather,
     .scatter = scatter,
     .pool_bags = pool_bags,

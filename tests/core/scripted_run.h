@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "gradients.h"
 #include "pool.h"
 #include "reader.h"
 #include "temporary_directory.h"
@@ -45,6 +46,9 @@ inline void make_pool(const std::string& path, std::uint64_t log_bytes, format::
                       const Script& script = {}) {
   Pool::create(path, {1, log_bytes, store, script.row_checksums}, script.tables);
 }
+
+// Where a step's new rows are computed: by the pool's update, beside it, to be put, or in odd steps there.
+enum class Updates { by_pool, elsewhere, by_turns };
 
 // Trains scripted steps: ids and gradients are functions of the step.
 class Run {
@@ -107,6 +111,10 @@ class Run {
   void step(bool ahead, bool commit = true) {
     const std::uint64_t number = pool.step() + 1;
     auto now = next_ ? std::exchange(next_, nullptr) : plan(number);
+    if (reads_in_place) {
+      pool.materialize(*now);
+      after_verb();
+    }
     const auto capture = pool.capture(now);
     after_verb();
     std::vector<float> out(script.num_bags * output_width_);
@@ -117,7 +125,12 @@ class Run {
       after_verb();
     }
     for (std::size_t i = 0; i < out.size(); ++i) out[i] = out[i] * 0.5f + static_cast<float>(i % 7) * 0.01f;
-    pool.update({{capture, out.data()}}, hyperparameters());
+    const bool puts = updates == Updates::elsewhere || (updates == Updates::by_turns && number % 2 == 1);
+    if (puts) {
+      put(capture, out.data());
+    } else {
+      pool.update({{capture, out.data()}}, hyperparameters());
+    }
     after_verb();
     if (commit) commit_step(number);
   }
@@ -134,8 +147,39 @@ class Run {
     after_verb();
   }
 
+  // New rows of one of a capture's tables, computed as update does.
+  struct NewRows {
+    std::vector<std::byte> weights;
+    std::vector<float> state;
+  };
+  NewRows new_rows(const Capture& capture, std::uint32_t t, const float* grad) const {
+    const RowTable table =
+        row_tables_of(pool.table_records(), pool.header().seed)[capture.plan->spec->tables[t].number];
+    const TablePlan& plan = capture.plan->tables[t];
+    UpdateSpec spec = hyperparameters();
+    spec.step = pool.row_updates() + 1;
+    spec.rounding_seed = pool.header().seed;
+    NewRows rows{std::vector<std::byte>(plan.num_unique() * table.weight_bytes()),
+                 std::vector<float>(plan.num_unique() * table.spec.state_floats)};
+    best_kernels().update_compact(table.spec, spec, capture.tables[t], occurrences_of(plan), grad,
+                                  {rows.weights.data(), rows.state.data()}, 0, plan.num_unique());
+    return rows;
+  }
+  // Puts every table's new rows as a part of its own, the last table's first.
+  void put(const std::shared_ptr<const Capture>& capture, const float* grad) {
+    std::deque<NewRows> rows;
+    std::vector<RowsPart> parts;
+    for (auto t = static_cast<std::uint32_t>(script.tables.size()); t-- != 0;) {
+      rows.push_back(new_rows(*capture, t, grad));
+      parts.push_back({capture, {t}, rows.back().weights, rows.back().state});
+    }
+    pool.put(parts);
+  }
+
   Pool pool;
   const Script script;
+  Updates updates = Updates::by_pool;
+  bool reads_in_place = false;  // somebody does, so that rows must be where they lie
   std::function<void()> after_verb = [] {};
 
  private:

@@ -20,11 +20,18 @@ Shape shape_of(std::uint32_t dense_interval, bool ahead) {
 }
 
 constexpr std::size_t with_row_checksums = 3;  // of the shapes
+constexpr std::size_t with_put_rows = 4;
 
 std::vector<Shape> shapes() {
-  std::vector<Shape> shapes = {shape_of(1, false), shape_of(1, true), shape_of(3, true), shape_of(2, true)};
+  std::vector<Shape> shapes = {shape_of(1, false), shape_of(1, true),  shape_of(3, true),
+                               shape_of(2, true),  shape_of(1, false), shape_of(3, true)};
   shapes[with_row_checksums].what += ", row checksums";
   shapes[with_row_checksums].script.row_checksums = true;
+  shapes[with_put_rows].what += ", rows put";
+  shapes[with_put_rows].updates = Updates::elsewhere;
+  shapes[5].what += ", rows read in place and put in odd steps";
+  shapes[5].reads_in_place = true;
+  shapes[5].updates = Updates::by_turns;
   return shapes;
 }
 
@@ -36,10 +43,14 @@ std::vector<Omission> omissions() {
       {"flushing the headers of undo records",
        [](const Flush& f) { return f.file == log_name && f.bytes == sizeof(format::RecordHeader); }},
       {"flushing rows", [](const Flush& f) { return f.file.ends_with(".weights"); }},
+      {"flushing rows that are put", [](const Flush& f) { return f.file.ends_with(".weights"); }, nullptr, "",
+       with_put_rows},
       {"flushing the rows' optimizer states", [](const Flush& f) { return f.file.ends_with(".state"); }},
       {"flushing which rows are touched", [](const Flush& f) { return f.file.ends_with(".touched"); }},
       {"flushing the rows' checksums", [](const Flush& f) { return f.file.ends_with(".checksums"); }, nullptr, "",
        with_row_checksums},
+      {"flushing undo records whose rows are put", [](const Flush& f) { return f.file == log_name; }, nullptr, "",
+       with_put_rows},
       {"flushing the payload of dense states",
        [](const Flush& f) { return f.file.starts_with("dense") && f.offset != 0; }},
       {"flushing that a dense header is cleared, before its payload is stored",

@@ -70,17 +70,28 @@ struct Working {
   bool operator==(const Working&) const = default;
 };
 
+// Rows where they live for good.
+struct Home {
+  Bytes weights;
+  Bytes state;
+  std::vector<std::uint64_t> touched;
+  HomeRows view() { return {weights.data(), state.floats(), touched.data()}; }
+  bool operator==(const Home&) const = default;
+};
+
 // All memory that a step's kernels write.
 struct Memory {
   Bytes home_weights;
   Bytes home_state;
   std::vector<std::uint64_t> touched;
+  Home put;  // these, as put makes them
   Working working;
   Working next;
   Working fresh;  // rows after the update, compact
   Working slots;  // these in slots
   Working gathered;
   std::vector<float> pooled;
+  std::vector<float> pooled_rest;  // added to what was there
   std::vector<float> sums;
   std::vector<float> scale_gradient;
   HomeRows home() { return {home_weights.data(), home_state.floats(), touched.data()}; }
@@ -97,7 +108,9 @@ void check_same(const Memory& a, const Memory& b) {
   CHECK(a.fresh == b.fresh);
   CHECK(a.slots == b.slots);
   CHECK(a.gathered == b.gathered);
+  CHECK(a.put == b.put);
   CHECK(same_floats(a.pooled, b.pooled));
+  CHECK(same_floats(a.pooled_rest, b.pooled_rest));
   CHECK(same_floats(a.sums, b.sums));
   CHECK(same_floats(a.scale_gradient, b.scale_gradient));
   CHECK(a.home_weights == b.home_weights);
@@ -122,6 +135,7 @@ struct Scenario {
   std::size_t num_bags = 0;
   std::vector<std::uint64_t> rows;            // unique, ascending
   std::vector<std::uint32_t> bag_start;
+  std::vector<std::uint32_t> whole_bag_start;  // where the bags are the rest of others
   std::vector<std::uint32_t> bag_of;
   std::vector<std::uint32_t> position;
   std::vector<std::uint32_t> row_start;
@@ -236,6 +250,8 @@ struct Scenario {
     before.next.rows = next_rows;
 
     before.pooled.assign(num_bags * (dim + 3), -7.0f);
+    for (std::size_t i = 0; i < before.pooled.size(); ++i) before.pooled_rest.push_back(uniform(random, -1, 1));
+    for (std::uint32_t bag = 0; bag <= num_bags; ++bag) whole_bag_start.push_back(2 * bag_start[bag] + bag / 3);
     before.scale_gradient.assign(bag_of.size(), -7.0f);
     before.sums.resize(rows.size() * dim);
     for (float& value : before.sums) value = uniform(random, -1, 1);
@@ -261,6 +277,7 @@ struct Scenario {
   // The step's verbs; `undo` ends with a restore.
   Memory run(const Kernels& kernels, Cut cut, std::uint64_t cut_seed, bool undo) const {
     Memory memory = before;
+    memory.put = {memory.home_weights, memory.home_state, memory.touched};
     const HomeRows home = memory.home();
     const WorkingRows working = memory.working.view();
     const WorkingRows next = memory.next.view();
@@ -272,6 +289,11 @@ struct Scenario {
     const PoolSpec pool_spec = pool(memory);
     run_cut(cut, cut_seed + 1, num_bags,
             [&](std::size_t begin, std::size_t end) { kernels.pool_bags(pool_spec, begin, end); });
+    PoolSpec rest_spec = pool_spec;
+    rest_spec.whole_bag_start = whole_bag_start.data();
+    rest_spec.out = memory.pooled_rest.data();
+    run_cut(cut, cut_seed + 9, num_bags,
+            [&](std::size_t begin, std::size_t end) { kernels.pool_bags(rest_spec, begin, end); });
     run_cut(cut, cut_seed + 2, bag_of.size(), [&](std::size_t begin, std::size_t end) {
       kernels.scale_gradients(pool_spec, bag_of.data(), memory.pooled.data(), spec.dim + 3,
                               memory.scale_gradient.data(), begin, end);
@@ -306,6 +328,10 @@ struct Scenario {
     run_cut(cut, cut_seed + 8, num_unique, [&](std::size_t begin, std::size_t end) {
       kernels.gather(spec, slots, sum_position.data(), gathered, begin, end);
     });
+    run_cut(cut, cut_seed + 10, num_unique, [&](std::size_t begin, std::size_t end) {
+      kernels.put(spec, memory.put.view(), working.rows, {fresh.weights, fresh.state}, begin, end);
+    });
+    CHECK((memory.put == Home{memory.home_weights, memory.home_state, memory.touched}));
     if (undo) {
       run_cut(cut, cut_seed + 5, num_unique,
               [&](std::size_t begin, std::size_t end) { kernels.restore(spec, home, working, begin, end); });

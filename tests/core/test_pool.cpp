@@ -32,20 +32,26 @@ void run_and_die(const std::function<void()>& life) {
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
+constexpr Updates all_updates[] = {Updates::by_pool, Updates::elsewhere, Updates::by_turns};
+
 void every_way_of_running_leaves_the_same_rows() {
   const auto expected = reference(20);
   for (const bool ahead : {false, true}) {
-    for (const std::uint32_t interval : {1u, 3u, 50u}) {
-      for (const std::uint64_t log_bytes : {std::uint64_t{16384}, std::uint64_t{1} << 20}) {
-        const TemporaryDirectory directory;
-        make_pool(directory.path(), log_bytes);
-        Run run(directory.path(), {.dense_interval = interval});
-        while (run.pool.step() < 20) run.step(ahead);
-        run.pool.flush();
-        CHECK(run.pool.rows_durable_step() == 20);
-        run.pool.close();
-        CHECK(rows_of_pool(directory.path()) == expected);
-        CHECK(Reader(directory.path()).verify().empty());
+    for (const Updates updates : all_updates) {
+      for (const std::uint32_t interval : {1u, 3u, 50u}) {
+        for (const std::uint64_t log_bytes : {std::uint64_t{16384}, std::uint64_t{1} << 20}) {
+          const TemporaryDirectory directory;
+          make_pool(directory.path(), log_bytes);
+          Run run(directory.path(), {.dense_interval = interval});
+          run.updates = updates;
+          while (run.pool.step() < 20) run.step(ahead);
+          run.pool.flush();
+          CHECK(run.pool.rows_durable_step() == 20);
+          CHECK(run.pool.row_updates() == 20);
+          run.pool.close();
+          CHECK(rows_of_pool(directory.path()) == expected);
+          CHECK(Reader(directory.path()).verify().empty());
+        }
       }
     }
   }
@@ -87,6 +93,7 @@ void a_log_store_leaves_the_same_rows_however_it_runs() {
         const TemporaryDirectory directory;
         make_pool(directory.path(), small_log_bytes, format::Store::log);
         Run run(directory.path(), {.dense_interval = interval, .scratchpad_bytes = scratchpad_bytes});
+        run.updates = all_updates[window % 3];
         while (run.pool.step() < 60) run.step_ahead(window);
         run.pool.flush();
         CHECK(run.pool.rows_durable_step() == 60);
