@@ -20,6 +20,8 @@
 #include <vector>
 
 #include "binding_batch.h"
+#include "binding_collection.h"
+#include "binding_device.h"
 #include "binding_routing.h"
 #include "checksum.h"
 #include "error.h"
@@ -29,6 +31,7 @@
 #include "reader.h"
 #include "repair.h"
 #include "routed_plan.h"
+#include "slot_directory.h"
 #include "superblock.h"
 
 namespace nb = nanobind;
@@ -51,6 +54,7 @@ const char* exception_name(ErrorKind kind) {
     case ErrorKind::read_only: return "PoolReadOnly";
     case ErrorKind::full: return "PoolFull";
     case ErrorKind::batch_too_large: return "BatchTooLarge";
+    case ErrorKind::window_too_large: return "WindowTooLarge";
     case ErrorKind::corrupted: return "Corrupted";
     case ErrorKind::overtaken: return "Overtaken";
     case ErrorKind::format_mismatch: return "FormatMismatch";
@@ -104,12 +108,6 @@ TableSpec spec_of(const format::TableRecord& record) {
   return {record.name,    record.num_embeddings, record.embedding_dim, record.dtype,       record.optimizer,
           record.pooling, record.init_low,       record.init_high,     record.first_shard, record.table_shards};
 }
-
-// A collection and the plans that it hands out.
-struct Collection {
-  std::shared_ptr<const CollectionSpec> spec;
-  std::shared_ptr<PlanPool> plans;
-};
 
 Collection make_collection(const std::vector<format::TableRecord>& records, const std::vector<std::uint32_t>& tables,
                            const std::vector<std::tuple<std::string, std::uint32_t>>& features) {
@@ -447,6 +445,7 @@ NB_MODULE(_core, m) {
           "as their routes say for this owner. The output is [1, output_width], trainer by trainer. Raises DataError.");
 
   bind_routing(m);
+  bind_device(m);
 
   nb::class_<Capture>(m, "Capture", "One forward's rows, as logged.")
       .def_ro("step", &Capture::step)
@@ -574,6 +573,16 @@ NB_MODULE(_core, m) {
           },
           "capture"_a, "now"_a, "out"_a,
           "Adds the rows that `now` has, to the out that lookup_ahead filled for the capture's plan and `now`.")
+      .def(
+          "read_missing",
+          [](Pool& pool, const Admission& admission, const Bytes& weights, const FloatVector& state) {
+            const nb::gil_scoped_release unlocked;
+            pool.read_missing(admission, {reinterpret_cast<std::byte*>(weights.data()), weights.shape(0)},
+                              {state.data(), state.shape(0)});
+          },
+          "admission"_a, "weights"_a, "state"_a,
+          "The rows that the admission found missing, in order, as they are at the end of the newest committed step: "
+          "weights uint8 [num_missing * row bytes], state float32 [num_missing * state_floats]. Raises ConfigError.")
       .def(
           "scale_gradients",
           [](const Pool& pool, const Capture& capture, std::size_t feature, const ConstFloatMatrix& grad,

@@ -13,6 +13,7 @@ enum class ErrorKind {
   read_only,
   full,
   batch_too_large,
+  window_too_large,
   corrupted,
   overtaken,
   format_mismatch,

@@ -370,6 +370,37 @@ void Pool::lookup_rest(const Capture& capture, const Plan& now, float* out) cons
   pool_shared(*capture.plan, now, capture.tables, backend_->tables(), out);
 }
 
+void Pool::read_missing(const Admission& admission, std::span<std::byte> weights, std::span<float> state) {
+  check_open();
+  const Plan plan = admission.missing_rows();
+  check_rows(plan);
+  const auto table_of = [&](std::size_t t) -> const RowTable& {
+    return backend_->tables().at(plan.spec->tables[t].number);
+  };
+  std::size_t weight_bytes = 0, state_floats = 0;
+  for (std::size_t t = 0; t < plan.tables.size(); ++t) {
+    weight_bytes += plan.tables[t].num_unique() * table_of(t).weight_bytes();
+    state_floats += plan.tables[t].num_unique() * table_of(t).spec.state_floats;
+  }
+  if (weights.size() != weight_bytes || state.size() != state_floats) {
+    throw Error(ErrorKind::config, "the " + std::to_string(plan.num_unique()) + " missing rows take " +
+                                       std::to_string(weight_bytes) + " bytes of weights and " +
+                                       std::to_string(state_floats) + " floats of state; the arrays have " +
+                                       std::to_string(weights.size()) + " and " + std::to_string(state.size()));
+  }
+  std::vector<std::uint64_t> numbers(plan.num_unique());
+  std::vector<WorkingRows> rows;
+  WorkingRows next{numbers.data(), weights.data(), state.data()};
+  for (std::size_t t = 0; t < plan.tables.size(); ++t) {
+    const std::size_t num_rows = plan.tables[t].num_unique();
+    rows.push_back(next);
+    next.rows += num_rows;
+    next.weights += num_rows * table_of(t).weight_bytes();
+    next.state += num_rows * table_of(t).spec.state_floats;
+  }
+  latching([&] { backend_->read(plan, rows); });
+}
+
 void Pool::scale_gradients(const Capture& capture, std::size_t feature, const float* grad, float* out) const {
   check_open();
   holdfast::scale_gradients(backend_->tables(), capture, feature, grad, out);

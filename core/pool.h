@@ -32,6 +32,7 @@
 #include "recovery.h"
 #include "relaxed_lookup.h"
 #include "row_backend.h"
+#include "slot_directory.h"
 #include "superblock.h"
 
 namespace holdfast {
@@ -136,6 +137,9 @@ class Pool {
   void lookup_ahead(const Plan& next, const Plan& now, float* out);
   // The second, from the capture of the batch: adds the rows that `now` has.
   void lookup_rest(const Capture& capture, const Plan& now, float* out) const;
+  // The rows that an admission found missing, compact and in their order, likewise. Throws config where the arrays have
+  // another size.
+  void read_missing(const Admission& admission, std::span<std::byte> weights, std::span<float> state);
   // d loss / d per-sample weights, in the order of the plan's lookups of feature f (evaluation rows or a capture's).
   void scale_gradients(const Capture& capture, std::size_t feature, const float* grad, float* out) const;
 

@@ -137,6 +137,81 @@ class Router:
         Routes samples begin .. end of a batch, whose arrays are as Collection.plan takes them. Raises IdError.
         """
 
+class Admission:
+    """
+    A plan's rows in their slots. They keep them until it is released, or gone.
+    """
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def num_unique(self) -> int: ...
+
+    @property
+    def num_lookups(self) -> int: ...
+
+    @property
+    def num_missing(self) -> int:
+        """Rows whose bytes have to be brought."""
+
+    @property
+    def max_occurrences(self) -> int:
+        """Of one row."""
+
+    @property
+    def packed_bytes(self) -> int:
+        """What pack needs."""
+
+    def pack(self, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> dict[str, tuple[int, int]]:
+        """
+        Writes into `out`, whose first byte is at a multiple of 8, what kernels need, and says where: {name: (byte offset, number of elements)}, offsets multiples of 128. With U unique rows (the directory's tables in order, rows ascending), M of them missing, L lookups and F features of B bags: slots int32 [U], rows int64 [U], tables int32 [U] (the pool's numbers), missing int32 [M] (indexes of unique rows, ascending), row_start int32 [U + 1] and gradient_offset int32 [L] (of each row's occurrences, in order: where its bag begins in [num_bags, output_width]), gradient_scale float32 [L] (absent where all are 1), lookup_slot int32 [L] (in the order of the batch), bag_start int32 [F * B + 1] (indexes into lookup_slot), lookup_scale float32 [L] (per-sample weights; absent without), columns int32 [F]. Raises ConfigError where an offset does not fit, StepError after the release.
+        """
+
+class SlotDirectory:
+    """Which slot of a device's memory has which row. Thread-safe."""
+
+    def __init__(self, collection: Collection, tables: Sequence[int], num_slots: int, *, keep: bool = True) -> None:
+        """
+        tables: indexes into the collection's, ascending; their rows share the slots. keep: rows that nobody holds stay until their slots are needed. Raises ConfigError.
+        """
+
+    def admit(self, plan: Plan) -> Admission | None:
+        """
+        Slots for all of the plan's rows; None, and nothing has changed, where there is no room before others are released. Raises WindowTooLarge where there are fewer slots than rows, ConfigError where the plan is another collection's, or a routed one.
+        """
+
+    def release(self, admission: Admission) -> None:
+        """
+        Its rows may lose their slots from now on. Again: nothing happens. Raises ConfigError where it is another directory's.
+        """
+
+    def forget(self, admission: Admission) -> None:
+        """
+        As release; and its missing rows have never come: they are missing again for whoever admits them next. Admissions made since that have these rows rely on what is not there: forget them as well.
+        """
+
+    def clear(self) -> None:
+        """The rows that nobody holds lose their slots."""
+
+    @property
+    def num_slots(self) -> int: ...
+
+    @property
+    def num_resident(self) -> int:
+        """Rows that have slots."""
+
+    @property
+    def num_held(self) -> int: ...
+
+    @property
+    def rows_hit(self) -> int:
+        """Rows of all admissions that were there."""
+
+    @property
+    def rows_missed(self) -> int:
+        """And that were missing."""
+
 class Capture:
     """One forward's rows, as logged."""
 
@@ -248,6 +323,11 @@ class Pool:
     def lookup_rest(self, capture: Capture, now: Plan, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
         """
         Adds the rows that `now` has, to the out that lookup_ahead filled for the capture's plan and `now`.
+        """
+
+    def read_missing(self, admission: Admission, weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], state: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
+        """
+        The rows that the admission found missing, in order, as they are at the end of the newest committed step: weights uint8 [num_missing * row bytes], state float32 [num_missing * state_floats]. Raises ConfigError.
         """
 
     def scale_gradients(self, capture: Capture, feature: int, grad: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
