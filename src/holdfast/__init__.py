@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.batch import Batch, JaggedFeatures
     from holdfast.dense import Checkpoint
+    from holdfast.device.options import DeviceConfig
     from holdfast.embedding import EmbeddingBagCollection, PooledFeatures, clip_grad_norm_
     from holdfast.errors import HoldfastError
     from holdfast.optim import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
@@ -20,6 +21,7 @@ __all__ = [
     "Adam",
     "Batch",
     "Checkpoint",
+    "DeviceConfig",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
     "HoldfastError",
@@ -35,6 +37,7 @@ __all__ = [
 _HOMES = {
     "batch": ("Batch", "JaggedFeatures"),
     "dense": ("Checkpoint",),
+    "device.options": ("DeviceConfig",),
     "embedding": ("EmbeddingBagCollection", "PooledFeatures", "clip_grad_norm_"),
     "errors": ("HoldfastError",),
     "optim": ("SGD", "Adagrad", "Adam", "RowWiseAdagrad", "RowWiseAdam"),

@@ -3,6 +3,8 @@
 Invariants
 - What a dense slot holds is the state at the end of one step: model, optimizers, schedulers, scaler, loader position,
   random number generators. It is copied before `commit` returns, so the next step may change it at once.
+- Where a device is ahead of the pool, what is copied is a snapshot, taken in the order of the device's work: the next
+  step may change the state as soon as it was asked for.
 - State that cannot be written down is found when the Checkpoint is made, not at step 10,000.
 - The cursor of the pool's commit record wins over the loader position in the slot: under relaxed recovery they differ.
 """
@@ -16,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import state_tree
+from holdfast.device.arrivals import ArrivingLoss
+from holdfast.device.dense_snapshot import Snapshots
 from holdfast.errors import ConfigError, StateError
 from holdfast.pool import DenseState, Pool
 from holdfast.reproducibility import check_environment
@@ -39,6 +43,8 @@ class SeekableLoader(Stateful, Protocol):
 class TrainingState:
     """Objects with a ``state_dict``, and plain values, by name: what a dense state holds beside random numbers.
 
+    snapshots: what `collect` gives is a copy of its own, which may be on its way from a device when it returns.
+
     Raises StateError that names what cannot be written down (a lambda in a scheduler, an open file).
     """
 
@@ -52,7 +58,9 @@ class TrainingState:
         scaler: Stateful | None = None,
         loader: SeekableLoader | None = None,
         extra: Mapping[str, Any] | None = None,
+        snapshots: bool = False,
     ) -> None:
+        self._snapshots = Snapshots() if snapshots else None
         self._objects: dict[str, Any] = {"model": model}
         self._objects |= {
             f"optimizers[{i}]": dense for i, dense in enumerate(optimizers) if dense not in row_optimizers
@@ -82,6 +90,8 @@ class TrainingState:
         tree["rng"] = rng
         tree |= beside
         structure, tensors = state_tree.flatten(tree)
+        if self._snapshots is not None:
+            return self._snapshots.take(structure, tensors)
         # Kept until the next call: the pool reads their memory after this returns.
         self._tensors = [tensor.detach().cpu().contiguous() for tensor in tensors]
         offsets, total = state_tree.layout(self._tensors)
@@ -138,6 +148,7 @@ class Checkpoint:
             scaler=scaler,
             loader=loader,
             extra=extra,
+            snapshots=pool.commits_behind,
         )
 
     def resume(self) -> int:
@@ -153,8 +164,7 @@ class Checkpoint:
                     f"{self._pool.directory} holds rows of step {self._pool.step}, but no dense state: it was trained "
                     "without a Checkpoint"
                 )
-            state = self._dense_state()
-            self._pool.core.write_dense(state.structure, state.tensors, state.tensors_bytes)
+            self._write(self._dense_state())
             return 0
         structure, tensors = saved
         tree = state_tree.unpack(structure, tensors)
@@ -170,17 +180,24 @@ class Checkpoint:
         saved = self._pool.core.dense_state()
         return None if saved is None else state_tree.unpack(*saved).get(f"extra[{name!r}]")
 
-    def commit(self, cursor: int | None = None) -> int:
+    def commit(self, cursor: int | None = None, *, loss: Tensor | None = None) -> int:
         """Ends the step: returns its number at once; ``pool.durable_step`` follows.
 
         cursor: samples consumed by committed steps; default: the loader's position.
+        loss: of one element; a step whose loss is not finite does not count. Where rows are updated on a device, that
+        is found some steps later, without making the device wait.
+        Raises NonFiniteLoss: the pool stays at the step before.
         """
+        return self.commit_with(cursor, None if loss is None else ArrivingLoss(loss))
+
+    def commit_with(self, cursor: int | None, loss: ArrivingLoss | None) -> int:
+        """The same, with a loss that is on its way already."""
         if cursor is None:
             if self._loader is None:
                 raise ConfigError("commit needs a cursor (samples consumed so far) where the Checkpoint has no loader")
             cursor = self._loader.samples
-        dense = self._dense_state(cursor) if self._pool.core.dense_due else None
-        return self._pool.commit(cursor, dense)
+        dense = self._dense_state(cursor) if self._pool.dense_due else None
+        return self._pool.commit(cursor, dense, loss)
 
     def flush(self) -> int:
         """Makes the newest committed step durable, its dense state included, whatever the dense interval; waits for it.
@@ -189,9 +206,12 @@ class Checkpoint:
         """
         self._pool.flush()
         if self._pool.durable_step < self._pool.step:
-            state = self._dense_state(self._pool.core.cursor)
-            self._pool.core.write_dense(state.structure, state.tensors, state.tensors_bytes)
+            self._write(self._dense_state(self._pool.core.cursor))
         return self._pool.step
+
+    def _write(self, state: DenseState) -> None:
+        state.wait()
+        self._pool.core.write_dense(state.structure, state.tensors, state.tensors_bytes)
 
     def _dense_state(self, cursor: int | None = None) -> DenseState:
         return self._state.collect(state_tree.rng_state(), cursor)

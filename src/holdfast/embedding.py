@@ -7,20 +7,20 @@ the step durable. A forward in ``eval()`` mode or under ``torch.no_grad()`` read
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from holdfast import _core
 from holdfast.batch import JaggedFeatures
-from holdfast.errors import ConfigError, DataError, StepError
+from holdfast.device.access import open_access
+from holdfast.device.options import DeviceConfig
+from holdfast.device.queues import Work
+from holdfast.errors import ConfigError, DataError
 from holdfast.optim import OPTIMIZERS, RowOptimizer, RowOptimizerSpec, RowWiseAdagrad
 from holdfast.pool import Pool
+from holdfast.row_access import PlannedFeatures, RowAccess
 from holdfast.tables import EmbeddingBagConfig, normalize_all
 
 
@@ -32,14 +32,6 @@ class KeyedJagged(Protocol):
     def values(self) -> Tensor: ...
     def offsets(self) -> Tensor: ...
     def weights_or_none(self) -> Tensor | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedFeatures:
-    """A batch's ids after the plan verb: what forward takes when planning ran ahead in the loader's thread."""
-
-    plan: _core.Plan
-    weights: Tensor | None
 
 
 Features: TypeAlias = "KeyedJagged | Mapping[str, tuple[Tensor, Tensor]] | PlannedFeatures"
@@ -81,14 +73,23 @@ class EmbeddingBagCollection(nn.Module):
     pool: makes the pool's tables where it is new; where it is not, they must be the ones that are asked for.
     tables: ``EmbeddingBagConfig`` of holdfast or of TorchRec. Several features may read one table.
     optimizer: of the rows; see ``holdfast.optim``.
+    device: where pooled vectors are wanted, and how rows are reached from there; default: the processor.
 
     The tables are no parameters of the module: ``parameters()`` and ``state_dict()`` hold the dense part of a model
     alone, so any ``torch.optim`` optimizer takes it as it is.
 
-    Raises ConfigError where a table differs from the pool's; names the field.
+    Raises ConfigError where a table differs from the pool's; names the field. OutOfDeviceMemory where the device has
+    no room for the scratchpad.
     """
 
-    def __init__(self, pool: Pool, tables: Iterable[Any], *, optimizer: RowOptimizerSpec | None = None) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        tables: Iterable[Any],
+        *,
+        optimizer: RowOptimizerSpec | None = None,
+        device: DeviceConfig | None = None,
+    ) -> None:
         super().__init__()
         spec = RowWiseAdagrad() if optimizer is None else optimizer
         self._tables = normalize_all(tables)
@@ -98,10 +99,9 @@ class EmbeddingBagCollection(nn.Module):
         self._dims = [table.embedding_dim for table in self._tables for _ in table.feature_names]
         features = [(feature, t) for t, table in enumerate(self._tables) for feature in table.feature_names]
         self._core = pool.core.collection(numbers, features)
+        self._access = open_access(pool, self._core, numbers, features, device or DeviceConfig())
         # A plain tensor, not a parameter: it exists so that autograd comes here, and to carry factors of the gradient.
-        self.anchor = torch.zeros((), requires_grad=True)
-        self._gradients: list[tuple[_core.Capture, np.ndarray[Any, Any]]] = []
-        self._summed: _core.SummedGradients | None = None
+        self.anchor = torch.zeros((), requires_grad=True, device=self._access.device)
         self._blocks: dict[tuple[str, ...], tuple[int, ...]] = {}
         self.optimizer = RowOptimizer(self, spec)
         pool.collections.append(self)
@@ -155,101 +155,89 @@ class EmbeddingBagCollection(nn.Module):
         if self.training and torch.is_grad_enabled():
             out = self.lookup(self.capture(planned), planned)
         else:
-            out = self._empty(planned.plan)
-            self._pool.core.evaluate(planned.plan, out.numpy())
+            out = self._access.evaluate(planned)
         return PooledFeatures(self._keys, self._dims, out)
+
+    @property
+    def device(self) -> torch.device:
+        """Where pooled vectors are, and their gradients."""
+        return self._access.device
+
+    @property
+    def looks_forward(self) -> bool:
+        """Whether rows come through a scratchpad, so that it helps to announce batches."""
+        return self._access.looks_forward
 
     def announce(self, planned: PlannedFeatures) -> None:
         """Says that `planned` is going to be captured, after the batches that were announced before: where rows come
         through a scratchpad, they are fetched while earlier batches train. Keep `planned` until then."""
-        self._pool.core.announce(planned.plan)
+        self._access.announce(planned)
 
-    def capture(self, planned: PlannedFeatures) -> _core.Capture:
-        """The capture verb: copies the plan's rows into the step's log record, whose sealing is on its way when this
-        returns. Raises BatchTooLarge, PoolFull, StepError."""
-        self._summed = None
-        return self._pool.core.capture(planned.plan)
+    def capture(self, planned: PlannedFeatures) -> Any:
+        """The capture verb: the plan's rows are the step's working set. Beside the pool's processor they are copied
+        into the step's log record, whose sealing is on its way when this returns; in a device's scratchpad they have
+        their slots. Raises BatchTooLarge, WindowTooLarge, PoolFull, StepError."""
+        return self._access.capture(planned)
 
     def capture_ahead(self, planned: PlannedFeatures) -> bool:
         """Captures the next step's rows on the pool's own thread while this step computes; the rows that both steps
         update are handed over by this step's update. Call it after this step's forward. Returns False where it is not
         possible now; the next forward then captures as usual."""
-        return self._pool.core.capture_ahead(planned.plan)
+        return self._access.capture_ahead(planned)
 
-    def lookup(self, capture: _core.Capture, planned: PlannedFeatures) -> Tensor:
-        """The lookup verb: pools from the captured rows. float32 ``[batch_size, output_width]``."""
-        out: Tensor = _Lookup.apply(self.anchor, planned.weights, self, capture, planned)  # type: ignore[no-untyped-call]
+    def lookup_ahead(self, following: PlannedFeatures, current: PlannedFeatures) -> None:
+        """Relaxed lookup: pools what the batch `following` reads of rows that the step of `current` does not update.
+        The lookup of `following`, if it is the next, adds the others: the same sums in another order, which the ids of
+        both batches decide. Raises StepError where rows lie in slots of a device."""
+        self._access.lookup_ahead(following, current)
+
+    def lookup(self, captured: Any, planned: PlannedFeatures) -> Tensor:
+        """The lookup verb: pools from the captured rows. float32 ``[batch_size, output_width]`` on `device`."""
+        out: Tensor = _Lookup.apply(self.anchor, planned.weights, self._access, captured)  # type: ignore[no-untyped-call]
         return out
 
-    def gradient_norm(self) -> float:
-        """L2 norm of this step's row gradients, each row's summed over its occurrences; 0 without any."""
-        if not self._gradients:
-            return 0.0
-        if self._summed is None:
-            self._summed = self._pool.core.sum_gradients(self._gradients)
-        factor = 1.0 if self.anchor.grad is None else float(self.anchor.grad)
-        return abs(factor) * math.sqrt(self._summed.sum_of_squares)
+    def gradient_norm(self) -> Tensor:
+        """L2 norm of this step's row gradients, each row's summed over its occurrences: float32, of no dimension."""
+        if not self._access.has_gradients:
+            return torch.zeros((), device=self.device)
+        factor = 1.0 if self.anchor.grad is None else self.anchor.grad.abs().double()
+        return (factor * self._access.square_of_gradients().sqrt()).float()
 
-    def update_rows(self, **hyperparameters: float) -> None:
+    def update_rows(self, *, gradient_scale: Tensor, **hyperparameters: float) -> None:
         """The update verb, as ``optimizer.step()`` calls it."""
-        if not self._gradients:
-            return
-        if self._summed is not None:
-            self._pool.core.update_summed(self._summed, **hyperparameters)
-        else:
-            self._pool.core.update(self._gradients, **hyperparameters)
-        self.drop_gradients()
+        if self._access.has_gradients:
+            self._access.update(gradient_scale=gradient_scale, **hyperparameters)
+            self.drop_gradients()
 
     def drop_gradients(self) -> None:
         """Forgets the row gradients since the last update."""
-        self._gradients = []
-        self._summed = None
+        self._access.drop_gradients()
         self.anchor.grad = None
 
-    def add_gradient(self, capture: _core.Capture, grad: Tensor) -> Tensor:
-        """Keeps the gradient of a capture's pooled output; returns the anchor's gradient."""
-        if capture.step != self._pool.step + 1:
-            raise StepError(f"backward through a forward of step {capture.step}, which is over")
-        first = not self._gradients
-        self._summed = None
-        self._gradients.append((capture, grad.numpy()))
-        return torch.tensor(float(first) if _core.all_finite(grad.numpy()) else float("nan"))
+    def traffic(self) -> dict[str, float]:
+        """Rows and bytes that a device's scratchpad moved since the collection was made; empty where there is none."""
+        return self._access.traffic()
 
-    def weight_gradient(self, capture: _core.Capture, planned: PlannedFeatures, grad: Tensor) -> Tensor:
-        """Gradient of the per-sample weights, parallel to the batch's ids."""
-        assert planned.weights is not None
-        out = torch.zeros_like(planned.weights, dtype=torch.float32)
-        for feature, (begin, end) in enumerate(capture.plan.spans):
-            self._pool.core.scale_gradients(capture, feature, grad.numpy(), out[begin:end].numpy())
-        return out
-
-    def _empty(self, plan: _core.Plan) -> Tensor:
-        return torch.empty(plan.num_bags, plan.output_width)
+    def work_of(self, captured: Any) -> list[Work]:
+        """What a device did for the rows of a capture; to be read when the pool has its step."""
+        return self._access.work_of(captured)
 
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        anchor: Tensor,
-        weights: Tensor | None,
-        collection: EmbeddingBagCollection,
-        capture: _core.Capture,
-        planned: PlannedFeatures,
-    ) -> Tensor:
-        ctx.collection, ctx.capture, ctx.planned = collection, capture, planned
-        out = collection._empty(capture.plan)
-        collection._pool.core.lookup(capture, out.numpy())
-        return out
+    def forward(ctx: Any, anchor: Tensor, weights: Tensor | None, access: RowAccess, captured: Any) -> Tensor:
+        ctx.access, ctx.captured, ctx.weights = access, captured, weights
+        return access.lookup(captured)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad = grads[0].to(device="cpu", dtype=torch.float32).contiguous()
-        anchor_grad = ctx.collection.add_gradient(ctx.capture, grad)
+        access: RowAccess = ctx.access
+        anchor_grad = access.add_gradient(ctx.captured, grads[0])
         weight_grad = None
         if ctx.needs_input_grad[1]:
-            weight_grad = ctx.collection.weight_gradient(ctx.capture, ctx.planned, grad)
-        return anchor_grad, weight_grad, None, None, None
+            weight_grad = torch.zeros_like(ctx.weights, dtype=torch.float32)
+            access.weight_gradient(ctx.captured, grads[0], weight_grad)
+        return anchor_grad, weight_grad, None, None
 
 
 def clip_grad_norm_(
@@ -264,7 +252,7 @@ def clip_grad_norm_(
     group = [collections] if isinstance(collections, EmbeddingBagCollection) else list(collections)
     gradients = [p.grad for p in parameters if p.grad is not None]
     norms = [torch.linalg.vector_norm(g) for g in gradients]
-    norms += [torch.tensor(collection.gradient_norm()) for collection in group]
+    norms += [collection.gradient_norm() for collection in group]
     total = torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     for gradient in gradients:

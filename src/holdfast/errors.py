@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 class HoldfastError(Exception):
     """Base of every error that holdfast raises on purpose."""
@@ -21,6 +23,15 @@ class IdError(DataError, ValueError):
 
 class NonFiniteLoss(HoldfastError):
     """The loss is NaN or infinite; the pool stays at the last good step."""
+
+    @classmethod
+    def check(cls, loss: float, step: int) -> None:
+        """Raises where the loss of `step` is not finite."""
+        if not math.isfinite(loss):
+            raise cls(
+                f"the loss of step {step} is {loss}: nothing was updated, the pool stays at step {step - 1}; lower the "
+                "learning rate or set train.max_grad_norm"
+            )
 
 
 class StateError(HoldfastError):
@@ -64,6 +75,10 @@ class BatchTooLarge(PoolError):
     """One step's rows do not fit the log; says how many bytes it needs."""
 
 
+class WindowTooLarge(PoolError):
+    """One batch has more different rows than an accelerator's scratchpad has slots; says how many of each."""
+
+
 class Corrupted(PoolError):
     """A checksum or an invariant of a pool file does not hold; names file and offset."""
 
@@ -98,3 +113,16 @@ class PlacementError(HoldfastError):
 
 class DoesNotFit(PlacementError):
     """The tables do not fit the tiers; says how many bytes are missing, and what would help."""
+
+
+class DeviceError(HoldfastError):
+    """The accelerator refused or failed; says what it was doing."""
+
+
+class OutOfDeviceMemory(DeviceError):
+    """The device's memory does not hold what is asked for; says how many bytes that is, how many
+    are free, and what to change."""
+
+
+class DeviceLost(DeviceError):
+    """The device failed in a way that ends its use in this process; the pool stays at its last step."""

@@ -1,7 +1,8 @@
 """What a run shows of itself while it trains: a progress bar or plain lines, metrics as JSON lines, TensorBoard.
 
 The metrics file holds one object a step, ``{"step", "durable_step", "loss", "samples_per_second", "logged_bytes",
-"stage_ms"}`` and, where rows come through a scratchpad, ``"traffic"`` (see StepReport); objects ``{"event":
+"stage_ms"}``, where rows are updated on a device ``"device_ms"``, and where they come through a scratchpad
+``"traffic"`` (see StepReport); objects ``{"event":
 "evaluation", "step", "auc", "logloss"}`` where the run evaluates in between, and last of all ``{"event": "end", "step",
 "auc", "logloss"}``. It always reads like one run without a break, every step once:
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
     from holdfast.metrics import Evaluation
-    from holdfast.train import StepReport
+    from holdfast.train import Span, StepReport
 
 _TENSORBOARD_EVERY = 10
 _PLAIN_SECONDS = 10.0
@@ -116,6 +117,7 @@ class MetricsFile:
                 "samples_per_second": round(samples_per_second, 1),
                 "logged_bytes": report.logged_bytes,
                 "stage_ms": {stage: round(ms, 4) for stage, ms in report.stage_ms.items()},
+                **({} if not report.device else {"device_ms": _milliseconds(report.device)}),
                 **({} if report.traffic is None else {"traffic": report.traffic}),
             }
         )
@@ -152,6 +154,7 @@ class TensorBoard:
             "samples_per_second": samples_per_second,
             "durable_lag": report.step - report.durable_step,
             **{f"stage_ms/{stage}": ms for stage, ms in report.stage_ms.items()},
+            **{f"device_ms/{name}": ms for name, ms in _milliseconds(report.device).items()},
             **{f"traffic/{name}": value for name, value in (report.traffic or {}).items()},
         }
         for name, value in scalars.items():
@@ -253,6 +256,10 @@ def counting_up_to(what: str) -> Iterator[Callable[[int, int], None]]:
             done = now
 
         yield progress
+
+
+def _milliseconds(spans: Mapping[str, Span]) -> dict[str, float]:
+    return {name: round((span.ended - span.began) * 1e3, 4) for name, span in spans.items()}
 
 
 def _finite(value: float) -> float | None:

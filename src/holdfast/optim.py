@@ -91,7 +91,7 @@ class UpdatesRows(Protocol):
 
     anchor: Tensor
 
-    def update_rows(self, **hyperparameters: float) -> None: ...
+    def update_rows(self, *, gradient_scale: Tensor, **hyperparameters: float) -> None: ...
     def drop_gradients(self) -> None: ...
 
 
@@ -116,7 +116,7 @@ class RowOptimizer(torch.optim.Optimizer):
             group = self.param_groups[0]
             beta1, beta2 = group["betas"]
             self._collection.update_rows(
-                gradient_scale=float(anchor.grad),
+                gradient_scale=anchor.grad,
                 learning_rate=float(group["lr"]),
                 epsilon=group["eps"],
                 beta1=beta1,

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from holdfast import _core
-from holdfast.errors import ConfigError, PoolError, PoolExists, PoolNotFound, PoolOfGroup
+from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss, PoolError, PoolExists, PoolNotFound, PoolOfGroup
 from holdfast.tables import EmbeddingBagConfig, check_same, to_spec
 
 if TYPE_CHECKING:
+    from holdfast.device.arrivals import Arriving, ArrivingLoss
+    from holdfast.device.write_behind import WriteBehind
     from holdfast.embedding import EmbeddingBagCollection
 
 RecoveryMode = Literal["exact", "relaxed"]
@@ -69,11 +72,21 @@ def describe_medium(medium: str, level: str) -> str:
 @dataclass(frozen=True, slots=True)
 class DenseState:
     """A dense state on its way into a slot: JSON text, and (address, bytes, offset) of contiguous CPU tensors, which
-    the caller keeps alive and unchanged for the call."""
+    the caller keeps alive and unchanged for the call.
+
+    arriving: what has to come from a device still before all of it is there; it keeps the memory alive itself.
+    """
 
     structure: bytes
     tensors: list[tuple[int, int, int]]
     tensors_bytes: int
+    arriving: Sequence[Arriving] = ()
+
+    def wait(self) -> Self:
+        """Waits until it is there."""
+        for piece in self.arriving:
+            piece.wait()
+        return self
 
 
 class Pool:
@@ -136,6 +149,7 @@ class Pool:
         self._relaxed = recovery == "relaxed"
         self._trust_after_reboot = trust_after_reboot
         self._core: _core.Pool | None = None
+        self._behind: WriteBehind | None = None
         self.collections: list[EmbeddingBagCollection] = []
         if not self.is_new:
             self._open()
@@ -243,10 +257,34 @@ class Pool:
         """``process`` or ``power``: what a committed step survives."""
         return self.core.level
 
+    def write_behind(self) -> WriteBehind:
+        """The steps that a device is ahead of the pool; from the first call on commits go through it."""
+        if self._behind is None:
+            from holdfast.device.write_behind import WriteBehind
+
+            self._behind = WriteBehind(lambda: self.core, self._dense_interval)
+        return self._behind
+
     @property
     def step(self) -> int:
-        """The newest committed step."""
+        """The newest committed step; where rows are updated on a device, it may be on its way to the pool still."""
+        return self.core.step if self._behind is None else self._behind.step
+
+    @property
+    def retired_step(self) -> int:
+        """The newest step that the pool has."""
         return self.core.step
+
+    @property
+    def dense_due(self) -> bool:
+        """Whether the next commit wants the dense state."""
+        return self.core.dense_due if self._behind is None else self._behind.dense_due
+
+    @property
+    def commits_behind(self) -> bool:
+        """Whether steps are committed some time after `commit`: whatever is given to it must stay as it is until
+        then."""
+        return self._behind is not None
 
     @property
     def durable_step(self) -> int:
@@ -258,27 +296,52 @@ class Pool:
         """Relaxed recovery never goes below this step."""
         return self.core.rows_durable_step
 
-    def commit(self, cursor: int, dense: DenseState | None = None) -> int:
+    def commit(self, cursor: int, dense: DenseState | None = None, loss: ArrivingLoss | None = None) -> int:
         """Ends the step that is under way and returns its number, without waiting until it is durable.
 
-        cursor: samples consumed by committed steps. dense: the dense state at the end of the step.
+        cursor: samples consumed by committed steps. dense: the dense state at the end of the step. loss: the step does
+        not count where it is not finite.
+        Raises NonFiniteLoss: of this step, or where rows are updated on a device of an earlier one; the pool stays at
+        the step before that.
         """
-        if dense is None:
-            step = self.core.commit(cursor, None, [], 0)
+        if self._behind is not None:
+            step = self._behind.issue(cursor, dense, loss)
         else:
-            step = self.core.commit(cursor, dense.structure, dense.tensors, dense.tensors_bytes)
+            if loss is not None:
+                NonFiniteLoss.check(loss.value(), self.step + 1)
+            step = self._commit_now(cursor, dense)
         for collection in self.collections:
             collection.drop_gradients()
         return step
 
+    def _commit_now(self, cursor: int, dense: DenseState | None) -> int:
+        if dense is None:
+            return self.core.commit(cursor, None, [], 0)
+        return self.core.commit(cursor, dense.structure, dense.tensors, dense.tensors_bytes)
+
+    def retire(self) -> bool:
+        """Waits until the pool has one step more that a device is ahead of it; False where there is none."""
+        if not self._behind:
+            return False
+        self._behind.retire()
+        return True
+
+    def drain(self) -> None:
+        """Waits until the pool has every committed step: rows that were updated on a device have come back."""
+        while self.retire():
+            pass
+
     def flush(self) -> None:
         """Waits until every committed step is durable."""
+        self.drain()
         self.core.flush()
 
     def close(self) -> None:
         """Makes everything durable and marks the pool as cleanly closed. Safe to call twice."""
         if self._core is not None:
-            self._core.close()
+            with ExitStack() as stack:
+                stack.callback(self._core.close)
+                self.drain()
 
     def __enter__(self) -> Self:
         return self
@@ -288,7 +351,7 @@ class Pool:
     ) -> None:
         try:
             self.close()
-        except PoolError:
+        except HoldfastError:
             # The error that is on its way says more than that the pool could not be closed after it.
             if error is None:
                 raise

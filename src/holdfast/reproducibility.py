@@ -1,4 +1,4 @@
-"""What a process needs for PyTorch on the CPU to give the same bits in it as in every other. Imports no torch.
+"""What a process needs for PyTorch to give the same bits in it as in every other. Imports no torch.
 
 MKL, which PyTorch calls for float32 products, chooses among its paths by where operands lie in memory unless MKL_CBWR
 asks for a strict branch. It reads that variable once, at its first call in the process, and importing torch calls
@@ -11,6 +11,14 @@ offsets of 4 to 2112 bytes at the shapes of DLRM's layers, forward and both prod
 - oneDNN (all of bfloat16, and holdfast.models' float32 layers) does not depend on alignment, with or without it.
 - The strict branch costs nothing that could be measured. Its bits differ from the default's, so all processes of a run
   must have it, or none.
+
+On CUDA devices, by the documentation of cuBLAS, cuDNN and PyTorch:
+- cuBLAS splits some products over streams and workspaces of its own, and gives the same bits in every run only where
+  CUBLAS_WORKSPACE_CONFIG fixes their number and size. It is read once, at the first product on the device.
+- PyTorch has several kernels for some operators, and takes the deterministic ones where it is told to
+  (``torch.use_deterministic_algorithms``); cuDNN must not choose kernels by measuring them.
+- TF32 is the user's choice, and nothing here changes it. It changes every product's bits, so all processes of a run
+  must have made the same one (`device_settings`).
 """
 
 from __future__ import annotations
@@ -37,15 +45,78 @@ _MKL_FUNCTIONS = ("mkl_serv_cbwr_get", "MKL_CBWR_Get")
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
+_CUBLAS_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+_CUBLAS_FIXED = (":4096:8", ":16:8")  # the two under which NVIDIA promises the same bits; the second is slow
+
 _already_warned: set[str] = set()
 
 
 def prepare_environment() -> None:
-    """Sets MKL_CBWR where it is not set. In time at any moment before torch's first product: call it early.
+    """Sets MKL_CBWR and CUBLAS_WORKSPACE_CONFIG where they are not set. In time at any moment before torch's first
+    product: call it early.
 
-    A value that somebody chose stays; `check_environment` says if it does not suffice.
+    A value that somebody chose stays; `check_environment` and `prepare_device` say if it does not suffice.
     """
     os.environ.setdefault(_VARIABLE, _STRICT)
+    os.environ.setdefault(_CUBLAS_VARIABLE, _CUBLAS_FIXED[0])
+
+
+def prepare_device(device: Any, warn: bool = True) -> list[str]:
+    """Sets what PyTorch needs on `device` (a ``torch.device``) for the same bits in every process, as far as that can
+    still be set, and gives what stands in the way of it, as sentences that say what to do.
+
+    For the whole process: deterministic algorithms, cuDNN without benchmarking, CUBLAS_WORKSPACE_CONFIG where it is not
+    set. An operator that has no deterministic algorithm then raises RuntimeError. On the CPU nothing is to be set.
+    warn: also as RuntimeWarning, each only once in the life of the process.
+    """
+    if device.type != "cuda":
+        return []
+    torch: Any = sys.modules["torch"]
+    torch.use_deterministic_algorithms(True)
+    # It would fill every fresh tensor, in case something reads what it has not written: nothing here does.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.backends.cudnn.benchmark = False
+    problems = []
+    value = os.environ.get(_CUBLAS_VARIABLE)
+    advice = (
+        f"set {_CUBLAS_VARIABLE}={_CUBLAS_FIXED[0]} before the process starts, or call "
+        "holdfast.reproducibility.prepare_environment() before the first computation on the device"
+    )
+    if value is None:
+        os.environ[_CUBLAS_VARIABLE] = _CUBLAS_FIXED[0]
+        if torch.cuda.is_initialized():
+            problems.append(
+                f"{_CUBLAS_VARIABLE} was not set when CUDA was initialised, and cuBLAS may have been called since: "
+                f"training on {device} may end in other bits in another process; {advice}"
+            )
+    elif value not in _CUBLAS_FIXED:
+        problems.append(
+            f"{_CUBLAS_VARIABLE}={value} is none of the values under which cuBLAS gives the same bits "
+            f"({', '.join(_CUBLAS_FIXED)}): training on {device} may end in other bits in another process; {advice}"
+        )
+    if warn:
+        _warn_once(problems)
+    return problems
+
+
+def device_settings(device: Any) -> dict[str, Any]:
+    """What the bits of products on `device` (a ``torch.device``) depend on, and a run must not change between two of
+    its processes, as plain values by name: kind of device, versions, TF32, reductions in low precision. Empty on the
+    CPU.
+    """
+    if device.type != "cuda":
+        return {}
+    torch: Any = sys.modules["torch"]
+    matmul = torch.backends.cuda.matmul
+    return {
+        "device": torch.cuda.get_device_name(device),
+        "compute_capability": ".".join(map(str, torch.cuda.get_device_capability(device))),
+        "torch": torch.__version__.split("+")[0],
+        "cuda": torch.version.cuda or torch.version.hip,
+        "tf32": _uses_tf32(torch),
+        "reduced_precision_bf16": _plain(matmul.allow_bf16_reduced_precision_reduction),
+        "reduced_precision_fp16": _plain(matmul.allow_fp16_reduced_precision_reduction),
+    }
 
 
 def check_environment(warn: bool = True) -> list[str]:
@@ -72,10 +143,8 @@ def check_environment(warn: bool = True) -> list[str]:
             f"{_VARIABLE}={value} was set after MKL had read it, or MKL does not know it: float32 training may end in "
             f"other bits in another process; {_ADVICE}"
         )
-    for problem in problems:
-        if warn and problem not in _already_warned:
-            _already_warned.add(problem)
-            warnings.warn(problem, RuntimeWarning, stacklevel=2)
+    if warn:
+        _warn_once(problems)
     return problems
 
 
@@ -93,6 +162,29 @@ def keep_freed_memory() -> bool:
         return False
     largest_int = 2**31 - 1
     return bool(mallopt(_M_MMAP_THRESHOLD, 2**30)) and bool(mallopt(_M_TRIM_THRESHOLD, largest_int))
+
+
+def _warn_once(problems: list[str]) -> None:
+    """In the name of whoever called the function that found them."""
+    for problem in problems:
+        if problem not in _already_warned:
+            _already_warned.add(problem)
+            warnings.warn(problem, RuntimeWarning, stacklevel=3)
+
+
+def _uses_tf32(torch: Any) -> bool:
+    """Whether float32 products are computed in TF32. PyTorch 2.9 has a word for it, and forbids the older one once
+    somebody has used the new."""
+    matmul = torch.backends.cuda.matmul
+    if not hasattr(matmul, "fp32_precision"):
+        return bool(matmul.allow_tf32)
+    said = matmul.fp32_precision
+    return bool((torch.backends.fp32_precision if said == "none" else said) == "tf32")
+
+
+def _plain(value: Any) -> Any:
+    """Some versions of PyTorch say these as an enum's member or a tuple."""
+    return value if isinstance(value, bool) else str(value)
 
 
 def _mkl_is_strict(torch: Any) -> bool | None:

@@ -9,6 +9,7 @@ whatever value it has come to.
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,8 @@ from holdfast.data import (
     SyntheticSource,
     criteo_shape,
 )
+from holdfast.device.faults import open_device
+from holdfast.device.options import DeviceConfig
 from holdfast.embedding import EmbeddingBagCollection
 from holdfast.errors import ConfigError, StateError
 from holdfast.metrics import Evaluation
@@ -39,11 +42,13 @@ from holdfast.models.dlrm import DLRM
 from holdfast.optim import SGD, Adagrad, Adam, RowOptimizerSpec, RowWiseAdagrad, RowWiseAdam
 from holdfast.pool import Pool, RecoveryMode
 from holdfast.reading import ReadOnlyPool
+from holdfast.reproducibility import device_settings, prepare_device
 from holdfast.sharding.layout import check_num_shards
 from holdfast.tables import EmbeddingBagConfig
 from holdfast.train import TrainConfig, Trainer, evaluate_model
 
 _CONFIG = "extra['config']"  # where Checkpoint keeps it
+_DEVICE_SETTINGS = "device_settings"  # and in it, what a device's bits depend on
 
 # Fields that may differ from those that the pool was made with, and the sections all of whose fields may.
 CHANGEABLE = (
@@ -65,6 +70,8 @@ CHANGEABLE = (
     "pool.row_checksums",  # likewise
     "pool.scratchpad_bytes",
     "group.timeout",
+    "device",  # the pool does not care; the bits of the steps to come do
+    _DEVICE_SETTINGS,
     "train.steps",
     "train.epochs",
     "train.workers",
@@ -277,6 +284,7 @@ class RunConfig:
     pool: PoolConfig = field(default_factory=PoolConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     group: GroupConfig = field(default_factory=GroupConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
 
     def __post_init__(self) -> None:
         if self.model.bottom[-1] != self.embedding.dim:
@@ -378,6 +386,8 @@ def assemble(
 ) -> Trainer:
     """A Trainer whose `recover` has not run yet: model and optimizers have their initial values."""
     source = open_source(config.data)
+    device = open_device(config.device.kind)
+    prepare_device(device)
     seed_generators(config.train.seed)
     pool = Pool(
         directory,
@@ -393,10 +403,15 @@ def assemble(
     with ExitStack() as on_error:
         on_error.callback(pool.close)
         plain = to_plain(config)
+        if settings := device_settings(device):
+            plain[_DEVICE_SETTINGS] = settings
         saved = None if pool.is_new else saved_config(pool.core.dense_state())
         if saved is not None:
             refuse_changes(saved, plain)
-        rows = EmbeddingBagCollection(pool, config.embedding.tables(source.features), optimizer=config.embedding.spec())
+            _warn_of_another_device(saved, plain)
+        rows = EmbeddingBagCollection(
+            pool, config.embedding.tables(source.features), optimizer=config.embedding.spec(), device=config.device
+        )
         model, dense_optimizer = build_model(config, source, rows)
         trainer = Trainer(
             config.train,
@@ -405,6 +420,7 @@ def assemble(
             model=model,
             dense_optimizer=dense_optimizer,
             source=source,
+            device=config.device,
             extra={"config": plain},
             stopping=stopping,
         )
@@ -449,12 +465,25 @@ def saved_config(dense_state: tuple[bytes, bytes] | None) -> dict[str, Any] | No
 
 def refuse_changes(saved: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
     """ConfigError for the first field that differs and is not in CHANGEABLE."""
-    if "group" not in saved:  # of before there were groups
-        saved = {**saved, "group": plain["group"]}
+    saved = {**{section: plain[section] for section in ("group", "device")}, **saved}  # of before there were these
     for line in differences(saved, plain):
         name = line.partition(":")[0]
         if not any(name == allowed or name.startswith(f"{allowed}.") for allowed in CHANGEABLE):
             raise ConfigError(f"{line}, but a pool cannot change that: go back to the old value, or start a new pool")
+
+
+def _warn_of_another_device(saved: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
+    def of(tree: Mapping[str, Any]) -> dict[str, Any]:
+        decides = {name: value for name, value in tree["device"].items() if name != "scratchpad_bytes"}
+        return {"device": decides, _DEVICE_SETTINGS: tree.get(_DEVICE_SETTINGS, {})}
+
+    if "device" in saved and (changes := differences(of(saved), of(plain))):
+        warnings.warn(
+            f"{changes[0]}: the run goes on where it was, but not with the bits that it would have had without that "
+            f"({len(changes)} {'setting differs' if len(changes) == 1 else 'settings differ'})",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 class Optimized(Protocol):

@@ -1,8 +1,9 @@
 """The trace of a run: what ran when, as trace events for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 - Thread `main`: the verbs of every step, `wait for loader` in plan's place, and every `evaluation`. The loader's
-  threads: `plan`. All of them complete events with args ``{"step"}``. With train.capture_ahead a step also
-  captures the next step's rows, as `capture ahead`; its args name the step in which it ran.
+  threads: `plan`. Where rows are updated on a device: what its queues did, as threads of their names, by the device's
+  clock. All of them complete events with args ``{"step"}``. With train.capture_ahead a step also captures the next
+  step's rows, as `capture ahead`; its args name the step in which it ran.
 - Counters, at the end of every step: `durable lag` (step - durable_step) and `log free` (bytes of the undo log).
 
 Like the metrics file it reads like one run without a break, every step once: a run that resumes at step s cuts off
@@ -86,9 +87,13 @@ class TraceFile:
             ended = began + ms * 1e-3
             verbs.append(self._complete(EVENT_NAMES.get(stage, stage), report.step, began, ended, _MAIN))
             began = ended
+        work = []
+        for name, span in report.device.items():
+            queue = self._threads.get(span.thread) or self._name_thread(span.thread)
+            work.append(self._complete(name, report.step, span.began, span.ended, queue))
         lag = self._counter("durable lag", "steps", began, report.step - report.durable_step)
         free = self._counter("log free", "bytes", began, report.log_bytes_free)
-        self._add("".join((lag, free, plan, *verbs)), began)
+        self._add("".join((lag, free, plan, *work, *verbs)), began)
 
     def evaluation(self, step: int, evaluation: Evaluation, *, began: float, is_end: bool) -> None:
         ended = time.perf_counter()

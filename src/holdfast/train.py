@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
 
@@ -22,11 +22,17 @@ from holdfast.batch import Batch
 from holdfast.data.loader import Loader
 from holdfast.data.source import Source
 from holdfast.dense import Checkpoint
-from holdfast.embedding import EmbeddingBagCollection, PlannedFeatures, clip_grad_norm_
+from holdfast.device.arrivals import ArrivingLoss
+from holdfast.device.dense_part import DenseOptions, DensePart
+from holdfast.device.faults import device_errors
+from holdfast.device.options import DeviceConfig
+from holdfast.device.queues import Clock, Work, current_queue, new_queue, sent
+from holdfast.embedding import EmbeddingBagCollection, clip_grad_norm_
 from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss
 from holdfast.metrics import Evaluation, ScoreCollector
 from holdfast.models.dlrm import DLRM
 from holdfast.pool import Pool
+from holdfast.row_access import Captured, PlannedFeatures
 
 Item = TypeVar("Item")
 
@@ -57,12 +63,12 @@ class TrainConfig:
     capture_ahead: bool = False
 
     def __post_init__(self) -> None:
-        for field in ("batch_size", "epochs", "workers", "prefetch", "eval_batch_size"):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"train.{field} = {getattr(self, field)}; it must be at least 1")
-        for field in ("steps", "eval_every", "window"):
-            if (value := getattr(self, field)) is not None and value < 0:
-                raise ConfigError(f"train.{field} = {value}; it must not be negative")
+        for name in ("batch_size", "epochs", "workers", "prefetch", "eval_batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"train.{name} = {getattr(self, name)}; it must be at least 1")
+        for name in ("steps", "eval_every", "window"):
+            if (value := getattr(self, name)) is not None and value < 0:
+                raise ConfigError(f"train.{name} = {value}; it must not be negative")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"train.seed = {self.seed}; it must lie in [0, 2**63)")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0.0:
@@ -85,7 +91,8 @@ class StepReport:
     began: when, in seconds of ``time.perf_counter``. stage_ms: wall time of each verb, one after the other from there;
     plan is the wait for the loader, which plans ahead, and planning is when it did. logged_bytes: what the step wrote
     to the log; log_bytes_free: what the log has left after commit. traffic: rows and bytes of this step and of what ran
-    beside it, where rows come through a scratchpad (names as in core/row_backend.h).
+    beside it, where rows come through a scratchpad (names as in core/row_backend.h; of a device's, device_...).
+    device: when the device did what of this step, by its own clock; where rows are updated there.
     """
 
     step: int
@@ -98,9 +105,11 @@ class StepReport:
     logged_bytes: int
     log_bytes_free: int
     traffic: dict[str, float] | None = None
+    device: dict[str, Span] = field(default_factory=dict)
 
 
-_STANDING = ("index_entries", "index_bytes", "scratchpad_rows")  # how much there is, not how much was done
+# How much there is, not how much was done.
+_STANDING = ("index_entries", "index_bytes", "scratchpad_rows", "device_slots")
 
 
 def traffic_since(before: dict[str, float] | None, after: dict[str, float] | None) -> dict[str, float] | None:
@@ -157,10 +166,36 @@ def _plan(rows: EmbeddingBagCollection, batch: Batch) -> tuple[PlannedFeatures, 
     return planned, Span(threading.current_thread().name, began, time.perf_counter())
 
 
+@dataclass(frozen=True, slots=True)
+class _Upcoming:
+    """A batch that was taken from the loader; dense and labels are on the device, or on their way."""
+
+    batch: Batch
+    planned: PlannedFeatures
+    planning: Span
+    dense: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Issued:
+    """A step that the pool may not have yet."""
+
+    step: int
+    samples: int
+    loss: ArrivingLoss
+    watch: Stopwatch
+    planning: Span
+    work: list[Work]
+    captured: Captured
+    traffic: dict[str, float] | None
+
+
 class Trainer:
     """A model, its pool and its data, ready to step. Context manager: closes loader and pool.
 
-    stopping: asked between two steps; where it says so, training ends there, and `stopped` is set.
+    device: as the collection `rows` was made with. stopping: asked between two steps; where it says so, training ends
+    there, and `stopped` is set.
     """
 
     speaks = True  # of the run, on the terminal and in files
@@ -175,6 +210,7 @@ class Trainer:
         model: DLRM,
         dense_optimizer: torch.optim.Optimizer,
         source: Source,
+        device: DeviceConfig | None = None,
         extra: dict[str, object] | None = None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -183,12 +219,24 @@ class Trainer:
         self.rows = rows
         self.model = model
         self.dense_optimizer = dense_optimizer
+        device = device or DeviceConfig()
+        self._relaxed_lookup = device.relaxed_lookup
+        self._dense = DensePart(
+            model,
+            dense_optimizer,
+            rows.device,
+            DenseOptions(bf16=config.bf16, compile=device.compile, graphs=device.graphs),
+            batch_size=config.batch_size,
+        )
+        self._clock = Clock(rows.device)
+        self._to_device = new_queue(rows.device)
         self.loader: Loader[_Planned] = make_loader(source, config, lambda batch: _plan(rows, batch))
         self.checkpoint = Checkpoint(pool, model=model, optimizer=dense_optimizer, loader=self.loader, extra=extra)
         self.stopped = False
         self._stopping = stopping
-        self._loss = nn.BCEWithLogitsLoss()
-        self._upcoming: deque[_Planned] = deque()
+        self._upcoming: deque[_Upcoming] = deque()
+        self._issued: deque[_Issued] = deque()
+        self._before: PlannedFeatures | None = None  # of the step before the first of this life
 
     @property
     def last_step(self) -> int:
@@ -197,80 +245,135 @@ class Trainer:
 
     def recover(self) -> int:
         """The recover verb's second half: the pool has rolled its rows back when it was opened; now the dense state."""
-        return self.checkpoint.resume()
+        step = self.checkpoint.resume()
+        if self._relaxed_lookup and step > 0:
+            # How a relaxed lookup splits its sums is decided by the batch before, too.
+            cursor = self.loader.samples
+            self.loader.seek(cursor - self.config.batch_size)
+            _, (self._before, _) = next(self.loader)
+            self.loader.seek(cursor)
+        return step
 
     def steps(self) -> Iterator[StepReport]:
-        """Trains to the last step, or until `stopping` says so; yields after every commit.
+        """Trains to the last step, or until `stopping` says so; yields when the pool has a step, in order.
 
+        On a device it may have begun later steps by then; but where an evaluation is due after a step it has not.
         Raises NonFiniteLoss, and the pool stays where it was."""
         while self.pool.step < self.last_step:
             if self._stopping():
                 self.stopped = True
-                return
-            yield self._step()
+                break
+            self._issued.append(self._step())
+            yield from self._retired()
+            if self.config.eval_every and self.pool.step % self.config.eval_every == 0:
+                yield from self._retire_all()
+        yield from self._retire_all()
 
     def flush(self) -> None:
         """Makes the newest step durable, its dense state included, whatever the dense interval; waits for it."""
         self.checkpoint.flush()
 
-    def _step(self) -> StepReport:
+    def _step(self) -> _Issued:
         watch = Stopwatch()
-        traffic_before = self.pool.core.traffic()
-        batch, (planned, planning) = self._take()  # plan
+        traffic_before = self._traffic()
+        current = self._take()  # plan
         watch.lap("plan")
-        capture = self.rows.capture(planned)
-        watch.lap("capture")
-        pooled = self.rows.lookup(capture, planned)
-        watch.lap("lookup")
-        if self.config.capture_ahead and self._upcoming:
-            self.rows.capture_ahead(self._upcoming[0][1][0])
-            watch.lap("capture_ahead")
-        loss = self._train(batch, pooled)
-        watch.lap("train")
-        self.rows.optimizer.step()  # update
-        watch.lap("update")
-        step = self.checkpoint.commit(batch.first_sample + batch.size)
-        watch.lap("commit")
-        return StepReport(
+        if self._before is not None:
+            self.rows.lookup_ahead(current.planned, self._before)
+            self._before = None
+        bottom = None
+        with device_errors(f"step {self.pool.step + 1}", step=lambda: self.pool.retired_step):
+            if self.rows.device.type != "cpu":
+                bottom = self._dense.forward_bottom(current.dense)  # computes while rows are looked up
+                watch.lap("train")
+            capture = self.rows.capture(current.planned)
+            watch.lap("capture")
+            pooled = self.rows.lookup(capture, current.planned)
+            watch.lap("lookup")
+            if self.config.capture_ahead and self._upcoming:
+                self.rows.capture_ahead(self._upcoming[0].planned)
+                watch.lap("capture_ahead")
+            queue = current_queue(self.rows.device)
+            began = queue.mark(timed=True)
+            loss = self._dense.train(
+                current.dense if bottom is None else bottom, current.labels, pooled, before_step=self._before_step
+            )
+            trained = Work("train", "device", began, queue.mark(timed=True))
+            arriving = ArrivingLoss(loss)
+            watch.lap("train")
+            if self._relaxed_lookup and self._upcoming:
+                self.rows.lookup_ahead(self._upcoming[0].planned, current.planned)
+                watch.lap("lookup_ahead")
+            if not self.pool.commits_behind:
+                NonFiniteLoss.check(arriving.value(), self.pool.step + 1)
+                watch.lap("train")
+            self.rows.optimizer.step()  # update
+            watch.lap("update")
+            step = self.checkpoint.commit_with(current.batch.first_sample + current.batch.size, arriving)
+            watch.lap("commit")
+        return _Issued(
             step=step,
-            durable_step=self.pool.durable_step,
-            loss=loss,
-            samples=batch.size,
-            began=watch.began,
-            stage_ms=watch.stage_ms,
-            planning=planning,
-            logged_bytes=capture.bytes,
-            log_bytes_free=self.pool.core.log_bytes_free,
-            traffic=traffic_since(traffic_before, self.pool.core.traffic()),
+            samples=current.batch.size,
+            loss=arriving,
+            watch=watch,
+            planning=current.planning,
+            work=[trained, *self.rows.work_of(capture)] if self.pool.commits_behind else [],
+            captured=capture,
+            traffic=traffic_since(traffic_before, self._traffic()),
         )
 
-    def _take(self) -> _Planned:
+    def _retire_all(self) -> Iterator[StepReport]:
+        while self.pool.retire():
+            yield from self._retired()
+
+    def _retired(self) -> Iterator[StepReport]:
+        """Of the issued steps, those that the pool has."""
+        while self._issued and self._issued[0].step <= self.pool.retired_step:
+            issued = self._issued.popleft()
+            yield StepReport(
+                step=issued.step,
+                durable_step=self.pool.durable_step,
+                loss=issued.loss.value(),
+                samples=issued.samples,
+                began=issued.watch.began,
+                stage_ms=issued.watch.stage_ms,
+                planning=issued.planning,
+                logged_bytes=issued.captured.bytes,
+                log_bytes_free=self.pool.core.log_bytes_free,
+                traffic=issued.traffic,
+                device={
+                    work.name: Span(work.queue, self._clock.began(work), self._clock.ended(work))
+                    for work in issued.work
+                },
+            )
+
+    def _traffic(self) -> dict[str, float] | None:
+        """Of the pool's scratchpad and of the device's."""
+        of_pool, of_device = self.pool.core.traffic(), self.rows.traffic()
+        if of_pool is None and not of_device:
+            return None
+        return {**(of_pool or {}), **of_device}
+
+    def _take(self) -> _Upcoming:
         """The next batch. The ones after it, as far as the window goes, are taken from the loader and announced."""
-        looks_forward = self.pool.looks_forward and self.config.window > 0
-        wanted = self.config.window if looks_forward else 2 if self.config.capture_ahead else 1
+        looks_forward = self.rows.looks_forward and self.config.window > 0
+        wanted = self.config.window if looks_forward else 1
+        if self.config.capture_ahead or self._relaxed_lookup:
+            wanted = max(wanted, 2)
         while len(self._upcoming) < min(wanted, self.last_step - self.pool.step):
-            self._upcoming.append(next(self.loader))
+            batch, (planned, planning) = next(self.loader)
+            dense, labels = (sent(t, self.rows.device, self._to_device) for t in (batch.dense, batch.labels))
+            self._upcoming.append(_Upcoming(batch, planned, planning, dense, labels))
             if looks_forward:
-                self.rows.announce(self._upcoming[-1][1][0])
+                self.rows.announce(planned)
         return self._upcoming.popleft()
 
-    def _train(self, batch: Batch, pooled: Tensor) -> float:
-        """Forward, backward and the dense optimizer's step. Rows' gradients stay with the collection."""
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.config.bf16):
-            logits = self.model.from_pooled(batch.dense, pooled)
-        loss = self._loss(logits.float(), batch.labels)
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise NonFiniteLoss(
-                f"the loss of step {self.pool.step + 1} is {value}: nothing was updated, the pool stays at step "
-                f"{self.pool.step}; lower the learning rate or set train.max_grad_norm"
-            )
-        self.dense_optimizer.zero_grad()
-        loss.backward()
+    def _before_step(self, loss: Tensor) -> None:
+        """All gradients are there, and nothing is updated."""
+        if loss.device.type == "cpu":
+            NonFiniteLoss.check(float(loss), self.pool.step + 1)
         if self.config.max_grad_norm is not None:
             clip_grad_norm_(self.model.parameters(), self.rows, self.config.max_grad_norm)
-        self.dense_optimizer.step()
-        return value
 
     def evaluate(self, source: Source, on_batch: Callable[[int], None] | None = None) -> Evaluation:
         """AUC and log-loss over all of `source`. Leaves no trace: no log, no row, no random number.
@@ -312,15 +415,17 @@ class Trainer:
 def evaluate_model(
     model: nn.Module, source: Source, config: TrainConfig, on_batch: Callable[[int], None] | None = None
 ) -> Evaluation:
-    """AUC and log-loss of a model over all of `source`. on_batch: told the samples of every batch that is done."""
+    """AUC and log-loss of a model, wherever it is, over all of `source`. on_batch: told the samples of every batch that
+    is done."""
     was_training = model.training
+    device = next(model.parameters()).device
     model.eval()
     scores = ScoreCollector()
     try:
         with Loader(source, batch_size=config.eval_batch_size, seed=0) as loader:
             for batch in loader.once():
-                with torch.autocast("cpu", torch.bfloat16, enabled=config.bf16):
-                    logits = model(batch.dense, batch.features)
+                with torch.autocast(device.type, torch.bfloat16, enabled=config.bf16):
+                    logits = model(batch.dense.to(device), batch.features)
                 scores.add(logits, batch.labels)
                 if on_batch is not None:
                     on_batch(batch.size)

@@ -24,7 +24,18 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "skipped_steps": {"skip_every": 3, "optimizer": "adagrad", "dense_interval": 2},
     "captured_ahead_dense_every_4_steps": {"capture_ahead": True, "dense_interval": 4, "dtype": "fp16"},
     "row_checksums": {"row_checksums": True, "capture_ahead": True, "dense_interval": 2, "optimizer": "adam"},
+    "in_slots": {"way": "scratchpad", "window": 3, "slot_bytes": 12_000},
+    "in_slots_of_a_direct_device": {"way": "direct", "window": 2, "dense_interval": 3, "optimizer": "adam"},
+    "in_slots_bf16_skipped_steps": {
+        "way": "scratchpad",
+        "window": 2,
+        "dtype": "bf16",
+        "optimizer": "rowwise_adam",
+        "skip_every": 3,
+        "row_checksums": True,
+    },
     "row_log": {"medium": "block", "log_bytes": 1 << 20},
+    "row_log_in_slots": {**IN_A_SMALL_ROW_LOG, "way": "scratchpad", "steps": 12, "slot_bytes": 12_000},
     "row_log_of_seven_records": {**IN_A_SMALL_ROW_LOG, "steps": 16},
     "row_log_dense_every_3_steps": {**IN_A_SMALL_ROW_LOG, "steps": 14, "dense_interval": 3, "log_bytes": 80 << 10},
     "row_log_micro_batches_skipped_steps": {
@@ -50,7 +61,7 @@ def directory() -> Iterator[Path]:
 
 def in_place(options: dict[str, Any]) -> dict[str, Any]:
     """The same run with its rows in place, which ends with the same digest."""
-    return {**options, "medium": "memory", "log_bytes": None, "window": 0}
+    return {**options, "medium": "memory", "log_bytes": None, "window": 0, "slot_bytes": None}
 
 
 class Reference:

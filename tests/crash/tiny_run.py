@@ -20,11 +20,13 @@ from holdfast import _core
 from holdfast.batch import Batch
 from holdfast.data import Loader, SyntheticConfig, SyntheticSource
 from holdfast.dense import Checkpoint
-from holdfast.embedding import EmbeddingBagCollection, PlannedFeatures
+from holdfast.device.options import DeviceConfig
+from holdfast.embedding import EmbeddingBagCollection
 from holdfast.errors import PoolError
 from holdfast.models import DLRM
 from holdfast.optim import SGD, Adagrad, Adam, RowOptimizerSpec, RowWiseAdagrad, RowWiseAdam
 from holdfast.pool import Pool
+from holdfast.row_access import PlannedFeatures
 from holdfast.state_tree import rng_state, set_rng_state
 from holdfast.tables import EmbeddingBagConfig
 
@@ -42,7 +44,8 @@ DIM = 8
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """One run. window: batches whose rows are announced, the current one included. lr_change: (step, factor): from that
-    step on learning rates are multiplied by factor. put_back: see DensePart."""
+    step on learning rates are multiplied by factor. put_back: see DensePart. way, slot_bytes: DeviceConfig's rows and
+    scratchpad_bytes, on the processor."""
 
     steps: int = 8
     batch_size: int = 24
@@ -62,6 +65,8 @@ class Options:
     medium: str = "memory"
     trust_after_reboot: bool = False
     row_checksums: bool = False
+    way: str = "near_memory"
+    slot_bytes: int | None = None
 
 
 class Watch:
@@ -117,6 +122,7 @@ class TinyRun:
                 for i, count in enumerate(ROWS)
             ],
             optimizer=ROW_OPTIMIZERS[options.optimizer](lr=0.05),
+            device=DeviceConfig(rows=options.way, scratchpad_bytes=options.slot_bytes),  # type: ignore[arg-type]
         )
         self.model = DLRM(
             embeddings=self.rows, num_dense=4, embedding_dim=DIM, num_features=len(ROWS), bottom=[16, DIM], top=[12, 1]

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from holdfast import Adam, Checkpoint, EmbeddingBagCollection, Pool, _core
 from holdfast.digest import digest_pool
-from holdfast.embedding import PlannedFeatures
 from holdfast.optim import RowOptimizerSpec, RowWiseAdagrad
+from holdfast.row_access import PlannedFeatures
 from twin import jagged, random_bags, table
 
 SAMPLES = 8

@@ -189,7 +189,8 @@ def _onednn_linear_serves(x: Tensor) -> bool:
         and x.dtype == torch.float32
         and x.numel() > 0  # oneDNN has no empty products
         and not torch.is_autocast_enabled("cpu")
-        and torch.backends.mkldnn.enabled
+        and bool(torch.backends.mkldnn.enabled)
+        and not torch.compiler.is_compiling()  # TorchInductor does not compile this operator, and chooses for itself
     )
 
 

@@ -26,12 +26,13 @@ from torch import nn
 
 from holdfast.batch import JaggedFeatures
 from holdfast.dense import Checkpoint
-from holdfast.embedding import EmbeddingBagCollection, PlannedFeatures
+from holdfast.embedding import EmbeddingBagCollection
 from holdfast.observe import Advance
 from holdfast.placement.host import Host, StoreKind
 from holdfast.placement.row_costs import VERBS, RowCosts
 from holdfast.placement.thread_time import thread_seconds
 from holdfast.pool import Pool
+from holdfast.row_access import PlannedFeatures
 from holdfast.tables import EmbeddingBagConfig
 
 _NUM_TABLES = 8

@@ -122,14 +122,15 @@ class ShardedRows:
 
     # RowOptimizer's.
 
-    def update_rows(self, **hyperparameters: float) -> None:
+    def update_rows(self, *, gradient_scale: Tensor, **hyperparameters: float) -> None:
         """The update verb, as ``optimizer.step()`` calls it."""
         if self._member is None or not self._gradients:
             return
+        scale = float(gradient_scale)
         if self._summed is not None:
-            self._member.update_summed(self._summed, **hyperparameters)
+            self._member.update_summed(self._summed, gradient_scale=scale, **hyperparameters)
         else:
-            self._member.update(self._gradients, **hyperparameters)
+            self._member.update(self._gradients, gradient_scale=scale, **hyperparameters)
         self.drop_gradients()
 
     def drop_gradients(self) -> None:

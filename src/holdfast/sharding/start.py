@@ -15,6 +15,7 @@ import torch
 
 from holdfast.config import differences, to_plain
 from holdfast.data import Source
+from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError, HoldfastError, PoolNotFound
 from holdfast.optim import OPTIMIZERS
 from holdfast.pool import default_scratchpad_bytes
@@ -60,6 +61,11 @@ def open_group_trainer(
     timings = _Timings()
     try:
         _check_same_everywhere(group, config)
+        if config.device != DeviceConfig():
+            raise ConfigError(
+                f"device.kind = {config.device.kind!r}, device.rows = {config.device.rows!r}: several ranks train on "
+                "their processors alone yet; leave [device] out, or train with one process"
+            )
         source = group.all_or_none(lambda: source or open_source(config.data), "the data")
         seed_generators(config.train.seed)
         with ExitStack() as on_error:

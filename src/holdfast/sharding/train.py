@@ -234,11 +234,7 @@ class GroupTrainer:
         if batch.size != self.config.batch_size:
             loss = loss * (batch.size / self.config.batch_size)
         value = float(loss.detach())
-        if not math.isfinite(value):
-            raise NonFiniteLoss(
-                f"the loss of step {self.group.step} is {value}: nothing was updated, the pool stays at step "
-                f"{self.pool.step}; lower the learning rate or set train.max_grad_norm"
-            )
+        NonFiniteLoss.check(value, self.group.step)
         self.dense_optimizer.zero_grad()
         loss.backward()
         assert pooled.grad is not None

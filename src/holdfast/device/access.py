@@ -1,0 +1,62 @@
+"""Which way a collection reaches its rows: what DeviceConfig asks for, as far as pool and device allow it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+
+from holdfast import _core
+from holdfast.device.faults import open_device
+from holdfast.device.options import DeviceConfig
+from holdfast.near_memory import NearMemoryRows
+from holdfast.pool import Pool, default_scratchpad_bytes
+from holdfast.row_access import RowAccess
+
+_SHARE_OF_FREE = 0.5  # the rest is for batches on their way, the dense part and its activations
+
+
+def open_access(
+    pool: Pool,
+    collection: _core.Collection,
+    numbers: Sequence[int],
+    features: Sequence[tuple[str, int]],
+    config: DeviceConfig,
+) -> RowAccess:
+    """numbers, features: of the collection's tables, as _core.Pool.collection takes them.
+
+    Raises ConfigError, OutOfDeviceMemory.
+    """
+    device = open_device(config.kind)
+    if config.way == "near_memory":
+        return NearMemoryRows(pool, device)
+    # Kernels and their compiler are imported by those who use them.
+    from holdfast.device.home_mapping import HomeMapping
+    from holdfast.device.slot_rows import SlotRows
+
+    mapping = HomeMapping(pool, numbers, device) if config.way == "direct" else None
+    if mapping is not None and mapping.refusal:
+        warnings.warn(
+            f"device.rows = 'direct': {pool.directory}: {mapping.refusal}; rows go through staging instead, as with "
+            "'scratchpad'",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        mapping = None
+    return SlotRows(
+        pool,
+        collection,
+        numbers,
+        features,
+        device=device,
+        num_bytes=config.scratchpad_bytes or _default_bytes(device),
+        mapping=mapping,
+    )
+
+
+def _default_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return default_scratchpad_bytes()
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free * _SHARE_OF_FREE)

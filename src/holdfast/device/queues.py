@@ -1,0 +1,184 @@
+"""Queues of work on a device, and marks in them: CUDA's streams and events.
+
+Invariants
+- Work that is begun in a queue runs in the order in which it is begun; between queues only marks put it in order.
+- On the processor whatever is begun is done: a queue is no more than a place to say so, and its marks hold no wait.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+import torch
+
+
+class Mark(Protocol):
+    """A moment in a queue's work."""
+
+    def wait(self) -> None:
+        """Waits, in this thread, until the queue has come here."""
+
+    def reached(self) -> bool:
+        """Whether the queue has come here."""
+
+    def seconds_since(self, earlier: Mark) -> float:
+        """The time between two marks that were reached; both timed, and of one device."""
+
+
+class Queue(Protocol):
+    """Work of one device, in order. Context manager: what torch is asked for inside is begun in this queue."""
+
+    def mark(self, *, timed: bool = False) -> Mark: ...
+    def follow(self, mark: Mark) -> None:
+        """What is begun here from now on runs after `mark`, of any queue of the device."""
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """`tensor`, made in another queue, is used in this one: its memory is not given away before that is done."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def new_queue(device: torch.device) -> Queue:
+    """A queue beside the one that torch's work goes to by default."""
+    if device.type != "cuda":
+        return _Now()
+    return _Stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+
+def current_queue(device: torch.device) -> Queue:
+    """Where torch's work goes now."""
+    return _Stream(torch.cuda.current_stream(device)) if device.type == "cuda" else _Now()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Something that a queue did, from one mark to another, both timed. queue: the name under which it is shown."""
+
+    name: str
+    queue: str
+    began: Mark
+    ended: Mark
+
+
+class Clock:
+    """Tells when work ran, in seconds of ``time.perf_counter``. Waits for the device once, when it is made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._base = current_queue(device).mark(timed=True)
+        self._base.wait()
+        self._base_seconds = time.perf_counter()
+
+    def began(self, work: Work) -> float:
+        """work: done."""
+        return self._base_seconds + work.began.seconds_since(self._base)
+
+    def ended(self, work: Work) -> float:
+        return self._base_seconds + work.ended.seconds_since(self._base)
+
+
+def sent(tensor: torch.Tensor, device: torch.device, queue: Queue) -> torch.Tensor:
+    """A host's tensor on `device`, on its way in `queue` beside what the device is doing; what is begun after this in
+    the current queue finds it there. Page-locked memory makes that so; other is copied into such first."""
+    if device.type == "cpu":
+        return tensor
+    if not tensor.is_pinned():
+        tensor = tensor.pin_memory()
+    now = current_queue(device)
+    with queue:
+        there = tensor.to(device, non_blocking=True)
+        mark = queue.mark()
+    now.follow(mark)
+    now.keep(there)
+    return there
+
+
+def host_empty(num_bytes: int, device: torch.device) -> torch.Tensor:
+    """uint8 ``[num_bytes]`` on the host, page-locked where `device` wants that: copies then run beside computation.
+
+    torch keeps page-locked memory that was freed, and gives it out again once the copies that used it are done.
+    """
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+
+class _Stream:
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._entered: list[torch.cuda.StreamContext] = []
+
+    def mark(self, *, timed: bool = False) -> Mark:
+        event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return _Event(event)
+
+    def follow(self, mark: Mark) -> None:
+        assert isinstance(mark, _Event)
+        self._stream.wait_event(mark.event)
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        tensor.record_stream(self._stream)
+
+    def __enter__(self) -> Self:
+        context = torch.cuda.stream(self._stream)
+        context.__enter__()  # type: ignore[no-untyped-call]
+        self._entered.append(context)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered.pop().__exit__(kind, error, trace)
+
+
+class _Event:
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self.event = event
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+    def reached(self) -> bool:
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
+
+    def seconds_since(self, earlier: Mark) -> float:
+        assert isinstance(earlier, _Event)
+        return float(earlier.event.elapsed_time(self.event)) * 1e-3
+
+
+class _Now:
+    def mark(self, *, timed: bool = False) -> Mark:
+        return _Moment()
+
+    def follow(self, mark: Mark) -> None:
+        pass
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+class _Moment:
+    def __init__(self) -> None:
+        self.at = time.perf_counter()
+
+    def wait(self) -> None:
+        pass
+
+    def reached(self) -> bool:
+        return True
+
+    def seconds_since(self, earlier: Mark) -> float:
+        assert isinstance(earlier, _Moment)
+        return self.at - earlier.at

@@ -1,0 +1,491 @@
+"""Rows in slots of the device's memory: the scratchpad of an accelerator.
+
+    announce: plan → slots → missing rows read from the pool → copied over, and into their slots
+    lookup, update: on the device, in the slots; the updated rows start on their way back
+    retire (write_behind.py): the pool gets them
+
+Invariants
+- When a batch is captured every one of its rows has a slot, and the bytes of those that were missing are ordered before
+  its lookup: in the train stage a miss is impossible.
+- A slot is written by the arrival of its row, and by updates; never while an earlier step on the device may still read
+  it as another row's: it is held until that step is retired.
+- The numbers do not depend on which slot a row has, on how many there are, or on the window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast import _core
+from holdfast.device import kernels
+from holdfast.device.arrivals import Arriving
+from holdfast.device.faults import device_errors
+from holdfast.device.home_mapping import HomeMapping
+from holdfast.device.queues import Mark, Queue, Work, current_queue, host_empty, new_queue
+from holdfast.errors import StepError
+from holdfast.pool import Pool
+from holdfast.reading import layout_of
+from holdfast.row_access import PlannedFeatures
+from holdfast.tables import TORCH_DTYPES
+
+_ARRAY_DTYPES = {
+    "rows": torch.int64,
+    "gradient_scale": torch.float32,
+    "lookup_scale": torch.float32,
+}  # of what an Admission packs; any other is int32
+
+COMPUTING = "device"  # names of queues, as a trace shows them
+_ROWS_IN = "device, rows in"
+_ROWS_BACK = "device, rows back"
+
+
+class SlotRows:
+    """See row_access.RowAccess.
+
+    numbers: of the collection's tables in the pool. num_bytes: of device memory for rows and their state.
+    mapping: where the device reads the pool's own memory (the direct way).
+
+    Raises OutOfDeviceMemory; WindowTooLarge, where one batch has more rows than there is room for.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        collection: _core.Collection,
+        numbers: Sequence[int],
+        features: Sequence[tuple[str, int]],
+        *,
+        device: torch.device,
+        num_bytes: int,
+        mapping: HomeMapping | None = None,
+    ) -> None:
+        self.device = device
+        self._pool = pool
+        self._behind = pool.write_behind()
+        self._mapping = mapping
+        specs = [pool.core.tables[number] for number in numbers]
+        alike: dict[tuple[int, int, int], list[int]] = {}
+        for table, spec in enumerate(specs):
+            alike.setdefault((spec.embedding_dim, spec.dtype, spec.pooling), []).append(table)
+        wanted = [sum(_row_bytes(specs[t]) * specs[t].num_embeddings for t in tables) for tables in alike.values()]
+        share = min(1.0, num_bytes / sum(wanted))
+        with device_errors("the scratchpad", bytes_wanted=math.ceil(share * sum(wanted))):
+            self._groups = [
+                _Group(
+                    collection,
+                    tables,
+                    [specs[t] for t in tables],
+                    [f for f, (_, table) in enumerate(features) if table in tables],
+                    num_slots=max(1, int(share * bytes_wanted) // _row_bytes(specs[tables[0]])),
+                    keep=mapping is None,
+                    device=device,
+                )
+                for tables, bytes_wanted in zip(alike.values(), wanted, strict=True)
+            ]
+        # Of the columns of pooled vectors; with 4 they are read and written 16 bytes at a time.
+        self._alignment = math.gcd(4, *(spec.embedding_dim for spec in specs))
+        self._seed = int(pool.core.header["seed"])
+        self._to_device = new_queue(device)
+        self._to_host = new_queue(device)
+        self._waiting: deque[PlannedFeatures] = deque()  # announced, and without slots yet
+        self._arriving: dict[int, SlotBatch] = {}  # by id of the plan
+        self._captured: list[SlotBatch] = []  # of the step that is under way
+        self._gradients: list[tuple[SlotBatch, Tensor]] = []
+        self._sums: list[Tensor] | None = None
+        self._updated: _Returning | None = None
+        self._num_delayed = 0
+        self._bytes_in = 0
+        self._bytes_out = 0
+        self._behind.add(self)
+
+    @property
+    def num_slots(self) -> int:
+        return sum(group.directory.num_slots for group in self._groups)
+
+    # Before a batch's step.
+
+    @property
+    def looks_forward(self) -> bool:
+        return True
+
+    def announce(self, planned: PlannedFeatures) -> None:
+        if self._pool.looks_forward:
+            self._pool.core.announce(planned.plan)
+        self._waiting.append(planned)
+        self._admit_waiting()
+
+    def _admit_waiting(self) -> None:
+        while self._waiting:
+            batch = self._admit(self._waiting[0])
+            if batch is None:
+                return
+            self._arriving[id(self._waiting.popleft().plan)] = batch
+
+    def _admit(self, planned: PlannedFeatures) -> SlotBatch | None:
+        """None where there is no room before a step is retired."""
+        admissions: list[_core.Admission] = []
+        for group in self._groups:
+            admission = group.directory.admit(planned.plan)
+            if admission is None:
+                for earlier, held in zip(self._groups, admissions, strict=False):
+                    earlier.directory.forget(held)
+                return None
+            admissions.append(admission)
+        try:
+            with device_errors("a batch's rows"), self._to_device as queue:
+                began = queue.mark(timed=True)
+                parts = [
+                    self._bring(group, admission) for group, admission in zip(self._groups, admissions, strict=True)
+                ]
+                arrived = queue.mark(timed=True)
+                return SlotBatch(planned, parts, arrived, [Work("rows in", _ROWS_IN, began, arrived)])
+        except BaseException:
+            for group, admission in zip(self._groups, admissions, strict=True):
+                group.directory.forget(admission)
+            raise
+
+    def _bring(self, group: _Group, admission: _core.Admission) -> _Part:
+        """What the device needs to know of the batch, and the rows that it lacks, are on their way."""
+        packed = host_empty(admission.packed_bytes, self.device)
+        places = admission.pack(packed.numpy())
+        there = packed.to(self.device, non_blocking=True)
+        arrays = {name: _array(there, name, *place) for name, place in places.items()}
+        part = _Part(group, admission, arrays)
+        self._bytes_in += packed.nbytes
+        if admission.num_missing == 0:
+            return part
+        slots, missing = arrays["slots"], arrays["missing"]
+        if self._mapping is not None:
+            self._mapping.materialize(admission.plan)
+            kernels.gather_home(
+                self._mapping.bases(), arrays["tables"], arrays["rows"], missing, slots, group.weights, group.state
+            )
+            self._bytes_in += admission.num_missing * group.row_bytes
+            return part
+        weights, state = group.empty_rows(admission.num_missing, host=True)
+        self._pool.core.read_missing(admission, _bytes_of(weights), _floats_of(state))
+        self._bytes_in += admission.num_missing * group.row_bytes
+        kernels.scatter_rows(
+            weights.to(self.device, non_blocking=True),
+            None if state is None else state.to(self.device, non_blocking=True),
+            slots,
+            missing,
+            group.weights,
+            group.state,
+        )
+        return part
+
+    # A step.
+
+    def capture(self, planned: PlannedFeatures) -> SlotBatch:
+        key = id(planned.plan)
+        if key not in self._arriving and not any(waiting.plan is planned.plan for waiting in self._waiting):
+            self.announce(planned)
+        while key not in self._arriving:
+            self._num_delayed += 1
+            if len(self._behind) == 0:
+                raise StepError(
+                    f"the rows of a batch find no room among the {self.num_slots} slots of the scratchpad: earlier "
+                    "batches hold them that were announced or looked up, and not committed; commit those, or give "
+                    "device.scratchpad_bytes more"
+                )
+            self._behind.retire()
+            self._admit_waiting()
+        batch = self._arriving.pop(key)
+        batch.step = self._pool.step + 1
+        self._captured.append(batch)
+        self._sums = None
+        return batch
+
+    def capture_ahead(self, planned: PlannedFeatures) -> bool:
+        return False
+
+    def lookup_ahead(self, following: PlannedFeatures, current: PlannedFeatures) -> None:
+        raise StepError("lookup_ahead goes with device.rows = 'near_memory' alone")
+
+    def lookup(self, captured: SlotBatch) -> Tensor:
+        plan = captured.planned.plan
+        queue = current_queue(self.device)
+        queue.follow(captured.arrived)
+        began = queue.mark(timed=True)
+        out = torch.empty(plan.num_bags, plan.output_width, device=self.device)
+        for part in captured.parts:
+            arrays = part.arrays
+            kernels.pooled_lookup(
+                part.group.weights,
+                arrays["lookup_slot"],
+                arrays["bag_start"],
+                arrays["columns"],
+                out,
+                scale=arrays.get("lookup_scale"),
+                mean=part.group.mean,
+                alignment=self._alignment,
+            )
+        captured.work.append(Work("lookup", COMPUTING, began, queue.mark(timed=True)))
+        return out
+
+    def evaluate(self, planned: PlannedFeatures) -> Tensor:
+        self._pool.drain()
+        out = host_empty(4 * planned.plan.num_bags * planned.plan.output_width, self.device).view(torch.float32)
+        out = out.view(planned.plan.num_bags, planned.plan.output_width)
+        self._pool.core.evaluate(planned.plan, out.numpy())
+        return out.to(self.device)
+
+    def add_gradient(self, captured: SlotBatch, grad: Tensor) -> Tensor:
+        if captured.step != self._pool.step + 1:
+            raise StepError(f"backward through a forward of step {captured.step}, which is over")
+        if self._gradients:
+            raise StepError(
+                "a second forward pass of one collection in one step: rows in slots are updated from one; accumulate "
+                "over several with device.rows = 'near_memory'"
+            )
+        grad = grad.to(torch.float32).contiguous()
+        self._gradients.append((captured, grad))
+        self._sums = None
+        return torch.where(kernels.all_finite(grad), 1.0, float("nan"))
+
+    def weight_gradient(self, captured: SlotBatch, grad: Tensor, out: Tensor) -> None:
+        spans = captured.planned.plan.spans
+        grad = grad.to(torch.float32).contiguous()
+        for part in captured.parts:
+            arrays = part.arrays
+            found = kernels.scale_gradients(
+                part.group.weights,
+                arrays["lookup_slot"],
+                arrays["bag_start"],
+                arrays["columns"],
+                grad,
+                mean=part.group.mean,
+                alignment=self._alignment,
+            )
+            there = Arriving(found, self._to_host).wait()
+            begin = 0
+            for feature in part.group.features:
+                first, last = spans[feature]
+                out[first:last] += there[begin : begin + last - first]
+                begin += last - first
+
+    def square_of_gradients(self) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for sums in self._summed():
+            total += sums.double().square().sum()
+        return total
+
+    @property
+    def has_gradients(self) -> bool:
+        return bool(self._gradients)
+
+    def update(self, *, gradient_scale: Tensor, **hyperparameters: float) -> None:
+        batch = self._gradients[0][0]
+        numbers = kernels.Hyperparameters(step=self._behind.row_updates + 1, **hyperparameters)
+        returning = _Returning(batch)
+        queue = current_queue(self.device)
+        with device_errors("updated rows"):
+            began = queue.mark(timed=True)
+            for part, sums in zip(batch.parts, self._summed(), strict=True):
+                weights, state = part.group.empty_rows(part.admission.num_unique)
+                kernels.update_rows(
+                    part.group.optimizer,
+                    part.group.weights,
+                    part.group.state,
+                    part.arrays["slots"],
+                    sums,
+                    hyperparameters=numbers,
+                    gradient_scale=gradient_scale,
+                    rounding=(self._seed, part.arrays["tables"], part.arrays["rows"]),
+                    fresh_weights=weights,
+                    fresh_state=state,
+                )
+                returning.add(weights, state, self._to_host)
+                self._bytes_out += part.admission.num_unique * part.group.row_bytes
+            updated = queue.mark(timed=True)
+            batch.work.append(Work("update", COMPUTING, began, updated))
+            batch.work.append(Work("rows back", _ROWS_BACK, updated, self._to_host.mark(timed=True)))
+        self._updated = returning
+        self.drop_gradients()
+
+    def drop_gradients(self) -> None:
+        self._gradients = []
+        self._sums = None
+
+    def _summed(self) -> list[Tensor]:
+        if self._sums is None:
+            batch, grad = self._gradients[0]
+            self._sums = [
+                kernels.segment_sum(
+                    grad,
+                    part.arrays["row_start"],
+                    part.arrays["gradient_offset"],
+                    part.group.dim,
+                    scale=part.arrays.get("gradient_scale"),
+                    max_occurrences=part.admission.max_occurrences,
+                    alignment=self._alignment,
+                )
+                for part in batch.parts
+            ]
+        return self._sums
+
+    def work_of(self, captured: SlotBatch) -> list[Work]:
+        return captured.work
+
+    # After it.
+
+    def take_step(self) -> tuple[_Returning | None, Callable[[], None]]:
+        """See write_behind.Issuing."""
+        updated, self._updated = self._updated, None
+        others = [batch for batch in self._captured if updated is None or batch is not updated.batch]
+        self._captured = []
+        self.drop_gradients()
+        if not others:
+            return updated, _nothing
+        done = current_queue(self.device).mark()
+
+        def let_go() -> None:
+            done.wait()
+            for batch in others:
+                batch.release()
+
+        return updated, let_go
+
+    def traffic(self) -> dict[str, float]:
+        directories = [group.directory for group in self._groups]
+        return {
+            "device_rows_hit": sum(directory.rows_hit for directory in directories),
+            "device_rows_missed": sum(directory.rows_missed for directory in directories),
+            "device_window_shrunk": self._num_delayed,
+            "device_bytes_in": self._bytes_in,
+            "device_bytes_out": self._bytes_out,
+            "device_slots": self.num_slots,
+        }
+
+
+class _Group:
+    """Tables whose rows are alike, and so share slots.
+
+    weights: ``[num_slots, dim]`` in the tables' dtype. state: float32 ``[num_slots, state_floats]``, None without any.
+    """
+
+    def __init__(
+        self,
+        collection: _core.Collection,
+        tables: list[int],
+        specs: list[_core.TableSpec],
+        features: list[int],
+        *,
+        num_slots: int,
+        keep: bool,
+        device: torch.device,
+    ) -> None:
+        spec = specs[0]
+        self.tables = tables
+        self.features = features
+        self.dim = spec.embedding_dim
+        self.mean = spec.pooling == 1
+        self.optimizer = spec.optimizer
+        self.row_bytes = _row_bytes(spec)
+        self._dtype = TORCH_DTYPES[spec.dtype]
+        self._state_floats = layout_of(spec).state_bytes // 4
+        self._device = device
+        self.directory = _core.SlotDirectory(collection, tables, num_slots, keep=keep)
+        self.weights, self.state = self.empty_rows(num_slots)
+
+    def empty_rows(self, num_rows: int, *, host: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Weights and state of so many rows, on the device or on the host for a copy to it."""
+
+        def empty(floats: int, dtype: torch.dtype) -> Tensor:
+            if not host:
+                return torch.empty(num_rows, floats, dtype=dtype, device=self._device)
+            num_bytes = num_rows * floats * dtype.itemsize
+            return host_empty(num_bytes, self._device).view(dtype).view(num_rows, floats)
+
+        state = empty(self._state_floats, torch.float32) if self._state_floats else None
+        return empty(self.dim, self._dtype), state
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a batch reads of one group. arrays: see _core.Admission.pack."""
+
+    group: _Group
+    admission: _core.Admission
+    arrays: dict[str, Tensor]
+
+
+@dataclass(slots=True, eq=False)
+class SlotBatch:
+    """A batch whose rows have slots. arrived: when what was missing is there."""
+
+    planned: PlannedFeatures
+    parts: list[_Part]
+    arrived: Mark
+    work: list[Work]
+    step: int = 0
+    bytes: int = 0  # of log, once the pool has captured them
+
+    @property
+    def plan(self) -> _core.Plan:
+        return self.planned.plan
+
+    def release(self) -> None:
+        for part in self.parts:
+            part.group.directory.release(part.admission)
+
+
+@dataclass(slots=True)
+class _Returning:
+    """A batch's updated rows, on their way back. See write_behind.UpdatedRows."""
+
+    batch: SlotBatch
+    _rows: list[tuple[Arriving, Arriving | None]] = field(default_factory=list)
+
+    @property
+    def plan(self) -> _core.Plan:
+        return self.batch.plan
+
+    def add(self, weights: Tensor, state: Tensor | None, queue: Queue) -> None:
+        self._rows.append((Arriving(weights, queue), None if state is None else Arriving(state, queue)))
+
+    def wait(self) -> list[tuple[Sequence[int], Any, Any]]:
+        return [
+            (
+                part.group.tables,
+                _bytes_of(weights.wait()),
+                _floats_of(None if state is None else state.wait()),
+            )
+            for part, (weights, state) in zip(self.batch.parts, self._rows, strict=True)
+        ]
+
+    def logged(self, num_bytes: int) -> None:
+        self.batch.bytes = num_bytes
+
+    def release(self) -> None:
+        self.batch.release()
+
+
+def _row_bytes(spec: _core.TableSpec) -> int:
+    layout = layout_of(spec)
+    return layout.weight_bytes + layout.state_bytes
+
+
+def _array(packed: Tensor, name: str, offset: int, count: int) -> Tensor:
+    dtype = _ARRAY_DTYPES.get(name, torch.int32)
+    return packed[offset : offset + count * dtype.itemsize].view(dtype)
+
+
+def _bytes_of(weights: Tensor) -> Any:
+    return weights.view(torch.uint8).view(-1).numpy()
+
+
+def _floats_of(state: Tensor | None) -> Any:
+    return (torch.empty(0) if state is None else state.view(-1)).numpy()
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,70 @@
+"""How a collection reaches the rows of its tables: what near_memory.py and device/slot_rows.py have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from holdfast import _core
+from holdfast.device.queues import Work
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFeatures:
+    """A batch's ids after the plan verb: what forward takes when planning ran ahead in the loader's thread."""
+
+    plan: _core.Plan
+    weights: Tensor | None
+
+
+class Captured(Protocol):
+    """The rows of one forward, as they are before the step."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def bytes(self) -> int:
+        """That they take in the log; known when the pool has the step."""
+
+
+class RowAccess(Protocol):
+    """Rows of a collection, looked up and updated in one place or another. Pooled vectors and gradients are float32
+    ``[batch_size, output_width]``, on `device`."""
+
+    device: torch.device
+
+    @property
+    def looks_forward(self) -> bool:
+        """Whether it helps to announce batches."""
+
+    def announce(self, planned: PlannedFeatures) -> None: ...
+    def capture(self, planned: PlannedFeatures) -> Any: ...
+    def capture_ahead(self, planned: PlannedFeatures) -> bool: ...
+    def lookup(self, captured: Any) -> Tensor: ...
+    def lookup_ahead(self, following: PlannedFeatures, current: PlannedFeatures) -> None: ...
+    def evaluate(self, planned: PlannedFeatures) -> Tensor:
+        """Pools without a capture, and leaves no trace."""
+
+    def add_gradient(self, captured: Any, grad: Tensor) -> Tensor:
+        """Keeps the gradient of what was pooled; returns the anchor's (see RowOptimizer)."""
+
+    def weight_gradient(self, captured: Any, grad: Tensor, out: Tensor) -> None:
+        """Adds to out, float32 on the host and parallel to the batch's ids, what belongs to this collection's."""
+
+    def square_of_gradients(self) -> Tensor:
+        """Sum of the squares of this step's row gradients, each row's summed over its occurrences, before any factor:
+        float64, of no dimension."""
+
+    @property
+    def has_gradients(self) -> bool: ...
+    def update(self, *, gradient_scale: Tensor, **hyperparameters: float) -> None: ...
+    def drop_gradients(self) -> None: ...
+    def traffic(self) -> dict[str, float]:
+        """Rows and bytes since the collection was made, where they go through slots; by names that begin with
+        ``device_``."""
+
+    def work_of(self, captured: Any) -> list[Work]:
+        """What the device did for the rows of a capture; to be read when its step is retired."""
