@@ -8,7 +8,7 @@ CMAKE := $(BIN)/cmake
 CORE_SOURCES := CMakeLists.txt $(shell find core tests/core -name '*.cpp' -o -name '*.h')
 CPP_FILES := $(filter %.cpp %.h,$(CORE_SOURCES))
 
-.PHONY: help train test test-cxl lint format stub sanitize soak fuzz bench larger relaxed clean
+.PHONY: help train test test-cxl lint format stub sanitize soak fuzz bench bench-gpu larger relaxed clean
 .DEFAULT_GOAL := help
 
 help:  ## print this
@@ -63,6 +63,13 @@ fuzz: .venv/.installed  ## damaged pools under a coverage-guided fuzzer, for FUZ
 bench: build/.native build/.bench .venv-peers/.installed  ## side by side with FBGEMM, TorchRec and torch.nn.EmbeddingBag
 	$(BIN)/python benchmarks/run.py
 
+# Without .venv, which a machine with a GPU may have no network to make: PYTHON has torch, Triton and NumPy there. If it
+# has no holdfast, the core is built for it, with cmake and nanobind (of PYTHON, or on PYTHONPATH).
+bench-gpu:  ## the device path on a GPU, 8 minutes; with PYTHON's torch, and without .venv
+	{ $(PYTHON) -c 'import holdfast._core' 2>/dev/null && rm -rf build/gpu/lib; } \
+	  || $(MAKE) --no-print-directory build/gpu/holdfast
+	PYTHONPATH=build/gpu/lib:benchmarks$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m gpu
+
 larger: build/.native build/larger/.installed  ## tables larger than memory, beside mapped files and RocksDB; an hour
 	cd benchmarks && ../$(BIN)/python -m larger
 
@@ -113,6 +120,19 @@ build/.bench: build/.native $(wildcard benchmarks/core/*.cpp)
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip --disable-pip-version-check install -q --no-deps -r $<
 	touch $@
+
+# holdfast in a folder of its own, for an interpreter in which nothing can be installed.
+GPU_CMAKE := $(or $(wildcard $(CMAKE)),cmake)
+.PHONY: build/gpu/holdfast
+build/gpu/holdfast:
+	@for module in torch numpy nanobind; do $(PYTHON) -c "import $$module" 2>/dev/null \
+	  || { echo "bench-gpu: $(PYTHON) has no $$module: install it, or put its folder on PYTHONPATH" >&2; exit 1; }; done
+	@command -v $(GPU_CMAKE) >/dev/null || { echo "bench-gpu: building the core needs cmake on PATH" >&2; exit 1; }
+	$(GPU_CMAKE) -S . -B build/gpu \
+	  -DPython_EXECUTABLE="$$($(PYTHON) -c 'import sys; print(sys.executable)')"
+	$(GPU_CMAKE) --build build/gpu --parallel $(JOBS)
+	rm -rf build/gpu/lib && mkdir -p build/gpu/lib && cp -R src/holdfast build/gpu/lib
+	$(GPU_CMAKE) --install build/gpu --prefix build/gpu/lib --strip
 
 # What tables larger than memory are measured against, beside .venv and not in it.
 build/larger/.installed: benchmarks/requirements-larger.txt .venv/.installed

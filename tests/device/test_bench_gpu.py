@@ -163,7 +163,7 @@ def test_a_part_that_dies_loses_only_what_it_had_not_told(tmp_path: Path) -> Non
     found = _run(Part("dying", ("first", "second", "third", "fourth"), 1, work), tmp_path, 60)
     assert found["first"]["value"] == 1
     assert found["second"]["failed"].startswith("ZeroDivisionError")
-    assert found["third"] == found["fourth"] == {"failed": "its process died (9)"}
+    assert found["third"] == found["fourth"] == {"failed": "its process ended without it (exit status 9)"}
 
 
 def test_a_part_that_cannot_begin_says_why_for_all_it_has(tmp_path: Path) -> None:
