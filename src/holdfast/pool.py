@@ -6,7 +6,7 @@ The protocol, the files and recovery are the core's (core/pool.h); this is their
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,6 +150,7 @@ class Pool:
         self._trust_after_reboot = trust_after_reboot
         self._core: _core.Pool | None = None
         self._behind: WriteBehind | None = None
+        self._before_closing: list[Callable[[], object]] = []
         self.collections: list[EmbeddingBagCollection] = []
         if not self.is_new:
             self._open()
@@ -222,6 +223,8 @@ class Pool:
 
     def _create(self, specs: list[_core.TableSpec]) -> None:
         if self._core is not None:
+            while self._before_closing:
+                self._before_closing.pop()()
             self._core.close()
             (self.directory / SUPERBLOCK).unlink()
         try:
@@ -336,11 +339,17 @@ class Pool:
         self.drain()
         self.core.flush()
 
+    def before_closing(self, callback: Callable[[], object]) -> None:
+        """Calls it once, before the pool lets go of its memory."""
+        self._before_closing.append(callback)
+
     def close(self) -> None:
         """Makes everything durable and marks the pool as cleanly closed. Safe to call twice."""
         if self._core is not None:
             with ExitStack() as stack:
                 stack.callback(self._core.close)
+                while self._before_closing:
+                    stack.callback(self._before_closing.pop())
                 self.drain()
 
     def __enter__(self) -> Self:

@@ -34,6 +34,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "skip_every": 3,
         "row_checksums": True,
     },
+    "relaxed_lookup": {"relaxed_lookup": True, "capture_ahead": True, "dense_interval": 2},
     "row_log": {"medium": "block", "log_bytes": 1 << 20},
     "row_log_in_slots": {**IN_A_SMALL_ROW_LOG, "way": "scratchpad", "steps": 12, "slot_bytes": 12_000},
     "row_log_of_seven_records": {**IN_A_SMALL_ROW_LOG, "steps": 16},

@@ -67,6 +67,7 @@ class Options:
     row_checksums: bool = False
     way: str = "near_memory"
     slot_bytes: int | None = None
+    relaxed_lookup: bool = False
 
 
 class Watch:
@@ -122,7 +123,11 @@ class TinyRun:
                 for i, count in enumerate(ROWS)
             ],
             optimizer=ROW_OPTIMIZERS[options.optimizer](lr=0.05),
-            device=DeviceConfig(rows=options.way, scratchpad_bytes=options.slot_bytes),  # type: ignore[arg-type]
+            device=DeviceConfig(
+                rows=options.way,  # type: ignore[arg-type]
+                scratchpad_bytes=options.slot_bytes,
+                relaxed_lookup=options.relaxed_lookup,
+            ),
         )
         self.model = DLRM(
             embeddings=self.rows, num_dense=4, embedding_dim=DIM, num_features=len(ROWS), bottom=[16, DIM], top=[12, 1]
@@ -140,6 +145,17 @@ class TinyRun:
         )
         self._dense_part = DensePart((self.model, self.dense, self.rows.optimizer, *self.schedules), options.put_back)
         self._upcoming: deque[tuple[Batch, PlannedFeatures]] = deque()
+        self._before: PlannedFeatures | None = None
+
+    def resume(self) -> int:
+        step = self.checkpoint.resume()
+        if self.options.relaxed_lookup and step > 0:
+            # The batch before decides how sums are split.
+            cursor = self.loader.samples
+            self.loader.seek(cursor - self.options.batch_size)
+            _, self._before = next(self.loader)
+            self.loader.seek(cursor)
+        return step
 
     def take_step(self) -> None:
         options = self.options
@@ -168,6 +184,10 @@ class TinyRun:
             if self.options.window > 0:
                 self.rows.announce(self._upcoming[-1][1])
         batch, planned = self._upcoming.popleft()
+        if self.options.relaxed_lookup:
+            if self._before is not None:
+                self.rows.lookup_ahead(planned, self._before)
+            self._before = planned
         logits = self.model.from_pooled(batch.dense, self.rows.lookup(self.rows.capture(planned), planned))
         if self.options.capture_ahead and is_last:
             self._upcoming.append(next(self.loader))
@@ -201,7 +221,7 @@ def train(directory: str, options: Options, watch: Watch | None = None) -> dict[
         run = TinyRun(pool, options)
         traffic: dict[str, float] = {}
         with run.loader:
-            resumed_at = run.checkpoint.resume()
+            resumed_at = run.resume()
             try:
                 watch.reached("training", pool)
                 while pool.step < options.steps:

@@ -19,7 +19,7 @@ from holdfast.batch import JaggedFeatures
 from holdfast.data import SyntheticConfig
 from holdfast.device.options import DeviceConfig
 from holdfast.digest import PoolDigest, digest_pool
-from holdfast.errors import ConfigError, NonFiniteLoss, OutOfDeviceMemory, StepError, WindowTooLarge
+from holdfast.errors import ConfigError, DeviceLost, NonFiniteLoss, OutOfDeviceMemory, StepError, WindowTooLarge
 from holdfast.reading import at_rest
 from holdfast.run import (
     DataConfig,
@@ -226,20 +226,28 @@ def raising(error: Exception) -> Callable[[Any], Any]:
 
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. of which 1.00 GiB is free")
+LOST = RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
 
+@pytest.mark.parametrize(
+    ("error", "named", "words"),
+    [
+        (OUT_OF_MEMORY, OutOfDeviceMemory, r"2147483648 bytes.*scratchpad_bytes"),
+        (LOST, DeviceLost, r"ECC.*the pool stays at.*[Ss]tart the run again"),
+    ],
+    ids=["out of memory", "lost"],
+)
 @pytest.mark.parametrize("place", ["pooled_lookup", "segment_sum", "update_rows", "scatter_rows"])
-def test_a_device_that_runs_out_of_memory_leaves_the_last_good_step(
-    place: str, root: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_device_that_fails_leaves_the_last_good_step(
+    place: str, error: Exception, named: type[Exception], words: str, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from holdfast.device import kernels
 
     config = config_of(WAYS["small_scratchpad"])
     train(root / "through", config)
-
     trainer = open_trainer(config, root / "pool")
-    monkeypatch.setattr(kernels, place, Spoiled(getattr(kernels, place), 6, raising(OUT_OF_MEMORY)))
-    with pytest.raises(OutOfDeviceMemory, match=r"2147483648 bytes.*scratchpad_bytes"), trainer:
+    monkeypatch.setattr(kernels, place, Spoiled(getattr(kernels, place), 6, raising(error)))
+    with pytest.raises(named, match=words), trainer:
         list(trainer.steps())
     monkeypatch.undo()
     with open_trainer(config, root / "pool") as trainer:
@@ -264,7 +272,7 @@ def test_a_loss_that_is_not_finite_ends_training_at_the_step_before(root: Path) 
 
 
 def test_a_batch_that_does_not_fit_the_slots_says_how_many_there_are(root: Path) -> None:
-    with pytest.raises(WindowTooLarge, match="slots"):
+    with pytest.raises(WindowTooLarge, match=r"slots.*scratchpad_bytes is 1,000, this batch alone wants [3-9],"):
         train(root / "pool", config_of(DeviceConfig(rows="scratchpad", scratchpad_bytes=1000)))
 
 
@@ -276,6 +284,18 @@ def test_a_window_that_does_not_fit_shrinks_and_says_so(root: Path) -> None:
 def test_direct_wants_rows_in_place(root: Path) -> None:
     with pytest.raises(ConfigError, match=r"direct.*scratchpad"):
         train(root / "pool", config_of(WAYS["direct"], medium="block"))
+
+
+def test_direct_goes_through_staging_where_the_device_refuses_and_says_so(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.device import home_mapping
+
+    monkeypatch.setattr(home_mapping, "_register", lambda *_: "cudaErrorNotSupported")
+    with pytest.warns(RuntimeWarning, match=r"direct.*cudaErrorNotSupported.*staging"):
+        train(root / "refused", config_of(WAYS["direct"]))
+    train(root / "staged", config_of(WAYS["scratchpad"]))
+    assert bits(root / "refused") == bits(root / "staged")
 
 
 def test_relaxed_lookup_wants_near_memory() -> None:

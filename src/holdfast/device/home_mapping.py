@@ -63,24 +63,29 @@ class HomeMapping:
             for column, (address, num_bytes) in enumerate(((weights, weights_bytes), (state, state_bytes))):
                 if num_bytes == 0:
                     continue
-                if self._device.type == "cuda":
-                    if refusal := _register(address, num_bytes):
-                        self.refusal = f"{self._device} does not register its {num_bytes:,} bytes ({refusal})"
-                        break
-                    registered.append(address)
+                if refusal := _register(self._device, address, num_bytes):
+                    self.refusal = f"{self._device} does not register its {num_bytes:,} bytes ({refusal})"
+                    _unregister(self._device, tuple(registered))
+                    return
+                registered.append(address)
                 bases[number, column] = address
         self._bases = bases.to(self._device)
-        self._unregister = weakref.finalize(self, _unregister, tuple(registered))
-        if self.refusal:
-            self._unregister()
+        # Before the pool unmaps its files: what is registered is CUDA's until then.
+        self._unregister = weakref.finalize(self, _unregister, self._device, tuple(registered))
+        self._pool.before_closing(self._unregister)
 
 
-def _register(address: int, num_bytes: int) -> str:
-    """What CUDA says against it; empty where it does not."""
+def _register(device: torch.device, address: int, num_bytes: int) -> str:
+    """What the device says against it; empty where it takes it."""
+    if device.type != "cuda":
+        return ""
     error = torch.cuda.cudart().cudaHostRegister(address, num_bytes, _PORTABLE_MAPPED)  # type: ignore[no-untyped-call]
     return "" if int(error) == 0 else str(error)
 
 
-def _unregister(addresses: tuple[int, ...]) -> None:
+def _unregister(device: torch.device, addresses: tuple[int, ...]) -> None:
+    if device.type != "cuda":
+        return
+    torch.cuda.synchronize(device)  # kernels may be reading
     for address in addresses:
         torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]

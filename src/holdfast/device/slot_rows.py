@@ -29,7 +29,7 @@ from holdfast.device.arrivals import Arriving
 from holdfast.device.faults import device_errors
 from holdfast.device.home_mapping import HomeMapping
 from holdfast.device.queues import Mark, Queue, Work, current_queue, host_empty, new_queue
-from holdfast.errors import StepError
+from holdfast.errors import StepError, WindowTooLarge
 from holdfast.pool import Pool
 from holdfast.reading import layout_of
 from holdfast.row_access import PlannedFeatures
@@ -76,6 +76,7 @@ class SlotRows:
             alike.setdefault((spec.embedding_dim, spec.dtype, spec.pooling), []).append(table)
         wanted = [sum(_row_bytes(specs[t]) * specs[t].num_embeddings for t in tables) for tables in alike.values()]
         share = min(1.0, num_bytes / sum(wanted))
+        self._num_bytes = num_bytes
         with device_errors("the scratchpad", bytes_wanted=math.ceil(share * sum(wanted))):
             self._groups = [
                 _Group(
@@ -84,6 +85,7 @@ class SlotRows:
                     [specs[t] for t in tables],
                     [f for f, (_, table) in enumerate(features) if table in tables],
                     num_slots=max(1, int(share * bytes_wanted) // _row_bytes(specs[tables[0]])),
+                    share=bytes_wanted / sum(wanted),
                     keep=mapping is None,
                     device=device,
                 )
@@ -132,7 +134,12 @@ class SlotRows:
         """None where there is no room before a step is retired."""
         admissions: list[_core.Admission] = []
         for group in self._groups:
-            admission = group.directory.admit(planned.plan)
+            try:
+                admission = group.directory.admit(planned.plan)
+            except WindowTooLarge as error:
+                for earlier, held in zip(self._groups, admissions, strict=False):
+                    earlier.directory.forget(held)
+                raise WindowTooLarge(f"{error}; {self._bytes_wanted(planned.plan)}") from error
             if admission is None:
                 for earlier, held in zip(self._groups, admissions, strict=False):
                     earlier.directory.forget(held)
@@ -150,6 +157,16 @@ class SlotRows:
             for group, admission in zip(self._groups, admissions, strict=True):
                 group.directory.forget(admission)
             raise
+
+    def _bytes_wanted(self, plan: _core.Plan) -> str:
+        per_group = (
+            sum(len(plan.rows(table)) for table in group.tables) * group.row_bytes / group.share
+            for group in self._groups
+        )
+        return (
+            f"device.scratchpad_bytes is {self._num_bytes:,}, this batch alone wants {math.ceil(max(per_group)):,}, a "
+            "window of several as many times that"
+        )
 
     def _bring(self, group: _Group, admission: _core.Admission) -> _Part:
         """What the device needs to know of the batch, and the rows that it lacks, are on their way."""
@@ -370,6 +387,7 @@ class _Group:
     """Tables whose rows are alike, and so share slots.
 
     weights: ``[num_slots, dim]`` in the tables' dtype. state: float32 ``[num_slots, state_floats]``, None without any.
+    share: of the scratchpad's bytes.
     """
 
     def __init__(
@@ -380,10 +398,12 @@ class _Group:
         features: list[int],
         *,
         num_slots: int,
+        share: float,
         keep: bool,
         device: torch.device,
     ) -> None:
         spec = specs[0]
+        self.share = share
         self.tables = tables
         self.features = features
         self.dim = spec.embedding_dim
