@@ -164,6 +164,11 @@ class EmbeddingBagCollection(nn.Module):
         return self._access.device
 
     @property
+    def description(self) -> str:
+        """Where rows are looked up and updated, in words; empty where that is the processor that trains."""
+        return self._access.description
+
+    @property
     def looks_forward(self) -> bool:
         """Whether rows come through a scratchpad, so that it helps to announce batches."""
         return self._access.looks_forward

@@ -42,6 +42,10 @@ class NearMemoryRows:
         self._partial: _Partial | None = None
 
     @property
+    def description(self) -> str:
+        return "" if self.device.type == "cpu" else f"on {self.device}, rows beside the pool"
+
+    @property
     def looks_forward(self) -> bool:
         return self._pool.looks_forward
 

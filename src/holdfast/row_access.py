@@ -37,6 +37,10 @@ class RowAccess(Protocol):
     device: torch.device
 
     @property
+    def description(self) -> str:
+        """Where rows are looked up and updated, in words; empty where that is the processor that trains."""
+
+    @property
     def looks_forward(self) -> bool:
         """Whether it helps to announce batches."""
 

@@ -170,10 +170,13 @@ def evaluate(config_path: ConfigArgument, pool: PoolOption, overrides: SetOption
 def describe_start(trainer: Trainer | GroupTrainer) -> str:
     """What opening the pool found and did, in one line."""
     pool = trainer.pool
+    where = f", {trainer.rows.description}" if trainer.rows.description else ""
     if pool.is_new:
-        return f"{pool.directory}: new pool on {pool.description}; training starts at step 1 of {trainer.last_step}"
+        return (
+            f"{pool.directory}: new pool on {pool.description}; training starts at step 1 of {trainer.last_step}{where}"
+        )
     goes_on = (
-        f"training goes on at step {pool.step + 1} of {trainer.last_step}"
+        f"training goes on at step {pool.step + 1} of {trainer.last_step}{where}"
         if pool.step < trainer.last_step
         else f"nothing is left to train up to step {trainer.last_step}"
     )

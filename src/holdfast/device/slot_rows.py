@@ -111,6 +111,11 @@ class SlotRows:
     def num_slots(self) -> int:
         return sum(group.directory.num_slots for group in self._groups)
 
+    @property
+    def description(self) -> str:
+        read = "through staging" if self._mapping is None else "from the pool's own memory"
+        return f"on {self.device}, rows in {self.num_slots:,} slots of its memory, read {read}"
+
     # Before a batch's step.
 
     @property

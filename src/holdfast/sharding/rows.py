@@ -55,6 +55,8 @@ class ShardedRows:
         self._summed: _core.SummedGradients | None = None
         self.optimizer = RowOptimizer(self, optimizer)
 
+    description = ""  # see EmbeddingBagCollection
+
     def as_module(self) -> nn.Module:
         """What stands in a model where one process has its EmbeddingBagCollection; it is never called."""
         return nn.Identity()
