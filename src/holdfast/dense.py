@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from holdfast import state_tree
 from holdfast.device.arrivals import ArrivingLoss
 from holdfast.device.dense_snapshot import Snapshots
+from holdfast.device.queues import Queue, new_queue
 from holdfast.errors import ConfigError, StateError
 from holdfast.pool import DenseState, Pool
 from holdfast.reproducibility import check_environment
@@ -43,7 +44,8 @@ class SeekableLoader(Stateful, Protocol):
 class TrainingState:
     """Objects with a ``state_dict``, and plain values, by name: what a dense state holds beside random numbers.
 
-    snapshots: what `collect` gives is a copy of its own, which may be on its way from a device when it returns.
+    snapshots: what `collect` gives is a copy of its own. So it is wherever tensors are on a device; those may be on
+    their way when it returns.
 
     Raises StateError that names what cannot be written down (a lambda in a scheduler, an open file).
     """
@@ -60,7 +62,8 @@ class TrainingState:
         extra: Mapping[str, Any] | None = None,
         snapshots: bool = False,
     ) -> None:
-        self._snapshots = Snapshots() if snapshots else None
+        self._are_snapshots = snapshots
+        self._snapshots = Snapshots()
         self._objects: dict[str, Any] = {"model": model}
         self._objects |= {
             f"optimizers[{i}]": dense for i, dense in enumerate(optimizers) if dense not in row_optimizers
@@ -74,7 +77,7 @@ class TrainingState:
         self._objects |= {f"extra[{name!r}]": value for name, value in (extra or {}).items()}
         self._tensors: list[Tensor] = []
         check_environment()
-        self.collect(state_tree.rng_state())
+        self.collect(state_tree.rng_state()).wait()
 
     def collect(self, rng: Mapping[str, Any], cursor: int | None = None, **beside: Any) -> DenseState:
         """All of it as it is now, with the random numbers `rng` and whatever else goes `beside` them. Its tensors live
@@ -90,10 +93,10 @@ class TrainingState:
         tree["rng"] = rng
         tree |= beside
         structure, tensors = state_tree.flatten(tree)
-        if self._snapshots is not None:
+        if self._are_snapshots or any(tensor.device.type != "cpu" for tensor in tensors):
             return self._snapshots.take(structure, tensors)
         # Kept until the next call: the pool reads their memory after this returns.
-        self._tensors = [tensor.detach().cpu().contiguous() for tensor in tensors]
+        self._tensors = [tensor.detach().contiguous() for tensor in tensors]
         offsets, total = state_tree.layout(self._tensors)
         pointers = [
             (tensor.data_ptr(), tensor.nbytes, offset) for tensor, offset in zip(self._tensors, offsets, strict=True)
@@ -140,6 +143,7 @@ class Checkpoint:
     ) -> None:
         self._pool = pool
         self._loader = loader
+        self._losses: Queue | None = None
         self._state = TrainingState(
             model=model,
             optimizers=[optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer),
@@ -188,7 +192,11 @@ class Checkpoint:
         is found some steps later, without making the device wait.
         Raises NonFiniteLoss: the pool stays at the step before.
         """
-        return self.commit_with(cursor, None if loss is None else ArrivingLoss(loss))
+        if loss is None:
+            return self.commit_with(cursor, None)
+        if self._losses is None:
+            self._losses = new_queue(loss.device)
+        return self.commit_with(cursor, ArrivingLoss(loss, self._losses))
 
     def commit_with(self, cursor: int | None, loss: ArrivingLoss | None) -> int:
         """The same, with a loss that is on its way already."""

@@ -252,19 +252,22 @@ def clip_grad_norm_(
 ) -> Tensor:
     """``torch.nn.utils.clip_grad_norm_`` over dense and row gradients together: returns the total norm.
 
-    parameters: of the dense part. Call it after every backward of the step and before ``optimizer.step()``.
+    parameters: of the dense part, wherever they are. Call it after every backward of the step and before
+    ``optimizer.step()``.
     """
     group = [collections] if isinstance(collections, EmbeddingBagCollection) else list(collections)
     gradients = [p.grad for p in parameters if p.grad is not None]
     norms = [torch.linalg.vector_norm(g) for g in gradients]
     norms += [collection.gradient_norm() for collection in group]
-    total = torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+    device = next((norm.device for norm in norms if norm.device.type != "cpu"), torch.device("cpu"))
+    total = torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms])) if norms else torch.zeros(())
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    factors = {device: factor.to(device) for device in {gradient.device for gradient in gradients}}
     for gradient in gradients:
-        gradient.mul_(factor)
+        gradient.mul_(factors[gradient.device])
     for collection in group:
         if collection.anchor.grad is not None:
-            collection.anchor.grad.mul_(factor)
+            collection.anchor.grad.mul_(factor.to(collection.anchor.device))
     return total
 
 

@@ -265,7 +265,7 @@ class Pool:
         if self._behind is None:
             from holdfast.device.write_behind import WriteBehind
 
-            self._behind = WriteBehind(lambda: self.core, self._dense_interval)
+            self._behind = WriteBehind(lambda: self.core, self._dense_interval, fills_undo_log=not self.looks_forward)
         return self._behind
 
     @property
@@ -320,6 +320,7 @@ class Pool:
     def _commit_now(self, cursor: int, dense: DenseState | None) -> int:
         if dense is None:
             return self.core.commit(cursor, None, [], 0)
+        dense.wait()
         return self.core.commit(cursor, dense.structure, dense.tensors, dense.tensors_bytes)
 
     def retire(self) -> bool:
@@ -335,8 +336,10 @@ class Pool:
             pass
 
     def flush(self) -> None:
-        """Waits until every committed step is durable."""
+        """Waits until every committed step is durable. Raises PoolFailed where a device's were lost on their way."""
         self.drain()
+        if self._behind is not None:
+            self._behind.check()
         self.core.flush()
 
     def before_closing(self, callback: Callable[[], object]) -> None:

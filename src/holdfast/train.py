@@ -26,7 +26,7 @@ from holdfast.device.arrivals import ArrivingLoss
 from holdfast.device.dense_part import DenseOptions, DensePart
 from holdfast.device.faults import device_errors
 from holdfast.device.options import DeviceConfig
-from holdfast.device.queues import Clock, Work, current_queue, new_queue, sent
+from holdfast.device.queues import Clock, Sending, Work, current_queue, new_queue
 from holdfast.embedding import EmbeddingBagCollection, clip_grad_norm_
 from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss
 from holdfast.metrics import Evaluation, ScoreCollector
@@ -168,13 +168,13 @@ def _plan(rows: EmbeddingBagCollection, batch: Batch) -> tuple[PlannedFeatures, 
 
 @dataclass(frozen=True, slots=True)
 class _Upcoming:
-    """A batch that was taken from the loader; dense and labels are on the device, or on their way."""
+    """A batch that was taken from the loader; dense and labels are on their way to the device."""
 
     batch: Batch
     planned: PlannedFeatures
     planning: Span
-    dense: Tensor
-    labels: Tensor
+    dense: Sending
+    labels: Sending
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +230,7 @@ class Trainer:
         )
         self._clock = Clock(rows.device)
         self._to_device = new_queue(rows.device)
+        self._losses = new_queue(rows.device)
         self.loader: Loader[_Planned] = make_loader(source, config, lambda batch: _plan(rows, batch))
         self.checkpoint = Checkpoint(pool, model=model, optimizer=dense_optimizer, loader=self.loader, extra=extra)
         self.stopped = False
@@ -276,15 +277,16 @@ class Trainer:
     def _step(self) -> _Issued:
         watch = Stopwatch()
         traffic_before = self._traffic()
-        current = self._take()  # plan
-        watch.lap("plan")
-        if self._before is not None:
-            self.rows.lookup_ahead(current.planned, self._before)
-            self._before = None
-        bottom = None
         with device_errors(f"step {self.pool.step + 1}", step=lambda: self.pool.retired_step):
+            current = self._take()  # plan
+            watch.lap("plan")
+            if self._before is not None:
+                self.rows.lookup_ahead(current.planned, self._before)
+                self._before = None
+            dense, labels = current.dense.take(), current.labels.take()
+            bottom = None
             if self.rows.device.type != "cpu":
-                bottom = self._dense.forward_bottom(current.dense)  # computes while rows are looked up
+                bottom = self._dense.forward_bottom(dense)  # computes while rows are looked up
                 watch.lap("train")
             capture = self.rows.capture(current.planned)
             watch.lap("capture")
@@ -295,11 +297,9 @@ class Trainer:
                 watch.lap("capture_ahead")
             queue = current_queue(self.rows.device)
             began = queue.mark(timed=True)
-            loss = self._dense.train(
-                current.dense if bottom is None else bottom, current.labels, pooled, before_step=self._before_step
-            )
+            loss = self._dense.train(dense if bottom is None else bottom, labels, pooled, before_step=self._before_step)
             trained = Work("train", "device", began, queue.mark(timed=True))
-            arriving = ArrivingLoss(loss)
+            arriving = ArrivingLoss(loss, self._losses)
             watch.lap("train")
             if self._relaxed_lookup and self._upcoming:
                 self.rows.lookup_ahead(self._upcoming[0].planned, current.planned)
@@ -341,10 +341,7 @@ class Trainer:
                 logged_bytes=issued.captured.bytes,
                 log_bytes_free=self.pool.core.log_bytes_free,
                 traffic=issued.traffic,
-                device={
-                    work.name: Span(work.queue, self._clock.began(work), self._clock.ended(work))
-                    for work in issued.work
-                },
+                device={work.name: Span(work.queue, *self._clock.span(work)) for work in issued.work},
             )
 
     def _traffic(self) -> dict[str, float] | None:
@@ -362,7 +359,7 @@ class Trainer:
             wanted = max(wanted, 2)
         while len(self._upcoming) < min(wanted, self.last_step - self.pool.step):
             batch, (planned, planning) = next(self.loader)
-            dense, labels = (sent(t, self.rows.device, self._to_device) for t in (batch.dense, batch.labels))
+            dense, labels = (Sending(t, self.rows.device, self._to_device) for t in (batch.dense, batch.labels))
             self._upcoming.append(_Upcoming(batch, planned, planning, dense, labels))
             if looks_forward:
                 self.rows.announce(planned)
@@ -386,7 +383,8 @@ class Trainer:
             if on_batch is not None:
                 on_batch(samples)
 
-        return evaluate_model(self.model, source, self.config, count)
+        with device_errors("evaluating", step=lambda: self.pool.retired_step):
+            return evaluate_model(self.model, source, self.config, count)
 
     def close(self) -> None:
         """Stops the loader; makes everything durable and closes the pool."""

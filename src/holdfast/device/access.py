@@ -10,6 +10,7 @@ import torch
 from holdfast import _core
 from holdfast.device.faults import open_device
 from holdfast.device.options import DeviceConfig
+from holdfast.errors import ConfigError
 from holdfast.near_memory import NearMemoryRows
 from holdfast.pool import Pool, default_scratchpad_bytes
 from holdfast.row_access import RowAccess
@@ -29,6 +30,12 @@ def open_access(
     Raises ConfigError, OutOfDeviceMemory.
     """
     device = open_device(config.kind)
+    if pool.collections and pool.commits_behind != (config.way != "near_memory"):
+        raise ConfigError(
+            f"device.rows = {config.way!r}: another collection of {pool.directory} has its rows updated "
+            f"{'on a device' if pool.commits_behind else 'near memory'}, and a pool commits all of them in one way; "
+            "give all of its collections the same device.rows"
+        )
     if config.way == "near_memory":
         return NearMemoryRows(pool, device)
     # Kernels and their compiler are imported by those who use them.

@@ -8,7 +8,6 @@ Invariants
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from holdfast.device.queues import Mark, Queue, current_queue, host_empty
@@ -42,21 +41,14 @@ class Arriving:
 
 
 class ArrivingLoss:
-    """A loss on its way: a number that the host learns without making the device wait."""
+    """A loss on its way: a number that the host learns without making the device wait.
 
-    def __init__(self, loss: Tensor) -> None:
-        """loss: of one element."""
-        loss = loss.detach()
-        self._value: float | None = None
-        if loss.device.type == "cpu":
-            self._value = float(loss)
-            return
-        self._host = torch.empty((), dtype=loss.dtype, pin_memory=True)
-        self._host.copy_(loss.reshape(()), non_blocking=True)
-        self._mark = current_queue(loss.device).mark()
+    In a queue of its own: where rows are on their way back, a copy has to wait for them, and with it what comes next.
+    """
+
+    def __init__(self, loss: Tensor, queue: Queue) -> None:
+        """loss: of one element, as it is now. queue: where the copy is made."""
+        self._arriving = Arriving(loss.detach().reshape(()).clone(), queue)
 
     def value(self) -> float:
-        if self._value is None:
-            self._mark.wait()
-            self._value = float(self._host)
-        return self._value
+        return float(self._arriving.wait())

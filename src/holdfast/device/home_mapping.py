@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
@@ -79,13 +80,20 @@ def _register(device: torch.device, address: int, num_bytes: int) -> str:
     """What the device says against it; empty where it takes it."""
     if device.type != "cuda":
         return ""
-    error = torch.cuda.cudart().cudaHostRegister(address, num_bytes, _PORTABLE_MAPPED)  # type: ignore[no-untyped-call]
-    return "" if int(error) == 0 else str(error)
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    error = runtime.cudaHostRegister(address, num_bytes, _PORTABLE_MAPPED)
+    if int(error) == 0:
+        return ""
+    # CUDA keeps a refusal for whoever asks for its last error next: torch does after every kernel, and would raise it.
+    with suppress(RuntimeError):
+        torch.ones(1, device=device)
+    return str(runtime.cudaGetErrorString(error))
 
 
 def _unregister(device: torch.device, addresses: tuple[int, ...]) -> None:
     if device.type != "cuda":
         return
-    torch.cuda.synchronize(device)  # kernels may be reading
+    with suppress(RuntimeError):  # of a device that is lost: nothing reads any more
+        torch.cuda.synchronize(device)  # kernels may be reading
     for address in addresses:
         torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]

@@ -67,35 +67,58 @@ class Work:
 
 
 class Clock:
-    """Tells when work ran, in seconds of ``time.perf_counter``. Waits for the device once, when it is made."""
+    """Tells when work ran, in seconds of ``time.perf_counter``. Waits for the device once, when it is made.
+
+    A device tells milliseconds between marks as a float32: of an hour it knows them to a quarter. So what it counts
+    from moves along, some seconds behind the work that is asked for.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self._base = current_queue(device).mark(timed=True)
-        self._base.wait()
-        self._base_seconds = time.perf_counter()
+        mark = current_queue(device).mark(timed=True)
+        mark.wait()
+        self._base = self._next_base = (mark, time.perf_counter())
 
-    def began(self, work: Work) -> float:
-        """work: done."""
-        return self._base_seconds + work.began.seconds_since(self._base)
+    def span(self, work: Work) -> tuple[float, float]:
+        """When it began and when it ended. work: done."""
+        base, seconds = self._base
+        began = work.began.seconds_since(base)
+        span = seconds + began, seconds + work.ended.seconds_since(base)
+        if self._next_base is self._base:
+            if began > _SECONDS_BEHIND:
+                self._next_base = work.began, span[0]
+        elif began > 2 * _SECONDS_BEHIND:
+            self._base = self._next_base
+        return span
 
-    def ended(self, work: Work) -> float:
-        return self._base_seconds + work.ended.seconds_since(self._base)
+
+_SECONDS_BEHIND = 4.0
+
+
+class Sending:
+    """A host's tensor on its way to a device. Page-locked memory makes it go beside what the device is doing; other is
+    copied into such first."""
+
+    def __init__(self, tensor: torch.Tensor, device: torch.device, queue: Queue) -> None:
+        self._there = tensor
+        self._mark: Mark | None = None
+        if device.type != "cpu":
+            pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
+            with queue:
+                self._there = pinned.to(device, non_blocking=True)
+                self._mark = queue.mark()
+
+    def take(self) -> torch.Tensor:
+        """The tensor on the device: what is begun after this in the current queue finds it there."""
+        if self._mark is not None:
+            now = current_queue(self._there.device)
+            now.follow(self._mark)
+            now.keep(self._there)
+        return self._there
 
 
 def sent(tensor: torch.Tensor, device: torch.device, queue: Queue) -> torch.Tensor:
-    """A host's tensor on `device`, on its way in `queue` beside what the device is doing; what is begun after this in
-    the current queue finds it there. Page-locked memory makes that so; other is copied into such first."""
-    if device.type == "cpu":
-        return tensor
-    if not tensor.is_pinned():
-        tensor = tensor.pin_memory()
-    now = current_queue(device)
-    with queue:
-        there = tensor.to(device, non_blocking=True)
-        mark = queue.mark()
-    now.follow(mark)
-    now.keep(there)
-    return there
+    """`Sending`, and taken at once."""
+    return Sending(tensor, device, queue).take()
 
 
 def host_empty(num_bytes: int, device: torch.device) -> torch.Tensor:

@@ -41,6 +41,8 @@ _ARRAY_DTYPES = {
     "lookup_scale": torch.float32,
 }  # of what an Admission packs; any other is int32
 
+_MOST_SLOTS = 2**31 - 1  # their numbers are int32
+
 COMPUTING = "device"  # names of queues, as a trace shows them
 _ROWS_IN = "device, rows in"
 _ROWS_BACK = "device, rows back"
@@ -84,7 +86,7 @@ class SlotRows:
                     tables,
                     [specs[t] for t in tables],
                     [f for f, (_, table) in enumerate(features) if table in tables],
-                    num_slots=max(1, int(share * bytes_wanted) // _row_bytes(specs[tables[0]])),
+                    num_slots=min(max(1, int(share * bytes_wanted) // _row_bytes(specs[tables[0]])), _MOST_SLOTS),
                     share=bytes_wanted / sum(wanted),
                     keep=mapping is None,
                     device=device,
@@ -130,27 +132,23 @@ class SlotRows:
 
     def _admit_waiting(self) -> None:
         while self._waiting:
-            batch = self._admit(self._waiting[0])
+            planned = self._waiting.popleft()  # one that fails waits no more
+            batch = self._admit(planned)
             if batch is None:
+                self._waiting.appendleft(planned)
                 return
-            self._arriving[id(self._waiting.popleft().plan)] = batch
+            self._arriving[id(planned.plan)] = batch
 
     def _admit(self, planned: PlannedFeatures) -> SlotBatch | None:
         """None where there is no room before a step is retired."""
         admissions: list[_core.Admission] = []
-        for group in self._groups:
-            try:
-                admission = group.directory.admit(planned.plan)
-            except WindowTooLarge as error:
-                for earlier, held in zip(self._groups, admissions, strict=False):
-                    earlier.directory.forget(held)
-                raise WindowTooLarge(f"{error}; {self._bytes_wanted(planned.plan)}") from error
-            if admission is None:
-                for earlier, held in zip(self._groups, admissions, strict=False):
-                    earlier.directory.forget(held)
-                return None
-            admissions.append(admission)
         try:
+            for group in self._groups:
+                admission = group.directory.admit(planned.plan)
+                if admission is None:
+                    self._forget(admissions)
+                    return None
+                admissions.append(admission)
             with device_errors("a batch's rows"), self._to_device as queue:
                 began = queue.mark(timed=True)
                 parts = [
@@ -158,10 +156,17 @@ class SlotRows:
                 ]
                 arrived = queue.mark(timed=True)
                 return SlotBatch(planned, parts, arrived, [Work("rows in", _ROWS_IN, began, arrived)])
+        except WindowTooLarge as error:
+            self._forget(admissions)
+            raise WindowTooLarge(f"{error}; {self._bytes_wanted(planned.plan)}") from error
         except BaseException:
-            for group, admission in zip(self._groups, admissions, strict=True):
-                group.directory.forget(admission)
+            self._forget(admissions)
             raise
+
+    def _forget(self, admissions: list[_core.Admission]) -> None:
+        """Of the first groups: their bytes do not come."""
+        for group, admission in zip(self._groups, admissions, strict=False):
+            group.directory.forget(admission)
 
     def _bytes_wanted(self, plan: _core.Plan) -> str:
         per_group = (
@@ -207,6 +212,7 @@ class SlotRows:
     # A step.
 
     def capture(self, planned: PlannedFeatures) -> SlotBatch:
+        self._behind.check()
         key = id(planned.plan)
         if key not in self._arriving and not any(waiting.plan is planned.plan for waiting in self._waiting):
             self.announce(planned)
@@ -255,6 +261,7 @@ class SlotRows:
 
     def evaluate(self, planned: PlannedFeatures) -> Tensor:
         self._pool.drain()
+        self._behind.check()
         out = host_empty(4 * planned.plan.num_bags * planned.plan.output_width, self.device).view(torch.float32)
         out = out.view(planned.plan.num_bags, planned.plan.output_width)
         self._pool.core.evaluate(planned.plan, out.numpy())
@@ -328,8 +335,10 @@ class SlotRows:
                 returning.add(weights, state, self._to_host)
                 self._bytes_out += part.admission.num_unique * part.group.row_bytes
             updated = queue.mark(timed=True)
+            self._to_host.follow(updated)
+            returning.back = self._to_host.mark(timed=True)
             batch.work.append(Work("update", COMPUTING, began, updated))
-            batch.work.append(Work("rows back", _ROWS_BACK, updated, self._to_host.mark(timed=True)))
+            batch.work.append(Work("rows back", _ROWS_BACK, updated, returning.back))
         self._updated = returning
         self.drop_gradients()
 
@@ -468,6 +477,7 @@ class _Returning:
     """A batch's updated rows, on their way back. See write_behind.UpdatedRows."""
 
     batch: SlotBatch
+    back: Mark | None = None  # when all of them are there, and so all work of the batch is over
     _rows: list[tuple[Arriving, Arriving | None]] = field(default_factory=list)
 
     @property
@@ -478,6 +488,8 @@ class _Returning:
         self._rows.append((Arriving(weights, queue), None if state is None else Arriving(state, queue)))
 
     def wait(self) -> list[tuple[Sequence[int], Any, Any]]:
+        assert self.back is not None
+        self.back.wait()
         return [
             (
                 part.group.tables,

@@ -6,6 +6,7 @@ committed it. In between the device works on, and the host waits for nothing.
 Invariants
 - Steps are retired in the order in which they were issued, one after the other. A step whose loss is not finite is not
   retired, nor is any after it: the pool stays at the last good step.
+- Where a step could not be retired, none is any more: what the device has is ahead of the pool for good.
 - A row's slot is held by every issued step that looked it up or updated it until that step is retired: who finds a row
   without a slot finds its newest value in the pool.
 - The rows of the oldest issued step are captured (its undo log is on its way) before they have come back: the step
@@ -15,14 +16,15 @@ Invariants
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from holdfast import _core
 from holdfast.device.arrivals import ArrivingLoss
 from holdfast.device.faults import device_errors
-from holdfast.errors import NonFiniteLoss
+from holdfast.errors import NonFiniteLoss, PoolFailed
 from holdfast.pool import DenseState
 
 _ISSUED_AT_MOST = 2  # beside the one that is being issued: one on the device, one on its way back
@@ -61,15 +63,20 @@ class _Issued:
 
 
 class WriteBehind:
-    """The issued steps of a pool. core: of the pool. Raises whatever committing raises, DeviceError, NonFiniteLoss."""
+    """The issued steps of a pool. core: of the pool. fills_undo_log: whether a step's rows stay in its log until a
+    dense state at or after the step is durable. Raises whatever committing raises, DeviceError, NonFiniteLoss; after
+    that PoolFailed."""
 
-    def __init__(self, core: Callable[[], _core.Pool], dense_interval: int) -> None:
+    def __init__(self, core: Callable[[], _core.Pool], dense_interval: int, *, fills_undo_log: bool) -> None:
         self._core = core
         self._dense_interval = dense_interval
+        self._fills_undo_log = fills_undo_log
         self._issuing: list[Issuing] = []
         self._issued: deque[_Issued] = deque()
         self._num_updates = 0  # of the issued steps, those that update rows
         self._staged_step: int | None = None
+        self._largest_step_bytes = 0  # of log
+        self._given_up = ""
 
     def add(self, issuing: Issuing) -> None:
         self._issuing.append(issuing)
@@ -93,10 +100,27 @@ class WriteBehind:
         staged = self._staged_step
         if staged is None:
             staged = self._core().recovery.dense_step or 0
-        return self.step + 1 - staged >= self._dense_interval or self._core().log_is_low
+        return self.step + 1 - staged >= self._dense_interval or self._log_is_low
+
+    @property
+    def _log_is_low(self) -> bool:
+        """Whether there is room for few more steps when the issued ones and the next have taken theirs: no sooner is
+        the next one's dense state durable, and room is given back."""
+        core = self._core()
+        steps = 2 + _ISSUED_AT_MOST
+        return core.log_is_low or (self._fills_undo_log and core.log_bytes_free < steps * self._largest_step_bytes)
+
+    def check(self) -> None:
+        """Raises PoolFailed where steps were given up."""
+        if self._given_up:
+            raise PoolFailed(
+                f"the device is ahead of the pool, which stays at step {self._core().step}: what came after it was "
+                f"given up ({self._given_up}); open the pool again, and go on from there"
+            )
 
     def issue(self, cursor: int, dense: DenseState | None, loss: ArrivingLoss | None) -> int:
         """Ends the step that is under way on the device; returns its number."""
+        self.check()
         taken = [issuing.take_step() for issuing in self._issuing]
         updates = [rows for rows, _ in taken if rows is not None]
         self._issued.append(_Issued(cursor, dense, loss, updates, [let_go for _, let_go in taken]))
@@ -105,16 +129,17 @@ class WriteBehind:
         if dense is not None:
             self._staged_step = step
         if len(self._issued) == 1:
-            self._capture_oldest()
+            with self._or_give_up():
+                self._capture_oldest()
         while len(self._issued) > _ISSUED_AT_MOST:
             self.retire()
         return step
 
     def retire(self) -> None:
         """Commits the oldest issued step; waits for it."""
-        oldest = self._issued[0]
-        core = self._core()
-        try:
+        with self._or_give_up():
+            oldest = self._issued[0]
+            core = self._core()
             with device_errors(f"step {core.step + 1}"):
                 if oldest.loss is not None:
                     NonFiniteLoss.check(oldest.loss.value(), core.step + 1)
@@ -131,29 +156,29 @@ class WriteBehind:
                 core.commit(oldest.cursor, None, [], 0)
             else:
                 core.commit(oldest.cursor, dense.structure, dense.tensors, dense.tensors_bytes)
-        except BaseException:
-            self.discard()
-            raise
-        self._issued.popleft()
-        self._num_updates -= bool(oldest.updates)
-        for update in oldest.updates:
-            update.release()
-        for let_go in oldest.let_go:
-            let_go()
-        if self._issued:
-            self._capture_oldest()
+            self._issued.popleft()
+            self._num_updates -= bool(oldest.updates)
+            for update in oldest.updates:
+                update.release()
+            for let_go in oldest.let_go:
+                let_go()
+            if self._issued:
+                self._capture_oldest()
 
-    def discard(self) -> None:
-        """Forgets them: what the device has is ahead of the pool from now on."""
-        self._issued.clear()
-        self._num_updates = 0
+    @contextmanager
+    def _or_give_up(self) -> Iterator[None]:
+        """Where anything is raised inside, what was issued and is not in the pool never will be."""
+        try:
+            yield
+        except BaseException as error:
+            self._given_up = str(error) or type(error).__name__
+            self._issued.clear()
+            self._num_updates = 0
+            raise
 
     def _capture_oldest(self) -> None:
         oldest = self._issued[0]
-        try:
-            for update in oldest.updates:
-                oldest.captures.append(self._core().capture(update.plan))
-                update.logged(oldest.captures[-1].bytes)
-        except BaseException:
-            self.discard()
-            raise
+        for update in oldest.updates:
+            oldest.captures.append(self._core().capture(update.plan))
+            update.logged(oldest.captures[-1].bytes)
+        self._largest_step_bytes = max(self._largest_step_bytes, sum(capture.bytes for capture in oldest.captures))

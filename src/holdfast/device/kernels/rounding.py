@@ -5,6 +5,8 @@ Words of 32 bits are held in int64, of which the lower half counts; 64-bit keys 
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,7 @@ def signed(number: int) -> int:
     return number - (1 << 64) if number >> 63 else number
 
 
+@cache
 def seed_key(seed: int) -> int:
     """The part of a row's key that is the same for all: absorb(stochastic_rounding, seed), as a signed number."""
     return int(_absorb(torch.tensor(signed(STOCHASTIC_ROUNDING)), torch.tensor(signed(seed))))
