@@ -23,6 +23,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+_WRITTEN_FIRST = 2
 _WARM_UPS = 3  # libraries load and choose lazily, some of them only at a second call
 
 
@@ -137,9 +138,10 @@ class RecordedGradients:
 class RecordedUpdate:
     """An optimizer's step by replay, from gradients that are always in the same places.
 
-    The first step of a process is done as written: it is the one that creates state. From then on a step is replayed
-    whose hyperparameters (lr and the like) are those of the step before; where they have just changed it is done as
-    written, and where they stand still again it is recorded anew. Both run the same kernels, element by element, so
+    The first two steps of a process are done as written: the first creates state, and the second is the first that reads
+    it, with kernels that are loaded when they are first called, which a recording forbids. From then on a step is
+    replayed whose hyperparameters (lr and the like) are those of the step before; where they have just changed it is done
+    as written, and where they stand still again it is recorded anew. Both run the same kernels, element by element, so
     there is no difference in the bits. A learning rate that is a tensor on the device is read by the replay itself.
 
     What cannot be recorded is done as written, too: optimizers that keep numbers on the host (Adagrad's step, unless
@@ -152,18 +154,20 @@ class RecordedUpdate:
         self._recorder = recorder
         self._state: object = None
         self._hyperparameters: list[object] = []
+        self._to_write = 0  # steps, before one is recorded
         self._replay: Callable[[], None] | None = None
 
     def run(self) -> None:
         """The step, from gradients where `RecordedGradients.run_rest` leaves them."""
         hyperparameters = self._now()
-        changed = self._optimizer.state is not self._state or not _same(hyperparameters, self._hyperparameters)
-        if changed:
-            self._state, self._hyperparameters, self._replay = self._optimizer.state, hyperparameters, None
-            self.run_as_written()
-            return
+        if self._optimizer.state is not self._state:
+            self._replay, self._to_write = None, _WRITTEN_FIRST
+        elif not _same(hyperparameters, self._hyperparameters):
+            self._replay, self._to_write = None, max(self._to_write, 1)
+        self._state, self._hyperparameters = self._optimizer.state, hyperparameters
         if self._replay is None:
-            if not self._recordable():
+            if self._to_write > 0 or not self._recordable():
+                self._to_write -= 1
                 self.run_as_written()
                 return
             self._replay = self._recorder.record(self._work)
