@@ -214,7 +214,7 @@ def test_every_whole_batch_is_replayed_and_no_other():
 def test_a_step_is_recorded_anew_where_the_learning_rate_has_changed_and_stands_still():
     recorder = CallingRecorder()
     by_dense_part("sgd", DenseOptions(graphs=True), recorder=recorder, schedule=True)
-    # Whole batches are steps 0, 1, 2, 4, 5. 0 and 1 come first; 2 and 4 find another rate than the step before, 5 does not.
+    # Whole batches are steps 0, 1, 2, 4, 5. 0 and 1 come first; 2 and 4 find another rate than the step before.
     assert (recorder.recordings, recorder.replays) == (2 + 1, 2 * 5 + 1)
 
 

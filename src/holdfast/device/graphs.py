@@ -138,11 +138,11 @@ class RecordedGradients:
 class RecordedUpdate:
     """An optimizer's step by replay, from gradients that are always in the same places.
 
-    The first two steps of a process are done as written: the first creates state, and the second is the first that reads
-    it, with kernels that are loaded when they are first called, which a recording forbids. From then on a step is
-    replayed whose hyperparameters (lr and the like) are those of the step before; where they have just changed it is done
-    as written, and where they stand still again it is recorded anew. Both run the same kernels, element by element, so
-    there is no difference in the bits. A learning rate that is a tensor on the device is read by the replay itself.
+    The first two steps of a process are done as written: the first creates state, and the second is the first that
+    reads it, with kernels that are loaded when they are first called, which a recording forbids. From then on a step is
+    replayed whose hyperparameters (lr and the like) are those of the step before; where they have just changed it is
+    done as written, and where they stand still again it is recorded anew. Both run the same kernels, so there is no
+    difference in the bits. A learning rate that is a tensor on the device is read by the replay itself.
 
     What cannot be recorded is done as written, too: optimizers that keep numbers on the host (Adagrad's step, unless
     it is ``fused``), that have hooks, or that are not torch.optim's own.

@@ -41,6 +41,7 @@ _ARRAY_DTYPES = {
     "lookup_scale": torch.float32,
 }  # of what an Admission packs; any other is int32
 
+_FETCHED_FIRST = 2  # batches that a pool on a disk fetches rows of, before they are wanted in slots
 _MOST_SLOTS = 2**31 - 1  # their numbers are int32
 
 COMPUTING = "device"  # names of queues, as a trace shows them
@@ -104,7 +105,7 @@ class SlotRows:
         self._gradients: list[tuple[SlotBatch, Tensor]] = []
         self._sums: list[Tensor] | None = None
         self._updated: _Returning | None = None
-        self._num_delayed = 0
+        self._num_delayed = 0  # announced batches that had to wait for slots
         self._bytes_in = 0
         self._bytes_out = 0
         self._behind.add(self)
@@ -128,10 +129,13 @@ class SlotRows:
         if self._pool.looks_forward:
             self._pool.core.announce(planned.plan)
         self._waiting.append(planned)
-        self._admit_waiting()
+        leave = _FETCHED_FIRST if self._pool.looks_forward else 0
+        self._admit_waiting(leave)
+        self._num_delayed += len(self._waiting) > leave
 
-    def _admit_waiting(self) -> None:
-        while self._waiting:
+    def _admit_waiting(self, leave: int) -> None:
+        """Gives slots to the batches that were announced, but for the newest `leave`, as far as there is room."""
+        while len(self._waiting) > leave:
             planned = self._waiting.popleft()  # one that fails waits no more
             batch = self._admit(planned)
             if batch is None:
@@ -216,16 +220,18 @@ class SlotRows:
         key = id(planned.plan)
         if key not in self._arriving and not any(waiting.plan is planned.plan for waiting in self._waiting):
             self.announce(planned)
-        while key not in self._arriving:
-            self._num_delayed += 1
-            if len(self._behind) == 0:
-                raise StepError(
-                    f"the rows of a batch find no room among the {self.num_slots} slots of the scratchpad: earlier "
-                    "batches hold them that were announced or looked up, and not committed; commit those, or give "
-                    "device.scratchpad_bytes more"
-                )
-            self._behind.retire()
-            self._admit_waiting()
+        if key not in self._arriving:
+            later = [waiting.plan for waiting in reversed(self._waiting)].index(planned.plan)
+            self._admit_waiting(leave=later)
+            while key not in self._arriving:
+                if len(self._behind) == 0:
+                    raise StepError(
+                        f"the rows of a batch find no room among the {self.num_slots} slots of the scratchpad: earlier "
+                        "batches hold them that were announced or looked up, and not committed; commit those, or give "
+                        "device.scratchpad_bytes more"
+                    )
+                self._behind.retire()
+                self._admit_waiting(leave=later)
         batch = self._arriving.pop(key)
         batch.step = self._pool.step + 1
         self._captured.append(batch)
