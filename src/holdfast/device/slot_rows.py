@@ -17,8 +17,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,18 +26,12 @@ from holdfast.device import kernels
 from holdfast.device.arrivals import Arriving
 from holdfast.device.faults import device_errors
 from holdfast.device.home_mapping import HomeMapping
-from holdfast.device.queues import Mark, Queue, Work, current_queue, host_empty, new_queue
+from holdfast.device.queues import Work, current_queue, host_empty, new_queue
+from holdfast.device.slot_batch import Part, Returning, SlotBatch, bytes_of, floats_of, unpack
+from holdfast.device.slot_group import SlotGroup, row_bytes
 from holdfast.errors import StepError, WindowTooLarge
 from holdfast.pool import Pool
-from holdfast.reading import layout_of
 from holdfast.row_access import PlannedFeatures
-from holdfast.tables import TORCH_DTYPES
-
-_ARRAY_DTYPES = {
-    "rows": torch.int64,
-    "gradient_scale": torch.float32,
-    "lookup_scale": torch.float32,
-}  # of what an Admission packs; any other is int32
 
 _FETCHED_FIRST = 2  # batches that a pool on a disk fetches rows of, before they are wanted in slots
 _MOST_SLOTS = 2**31 - 1  # their numbers are int32
@@ -77,17 +69,17 @@ class SlotRows:
         alike: dict[tuple[int, int, int], list[int]] = {}
         for table, spec in enumerate(specs):
             alike.setdefault((spec.embedding_dim, spec.dtype, spec.pooling), []).append(table)
-        wanted = [sum(_row_bytes(specs[t]) * specs[t].num_embeddings for t in tables) for tables in alike.values()]
+        wanted = [sum(row_bytes(specs[t]) * specs[t].num_embeddings for t in tables) for tables in alike.values()]
         share = min(1.0, num_bytes / sum(wanted))
         self._num_bytes = num_bytes
         with device_errors("the scratchpad", bytes_wanted=math.ceil(share * sum(wanted))):
             self._groups = [
-                _Group(
+                SlotGroup(
                     collection,
                     tables,
                     [specs[t] for t in tables],
                     [f for f, (_, table) in enumerate(features) if table in tables],
-                    num_slots=min(max(1, int(share * bytes_wanted) // _row_bytes(specs[tables[0]])), _MOST_SLOTS),
+                    num_slots=min(max(1, int(share * bytes_wanted) // row_bytes(specs[tables[0]])), _MOST_SLOTS),
                     share=bytes_wanted / sum(wanted),
                     keep=mapping is None,
                     device=device,
@@ -104,7 +96,7 @@ class SlotRows:
         self._captured: list[SlotBatch] = []  # of the step that is under way
         self._gradients: list[tuple[SlotBatch, Tensor]] = []
         self._sums: list[Tensor] | None = None
-        self._updated: _Returning | None = None
+        self._updated: Returning | None = None
         self._num_delayed = 0  # announced batches that had to wait for slots
         self._bytes_in = 0
         self._bytes_out = 0
@@ -182,13 +174,13 @@ class SlotRows:
             "window of several as many times that"
         )
 
-    def _bring(self, group: _Group, admission: _core.Admission) -> _Part:
+    def _bring(self, group: SlotGroup, admission: _core.Admission) -> Part:
         """What the device needs to know of the batch, and the rows that it lacks, are on their way."""
         packed = host_empty(admission.packed_bytes, self.device)
         places = admission.pack(packed.numpy())
         there = packed.to(self.device, non_blocking=True)
-        arrays = {name: _array(there, name, *place) for name, place in places.items()}
-        part = _Part(group, admission, arrays)
+        arrays = unpack(there, places)
+        part = Part(group, admission, arrays)
         self._bytes_in += packed.nbytes
         if admission.num_missing == 0:
             return part
@@ -201,7 +193,7 @@ class SlotRows:
             self._bytes_in += admission.num_missing * group.row_bytes
             return part
         weights, state = group.empty_rows(admission.num_missing, host=True)
-        self._pool.core.read_missing(admission, _bytes_of(weights), _floats_of(state))
+        self._pool.core.read_missing(admission, bytes_of(weights), floats_of(state))
         self._bytes_in += admission.num_missing * group.row_bytes
         kernels.scatter_rows(
             weights.to(self.device, non_blocking=True),
@@ -320,7 +312,7 @@ class SlotRows:
     def update(self, *, gradient_scale: Tensor, **hyperparameters: float) -> None:
         batch = self._gradients[0][0]
         numbers = kernels.Hyperparameters(step=self._behind.row_updates + 1, **hyperparameters)
-        returning = _Returning(batch)
+        returning = Returning(batch)
         queue = current_queue(self.device)
         with device_errors("updated rows"):
             began = queue.mark(timed=True)
@@ -374,7 +366,7 @@ class SlotRows:
 
     # After it.
 
-    def take_step(self) -> tuple[_Returning | None, Callable[[], None]]:
+    def take_step(self) -> tuple[Returning | None, Callable[[], None]]:
         """See write_behind.Issuing."""
         updated, self._updated = self._updated, None
         others = [batch for batch in self._captured if updated is None or batch is not updated.batch]
@@ -401,133 +393,6 @@ class SlotRows:
             "device_bytes_out": self._bytes_out,
             "device_slots": self.num_slots,
         }
-
-
-class _Group:
-    """Tables whose rows are alike, and so share slots.
-
-    weights: ``[num_slots, dim]`` in the tables' dtype. state: float32 ``[num_slots, state_floats]``, None without any.
-    share: of the scratchpad's bytes.
-    """
-
-    def __init__(
-        self,
-        collection: _core.Collection,
-        tables: list[int],
-        specs: list[_core.TableSpec],
-        features: list[int],
-        *,
-        num_slots: int,
-        share: float,
-        keep: bool,
-        device: torch.device,
-    ) -> None:
-        spec = specs[0]
-        self.share = share
-        self.tables = tables
-        self.features = features
-        self.dim = spec.embedding_dim
-        self.mean = spec.pooling == 1
-        self.optimizer = spec.optimizer
-        self.row_bytes = _row_bytes(spec)
-        self._dtype = TORCH_DTYPES[spec.dtype]
-        self._state_floats = layout_of(spec).state_bytes // 4
-        self._device = device
-        self.directory = _core.SlotDirectory(collection, tables, num_slots, keep=keep)
-        self.weights, self.state = self.empty_rows(num_slots)
-
-    def empty_rows(self, num_rows: int, *, host: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Weights and state of so many rows, on the device or on the host for a copy to it."""
-
-        def empty(floats: int, dtype: torch.dtype) -> Tensor:
-            if not host:
-                return torch.empty(num_rows, floats, dtype=dtype, device=self._device)
-            num_bytes = num_rows * floats * dtype.itemsize
-            return host_empty(num_bytes, self._device).view(dtype).view(num_rows, floats)
-
-        state = empty(self._state_floats, torch.float32) if self._state_floats else None
-        return empty(self.dim, self._dtype), state
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What a batch reads of one group. arrays: see _core.Admission.pack."""
-
-    group: _Group
-    admission: _core.Admission
-    arrays: dict[str, Tensor]
-
-
-@dataclass(slots=True, eq=False)
-class SlotBatch:
-    """A batch whose rows have slots. arrived: when what was missing is there."""
-
-    planned: PlannedFeatures
-    parts: list[_Part]
-    arrived: Mark
-    work: list[Work]
-    step: int = 0
-    bytes: int = 0  # of log, once the pool has captured them
-
-    @property
-    def plan(self) -> _core.Plan:
-        return self.planned.plan
-
-    def release(self) -> None:
-        for part in self.parts:
-            part.group.directory.release(part.admission)
-
-
-@dataclass(slots=True)
-class _Returning:
-    """A batch's updated rows, on their way back. See write_behind.UpdatedRows."""
-
-    batch: SlotBatch
-    back: Mark | None = None  # when all of them are there, and so all work of the batch is over
-    _rows: list[tuple[Arriving, Arriving | None]] = field(default_factory=list)
-
-    @property
-    def plan(self) -> _core.Plan:
-        return self.batch.plan
-
-    def add(self, weights: Tensor, state: Tensor | None, queue: Queue) -> None:
-        self._rows.append((Arriving(weights, queue), None if state is None else Arriving(state, queue)))
-
-    def wait(self) -> list[tuple[Sequence[int], Any, Any]]:
-        assert self.back is not None
-        self.back.wait()
-        return [
-            (
-                part.group.tables,
-                _bytes_of(weights.wait()),
-                _floats_of(None if state is None else state.wait()),
-            )
-            for part, (weights, state) in zip(self.batch.parts, self._rows, strict=True)
-        ]
-
-    def logged(self, num_bytes: int) -> None:
-        self.batch.bytes = num_bytes
-
-    def release(self) -> None:
-        self.batch.release()
-
-
-def _row_bytes(spec: _core.TableSpec) -> int:
-    layout = layout_of(spec)
-    return layout.weight_bytes + layout.state_bytes
-
-
-def _array(packed: Tensor, name: str, offset: int, count: int) -> Tensor:
-    dtype = _ARRAY_DTYPES.get(name, torch.int32)
-    return packed[offset : offset + count * dtype.itemsize].view(dtype)
-
-
-def _bytes_of(weights: Tensor) -> Any:
-    return weights.view(torch.uint8).view(-1).numpy()
-
-
-def _floats_of(state: Tensor | None) -> Any:
-    return (torch.empty(0) if state is None else state.view(-1)).numpy()
 
 
 def _nothing() -> None:
