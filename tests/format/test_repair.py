@@ -57,9 +57,13 @@ def lay(pools: dict[str, MadePool], pool_root: Path) -> Callable[[str, str], tup
 STORES = [kind.name for kind in KINDS]
 
 
-def change(directory: Path, name: str, offset: int, data: bytes = b"\xa5") -> None:
+def change(directory: Path, name: str, offset: int, data: bytes | None = None) -> None:
+    """data: None: one byte, to another than it was."""
     with (directory / name).open("r+b") as file:
         file.seek(offset)
+        if data is None:
+            data = bytes([file.read(1)[0] ^ 0xA5])
+            file.seek(offset)
         file.write(data)
 
 
