@@ -51,7 +51,7 @@ def measure_device_copy(device: torch.device, *, smoke: bool) -> dict[str, float
 def measure_link(device: torch.device, *, smoke: bool) -> dict[str, float]:
     """Bytes per second between page-locked host memory and the device: one way, the other, both at once."""
     num_bytes, rounds = (4 * _MIB, 3) if smoke else (512 * _MIB, 10)
-    hosts = [host_empty(num_bytes, device).fill_(1) for _ in range(2)]
+    hosts = [host_empty((num_bytes,), torch.uint8, device).fill_(1) for _ in range(2)]
     devices = [torch.ones(num_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
     queues = new_queue(device), new_queue(device)
 

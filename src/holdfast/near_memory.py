@@ -126,7 +126,4 @@ class NearMemoryRows:
         return [(captured, arriving.wait().numpy()) for captured, arriving in self._gradients]
 
     def _empty(self, plan: _core.Plan) -> Tensor:
-        shape = (plan.num_bags, plan.output_width)
-        if self.device.type == "cpu":
-            return torch.empty(shape)
-        return host_empty(4 * plan.num_bags * plan.output_width, self.device).view(torch.float32).view(shape)
+        return host_empty((plan.num_bags, plan.output_width), torch.float32, self.device)

@@ -89,6 +89,14 @@ class DenseState:
         return self
 
 
+def commit_to(core: _core.Pool, cursor: int, dense: DenseState | None) -> int:
+    """Ends the pool's step, with a dense state once it is there; returns the step."""
+    if dense is None:
+        return core.commit(cursor, None, [], 0)
+    dense.wait()
+    return core.commit(cursor, dense.structure, dense.tensors, dense.tensors_bytes)
+
+
 class Pool:
     """Opens the pool in `directory` for writing and recovers it; a directory without one becomes a pool when the first
     tables are attached.
@@ -312,16 +320,10 @@ class Pool:
         else:
             if loss is not None:
                 NonFiniteLoss.check(loss.value(), self.step + 1)
-            step = self._commit_now(cursor, dense)
+            step = commit_to(self.core, cursor, dense)
         for collection in self.collections:
             collection.drop_gradients()
         return step
-
-    def _commit_now(self, cursor: int, dense: DenseState | None) -> int:
-        if dense is None:
-            return self.core.commit(cursor, None, [], 0)
-        dense.wait()
-        return self.core.commit(cursor, dense.structure, dense.tensors, dense.tensors_bytes)
 
     def retire(self) -> bool:
         """Waits until the pool has one step more that a device is ahead of it; False where there is none."""

@@ -42,6 +42,9 @@ def in_torch(function: Callable[[], object]) -> object:
         return function()
 
 
+EITHER = pytest.mark.parametrize("run", [pytest.param(in_triton, marks=needs_triton), in_torch])
+
+
 def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,17 +14,13 @@ from kernel_cases import (
     DEVICE,
     DIMS,
     DTYPES,
+    EITHER,
     generator,
     huge,
-    in_torch,
-    in_triton,
-    needs_triton,
     normals,
     numbers,
     same_bits,
 )
-
-EITHER = pytest.mark.parametrize("run", [pytest.param(in_triton, marks=needs_triton), in_torch])
 
 
 class HostTables:

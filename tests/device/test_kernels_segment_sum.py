@@ -17,6 +17,7 @@ from holdfast.device.kernels.segment_sum import CHUNK
 from kernel_cases import (
     DEVICE,
     DIMS,
+    EITHER,
     generator,
     huge,
     in_torch,
@@ -27,8 +28,6 @@ from kernel_cases import (
     same_bits,
     starts_of,
 )
-
-EITHER = pytest.mark.parametrize("run", [pytest.param(in_triton, marks=needs_triton), in_torch])
 
 
 def sums_of(

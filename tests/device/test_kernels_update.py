@@ -19,6 +19,7 @@ from kernel_cases import (
     DEVICE,
     DIMS,
     DTYPES,
+    EITHER,
     generator,
     huge,
     in_torch,
@@ -33,7 +34,6 @@ from row_reference import STOCHASTIC_ROUNDING, Bags, BagWeights, element_bits, k
 from twin import jagged, random_bags, random_weights, read_table, table
 
 OPTIMIZERS = [SGD, RowWiseAdagrad, Adagrad, Adam, RowWiseAdam]
-EITHER = pytest.mark.parametrize("run", [pytest.param(in_triton, marks=needs_triton), in_torch])
 
 
 def state_floats(kind: int, dim: int) -> int:

@@ -23,7 +23,7 @@ class Arriving:
         self._to = tensor
         self._mark: Mark | None = None
         if tensor.device.type != "cpu":
-            self._to = host_empty(tensor.nbytes, tensor.device).view(tensor.dtype).view(tensor.shape)
+            self._to = host_empty(tensor.shape, tensor.dtype, tensor.device)
             queue.follow(current_queue(tensor.device).mark())
             with queue:
                 self._to.copy_(tensor, non_blocking=True)

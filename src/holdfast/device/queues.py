@@ -8,6 +8,7 @@ Invariants
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -20,9 +21,6 @@ class Mark(Protocol):
 
     def wait(self) -> None:
         """Waits, in this thread, until the queue has come here."""
-
-    def reached(self) -> bool:
-        """Whether the queue has come here."""
 
     def seconds_since(self, earlier: Mark) -> float:
         """The time between two marks that were reached; both timed, and of one device."""
@@ -121,12 +119,12 @@ def sent(tensor: torch.Tensor, device: torch.device, queue: Queue) -> torch.Tens
     return Sending(tensor, device, queue).take()
 
 
-def host_empty(num_bytes: int, device: torch.device) -> torch.Tensor:
-    """uint8 ``[num_bytes]`` on the host, page-locked where `device` wants that: copies then run beside computation.
+def host_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor on the host, page-locked where `device` wants that: copies then run beside computation.
 
     torch keeps page-locked memory that was freed, and gives it out again once the copies that used it are done.
     """
-    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    return torch.empty(tuple(shape), dtype=dtype, pin_memory=device.type == "cuda")
 
 
 class _Stream:
@@ -165,9 +163,6 @@ class _Event:
     def wait(self) -> None:
         self.event.synchronize()
 
-    def reached(self) -> bool:
-        return bool(self.event.query())  # type: ignore[no-untyped-call]
-
     def seconds_since(self, earlier: Mark) -> float:
         assert isinstance(earlier, _Event)
         return float(earlier.event.elapsed_time(self.event)) * 1e-3
@@ -198,9 +193,6 @@ class _Moment:
 
     def wait(self) -> None:
         pass
-
-    def reached(self) -> bool:
-        return True
 
     def seconds_since(self, earlier: Mark) -> float:
         assert isinstance(earlier, _Moment)

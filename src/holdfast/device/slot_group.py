@@ -48,10 +48,9 @@ class SlotGroup:
         """Weights and state of so many rows, on the device or on the host for a copy to it."""
 
         def empty(floats: int, dtype: torch.dtype) -> Tensor:
-            if not host:
-                return torch.empty(num_rows, floats, dtype=dtype, device=self._device)
-            num_bytes = num_rows * floats * dtype.itemsize
-            return host_empty(num_bytes, self._device).view(dtype).view(num_rows, floats)
+            if host:
+                return host_empty((num_rows, floats), dtype, self._device)
+            return torch.empty(num_rows, floats, dtype=dtype, device=self._device)
 
         state = empty(self._state_floats, torch.float32) if self._state_floats else None
         return empty(self.dim, self._dtype), state

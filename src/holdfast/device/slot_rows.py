@@ -94,7 +94,7 @@ class SlotRows:
         self._waiting: deque[PlannedFeatures] = deque()  # announced, and without slots yet
         self._arriving: dict[int, SlotBatch] = {}  # by id of the plan
         self._captured: list[SlotBatch] = []  # of the step that is under way
-        self._gradients: list[tuple[SlotBatch, Tensor]] = []
+        self._gradient: tuple[SlotBatch, Tensor] | None = None  # of the step's one forward pass
         self._sums: list[Tensor] | None = None
         self._updated: Returning | None = None
         self._num_delayed = 0  # announced batches that had to wait for slots
@@ -147,6 +147,8 @@ class SlotRows:
                 admissions.append(admission)
             with device_errors("a batch's rows"), self._to_device as queue:
                 began = queue.mark(timed=True)
+                if self._mapping is not None and any(admission.num_missing for admission in admissions):
+                    self._mapping.materialize(planned.plan)
                 parts = [
                     self._bring(group, admission) for group, admission in zip(self._groups, admissions, strict=True)
                 ]
@@ -176,7 +178,7 @@ class SlotRows:
 
     def _bring(self, group: SlotGroup, admission: _core.Admission) -> Part:
         """What the device needs to know of the batch, and the rows that it lacks, are on their way."""
-        packed = host_empty(admission.packed_bytes, self.device)
+        packed = host_empty((admission.packed_bytes,), torch.uint8, self.device)
         places = admission.pack(packed.numpy())
         there = packed.to(self.device, non_blocking=True)
         arrays = unpack(there, places)
@@ -186,7 +188,6 @@ class SlotRows:
             return part
         slots, missing = arrays["slots"], arrays["missing"]
         if self._mapping is not None:
-            self._mapping.materialize(admission.plan)
             kernels.gather_home(
                 self._mapping.bases(), arrays["tables"], arrays["rows"], missing, slots, group.weights, group.state
             )
@@ -227,7 +228,6 @@ class SlotRows:
         batch = self._arriving.pop(key)
         batch.step = self._pool.step + 1
         self._captured.append(batch)
-        self._sums = None
         return batch
 
     def capture_ahead(self, planned: PlannedFeatures) -> bool:
@@ -260,22 +260,21 @@ class SlotRows:
     def evaluate(self, planned: PlannedFeatures) -> Tensor:
         self._pool.drain()
         self._behind.check()
-        out = host_empty(4 * planned.plan.num_bags * planned.plan.output_width, self.device).view(torch.float32)
-        out = out.view(planned.plan.num_bags, planned.plan.output_width)
-        self._pool.core.evaluate(planned.plan, out.numpy())
+        plan = planned.plan
+        out = host_empty((plan.num_bags, plan.output_width), torch.float32, self.device)
+        self._pool.core.evaluate(plan, out.numpy())
         return out.to(self.device)
 
     def add_gradient(self, captured: SlotBatch, grad: Tensor) -> Tensor:
         if captured.step != self._pool.step + 1:
             raise StepError(f"backward through a forward of step {captured.step}, which is over")
-        if self._gradients:
+        if self._gradient is not None:
             raise StepError(
                 "a second forward pass of one collection in one step: rows in slots are updated from one; accumulate "
                 "over several with device.rows = 'near_memory'"
             )
         grad = grad.to(torch.float32).contiguous()
-        self._gradients.append((captured, grad))
-        self._sums = None
+        self._gradient = (captured, grad)
         return torch.where(kernels.all_finite(grad), 1.0, float("nan"))
 
     def weight_gradient(self, captured: SlotBatch, grad: Tensor, out: Tensor) -> None:
@@ -307,10 +306,11 @@ class SlotRows:
 
     @property
     def has_gradients(self) -> bool:
-        return bool(self._gradients)
+        return self._gradient is not None
 
     def update(self, *, gradient_scale: Tensor, **hyperparameters: float) -> None:
-        batch = self._gradients[0][0]
+        assert self._gradient is not None
+        batch = self._gradient[0]
         numbers = kernels.Hyperparameters(step=self._behind.row_updates + 1, **hyperparameters)
         returning = Returning(batch)
         queue = current_queue(self.device)
@@ -341,12 +341,13 @@ class SlotRows:
         self.drop_gradients()
 
     def drop_gradients(self) -> None:
-        self._gradients = []
+        self._gradient = None
         self._sums = None
 
     def _summed(self) -> list[Tensor]:
         if self._sums is None:
-            batch, grad = self._gradients[0]
+            assert self._gradient is not None
+            batch, grad = self._gradient
             self._sums = [
                 kernels.segment_sum(
                     grad,

@@ -25,7 +25,7 @@ from holdfast import _core
 from holdfast.device.arrivals import ArrivingLoss
 from holdfast.device.faults import device_errors
 from holdfast.errors import NonFiniteLoss, PoolFailed
-from holdfast.pool import DenseState
+from holdfast.pool import DenseState, commit_to
 
 _ISSUED_AT_MOST = 2  # beside the one that is being issued: one on the device, one on its way back
 
@@ -144,7 +144,8 @@ class WriteBehind:
                 if oldest.loss is not None:
                     NonFiniteLoss.check(oldest.loss.value(), core.step + 1)
                 arrived = [update.wait() for update in oldest.updates]
-                dense = None if oldest.dense is None else oldest.dense.wait()
+                if oldest.dense is not None:
+                    oldest.dense.wait()
             parts = [
                 (capture, tables, weights, state)
                 for capture, groups in zip(oldest.captures, arrived, strict=True)
@@ -152,10 +153,7 @@ class WriteBehind:
             ]
             if parts:
                 core.put(parts)
-            if dense is None:
-                core.commit(oldest.cursor, None, [], 0)
-            else:
-                core.commit(oldest.cursor, dense.structure, dense.tensors, dense.tensors_bytes)
+            commit_to(core, oldest.cursor, oldest.dense)
             self._issued.popleft()
             self._num_updates -= bool(oldest.updates)
             for update in oldest.updates:
