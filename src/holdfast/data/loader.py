@@ -49,6 +49,8 @@ Transformed = TypeVar("Transformed")
 
 _MAX_WINDOW_SAMPLES = 131_072
 _WINDOW_BYTES = 64 << 20
+_MAX_UNSHUFFLED_GROUP_SAMPLES = 16_384
+_UNSHUFFLED_GROUP_BYTES = 16 << 20
 
 
 def default_window_samples(source: Source) -> int:
@@ -127,7 +129,7 @@ class Loader(Generic[Item]):
         self._prefetch = prefetch
         self._part = part
         self._window_samples = (shuffle_window_samples or default_window_samples(source)) if shuffle else None
-        self._order = SampleOrder(source.block_sizes, seed=seed, window_samples=self._window_samples)
+        self._order = _order_of(source, seed, self._window_samples)
         # the overloads tie Item to the transform; inside, the two cases meet in one function
         self._hand_over = cast(Callable[[Batch], Item], _hand_over_with(transform))
         self._start = 0
@@ -187,7 +189,7 @@ class Loader(Generic[Item]):
         """
         if self._is_closed:
             raise StepError("the loader is closed; make a new one")
-        order = SampleOrder(self._source.block_sizes, seed=self._seed, window_samples=None)
+        order = _order_of(self._source, self._seed, None)
         cut = StreamCut(
             start=0, end=order.num_samples, batch_size=self._batch_size, part=self._part[0], of=self._part[1]
         )
@@ -256,6 +258,12 @@ class Loader(Generic[Item]):
             self._stop_pipeline()
         self._stop_pipeline = None
         self._pipeline = None
+
+
+def _order_of(source: Source, seed: int, window_samples: int | None) -> SampleOrder:
+    most = _UNSHUFFLED_GROUP_BYTES // max(1, source.sample_bytes)
+    group_samples = max(1, min(_MAX_UNSHUFFLED_GROUP_SAMPLES, most))
+    return SampleOrder(source.block_sizes, seed=seed, window_samples=window_samples, group_samples=group_samples)
 
 
 def _hand_over_with(transform: Callable[[Batch], object] | None) -> Callable[[Batch], object]:

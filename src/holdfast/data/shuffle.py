@@ -6,7 +6,8 @@
 - Everything is a function of (block sizes, window, seed, epoch, group). Random keys are the raw output of Philox4x64,
   which NumPy keeps stable (the methods of its Generator it does not), and a permutation is the stable argsort of such
   keys.
-- ``window_samples=None``: no shuffle; blocks in their own order, in small groups.
+- ``window_samples=None``: no shuffle; blocks in their own order, in groups of about ``group_samples`` samples, which
+  change nothing but how much is decoded at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-_UNSHUFFLED_GROUP_SAMPLES = 16_384
 _BLOCKS_STREAM = 0
 _FIRST_GROUP_STREAM = 1
 
@@ -40,10 +40,13 @@ class GroupSpan:
 class SampleOrder:
     """Which sample lies at which position of the stream; see the module's text."""
 
-    def __init__(self, block_sizes: NDArray[np.int64], *, seed: int, window_samples: int | None) -> None:
+    def __init__(
+        self, block_sizes: NDArray[np.int64], *, seed: int, window_samples: int | None, group_samples: int = 16_384
+    ) -> None:
         self._block_sizes = block_sizes
         self._seed = seed
         self._window_samples = window_samples
+        self._group_samples = group_samples if window_samples is None else window_samples
         self.num_samples = int(block_sizes.sum())
         """Samples in one epoch."""
 
@@ -68,7 +71,7 @@ class SampleOrder:
             blocks = _permutation(self._seed, epoch, _BLOCKS_STREAM, num_blocks)
         ends = np.cumsum(self._block_sizes[blocks])
         starts = ends - self._block_sizes[blocks]
-        windows = starts // (self._window_samples or _UNSHUFFLED_GROUP_SAMPLES)
+        windows = starts // self._group_samples
         firsts = np.flatnonzero(np.diff(windows, prepend=-1))
         lasts = np.append(firsts[1:], num_blocks)
         base = epoch * self.num_samples
