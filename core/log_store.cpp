@@ -325,7 +325,7 @@ const BlockFile& LogStore::file_of(const TableRows& request, const Item& item) c
 // Reads as many of the items, from the first on, as the buffer holds; returns how many.
 std::size_t LogStore::read_items(std::span<const TableRows> tables, std::span<const Item> items,
                                  const SectorBuffer& buffer) {
-  SectorRuns runs(buffer, joined_gap_bytes);
+  SectorRuns runs(buffer, {.read_gap_bytes = joined_gap_bytes});
   std::vector<const std::byte*> images;
   for (const Item& item : items) {
     const TableRows& request = tables[item.request];
@@ -338,7 +338,7 @@ std::size_t LogStore::read_items(std::span<const TableRows> tables, std::span<co
   for (std::size_t i = 0; i < images.size(); ++i) take_image(tables[items[i].request], items[i], images[i]);
   const std::lock_guard lock(mutex_);
   counters_.fetched_rows += images.size();
-  counters_.fetched_bytes += runs.used_bytes();
+  counters_.fetched_bytes += runs.read_bytes();
   counters_.fetch_requests += runs.reads().size();
   return images.size();
 }

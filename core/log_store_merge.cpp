@@ -21,8 +21,11 @@ namespace {
 // A part of a merge: so much is read, then written. Beside training a thread waits for its turn after each of the two,
 // so parts are long.
 constexpr std::size_t buffer_bytes = std::size_t{32} << 20;
-constexpr std::size_t requests_per_part = 4 * BlockQueue::depth;
-constexpr std::size_t joined_gap_bytes = format::block_bytes;  // moving these costs less than two more requests
+constexpr std::size_t writes_per_part = 4 * BlockQueue::depth;
+// A device reads what is between two blocks while it would turn to another request, which also takes a microsecond of
+// CPU. What is written wears it out: there one block goes with its neighbours, no more.
+constexpr std::size_t read_gap_bytes = 2 * format::block_bytes;
+constexpr std::size_t write_gap_bytes = format::block_bytes;
 constexpr std::size_t rows_looked_up_at_once = 4096;  // under the lock of the index, which fetches want
 
 }  // namespace
@@ -274,13 +277,15 @@ void LogStore::write_home(Table& table, const Versions& versions, const SectorBu
 
 // Writes as many of the versions, from the first on, as the buffer and the queue hold; returns how many. Small images
 // by whole blocks of the file system: single sectors in holes cost it six times the CPU, and the medium rewrites a
-// block either way. A block between two that are written is read with them and written back as it was.
+// block either way. A block between two that are written is written back as it was read.
 std::size_t LogStore::write_home_part(Table& table, std::span<const Version> versions, const std::byte* version_images,
                                       const SectorBuffer& buffer) {
   const RowLayout& layout = table.layout;
   const bool alone = layout.unit_rows() == 1;  // no other row is in its sectors: they need not be read
-  SectorRuns runs(buffer, alone ? 0 : joined_gap_bytes, alone ? format::sector_bytes : format::block_bytes,
-                  requests_per_part);
+  SectorRuns runs(buffer, {.read_gap_bytes = alone ? 0 : read_gap_bytes,
+                           .write_gap_bytes = alone ? 0 : write_gap_bytes,
+                           .unit_bytes = alone ? format::sector_bytes : format::block_bytes,
+                           .most_writes = writes_per_part});
   std::vector<std::byte*> images;
   Home* home = &table.homes[table.home_of(versions.front().row)];
   std::optional<std::pair<Home*, std::uint64_t>> last_unit;
@@ -304,10 +309,10 @@ std::size_t LogStore::write_home_part(Table& table, std::span<const Version> ver
   }
   queue_.write_many(runs.writes());
   const std::lock_guard lock(mutex_);
-  counters_.home_bytes_read += alone ? 0 : runs.used_bytes();
-  counters_.home_bytes_written += runs.used_bytes();
+  counters_.home_bytes_read += alone ? 0 : runs.read_bytes();
+  counters_.home_bytes_written += runs.written_bytes();
   counters_.home_read_requests += alone ? 0 : runs.reads().size();
-  counters_.home_write_requests += runs.reads().size();
+  counters_.home_write_requests += runs.writes().size();
   counters_.home_sectors_changed += changed_units * (layout.unit_bytes() / format::sector_bytes);
   return images.size();
 }

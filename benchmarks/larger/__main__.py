@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,6 +58,7 @@ def main() -> None:
         directory = parent / f"{datetime.now(UTC):%Y-%m-%d}-larger"
     directory.mkdir(parents=True, exist_ok=True)
     runner = Runner(options)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # as Ctrl-C: gigabytes of files are removed
     try:
         runner.run()
     finally:  # an hour's measurements are worth keeping, whatever ended them

@@ -22,27 +22,36 @@
 #include <string>
 
 #include "../format.h"
+#include "../huge_array.h"
 
 namespace holdfast {
 
-// Memory for direct I/O. Contents are not initialised.
+// Memory for direct I/O. Contents are not initialised. Large ones are of huge pages where those can be had: the kernel
+// pins memory page by page, and a page of 4096 bytes takes as long as one of 2 MiB.
 class SectorBuffer {
  public:
   SectorBuffer() = default;
-  explicit SectorBuffer(std::size_t bytes) : bytes_(format::align_up(bytes, format::block_bytes)) {
+  explicit SectorBuffer(std::size_t bytes) {
+    if (bytes >= huge_page_bytes) {
+      large_ = HugeArray<std::byte>(format::align_up(bytes, huge_page_bytes));
+      return;
+    }
+    bytes_ = format::align_up(bytes, format::block_bytes);
     if (bytes_ == 0) return;
-    data_.reset(static_cast<std::byte*>(std::aligned_alloc(format::block_bytes, bytes_)));
-    if (!data_) throw std::bad_alloc();
+    small_.reset(static_cast<std::byte*>(std::aligned_alloc(format::block_bytes, bytes_)));
+    if (!small_) throw std::bad_alloc();
   }
-  std::byte* data() const { return data_.get(); }
-  std::size_t size() const { return bytes_; }
+  std::byte* data() const { return small_ ? small_.get() : large_.data(); }
+  std::size_t size() const { return small_ ? bytes_ : large_.size(); }
 
  private:
+  static constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
   struct Free {
     void operator()(std::byte* data) const { std::free(data); }
   };
-  std::unique_ptr<std::byte[], Free> data_;
-  std::size_t bytes_ = 0;
+  std::unique_ptr<std::byte[], Free> small_;
+  std::size_t bytes_ = 0;  // of that
+  HugeArray<std::byte> large_;
 };
 
 class BlockFile;

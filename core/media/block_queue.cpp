@@ -110,7 +110,8 @@ class Ring {
         ++in_flight;
       }
       if (in_flight == 0) return;
-      // While there is more to submit, a few completions at a time: each call of the kernel costs a microsecond.
+      // While there is more to submit, half of what is in flight at a time: every wait wakes a thread up, which is dear on
+      // cores that train, and the other half keeps the device busy meanwhile.
       enter(stop || next == transfers.size() ? in_flight : std::min(in_flight, completions_at_once));
       in_flight -= reap([&](std::size_t i, std::int32_t result) {
         transfers[i].advance(result);
@@ -121,7 +122,7 @@ class Ring {
   }
 
  private:
-  static constexpr unsigned completions_at_once = 16;
+  static constexpr unsigned completions_at_once = BlockQueue::depth / 2;
 
   Ring(int fd, const io_uring_params& params) : fd_(fd) {
     const std::size_t sq_bytes = params.sq_off.array + params.sq_entries * sizeof(std::uint32_t);

@@ -494,15 +494,20 @@ void nothing_goes_before_recovery() {
         ErrorKind::exists);
 }
 
-// Records of steps 1 to 3 lie one behind another from the ring's first byte, 4096 bytes each.
-void append_three_rows(Subject& subject, std::uint64_t step) {
+std::uint64_t append_rows(Subject& subject, std::uint64_t step, const RowTable& table,
+                          const std::vector<std::uint64_t>& rows) {
   std::vector<OwnedRows> update;
   subject.steps.insert(step);
-  update.emplace_back(0, one_table()[0], std::vector<std::uint64_t>{1, 5, 100});
+  update.emplace_back(0, table, rows);
   update[0].weights[0] = static_cast<std::byte>(step);
   subject.model.update(step, update);
-  CHECK(*subject.store->append(subject.store->pack(mark_of(step), views(update))) == 4096);
   subject.last_attempted = step;
+  return subject.store->append(subject.store->pack(mark_of(step), views(update))).value();
+}
+
+// Records of steps 1 to 3 lie one behind another from the ring's first byte, 4096 bytes each.
+void append_three_rows(Subject& subject, std::uint64_t step) {
+  CHECK(append_rows(subject, step, one_table()[0], {1, 5, 100}) == 4096);
 }
 
 void make_three_records(Subject& subject) {
@@ -1316,6 +1321,19 @@ void counters_say_what_was_written(std::uint64_t seed) {
   CHECK(counters.home_bytes_written == 2 * 4096 && counters.home_bytes_read == 2 * 4096);  // each in a block of its own
 }
 
+// 24 rows lie in a block of home: those that are merged, in blocks 0 and 3, and then in blocks 8 and 12.
+void a_merge_reads_over_two_blocks_and_writes_none_of_them(std::uint64_t seed) {
+  const RowTable table = table_of(0, 1000, 32, RowDtype::f32, RowOptimizer::rowwise_adagrad);
+  Subject subject({table}, 64 << 10, buffered(), seed);
+  append_rows(subject, 1, table, {0, 3 * 24, 8 * 24, 12 * 24});
+  subject.sync();
+  subject.merge(1);
+  const LogStoreCounters counters = subject.store->counters();
+  CHECK(counters.home_read_requests == 3 && counters.home_bytes_read == (4 + 1 + 1) * 4096);
+  CHECK(counters.home_write_requests == 4 && counters.home_bytes_written == 4 * 4096);
+  subject.fetch_all();
+}
+
 }  // namespace
 }  // namespace holdfast
 
@@ -1361,6 +1379,7 @@ int main(int argc, char** argv) {
   run("a long import", a_long_import_is_written_in_pieces);
   run("imports that do not fit", arrays_that_do_not_fit_are_not_imported);
   run("counters", counters_say_what_was_written);
+  run("read over blocks", a_merge_reads_over_two_blocks_and_writes_none_of_them);
   run("readers, io_uring",
       [](std::uint64_t s) { readers_beside_the_writer_see_whole_rows(s, BlockQueue::Way::io_uring, 400); });
   run("readers, threads",

@@ -56,6 +56,18 @@ def wait_until_gone():
     return not loader_threads()
 
 
+def test_an_unshuffled_loader_decodes_no_more_than_a_few_groups_of_16_mib_ahead(numbered):
+    source = numbered([1] * 400)
+    source.sample_bytes = 1 << 20
+    with Loader(source, batch_size=1, seed=0, shuffle=False, prefetch=1) as loader:
+        next(loader)
+        time.sleep(0.2)
+        assert source.num_blocks_read <= 3 * 16
+        for _ in range(99):
+            next(loader)
+    assert source.num_blocks_read >= 100
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=12),

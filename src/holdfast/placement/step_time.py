@@ -37,7 +37,8 @@ from holdfast.placement.tiers import Tier
 _SECTOR_BYTES, _BLOCK_BYTES, _TAG_BYTES = 512, 4096, 4  # docs/FORMAT.md: row images
 _SLOT_BYTES = 39  # of the scratchpad beside a row (core/scratchpad.cpp)
 _FETCH_GAP_SECTORS = 7  # between two sectors that are read in one request, at most (core/log_store.cpp)
-_MERGE_GAP_BLOCKS = 1  # between two blocks that are read and written in one request (core/log_store_merge.cpp)
+_MERGE_READ_GAP_BLOCKS = 2  # between two blocks that a merge reads in one request (core/log_store_merge.cpp)
+_MERGE_WRITE_GAP_BLOCKS = 1  # and between two that it writes in one
 _MERGED_PART = 0.65  # of the log, at a time: between 0.5 and 0.8, as its pace allows (core/log_merger.cpp)
 
 
@@ -212,14 +213,14 @@ def _log_store_work(demand: Demand, curves: Sequence[ReuseCurve], options: StepO
         merged_rows = curve.distinct(num_steps)
         moved_rows += merged_rows / num_steps
         alone = _images_per_unit(table) == 1
-        requests, units = _requests(
-            table, merged_rows, _unit_bytes(table) if alone else _BLOCK_BYTES, 0 if alone else _MERGE_GAP_BLOCKS
-        )
-        # A row that has its sectors to itself is not read before it is written.
-        merge_requests += requests * (1 if alone else 2) / num_steps
-        beyond = max(0.0, units - requests) * (_unit_bytes(table) if alone else _BLOCK_BYTES) / num_steps
-        read_bytes += 0.0 if alone else beyond
-        written_bytes += beyond
+        unit_bytes = _unit_bytes(table) if alone else _BLOCK_BYTES
+        writes, written = _requests(table, merged_rows, unit_bytes, 0 if alone else _MERGE_WRITE_GAP_BLOCKS)
+        merge_requests += writes / num_steps
+        written_bytes += max(0.0, written - writes) * unit_bytes / num_steps
+        if not alone:  # a row that has its sectors to itself is not read before it is written
+            reads, read = _requests(table, merged_rows, unit_bytes, _MERGE_READ_GAP_BLOCKS)
+            merge_requests += reads / num_steps
+            read_bytes += max(0.0, read - reads) * unit_bytes / num_steps
     return LogStoreWork(
         hit_rate=1.0 - sum(missed) / rows if rows else 1.0,
         missed_rows=sum(missed),
