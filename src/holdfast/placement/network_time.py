@@ -28,6 +28,7 @@ from holdfast.run import RunConfig, make_dlrm, seed_generators
 from holdfast.train import make_loader
 
 _NUM_BATCHES = 6
+_NUM_READ, _READING_S = 64, 2.0  # batches that are read to tell what reading costs, in so long at most
 _ROUNDS = 6  # each with and without work beside it
 _ROUND_S = 0.5
 _MIN_STEPS = 3
@@ -73,15 +74,21 @@ def time_network(config: RunConfig, source: Source) -> NetworkTime:
 
 
 def _read(config: RunConfig, source: Source) -> tuple[list[Batch], float]:
-    """The first batches, and the CPU time of one; the first one's counts for nothing, it opens files."""
+    """The first batches, and the CPU time of one. The first half of what is read counts for nothing: it opens files
+    and touches memory for the first time."""
     marks: dict[int, list[float]] = {}
 
     def note(_: Batch) -> None:
         marks.setdefault(threading.get_ident(), []).append(time.thread_time())
 
+    begin = time.monotonic()
     with make_loader(source, config.train, note) as loader:
         batches = [next(loader)[0] for _ in range(_NUM_BATCHES)]
-    spans = [later - earlier for times in marks.values() for earlier, later in pairwise(times)]
+        for _ in range(_NUM_READ - _NUM_BATCHES):
+            if time.monotonic() - begin > _READING_S:
+                break
+            next(loader)
+    spans = [later - earlier for times in marks.values() for earlier, later in pairwise(times[len(times) // 2 :])]
     return batches, statistics.mean(spans) if spans else 0.0
 
 
