@@ -282,10 +282,12 @@ std::size_t LogStore::write_home_part(Table& table, std::span<const Version> ver
                                       const SectorBuffer& buffer) {
   const RowLayout& layout = table.layout;
   const bool alone = layout.unit_rows() == 1;  // no other row is in its sectors: they need not be read
-  SectorRuns runs(buffer, {.read_gap_bytes = alone ? 0 : read_gap_bytes,
-                           .write_gap_bytes = alone ? 0 : write_gap_bytes,
-                           .unit_bytes = alone ? format::sector_bytes : format::block_bytes,
-                           .most_writes = writes_per_part});
+  const RunShape shape = alone ? RunShape{.most_writes = writes_per_part}
+                               : RunShape{.read_gap_bytes = read_gap_bytes,
+                                          .write_gap_bytes = write_gap_bytes,
+                                          .unit_bytes = format::block_bytes,
+                                          .most_writes = writes_per_part};
+  SectorRuns runs(buffer, shape);
   std::vector<std::byte*> images;
   Home* home = &table.homes[table.home_of(versions.front().row)];
   std::optional<std::pair<Home*, std::uint64_t>> last_unit;

@@ -55,7 +55,11 @@ _UNSHUFFLED_GROUP_BYTES = 16 << 20
 
 def default_window_samples(source: Source) -> int:
     """How many samples are shuffled together unless said otherwise: 131,072, or what 64 MiB hold when that is fewer."""
-    return max(1, min(_MAX_WINDOW_SAMPLES, _WINDOW_BYTES // max(1, source.sample_bytes)))
+    return _samples_within(source, _WINDOW_BYTES, _MAX_WINDOW_SAMPLES)
+
+
+def _samples_within(source: Source, num_bytes: int, most: int) -> int:
+    return max(1, min(most, num_bytes // max(1, source.sample_bytes)))
 
 
 class Loader(Generic[Item]):
@@ -261,8 +265,7 @@ class Loader(Generic[Item]):
 
 
 def _order_of(source: Source, seed: int, window_samples: int | None) -> SampleOrder:
-    most = _UNSHUFFLED_GROUP_BYTES // max(1, source.sample_bytes)
-    group_samples = max(1, min(_MAX_UNSHUFFLED_GROUP_SAMPLES, most))
+    group_samples = _samples_within(source, _UNSHUFFLED_GROUP_BYTES, _MAX_UNSHUFFLED_GROUP_SAMPLES)
     return SampleOrder(source.block_sizes, seed=seed, window_samples=window_samples, group_samples=group_samples)
 
 
