@@ -98,7 +98,16 @@ class MappedFile final : public File {
              std::byte* at = nullptr)
       : File(std::move(path)), fd_(fd), writable_(writable), dax_(dax), synced_(synced), access_(access) {
     if (synced_ && writable_) direct_fd_ = ::open(name_.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC);  // or not
-    map(bytes, at);
+    void* address = mapped(bytes, at);
+    if (address == MAP_FAILED) {
+      const int error = errno;
+      ::close(fd_);
+      if (direct_fd_ >= 0) ::close(direct_fd_);
+      throw_errno("mapping " + name_, error);
+    }
+    data_ = static_cast<std::byte*>(address);
+    size_ = bytes;
+    is_own_ = at == nullptr;
   }
   ~MappedFile() override {
     if (data_ != nullptr && is_own_) ::munmap(data_, std::max<std::size_t>(size_, 1));
@@ -124,13 +133,15 @@ class MappedFile final : public File {
 
   void resize(std::size_t bytes) override {
     if (::ftruncate(fd_, static_cast<off_t>(bytes)) != 0) throw_errno("resizing " + name_, errno);
-    void* address = ::mremap(data_, std::max<std::size_t>(size_, 1), std::max<std::size_t>(bytes, 1), MREMAP_MAYMOVE);
+    // Not mremap, which ThreadSanitizer does not see: it takes the addresses' last users for this one's.
+    void* address = mapped(bytes, nullptr);
     if (address == MAP_FAILED) {
       const int error = errno;
       const bool undone = ::ftruncate(fd_, static_cast<off_t>(size_)) == 0;
       const std::string what = "mapping " + std::to_string(bytes) + " bytes of " + name_;
       throw_errno(undone ? what : what + ", which stays as long as that", error);
     }
+    ::munmap(data_, std::max<std::size_t>(size_, 1));
     data_ = static_cast<std::byte*>(address);
     size_ = bytes;
   }
@@ -165,23 +176,17 @@ class MappedFile final : public File {
   }
 
  private:
-  void map(std::size_t bytes, std::byte* at) {
+  // Where the file's first bytes are mapped, or MAP_FAILED. at: where to, or null.
+  void* mapped(std::size_t bytes, std::byte* at) const {
     const int protection = PROT_READ | (writable_ ? PROT_WRITE : 0);
     const int flags = (dax_ ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED) | (at != nullptr ? MAP_FIXED : 0);
     void* address = ::mmap(at, std::max<std::size_t>(bytes, 1), protection, flags, fd_, 0);
-    if (address == MAP_FAILED) {
-      const int error = errno;
-      ::close(fd_);
-      if (direct_fd_ >= 0) ::close(direct_fd_);
-      throw_errno("mapping " + name_, error);
-    }
-    data_ = static_cast<std::byte*>(address);
-    size_ = bytes;
-    is_own_ = at == nullptr;
+    if (address == MAP_FAILED) return address;
     // Read-ahead around a random row costs up to a millisecond a fault. Huge pages only where all of a file is used: on
     // a sparse one every touched row would take 2 MiB.
     ::madvise(address, bytes, access_ == Access::random ? MADV_RANDOM : MADV_HUGEPAGE);
     ::madvise(address, bytes, MADV_DONTFORK);
+    return address;
   }
 
   // For file systems without fallocate: writing the same bytes again makes the file system find space for them.

@@ -164,11 +164,6 @@ void* mmap64(void* address, std::size_t bytes, int protection, int flags, int fd
   return mmap(address, bytes, protection, flags, fd, offset);
 }
 
-void* mremap(void* address, std::size_t had, std::size_t bytes, int flags, ...) {
-  static const auto real = next<void* (*)(void*, std::size_t, std::size_t, int)>("mremap");
-  return strikes("mremap", [address] { return path_at(address); }) ? MAP_FAILED : real(address, had, bytes, flags);
-}
-
 int open(const char* path, int flags, ...) {
   static const auto real = next<decltype(&open)>("open");
   va_list arguments;

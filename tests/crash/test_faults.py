@@ -62,7 +62,7 @@ WHILE_ROWS_ARE_IN_PLACE = {
     "dense_grow_enospc": Case(at("training", "fallocate", "dense-1", ENOSPC), "PoolFull", "dense-1"),
     "dense_grow_eio": Case(at("training", "fallocate", "dense-1", EIO), "PoolFailed", "dense-1"),
     "dense_resize_efbig": Case(at("training", "ftruncate", "dense-1", EFBIG), "PoolFailed", "dense-1"),
-    "dense_map_enomem": Case(at("training", "mremap", "dense-1", ENOMEM), "PoolFailed", "dense-1"),
+    "dense_map_enomem": Case(at("training", "mmap", "dense-1", ENOMEM), "PoolFailed", "dense-1"),
     "close_rows_msync_eio": Case(at("closing", "msync", ROWS, EIO), "PoolFailed", "table-0000.weights", "untrusted"),
     "close_rows_fsync_eio": Case(
         at("closing", "fsync", ".touched", EIO, nth=2), "PoolFailed", "table-0001.touched", "untrusted"
@@ -103,7 +103,7 @@ WHILE_ROWS_COME_FROM_A_LOG = {
     "dense_write_short": Case(at("midway", "pwrite", "dense-", most_bytes=700), None, ""),
     "dense_sync_eio": Case(at("midway", "msync", "dense-", EIO), "PoolFailed", ""),
     "dense_grow_enospc": Case(at("training", "fallocate", "dense-1", ENOSPC), "PoolFull", "dense-1"),
-    "dense_map_enomem": Case(at("training", "mremap", "dense-1", ENOMEM), "PoolFailed", "dense-1"),
+    "dense_map_enomem": Case(at("training", "mmap", "dense-1", ENOMEM), "PoolFailed", "dense-1"),
     "no_thread_to_collect": Case(at("training", "pthread_create", "", EAGAIN, nth=2), "PoolFailed", "hf-collect"),
     "no_thread_to_fetch": Case(at("training", "pthread_create", "", EAGAIN, nth=3), "PoolFailed", "hf-exchange"),
     "close_home_sync_eio": Case(at("closing", "fdatasync", HOME, EIO), "PoolFailed", HOME),
@@ -153,7 +153,7 @@ WHILE_IT_IS_MADE_WITH_A_LOG = {
 WHILE_THE_UNDO_LOG_GROWS = {
     "allocate_eio": Case(at("opening", "fallocate", UNDO_LOG, EIO, nth=2), "PoolFailed", UNDO_LOG),
     "resize_eio": Case(at("opening", "ftruncate", UNDO_LOG, EIO), "PoolFailed", UNDO_LOG),
-    "map_enomem": Case(at("opening", "mremap", UNDO_LOG, ENOMEM), "PoolFailed", UNDO_LOG),
+    "map_enomem": Case(at("opening", "mmap", UNDO_LOG, ENOMEM, nth=2), "PoolFailed", UNDO_LOG),
 }
 
 WHILE_A_SNAPSHOT_IS_TAKEN = {
