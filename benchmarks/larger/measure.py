@@ -60,6 +60,13 @@ def _is_steady(system: System, warmup: Warmup, row_bytes: int, begin_bytes: dict
     return turned_over and traffic["rows_fetched"] >= rows_to_fill
 
 
+def _steps_per_merge(traffic: Mapping[str, float], num_steps: int) -> float | None:
+    """How many steps append what a merge gives up; None where nothing has been merged."""
+    if not traffic or not traffic["merges"]:
+        return None
+    return traffic["merged_bytes"] / traffic["merges"] / (traffic["appended_bytes"] / num_steps)
+
+
 def warm_up(system: System, warmup: Warmup, row_bytes: int) -> dict[str, Any]:
     """Trains until the system is steady."""
     begin, begin_bytes = time.perf_counter(), device_bytes()
@@ -77,6 +84,7 @@ def warm_up(system: System, warmup: Warmup, row_bytes: int) -> dict[str, Any]:
         "warmup_steps": num_steps,
         "warmup_s": time.perf_counter() - begin,
         "steady": steady,
+        "steps_per_merge": _steps_per_merge(system.traffic(), num_steps),
         "first_loss": first_loss,
     }
 

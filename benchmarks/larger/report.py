@@ -35,6 +35,7 @@ _NOTES = """\
   the disk twice. What did not get there in its time is marked.
 - In turns: systems of one workload, but for mapped files and RocksDB, are warmed up one after the other and then take
   turns, one awake and the others stopped, so that the machine's other tenants meet all of them.
+- A window is at least two cycles of a system's merges, and whole ones: what its merging costs is in it in full.
 - CPU per missed row: CPU time of the core's own threads (collect, exchange, merge, commit) per step over rows fetched,
   the kernel's part included. Logging and merging are in it; packing and copying on the training threads are not.
 - `GOMP_SPINCOUNT=5000` for all: idle threads of OpenMP sleep after microseconds.

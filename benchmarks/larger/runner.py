@@ -40,8 +40,9 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One measurement of a system. num_batches: distinct ones; steps, warmup: at least; fill: whether its memory has to
-    be full first; scratchpad_bytes: None for a tenth of the tables. window, capture_ahead: as in TrainConfig."""
+    """One measurement of a system. num_batches: distinct ones; steps, warmup: at least (see turns.py); fill: whether
+    its memory has to be full first; scratchpad_bytes: None for a tenth of the tables. window, capture_ahead: as in
+    TrainConfig."""
 
     system: str
     workload: Workload

@@ -3,12 +3,15 @@
 Invariants
 - One system runs at a time; the others are stopped, with all their threads (SIGSTOP).
 - Every round gives each system one turn, and begins with another one.
+- Turns add up to whole cycles of a system's merges: a window of less would leave to chance what share of its merging
+  falls into it.
 - A system that fails has an error for a result; the others go on.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -21,6 +24,7 @@ from typing import Any, TextIO
 from larger.memory_limit import remove_group_of
 
 _TIMEOUT_S = 3600
+_FEWEST_CYCLES = 2
 FAILURES = (OSError, ValueError, RuntimeError, subprocess.SubprocessError)
 """Of one measurement; the others go on."""
 
@@ -42,10 +46,12 @@ class Child:
             command, cwd=directory, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
         )
 
-    def warm_up(self) -> None:
-        """Waits until it is steady, and stops it. Raises RuntimeError where it ends instead."""
-        self._listen()
+    def warm_up(self) -> dict[str, Any]:
+        """Waits until it is steady, and stops it. Returns how that went, see measure.warm_up. Raises RuntimeError where
+        it ends instead."""
+        answer = self._listen()
         self._signal(signal.SIGSTOP)
+        return answer
 
     def turn(self, num_steps: int) -> float:
         """Milliseconds a step, of that many."""
@@ -98,7 +104,7 @@ class Child:
 
 
 class Turns:
-    """What takes turns. num_steps: of each, over all rounds."""
+    """What takes turns. num_steps: of each, over all rounds, at least."""
 
     def __init__(self, num_steps: dict[str, int], on_progress: Callable[[str], None]) -> None:
         self._num_steps = num_steps
@@ -137,7 +143,10 @@ class Turns:
 
     def _warm_up(self, key: str, start: Callable[[str], Child]) -> None:
         self._alive[key] = start(key)
-        self._alive[key].warm_up()
+        steps_per_merge = self._alive[key].warm_up()["steps_per_merge"]
+        if steps_per_merge is not None:
+            cycles = max(_FEWEST_CYCLES, math.ceil(self._num_steps[key] / steps_per_merge))
+            self._num_steps[key] = round(cycles * steps_per_merge)
 
     def _turn(self, key: str, num_rounds: int) -> None:
         self._turn_ms[key].append(self._alive[key].turn(-(-self._num_steps[key] // num_rounds)))
