@@ -34,6 +34,11 @@ void LogMerger::allow(std::uint64_t step) {
   turned_.notify_all();
 }
 
+std::uint64_t LogMerger::limit_step() const {
+  const std::lock_guard lock(mutex_);
+  return limit_step_;
+}
+
 // Not while the thread is between a look at the log and its sleep.
 void LogMerger::wake() {
   {
@@ -109,8 +114,8 @@ void LogMerger::run() {
     std::exception_ptr failure;
     bool is_broken = false;
     try {
-      merged =
-          store_.merge(limit, [this](std::chrono::nanoseconds busy, double progress) { rest_after(busy, progress); });
+      merged = store_.merge([this] { return limit_step(); },
+                            [this](std::chrono::nanoseconds busy, double progress) { rest_after(busy, progress); });
     } catch (const Error& error) {
       failure = std::current_exception();
       is_broken = error.kind() != ErrorKind::full;

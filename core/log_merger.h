@@ -44,6 +44,7 @@ class LogMerger {
 
  private:
   void run();
+  std::uint64_t limit_step() const;
   std::uint64_t bytes_to_begin_at() const;
   bool wants_to_merge() const;
   bool is_in_a_hurry(double progress) const;

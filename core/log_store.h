@@ -12,9 +12,11 @@
 // - Home never holds a version of a step after the merge's limit. So roll_back must not go below a limit that was
 //   ever given to merge, in this life or an earlier one: the caller's limit is the older valid dense slot's step.
 // - A merge takes every record of a step up to the limit that is durable, and writes each row's newest version of
-//   these. The checkpoint that moves the tail is what makes the others unreachable; a crash before it leaves everything
-//   in the log. An append beside the merge is of no account: its record is not durable up to the limit when the merge
-//   begins.
+//   these, but for rows of which a later record stands: one that is durable, of a step up to what the limit is by then.
+//   That record stays in the log, where the index finds the row, in this life and after every recovery; the checkpoint
+//   says that none goes back before it. The checkpoint, which moves the tail, is what makes versions that were not
+//   written home unreachable; a crash before it leaves everything in the log. Any other append beside the merge is of
+//   no account.
 // - After a merge the index names none of the records that it took: the versions that it named were each the newest of
 //   their row, and those are home. A row that was appended meanwhile has another entry, which stays.
 // - An extent of the log is written again only after: home is durable, the checkpoint that moves the tail is durable,
@@ -197,11 +199,13 @@ class LogStore {
   std::optional<std::uint64_t> append(const PackedRecord& packed);
   // Makes all steps durable whose append had returned.
   void sync();
-  // Folds the records of steps up to `limit_step` that are durable into home. Returns how many bytes of the log that
-  // was; 0: nothing to do. After each part, of some milliseconds, it calls `after_part`: there it can be held up, so
-  // that fetches come first. busy: how long the part kept the medium busy; progress: how much of all is done, 0 to 1.
+  // Folds the records of steps up to the limit that are durable into home. Returns how many bytes of the log that was;
+  // 0: nothing to do. It asks for the limit, a step that may rise meanwhile, again and again, on its own thread. After
+  // each part, of some milliseconds, it calls `after_part`: there it can be held up, so that fetches come first. busy:
+  // how long the part kept the medium busy; progress: how much of all is done, 0 to 1.
+  using Limit = std::function<std::uint64_t()>;
   using AfterPart = std::function<void(std::chrono::nanoseconds busy, double progress)>;
-  std::uint64_t merge(std::uint64_t limit_step, const AfterPart& after_part = [](std::chrono::nanoseconds, double) {});
+  std::uint64_t merge(const Limit& limit, const AfterPart& after_part = [](std::chrono::nanoseconds, double) {});
 
   // Writes rows [first, ...) straight home; their state becomes zeros where `state` is empty. Only while the log holds
   // no record, and alone. Durable after sync_home; what a failure or a crash before that leaves of them is unknown.
@@ -253,11 +257,17 @@ class LogStore {
     std::uint32_t file;  // 0: the log, else 1 + which home
     std::size_t row;
   };
-  // The records that a merge takes, oldest first.
+  // So many bytes of the ring, from `begin` on.
+  struct Stretch {
+    std::uint64_t begin = 0;
+    std::uint64_t bytes = 0;
+  };
+  // The records that a merge takes, oldest first, and where they lie.
   struct Mergeable {
     std::vector<RowLog::Live> records;
-    std::uint64_t begin = 0;  // of the first one, in the ring
-    std::uint64_t span = 0;  // bytes from there to the end of the last one
+    Stretch stretch;
+
+    std::uint64_t last_step() const { return records.back().link.mark.step; }
   };
   struct Extent;
   struct Part;
@@ -318,18 +328,17 @@ class LogStore {
   void verify_home(std::uint32_t number, std::vector<std::string>& problems);
   void verify_record(const RowLog::Live& record, std::vector<std::string>& problems);
 
-  Mergeable mergeable(std::uint64_t limit_step) const;
-  bool lies_in(const Mergeable& records, std::uint64_t location, const Table& table) const;
+  Mergeable records_between(std::uint64_t after_step, std::uint64_t limit_step) const;
+  bool lies_in(const Stretch& stretch, std::uint64_t location, const Table& table) const;
   std::vector<std::vector<Part>> parts_of(const Mergeable& records) const;
   std::uint64_t image_bytes_of(std::span<const Part> parts) const;
-  void collect(const Mergeable& records, std::uint32_t table, std::span<const Part> parts, const RowRange& range,
-               Versions& versions);
+  void collect(const Stretch& merged, const Stretch& standing, std::uint32_t table, std::span<const Part> parts,
+               const RowRange& range, Versions& versions);
   std::vector<Part> some_parts(std::uint32_t table, std::span<const Part> parts) const;
   SpareBuffers::Borrowed read_row_numbers(std::span<Part> parts, const RowRange& range);
   SpareBuffers::Borrowed read_images(std::span<Part> parts, const RowLayout& layout);
-  SpareBuffers::Borrowed read_extents(std::span<Part> parts, const std::function<Extent(const Part& part)>& extent_of,
-                                      const std::function<void(Part& part, const std::byte* first)>& take);
-  void take_part(const Mergeable& records, const Part& part, RowIndex& settled, Versions& versions) const;
+  void choose(const Stretch& merged, const Stretch& standing, Part& part, RowIndex& settled) const;
+  void take_part(const Part& part, Versions& versions) const;
   void find_newest(const Table& table, std::span<const std::uint64_t> rows,
                    std::vector<std::uint64_t>& locations) const;
   void write_home(Table& table, const Versions& versions, const SectorBuffer& buffer, const AfterPart& after_part);

@@ -36,7 +36,8 @@ struct LogStore::Extent {
   std::uint64_t end;
 
   std::uint64_t first_sector() const { return begin / format::sector_bytes * format::sector_bytes; }
-  std::size_t bytes() const { return format::align_up(end, format::sector_bytes) - first_sector(); }
+  std::uint64_t end_of_sectors() const { return format::align_up(end, format::sector_bytes); }
+  std::size_t bytes() const { return end_of_sectors() - first_sector(); }
 };
 
 // One table's part of a record, and what is read of it.
@@ -44,16 +45,22 @@ struct LogStore::Part {
   std::uint64_t position;  // of the record
   RowLogSection section;
   const std::uint64_t* rows = nullptr;
-  std::size_t begin = 0;  // rows [begin, end) of the section are wanted
+  std::size_t begin = 0;  // rows [begin, end) of the section are in the range that is being merged
   std::size_t end = 0;
-  const std::byte* images = nullptr;  // of row `begin`'s unit on
+  std::vector<std::size_t> chosen{};  // of these, the ones whose newest version is here
+  std::vector<const std::byte*> images{};  // of those
+
+  std::uint64_t image_offset(const RowLayout& layout, std::size_t i) const {
+    return section.images_offset + layout.offset_of(i);
+  }
 };
 
-std::uint64_t LogStore::merge(std::uint64_t limit_step, const AfterPart& after_part) {
+std::uint64_t LogStore::merge(const Limit& limit, const AfterPart& after_part) {
   const std::lock_guard turn(merge_mutex_);
   require_usable();
-  const Mergeable records = mergeable(limit_step);
+  const Mergeable records = records_between(0, limit());
   if (records.records.empty()) return 0;
+  std::uint64_t merged_step = records.last_step();
   const auto parts = parts_of(records);
   wait_for_fetches();
   const SpareBuffers::Borrowed buffer = spare_.borrow(buffer_bytes);
@@ -71,7 +78,9 @@ std::uint64_t LogStore::merge(std::uint64_t limit_step, const AfterPart& after_p
       const double range_bytes = static_cast<double>(bytes) / static_cast<double>(num_ranges);
       const RowRange rows{tables_[t].owned_row(num_rows * range / num_ranges),
                           tables_[t].owned_row(num_rows * (range + 1) / num_ranges)};
-      collect(records, t, parts[t], rows, versions);
+      const Mergeable standing = records_between(records.last_step(), limit());
+      if (!standing.records.empty()) merged_step = standing.last_step();
+      collect(records.stretch, standing.stretch, t, parts[t], rows, versions);
       write_home(tables_[t], versions, buffer.buffer(), [&](std::chrono::nanoseconds busy, double share) {
         after_part(busy, (done_bytes + share * range_bytes) / all_bytes);
       });
@@ -83,7 +92,7 @@ std::uint64_t LogStore::merge(std::uint64_t limit_step, const AfterPart& after_p
       }
     });
   }
-  latching([&] { log_.checkpoint_without(records.records.size()); });
+  latching([&] { log_.checkpoint_without(records.records.size(), merged_step); });
   give_up(records);
   std::uint64_t bytes = 0;
   for (const RowLog::Live& record : records.records) bytes += record.bytes;
@@ -93,26 +102,26 @@ std::uint64_t LogStore::merge(std::uint64_t limit_step, const AfterPart& after_p
   return bytes;
 }
 
-LogStore::Mergeable LogStore::mergeable(std::uint64_t limit_step) const {
+// Durable ones.
+LogStore::Mergeable LogStore::records_between(std::uint64_t after_step, std::uint64_t limit_step) const {
   const std::uint64_t limit = std::min(limit_step, log_.durable_step());
   Mergeable found;
   for (const RowLog::Live& record : log_.live()) {
     if (record.link.mark.step > limit) break;
-    found.records.push_back(record);
+    if (record.link.mark.step > after_step) found.records.push_back(record);
   }
   if (!found.records.empty()) {
     const std::uint64_t begin = found.records.front().link.position;
-    found.begin = begin % log_.ring_bytes();
-    found.span = found.records.back().end() - begin;
+    found.stretch = {begin % log_.ring_bytes(), found.records.back().end() - begin};
   }
   return found;
 }
 
-bool LogStore::lies_in(const Mergeable& records, std::uint64_t location, const Table& table) const {
+bool LogStore::lies_in(const Stretch& stretch, std::uint64_t location, const Table& table) const {
   const std::uint64_t offset = offset_of_location(location, table) - format::row_log_ring_offset;
   const std::uint64_t distance =
-      offset >= records.begin ? offset - records.begin : offset + log_.ring_bytes() - records.begin;
-  return distance < records.span;
+      offset >= stretch.begin ? offset - stretch.begin : offset + log_.ring_bytes() - stretch.begin;
+  return distance < stretch.bytes;
 }
 
 // By table, those of the newest record first. The row numbers are checked here, and read again when they are wanted.
@@ -133,7 +142,7 @@ std::uint64_t LogStore::image_bytes_of(std::span<const Part> parts) const {
   return bytes;
 }
 
-void LogStore::collect(const Mergeable& records, std::uint32_t table, std::span<const Part> parts,
+void LogStore::collect(const Stretch& merged, const Stretch& standing, std::uint32_t table, std::span<const Part> parts,
                        const RowRange& range, Versions& versions) {
   versions.rows.clear();
   versions.images.clear();
@@ -143,8 +152,12 @@ void LogStore::collect(const Mergeable& records, std::uint32_t table, std::span<
     std::vector<Part> some = some_parts(table, parts.subspan(done));
     done += some.size();
     const auto row_numbers = read_row_numbers(some, range);
+    for (Part& part : some) {
+      choose(merged, standing, part, settled);
+      versions.num_seen += part.end - part.begin;
+    }
     const auto images = read_images(some, tables_[table].layout);
-    for (const Part& part : some) take_part(records, part, settled, versions);
+    for (const Part& part : some) take_part(part, versions);
   }
   // A row that was updated again after its newest version had been taken may have been taken twice. The sort keeps the
   // order of its versions, which is newest first.
@@ -176,32 +189,6 @@ SpareBuffers::Borrowed LogStore::read_row_numbers(std::span<Part> parts, const R
     const std::uint64_t begin = part.section.rows_offset;
     return Extent{begin, begin + part.section.num_rows * sizeof(std::uint64_t)};
   };
-  SpareBuffers::Borrowed data = read_extents(parts, extent_of, [](Part& part, const std::byte* first) {
-    part.rows = reinterpret_cast<const std::uint64_t*>(first);
-  });
-  for (Part& part : parts) {
-    const std::span rows(part.rows, part.section.num_rows);
-    part.begin = static_cast<std::size_t>(std::lower_bound(rows.begin(), rows.end(), range.first) - rows.begin());
-    part.end = static_cast<std::size_t>(std::lower_bound(rows.begin(), rows.end(), range.end) - rows.begin());
-  }
-  return data;
-}
-
-// Of the rows that are wanted, by whole units.
-SpareBuffers::Borrowed LogStore::read_images(std::span<Part> parts, const RowLayout& layout) {
-  const auto extent_of = [&](const Part& part) {
-    if (part.begin == part.end) return Extent{0, 0};
-    const std::uint64_t first_unit = part.begin / layout.unit_rows();
-    const std::uint64_t images = part.section.images_offset;
-    return Extent{images + first_unit * layout.unit_bytes(), images + layout.bytes_for(part.end)};
-  };
-  return read_extents(parts, extent_of, [](Part& part, const std::byte* first) { part.images = first; });
-}
-
-// Of each part's record the extent that it has, all at once; `take` is told where an extent's first byte is now.
-SpareBuffers::Borrowed LogStore::read_extents(std::span<Part> parts,
-                                              const std::function<Extent(const Part& part)>& extent_of,
-                                              const std::function<void(Part& part, const std::byte* first)>& take) {
   std::size_t bytes = 0;
   for (const Part& part : parts) bytes += extent_of(part).bytes();
   SpareBuffers::Borrowed data = spare_.borrow(bytes);
@@ -210,40 +197,83 @@ SpareBuffers::Borrowed LogStore::read_extents(std::span<Part> parts,
   for (Part& part : parts) {
     const Extent extent = extent_of(part);
     reads.push_back({&log_.file(), log_.offset_of(part.position) + extent.first_sector(), extent.bytes(), next});
-    take(part, next + (extent.begin - extent.first_sector()));
+    part.rows = reinterpret_cast<const std::uint64_t*>(next + (extent.begin - extent.first_sector()));
     next += extent.bytes();
   }
   queue_.read_many(reads);
+  for (Part& part : parts) {
+    const std::span rows(part.rows, part.section.num_rows);
+    part.begin = static_cast<std::size_t>(std::lower_bound(rows.begin(), rows.end(), range.first) - rows.begin());
+    part.end = static_cast<std::size_t>(std::lower_bound(rows.begin(), rows.end(), range.end) - rows.begin());
+  }
   return data;
 }
 
 // The index says of most rows whether a later record has them: it points at this version, or at a later one that is
-// merged too. Of a row that has been updated since the limit it does not say; there the first one that is seen is the
-// newest.
-void LogStore::take_part(const Mergeable& records, const Part& part, RowIndex& settled, Versions& versions) const {
+// merged too, or stands. Of a row whose newest version is neither it does not say; there the first one that is seen is
+// the newest.
+void LogStore::choose(const Stretch& merged, const Stretch& standing, Part& part, RowIndex& settled) const {
   const Table& table = tables_[part.section.table];
-  const RowLayout& layout = table.layout;
-  const std::byte* first_image = part.images - part.begin / layout.unit_rows() * layout.unit_bytes();
   std::vector<std::uint64_t> newest;
   for (std::size_t begin = part.begin; begin < part.end; begin += rows_looked_up_at_once) {
     const std::size_t end = std::min(part.end, begin + rows_looked_up_at_once);
     find_newest(table, {part.rows + begin, end - begin}, newest);
     for (std::size_t i = begin; i < end; ++i) {
-      const std::uint64_t row = part.rows[i];
-      const std::uint64_t offset = part.section.images_offset + layout.offset_of(i);
-      if (newest[i - begin] != location_of(part.position, offset, table)) {
-        if (lies_in(records, newest[i - begin], table) || settled.find(row)) continue;
+      const std::uint64_t location = newest[i - begin];
+      if (location != location_of(part.position, part.image_offset(table.layout, i), table)) {
+        const std::uint64_t row = part.rows[i];
+        if (lies_in(merged, location, table) || lies_in(standing, location, table) || settled.find(row)) continue;
         settled.insert(row, 0);
       }
-      const std::byte* image = first_image + layout.offset_of(i);
-      if (check_image(layout, part.section.table, row, image) != ImageState::whole) {
-        throw Error(ErrorKind::corrupted, damaged(log_.place(part.position + offset), part.section.table, row));
-      }
-      versions.rows.push_back({row, versions.images.size()});
-      versions.images.insert(versions.images.end(), image, image + layout.image_bytes());
+      part.chosen.push_back(i);
     }
   }
-  versions.num_seen += part.end - part.begin;
+}
+
+// The chosen ones, by sectors, with what is between two of them where that costs less than a request. They live as long
+// as what is returned.
+SpareBuffers::Borrowed LogStore::read_images(std::span<Part> parts, const RowLayout& layout) {
+  const auto extent_of = [&](const Part& part, std::size_t first, std::size_t last) {
+    return Extent{part.image_offset(layout, first), part.image_offset(layout, last) + layout.image_bytes()};
+  };
+  std::size_t bytes = 0;
+  for (const Part& part : parts) {
+    if (!part.chosen.empty()) bytes += extent_of(part, part.chosen.front(), part.chosen.back()).bytes();
+  }
+  SpareBuffers::Borrowed data = spare_.borrow(bytes);
+  std::vector<BlockRead> reads;
+  std::byte* next = data.data();
+  for (Part& part : parts) {
+    const std::uint64_t record = log_.offset_of(part.position);
+    std::optional<Extent> run;  // of sectors, that the newest read is of
+    for (const std::size_t i : part.chosen) {
+      const Extent image = extent_of(part, i, i);
+      if (!run || image.first_sector() > run->end + read_gap_bytes) {
+        reads.push_back({&log_.file(), record + image.first_sector(), 0, next});
+        run = Extent{image.first_sector(), image.first_sector()};
+      }
+      const std::size_t more = std::max(image.end_of_sectors(), run->end) - run->end;
+      reads.back().bytes += more;
+      run->end += more;
+      next += more;
+      part.images.push_back(reads.back().dst + (image.begin - run->begin));
+    }
+  }
+  queue_.read_many(reads);
+  return data;
+}
+
+void LogStore::take_part(const Part& part, Versions& versions) const {
+  const RowLayout& layout = tables_[part.section.table].layout;
+  for (std::size_t n = 0; n < part.chosen.size(); ++n) {
+    const std::uint64_t row = part.rows[part.chosen[n]];
+    if (check_image(layout, part.section.table, row, part.images[n]) != ImageState::whole) {
+      const std::uint64_t offset = part.image_offset(layout, part.chosen[n]);
+      throw Error(ErrorKind::corrupted, damaged(log_.place(part.position + offset), part.section.table, row));
+    }
+    versions.rows.push_back({row, versions.images.size()});
+    versions.images.insert(versions.images.end(), part.images[n], part.images[n] + layout.image_bytes());
+  }
 }
 
 // Where the index has the rows, all of which are in the log.
@@ -324,7 +354,7 @@ void LogStore::give_up(const Mergeable& records) {
   for (Table& table : tables_) {
     const std::lock_guard lock(mutex_);
     ++index_version_;
-    table.index.erase_if([&](std::uint64_t location) { return lies_in(records, location, table); });
+    table.index.erase_if([&](std::uint64_t location) { return lies_in(records.stretch, location, table); });
   }
   log_.forget(records.records.size());
 }

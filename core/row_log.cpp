@@ -315,13 +315,11 @@ void RowLog::sync() {
   if (point.end > durable_.end) durable_ = point;
 }
 
-void RowLog::checkpoint_without(std::size_t count) {
+void RowLog::checkpoint_without(std::size_t count, std::uint64_t merged_step) {
   std::uint64_t tail;
-  std::uint64_t merged_step;
   Point durable;
   {
     const std::lock_guard lock(mutex_);
-    merged_step = live_.at(count - 1).link.mark.step;
     tail = live_.size() > count ? live_[count].link.position : newest_.end;
     durable = durable_;
   }

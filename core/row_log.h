@@ -92,9 +92,9 @@ class RowLog {
   // Everything that was appended before is durable.
   void sync();
 
-  // Makes durable that the `count` (at least one) oldest records are merged; only then may they be forgotten. They are
-  // durable, and no recovery goes before the last of them from now on.
-  void checkpoint_without(std::size_t count);
+  // Makes durable that the `count` oldest records are merged; only then may they be forgotten. They are durable, and no
+  // recovery goes before `merged_step`, that of the last of them or a later durable one, from now on.
+  void checkpoint_without(std::size_t count, std::uint64_t merged_step);
   // Gives up the space of the `count` oldest records.
   void forget(std::size_t count);
 

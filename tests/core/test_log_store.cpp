@@ -38,6 +38,10 @@ namespace {
 
 constexpr std::size_t sector = format::sector_bytes;
 constexpr std::uint64_t every_step = std::numeric_limits<std::uint64_t>::max();
+
+LogStore::Limit up_to(std::uint64_t step) {
+  return [step] { return step; };
+}
 using Bytes = std::vector<std::byte>;
 
 struct Crash {};
@@ -327,9 +331,21 @@ class Subject {
   std::uint64_t merge(std::uint64_t limit) {
     floor = std::max(floor, limit);
     const std::uint64_t used_bytes = store->used_bytes();
-    const std::uint64_t merged_bytes = store->merge(limit);
+    const std::uint64_t merged_bytes = store->merge(up_to(limit));
     CHECK(store->used_bytes() + merged_bytes <= used_bytes && store->used_bytes() <= store->ring_bytes());
     return merged_bytes;
+  }
+  // While it is at work steps are appended, some of them become durable, and its limit may rise.
+  void merge_beside_appends(std::uint64_t limit, std::size_t most_rows) {
+    store->merge([this, limit, most_rows]() mutable {
+      floor = std::max(floor, limit);
+      const std::uint64_t asked = limit;
+      if (random() % 2 == 0) append(most_rows);
+      if (random() % 2 == 0) sync();
+      if (random() % 2 == 0) limit = std::max(limit, durable);
+      return asked;
+    });
+    CHECK(store->merged_step() <= floor);
   }
   void append_with_room(std::size_t most_rows) {
     if (append(most_rows)) return;
@@ -406,7 +422,11 @@ void live_at_random(Subject& subject, std::size_t most_rows) {
         const std::uint64_t newest = subject.random() % 2 == 0 ? subject.durable : subject.last_attempted;
         const std::uint64_t limit =
             subject.floor + subject.random() % (std::max(newest, subject.floor) - subject.floor + 1);
-        subject.merge(limit);
+        if (subject.random() % 2 == 0) {
+          subject.merge(limit);
+        } else {
+          subject.merge_beside_appends(limit, most_rows);
+        }
         break;
       }
       case 5: subject.list_touched(); break;
@@ -488,7 +508,7 @@ void nothing_goes_before_recovery() {
   CHECK(kind_thrown_by([&] { store.fetch({}); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.append(store.pack(mark_of(1), {})); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.sync(); }) == ErrorKind::step);
-  CHECK(kind_thrown_by([&] { store.merge(1); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.merge(up_to(1)); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.touched_rows(0, 0, 1); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { LogStore::create(directory.path(), one_table(), 4095, Caching::buffered); }) ==
         ErrorKind::exists);
@@ -568,7 +588,7 @@ void a_store_opened_for_reading_never_writes(std::uint64_t seed) {
   CHECK(kind_thrown_by([&] { store.roll_back(1); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.append(store.pack(mark_of(4), {})); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.sync(); }) == ErrorKind::step);
-  CHECK(kind_thrown_by([&] { store.merge(3); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.merge(up_to(3)); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.import_rows(0, 0, {}, {}); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.sync_home(); }) == ErrorKind::step);
   CHECK((before == std::array{modified("row-log-0000"), modified("shard-0000/table-0000.home")}));
@@ -628,7 +648,7 @@ void any_other_failure_stops_the_store(std::uint64_t seed) {
     const std::uint64_t next = subject.store->last().step + 1;
     CHECK(kind_thrown_by([&] { subject.store->append(subject.store->pack(mark_of(next), {})); }) == ErrorKind::failed);
     CHECK(kind_thrown_by([&] { subject.store->sync(); }) == ErrorKind::failed);
-    CHECK(kind_thrown_by([&] { subject.store->merge(1); }) == ErrorKind::failed);
+    CHECK(kind_thrown_by([&] { subject.store->merge(up_to(1)); }) == ErrorKind::failed);
     subject.model = before;
     subject.fetch_all();
     subject.crash();
@@ -686,7 +706,7 @@ void an_update_at_any_moment_of_a_merge_changes_nothing_of_it(std::uint64_t seed
     };
     subject.disk.call_in = n;
     subject.floor = 3;
-    CHECK(subject.store->merge(3) == 3 * 4096);
+    CHECK(subject.store->merge(up_to(3)) == 3 * 4096);
     subject.disk.call_in = 0;
     if (!called) {
       CHECK(n > 12);  // heads, row numbers and images of three records, and home
@@ -817,13 +837,13 @@ void a_sparse_home_on_a_full_file_system_waits_for_space(std::uint64_t seed) {
   };
   append(1);
   medium.fill();
-  CHECK(kind_thrown_by([&] { store.merge(1); }) == ErrorKind::full);
+  CHECK(kind_thrown_by([&] { store.merge(up_to(1)); }) == ErrorKind::full);
   CHECK(store.merged_step() == 0);
   fetch_touched();
   append(2);  // the ring has its space
-  CHECK(kind_thrown_by([&] { store.merge(2); }) == ErrorKind::full);
+  CHECK(kind_thrown_by([&] { store.merge(up_to(2)); }) == ErrorKind::full);
   std::filesystem::remove(medium.ballast());
-  CHECK(store.merge(2) > 0);
+  CHECK(store.merge(up_to(2)) > 0);
   CHECK(store.merged_step() == 2 && store.index_entries() == 0);
   fetch_touched();
 }
@@ -897,6 +917,42 @@ void damage_is_told_from_a_torn_tail(std::uint64_t seed) {
         if (offset < 600 + 72) CHECK(kind_thrown_by([&] { subject.fetch_all(); }) == ErrorKind::corrupted);
       }
     }
+  }
+}
+
+// Two rows are to be merged; while the merge is at work, the first of them comes again. Where that record stands, it is
+// not written home.
+void a_row_of_which_a_later_record_stands_stays_in_the_log(std::uint64_t seed) {
+  for (const bool stands : {true, false}) {
+    check::context = stands ? "stands" : "is not durable";
+    Subject subject(one_table(), 64 << 10, buffered(), seed);
+    append_rows(subject, 1, one_table().front(), {5, 6});
+    subject.sync();
+    int asked = 0;
+    subject.store->merge([&]() -> std::uint64_t {
+      if (++asked == 1) return 1;
+      append_rows(subject, 2, one_table().front(), {5});
+      if (stands) subject.sync();
+      return 2;
+    });
+    subject.floor = 2;
+    CHECK(asked == 2);
+    const LogStoreCounters counters = subject.store->counters();
+    CHECK(counters.merged_rows == (stands ? 1 : 2) && counters.superseded_rows == (stands ? 1 : 0));
+    CHECK(subject.store->merged_step() == (stands ? 2 : 1));
+    CHECK(subject.store->index_entries() == 1);
+    subject.fetch_all();
+    subject.list_touched();
+    subject.crash();
+    subject.open(every_step);
+    subject.fetch_all();
+    if (stands) {
+      CHECK(subject.store->last().step == 2);
+      CHECK(kind_thrown_by([&] { subject.store->roll_back(1); }) == ErrorKind::step);
+    }
+    subject.merge(subject.durable);
+    CHECK(subject.store->index_entries() == 0);
+    subject.fetch_all();
   }
 }
 
@@ -1058,9 +1114,11 @@ class Merger {
           std::mt19937_64 random(seed);
           while (!stop_) {
             const std::uint64_t lag = room_is_wanted ? 0 : random() % 4;
-            store.merge(std::max(store.durable_step(), lag) - lag, [&](std::chrono::nanoseconds busy, double) {
-              if (!room_is_wanted && random() % 2 == 0) std::this_thread::sleep_for(3 * busy);
-            });
+            // What the limit is, rises with what is durable.
+            store.merge([&] { return std::max(store.durable_step(), lag) - lag; },
+                        [&](std::chrono::nanoseconds busy, double) {
+                          if (!room_is_wanted && random() % 2 == 0) std::this_thread::sleep_for(3 * busy);
+                        });
           }
         }) {}
   ~Merger() {
@@ -1167,7 +1225,7 @@ void a_merge_waits_for_the_fetches_before_it() {
   gated.store->sync();
   OwnedRows wanted(0, one_table()[0], {1});
   std::thread fetch = gated.gate.begin_fetch(*gated.store, wanted);
-  std::thread merge([&] { CHECK(gated.store->merge(1) == 4096); });
+  std::thread merge([&] { CHECK(gated.store->merge(up_to(1)) == 4096); });
   std::this_thread::sleep_for(std::chrono::milliseconds(30));
   CHECK(!gated.gate.home_written);
   gated.gate.open = true;
@@ -1183,7 +1241,7 @@ void an_extent_that_is_being_read_is_not_used_again() {
   OwnedRows wanted(0, one_table()[0], {1});
   std::thread fetch;
   gated.gate.on_home_write = [&] { fetch = gated.gate.begin_fetch(*gated.store, wanted); };
-  CHECK(gated.store->merge(1) == 4096);
+  CHECK(gated.store->merge(up_to(1)) == 4096);
   CHECK(gated.store->index_entries() == 0);
   CHECK(!gated.append(2));
   gated.gate.open = true;
@@ -1367,6 +1425,7 @@ int main(int argc, char** argv) {
   run("updates beside a merge", an_update_at_any_moment_of_a_merge_changes_nothing_of_it);
   run("what a merged record said", what_a_merged_record_said_outlives_it);
   run("damage or torn tail", damage_is_told_from_a_torn_tail);
+  run("a row of which a later record stands", a_row_of_which_a_later_record_stands_stays_in_the_log);
   run("a damaged row at home", a_damaged_row_at_home_is_named);
   run("verification", verification_names_every_damage);
   run("something is lost", a_store_that_lost_something_says_what);

@@ -71,14 +71,15 @@ def step(given: StepInputs, **loop: int) -> HereStep:
     return simulate_here(given, Loop(**loop))
 
 
-@pytest.mark.parametrize("displaced", [0.2, 1.0])
+@pytest.mark.parametrize("displaced", [0.2, 1.0, 1.2])
 @pytest.mark.parametrize("host", [IN_PLACE, LOG_STORE])
 def test_where_computing_limits_a_step_takes_its_verbs_and_what_other_threads_displace(
     host: Host, displaced: float
 ) -> None:
     given = inputs(host, replace(NETWORK, displaced=displaced))
     costs = given.costs()
-    expected_s = costs.network_s + costs.rows_s + displaced * sum(costs.cpu.values())
+    displaced_s = sum(given.network.displaced_by(what) * cpu_s for what, cpu_s in costs.cpu.items())
+    expected_s = costs.network_s + costs.rows_s + displaced_s
     assert given.predict().limited_by == "compute"
     assert step(given).ms == pytest.approx(1e3 * expected_s)
     assert step(given).ms == pytest.approx(given.predict().ms)

@@ -79,6 +79,12 @@ def test_a_step_in_place_is_what_one_computes_by_hand():
     assert step.limited_by == "compute"
 
 
+def test_planning_costs_a_step_what_it_takes_at_most_and_what_comes_in_pieces_more():
+    step = predict(IN_PLACE, network=replace(NETWORK, displaced=1.5))
+    commit_ms = 0.02 + 1e-6 * (UNIQUE * 1 + 0.2 * 1e6)
+    assert step.displaced_ms == pytest.approx(step.loader_ms + 1.5 * commit_ms)
+
+
 def test_uniform_rows_miss_a_scratchpad_by_what_it_has_no_room_for():
     work = predict().store_work
     assert work is not None

@@ -3,7 +3,8 @@
 The network's forward, backward and optimizer run on batches of the run's own data, with random numbers for the rows.
 Half of the time a thread beside it keeps one CPU busy for a part of the time, as background work of a pool does, and
 what that costs the network is measured, too. Where all CPUs are in use, that is about a second for each second of CPU,
-because the threads of a parallel region wait for the one that was displaced; where some are idle, next to nothing.
+because the threads of a parallel region wait for the one that was displaced; where some are idle, next to nothing. The
+work comes in pieces of a fraction of a millisecond, which also cost waking up: a second of them may cost more than one.
 """
 
 from __future__ import annotations
@@ -50,6 +51,11 @@ class NetworkTime:
         for field in ("network_s", "displaced", "reading_s"):
             if not (math.isfinite(getattr(self, field)) and getattr(self, field) >= 0.0):
                 raise ValueError(f"{field} = {getattr(self, field)}; it must be 0 or more")
+
+    def displaced_by(self, what: str) -> float:
+        """The same for what a thread does there, as StepCosts.cpu names it. The loader plans a batch in one piece: it
+        shares a CPU evenly with the network's threads meanwhile, and so costs a step what it takes, at most."""
+        return min(1.0, self.displaced) if what == "plan" else self.displaced
 
 
 def time_network(config: RunConfig, source: Source) -> NetworkTime:

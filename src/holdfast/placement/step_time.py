@@ -3,7 +3,8 @@
 **Stages run side by side**, over several batches, so the slowest one sets the pace:
 - *compute*: the network, then the training thread's work on rows, each as if alone on the machine, and on top what work
   of other threads displaces: planning and reading of later batches, committing, collecting, fetching, merging. Where
-  the network keeps all CPUs busy, a second of theirs costs it `displaced` seconds (`network_time.py` measures that).
+  the network keeps all CPUs busy, a second of theirs costs it `displaced` seconds (`network_time.py` measures that), of
+  planning one at most.
 - *loader*: reading and planning a batch, on `workers` threads.
 - *disk*, of a log store: its requests at the rates that it reaches, and what they move beyond the 4 KiB that these
   rates were measured with, at the medium's bandwidths. All on one device, so times add up.
@@ -141,7 +142,7 @@ def predict_step(
 ) -> StepTime:
     """As `step_costs`, and raises what it raises."""
     costs = step_costs(demand, curves, network, host, medium, options)
-    displaced_s = network.displaced * sum(costs.cpu.values())
+    displaced_s = sum(network.displaced_by(what) * cpu_s for what, cpu_s in costs.cpu.items())
     compute_s = costs.network_s + costs.rows_s + displaced_s
     stages = {
         "compute": compute_s,

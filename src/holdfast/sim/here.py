@@ -7,7 +7,7 @@ Invariants
   `capture`, `lookup`, `capture ahead`, `train`, `update`, `commit`. Beside it: `plan` of the loader, `collect` and
   `fetch` of the scratchpad, `record` and `make durable` of the thread that makes steps durable, `copy ahead` of the
   same, `merge` of the log store.
-- CPU time of other threads makes the training thread's stages longer by `NetworkTime.displaced` for each second, and
+- CPU time of other threads makes the training thread's stages longer by `NetworkTime.displaced_by` for each second, and
   that only while there is such a stage: where training waits, they cost it nothing. That was measured beside the
   network, and is taken to hold beside its work on rows, too: their sum is right, how it falls on stages may not be.
 
@@ -28,6 +28,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from holdfast.errors import ConfigError
+from holdfast.placement.network_time import NetworkTime
 from holdfast.placement.row_costs import RowAmounts, RowCosts
 from holdfast.placement.step_plan import StepInputs
 from holdfast.placement.step_time import StepCosts
@@ -97,7 +98,7 @@ def system_here(inputs: StepInputs, loop: Loop) -> System:
             "tiers: [host] has no verbs, so no step can be simulated stage by stage; `holdfast tiers probe` again"
         )
     costs = inputs.costs()
-    schedule = _Schedule(costs, verbs, inputs.network.displaced, loop)
+    schedule = _Schedule(costs, verbs, inputs.network, loop)
     if costs.work is None:
         stages = schedule.in_place()
     else:
@@ -110,8 +111,8 @@ def system_here(inputs: StepInputs, loop: Loop) -> System:
 class _Schedule:
     """Stages of the loop and of the threads beside it, by name."""
 
-    def __init__(self, costs: StepCosts, verbs: Mapping[str, RowCosts], displaced: float, loop: Loop) -> None:
-        self._costs, self._verbs, self._displaced, self._loop = costs, verbs, displaced, loop
+    def __init__(self, costs: StepCosts, verbs: Mapping[str, RowCosts], network: NetworkTime, loop: Loop) -> None:
+        self._costs, self._verbs, self._network, self._loop = costs, verbs, network, loop
 
     def in_place(self) -> dict[str, Stage]:
         """Rows are overwritten where they are; capture copies them before, itself or ahead."""
@@ -120,7 +121,9 @@ class _Schedule:
             return stages
         copying = RowCosts(row_byte_ns=self._verbs["capture"].row_byte_ns).seconds(self._costs.amounts)
         stages["capture ahead"] = self._training(self._verb_s("capture") - copying, after=("lookup",))
-        stages["copy ahead"] = self._beside("commit thread", copying * self._loop.threads, after=("capture ahead",))
+        stages["copy ahead"] = self._beside(
+            "commit thread", "copy ahead", copying * self._loop.threads, after=("capture ahead",)
+        )
         stages["capture"] = replace(stages["capture"], seconds=0.0)
         stages["train"] = replace(stages["train"], after=("capture ahead",))
         stages["update"] = replace(stages["update"], after=("train", "copy ahead"))
@@ -136,6 +139,7 @@ class _Schedule:
         announced: dict[str, Any] = {"after_earlier": {"wait for loader": window - 1}} if window > 1 else {}
         stages["collect"] = self._beside(
             "collecting thread",
+            "collect",
             costs.cpu["collect"],
             after=("plan", "previous.collect", *(() if announced else ("wait for loader",))),
             **announced,
@@ -158,14 +162,16 @@ class _Schedule:
         on_their_way = 1 if self._loop.dense_interval == 1 else 2
         taken = {"wait for loader": self._loop.prefetch + window - 1}
         return {
-            "plan": self._beside("loader", self._costs.cpu["plan"], after_earlier=taken),
+            "plan": self._beside("loader", "plan", self._costs.cpu["plan"], after_earlier=taken),
             "wait for loader": self._training(0.0, after=("plan", "previous.commit")),
             "capture": self._training(self._verb_s("capture"), after=("wait for loader",)),
             "lookup": self._training(self._verb_s("lookup"), after=("capture",)),
             "train": self._training(self._costs.network_s + self._verb_s("train"), after=("lookup",)),
             "update": self._training(self._verb_s("update"), after=("train",)),
             "commit": self._training(self._verb_s("commit"), after=("update",), after_earlier={durable: on_their_way}),
-            "record": self._beside("commit thread", self._costs.cpu["record"], after=("commit", "previous.record")),
+            "record": self._beside(
+                "commit thread", "record", self._costs.cpu["record"], after=("commit", "previous.record")
+            ),
         }
 
     def _verb_s(self, verb: str) -> float:
@@ -174,9 +180,10 @@ class _Schedule:
     def _training(self, seconds: float, **waits: Any) -> Stage:
         return Stage(does="given", seconds=seconds, on=(_TRAINING,), **waits)
 
-    def _beside(self, thread: str, cpu_s: float, **waits: Any) -> Stage:
+    def _beside(self, thread: str, what: str, cpu_s: float, **waits: Any) -> Stage:
         """A thread that computes."""
-        return Stage(does="given", seconds=cpu_s, on=(thread,), beside={_TRAINING: self._displaced}, **waits)
+        displaced = self._network.displaced_by(what)
+        return Stage(does="given", seconds=cpu_s, on=(thread,), beside={_TRAINING: displaced}, **waits)
 
     def _on_disk(self, what: str, **waits: Any) -> Stage:
         """A thread that waits for requests, and computes a part of the time."""
@@ -186,7 +193,7 @@ class _Schedule:
             does="given",
             seconds=disk_s,
             on=("disk",),
-            beside={_TRAINING: self._displaced * computing},
+            beside={_TRAINING: self._network.displaced_by(what) * computing},
             slice_s=_SLICE_S,
             **waits,
         )
