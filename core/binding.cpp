@@ -289,6 +289,7 @@ nb::dict to_dict(const Traffic& traffic) {
   out["appended_bytes"] = traffic.appended_bytes;
   out["merges"] = traffic.merges;
   out["merged_bytes"] = traffic.merged_bytes;
+  out["standing_bytes"] = traffic.standing_bytes;
   out["home_bytes_read"] = traffic.home_bytes_read;
   out["home_bytes_written"] = traffic.home_bytes_written;
   out["merge_reads"] = traffic.merge_reads;

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <new>
 #include <type_traits>
 #include <utility>
@@ -19,10 +20,20 @@ class HugeArray {
   HugeArray() = default;
   explicit HugeArray(std::size_t size) : size_(size) {
     if (size == 0) return;
-    void* data = ::mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (data == MAP_FAILED) throw std::bad_alloc();
-    ::madvise(data, bytes(), MADV_HUGEPAGE);
-    data_ = static_cast<T*>(data);
+    // The kernel puts what is no multiple of a huge page anywhere: more is mapped, and given back around the array.
+    const std::size_t kept = whole(bytes(), small_page);
+    const std::size_t spare = kept < huge_page ? 0 : huge_page - small_page;
+    void* mapped =
+        ::mmap(nullptr, kept + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED) throw std::bad_alloc();
+    auto* begin = static_cast<std::byte*>(mapped);
+    const std::size_t before = spare == 0 ? 0
+                                          : whole(reinterpret_cast<std::uintptr_t>(begin), huge_page) -
+                                                reinterpret_cast<std::uintptr_t>(begin);
+    if (before != 0) ::munmap(begin, before);
+    if (before != spare) ::munmap(begin + before + kept, spare - before);
+    ::madvise(begin + before, kept, MADV_HUGEPAGE);
+    data_ = reinterpret_cast<T*>(begin + before);
   }
   ~HugeArray() {
     if (data_ != nullptr) ::munmap(data_, bytes());
@@ -42,6 +53,10 @@ class HugeArray {
   T* end() const { return data_ + size_; }
 
  private:
+  static constexpr std::size_t small_page = 4096;
+  static constexpr std::size_t huge_page = std::size_t{2} << 20;
+
+  static std::size_t whole(std::size_t bytes, std::size_t pages) { return (bytes + pages - 1) / pages * pages; }
   std::size_t bytes() const { return size_ * sizeof(T); }
 
   T* data_ = nullptr;

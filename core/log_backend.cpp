@@ -345,6 +345,7 @@ std::optional<Traffic> LogBackend::traffic() const {
   traffic.appended_bytes = store.appended_bytes;
   traffic.merges = store.merges;
   traffic.merged_bytes = store.merged_bytes;
+  traffic.standing_bytes = store.standing_bytes;
   traffic.home_bytes_read = store.home_bytes_read;
   traffic.home_bytes_written = store.home_bytes_written;
   traffic.merge_reads = store.home_read_requests;

@@ -249,10 +249,13 @@ SpareBuffers::Borrowed LogStore::read_rows(const RowLog::Live& record) const {
 
 // The index says where in the ring an image's sector is, and which of the sector's images it is.
 
-std::uint64_t LogStore::location_of(std::uint64_t position, std::uint64_t image_offset, const Table& table) const {
-  const std::uint64_t offset = position % log_.ring_bytes() + image_offset;
-  const std::uint64_t slot = offset % format::sector_bytes / table.layout.image_bytes();
-  return offset / format::sector_bytes << slot_bits | slot;
+LogStore::Locations LogStore::locations_of(std::uint64_t position, const RowLogSection& section,
+                                           std::uint64_t first) const {
+  const RowLayout& layout = tables_[section.table].layout;
+  const std::uint64_t unit = first / layout.unit_rows();
+  const std::uint64_t offset = position % log_.ring_bytes() + section.images_offset + unit * layout.unit_bytes();
+  return {offset / format::sector_bytes << slot_bits, first % layout.unit_rows(), layout.unit_rows(),
+          layout.unit_bytes() / format::sector_bytes << slot_bits};
 }
 
 std::uint64_t LogStore::offset_of_location(std::uint64_t location, const Table& table) const {
@@ -266,10 +269,10 @@ void LogStore::index_record(const RowLog::Live& record, const std::byte* data) {
   for (const RowLogSection& section : sections_of(data)) {
     Table& table = tables_[section.table];
     const std::uint64_t* rows = rows_of(data, section);
+    Locations locations = locations_of(record.link.position, section, 0);
     for (std::uint64_t i = 0; i < section.num_rows; ++i) {
       table.index.prefetch_ahead(rows, i, section.num_rows);
-      const std::uint64_t image_offset = section.images_offset + table.layout.offset_of(i);
-      table.index.insert(rows[i], location_of(record.link.position, image_offset, table));
+      table.index.insert(rows[i], locations.next());
     }
   }
 }

@@ -102,6 +102,7 @@ struct LogStoreCounters {
   std::uint64_t appended_bytes;
   std::uint64_t merges;
   std::uint64_t merged_bytes;  // of the log, given up
+  std::uint64_t standing_bytes;  // of later records that stood when a merge chose its rows: each merge's mean, added up
   std::uint64_t merged_rows;  // written home
   std::uint64_t superseded_rows;  // of the log, given up and not written home: there was a newer version
   std::uint64_t home_bytes_read;
@@ -275,10 +276,12 @@ class LogStore {
     std::uint64_t first;
     std::uint64_t end;
   };
-  // Of a table, by row: the versions that a merge writes home.
+  // Of a table, by row: the versions that a merge writes home. newest: where the index had the row's newest version when
+  // this one was chosen.
   struct Version {
     std::uint64_t row;
     std::uint64_t image;  // where in `images`
+    std::uint64_t newest;
   };
   struct Versions {
     std::vector<Version> rows;
@@ -305,10 +308,32 @@ class LogStore {
   };
   class Fetching;
 
+  // Where the index says that a section's images are, one behind another.
+  class Locations {
+   public:
+    // first_unit: location of the unit that image number `row` of a unit is in; units are so many locations apart.
+    Locations(std::uint64_t first_unit, std::uint64_t row, std::uint64_t unit_rows, std::uint64_t apart)
+        : unit_(first_unit), row_(row), unit_rows_(unit_rows), apart_(apart) {}
+    std::uint64_t next() {
+      const std::uint64_t location = unit_ | row_;
+      if (++row_ == unit_rows_) {
+        row_ = 0;
+        unit_ += apart_;
+      }
+      return location;
+    }
+
+   private:
+    std::uint64_t unit_;
+    std::uint64_t row_;
+    std::uint64_t unit_rows_;
+    std::uint64_t apart_;
+  };
+
   Shape shape_of(std::span<const TableRows> tables) const;
   void fill_rows(Shape& shape, std::span<const TableRows> tables, std::byte* record) const;
   std::uint32_t fill_images(const Shape& shape, std::span<const TableRows> tables, std::byte* record) const;
-  std::uint64_t location_of(std::uint64_t position, std::uint64_t image_offset, const Table& table) const;
+  Locations locations_of(std::uint64_t position, const format::RowLogSection& section, std::uint64_t first) const;
   std::uint64_t offset_of_location(std::uint64_t location, const Table& table) const;
   void check_sections(const RowLog::Live& record, const std::byte* data) const;
   SpareBuffers::Borrowed read_rows(const RowLog::Live& record) const;
@@ -332,13 +357,13 @@ class LogStore {
   bool lies_in(const Stretch& stretch, std::uint64_t location, const Table& table) const;
   std::vector<std::vector<Part>> parts_of(const Mergeable& records) const;
   std::uint64_t image_bytes_of(std::span<const Part> parts) const;
-  void collect(const Stretch& merged, const Stretch& standing, std::uint32_t table, std::span<const Part> parts,
-               const RowRange& range, Versions& versions);
+  void collect(const Stretch& merged, const std::function<Stretch()>& standing, std::uint32_t table,
+               std::span<const Part> parts, const RowRange& range, Versions& versions);
   std::vector<Part> some_parts(std::uint32_t table, std::span<const Part> parts) const;
   SpareBuffers::Borrowed read_row_numbers(std::span<Part> parts, const RowRange& range);
   SpareBuffers::Borrowed read_images(std::span<Part> parts, const RowLayout& layout);
   void choose(const Stretch& merged, const Stretch& standing, Part& part, RowIndex& settled) const;
-  void take_part(const Part& part, Versions& versions) const;
+  void take_chosen(const Part& part, Versions& versions) const;
   void find_newest(const Table& table, std::span<const std::uint64_t> rows,
                    std::vector<std::uint64_t>& locations) const;
   void write_home(Table& table, const Versions& versions, const SectorBuffer& buffer, const AfterPart& after_part);

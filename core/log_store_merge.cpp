@@ -47,8 +47,13 @@ struct LogStore::Part {
   const std::uint64_t* rows = nullptr;
   std::size_t begin = 0;  // rows [begin, end) of the section are in the range that is being merged
   std::size_t end = 0;
-  std::vector<std::size_t> chosen{};  // of these, the ones whose newest version is here
-  std::vector<const std::byte*> images{};  // of those
+  // Of these, the ones whose newest merged version is here.
+  struct Chosen {
+    std::size_t i;
+    std::uint64_t newest;  // as in Version
+    const std::byte* image;  // once it is read
+  };
+  std::vector<Chosen> chosen{};
 
   std::uint64_t image_offset(const RowLayout& layout, std::size_t i) const {
     return section.images_offset + layout.offset_of(i);
@@ -61,12 +66,21 @@ std::uint64_t LogStore::merge(const Limit& limit, const AfterPart& after_part) {
   const Mergeable records = records_between(0, limit());
   if (records.records.empty()) return 0;
   std::uint64_t merged_step = records.last_step();
+  Stretch standing;
+  const auto standing_now = [&] {
+    if (const Mergeable later = records_between(records.last_step(), limit()); !later.records.empty()) {
+      merged_step = later.last_step();
+      standing = later.stretch;
+    }
+    return standing;
+  };
   const auto parts = parts_of(records);
   wait_for_fetches();
   const SpareBuffers::Borrowed buffer = spare_.borrow(buffer_bytes);
   double all_bytes = 0;
   for (const auto& of_table : parts) all_bytes += static_cast<double>(image_bytes_of(of_table));
   double done_bytes = 0;
+  double standing_bytes = 0;
   Versions versions;
   for (std::uint32_t t = 0; t < tables_.size(); ++t) {
     const std::uint64_t num_rows = tables_[t].what.owned_rows();
@@ -78,9 +92,8 @@ std::uint64_t LogStore::merge(const Limit& limit, const AfterPart& after_part) {
       const double range_bytes = static_cast<double>(bytes) / static_cast<double>(num_ranges);
       const RowRange rows{tables_[t].owned_row(num_rows * range / num_ranges),
                           tables_[t].owned_row(num_rows * (range + 1) / num_ranges)};
-      const Mergeable standing = records_between(records.last_step(), limit());
-      if (!standing.records.empty()) merged_step = standing.last_step();
-      collect(records.stretch, standing.stretch, t, parts[t], rows, versions);
+      collect(records.stretch, standing_now, t, parts[t], rows, versions);
+      standing_bytes += static_cast<double>(standing.bytes) * range_bytes / all_bytes;
       write_home(tables_[t], versions, buffer.buffer(), [&](std::chrono::nanoseconds busy, double share) {
         after_part(busy, (done_bytes + share * range_bytes) / all_bytes);
       });
@@ -99,6 +112,7 @@ std::uint64_t LogStore::merge(const Limit& limit, const AfterPart& after_part) {
   const std::lock_guard lock(mutex_);
   ++counters_.merges;
   counters_.merged_bytes += bytes;
+  counters_.standing_bytes += static_cast<std::uint64_t>(standing_bytes);
   return bytes;
 }
 
@@ -142,26 +156,30 @@ std::uint64_t LogStore::image_bytes_of(std::span<const Part> parts) const {
   return bytes;
 }
 
-void LogStore::collect(const Stretch& merged, const Stretch& standing, std::uint32_t table, std::span<const Part> parts,
-                       const RowRange& range, Versions& versions) {
+void LogStore::collect(const Stretch& merged, const std::function<Stretch()>& standing, std::uint32_t table,
+                       std::span<const Part> parts, const RowRange& range, Versions& versions) {
   versions.rows.clear();
   versions.images.clear();
   versions.num_seen = 0;
+  const Stretch standing_first = standing();
   RowIndex settled;  // rows that were updated since the limit, and of which a version is taken
   for (std::size_t done = 0; done < parts.size();) {
     std::vector<Part> some = some_parts(table, parts.subspan(done));
     done += some.size();
     const auto row_numbers = read_row_numbers(some, range);
     for (Part& part : some) {
-      choose(merged, standing, part, settled);
+      choose(merged, standing_first, part, settled);
       versions.num_seen += part.end - part.begin;
     }
     const auto images = read_images(some, tables_[table].layout);
-    for (const Part& part : some) take_part(part, versions);
+    for (const Part& part : some) take_chosen(part, versions);
   }
+  // What was on its way to durable when it was seen, stands by now.
+  auto& rows = versions.rows;
+  const Stretch standing_now = standing();
+  std::erase_if(rows, [&](const Version& version) { return lies_in(standing_now, version.newest, tables_[table]); });
   // A row that was updated again after its newest version had been taken may have been taken twice. The sort keeps the
   // order of its versions, which is newest first.
-  auto& rows = versions.rows;
   std::stable_sort(rows.begin(), rows.end(), [](const Version& a, const Version& b) { return a.row < b.row; });
   const auto older =
       std::unique(rows.begin(), rows.end(), [](const Version& a, const Version& b) { return a.row == b.row; });
@@ -215,17 +233,18 @@ SpareBuffers::Borrowed LogStore::read_row_numbers(std::span<Part> parts, const R
 void LogStore::choose(const Stretch& merged, const Stretch& standing, Part& part, RowIndex& settled) const {
   const Table& table = tables_[part.section.table];
   std::vector<std::uint64_t> newest;
+  Locations here = locations_of(part.position, part.section, part.begin);
   for (std::size_t begin = part.begin; begin < part.end; begin += rows_looked_up_at_once) {
     const std::size_t end = std::min(part.end, begin + rows_looked_up_at_once);
     find_newest(table, {part.rows + begin, end - begin}, newest);
     for (std::size_t i = begin; i < end; ++i) {
       const std::uint64_t location = newest[i - begin];
-      if (location != location_of(part.position, part.image_offset(table.layout, i), table)) {
+      if (location != here.next()) {
         const std::uint64_t row = part.rows[i];
         if (lies_in(merged, location, table) || lies_in(standing, location, table) || settled.find(row)) continue;
         settled.insert(row, 0);
       }
-      part.chosen.push_back(i);
+      part.chosen.push_back({i, location, nullptr});
     }
   }
 }
@@ -238,7 +257,7 @@ SpareBuffers::Borrowed LogStore::read_images(std::span<Part> parts, const RowLay
   };
   std::size_t bytes = 0;
   for (const Part& part : parts) {
-    if (!part.chosen.empty()) bytes += extent_of(part, part.chosen.front(), part.chosen.back()).bytes();
+    if (!part.chosen.empty()) bytes += extent_of(part, part.chosen.front().i, part.chosen.back().i).bytes();
   }
   SpareBuffers::Borrowed data = spare_.borrow(bytes);
   std::vector<BlockRead> reads;
@@ -246,8 +265,8 @@ SpareBuffers::Borrowed LogStore::read_images(std::span<Part> parts, const RowLay
   for (Part& part : parts) {
     const std::uint64_t record = log_.offset_of(part.position);
     std::optional<Extent> run;  // of sectors, that the newest read is of
-    for (const std::size_t i : part.chosen) {
-      const Extent image = extent_of(part, i, i);
+    for (Part::Chosen& chosen : part.chosen) {
+      const Extent image = extent_of(part, chosen.i, chosen.i);
       if (!run || image.first_sector() > run->end + read_gap_bytes) {
         reads.push_back({&log_.file(), record + image.first_sector(), 0, next});
         run = Extent{image.first_sector(), image.first_sector()};
@@ -256,23 +275,23 @@ SpareBuffers::Borrowed LogStore::read_images(std::span<Part> parts, const RowLay
       reads.back().bytes += more;
       run->end += more;
       next += more;
-      part.images.push_back(reads.back().dst + (image.begin - run->begin));
+      chosen.image = reads.back().dst + (image.begin - run->begin);
     }
   }
   queue_.read_many(reads);
   return data;
 }
 
-void LogStore::take_part(const Part& part, Versions& versions) const {
+void LogStore::take_chosen(const Part& part, Versions& versions) const {
   const RowLayout& layout = tables_[part.section.table].layout;
-  for (std::size_t n = 0; n < part.chosen.size(); ++n) {
-    const std::uint64_t row = part.rows[part.chosen[n]];
-    if (check_image(layout, part.section.table, row, part.images[n]) != ImageState::whole) {
-      const std::uint64_t offset = part.image_offset(layout, part.chosen[n]);
+  for (const Part::Chosen& chosen : part.chosen) {
+    const std::uint64_t row = part.rows[chosen.i];
+    if (check_image(layout, part.section.table, row, chosen.image) != ImageState::whole) {
+      const std::uint64_t offset = part.image_offset(layout, chosen.i);
       throw Error(ErrorKind::corrupted, damaged(log_.place(part.position + offset), part.section.table, row));
     }
-    versions.rows.push_back({row, versions.images.size()});
-    versions.images.insert(versions.images.end(), part.images[n], part.images[n] + layout.image_bytes());
+    versions.rows.push_back({row, versions.images.size(), chosen.newest});
+    versions.images.insert(versions.images.end(), chosen.image, chosen.image + layout.image_bytes());
   }
 }
 

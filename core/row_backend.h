@@ -48,6 +48,7 @@ struct Traffic {
   std::uint64_t appended_bytes;  // to the row log
   std::uint64_t merges;
   std::uint64_t merged_bytes;  // of the row log, folded home
+  std::uint64_t standing_bytes;  // of later records, whose rows a merge leaves to the log: its mean, for each merge
   std::uint64_t home_bytes_read;  // by that
   std::uint64_t home_bytes_written;
   std::uint64_t merge_reads;  // requests

@@ -174,8 +174,8 @@ def amplification(runner: Runner) -> None:
         )  # fmt: skip
         traffic = runner.measure(key, run).get("traffic_since_opening", {})
         if traffic.get("merges"):
-            size = traffic["merged_bytes"] / traffic["merges"]
-            runner.once(f"{key}/predicted", lambda size=size: {"value": predicted(source, size)})  # type: ignore[misc]
+            sizes = [traffic[of] / traffic["merges"] for of in ("merged_bytes", "standing_bytes")]
+            runner.once(f"{key}/predicted", lambda sizes=sizes: {"value": predicted(source, *sizes)})  # type: ignore[misc]
 
 
 def recovery(runner: Runner) -> None:

@@ -95,18 +95,23 @@ def test_the_loader_hands_out_the_batches_in_their_order(tmp_path: Path) -> None
             assert np.array_equal(batch.features.values().numpy(), drawer.draw(number % 3).ravel())
 
 
-def test_predicted_write_amplification_counts_every_block_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("standing_steps", [0, 1])
+def test_predicted_write_amplification_counts_every_block_once_where_rows_do_not_come_again(
+    standing_steps: int, tmp_path: Path
+) -> None:
     workload = make_workload("uniform", quick=True)
     write_ids(workload, tmp_path / "ids", 4)
     source = FileOfBatches(workload, tmp_path / "ids")
     appended_bytes, updated_bytes = step_sizes(source)
-    # two steps a merge; an image of 68 + 4 bytes fits seven times into a sector, and a block has eight of them
-    blocks = {
-        (table, row // 56)
-        for number in range(2)
-        for table, ids in enumerate(source.read_ids(number))
-        for row in ids.ravel().tolist()
-    }
+    # two steps a merge, then none to two more, the later the table; an image of 68 + 4 bytes fits seven times into a
+    # sector, and a block has eight of them
+    blocks = set()
+    for table in range(26):
+        rows = {row for number in range(2) for row in source.read_ids(number)[table].ravel().tolist()}
+        for number in range(2, 2 + round(2 * (table + 0.5) / 26 * standing_steps)):
+            rows -= set(source.read_ids(number)[table].ravel().tolist())
+        blocks |= {(table, row // 56) for row in rows}
     blocks |= {(table, block + 1) for table, block in blocks if (table, block + 2) in blocks}
     expected = (appended_bytes + len(blocks) * 4096 / 2) / updated_bytes
-    assert predicted(source, 2 * appended_bytes) == pytest.approx(expected)
+    found = predicted(source, 2 * appended_bytes, standing_steps * appended_bytes)
+    assert found == pytest.approx(expected)

@@ -13,7 +13,8 @@
 **What a log store does in a step** follows from how soon rows come again (`reuse.py`):
 - The scratchpad has room for C rows. It forgets in about the order of last use, so it misses m(T), where w(T) = C.
   (S3-FIFO keeps a little more than that: an upper bound.) Announced rows come in early, but not more of them.
-- The log holds n steps when the merge takes them. Their w(n) different rows go home together, so a step moves w(n) / n.
+- The log holds n steps when the merge takes them. Their w(n) different rows go home together, but for those that come
+  again in the k steps that are durable by then, in the mean over tables: so a step moves (w(n + k) - w(k)) / n.
 - Rows lie at random in units of r rows, of which k rows in N touch the part 1 - (1 - k/N)^r (Yao, *Approximating Block
   Accesses in Database Organizations*, CACM 20(4), 1977; for k much smaller than N). Where units are touched with
   probability p, a request ends where the next g are not: a part (1 - p)^g of the touched units begins one, and gaps
@@ -41,6 +42,7 @@ _FETCH_GAP_SECTORS = 7  # between two sectors that are read in one request, at m
 _MERGE_READ_GAP_BLOCKS = 2  # between two blocks that a merge reads in one request (core/log_store_merge.cpp)
 _MERGE_WRITE_GAP_BLOCKS = 1  # and between two that it writes in one
 _MERGED_PART = 0.65  # of the log, at a time: between 0.5 and 0.8, as its pace allows (core/log_merger.cpp)
+_STANDING_PART = 0.15  # of the log: half of what comes in while it is being merged, until 0.95 are full
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,10 +210,11 @@ def _log_store_work(demand: Demand, curves: Sequence[ReuseCurve], options: StepO
     missed = [0.0 if math.isinf(time) else curve.touches(time) for curve in curves]
     record_bytes = sum(_record_bytes(table, _unique(table)) for table in demand.tables)
     num_steps = max(1.0, _MERGED_PART * options.log_bytes / record_bytes) if record_bytes else 1.0
+    later_steps = _STANDING_PART / _MERGED_PART * num_steps
     fetch_requests = merge_requests = moved_rows = read_bytes = written_bytes = 0.0
     for table, curve, missed_rows in zip(demand.tables, curves, missed, strict=True):
         fetch_requests += _requests(table, missed_rows, _unit_bytes(table), _FETCH_GAP_SECTORS)[0]
-        merged_rows = curve.distinct(num_steps)
+        merged_rows = curve.distinct(num_steps + later_steps) - curve.distinct(later_steps)
         moved_rows += merged_rows / num_steps
         alone = _images_per_unit(table) == 1
         unit_bytes = _unit_bytes(table) if alone else _BLOCK_BYTES
