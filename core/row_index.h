@@ -32,7 +32,7 @@ class RowIndex {
   // In a loop over i of rows[i], one of these calls for each: asks for the memory that a call further on is going to
   // read, so that misses of the processor's caches overlap.
   void prefetch_ahead(const std::uint64_t* rows, std::size_t i, std::size_t num_rows) const {
-    constexpr std::size_t distance = 12;
+    constexpr std::size_t distance = 24;
     if (i + distance < num_rows) __builtin_prefetch(slots_.data() + first_slot(rows[i + distance]));
   }
   // Forgets `row` if that is where it is still said to be.
