@@ -144,7 +144,7 @@ void bench(const std::string& directory, std::uint64_t num_rows, std::uint64_t s
 
   Stopwatch merging;
   merging.start();
-  while (store.merge(every_step) != 0) {
+  while (store.merge([] { return every_step; }) != 0) {
   }
   merging.stop();
   counters = store.counters();
@@ -187,7 +187,7 @@ void check_blocks(const std::string& directory, std::uint64_t num_rows, std::uin
   std::mt19937_64 random(2);
   for (std::uint64_t step = 1; scratch.append(step, {num_rows, step_rows / 4, random}); ++step) {
   }
-  scratch.store->merge(every_step);
+  scratch.store->merge([] { return every_step; });
   const LogStoreCounters counters = scratch.store->counters();
   const auto blocks = static_cast<double>(
       format::align_up(RowLayout(one_table(num_rows)[0].spec).bytes_for(num_rows), format::block_bytes) /
@@ -208,7 +208,7 @@ void bench_skewed(const std::string& directory, std::uint64_t num_rows, std::uin
   std::mt19937_64 random(3);
   for (std::uint64_t step = 1; store.counters().merged_bytes < 2 * log_bytes; ++step) {
     scratch.append(step, {num_rows, step_rows, random, Ids::skewed});
-    if (store.used_bytes() > log_bytes / 2) store.merge(std::max(step, lag) - lag);
+    if (store.used_bytes() > log_bytes / 2) store.merge([&] { return std::max(step, lag) - lag; });
   }
   const LogStoreCounters counters = store.counters();
   std::printf(
@@ -258,9 +258,10 @@ void bench_fetches_beside_a_merge(const std::string& directory, std::uint64_t nu
     Stopwatch merging;
     merging.start();
     std::thread merger([&] {
-      store.merge(every_step, [&](std::chrono::nanoseconds busy, double) {
-        if (!is_urgent) std::this_thread::sleep_for(3 * busy);
-      });
+      store.merge([] { return every_step; },
+                  [&](std::chrono::nanoseconds busy, double) {
+                    if (!is_urgent) std::this_thread::sleep_for(3 * busy);
+                  });
       merging.stop();
       merged = true;
     });

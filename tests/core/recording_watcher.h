@@ -85,7 +85,8 @@ class RecordingWatcher final : public BlockWatcher {
     std::unique_lock lock(mutex_);
     if (hold_in_ == 0 || --hold_in_ != 0) return;
     is_held_ = true;
-    while (is_held_ && !gives_way_()) released_.wait_for(lock, std::chrono::microseconds(20));
+    // It may be told to hold no more just before it is released.
+    while (is_held_ && !(gives_way_ && gives_way_())) released_.wait_for(lock, std::chrono::microseconds(20));
     is_held_ = false;
   }
 
