@@ -10,6 +10,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "format.h"
+
 namespace holdfast {
 
 template <class T>
@@ -21,19 +23,19 @@ class HugeArray {
   explicit HugeArray(std::size_t size) : size_(size) {
     if (size == 0) return;
     // The kernel puts what is no multiple of a huge page anywhere: more is mapped, and given back around the array.
-    const std::size_t kept = whole(bytes(), small_page);
-    const std::size_t spare = kept < huge_page ? 0 : huge_page - small_page;
+    const std::size_t kept = format::align_up(bytes(), small_page);
+    const std::size_t alignment = kept < huge_page ? small_page : huge_page;
+    const std::size_t spare = alignment - small_page;
     void* mapped =
         ::mmap(nullptr, kept + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped == MAP_FAILED) throw std::bad_alloc();
-    auto* begin = static_cast<std::byte*>(mapped);
-    const std::size_t before = spare == 0 ? 0
-                                          : whole(reinterpret_cast<std::uintptr_t>(begin), huge_page) -
-                                                reinterpret_cast<std::uintptr_t>(begin);
-    if (before != 0) ::munmap(begin, before);
-    if (before != spare) ::munmap(begin + before + kept, spare - before);
-    ::madvise(begin + before, kept, MADV_HUGEPAGE);
-    data_ = reinterpret_cast<T*>(begin + before);
+    const auto address = reinterpret_cast<std::uintptr_t>(mapped);
+    const std::size_t before = format::align_up(address, alignment) - address;
+    std::byte* begin = static_cast<std::byte*>(mapped) + before;
+    if (before != 0) ::munmap(mapped, before);
+    if (before != spare) ::munmap(begin + kept, spare - before);
+    ::madvise(begin, kept, MADV_HUGEPAGE);
+    data_ = reinterpret_cast<T*>(begin);
   }
   ~HugeArray() {
     if (data_ != nullptr) ::munmap(data_, bytes());
@@ -56,7 +58,6 @@ class HugeArray {
   static constexpr std::size_t small_page = 4096;
   static constexpr std::size_t huge_page = std::size_t{2} << 20;
 
-  static std::size_t whole(std::size_t bytes, std::size_t pages) { return (bytes + pages - 1) / pages * pages; }
   std::size_t bytes() const { return size_ * sizeof(T); }
 
   T* data_ = nullptr;

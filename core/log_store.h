@@ -263,8 +263,8 @@ class LogStore {
     std::uint64_t begin = 0;
     std::uint64_t bytes = 0;
   };
-  // The records that a merge takes, oldest first, and where they lie.
-  struct Mergeable {
+  // Records of the log, oldest first, and where they lie.
+  struct Records {
     std::vector<RowLog::Live> records;
     Stretch stretch;
 
@@ -353,9 +353,9 @@ class LogStore {
   void verify_home(std::uint32_t number, std::vector<std::string>& problems);
   void verify_record(const RowLog::Live& record, std::vector<std::string>& problems);
 
-  Mergeable records_between(std::uint64_t after_step, std::uint64_t limit_step) const;
+  Records records_between(std::uint64_t after_step, std::uint64_t limit_step) const;
   bool lies_in(const Stretch& stretch, std::uint64_t location, const Table& table) const;
-  std::vector<std::vector<Part>> parts_of(const Mergeable& records) const;
+  std::vector<std::vector<Part>> parts_of(const Records& records) const;
   std::uint64_t image_bytes_of(std::span<const Part> parts) const;
   void collect(const Stretch& merged, const std::function<Stretch()>& standing, std::uint32_t table,
                std::span<const Part> parts, const RowRange& range, Versions& versions);
@@ -371,7 +371,7 @@ class LogStore {
                               const SectorBuffer& buffer);
   void write_rows(std::uint32_t number, std::uint64_t first, std::uint64_t end, const std::byte* weights,
                   const float* state);
-  void give_up(const Mergeable& records);
+  void give_up(const Records& records);
   void wait_for_fetches();
 
   static std::string damaged(const std::string& place, std::uint32_t table, std::uint64_t row);

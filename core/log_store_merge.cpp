@@ -36,8 +36,7 @@ struct LogStore::Extent {
   std::uint64_t end;
 
   std::uint64_t first_sector() const { return begin / format::sector_bytes * format::sector_bytes; }
-  std::uint64_t end_of_sectors() const { return format::align_up(end, format::sector_bytes); }
-  std::size_t bytes() const { return end_of_sectors() - first_sector(); }
+  std::size_t bytes() const { return format::align_up(end, format::sector_bytes) - first_sector(); }
 };
 
 // One table's part of a record, and what is read of it.
@@ -63,12 +62,12 @@ struct LogStore::Part {
 std::uint64_t LogStore::merge(const Limit& limit, const AfterPart& after_part) {
   const std::lock_guard turn(merge_mutex_);
   require_usable();
-  const Mergeable records = records_between(0, limit());
+  const Records records = records_between(0, limit());
   if (records.records.empty()) return 0;
   std::uint64_t merged_step = records.last_step();
   Stretch standing;
   const auto standing_now = [&] {
-    if (const Mergeable later = records_between(records.last_step(), limit()); !later.records.empty()) {
+    if (const Records later = records_between(records.last_step(), limit()); !later.records.empty()) {
       merged_step = later.last_step();
       standing = later.stretch;
     }
@@ -117,9 +116,9 @@ std::uint64_t LogStore::merge(const Limit& limit, const AfterPart& after_part) {
 }
 
 // Durable ones.
-LogStore::Mergeable LogStore::records_between(std::uint64_t after_step, std::uint64_t limit_step) const {
+LogStore::Records LogStore::records_between(std::uint64_t after_step, std::uint64_t limit_step) const {
   const std::uint64_t limit = std::min(limit_step, log_.durable_step());
-  Mergeable found;
+  Records found;
   for (const RowLog::Live& record : log_.live()) {
     if (record.link.mark.step > limit) break;
     if (record.link.mark.step > after_step) found.records.push_back(record);
@@ -139,7 +138,7 @@ bool LogStore::lies_in(const Stretch& stretch, std::uint64_t location, const Tab
 }
 
 // By table, those of the newest record first. The row numbers are checked here, and read again when they are wanted.
-std::vector<std::vector<LogStore::Part>> LogStore::parts_of(const Mergeable& records) const {
+std::vector<std::vector<LogStore::Part>> LogStore::parts_of(const Records& records) const {
   std::vector<std::vector<Part>> parts(tables_.size());
   for (auto record = records.records.rbegin(); record != records.records.rend(); ++record) {
     const SpareBuffers::Borrowed data = read_rows(*record);
@@ -252,33 +251,21 @@ void LogStore::choose(const Stretch& merged, const Stretch& standing, Part& part
 // The chosen ones, by sectors, with what is between two of them where that costs less than a request. They live as long
 // as what is returned.
 SpareBuffers::Borrowed LogStore::read_images(std::span<Part> parts, const RowLayout& layout) {
-  const auto extent_of = [&](const Part& part, std::size_t first, std::size_t last) {
-    return Extent{part.image_offset(layout, first), part.image_offset(layout, last) + layout.image_bytes()};
-  };
   std::size_t bytes = 0;
   for (const Part& part : parts) {
-    if (!part.chosen.empty()) bytes += extent_of(part, part.chosen.front().i, part.chosen.back().i).bytes();
+    if (part.chosen.empty()) continue;
+    const std::uint64_t end = part.image_offset(layout, part.chosen.back().i) + layout.image_bytes();
+    bytes += Extent{part.image_offset(layout, part.chosen.front().i), end}.bytes() + read_gap_bytes;
   }
   SpareBuffers::Borrowed data = spare_.borrow(bytes);
-  std::vector<BlockRead> reads;
-  std::byte* next = data.data();
+  SectorRuns runs(data.buffer(), {.read_gap_bytes = read_gap_bytes});
   for (Part& part : parts) {
     const std::uint64_t record = log_.offset_of(part.position);
-    std::optional<Extent> run;  // of sectors, that the newest read is of
     for (Part::Chosen& chosen : part.chosen) {
-      const Extent image = extent_of(part, chosen.i, chosen.i);
-      if (!run || image.first_sector() > run->end + read_gap_bytes) {
-        reads.push_back({&log_.file(), record + image.first_sector(), 0, next});
-        run = Extent{image.first_sector(), image.first_sector()};
-      }
-      const std::size_t more = std::max(image.end_of_sectors(), run->end) - run->end;
-      reads.back().bytes += more;
-      run->end += more;
-      next += more;
-      chosen.image = reads.back().dst + (image.begin - run->begin);
+      chosen.image = runs.place(log_.file(), record + part.image_offset(layout, chosen.i), layout.image_bytes());
     }
   }
-  queue_.read_many(reads);
+  queue_.read_many(runs.reads());
   return data;
 }
 
@@ -369,7 +356,7 @@ std::size_t LogStore::write_home_part(Table& table, std::span<const Version> ver
 }
 
 // The records' rows are home: the index forgets them, then their space may be used again.
-void LogStore::give_up(const Mergeable& records) {
+void LogStore::give_up(const Records& records) {
   for (Table& table : tables_) {
     const std::lock_guard lock(mutex_);
     ++index_version_;

@@ -30,7 +30,8 @@ class SectorRuns {
  public:
   SectorRuns(const SectorBuffer& buffer, const RunShape& shape) : buffer_(buffer), shape_(shape) {}
 
-  // Where these bytes of `file` are going to lie, or null when there is no room left. Offsets of a file ascend.
+  // Where these bytes of `file` are going to lie, or null when there is no room left. Where offsets of a file do not
+  // ascend, a run ends.
   std::byte* place(const BlockFile& file, std::uint64_t offset, std::size_t bytes) {
     const std::uint64_t begin = offset / shape_.unit_bytes * shape_.unit_bytes;
     const std::uint64_t end = format::align_up(offset + bytes, shape_.unit_bytes);
@@ -63,6 +64,7 @@ class SectorRuns {
 
   // Do units [begin, end) go on what ends at `last`?
   bool joins(std::uint64_t last, std::uint64_t begin, std::uint64_t end, std::size_t gap_bytes) const {
+    if (begin < reads_.back().offset) return false;
     return end <= last || (begin <= last + gap_bytes && reads_.back().bytes < longest_run_bytes);
   }
 

@@ -48,7 +48,7 @@ def step_sizes(source: FileOfBatches) -> tuple[float, float]:
     return records / num_batches, rows * _image_bytes(source) / num_batches
 
 
-def predicted(source: FileOfBatches, bytes_per_merge: float, standing_bytes: float = 0.0) -> float:
+def predicted(source: FileOfBatches, bytes_per_merge: float, standing_bytes: float) -> float:
     """Write amplification: (appended + written home) / updated row bytes. bytes_per_merge: of the log. standing_bytes:
     of later records that stood when a merge chose its rows, the mean over its tables; they grow while it is at work."""
     appended_bytes, updated_bytes = step_sizes(source)

@@ -6,12 +6,13 @@ A key of the results is ``system/workload``, or ``section/what``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from larger.amplification import predicted, step_sizes
 from larger.limits import Mix
 from larger.runner import Run, Runner, workload_of
-from larger.workload import Workload
+from larger.workload import FileOfBatches, Workload
 
 WORKLOADS = ("kaggle", "rm1", "rm3", "uniform")
 COMMIT_WORKLOADS = ("kaggle", "rm1", "rm3")
@@ -174,8 +175,12 @@ def amplification(runner: Runner) -> None:
         )  # fmt: skip
         traffic = runner.measure(key, run).get("traffic_since_opening", {})
         if traffic.get("merges"):
-            sizes = [traffic[of] / traffic["merges"] for of in ("merged_bytes", "standing_bytes")]
-            runner.once(f"{key}/predicted", lambda sizes=sizes: {"value": predicted(source, *sizes)})  # type: ignore[misc]
+            runner.once(f"{key}/predicted", partial(_prediction, source, traffic))
+
+
+def _prediction(source: FileOfBatches, traffic: dict[str, float]) -> dict[str, Any]:
+    sizes = [traffic[of] / traffic["merges"] for of in ("merged_bytes", "standing_bytes")]
+    return {"value": predicted(source, *sizes)}
 
 
 def recovery(runner: Runner) -> None:

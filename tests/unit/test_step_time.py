@@ -142,10 +142,14 @@ def test_idle_cpus_take_the_background_for_nothing():
 
 
 def test_a_larger_log_merges_less():
-    small, large = (predict(options=replace(OPTIONS, log_bytes=size)).store_work for size in (20 << 20, 2 << 30))
-    assert small is not None and large is not None
-    assert large.moved_rows < small.moved_rows <= UNIQUE
-    assert large.written_bytes < small.written_bytes
+    small, large, largest = (
+        predict(options=replace(OPTIONS, log_bytes=size)).store_work for size in (20 << 20, 500 << 20, 2 << 30)
+    )
+    assert small is not None and large is not None and largest is not None
+    assert largest.moved_rows < large.moved_rows < small.moved_rows <= UNIQUE
+    assert large.merge_requests < small.merge_requests
+    # with nearly every row left to the log, the few that go home lie alone
+    assert largest.written_bytes < large.written_bytes < small.written_bytes
 
 
 def test_rows_that_have_their_sectors_to_themselves_are_not_read_before_they_are_merged():
