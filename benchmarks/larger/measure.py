@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.placement.thread_time import thread_seconds
-from larger.systems import Step, System
+from larger.systems import Holdfast, Step, System
 
 _TURNOVERS = 3
 
@@ -158,9 +158,9 @@ class Measurement:
         }
 
 
-def fill_log_and_die(system: System, log_bytes: int, say: Callable[[dict[str, Any]], None]) -> None:
+def fill_log_and_die(system: Holdfast, log_bytes: int, say: Callable[[dict[str, Any]], None]) -> None:
     """Trains until as many bytes as the log has were appended, says what is in it, and kills this process."""
-    core: Any = system.trainer.pool.core  # type: ignore[attr-defined]
+    core = system.trainer.pool.core
     while system.traffic()["appended_bytes"] < log_bytes:
         system.step()
     say(

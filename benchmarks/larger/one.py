@@ -84,7 +84,7 @@ def _measure(arguments: argparse.Namespace, say: Callable[[dict[str, Any]], None
 
     from larger.measure import Measurement, Warmup, fill_log_and_die, time_opening, warm_up
     from larger.memory_limit import MemoryLimit
-    from larger.systems import open_pool
+    from larger.systems import Holdfast, open_pool
 
     workload, source, settings = _workload(arguments)
     if arguments.mode == "open":
@@ -95,6 +95,7 @@ def _measure(arguments: argparse.Namespace, say: Callable[[dict[str, Any]], None
     try:
         system = _make(arguments, workload, source, settings)
         if arguments.mode == "die":
+            assert isinstance(system, Holdfast), "an outsider has no log to fill"
             fill_log_and_die(system, arguments.log_bytes, say)
         warmup = Warmup(
             min_steps=arguments.warmup,
