@@ -290,8 +290,10 @@ nb::dict to_dict(const Traffic& traffic) {
   out["merges"] = traffic.merges;
   out["merged_bytes"] = traffic.merged_bytes;
   out["standing_bytes"] = traffic.standing_bytes;
+  out["log_bytes_read"] = traffic.log_bytes_read;
   out["home_bytes_read"] = traffic.home_bytes_read;
   out["home_bytes_written"] = traffic.home_bytes_written;
+  out["merge_log_reads"] = traffic.merge_log_reads;
   out["merge_reads"] = traffic.merge_reads;
   out["merge_writes"] = traffic.merge_writes;
   out["index_entries"] = traffic.index_entries;

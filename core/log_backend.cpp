@@ -346,8 +346,10 @@ std::optional<Traffic> LogBackend::traffic() const {
   traffic.merges = store.merges;
   traffic.merged_bytes = store.merged_bytes;
   traffic.standing_bytes = store.standing_bytes;
+  traffic.log_bytes_read = store.merge_log_bytes_read;
   traffic.home_bytes_read = store.home_bytes_read;
   traffic.home_bytes_written = store.home_bytes_written;
+  traffic.merge_log_reads = store.merge_log_requests;
   traffic.merge_reads = store.home_read_requests;
   traffic.merge_writes = store.home_write_requests;
   traffic.index_entries = store_.index_entries();

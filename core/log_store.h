@@ -105,6 +105,8 @@ struct LogStoreCounters {
   std::uint64_t standing_bytes;  // of later records that stood when a merge chose its rows: each merge's mean, added up
   std::uint64_t merged_rows;  // written home
   std::uint64_t superseded_rows;  // of the log, given up and not written home: there was a newer version
+  std::uint64_t merge_log_bytes_read;  // of the log, by merges
+  std::uint64_t merge_log_requests;
   std::uint64_t home_bytes_read;
   std::uint64_t home_bytes_written;
   std::uint64_t home_read_requests;
@@ -355,7 +357,7 @@ class LogStore {
 
   Records records_between(std::uint64_t after_step, std::uint64_t limit_step) const;
   bool lies_in(const Stretch& stretch, std::uint64_t location, const Table& table) const;
-  std::vector<std::vector<Part>> parts_of(const Records& records) const;
+  std::vector<std::vector<Part>> parts_of(const Records& records);
   std::uint64_t image_bytes_of(std::span<const Part> parts) const;
   void collect(const Stretch& merged, const std::function<Stretch()>& standing, std::uint32_t table,
                std::span<const Part> parts, const RowRange& range, Versions& versions);
@@ -372,6 +374,7 @@ class LogStore {
   void write_rows(std::uint32_t number, std::uint64_t first, std::uint64_t end, const std::byte* weights,
                   const float* state);
   void give_up(const Records& records);
+  void note_log_reads(std::uint64_t requests, std::uint64_t bytes);
   void wait_for_fetches();
 
   static std::string damaged(const std::string& place, std::uint32_t table, std::uint64_t row);

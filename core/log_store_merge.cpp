@@ -138,14 +138,17 @@ bool LogStore::lies_in(const Stretch& stretch, std::uint64_t location, const Tab
 }
 
 // By table, those of the newest record first. The row numbers are checked here, and read again when they are wanted.
-std::vector<std::vector<LogStore::Part>> LogStore::parts_of(const Records& records) const {
+std::vector<std::vector<LogStore::Part>> LogStore::parts_of(const Records& records) {
   std::vector<std::vector<Part>> parts(tables_.size());
+  std::uint64_t bytes = 0;
   for (auto record = records.records.rbegin(); record != records.records.rend(); ++record) {
     const SpareBuffers::Borrowed data = read_rows(*record);
     for (const RowLogSection& section : sections_of(data.data())) {
       parts[section.table].push_back({record->link.position, section});
     }
+    bytes += record->images_offset;
   }
+  note_log_reads(records.records.size(), bytes);
   return parts;
 }
 
@@ -218,6 +221,7 @@ SpareBuffers::Borrowed LogStore::read_row_numbers(std::span<Part> parts, const R
     next += extent.bytes();
   }
   queue_.read_many(reads);
+  note_log_reads(reads.size(), bytes);
   for (Part& part : parts) {
     const std::span rows(part.rows, part.section.num_rows);
     part.begin = static_cast<std::size_t>(std::lower_bound(rows.begin(), rows.end(), range.first) - rows.begin());
@@ -266,6 +270,7 @@ SpareBuffers::Borrowed LogStore::read_images(std::span<Part> parts, const RowLay
     }
   }
   queue_.read_many(runs.reads());
+  note_log_reads(runs.reads().size(), runs.read_bytes());
   return data;
 }
 
@@ -353,6 +358,12 @@ std::size_t LogStore::write_home_part(Table& table, std::span<const Version> ver
   counters_.home_write_requests += runs.writes().size();
   counters_.home_sectors_changed += changed_units * (layout.unit_bytes() / format::sector_bytes);
   return images.size();
+}
+
+void LogStore::note_log_reads(std::uint64_t requests, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  counters_.merge_log_requests += requests;
+  counters_.merge_log_bytes_read += bytes;
 }
 
 // The records' rows are home: the index forgets them, then their space may be used again.

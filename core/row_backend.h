@@ -49,9 +49,11 @@ struct Traffic {
   std::uint64_t merges;
   std::uint64_t merged_bytes;  // of the row log, folded home
   std::uint64_t standing_bytes;  // of later records, whose rows a merge leaves to the log: its mean, for each merge
-  std::uint64_t home_bytes_read;  // by that
+  std::uint64_t log_bytes_read;  // by that
+  std::uint64_t home_bytes_read;
   std::uint64_t home_bytes_written;
-  std::uint64_t merge_reads;  // requests
+  std::uint64_t merge_log_reads;  // requests, of the row log
+  std::uint64_t merge_reads;  // and of home
   std::uint64_t merge_writes;
   std::uint64_t index_entries;  // rows whose newest version is in the log
   std::uint64_t index_bytes;

@@ -85,7 +85,8 @@ def ratio(value: float | None, over: float | None) -> float | None:
 def requests_per_step(result: dict[str, Any]) -> float:
     """I/O requests of fetches and merges."""
     traffic = result["traffic"]
-    return float(sum(traffic[name] for name in ("fetch_reads", "merge_reads", "merge_writes")) / result["steps"])
+    kinds = ("fetch_reads", "merge_log_reads", "merge_reads", "merge_writes")
+    return float(sum(traffic[name] for name in kinds) / result["steps"])
 
 
 def disk_ms(results: Results, workload: str) -> float | None:
@@ -147,6 +148,12 @@ def amplification_points(results: Results) -> list[tuple[int, float | None, floa
     return sorted(points)
 
 
+def fetching_over_computing(result: dict[str, Any]) -> float:
+    """Of a cache that is filled on demand: the time that steps wait for rows, over the rest of their time."""
+    fetching_s = result["traffic"]["stall_seconds"]
+    return float(fetching_s / (result["ms_per_step"] * result["steps"] * 1e-3 - fetching_s))
+
+
 def commit_cost(results: Results, workload: str) -> float | None:
     found = ratio(results.step_ms("commit/look_forward", workload), results.step_ms("commit/dram", workload))
     return None if found is None else found - 1.0
@@ -202,6 +209,8 @@ def _cache_figures(results: Results) -> Iterator[Figure]:
                 shown="{:.2f}×",
                 at_least=True,
             )
+    balance = results.of("lru/balanced", fetching_over_computing)
+    yield Figure(name="balanced: LRU's fetching over its computing", value=balance, bar=None, shown="{:.2f}")
 
 
 def _outsider_figures(results: Results) -> Iterator[Figure]:

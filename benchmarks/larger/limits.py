@@ -1,6 +1,10 @@
 """What this disk reaches, whoever asks: by ``fio`` where it is installed, else by holdfast's own probe.
 
 All with O_DIRECT on one file that was written in full first: a hole costs the disk nothing to read.
+
+A mix of I/O is not drawn by percentages, of which fio knows whole ones only: a merge's requests are a few in ten
+thousand, and most of the bytes. Each kind is a job of its own that makes as many requests as were made of it, all at
+once, and the mix takes as long as the last of them.
 """
 
 from __future__ import annotations
@@ -14,21 +18,38 @@ from typing import Any
 
 _QUEUE_DEPTH = 128
 _NUM_JOBS = 2
+_MERGE_DEPTHS = (2, 4, 16)  # how much of the disk merging takes from fetching at a time: what is best, differs
 _SECTOR_BYTES, _PAGE_BYTES, _PIECE_BYTES = 512, 4096, 1 << 20
 _FILE = "fio-file"
+_DEEP: dict[str, object] = {"iodepth": _QUEUE_DEPTH, "numjobs": _NUM_JOBS}
+_RANDOM: dict[str, object] = {"randrepeat": 1, "norandommap": 1, "random_generator": "tausworthe64"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requests:
+    """I/O requests of one kind. kind: ``read`` or ``write``; num_bytes: of one, the mean."""
+
+    kind: str
+    num_bytes: float
+    count: float
+
+    @property
+    def whole_sectors(self) -> int:
+        """Bytes of one as a disk takes it."""
+        return max(1, round(self.num_bytes / _SECTOR_BYTES)) * _SECTOR_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """I/O requests as a system made them. Each list: (bytes of a request, how many)."""
+    """I/O requests as a system made them in so many seconds: ``fetches``, and what merging makes beside them."""
 
-    reads: tuple[tuple[int, float], ...]
-    writes: tuple[tuple[int, float], ...]
+    seconds: float
+    fetches: Requests
+    merging: tuple[Requests, ...]
 
     @property
-    def read_percent(self) -> int:
-        reads, writes = (sum(count for _, count in kind) for kind in (self.reads, self.writes))
-        return round(100 * reads / (reads + writes)) if reads + writes else 100
+    def count(self) -> float:
+        return self.fetches.count + sum(requests.count for requests in self.merging)
 
 
 class Disk:
@@ -45,13 +66,14 @@ class Disk:
         if not self.has_fio:
             return self._probe()
         write_bytes_per_s = self._fill()
-        sync = self._fio("write", bs=_PAGE_BYTES, fdatasync=1, ioengine="psync", iodepth=1)
+        (sync,) = self._fio({"sync": {"rw": "write", "bs": _PAGE_BYTES, "fdatasync": 1, "ioengine": "psync",
+                                      "iodepth": 1, "time_based": 1, "runtime": self._seconds}})  # fmt: skip
         try:
             return {
                 "by": f"fio {_fio_version()}, io_uring, direct, {_NUM_JOBS} jobs of queue depth {_QUEUE_DEPTH}",
                 "file_bytes": self._file_bytes,
-                "reads_512_per_s": self._random(Mix(reads=((_SECTOR_BYTES, 1),), writes=())),
-                "reads_4096_per_s": self._random(Mix(reads=((_PAGE_BYTES, 1),), writes=())),
+                "reads_512_per_s": self._random_reads_per_s(_SECTOR_BYTES),
+                "reads_4096_per_s": self._random_reads_per_s(_PAGE_BYTES),
                 "write_bytes_per_s": write_bytes_per_s,
                 "fdatasync_s": sync["sync"]["lat_ns"]["percentile"]["50.000000"] * 1e-9,
             }
@@ -59,14 +81,17 @@ class Disk:
             self._file.unlink(missing_ok=True)
 
     def mixed(self, mix: Mix) -> dict[str, Any]:
-        """Requests per second, reads and writes together, of that mix: ``per_s``, ``by``, ``mix``."""
+        """Requests per second, reads and writes together, of that mix: ``per_s``, the most of a few attempts, which
+        ``by_depth`` has by the depth of merging's queues; ``by``, ``mix``."""
         if not self.has_fio:
             found = self._probe()
             slowest = min(found["reads_512_per_s"], found["reads_4096_per_s"])
             return {"per_s": slowest, "by": f"{found['by']}; random reads, the writes not told apart", "mix": {}}
         self._fill()
         try:
-            return {"per_s": self._random(mix), "by": f"fio {_fio_version()}", "mix": asdict(mix)}
+            by_depth = {str(depth): self._mixed_per_s(mix, depth) for depth in _MERGE_DEPTHS}
+            by = f"fio {_fio_version()}"
+            return {"per_s": max(by_depth.values()), "by_depth": by_depth, "by": by, "mix": asdict(mix)}
         finally:
             self._file.unlink(missing_ok=True)
 
@@ -76,37 +101,42 @@ class Disk:
 
     def _fill(self) -> float:
         """Writes the whole file; bytes per second until all is durable."""
-        job = self._fio("write", bs=_PIECE_BYTES, iodepth=8, end_fsync=1, timed=False)
+        (job,) = self._fio({"write": {"rw": "write", "bs": _PIECE_BYTES, "iodepth": 8, "end_fsync": 1}})
         return float(job["write"]["io_bytes"] / (job["job_runtime"] * 1e-3))
 
-    def _random(self, mix: Mix) -> float:
-        """Requests per second."""
-        kind = "randrw" if mix.reads and mix.writes else "randread" if mix.reads else "randwrite"
-        split = f"{_split(mix.reads)},{_split(mix.writes)}"
-        # each kind lies at multiples of its smallest size: home is written by whole pages
-        smallest = [min((size for size, _ in some), default=_PAGE_BYTES) for some in (mix.reads, mix.writes)]
-        align = ",".join(str(max(1, round(size / _SECTOR_BYTES)) * _SECTOR_BYTES) for size in smallest)
-        options: dict[str, Any] = {"bssplit": split, "blockalign": align, "iodepth": _QUEUE_DEPTH}
-        if kind == "randrw":
-            options["rwmixread"] = mix.read_percent
-        job = self._fio(kind, numjobs=_NUM_JOBS, group_reporting=1, norandommap=1, random_generator="tausworthe64",
-                        **options)  # fmt: skip
-        return float(job["read"]["iops"] + job["write"]["iops"])
+    def _random_reads_per_s(self, num_bytes: int) -> float:
+        options = {"rw": "randread", "bs": num_bytes, "group_reporting": 1, "time_based": 1, "runtime": self._seconds}
+        (job,) = self._fio({"reads": options | _DEEP | _RANDOM})
+        return float(job["read"]["iops"])
 
-    def _fio(self, kind: str, *, timed: bool = True, ioengine: str = "io_uring", **options: object) -> dict[str, Any]:
-        """The one job of a run of fio, as its JSON gives it."""
-        command = [
-            "fio", "--name=job", f"--filename={self._file}", f"--size={self._file_bytes}", f"--rw={kind}", "--direct=1",
-            f"--ioengine={ioengine}", "--output-format=json", "--randrepeat=1", "--thread",
-            *(f"--{name}={value}" for name, value in options.items()),
-            *(("--time_based", f"--runtime={self._seconds}") if timed else ()),
-        ]  # fmt: skip
+    def _mixed_per_s(self, mix: Mix, merge_depth: int) -> float:
+        """As many requests of each kind as the mix had in some seconds, over the time until all of them are done."""
+        share = min(1.0, self._seconds / mix.seconds)
+
+        def job_of(requests: Requests, num_jobs: int) -> dict[str, object]:
+            num_bytes = requests.whole_sectors
+            of_a_job = max(1, round(share * requests.count / num_jobs))
+            return {"rw": f"rand{requests.kind}", "bs": num_bytes, "io_size": num_bytes * of_a_job} | _RANDOM
+
+        jobs = {"fetches": job_of(mix.fetches, _NUM_JOBS) | _DEEP}
+        for number, requests in enumerate(mix.merging):
+            jobs[f"merging-{number}"] = job_of(requests, 1) | {"iodepth": merge_depth}
+        done = self._fio(jobs)
+        num_requests = sum(job[kind]["total_ios"] for job in done for kind in ("read", "write"))
+        return float(num_requests / max(job["job_runtime"] for job in done) * 1e3)
+
+    def _fio(self, jobs: dict[str, dict[str, object]]) -> list[dict[str, Any]]:
+        """Runs the jobs side by side. Returns them as fio's JSON gives them."""
+        command = ["fio", "--output-format=json", "--thread"]
+        for name, options in jobs.items():
+            every = {"filename": self._file, "size": self._file_bytes, "direct": 1, "ioengine": "io_uring"}
+            command += [f"--name={name}", *(f"--{key}={value}" for key, value in (every | options).items())]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         if done.returncode != 0:
             raise RuntimeError(f"fio: {done.stderr.strip()[-500:]}")
         # warnings may come before the object
-        job: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
-        return job
+        found: list[dict[str, Any]] = json.loads(done.stdout[done.stdout.index("{") :])["jobs"]
+        return found
 
     def _probe(self) -> dict[str, Any]:
         from holdfast.placement.probe import probe
@@ -122,22 +152,6 @@ class Disk:
             "write_bytes_per_s": tier.write_bandwidth_bytes_per_s,
             "fdatasync_s": tier.sync_latency_ns * 1e-9,
         }
-
-
-def _split(requests: tuple[tuple[int, float], ...]) -> str:
-    """fio's bssplit: bytes/percent, colon-separated, percents that sum to 100. Sizes are rounded to whole sectors."""
-    sizes: dict[int, float] = {}
-    for num_bytes, count in requests:
-        size = max(1, round(num_bytes / _SECTOR_BYTES)) * _SECTOR_BYTES
-        sizes[size] = sizes.get(size, 0.0) + count
-    total = sum(sizes.values())
-    percents = {size: round(100 * count / total) for size, count in sizes.items() if total}
-    percents = {size: percent for size, percent in percents.items() if percent}
-    if not percents:
-        return f"{_PAGE_BYTES}/100"
-    most = max(percents, key=lambda size: percents[size])
-    percents[most] += 100 - sum(percents.values())
-    return ":".join(f"{size}/{percent}" for size, percent in sorted(percents.items()))
 
 
 def _fio_version() -> str:

@@ -28,6 +28,7 @@ _NAMES = {
     "rocksdb": "RocksDB",
 }
 _SHOWN = ("kaggle", "rm1", "rm3", "uniform", "balanced")
+_MERGING_BYTES = ("log_bytes_read", "home_bytes_read", "home_bytes_written")
 _NOTES = """\
 - Every system trains the same network on the same batches from the same rows; a scratchpad holds a tenth of the tables.
   DRAM: the in-place pool on tmpfs, every step committed at level `process`. The others run within one memory limit.
@@ -36,6 +37,10 @@ _NOTES = """\
 - In turns: systems of one workload, but for mapped files and RocksDB, are warmed up one after the other and then take
   turns, one awake and the others stopped, so that the machine's other tenants meet all of them.
 - A window is at least two cycles of a system's merges, and whole ones: what its merging costs is in it in full.
+- The disk's rate at a mix: fio makes requests of each kind as the window had them, at their mean sizes, fetches by 2
+  jobs of depth 128 beside one job for each kind that merging has; requests over the time until all are done. The best
+  of three runs, with depths of 2, 4 and 16 for merging.
+- `balanced`: as many uniform ids as make LRU fetch for as long as it computes, from what it took for a row of `kaggle`.
 - CPU per missed row: CPU time of the core's own threads (collect, exchange, merge, commit) per step over rows fetched,
   the kernel's part included. Logging and merging are in it; packing and copying on the training threads are not.
 - `GOMP_SPINCOUNT=5000` for all: idle threads of OpenMP sleep after microseconds.
@@ -144,7 +149,13 @@ def _rooflines(results: Results) -> list[str]:
         if found is None or roof is None:
             continue
         traffic, steps = found["traffic"], found["steps"]
-        requests = [f"{traffic[name] / steps:,.0f}" for name in ("fetch_reads", "merge_reads", "merge_writes")]
+        merging_mib = sum(traffic[name] for name in _MERGING_BYTES) / steps / 2**20
+        requests = [
+            f"{traffic['fetch_reads'] / steps:,.0f}",
+            f"{(traffic['merge_log_reads'] + traffic['merge_reads']) / steps:,.0f}",
+            f"{traffic['merge_writes'] / steps:,.0f}",
+            f"{merging_mib:.1f}",
+        ]
         dram, disk = results.step_ms("dram", workload), disk_ms(results, workload)
         stalls_ms = (traffic["stall_seconds"] + traffic["log_stall_seconds"]) / steps * 1e3
         rows.append(
@@ -152,8 +163,9 @@ def _rooflines(results: Results) -> list[str]:
              f"{roof:.1f}", f"{found['ms_per_step']:.1f}", f"{stalls_ms:.2f}",
              f"{traffic['window_shrunk']:.0f}"]
         )  # fmt: skip
-    head = ["", "DRAM, ms", "fetch reads per step", "merge reads", "merge writes", "disk's requests/s at that mix",
-            "disk, ms", "roofline, ms", "step, ms", "of it stalls", "window shrunk"]  # fmt: skip
+    head = ["", "DRAM, ms", "fetch reads per step", "merge reads", "merge writes", "MiB of both",
+            "disk's requests/s at that mix", "disk, ms", "roofline, ms", "step, ms", "of it stalls",
+            "window shrunk"]  # fmt: skip
     return ["## Rooflines", "", *markdown_table(head, rows)] if rows else []
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from larger.amplification import predicted, step_sizes
-from larger.limits import Mix
+from larger.limits import Mix, Requests
 from larger.runner import Run, Runner, workload_of
 from larger.workload import FileOfBatches, Workload
 
@@ -88,26 +88,30 @@ def roofline(runner: Runner) -> None:
     """Every workload in DRAM and on the log store, and what the disk reaches at the mix of I/O that was seen."""
     for name in runner.options.workloads:
         _side_by_side(runner, name)
-        mix = mix_of(runner.results[f"look_forward/{name}"].get("traffic", {}))
+        mix = mix_of(runner.results[f"look_forward/{name}"])
         if mix is not None:
             runner.mixed(f"mixed/{name}", mix, max(workload_of(runner, name).table_bytes, 64 << 20))
 
 
-def mix_of(traffic: dict[str, float]) -> Mix | None:
-    """The I/O requests of fetches and merges, each kind at its mean size."""
-    kinds = {
-        "reads": (("fetched_bytes", "fetch_reads"), ("home_bytes_read", "merge_reads")),
-        "writes": (("home_bytes_written", "merge_writes"),),
-    }
-    found = {
-        kind: tuple(
-            (max(1, round(traffic[num_bytes] / traffic[count])), float(traffic[count]))
-            for num_bytes, count in names
-            if traffic.get(count)
-        )
-        for kind, names in kinds.items()
-    }
-    return Mix(reads=found["reads"], writes=found["writes"]) if found["reads"] or found["writes"] else None
+def mix_of(result: dict[str, Any]) -> Mix | None:
+    """The I/O requests of fetches and merges, each kind at its mean size; None where nothing was fetched."""
+    traffic = result.get("traffic")
+    if not traffic or not traffic["fetch_reads"]:
+        return None
+
+    def requests(kind: str, num_bytes: str, count: str) -> Requests:
+        return Requests(kind=kind, num_bytes=traffic[num_bytes] / max(1.0, traffic[count]), count=traffic[count])
+
+    merging = (
+        requests("read", "log_bytes_read", "merge_log_reads"),
+        requests("read", "home_bytes_read", "merge_reads"),
+        requests("write", "home_bytes_written", "merge_writes"),
+    )
+    return Mix(
+        seconds=result["ms_per_step"] * result["steps"] * 1e-3,
+        fetches=requests("read", "fetched_bytes", "fetch_reads"),
+        merging=tuple(some for some in merging if some.count),
+    )
 
 
 def caches(runner: Runner) -> None:
@@ -121,16 +125,19 @@ def caches(runner: Runner) -> None:
 
 
 def balanced_share(runner: Runner) -> float | None:
-    """How many of kaggle's ids must be uniform for a step's misses to take the disk as long as its computing takes.
+    """How many of kaggle's ids must be uniform for LRU to fetch for as long as a step's computing takes, at what it was
+    seen to take for a row: what merging does to its fetches is in that.
 
     Of uniform ids nine in ten miss a scratchpad of a tenth; of the others as many as LRU was seen to miss.
     """
-    dram, lru, disk = runner.results["dram/kaggle"], runner.results["lru/kaggle"], _limits(runner)
-    if any("error" in result for result in (dram, lru, disk)):
+    lru = runner.results["lru/kaggle"]
+    if "error" in lru:
         return None
     ids = workload_of(runner, "kaggle").ids_per_batch
     missed = lru["traffic"]["rows_fetched"] / lru["steps"]
-    wanted = dram["ms_per_step"] * 1e-3 * disk["reads_512_per_s"]
+    fetching_s = lru["traffic"]["stall_seconds"] / lru["steps"]
+    computing_s = lru["ms_per_step"] * 1e-3 - fetching_s
+    wanted = missed * computing_s / fetching_s
     return float(min(1.0, max(0.0, (wanted - missed) / (0.9 * ids - missed))))
 
 

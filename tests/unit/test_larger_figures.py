@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from larger.figures import Results, amplification, cpu_us_per_missed_row, disk_ms, figures, roofline_ms
-from larger.limits import _split
 from larger.sections import WORKLOADS, mix_of
 
 TRAFFIC = {
@@ -24,6 +23,8 @@ TRAFFIC = {
     "demand_fetches": 0,
     "window_shrunk": 0,
     "fetch_reads": 1000,
+    "log_bytes_read": 1_024_000,
+    "merge_log_reads": 10,
     "merge_reads": 100,
     "merge_writes": 100,
     "stall_seconds": 0.0,
@@ -48,7 +49,7 @@ def results(**changes: dict[str, Any]) -> Results:
         "dram/kaggle": system(40.0, 0.060),
         "look_forward/kaggle": system(42.0, 0.0601, TRAFFIC),
         "lru/kaggle": system(63.0, 0.07, TRAFFIC),
-        "mixed/kaggle": {"per_s": 120_000.0},
+        "mixed/kaggle": {"per_s": 121_000.0},
         "mmap/kaggle": {"error": "killed"},
     }
     settings = {"sections": ["roofline", "caches", "outsiders"], "workloads": WORKLOADS}
@@ -61,9 +62,9 @@ def figure(of: Results, name: str) -> tuple[str, str, str]:
 
 
 def test_the_roofline_is_the_slower_of_computing_and_the_disk() -> None:
-    assert disk_ms(results(), "kaggle") == pytest.approx(1.0)  # 120 requests a step
+    assert disk_ms(results(), "kaggle") == pytest.approx(1.0)  # 121 requests a step
     assert roofline_ms(results(), "kaggle") == 40.0
-    slow = results(**{"mixed/kaggle": {"per_s": 1200.0}})
+    slow = results(**{"mixed/kaggle": {"per_s": 1210.0}})
     assert roofline_ms(slow, "kaggle") == pytest.approx(100.0)
 
 
@@ -91,9 +92,18 @@ def test_write_amplification_counts_what_merging_all_that_was_appended_would_wri
 
 
 def test_the_mix_for_fio_has_every_kind_of_request_at_its_mean_size() -> None:
-    mix = mix_of(TRAFFIC)
+    mix = mix_of(system(40.0, 0.06, TRAFFIC))
     assert mix is not None
-    assert asdict(mix) == {"reads": ((512, 1000.0), (4096, 100.0)), "writes": ((4096, 100.0),)}
-    assert mix.read_percent == 92
-    assert _split(mix.reads) == "512/91:4096/9"
-    assert mix_of({}) is None
+    assert asdict(mix) == {
+        "seconds": pytest.approx(0.4),
+        "fetches": {"kind": "read", "num_bytes": 512.0, "count": 1000},
+        "merging": (
+            {"kind": "read", "num_bytes": 102_400.0, "count": 10},
+            {"kind": "read", "num_bytes": 4096.0, "count": 100},
+            {"kind": "write", "num_bytes": 4096.0, "count": 100},
+        ),
+    }
+    assert mix.count == 1210
+    assert mix_of(system(40.0, 0.06)) is None
+    without = mix_of(system(40.0, 0.06, TRAFFIC | {"merge_log_reads": 0, "merge_reads": 0, "merge_writes": 0}))
+    assert without is not None and without.merging == ()
