@@ -114,7 +114,8 @@ LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, c
       queue_(options.way),
       log_(existing(log_path(directory)), options.caching, options.watcher, opening_of(options), queue_),
       writable_(options.writable),
-      merge_bytes_(options.merge_bytes) {
+      merge_bytes_(options.merge_bytes),
+      merge_slots_(options.merge_slots) {
   if (options.ring_bytes != 0 && log_.ring_bytes() != options.ring_bytes) {
     throw Error(ErrorKind::corrupted, log_.file().name() + ": " + std::to_string(log_.file().size()) +
                                           " bytes, the row log was made with " +

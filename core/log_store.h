@@ -34,7 +34,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -90,6 +89,7 @@ struct LogStoreOptions {
   bool writable = true;
   std::uint64_t ring_bytes = 0;  // that the log was made with; 0: whatever it has
   std::size_t merge_bytes = std::size_t{64} << 20;  // of versions that a merge collects before it writes them
+  std::size_t merge_slots = 8192;  // of the index that it looks at at a time, while fetches and appends wait
 };
 
 // Bytes since the store was opened. (appended + home_written) / bytes of the images is the write amplification.
@@ -104,7 +104,6 @@ struct LogStoreCounters {
   std::uint64_t merged_bytes;  // of the log, given up
   std::uint64_t standing_bytes;  // of later records that stood when a merge chose its rows: each merge's mean, added up
   std::uint64_t merged_rows;  // written home
-  std::uint64_t superseded_rows;  // of the log, given up and not written home: there was a newer version
   std::uint64_t merge_log_bytes_read;  // of the log, by merges
   std::uint64_t merge_log_requests;
   std::uint64_t home_bytes_read;
@@ -204,11 +203,11 @@ class LogStore {
   void sync();
   // Folds the records of steps up to the limit that are durable into home. Returns how many bytes of the log that was;
   // 0: nothing to do. It asks for the limit, a step that may rise meanwhile, again and again, on its own thread. After
-  // each part, of some milliseconds, it calls `after_part`: there it can be held up, so that fetches come first. busy:
-  // how long the part kept the medium busy; progress: how much of all is done, 0 to 1.
+  // each part, of some milliseconds, it calls `after_part`, with how much of all is done, 0 to 1: there it can be held
+  // up, so that fetches come first, and the longer it is, the more rows come again that need not be written.
   using Limit = std::function<std::uint64_t()>;
-  using AfterPart = std::function<void(std::chrono::nanoseconds busy, double progress)>;
-  std::uint64_t merge(const Limit& limit, const AfterPart& after_part = [](std::chrono::nanoseconds, double) {});
+  using AfterPart = std::function<void(double progress)>;
+  std::uint64_t merge(const Limit& limit, const AfterPart& after_part = [](double) {});
 
   // Writes rows [first, ...) straight home; their state becomes zeros where `state` is empty. Only while the log holds
   // no record, and alone. Durable after sync_home; what a failure or a crash before that leaves of them is unknown.
@@ -272,24 +271,30 @@ class LogStore {
 
     std::uint64_t last_step() const { return records.back().link.mark.step; }
   };
-  struct Extent;
-  struct Part;
+  // One table's part of a record.
+  struct Part {
+    std::uint64_t position;  // of the record
+    format::RowLogSection section;
+  };
   struct RowRange {
     std::uint64_t first;
     std::uint64_t end;
   };
-  // Of a table, by row: the versions that a merge writes home. newest: where the index had the row's newest version when
-  // this one was chosen.
+  // A row's version, by where the index says that it is.
+  struct Located {
+    std::uint64_t row;
+    std::uint64_t location;
+  };
+  // Of a table, by row: the versions that a merge writes home.
   struct Version {
     std::uint64_t row;
     std::uint64_t image;  // where in `images`
-    std::uint64_t newest;
   };
   struct Versions {
     std::vector<Version> rows;
     std::vector<std::byte> images;
-    std::uint64_t num_seen = 0;  // they are the newest ones of so many
   };
+  class Merge;
   // The index's rows of one table in order, as they were at some version of the index.
   struct Listing {
     std::uint32_t table = 0;
@@ -358,16 +363,12 @@ class LogStore {
   Records records_between(std::uint64_t after_step, std::uint64_t limit_step) const;
   bool lies_in(const Stretch& stretch, std::uint64_t location, const Table& table) const;
   std::vector<std::vector<Part>> parts_of(const Records& records);
-  std::uint64_t image_bytes_of(std::span<const Part> parts) const;
-  void collect(const Stretch& merged, const std::function<Stretch()>& standing, std::uint32_t table,
-               std::span<const Part> parts, const RowRange& range, Versions& versions);
-  std::vector<Part> some_parts(std::uint32_t table, std::span<const Part> parts) const;
-  SpareBuffers::Borrowed read_row_numbers(std::span<Part> parts, const RowRange& range);
-  SpareBuffers::Borrowed read_images(std::span<Part> parts, const RowLayout& layout);
-  void choose(const Stretch& merged, const Stretch& standing, Part& part, RowIndex& settled) const;
-  void take_chosen(const Part& part, Versions& versions) const;
-  void find_newest(const Table& table, std::span<const std::uint64_t> rows,
-                   std::vector<std::uint64_t>& locations) const;
+  std::span<const Part> some_parts(std::span<const Part> parts) const;
+  SpareBuffers::Borrowed read_row_numbers(std::span<const Part> parts, std::vector<const std::uint64_t*>& numbers);
+  std::vector<Located> newest_of(std::span<const Part> parts, std::span<const Located> wanted);
+  void choose(std::uint32_t table, const RowRange& range, const Stretch& merged, const Stretch& standing,
+              std::vector<Located>& chosen, std::vector<Located>& undecided) const;
+  void read_images(std::uint32_t table, std::vector<Located>& chosen, const SectorBuffer& buffer, Versions& versions);
   void write_home(Table& table, const Versions& versions, const SectorBuffer& buffer, const AfterPart& after_part);
   std::size_t write_home_part(Table& table, std::span<const Version> versions, const std::byte* version_images,
                               const SectorBuffer& buffer);
@@ -376,6 +377,7 @@ class LogStore {
   void give_up(const Records& records);
   void note_log_reads(std::uint64_t requests, std::uint64_t bytes);
   void wait_for_fetches();
+  void sync_merged(Table& table);
 
   static std::string damaged(const std::string& place, std::uint32_t table, std::uint64_t row);
   void require_readable() const;
@@ -390,6 +392,7 @@ class LogStore {
   std::vector<Table> tables_;
   bool writable_;
   std::size_t merge_bytes_;
+  std::size_t merge_slots_;
   bool scanned_ = false;
   std::optional<std::uint64_t> indexed_step_;
   bool viewed_ = false;

@@ -1,7 +1,7 @@
-// The log store's way home that a merge takes: table by table, and a large table a range of rows at a time, it collects
-// the newest versions that the records have, and writes them.
+// The log store's way home that a merge takes: table by table, and a large table a range of rows at a time. The index
+// says which rows have their newest version in the records that are merged, and where; those are read by the order of
+// the log and written by the order of home.
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -26,93 +26,167 @@ constexpr std::size_t writes_per_part = 4 * BlockQueue::depth;
 // CPU. What is written wears it out: there one block goes with its neighbours, no more.
 constexpr std::size_t read_gap_bytes = 2 * format::block_bytes;
 constexpr std::size_t write_gap_bytes = format::block_bytes;
-constexpr std::size_t rows_looked_up_at_once = 4096;  // under the lock of the index, which fetches want
+// A merge begins and ends with rests. Before the first look, rows come again that it need not write; they are the first
+// share of its progress. At the end, the last steps that it met come to stand, as a rule.
+constexpr int first_rests = 5;
+constexpr double share_of_first_rests = 0.2;
+constexpr int most_last_rests = 10;
 
 }  // namespace
 
-// Bytes of a record, and the sectors of the log around them.
-struct LogStore::Extent {
-  std::uint64_t begin;
-  std::uint64_t end;
+// A merge at work.
+class LogStore::Merge {
+ public:
+  Merge(LogStore& store, Records records, const Limit& limit, const AfterPart& after_part)
+      : store_(store),
+        records_(std::move(records)),
+        limit_(limit),
+        after_part_(after_part),
+        buffer_(store.spare_.borrow(buffer_bytes)),
+        merged_step_(records_.last_step()),
+        undecided_(store.tables_.size()) {}
 
-  std::uint64_t first_sector() const { return begin / format::sector_bytes * format::sector_bytes; }
-  std::size_t bytes() const { return format::align_up(end, format::sector_bytes) - first_sector(); }
-};
-
-// One table's part of a record, and what is read of it.
-struct LogStore::Part {
-  std::uint64_t position;  // of the record
-  RowLogSection section;
-  const std::uint64_t* rows = nullptr;
-  std::size_t begin = 0;  // rows [begin, end) of the section are in the range that is being merged
-  std::size_t end = 0;
-  // Of these, the ones whose newest merged version is here.
-  struct Chosen {
-    std::size_t i;
-    std::uint64_t newest;  // as in Version
-    const std::byte* image;  // once it is read
-  };
-  std::vector<Chosen> chosen{};
-
-  std::uint64_t image_offset(const RowLayout& layout, std::size_t i) const {
-    return section.images_offset + layout.offset_of(i);
+  // Returns how many bytes of the log it took.
+  std::uint64_t run() {
+    for (std::uint32_t t = 0; t < store_.tables_.size(); ++t) all_bytes_ += index_image_bytes(t);
+    for (int i = 0; i < first_rests; ++i) after_part_(share_of_first_rests);
+    for (std::uint32_t t = 0; t < store_.tables_.size(); ++t) merge_table(t);
+    for (int i = 0; i < most_last_rests && !is_decided(); ++i) after_part_(1.0);
+    settle();
+    store_.latching([&] { store_.log_.checkpoint_without(records_.records.size(), merged_step_); });
+    store_.give_up(records_);
+    std::uint64_t bytes = 0;
+    for (const RowLog::Live& record : records_.records) bytes += record.bytes;
+    const std::lock_guard lock(store_.mutex_);
+    ++store_.counters_.merges;
+    store_.counters_.merged_bytes += bytes;
+    store_.counters_.standing_bytes += static_cast<std::uint64_t>(mean_standing_bytes());
+    return bytes;
   }
+
+ private:
+  // A look at the index: which step was the newest, and what share of all bytes was looked at.
+  struct Look {
+    std::uint64_t newest_step;
+    double share;
+  };
+
+  std::uint64_t image_bytes(std::uint32_t t) const { return store_.tables_[t].layout.image_bytes(); }
+  // Of the table's rows that have a version in the log.
+  double index_image_bytes(std::uint32_t t) const {
+    const std::lock_guard lock(store_.mutex_);
+    return static_cast<double>(store_.tables_[t].index.size() * image_bytes(t));
+  }
+
+  void merge_table(std::uint32_t t) {
+    Table& table = store_.tables_[t];
+    const std::uint64_t num_rows = table.what.owned_rows();
+    const double bytes = index_image_bytes(t);
+    // So many ranges that the versions in one of them are not too many to collect; where rows crowd in one range they
+    // may be more.
+    const auto most_ranges = static_cast<std::uint64_t>(bytes / static_cast<double>(store_.merge_bytes_)) + 1;
+    const std::uint64_t num_ranges = bytes == 0 ? 0 : std::min(most_ranges, num_rows);
+    for (std::uint64_t range = 0; range < num_ranges; ++range) {
+      const double share = bytes / static_cast<double>(num_ranges) / all_bytes_;
+      const RowRange rows{table.owned_row(num_rows * range / num_ranges),
+                          table.owned_row(num_rows * (range + 1) / num_ranges)};
+      look_at_limit();
+      chosen_.clear();
+      looks_.push_back({store_.log_.last().step, share});
+      store_.choose(t, rows, records_.stretch, standing_, chosen_, undecided_[t]);
+      write(t, share);
+      if (undecided_image_bytes() > store_.merge_bytes_) settle();
+    }
+    store_.sync_merged(table);
+  }
+
+  void write(std::uint32_t t, double share) {
+    store_.read_images(t, chosen_, buffer_.buffer(), versions_);
+    std::sort(versions_.rows.begin(), versions_.rows.end(),
+              [](const Version& a, const Version& b) { return a.row < b.row; });
+    {
+      const std::lock_guard lock(store_.mutex_);
+      store_.counters_.merged_rows += versions_.rows.size();
+    }
+    store_.write_home(store_.tables_[t], versions_, buffer_.buffer(),
+                      [&](double done) { after_part_(progress_of(merged_share_ + share * done)); });
+    merged_share_ += share;
+  }
+
+  static double progress_of(double merged_share) {
+    return share_of_first_rests + (1 - share_of_first_rests) * std::min(1.0, merged_share);
+  }
+
+  // What stands by now. No recovery goes before that any more: rows are left to it.
+  void look_at_limit() {
+    const Records later = store_.records_between(records_.last_step(), limit_());
+    if (later.records.empty()) return;
+    merged_step_ = later.last_step();
+    standing_ = later.stretch;
+  }
+
+  bool is_decided() {
+    look_at_limit();
+    for (std::uint32_t t = 0; t < undecided_.size(); ++t) {
+      std::erase_if(undecided_[t], [&](const Located& version) {
+        return store_.lies_in(standing_, version.location, store_.tables_[t]);
+      });
+    }
+    return undecided_image_bytes() == 0;
+  }
+
+  // Rows of which a later record did not stand when it was seen, and does not yet: they are searched for in the records.
+  void settle() {
+    if (is_decided()) return;
+    if (!parts_) parts_ = store_.parts_of(records_);
+    for (std::uint32_t t = 0; t < undecided_.size(); ++t) {
+      if (undecided_[t].empty()) continue;
+      chosen_ = store_.newest_of((*parts_)[t], undecided_[t]);
+      undecided_[t].clear();
+      write(t, 0.0);
+      store_.sync_merged(store_.tables_[t]);
+    }
+  }
+
+  std::uint64_t undecided_image_bytes() const {
+    std::uint64_t bytes = 0;
+    for (std::uint32_t t = 0; t < undecided_.size(); ++t) bytes += undecided_[t].size() * image_bytes(t);
+    return bytes;
+  }
+
+  // Of the later records whose rows were left to them.
+  double mean_standing_bytes() const {
+    double bytes = 0;
+    for (const Look& look : looks_) {
+      const std::uint64_t step = std::min(look.newest_step, merged_step_);
+      bytes += look.share * static_cast<double>(store_.records_between(records_.last_step(), step).stretch.bytes);
+    }
+    return bytes;
+  }
+
+  LogStore& store_;
+  const Records records_;
+  const Limit& limit_;
+  const AfterPart& after_part_;
+  const SpareBuffers::Borrowed buffer_;
+  std::uint64_t merged_step_;  // of the checkpoint to come
+  Stretch standing_;  // the records that stood when the limit was asked for last
+  std::vector<std::vector<Located>> undecided_;  // by table: rows whose newest version was neither merged nor stood
+  std::optional<std::vector<std::vector<Part>>> parts_;  // of the records, once they were searched
+  std::vector<Located> chosen_;
+  Versions versions_;
+  std::vector<Look> looks_;
+  double all_bytes_ = 0;
+  double merged_share_ = 0;  // of them
 };
 
 std::uint64_t LogStore::merge(const Limit& limit, const AfterPart& after_part) {
   const std::lock_guard turn(merge_mutex_);
   require_usable();
-  const Records records = records_between(0, limit());
+  Records records = records_between(0, limit());
   if (records.records.empty()) return 0;
-  std::uint64_t merged_step = records.last_step();
-  Stretch standing;
-  const auto standing_now = [&] {
-    if (const Records later = records_between(records.last_step(), limit()); !later.records.empty()) {
-      merged_step = later.last_step();
-      standing = later.stretch;
-    }
-    return standing;
-  };
-  const auto parts = parts_of(records);
   wait_for_fetches();
-  const SpareBuffers::Borrowed buffer = spare_.borrow(buffer_bytes);
-  double all_bytes = 0;
-  for (const auto& of_table : parts) all_bytes += static_cast<double>(image_bytes_of(of_table));
-  double done_bytes = 0;
-  double standing_bytes = 0;
-  Versions versions;
-  for (std::uint32_t t = 0; t < tables_.size(); ++t) {
-    const std::uint64_t num_rows = tables_[t].what.owned_rows();
-    const std::uint64_t bytes = image_bytes_of(parts[t]);
-    // So many ranges that the versions in one of them, all of them, are not too many to collect; where rows crowd in
-    // one range they may be more.
-    const std::uint64_t num_ranges = std::min((bytes + merge_bytes_ - 1) / merge_bytes_, num_rows);
-    for (std::uint64_t range = 0; range < num_ranges; ++range) {
-      const double range_bytes = static_cast<double>(bytes) / static_cast<double>(num_ranges);
-      const RowRange rows{tables_[t].owned_row(num_rows * range / num_ranges),
-                          tables_[t].owned_row(num_rows * (range + 1) / num_ranges)};
-      collect(records.stretch, standing_now, t, parts[t], rows, versions);
-      standing_bytes += static_cast<double>(standing.bytes) * range_bytes / all_bytes;
-      write_home(tables_[t], versions, buffer.buffer(), [&](std::chrono::nanoseconds busy, double share) {
-        after_part(busy, (done_bytes + share * range_bytes) / all_bytes);
-      });
-      done_bytes += range_bytes;
-    }
-    latching([&] {
-      for (Home& home : tables_[t].homes) {
-        if (std::exchange(home.is_merging, false)) home.file->sync();
-      }
-    });
-  }
-  latching([&] { log_.checkpoint_without(records.records.size(), merged_step); });
-  give_up(records);
-  std::uint64_t bytes = 0;
-  for (const RowLog::Live& record : records.records) bytes += record.bytes;
-  const std::lock_guard lock(mutex_);
-  ++counters_.merges;
-  counters_.merged_bytes += bytes;
-  counters_.standing_bytes += static_cast<std::uint64_t>(standing_bytes);
-  return bytes;
+  return Merge(*this, std::move(records), limit, after_part).run();
 }
 
 // Durable ones.
@@ -137,6 +211,65 @@ bool LogStore::lies_in(const Stretch& stretch, std::uint64_t location, const Tab
   return distance < stretch.bytes;
 }
 
+// The index's rows of the range. Those whose newest version is in a record that is merged are chosen; where a later one
+// stands there is nothing to do; of the others, `undecided`, the index does not say whether one that is merged has them.
+void LogStore::choose(std::uint32_t number, const RowRange& range, const Stretch& merged, const Stretch& standing,
+                      std::vector<Located>& chosen, std::vector<Located>& undecided) const {
+  const Table& table = tables_[number];
+  const std::size_t decided_before = undecided.size();
+  std::size_t num_slots = 0;
+  for (std::size_t slot = 0;;) {
+    const std::lock_guard lock(mutex_);
+    if (slot != 0 && table.index.num_slots() != num_slots) {  // it has grown, and entries lie elsewhere: from the start
+      slot = 0;
+      chosen.clear();
+      undecided.resize(decided_before);
+    }
+    num_slots = table.index.num_slots();
+    if (slot == num_slots) return;
+    slot = table.index.visit(slot, merge_slots_, [&](std::uint64_t row, std::uint64_t location) {
+      if (row < range.first || row >= range.end) return;
+      if (lies_in(merged, location, table)) {
+        chosen.push_back({row, location});
+      } else if (!lies_in(standing, location, table)) {
+        undecided.push_back({row, location});
+      }
+    });
+  }
+}
+
+// The images of one table's versions, by the order of the log.
+void LogStore::read_images(std::uint32_t number, std::vector<Located>& chosen, const SectorBuffer& buffer,
+                           Versions& versions) {
+  const Table& table = tables_[number];
+  const std::size_t image_bytes = table.layout.image_bytes();
+  std::sort(chosen.begin(), chosen.end(), [](const Located& a, const Located& b) { return a.location < b.location; });
+  versions.rows.clear();
+  versions.images.resize(chosen.size() * image_bytes);
+  std::vector<const std::byte*> images;
+  while (versions.rows.size() < chosen.size()) {
+    const auto some = std::span(chosen).subspan(versions.rows.size());
+    SectorRuns runs(buffer, {.read_gap_bytes = read_gap_bytes});
+    images.clear();
+    for (const Located& version : some) {
+      const std::byte* image = runs.place(log_.file(), offset_of_location(version.location, table), image_bytes);
+      if (image == nullptr) break;
+      images.push_back(image);
+    }
+    queue_.read_many(runs.reads());
+    note_log_reads(runs.reads().size(), runs.read_bytes());
+    for (std::size_t i = 0; i < images.size(); ++i) {
+      const auto [row, location] = some[i];
+      if (check_image(table.layout, number, row, images[i]) != ImageState::whole) {
+        throw Error(ErrorKind::corrupted, damaged(log_.file().place(offset_of_location(location, table)), number, row));
+      }
+      const std::size_t at = versions.rows.size() * image_bytes;
+      std::memcpy(versions.images.data() + at, images[i], image_bytes);
+      versions.rows.push_back({row, at});
+    }
+  }
+}
+
 // By table, those of the newest record first. The row numbers are checked here, and read again when they are wanted.
 std::vector<std::vector<LogStore::Part>> LogStore::parts_of(const Records& records) {
   std::vector<std::vector<Part>> parts(tables_.size());
@@ -152,150 +285,66 @@ std::vector<std::vector<LogStore::Part>> LogStore::parts_of(const Records& recor
   return parts;
 }
 
-std::uint64_t LogStore::image_bytes_of(std::span<const Part> parts) const {
-  std::uint64_t bytes = 0;
-  for (const Part& part : parts) bytes += part.section.num_rows * tables_[part.section.table].layout.image_bytes();
-  return bytes;
-}
-
-void LogStore::collect(const Stretch& merged, const std::function<Stretch()>& standing, std::uint32_t table,
-                       std::span<const Part> parts, const RowRange& range, Versions& versions) {
-  versions.rows.clear();
-  versions.images.clear();
-  versions.num_seen = 0;
-  const Stretch standing_first = standing();
-  RowIndex settled;  // rows that were updated since the limit, and of which a version is taken
-  for (std::size_t done = 0; done < parts.size();) {
-    std::vector<Part> some = some_parts(table, parts.subspan(done));
+// Where the parts, the newest one first, have these rows; those that are in none of them have no place in the list.
+std::vector<LogStore::Located> LogStore::newest_of(std::span<const Part> parts, std::span<const Located> wanted) {
+  RowIndex missing;
+  for (const Located& version : wanted) missing.insert(version.row, 0);
+  std::vector<Located> found;
+  for (std::size_t done = 0; done < parts.size() && missing.size() != 0;) {
+    const auto some = some_parts(parts.subspan(done));
     done += some.size();
-    const auto row_numbers = read_row_numbers(some, range);
-    for (Part& part : some) {
-      choose(merged, standing_first, part, settled);
-      versions.num_seen += part.end - part.begin;
+    std::vector<const std::uint64_t*> numbers;
+    const auto data = read_row_numbers(some, numbers);
+    for (std::size_t part = 0; part < some.size(); ++part) {
+      const std::uint64_t num_rows = some[part].section.num_rows;
+      Locations locations = locations_of(some[part].position, some[part].section, 0);
+      for (std::uint64_t i = 0; i < num_rows; ++i) {
+        missing.prefetch_ahead(numbers[part], i, num_rows);
+        const std::uint64_t row = numbers[part][i];
+        const std::uint64_t location = locations.next();
+        if (!missing.find(row)) continue;
+        missing.erase_if_equal(row, 0);
+        found.push_back({row, location});
+      }
     }
-    const auto images = read_images(some, tables_[table].layout);
-    for (const Part& part : some) take_chosen(part, versions);
   }
-  // What was on its way to durable when it was seen, stands by now.
-  auto& rows = versions.rows;
-  const Stretch standing_now = standing();
-  std::erase_if(rows, [&](const Version& version) { return lies_in(standing_now, version.newest, tables_[table]); });
-  // A row that was updated again after its newest version had been taken may have been taken twice. The sort keeps the
-  // order of its versions, which is newest first.
-  std::stable_sort(rows.begin(), rows.end(), [](const Version& a, const Version& b) { return a.row < b.row; });
-  const auto older =
-      std::unique(rows.begin(), rows.end(), [](const Version& a, const Version& b) { return a.row == b.row; });
-  rows.erase(older, rows.end());
-  const std::lock_guard lock(mutex_);
-  counters_.merged_rows += rows.size();
-  counters_.superseded_rows += versions.num_seen - rows.size();
+  return found;
 }
 
 // As many as there is room for at once; at least one.
-std::vector<LogStore::Part> LogStore::some_parts(std::uint32_t table, std::span<const Part> parts) const {
+std::span<const LogStore::Part> LogStore::some_parts(std::span<const Part> parts) const {
   std::size_t bytes = 0;
-  std::vector<Part> some;
+  std::size_t count = 0;
   for (const Part& part : parts) {
-    bytes += tables_[table].layout.bytes_for(part.section.num_rows);
-    if (bytes > std::min(buffer_bytes, merge_bytes_) && !some.empty()) break;
-    some.push_back(part);
+    bytes += part.section.num_rows * sizeof(std::uint64_t);
+    if (bytes > std::min(buffer_bytes, merge_bytes_) && count != 0) break;
+    ++count;
   }
-  return some;
+  return parts.first(count);
 }
 
-// And finds out which of them are in the range. The numbers live as long as what is returned.
-SpareBuffers::Borrowed LogStore::read_row_numbers(std::span<Part> parts, const RowRange& range) {
-  const auto extent_of = [](const Part& part) {
-    const std::uint64_t begin = part.section.rows_offset;
-    return Extent{begin, begin + part.section.num_rows * sizeof(std::uint64_t)};
+// The parts' row numbers, which live as long as what is returned.
+SpareBuffers::Borrowed LogStore::read_row_numbers(std::span<const Part> parts,
+                                                  std::vector<const std::uint64_t*>& numbers) {
+  const auto extent_of = [](const RowLogSection& section) {
+    const std::uint64_t begin = section.rows_offset / format::sector_bytes * format::sector_bytes;
+    const std::uint64_t end = section.rows_offset + section.num_rows * sizeof(std::uint64_t);
+    return std::pair(begin, format::align_up(end, format::sector_bytes) - begin);
   };
   std::size_t bytes = 0;
-  for (const Part& part : parts) bytes += extent_of(part).bytes();
+  for (const Part& part : parts) bytes += extent_of(part.section).second;
   SpareBuffers::Borrowed data = spare_.borrow(bytes);
   std::vector<BlockRead> reads;
   std::byte* next = data.data();
-  for (Part& part : parts) {
-    const Extent extent = extent_of(part);
-    reads.push_back({&log_.file(), log_.offset_of(part.position) + extent.first_sector(), extent.bytes(), next});
-    part.rows = reinterpret_cast<const std::uint64_t*>(next + (extent.begin - extent.first_sector()));
-    next += extent.bytes();
+  for (const Part& part : parts) {
+    const auto [begin, extent_bytes] = extent_of(part.section);
+    reads.push_back({&log_.file(), log_.offset_of(part.position) + begin, extent_bytes, next});
+    numbers.push_back(reinterpret_cast<const std::uint64_t*>(next + (part.section.rows_offset - begin)));
+    next += extent_bytes;
   }
   queue_.read_many(reads);
   note_log_reads(reads.size(), bytes);
-  for (Part& part : parts) {
-    const std::span rows(part.rows, part.section.num_rows);
-    part.begin = static_cast<std::size_t>(std::lower_bound(rows.begin(), rows.end(), range.first) - rows.begin());
-    part.end = static_cast<std::size_t>(std::lower_bound(rows.begin(), rows.end(), range.end) - rows.begin());
-  }
   return data;
-}
-
-// The index says of most rows whether a later record has them: it points at this version, or at a later one that is
-// merged too, or stands. Of a row whose newest version is neither it does not say; there the first one that is seen is
-// the newest.
-void LogStore::choose(const Stretch& merged, const Stretch& standing, Part& part, RowIndex& settled) const {
-  const Table& table = tables_[part.section.table];
-  std::vector<std::uint64_t> newest;
-  Locations here = locations_of(part.position, part.section, part.begin);
-  for (std::size_t begin = part.begin; begin < part.end; begin += rows_looked_up_at_once) {
-    const std::size_t end = std::min(part.end, begin + rows_looked_up_at_once);
-    find_newest(table, {part.rows + begin, end - begin}, newest);
-    for (std::size_t i = begin; i < end; ++i) {
-      const std::uint64_t location = newest[i - begin];
-      if (location != here.next()) {
-        const std::uint64_t row = part.rows[i];
-        if (lies_in(merged, location, table) || lies_in(standing, location, table) || settled.find(row)) continue;
-        settled.insert(row, 0);
-      }
-      part.chosen.push_back({i, location, nullptr});
-    }
-  }
-}
-
-// The chosen ones, by sectors, with what is between two of them where that costs less than a request. They live as long
-// as what is returned.
-SpareBuffers::Borrowed LogStore::read_images(std::span<Part> parts, const RowLayout& layout) {
-  std::size_t bytes = 0;
-  for (const Part& part : parts) {
-    if (part.chosen.empty()) continue;
-    const std::uint64_t end = part.image_offset(layout, part.chosen.back().i) + layout.image_bytes();
-    bytes += Extent{part.image_offset(layout, part.chosen.front().i), end}.bytes() + read_gap_bytes;
-  }
-  SpareBuffers::Borrowed data = spare_.borrow(bytes);
-  SectorRuns runs(data.buffer(), {.read_gap_bytes = read_gap_bytes});
-  for (Part& part : parts) {
-    const std::uint64_t record = log_.offset_of(part.position);
-    for (Part::Chosen& chosen : part.chosen) {
-      chosen.image = runs.place(log_.file(), record + part.image_offset(layout, chosen.i), layout.image_bytes());
-    }
-  }
-  queue_.read_many(runs.reads());
-  note_log_reads(runs.reads().size(), runs.read_bytes());
-  return data;
-}
-
-void LogStore::take_chosen(const Part& part, Versions& versions) const {
-  const RowLayout& layout = tables_[part.section.table].layout;
-  for (const Part::Chosen& chosen : part.chosen) {
-    const std::uint64_t row = part.rows[chosen.i];
-    if (check_image(layout, part.section.table, row, chosen.image) != ImageState::whole) {
-      const std::uint64_t offset = part.image_offset(layout, chosen.i);
-      throw Error(ErrorKind::corrupted, damaged(log_.place(part.position + offset), part.section.table, row));
-    }
-    versions.rows.push_back({row, versions.images.size(), chosen.newest});
-    versions.images.insert(versions.images.end(), chosen.image, chosen.image + layout.image_bytes());
-  }
-}
-
-// Where the index has the rows, all of which are in the log.
-void LogStore::find_newest(const Table& table, std::span<const std::uint64_t> rows,
-                           std::vector<std::uint64_t>& locations) const {
-  locations.clear();
-  const std::lock_guard lock(mutex_);
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    table.index.prefetch_ahead(rows.data(), i, rows.size());
-    locations.push_back(table.index.find(rows[i]).value());
-  }
 }
 
 void LogStore::wait_for_fetches() {
@@ -307,13 +356,20 @@ void LogStore::wait_for_fetches() {
 void LogStore::write_home(Table& table, const Versions& versions, const SectorBuffer& buffer,
                           const AfterPart& after_part) {
   for (std::size_t done = 0; done < versions.rows.size();) {
-    const auto began = std::chrono::steady_clock::now();
     latching([&] {
       done += write_home_part(table, std::span(versions.rows).subspan(done), versions.images.data(), buffer);
     });
-    after_part(std::chrono::steady_clock::now() - began,
-               static_cast<double>(done) / static_cast<double>(versions.rows.size()));
+    after_part(static_cast<double>(done) / static_cast<double>(versions.rows.size()));
   }
+}
+
+// Where a merge has written.
+void LogStore::sync_merged(Table& table) {
+  latching([&] {
+    for (Home& home : table.homes) {
+      if (std::exchange(home.is_merging, false)) home.file->sync();
+    }
+  });
 }
 
 // Writes as many of the versions, from the first on, as the buffer and the queue hold; returns how many. Small images

@@ -17,14 +17,6 @@ constexpr std::size_t grown_percent = 55;
 
 RowIndex::RowIndex() : slots_(fewest_slots) {}
 
-RowIndex::Entry RowIndex::unpack(const Slot& slot) {
-  std::uint64_t low;
-  std::uint16_t high;
-  std::memcpy(&low, slot.bytes, sizeof(low));
-  std::memcpy(&high, slot.bytes + sizeof(low), sizeof(high));
-  return {low & (end_row - 1), low >> 40 | std::uint64_t{high} << 24};
-}
-
 RowIndex::Slot RowIndex::pack(const Entry& entry) {
   const std::uint64_t low = entry.row | entry.location_plus_one << 40;
   const auto high = static_cast<std::uint16_t>(entry.location_plus_one >> 24);

@@ -9,8 +9,10 @@
 // - Not thread-safe.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <optional>
 #include <vector>
@@ -35,6 +37,19 @@ class RowIndex {
     constexpr std::size_t distance = 24;
     if (i + distance < num_rows) __builtin_prefetch(slots_.data() + first_slot(rows[i + distance]));
   }
+  // All entries, some slots at a time: those of `count` slots from `slot` on, or of as many as there are. Returns the
+  // slot after them, num_slots() at the end. Where rows were inserted meanwhile, and num_slots is what it was, none of
+  // the others is left out.
+  template <class Visit>
+  std::size_t visit(std::size_t slot, std::size_t count, const Visit& visit_entry) const {
+    const std::size_t end = std::min(slots_.size(), slot + count);
+    for (; slot < end; ++slot) {
+      const Entry entry = unpack(slots_[slot]);
+      if (entry.location_plus_one != 0) visit_entry(entry.row, entry.location_plus_one - 1);
+    }
+    return end;
+  }
+  std::size_t num_slots() const { return slots_.size(); }
   // Forgets `row` if that is where it is still said to be.
   void erase_if_equal(std::uint64_t row, std::uint64_t location);
   // Forgets the rows of whose location that holds.
@@ -56,7 +71,13 @@ class RowIndex {
   };
   static_assert(sizeof(Slot) == 10);
 
-  static Entry unpack(const Slot& slot);
+  static Entry unpack(const Slot& slot) {
+    std::uint64_t low;
+    std::uint16_t high;
+    std::memcpy(&low, slot.bytes, sizeof(low));
+    std::memcpy(&high, slot.bytes + sizeof(low), sizeof(high));
+    return {low & (end_row - 1), low >> 40 | std::uint64_t{high} << 24};
+  }
   static Slot pack(const Entry& entry);
   std::size_t first_slot(std::uint64_t row) const;
   std::size_t after(std::size_t slot) const { return slot + 1 == slots_.size() ? 0 : slot + 1; }

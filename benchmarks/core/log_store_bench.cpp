@@ -213,10 +213,9 @@ void bench_skewed(const std::string& directory, std::uint64_t num_rows, std::uin
   const LogStoreCounters counters = store.counters();
   std::printf(
       "log of %4llu MiB, skewed ids, limit %2llu steps behind: of %llu rows appended %llu written home, "
-      "%llu superseded; write amplification %.2f\n",
+      "write amplification %.2f\n",
       static_cast<unsigned long long>(log_bytes >> 20), static_cast<unsigned long long>(lag),
       static_cast<unsigned long long>(counters.appended_rows), static_cast<unsigned long long>(counters.merged_rows),
-      static_cast<unsigned long long>(counters.superseded_rows),
       static_cast<double>(counters.appended_bytes + counters.home_bytes_written) /
           static_cast<double>(counters.appended_row_bytes));
 }
@@ -259,8 +258,8 @@ void bench_fetches_beside_a_merge(const std::string& directory, std::uint64_t nu
     merging.start();
     std::thread merger([&] {
       store.merge([] { return every_step; },
-                  [&](std::chrono::nanoseconds busy, double) {
-                    if (!is_urgent) std::this_thread::sleep_for(3 * busy);
+                  [&](double) {
+                    if (!is_urgent) std::this_thread::sleep_for(std::chrono::milliseconds(200));
                   });
       merging.stop();
       merged = true;

@@ -680,7 +680,7 @@ void a_row_is_written_home_once_whatever_steps_have_it(std::uint64_t seed) {
     make_three_records(subject);
     subject.merge(limit);
     const LogStoreCounters counters = subject.store->counters();
-    CHECK(counters.merged_rows == 3 && counters.superseded_rows == 3 * (limit - 1));
+    CHECK(counters.merged_rows == 3);
     CHECK(counters.home_sectors_changed == 2);
     CHECK(subject.store->merged_step() == limit && subject.store->index_entries() == (limit == 2 ? 3 : 0));
     subject.fetch_all();
@@ -709,7 +709,7 @@ void an_update_at_any_moment_of_a_merge_changes_nothing_of_it(std::uint64_t seed
     CHECK(subject.store->merge(up_to(3)) == 3 * 4096);
     subject.disk.call_in = 0;
     if (!called) {
-      CHECK(n > 12);  // heads, row numbers and images of three records, and home
+      CHECK(n > 5);  // the images of three rows, and home
       return;
     }
     subject.fetch_all();
@@ -921,9 +921,9 @@ void damage_is_told_from_a_torn_tail(std::uint64_t seed) {
 }
 
 // Two rows are to be merged; while the merge is at work, the first of them comes again. Where that record stands before
-// anything is written, the row is not written home.
+// the merge is over, the row is not written home.
 void a_row_of_which_a_later_record_stands_stays_in_the_log(std::uint64_t seed) {
-  for (const int sync_at : {2, 3, 0}) {  // when the limit is asked for so often: before a choice, after it, or never
+  for (const int sync_at : {2, 3, 0}) {  // when the limit is asked for so often: before the choice, after it, or never
     check::context = "durable at " + std::to_string(sync_at);
     const bool stands = sync_at != 0;
     Subject subject(one_table(), 64 << 10, buffered(), seed);
@@ -937,9 +937,9 @@ void a_row_of_which_a_later_record_stands_stays_in_the_log(std::uint64_t seed) {
       return 2;
     });
     subject.floor = 2;
-    CHECK(asked == 3);
+    CHECK(asked >= 3);
     const LogStoreCounters counters = subject.store->counters();
-    CHECK(counters.merged_rows == (stands ? 1 : 2) && counters.superseded_rows == (stands ? 1 : 0));
+    CHECK(counters.merged_rows == (stands ? 1 : 2));
     CHECK(subject.store->merged_step() == (stands ? 2 : 1) && counters.standing_bytes == (stands ? 4096 : 0));
     CHECK(subject.store->index_entries() == 1);
     subject.fetch_all();
@@ -1117,8 +1117,9 @@ class Merger {
             const std::uint64_t lag = room_is_wanted ? 0 : random() % 4;
             // What the limit is, rises with what is durable.
             store.merge([&] { return std::max(store.durable_step(), lag) - lag; },
-                        [&](std::chrono::nanoseconds busy, double) {
-                          if (!room_is_wanted && random() % 2 == 0) std::this_thread::sleep_for(3 * busy);
+                        [&](double) {
+                          if (room_is_wanted || random() % 2 == 0) return;
+                          std::this_thread::sleep_for(std::chrono::microseconds(200));
                         });
           }
         }) {}
@@ -1164,7 +1165,26 @@ void readers_beside_the_writer_see_whole_rows(std::uint64_t seed, BlockQueue::Wa
     for (const std::uint64_t row : update.rows) readers.appended[row] = step;
   }
   while (readers.num_rows_seen == 0) std::this_thread::yield();
-  CHECK(store.counters().superseded_rows > 0);
+  const LogStoreCounters counters = store.counters();
+  CHECK(counters.merged_rows != 0 && counters.merged_rows < counters.appended_rows);
+}
+
+// A merge looks at the index a few slots at a time. The entries of an index that grows in between lie elsewhere.
+void an_index_that_grows_beside_a_merge_loses_no_row(std::uint64_t seed) {
+  LogStoreOptions options = buffered();
+  options.merge_slots = 8;
+  Subject subject({table_of(0, 20000, 16, RowDtype::f32, RowOptimizer::sgd)}, 1 << 20, options, seed);
+  std::atomic<bool> stop{false};
+  std::thread merger([&] {
+    while (!stop) subject.store->merge([&] { return subject.store->durable_step(); });
+  });
+  for (int i = 0; i < 300; ++i) {
+    subject.append_with_room(200);
+    subject.sync();
+  }
+  stop = true;
+  merger.join();
+  subject.fetch_all();
 }
 
 // Holds fetches up before they read, and tells when home is written.
@@ -1375,7 +1395,7 @@ void counters_say_what_was_written(std::uint64_t seed) {
   const LogStoreCounters counters = subject.store->counters();
   CHECK(counters.appended_rows == 9 && counters.appended_bytes == 3 * 4096);
   CHECK(counters.merged_bytes == 3 * 4096 && subject.store->used_bytes() == 0);
-  CHECK(counters.merged_rows == 3 && counters.superseded_rows == 6);
+  CHECK(counters.merged_rows == 3);
   CHECK(counters.home_sectors_changed == 2);  // rows 1 and 5, and row 100
   CHECK(counters.home_bytes_written == 2 * 4096 && counters.home_bytes_read == 2 * 4096);  // each in a block of its own
 }
@@ -1440,6 +1460,7 @@ int main(int argc, char** argv) {
   run("imports that do not fit", arrays_that_do_not_fit_are_not_imported);
   run("counters", counters_say_what_was_written);
   run("read over blocks", a_merge_reads_over_two_blocks_and_writes_none_of_them);
+  run("an index that grows", an_index_that_grows_beside_a_merge_loses_no_row);
   run("readers, io_uring",
       [](std::uint64_t s) { readers_beside_the_writer_see_whole_rows(s, BlockQueue::Way::io_uring, 400); });
   run("readers, threads",

@@ -18,6 +18,11 @@ void check_same(const RowIndex& index, const std::map<std::uint64_t, std::uint64
   std::sort(listed.begin(), listed.end());
   CHECK(std::equal(listed.begin(), listed.end(), model.begin(), model.end(),
                    [](std::uint64_t row, const auto& entry) { return row == entry.first; }));
+  std::map<std::uint64_t, std::uint64_t> visited;
+  for (std::size_t slot = 0; slot != index.num_slots();) {
+    slot = index.visit(slot, 7, [&](std::uint64_t row, std::uint64_t location) { visited.emplace(row, location); });
+  }
+  CHECK(visited == model);
   for (const std::uint64_t row : rows) {
     const auto found = index.find(row);
     const auto expected = model.find(row);
