@@ -26,6 +26,8 @@ constexpr std::size_t writes_per_part = 4 * BlockQueue::depth;
 // CPU. What is written wears it out: there one block goes with its neighbours, no more.
 constexpr std::size_t read_gap_bytes = 2 * format::block_bytes;
 constexpr std::size_t write_gap_bytes = format::block_bytes;
+// On their way to the device at a time: what fetches and commits ask for meanwhile waits behind them.
+constexpr std::size_t most_bytes_in_flight = std::size_t{8} << 20;
 // A merge begins and ends with rests. Before the first look, rows come again that it need not write; they are the first
 // share of its progress. At the end, the last steps that it met come to stand, as a rule.
 constexpr int first_rests = 5;
@@ -256,7 +258,7 @@ void LogStore::read_images(std::uint32_t number, std::vector<Located>& chosen, c
       if (image == nullptr) break;
       images.push_back(image);
     }
-    queue_.read_many(runs.reads());
+    queue_.read_many(runs.reads(), most_bytes_in_flight);
     note_log_reads(runs.reads().size(), runs.read_bytes());
     for (std::size_t i = 0; i < images.size(); ++i) {
       const auto [row, location] = some[i];
@@ -401,12 +403,12 @@ std::size_t LogStore::write_home_part(Table& table, std::span<const Version> ver
       ++changed_units;
     }
   }
-  if (!alone) queue_.read_many(runs.reads());
+  if (!alone) queue_.read_many(runs.reads(), most_bytes_in_flight);
   for (std::size_t i = 0; i < images.size(); ++i) {
     if (alone) std::memset(images[i], 0, layout.unit_bytes());
     std::memcpy(images[i], version_images + versions[i].image, layout.image_bytes());
   }
-  queue_.write_many(runs.writes());
+  queue_.write_many(runs.writes(), most_bytes_in_flight);
   const std::lock_guard lock(mutex_);
   counters_.home_bytes_read += alone ? 0 : runs.read_bytes();
   counters_.home_bytes_written += runs.written_bytes();
