@@ -74,7 +74,8 @@ def test_inspect_shows_what_of_the_row_log_is_used_and_merged(holdfast: Commands
     assert isinstance(used, int) and isinstance(merged, int)
     assert 0 <= used <= 65536
     assert 0 < merged <= 20
-    assert (used == 0) == (merged == 20)  # whether the last merge came after the last step is a matter of time
+    # Whether the last merge came after the last step is a matter of time; steps that it met may be left to the log.
+    assert used > 0 or merged == 20
     text = holdfast("inspect", holdfast.root / "pool").out
     assert f"merged up to step {merged}" in text
     assert "row log 72.0 KiB" in text
