@@ -48,7 +48,7 @@ class LogMerger {
   std::uint64_t bytes_to_begin_at() const;
   bool wants_to_merge() const;
   bool is_in_a_hurry(double progress) const;
-  void rest(double progress);
+  void rest_after(std::chrono::nanoseconds busy, double progress);
   void learn(std::uint64_t merged);
 
   LogStore& store_;

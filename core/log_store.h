@@ -34,6 +34,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -203,11 +204,12 @@ class LogStore {
   void sync();
   // Folds the records of steps up to the limit that are durable into home. Returns how many bytes of the log that was;
   // 0: nothing to do. It asks for the limit, a step that may rise meanwhile, again and again, on its own thread. After
-  // each part, of some milliseconds, it calls `after_part`, with how much of all is done, 0 to 1: there it can be held
-  // up, so that fetches come first, and the longer it is, the more rows come again that need not be written.
+  // each part, of some milliseconds, it calls `after_part`: there it can be held up, so that fetches come first, and
+  // rows come again that need not be written. busy: how long the part kept the medium busy, or how long a third of the
+  // rest is that the merge asks for; progress: how much of all is done, 0 to 1.
   using Limit = std::function<std::uint64_t()>;
-  using AfterPart = std::function<void(double progress)>;
-  std::uint64_t merge(const Limit& limit, const AfterPart& after_part = [](double) {});
+  using AfterPart = std::function<void(std::chrono::nanoseconds busy, double progress)>;
+  std::uint64_t merge(const Limit& limit, const AfterPart& after_part = [](std::chrono::nanoseconds, double) {});
 
   // Writes rows [first, ...) straight home; their state becomes zeros where `state` is empty. Only while the log holds
   // no record, and alone. Durable after sync_home; what a failure or a crash before that leaves of them is unknown.

@@ -2,6 +2,7 @@
 // says which rows have their newest version in the records that are merged, and where; those are read by the order of
 // the log and written by the order of home.
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -26,10 +27,9 @@ constexpr std::size_t writes_per_part = 4 * BlockQueue::depth;
 // CPU. What is written wears it out: there one block goes with its neighbours, no more.
 constexpr std::size_t read_gap_bytes = 2 * format::block_bytes;
 constexpr std::size_t write_gap_bytes = format::block_bytes;
-// On their way to the device at a time: what fetches and commits ask for meanwhile waits behind them.
-constexpr std::size_t most_bytes_in_flight = std::size_t{8} << 20;
 // A merge begins and ends with rests. Before the first look, rows come again that it need not write; they are the first
 // share of its progress. At the end, the last steps that it met come to stand, as a rule.
+constexpr std::chrono::milliseconds asked_for{70};  // a third of each
 constexpr int first_rests = 5;
 constexpr double share_of_first_rests = 0.2;
 constexpr int most_last_rests = 10;
@@ -51,9 +51,9 @@ class LogStore::Merge {
   // Returns how many bytes of the log it took.
   std::uint64_t run() {
     for (std::uint32_t t = 0; t < store_.tables_.size(); ++t) all_bytes_ += index_image_bytes(t);
-    for (int i = 0; i < first_rests; ++i) after_part_(share_of_first_rests);
+    for (int i = 0; i < first_rests; ++i) after_part_(asked_for, share_of_first_rests);
     for (std::uint32_t t = 0; t < store_.tables_.size(); ++t) merge_table(t);
-    for (int i = 0; i < most_last_rests && !is_decided(); ++i) after_part_(1.0);
+    for (int i = 0; i < most_last_rests && !is_decided(); ++i) after_part_(asked_for, 1.0);
     settle();
     store_.latching([&] { store_.log_.checkpoint_without(records_.records.size(), merged_step_); });
     store_.give_up(records_);
@@ -110,8 +110,9 @@ class LogStore::Merge {
       const std::lock_guard lock(store_.mutex_);
       store_.counters_.merged_rows += versions_.rows.size();
     }
-    store_.write_home(store_.tables_[t], versions_, buffer_.buffer(),
-                      [&](double done) { after_part_(progress_of(merged_share_ + share * done)); });
+    store_.write_home(store_.tables_[t], versions_, buffer_.buffer(), [&](std::chrono::nanoseconds busy, double done) {
+      after_part_(busy, progress_of(merged_share_ + share * done));
+    });
     merged_share_ += share;
   }
 
@@ -258,7 +259,7 @@ void LogStore::read_images(std::uint32_t number, std::vector<Located>& chosen, c
       if (image == nullptr) break;
       images.push_back(image);
     }
-    queue_.read_many(runs.reads(), most_bytes_in_flight);
+    queue_.read_many(runs.reads());
     note_log_reads(runs.reads().size(), runs.read_bytes());
     for (std::size_t i = 0; i < images.size(); ++i) {
       const auto [row, location] = some[i];
@@ -358,10 +359,12 @@ void LogStore::wait_for_fetches() {
 void LogStore::write_home(Table& table, const Versions& versions, const SectorBuffer& buffer,
                           const AfterPart& after_part) {
   for (std::size_t done = 0; done < versions.rows.size();) {
+    const auto began = std::chrono::steady_clock::now();
     latching([&] {
       done += write_home_part(table, std::span(versions.rows).subspan(done), versions.images.data(), buffer);
     });
-    after_part(static_cast<double>(done) / static_cast<double>(versions.rows.size()));
+    after_part(std::chrono::steady_clock::now() - began,
+               static_cast<double>(done) / static_cast<double>(versions.rows.size()));
   }
 }
 
@@ -403,12 +406,12 @@ std::size_t LogStore::write_home_part(Table& table, std::span<const Version> ver
       ++changed_units;
     }
   }
-  if (!alone) queue_.read_many(runs.reads(), most_bytes_in_flight);
+  if (!alone) queue_.read_many(runs.reads());
   for (std::size_t i = 0; i < images.size(); ++i) {
     if (alone) std::memset(images[i], 0, layout.unit_bytes());
     std::memcpy(images[i], version_images + versions[i].image, layout.image_bytes());
   }
-  queue_.write_many(runs.writes(), most_bytes_in_flight);
+  queue_.write_many(runs.writes());
   const std::lock_guard lock(mutex_);
   counters_.home_bytes_read += alone ? 0 : runs.read_bytes();
   counters_.home_bytes_written += runs.written_bytes();

@@ -258,8 +258,8 @@ void bench_fetches_beside_a_merge(const std::string& directory, std::uint64_t nu
     merging.start();
     std::thread merger([&] {
       store.merge([] { return every_step; },
-                  [&](double) {
-                    if (!is_urgent) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+                  [&](std::chrono::nanoseconds busy, double) {
+                    if (!is_urgent) std::this_thread::sleep_for(3 * busy);
                   });
       merging.stop();
       merged = true;

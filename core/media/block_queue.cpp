@@ -92,31 +92,28 @@ class Ring {
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
 
-  void run(std::span<Transfer> transfers, std::size_t most_bytes) {
+  void run(std::span<Transfer> transfers) {
     std::size_t next = 0;
     unsigned in_flight = 0;
-    std::size_t bytes_in_flight = 0;
     bool stop = false;
     std::vector<std::size_t> again;  // those that were done in part
     for (;;) {
       while (in_flight < BlockQueue::depth && !stop && (next < transfers.size() || !again.empty())) {
-        const std::size_t i = again.empty() ? next : again.back();
-        if (in_flight != 0 && transfers[i].bytes > most_bytes - bytes_in_flight) break;
+        std::size_t i = next;
         if (again.empty()) {
           ++next;
         } else {
+          i = again.back();
           again.pop_back();
         }
         push(transfers[i], i);
         ++in_flight;
-        bytes_in_flight += std::min(transfers[i].bytes, most_bytes);
       }
       if (in_flight == 0) return;
       // While there is more to submit, half of what is in flight at a time: every wait wakes a thread up, which is dear on
       // cores that train, and the other half keeps the device busy meanwhile.
-      enter(stop || next == transfers.size() ? in_flight : (in_flight + 1) / 2);
+      enter(stop || next == transfers.size() ? in_flight : std::min(in_flight, completions_at_once));
       in_flight -= reap([&](std::size_t i, std::int32_t result) {
-        bytes_in_flight -= std::min(transfers[i].bytes, most_bytes);
         transfers[i].advance(result);
         if (transfers[i].error != 0) stop = true;
         if (!transfers[i].finished()) again.push_back(i);
@@ -125,6 +122,8 @@ class Ring {
   }
 
  private:
+  static constexpr unsigned completions_at_once = BlockQueue::depth / 2;
+
   Ring(int fd, const io_uring_params& params) : fd_(fd) {
     const std::size_t sq_bytes = params.sq_off.array + params.sq_entries * sizeof(std::uint32_t);
     const std::size_t cq_bytes = params.cq_off.cqes + params.cq_entries * sizeof(io_uring_cqe);
@@ -220,9 +219,9 @@ class BlockQueue::Engine {
  public:
   virtual ~Engine() = default;
   virtual Way way() const = 0;
-  void finish(std::span<Transfer> transfers, std::size_t most_bytes) {
+  void finish(std::span<Transfer> transfers) {
     if (transfers.empty()) return;
-    run(transfers, most_bytes);
+    run(transfers);
     for (const Transfer& transfer : transfers) {
       if (transfer.error != 0) transfer.fail();
     }
@@ -230,7 +229,7 @@ class BlockQueue::Engine {
 
  protected:
   // Finishes every transfer, or fails one and leaves those undone that had not begun.
-  virtual void run(std::span<Transfer> transfers, std::size_t most_bytes) = 0;
+  virtual void run(std::span<Transfer> transfers) = 0;
 };
 
 class BlockQueue::RingEngine final : public Engine {
@@ -245,9 +244,7 @@ class BlockQueue::RingEngine final : public Engine {
   Way way() const override { return Way::io_uring; }
 
  protected:
-  void run(std::span<Transfer> transfers, std::size_t most_bytes) override {
-    ring_of_this_thread().run(transfers, most_bytes);
-  }
+  void run(std::span<Transfer> transfers) override { ring_of_this_thread().run(transfers); }
 
  private:
   Ring& ring_of_this_thread() {
@@ -276,7 +273,7 @@ class BlockQueue::ThreadEngine final : public Engine {
   Way way() const override { return Way::threads; }
 
  protected:
-  void run(std::span<Transfer> transfers, std::size_t) override {
+  void run(std::span<Transfer> transfers) override {
     const std::lock_guard turn(turn_);
     const std::size_t helpers = std::min(transfers.size(), most_threads) - 1;
     while (threads_.size() < helpers) threads_.emplace_back([this] { help(); });
@@ -368,17 +365,17 @@ void BlockQueue::write_range(const BlockFile& file, std::uint64_t offset, std::s
 
 BlockQueue::Way BlockQueue::way() const { return engine_->way(); }
 
-void BlockQueue::read_many(std::span<const BlockRead> reads, std::size_t most_bytes) {
+void BlockQueue::read_many(std::span<const BlockRead> reads) {
   std::vector<Transfer> transfers;
   transfers.reserve(reads.size());
   for (const BlockRead& read : reads) {
     read.file->check_read(read.offset, read.bytes, read.dst);
     if (read.bytes != 0) transfers.push_back({read.file, read.offset, read.bytes, read.dst, false});
   }
-  engine_->finish(transfers, most_bytes);
+  engine_->finish(transfers);
 }
 
-void BlockQueue::write_many(std::span<const BlockWrite> writes, std::size_t most_bytes) {
+void BlockQueue::write_many(std::span<const BlockWrite> writes) {
   std::vector<Transfer> transfers;
   transfers.reserve(writes.size());
   for (const BlockWrite& write : writes) {
@@ -388,7 +385,7 @@ void BlockQueue::write_many(std::span<const BlockWrite> writes, std::size_t most
       transfers.push_back({write.file, write.offset, write.bytes, const_cast<std::byte*>(write.src), true});
     }
   }
-  engine_->finish(transfers, most_bytes);
+  engine_->finish(transfers);
 }
 
 }  // namespace holdfast

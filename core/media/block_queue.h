@@ -12,7 +12,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <span>
 
@@ -39,18 +38,15 @@ class BlockQueue {
  public:
   enum class Way { io_uring, threads };
   static constexpr unsigned depth = 256;  // requests in flight
-  static constexpr std::size_t any_bytes = std::numeric_limits<std::size_t>::max();
 
   // Threads where they are asked for, or where the kernel refuses an io_uring.
   explicit BlockQueue(Way wanted = Way::io_uring);
   ~BlockQueue();
 
-  // These keep so many bytes in flight at most, but one request always: what other threads ask for meanwhile waits
-  // behind them. The threads that stand in for an io_uring have 16 requests in flight, whatever their bytes.
   // Returns when all are done. Throws corrupted where a file ends too early, failed where a read fails.
-  void read_many(std::span<const BlockRead> reads, std::size_t most_bytes = any_bytes);
+  void read_many(std::span<const BlockRead> reads);
   // Returns when all are done. Ranges do not overlap. Throws as BlockFile::write does; any part may have been written.
-  void write_many(std::span<const BlockWrite> writes, std::size_t most_bytes = any_bytes);
+  void write_many(std::span<const BlockWrite> writes);
 
   // The same of one long range, in several requests.
   void read_range(const BlockFile& file, std::uint64_t offset, std::size_t bytes, std::byte* dst);

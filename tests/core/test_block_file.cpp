@@ -43,15 +43,8 @@ Subject make_subject(const std::string& path, Caching caching, std::mt19937_64& 
   return subject;
 }
 
-// In flight: less than one request, a few, or no bound.
-std::size_t some_bound(std::mt19937_64& random) {
-  const std::size_t bounds[] = {1, 12 * sector, BlockQueue::any_bytes};
-  return bounds[random() % 3];
-}
-
 void random_reads_see_what_was_written(const Subject& subject, BlockQueue& queue, std::mt19937_64& random) {
   for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{7}, std::size_t{3000}}) {
-    const std::size_t most_bytes = some_bound(random);
     std::vector<BlockRead> reads;
     const SectorBuffer buffer(count * 8 * sector);
     for (std::size_t i = 0; i < count; ++i) {
@@ -59,7 +52,7 @@ void random_reads_see_what_was_written(const Subject& subject, BlockQueue& queue
       const std::size_t first = random() % (file_sectors - sectors);
       reads.push_back({subject.file.get(), first * sector, sectors * sector, buffer.data() + i * 8 * sector});
     }
-    queue.read_many(reads, most_bytes);
+    queue.read_many(reads);
     for (const BlockRead& read : reads) {
       CHECK(std::memcmp(read.dst, subject.expected.data() + read.offset, read.bytes) == 0);
     }
@@ -76,7 +69,7 @@ void random_writes_are_read_back(Subject& subject, BlockQueue& queue, std::mt199
     std::memcpy(subject.expected.data() + first * sector, data, bytes);
     writes.push_back({subject.file.get(), first * sector, bytes, data});
   }
-  queue.write_many(writes, some_bound(random));
+  queue.write_many(writes);
   subject.file->sync();
   const SectorBuffer all(file_sectors * sector);
   const BlockRead read{subject.file.get(), 0, all.size(), all.data()};

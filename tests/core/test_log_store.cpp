@@ -1117,7 +1117,7 @@ class Merger {
             const std::uint64_t lag = room_is_wanted ? 0 : random() % 4;
             // What the limit is, rises with what is durable.
             store.merge([&] { return std::max(store.durable_step(), lag) - lag; },
-                        [&](double) {
+                        [&](std::chrono::nanoseconds, double) {
                           if (room_is_wanted || random() % 2 == 0) return;
                           std::this_thread::sleep_for(std::chrono::microseconds(200));
                         });
