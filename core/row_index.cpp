@@ -102,10 +102,7 @@ void RowIndex::grow() {
 std::vector<std::uint64_t> RowIndex::rows() const {
   std::vector<std::uint64_t> rows;
   rows.reserve(size_);
-  for (const Slot& slot : slots_) {
-    const Entry entry = unpack(slot);
-    if (entry.location_plus_one != 0) rows.push_back(entry.row);
-  }
+  visit(0, num_slots(), [&](std::uint64_t row, std::uint64_t) { rows.push_back(row); });
   return rows;
 }
 

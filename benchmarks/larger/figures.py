@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from larger.sections import COMMIT_WORKLOADS, WORKLOADS
+from larger.sections import COMMIT_WORKLOADS, WORKLOADS, fetching_over_computing
 
 _ROOFLINE_BAR = 1.15
 _KAGGLE_SPEED_BAR = 0.90
@@ -146,12 +146,6 @@ def amplification_points(results: Results) -> list[tuple[int, float | None, floa
             assert predicted is not None
             points.append((int(size), results.of(f"amplification/{size}", amplification), predicted))
     return sorted(points)
-
-
-def fetching_over_computing(result: dict[str, Any]) -> float:
-    """Of a cache that is filled on demand: the time that steps wait for rows, over the rest of their time."""
-    fetching_s = result["traffic"]["stall_seconds"]
-    return float(fetching_s / (result["ms_per_step"] * result["steps"] * 1e-3 - fetching_s))
 
 
 def commit_cost(results: Results, workload: str) -> float | None:

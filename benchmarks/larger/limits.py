@@ -47,10 +47,6 @@ class Mix:
     fetches: Requests
     merging: tuple[Requests, ...]
 
-    @property
-    def count(self) -> float:
-        return self.fetches.count + sum(requests.count for requests in self.merging)
-
 
 class Disk:
     """Measures in ``directory``. file_bytes: of the file that is read, about as large as the tables' home."""

@@ -135,10 +135,14 @@ def balanced_share(runner: Runner) -> float | None:
         return None
     ids = workload_of(runner, "kaggle").ids_per_batch
     missed = lru["traffic"]["rows_fetched"] / lru["steps"]
-    fetching_s = lru["traffic"]["stall_seconds"] / lru["steps"]
-    computing_s = lru["ms_per_step"] * 1e-3 - fetching_s
-    wanted = missed * computing_s / fetching_s
+    wanted = missed / fetching_over_computing(lru)
     return float(min(1.0, max(0.0, (wanted - missed) / (0.9 * ids - missed))))
+
+
+def fetching_over_computing(result: dict[str, Any]) -> float:
+    """Of a cache that is filled on demand: the time that steps wait for rows, over the rest of their time."""
+    fetching_s = result["traffic"]["stall_seconds"]
+    return float(fetching_s / (result["ms_per_step"] * result["steps"] * 1e-3 - fetching_s))
 
 
 def outsiders(runner: Runner) -> None:

@@ -103,7 +103,7 @@ def test_the_mix_for_fio_has_every_kind_of_request_at_its_mean_size() -> None:
             {"kind": "write", "num_bytes": 4096.0, "count": 100},
         ),
     }
-    assert mix.count == 1210
+    assert mix.fetches.count + sum(requests.count for requests in mix.merging) == 1210
     assert mix_of(system(40.0, 0.06)) is None
     without = mix_of(system(40.0, 0.06, TRAFFIC | {"merge_log_reads": 0, "merge_reads": 0, "merge_writes": 0}))
     assert without is not None and without.merging == ()
