@@ -12,8 +12,9 @@ so the pause between two starts takes no room; a run in a new pool keeps a file 
 But for a gap where a run was killed: what is not written yet is lost, so steps of the second before are missing.
 
 Invariants
-- The file is an array that lacks at most its closing bracket, which viewers do without: events are written whole, many
-  at once, each after its comma.
+- The file is an array that lacks at most its closing bracket, which viewers do without: events are written many at
+  once, each after its comma. Only who is killed in the middle of a write, which the kernel then ends behind some page,
+  leaves half an event at the end; the next run cuts it off.
 - What is not written yet is the steps of one second at most. Nothing else of the trace is kept in memory.
 - A step's complete events are its last, so whoever reads from the end of the file meets the step before anything of it.
 """
