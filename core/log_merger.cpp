@@ -10,12 +10,10 @@ namespace {
 
 // Of the log, what is in use when a merge begins: never less, never more.
 constexpr double earliest = 0.5;
-constexpr double latest = 0.8;
+constexpr double latest = 0.7;
 constexpr double share_of_work = 0.5;  // of a merge's time, so that it ends before the log is full
 constexpr double full = 0.95;  // of the log, by when a merge has ended
-// After a part of a merge comes a rest of at most three times as long, and never long: a part also takes the time for
-// which the whole process was stopped in it. Longer rests would end merges when there is no room left.
-constexpr int rests_per_part = 3;
+// No rest is longer, whatever is wanted: a part also takes the time for which the whole process was stopped in it.
 constexpr std::chrono::milliseconds longest_rest{200};
 
 }  // namespace
@@ -81,12 +79,13 @@ bool LogMerger::is_in_a_hurry(double progress) const {
   return is_urgent_ || stopping_ || static_cast<double>(store_.used_bytes()) > begun + progress * (end - begun);
 }
 
-void LogMerger::rest_after(std::chrono::nanoseconds busy, double progress) {
+bool LogMerger::rest(std::chrono::nanoseconds wanted, double progress) {
   std::unique_lock lock(mutex_);
   const std::uint64_t used = store_.used_bytes();
-  turned_.wait_for(lock, std::min<std::chrono::nanoseconds>(rests_per_part * busy, longest_rest),
-                   [&] { return is_in_a_hurry(progress); });
+  const bool hurries = turned_.wait_for(lock, std::min<std::chrono::nanoseconds>(wanted, longest_rest),
+                                        [&] { return is_in_a_hurry(progress); });
   appended_in_rests_ += store_.used_bytes() - used;
+  return hurries;
 }
 
 void LogMerger::learn(std::uint64_t merged) {
@@ -114,8 +113,9 @@ void LogMerger::run() {
     std::exception_ptr failure;
     bool is_broken = false;
     try {
-      merged = store_.merge([this] { return limit_step(); },
-                            [this](std::chrono::nanoseconds busy, double progress) { rest_after(busy, progress); });
+      merged =
+          store_.merge([this] { return limit_step(); },
+                       [this](std::chrono::nanoseconds wanted, double progress) { return rest(wanted, progress); });
     } catch (const Error& error) {
       failure = std::current_exception();
       is_broken = error.kind() != ErrorKind::full;

@@ -2,7 +2,7 @@
 //
 // Invariants
 // - It merges no step after the limit that it was told last: recovery may have to go back to that one.
-// - It begins as late as it may, between half and four fifths of the log, and takes all that may be merged: the longer
+// - It begins as late as it may, between half and seven tenths of the log, and takes all that may be merged: the longer
 //   a version waits, the more often a newer one of the same row, or of a row in the same block, comes along and is
 //   written with it. How much is appended meanwhile, it learns from the merges before.
 // - It leaves most of the disk's time to fetches, unless that would make somebody wait for room: a merge gets on at
@@ -48,7 +48,7 @@ class LogMerger {
   std::uint64_t bytes_to_begin_at() const;
   bool wants_to_merge() const;
   bool is_in_a_hurry(double progress) const;
-  void rest_after(std::chrono::nanoseconds busy, double progress);
+  bool rest(std::chrono::nanoseconds wanted, double progress);
   void learn(std::uint64_t merged);
 
   LogStore& store_;

@@ -203,13 +203,13 @@ class LogStore {
   // Makes all steps durable whose append had returned.
   void sync();
   // Folds the records of steps up to the limit that are durable into home. Returns how many bytes of the log that was;
-  // 0: nothing to do. It asks for the limit, a step that may rise meanwhile, again and again, on its own thread. After
-  // each part, of some milliseconds, it calls `after_part`: there it can be held up, so that fetches come first, and
-  // rows come again that need not be written. busy: how long the part kept the medium busy, or how long a third of the
-  // rest is that the merge asks for; progress: how much of all is done, 0 to 1.
+  // 0: nothing to do. It asks for the limit, a step that may rise meanwhile, again and again, on its own thread. Between
+  // its parts it calls `rest`: there it can be held up, so that fetches and commits come first, and rows come again that
+  // need not be written. wanted: how long it would rest; progress: how much of all is done, 0 to 1. Where the answer is
+  // that it is in a hurry, it takes long parts, which get more done and hold others up for longer.
   using Limit = std::function<std::uint64_t()>;
-  using AfterPart = std::function<void(std::chrono::nanoseconds busy, double progress)>;
-  std::uint64_t merge(const Limit& limit, const AfterPart& after_part = [](std::chrono::nanoseconds, double) {});
+  using Rest = std::function<bool(std::chrono::nanoseconds wanted, double progress)>;
+  std::uint64_t merge(const Limit& limit, const Rest& rest = [](std::chrono::nanoseconds, double) { return true; });
 
   // Writes rows [first, ...) straight home; their state becomes zeros where `state` is empty. Only while the log holds
   // no record, and alone. Durable after sync_home; what a failure or a crash before that leaves of them is unknown.
@@ -371,9 +371,8 @@ class LogStore {
   void choose(std::uint32_t table, const RowRange& range, const Stretch& merged, const Stretch& standing,
               std::vector<Located>& chosen, std::vector<Located>& undecided) const;
   void read_images(std::uint32_t table, std::vector<Located>& chosen, const SectorBuffer& buffer, Versions& versions);
-  void write_home(Table& table, const Versions& versions, const SectorBuffer& buffer, const AfterPart& after_part);
-  std::size_t write_home_part(Table& table, std::span<const Version> versions, const std::byte* version_images,
-                              const SectorBuffer& buffer);
+  std::size_t write_home(Table& table, std::span<const Version> versions, const std::byte* version_images,
+                         const SectorBuffer& buffer, std::size_t most_bytes);
   void write_rows(std::uint32_t number, std::uint64_t first, std::uint64_t end, const std::byte* weights,
                   const float* state);
   void give_up(const Records& records);

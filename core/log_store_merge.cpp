@@ -20,16 +20,19 @@ using log_record::sections_of;
 namespace {
 
 // A part of a merge: so much is read, then written. Beside training a thread waits for its turn after each of the two,
-// so parts are long.
+// so long parts get more done. But a commit waits for the device as long as a part takes, several times: so parts are
+// short, and there are rests in proportion, while there is time.
 constexpr std::size_t buffer_bytes = std::size_t{32} << 20;
+constexpr std::size_t short_part_bytes = std::size_t{4} << 20;
 constexpr std::size_t writes_per_part = 4 * BlockQueue::depth;
+constexpr int rests_per_part = 3;
 // A device reads what is between two blocks while it would turn to another request, which also takes a microsecond of
 // CPU. What is written wears it out: there one block goes with its neighbours, no more.
 constexpr std::size_t read_gap_bytes = 2 * format::block_bytes;
 constexpr std::size_t write_gap_bytes = format::block_bytes;
 // A merge begins and ends with rests. Before the first look, rows come again that it need not write; they are the first
 // share of its progress. At the end, the last steps that it met come to stand, as a rule.
-constexpr std::chrono::milliseconds asked_for{70};  // a third of each
+constexpr std::chrono::milliseconds long_rest{200};
 constexpr int first_rests = 5;
 constexpr double share_of_first_rests = 0.2;
 constexpr int most_last_rests = 10;
@@ -39,11 +42,11 @@ constexpr int most_last_rests = 10;
 // A merge at work.
 class LogStore::Merge {
  public:
-  Merge(LogStore& store, Records records, const Limit& limit, const AfterPart& after_part)
+  Merge(LogStore& store, Records records, const Limit& limit, const Rest& rest)
       : store_(store),
         records_(std::move(records)),
         limit_(limit),
-        after_part_(after_part),
+        rest_(rest),
         buffer_(store.spare_.borrow(buffer_bytes)),
         merged_step_(records_.last_step()),
         undecided_(store.tables_.size()) {}
@@ -51,9 +54,9 @@ class LogStore::Merge {
   // Returns how many bytes of the log it took.
   std::uint64_t run() {
     for (std::uint32_t t = 0; t < store_.tables_.size(); ++t) all_bytes_ += index_image_bytes(t);
-    for (int i = 0; i < first_rests; ++i) after_part_(asked_for, share_of_first_rests);
+    for (int i = 0; i < first_rests; ++i) rest(long_rest, share_of_first_rests);
     for (std::uint32_t t = 0; t < store_.tables_.size(); ++t) merge_table(t);
-    for (int i = 0; i < most_last_rests && !is_decided(); ++i) after_part_(asked_for, 1.0);
+    for (int i = 0; i < most_last_rests && !is_decided(); ++i) rest(long_rest, 1.0);
     settle();
     store_.latching([&] { store_.log_.checkpoint_without(records_.records.size(), merged_step_); });
     store_.give_up(records_);
@@ -110,11 +113,21 @@ class LogStore::Merge {
       const std::lock_guard lock(store_.mutex_);
       store_.counters_.merged_rows += versions_.rows.size();
     }
-    store_.write_home(store_.tables_[t], versions_, buffer_.buffer(), [&](std::chrono::nanoseconds busy, double done) {
-      after_part_(busy, progress_of(merged_share_ + share * done));
-    });
+    const std::span<const Version> versions = versions_.rows;
+    for (std::size_t done = 0; done < versions.size();) {
+      const auto began = std::chrono::steady_clock::now();
+      const std::size_t most_bytes = is_in_a_hurry_ ? buffer_bytes : short_part_bytes;
+      store_.latching([&] {
+        done += store_.write_home(store_.tables_[t], versions.subspan(done), versions_.images.data(), buffer_.buffer(),
+                                  most_bytes);
+      });
+      const double done_share = share * static_cast<double>(done) / static_cast<double>(versions.size());
+      rest(rests_per_part * (std::chrono::steady_clock::now() - began), progress_of(merged_share_ + done_share));
+    }
     merged_share_ += share;
   }
+
+  void rest(std::chrono::nanoseconds wanted, double progress) { is_in_a_hurry_ = rest_(wanted, progress); }
 
   static double progress_of(double merged_share) {
     return share_of_first_rests + (1 - share_of_first_rests) * std::min(1.0, merged_share);
@@ -170,7 +183,7 @@ class LogStore::Merge {
   LogStore& store_;
   const Records records_;
   const Limit& limit_;
-  const AfterPart& after_part_;
+  const Rest& rest_;
   const SpareBuffers::Borrowed buffer_;
   std::uint64_t merged_step_;  // of the checkpoint to come
   Stretch standing_;  // the records that stood when the limit was asked for last
@@ -181,15 +194,16 @@ class LogStore::Merge {
   std::vector<Look> looks_;
   double all_bytes_ = 0;
   double merged_share_ = 0;  // of them
+  bool is_in_a_hurry_ = false;
 };
 
-std::uint64_t LogStore::merge(const Limit& limit, const AfterPart& after_part) {
+std::uint64_t LogStore::merge(const Limit& limit, const Rest& rest) {
   const std::lock_guard turn(merge_mutex_);
   require_usable();
   Records records = records_between(0, limit());
   if (records.records.empty()) return 0;
   wait_for_fetches();
-  return Merge(*this, std::move(records), limit, after_part).run();
+  return Merge(*this, std::move(records), limit, rest).run();
 }
 
 // Durable ones.
@@ -356,18 +370,6 @@ void LogStore::wait_for_fetches() {
   fetch_done_.wait(lock, [&] { return fetches_.empty() || fetches_.begin()->first > begun; });
 }
 
-void LogStore::write_home(Table& table, const Versions& versions, const SectorBuffer& buffer,
-                          const AfterPart& after_part) {
-  for (std::size_t done = 0; done < versions.rows.size();) {
-    const auto began = std::chrono::steady_clock::now();
-    latching([&] {
-      done += write_home_part(table, std::span(versions.rows).subspan(done), versions.images.data(), buffer);
-    });
-    after_part(std::chrono::steady_clock::now() - began,
-               static_cast<double>(done) / static_cast<double>(versions.rows.size()));
-  }
-}
-
 // Where a merge has written.
 void LogStore::sync_merged(Table& table) {
   latching([&] {
@@ -377,18 +379,19 @@ void LogStore::sync_merged(Table& table) {
   });
 }
 
-// Writes as many of the versions, from the first on, as the buffer and the queue hold; returns how many. Small images
+// Writes as many of the versions, from the first on, as the queue and so many bytes hold; returns how many. Small images
 // by whole blocks of the file system: single sectors in holes cost it six times the CPU, and the medium rewrites a
 // block either way. A block between two that are written is written back as it was read.
-std::size_t LogStore::write_home_part(Table& table, std::span<const Version> versions, const std::byte* version_images,
-                                      const SectorBuffer& buffer) {
+std::size_t LogStore::write_home(Table& table, std::span<const Version> versions, const std::byte* version_images,
+                                 const SectorBuffer& buffer, std::size_t most_bytes) {
   const RowLayout& layout = table.layout;
   const bool alone = layout.unit_rows() == 1;  // no other row is in its sectors: they need not be read
-  const RunShape shape = alone ? RunShape{.most_writes = writes_per_part}
-                               : RunShape{.read_gap_bytes = read_gap_bytes,
-                                          .write_gap_bytes = write_gap_bytes,
-                                          .unit_bytes = format::block_bytes,
-                                          .most_writes = writes_per_part};
+  RunShape shape{.most_bytes = most_bytes, .most_writes = writes_per_part};
+  if (!alone) {
+    shape.read_gap_bytes = read_gap_bytes;
+    shape.write_gap_bytes = write_gap_bytes;
+    shape.unit_bytes = format::block_bytes;
+  }
   SectorRuns runs(buffer, shape);
   std::vector<std::byte*> images;
   Home* home = &table.homes[table.home_of(versions.front().row)];

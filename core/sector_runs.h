@@ -16,12 +16,13 @@
 namespace holdfast {
 
 // How runs are made. unit_bytes: what is read and written as a whole. read_gap_bytes: two units so far apart are read
-// with what is between them; write_gap_bytes, not more than that: and so they are written back. most_writes: further
-// units find no room.
+// with what is between them; write_gap_bytes, not more than that: and so they are written back. most_bytes, most_writes:
+// further units find no room.
 struct RunShape {
   std::size_t read_gap_bytes = 0;
   std::size_t write_gap_bytes = 0;
   std::size_t unit_bytes = format::sector_bytes;
+  std::size_t most_bytes = std::numeric_limits<std::size_t>::max();
   std::size_t most_writes = std::numeric_limits<std::size_t>::max();
 };
 
@@ -41,7 +42,8 @@ class SectorRuns {
         in_run && joins(writes_.back().offset + writes_.back().bytes, begin, end, shape_.write_gap_bytes);
     const std::uint64_t run_end = in_run ? reads_.back().offset + reads_.back().bytes : begin;
     const std::size_t more = end > run_end ? end - run_end : 0;
-    if (used_bytes_ + more > buffer_.size() || (!in_write && writes_.size() == shape_.most_writes)) return nullptr;
+    if (used_bytes_ + more > std::min(buffer_.size(), shape_.most_bytes)) return nullptr;
+    if (!in_write && writes_.size() == shape_.most_writes) return nullptr;
     if (!in_run) reads_.push_back({&file, begin, 0, buffer_.data() + used_bytes_});
     BlockRead& run = reads_.back();
     run.bytes += more;

@@ -1,6 +1,8 @@
 // The log merger beside a medium that stands still for a while, as it does where the whole process is stopped.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <numeric>
 #include <span>
 #include <string>
 #include <thread>
@@ -85,11 +87,45 @@ void whoever_waits_for_room_ends_a_rest() {
   CHECK(subject.store->used_bytes() == 0);
 }
 
+// Of a table whose rows fill twelve MiB at home: how much of it goes there between two rests.
+std::uint64_t longest_part(bool is_in_a_hurry) {
+  constexpr std::uint32_t dim = 1020;  // an image fills a block
+  constexpr std::uint64_t num_rows = 3000;
+  const TemporaryDirectory directory;
+  const std::vector<RowTable> tables = {{{dim, RowDtype::f32, RowOptimizer::sgd, 0, 7, 0, -0.5f, 0.5f}, num_rows}};
+  LogStore::create(directory.path(), tables, std::uint64_t{32} << 20, Caching::buffered);
+  LogStore store(directory.path(), tables, {Caching::buffered});
+  store.recover(1, every_step);
+  std::vector<std::uint64_t> rows(num_rows);
+  std::iota(rows.begin(), rows.end(), 0);
+  std::vector<std::byte> weights(num_rows * dim * sizeof(float));
+  const TableRows update{0, num_rows, {rows.data(), weights.data(), nullptr}};
+  CHECK(store.append(store.pack({1, 1, 1}, {&update, 1})));
+  store.sync();
+  std::uint64_t before = 0;
+  std::uint64_t longest = 0;
+  CHECK(store.merge([] { return every_step; },
+                    [&](std::chrono::nanoseconds, double) {
+                      const std::uint64_t written = store.counters().home_bytes_written;
+                      longest = std::max(longest, written - before);
+                      before = written;
+                      return is_in_a_hurry;
+                    }) > 0);
+  CHECK(before >= weights.size());
+  return longest;
+}
+
+void a_merge_takes_long_parts_only_in_a_hurry() {
+  CHECK(longest_part(false) <= std::uint64_t{4} << 20);
+  CHECK(longest_part(true) > std::uint64_t{8} << 20);
+}
+
 }  // namespace
 }  // namespace holdfast
 
 int main() {
   holdfast::a_merge_rests_for_a_moment_only_however_long_its_part_took();
   holdfast::whoever_waits_for_room_ends_a_rest();
+  holdfast::a_merge_takes_long_parts_only_in_a_hurry();
   return check::passed();
 }

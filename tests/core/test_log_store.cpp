@@ -1118,8 +1118,9 @@ class Merger {
             // What the limit is, rises with what is durable.
             store.merge([&] { return std::max(store.durable_step(), lag) - lag; },
                         [&](std::chrono::nanoseconds, double) {
-                          if (room_is_wanted || random() % 2 == 0) return;
-                          std::this_thread::sleep_for(std::chrono::microseconds(200));
+                          const bool hurries = room_is_wanted || random() % 2 == 0;
+                          if (!hurries) std::this_thread::sleep_for(std::chrono::microseconds(200));
+                          return hurries;
                         });
           }
         }) {}

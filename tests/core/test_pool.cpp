@@ -3,10 +3,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -172,6 +178,72 @@ void a_batch_that_was_not_announced_finds_room_beside_a_window() {
   }
 }
 
+// Keeps the row log from being synced while it is closed.
+class Gate final : public BlockWatcher {
+ public:
+  void before_read(const BlockFile&) override {}
+  void before_write(const BlockFile&, std::uint64_t, std::span<const std::byte>) override {}
+  void before_sync(const BlockFile& file) override {
+    if (file.name().find("row-log") == std::string::npos) return;
+    std::unique_lock lock(mutex_);
+    turned_.wait(lock, [this] { return is_open_; });
+  }
+  void after_sync(const BlockFile&) override {}
+
+  void set(bool is_open) {
+    {
+      const std::lock_guard lock(mutex_);
+      is_open_ = is_open;
+    }
+    turned_.notify_all();
+  }
+  bool is_open() const {
+    const std::lock_guard lock(mutex_);
+    return is_open_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable turned_;
+  bool is_open_ = true;
+};
+
+// On a disk: in memory a dense state is copied to where it stays, so the one before comes first.
+void two_steps_are_on_their_way_to_a_slow_medium_dense_states_and_all() {
+  const TemporaryDirectory directory(TemporaryDirectory::Place::disk);
+  make_pool(directory.path(), small_log_bytes, format::Store::log);
+  Gate gate;
+  Run run(directory.path(), {.dense_interval = 1}, {}, nullptr, &gate);
+  if (run.pool.level() == format::Level::process) return;  // there is no disk here
+  while (run.pool.step() < 3) run.step(false);
+  run.pool.flush();
+  gate.set(false);
+  std::atomic<bool> opened_early{false};
+  {
+    std::jthread rescue([&](const std::stop_token& stop) {
+      for (int i = 0; i < 200 && !stop.stop_requested(); ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      opened_early = !stop.stop_requested();
+      if (opened_early) gate.set(true);
+    });
+    run.step(false);
+    run.step(false);
+  }
+  CHECK(!opened_early);
+  CHECK(run.pool.durable_step() == 3);
+  std::jthread opener([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    gate.set(true);
+  });
+  run.step(false);
+  CHECK(gate.is_open());
+  CHECK(run.pool.durable_step() >= 4);
+  run.pool.flush();
+  CHECK(run.pool.durable_step() == 6);
+  run.pool.close();
+  CHECK(rows_of_pool(directory.path()) == reference(6));
+}
+
 void a_pool_is_opened_for_writing_once() {
   const TemporaryDirectory directory;
   make_pool(directory.path(), 1 << 20);
@@ -214,6 +286,7 @@ int main() {
   holdfast::captures_of_one_step_share_the_scratchpad_or_are_refused();
   holdfast::a_batch_that_was_not_announced_finds_room_beside_a_window();
   holdfast::every_way_of_running_leaves_the_same_rows();
+  holdfast::two_steps_are_on_their_way_to_a_slow_medium_dense_states_and_all();
   holdfast::a_pool_is_opened_for_writing_once();
   holdfast::a_capture_that_the_log_has_no_room_for_is_refused_and_harms_nothing();
   return 0;
