@@ -41,10 +41,6 @@ std::size_t DenseSlots::payload_bytes(const format::DenseHeader& header) {
   return tensors_offset(header.structure_bytes) + header.tensors_bytes;
 }
 
-std::size_t DenseSlots::file_bytes(const format::DenseHeader& header) {
-  return format::align_up(format::dense_payload_offset + payload_bytes(header), format::block_bytes);
-}
-
 std::optional<format::DenseHeader> DenseSlots::read(std::size_t slot, bool clean) {
   bool& damaged = damaged_[slot];
   const File& file = *slots_[slot];
@@ -153,19 +149,11 @@ std::size_t DenseSlots::idle_slot() const {
   return first_is_newer ? 1 : 0;
 }
 
-bool DenseSlots::stages_aside(std::size_t structure_bytes, std::size_t tensors_bytes) const {
+void DenseSlots::stage(std::uint64_t epoch, const StepMark& mark, std::span<const std::byte> structure,
+                       std::span<const DenseTensor> tensors, std::size_t tensors_bytes) {
+  const std::size_t slot = idle_slot();
+  File& file = *slots_[slot];
   format::DenseHeader header{};
-  header.structure_bytes = structure_bytes;
-  header.tensors_bytes = tensors_bytes;
-  const std::size_t needed = file_bytes(header);
-  return !is_in_place() &&
-         std::all_of(slots_.begin(), slots_.end(), [&](const auto& slot) { return slot->size() >= needed; });
-}
-
-DenseSlots::Staged DenseSlots::stage(std::uint64_t epoch, const StepMark& mark, std::span<const std::byte> structure,
-                                     std::span<const DenseTensor> tensors, std::size_t tensors_bytes) {
-  Staged staged{};
-  format::DenseHeader& header = staged.header;
   header.magic = format::dense_magic;
   header.epoch = epoch;
   header.step = mark.step;
@@ -175,20 +163,27 @@ DenseSlots::Staged DenseSlots::stage(std::uint64_t epoch, const StepMark& mark, 
   header.tensors_bytes = tensors_bytes;
 
   const std::size_t payload = payload_bytes(header);
-  const std::size_t needed = file_bytes(header);
-  std::byte* target;
-  if (!stages_aside(structure.size(), tensors_bytes)) lengthen(*slots_[idle_slot()], needed);
-  if (is_in_place()) {
-    const std::size_t slot = idle_slot();
-    valid_[slot].reset();
-    clear_header(slot);
-    target = slots_[slot]->data() + format::dense_payload_offset;
-  } else {
-    const std::size_t padded = needed - format::dense_payload_offset;
-    staged.payload = spare_.borrow(padded);
-    target = staged.payload.data();
-    std::memset(target + payload, 0, padded - payload);
+  const std::size_t needed = format::align_up(format::dense_payload_offset + payload, format::block_bytes);
+  const bool in_place = medium_.level() == format::Level::process;
+  valid_[slot].reset();
+  if (in_place) clear_header(slot);
+  if (file.size() < needed) {
+    const std::size_t had = file.size();
+    file.resize(needed);
+    try {
+      file.allocate(had, needed - had);
+    } catch (...) {
+      file.resize(had);
+      throw;
+    }
   }
+
+  const std::size_t padded = needed - format::dense_payload_offset;
+  if (!in_place) {
+    if (staging_.size() < padded) staging_ = SectorBuffer(padded);
+    std::memset(staging_.data() + payload, 0, padded - payload);
+  }
+  std::byte* target = in_place ? file.data() + format::dense_payload_offset : staging_.data();
   const std::size_t gap = tensors_offset(structure.size()) - structure.size();
   PartsChecksum checksum(payload);  // what lies between the parts is zeros
   std::memcpy(target, structure.data(), structure.size());
@@ -218,27 +213,7 @@ DenseSlots::Staged DenseSlots::stage(std::uint64_t epoch, const StepMark& mark, 
     copy_streaming(copy.to, copy.from, copy.bytes);
   });
   header.payload_crc = checksum.value();
-  return staged;
-}
-
-void DenseSlots::lengthen(File& file, std::size_t bytes) {
-  const std::size_t had = file.size();
-  if (had >= bytes) return;
-  file.resize(bytes);
-  try {
-    file.allocate(had, bytes - had);
-  } catch (...) {
-    file.resize(had);
-    throw;
-  }
-}
-
-void DenseSlots::begin(Staged staged) {
-  finish();
-  const std::size_t slot = idle_slot();
-  valid_[slot].reset();
-  const std::size_t written = is_in_place() ? file_bytes(staged.header) - format::dense_payload_offset : 0;
-  pending_ = Pending{slot, std::move(staged), written};
+  pending_ = Pending{slot, header, in_place ? padded : 0};
 }
 
 void DenseSlots::clear_header(std::size_t slot) { write_header(slot, {}); }
@@ -261,22 +236,21 @@ void DenseSlots::sync() {
 
 bool DenseSlots::advance(std::size_t bytes) {
   if (!pending_) return false;
-  auto& [slot, staged, done_bytes] = *pending_;
-  File& file = *slots_[slot];
-  const std::size_t total = payload_bytes(staged.header);
-  const std::size_t from = done_bytes;
+  File& file = *slots_[pending_->slot];
+  const std::size_t total = payload_bytes(pending_->header);
+  const std::size_t from = pending_->done_bytes;
   const std::size_t left = format::align_up(total, format::block_bytes) - from;
   const std::size_t part = bytes < left ? format::align_up(bytes, format::block_bytes) : left;
   std::byte* payload = file.data() + format::dense_payload_offset;
-  if (from == 0) clear_header(slot);
-  if (part != 0) file.write(format::dense_payload_offset + from, staged.payload.data() + from, part);
+  if (from == 0) clear_header(pending_->slot);
+  if (part != 0) file.write(format::dense_payload_offset + from, staging_.data() + from, part);
   medium_.persist(payload + from, part);
-  done_bytes += part;
-  if (done_bytes < total) return false;
+  pending_->done_bytes += part;
+  if (pending_->done_bytes < total) return false;
 
-  staged.header.crc = crc_of(staged.header);
-  write_header(slot, staged.header);
-  valid_[slot] = staged.header;
+  pending_->header.crc = crc_of(pending_->header);
+  write_header(pending_->slot, pending_->header);
+  valid_[pending_->slot] = pending_->header;
   pending_.reset();
   return true;
 }

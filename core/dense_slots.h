@@ -3,8 +3,8 @@
 // Invariants
 // - The slot that is being written is never the newest valid one: a crash leaves that one whole.
 // - A slot's header is cleared before its payload is touched, and written after the payload is durable: it is the flag.
-// - stage copies what it needs before it returns; the writing goes on in begin, advance and finish, on another thread.
-// - One write is pending at a time; others may be staged meanwhile, where stages_aside says so.
+// - stage copies what it needs before it returns; the writing goes on in advance and finish, on another thread.
+// - One write is pending at a time.
 #pragma once
 
 #include <array>
@@ -18,7 +18,6 @@
 #include "format.h"
 #include "media/block_file.h"
 #include "media/medium.h"
-#include "media/spare_buffers.h"
 #include "step_mark.h"
 
 namespace holdfast {
@@ -65,26 +64,14 @@ class DenseSlots {
   // Whether that is what no crash leaves.
   bool is_damaged(std::size_t i) const { return damaged_[i]; }
 
-  // A state that was copied, on its way to begin.
-  struct Staged {
-    format::DenseHeader header;
-    // Whole blocks, which a file takes without a copy in the page cache. Nothing where the copy is in the slot already.
-    SpareBuffers::Borrowed payload;
-  };
-
-  // Whether a state of so many bytes is copied aside while another one is being written. Otherwise stage wants none
-  // pending or about to be: it makes a file longer, or writes into the slot's mapping (level process).
-  bool stages_aside(std::size_t structure_bytes, std::size_t tensors_bytes) const;
-  // Copies the state of the end of a step, in parallel, and takes its checksum. Allocates first: throws full, and nothing
-  // is lost.
-  Staged stage(std::uint64_t epoch, const StepMark& mark, std::span<const std::byte> structure,
-               std::span<const DenseTensor> tensors, std::size_t tensors_bytes);
-
-  // Finishes the pending write, and makes this one it.
-  void begin(Staged staged);
+  // Copies the state of the end of a step aside, in parallel, and takes its checksum. Allocates first: throws full, and
+  // nothing is lost.
+  void stage(std::uint64_t epoch, const StepMark& mark, std::span<const std::byte> structure,
+             std::span<const DenseTensor> tensors, std::size_t tensors_bytes);
   bool pending() const { return pending_.has_value(); }
-  std::uint64_t pending_step() const { return pending_->staged.header.step; }
-  std::uint64_t pending_bytes() const { return pending_ ? payload_bytes(pending_->staged.header) : 0; }
+  std::uint64_t pending_step() const { return pending_->header.step; }
+  std::uint64_t pending_bytes() const { return pending_ ? payload_bytes(pending_->header) : 0; }
+
   // Goes on with the pending write by about `bytes`; returns true when that made the slot valid.
   bool advance(std::size_t bytes);
   bool finish() { return advance(~std::size_t{0}); }
@@ -101,17 +88,13 @@ class DenseSlots {
  private:
   struct Pending {
     std::size_t slot;
-    Staged staged;
+    format::DenseHeader header;
     std::size_t done_bytes;  // of the payload, in whole blocks: all of them from the start at level process
   };
 
   static std::size_t payload_bytes(const format::DenseHeader& header);
-  static std::size_t file_bytes(const format::DenseHeader& header);
-  // At level process the idle slot's mapping takes the copy.
-  bool is_in_place() const { return medium_.level() == format::Level::process; }
   std::optional<format::DenseHeader> read(std::size_t slot, bool clean);
   std::size_t idle_slot() const;
-  static void lengthen(File& file, std::size_t bytes);
   void clear_header(std::size_t slot);
   void write_header(std::size_t slot, const format::DenseHeader& header);
 
@@ -122,7 +105,9 @@ class DenseSlots {
   std::array<bool, 2> torn_{};
   std::array<bool, 2> damaged_{};
   std::optional<Pending> pending_;
-  SpareBuffers spare_;
+  // Level power only: at level process the idle slot's mapping is the staging buffer. Whole blocks, which a file takes
+  // without a copy in the page cache.
+  SectorBuffer staging_;
 };
 
 }  // namespace holdfast

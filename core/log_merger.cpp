@@ -64,8 +64,11 @@ Merging LogMerger::merging() const {
   return is_merging_ || (!stopping_ && !is_broken_ && wants_to_merge()) ? Merging::wanted : Merging::none;
 }
 
+// Of the log, what may be in use when a merge begins that is to end before the log is full.
+double LogMerger::share_to_begin_at() const { return 1 / (1 + appended_per_merged_ / share_of_work); }
+
 std::uint64_t LogMerger::bytes_to_begin_at() const {
-  const double share = std::clamp(1 / (1 + appended_per_merged_ / share_of_work), earliest, latest);
+  const double share = std::clamp(share_to_begin_at(), earliest, latest);
   return static_cast<std::uint64_t>(share * static_cast<double>(store_.ring_bytes()));
 }
 
@@ -85,7 +88,7 @@ bool LogMerger::rest(std::chrono::nanoseconds wanted, double progress) {
   const bool hurries = turned_.wait_for(lock, std::min<std::chrono::nanoseconds>(wanted, longest_rest),
                                         [&] { return is_in_a_hurry(progress); });
   appended_in_rests_ += store_.used_bytes() - used;
-  return hurries;
+  return hurries || !has_time_to_spare_;
 }
 
 void LogMerger::learn(std::uint64_t merged) {
@@ -107,6 +110,7 @@ void LogMerger::run() {
     const std::uint64_t limit = limit_step_;
     used_when_begun_ = store_.used_bytes();
     appended_in_rests_ = 0;
+    has_time_to_spare_ = share_to_begin_at() > latest;
     is_merging_ = true;
     lock.unlock();
     std::uint64_t merged = 0;

@@ -6,7 +6,8 @@
 //   a version waits, the more often a newer one of the same row, or of a row in the same block, comes along and is
 //   written with it. How much is appended meanwhile, it learns from the merges before.
 // - It leaves most of the disk's time to fetches, unless that would make somebody wait for room: a merge gets on at
-//   least as fast as the room that was left when it began is taken.
+//   least as fast as the room that was left when it began is taken. Where it could have begun later, it takes short
+//   parts, for the sake of commits.
 // - After a failed merge nothing is merged any more, and make_room throws the failure. Where the medium was only full,
 //   it is tried again when more is allowed.
 #pragma once
@@ -45,6 +46,7 @@ class LogMerger {
  private:
   void run();
   std::uint64_t limit_step() const;
+  double share_to_begin_at() const;
   std::uint64_t bytes_to_begin_at() const;
   bool wants_to_merge() const;
   bool is_in_a_hurry(double progress) const;
@@ -59,6 +61,7 @@ class LogMerger {
   double appended_per_merged_ = 0.25;  // bytes appended in the time that merging a byte takes; to begin with, a guess
   std::uint64_t used_when_begun_ = 0;  // bytes of the log, when the merge in progress began
   std::uint64_t appended_in_rests_ = 0;  // bytes, of that merge
+  bool has_time_to_spare_ = false;  // that merge: it could have begun later
   bool is_merging_ = false;
   bool is_urgent_ = false;  // somebody waits for room
   bool found_nothing_ = false;  // in the last turn, with this limit

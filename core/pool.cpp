@@ -229,7 +229,7 @@ void Pool::recover(const OpenOptions& options) {
   if (plan.dense && plan.dense->header.step < target.step) {
     // Relaxed: the older dense state becomes the dense state of the rows' step, before anything is based on it.
     const DenseTensor tensors{plan.dense->tensors.data(), plan.dense->tensors.size(), 0};
-    dense_->begin(dense_->stage(before, target, plan.dense->structure, {&tensors, 1}, plan.dense->tensors.size()));
+    dense_->stage(before, target, plan.dense->structure, {&tensors, 1}, plan.dense->tensors.size());
     dense_->finish();
   }
   backend_->start(epoch.epoch, target);
@@ -511,16 +511,14 @@ void Pool::empty_log() {
   latching([&] { backend_->empty_log(); });
 }
 
-std::shared_ptr<DenseSlots::Staged> Pool::stage(const StepMark& mark, const Dense& dense) {
-  if (!dense_->stages_aside(dense.structure.size(), dense.tensors_bytes)) {
+void Pool::stage(const StepMark& mark, const Dense& dense) {
+  if (dense_->pending()) {
     background_.submit([this] { dense_->finish(); });
     background_.drain();
   }
-  auto staged = std::make_shared<DenseSlots::Staged>(
-      dense_->stage(report_.epoch, mark, dense.structure, dense.tensors, dense.tensors_bytes));
+  dense_->stage(report_.epoch, mark, dense.structure, dense.tensors, dense.tensors_bytes);
   staged_step_ = mark.step;
   has_dense_ = true;
-  return staged;
 }
 
 std::uint64_t Pool::commit(std::uint64_t cursor, const Dense* dense) {
@@ -538,26 +536,27 @@ void Pool::commit_dense(const StepMark& mark, const Dense& dense) {
 void Pool::commit_mark(const StepMark& mark, const Dense* dense) {
   check_open();
   const std::uint32_t dense_parts = backend_->log_is_low() ? 1 : dense_interval_;
-  std::shared_ptr<DenseSlots::Staged> staged;
   std::function<void()> make_durable;
   // Half a commit must not stay: a dense state on its way whose rows are not, or rows without theirs.
   try {
+    if (dense != nullptr) {
+      background_.drain();
+      stage(mark, *dense);
+    }
+    make_durable = backend_->end_step(mark);
     // However slow the medium is, no more than two steps are on their way to it.
     background_.wait(last_commits_[0]);
-    if (dense != nullptr) staged = stage(mark, *dense);
-    make_durable = backend_->end_step(mark);
   } catch (...) {
     check_open();
     background_.fail(std::current_exception());
     throw;
   }
   last_commits_[0] = last_commits_[1];
-  last_commits_[1] = background_.submit(
-      [this, mark, staged, dense_parts, has_dense = has_dense_, make_durable = std::move(make_durable)] {
+  last_commits_[1] =
+      background_.submit([this, mark, dense_parts, has_dense = has_dense_, make_durable = std::move(make_durable)] {
         make_durable();
         lock_->check();
         rows_durable_step_.store(mark.step, std::memory_order_release);
-        if (staged) dense_->begin(std::move(*staged));
         // The first dense state of a pool is finished at once: until then the step durable is the rows', and it must
         // not fall.
         if (dense_->pending()) {
@@ -577,10 +576,7 @@ void Pool::write_dense(const Dense& dense) {
   if (backend_->step_has_begun() || updated_)
     throw Error(ErrorKind::step, "a step has begun: commit it with its dense state");
   flush();
-  latching([&] {
-    const auto staged = stage({step_, cursor_, row_updates_}, dense);
-    background_.submit([this, staged] { dense_->begin(std::move(*staged)); });
-  });
+  latching([&] { stage({step_, cursor_, row_updates_}, dense); });
   flush();
 }
 

@@ -213,7 +213,7 @@ class Pool {
   // Finishes the pending dense write, and waits for everything else.
   void finish_pending();
   void make_backend(const std::string& directory, const OpenOptions& options, BlockWatcher* watcher);
-  std::shared_ptr<DenseSlots::Staged> stage(const StepMark& mark, const Dense& dense);
+  void stage(const StepMark& mark, const Dense& dense);
   UpdateSpec of_this_step(UpdateSpec spec) const;
   // Of the background thread: `step` is what exact recovery never goes below from now on.
   void note_durable(std::uint64_t step);
