@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -120,6 +121,56 @@ void a_merge_takes_long_parts_only_in_a_hurry() {
   CHECK(longest_part(true) > std::uint64_t{8} << 20);
 }
 
+// Of a home that is read and written part by part: the most that was written at once.
+class Parts final : public BlockWatcher {
+ public:
+  void before_read(const BlockFile& file) override {
+    if (is_home(file)) part_ = 0;
+  }
+  void before_write(const BlockFile& file, std::uint64_t, std::span<const std::byte> data) override {
+    if (!is_home(file)) return;
+    part_ += data.size();
+    longest_ = std::max(longest_, part_);
+  }
+  void before_sync(const BlockFile&) override {}
+  void after_sync(const BlockFile&) override {}
+
+  std::uint64_t take_longest() { return std::exchange(longest_, 0); }
+
+ private:
+  static bool is_home(const BlockFile& file) { return file.name().find(".home") != std::string::npos; }
+  std::uint64_t part_ = 0;  // of the merger's thread, looked at when it is done
+  std::uint64_t longest_ = 0;
+};
+
+// Nothing is appended beside the first merge, so the second one could begin later than any does.
+void a_merge_that_has_time_to_spare_takes_short_parts() {
+  constexpr std::uint64_t num_rows = 170'000;
+  const TemporaryDirectory directory;
+  const std::vector<RowTable> tables = {{{16, RowDtype::f32, RowOptimizer::sgd, 0, 7, 0, -0.5f, 0.5f}, num_rows}};
+  LogStore::create(directory.path(), tables, std::uint64_t{32} << 20, Caching::buffered);
+  Parts parts;
+  LogStore store(directory.path(), tables, {Caching::buffered, {}, &parts});
+  store.recover(1, every_step);
+  LogMerger merger(store);
+  std::vector<std::byte> weights(num_rows * 16 * sizeof(float));
+  const auto longest_of_merge = [&](std::uint64_t first_step) {
+    std::vector<std::uint64_t> rows(num_rows);
+    std::iota(rows.begin(), rows.end(), 0);
+    const TableRows update{0, num_rows, {rows.data(), weights.data(), nullptr}};
+    for (const std::uint64_t step : {first_step, first_step + 1}) {
+      CHECK(store.append(store.pack({step, step, step}, {&update, 1})));
+    }
+    store.sync();
+    merger.allow(first_step + 1);
+    while (merger.merging() != Merging::none) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    CHECK(store.used_bytes() == 0);
+    return parts.take_longest();
+  };
+  CHECK(longest_of_merge(1) > std::uint64_t{8} << 20);
+  CHECK(longest_of_merge(3) <= std::uint64_t{4} << 20);
+}
+
 }  // namespace
 }  // namespace holdfast
 
@@ -127,5 +178,6 @@ int main() {
   holdfast::a_merge_rests_for_a_moment_only_however_long_its_part_took();
   holdfast::whoever_waits_for_room_ends_a_rest();
   holdfast::a_merge_takes_long_parts_only_in_a_hurry();
+  holdfast::a_merge_that_has_time_to_spare_takes_short_parts();
   return check::passed();
 }
