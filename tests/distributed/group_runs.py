@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -201,9 +202,10 @@ class Ranks:
                 raise AssertionError(f"rank {rank.number} of {request}\n{trace}")
         return Life(ranks=ranks)
 
-    def await_waiting(self) -> None:
-        """Until a rank waits."""
+    def await_waiting(self, life: Future[Life]) -> None:
+        """Until a rank of that life waits. Fails where none did."""
         while not self.go_on.with_suffix(".waiting").exists():
+            assert not life.done(), f"ended before a rank waited: {life.result().errors()}"
             time.sleep(0.01)
 
     def _rank(self, fate: dict[str, Any], life: Path) -> Rank:

@@ -16,6 +16,7 @@ import pytest
 from group_runs import LOG_STORE, SLACK_SECONDS, Act, Life, Ranks, digest, small
 from holdfast import _core
 from holdfast.sharding.founding import LOCK_FILE
+from holdfast.sharding.group import what_became_of
 from holdfast.sharding.manifest import MANIFEST
 
 TIMEOUT = 1.0
@@ -74,6 +75,20 @@ def test_a_stalled_rank_is_named_by_all_others_in_time(
         if rank.number != victim:
             assert f"rank {victim} does not answer within 1 s" in rank.message
             assert "step " in rank.message
+
+
+@pytest.mark.parametrize(
+    ("broke", "word", "became"),
+    [
+        ("Connection closed by peer [10.77.0.2]:34501.", "gave up on vectors", "rank 2 does not answer within 5 s"),
+        ("Connection closed by peer [10.77.0.2]:34501.", "lost a connection, waiting for ids", "rank 2 died or was"),
+        ("Timed out waiting 5000ms", "lost a connection, waiting for ids", "rank 2 does not answer within 5 s"),
+    ],
+)
+def test_a_silent_rank_did_not_die_where_one_that_gave_up_on_it_is_who_closed_the_connection(
+    broke: str, word: str, became: str
+) -> None:
+    assert what_became_of([2], RuntimeError(broke), [word], timeout=5.0).startswith(became)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -313,7 +328,7 @@ def test_two_groups_on_one_pool_are_refused_and_the_first_goes_on(ranks: Ranks, 
     pool = pool_root / "pool"
     with Ranks() as others, ThreadPoolExecutor() as pool_of_threads:
         first = pool_of_threads.submit(run, ranks, pool, 2, LONG, acts={1: Act(at="commit", nth=6, do="wait")})
-        ranks.await_waiting()
+        ranks.await_waiting(first)
         second = run(others, pool, 2)
         ranks.go_on.touch()
         check_refused(second, "PoolBusy", "another group")

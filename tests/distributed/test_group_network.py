@@ -39,7 +39,7 @@ def test_a_rank_that_is_cut_off_is_named_and_the_run_ends_as_one_that_was_not(
         training = threads.submit(
             ranks.run, pool, CONFIG, 3, memory_ranks=memory_ranks, acts=acts, grace=GRACE, hosts=hosts
         )
-        ranks.await_waiting()
+        ranks.await_waiting(training)
         hosts[cut_off].cut()
         ranks.go_on.touch()
         life = training.result()

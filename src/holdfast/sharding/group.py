@@ -16,7 +16,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -39,6 +39,7 @@ _GRACE_WHEN_STOPPED = 0.2
 _GRACE_SECONDS = 3.0  # for the others to say that they are there, once something broke
 _Answer = TypeVar("_Answer")
 _NOT_YET = "Operation timed out"  # what Work.wait says when its own timeout passed and the work goes on
+_GAVE_UP = "gave up"  # begins the word that a rank leaves whose wait timed out
 
 
 class Pending:
@@ -268,7 +269,7 @@ class Group:
     def _failure(self, what: str, error: Exception) -> GroupError:
         """What to raise when a collective did not work: finds out which ranks do not answer any more."""
         self._broken = True
-        self.tell(f"waited for {what}")
+        self.tell(f"{_GAVE_UP} on {what}" if _is_timeout(error) else f"lost a connection, waiting for {what}")
         answers: dict[int, str] = {}
 
         def look() -> None:
@@ -293,13 +294,8 @@ class Group:
             rank, text = min(failed.items())
             return GroupError(f"{where}: rank {rank} {text}")
         if silent:
-            gone = "closed" in str(error) or "reset" in str(error)
-            names = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
-            verb, was = ("does", "was") if len(silent) == 1 else ("do", "were")
-            how = f"died or {was} stopped" if gone else f"{verb} not answer within {self.timeout:g} s"
-            return GroupError(
-                f"{where}: {names} {how}; the pool goes on from its newest durable step when it is opened"
-            )
+            became = what_became_of(silent, error, answers.values(), self.timeout)
+            return GroupError(f"{where}: {became}; the pool goes on from its newest durable step when it is opened")
         return GroupError(f"{where}: the connection between ranks that are all there broke ({_first_line(error)})")
 
     def tell(self, what: str) -> None:
@@ -347,6 +343,25 @@ class Group:
 def _keep_for_good(process_group: Any) -> None:
     """Gloo's destructor waits until what is on its way has timed out, even when the interpreter exits."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(process_group))
+
+
+def what_became_of(silent: Sequence[int], error: Exception, words: Iterable[str], timeout: float) -> str:
+    """Of the ranks that left no word, as far as a rank whose wait ended with `error` can tell. words: of the others."""
+    # Who gives up closes its connections to all: a broken one then says nothing about those who are silent.
+    somebody_gave_up = any(word.startswith(_GAVE_UP) for word in words)
+    names = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
+    if _is_broken_connection(error) and not somebody_gave_up:
+        return f"{names} died or {'was' if len(silent) == 1 else 'were'} stopped"
+    return f"{names} {'does' if len(silent) == 1 else 'do'} not answer within {timeout:g} s"
+
+
+def _is_timeout(error: Exception) -> bool:
+    """Whether a wait of ours passed its time, by Work.wait's word or gloo's."""
+    return any(word in str(error).lower() for word in ("timed out", "timeout"))
+
+
+def _is_broken_connection(error: Exception) -> bool:
+    return any(word in str(error) for word in ("closed", "reset"))
 
 
 def _bytes(count: int) -> Tensor:
