@@ -192,7 +192,8 @@ struct RowLogCheckpoint {
   std::uint32_t padding;
   std::uint64_t last_record_cursor;
   std::uint64_t last_record_row_updates;
-  std::uint8_t reserved[36];
+  std::uint64_t home_rows;  // 1 + how many rows home-bits-0000 names, at least; 0: it is not kept, home may have any
+  std::uint8_t reserved[28];
   std::uint32_t crc;
 };
 static_assert(sizeof(RowLogCheckpoint) == 128 && offsetof(RowLogCheckpoint, crc) == 124);

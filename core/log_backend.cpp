@@ -338,6 +338,7 @@ std::optional<Traffic> LogBackend::traffic() const {
     traffic.log_stall_seconds = seconds_without_room_;
   }
   traffic.rows_fetched = store.fetched_rows;
+  traffic.rows_initial = store.initial_rows;
   traffic.fetched_bytes = store.fetched_bytes;
   traffic.fetch_reads = store.fetch_requests;
   traffic.updated_rows = store.appended_rows;

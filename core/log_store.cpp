@@ -42,6 +42,14 @@ std::string home_path(const std::string& directory, const RowTable& table, std::
   return directory + "/" + row_file_name(table, piece.shard, number, "home");
 }
 
+std::string home_bits_path(const std::string& directory) { return directory + "/home-bits-0000"; }
+
+std::uint64_t num_owned_rows(const std::vector<RowTable>& tables) {
+  std::uint64_t num_rows = 0;
+  for (const RowTable& table : tables) num_rows += table.owned_rows();
+  return num_rows;
+}
+
 void check_home(const std::string& path, std::uint64_t bytes, std::uint64_t wanted) {
   if (bytes == wanted) return;
   throw Error(ErrorKind::corrupted,
@@ -90,12 +98,14 @@ void LogStore::create(const std::string& directory, const std::vector<RowTable>&
       }
     }
   }
-  RowLog::create(log_path(directory), ring_bytes, caching, mark);
+  if (!adopt) HomeBits::create(home_bits_path(directory), num_owned_rows(tables));
+  RowLog::create(log_path(directory), ring_bytes, caching, mark, !adopt);
 }
 
 void LogStore::remove(const std::string& directory, const std::vector<RowTable>& tables, bool adopt) {
   const std::filesystem::path shard = directory + "/shard-0000";
   std::filesystem::remove(log_path(directory));
+  std::filesystem::remove(home_bits_path(directory));
   for (std::size_t i = 0; i < tables.size() && !adopt; ++i) {
     for (const RowPiece& piece : tables[i].owned_pieces()) {
       std::filesystem::remove(home_path(directory, tables[i], i, piece));
@@ -121,6 +131,7 @@ LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, c
                                           " bytes, the row log was made with " +
                                           std::to_string(format::row_log_ring_offset + options.ring_bytes));
   }
+  std::uint64_t num_rows = 0;
   for (std::size_t i = 0; i < tables.size(); ++i) {
     Table table{tables[i], RowLayout(tables[i].spec), {}, {}};
     if (table.what.layout) allow_many_files();
@@ -128,10 +139,17 @@ LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, c
       auto file = std::make_unique<BlockFile>(existing(home_path(directory, table.what, i, piece)), options.caching,
                                               options.watcher, opening_of(options));
       check_home(file->name(), file->size(), home_bytes(table.layout, piece.num_rows));
-      table.homes.push_back({piece.first, piece.end(), std::move(file)});
+      table.homes.push_back({piece.first, piece.end(), std::move(file), num_rows});
+      num_rows += piece.num_rows;
     }
     tables_.push_back(std::move(table));
   }
+  // Who only reads beside a writer would not see what that adds.
+  const auto least_rows = log_.home_rows();
+  if (!writable_ || !least_rows) return;
+  home_bits_ = HomeBits::open(home_bits_path(directory), num_rows, options.caching, options.watcher, queue_);
+  if (home_bits_ && home_bits_->count() < *least_rows) home_bits_.reset();  // it is older than the checkpoint
+  if (!home_bits_) log_.set_home_rows(std::nullopt);
 }
 
 std::size_t LogStore::Table::home_of(std::uint64_t row) const {
@@ -283,7 +301,9 @@ void LogStore::index_record(const RowLog::Live& record, const std::byte* data) {
 void LogStore::fetch(std::span<const TableRows> tables) {
   require_readable();
   std::vector<Item> items;
-  const Fetching fetching(*this, resolve(tables, items));
+  std::vector<Untouched> untouched;
+  const Fetching fetching(*this, resolve(tables, items, untouched));
+  for (const Untouched& row : untouched) take_initial(tables[row.request], row.row);
   std::size_t most_bytes = 0;
   for (const Item& item : items) most_bytes += tables_[tables[item.request].table].layout.unit_bytes();
   const SpareBuffers::Borrowed buffer =
@@ -293,7 +313,8 @@ void LogStore::fetch(std::span<const TableRows> tables) {
   }
 }
 
-std::uint64_t LogStore::resolve(std::span<const TableRows> tables, std::vector<Item>& items) {
+std::uint64_t LogStore::resolve(std::span<const TableRows> tables, std::vector<Item>& items,
+                                std::vector<Untouched>& untouched) {
   std::vector<Item> in_log;
   std::unique_lock lock(mutex_);
   for (std::uint32_t request = 0; request < tables.size(); ++request) {
@@ -309,11 +330,16 @@ std::uint64_t LogStore::resolve(std::span<const TableRows> tables, std::vector<I
         const bool is_there =
             home < table.homes.size() && row >= table.homes[home].first && row < table.homes[home].end;
         if (!is_there) home = table.home_of(row);
-        items.push_back(
-            {table.homes[home].offset_of(table.layout, row), request, static_cast<std::uint32_t>(home + 1), u});
+        const Home& of_row = table.homes[home];
+        if (home_bits_ && !home_bits_->may_have(of_row.number_of(row))) {
+          untouched.push_back({request, u});
+        } else {
+          items.push_back({of_row.offset_of(table.layout, row), request, static_cast<std::uint32_t>(home + 1), u});
+        }
       }
     }
   }
+  counters_.initial_rows += untouched.size();
   const std::uint64_t number = ++num_fetches_;
   fetches_[number] = in_log.empty() ? format::no_position : log_.tail();
   lock.unlock();
@@ -350,7 +376,7 @@ std::size_t LogStore::read_items(std::span<const TableRows> tables, std::span<co
 void LogStore::take_image(const TableRows& request, const Item& item, const std::byte* image) const {
   const Table& table = tables_[request.table];
   const RowLayout& layout = table.layout;
-  std::uint64_t& row = request.rows.rows[item.row];
+  const std::uint64_t row = request.rows.rows[item.row];
   std::byte* weights = request.rows.weights + item.row * layout.weight_bytes();
   float* state = request.rows.state + item.row * table.what.spec.state_floats;
   const ImageState found = check_image(layout, request.table, row, image);
@@ -362,8 +388,14 @@ void LogStore::take_image(const TableRows& request, const Item& item, const std:
     if (layout.state_bytes() != 0) std::memcpy(state, image + layout.weight_bytes(), layout.state_bytes());
     return;
   }
-  kernels_.initial_row(table.what.spec, row, weights);
-  if (layout.state_bytes() != 0) std::memset(state, 0, layout.state_bytes());
+  take_initial(request, item.row);
+}
+
+void LogStore::take_initial(const TableRows& request, std::size_t u) const {
+  const Table& table = tables_[request.table];
+  std::uint64_t& row = request.rows.rows[u];
+  kernels_.initial_row(table.what.spec, row, request.rows.weights + u * table.layout.weight_bytes());
+  std::fill_n(request.rows.state + u * table.what.spec.state_floats, table.what.spec.state_floats, 0.0F);
   row |= fresh_bit;
 }
 
@@ -417,6 +449,7 @@ std::size_t LogStore::index_bytes() const {
   const std::lock_guard lock(mutex_);
   std::size_t bytes = 0;
   for (const Table& table : tables_) bytes += table.index.memory_bytes();
+  if (home_bits_) bytes += home_bits_->memory_bytes();
   return bytes;
 }
 

@@ -17,6 +17,8 @@
 //   says that none goes back before it. The checkpoint, which moves the tail, is what makes versions that were not
 //   written home unreachable; a crash before it leaves everything in the log. Any other append beside the merge is of
 //   no account.
+// - Which rows home may have is known (HomeBits), but in pools that were made before that was and where homes were
+//   adopted: of a row that neither the log nor home has nothing is read.
 // - After a merge the index names none of the records that it took: the versions that it named were each the newest of
 //   their row, and those are home. A row that was appended meanwhile has another entry, which stays.
 // - An extent of the log is written again only after: home is durable, the checkpoint that moves the tail is durable,
@@ -49,6 +51,7 @@
 #include <vector>
 
 #include "format.h"
+#include "home_bits.h"
 #include "kernels/kernels.h"
 #include "media/block_file.h"
 #include "media/block_queue.h"
@@ -98,6 +101,7 @@ struct LogStoreCounters {
   std::uint64_t fetched_rows;
   std::uint64_t fetched_bytes;  // read for them
   std::uint64_t fetch_requests;
+  std::uint64_t initial_rows;  // of fetches: untouched ones, for which nothing was read
   std::uint64_t appended_rows;
   std::uint64_t appended_row_bytes;  // of the rows' images
   std::uint64_t appended_bytes;
@@ -234,9 +238,11 @@ class LogStore {
     std::uint64_t first;
     std::uint64_t end;
     std::unique_ptr<BlockFile> file;
+    std::uint64_t first_number;  // of its rows, in home_bits_
     bool is_merging = false;  // a merge has written to it, and has not synced it yet
 
     std::uint64_t offset_of(const RowLayout& layout, std::uint64_t row) const { return layout.offset_of(row - first); }
+    std::uint64_t number_of(std::uint64_t row) const { return first_number + (row - first); }
   };
   struct Table {
     RowTable what;
@@ -259,6 +265,11 @@ class LogStore {
     std::uint64_t offset;  // of the image, in the file
     std::uint32_t request;
     std::uint32_t file;  // 0: the log, else 1 + which home
+    std::size_t row;
+  };
+  // A row that nobody has: of a table of the caller's, and which of its rows.
+  struct Untouched {
+    std::uint32_t request;
     std::size_t row;
   };
   // So many bytes of the ring, from `begin` on.
@@ -350,9 +361,10 @@ class LogStore {
   void rebuild_index(std::uint64_t step);
 
   // Returns the fetch's number: from now on it is in `fetches_`.
-  std::uint64_t resolve(std::span<const TableRows> tables, std::vector<Item>& items);
+  std::uint64_t resolve(std::span<const TableRows> tables, std::vector<Item>& items, std::vector<Untouched>& untouched);
   std::size_t read_items(std::span<const TableRows> tables, std::span<const Item> items, const SectorBuffer& buffer);
   void take_image(const TableRows& request, const Item& item, const std::byte* image) const;
+  void take_initial(const TableRows& request, std::size_t u) const;
   const BlockFile& file_of(const TableRows& request, const Item& item) const;
 
   std::vector<std::uint64_t> rows_in_log(std::uint32_t table, std::uint64_t first, std::size_t count);
@@ -373,6 +385,7 @@ class LogStore {
   void read_images(std::uint32_t table, std::vector<Located>& chosen, const SectorBuffer& buffer, Versions& versions);
   std::size_t write_home(Table& table, std::span<const Version> versions, const std::byte* version_images,
                          const SectorBuffer& buffer, std::size_t most_bytes);
+  void note_home(std::span<const std::uint64_t> numbers);
   void write_rows(std::uint32_t number, std::uint64_t first, std::uint64_t end, const std::byte* weights,
                   const float* state);
   void give_up(const Records& records);
@@ -391,6 +404,7 @@ class LogStore {
   BlockQueue queue_;
   RowLog log_;
   std::vector<Table> tables_;
+  std::unique_ptr<HomeBits> home_bits_;  // none: home may have any row. Changed under merge_mutex_
   bool writable_;
   std::size_t merge_bytes_;
   std::size_t merge_slots_;
@@ -406,7 +420,7 @@ class LogStore {
   std::mutex listing_mutex_;
   Listing listing_;  // of the table that was asked for last
 
-  mutable std::mutex mutex_;  // guards the index, and what follows
+  mutable std::mutex mutex_;  // guards the index, what home_bits_ says, and what follows
   std::uint64_t index_version_ = 1;
   std::condition_variable fetch_done_;
   std::map<std::uint64_t, std::uint64_t> fetches_;  // number → oldest position that it may read

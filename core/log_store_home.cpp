@@ -1,6 +1,7 @@
-// The log store's way home that an import takes.
+// The log store's way home that an import takes, and what is known of the rows there.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "error.h"
 #include "log_store.h"
@@ -67,7 +68,17 @@ void LogStore::write_rows(std::uint32_t number, std::uint64_t first, std::uint64
                   buffer.data() + (home.offset_of(layout, row) - begin));
     }
   });
+  std::vector<std::uint64_t> numbers(end - first);
+  std::iota(numbers.begin(), numbers.end(), home.number_of(first));
+  note_home(numbers);
   queue_.write_range(*home.file, begin, bytes, buffer.data());
+}
+
+// Rows that are going to be written home, by their numbers.
+void LogStore::note_home(std::span<const std::uint64_t> numbers) {
+  if (!home_bits_) return;
+  const std::lock_guard lock(mutex_);
+  for (const std::uint64_t number : numbers) home_bits_->add(number);
 }
 
 void LogStore::sync_home() {
@@ -76,6 +87,7 @@ void LogStore::sync_home() {
     for (const Table& table : tables_) {
       for (const Home& home : table.homes) home.file->sync();
     }
+    if (home_bits_) home_bits_->sync();
   });
 }
 

@@ -58,6 +58,11 @@ class LogStore::Merge {
     for (std::uint32_t t = 0; t < store_.tables_.size(); ++t) merge_table(t);
     for (int i = 0; i < most_last_rests && !is_decided(); ++i) rest(long_rest, 1.0);
     settle();
+    store_.latching([&] {
+      if (!store_.home_bits_) return;
+      store_.home_bits_->sync();
+      store_.log_.set_home_rows(store_.home_bits_->count());
+    });
     store_.latching([&] { store_.log_.checkpoint_without(records_.records.size(), merged_step_); });
     store_.give_up(records_);
     std::uint64_t bytes = 0;
@@ -394,6 +399,7 @@ std::size_t LogStore::write_home(Table& table, std::span<const Version> versions
   }
   SectorRuns runs(buffer, shape);
   std::vector<std::byte*> images;
+  std::vector<std::uint64_t> numbers;
   Home* home = &table.homes[table.home_of(versions.front().row)];
   std::optional<std::pair<Home*, std::uint64_t>> last_unit;
   std::uint64_t changed_units = 0;
@@ -404,11 +410,13 @@ std::size_t LogStore::write_home(Table& table, std::span<const Version> versions
     if (image == nullptr) break;
     home->is_merging = true;
     images.push_back(image);
+    numbers.push_back(home->number_of(version.row));
     if (const std::uint64_t unit = offset / layout.unit_bytes(); !last_unit || *last_unit != std::pair(home, unit)) {
       last_unit = {home, unit};
       ++changed_units;
     }
   }
+  note_home(numbers);
   if (!alone) queue_.read_many(runs.reads());
   for (std::size_t i = 0; i < images.size(); ++i) {
     if (alone) std::memset(images[i], 0, layout.unit_bytes());

@@ -60,7 +60,8 @@ RowLog::Live RowLog::Live::of(const RowLogHeader& header) {
           header.images_offset};
 }
 
-void RowLog::create(const std::string& path, std::uint64_t ring_bytes, Caching caching, const StepMark& mark) {
+void RowLog::create(const std::string& path, std::uint64_t ring_bytes, Caching caching, const StepMark& mark,
+                    bool has_home_bits) {
   if (ring_bytes == 0 || ring_bytes % format::block_bytes != 0) {
     throw Error(ErrorKind::config, path + ": a row log's ring takes a multiple of 4096 bytes");
   }
@@ -73,6 +74,7 @@ void RowLog::create(const std::string& path, std::uint64_t ring_bytes, Caching c
   checkpoint.last_record_cursor = mark.cursor;
   checkpoint.last_record_row_updates = mark.row_updates;
   checkpoint.merged_step = mark.step;
+  checkpoint.home_rows = has_home_bits ? 1 : 0;
   write_block(file, format::row_log_checkpoint_offset[0], seal(checkpoint));
   file.sync();
 }
@@ -87,6 +89,15 @@ RowLog::RowLog(const std::string& path, Caching caching, BlockWatcher* watcher, 
   if (!first && !second) throw Error(ErrorKind::corrupted, file_.place(0) + ": neither checkpoint holds its checksum");
   checkpoint_slot_ = first && (!second || first->sequence > second->sequence) ? 0 : 1;
   checkpoint_ = checkpoint_slot_ == 0 ? *first : *second;
+}
+
+std::optional<std::uint64_t> RowLog::home_rows() const {
+  return checkpoint_.home_rows == 0 ? std::nullopt : std::optional(checkpoint_.home_rows - 1);
+}
+
+void RowLog::set_home_rows(std::optional<std::uint64_t> count) {
+  const std::lock_guard lock(mutex_);
+  checkpoint_.home_rows = count ? *count + 1 : 0;
 }
 
 std::optional<std::uint64_t> RowLog::offset_of_broken_checkpoint() const {
@@ -333,6 +344,7 @@ void RowLog::write_checkpoint(std::uint64_t tail, std::uint64_t merged_step, con
   checkpoint.tail = tail;
   checkpoint.head = durable.end;
   checkpoint.merged_step = merged_step;
+  checkpoint.home_rows = checkpoint_.home_rows;
   checkpoint.last_record = durable.last.position;
   checkpoint.last_record_crc = durable.last.crc;
   checkpoint.last_record_step = durable.last.mark.step;

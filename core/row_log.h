@@ -51,8 +51,9 @@ class RowLog {
   };
 
   // A new log of `ring_bytes` (a multiple of 4096) for records, which begins after the mark's step; its space is
-  // allocated. Throws full.
-  static void create(const std::string& path, std::uint64_t ring_bytes, Caching caching, const StepMark& mark = {});
+  // allocated. has_home_bits: of the store, see there. Throws full.
+  static void create(const std::string& path, std::uint64_t ring_bytes, Caching caching, const StepMark& mark = {},
+                     bool has_home_bits = false);
 
   // Opens; throws corrupted where neither checkpoint holds, and changes nothing.
   RowLog(const std::string& path, Caching caching, BlockWatcher* watcher, Opening opening, BlockQueue& queue);
@@ -81,6 +82,11 @@ class RowLog {
   std::optional<std::uint64_t> offset_of_broken_checkpoint() const;
   std::optional<std::string> broken_checkpoint() const;
   const BlockFile& file() const { return file_; }
+
+  // How many rows the store's home bits name at least, by the newest checkpoint, where they are kept; and what those
+  // that follow are to say. Whoever does not know them writes checkpoints that say nothing.
+  std::optional<std::uint64_t> home_rows() const;
+  void set_home_rows(std::optional<std::uint64_t> count);
 
   // Where a record of `bytes` would go, or nothing when there is no room behind the tail and `pinned`, the oldest
   // position that somebody still reads.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from larger.sections import COMMIT_WORKLOADS, WORKLOADS, fetching_over_computing
+from larger.sections import COMMIT_WORKLOADS, NEW_TABLES_WORKLOADS, WORKLOADS, fetching_over_computing
 
 _ROOFLINE_BAR = 1.15
 _KAGGLE_SPEED_BAR = 0.90
@@ -168,6 +168,7 @@ def figures(results: Results) -> list[Figure]:
     parts = {
         "roofline": _roofline_figures,
         "caches": _cache_figures,
+        "new_tables": _new_tables_figures,
         "outsiders": _outsider_figures,
         "commit": _commit_figures,
         "amplification": _amplification_figures,
@@ -205,6 +206,21 @@ def _cache_figures(results: Results) -> Iterator[Figure]:
             )
     balance = results.of("lru/balanced", fetching_over_computing)
     yield Figure(name="balanced: LRU's fetching over its computing", value=balance, bar=None, shown="{:.2f}")
+
+
+def _new_tables_figures(results: Results) -> Iterator[Figure]:
+    for name in results.workloads(NEW_TABLES_WORKLOADS):
+        new, written = (results.step_ms(f"new_tables/{what}", name) for what in ("new", "written"))
+        found = ratio(written, new)
+        yield Figure(name=f"{name}, new tables: over written ones", value=found, bar=None, shown="{:.2f}×")
+        speed = ratio(results.step_ms("new_tables/dram", name), new)
+        yield Figure(name=f"{name}, new tables: share of its speed in DRAM", value=speed, bar=None, shown="{:.0%}")
+        read = results.of(f"new_tables/new/{name}", _share_read)
+        yield Figure(name=f"{name}, new tables: missed rows that were read", value=read, bar=None, shown="{:.0%}")
+
+
+def _share_read(result: dict[str, Any]) -> float | None:
+    return ratio(result["traffic"]["rows_fetched"], result["traffic"]["rows_missed"])
 
 
 def _outsider_figures(results: Results) -> Iterator[Figure]:

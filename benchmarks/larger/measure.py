@@ -57,7 +57,7 @@ def _is_steady(system: System, warmup: Warmup, row_bytes: int, begin_bytes: dict
     turned_over = traffic["appended_bytes"] >= _TURNOVERS * warmup.log_bytes
     # The store says how many rows its scratchpad has room for; what it keeps beside a row's own bytes is its affair.
     rows_to_fill = traffic.get("scratchpad_rows", warmup.fill_bytes / row_bytes) if warmup.fill_bytes else 0
-    return turned_over and traffic["rows_fetched"] >= rows_to_fill
+    return turned_over and traffic["rows_fetched"] + traffic["rows_initial"] >= rows_to_fill
 
 
 def _steps_per_merge(traffic: Mapping[str, float], num_steps: int) -> float | None:

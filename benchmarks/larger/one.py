@@ -35,6 +35,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--memory-limit", type=int, default=0, help="bytes of a memory control group; 0: none")
     parser.add_argument("--window", type=int, default=8)
     parser.add_argument("--capture-ahead", action="store_true")
+    parser.add_argument("--new-tables", action="store_true", help="none of whose rows was ever written")
     parser.add_argument("--dense-interval", type=int, default=1)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument(
@@ -63,6 +64,7 @@ def _workload(arguments: argparse.Namespace) -> tuple[Workload, FileOfBatches, S
         window=arguments.window,
         dense_interval=arguments.dense_interval,
         capture_ahead=arguments.capture_ahead,
+        new_tables=arguments.new_tables,
     )
     return workload, FileOfBatches(workload, arguments.ids), settings
 

@@ -41,6 +41,8 @@ _NOTES = """\
   jobs of depth 128 beside one job for each kind that merging has; requests over the time until all are done. The best
   of three runs, with depths of 2, 4 and 16 for merging.
 - `balanced`: as many uniform ids as make LRU fetch for as long as it computes, from what it took for a row of `kaggle`.
+- New tables: no row of them was ever written, as in the first pass over a data set; everywhere else all were, so that
+  whatever is missed is read.
 - CPU per missed row: CPU time of the core's own threads (collect, exchange, merge, commit) per step over rows fetched,
   the kernel's part included. Logging and merging are in it; packing and copying on the training threads are not.
 - `GOMP_SPINCOUNT=5000` for all: idle threads of OpenMP sleep after microseconds.

@@ -22,7 +22,7 @@ from larger.workload import FileOfBatches, Workload, make_workload, write_ids
 _BENCHMARKS = Path(__file__).parents[1]
 _ROUNDS = 10
 _ALLOWANCE_BYTES = {"kaggle": 512 << 20, "rm1": 768 << 20, "rm3": 1024 << 20}
-SECTIONS = ("limits", "roofline", "caches", "outsiders", "commit", "amplification", "recovery")
+SECTIONS = ("limits", "roofline", "caches", "new_tables", "outsiders", "commit", "amplification", "recovery")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Options:
 class Run:
     """One measurement of a system. num_batches: distinct ones; steps, warmup: at least (see turns.py); fill: whether
     its memory has to be full first; scratchpad_bytes: None for a tenth of the tables. window, capture_ahead: as in
-    TrainConfig."""
+    TrainConfig. new_tables: see systems.Settings."""
 
     system: str
     workload: Workload
@@ -55,6 +55,7 @@ class Run:
     scratchpad_bytes: int | None = None
     window: int = 8
     capture_ahead: bool = False
+    new_tables: bool = False
 
 
 class Runner:
@@ -209,7 +210,7 @@ class Runner:
             "--memory-limit", str(0 if run.system == "dram" else limit), "--steps", str(run.steps),
             "--warmup", str(run.warmup), "--max-warmup-s", str(run.max_warmup_s),
             "--fill-bytes", str(fill_bytes if run.fill and run.system != "dram" else 0), "--window", str(run.window),
-            *(("--capture-ahead",) if run.capture_ahead else ()),
+            *(("--capture-ahead",) if run.capture_ahead else ()), *(("--new-tables",) if run.new_tables else ()),
         ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from larger.workload import FileOfBatches, Workload
 
 WORKLOADS = ("kaggle", "rm1", "rm3", "uniform")
 COMMIT_WORKLOADS = ("kaggle", "rm1", "rm3")
+NEW_TABLES_WORKLOADS = ("kaggle", "rm1")
 OUTSIDERS = ("mmap", "rocksdb")
 _CACHES = ("dram", "look_forward", "lru", "static")
 _OUTSIDER_WARMUP_S, _OUTSIDER_STEPS = 60.0, 40
@@ -143,6 +144,20 @@ def fetching_over_computing(result: dict[str, Any]) -> float:
     """Of a cache that is filled on demand: the time that steps wait for rows, over the rest of their time."""
     fetching_s = result["traffic"]["stall_seconds"]
     return float(fetching_s / (result["ms_per_step"] * result["steps"] * 1e-3 - fetching_s))
+
+
+def new_tables(runner: Runner) -> None:
+    """The first pass over new tables, beside the same where every row was written before, and DRAM."""
+    for name in runner.options.workloads:
+        if name not in NEW_TABLES_WORKLOADS:
+            continue
+        workload = workload_of(runner, name)
+        runs = {
+            "dram": _run(runner, "dram", workload, name),
+            "written": _run(runner, "look_forward", workload, name),
+            "new": _run(runner, "look_forward", workload, name, new_tables=True),
+        }
+        runner.side_by_side({f"new_tables/{what}/{name}": run for what, run in runs.items()})
 
 
 def outsiders(runner: Runner) -> None:

@@ -2,8 +2,8 @@
 
 Invariants
 - All see the same batches in the same order, and start from the same rows and the same network.
-- Home is real before the first step: every row has been written. A row that was never written is a hole, which the
-  file system answers without asking the disk, and the disk is what is measured.
+- Home is real before the first step, unless new tables are asked for: every row has been written. Nothing is read of a
+  row that was never written, and the disk is what is measured.
 - Batches are made ready by a loader's thread in every system; planning runs there in holdfast, and is part of the step
   in the others, as their design has no plan.
 """
@@ -39,7 +39,8 @@ _ENDLESS = 1 << 40
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What a system is given. directory: empty, on its medium. cache: of the log store; window: batches that it looks
-    forward. dense_interval: steps from one dense state to the next. capture_ahead: as in TrainConfig."""
+    forward. dense_interval: steps from one dense state to the next. capture_ahead: as in TrainConfig. new_tables: rows
+    are as a new pool has them, where no update has written them."""
 
     directory: Path
     scratchpad_bytes: int
@@ -48,6 +49,7 @@ class Settings:
     window: int = 8
     dense_interval: int = 1
     capture_ahead: bool = False
+    new_tables: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +107,7 @@ class Holdfast(System):
         self._in_memory = in_memory
         is_new = not (settings.directory / "pool.holdfast").exists()
         self.trainer = _open_trainer(workload, source, settings, in_memory=in_memory)
-        if is_new:
+        if is_new and not settings.new_tables:
             fill_pool(self.trainer.pool, workload)
         self.trainer.recover()
         if settings.cache == "static" and not in_memory:

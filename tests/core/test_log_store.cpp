@@ -500,7 +500,7 @@ void a_damaged_row_at_home_is_named(std::uint64_t seed) {
   subject.merge(3);
   subject.fetch_all();
   const std::string home = subject.file("shard-0000/table-0000.home");
-  for (const std::uint64_t row : {std::uint64_t{5}, std::uint64_t{6}}) {  // one that was written, one that was not
+  const auto check_named = [&](std::uint64_t row) {
     flip(home, row * 72 + 3);
     try {
       subject.fetch_all();
@@ -510,7 +510,16 @@ void a_damaged_row_at_home_is_named(std::uint64_t seed) {
       CHECK(std::string(error.what()).find(home + " at offset " + std::to_string(row * 72)) != std::string::npos);
     }
     flip(home, row * 72 + 3);
-  }
+  };
+  check_named(5);
+  flip(home, 6 * 72 + 3);  // a row that was never written is not read
+  subject.fetch_all();
+  flip(home, 6 * 72 + 3);
+  subject.crash();
+  std::filesystem::remove(subject.file("home-bits-0000"));
+  subject.open(every_step);  // all are
+  check_named(5);
+  check_named(6);
   subject.fetch_all();
 }
 

@@ -29,6 +29,7 @@ IN_PLACE: dict[str, Any] = {"dense_interval": 2}
 ROW_LOG: dict[str, Any] = {**IN_A_SMALL_ROW_LOG, "steps": 20, "dense_interval": 2}
 
 HOME = ".home"
+HOME_BITS = "home-bits-0000"
 LOG = "row-log-0000"
 UNDO_LOG = "log-0000"
 ROWS = ".weights"
@@ -91,11 +92,15 @@ WHILE_ROWS_COME_FROM_A_LOG = {
         beside_threads("training", "pwrite", HOME, ENOSPC, times=FOR_GOOD), "PoolFull", "No space"
     ),
     "home_sync_eio": Case(at("training", "fdatasync", HOME, EIO), "PoolFailed", HOME),
-    "fetch_home_eio": Case(beside_threads("training", "pread", HOME, EIO), "PoolFailed", HOME),
-    "fetch_home_short": Case(beside_threads("training", "pread", HOME, most_bytes=512), None, ""),
-    "fetch_home_ends": Case(
-        beside_threads("training", "pread", HOME, most_bytes=0), "Corrupted", "ends too early", "closed"
+    "merge_home_eio": Case(beside_threads("training", "pread", HOME, EIO), "PoolFailed", HOME),
+    "merge_home_short": Case(beside_threads("training", "pread", HOME, most_bytes=512), None, ""),
+    "merge_home_ends": Case(beside_threads("training", "pread", HOME, most_bytes=0), "Corrupted", "ends too early"),
+    "home_bits_write_eio": Case(beside_threads("training", "pwrite", HOME_BITS, EIO), "PoolFailed", HOME_BITS),
+    "home_bits_write_short": Case(beside_threads("training", "pwrite", HOME_BITS, most_bytes=512), None, ""),
+    "home_bits_write_enospc": Case(
+        beside_threads("training", "pwrite", HOME_BITS, ENOSPC, times=FOR_GOOD), "PoolFull", "No space"
     ),
+    "home_bits_sync_eio": Case(at("training", "fdatasync", HOME_BITS, EIO), "PoolFailed", HOME_BITS),
     "fetch_log_eio": Case(beside_threads("midway", "pread", LOG, EIO), "PoolFailed", LOG),
     "fetch_log_short": Case(beside_threads("midway", "pread", LOG, most_bytes=512), None, ""),
     "dense_write_eio": Case(at("midway", "pwrite", "dense-", EIO), "PoolFailed", "dense-"),
@@ -112,6 +117,12 @@ WHILE_ROWS_COME_FROM_A_LOG = {
     "close_clean_record_msync_eio": Case(at("closing", "msync", SUPERBLOCK, EIO, nth=3), "PoolFailed", "", "closed"),
 }
 
+WHILE_EVERY_MISSED_ROW_IS_READ = {
+    "home_eio": Case(beside_threads("training", "pread", HOME, EIO), "PoolFailed", HOME),
+    "home_short": Case(beside_threads("training", "pread", HOME, most_bytes=512), None, ""),
+    "home_ends": Case(beside_threads("training", "pread", HOME, most_bytes=0), "Corrupted", "ends too early", "closed"),
+}
+
 WHILE_IT_OPENS_IN_PLACE = {
     "open_eio": Case(at("opening", "open", ROWS, EIO), "PoolFailed", ROWS),
     "open_emfile": Case(at("opening", "open", "dense-1", EMFILE), "PoolFailed", "dense-1"),
@@ -123,6 +134,7 @@ WHILE_IT_OPENS_IN_PLACE = {
 
 WHILE_IT_OPENS_FROM_A_LOG = {
     "open_eacces": Case(at("opening", "open", LOG, EACCES), "PoolReadOnly", LOG),
+    "home_bits_eio": Case(beside_threads("opening", "pread", HOME_BITS, EIO), "PoolFailed", HOME_BITS),
     "scan_eio": Case(beside_threads("opening", "pread", LOG, EIO, nth=4), "PoolFailed", LOG),
     "dense_sync_eio": Case(at("opening", "msync", "dense-", EIO), "PoolFailed", ""),
     "epoch_msync_eio": Case(at("opening", "msync", SUPERBLOCK, EIO), "PoolFailed", ""),
@@ -145,6 +157,7 @@ WHILE_IT_IS_MADE_IN_PLACE = {
 WHILE_IT_IS_MADE_WITH_A_LOG = {
     "create_enospc": Case(at("opening", "open", "table-0001.home", ENOSPC), "PoolFull", "table-0001.home"),
     "home_sync_eio": Case(at("opening", "fsync", HOME, EIO), "PoolFailed", HOME),
+    "home_bits_create_enospc": Case(at("opening", "open", HOME_BITS, ENOSPC), "PoolFull", HOME_BITS),
     "log_allocate_enospc": Case(at("opening", "fallocate", LOG, ENOSPC), "PoolFull", LOG),
     "checkpoint_eio": Case(at("opening", "pwrite", LOG, EIO), "PoolFailed", LOG),
     "superblock_rename_eio": Case(at("opening", "rename", SUPERBLOCK, EIO), "PoolFailed", SUPERBLOCK),
@@ -254,17 +267,33 @@ def test_a_fault_in_a_run_ends_it_with_a_typed_error_and_costs_no_durable_step(
     medium: str, case: Case, faulty: Zygote, media: Media, pool: Path
 ) -> None:
     report = faulty.run(pool, media[medium].options, fault=case.fault)["result"]
-    check_error(report, case)
-    if case.error is not None:
-        assert report["then"] == ("StepError" if case.fault.stage == "closing" else case.error), report
-        assert report["threads"] == []
-        assert _core.Reader(str(pool)).clean == (case.leaves == "closed")
+    check_ended(report, case, pool)
     if case.leaves == "untrusted":
         with pytest.raises(UntrustedPool, match=r"could not be synced when it was closed.*trust_after_reboot"):
             Pool(pool)
         check_goes_on(faulty, media[medium], pool, report["durable_step"], trust_after_reboot=True)
     else:
         check_goes_on(faulty, media[medium], pool, report.get("durable_step", 0))
+
+
+@of(row_log=WHILE_EVERY_MISSED_ROW_IS_READ)
+def test_a_row_that_cannot_be_read_at_home_ends_a_run_with_a_typed_error_and_costs_no_durable_step(
+    medium: str, case: Case, faulty: Zygote, media: Media, pool: Path
+) -> None:
+    options = media[medium].options
+    faulty.run(pool, {**options, "steps": 2})
+    (pool / HOME_BITS).unlink()
+    report = faulty.run(pool, options, fault=case.fault)["result"]
+    check_ended(report, case, pool)
+    check_goes_on(faulty, media[medium], pool, report.get("durable_step", 2))
+
+
+def check_ended(report: dict[str, Any], case: Case, pool: Path) -> None:
+    check_error(report, case)
+    if case.error is not None:
+        assert report["then"] == ("StepError" if case.fault.stage == "closing" else case.error), report
+        assert report["threads"] == []
+        assert _core.Reader(str(pool)).clean == (case.leaves == "closed")
 
 
 @of(in_place=WHILE_IT_OPENS_IN_PLACE, row_log=WHILE_IT_OPENS_FROM_A_LOG)

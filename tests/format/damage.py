@@ -16,7 +16,7 @@ from pool_image import COMMIT_OFFSETS, EPOCH_OFFSETS, PAYLOAD_OFFSET, TABLES_OFF
 SECTOR, LINE, BLOCK = CONSTANTS["sector_bytes"], CONSTANTS["line_bytes"], CONSTANTS["block_bytes"]
 CHECKPOINT_OFFSETS = (CONSTANTS["row_log_checkpoint_offset[0]"], CONSTANTS["row_log_checkpoint_offset[1]"])
 RING_OFFSET = CONSTANTS["row_log_ring_offset"]
-SUPERBLOCK, LOG, ROW_LOG = "pool.holdfast", "log-0000", "row-log-0000"
+SUPERBLOCK, LOG, ROW_LOG, HOME_BITS = "pool.holdfast", "log-0000", "row-log-0000", "home-bits-0000"
 ELEMENT_BYTES = {ENUMS["RowDtype"][name]: size for name, size in (("f32", 4), ("f16", 2), ("bf16", 2))}
 
 Files = dict[str, bytes]
@@ -73,7 +73,12 @@ def places_of(files: Files) -> list[Place]:
     places = [*_places_of_superblock(len(tables)), *_places_of_slots(files)]
     if header["store"] == ENUMS["Store"]["in_place"]:
         return [*places, *_places_of_log(files[LOG], tables), *_places_of_row_files(files)]
-    return [*places, *_places_of_row_log(files[ROW_LOG], tables), *_places_of_homes(files, tables)]
+    return [
+        *places,
+        *_places_of_row_log(files[ROW_LOG], tables),
+        *_places_of_homes(files, tables),
+        *_places_of_home_bits(files),
+    ]
 
 
 def _places_of_superblock(num_tables: int) -> Iterator[Place]:
@@ -170,6 +175,14 @@ def _places_of_homes(files: Files, tables: list[dict]) -> Iterator[Place]:
             for part, (begin, end) in parts.items():
                 if any(files[name][at : at + size]):
                     yield Place("row image", part, name, at + begin, at + end, (at, at + size))
+
+
+def _places_of_home_bits(files: Files) -> Iterator[Place]:
+    for begin in range(0, len(files.get(HOME_BITS, b"")), BLOCK):
+        whole = (begin, begin + BLOCK)
+        if any(files[HOME_BITS][begin : begin + BLOCK]):
+            yield Place("block of home bits", "bits", HOME_BITS, begin, begin + BLOCK - 4, whole)
+            yield Place("block of home bits", "checksum", HOME_BITS, begin + BLOCK - 4, begin + BLOCK, whole)
 
 
 @dataclass
