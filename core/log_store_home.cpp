@@ -1,7 +1,6 @@
-// The log store's way home that an import takes, and what is known of the rows there.
+// The log store's way home that an import takes.
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "error.h"
 #include "log_store.h"
@@ -29,6 +28,7 @@ void LogStore::import_rows(std::uint32_t table, std::uint64_t first, std::span<c
     throw Error(ErrorKind::step, log_.file().name() + ": rows are imported while the log is empty; merge first");
   }
   latching([&] {
+    note_imported(tables_[table], first, first + count);
     const RowLayout& layout = tables_[table].layout;
     const std::size_t unit_rows = layout.unit_rows();
     const std::size_t rows_at_once = unit_rows * std::max<std::size_t>(1, buffer_bytes / layout.unit_bytes());
@@ -68,17 +68,18 @@ void LogStore::write_rows(std::uint32_t number, std::uint64_t first, std::uint64
                   buffer.data() + (home.offset_of(layout, row) - begin));
     }
   });
-  std::vector<std::uint64_t> numbers(end - first);
-  std::iota(numbers.begin(), numbers.end(), home.number_of(first));
-  note_home(numbers);
   queue_.write_range(*home.file, begin, bytes, buffer.data());
 }
 
-// Rows that are going to be written home, by their numbers.
-void LogStore::note_home(std::span<const std::uint64_t> numbers) {
-  if (!home_bits_) return;
-  const std::lock_guard lock(mutex_);
-  for (const std::uint64_t number : numbers) home_bits_->add(number);
+// No log has these rows: what a crash leaves of them at home is there for whoever looks, so the bits are durable first.
+void LogStore::note_imported(const Table& table, std::uint64_t first, std::uint64_t end) {
+  if (!home_bits_ || first == end) return;
+  {
+    const Home& home = table.homes[table.home_of(first)];
+    const std::lock_guard lock(mutex_);
+    for (std::uint64_t row = first; row < end; ++row) home_bits_->add(home.number_of(row));
+  }
+  home_bits_->sync();
 }
 
 void LogStore::sync_home() {
@@ -87,7 +88,6 @@ void LogStore::sync_home() {
     for (const Table& table : tables_) {
       for (const Home& home : table.homes) home.file->sync();
     }
-    if (home_bits_) home_bits_->sync();
   });
 }
 

@@ -432,6 +432,13 @@ std::size_t LogStore::write_home(Table& table, std::span<const Version> versions
   return images.size();
 }
 
+// Rows that are going to be written home, by their numbers.
+void LogStore::note_home(std::span<const std::uint64_t> numbers) {
+  if (!home_bits_) return;
+  const std::lock_guard lock(mutex_);
+  for (const std::uint64_t number : numbers) home_bits_->add(number);
+}
+
 void LogStore::note_log_reads(std::uint64_t requests, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   counters_.merge_log_requests += requests;

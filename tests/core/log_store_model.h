@@ -89,6 +89,7 @@ class Disk final : public BlockWatcher {
     const std::uint64_t percent_lost = std::array{0, 100, 10, 50, 90}[random() % 5];
     if (percent_lost == 0) return;
     for (const auto& [name, sectors] : unsynced_) {
+      if (sectors.empty()) continue;  // the file may be gone
       const bool is_log = name.find("row-log") != std::string::npos;
       std::fstream stream(name, std::ios::binary | std::ios::in | std::ios::out);
       for (const auto& [at, old] : sectors) {

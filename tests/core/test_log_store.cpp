@@ -640,6 +640,34 @@ void imported_rows_are_home(std::uint64_t seed) {
   subject.fetch_all();
 }
 
+// Whatever a crash leaves of an import, one who trains sees the rows that one who reads beside the store sees.
+void an_import_that_a_crash_ends_looks_the_same_to_all(std::uint64_t seed) {
+  const std::vector<RowTable> tables = one_table();
+  for (int life = 0; life < 20; ++life) {
+    Subject subject(tables, 64 << 10, buffered(), seed + static_cast<std::uint64_t>(life));
+    std::vector<std::byte> weights(100 * tables[0].weight_bytes());
+    for (std::byte& byte : weights) byte = static_cast<std::byte>(subject.random());
+    subject.store->import_rows(0, subject.random() % 100, weights, {});
+    subject.crash();
+    const auto fetched = [&](LogStore& store) {
+      std::vector<OwnedRows> rows;
+      rows.emplace_back(0, tables[0], every_row_of(tables[0]));
+      store.fetch(views(rows));
+      return rows;
+    };
+    LogStoreOptions reading = buffered();
+    reading.writable = false;
+    LogStore view(subject.directory(), tables, reading);
+    view.scan();
+    view.view();
+    const auto seen = fetched(view);
+    subject.open(every_step);
+    const auto trained = fetched(*subject.store);
+    CHECK(trained[0].rows == seen[0].rows);
+    for (std::size_t u = 0; u < seen[0].rows.size(); ++u) CHECK(trained[0].value(u) == seen[0].value(u));
+  }
+}
+
 void a_long_import_is_written_in_pieces(std::uint64_t seed) {
   const std::vector<RowTable> tables = {table_of(0, 100000, 32, RowDtype::f32, RowOptimizer::rowwise_adagrad)};
   Subject subject(tables, 64 << 10, buffered(), seed);
@@ -744,6 +772,7 @@ int main(int argc, char** argv) {
   run("a step without rows", a_step_that_updated_nothing_is_a_record_too);
   run("touched rows of a large table", touched_rows_of_a_large_table_are_found);
   run("imported rows", imported_rows_are_home);
+  run("an import that a crash ends", an_import_that_a_crash_ends_looks_the_same_to_all);
   run("a long import", a_long_import_is_written_in_pieces);
   run("imports that do not fit", arrays_that_do_not_fit_are_not_imported);
   run("counters", counters_say_what_was_written);

@@ -423,7 +423,12 @@ def test_a_file_of_a_row_log_that_is_cut_under_a_run_is_named_and_so_it_is_by_th
     medium: str, cut: str, faulty: Zygote, media: Media, pool: Path
 ) -> None:
     fault = Fault(stage="midway", act="truncate", file=cut, most_bytes=CHECKPOINTS)
-    report = faulty.run(pool, {**media[medium].options, "steps": 60}, fault=fault)["result"]
+    options = {**media[medium].options, "steps": 60}
+    report = faulty.run(pool, options, fault=fault)["result"]
+    if cut == LOG and "error" not in report:  # it was merged, or superseded, before anybody read it: nothing is missing
+        faulty.run(pool.with_name("whole"), options)
+        assert digest(pool) == digest(pool.with_name("whole"))
+        return
     assert (report["error"], report["then"], report["threads"]) == ("Corrupted", "Corrupted", [])
     assert Path(cut).name in report["message"]
     with pytest.raises(Corrupted, match=Path(cut).name):
