@@ -1,4 +1,4 @@
-// What the core throws. Each kind has its Python class in holdfast.errors; binding.cpp maps them by `kind`.
+// What the core throws. Each kind has its Python class in holdfast.errors; binding/module.cpp maps them by `kind`.
 #pragma once
 
 #include <stdexcept>

@@ -1,4 +1,4 @@
-// Arrays as Python gives them, and a batch's ids in them.
+// Arrays as Python gives them, a batch's ids in them, and calls without the GIL.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,6 +13,13 @@
 
 namespace holdfast {
 
+using Unlocked = nanobind::call_guard<nanobind::gil_scoped_release>;
+
+using Bytes = nanobind::ndarray<std::uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+using ConstBytes = nanobind::ndarray<const std::uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+using RowNumbers = nanobind::ndarray<std::uint64_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+using ConstRowNumbers =
+    nanobind::ndarray<const std::uint64_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 using FloatMatrix = nanobind::ndarray<float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
 using ConstFloatMatrix = nanobind::ndarray<const float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
 using FloatVector = nanobind::ndarray<float, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;

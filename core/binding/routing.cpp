@@ -1,5 +1,5 @@
-#include "binding_routing.h"
-
+// Router and Route, for the module.
+#include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -12,7 +12,8 @@
 #include <tuple>
 #include <vector>
 
-#include "binding_batch.h"
+#include "binding/arrays.h"
+#include "binding/module.h"
 #include "router.h"
 
 namespace nb = nanobind;

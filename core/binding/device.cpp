@@ -1,5 +1,5 @@
-#include "binding_device.h"
-
+// Slots of device memory and what goes there, for the module.
+#include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -10,7 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "binding_collection.h"
+#include "binding/arrays.h"
+#include "binding/module.h"
+#include "binding/plans.h"
 #include "device_plan.h"
 #include "slot_directory.h"
 
@@ -20,8 +22,6 @@ using namespace nb::literals;
 namespace holdfast {
 namespace {
 
-using Unlocked = nb::call_guard<nb::gil_scoped_release>;
-using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Arrays = nb::typed<nb::dict, nb::str, nb::typed<nb::tuple, nb::int_, nb::int_>>;
 
 Arrays arrays_of(const DevicePlan& layout) {

@@ -1,0 +1,98 @@
+// LiveCopy, for the module.
+#include "live_copy.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "binding/arrays.h"
+#include "binding/module.h"
+#include "binding/records.h"
+#include "row_table.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace holdfast {
+namespace {
+
+// Room for rows as Python gives it: all of it is used.
+struct RowBuffers {
+  WorkingRows rows;
+  std::size_t count;
+
+  RowBuffers(const RowTable& table, const RowNumbers& numbers, const Bytes& weights, const Bytes& state)
+      : rows{numbers.data(), reinterpret_cast<std::byte*>(weights.data()), reinterpret_cast<float*>(state.data())},
+        count(numbers.shape(0)) {
+    if (count == 0 || weights.shape(0) != count * table.weight_bytes() ||
+        state.shape(0) != count * table.state_bytes()) {
+      throw nb::value_error("arrays do not fit the rows");
+    }
+  }
+};
+
+// How many rows one of a live copy's streams had for these arrays, and where it goes on.
+template <auto stream>
+std::pair<std::size_t, std::uint64_t> next_rows(LiveCopy& copy, std::uint32_t table, std::uint64_t first,
+                                                const RowNumbers& rows, const Bytes& weights, const Bytes& state) {
+  const RowBuffers out(copy.tables().at(table), rows, weights, state);
+  const nb::gil_scoped_release unlocked;
+  const std::size_t num_rows = (copy.*stream)(table, first, out.rows, out.count);
+  return {num_rows, first};
+}
+
+}  // namespace
+
+void bind_live_copy(nb::module_& m) {
+  nb::class_<LiveCopy>(m, "LiveCopy", "The rows of a pool at the end of one step, while a writer goes on.")
+      .def(
+          "__init__",
+          [](LiveCopy* self, const std::string& directory) {
+            const nb::gil_scoped_release unlocked;
+            new (self) LiveCopy(directory);
+          },
+          "directory"_a)
+      .def_prop_ro("header", [](const LiveCopy& copy) { return to_dict(copy.header()); })
+      .def_prop_ro("tables", [](const LiveCopy& copy) { return specs_of(copy.table_records()); })
+      .def_prop_ro("fixes_first", &LiveCopy::fixes_first, "Whether fix comes before the rows, or after them.")
+      .def_prop_ro("newest_dense_step", &LiveCopy::newest_dense_step)
+      .def(
+          "fix",
+          [](LiveCopy& copy) {
+            const LiveCopy::Fixed fixed = [&] {
+              const nb::gil_scoped_release unlocked;
+              return copy.fix();
+            }();
+            std::optional<std::tuple<nb::bytes, nb::bytes>> dense;
+            if (fixed.dense) dense = {to_bytes(fixed.dense->structure), to_bytes(fixed.dense->tensors)};
+            return std::tuple{fixed.mark.step, fixed.mark.cursor, fixed.mark.row_updates, dense};
+          },
+          "Decides on the step: step, cursor, row_updates, and structure and tensors of the dense state.")
+      .def("copy_rows", &next_rows<&LiveCopy::copy_rows>, "table"_a, "first"_a, "rows"_a, "weights"_a, "state"_a,
+           "Touched rows at or after `first`, as many as there is room for: how many, and where to go on.")
+      .def(
+          "initial_rows",
+          [](const LiveCopy& copy, std::uint32_t table, const ConstRowNumbers& rows, const Bytes& weights) {
+            if (weights.shape(0) != rows.shape(0) * copy.tables().at(table).weight_bytes()) {
+              throw nb::value_error("the array does not fit the rows");
+            }
+            copy.initial_rows(table, rows.data(), rows.shape(0), reinterpret_cast<std::byte*>(weights.data()));
+          },
+          "table"_a, "rows"_a, "weights"_a, Unlocked())
+      .def("settle", &LiveCopy::settle, Unlocked())
+      .def("corrections", &next_rows<&LiveCopy::corrections>, "table"_a, "first"_a, "rows"_a, "weights"_a, "state"_a,
+           "After settle: rows that count instead of those that were copied, likewise.");
+}
+
+}  // namespace holdfast

@@ -1,0 +1,95 @@
+// The seam between Python and the core: only the files of this folder know nanobind. No logic lives here.
+//
+// Every call that works on rows or files lets go of the GIL. Arrays are taken as they are (no copies), so callers give
+// contiguous CPU arrays and keep them alive for the call.
+#include "binding/module.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdint>
+#include <exception>
+#include <string>
+
+#include "binding/arrays.h"
+#include "checksum.h"
+#include "error.h"
+#include "jagged.h"
+#include "kernels/kernels.h"
+#include "lookup.h"
+#include "media/medium.h"
+#include "parallel.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace holdfast;
+
+namespace {
+
+const char* exception_name(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::not_found: return "PoolNotFound";
+    case ErrorKind::exists: return "PoolExists";
+    case ErrorKind::busy: return "PoolBusy";
+    case ErrorKind::read_only: return "PoolReadOnly";
+    case ErrorKind::full: return "PoolFull";
+    case ErrorKind::batch_too_large: return "BatchTooLarge";
+    case ErrorKind::window_too_large: return "WindowTooLarge";
+    case ErrorKind::corrupted: return "Corrupted";
+    case ErrorKind::overtaken: return "Overtaken";
+    case ErrorKind::format_mismatch: return "FormatMismatch";
+    case ErrorKind::untrusted: return "UntrustedPool";
+    case ErrorKind::failed: return "PoolFailed";
+    case ErrorKind::step: return "StepError";
+    case ErrorKind::config: return "ConfigError";
+    case ErrorKind::data: return "DataError";
+  }
+  return "PoolError";
+}
+
+void set_python_error(const char* type, const char* what) {
+  PyErr_SetString(nb::module_::import_("holdfast.errors").attr(type).ptr(), what);
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  // Pools and collections live as long as the script that made them, which may be as long as the interpreter.
+  nb::set_leak_warnings(false);
+
+  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const Error& error) {
+      set_python_error(exception_name(error.kind()), error.what());
+    } catch (const BadId& bad) {
+      set_python_error("IdError", bad.what());
+    }
+  });
+
+  bind_records(m);
+  bind_plans(m);
+  bind_routing(m);
+  bind_device(m);
+  bind_pool(m);
+  bind_reader(m);
+  bind_live_copy(m);
+  bind_repair(m);
+
+  m.def(
+      "crc32c", [](std::uint32_t crc, const ConstBytes& data) { return crc32c(crc, data.data(), data.size()); },
+      "crc"_a, "data"_a, Unlocked(), "The CRC-32C of the bytes that gave `crc`, followed by these; begin with 0.");
+  m.def(
+      "all_finite", [](ConstFloatMatrix values) { return all_finite(values.data(), values.size()); }, "values"_a,
+      Unlocked(), "Whether no element is infinite or a NaN.");
+  m.def(
+      "is_block_medium", [](const std::string& directory) { return !is_dax(directory) && !is_volatile(directory); },
+      "directory"_a, "Whether files of the directory lie neither on DAX memory nor in volatile memory.");
+  bind_shards(m);
+  m.def("set_num_threads", &set_num_threads, "num_threads"_a);
+  m.def("num_threads", &num_threads);
+  m.def("instruction_set", [] { return best_kernels().name; });
+  m.def("kill_at_persist_point", &Medium::kill_at_persist_point, "n"_a,
+        "Kills this process with SIGKILL at its n-th persist point from now (0: never). For crash tests.");
+  m.def("persist_points_left", &Medium::persist_points_left);
+}

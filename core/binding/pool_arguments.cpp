@@ -1,0 +1,86 @@
+#include "binding/pool_arguments.h"
+
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <utility>
+
+#include "binding/plans.h"
+
+namespace nb = nanobind;
+
+namespace holdfast {
+
+std::vector<RowsPart> parts_of(const PartList& list) {
+  std::vector<RowsPart> parts;
+  for (const auto& [capture, tables, weights, state] : list) {
+    parts.push_back({capture,
+                     tables,
+                     {reinterpret_cast<const std::byte*>(weights.data()), weights.shape(0)},
+                     {state.data(), state.shape(0)}});
+  }
+  return parts;
+}
+
+std::vector<RowGradients> gradients_of(const GradientList& list) {
+  std::vector<RowGradients> gradients;
+  for (const auto& [capture, grad] : list) {
+    check_shape(*capture->plan, grad);
+    gradients.push_back({capture, grad.data()});
+  }
+  return gradients;
+}
+
+UpdateSpec update_spec(float learning_rate, float epsilon, float beta1, float beta2, float weight_decay,
+                       float gradient_scale) {
+  UpdateSpec spec{};
+  spec.learning_rate = learning_rate;
+  spec.epsilon = epsilon;
+  spec.beta1 = beta1;
+  spec.beta2 = beta2;
+  spec.weight_decay = weight_decay;
+  spec.gradient_scale = gradient_scale;
+  return spec;
+}
+
+DenseInput::DenseInput(nb::bytes structure_,
+                       const std::vector<std::tuple<std::uintptr_t, std::size_t, std::size_t>>& list, std::size_t total)
+    : structure(std::move(structure_)), tensors_bytes(total) {
+  std::size_t end = 0;
+  for (const auto& [address, bytes, offset] : list) {
+    if (offset < end || offset > total || bytes > total - offset) throw nb::value_error("tensors must not overlap");
+    end = offset + bytes;
+    tensors.push_back({reinterpret_cast<const void*>(address), bytes, offset});
+  }
+}
+
+StepMark step_mark(const Mark& mark) {
+  const auto& [step, cursor, row_updates] = mark;
+  return {step, cursor, row_updates};
+}
+
+InGroup in_group(const Agree& agree, const Ready& ready) {
+  const auto mark_of = [](const StepMark& mark) { return Mark{mark.step, mark.cursor, mark.row_updates}; };
+  return {[&agree, mark_of](const Survey& survey) {
+            const nb::gil_scoped_acquire locked;
+            std::vector<Mark> dense;
+            for (const StepMark& mark : survey.dense) dense.push_back(mark_of(mark));
+            return step_mark(nb::cast<Mark>(agree(mark_of(survey.rows), dense)));
+          },
+          [&ready] {
+            const nb::gil_scoped_acquire locked;
+            ready();
+          }};
+}
+
+std::optional<Sharding> sharding_of(std::uint32_t num_shards, const std::vector<std::uint32_t>& owned,
+                                    const nb::bytes& group_uuid, bool adopt) {
+  if (num_shards == 0) return std::nullopt;
+  Sharding sharding{num_shards, owned, {}, adopt};
+  if (group_uuid.size() != sharding.group_uuid.size()) throw nb::value_error("group_uuid must have 16 bytes");
+  std::memcpy(sharding.group_uuid.data(), group_uuid.c_str(), group_uuid.size());
+  return sharding;
+}
+
+}  // namespace holdfast

@@ -1,0 +1,135 @@
+#include "binding/records.h"
+
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+#include <utility>
+
+#include "binding/module.h"
+#include "error.h"
+#include "kernels/kernels.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace holdfast {
+namespace {
+
+TableSpec spec_of(const format::TableRecord& record) {
+  return {record.name,    record.num_embeddings, record.embedding_dim, record.dtype,       record.optimizer,
+          record.pooling, record.init_low,       record.init_high,     record.first_shard, record.table_shards};
+}
+
+}  // namespace
+
+format::TableRecord record_of(const TableSpec& spec) {
+  format::TableRecord record{};
+  if (spec.name.size() >= sizeof(record.name)) {
+    throw Error(ErrorKind::config,
+                "table name '" + spec.name + "' is longer than " + std::to_string(sizeof(record.name) - 1) + " bytes");
+  }
+  record.num_embeddings = spec.num_embeddings;
+  record.embedding_dim = spec.embedding_dim;
+  record.dtype = spec.dtype;
+  record.optimizer = spec.optimizer;
+  record.state_floats = state_floats_of(static_cast<RowOptimizer>(spec.optimizer), spec.embedding_dim);
+  record.pooling = spec.pooling;
+  record.init_low = spec.init_low;
+  record.init_high = spec.init_high;
+  record.first_shard = spec.first_shard;
+  record.table_shards = spec.table_shards;
+  std::memcpy(record.name, spec.name.data(), spec.name.size());
+  return record;
+}
+
+std::vector<TableSpec> specs_of(const std::vector<format::TableRecord>& records) {
+  std::vector<TableSpec> specs;
+  for (const auto& record : records) specs.push_back(spec_of(record));
+  return specs;
+}
+
+nb::bytes to_bytes(std::span<const std::byte> data) { return nb::bytes(data.data(), data.size()); }
+
+nb::dict to_dict(const format::PoolHeader& header) {
+  nb::dict out;
+  out["format_version"] = header.version;
+  out["level"] = header.level == 0 ? "process" : "power";
+  out["uuid"] = to_bytes({reinterpret_cast<const std::byte*>(header.uuid), sizeof(header.uuid)});
+  out["seed"] = header.seed;
+  out["log_bytes"] = header.log_bytes;
+  out["store"] = header.store == 0 ? "in place" : "log";
+  out["num_tables"] = header.num_tables;
+  out["num_shards"] = header.num_shards;
+  out["num_writers"] = header.num_writers;
+  out["row_checksums"] = header.row_checksums != 0;
+  out["created_unix_ns"] = header.created_unix_ns;
+  return out;
+}
+
+nb::dict to_dict(const format::CommitRecord& commit) {
+  nb::dict out;
+  out["epoch"] = commit.epoch;
+  out["step"] = commit.step;
+  out["cursor"] = commit.cursor;
+  out["row_updates"] = commit.row_updates;
+  out["log_head"] = commit.log_head;
+  out["log_tail"] = commit.log_tail;
+  return out;
+}
+
+nb::dict to_dict(const Traffic& traffic) {
+  nb::dict out;
+  out["rows_hit"] = traffic.rows_hit;
+  out["rows_missed"] = traffic.rows_missed;
+  out["demand_fetches"] = traffic.demand_fetches;
+  out["window_shrunk"] = traffic.window_shrunk;
+  out["stall_seconds"] = traffic.stall_seconds;
+  out["log_stall_seconds"] = traffic.log_stall_seconds;
+  out["rows_fetched"] = traffic.rows_fetched;
+  out["rows_initial"] = traffic.rows_initial;
+  out["fetched_bytes"] = traffic.fetched_bytes;
+  out["fetch_reads"] = traffic.fetch_reads;
+  out["updated_rows"] = traffic.updated_rows;
+  out["updated_row_bytes"] = traffic.updated_row_bytes;
+  out["appended_bytes"] = traffic.appended_bytes;
+  out["merges"] = traffic.merges;
+  out["merged_bytes"] = traffic.merged_bytes;
+  out["standing_bytes"] = traffic.standing_bytes;
+  out["log_bytes_read"] = traffic.log_bytes_read;
+  out["home_bytes_read"] = traffic.home_bytes_read;
+  out["home_bytes_written"] = traffic.home_bytes_written;
+  out["merge_log_reads"] = traffic.merge_log_reads;
+  out["merge_reads"] = traffic.merge_reads;
+  out["merge_writes"] = traffic.merge_writes;
+  out["index_entries"] = traffic.index_entries;
+  out["index_bytes"] = traffic.index_bytes;
+  out["scratchpad_rows"] = traffic.scratchpad_rows;
+  return out;
+}
+
+void bind_records(nb::module_& m) {
+  nb::class_<TableSpec>(m, "TableSpec", "One table as the pool keeps it; dtype, optimizer and pooling by number.")
+      .def(
+          "__init__",
+          [](TableSpec* self, std::string name, std::uint64_t num_embeddings, std::uint32_t embedding_dim,
+             std::uint32_t dtype, std::uint32_t optimizer, std::uint32_t pooling, float init_low, float init_high,
+             std::uint32_t first_shard, std::uint32_t table_shards) {
+            new (self) TableSpec{std::move(name), num_embeddings, embedding_dim, dtype,       optimizer,
+                                 pooling,         init_low,       init_high,     first_shard, table_shards};
+          },
+          nb::kw_only(), "name"_a, "num_embeddings"_a, "embedding_dim"_a, "dtype"_a, "optimizer"_a, "pooling"_a,
+          "init_low"_a, "init_high"_a, "first_shard"_a = 0, "table_shards"_a = 0,
+          "table_shards: 0 in a pool without shards, 1 for a whole table in first_shard, else all of the pool's.")
+      .def_ro("name", &TableSpec::name)
+      .def_ro("num_embeddings", &TableSpec::num_embeddings)
+      .def_ro("embedding_dim", &TableSpec::embedding_dim)
+      .def_ro("dtype", &TableSpec::dtype)
+      .def_ro("optimizer", &TableSpec::optimizer)
+      .def_ro("pooling", &TableSpec::pooling)
+      .def_ro("init_low", &TableSpec::init_low)
+      .def_ro("init_high", &TableSpec::init_high)
+      .def_ro("first_shard", &TableSpec::first_shard)
+      .def_ro("table_shards", &TableSpec::table_shards);
+}
+
+}  // namespace holdfast
