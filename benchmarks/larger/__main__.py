@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from larger.report import write_report
-from larger.runner import SECTIONS, Options, Runner
+from larger.runner import SECTIONS, THREADS, Options, Runner
 from larger.sections import WORKLOADS
 
 BENCHMARKS = Path(__file__).parents[1]
@@ -32,6 +32,9 @@ def _options() -> tuple[Options, Path | None]:
     parser.add_argument("--disk", type=Path, default=ROOT / "runs/larger", help="a directory on the disk")
     parser.add_argument("--memory", type=Path, default=Path("/dev/shm"), help="a directory on memory (tmpfs)")
     parser.add_argument("--no-memory-limit", action="store_true", help="where there are no memory control groups")
+    parser.add_argument(
+        "--threads", type=int, default=THREADS, help="that train; with fewer, cores are left for the rest"
+    )
     parser.add_argument("--report-dir", type=Path, help="default: reports/DATE-larger; runs/bench/... if partial")
     arguments = parser.parse_args()
     sections = tuple(arguments.only.split(",")) if arguments.only else SECTIONS
@@ -46,13 +49,15 @@ def _options() -> tuple[Options, Path | None]:
         disk=arguments.disk.absolute(),
         memory=arguments.memory.absolute(),
         limits_memory=not arguments.no_memory_limit,
+        threads=arguments.threads,
     )
     return options, arguments.report_dir
 
 
 def main() -> None:
     options, directory = _options()
-    partial = options.quick or options.sections != SECTIONS or options.workloads != WORKLOADS
+    whole = (options.sections, options.workloads, options.threads) == (SECTIONS, WORKLOADS, THREADS)
+    partial = options.quick or not whole
     if directory is None:
         parent = ROOT / "runs/bench" if partial else BENCHMARKS / "reports"
         directory = parent / f"{datetime.now(UTC):%Y-%m-%d}-larger"

@@ -138,8 +138,6 @@ def _print(result: dict[str, Any], arguments: argparse.Namespace, output: TextIO
 def prepare_process(num_threads: int) -> None:
     """Before torch is imported: its threads, and the environment that it reads then."""
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
-    # Idle threads of OpenMP sleep after some microseconds instead of milliseconds. Everyone gains, DRAM's steps, too.
-    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     from holdfast.reproducibility import keep_freed_memory, prepare_environment
 
     prepare_environment()

@@ -45,7 +45,6 @@ _NOTES = """\
   whatever is missed is read.
 - CPU per missed row: CPU time of the core's own threads (collect, exchange, merge, commit) per step over rows fetched,
   the kernel's part included. Logging and merging are in it; packing and copying on the training threads are not.
-- `GOMP_SPINCOUNT=5000` for all: idle threads of OpenMP sleep after microseconds.
 - Cost of committing: a few batches again and again, so that nothing is fetched, against the same steps in DRAM.
 - Mapped files promise no durability, RocksDB that of rows alone.
 """
@@ -104,6 +103,7 @@ def _setting(results: Results) -> list[str]:
         f"- {machine['processor']}, {machine['cpus']} CPUs, {machine['memory']}, {machine['kernel']}"
         + (", virtual" if machine["hypervisor"] else ""),
         f"- disk: {machine['disk']}; memory: {machine['medium']}",
+        f"- {record['settings']['threads']} threads train",
         *([] if limited else ["- no memory limit: mapped files had all of it"]),
         f"- holdfast {machine['holdfast_commit']}; {record['minutes']:.0f} minutes; every command is in results.json",
         "",

@@ -21,6 +21,7 @@ from larger.workload import FileOfBatches, Workload, make_workload, write_ids
 
 _BENCHMARKS = Path(__file__).parents[1]
 _ROUNDS = 10
+THREADS = 2
 _ALLOWANCE_BYTES = {"kaggle": 512 << 20, "rm1": 768 << 20, "rm3": 1024 << 20}
 SECTIONS = ("limits", "roofline", "caches", "new_tables", "outsiders", "commit", "amplification", "recovery")
 
@@ -28,7 +29,7 @@ SECTIONS = ("limits", "roofline", "caches", "new_tables", "outsiders", "commit",
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What is measured, and where. limits_memory: whether what is not all in DRAM runs within a
-    limit (see memory_limit_of)."""
+    limit (see memory_limit_of). threads: that train."""
 
     quick: bool
     sections: tuple[str, ...]
@@ -36,6 +37,7 @@ class Options:
     disk: Path
     memory: Path
     limits_memory: bool
+    threads: int = THREADS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +212,7 @@ class Runner:
             "--memory-limit", str(0 if run.system == "dram" else limit), "--steps", str(run.steps),
             "--warmup", str(run.warmup), "--max-warmup-s", str(run.max_warmup_s),
             "--fill-bytes", str(fill_bytes if run.fill and run.system != "dram" else 0), "--window", str(run.window),
+            "--threads", str(self.options.threads),
             *(("--capture-ahead",) if run.capture_ahead else ()), *(("--new-tables",) if run.new_tables else ()),
         ]  # fmt: skip
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from cli_runs import Commands, pool_digest
-from holdfast import _core, snapshot
+from holdfast import _core
 from holdfast.errors import (
     BrokenChain,
     ConfigError,
@@ -31,7 +31,10 @@ from holdfast.errors import (
     PoolNotFound,
     StepError,
 )
-from holdfast.snapshot import CHUNK, MANIFEST, Merged, Rows, Snapshot, open_chain, restore_snapshot, take_snapshot
+from holdfast.snapshot import Snapshot, open_chain, restore_snapshot, take_snapshot, taking
+from holdfast.snapshot.chain import Merged
+from holdfast.snapshot.form import CHUNK, CHUNK_MAGIC, MANIFEST, canonical, crc_of
+from holdfast.snapshot.rows import Rows
 
 
 @pytest.fixture
@@ -56,22 +59,22 @@ def reseal(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     said = json.loads(file.read_text())
     change(said)
     said.pop("crc32c", None)
-    said["crc32c"] = snapshot._crc(snapshot._canonical(said))
+    said["crc32c"] = crc_of(canonical(said))
     file.write_text(json.dumps(said))
 
 
 def rewrite(path: Path, name: str, chunks: bytes) -> None:
     """Replaces a file, with the right checksums in the manifest."""
     (path / name).write_bytes(chunks)
-    reseal(path, lambda said: said["files"][name].update(bytes=len(chunks), crc32c=snapshot._crc(chunks)))
+    reseal(path, lambda said: said["files"][name].update(bytes=len(chunks), crc32c=crc_of(chunks)))
 
 
 def chunk(rows: list[int], row_bytes: int, **head: int) -> bytes:
     payload = np.array(rows, "<u8").tobytes() + bytes(len(rows) * row_bytes)
     said = {"num_rows": len(rows), "first": rows[0], "last": rows[-1], "payload_bytes": len(payload), **head}
-    crc = snapshot._crc(payload)
-    packed = CHUNK.pack(snapshot.CHUNK_MAGIC, *said.values(), crc, b"", 0)[:-4]
-    return packed + snapshot._crc(packed).to_bytes(4, "little") + payload
+    crc = crc_of(payload)
+    packed = CHUNK.pack(CHUNK_MAGIC, *said.values(), crc, b"", 0)[:-4]
+    return packed + crc_of(packed).to_bytes(4, "little") + payload
 
 
 def test_the_commands_copy_a_pool_and_make_one_of_the_copy(holdfast: Commands) -> None:
@@ -338,8 +341,8 @@ def test_a_run_that_laps_the_copy_again_and_again_is_an_error(chain: Path, monke
         attempts.append(step)
         raise Overtaken("log-0000: the log came round before a record was read")
 
-    monkeypatch.setattr(snapshot._Taking, "take", lapped)
-    monkeypatch.setattr(snapshot, "is_in_use", lambda pool: True)
+    monkeypatch.setattr(taking._Taking, "take", lapped)
+    monkeypatch.setattr(taking, "is_in_use", lambda pool: True)
     with pytest.raises(Overtaken, match="larger log_bytes, or stop the run"):
         take_snapshot(chain / "pool", chain / "new")
     assert len(attempts) == 4
@@ -407,7 +410,7 @@ def test_the_document_has_the_head_of_a_chunk_as_it_is_written() -> None:
     numbers = {name: int.from_bytes(said[name], "little") for name in said}
     assert [numbers[name] for name in ("num_rows", "first_row", "last_row", "payload_bytes")] == [3, 3, 9, 39]
     assert numbers["reserved"] == 0
-    assert numbers["crc"] == snapshot._crc(head[:-4])
+    assert numbers["crc"] == crc_of(head[:-4])
 
 
 def test_the_cores_checksum_goes_on_where_it_was() -> None:
