@@ -79,7 +79,8 @@ relaxed: build/.native  ## what relaxed recovery costs in AUC and log-loss; ten 
 clean:  ## remove what was built; environments and runs stay
 	rm -rf build dist
 
-# .venv: the pinned packages, then holdfast itself, editable: edits of Python need nothing more.
+# .venv: the pinned packages, then holdfast itself, editable: edits of Python need nothing more. Only where a module became a
+# package, or went: rm .venv/.installed, since the install knows modules by their files.
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) install -q -c constraints.txt scikit-build-core nanobind cmake ninja

@@ -103,7 +103,7 @@ def _setting(results: Results) -> list[str]:
         f"- {machine['processor']}, {machine['cpus']} CPUs, {machine['memory']}, {machine['kernel']}"
         + (", virtual" if machine["hypervisor"] else ""),
         f"- disk: {machine['disk']}; memory: {machine['medium']}",
-        f"- {record['settings']['threads']} threads train",
+        f"- threads that train: {record['settings']['threads']}",
         *([] if limited else ["- no memory limit: mapped files had all of it"]),
         f"- holdfast {machine['holdfast_commit']}; {record['minutes']:.0f} minutes; every command is in results.json",
         "",
