@@ -31,9 +31,10 @@ from holdfast.errors import (
     PoolNotFound,
     StepError,
 )
+from holdfast.manifests import checksum_of
 from holdfast.snapshot import Snapshot, open_chain, restore_snapshot, take_snapshot, taking
 from holdfast.snapshot.chain import Merged
-from holdfast.snapshot.form import CHUNK, CHUNK_MAGIC, MANIFEST, canonical, crc_of
+from holdfast.snapshot.form import CHUNK, CHUNK_MAGIC, MANIFEST, crc_of
 from holdfast.snapshot.rows import Rows
 
 
@@ -59,7 +60,7 @@ def reseal(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     said = json.loads(file.read_text())
     change(said)
     said.pop("crc32c", None)
-    said["crc32c"] = crc_of(canonical(said))
+    said["crc32c"] = checksum_of(said)
     file.write_text(json.dumps(said))
 
 

@@ -160,7 +160,7 @@ def make_writer(directory: Path, manifest: Manifest, writer: int, *, begin: Mark
         str(path),
         manifest.seed,
         manifest.log_bytes,
-        [table.spec() for table in manifest.tables],
+        [table.spec for table in manifest.tables],
         log_store=manifest.store == "log",
         row_checksums=manifest.row_checksums,
         begin=begin,

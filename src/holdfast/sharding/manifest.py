@@ -9,7 +9,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from holdfast import _core
 from holdfast.durable import sync_path
 from holdfast.errors import ConfigError, Corrupted, FormatMismatch, PoolError, PoolFull, PoolReadOnly
+from holdfast.manifests import TableFields, checksum_of
 from holdfast.pool import GROUP_MANIFEST, is_of_group
 from holdfast.sharding.layout import MAX_SHARDS, stride_bits
 
@@ -27,23 +27,11 @@ _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableEntry:
-    """A table; dtype, optimizer and pooling by number, as in a table record."""
+class TableEntry(TableFields):
+    """A table of the pool, and the shards that it lies in."""
 
-    name: str
-    num_embeddings: int
-    embedding_dim: int
-    dtype: int
-    optimizer: int
-    pooling: int
-    init_low: float
-    init_high: float
     first_shard: int
     table_shards: int
-
-    @classmethod
-    def of(cls, spec: _core.TableSpec) -> Self:
-        return cls(**{name: getattr(spec, name) for name in cls.__dataclass_fields__})
 
     def places_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of a split table."""
@@ -52,9 +40,6 @@ class TableEntry:
     def rows_of_places(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of a split table."""
         return _core.rows_of_places(self.num_embeddings, self.table_shards, self.first_shard, places)
-
-    def spec(self) -> _core.TableSpec:
-        return _core.TableSpec(**asdict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +111,7 @@ class Manifest:
 
     def to_json(self) -> str:
         said = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
-        return json.dumps({**said, "crc32c": _crc(said)})
+        return json.dumps({**said, "crc32c": checksum_of(said)})
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Manifest:
@@ -141,7 +126,7 @@ class Manifest:
                     "use the holdfast that wrote it"
                 )
             crc = said.pop("crc32c")
-            if crc != _crc(said):
+            if crc != checksum_of(said):
                 raise Corrupted(f"{where}: the manifest's checksum does not hold")
             del said["format"], said["version"]
             said["tables"] = tuple(TableEntry(**table) for table in said["tables"])
@@ -206,16 +191,11 @@ def check_same_tables(manifest: Manifest, wanted: Sequence[_core.TableSpec], opt
     """Raises ConfigError that names the field in which a table differs from the one that is asked for."""
     from holdfast.tables import check_same
 
-    there = {table.name: table.spec() for table in manifest.tables}
+    there = {table.name: table.spec for table in manifest.tables}
     for spec in wanted:
         if spec.name not in there:
             raise ConfigError(f"the pool has no table '{spec.name}' (it has {', '.join(there)})")
         check_same(there[spec.name], spec, optimizers)
-
-
-def _crc(said: dict[str, Any]) -> int:
-    canonical = json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
-    return _core.crc32c(0, np.frombuffer(canonical, np.uint8))
 
 
 def _some(shards: Sequence[int]) -> str:

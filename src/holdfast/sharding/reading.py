@@ -45,7 +45,7 @@ class GroupReader:
         self.directory = directory
         self.manifest, self.members = _open_members(directory)
         self.dense = _core.Reader(str(directory / DENSE_DIRECTORY))
-        self.tables = [entry.spec() for entry in self.manifest.tables]
+        self.tables = [entry.spec for entry in self.manifest.tables]
         self._touched: tuple[int, NDArray[np.uint64]] | None = None  # the table that was asked for last
 
     @property

@@ -16,6 +16,7 @@ from typing import BinaryIO
 import numpy as np
 
 from holdfast.errors import BrokenChain, Corrupted, FormatMismatch
+from holdfast.manifests import checksum_of
 from holdfast.snapshot.form import (
     CHUNK,
     CHUNK_MAGIC,
@@ -26,7 +27,6 @@ from holdfast.snapshot.form import (
     VERSION,
     FileInfo,
     TableInfo,
-    canonical,
     crc_of,
     layer_name,
 )
@@ -72,7 +72,7 @@ class Snapshot:
                     f"{file}: format version {said['version']}, this build knows version {VERSION}; use the holdfast "
                     "that wrote it"
                 )
-            if said.pop("crc32c") != crc_of(canonical(said)):
+            if said.pop("crc32c") != checksum_of(said):
                 raise Corrupted(f"{file}: the manifest's checksum does not hold")
             tables = tuple(TableInfo(**table) for table in said["tables"])
             files = {name: FileInfo(**info) for name, info in said["files"].items()}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import struct
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast import _core
+from holdfast.manifests import TableFields
 from holdfast.reading import RowLayout, layout_of
 
 FORMAT = "holdfast snapshot"
@@ -23,26 +21,10 @@ CHUNK = struct.Struct("<8sQQQQI16sI")  # magic, num_rows, first_row, last_row, p
 CHUNK_MAGIC = b"HFSNAPCH"
 
 
-@dataclass(frozen=True, slots=True)
-class TableInfo:
-    """A table as a snapshot's manifest has it; dtype, optimizer and pooling by number."""
+class TableInfo(TableFields):
+    """A table as a snapshot's manifest has it."""
 
-    name: str
-    num_embeddings: int
-    embedding_dim: int
-    dtype: int
-    optimizer: int
-    pooling: int
-    init_low: float
-    init_high: float
-
-    @classmethod
-    def of(cls, spec: _core.TableSpec) -> TableInfo:
-        return cls(**{name: getattr(spec, name) for name in cls.__slots__})
-
-    @property
-    def spec(self) -> _core.TableSpec:
-        return _core.TableSpec(**asdict(self))
+    __slots__ = ()
 
     @property
     def layout(self) -> RowLayout:
@@ -65,11 +47,6 @@ class FileInfo:
 def layer_name(number: int, layer: str) -> str:
     """The file of a table's rows, or of what corrects them."""
     return f"table-{number:04}.{layer}"
-
-
-def canonical(said: Mapping[str, Any]) -> bytes:
-    """The bytes that a manifest's checksum is of."""
-    return json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
 
 
 def crc_of(data: bytes | memoryview | NDArray[np.uint8], crc: int = 0) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 from holdfast import _core
 from holdfast.data.output import check_output
 from holdfast.errors import ConfigError, Corrupted, Overtaken, PoolNotFound, PoolOfGroup, StepError
+from holdfast.manifests import checksum_of
 from holdfast.pool import exists, is_of_group
 from holdfast.reading import is_in_use
 from holdfast.snapshot.chain import Merged, Snapshot, open_chain
@@ -26,8 +27,6 @@ from holdfast.snapshot.form import (
     VERSION,
     FileInfo,
     TableInfo,
-    canonical,
-    crc_of,
     layer_name,
 )
 from holdfast.snapshot.output import Output, new_directory
@@ -237,6 +236,6 @@ class _Taking:
             "tables": [asdict(table) for table in self._tables],
             "files": {name: asdict(info) for name, info in self._files.items()},
         }
-        said["crc32c"] = crc_of(canonical(said))
+        said["crc32c"] = checksum_of(said)
         with Output(self._partial / MANIFEST) as out:
             out.write(json.dumps(said, indent=1).encode() + b"\n")

@@ -1,0 +1,40 @@
+"""What the manifests of snapshots and of pools of several writers share: a table as JSON has it, and a checksum."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+import numpy as np
+
+from holdfast import _core
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableFields:
+    """A table; dtype, optimizer and pooling by number, as in a table record."""
+
+    name: str
+    num_embeddings: int
+    embedding_dim: int
+    dtype: int
+    optimizer: int
+    pooling: int
+    init_low: float
+    init_high: float
+
+    @classmethod
+    def of(cls, spec: _core.TableSpec) -> Self:
+        return cls(**{field.name: getattr(spec, field.name) for field in fields(cls)})
+
+    @property
+    def spec(self) -> _core.TableSpec:
+        return _core.TableSpec(**asdict(self))
+
+
+def checksum_of(said: Mapping[str, Any]) -> int:
+    """CRC-32C of a manifest without its checksum, however its fields are ordered or spaced."""
+    canonical = json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
+    return _core.crc32c(0, np.frombuffer(canonical, np.uint8))
