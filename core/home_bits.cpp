@@ -83,6 +83,7 @@ void HomeBits::add(std::uint64_t row) {
 }
 
 void HomeBits::sync() {
+  if (std::ranges::find(is_new_, true) == is_new_.end()) return;
   for (std::uint64_t first = 0; first < num_blocks(); ++first) {
     if (!is_new_[first]) continue;
     std::uint64_t end = first;

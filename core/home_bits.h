@@ -5,11 +5,12 @@
 // - A bit that is clear says that home has no version of its row. One that is set says nothing.
 // - A bit is set before its row is written home, and never cleared. The store makes bits durable before the checkpoint
 //   after which the log has no version of their rows any more: a crash before that loses bits of rows that the log has.
-//   Where the log has none to begin with, they are durable before home is written.
+//   Where the log has none to begin with, a checkpoint that gives all bits up is durable before home is written; one
+//   that takes them back follows when they are durable.
 // - Blocks are written in place. One that a crash tore, or that was damaged, does not hold its checksum, and is read as
 //   if all its bits were set; so is a file that is not there. Neither costs more than time.
-// - How many bits are set only grows, and the checkpoint says how many were: a file of fewer has lost some, and counts for
-//   nothing.
+// - How many bits are set only grows, and the checkpoint says how many were, unless it gives them up: a file of fewer has
+//   lost some, and counts for nothing.
 // - Only one thread at a time adds and syncs; whoever asks meanwhile is kept apart by the caller's mutex while it adds.
 #pragma once
 

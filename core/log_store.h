@@ -386,6 +386,7 @@ class LogStore {
   std::size_t write_home(Table& table, std::span<const Version> versions, const std::byte* version_images,
                          const SectorBuffer& buffer, std::size_t most_bytes);
   void note_imported(const Table& table, std::uint64_t first, std::uint64_t end);
+  void sync_home_bits();
   void note_home(std::span<const std::uint64_t> numbers);
   void write_rows(std::uint32_t number, std::uint64_t first, std::uint64_t end, const std::byte* weights,
                   const float* state);

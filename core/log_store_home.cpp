@@ -71,24 +71,34 @@ void LogStore::write_rows(std::uint32_t number, std::uint64_t first, std::uint64
   queue_.write_range(*home.file, begin, bytes, buffer.data());
 }
 
-// No log has these rows: what a crash leaves of them at home is there for whoever looks, so the bits are durable first.
+// No log has these rows: what a crash leaves of them at home is there for whoever looks. So the checkpoint gives the
+// bits up before the first of them is written, and takes them back once they are durable.
 void LogStore::note_imported(const Table& table, std::uint64_t first, std::uint64_t end) {
   if (!home_bits_ || first == end) return;
-  {
-    const Home& home = table.homes[table.home_of(first)];
-    const std::lock_guard lock(mutex_);
-    for (std::uint64_t row = first; row < end; ++row) home_bits_->add(home.number_of(row));
-  }
-  home_bits_->sync();
+  log_.set_home_rows(std::nullopt);
+  if (log_.home_rows()) log_.checkpoint();
+  const Home& home = table.homes[table.home_of(first)];
+  const std::lock_guard lock(mutex_);
+  for (std::uint64_t row = first; row < end; ++row) home_bits_->add(home.number_of(row));
 }
 
 void LogStore::sync_home() {
+  const std::lock_guard turn(merge_mutex_);
   require_usable();
   latching([&] {
     for (const Table& table : tables_) {
       for (const Home& home : table.homes) home.file->sync();
     }
+    sync_home_bits();
+    if (home_bits_ && log_.home_rows() != home_bits_->count()) log_.checkpoint();
   });
+}
+
+// The next checkpoint may believe them.
+void LogStore::sync_home_bits() {
+  if (!home_bits_) return;
+  home_bits_->sync();
+  log_.set_home_rows(home_bits_->count());
 }
 
 }  // namespace holdfast

@@ -89,16 +89,16 @@ RowLog::RowLog(const std::string& path, Caching caching, BlockWatcher* watcher, 
   if (!first && !second) throw Error(ErrorKind::corrupted, file_.place(0) + ": neither checkpoint holds its checksum");
   checkpoint_slot_ = first && (!second || first->sequence > second->sequence) ? 0 : 1;
   checkpoint_ = checkpoint_slot_ == 0 ? *first : *second;
+  next_home_rows_ = checkpoint_.home_rows;
 }
 
 std::optional<std::uint64_t> RowLog::home_rows() const {
   return checkpoint_.home_rows == 0 ? std::nullopt : std::optional(checkpoint_.home_rows - 1);
 }
 
-void RowLog::set_home_rows(std::optional<std::uint64_t> count) {
-  const std::lock_guard lock(mutex_);
-  checkpoint_.home_rows = count ? *count + 1 : 0;
-}
+void RowLog::set_home_rows(std::optional<std::uint64_t> count) { next_home_rows_ = count ? *count + 1 : 0; }
+
+void RowLog::checkpoint() { checkpoint_without(0, checkpoint_.merged_step); }
 
 std::optional<std::uint64_t> RowLog::offset_of_broken_checkpoint() const {
   const std::uint64_t offset = format::row_log_checkpoint_offset[1 - checkpoint_slot_];
@@ -344,7 +344,7 @@ void RowLog::write_checkpoint(std::uint64_t tail, std::uint64_t merged_step, con
   checkpoint.tail = tail;
   checkpoint.head = durable.end;
   checkpoint.merged_step = merged_step;
-  checkpoint.home_rows = checkpoint_.home_rows;
+  checkpoint.home_rows = next_home_rows_;
   checkpoint.last_record = durable.last.position;
   checkpoint.last_record_crc = durable.last.crc;
   checkpoint.last_record_step = durable.last.mark.step;

@@ -84,9 +84,11 @@ class RowLog {
   const BlockFile& file() const { return file_; }
 
   // How many rows the store's home bits name at least, by the newest checkpoint, where they are kept; and what those
-  // that follow are to say. Whoever does not know them writes checkpoints that say nothing.
+  // that follow are to say, which checkpoint makes durable at once. Whoever does not know them writes checkpoints that
+  // say nothing.
   std::optional<std::uint64_t> home_rows() const;
   void set_home_rows(std::optional<std::uint64_t> count);
+  void checkpoint();
 
   // Where a record of `bytes` would go, or nothing when there is no room behind the tail and `pinned`, the oldest
   // position that somebody still reads.
@@ -138,8 +140,9 @@ class RowLog {
 
   BlockFile file_;
   BlockQueue& queue_;
-  format::RowLogCheckpoint checkpoint_;
+  format::RowLogCheckpoint checkpoint_;  // the newest that is durable
   std::size_t checkpoint_slot_;
+  std::uint64_t next_home_rows_;  // as the next one is to say it
   std::uint64_t epoch_ = 0;
   bool appended_ = false;
 

@@ -219,6 +219,56 @@ void bits_that_are_older_than_the_checkpoint_are_not_believed(std::uint64_t seed
   CHECK(reads_for_all_rows(subject) == 200);
 }
 
+void import_a_row(Subject& subject, std::uint64_t row) {
+  std::vector<OwnedRows> imported;
+  imported.emplace_back(0, one_table()[0], std::vector<std::uint64_t>{row});
+  imported[0].weights[0] = static_cast<std::byte>(1 + row % 255);
+  subject.store->import_rows(0, row, imported[0].weights, imported[0].state);
+  subject.model.update(0, imported);
+}
+
+void bits_of_imported_rows_are_kept_from_the_sync_on(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  for (const std::uint64_t row : {3UL, 77UL, 199UL}) import_a_row(subject, row);
+  CHECK(reads_for_all_rows(subject) == 3);
+  subject.store->sync_home();
+  subject.crash();
+  subject.open(every_step);
+  CHECK(reads_for_all_rows(subject) == 3);
+  import_a_row(subject, 20);
+  append_and_merge(subject, 0);
+  subject.store->sync_home();
+  subject.crash();
+  subject.open(every_step);
+  CHECK(reads_for_all_rows(subject) == subject.model.touched(0).size());
+}
+
+void bits_are_given_up_by_an_import_that_is_never_synced(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  import_a_row(subject, 3);
+  subject.store->sync_home();
+  import_a_row(subject, 77);
+  subject.store.reset();
+  for (int life = 0; life < 2; ++life) {
+    subject.open(every_step);
+    CHECK(reads_for_all_rows(subject) == 200);
+    subject.store.reset();
+  }
+}
+
+void imports_write_home_alone_but_for_the_first(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  const auto writes_of = [&](const std::function<void()>& work) {
+    const std::uint64_t before = subject.disk.num_writes;
+    work();
+    return subject.disk.num_writes - before;
+  };
+  CHECK(writes_of([&] { import_a_row(subject, 3); }) == 3);  // and a checkpoint, synced
+  for (std::uint64_t row = 4; row < 200; row += 5) CHECK(writes_of([&] { import_a_row(subject, row); }) == 1);
+  CHECK(writes_of([&] { subject.store->sync_home(); }) == 5);  // home; bits and a checkpoint, written and synced
+  CHECK(writes_of([&] { subject.store->sync_home(); }) == 1);
+}
+
 }  // namespace
 }  // namespace holdfast
 
@@ -237,6 +287,9 @@ int main(int argc, char** argv) {
   run("untouched rows", a_row_that_was_never_updated_is_not_read);
   run("no bits", a_store_without_its_bits_reads_everything);
   run("older bits", bits_that_are_older_than_the_checkpoint_are_not_believed);
+  run("imported rows", bits_of_imported_rows_are_kept_from_the_sync_on);
+  run("an import without its sync", bits_are_given_up_by_an_import_that_is_never_synced);
+  run("what imports write", imports_write_home_alone_but_for_the_first);
   run("bits that were not kept", bits_that_somebody_did_not_keep_are_not_believed);
   return check::passed();
 }

@@ -643,11 +643,18 @@ void imported_rows_are_home(std::uint64_t seed) {
 // Whatever a crash leaves of an import, one who trains sees the rows that one who reads beside the store sees.
 void an_import_that_a_crash_ends_looks_the_same_to_all(std::uint64_t seed) {
   const std::vector<RowTable> tables = one_table();
-  for (int life = 0; life < 20; ++life) {
+  for (int life = 0; life < 60; ++life) {
     Subject subject(tables, 64 << 10, buffered(), seed + static_cast<std::uint64_t>(life));
-    std::vector<std::byte> weights(100 * tables[0].weight_bytes());
-    for (std::byte& byte : weights) byte = static_cast<std::byte>(subject.random());
-    subject.store->import_rows(0, subject.random() % 100, weights, {});
+    subject.disk.crash_in = 1 + subject.random() % 12;
+    try {
+      for (;;) {
+        std::vector<std::byte> weights((1 + subject.random() % 100) * tables[0].weight_bytes());
+        for (std::byte& byte : weights) byte = static_cast<std::byte>(subject.random());
+        subject.store->import_rows(0, subject.random() % 100, weights, {});
+        if (subject.random() % 4 == 0) subject.store->sync_home();
+      }
+    } catch (const Crash&) {
+    }
     subject.crash();
     const auto fetched = [&](LogStore& store) {
       std::vector<OwnedRows> rows;
