@@ -28,6 +28,7 @@
 #include "lookup.h"
 #include "media/block_file.h"
 #include "media/medium.h"
+#include "pool_lock.h"
 #include "put_rows.h"
 #include "recovery.h"
 #include "relaxed_lookup.h"
@@ -204,8 +205,6 @@ class Pool {
   std::optional<Traffic> traffic() const { return backend_->traffic(); }
 
  private:
-  class Lock;
-
   void recover(const OpenOptions& options);
   void follow_group(const InGroup& group, RecoveryPlan& plan) const;
   void commit_mark(const StepMark& mark, const Dense* dense);
@@ -219,13 +218,22 @@ class Pool {
   void note_durable(std::uint64_t step);
   void check_open() const;
   void check_rows(const Plan& plan) const;
+  // Runs a verb's work; where it throws, what counts as a failure stays one.
   template <class Work>
-  decltype(auto) latching(const Work& work);
+  decltype(auto) latching(const Work& work) {
+    try {
+      return work();
+    } catch (...) {
+      latch();
+    }
+  }
+  // Of an exception that is being handled, which it throws again.
+  [[noreturn]] void latch();
   void sync_everything();
   // At level process, after a sync that failed: the next opening must not believe the rows.
   void distrust() noexcept;
 
-  std::unique_ptr<Lock> lock_;
+  std::unique_ptr<PoolLock> lock_;
   std::unique_ptr<Medium> medium_;
   std::unique_ptr<Superblock> superblock_;
   std::unique_ptr<DenseSlots> dense_;

@@ -1,7 +1,6 @@
 #include "scratchpad.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -14,80 +13,12 @@
 #include <utility>
 
 #include "error.h"
-#include "huge_array.h"
 
 namespace holdfast {
 namespace {
 
-// What a slot takes beside its row: its key, its newest use, a flag, its entry of a queue, and that of the map.
-constexpr std::size_t slot_overhead_bytes = 8 + 8 + 1 + 4 + 18;
-
-// Of the slots, those whose row was not asked for again since it came in: one in so many.
-constexpr std::size_t trial_share = 10;
-constexpr unsigned lives_bits = 2;
-constexpr std::uint64_t most_lives = (1 << lives_bits) - 1;
-
 constexpr unsigned row_bits = 40;
 constexpr std::uint32_t no_slot = ~std::uint32_t{0};
-
-// Tables whose rows have one size.
-struct Group {
-  const RowTable* table;
-  std::uint64_t num_rows;
-  std::uint64_t num_slots;
-
-  std::uint64_t slot_bytes() const { return table->weight_bytes() + table->state_bytes() + slot_overhead_bytes; }
-};
-
-// The groups that need least get all that they need, the others the same: small tables are wanted in every batch.
-void share_out(std::uint64_t bytes, std::span<Group> groups) {
-  constexpr std::uint64_t most_slots = std::uint64_t{1} << 31;
-  std::vector<Group*> by_need;
-  for (Group& group : groups) by_need.push_back(&group);
-  std::sort(by_need.begin(), by_need.end(), [](const Group* a, const Group* b) {
-    return a->num_rows * a->slot_bytes() < b->num_rows * b->slot_bytes();
-  });
-  std::uint64_t groups_left = groups.size();
-  for (Group* group : by_need) {
-    group->num_slots = std::min({group->num_rows, bytes / groups_left / group->slot_bytes(), most_slots});
-    bytes -= group->num_slots * group->slot_bytes();
-    --groups_left;
-  }
-}
-
-std::vector<Group> groups_of(const std::vector<RowTable>& tables, std::vector<std::size_t>& group_of_table) {
-  std::vector<Group> groups;
-  for (const RowTable& table : tables) {
-    const auto same = [&](const Group& group) {
-      return group.table->weight_bytes() == table.weight_bytes() && group.table->state_bytes() == table.state_bytes();
-    };
-    auto group = std::find_if(groups.begin(), groups.end(), same);
-    if (group == groups.end()) group = groups.insert(groups.end(), {&table, 0, 0});
-    group->num_rows += table.owned_rows();
-    group_of_table.push_back(static_cast<std::size_t>(group - groups.begin()));
-  }
-  return groups;
-}
-
-// The fewest bytes that give each group as many slots as it wants.
-std::uint64_t least_bytes(std::vector<Group> groups, const std::vector<std::uint64_t>& wanted) {
-  const auto fits = [&](std::uint64_t bytes) {
-    share_out(bytes, groups);
-    for (std::size_t i = 0; i < groups.size(); ++i) {
-      if (groups[i].num_slots < wanted[i]) return false;
-    }
-    return true;
-  };
-  constexpr std::uint64_t most = std::uint64_t{1} << 62;
-  std::uint64_t low = 0;
-  std::uint64_t high = 1;
-  while (high < most && !fits(high)) low = std::exchange(high, 2 * high);
-  while (high - low > 1) {
-    const std::uint64_t middle = low + (high - low) / 2;
-    (fits(middle) ? high : low) = middle;
-  }
-  return high;
-}
 
 }  // namespace
 
@@ -127,72 +58,6 @@ Scratchpad::Hold::~Hold() {
   turns_->turned.notify_all();
 }
 
-// Slots for rows of one size. Rows are evicted in the manner of S3-FIFO (Yang et al., SOSP 2023), without its ghosts: a
-// row comes in on trial. Whoever is asked for again while on trial moves to the main queue when its turn comes, the
-// others go. In the main queue every row that was asked for again since its last turn has another turn. So a use of a
-// row costs one store, and rows that are wanted once do not push out those that are wanted now and then.
-struct Scratchpad::Shelf {
-  Shelf(const RowSpec& what, std::size_t weight_bytes_, std::size_t state_bytes_, std::size_t num_slots_)
-      : spec(what),
-        weight_bytes(weight_bytes_),
-        state_bytes(state_bytes_),
-        num_slots(num_slots_),
-        weights(num_slots * weight_bytes),
-        state(num_slots * state_bytes),
-        key(num_slots),
-        use(num_slots),
-        filled(num_slots) {}
-
-  SlotRows rows() const { return {weights.data(), reinterpret_cast<float*>(state.data())}; }
-
-  static constexpr std::uint64_t kept = ~std::uint64_t{0};  // a use that never ends
-
-  std::uint64_t newest_hold(std::uint32_t slot) const { return use[slot] >> lives_bits; }
-  std::uint64_t lives(std::uint32_t slot) const { return use[slot] & most_lives; }
-  void set_use(std::uint32_t slot, std::uint64_t order, std::uint64_t lives_left) {
-    use[slot] = order << lives_bits | lives_left;
-  }
-  void use_again(std::uint32_t slot, std::uint64_t order) {
-    if (use[slot] != kept) set_use(slot, order, std::min(lives(slot) + 1, most_lives));
-  }
-
-  // A slot without a row; or, where none of those with one is needed any more by holds from `oldest_live` on, nothing.
-  std::optional<std::uint32_t> evict(std::uint64_t oldest_live) {
-    bool other_queue = false;  // where the one whose turn it is begins with slots that are needed
-    for (std::size_t turns = 2 * (most_lives + 1) * (trial.size() + main.size()); turns != 0; --turns) {
-      const bool trial_is_full = trial.size() > num_slots / trial_share;
-      const bool from_trial = !trial.empty() && (main.empty() || trial_is_full != other_queue);
-      auto& queue = from_trial ? trial : main;
-      const std::uint32_t slot = queue.front();
-      queue.pop_front();
-      if (use[slot] == kept) continue;
-      if (lives(slot) != 0) {
-        set_use(slot, newest_hold(slot), from_trial ? 0 : lives(slot) - 1);
-        main.push_back(slot);
-      } else if (newest_hold(slot) >= oldest_live) {
-        queue.push_back(slot);
-        other_queue = !other_queue;
-      } else {
-        return slot;
-      }
-    }
-    return std::nullopt;
-  }
-
-  const RowSpec spec;  // of one of the tables: sizes are those of all of them
-  const std::size_t weight_bytes;
-  const std::size_t state_bytes;
-  const std::size_t num_slots;
-  const HugeArray<std::byte> weights;
-  const HugeArray<std::byte> state;
-  std::size_t num_used = 0;  // slots below have a row
-  const HugeArray<std::uint64_t> key;  // table and row
-  const HugeArray<std::uint64_t> use;  // its newest hold, and its lives in the low bits
-  const HugeArray<std::atomic<bool>> filled;
-  std::deque<std::uint32_t> trial;
-  std::deque<std::uint32_t> main;
-};
-
 // Missed rows on their way into slots.
 struct Scratchpad::Staging {
   struct Rows {
@@ -208,16 +73,14 @@ Scratchpad::Scratchpad(const std::vector<RowTable>& tables, std::uint64_t bytes,
       staging_(std::make_unique<Staging>()),
       slot_of_(tables.size()),
       turns_(std::make_shared<Turns>()) {
-  std::vector<Group> groups = groups_of(tables_, shelf_of_table_);
-  share_out(bytes, groups);
-  for (const Group& group : groups) {
-    if (group.num_slots == 0 && group.num_rows != 0) {
+  const Shelving shelving = shelve(tables_, bytes);
+  shelf_of_table_ = shelving.shelf_of_table;
+  for (const Shelving::Size& size : shelving.shelves) {
+    if (size.num_slots == 0 && size.num_rows != 0) {
       throw Error(ErrorKind::config, "a scratchpad of " + std::to_string(bytes) + " bytes has no room for a row of " +
-                                         std::to_string(group.slot_bytes() - slot_overhead_bytes) +
-                                         " bytes; make scratchpad_bytes larger");
+                                         std::to_string(size.row_bytes()) + " bytes; make scratchpad_bytes larger");
     }
-    shelves_.push_back(std::make_unique<Shelf>(group.table->spec, group.table->weight_bytes(),
-                                               group.table->state_bytes(), group.num_slots));
+    shelves_.push_back(std::make_unique<Shelf>(*size.table, size.num_slots));
   }
 }
 
@@ -291,8 +154,7 @@ void Scratchpad::check_fits(const Plan& plan) const {
   bool fits = true;
   for (std::size_t i = 0; i < shelves_.size(); ++i) fits = fits && wanted[i] <= shelves_[i]->num_slots;
   if (fits) return;
-  std::vector<std::size_t> group_of_table;
-  const std::uint64_t bytes = least_bytes(groups_of(tables_, group_of_table), wanted);
+  const std::uint64_t bytes = least_bytes(tables_, wanted);
   throw Error(ErrorKind::batch_too_large, "one batch has " + std::to_string(plan.num_unique()) +
                                               " rows, the scratchpad has room for " + std::to_string(num_rows()) +
                                               "; it needs scratchpad_bytes of " + std::to_string(bytes) + " or more");

@@ -31,6 +31,7 @@
 #include "log_store.h"
 #include "row_index.h"
 #include "row_table.h"
+#include "shelf.h"
 
 namespace holdfast {
 
@@ -111,8 +112,6 @@ class Scratchpad {
   ScratchpadCounters counters() const;
 
  private:
-  // Slots for rows of one size.
-  struct Shelf;
   struct Staging;
 
   Shelf& shelf_of(std::uint32_t table) const { return *shelves_[shelf_of_table_[table]]; }

@@ -414,4 +414,29 @@ inline LogStoreOptions buffered(BlockQueue::Way way = BlockQueue::Way::io_uring)
   return {Caching::buffered, way, nullptr};
 }
 
+// Records of rows that are named.
+
+inline std::uint64_t append_rows(Subject& subject, std::uint64_t step, const RowTable& table,
+                                 const std::vector<std::uint64_t>& rows) {
+  std::vector<OwnedRows> update;
+  subject.steps.insert(step);
+  update.emplace_back(0, table, rows);
+  update[0].weights[0] = static_cast<std::byte>(step);
+  subject.model.update(step, update);
+  subject.last_attempted = step;
+  return subject.store->append(subject.store->pack(mark_of(step), views(update))).value();
+}
+
+// Records of steps 1 to 3 lie one behind another from the ring's first byte, 4096 bytes each.
+inline void append_three_rows(Subject& subject, std::uint64_t step) {
+  CHECK(append_rows(subject, step, one_table()[0], {1, 5, 100}) == 4096);
+}
+
+inline void make_three_records(Subject& subject) {
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    append_three_rows(subject, step);
+    subject.sync();
+  }
+}
+
 }  // namespace holdfast

@@ -1,0 +1,178 @@
+// What a log store says of damage: what is told from a torn tail, and what is named.
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "error.h"
+#include "log_store_model.h"
+#include "thrown.h"
+
+namespace holdfast {
+namespace {
+
+void flip(const std::string& name, std::uint64_t offset) {
+  std::fstream stream(name, std::ios::binary | std::ios::in | std::ios::out);
+  stream.seekg(static_cast<std::streamoff>(offset));
+  const auto byte = static_cast<char>(stream.get() ^ 1);
+  stream.seekp(static_cast<std::streamoff>(offset));
+  stream.put(byte);
+  CHECK(stream.good());
+}
+
+// Opens for reading and verifies.
+std::vector<std::string> problems_of(const Subject& subject) {
+  LogStoreOptions reading = buffered();
+  reading.writable = false;
+  LogStore store(subject.directory(), one_table(), reading);
+  CHECK(kind_thrown_by([&] { store.verify(0); }) == ErrorKind::step);
+  store.scan();
+  store.view();
+  return store.verify(store.last().step);
+}
+
+void damage_is_told_from_a_torn_tail(std::uint64_t seed) {
+  const std::uint64_t ring = format::row_log_ring_offset;
+  for (const std::uint64_t offset : {std::uint64_t{9}, std::uint64_t{200}, std::uint64_t{600}, std::uint64_t{4000}}) {
+    {  // A later record says that this one was durable.
+      Subject subject(one_table(), 64 << 10, buffered(), seed);
+      make_three_records(subject);
+      subject.crash();
+      flip(subject.file("row-log-0000"), ring + offset);
+      CHECK(kind_thrown_by([&] { subject.open(every_step); }) == ErrorKind::corrupted);
+    }
+    {  // Nothing says so of the last one.
+      Subject subject(one_table(), 64 << 10, buffered(), seed);
+      make_three_records(subject);
+      subject.crash();
+      flip(subject.file("row-log-0000"), ring + 2 * 4096 + offset);
+      subject.durable = 2;
+      subject.open(every_step);
+      CHECK(subject.store->last().step == 2);
+      subject.fetch_all();
+    }
+    {  // The checkpoint does, once the store has been opened again. Images are told by the fetch.
+      Subject subject(one_table(), 64 << 10, buffered(), seed);
+      make_three_records(subject);
+      subject.crash();
+      subject.open(every_step);
+      subject.crash();
+      flip(subject.file("row-log-0000"), ring + 2 * 4096 + offset);
+      if (offset < 512) {
+        CHECK(kind_thrown_by([&] { subject.open(every_step); }) == ErrorKind::corrupted);
+      } else {
+        subject.open(every_step);
+        if (offset < 600 + 72) CHECK(kind_thrown_by([&] { subject.fetch_all(); }) == ErrorKind::corrupted);
+      }
+    }
+  }
+}
+
+void a_damaged_row_at_home_is_named(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  make_three_records(subject);
+  subject.merge(3);
+  subject.fetch_all();
+  const std::string home = subject.file("shard-0000/table-0000.home");
+  const auto check_named = [&](std::uint64_t row) {
+    flip(home, row * 72 + 3);
+    try {
+      subject.fetch_all();
+      CHECK(false);
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::corrupted);
+      CHECK(std::string(error.what()).find(home + " at offset " + std::to_string(row * 72)) != std::string::npos);
+    }
+    flip(home, row * 72 + 3);
+  };
+  check_named(5);
+  flip(home, 6 * 72 + 3);  // a row that was never written is not read
+  subject.fetch_all();
+  flip(home, 6 * 72 + 3);
+  subject.crash();
+  std::filesystem::remove(subject.file("home-bits-0000"));
+  subject.open(every_step);  // all are
+  check_named(5);
+  check_named(6);
+  subject.fetch_all();
+}
+
+void verification_names_every_damage(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  make_three_records(subject);
+  subject.merge(2);
+  subject.crash();
+  subject.open(every_step);  // record 3 is believed without a look at its images now
+  subject.crash();
+  CHECK(problems_of(subject).empty());
+  const std::string home = subject.file("shard-0000/table-0000.home");
+  const std::string log = subject.file("row-log-0000");
+  flip(home, 5 * 72 + 3);  // a row that the log has
+  CHECK(problems_of(subject).empty());
+  flip(home, 6 * 72 + 3);  // one that was never written
+  const std::uint64_t images = format::row_log_ring_offset + 2 * 4096 + 512;
+  flip(log, images + 72 + 70);
+  CHECK((problems_of(subject) ==
+         std::vector{
+             home + " at offset " + std::to_string(6 * 72) + ": row 6 of table 0 does not hold its checksum",
+             log + " at offset " + std::to_string(images + 72) + ": row 5 of table 0 does not hold its checksum"}));
+  flip(log, images + 72 + 70);
+  flip(log, images + 500);  // behind the images of its sector
+  CHECK(problems_of(subject).back() ==
+        log + " at offset " + std::to_string(images) + ": the checksum of the record's images does not hold");
+  for (std::uint64_t row = 7; row < 200; ++row) flip(home, row / 7 * 512 + row % 7 * 72);
+  CHECK(problems_of(subject).size() == 100);
+}
+
+void a_store_that_lost_something_says_what(std::uint64_t seed) {
+  {
+    Subject subject(one_table(), 64 << 10, buffered(), seed);
+    subject.crash();
+    subject.epoch = 0;
+    CHECK(kind_thrown_by([&] { subject.open(every_step); }) == ErrorKind::corrupted);  // an epoch that was
+    subject.open(every_step);
+    subject.crash();
+    for (const std::size_t offset : format::row_log_checkpoint_offset) flip(subject.file("row-log-0000"), offset);
+    CHECK(kind_thrown_by([&] { subject.open(every_step); }) == ErrorKind::corrupted);
+  }
+  {  // The checkpoint that began the records' epoch.
+    Subject subject(one_table(), 64 << 10, buffered(), seed);
+    make_three_records(subject);
+    subject.crash();
+    flip(subject.file("row-log-0000"), format::row_log_checkpoint_offset[1]);
+    CHECK(kind_thrown_by([&] { subject.open(every_step); }) == ErrorKind::corrupted);
+  }
+  for (const char* name : {"row-log-0000", "shard-0000/table-0000.home"}) {
+    Subject subject(one_table(), 64 << 10, buffered(), seed);
+    subject.crash();
+    std::filesystem::remove(subject.file(name));
+    CHECK(kind_thrown_by([&] { subject.open(every_step); }) == ErrorKind::corrupted);
+  }
+  for (const std::uint64_t bytes : {std::uint64_t{0}, std::uint64_t{4096}, std::uint64_t{1} << 20}) {
+    Subject subject(one_table(), 64 << 10, buffered(), seed);
+    subject.crash();
+    std::filesystem::resize_file(subject.file("shard-0000/table-0000.home"), bytes);
+    CHECK(kind_thrown_by([&] { subject.open(every_step); }) == ErrorKind::corrupted);
+  }
+}
+
+}  // namespace
+}  // namespace holdfast
+
+int main(int argc, char** argv) {
+  using namespace holdfast;
+  const std::uint64_t seed = check::seed_from(argc, argv);
+  const auto run = [&](const char* name, const std::function<void(std::uint64_t)>& test) {
+    check::context = name;
+    test(seed);
+  };
+  run("damage or torn tail", damage_is_told_from_a_torn_tail);
+  run("a damaged row at home", a_damaged_row_at_home_is_named);
+  run("verification", verification_names_every_damage);
+  run("something is lost", a_store_that_lost_something_says_what);
+  return check::passed();
+}

@@ -1,0 +1,131 @@
+// Rows that are imported into a log store, and what a crash leaves of them.
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "error.h"
+#include "log_store_model.h"
+#include "thrown.h"
+
+namespace holdfast {
+namespace {
+
+void imported_rows_are_home(std::uint64_t seed) {
+  const std::vector<RowTable> tables = tables_of_every_shape();
+  Subject subject(tables, 1 << 20, buffered(), seed);
+  subject.append_with_room(50);  // rows that the import's edges keep
+  CHECK(kind_thrown_by([&] { subject.store->import_rows(0, 0, {}, {}); }) == ErrorKind::step);
+  subject.sync();
+  subject.merge(subject.durable);
+  for (int i = 0; i < 40; ++i) {
+    const auto t = static_cast<std::uint32_t>(subject.random() % tables.size());
+    const std::uint64_t first = subject.random() % tables[t].num_rows;
+    std::vector<std::uint64_t> rows(1 + subject.random() % (tables[t].num_rows - first));
+    std::iota(rows.begin(), rows.end(), first);
+    std::vector<OwnedRows> imported;
+    imported.emplace_back(t, tables[t], std::move(rows));
+    OwnedRows& of_table = imported.front();
+    for (std::byte& byte : of_table.weights) byte = static_cast<std::byte>(subject.random());
+    const bool with_state = subject.random() % 2 == 0;
+    for (float& value : of_table.state) value = with_state ? static_cast<float>(subject.random() % 1000) : 0.0f;
+    subject.store->import_rows(t, first, of_table.weights,
+                               with_state ? std::span<const float>(of_table.state) : std::span<const float>());
+    subject.model.update(subject.store->last().step, imported);
+  }
+  subject.fetch_all();
+  subject.list_touched();
+  subject.store->sync_home();
+  subject.crash();
+  subject.open(every_step);
+  subject.fetch_all();
+}
+
+// Whatever a crash leaves of an import, one who trains sees the rows that one who reads beside the store sees.
+void an_import_that_a_crash_ends_looks_the_same_to_all(std::uint64_t seed) {
+  const std::vector<RowTable> tables = one_table();
+  for (int life = 0; life < 60; ++life) {
+    Subject subject(tables, 64 << 10, buffered(), seed + static_cast<std::uint64_t>(life));
+    subject.disk.crash_in = 1 + subject.random() % 12;
+    try {
+      for (;;) {
+        std::vector<std::byte> weights((1 + subject.random() % 100) * tables[0].weight_bytes());
+        for (std::byte& byte : weights) byte = static_cast<std::byte>(subject.random());
+        subject.store->import_rows(0, subject.random() % 100, weights, {});
+        if (subject.random() % 4 == 0) subject.store->sync_home();
+      }
+    } catch (const Crash&) {
+    }
+    subject.crash();
+    const auto fetched = [&](LogStore& store) {
+      std::vector<OwnedRows> rows;
+      rows.emplace_back(0, tables[0], every_row_of(tables[0]));
+      store.fetch(views(rows));
+      return rows;
+    };
+    LogStoreOptions reading = buffered();
+    reading.writable = false;
+    LogStore view(subject.directory(), tables, reading);
+    view.scan();
+    view.view();
+    const auto seen = fetched(view);
+    subject.open(every_step);
+    const auto trained = fetched(*subject.store);
+    CHECK(trained[0].rows == seen[0].rows);
+    for (std::size_t u = 0; u < seen[0].rows.size(); ++u) CHECK(trained[0].value(u) == seen[0].value(u));
+  }
+}
+
+void a_long_import_is_written_in_pieces(std::uint64_t seed) {
+  const std::vector<RowTable> tables = {table_of(0, 100000, 32, RowDtype::f32, RowOptimizer::rowwise_adagrad)};
+  Subject subject(tables, 64 << 10, buffered(), seed);
+  std::vector<std::uint64_t> rows(99990);
+  std::iota(rows.begin(), rows.end(), 5);
+  std::vector<OwnedRows> imported;
+  imported.emplace_back(0, tables[0], std::move(rows));
+  for (std::byte& byte : imported[0].weights) byte = static_cast<std::byte>(subject.random());
+  subject.store->import_rows(0, 5, imported[0].weights, {});
+  subject.model.update(0, imported);
+  subject.fetch_all();
+  subject.list_touched();
+}
+
+void arrays_that_do_not_fit_are_not_imported(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);  // rows of 64 bytes and one float, 200 of them
+  const Bytes weights(3 * 64);
+  const std::vector<float> state(3);
+  const auto import = [&](std::uint64_t first, std::size_t weight_bytes, std::size_t floats) {
+    return kind_thrown_by([&] {
+      subject.store->import_rows(0, first, std::span(weights).first(weight_bytes), std::span(state).first(floats));
+    });
+  };
+  CHECK(import(0, 3 * 64 - 1, 3) == ErrorKind::config);
+  CHECK(import(0, 3 * 64, 2) == ErrorKind::config);
+  CHECK(import(198, 3 * 64, 3) == ErrorKind::config);
+  CHECK(import(every_step, 64, 1) == ErrorKind::config);
+  CHECK(subject.store->touched_rows(0, 0, 200).empty());
+  subject.store->import_rows(0, 200, {}, {});
+  subject.store->import_rows(0, 197, weights, state);
+  CHECK((subject.store->touched_rows(0, 0, 200) == std::vector<std::uint64_t>{197, 198, 199}));
+}
+
+}  // namespace
+}  // namespace holdfast
+
+int main(int argc, char** argv) {
+  using namespace holdfast;
+  const std::uint64_t seed = check::seed_from(argc, argv);
+  const auto run = [&](const char* name, const std::function<void(std::uint64_t)>& test) {
+    check::context = name;
+    test(seed);
+  };
+  run("imported rows", imported_rows_are_home);
+  run("an import that a crash ends", an_import_that_a_crash_ends_looks_the_same_to_all);
+  run("a long import", a_long_import_is_written_in_pieces);
+  run("imports that do not fit", arrays_that_do_not_fit_are_not_imported);
+  return check::passed();
+}
