@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "error.h"
-#include "media/io_class.h"
 #include "native_thread.h"
 
 namespace holdfast {
@@ -14,7 +13,6 @@ constexpr double earliest = 0.5;
 constexpr double latest = 0.7;
 constexpr double share_of_work = 0.5;  // of a merge's time, so that it ends before the log is full
 constexpr double full = 0.95;  // of the log, by when a merge has ended
-constexpr double late = 0.3;  // of a merge: so far behind, it takes its turn at the disk
 // No rest is longer, whatever is wanted: a part also takes the time for which the whole process was stopped in it.
 constexpr std::chrono::milliseconds longest_rest{200};
 
@@ -78,20 +76,18 @@ bool LogMerger::wants_to_merge() const {
   return !found_nothing_ && (is_urgent_ || store_.used_bytes() > bytes_to_begin_at());
 }
 
-// Somebody waits, or more of the room is taken that was left when the merge began than what is done would allow.
-bool LogMerger::is_behind(double done) const {
+bool LogMerger::is_in_a_hurry(double progress) const {
   const auto begun = static_cast<double>(used_when_begun_);
   const double end = std::max(full * static_cast<double>(store_.ring_bytes()), begun);
-  return is_urgent_ || stopping_ || static_cast<double>(store_.used_bytes()) > begun + done * (end - begun);
+  return is_urgent_ || stopping_ || static_cast<double>(store_.used_bytes()) > begun + progress * (end - begun);
 }
 
 bool LogMerger::rest(std::chrono::nanoseconds wanted, double progress) {
   std::unique_lock lock(mutex_);
   const std::uint64_t used = store_.used_bytes();
   const bool hurries = turned_.wait_for(lock, std::min<std::chrono::nanoseconds>(wanted, longest_rest),
-                                        [&] { return is_behind(progress); });
+                                        [&] { return is_in_a_hurry(progress); });
   appended_in_rests_ += store_.used_bytes() - used;
-  set_io_class(is_behind(progress + late) ? IoClass::normal : IoClass::idle);
   return hurries || !has_time_to_spare_;
 }
 

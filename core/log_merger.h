@@ -7,7 +7,7 @@
 //   written with it. How much is appended meanwhile, it learns from the merges before.
 // - It leaves most of the disk's time to fetches, unless that would make somebody wait for room: a merge gets on at
 //   least as fast as the room that was left when it began is taken. Where it could have begun later, it takes short
-//   parts, for the sake of commits. Until it is late or awaited, its requests wait for everybody else's.
+//   parts, for the sake of commits.
 // - After a failed merge nothing is merged any more, and make_room throws the failure. Where the medium was only full,
 //   it is tried again when more is allowed.
 #pragma once
@@ -49,7 +49,7 @@ class LogMerger {
   double share_to_begin_at() const;
   std::uint64_t bytes_to_begin_at() const;
   bool wants_to_merge() const;
-  bool is_behind(double done) const;
+  bool is_in_a_hurry(double progress) const;
   bool rest(std::chrono::nanoseconds wanted, double progress);
   void learn(std::uint64_t merged);
 

@@ -1,8 +1,4 @@
 // The log merger beside a medium that stands still for a while, as it does where the whole process is stopped.
-#include <linux/ioprio.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -25,13 +21,12 @@ constexpr std::uint64_t every_step = ~std::uint64_t{0};
 constexpr std::chrono::milliseconds standstill{1000};
 constexpr std::chrono::milliseconds soon{2000};  // a rest in proportion to the standstill would take three seconds
 
-// Holds the first write to home up, and remembers how urgent it is.
+// Holds the first write to home up.
 class StandingStill final : public BlockWatcher {
  public:
   void before_read(const BlockFile&) override {}
   void before_write(const BlockFile& file, std::uint64_t, std::span<const std::byte>) override {
     if (file.name().find(".home") == std::string::npos || has_stood_still_.exchange(true)) return;
-    is_idle = IOPRIO_PRIO_CLASS(::syscall(SYS_ioprio_get, IOPRIO_WHO_PROCESS, 0)) == IOPRIO_CLASS_IDLE;
     std::this_thread::sleep_for(standstill);
     goes_on = true;
   }
@@ -39,7 +34,6 @@ class StandingStill final : public BlockWatcher {
   void after_sync(const BlockFile&) override {}
 
   std::atomic<bool> goes_on{false};
-  std::atomic<bool> is_idle{false};
 
  private:
   std::atomic<bool> has_stood_still_{false};
@@ -92,20 +86,6 @@ void whoever_waits_for_room_ends_a_rest() {
   CHECK(merger.make_room());
   CHECK(Clock::now() - went_on < soon);
   CHECK(subject.store->used_bytes() == 0);
-}
-
-void a_merge_lets_others_go_first_at_the_disk_until_it_is_awaited() {
-  Subject with_room;
-  LogMerger merger(*with_room.store);
-  with_room.begin_merge(merger);
-  CHECK(with_room.disk.is_idle);
-  Subject without;
-  LogMerger awaited(*without.store);
-  CHECK(without.append(1));
-  without.store->sync();
-  awaited.allow(1);
-  CHECK(awaited.make_room());
-  CHECK(without.disk.goes_on && !without.disk.is_idle);
 }
 
 // Of a table whose rows fill twelve MiB at home: how much of it goes there between two rests.
@@ -197,7 +177,6 @@ void a_merge_that_has_time_to_spare_takes_short_parts() {
 int main() {
   holdfast::a_merge_rests_for_a_moment_only_however_long_its_part_took();
   holdfast::whoever_waits_for_room_ends_a_rest();
-  holdfast::a_merge_lets_others_go_first_at_the_disk_until_it_is_awaited();
   holdfast::a_merge_takes_long_parts_only_in_a_hurry();
   holdfast::a_merge_that_has_time_to_spare_takes_short_parts();
   return check::passed();
