@@ -31,11 +31,16 @@ class RowIndex {
   // Where `row` is; replaces what was known of it.
   void insert(std::uint64_t row, std::uint64_t location);
   std::optional<std::uint64_t> find(std::uint64_t row) const;
-  // In a loop over i of rows[i], one of these calls for each: asks for the memory that a call further on is going to
-  // read, so that misses of the processor's caches overlap.
+  // Asks for the memory that a call for `row` is going to read, so that misses of the processor's caches overlap.
+  void prefetch(std::uint64_t row) const {
+    const Slot* slot = slots_.data() + first_slot(row);
+    __builtin_prefetch(slot);
+    __builtin_prefetch(slot + run_slots);
+  }
+  // In a loop over i of rows[i], one of these calls for each: prefetches for a call further on.
   void prefetch_ahead(const std::uint64_t* rows, std::size_t i, std::size_t num_rows) const {
     constexpr std::size_t distance = 24;
-    if (i + distance < num_rows) __builtin_prefetch(slots_.data() + first_slot(rows[i + distance]));
+    if (i + distance < num_rows) prefetch(rows[i + distance]);
   }
   // All entries, some slots at a time: those of `count` slots from `slot` on, or of as many as there are. Returns the
   // slot after them, num_slots() at the end. Where rows were inserted meanwhile, and num_slots is what it was, none of
@@ -70,6 +75,7 @@ class RowIndex {
     std::uint64_t location_plus_one;
   };
   static_assert(sizeof(Slot) == 10);
+  static constexpr std::size_t run_slots = 3;  // that a search looks at, as a rule; they may end in the next line
 
   static Entry unpack(const Slot& slot) {
     std::uint64_t low;

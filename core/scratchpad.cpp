@@ -17,7 +17,6 @@
 namespace holdfast {
 namespace {
 
-constexpr unsigned row_bits = 40;
 constexpr std::uint32_t no_slot = ~std::uint32_t{0};
 
 }  // namespace
@@ -279,7 +278,7 @@ void Scratchpad::collect_table(Hold& hold, std::size_t t, const std::vector<std:
       }
       slot = take_slot(shelf, hold.oldest_live_);
     }
-    shelf.key[*slot] = std::uint64_t{table} << row_bits | row;
+    shelf.set_key(*slot, table, row);
     shelf.set_use(*slot, hold.order_, 0);
     shelf.filled[*slot].store(false, std::memory_order_relaxed);
     shelf.trial.push_back(*slot);
@@ -294,12 +293,7 @@ void Scratchpad::collect_table(Hold& hold, std::size_t t, const std::vector<std:
 // A slot without a row. The caller holds map_mutex_.
 std::optional<std::uint32_t> Scratchpad::take_slot(Shelf& shelf, std::uint64_t oldest_live) {
   if (shelf.num_used < shelf.num_slots) return static_cast<std::uint32_t>(shelf.num_used++);
-  const auto slot = shelf.evict(oldest_live);
-  if (slot) {
-    const std::uint64_t key = shelf.key[*slot];
-    slot_of_[key >> row_bits].erase_if_equal(key & ((std::uint64_t{1} << row_bits) - 1), *slot);
-  }
-  return slot;
+  return shelf.evict(oldest_live, slot_of_);
 }
 
 // Returns when a hold was let go since this one last looked; false where this hold was given up, or the end has come.

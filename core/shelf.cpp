@@ -1,6 +1,5 @@
 #include "shelf.h"
 
-#include <span>
 #include <utility>
 
 namespace holdfast {
@@ -11,6 +10,8 @@ constexpr std::size_t slot_overhead_bytes = 8 + 8 + 1 + 4 + 18;
 
 // Of the slots, those whose row was not asked for again since it came in: one in so many.
 constexpr std::size_t trial_share = 10;
+
+constexpr std::size_t prefetch_distance = 8;  // turns
 
 std::uint64_t slot_bytes(const Shelving::Size& size) { return size.row_bytes() + slot_overhead_bytes; }
 
@@ -42,12 +43,13 @@ Shelf::Shelf(const RowTable& table, std::size_t num_slots_)
       use(num_slots),
       filled(num_slots) {}
 
-std::optional<std::uint32_t> Shelf::evict(std::uint64_t oldest_live) {
+std::optional<std::uint32_t> Shelf::evict(std::uint64_t oldest_live, std::span<RowIndex> slot_of_table) {
   bool other_queue = false;  // where the one whose turn it is begins with slots that are needed
   for (std::size_t turns = 2 * (most_lives + 1) * (trial.size() + main.size()); turns != 0; --turns) {
     const bool trial_is_full = trial.size() > num_slots / trial_share;
     const bool from_trial = !trial.empty() && (main.empty() || trial_is_full != other_queue);
     auto& queue = from_trial ? trial : main;
+    prefetch_turns(queue, slot_of_table);
     const std::uint32_t slot = queue.front();
     queue.pop_front();
     if (use[slot] == kept) continue;
@@ -58,10 +60,21 @@ std::optional<std::uint32_t> Shelf::evict(std::uint64_t oldest_live) {
       queue.push_back(slot);
       other_queue = !other_queue;
     } else {
+      slot_of_table[table_of(slot)].erase_if_equal(row_of(slot), slot);
       return slot;
     }
   }
   return std::nullopt;
+}
+
+// Slots leave in no order of memory: what is known of one is asked for two distances ahead, its place in the map one.
+void Shelf::prefetch_turns(const std::deque<std::uint32_t>& queue, std::span<RowIndex> slot_of_table) const {
+  if (queue.size() <= 2 * prefetch_distance) return;
+  const std::uint32_t later = queue[2 * prefetch_distance];
+  __builtin_prefetch(&use[later], 1);
+  __builtin_prefetch(&key[later], 1);
+  const std::uint32_t soon = queue[prefetch_distance];
+  if (lives(soon) == 0) slot_of_table[table_of(soon)].prefetch(row_of(soon));
 }
 
 Shelving shelve(const std::vector<RowTable>& tables, std::uint64_t bytes) {

@@ -12,10 +12,12 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "huge_array.h"
 #include "kernels/kernels.h"
+#include "row_index.h"
 #include "row_table.h"
 
 namespace holdfast {
@@ -26,6 +28,7 @@ struct Shelf {
   SlotRows rows() const { return {weights.data(), reinterpret_cast<float*>(state.data())}; }
 
   static constexpr std::uint64_t kept = ~std::uint64_t{0};  // a use that never ends
+  static constexpr unsigned row_bits = 40;
   static constexpr unsigned lives_bits = 2;
   static constexpr std::uint64_t most_lives = (1 << lives_bits) - 1;
 
@@ -38,8 +41,14 @@ struct Shelf {
     if (use[slot] != kept) set_use(slot, order, std::min(lives(slot) + 1, most_lives));
   }
 
-  // A slot without a row; or, where none of those with one is needed any more by holds from `oldest_live` on, nothing.
-  std::optional<std::uint32_t> evict(std::uint64_t oldest_live);
+  void set_key(std::uint32_t slot, std::uint32_t table, std::uint64_t row) {
+    key[slot] = std::uint64_t{table} << row_bits | row;
+  }
+  std::uint32_t table_of(std::uint32_t slot) const { return static_cast<std::uint32_t>(key[slot] >> row_bits); }
+  std::uint64_t row_of(std::uint32_t slot) const { return key[slot] & (RowIndex::end_row - 1); }
+
+  // A slot whose row has left, also the map of its table; nothing where holds from `oldest_live` on need them all.
+  std::optional<std::uint32_t> evict(std::uint64_t oldest_live, std::span<RowIndex> slot_of_table);
 
   const RowSpec spec;  // of one of the tables: sizes are those of all of them
   const std::size_t weight_bytes;
@@ -53,6 +62,9 @@ struct Shelf {
   const HugeArray<std::atomic<bool>> filled;
   std::deque<std::uint32_t> trial;
   std::deque<std::uint32_t> main;
+
+ private:
+  void prefetch_turns(const std::deque<std::uint32_t>& queue, std::span<RowIndex> slot_of_table) const;
 };
 
 // How a scratchpad's memory is shared out.
