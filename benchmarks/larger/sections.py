@@ -32,11 +32,11 @@ class _Amount:
 
 # Enough distinct batches that they do not come again before the scratchpad is full and the window is over.
 _AMOUNTS = {
-    "kaggle": _Amount(200, 5000),
+    "kaggle": _Amount(200, 6000),
     "rm1": _Amount(100, 500),
     "rm3": _Amount(100, 900),
     "uniform": _Amount(60, 600),
-    "balanced": _Amount(150, 2000),
+    "balanced": _Amount(150, 3200),
 }
 _QUICK = _Amount(20, 200)
 # So few batches that all their rows stay in the scratchpad: what is left of the log store is committing.
