@@ -343,7 +343,13 @@ inline int cut_power(int argc, char** argv, const std::vector<Shape>& shapes, co
   for (const Omission& omission : omissions) {
     check::context = std::string("without ") + omission.what;
     const Effort enough{8, 4, effort.points_per_life, true};
-    const Found found = PowerCuts(shapes[omission.shape], expected, seed, enough, &omission).everywhere();
+    // Where other processes take the cores, a merge may begin before a step is allowed to it, or after: not every run
+    // comes to the state that tells.
+    constexpr std::uint64_t most_runs = 3;
+    Found found;
+    for (std::uint64_t run = 0; run < most_runs && found.problem.empty(); ++run) {
+      found = PowerCuts(shapes[omission.shape], expected, seed + run, enough, &omission).everywhere();
+    }
     print(found, (": " + found.problem).c_str());
     std::fflush(stdout);
     CHECK(!found.problem.empty());
