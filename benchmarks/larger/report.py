@@ -161,9 +161,9 @@ def _rooflines(results: Results) -> list[str]:
         dram, disk = results.step_ms("dram", workload), disk_ms(results, workload)
         stalls_ms = (traffic["stall_seconds"] + traffic["log_stall_seconds"]) / steps * 1e3
         rows.append(
-            [workload, f"{found['config']['log_bytes'] >> 20} MiB", f"{dram:.1f}", *requests, "–" if mixed is None else f"{mixed['per_s']:,.0f}", f"{disk:.1f}",
-             f"{roof:.1f}", f"{found['ms_per_step']:.1f}", f"{stalls_ms:.2f}",
-             f"{traffic['window_shrunk']:.0f}"]
+            [workload, f"{found['config']['log_bytes'] >> 20} MiB", f"{dram:.1f}", *requests,
+             "–" if mixed is None else f"{mixed['per_s']:,.0f}", f"{disk:.1f}", f"{roof:.1f}",
+             f"{found['ms_per_step']:.1f}", f"{stalls_ms:.2f}", f"{traffic['window_shrunk']:.0f}"]
         )  # fmt: skip
     head = ["", "log", "DRAM, ms", "fetch reads per step", "merge reads", "merge writes", "MiB of both",
             "disk's requests/s at that mix", "disk, ms", "roofline, ms", "step, ms", "of it stalls",
