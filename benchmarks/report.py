@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,7 @@ def _bars(results: Results) -> list[tuple[str, list[_Cell]]]:
         return _Cell(found[0] if found else None, _BF16_BARS.get(shape), "{:.2f}×")
 
     rows = [
-        row(f"{_NAMES[optimizer]}: steps/s over the best peer without checkpoint", lambda s, o=optimizer: steps(s, o))  # type: ignore[misc]
+        row(f"{_NAMES[optimizer]}: steps/s over the best peer without checkpoint", partial(steps, optimizer=optimizer))
         for optimizer in OPTIMIZERS
     ]
     for optimizer in OPTIMIZERS:
@@ -233,6 +234,10 @@ def _times(results: Results) -> list[str]:
     ]
 
 
+def _verb_ms(verb: str, result: dict[str, Any]) -> float:
+    return float(statistics.median(result["verb_ms"][verb]))
+
+
 def _verbs(results: Results) -> list[str]:
     rows = []
     for shape in results.shapes:
@@ -241,10 +246,8 @@ def _verbs(results: Results) -> list[str]:
             found = results.rounds(key)
             if not found:
                 continue
-            verbs = found[0]["verb_ms"]
             shown = ", ".join(
-                f"{verb} {results.median(key, lambda r, v=verb: statistics.median(r['verb_ms'][v])):.2f}"  # type: ignore[misc]
-                for verb in verbs
+                f"{verb} {results.median(key, partial(_verb_ms, verb)):.2f}" for verb in found[0]["verb_ms"]
             )
             rows.append([f"{shape}, {mode}", shown])
     return ["## Where a step's time goes", "", *markdown_table(["row-wise Adagrad, ms", "verbs"], rows)] if rows else []

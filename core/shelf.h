@@ -28,7 +28,6 @@ struct Shelf {
   SlotRows rows() const { return {weights.data(), reinterpret_cast<float*>(state.data())}; }
 
   static constexpr std::uint64_t kept = ~std::uint64_t{0};  // a use that never ends
-  static constexpr unsigned row_bits = 40;
   static constexpr unsigned lives_bits = 2;
   static constexpr std::uint64_t most_lives = (1 << lives_bits) - 1;
 
@@ -42,10 +41,10 @@ struct Shelf {
   }
 
   void set_key(std::uint32_t slot, std::uint32_t table, std::uint64_t row) {
-    key[slot] = std::uint64_t{table} << row_bits | row;
+    key[slot] = table * RowIndex::end_row + row;
   }
-  std::uint32_t table_of(std::uint32_t slot) const { return static_cast<std::uint32_t>(key[slot] >> row_bits); }
-  std::uint64_t row_of(std::uint32_t slot) const { return key[slot] & (RowIndex::end_row - 1); }
+  std::uint32_t table_of(std::uint32_t slot) const { return static_cast<std::uint32_t>(key[slot] / RowIndex::end_row); }
+  std::uint64_t row_of(std::uint32_t slot) const { return key[slot] % RowIndex::end_row; }
 
   // A slot whose row has left, also the map of its table; nothing where holds from `oldest_live` on need them all.
   std::optional<std::uint32_t> evict(std::uint64_t oldest_live, std::span<RowIndex> slot_of_table);

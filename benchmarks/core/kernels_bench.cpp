@@ -6,7 +6,7 @@
 //
 // On a machine that others use as well, --threads 1 --clock cpu counts only the time that this process ran.
 //
-// Homes are mapped files in /dev/shm (MADV_RANDOM, every page and touched bit written before), working sets a ring of
+// Homes are mapped files of tmpfs (MADV_RANDOM, every page and touched bit written before), working sets a ring of
 // segments there, ids Zipf(1.05) scattered over the table by a hash. Each step takes the next batch and either
 // captures or runs one of the floor's loops in capture's place, so that both find the caches as a real step does.
 #include <sys/mman.h>
@@ -60,12 +60,11 @@ struct Options {
   bool cpu_clock = false;
 };
 
-// Memory of an unlinked file in /dev/shm.
+// Memory of a file on tmpfs, as a pool's is.
 std::byte* map_shared(std::size_t bytes) {
-  char name[] = "/dev/shm/kernels_bench_XXXXXX";
-  const int fd = mkstemp(name);
-  if (fd < 0 || unlink(name) != 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
-    std::perror("kernels_bench: /dev/shm");
+  const int fd = memfd_create("kernels_bench", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
+    std::perror("kernels_bench: memory");
     std::exit(1);
   }
   void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

@@ -101,7 +101,7 @@ def _measure_bags(shape: Shape, ids: list[NDArray[np.int64]], grad: Tensor, roun
     )
     bags = shape.num_tables * shape.batch_size // count
     offsets = torch.arange(0, bags * shape.lookups_per_bag, shape.lookups_per_bag, device=device)
-    torch.sparse.check_sparse_tensor_invariants.disable()  # the default; saying so spares its warning
+    torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]  # spares a warning
     optimizer = torch.optim.Adagrad(modules.parameters(), lr=LEARNING_RATE, eps=EPSILON)
     system = _Bags(modules, optimizer, offsets)
     first_row = np.arange(shape.num_tables)[:, None, None] * (shape.num_embeddings if fused else 0)

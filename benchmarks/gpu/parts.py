@@ -97,9 +97,7 @@ def _kernels(name: str, telling: Telling, settings: Settings, directory: Path) -
     device = open_device(settings.device)
     case = make_case(name, smoke=settings.smoke)
     for law in LAWS:
-        telling.measure(
-            kernels_key(name, law), lambda law=law: measure_kernels(case, law, device, smoke=settings.smoke)
-        )
+        telling.measure(kernels_key(name, law), partial(measure_kernels, case, law, device, smoke=settings.smoke))
         _tidy(device)
 
 
@@ -138,7 +136,7 @@ def _gather(name: str, telling: Telling, settings: Settings, directory: Path) ->
     for law in LAWS:
         telling.measure(
             gather_key(name, law),
-            lambda law=law: measure_gather(case, law, directory / "pool", device, smoke=settings.smoke),
+            partial(measure_gather, case, law, directory / "pool", device, smoke=settings.smoke),
         )
         _tidy(device)
 

@@ -38,7 +38,7 @@ class BatchArrays:
         sample = torch.arange(batch_size, device=device)[None, :, None]
         slot_of = table * shape.num_embeddings + torch.from_numpy(ids.astype(np.int64)).to(device)
         sorted_slots, order = slot_of.flatten().sort(stable=True)
-        slots, occurrences = sorted_slots.unique_consecutive(return_counts=True)
+        slots, occurrences = torch.unique_consecutive(sorted_slots, return_counts=True)
         gradient_offset = (table * dim + sample * (num_tables * dim)).expand_as(slot_of).flatten()[order]
         num_bags = num_tables * batch_size
         return cls(

@@ -83,7 +83,9 @@ def make_pool(case: Case, directory: Path) -> None:
                 pool.core.import_rows(table, first, weights[:count].view(np.uint8).reshape(-1), state[:count])
 
 
-def measure_resident(case: Case, source: FileOfBatches, first: int, options: DenseOptions, device: torch.device) -> Any:
+def measure_resident(
+    case: Case, source: FileOfBatches, first: int, options: DenseOptions, device: torch.device
+) -> dict[str, Any]:
     """first: of the source's batches; they take turns."""
     check_options(options, device)
     shape = case.shape

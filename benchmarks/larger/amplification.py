@@ -12,6 +12,7 @@ sizes.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from larger.workload import FileOfBatches
 
@@ -72,6 +73,7 @@ def _home_blocks(source: FileOfBatches, num_steps: int, later_steps: list[int]) 
         for table, ids in enumerate(source.read_ids(number % source.num_batches)):
             if number < num_steps + later_steps[table]:
                 merged[table, ids.ravel()] = number < num_steps
-    written = merged.reshape(shape.num_tables, num_blocks, rows_per_block).any(axis=2)
+    of_blocks = merged.reshape(shape.num_tables, num_blocks, rows_per_block)
+    written: NDArray[np.bool_] = np.logical_or.reduce(of_blocks, axis=2)
     written[:, 1:-1] |= written[:, :-2] & written[:, 2:]  # one block between two: moved with them
     return int(written.sum())

@@ -265,7 +265,7 @@ class Outsider(System):
         if not math.isfinite(value):
             raise FloatingPointError(f"the loss is {value}")
         self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         self._optimizer.step()
         with torch.no_grad():
             for of_table, weight in zip(values, weights, strict=True):

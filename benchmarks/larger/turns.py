@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -120,14 +121,14 @@ class Turns:
         try:
             for key in keys:
                 self._on_progress(f"{key}: warming up")
-                self._attempt(key, lambda key=key: self._warm_up(key, start))
+                self._attempt(key, partial(self._warm_up, key, start))
             for number in range(num_rounds):
                 first = number % len(keys)
                 for key in [key for key in keys[first:] + keys[:first] if key in self._alive]:
-                    self._attempt(key, lambda key=key: self._turn(key, num_rounds))
+                    self._attempt(key, partial(self._turn, key, num_rounds))
                 self._on_progress(f"round {number + 1} of {num_rounds}")
             for key in list(self._alive):
-                self._attempt(key, lambda key=key: self._finish(key))
+                self._attempt(key, partial(self._finish, key))
         finally:
             for child in self._alive.values():
                 child.end()

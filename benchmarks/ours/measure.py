@@ -43,7 +43,7 @@ class Training:
         self.loss = float(loss.detach())
         if not math.isfinite(self.loss):  # what holdfast.train does before anything is updated
             raise FloatingPointError(f"the loss is {self.loss}")
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         self.dense_optimizer.step()
         self.dense_optimizer.zero_grad(set_to_none=True)
 

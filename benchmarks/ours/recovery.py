@@ -58,7 +58,7 @@ def fill(directory: Path, dense_interval: int) -> dict[str, Any]:
         planned = rows.plan(holdfast.JaggedFeatures(["f0"], _ids(generator), offsets), ahead=False)
         capture = rows.capture(planned)
         record_bytes = max(record_bytes, capture.bytes)
-        rows.lookup(capture, planned).sum().backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(rows.lookup(capture, planned).sum())
         rows.optimizer.step()
         pool.commit(pool.core.cursor + _BATCH_SIZE)
     while pool.rows_durable_step < pool.step:

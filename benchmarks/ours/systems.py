@@ -157,7 +157,7 @@ class Holdfast(System):
         watch.lap("capture")
         pooled = self.rows.lookup(capture, planned)
         watch.lap("lookup")
-        pooled.backward(grad)  # type: ignore[no-untyped-call]
+        torch.autograd.backward(pooled, grad)
         self.rows.optimizer.step()  # waits for the seal
         watch.lap("update")
         self._small_checkpoint.commit(self.pool.core.cursor + batch.labels.numel())
@@ -247,7 +247,7 @@ class Bare(System):
         watch.lap("plan")
         pooled = self.tables.lookup(self._rows[number])
         watch.lap("lookup")
-        pooled.backward(grad)  # type: ignore[no-untyped-call]
+        torch.autograd.backward(pooled, grad)
         self.tables.update(LEARNING_RATE, EPSILON)
         watch.lap("update")
         return watch.stage_ms

@@ -90,7 +90,7 @@ class DcpAsync(Checkpointer):
         self.wait_s = 0.0
 
     def save(self) -> None:
-        from torch.distributed.checkpoint import async_save
+        from torch.distributed.checkpoint.state_dict_saver import async_save
 
         self.wait()
         self._pending_path = self._next_path()

@@ -59,7 +59,7 @@ class Training:
         self.batches = batches
         self.prepared = [tables.prepare(batch) for batch in batches]
         self.bf16 = bf16
-        dense = [*network.bottom.parameters(), *network.top.parameters()]  # type: ignore[union-attr, operator]
+        dense = [*network.get_submodule("bottom").parameters(), *network.get_submodule("top").parameters()]
         self.dense_optimizer = torch.optim.SGD(dense, lr=LEARNING_RATE, fused=True)
         self.num_steps = 0
 
@@ -71,7 +71,7 @@ class Training:
         with autocast:
             logits = self.model(batch.dense, self.prepared[number])
         loss = binary_cross_entropy_with_logits(logits.float(), batch.labels)
-        loss.backward()
+        torch.autograd.backward(loss)
         self.dense_optimizer.step()
         self.dense_optimizer.zero_grad(set_to_none=True)
         self.tables.apply_gradients()
@@ -90,12 +90,13 @@ class Training:
 def time_steps(training: Training, *, steps: int, warmup: int) -> dict[str, Any]:
     """``step_ms`` per step, and the first (before any update) and last loss."""
     losses = [training.step().item() for _ in range(max(1, warmup))]
-    step_ms = []
+    step_ms: list[float] = []
+    last: Tensor | None = None
     for _ in range(steps):
         begin = time.perf_counter()
-        loss = training.step()
+        last = training.step()
         step_ms.append((time.perf_counter() - begin) * 1e3)
-    return {"step_ms": step_ms, "first_loss": losses[0], "last_loss": loss.item() if steps else losses[-1]}
+    return {"step_ms": step_ms, "first_loss": losses[0], "last_loss": losses[-1] if last is None else last.item()}
 
 
 def time_embeddings(training: Training, *, steps: int, warmup: int) -> dict[str, Any]:
@@ -111,7 +112,7 @@ def time_embeddings(training: Training, *, steps: int, warmup: int) -> dict[str,
         if grad is None:
             grad = torch.randn(pooled.shape, generator=torch.Generator().manual_seed(1)) * 1e-3
         after_grad = time.perf_counter()
-        pooled.backward(grad)
+        torch.autograd.backward(pooled, grad)
         tables.apply_gradients()
         end = time.perf_counter()
         if number >= warmup:

@@ -29,7 +29,7 @@ class ShardedTables(PeerTables):
 
     def __init__(self, shape: Shape, optimizer: str) -> None:
         super().__init__()
-        from torch.distributed.optim import _apply_optimizer_in_backward
+        from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
         from torchrec.modules.embedding_configs import EmbeddingBagConfig
         from torchrec.modules.embedding_modules import EmbeddingBagCollection
         from torchrec.optim import RowWiseAdagrad
@@ -62,7 +62,8 @@ class ShardedTables(PeerTables):
         # made anew for each step: a KeyedJaggedTensor caches what is computed from it
         ids, lengths = sparse
         features = self._keyed_jagged_tensor(keys=self._keys, values=ids, lengths=lengths)
-        return self.collection(features).values()  # type: ignore[no-any-return]
+        pooled: Tensor = self.collection(features).values()
+        return pooled
 
     def tables(self) -> list[Tensor]:
         return list(self.tables_here().values())

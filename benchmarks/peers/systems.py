@@ -88,10 +88,12 @@ class FbgemmTables(PeerTables):
         return batch.ids, batch.offsets
 
     def forward(self, sparse: tuple[Tensor, Tensor]) -> Tensor:
-        return self.operator(*sparse)  # type: ignore[no-any-return]
+        pooled: Tensor = self.operator(*sparse)
+        return pooled
 
     def tables(self) -> Sequence[Tensor]:
-        return self.operator.split_embedding_weights()  # type: ignore[no-any-return]
+        weights: list[Tensor] = self.operator.split_embedding_weights()
+        return weights
 
 
 class TorchrecTables(PeerTables):
@@ -134,7 +136,8 @@ class TorchrecTables(PeerTables):
         # made anew for each step: a KeyedJaggedTensor caches what is computed from it
         ids, offsets = sparse
         features = self._keyed_jagged_tensor.from_offsets_sync(keys=self._keys, values=ids, offsets=offsets)
-        return self.collection(features).values()  # type: ignore[no-any-return]
+        pooled: Tensor = self.collection(features).values()
+        return pooled
 
     def tables(self) -> Sequence[Tensor]:
         return [bag.weight.data for bag in self.collection.embedding_bags.values()]

@@ -58,13 +58,13 @@ class Configuration:
         """The same, as a user would write it down; the ids come from the benchmark's own source."""
         shape = self.workload.shape
         rows = (shape.num_embeddings,) * shape.num_tables
-        log_options = {"log_bytes": self.log_bytes, "scratchpad_bytes": self.scratchpad_bytes}
+        on_disk = PoolConfig(medium="block", log_bytes=self.log_bytes, scratchpad_bytes=self.scratchpad_bytes)
         return RunConfig(
             data=DataConfig(synthetic=SyntheticConfig(num_samples=1, rows=rows, lookups=shape.lookups_per_bag)),
             embedding=EmbeddingConfig(dim=shape.embedding_dim, lr=LEARNING_RATE, eps=EPSILON),
             model=ModelConfig(bottom=shape.bottom, top=shape.top),
             optimizer=OptimizerConfig(lr=LEARNING_RATE),
-            pool=PoolConfig(medium="memory") if self.in_memory else PoolConfig(medium="block", **log_options),
+            pool=PoolConfig(medium="memory") if self.in_memory else on_disk,
             train=TrainConfig(
                 batch_size=shape.batch_size, shuffle=False, window=self.window, capture_ahead=self.capture_ahead
             ),

@@ -39,6 +39,6 @@ class Predictor:
 
     def _probed(self, in_memory: bool) -> Tiers:
         if in_memory not in self._tiers:
-            found = probe(self._memory if in_memory else self._disk, on_step=lambda _: None)
+            found = probe(self._memory if in_memory else self._disk, on_step=lambda _done, _total=None: None)
             self._tiers[in_memory] = Tiers(tiers=found.tiers, host=found.host)
         return self._tiers[in_memory]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def _by_lag(axes: Any, workload: Workload, crashes: list[Crash], trials: list[di
         axes.axhspan(
             -noise / _UNIT, noise / _UNIT, color="#9a9a9a", alpha=0.2, linewidth=0, label="spread between seeds"
         )
-    series = {
+    series: dict[str, tuple[str, Callable[[Crash], list[float]]]] = {
         "exact, at once": ("#9a9a9a", lambda crash: set_back(trials, crash, "auc")),
         "relaxed, at once": ("#d98c3f", lambda crash: price(trials, crash, crash.step, "auc")),
         "relaxed, at the end": ("#2f6f9f", lambda crash: price(trials, crash, workload.last_step, "auc")),

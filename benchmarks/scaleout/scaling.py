@@ -443,10 +443,11 @@ def write(path: Path, sections: dict[str, list[str]]) -> None:
     text = path.read_text()
     for name, lines in sections.items():
         pattern = re.compile(rf"(<!-- table: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
-        if not pattern.search(text):
+        found = pattern.search(text)
+        if found is None:
             raise LookupError(f"{path} has no place for table {name!r}")
         body = "\n".join(lines).strip()
-        text = pattern.sub(lambda found, body=body: f"{found[1]}{body}\n{found[2]}", text)  # type: ignore[misc]
+        text = f"{text[: found.end(1)]}{body}\n{text[found.start(2) :]}"
     path.write_text(text)
 
 

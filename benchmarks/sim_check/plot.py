@@ -12,6 +12,7 @@ from sim_check.outcome import SimOutcome
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.patches import Rectangle
 
 _COLORS = ("#9a9a9a", "#d98c3f", "#e3c38f", "#c9a7c7", "#7fb3d3", "#2f6f9f", "#b05c5c")
 _HEIGHT = 0.36
@@ -31,7 +32,7 @@ def plot_stages(outcomes: Sequence[SimOutcome], stages: Sequence[str], path: Pat
     axes.set_yticks(range(len(outcomes)), [outcome.name for outcome in outcomes], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("ms a step; above predicted, below measured", fontsize=8)
-    handles = [plt.Rectangle((0, 0), 1, 1, color=color) for color in _COLORS]
+    handles = [Rectangle((0, 0), 1, 1, color=color) for color in _COLORS]
     labels = [stage.replace("_", " ") for stage in stages]
     figure.legend(handles, labels, fontsize=7, frameon=False, loc="outside upper center", ncols=len(labels))
     plain(axes)

@@ -343,8 +343,7 @@ inline int cut_power(int argc, char** argv, const std::vector<Shape>& shapes, co
   for (const Omission& omission : omissions) {
     check::context = std::string("without ") + omission.what;
     const Effort enough{8, 4, effort.points_per_life, true};
-    // Where other processes take the cores, a merge may begin before a step is allowed to it, or after: not every run
-    // comes to the state that tells.
+    // Not every run comes to the state that tells, see Journal.
     constexpr std::uint64_t most_runs = 3;
     Found found;
     for (std::uint64_t run = 0; run < most_runs && found.problem.empty(); ++run) {

@@ -94,7 +94,8 @@ struct Point {  // the power may be cut here
 };
 using Event = std::variant<Store, Resize, Flush, Fence, Point>;
 
-// Thread-safe; the run sees to it that its threads take turns, so that it is the same each time.
+// Thread-safe; the run sees to it that its threads take turns, so that it is the same each time. But for one thing: a
+// merge that a commit sets off may begin before or after it is allowed that commit's step.
 class Journal {
  public:
   explicit Journal(const Claims& claims = {}) : claims_(claims) {}

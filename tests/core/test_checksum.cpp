@@ -6,14 +6,12 @@
 
 #include "check.h"
 #include "checksum.h"
+#include "draws.h"
 #include "parallel.h"
 
 namespace {
 
 using namespace holdfast;
-using Random = std::mt19937_64;
-
-std::size_t below(Random& random, std::size_t bound) { return static_cast<std::size_t>(random() % bound); }
 
 std::vector<unsigned char> random_bytes(Random& random, std::size_t count) {
   std::vector<unsigned char> bytes(count);

@@ -11,12 +11,11 @@
 #include <vector>
 
 #include "check.h"
+#include "draws.h"
 #include "parallel.h"
 
 namespace holdfast {
 namespace {
-
-using Random = std::mt19937_64;
 
 #if defined(__SANITIZE_THREAD__)
 constexpr bool thread_sanitizer = true;  // it does not support threads after a fork

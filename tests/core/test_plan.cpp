@@ -4,15 +4,11 @@
 #include <vector>
 
 #include "check.h"
+#include "draws.h"
 #include "plan.h"
 
 namespace holdfast {
 namespace {
-
-using Random = std::mt19937_64;
-
-std::uint64_t below(Random& random, std::uint64_t limit) { return random() % limit; }
-bool one_in(Random& random, std::uint64_t n) { return below(random, n) == 0; }
 
 // A feature's arrays in both offset types, with junk before the first offset where it is not 0.
 struct Feature {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "check.h"
+#include "draws.h"
 #include "error.h"
 #include "gradients.h"
 #include "lookup.h"
@@ -17,10 +18,6 @@
 namespace holdfast {
 namespace {
 
-using Random = std::mt19937_64;
-
-std::uint64_t below(Random& random, std::uint64_t limit) { return random() % limit; }
-bool one_in(Random& random, std::uint64_t n) { return below(random, n) == 0; }
 float random_float(Random& random) { return std::normal_distribution<float>()(random); }
 
 // A global batch of a random group: tables, features, who owns what, and how samples are cut among trainers.

@@ -6,7 +6,6 @@
 #include <memory>
 #include <numeric>
 #include <optional>
-#include <random>
 #include <set>
 #include <thread>
 #include <utility>
@@ -14,6 +13,7 @@
 
 #include "check.h"
 #include "device_plan.h"
+#include "draws.h"
 #include "error.h"
 #include "parallel.h"
 #include "slot_directory.h"
@@ -22,11 +22,8 @@
 namespace holdfast {
 namespace {
 
-using Random = std::mt19937_64;
 using Row = std::pair<std::uint32_t, std::uint64_t>;  // table and number
 using AdmissionPtr = std::shared_ptr<Admission>;
-
-std::uint64_t below(Random& random, std::uint64_t limit) { return random() % limit; }
 
 // Four tables, of which the directory has all but the second.
 const std::vector<std::uint32_t> tables_with_slots = {0, 2, 3};

@@ -89,7 +89,7 @@ def update_rows(
     *,
     hyperparameters: Hyperparameters,
     gradient_scale: Tensor,
-    rounding: Rounding,
+    rounding: Rounding | None,
     fresh_weights: Tensor,
     fresh_state: Tensor | None,
 ) -> None:
@@ -98,7 +98,7 @@ def update_rows(
     kind: index in ``holdfast.optim.OPTIMIZERS``. weights: ``[num_slots, dim]``, float32, float16 or bfloat16. state:
     float32 ``[num_slots, state_floats]``, None where the optimizer keeps none. slots: int32 ``[num_unique]``, different
     ones. sums: float32 ``[num_unique, dim]``. gradient_scale: float32, 0-d, on the device: multiplies the sums.
-    rounding: the pool's seed, and of each row its table's number (int32) and its own (int64); of 16-bit rows.
+    rounding: the pool's seed, and of each row its table's number (int32) and its own (int64); 16-bit rows need it.
     fresh_weights: ``[num_unique, dim]`` of the rows' dtype. fresh_state: float32 ``[num_unique, state_floats]``.
     """
     if slots.numel() == 0:
@@ -130,6 +130,7 @@ def update_rows(
     old = w.new_empty(w.shape[0], 0) if state is None else state[place]
     new, new_state = _RULES[kind](constants, w, old, g)
     if rounds:
+        assert rounding is not None
         new = round_stochastically(new, weights.dtype, random_bits(rounding, hyperparameters.step, weights.shape[1]))
     weights[place] = new
     fresh_weights.copy_(new)
