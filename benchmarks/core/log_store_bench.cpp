@@ -258,8 +258,9 @@ void bench_fetches_beside_a_merge(const std::string& directory, std::uint64_t nu
     merging.start();
     std::thread merger([&] {
       store.merge([] { return every_step; },
-                  [&](std::chrono::nanoseconds busy, double) {
-                    if (!is_urgent) std::this_thread::sleep_for(3 * busy);
+                  [&](std::chrono::nanoseconds wanted, double) {
+                    if (!is_urgent) std::this_thread::sleep_for(wanted);
+                    return is_urgent;
                   });
       merging.stop();
       merged = true;
