@@ -24,7 +24,7 @@ namespace {
 // short, and there are rests in proportion, while there is time.
 constexpr std::size_t buffer_bytes = std::size_t{32} << 20;
 constexpr std::size_t short_part_bytes = std::size_t{4} << 20;
-constexpr std::size_t writes_per_part = 4 * BlockQueue::depth;
+constexpr std::size_t writes_per_part = 8 * BlockQueue::depth;
 constexpr int rests_per_part = 3;
 // A device reads what is between two blocks while it would turn to another request, which also takes a microsecond of
 // CPU. What is written wears it out: there one block goes with its neighbours, no more.
