@@ -190,8 +190,12 @@ class Display:
             self._progress.start()
         self._shown_at = time.monotonic()
         self._rate = 0.0
+        self._window_shrunk = False
 
     def step(self, report: StepReport, samples_per_second: float) -> None:
+        if report.traffic and report.traffic.get("window_shrunk") and not self._window_shrunk:
+            self._window_shrunk = True
+            self._say_window_shrinks(report.step)
         self._rate = samples_per_second if self._rate == 0.0 else 0.95 * self._rate + 0.05 * samples_per_second
         now = time.monotonic()
         wait = _PLAIN_SECONDS if self._progress is None else _SHOWN_SECONDS
@@ -203,6 +207,13 @@ class Display:
             print(f"step {report.step}/{self._last_step} · {shown}", flush=True)  # noqa: T201
         else:
             self._progress.update(self._task, completed=report.step, shown=shown, refresh=True)
+
+    def _say_window_shrinks(self, step: int) -> None:
+        self._console.print(
+            f"step {step}: the scratchpad has no room for the rows of all train.window coming batches, so fewer are "
+            "fetched ahead; where steps wait for that (traffic.stall_seconds of --metrics), raise pool.scratchpad_bytes",
+            soft_wrap=True,
+        )
 
     def evaluation(self, step: int, evaluation: Evaluation, *, began: float, is_end: bool) -> None:
         if not is_end:

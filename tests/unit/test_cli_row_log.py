@@ -52,6 +52,14 @@ def test_both_stores_train_to_the_same_digest_evaluation_and_export(holdfast: Co
     assert outputs[0] == outputs[1]
 
 
+def test_a_window_that_does_not_fit_the_scratchpad_is_told_of_once(holdfast: Commands) -> None:
+    fits = holdfast.train("wide", *SETTINGS, "--set", "pool.scratchpad_bytes=10000000")
+    tight = holdfast.train("tight", *SETTINGS, "--set", "pool.scratchpad_bytes=6000", "--set", "train.window=6")
+    assert (fits.code, tight.code) == (0, 0)
+    assert fits.out.count("raise pool.scratchpad_bytes") == 0
+    assert tight.out.count("raise pool.scratchpad_bytes") == 1
+
+
 def test_what_was_exported_is_imported_into_a_row_log_and_trained_on_like_in_place(holdfast: Commands) -> None:
     holdfast.train("pool", *SETTINGS, "--steps", 6)
     holdfast("export", holdfast.root / "pool", holdfast.root / "out.safetensors")
