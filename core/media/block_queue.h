@@ -37,8 +37,8 @@ struct BlockWrite {
 class BlockQueue {
  public:
   enum class Way { io_uring, threads };
-  // Requests in flight. More than the device's queue has room for (virtio's 128), the kernel's block worker hands over
-  // one by one as others complete: on cores that train.
+  // Requests in flight: as many as the kernel has tags for of a virtual disk. The rest would wait in its scheduler, and
+  // be handed over by its block worker as others complete, on cores that train.
   static constexpr unsigned depth = 128;
 
   // Threads where they are asked for, or where the kernel refuses an io_uring.

@@ -211,7 +211,8 @@ class Display:
     def _say_window_shrinks(self, step: int) -> None:
         self._console.print(
             f"step {step}: the scratchpad has no room for the rows of all train.window coming batches, so fewer are "
-            "fetched ahead; where steps wait for that (traffic.stall_seconds of --metrics), raise pool.scratchpad_bytes",
+            "fetched ahead; where steps wait for that (traffic.stall_seconds of --metrics), raise "
+            "pool.scratchpad_bytes",
             soft_wrap=True,
         )
 
