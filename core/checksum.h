@@ -2,6 +2,7 @@
 // elsewhere; the same value every way.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +13,13 @@ namespace holdfast {
 
 // The checksum of the bytes that gave `crc` followed by `bytes` more; start with 0.
 std::uint32_t crc32c(std::uint32_t crc, const void* data, std::size_t bytes);
+
+// The same of several messages of one length, each of which goes on from crcs[i], side by side: a short one alone is a
+// chain of instructions that wait for each other.
+constexpr std::size_t checksums_at_once = 4;
+using Crcs = std::array<std::uint32_t, checksums_at_once>;
+using Messages = std::array<const std::byte*, checksums_at_once>;
+Crcs crc32c_of_each(Crcs crcs, const Messages& messages, std::size_t bytes);
 
 // Seals a persistent struct: its last field is the checksum of everything before it.
 template <format::Persistent T>
@@ -36,6 +44,7 @@ class PartsChecksum {
 struct ChecksumWay {
   const char* name;
   std::uint32_t (*update)(std::uint32_t state, const unsigned char* data, std::size_t bytes);  // state = ~crc
+  Crcs (*of_each)(Crcs crcs, const Messages& messages, std::size_t bytes);  // crc32c_of_each
   bool runs_here;
 };
 extern const ChecksumWay checksum_ways[3];  // the best first, the portable one last

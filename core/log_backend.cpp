@@ -22,6 +22,20 @@ std::vector<std::uint64_t> num_rows_of(const Plan& plan) {
   return num_rows;
 }
 
+WorkingRows rows_from(std::size_t begin, const WorkingRows& rows, const RowTable& table) {
+  return {rows.rows + begin, rows.weights + begin * table.weight_bytes(), rows.state + begin * table.spec.state_floats};
+}
+
+// Room for so many rows of these numbers, the thread's own until it asks again.
+WorkingRows scratch_rows(std::uint64_t* rows, std::size_t count, const RowTable& table) {
+  static thread_local std::vector<std::byte> memory;
+  const std::size_t weight_bytes = format::line_up(count * table.weight_bytes());
+  const std::size_t bytes = format::line_bytes + weight_bytes + count * table.state_bytes();
+  if (memory.size() < bytes) memory.resize(bytes);
+  std::byte* const weights = line_aligned(memory);
+  return {rows, weights, reinterpret_cast<float*>(weights + weight_bytes)};
+}
+
 }  // namespace
 
 void LogBackend::create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t log_bytes,
@@ -145,33 +159,56 @@ void LogBackend::read(const Plan& plan, const std::vector<WorkingRows>& rows) { 
 
 // Update.
 
-std::vector<WorkingRows> LogBackend::add_updated(const CollectionSpec& spec,
-                                                 const std::vector<std::uint64_t>& num_rows) {
-  const auto rows = borrow_rows(spec, num_rows, updated_memory_.emplace_back());
-  for (std::size_t t = 0; t < rows.size(); ++t) {
-    if (num_rows[t] != 0) updated_.push_back({spec.tables[t].number, num_rows[t], rows[t]});
+std::vector<LogBackend::Overwritten> LogBackend::overwritten_by(const HeldCapture& capture) const {
+  std::vector<Overwritten> tables;
+  for (std::size_t t = 0; t < capture.tables.size(); ++t) {
+    tables.push_back({capture.plan->tables[t].num_unique(), capture.tables[t], capture.hold->slots(t)});
   }
-  return rows;
+  return tables;
+}
+
+void LogBackend::overwrite(const CollectionSpec& spec, const std::vector<Overwritten>& tables,
+                           const NewRows& new_rows) {
+  std::vector<TableRows> record;
+  for (std::size_t t = 0; t < tables.size(); ++t) {
+    if (tables[t].num_rows != 0) record.push_back({spec.tables[t].number, tables[t].num_rows, tables[t].old});
+  }
+  std::ranges::sort(record, {}, &TableRows::table);
+  RecordDraft draft = store_.draft(record);
+  std::vector<std::size_t> section_of;
+  for (const CollectionSpec::Table& table : spec.tables) {
+    const auto section = std::ranges::lower_bound(record, table.number, {}, &TableRows::table);
+    section_of.push_back(static_cast<std::size_t>(section - record.begin()));
+  }
+  for_rows(
+      spec, [&](std::size_t t) { return tables[t].num_rows; },
+      [&](std::size_t t, std::size_t begin, std::size_t end) {
+        const std::uint32_t number = spec.tables[t].number;
+        const WorkingRows fresh = scratch_rows(tables[t].old.rows + begin, end - begin, this->tables()[number]);
+        new_rows(t, begin, end, fresh);
+        scratchpad_->scatter(number, tables[t].slots + begin, fresh, 0, end - begin);
+        store_.pack_rows(draft, section_of[t], fresh, begin, end - begin);
+      },
+      [&](std::size_t t) { return store_.unit_rows(spec.tables[t].number); });
+  drafts_.push_back(std::move(draft));
 }
 
 void LogBackend::update(const std::shared_ptr<const Capture>& capture, const float* grad, const UpdateSpec& update) {
+  const auto& held = static_cast<const HeldCapture&>(*capture);
   const Plan& plan = *capture->plan;
-  const HoldPtr hold = static_cast<const HeldCapture&>(*capture).hold;
-  const auto fresh = add_updated(*plan.spec, num_rows_of(plan));
-  for_rows(plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
-    const std::uint32_t number = plan.spec->tables[t].number;
-    const WorkingRows& old = capture->tables[t];
-    std::copy(old.rows + begin, old.rows + end, fresh[t].rows + begin);
-    best_kernels().update_compact(tables()[number].spec, update, old, occurrences_of(plan.tables[t]), grad,
-                                  {fresh[t].weights, fresh[t].state}, begin, end);
-    scratchpad_->scatter(number, hold->slots(t), fresh[t], begin, end);
-  });
-  updated_holds_.push_back(hold);
+  overwrite(*plan.spec, overwritten_by(held),
+            [&](std::size_t t, std::size_t begin, std::size_t end, const WorkingRows& fresh) {
+              const RowTable& table = tables()[plan.spec->tables[t].number];
+              Occurrences occurrences = occurrences_of(plan.tables[t]);
+              occurrences.row_start += begin;
+              best_kernels().update_compact(table.spec, update, rows_from(begin, capture->tables[t], table),
+                                            occurrences, grad, {fresh.weights, fresh.state}, 0, end - begin);
+            });
+  updated_holds_.push_back(held.hold);
 }
 
 void LogBackend::update(const SummedGradients& gradients, const UpdateSpec& update) {
   const CollectionSpec& spec = *gradients.spec;
-  const auto fresh = add_updated(spec, gradients.num_rows);
   std::vector<std::vector<std::uint32_t>> slots(spec.tables.size());
   parallel_for(slots.size(), [&](std::size_t t) {
     slots[t].resize(gradients.num_rows[t]);
@@ -181,38 +218,32 @@ void LogBackend::update(const SummedGradients& gradients, const UpdateSpec& upda
       for (std::size_t u = 0; u < positions.size(); ++u) slots[t][positions[u]] = slots_of_capture[u];
     }
   });
-  for_rows(
-      spec, [&](std::size_t t) { return gradients.num_rows[t]; },
-      [&](std::size_t t, std::size_t begin, std::size_t end) {
-        const std::uint32_t number = spec.tables[t].number;
-        const WorkingRows& old = gradients.rows[t];
-        std::copy(old.rows + begin, old.rows + end, fresh[t].rows + begin);
-        best_kernels().update_compact_from_sums(tables()[number].spec, update, old, gradients.sums[t].data(),
-                                                {fresh[t].weights, fresh[t].state}, begin, end);
-        scratchpad_->scatter(number, slots[t].data(), fresh[t], begin, end);
-      });
+  std::vector<Overwritten> overwritten;
+  for (std::size_t t = 0; t < slots.size(); ++t) {
+    overwritten.push_back({gradients.num_rows[t], gradients.rows[t], slots[t].data()});
+  }
+  overwrite(spec, overwritten, [&](std::size_t t, std::size_t begin, std::size_t end, const WorkingRows& fresh) {
+    const RowTable& table = tables()[spec.tables[t].number];
+    best_kernels().update_compact_from_sums(table.spec, update, rows_from(begin, gradients.rows[t], table),
+                                            gradients.sums[t].data() + begin * table.spec.dim,
+                                            {fresh.weights, fresh.state}, 0, end - begin);
+  });
   for (const auto& capture : gradients.captures) {
     updated_holds_.push_back(static_cast<const HeldCapture&>(*capture).hold);
   }
 }
 
 void LogBackend::put(const std::shared_ptr<const Capture>& capture, const std::vector<ReadyRows>& ready) {
-  const Plan& plan = *capture->plan;
-  const HoldPtr hold = static_cast<const HeldCapture&>(*capture).hold;
-  const auto fresh = add_updated(*plan.spec, num_rows_of(plan));
-  for_rows(plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
-    const std::uint32_t number = plan.spec->tables[t].number;
-    const std::size_t weight_bytes = tables()[number].weight_bytes();
-    const std::size_t state_floats = tables()[number].spec.state_floats;
-    const WorkingRows& old = capture->tables[t];
-    std::copy(old.rows + begin, old.rows + end, fresh[t].rows + begin);
-    std::copy(ready[t].weights + begin * weight_bytes, ready[t].weights + end * weight_bytes,
-              fresh[t].weights + begin * weight_bytes);
-    std::copy(ready[t].state + begin * state_floats, ready[t].state + end * state_floats,
-              fresh[t].state + begin * state_floats);
-    scratchpad_->scatter(number, hold->slots(t), fresh[t], begin, end);
-  });
-  updated_holds_.push_back(hold);
+  const auto& held = static_cast<const HeldCapture&>(*capture);
+  const CollectionSpec& spec = *capture->plan->spec;
+  overwrite(spec, overwritten_by(held),
+            [&](std::size_t t, std::size_t begin, std::size_t end, const WorkingRows& fresh) {
+              const std::size_t weight_bytes = tables()[spec.tables[t].number].weight_bytes();
+              const std::size_t state_floats = tables()[spec.tables[t].number].spec.state_floats;
+              std::copy(ready[t].weights + begin * weight_bytes, ready[t].weights + end * weight_bytes, fresh.weights);
+              std::copy(ready[t].state + begin * state_floats, ready[t].state + end * state_floats, fresh.state);
+            });
+  updated_holds_.push_back(held.hold);
 }
 
 std::uint64_t LogBackend::materialize(const Plan&) {
@@ -223,14 +254,11 @@ std::uint64_t LogBackend::materialize(const Plan&) {
 // Commit.
 
 std::function<void()> LogBackend::end_step(const StepMark& mark) {
-  std::sort(updated_.begin(), updated_.end(), [](const TableRows& a, const TableRows& b) { return a.table < b.table; });
-  check_fits_log(store_.record_bytes(updated_), "the step's");
+  check_fits_log(store_.record_bytes(drafts_), "the step's");
   // Both in shared pointers, because what the background runs is copyable.
-  const auto record = std::make_shared<PackedRecord>(store_.pack(mark, updated_));
+  const auto record = std::make_shared<PackedRecord>(store_.seal(mark, std::exchange(drafts_, {})));
   const auto holds = std::make_shared<std::vector<HoldPtr>>(std::move(updated_holds_));
-  updated_.clear();
   updated_holds_.clear();
-  updated_memory_.clear();
   captures_.clear();
   {
     const std::lock_guard lock(mutex_);
@@ -294,7 +322,7 @@ bool LogBackend::log_is_low() const {
 }
 
 bool LogBackend::step_has_begun() const {
-  return !updated_.empty() ||
+  return !drafts_.empty() ||
          std::any_of(captures_.begin(), captures_.end(), [](const auto& capture) { return !capture.expired(); });
 }
 

@@ -1,9 +1,9 @@
 // Log backend: rows on a block device, those of the coming steps in a scratchpad.
 //
 // A step's way: its rows are held in the scratchpad; capture copies them into a working set; update computes the new
-// rows compactly from it and scatters them into the scratchpad's slots; end_step packs them into one record, which the
-// background thread appends to the row log and syncs. The record is the commit: it carries step, cursor and
-// row_updates, so a step is there whole or not at all.
+// rows from it, some at a time, and while these are in the processor's caches scatters them into the scratchpad's slots
+// and packs them for the log; end_step makes one record of them, which the background thread appends to the row log and
+// syncs. The record is the commit: it carries step, cursor and row_updates, so a step is there whole or not at all.
 //
 // Invariants
 // - A step's holds are let go only when its record is appended: until then no row of it is read from below, where an
@@ -96,8 +96,17 @@ class LogBackend final : public RowBackend {
   // Room for rows of the tables of `spec`, compact, in one borrowed piece of memory.
   std::vector<WorkingRows> borrow_rows(const CollectionSpec& spec, const std::vector<std::uint64_t>& num_rows,
                                        SpareBuffers::Borrowed& memory);
-  // The same for new rows, which become part of the step.
-  std::vector<WorkingRows> add_updated(const CollectionSpec& spec, const std::vector<std::uint64_t>& num_rows);
+  // The rows of one table of a collection that an update overwrites: as they are, and where in the scratchpad.
+  struct Overwritten {
+    std::uint64_t num_rows;
+    WorkingRows old;
+    const std::uint32_t* slots;
+  };
+  // Computes the new values of rows [begin, end) of table t into `fresh`, which is these rows alone; on all threads.
+  using NewRows = std::function<void(std::size_t t, std::size_t begin, std::size_t end, const WorkingRows& fresh)>;
+  // Overwrites rows of every table of `spec`, and adds them to the step's record.
+  void overwrite(const CollectionSpec& spec, const std::vector<Overwritten>& tables, const NewRows& new_rows);
+  std::vector<Overwritten> overwritten_by(const HeldCapture& capture) const;
   void check_fits_log(std::uint64_t record_bytes, const char* whose) const;
   void append(const PackedRecord& record);
   void append_when_there_is_room(const PackedRecord& record);
@@ -113,9 +122,8 @@ class LogBackend final : public RowBackend {
   // Of the current step.
   std::uint64_t num_captures_ = 0;
   std::vector<std::weak_ptr<const Capture>> captures_;
-  std::vector<TableRows> updated_;  // new rows, on their way into the record
+  std::vector<RecordDraft> drafts_;  // the new rows of each update
   std::vector<HoldPtr> updated_holds_;
-  std::vector<SpareBuffers::Borrowed> updated_memory_;
 
   mutable std::mutex mutex_;  // guards what follows
   struct Logged {

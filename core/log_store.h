@@ -25,7 +25,7 @@
 //   the index does not name it any more, and every fetch that resolved rows into it is done.
 // - A merge writes home after the fetches that had begun before it are done. Those that begin later find the rows
 //   that it moves in the log, so no row is read at home while it is being written there.
-// - One thread appends, recovers, rolls back and imports; pack, fetch, touched_rows, sync and merge may be called from
+// - One thread appends, recovers, rolls back and imports; drafts, fetch, touched_rows, sync and merge may be called from
 //   any. Of a fetch and an append at the same time the fetch sees all of a row or nothing of it.
 // - A merge takes memory for a few sections of records and for a bounded part of the images that it moves, whatever the
 //   size of the log and of the tables.
@@ -50,6 +50,7 @@
 #include <string>
 #include <vector>
 
+#include "checksum.h"
 #include "format.h"
 #include "home_bits.h"
 #include "kernels/kernels.h"
@@ -70,7 +71,19 @@ struct TableRows {
   WorkingRows rows;
 };
 
-// A record on its way to the log, in a buffer that is used again when the record is gone.
+// A record in the making, in a buffer that is used again when the record is gone: which rows it has is settled, their
+// new values are packed as they are computed.
+class RecordDraft {
+  friend class LogStore;
+  RecordDraft() = default;
+
+  format::RowLogHeader header_{};
+  std::vector<format::RowLogSection> sections_;  // by table, ascending
+  SpareBuffers::Borrowed buffer_;
+  std::unique_ptr<PartsChecksum> images_sum_;
+};
+
+// A record on its way to the log.
 class PackedRecord {
  public:
   std::uint64_t step() const { return header_.step; }
@@ -196,10 +209,21 @@ class LogStore {
   // appended meanwhile any may be there.
   std::vector<std::uint64_t> touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count);
 
-  // Of a record of these rows.
+  // Of a record of these rows, and of one that is made of these drafts.
   std::uint64_t record_bytes(std::span<const TableRows> tables) const { return shape_of(tables).header.bytes; }
-  // Makes a record of the rows' new values at the end of the mark's step. Tables ascending; none is a step that updated
-  // nothing. Throws batch_too_large where the ring never has the room.
+  std::uint64_t record_bytes(std::span<const RecordDraft> drafts) const { return record_bytes(tables_of(drafts)); }
+  // Begins a record of these rows; tables ascend, and only the rows' numbers are read.
+  RecordDraft draft(std::span<const TableRows> tables) const;
+  // Packs the new values of `count` of a section's rows, from its row number `begin` on; `rows` are these alone. `begin`
+  // is a multiple of unit_rows, and so is `count` but at the end. Each row once, by any thread.
+  void pack_rows(const RecordDraft& draft, std::size_t section, const WorkingRows& rows, std::size_t begin,
+                 std::size_t count) const;
+  std::size_t unit_rows(std::uint32_t table) const { return tables_[table].layout.unit_rows(); }
+  // Makes one record of drafts of different tables, of which every row is packed, at the end of the mark's step; of none
+  // where the step updated nothing. One alone becomes the record, several are copied. Throws batch_too_large where the
+  // ring never has the room.
+  PackedRecord seal(const StepMark& mark, std::vector<RecordDraft> drafts) const;
+  // All of that where all values are there.
   PackedRecord pack(const StepMark& mark, std::span<const TableRows> tables) const;
   // Writes the record, whose step is greater than all before. Returns its bytes, or nothing where the ring has no room
   // now: merge, then try again.
@@ -351,8 +375,8 @@ class LogStore {
   };
 
   Shape shape_of(std::span<const TableRows> tables) const;
-  void fill_rows(Shape& shape, std::span<const TableRows> tables, std::byte* record) const;
-  std::uint32_t fill_images(const Shape& shape, std::span<const TableRows> tables, std::byte* record) const;
+  static std::vector<TableRows> tables_of(std::span<const RecordDraft> drafts);
+  RecordDraft join(std::span<const RecordDraft> drafts) const;
   Locations locations_of(std::uint64_t position, const format::RowLogSection& section, std::uint64_t first) const;
   std::uint64_t offset_of_location(std::uint64_t location, const Table& table) const;
   void check_sections(const RowLog::Live& record, const std::byte* data) const;

@@ -49,13 +49,20 @@ struct RowChunk {
   std::size_t end;
 };
 
-// Runs body(table, begin, end) over ranges of the rows of several tables, on all threads.
-template <class NumRows, class Body>
-void for_rows(const CollectionSpec& spec, const NumRows& num_rows, const Body& body) {
+// Where ranges of a table's rows may begin.
+struct AtAnyRow {
+  std::size_t operator()(std::size_t) const { return 1; }
+};
+
+// Runs body(table, begin, end) over ranges of the rows of several tables, on all threads. Ranges begin at multiples of
+// unit(table).
+template <class NumRows, class Body, class Unit = AtAnyRow>
+void for_rows(const CollectionSpec& spec, const NumRows& num_rows, const Body& body, const Unit& unit = {}) {
   std::vector<RowChunk> chunks;
   for (std::size_t t = 0; t < spec.tables.size(); ++t) {
     const std::size_t rows = num_rows(t);
-    const std::size_t step = std::max<std::size_t>(64, row_chunk_bytes / (std::size_t{spec.tables[t].dim} * 4));
+    const std::size_t wanted = std::max<std::size_t>(64, row_chunk_bytes / (std::size_t{spec.tables[t].dim} * 4));
+    const std::size_t step = std::max<std::size_t>(1, wanted / unit(t)) * unit(t);
     for (std::size_t begin = 0; begin < rows; begin += step) chunks.push_back({t, begin, std::min(begin + step, rows)});
   }
   parallel_for(chunks.size(), [&](std::size_t i) { body(chunks[i].table, chunks[i].begin, chunks[i].end); });

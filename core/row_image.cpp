@@ -1,6 +1,7 @@
 #include "row_image.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "format.h"
@@ -45,22 +46,41 @@ ImageState check_image(const RowLayout& layout, std::uint64_t table, std::uint64
   return zeros ? ImageState::untouched : ImageState::damaged;
 }
 
-std::size_t pack_images(const RowLayout& layout, std::uint64_t table, const WorkingRows& working, std::size_t begin,
-                        std::size_t end, std::byte* images) {
+void pack_images(const RowLayout& layout, std::uint64_t table, const WorkingRows& working, std::size_t count,
+                 std::byte* images) {
+  const std::size_t value_bytes = layout.weight_bytes() + layout.state_bytes();
   const std::size_t state_floats = layout.state_bytes() / sizeof(float);
-  const std::size_t used_bytes = layout.unit_rows() * layout.image_bytes();
-  for (std::size_t first = begin; first < end; first += layout.unit_rows()) {
-    std::byte* unit = images + layout.offset_of(first);
-    const std::size_t count = std::min(layout.unit_rows(), end - first);
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::size_t u = first + i;
-      write_image(layout, table, working.rows[u] & ~fresh_bit, working.weights + u * layout.weight_bytes(),
-                  working.state + u * state_floats, unit + i * layout.image_bytes());
-    }
-    const std::size_t written = count == layout.unit_rows() ? used_bytes : count * layout.image_bytes();
+  std::byte* unit = images;
+  std::size_t in_unit = 0;
+  const auto end_unit = [&] {
+    const std::size_t written = in_unit * layout.image_bytes();
     std::memset(unit + written, 0, layout.unit_bytes() - written);
+    unit += layout.unit_bytes();
+    in_unit = 0;
+  };
+  // So many as have their tags made at once; a unit may hold fewer.
+  for (std::size_t first = 0; first < count; first += checksums_at_once) {
+    const std::size_t some = std::min(checksums_at_once, count - first);
+    RowNumbers rows;
+    std::array<std::byte*, checksums_at_once> image;
+    for (std::size_t i = 0; i < some; ++i) {
+      const std::size_t u = first + i;
+      rows[i] = working.rows[u] & ~fresh_bit;
+      image[i] = unit + in_unit * layout.image_bytes();
+      std::memcpy(image[i], working.weights + u * layout.weight_bytes(), layout.weight_bytes());
+      if (state_floats != 0) {
+        std::memcpy(image[i] + layout.weight_bytes(), working.state + u * state_floats, layout.state_bytes());
+      }
+      if (++in_unit == layout.unit_rows()) end_unit();
+    }
+    for (std::size_t i = some; i < checksums_at_once; ++i) {  // the last once more: nobody wants its tag
+      rows[i] = rows[some - 1];
+      image[i] = image[some - 1];
+    }
+    const RowTags tags = row_tags(table, rows, {image[0], image[1], image[2], image[3]}, value_bytes);
+    for (std::size_t i = 0; i < some; ++i) std::memcpy(image[i] + value_bytes, &tags[i], sizeof(tags[i]));
   }
-  return layout.bytes_for(end - begin);
+  if (in_unit != 0) end_unit();
 }
 
 }  // namespace holdfast

@@ -49,10 +49,9 @@ bool has_tag(const RowLayout& layout, const std::byte* image);
 enum class ImageState { untouched, whole, damaged };
 ImageState check_image(const RowLayout& layout, std::uint64_t table, std::uint64_t row, const std::byte* image);
 
-// Writes the images of rows [begin, end) of `working` to a packed array of which `images` is the first byte. `begin`
-// is a multiple of unit_rows, and so is `end` unless it is the last; everything in between is written, gaps too.
-// Returns the bytes that are now written, from offset_of(begin) on.
-std::size_t pack_images(const RowLayout& layout, std::uint64_t table, const WorkingRows& working, std::size_t begin,
-                        std::size_t end, std::byte* images);
+// Writes the images of the first `count` of `working` to `images`, where a unit begins; the gaps too, in bytes_for(count)
+// bytes.
+void pack_images(const RowLayout& layout, std::uint64_t table, const WorkingRows& working, std::size_t count,
+                 std::byte* images);
 
 }  // namespace holdfast

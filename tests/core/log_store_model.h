@@ -168,6 +168,32 @@ inline std::vector<TableRows> views(std::vector<OwnedRows>& owned) {
   return views;
 }
 
+// As two updates of one step do it: each a draft of some of the tables, its rows packed a few at a time.
+inline PackedRecord pack_in_parts(const LogStore& store, const StepMark& mark, std::vector<OwnedRows>& update,
+                                  std::mt19937_64& random) {
+  std::vector<std::vector<TableRows>> of_drafts(2);
+  for (const TableRows& table : views(update)) of_drafts[random() % 2].push_back(table);
+  std::vector<RecordDraft> drafts;
+  for (const std::vector<TableRows>& tables : of_drafts) {
+    drafts.push_back(store.draft(tables));
+    for (std::size_t section = 0; section < tables.size(); ++section) {
+      const auto& [number, num_rows, rows] = tables[section];
+      const OwnedRows& owned = *std::ranges::find(update, number, &OwnedRows::table);
+      const std::size_t step = store.unit_rows(number) * (1 + random() % 3);
+      const std::size_t parts = (num_rows + step - 1) / step;
+      for (std::size_t part = parts; part-- > 0;) {
+        const std::size_t begin = part * step;
+        store.pack_rows(
+            drafts.back(), section,
+            {rows.rows + begin, rows.weights + begin * owned.weight_bytes, rows.state + begin * owned.state_floats},
+            begin, std::min(step, num_rows - begin));
+      }
+    }
+  }
+  if (random() % 4 == 0) std::swap(drafts[0], drafts[1]);
+  return store.seal(mark, std::move(drafts));
+}
+
 inline std::vector<std::uint64_t> random_rows(std::uint64_t num_rows, std::size_t most, std::mt19937_64& random) {
   std::set<std::uint64_t> rows;
   const std::size_t count = random() % (most + 1);
@@ -313,7 +339,11 @@ class Subject {
     steps.insert(step);
     Model before = model;
     model.update(step, update);
-    if (store->append(store->pack(mark_of(step), views(update)))) return true;
+    const bool in_parts = random() % 2 == 0;
+    if (store->append(in_parts ? pack_in_parts(*store, mark_of(step), update, random)
+                               : store->pack(mark_of(step), views(update)))) {
+      return true;
+    }
     model = std::move(before);
     steps.erase(step);
     last_attempted = store->last().step;

@@ -1,5 +1,7 @@
 // CRC-32C: every way gives the published values, and a message's parts give what the whole gives.
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -57,6 +59,26 @@ void all_ways_agree(Random& random) {
   }
 }
 
+void several_side_by_side_are_each_as_if_alone(Random& random) {
+  const ChecksumWay& portable = checksum_ways[2];
+  for (int i = 0; i < 2000; ++i) {
+    const std::size_t size = below(random, i % 10 == 0 ? 5000 : 600);
+    std::array<std::vector<unsigned char>, checksums_at_once> messages;
+    Messages data;
+    Crcs before;
+    Crcs expected;
+    for (std::size_t m = 0; m < messages.size(); ++m) {
+      const std::size_t offset = below(random, 64);
+      messages[m] = random_bytes(random, offset + size);
+      data[m] = reinterpret_cast<const std::byte*>(messages[m].data() + offset);
+      before[m] = static_cast<std::uint32_t>(random());
+      expected[m] = ~portable.update(~before[m], messages[m].data() + offset, size);
+    }
+    CHECK(crc32c_of_each(before, data, size) == expected);
+    with_every_way([&](const ChecksumWay& way) { CHECK(way.of_each(before, data, size) == expected); });
+  }
+}
+
 void parts_in_any_order_give_the_whole(Random& random) {
   for (int i = 0; i < 300; ++i) {
     auto message = random_bytes(random, below(random, 70'000));
@@ -86,6 +108,7 @@ int main(int argc, char** argv) {
   Random random(check::seed_from(argc, argv));
   published_values();
   all_ways_agree(random);
+  several_side_by_side_are_each_as_if_alone(random);
   parts_in_any_order_give_the_whole(random);
   return check::passed();
 }

@@ -1,8 +1,9 @@
-// What a checksum over images says of the rows in them.
+// What a checksum over images says of the rows in them, and that images which are packed together are the same.
 #include <cstddef>
 #include <cstdint>
 #include <random>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "check.h"
@@ -38,11 +39,48 @@ void a_checksum_over_images_tells_versions_of_a_row_apart(std::uint64_t seed) {
   CHECK(checksums.size() + 2 >= versions);  // as random as 32 bits are
 }
 
+// In units of one row and of several, full ones and a last one that is not, over whatever was there before.
+void packed_together_images_are_those_of_rows_alone(std::uint64_t seed) {
+  std::mt19937 random(static_cast<std::mt19937::result_type>(seed));
+  for (const std::uint32_t dim : {1u, 3u, 16u, 40u, 64u, 127u, 150u}) {
+    for (const std::uint32_t state_floats : {0u, 1u, 5u}) {
+      const RowLayout layout({.dim = dim,
+                              .dtype = dim % 2 == 0 ? RowDtype::f32 : RowDtype::f16,
+                              .optimizer = RowOptimizer::sgd,
+                              .state_floats = state_floats,
+                              .seed = 1,
+                              .table = 2,
+                              .init_low = 0,
+                              .init_high = 0});
+      const std::size_t count = random() % (3 * layout.unit_rows() + 6);
+      check::context = std::to_string(count) + " rows of dim " + std::to_string(dim);
+      std::vector<std::uint64_t> rows(count);
+      std::vector<std::byte> weights(count * layout.weight_bytes());
+      std::vector<float> state(count * state_floats);
+      for (std::byte& byte : weights) byte = static_cast<std::byte>(random());
+      for (float& value : state) value = static_cast<float>(random() % 1000);
+      std::vector<std::byte> expected(layout.bytes_for(count));
+      for (std::size_t u = 0; u < count; ++u) {
+        const std::uint64_t row = random();
+        rows[u] = row | (u % 2 == 0 ? fresh_bit : 0);
+        write_image(layout, 2, row, weights.data() + u * layout.weight_bytes(), state.data() + u * state_floats,
+                    expected.data() + layout.offset_of(u));
+      }
+      std::vector<std::byte> packed(layout.bytes_for(count) + 1, std::byte{0xa5});
+      pack_images(layout, 2, {rows.data(), weights.data(), state.data()}, count, packed.data());
+      CHECK(packed.back() == std::byte{0xa5});
+      packed.pop_back();
+      CHECK(packed == expected);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace holdfast
 
 int main(int argc, char** argv) {
   using namespace holdfast;
   a_checksum_over_images_tells_versions_of_a_row_apart(check::seed_from(argc, argv));
+  packed_together_images_are_those_of_rows_alone(check::seed_from(argc, argv));
   return check::passed();
 }
