@@ -82,7 +82,7 @@ void LogBackend::start(std::uint64_t epoch, const StepMark& mark) {
   fresh.row_updates = mark.row_updates;
   fresh.last_record = format::no_position;
   superblock_.write_commit(fresh);
-  merger_ = std::make_unique<LogMerger>(store_);
+  merger_ = std::make_unique<LogMerger>(store_, options_.spans);
   merger_->allow(mark.step);
 }
 
@@ -90,8 +90,9 @@ void LogBackend::start(std::uint64_t epoch, const StepMark& mark) {
 
 Scratchpad& LogBackend::scratchpad() {
   if (!scratchpad_) {
-    scratchpad_ = std::make_unique<Scratchpad>(tables(), options_.scratchpad_bytes,
-                                               [this](std::span<const TableRows> wanted) { store_.fetch(wanted); });
+    scratchpad_ = std::make_unique<Scratchpad>(
+        tables(), options_.scratchpad_bytes, [this](std::span<const TableRows> wanted) { store_.fetch(wanted); },
+        options_.spans);
   }
   return *scratchpad_;
 }
@@ -266,8 +267,12 @@ std::function<void()> LogBackend::end_step(const StepMark& mark) {
     largest_record_bytes_ = std::max(largest_record_bytes_, record->bytes());
   }
   return [this, record, holds] {
-    append(*record);
+    {
+      const StageSpans::Timing timing(options_.spans, Stage::append);
+      append(*record);
+    }
     holds->clear();
+    const StageSpans::Timing timing(options_.spans, Stage::sync);
     store_.sync();
   };
 }

@@ -31,6 +31,7 @@
 #include "media/spare_buffers.h"
 #include "row_backend.h"
 #include "scratchpad.h"
+#include "stage_spans.h"
 #include "superblock.h"
 
 namespace holdfast {
@@ -42,6 +43,7 @@ class LogBackend final : public RowBackend {
     // Of the background thread: finishes the pending dense write, where it is of a step before `step`.
     std::function<void(std::uint64_t step)> finish_dense;
     BlockWatcher* watcher;  // for tests
+    StageSpans& spans;
   };
 
   // adopt: homes are there, and are taken as they are.

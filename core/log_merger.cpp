@@ -18,7 +18,8 @@ constexpr std::chrono::milliseconds longest_rest{200};
 
 }  // namespace
 
-LogMerger::LogMerger(LogStore& store) : store_(store), thread_(start_thread("hf-merge", [this] { run(); })) {}
+LogMerger::LogMerger(LogStore& store, StageSpans& spans)
+    : store_(store), spans_(spans), thread_(start_thread("hf-merge", [this] { run(); })) {}
 
 LogMerger::~LogMerger() { stop(); }
 
@@ -82,12 +83,16 @@ bool LogMerger::is_in_a_hurry(double progress) const {
   return is_urgent_ || stopping_ || static_cast<double>(store_.used_bytes()) > begun + progress * (end - begun);
 }
 
+void LogMerger::end_part() { spans_.add({Stage::merge, part_began_, StageSpans::Clock::now()}); }
+
 bool LogMerger::rest(std::chrono::nanoseconds wanted, double progress) {
+  end_part();
   std::unique_lock lock(mutex_);
   const std::uint64_t used = store_.used_bytes();
   const bool hurries = turned_.wait_for(lock, std::min<std::chrono::nanoseconds>(wanted, longest_rest),
                                         [&] { return is_in_a_hurry(progress); });
   appended_in_rests_ += store_.used_bytes() - used;
+  part_began_ = StageSpans::Clock::now();
   return hurries || !has_time_to_spare_;
 }
 
@@ -113,6 +118,7 @@ void LogMerger::run() {
     has_time_to_spare_ = share_to_begin_at() > latest;
     is_merging_ = true;
     lock.unlock();
+    part_began_ = StageSpans::Clock::now();
     std::uint64_t merged = 0;
     std::exception_ptr failure;
     bool is_broken = false;
@@ -127,6 +133,7 @@ void LogMerger::run() {
       failure = std::current_exception();
       is_broken = true;
     }
+    end_part();
     lock.lock();
     is_merging_ = false;
     failure_ = failure;

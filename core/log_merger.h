@@ -21,12 +21,13 @@
 
 #include "log_store.h"
 #include "row_backend.h"
+#include "stage_spans.h"
 
 namespace holdfast {
 
 class LogMerger {
  public:
-  explicit LogMerger(LogStore& store);
+  LogMerger(LogStore& store, StageSpans& spans);
   ~LogMerger();
   LogMerger(const LogMerger&) = delete;
   LogMerger& operator=(const LogMerger&) = delete;
@@ -51,9 +52,12 @@ class LogMerger {
   bool wants_to_merge() const;
   bool is_in_a_hurry(double progress) const;
   bool rest(std::chrono::nanoseconds wanted, double progress);
+  void end_part();
   void learn(std::uint64_t merged);
 
   LogStore& store_;
+  StageSpans& spans_;
+  StageSpans::Clock::time_point part_began_;  // of the merge in progress; its thread's alone
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable turned_;
   std::uint64_t limit_step_ = 0;

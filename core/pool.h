@@ -34,6 +34,7 @@
 #include "relaxed_lookup.h"
 #include "row_backend.h"
 #include "slot_directory.h"
+#include "stage_spans.h"
 #include "superblock.h"
 
 namespace holdfast {
@@ -203,6 +204,8 @@ class Pool {
   std::uint64_t log_bytes_free() const { return backend_->log_bytes_free(); }
   Merging merging() const { return backend_->merging(); }
   std::optional<Traffic> traffic() const { return backend_->traffic(); }
+  // When the stages beside training ran that ended since the last call.
+  std::vector<StageSpans::Span> take_spans() { return spans_.take(); }
 
  private:
   void recover(const OpenOptions& options);
@@ -255,6 +258,7 @@ class Pool {
 
   std::atomic<std::uint64_t> durable_step_{0};
   std::atomic<std::uint64_t> rows_durable_step_{0};
+  StageSpans spans_;
   std::unique_ptr<RowBackend> backend_;
   Background background_{"hf-commit"};  // last: its thread ends before anything it uses
 };

@@ -72,12 +72,16 @@ void Pool::commit_mark(const StepMark& mark, const Dense* dense) {
   last_commits_[0] = last_commits_[1];
   last_commits_[1] =
       background_.submit([this, mark, dense_parts, has_dense = has_dense_, make_durable = std::move(make_durable)] {
-        make_durable();
+        {
+          const StageSpans::Timing timing(spans_, Stage::persist);
+          make_durable();
+        }
         lock_->check();
         rows_durable_step_.store(mark.step, std::memory_order_release);
         // The first dense state of a pool is finished at once: until then the step durable is the rows', and it must
         // not fall.
         if (dense_->pending()) {
+          const StageSpans::Timing timing(spans_, Stage::dense);
           dense_->advance(dense_->newest_step() ? dense_->pending_bytes() / dense_parts + 1 : dense_->pending_bytes());
         }
         note_durable(has_dense ? dense_->newest_step().value_or(0) : mark.step);

@@ -141,7 +141,7 @@ void Pool::make_backend(const std::string& directory, const OpenOptions& options
     note_durable(*dense_->newest_step());
   };
   backend_ = std::make_unique<LogBackend>(directory, *superblock_, background_,
-                                          LogBackend::Options{options.scratchpad_bytes, finish_dense, watcher});
+                                          LogBackend::Options{options.scratchpad_bytes, finish_dense, watcher, spans_});
 }
 
 void Pool::recover(const OpenOptions& options) {

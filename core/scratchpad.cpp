@@ -66,9 +66,10 @@ struct Scratchpad::Staging {
   std::vector<Rows> tables;
 };
 
-Scratchpad::Scratchpad(const std::vector<RowTable>& tables, std::uint64_t bytes, Fetch fetch)
+Scratchpad::Scratchpad(const std::vector<RowTable>& tables, std::uint64_t bytes, Fetch fetch, StageSpans& spans)
     : tables_(tables),
       fetch_(std::move(fetch)),
+      spans_(spans),
       staging_(std::make_unique<Staging>()),
       slot_of_(tables.size()),
       turns_(std::make_shared<Turns>()) {
@@ -221,6 +222,7 @@ bool Scratchpad::wait_until_ready(const Hold& hold) {
 
 void Scratchpad::collect(const std::shared_ptr<Hold>& hold) {
   try {
+    const StageSpans::Timing timing(spans_, Stage::collect);
     const std::size_t num_tables = hold->spec_->tables.size();
     hold->slots_.resize(num_tables);
     hold->missed_.resize(num_tables);
@@ -358,15 +360,12 @@ void Scratchpad::exchange(const std::shared_ptr<Hold>& hold) {
       if (staged.state.size() < state) staged.state.resize(state);
       wanted.push_back({number, rows.size(), {rows.data(), staged.weights.data(), staged.state.data()}});
     }
-    if (!wanted.empty()) fetch_(wanted);
-    auto fetched = wanted.begin();
-    for (Hold::Missed& missed : hold->missed_) {
-      if (missed.rows.empty()) continue;
-      Shelf& shelf = shelf_of(fetched->table);
-      best_kernels().scatter(shelf.spec, shelf.rows(), missed.slots.data(), fetched->rows, 0, missed.slots.size());
-      for (const std::uint32_t slot : missed.slots) shelf.filled[slot].store(true, std::memory_order_release);
-      missed = {};
-      ++fetched;
+    if (!wanted.empty()) {
+      {
+        const StageSpans::Timing timing(spans_, Stage::exchange);
+        fetch_(wanted);
+      }
+      insert(*hold, wanted);
     }
     {
       const std::lock_guard lock(turns_->mutex);
@@ -375,6 +374,20 @@ void Scratchpad::exchange(const std::shared_ptr<Hold>& hold) {
     turns_->turned.notify_all();
   } catch (...) {
     fail(std::current_exception());
+  }
+}
+
+// `fetched` are the hold's missed rows, table by table.
+void Scratchpad::insert(Hold& hold, std::span<const TableRows> fetched) {
+  const StageSpans::Timing timing(spans_, Stage::insert);
+  auto of_table = fetched.begin();
+  for (Hold::Missed& missed : hold.missed_) {
+    if (missed.rows.empty()) continue;
+    Shelf& shelf = shelf_of(of_table->table);
+    best_kernels().scatter(shelf.spec, shelf.rows(), missed.slots.data(), of_table->rows, 0, missed.slots.size());
+    for (const std::uint32_t slot : missed.slots) shelf.filled[slot].store(true, std::memory_order_release);
+    missed = {};
+    ++of_table;
   }
 }
 

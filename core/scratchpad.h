@@ -32,6 +32,7 @@
 #include "row_index.h"
 #include "row_table.h"
 #include "shelf.h"
+#include "stage_spans.h"
 
 namespace holdfast {
 
@@ -85,7 +86,7 @@ class Scratchpad {
   };
 
   // As many rows as fit in `bytes`, everything counted. Throws config where that is none.
-  Scratchpad(const std::vector<RowTable>& tables, std::uint64_t bytes, Fetch fetch);
+  Scratchpad(const std::vector<RowTable>& tables, std::uint64_t bytes, Fetch fetch, StageSpans& spans);
   ~Scratchpad();
   Scratchpad(const Scratchpad&) = delete;
   Scratchpad& operator=(const Scratchpad&) = delete;
@@ -130,10 +131,12 @@ class Scratchpad {
   void take_back_slots();
   static void copy_row(const Shelf& shelf, const SlotRows& from, std::size_t i, const WorkingRows& to, std::size_t u);
   void exchange(const std::shared_ptr<Hold>& hold);
+  void insert(Hold& hold, std::span<const TableRows> fetched);
   void fail(std::exception_ptr failure);
 
   std::vector<RowTable> tables_;
   Fetch fetch_;
+  StageSpans& spans_;
   std::vector<std::unique_ptr<Shelf>> shelves_;
   std::vector<std::size_t> shelf_of_table_;
   std::unique_ptr<Staging> staging_;  // of exchange

@@ -11,6 +11,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -27,6 +28,7 @@
 #include "binding/pool_arguments.h"
 #include "binding/records.h"
 #include "slot_directory.h"
+#include "stage_spans.h"
 #include "superblock.h"
 
 namespace nb = nanobind;
@@ -309,7 +311,21 @@ void bind_pool(nb::module_& m) {
             if (!traffic) return std::nullopt;
             return to_dict(*traffic);
           },
-          "Rows and bytes since the pool was opened; None where rows are read and written in place.");
+          "Rows and bytes since the pool was opened; None where rows are read and written in place.")
+      .def(
+          "take_spans",
+          [](Pool& pool) {
+            const auto seconds = [](StageSpans::Clock::time_point at) {
+              return std::chrono::duration<double>(at.time_since_epoch()).count();
+            };
+            std::vector<std::tuple<std::string, std::string, double, double>> taken;
+            for (const StageSpans::Span& span : pool.take_spans()) {
+              taken.emplace_back(name_of(span.stage), thread_of(span.stage), seconds(span.began), seconds(span.ended));
+            }
+            return taken;
+          },
+          "(stage, thread, began, ended) of what ran beside training and ended since the last call, in seconds of "
+          "time.perf_counter; the newest 4096.");
 
   m.def(
       "part_in",

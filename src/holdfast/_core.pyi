@@ -420,6 +420,11 @@ class Pool:
         Rows and bytes since the pool was opened; None where rows are read and written in place.
         """
 
+    def take_spans(self) -> list[tuple[str, str, float, float]]:
+        """
+        (stage, thread, began, ended) of what ran beside training and ended since the last call, in seconds of time.perf_counter; the newest 4096.
+        """
+
 def part_in(directory: str) -> tuple[bytes, list[int]] | None:
     """
     Which group's pool the one in this directory is a part of, and its shards: (group_uuid, owned). Reads nothing else.

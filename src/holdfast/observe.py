@@ -1,17 +1,21 @@
 """What a run shows of itself while it trains: a progress bar or plain lines, metrics as JSON lines, TensorBoard.
 
 The metrics file holds one object a step, ``{"step", "durable_step", "loss", "samples_per_second", "logged_bytes",
-"stage_ms"}``, where rows are updated on a device ``"device_ms"``, and where they come through a scratchpad
-``"traffic"`` (see StepReport); objects ``{"event":
-"evaluation", "step", "auc", "logloss"}`` where the run evaluates in between, and last of all ``{"event": "end", "step",
-"auc", "logloss"}``. It always reads like one run without a break, every step once:
+"stage_ms", "background_ms"}``, where rows are updated on a device ``"device_ms"``, and where they come through a
+scratchpad ``"traffic"`` (see StepReport) and ``"rates"``; objects ``{"event": "evaluation", "step", "auc", "logloss"}``
+where the run evaluates in between, and last of all ``{"event": "end", "step", "auc", "logloss"}``. It always reads like
+one run without a break, every step once:
 
 - a run that resumes at step s first cuts off what the file holds of steps after s (they are trained again), a line that
   a crash left unfinished, and the end of a run that now goes on;
 - a run in a new pool keeps a file that is there already, as FILE.1, FILE.2...
 
 durable_step is as it was when the step was committed; the step itself becomes durable a moment later. logged_bytes is
-what the step wrote to the undo log.
+what the step wrote to the log. background_ms is wall time, added up, of the stages that ran beside training and were
+over since the line before, whichever step they were for (see trace.py for what they are). rates are what traffic comes
+to: scratchpad_hit_rate and device_hit_rate, of the rows that were looked for there in this step (left out where none
+was), and write_amplification, bytes written to the pool's device over bytes of updated rows, of all steps since the run
+was started: merges come in bursts.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import json
 import math
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from io import FileIO
@@ -97,6 +102,7 @@ class MetricsFile:
 
     def __init__(self, path: Path, *, resumed_step: int, is_new: bool) -> None:
         self._path = path
+        self._rates = _Rates()
         try:
             if is_new and path.exists() and path.stat().st_size > 0:
                 path.rename(free_name(path))
@@ -117,8 +123,13 @@ class MetricsFile:
                 "samples_per_second": round(samples_per_second, 1),
                 "logged_bytes": report.logged_bytes,
                 "stage_ms": {stage: round(ms, 4) for stage, ms in report.stage_ms.items()},
+                "background_ms": _background_ms(report),
                 **({} if not report.device else {"device_ms": _milliseconds(report.device)}),
-                **({} if report.traffic is None else {"traffic": report.traffic}),
+                **(
+                    {}
+                    if report.traffic is None
+                    else {"traffic": report.traffic, "rates": self._rates.of(report.traffic)}
+                ),
             }
         )
 
@@ -136,8 +147,9 @@ class MetricsFile:
 
 
 class TensorBoard:
-    """Scalars for TensorBoard: loss, samples_per_second, durable_lag (steps) and stage_ms every 10 steps, AUC and
-    log-loss of every evaluation. Steps after `resumed_step` of an earlier life are hidden."""
+    """Scalars for TensorBoard: loss, samples_per_second, durable_lag (steps) and what the metrics file has under
+    stage_ms, background_ms, device_ms, traffic and rates, of every tenth step; AUC and log-loss of every evaluation.
+    Steps after `resumed_step` of an earlier life are hidden."""
 
     def __init__(self, directory: Path, *, resumed_step: int) -> None:
         try:
@@ -145,8 +157,10 @@ class TensorBoard:
         except ImportError as error:
             raise ConfigError("--tensorboard needs tensorboard: pip install 'holdfast[tensorboard]'") from error
         self._writer: SummaryWriter = SummaryWriter(str(directory), purge_step=resumed_step + 1)
+        self._rates = _Rates()
 
     def step(self, report: StepReport, samples_per_second: float) -> None:
+        rates = {} if report.traffic is None else self._rates.of(report.traffic)  # the sums are of every step
         if report.step % _TENSORBOARD_EVERY:
             return
         scalars = {
@@ -154,8 +168,10 @@ class TensorBoard:
             "samples_per_second": samples_per_second,
             "durable_lag": report.step - report.durable_step,
             **{f"stage_ms/{stage}": ms for stage, ms in report.stage_ms.items()},
+            **{f"background_ms/{stage}": ms for stage, ms in _background_ms(report).items()},
             **{f"device_ms/{name}": ms for name, ms in _milliseconds(report.device).items()},
             **{f"traffic/{name}": value for name, value in (report.traffic or {}).items()},
+            **{f"rates/{name}": value for name, value in rates.items()},
         }
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, report.step)
@@ -272,6 +288,32 @@ def counting_up_to(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def _milliseconds(spans: Mapping[str, Span]) -> dict[str, float]:
     return {name: round((span.ended - span.began) * 1e3, 4) for name, span in spans.items()}
+
+
+class _Rates:
+    """What traffic comes to, as the module's text says; is shown every step once, in order."""
+
+    def __init__(self) -> None:
+        self._written_bytes = self._updated_bytes = 0.0
+
+    def of(self, traffic: Mapping[str, float]) -> dict[str, float]:
+        rates = {}
+        for tier, prefix in (("scratchpad", ""), ("device", "device_")):
+            hit, missed = traffic.get(f"{prefix}rows_hit", 0.0), traffic.get(f"{prefix}rows_missed", 0.0)
+            if hit + missed > 0:
+                rates[f"{tier}_hit_rate"] = round(hit / (hit + missed), 6)
+        self._written_bytes += traffic.get("appended_bytes", 0.0) + traffic.get("home_bytes_written", 0.0)
+        self._updated_bytes += traffic.get("updated_row_bytes", 0.0)
+        if self._updated_bytes > 0:
+            rates["write_amplification"] = round(self._written_bytes / self._updated_bytes, 4)
+        return rates
+
+
+def _background_ms(report: StepReport) -> dict[str, float]:
+    milliseconds: defaultdict[str, float] = defaultdict(float)
+    for stage, span in report.background:
+        milliseconds[stage] += (span.ended - span.began) * 1e3
+    return {stage: round(ms, 4) for stage, ms in milliseconds.items()}
 
 
 def _finite(value: float) -> float | None:

@@ -4,6 +4,9 @@
   threads: `plan`. Where rows are updated on a device: what its queues did, as threads of their names, by the device's
   clock. All of them complete events with args ``{"step"}``. With train.capture_ahead a step also captures the next
   step's rows, as `capture ahead`; its args name the step in which it ran.
+- The pool's own threads (hf-...): `collect`, `exchange` (what the scratchpad lacks is fetched) and `insert` of coming
+  batches, the parts of a `merge`; `persist` of a step that is over, with `append` and `sync` in it where rows are in a
+  log store, and `dense`, a part of a dense state. Their args name the step at whose end they were over.
 - Counters, at the end of every step: `durable lag` (step - durable_step) and `log free` (bytes of the undo log).
 
 Like the metrics file it reads like one run without a break, every step once: a run that resumes at step s cuts off
@@ -45,7 +48,7 @@ _HEAD = (
 _SEPARATOR = b",\n"
 _TAIL = "\n]\n"
 _WRITE_SECONDS = 1.0
-_WRITE_STEPS = 1000  # of about 1.3 kB
+_WRITE_STEPS = 1000  # of about 2.5 kB
 
 
 class TraceFile:
@@ -92,6 +95,11 @@ class TraceFile:
         for name, span in report.device.items():
             queue = self._threads.get(span.thread) or self._name_thread(span.thread)
             work.append(self._complete(name, report.step, span.began, span.ended, queue))
+        for name, span in report.background:
+            if span.ended <= self._origin:
+                continue  # a merge that the pool was opened to
+            thread = self._threads.get(span.thread) or self._name_thread(span.thread)
+            work.append(self._complete(name, report.step, max(span.began, self._origin), span.ended, thread))
         lag = self._counter("durable lag", "steps", began, report.step - report.durable_step)
         free = self._counter("log free", "bytes", began, report.log_bytes_free)
         self._add("".join((lag, free, plan, *work, *verbs)), began)

@@ -18,6 +18,7 @@ from typing import Self, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
+from holdfast import _core
 from holdfast.batch import Batch
 from holdfast.data.loader import Loader
 from holdfast.data.source import Source
@@ -92,7 +93,9 @@ class StepReport:
     plan is the wait for the loader, which plans ahead, and planning is when it did. logged_bytes: what the step wrote
     to the log; log_bytes_free: what the log has left after commit. traffic: rows and bytes of this step and of what ran
     beside it, where rows come through a scratchpad (names as in core/row_backend.h; of a device's, device_...).
-    device: when the device did what of this step, by its own clock; where rows are updated there.
+    device: when the device did what of this step, by its own clock; where rows are updated there. background: what ran
+    beside training, on the pool's own threads, and ended since the report before, whichever step it was for: (stage,
+    when); stages as in core/stage_spans.h.
     """
 
     step: int
@@ -106,6 +109,7 @@ class StepReport:
     log_bytes_free: int
     traffic: dict[str, float] | None = None
     device: dict[str, Span] = field(default_factory=dict)
+    background: list[tuple[str, Span]] = field(default_factory=list)
 
 
 # How much there is, not how much was done.
@@ -117,6 +121,11 @@ def traffic_since(before: dict[str, float] | None, after: dict[str, float] | Non
     if before is None or after is None:
         return None
     return {name: value if name in _STANDING else value - before[name] for name, value in after.items()}
+
+
+def background_of(core: _core.Pool) -> list[tuple[str, Span]]:
+    """See StepReport; each is given once."""
+    return [(stage, Span(thread, began, ended)) for stage, thread, began, ended in core.take_spans()]
 
 
 class Stopwatch:
@@ -342,6 +351,7 @@ class Trainer:
                 log_bytes_free=self.pool.core.log_bytes_free,
                 traffic=issued.traffic,
                 device={work.name: Span(work.queue, *self._clock.span(work)) for work in issued.work},
+                background=background_of(self.pool.core),
             )
 
     def _traffic(self) -> dict[str, float] | None:

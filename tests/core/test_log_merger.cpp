@@ -66,22 +66,33 @@ struct Subject {
 
   TemporaryDirectory directory;
   StandingStill disk;
+  StageSpans spans;
   std::unique_ptr<LogStore> store;
 };
 
 void a_merge_rests_for_a_moment_only_however_long_its_part_took() {
   Subject subject;
-  LogMerger merger(*subject.store);
+  LogMerger merger(*subject.store, subject.spans);
   const Clock::time_point went_on = subject.begin_merge(merger);
   while (subject.store->used_bytes() != 0 && Clock::now() - went_on < soon) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   CHECK(subject.store->used_bytes() == 0);
+  merger.stop();
+  const std::vector<StageSpans::Span> parts = subject.spans.take();
+  Clock::duration rested{0};
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    CHECK(parts[i].stage == Stage::merge && parts[i].began <= parts[i].ended);
+    if (i == 0) continue;
+    CHECK(parts[i - 1].ended <= parts[i].began);
+    rested += parts[i].began - parts[i - 1].ended;
+  }
+  CHECK(rested > std::chrono::milliseconds(100));  // rests are no part of a merge's spans
 }
 
 void whoever_waits_for_room_ends_a_rest() {
   Subject subject;
-  LogMerger merger(*subject.store);
+  LogMerger merger(*subject.store, subject.spans);
   const Clock::time_point went_on = subject.begin_merge(merger);
   CHECK(merger.make_room());
   CHECK(Clock::now() - went_on < soon);
@@ -152,7 +163,8 @@ void a_merge_that_has_time_to_spare_takes_short_parts() {
   Parts parts;
   LogStore store(directory.path(), tables, {Caching::buffered, {}, &parts});
   store.recover(1, every_step);
-  LogMerger merger(store);
+  StageSpans spans;
+  LogMerger merger(store, spans);
   std::vector<std::byte> weights(num_rows * 16 * sizeof(float));
   const auto longest_of_merge = [&](std::uint64_t first_step) {
     std::vector<std::uint64_t> rows(num_rows);

@@ -257,11 +257,13 @@ def test_metrics_have_every_field_of_every_step_and_the_end(holdfast: Commands) 
     *steps, end = lines_of(path)
     assert [line["step"] for line in steps] == list(range(1, 21))
     assert all(
-        set(line) == {"step", "durable_step", "loss", "samples_per_second", "logged_bytes", "stage_ms"}
+        set(line) == {"step", "durable_step", "loss", "samples_per_second", "logged_bytes", "stage_ms", "background_ms"}
         and line["logged_bytes"] > 0
         and set(line["stage_ms"]) == {"plan", "capture", "lookup", "train", "update", "commit"}
+        and set(line["background_ms"]) <= {"persist", "dense"}
         for line in steps
     )
+    assert all(any(stage in line["background_ms"] for line in steps) for stage in ("persist", "dense"))
     assert set(end) == {"event", "step", "auc", "logloss"}
     assert (end["event"], end["step"]) == ("end", 20)
 

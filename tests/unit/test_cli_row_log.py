@@ -60,6 +60,46 @@ def test_a_window_that_does_not_fit_the_scratchpad_is_told_of_once(holdfast: Com
     assert tight.out.count("raise pool.scratchpad_bytes") == 1
 
 
+def test_metrics_say_how_long_the_stages_took_that_ran_beside_training(holdfast: Commands) -> None:
+    path = holdfast.root / "metrics.jsonl"
+    tight = ("--set", "pool.scratchpad_bytes=10000")
+    assert holdfast.train("pool", *SETTINGS, *tight, "--metrics", path).code == 0
+    *steps, _ = [json.loads(line) for line in path.read_text().splitlines()]
+    background = [line["background_ms"] for line in steps]
+    assert set().union(*background) == {
+        "collect", "exchange", "insert", "merge", "persist", "append", "sync", "dense"
+    }  # fmt: skip
+    assert all(ms >= 0.0 for line in background for ms in line.values())
+    fetched = sum(line["traffic"]["rows_fetched"] for line in steps)
+    assert fetched > 0
+    assert sum(line.get("exchange", 0.0) for line in background) > 0.0
+
+
+def test_metrics_say_what_share_was_found_in_the_scratchpad_and_how_much_more_was_written_than_updated(
+    holdfast: Commands,
+) -> None:
+    path = holdfast.root / "metrics.jsonl"
+    tight = ("--set", "pool.scratchpad_bytes=10000")
+    assert holdfast.train("pool", *SETTINGS, *tight, "--metrics", path).code == 0
+    *steps, _ = [json.loads(line) for line in path.read_text().splitlines()]
+
+    def total(*names: str) -> float:
+        return sum(line["traffic"][name] for line in steps for name in names)
+
+    for line in steps:
+        looked_for = line["traffic"]["rows_hit"] + line["traffic"]["rows_missed"]
+        assert ("scratchpad_hit_rate" in line["rates"]) == (looked_for > 0)
+        if looked_for:
+            assert line["rates"]["scratchpad_hit_rate"] == pytest.approx(
+                line["traffic"]["rows_hit"] / looked_for, abs=1e-6
+            )
+    assert total("rows_hit") > 0 and total("rows_missed") > 0
+    assert total("home_bytes_written") > 0
+    assert steps[-1]["rates"]["write_amplification"] == pytest.approx(
+        total("appended_bytes", "home_bytes_written") / total("updated_row_bytes"), abs=1e-4
+    )
+
+
 def test_what_was_exported_is_imported_into_a_row_log_and_trained_on_like_in_place(holdfast: Commands) -> None:
     holdfast.train("pool", *SETTINGS, "--steps", 6)
     holdfast("export", holdfast.root / "pool", holdfast.root / "out.safetensors")

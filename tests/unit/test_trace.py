@@ -6,9 +6,10 @@ import errno
 import json
 import resource
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -79,12 +80,61 @@ def test_a_run_traces_every_verb_of_every_step_once_and_its_evaluations(holdfast
     assert steps_of(events, "evaluation") == [8, 16, 20]
     assert Counter(event["name"] for event in events if event["ph"] == "C") == {"durable lag": 20, "log free": 20}
     assert all(event["dur"] >= 0 and event["ts"] >= 0 and event["pid"] == 1 for event in complete(events))
-    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert all(
-        names[event["tid"]].startswith("holdfast-loader-" if event["name"] == "plan" else "main")
-        for event in complete(events)
-    )
+    threads = {"plan": "holdfast-loader-", "persist": "hf-commit", "dense": "hf-commit"}
+    assert all(thread.startswith(threads.get(name, "main")) for thread, name, _ in work_of(events))
     assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == ["holdfast train"]
+
+
+def work_of(events: list[dict[str, object]]) -> list[tuple[str, str, tuple[float, float]]]:
+    """(thread, name, (when it began, ended)) of every complete event."""
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    return [
+        (names[event["tid"]], event["name"], (event["ts"], event["ts"] + event["dur"])) for event in complete(events)
+    ]
+
+
+def test_what_runs_beside_training_on_a_row_log_is_traced_on_threads_of_its_own(holdfast: Commands) -> None:
+    path = holdfast.root / "trace.json"
+    settings = ["medium=block", "log_bytes=65536", "scratchpad_bytes=10000"]
+    result = holdfast.train("pool", "--trace", path, *(part for item in settings for part in ("--set", f"pool.{item}")))
+    assert result.code == 0, result.err
+    spans: defaultdict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for thread, name, span in work_of(events_of(path)):
+        spans[thread, name].append(span)
+    background = {work for work in spans if work[0].startswith("hf-")}
+    assert background == {
+        ("hf-collect", "collect"),
+        ("hf-exchange", "exchange"),
+        ("hf-exchange", "insert"),
+        ("hf-merge", "merge"),
+        ("hf-commit", "persist"),
+        ("hf-commit", "append"),
+        ("hf-commit", "sync"),
+        ("hf-commit", "dense"),
+    }
+    persisted = spans["hf-commit", "persist"]
+    assert 18 <= len(persisted) <= 20, "the last steps' may come after the run's last report"
+    for part in ("append", "sync"):
+        assert len(spans["hf-commit", part]) in (len(persisted), len(persisted) + 1)
+        for began, ended in spans["hf-commit", part][: len(persisted)]:
+            assert any(outer[0] <= began and ended <= outer[1] + 0.01 for outer in persisted)
+    assert len(spans["hf-collect", "collect"]) == 20
+    fetched, inserted = spans["hf-exchange", "exchange"], spans["hf-exchange", "insert"]
+    assert len(fetched) == len(inserted) > 0
+    assert all(fetch[1] <= insert[0] + 0.01 for fetch, insert in zip(fetched, inserted, strict=True))
+
+
+def test_what_was_over_before_the_trace_began_is_no_part_of_it(path: Path) -> None:
+    began = time.perf_counter()
+    file = TraceFile(path, resumed_step=0, is_new=True)
+    ended = time.perf_counter()
+    report = step_at(ended, 1)
+    over, cut = Span("hf-merge", began - 2.0, began - 1.0), Span("hf-merge", began - 0.5, ended + 0.5)
+    file.step(replace(report, background=[("merge", over), ("merge", cut)]), 1.0)
+    file.close()
+    (merge,) = [event for event in complete(events_of(path)) if event["name"] == "merge"]
+    assert merge["ts"] == 0.0
+    assert 5e5 <= merge["dur"] < 6e5
 
 
 def test_what_one_thread_does_never_overlaps_and_a_batch_is_captured_after_it_was_planned(holdfast: Commands) -> None:

@@ -76,8 +76,8 @@ def plan(
     """Does it fit? Which rows live in which tier, what that makes of a batch, and what it costs. Allocates no table.
 
     Solves a small integer program over tables and their hot and cold rows. Its time is what memory alone sets. Where
-    TIERS.toml has a [host], as `holdfast tiers probe` writes it, the network is timed here for a few seconds, and a
-    training step of a pool on the probed medium is predicted with all that limits it.
+    TIERS.toml has a section host, as `holdfast tiers probe` writes it, the network is timed here for a few seconds,
+    and a training step of a pool on the probed medium is predicted with all that limits it.
     """
     from holdfast.config import to_plain
     from holdfast.placement.access_profile import read_profile

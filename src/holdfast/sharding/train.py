@@ -37,7 +37,16 @@ from holdfast.sharding.layout import stride_bits
 from holdfast.sharding.pool import GroupPool
 from holdfast.sharding.rows import ShardedRows, clip_factor
 from holdfast.sharding.state import GroupState, checksum_of
-from holdfast.train import EvaluationStopped, Span, StepReport, Stopwatch, TrainConfig, last_step_of, traffic_since
+from holdfast.train import (
+    EvaluationStopped,
+    Span,
+    StepReport,
+    Stopwatch,
+    TrainConfig,
+    background_of,
+    last_step_of,
+    traffic_since,
+)
 
 _Routed = tuple[Batch, tuple[_core.Route, Span]]
 
@@ -203,6 +212,7 @@ class GroupTrainer:
             logged_bytes=0 if capture is None else capture.bytes,
             log_bytes_free=0 if member is None else member.log_bytes_free,
             traffic=traffic_since(traffic_before, None if member is None else member.traffic()),
+            background=[] if member is None else background_of(member),
         )
 
     def _begin_batch(self) -> _Ahead:
