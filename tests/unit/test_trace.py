@@ -118,7 +118,7 @@ def test_what_runs_beside_training_on_a_row_log_is_traced_on_threads_of_its_own(
         assert len(spans["hf-commit", part]) in (len(persisted), len(persisted) + 1)
         for began, ended in spans["hf-commit", part][: len(persisted)]:
             assert any(outer[0] <= began and ended <= outer[1] + 0.01 for outer in persisted)
-    assert len(spans["hf-collect", "collect"]) == 20
+    assert len(spans["hf-collect", "collect"]) >= 20, "a batch that had to give way is collected again"
     fetched, inserted = spans["hf-exchange", "exchange"], spans["hf-exchange", "insert"]
     assert len(fetched) == len(inserted) > 0
     assert all(fetch[1] <= insert[0] + 0.01 for fetch, insert in zip(fetched, inserted, strict=True))
