@@ -58,7 +58,8 @@ class Disk:
         self.has_fio = shutil.which("fio") is not None
 
     def limits(self) -> dict[str, Any]:
-        """reads_512_per_s, reads_4096_per_s, write_bytes_per_s, fdatasync_s (median), and ``by``: what measured it."""
+        """reads_512_per_s, reads_4096_per_s, write_bytes_per_s, fdatasync_s (median), and ``by``: what measured it; by
+        fio also read_cpu_s, see `_read_cpu_s`."""
         if not self.has_fio:
             return self._probe()
         write_bytes_per_s = self._fill()
@@ -70,6 +71,7 @@ class Disk:
                 "file_bytes": self._file_bytes,
                 "reads_512_per_s": self._random_reads_per_s(_SECTOR_BYTES),
                 "reads_4096_per_s": self._random_reads_per_s(_PAGE_BYTES),
+                "read_cpu_s": self._read_cpu_s(),
                 "write_bytes_per_s": write_bytes_per_s,
                 "fdatasync_s": sync["sync"]["lat_ns"]["percentile"]["50.000000"] * 1e-9,
             }
@@ -104,6 +106,17 @@ class Disk:
         options = {"rw": "randread", "bs": num_bytes, "group_reporting": 1, "time_based": 1, "runtime": self._seconds}
         (job,) = self._fio({"reads": options | _DEEP | _RANDOM})
         return float(job["read"]["iops"])
+
+    def _read_cpu_s(self) -> float:
+        """CPU seconds that a random read of a sector takes the thread that asks, the kernel's part in it included: many
+        at a time, as a fetch asks, with the machine for itself. What interrupts and the kernel's workers take is not in
+        it."""
+        half = _QUEUE_DEPTH // 2
+        options = {"rw": "randread", "bs": _SECTOR_BYTES, "time_based": 1, "runtime": self._seconds,
+                   "iodepth": _QUEUE_DEPTH, "iodepth_batch": half, "iodepth_batch_complete_min": half}  # fmt: skip
+        (job,) = self._fio({"reads": options | _RANDOM})
+        share = (job["usr_cpu"] + job["sys_cpu"]) / 100
+        return float(share / job["read"]["iops"])
 
     def _mixed_per_s(self, mix: Mix, merge_depth: int) -> float:
         """As many requests of each kind as the mix had in some seconds, over the time until all of them are done."""

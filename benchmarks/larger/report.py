@@ -197,6 +197,8 @@ def _disk(results: Results) -> list[str]:
         ["sequential writes, until durable", f"{found['write_bytes_per_s'] / 1e9:.2f} GB/s"],
         ["fdatasync after a write of 4096 bytes, median", f"{found['fdatasync_s'] * 1e6:.0f} µs"],
     ]
+    if "read_cpu_s" in found:
+        rows.append(["CPU that such a read of 512 bytes takes fio's thread", f"{found['read_cpu_s'] * 1e6:.2f} µs"])
     for key in results.keys("mixed/"):
         mixed = results.find(key)
         assert mixed is not None
