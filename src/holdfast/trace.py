@@ -83,8 +83,7 @@ class TraceFile:
 
     def step(self, report: StepReport, samples_per_second: float) -> None:
         planning = report.planning
-        loader = self._threads.get(planning.thread) or self._name_thread(planning.thread)
-        plan = self._complete("plan", report.step, planning.began, planning.ended, loader)
+        plan = self._complete("plan", report.step, planning.began, planning.ended, self._thread(planning.thread))
         verbs = []
         began = report.began
         for stage, ms in report.stage_ms.items():
@@ -93,13 +92,12 @@ class TraceFile:
             began = ended
         work = []
         for name, span in report.device.items():
-            queue = self._threads.get(span.thread) or self._name_thread(span.thread)
-            work.append(self._complete(name, report.step, span.began, span.ended, queue))
+            work.append(self._complete(name, report.step, span.began, span.ended, self._thread(span.thread)))
         for name, span in report.background:
             if span.ended <= self._origin:
                 continue  # a merge that the pool was opened to
-            thread = self._threads.get(span.thread) or self._name_thread(span.thread)
-            work.append(self._complete(name, report.step, max(span.began, self._origin), span.ended, thread))
+            began_here = max(span.began, self._origin)
+            work.append(self._complete(name, report.step, began_here, span.ended, self._thread(span.thread)))
         lag = self._counter("durable lag", "steps", began, report.step - report.durable_step)
         free = self._counter("log free", "bytes", began, report.log_bytes_free)
         self._add("".join((lag, free, plan, *work, *verbs)), began)
@@ -123,7 +121,10 @@ class TraceFile:
     def _counter(self, name: str, unit: str, at: float, value: int) -> str:
         return f',\n{{"name":"{name}","ph":"C","ts":{self._us(at):.3f},"pid":1,"args":{{"{unit}":{value}}}}}'
 
-    def _name_thread(self, name: str) -> int:
+    def _thread(self, name: str) -> int:
+        """Its number; the file is told the name when it comes up first."""
+        if name in self._threads:
+            return self._threads[name]
         thread = self._threads[name] = _MAIN + 1 + len(self._threads)
         self._pending.append(
             f',\n{{"name":"thread_name","ph":"M","pid":1,"tid":{thread},"args":{{"name":{json.dumps(name)}}}}}'
