@@ -21,7 +21,9 @@ from holdfast import state_tree
 from holdfast.device.arrivals import ArrivingLoss
 from holdfast.device.dense_snapshot import Snapshots
 from holdfast.device.queues import Queue, new_queue
-from holdfast.errors import ConfigError, StateError
+from holdfast.errors import StateError
+from holdfast.generators import as_stateful
+from holdfast.loading import load_all
 from holdfast.pool import DenseState, Pool
 from holdfast.reproducibility import check_environment
 
@@ -42,7 +44,8 @@ class SeekableLoader(Stateful, Protocol):
 
 
 class TrainingState:
-    """Objects with a ``state_dict``, and plain values, by name: what a dense state holds beside random numbers.
+    """Objects with a ``state_dict``, generators, and plain values, by name: what a dense state holds beside the
+    process's own random numbers.
 
     snapshots: what `collect` gives is a copy of its own. So it is wherever tensors are on a device; those may be on
     their way when it returns.
@@ -74,10 +77,11 @@ class TrainingState:
             self._objects["scaler"] = scaler
         if loader is not None:
             self._objects["loader"] = loader
-        self._objects |= {f"extra[{name!r}]": value for name, value in (extra or {}).items()}
+        self._objects |= {f"extra[{name!r}]": as_stateful(value) for name, value in (extra or {}).items()}
         self._tensors: list[Tensor] = []
         check_environment()
         self.collect(state_tree.rng_state()).wait()
+        self._check_held(optimizers)
 
     def collect(self, rng: Mapping[str, Any], cursor: int | None = None, **beside: Any) -> DenseState:
         """All of it as it is now, with the random numbers `rng` and whatever else goes `beside` them. Its tensors live
@@ -103,21 +107,36 @@ class TrainingState:
         ]
         return DenseState(structure, pointers, total)
 
+    def _check_held(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """A parameter that is stepped and not saved would begin anew in the next process."""
+        holders = [item for item in self._objects.values() if not isinstance(item, torch.optim.Optimizer)]
+        held = {id(tensor) for item in holders if isinstance(item, nn.Module) for tensor in item.parameters()}
+        others = [
+            item.state_dict() if hasattr(item, "state_dict") else item
+            for item in holders
+            if not isinstance(item, nn.Module)
+        ]
+        memory = {tensor.data_ptr() for tensor in state_tree.flatten(others)[1]}
+        for name, optimizer in self._objects.items():
+            if optimizer not in optimizers:
+                continue
+            for number, group in enumerate(optimizer.param_groups):
+                for place, parameter in enumerate(group["params"]):
+                    if id(parameter) not in held and parameter.data_ptr() not in memory and parameter.numel():
+                        raise StateError(
+                            f"{name}.param_groups[{number}]: parameter {place}, of shape {tuple(parameter.shape)}, is "
+                            "no part of the model: give the module that has it to extra"
+                        )
+
     def load(self, tree: Mapping[str, Any]) -> None:
-        """Raises StateError where `tree`, without random numbers, does not fit the objects; names them."""
+        """Raises StateError where `tree`, without random numbers, does not fit the objects, or is not what they hold
+        then; names them."""
         if missing := [name for name in self._objects if name not in tree]:
             raise StateError(f"the saved state has no {missing[0]}; it has {', '.join(tree)}")
         if unknown := [name for name in tree if name not in self._objects]:
             raise StateError(f"the saved state has a {unknown[0]}, the Checkpoint was made without it")
-        for name, target in self._objects.items():
-            if not hasattr(target, "load_state_dict"):
-                continue  # plain values are read with `saved`
-            try:
-                target.load_state_dict(tree[name])
-            except ConfigError:
-                raise
-            except (RuntimeError, ValueError, KeyError) as error:
-                raise StateError(f"{name} does not fit the saved state: {error}") from error
+        # Plain values are read with `saved`.
+        load_all({name: item for name, item in self._objects.items() if hasattr(item, "load_state_dict")}, tree)
 
 
 class Checkpoint:
@@ -125,9 +144,15 @@ class Checkpoint:
 
     model: the dense part (tables in the pool are no part of its state_dict).
     optimizer: of the dense part, one or several. The collections' row optimizers are found through the pool.
-    scheduler, scaler, loader: where there are any. extra: more objects with state_dict, or plain values, by name.
+    scheduler, scaler, loader: where there are any. extra: more objects with state_dict, random number generators
+    (torch.Generator, numpy.random.Generator, random.Random), or plain values, by name. All but plain values are put
+    back in place by `resume`; `saved` gives these.
 
-    Raises StateError that names what cannot be written down (a lambda in a scheduler, an open file).
+    What is not named here is not kept but for the global generators of torch, Python and NumPy: docs/RECOVERY.md
+    lists what a loop may hold besides.
+
+    Raises StateError that names what cannot be written down (a lambda in a scheduler, an open file), or a parameter
+    that an optimizer steps and nothing holds.
     """
 
     def __init__(
@@ -187,7 +212,8 @@ class Checkpoint:
     def commit(self, cursor: int | None = None, *, loss: Tensor | None = None) -> int:
         """Ends the step: returns its number at once; ``pool.durable_step`` follows.
 
-        cursor: samples consumed by committed steps; default: the loader's position.
+        cursor: samples consumed by committed steps; default: the loader's position, or without a loader the number of
+        steps.
         loss: of one element; a step whose loss is not finite does not count. Where rows are updated on a device, that
         is found some steps later, without making the device wait.
         Raises NonFiniteLoss: the pool stays at the step before.
@@ -201,9 +227,7 @@ class Checkpoint:
     def commit_with(self, cursor: int | None, loss: ArrivingLoss | None) -> int:
         """The same, with a loss that is on its way already."""
         if cursor is None:
-            if self._loader is None:
-                raise ConfigError("commit needs a cursor (samples consumed so far) where the Checkpoint has no loader")
-            cursor = self._loader.samples
+            cursor = self._pool.step + 1 if self._loader is None else self._loader.samples
         dense = self._dense_state(cursor) if self._pool.dense_due else None
         return self._pool.commit(cursor, dense, loss)
 

@@ -37,6 +37,7 @@ from holdfast.device.faults import open_device
 from holdfast.device.options import DeviceConfig
 from holdfast.embedding import EmbeddingBagCollection
 from holdfast.errors import ConfigError, StateError
+from holdfast.loading import load_all
 from holdfast.metrics import Evaluation
 from holdfast.models.dlrm import DLRM
 from holdfast.optim import SGD, Adagrad, Adam, RowOptimizerSpec, RowWiseAdagrad, RowWiseAdam
@@ -444,7 +445,7 @@ def evaluate_pool(
         cast(Pool, pool), config.embedding.tables(source.features), optimizer=config.embedding.spec()
     )
     model, _ = build_model(config, source, rows)
-    model.load_state_dict(saved["model"])
+    load_all({"model": model}, saved)
     return step, evaluate_model(model, source, config.train, on_batch)
 
 

@@ -44,8 +44,10 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from holdfast.errors import Corrupted, FormatMismatch, StateError
+from holdfast.generators import into_python, of_python
 
 ALIGNMENT_BYTES = 64
 
@@ -75,7 +77,7 @@ def flatten(tree: Any) -> tuple[bytes, list[Tensor]]:
         node = writer.encode(tree)
         text = _to_json({"format": _FORMAT, "tensors": writer.records, "tree": node})
     except _Unwritable as error:
-        raise StateError(f"{_path(error.path)}: {error.reason}") from None
+        raise StateError(f"{path_of(error.path)}: {error.reason}") from None
     except RecursionError:
         raise StateError("the state contains itself, or is nested too deep to be written down") from None
     return text.encode("ascii"), writer.tensors
@@ -139,11 +141,7 @@ def rng_state() -> dict[str, Any]:
     torch: CPU generator, uint8 tensor. python: `random`. numpy: the legacy global generator, if numpy.random was
     imported. cuda: one uint8 tensor per device, if CUDA is initialised.
     """
-    version, words, gauss_next = random.getstate()
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "python": {"version": version, "words": struct.pack(f"<{len(words)}I", *words), "gauss_next": gauss_next},
-    }
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": of_python(random)}
     if "numpy.random" in sys.modules:
         legacy = np.random.get_state(legacy=False)  # noqa: NPY002  (what users draw from is what must come back)
         state["numpy"] = {**legacy, **legacy["state"]}
@@ -159,9 +157,7 @@ def set_rng_state(tree: dict[str, Any]) -> None:
     The states of CUDA devices that this process does not have are left out, with a warning.
     """
     try:
-        python = tree["python"]
-        words = struct.unpack(f"<{len(python['words']) // 4}I", python["words"])
-        random.setstate((python["version"], words, python["gauss_next"]))
+        into_python(random, tree["python"])
         torch.set_rng_state(tree["torch"])
         if (legacy := tree.get("numpy")) is not None:
             np.random.set_state(  # noqa: NPY002
@@ -282,6 +278,8 @@ class _Writer:
     def _number(self, tensor: Tensor) -> int:
         number = self._numbers.get(id(tensor))
         if number is None:
+            if is_lazy(tensor):
+                raise _Unwritable("the parameter has no values yet; call forward once before the Checkpoint is made")
             name = _NAMES.get(tensor.dtype)
             if name is None or tensor.layout is not torch.strided or tensor.is_meta:
                 raise _Unwritable(
@@ -560,7 +558,7 @@ def _shortened(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _path(innermost_first: list[Any]) -> str:
+def path_of(innermost_first: Sequence[Any]) -> str:
     text = ""
     for key in reversed(innermost_first):
         if not text and isinstance(key, str):
@@ -587,8 +585,8 @@ def _reason(value: Any) -> str:
         return f"the module {value.__name__} cannot be written down; keep its name instead"
     if isinstance(value, io.IOBase):
         return "an open file cannot be written down; keep its path and position instead"
-    if isinstance(value, torch.Generator):
-        return "a torch.Generator cannot be written down; keep its get_state() instead"
+    if isinstance(value, (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)):
+        return f"a {kind} inside another value cannot be written down; give it to extra by a name of its own"
     if isinstance(value, (int, float, str, bytes, tuple, list, dict)):
         base = next(base for base in type(value).__mro__ if base.__module__ == "builtins")
         return f"a {kind} would come back as a plain {base.__name__}; make it one"
