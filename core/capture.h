@@ -15,6 +15,7 @@ struct Capture {
   virtual ~Capture() = default;
 
   std::shared_ptr<const Plan> plan;
+  std::uint64_t pool = 0;  // whose it is: the number of the opened pool
   std::uint64_t step = 0;
   std::size_t bytes = 0;            // that it takes in the log
   std::uint64_t order = 0;          // captures of a pool, in the order in which they were made

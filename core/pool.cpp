@@ -19,9 +19,19 @@ void check_same_collection(const Plan& next, const Plan& now) {
 
 }  // namespace
 
-Pool::~Pool() { background_.stop(); }
+Pool::~Pool() {
+  if (!is_inherited()) background_.stop();
+}
+
+void Pool::check_here() const {
+  if (!is_inherited()) return;
+  throw Error(ErrorKind::step,
+              "the pool was opened by the process of which this one is a fork (a worker of a DataLoader?): only that "
+              "one can use it; plan in workers, look rows up in the process that trains");
+}
 
 void Pool::check_open() const {
+  check_here();
   if (closed_) throw Error(ErrorKind::step, "the pool is closed");
   const auto refuse = [](ErrorKind kind, const char* why) {
     throw Error(kind, std::string(why) + "; the pool takes no further step until it is opened again");
@@ -56,13 +66,34 @@ void Pool::latch() {
 }
 
 std::optional<DenseState> Pool::dense_state() {
+  check_here();
   latching([&] { background_.drain(); });
   return dense_->newest(step_);
 }
 
-// A plan of a pool in shards may come from elsewhere: no row of another writer is ever looked for here.
+// A plan may come from elsewhere: no row of another pool, or of another writer, is ever looked for here.
 void Pool::check_rows(const Plan& plan) const {
+  for (const CollectionSpec::Table& table : plan.spec->tables) {
+    const auto& tables = backend_->tables();
+    if (table.number < tables.size() && table.num_rows == tables[table.number].num_rows &&
+        table.dim == tables[table.number].spec.dim) {
+      continue;
+    }
+    throw Error(ErrorKind::config, "the plan was made by a collection of another pool, which has other tables");
+  }
   if (shards()) require_own_rows(plan, backend_->tables());
+}
+
+void Pool::check_capture(const Capture& capture) const {
+  if (capture.pool != number_) throw Error(ErrorKind::step, "the capture is another pool's, or of an earlier opening");
+  if (capture.step == step_ + 1) return;
+  throw Error(ErrorKind::step, "the capture is of step " + std::to_string(capture.step) + ", and step " +
+                                   std::to_string(step_ + 1) +
+                                   " is under way: capture (or call forward) again in each step");
+}
+
+void Pool::check_captures(const std::vector<RowGradients>& gradients) const {
+  for (const RowGradients& part : gradients) check_capture(*part.capture);
 }
 
 void Pool::announce(std::shared_ptr<const Plan> plan) {
@@ -87,7 +118,11 @@ std::shared_ptr<Capture> Pool::capture(std::shared_ptr<const Plan> plan) {
                                      " has updated its rows already: commit it before the next forward pass");
   }
   check_rows(*plan);
-  return latching([&] { return backend_->capture(std::move(plan), step_ + 1); });
+  return latching([&] {
+    auto capture = backend_->capture(std::move(plan), step_ + 1);
+    capture->pool = number_;
+    return capture;
+  });
 }
 
 bool Pool::capture_ahead(std::shared_ptr<const Plan> next) {
@@ -98,10 +133,12 @@ bool Pool::capture_ahead(std::shared_ptr<const Plan> next) {
 
 void Pool::lookup(const Capture& capture, float* out) const {
   check_open();
+  check_capture(capture);
   pool_features(*capture.plan, capture.tables, backend_->tables(), out);
 }
 
 void Pool::evaluate(const Plan& plan, float* out) {
+  check_here();
   if (closed_) throw Error(ErrorKind::step, "the pool is closed");
   check_rows(plan);
   const auto read = [&](const std::vector<WorkingRows>& rows) { backend_->read(plan, rows); };
@@ -118,6 +155,7 @@ void Pool::lookup_ahead(const Plan& next, const Plan& now, float* out) {
 
 void Pool::lookup_rest(const Capture& capture, const Plan& now, float* out) const {
   check_open();
+  check_capture(capture);
   check_same_collection(*capture.plan, now);
   pool_shared(*capture.plan, now, capture.tables, backend_->tables(), out);
 }
@@ -155,11 +193,17 @@ void Pool::read_missing(const Admission& admission, std::span<std::byte> weights
 
 void Pool::scale_gradients(const Capture& capture, std::size_t feature, const float* grad, float* out) const {
   check_open();
+  check_capture(capture);
+  if (feature >= capture.plan->features.size()) {
+    throw Error(ErrorKind::config,
+                "feature " + std::to_string(feature) + " of " + std::to_string(capture.plan->features.size()));
+  }
   holdfast::scale_gradients(backend_->tables(), capture, feature, grad, out);
 }
 
 std::unique_ptr<SummedGradients> Pool::sum_gradients(std::vector<RowGradients> gradients) const {
   check_open();
+  check_captures(gradients);
   return holdfast::sum_gradients(backend_->tables(), std::move(gradients));
 }
 
@@ -186,7 +230,7 @@ void Pool::update(const std::vector<RowGradients>& gradients, const UpdateSpec& 
     return;
   }
   const RowGradients& only = gradients.front();
-  if (only.capture->step != step_ + 1) throw Error(ErrorKind::step, "row gradients of a step that is over");
+  check_capture(*only.capture);
   latching([&] {
     begin_update({only.capture->plan->spec.get()});
     backend_->update(only.capture, only.grad, of_this_step(spec));
@@ -197,9 +241,7 @@ void Pool::update(const std::vector<RowGradients>& gradients, const UpdateSpec& 
 
 void Pool::update(const SummedGradients& gradients, const UpdateSpec& spec) {
   check_open();
-  for (const auto& capture : gradients.captures) {
-    if (capture->step != step_ + 1) throw Error(ErrorKind::step, "row gradients of a step that is over");
-  }
+  for (const auto& capture : gradients.captures) check_capture(*capture);
   latching([&] {
     begin_update({gradients.spec.get()});
     backend_->update(gradients, of_this_step(spec));
@@ -210,18 +252,36 @@ void Pool::update(const SummedGradients& gradients, const UpdateSpec& spec) {
 
 void Pool::put(const std::vector<RowsPart>& parts) {
   check_open();
+  for (const RowsPart& part : parts) check_capture(*part.capture);
   const std::vector<ReadyCapture> captures = ready_captures(backend_->tables(), parts);
   std::vector<const CollectionSpec*> specs;
-  for (const ReadyCapture& ready : captures) {
-    if (ready.capture->step != step_ + 1) throw Error(ErrorKind::step, "new rows of a step that is over");
-    specs.push_back(ready.capture->plan->spec.get());
-  }
+  for (const ReadyCapture& ready : captures) specs.push_back(ready.capture->plan->spec.get());
   latching([&] {
     begin_update(specs);
     for (const ReadyCapture& ready : captures) backend_->put(ready.capture, ready.tables);
     backend_->finish_update(captures.size());
   });
   updated_ = true;
+}
+
+bool Pool::log_is_low() const {
+  check_here();
+  return backend_->log_is_low();
+}
+
+std::uint64_t Pool::log_bytes_free() const {
+  check_here();
+  return backend_->log_bytes_free();
+}
+
+std::optional<Traffic> Pool::traffic() const {
+  check_here();
+  return backend_->traffic();
+}
+
+std::vector<StageSpans::Span> Pool::take_spans() {
+  check_here();
+  return spans_.take();
 }
 
 std::optional<RowMapping> Pool::mapping(std::uint32_t table) const {

@@ -8,6 +8,8 @@
 // - After the first failure to write or to read, no verb does anything but throw it again, as `failed` unless it was
 //   `full`, `read_only` or `corrupted`, until the pool is opened again.
 // - Verbs are called from one thread at a time; plan_batch may run on another meanwhile.
+// - Verbs take captures of this pool and of the step under way, and no other: what an older one points to is gone.
+// - A child of fork changes nothing: its verbs throw, close and the destructor leave everything to the parent.
 // - Opening validates everything that recovery is going to use before it changes a byte.
 #pragma once
 
@@ -25,6 +27,7 @@
 #include "capture.h"
 #include "collection.h"
 #include "dense_slots.h"
+#include "forks.h"
 #include "lookup.h"
 #include "media/block_file.h"
 #include "media/medium.h"
@@ -162,7 +165,7 @@ class Pool {
   std::uint64_t materialize(const Plan& plan);
 
   // Is there room for few steps more?
-  bool log_is_low() const { return backend_->log_is_low(); }
+  bool log_is_low() const;
   // Does the next commit want the dense state? (every dense_interval steps, or when the log runs low)
   bool dense_due() const;
   // Ends step step() + 1: makes it durable in the background. `structure` is null when the dense state is not given.
@@ -191,8 +194,10 @@ class Pool {
 
   // Waits until everything committed is durable, the newest dense state included.
   void flush();
-  // flush, sync, mark as cleanly closed. The pool can be used no more. Idempotent.
+  // flush, sync, mark as cleanly closed. The pool can be used no more. Idempotent; in a child of fork it does nothing.
   void close();
+  // Whether this process is a fork of the one that opened the pool.
+  bool is_inherited() const { return !made_here_.is_here(); }
 
   std::uint64_t step() const { return step_; }
   std::uint64_t cursor() const { return cursor_; }
@@ -201,11 +206,11 @@ class Pool {
   std::uint64_t rows_durable_step() const { return rows_durable_step_.load(std::memory_order_acquire); }
   std::uint64_t epoch() const { return report_.epoch; }
   std::uint64_t log_bytes() const { return backend_->log_bytes(); }
-  std::uint64_t log_bytes_free() const { return backend_->log_bytes_free(); }
+  std::uint64_t log_bytes_free() const;
   Merging merging() const { return backend_->merging(); }
-  std::optional<Traffic> traffic() const { return backend_->traffic(); }
+  std::optional<Traffic> traffic() const;
   // When the stages beside training ran that ended since the last call.
-  std::vector<StageSpans::Span> take_spans() { return spans_.take(); }
+  std::vector<StageSpans::Span> take_spans();
 
  private:
   void recover(const OpenOptions& options);
@@ -220,7 +225,10 @@ class Pool {
   // Of the background thread: `step` is what exact recovery never goes below from now on.
   void note_durable(std::uint64_t step);
   void check_open() const;
+  void check_here() const;
   void check_rows(const Plan& plan) const;
+  void check_capture(const Capture& capture) const;
+  void check_captures(const std::vector<RowGradients>& gradients) const;
   // Runs a verb's work; where it throws, what counts as a failure stays one.
   template <class Work>
   decltype(auto) latching(const Work& work) {
@@ -236,10 +244,12 @@ class Pool {
   // At level process, after a sync that failed: the next opening must not believe the rows.
   void distrust() noexcept;
 
+  const MadeHere made_here_;
+  const std::uint64_t number_;  // of all pools that this process opened
   std::unique_ptr<PoolLock> lock_;
-  std::unique_ptr<Medium> medium_;
-  std::unique_ptr<Superblock> superblock_;
-  std::unique_ptr<DenseSlots> dense_;
+  OwnedHere<Medium> medium_;
+  OwnedHere<Superblock> superblock_;
+  OwnedHere<DenseSlots> dense_;
   RecoveryReport report_{};
   std::uint32_t dense_interval_ = 1;
   bool in_group_ = false;
@@ -259,8 +269,10 @@ class Pool {
   std::atomic<std::uint64_t> durable_step_{0};
   std::atomic<std::uint64_t> rows_durable_step_{0};
   StageSpans spans_;
-  std::unique_ptr<RowBackend> backend_;
-  Background background_{"hf-commit"};  // last: its thread ends before anything it uses
+  OwnedHere<RowBackend> backend_;
+  // Last: its thread ends before anything it uses.
+  OwnedHere<Background> owned_background_ = std::make_unique<Background>("hf-commit");
+  Background& background_ = *owned_background_;
 };
 
 }  // namespace holdfast

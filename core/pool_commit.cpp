@@ -11,7 +11,7 @@ namespace holdfast {
 using format::CommitRecord;
 using format::EpochRecord;
 
-bool Pool::dense_due() const { return step_ + 1 - staged_step_ >= dense_interval_ || backend_->log_is_low(); }
+bool Pool::dense_due() const { return step_ + 1 - staged_step_ >= dense_interval_ || log_is_low(); }
 
 void Pool::note_durable(std::uint64_t step) {
   lock_->check();
@@ -127,7 +127,7 @@ void Pool::finish_pending() {
 }
 
 void Pool::close() {
-  if (closed_) return;
+  if (closed_ || is_inherited()) return;
   const auto end = [this] {
     // Whoever opens the pool next is the only one that writes.
     background_.stop();

@@ -1,16 +1,18 @@
 // The lock on a pool's directory: one process opens a pool for writing at a time.
 #pragma once
 
+#include <optional>
 #include <string>
+
+#include "forks.h"
 
 namespace holdfast {
 
-// Advisory, on the file `lock`: it goes with the process, however that ends.
+// Advisory, on the file `lock`: it goes with the process, however that ends, and whatever children it leaves.
 class PoolLock {
  public:
   // Throws busy where another process has it, not_found, read_only or failed.
   explicit PoolLock(const std::string& directory);
-  ~PoolLock();
   PoolLock(const PoolLock&) = delete;
   PoolLock& operator=(const PoolLock&) = delete;
 
@@ -19,7 +21,7 @@ class PoolLock {
 
  private:
   std::string path_;
-  int fd_;
+  std::optional<KeptHere> file_;
 };
 
 }  // namespace holdfast

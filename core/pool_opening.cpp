@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cstring>
@@ -106,9 +107,20 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
   Superblock::write(*medium, header, std::move(tables), shards, epoch, commit);
 }
 
+namespace {
+
+std::uint64_t next_number() {
+  static std::atomic<std::uint64_t> opened{0};
+  return opened.fetch_add(1) + 1;
+}
+
+}  // namespace
+
 Pool::Pool(const std::string& directory, const OpenOptions& options, std::unique_ptr<Medium> medium,
            BlockWatcher* watcher)
-    : lock_(std::make_unique<PoolLock>(directory)), medium_(medium ? std::move(medium) : open_pool_medium(directory)) {
+    : number_(next_number()),
+      lock_(std::make_unique<PoolLock>(directory)),
+      medium_(medium ? std::move(medium) : open_pool_medium(directory)) {
   if (options.dense_interval == 0) throw Error(ErrorKind::config, "dense_interval must be at least 1");
   const auto started = std::chrono::steady_clock::now();
   dense_interval_ = options.dense_interval;

@@ -14,6 +14,7 @@
 
 #include "collection.h"
 #include "dense_copy.h"
+#include "forks.h"
 #include "lookup.h"
 #include "row_view.h"
 #include "superblock.h"
@@ -58,9 +59,10 @@ class Reader {
   std::vector<std::string> verify(std::optional<std::uint64_t> step = std::nullopt) const;
 
  private:
-  std::unique_ptr<Medium> medium_;
-  std::unique_ptr<Superblock> superblock_;
-  std::unique_ptr<RowView> rows_;
+  // Readers of a log store have threads where the system has no io_uring.
+  OwnedHere<Medium> medium_;
+  OwnedHere<Superblock> superblock_;
+  OwnedHere<RowView> rows_;
   Evaluator evaluator_;
 };
 

@@ -296,6 +296,10 @@ void bind_pool(nb::module_& m) {
            "These rows, ascending, stay in the scratchpad for good, where there is one: a static cache.")
       .def("flush", &Pool::flush, Unlocked())
       .def("close", &Pool::close, Unlocked())
+      .def_prop_ro(
+          "is_inherited", &Pool::is_inherited,
+          "Whether this process is a fork of the one that opened the pool: then verbs raise StepError and close "
+          "does nothing.")
       .def_prop_ro("step", &Pool::step)
       .def_prop_ro("cursor", &Pool::cursor)
       .def_prop_ro("row_updates", &Pool::row_updates)

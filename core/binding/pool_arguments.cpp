@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include "binding/plans.h"
@@ -11,10 +12,19 @@
 namespace nb = nanobind;
 
 namespace holdfast {
+namespace {
+
+// None is a shared pointer, too, where it is part of a tuple.
+void check_is_capture(const auto& capture) {
+  if (capture == nullptr) throw nb::type_error("expected a Capture, got None");
+}
+
+}  // namespace
 
 std::vector<RowsPart> parts_of(const PartList& list) {
   std::vector<RowsPart> parts;
   for (const auto& [capture, tables, weights, state] : list) {
+    check_is_capture(capture);
     parts.push_back({capture,
                      tables,
                      {reinterpret_cast<const std::byte*>(weights.data()), weights.shape(0)},
@@ -26,6 +36,7 @@ std::vector<RowsPart> parts_of(const PartList& list) {
 std::vector<RowGradients> gradients_of(const GradientList& list) {
   std::vector<RowGradients> gradients;
   for (const auto& [capture, grad] : list) {
+    check_is_capture(capture);
     check_shape(*capture->plan, grad);
     gradients.push_back({capture, grad.data()});
   }

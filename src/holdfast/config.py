@@ -270,7 +270,7 @@ def _are_tables(*values: object) -> bool:
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(_read_text(path, "TOML"))
-    except tomllib.TOMLDecodeError as error:  # its message ends with line and column
+    except (tomllib.TOMLDecodeError, RecursionError) as error:  # its message ends with line and column
         raise ConfigError(f"{path}: not TOML: {error}") from error
 
 
@@ -319,7 +319,7 @@ def _override_keys(text: str) -> tuple[str, ...] | None:
     """The dotted key as TOML reads it, quotes and all."""
     try:
         node: Any = tomllib.loads(f"{text} = 0")
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return None
     keys = []
     while isinstance(node, dict):
@@ -333,7 +333,7 @@ def _override_keys(text: str) -> tuple[str, ...] | None:
 def _override_value(override: str, text: str) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         if text[:1] in ('"', "'", "[", "{"):
             raise ConfigError(f"override {override!r}: the value is not TOML: {error}") from error
         return text

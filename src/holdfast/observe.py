@@ -352,7 +352,7 @@ def _cut_after(path: Path, step: int) -> None:
             try:
                 entry = json.loads(line)
                 line_step, event = int(entry["step"]), entry.get("event")
-            except (ValueError, TypeError, KeyError, AttributeError):
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 raise ConfigError(f"metrics file {path}: it holds something else than metrics; name another") from None
             if line_step > step or (line_step == step and event == "end"):
                 break

@@ -349,8 +349,9 @@ class Pool:
         self._before_closing.append(callback)
 
     def close(self) -> None:
-        """Makes everything durable and marks the pool as cleanly closed. Safe to call twice."""
-        if self._core is not None:
+        """Makes everything durable and marks the pool as cleanly closed. Safe to call twice; in a forked child, whose
+        pool it is not, it does nothing."""
+        if self._core is not None and not self._core.is_inherited:
             with ExitStack() as stack:
                 stack.callback(self._core.close)
                 while self._before_closing:

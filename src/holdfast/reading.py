@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-import fcntl
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from holdfast import _core
 from holdfast.errors import ConfigError, PoolBusy, PoolNotFound, PoolReadOnly
+from holdfast.locks import FileLock
 from holdfast.pool import describe_medium, exists, is_of_group
 from holdfast.tables import EmbeddingBagConfig, check_same, to_spec
 
@@ -169,18 +170,16 @@ def locked(directory: Path, *, alone: bool = False) -> Iterator[None]:
 
 @contextmanager
 def _locked(directory: Path, *, alone: bool) -> Iterator[None]:
+    file = directory / LOCK_FILE
     try:
-        lock = (directory / LOCK_FILE).open("a+b" if alone else "rb")
+        lock = FileLock(file, os.O_RDWR | os.O_CREAT if alone else os.O_RDONLY, shared=not alone)
     except FileNotFoundError:
         yield  # nobody has ever opened it here
         return
+    except BlockingIOError:
+        holder = file.read_bytes()[:32].decode(errors="replace").strip() or "(unknown)"
+        raise PoolBusy(f"{directory} is open for writing in process {holder}; wait for it, or stop it") from None
     with lock:
-        try:
-            fcntl.flock(lock, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            holder = lock.read(32).decode(errors="replace").strip() or "(unknown)"
-            raise PoolBusy(f"{directory} is open for writing in process {holder}; wait for it, or stop it") from None
         yield
 
 

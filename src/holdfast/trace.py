@@ -174,6 +174,6 @@ def _parse(text: bytes) -> dict[str, Any]:
     """An event; nothing for one that a full disk or a crash left unfinished."""
     try:
         event: dict[str, Any] = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return event

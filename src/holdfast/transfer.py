@@ -27,7 +27,6 @@ import math
 import os
 import pickle
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,10 +39,10 @@ from torch import Tensor
 
 from holdfast import _core, state_tree
 from holdfast.data.output import whole_file
-from holdfast.durable import sync_path
 from holdfast.errors import ConfigError, Corrupted, FormatMismatch, PoolExists
 from holdfast.reading import PoolReader, RowLayout, layout_of
 from holdfast.run import RunConfig, assemble
+from holdfast.snapshot.output import new_directory
 from holdfast.tables import TORCH_DTYPES
 from holdfast.train import Trainer
 
@@ -230,7 +229,7 @@ class SafetensorsFile:
             try:
                 header = json.loads(file.read(length))
                 entries = {name: self._entry(body) for name, body in header.items() if name != "__metadata__"}
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise Corrupted(f"{path} at offset 8: the header is not safetensors': {error!r}") from None
         self._begin = 8 + length
         for name, entry in entries.items():
@@ -332,15 +331,9 @@ def import_pool(
     if directory.exists():
         raise PoolExists(f"{directory} is there already; an import makes a new pool, name another directory")
     directory.parent.mkdir(parents=True, exist_ok=True)
-    partial = directory.with_name(f".{directory.name}.{os.getpid()}.importing")
-    try:
-        with assemble(config, partial) as trainer:
-            summary = _import_all(file, trainer, partial, on_bytes)
-            trainer.recover()
-        partial.rename(directory)
-        sync_path(directory.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with new_directory(directory, "importing") as partial, assemble(config, partial) as trainer:
+        summary = _import_all(file, trainer, partial, on_bytes)
+        trainer.recover()
     return summary
 
 

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from holdfast.data import arrow_file
 from holdfast.data.hashing import hash_values, text_values
 from holdfast.data.loader import Loader
 from holdfast.data.parquet import ParquetConfig, ParquetSource, SparseColumn
@@ -197,6 +198,67 @@ def test_fingerprint_tells_files_and_columns_apart(tmp_path):
     hashing = source_of(first, {"f": SparseColumn(column="ids", num_embeddings=100)}).fingerprint()
     assert hashing["columns"] != prints[0]["columns"]
     assert hashing["files"] == prints[0]["files"]
+
+
+def column_chunk(path, column):
+    """Where the pages of a column's first row group lie: begin and end."""
+    chunk = pq.read_metadata(path).row_group(0).column(column)
+    begin = chunk.dictionary_page_offset or chunk.data_page_offset
+    return begin, begin + chunk.total_compressed_size
+
+
+@pytest.mark.parametrize("where", ["first", "middle", "last"])
+def test_fingerprint_of_a_file_that_was_edited_in_place_is_another(tmp_path, where):
+    path = write(tmp_path / "a.parquet", click=[0, 1] * 5000, ids=list(range(10_000)))
+    before = source_of(path).fingerprint()
+    begin, end = column_chunk(path, 1)
+    place = {"first": begin, "middle": (begin + end) // 2, "last": end - 1}[where]
+    with path.open("rb+") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
+    after = source_of(path).fingerprint()
+    assert after["files"] != before["files"]
+    assert after["columns"] == before["columns"]
+
+
+def test_a_run_over_a_file_that_was_edited_in_place_is_refused(tmp_path):
+    path = write(tmp_path / "a.parquet", click=[0, 1] * 500, ids=list(range(1000)))
+    state = Loader(source_of(path), batch_size=4, seed=1).state_dict()
+    Loader(source_of(path), batch_size=4, seed=1).load_state_dict(state)
+    begin, end = column_chunk(path, 1)
+    with path.open("rb+") as file:
+        file.seek((begin + end) // 2)
+        file.write(b"\0\1\2\3")
+    with pytest.raises(ConfigError, match=r"source\.files"):
+        Loader(source_of(path), batch_size=4, seed=1).load_state_dict(state)
+
+
+def test_fingerprint_of_a_large_file_finds_any_edit_as_long_as_the_distance_of_its_samples(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.parquet", row_group_size=100_000, click=[0, 1] * 50_000, ids=list(range(100_000)))
+    monkeypatch.setattr(arrow_file, "_MAX_SAMPLES", 16)
+    before = source_of(path).fingerprint()
+    size = path.stat().st_size
+    length = -(-size // 16) + 4096
+    begin, end = column_chunk(path, 1)
+    assert end - begin > length
+    for place in (begin, begin + 5000, end - length):
+        content = path.read_bytes()
+        path.write_bytes(
+            content[:place] + bytes(byte ^ 255 for byte in content[place : place + length]) + content[place + length :]
+        )
+        assert source_of(path).fingerprint()["files"] != before["files"]
+        path.write_bytes(content)
+        assert source_of(path).fingerprint() == before
+
+
+def test_fingerprint_is_read_once(tmp_path):
+    path = write(tmp_path / "a.parquet", click=[0, 1], ids=[1, 2])
+    source = source_of(path)
+    before = source.fingerprint()
+    path.write_bytes(b"")
+    assert source.fingerprint() == before
 
 
 @pytest.mark.parametrize(

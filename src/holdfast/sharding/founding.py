@@ -9,17 +9,16 @@ Invariants
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from io import BufferedRandom
 from pathlib import Path
 
 from holdfast import _core
 from holdfast.errors import ConfigError, PoolBusy, PoolExists, PoolNotFound
+from holdfast.locks import FileLock
 from holdfast.pool import exists as is_plain_pool
 from holdfast.pool import log_bytes_of, wants_log_store
 from holdfast.sharding import manifest as manifests
@@ -55,23 +54,19 @@ class GroupLock:
     def __init__(self, directory: Path) -> None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._file: BufferedRandom = (directory / LOCK_FILE).open("a+b")
+            self._lock = FileLock(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT)
         except FileExistsError as error:
             raise PoolExists(f"{directory} is there already, and is no directory") from error
+        except BlockingIOError:
+            raise PoolBusy(f"{directory} is open for writing by another group; wait for it, or stop it") from None
         except OSError as error:
             raise pool_error(error, f"locking {directory / LOCK_FILE}") from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise PoolBusy(f"{directory} is open for writing by another group; wait for it, or stop it") from None
         with suppress(OSError):  # only what is said to others that find it locked suffers
-            self._file.truncate(0)
-            self._file.write(f"{os.getpid()}".encode())
-            self._file.flush()
+            os.ftruncate(self._lock.fd, 0)
+            os.write(self._lock.fd, f"{os.getpid()}".encode())
 
     def release(self) -> None:
-        self._file.close()
+        self._lock.release()
 
 
 def found(directory: Path, group: Group, foundation: Foundation, measure: Measure) -> Manifest:

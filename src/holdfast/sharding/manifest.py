@@ -133,7 +133,7 @@ class Manifest:
             said["owner_of"], said["load"] = tuple(said["owner_of"]), tuple(said["load"])
             manifest = cls(**said)
             manifest._check()
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise Corrupted(f"{where}: no manifest of a pool of several writers: {error!r}") from None
         return manifest
 

@@ -135,7 +135,7 @@ def read_tree(path: Path) -> dict[str, Any]:
     """A TOML file as it stands. Raises ConfigError."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
 
 

@@ -104,7 +104,7 @@ def parse_value(text: str) -> Any:
     """As TOML reads it; what is no TOML is a string as it stands."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
     return parsed["value"] if len(parsed) == 1 else text
 
@@ -124,7 +124,7 @@ def _is_path(text: str, known: Mapping[str, object]) -> bool:
 def _read_model_or_run(path: Path) -> Model:
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         tree = {}  # read_model says what is wrong
     if "data" not in tree:
         return read_model(path)

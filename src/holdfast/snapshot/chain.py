@@ -91,7 +91,7 @@ class Snapshot:
                 files=files,
                 **{name: said[name] for name in _PLAIN_FIELDS},
             )
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise Corrupted(f"{file}: no manifest of a snapshot: {error!r}") from None
 
     @property

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,6 +17,7 @@ import numpy as np
 
 from holdfast.durable import sync_path
 from holdfast.errors import PoolFailed, PoolFull
+from holdfast.locks import FileLock
 from holdfast.snapshot.form import CHUNK, CHUNK_MAGIC, FileInfo, crc_of
 from holdfast.snapshot.rows import Rows
 
@@ -65,10 +68,19 @@ class Output:
 
 @contextmanager
 def new_directory(path: Path, suffix: str) -> Iterator[Path]:
-    """An empty directory beside `path`; it becomes `path`, durably, if the block ends well, and is removed if not."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{suffix}")
+    """An empty directory beside `path`; it becomes `path`, durably, if the block ends well, and is removed if not.
+
+    What processes that were killed left of their own attempts is removed, too: their locks went with them.
+    """
+    with _writing(path):
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*.{suffix}"):
+            with suppress(OSError), FileLock(left, os.O_RDONLY):
+                shutil.rmtree(left, ignore_errors=True)
+    # Process ids come again, and are the same in two containers: they make no name of one's own.
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.{suffix}")
     with _writing(partial):
         partial.mkdir()
+        lock = FileLock(partial, os.O_RDONLY)
     made = partial  # whatever has the name now
     try:
         yield partial
@@ -79,6 +91,8 @@ def new_directory(path: Path, suffix: str) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
+    finally:
+        lock.release()
 
 
 @contextmanager

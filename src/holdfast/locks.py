@@ -1,0 +1,56 @@
+"""Advisory locks that go with the process that took them: a child of fork (a DataLoader's worker) keeps none."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import weakref
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+
+class FileLock:
+    """A lock on a file or directory, from now until `release`, the end of the ``with`` block or of the process.
+
+    flags: how it is opened (os.O_...). Raises BlockingIOError where another process has it, OSError where it cannot be
+    opened.
+    """
+
+    def __init__(self, path: Path, flags: int, *, shared: bool = False) -> None:
+        self.fd = -1
+        self.fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(self.fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BaseException:
+            self.release()
+            raise
+        _held.add(self)
+
+    def release(self) -> None:
+        """May be called again."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        self.release()
+
+
+_held: weakref.WeakSet[FileLock] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
