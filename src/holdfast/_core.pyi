@@ -392,6 +392,12 @@ class Pool:
     def close(self) -> None: ...
 
     @property
+    def is_inherited(self) -> bool:
+        """
+        Whether this process is a fork of the one that opened the pool: then verbs raise StepError and close does nothing.
+        """
+
+    @property
     def step(self) -> int: ...
 
     @property

@@ -586,7 +586,7 @@ def _reason(value: Any) -> str:
     if isinstance(value, io.IOBase):
         return "an open file cannot be written down; keep its path and position instead"
     if isinstance(value, (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)):
-        return f"a {kind} inside another value cannot be written down; give it to extra by a name of its own"
+        return f"a {type(value).__name__} inside another value cannot be written down; give it to extra by its own name"
     if isinstance(value, (int, float, str, bytes, tuple, list, dict)):
         base = next(base for base in type(value).__mro__ if base.__module__ == "builtins")
         return f"a {kind} would come back as a plain {base.__name__}; make it one"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,12 +55,15 @@ class Life:
         random.seed(life)
         np.random.seed(life)  # noqa: NPY002
         self.pool = Pool(directory, medium="memory")
-        self.rows = EmbeddingBagCollection(self.pool, [table("t", ["f"])], optimizer=RowWiseAdagrad(lr=0.05))
-        self.parts = make(self.rows)
-        self.checkpoint = Checkpoint(
-            self.pool, model=self.parts.model, optimizer=self.parts.optimizer, **self.parts.given
-        )
-        self.checkpoint.resume()
+        with ExitStack() as on_error:
+            on_error.callback(self.pool.close)
+            self.rows = EmbeddingBagCollection(self.pool, [table("t", ["f"])], optimizer=RowWiseAdagrad(lr=0.05))
+            self.parts = make(self.rows)
+            self.checkpoint = Checkpoint(
+                self.pool, model=self.parts.model, optimizer=self.parts.optimizer, **self.parts.given
+            )
+            self.checkpoint.resume()
+            on_error.pop_all()
 
     def train(self, last_step: int) -> None:
         parts = self.parts

@@ -35,6 +35,7 @@ from holdfast.manifests import checksum_of
 from holdfast.snapshot import Snapshot, open_chain, restore_snapshot, take_snapshot, taking
 from holdfast.snapshot.chain import Merged
 from holdfast.snapshot.form import CHUNK, CHUNK_MAGIC, MANIFEST, crc_of
+from holdfast.snapshot.output import new_directory
 from holdfast.snapshot.rows import Rows
 
 
@@ -389,10 +390,36 @@ def test_a_kill_in_the_middle_leaves_nothing_under_the_name(chain: Path, command
         assert process.stdout.readline() == "now\n"
         process.send_signal(signal.SIGKILL)
     assert not (chain / "new").exists()
+    assert hidden(chain), "nothing was begun"
     if command == "snapshot":
         take_snapshot(chain / "pool", chain / "new")
     else:
         restore_snapshot(chain / "full", chain / "new")
+    assert hidden(chain) == []
+
+
+def hidden(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir() if path.name.startswith(".")]
+
+
+def test_what_a_process_of_the_same_number_left_does_not_stand_in_the_way(chain: Path) -> None:
+    """Process ids come again, in containers from one start to the next."""
+    for name in (f".new.{os.getpid()}.partial", f".new.{os.getpid()}.restoring"):
+        (chain / name).mkdir()
+        (chain / name / "pool.holdfast").write_bytes(b"half of something")
+    take_snapshot(chain / "pool", chain / "new")
+    shutil.rmtree(chain / "new")
+    restore_snapshot(chain / "full", chain / "new")
+    assert hidden(chain) == []
+
+
+def test_what_another_process_is_making_is_left_alone(chain: Path) -> None:
+    with new_directory(chain / "new", "partial") as theirs:
+        (theirs / "file").write_bytes(b"theirs")
+        take_snapshot(chain / "pool", chain / "new")
+        assert (theirs / "file").read_bytes() == b"theirs"
+        shutil.rmtree(chain / "new")
+    assert (chain / "new" / "file").read_bytes() == b"theirs"
 
 
 def test_the_document_has_the_head_of_a_chunk_as_it_is_written() -> None:
