@@ -148,8 +148,8 @@ class Checkpoint:
     (torch.Generator, numpy.random.Generator, random.Random), or plain values, by name. All but plain values are put
     back in place by `resume`; `saved` gives these.
 
-    What is not named here is not kept but for the global generators of torch, Python and NumPy: docs/RECOVERY.md
-    lists what a loop may hold besides.
+    What is not named here is not kept but for the global generators of torch, Python and NumPy: docs/STATE.md lists
+    what a loop may hold besides.
 
     Raises StateError that names what cannot be written down (a lambda in a scheduler, an open file), or a parameter
     that an optimizer steps and nothing holds.
