@@ -53,7 +53,7 @@ def _load(name: str, target: Any, saved: Any) -> None:
         raise StateError(f"{name} does not fit the saved state: {error!r}") from error
     if isinstance(target, torch.optim.Optimizer):
         moved: dict[int, Tensor] = {}
-        for number, (before, group) in enumerate(zip(settings, target.param_groups, strict=True)):
+        for number, (before, group) in enumerate(zip(settings, target.param_groups, strict=False)):
             if lost := before.keys() - group.keys():
                 raise StateError(
                     f"{name}.param_groups[{number}] was saved without {min(lost)!r}: by another kind of optimizer, or "
