@@ -69,7 +69,7 @@ class Training:
         loss.backward()
         self.optimizer.step()
         self.rows.optimizer.step()
-        self.checkpoint.commit()
+        self.checkpoint.commit(self.pool.step + 1)
 
 
 @pytest.fixture(params=["memory", "block"])
@@ -175,8 +175,8 @@ def test_a_pool_can_be_opened_when_its_process_is_dead_and_a_child_of_it_lives(p
     child = int.from_bytes(os.read(read, 4), "little")
     os.close(read)
     os.waitpid(parent, 0)
+    assert child, "the parent did not get as far"
     try:
-        assert child, "the parent did not get as far"
         os.kill(child, 0)
         training = Training(pool_root / "pool", "memory")
         assert training.pool.step == 1
