@@ -433,7 +433,7 @@ void LogStore::latching(const std::function<void()>& work) {
     if (error.kind() != ErrorKind::full) fail(std::current_exception());
     throw;
   } catch (...) {
-    fail(std::make_exception_ptr(Error(ErrorKind::failed, log_.file().name() + ": an earlier write failed")));
+    fail(std::current_exception());
     throw;
   }
 }
