@@ -19,6 +19,7 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <iterator>
 #include <new>
 #include <string>
 #include <vector>
@@ -52,6 +53,9 @@ void* allocate(std::size_t bytes, std::size_t alignment) {
   return ::posix_memalign(&memory, alignment, bytes) == 0 ? memory : nullptr;
 }
 
+// Not inline, so that no compiler takes the library's free for the wrong partner of the operators here.
+[[gnu::noinline]] void release(void* memory) { std::free(memory); }
+
 void* allocate_or_throw(std::size_t bytes, std::size_t alignment) {
   void* const memory = allocate(bytes, alignment);
   if (memory == nullptr) throw std::bad_alloc();
@@ -71,16 +75,16 @@ void* operator new[](std::size_t bytes, std::align_val_t alignment) {
 }
 void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return allocate(bytes, 1); }
 void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept { return allocate(bytes, 1); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
-void operator delete[](void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
+void operator delete(void* memory) noexcept { release(memory); }
+void operator delete[](void* memory) noexcept { release(memory); }
+void operator delete(void* memory, std::size_t) noexcept { release(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { release(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { release(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { release(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { release(memory); }
+void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { release(memory); }
+void operator delete(void* memory, const std::nothrow_t&) noexcept { release(memory); }
+void operator delete[](void* memory, const std::nothrow_t&) noexcept { release(memory); }
 
 // Sanitizers have their own of these.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -195,7 +199,7 @@ class LifeInNeed {
 void end_of_need() { requests_left = 0; }
 
 // Waiting for what will never come is a failure, too. It has no other witness.
-constexpr unsigned patience_seconds = 5;
+constexpr unsigned patience_seconds = 60;
 void fail_if_it_hangs() {
   ::signal(SIGALRM, [](int) { check::fail(__FILE__, __LINE__, "it goes on within patience_seconds"); });
   ::alarm(patience_seconds);
@@ -271,14 +275,20 @@ Tally run_out_of_memory_everywhere(const Shape& shape, std::uint64_t every, std:
 }  // namespace
 }  // namespace holdfast
 
-// Arguments: the seed, which says with which request it begins; of how many requests one is refused (1: every one).
+// Arguments: the number of the request that is refused first; the next one's distance (1: every one is refused, each in
+// a run of its own); the number of the only shape, where it is only one.
 int main(int argc, char** argv) {
-  const std::uint64_t seed = check::seed_from(argc, argv);
-  const std::uint64_t every = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
-  check::replay_command += " " + std::to_string(every);
+  const auto argument = [&](int i, std::uint64_t otherwise) {
+    return argc > i ? std::strtoull(argv[i], nullptr, 10) : otherwise;
+  };
+  const std::uint64_t first = argument(1, 1);
+  const std::uint64_t every = argument(2, 1);
+  check::replay_command = std::string(argv[0]) + " FIRST 100000 SHAPE, as often as it takes";
   holdfast::set_num_threads(2);
-  for (const holdfast::Shape& shape : holdfast::shapes) {
-    const auto [requests, told] = holdfast::run_out_of_memory_everywhere(shape, every, 1 + seed % every);
+  for (std::uint64_t number = 0; number < std::size(holdfast::shapes); ++number) {
+    if (argument(3, number) != number) continue;
+    const holdfast::Shape& shape = holdfast::shapes[number];
+    const auto [requests, told] = holdfast::run_out_of_memory_everywhere(shape, every, first);
     std::printf("%s: %llu requests refused, %llu of them said so\n", shape.what,
                 static_cast<unsigned long long>(requests), static_cast<unsigned long long>(told));
     std::fflush(stdout);
