@@ -340,6 +340,7 @@ std::uint64_t LogStore::resolve(std::span<const TableRows> tables, std::vector<I
     }
   }
   counters_.initial_rows += untouched.size();
+  items.reserve(items.size() + in_log.size());  // nothing throws any more once the fetch is noted
   const std::uint64_t number = ++num_fetches_;
   fetches_[number] = in_log.empty() ? format::no_position : log_.tail();
   lock.unlock();
@@ -433,7 +434,7 @@ void LogStore::latching(const std::function<void()>& work) {
     if (error.kind() != ErrorKind::full) fail(std::current_exception());
     throw;
   } catch (...) {
-    fail(std::make_exception_ptr(Error(ErrorKind::failed, log_.file().name() + ": an earlier write failed")));
+    fail(std::current_exception());
     throw;
   }
 }

@@ -170,11 +170,13 @@ std::optional<std::uint64_t> LogStore::append(const PackedRecord& packed) {
   }
   if (!position) return std::nullopt;
   RowLog::Live record;
-  latching([&] { record = log_.write(header, *position, packed.buffer_.data()); });
-
+  latching([&] {
+    record = log_.write(header, *position, packed.buffer_.data());
+    const std::lock_guard lock(mutex_);
+    index_record(record, packed.buffer_.data());
+    log_.append(record);
+  });
   const std::lock_guard lock(mutex_);
-  index_record(record, packed.buffer_.data());
-  log_.append(record);
   counters_.appended_rows += packed.num_rows_;
   counters_.appended_row_bytes += packed.row_bytes_;
   counters_.appended_bytes += header.bytes;

@@ -59,10 +59,11 @@ class LogStore::Merge {
     for (int i = 0; i < most_last_rests && !is_decided(); ++i) rest(long_rest, 1.0);
     settle();
     store_.latching([&] {
+      store_.require_unfailed();
       store_.sync_home_bits();
       store_.log_.checkpoint_without(records_.records.size(), merged_step_);
+      store_.give_up(records_);
     });
-    store_.give_up(records_);
     std::uint64_t bytes = 0;
     for (const RowLog::Live& record : records_.records) bytes += record.bytes;
     const std::lock_guard lock(store_.mutex_);

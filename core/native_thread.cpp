@@ -1,7 +1,6 @@
 #include "native_thread.h"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <string>
 #include <system_error>
@@ -10,25 +9,15 @@
 #include "error.h"
 
 namespace holdfast {
-namespace {
 
-// In the thread that starts another one, which inherits it.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+SignalsBlocked::SignalsBlocked() {
+  sigset_t blocked;
+  sigfillset(&blocked);
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}) sigdelset(&blocked, fault);
+  pthread_sigmask(SIG_SETMASK, &blocked, &before_);
+}
 
- private:
-  sigset_t before_;
-};
-
-}  // namespace
+SignalsBlocked::~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
 
 std::thread start_thread(const char* name, std::function<void()> run) {
   const SignalsBlocked blocked;

@@ -1,12 +1,27 @@
-// A thread of the core's own: it has a name, which top and perf show, and leaves signals to the main thread (Python's).
+// Threads of the core's own.
 #pragma once
+
+#include <signal.h>
 
 #include <functional>
 #include <thread>
 
 namespace holdfast {
 
-// name: 15 characters at most. Throws failed where the system has no thread to give.
+// Held by a thread that starts another one, which inherits it: signals are for the application's threads, but for those
+// that a fault raises in this one, which a debugger or Python's faulthandler may want to see.
+class SignalsBlocked {
+ public:
+  SignalsBlocked();
+  ~SignalsBlocked();
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+// A thread that takes no signals. The name, 15 characters at most, is what top and perf show. Throws failed.
 std::thread start_thread(const char* name, std::function<void()> run);
 
 }  // namespace holdfast

@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -17,6 +16,8 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "native_thread.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -144,18 +145,12 @@ class OpenMp {
 class Workers {
  public:
   explicit Workers(int num_workers) {
-    // Signals are for the application's threads, but for those that a fault raises in this one.
-    sigset_t blocked;
-    sigset_t before;
-    sigfillset(&blocked);
-    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&blocked, fault);
-    pthread_sigmask(SIG_SETMASK, &blocked, &before);
+    const SignalsBlocked blocked;
     try {
       while (static_cast<int>(threads_.size()) < num_workers) threads_.emplace_back([this] { work(); });
     } catch (const std::system_error&) {
       // The system gives no more threads: the ones there are do the work.
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
   ~Workers() {

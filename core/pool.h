@@ -216,6 +216,8 @@ class Pool {
   void recover(const OpenOptions& options);
   void follow_group(const InGroup& group, RecoveryPlan& plan) const;
   void commit_mark(const StepMark& mark, const Dense* dense);
+  void make_step_durable(const StepMark& mark, const std::function<void()>& make_rows_durable,
+                         std::uint32_t dense_parts, bool has_dense);
   void begin_update(const std::vector<const CollectionSpec*>& specs);
   // Finishes the pending dense write, and waits for everything else.
   void finish_pending();

@@ -1,6 +1,7 @@
 // How a step becomes durable, and everything else that is waited for: dense states, imports, the end.
 #include <algorithm>
 #include <functional>
+#include <new>
 #include <utility>
 
 #include "error.h"
@@ -54,43 +55,48 @@ void Pool::commit_dense(const StepMark& mark, const Dense& dense) {
 void Pool::commit_mark(const StepMark& mark, const Dense* dense) {
   check_open();
   const std::uint32_t dense_parts = backend_->log_is_low() ? 1 : dense_interval_;
-  std::function<void()> make_durable;
   // Half a commit must not stay: a dense state on its way whose rows are not, or rows without theirs.
   try {
     if (dense != nullptr) {
       background_.drain();
       stage(mark, *dense);
     }
-    make_durable = backend_->end_step(mark);
+    std::function<void()> make_durable = backend_->end_step(mark);
     // However slow the medium is, no more than two steps are on their way to it.
     background_.wait(last_commits_[0]);
+    last_commits_[0] = last_commits_[1];
+    last_commits_[1] =
+        background_.submit([this, mark, dense_parts, has_dense = has_dense_, make_durable = std::move(make_durable)] {
+          make_step_durable(mark, make_durable, dense_parts, has_dense);
+        });
   } catch (...) {
     check_open();
     background_.fail(std::current_exception());
     throw;
   }
-  last_commits_[0] = last_commits_[1];
-  last_commits_[1] =
-      background_.submit([this, mark, dense_parts, has_dense = has_dense_, make_durable = std::move(make_durable)] {
-        {
-          const StageSpans::Timing timing(spans_, Stage::persist);
-          make_durable();
-        }
-        lock_->check();
-        rows_durable_step_.store(mark.step, std::memory_order_release);
-        // The first dense state of a pool is finished at once: until then the step durable is the rows', and it must
-        // not fall.
-        if (dense_->pending()) {
-          const StageSpans::Timing timing(spans_, Stage::dense);
-          dense_->advance(dense_->newest_step() ? dense_->pending_bytes() / dense_parts + 1 : dense_->pending_bytes());
-        }
-        note_durable(has_dense ? dense_->newest_step().value_or(0) : mark.step);
-      });
   step_ = mark.step;
   cursor_ = mark.cursor;
   row_updates_ = mark.row_updates;
   updated_ = false;
   updated_tables_.assign(updated_tables_.size(), false);
+}
+
+// Of the background thread.
+void Pool::make_step_durable(const StepMark& mark, const std::function<void()>& make_rows_durable,
+                             std::uint32_t dense_parts, bool has_dense) {
+  {
+    const StageSpans::Timing timing(spans_, Stage::persist);
+    make_rows_durable();
+  }
+  lock_->check();
+  rows_durable_step_.store(mark.step, std::memory_order_release);
+  // The first dense state of a pool is finished at once: until then the step durable is the rows', and it must not
+  // fall.
+  if (dense_->pending()) {
+    const StageSpans::Timing timing(spans_, Stage::dense);
+    dense_->advance(dense_->newest_step() ? dense_->pending_bytes() / dense_parts + 1 : dense_->pending_bytes());
+  }
+  note_durable(has_dense ? dense_->newest_step().value_or(0) : mark.step);
 }
 
 void Pool::write_dense(const Dense& dense) {
@@ -158,6 +164,8 @@ void Pool::sync_everything() {
     backend_->close(updated_);
     dense_->sync();
     superblock_->sync();
+  } catch (const std::bad_alloc&) {
+    throw;  // nothing that was asked of the medium failed
   } catch (...) {
     if (medium_->level() == format::Level::process) distrust();
     throw;

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <mutex>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -23,14 +24,20 @@ class ReusePool : public std::enable_shared_from_this<ReusePool<T>> {
     if (!object) object = std::make_unique<T>();
     return {object.release(), [pool = this->weak_from_this()](T* used) {
               std::unique_ptr<T> owned(used);
-              if (const auto alive = pool.lock()) {
-                const std::lock_guard lock(alive->mutex_);
-                alive->idle_.push_back(std::move(owned));
-              }
+              if (const auto alive = pool.lock()) alive->keep(std::move(owned));
             }};
   }
 
  private:
+  void keep(std::unique_ptr<T> object) noexcept {
+    try {
+      const std::lock_guard lock(mutex_);
+      idle_.push_back(std::move(object));
+    } catch (const std::bad_alloc&) {
+      // The object's own memory is what is wanted now.
+    }
+  }
+
   std::mutex mutex_;
   std::vector<std::unique_ptr<T>> idle_;
 };

@@ -90,9 +90,10 @@ void RowIndex::close_gap(std::size_t gap) {
   slots_[gap] = Slot{};
 }
 
+// Where there is no memory for more slots, those that there are stay as they are.
 void RowIndex::grow() {
-  const HugeArray<Slot> old = std::move(slots_);
-  slots_ = HugeArray<Slot>(std::max(old.size() + 1, (size_ + 1) * 100 / grown_percent));
+  HugeArray<Slot> old(std::max(slots_.size() + 1, (size_ + 1) * 100 / grown_percent));
+  std::swap(old, slots_);
   for (const Slot& slot : old) {
     const Entry entry = unpack(slot);
     if (entry.location_plus_one != 0) slots_[slot_of(entry.row)] = slot;

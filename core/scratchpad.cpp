@@ -4,13 +4,13 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
-#include <deque>
 #include <map>
 #include <numeric>
 #include <optional>
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "error.h"
 
@@ -24,7 +24,7 @@ constexpr std::uint32_t no_slot = ~std::uint32_t{0};
 struct Scratchpad::Turns {
   std::mutex mutex;  // guards all of it
   std::condition_variable turned;
-  std::deque<std::shared_ptr<Hold>> expected;
+  std::vector<std::shared_ptr<Hold>> expected;
   std::map<std::uint64_t, const Hold*> live;  // holds that are not let go
   std::set<std::uint64_t> given_up;           // of these
   bool out_of_order = false;  // a hold was let go before an older one: its slots may be free though the rule holds them
@@ -50,6 +50,7 @@ struct Scratchpad::Turns {
 Scratchpad::Hold::~Hold() {
   {
     const std::lock_guard lock(turns_->mutex);
+    if (order_ == 0) return;
     if (order_ != turns_->oldest_live()) turns_->out_of_order = true;
     turns_->live.erase(order_);
     turns_->given_up.erase(order_);
@@ -85,11 +86,14 @@ Scratchpad::Scratchpad(const std::vector<RowTable>& tables, std::uint64_t bytes,
 }
 
 Scratchpad::~Scratchpad() {
+  std::vector<std::shared_ptr<Hold>> expected;  // they hold the turns, which hold them
   {
     const std::lock_guard lock(turns_->mutex);
     turns_->stopping = true;
+    expected.swap(turns_->expected);
   }
-  give_up_expected();
+  turns_->turned.notify_all();
+  expected.clear();
   collecting_.stop();
   exchanging_.stop();
 }
@@ -161,13 +165,12 @@ void Scratchpad::check_fits(const Plan& plan) const {
 }
 
 std::shared_ptr<Scratchpad::Hold> Scratchpad::enqueue(const std::shared_ptr<const Plan>& plan, bool announced) {
-  std::shared_ptr<Hold> hold;
+  const std::shared_ptr<Hold> hold(new Hold(turns_, plan, announced));
   {
     const std::lock_guard lock(turns_->mutex);
     if (turns_->failure) std::rethrow_exception(turns_->failure);
-    hold.reset(new Hold(turns_, plan, ++turns_->num_holds));
-    hold->announced_ = announced;
-    turns_->live.emplace(hold->order_, hold.get());
+    turns_->live.emplace(turns_->num_holds + 1, hold.get());
+    hold->order_ = ++turns_->num_holds;
   }
   collecting_.submit([this, hold] { collect(hold); });
   return hold;
@@ -185,7 +188,7 @@ std::shared_ptr<Scratchpad::Hold> Scratchpad::take_expected(const std::shared_pt
 }
 
 void Scratchpad::forget_dropped_plans() {
-  std::deque<std::shared_ptr<Hold>> dropped;  // let go after the lock
+  std::vector<std::shared_ptr<Hold>> dropped;  // let go after the lock
   const std::lock_guard lock(turns_->mutex);
   auto& expected = turns_->expected;
   const auto kept = std::stable_partition(expected.begin(), expected.end(),
@@ -200,7 +203,7 @@ void Scratchpad::forget_dropped_plans() {
 
 // Announcements are hints: their plans are held when they are asked for.
 void Scratchpad::give_up_expected() {
-  std::deque<std::shared_ptr<Hold>> given_up;
+  std::vector<std::shared_ptr<Hold>> given_up;
   {
     const std::lock_guard lock(turns_->mutex);
     given_up.swap(turns_->expected);

@@ -63,8 +63,8 @@ class Scratchpad {
 
    private:
     friend class Scratchpad;
-    Hold(std::shared_ptr<Turns> turns, const std::shared_ptr<const Plan>& plan, std::uint64_t order)
-        : turns_(std::move(turns)), plan_(plan), spec_(plan->spec), order_(order) {}
+    Hold(std::shared_ptr<Turns> turns, const std::shared_ptr<const Plan>& plan, bool announced)
+        : turns_(std::move(turns)), plan_(plan), spec_(plan->spec), announced_(announced) {}
 
     struct Missed {
       std::vector<std::uint64_t> rows;
@@ -74,7 +74,7 @@ class Scratchpad {
     std::shared_ptr<Turns> turns_;
     std::weak_ptr<const Plan> plan_;
     std::shared_ptr<const CollectionSpec> spec_;
-    std::uint64_t order_;
+    std::uint64_t order_ = 0;  // from 1; 0: it does not live yet
     std::vector<std::vector<std::uint32_t>> slots_;
     std::vector<Missed> missed_;  // per table of the plan
     std::uint64_t num_missed_ = 0;

@@ -1,5 +1,7 @@
 #include "stage_spans.h"
 
+#include <new>
+
 namespace holdfast {
 namespace {
 
@@ -18,10 +20,14 @@ constexpr Names names[] = {
 const char* name_of(Stage stage) { return names[static_cast<std::size_t>(stage)].stage; }
 const char* thread_of(Stage stage) { return names[static_cast<std::size_t>(stage)].thread; }
 
-void StageSpans::add(const Span& span) {
+void StageSpans::add(const Span& span) noexcept {
   const std::lock_guard lock(mutex_);
   if (spans_.size() == capacity) spans_.pop_front();
-  spans_.push_back(span);
+  try {
+    spans_.push_back(span);
+  } catch (const std::bad_alloc&) {
+    return;
+  }
 }
 
 std::vector<StageSpans::Span> StageSpans::take() {

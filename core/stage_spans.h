@@ -47,7 +47,8 @@ class StageSpans {
     Clock::time_point began_ = Clock::now();
   };
 
-  void add(const Span& span);
+  // Where there is no memory for it, the span is left out: what it tells of goes on.
+  void add(const Span& span) noexcept;
   // Those that ended since the last call.
   std::vector<Span> take();
 

@@ -1,13 +1,18 @@
 #include "spare_buffers.h"
 
 #include <algorithm>
+#include <new>
 
 namespace holdfast {
 
 SpareBuffers::Borrowed::~Borrowed() {
   if (!stock_) return;
-  const std::lock_guard lock(stock_->mutex);
-  stock_->spare.push_back(std::move(buffer_));
+  try {
+    const std::lock_guard lock(stock_->mutex);
+    stock_->spare.push_back(std::move(buffer_));
+  } catch (const std::bad_alloc&) {
+    // The buffer's own memory is what is wanted now.
+  }
 }
 
 // The smallest that is large enough. Where none is, the largest makes room for a new one, which has some to spare: the

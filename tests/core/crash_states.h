@@ -48,6 +48,8 @@ struct Shape {
   bool late_merges = false;  // none writes anything before a step waits for room
   Updates updates = Updates::by_pool;
   bool reads_in_place = false;
+  // Makes the medium that takes down in a journal what is stored and flushed; by default a double in memory.
+  std::function<std::unique_ptr<Medium>(const std::string& directory, Journal& journal)> medium = nullptr;
 };
 
 // What a pool is at the end of each step, whatever happened on the way there.
@@ -67,8 +69,14 @@ class Life {
  public:
   Life(std::string directory, const Shape& shape, Journal* journal = nullptr)
       : shape_(shape), journal_(journal), directory_(std::move(directory)) {
-    auto medium = std::make_unique<RecordingMedium>(directory_, shape.unit_bytes, journal);
-    medium_ = medium.get();
+    std::unique_ptr<Medium> medium;
+    if (journal != nullptr && shape.medium) {
+      medium = shape.medium(directory_, *journal);
+    } else {
+      auto recording = std::make_unique<RecordingMedium>(directory_, shape.unit_bytes, journal);
+      recording_ = recording.get();
+      medium = std::move(recording);
+    }
     if (journal != nullptr) watcher_.emplace(directory_, *journal);
     run_.emplace(directory_, OpenOptions{.dense_interval = shape.dense_interval, .grow_log = false}, shape.script,
                  std::move(medium), watcher_ ? &*watcher_ : nullptr);
@@ -92,7 +100,7 @@ class Life {
   void close() {
     release_merge();
     pool().close();
-    medium_->save();
+    if (recording_ != nullptr) recording_->save();
   }
 
  private:
@@ -127,7 +135,7 @@ class Life {
   Journal* journal_;
   std::string directory_;
   std::mt19937_64 random_;
-  RecordingMedium* medium_;
+  RecordingMedium* recording_ = nullptr;
   std::optional<RecordingWatcher> watcher_;
   std::optional<Run> run_;
 };

@@ -5,8 +5,8 @@
 //   unit is torn, and nothing larger is atomic.
 // - A unit may have arrived with any value that it has had since it was last guaranteed: caches write back when they
 //   like.
-// - A flush guarantees nothing yet; the next fence guarantees what the flushed units held at the flush. Lines of eight
-//   words are flushed whole, and pages of eight sectors.
+// - A flush guarantees nothing yet; the next fence of its thread guarantees what the flushed units held at the flush.
+//   Lines of eight words are flushed whole, and pages of eight sectors.
 // - Files grow at once and for good: that is the file system's journal, not the protocol's order.
 //
 // What is stored is taken down once, in a journal. A disk is what the journal has made of a pool's files so far;
@@ -21,6 +21,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -85,9 +86,11 @@ struct Flush {
   std::uint64_t first_word = 0;  // of what is flushed, where it is mapped
   std::optional<std::size_t> written = std::nullopt;  // where this life stored to the file last
   bool by_merge = false;
+  std::uint64_t thread = 0;  // where threads are told apart
 };
 struct Fence {
-  std::string file;  // a block file; of mapped files all at once
+  std::string file = {};  // a block file; of mapped files all at once
+  std::uint64_t thread = 0;
 };
 struct Point {  // the power may be cut here
   Claims claims;
@@ -162,19 +165,18 @@ class Disk {
     const std::size_t begin = flush.offset / flushed_bytes * units_per_flush;
     const std::size_t end = format::align_up(flush.offset + flush.bytes, flushed_bytes) / file.unit_bytes;
     for (auto unit = file.pending.lower_bound(begin); unit != file.pending.end() && unit->first < end; ++unit) {
-      file.flushed[unit->first] = unit->second.size();
+      file.flushed[unit->first][flush.thread] = unit->second.size();
     }
   }
   void operator()(const Fence& fence) {
     for (auto& [name, file] : files_) {
       if (fence.file.empty() ? is_block_file(name) : name != fence.file) continue;
-      for (const auto& [unit, count] : file.flushed) {
-        auto& values = file.pending.at(unit);
-        file.put(unit, values[count - 1]);
-        values.erase(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(count));
-        if (values.empty()) file.pending.erase(unit);
+      for (auto unit = file.flushed.begin(); unit != file.flushed.end();) {
+        const auto [number, of_threads] = *unit;
+        unit = std::next(unit);
+        if (const auto own = of_threads.find(fence.thread); own != of_threads.end())
+          file.guarantee(number, own->second);
       }
-      file.flushed.clear();
     }
   }
 
@@ -282,7 +284,20 @@ class Disk {
     std::size_t unit_bytes;
     Bytes durable;
     std::map<std::size_t, Values> pending;
-    std::map<std::size_t, std::size_t> flushed;  // unit → how many of its pending values were there at the flush
+    // unit → of each thread that has flushed it, how many of its pending values were there then
+    std::map<std::size_t, std::map<std::uint64_t, std::size_t>> flushed;
+
+    // The unit's first `count` pending values are over, and the last of them is there for good.
+    void guarantee(std::size_t unit, std::size_t count) {
+      auto& values = pending.at(unit);
+      put(unit, values[count - 1]);
+      values.erase(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(count));
+      if (values.empty()) pending.erase(unit);
+      auto& of_threads = flushed.at(unit);
+      std::erase_if(of_threads, [count](const auto& flush) { return flush.second <= count; });
+      for (auto& [thread, left] : of_threads) left -= count;
+      if (of_threads.empty()) flushed.erase(unit);
+    }
 
     void put(std::size_t unit, const Value& value) {
       CHECK((unit + 1) * unit_bytes <= durable.size());

@@ -135,6 +135,12 @@ class Run {
     if (commit) commit_step(number);
   }
 
+  // After a step that threw: the next one plans its batch itself.
+  void forget_plans() {
+    next_ = nullptr;
+    announced_.clear();
+  }
+
   void commit_step(std::uint64_t number) {
     with_dense(number, [&](const Pool::Dense& state) {
       pool.commit(number * script.num_bags, script.has_dense && pool.dense_due() ? &state : nullptr);
