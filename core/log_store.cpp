@@ -162,6 +162,7 @@ StepMark LogStore::scan() {
 
 void LogStore::index(std::uint64_t epoch, std::uint64_t step_limit) {
   log_.check_start(epoch, step_limit);
+  if (writable_) latching([&] { log_.sync(); });  // a power cut could still take back what a process left that died
   rebuild_index(step_limit);
   indexed_step_ = step_limit;
 }

@@ -183,12 +183,12 @@ void Pool::recover(const std::string& directory, const OpenOptions& options) {
   const std::uint64_t before = superblock_->commit().epoch;
   epoch.epoch = std::max(opened.epoch, before) + 1;
   backend_->check_roll_back(epoch.epoch, target.step);
-  if (options.group) options.group->ready();
-
   // What a process left that died is in the files, but a power cut may still take it back: not once something rests on
-  // it.
+  // it. What others of a group write once all are ready does.
   superblock_->persist_records();
   dense_->persist_valid();
+  if (options.group) options.group->ready();
+
   // From here on the pool is written, so it was published, whatever a death has left. The epoch comes first; everything
   // after it can be done again from the start.
   if (opened.epoch == 0 || is_unpublished(directory)) mark_published(directory);

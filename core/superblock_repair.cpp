@@ -68,7 +68,9 @@ bool has_record(const Bytes& image, const std::size_t (&offsets)[2], std::uint64
 class LastLife {
  public:
   LastLife(const std::string& directory, const Superblock::Once& once)
-      : directory_(directory), once_(once), in_place_(once.header.store == static_cast<std::uint32_t>(format::Store::in_place)) {}
+      : directory_(directory),
+        once_(once),
+        in_place_(once.header.store == static_cast<std::uint32_t>(format::Store::in_place)) {}
 
   CommitRecord commit() const {
     const auto medium = open_mapped_medium(directory_, in_place_ ? Flushing::mapped : Flushing::synced);
@@ -188,17 +190,20 @@ WholeFile rebuilt(const std::string& directory, const Bytes& copy, const Superbl
     const auto begin = static_cast<std::ptrdiff_t>(format::epoch_offset[0]);
     const auto end = static_cast<std::ptrdiff_t>(format::tables_offset);
     std::copy(was.begin() + begin, was.begin() + end, image.begin() + begin);
-    return {superblock_name, std::move(image),
-            std::string("what is written once comes from ") + superblock_copy_name + "; its epoch and commit records hold"};
+    return {
+        superblock_name, std::move(image),
+        std::string("what is written once comes from ") + superblock_copy_name + "; its epoch and commit records hold"};
   }
   const CommitRecord commit = LastLife(directory, once).commit();
   const EpochRecord epoch = unclosed(commit.epoch, directory);
-  const bool is_trusted = is_volatile(directory) || once.header.level == static_cast<std::uint32_t>(format::Level::power);
-  return {superblock_name, Superblock::with_records(copy, epoch, commit),
-          "made anew from " + std::string(superblock_copy_name) + ", the log and the dense slots, as of a life that was " +
-              "not closed: the next opening recovers step " + std::to_string(commit.step) + " or an earlier one with a " +
-              "dense state" +
-              (is_trusted ? "" : "; whether the machine has been down since is not known, so it wants trust_after_reboot")};
+  const bool is_trusted =
+      is_volatile(directory) || once.header.level == static_cast<std::uint32_t>(format::Level::power);
+  return {
+      superblock_name, Superblock::with_records(copy, epoch, commit),
+      "made anew from " + std::string(superblock_copy_name) + ", the log and the dense slots, as of a life that was " +
+          "not closed: the next opening recovers step " + std::to_string(commit.step) + " or an earlier one with a " +
+          "dense state" +
+          (is_trusted ? "" : "; whether the machine has been down since is not known, so it wants trust_after_reboot")};
 }
 
 // Of the superblock or its copy in `image`; throws format_mismatch or corrupted.

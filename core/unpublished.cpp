@@ -25,7 +25,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view mark_text =
-    "A pool is being made in this directory, and is not published yet: nothing was trained in it, and the next attempt\n"
+    "A pool is being made in this directory, and is not published yet: nothing was trained in it, and the next "
+    "attempt\n"
     "removes what lies here of it.\n";
 
 bool is_number(std::string_view text) {
@@ -115,7 +116,9 @@ void mark_unpublished(const std::string& directory) {
   if (error != 0) {
     const bool full = error == ENOSPC || error == EDQUOT;
     const bool denied = error == EACCES || error == EPERM || error == EROFS;
-    throw Error(full ? ErrorKind::full : denied ? ErrorKind::read_only : ErrorKind::failed,
+    throw Error(full     ? ErrorKind::full
+                : denied ? ErrorKind::read_only
+                         : ErrorKind::failed,
                 "writing " + path + ": " + std::strerror(error));
   }
   sync_directory(directory);

@@ -83,9 +83,9 @@ def check_vacant(directory: str | os.PathLike[str]) -> None:
     if parts:
         raise Corrupted(
             f"{directory} has no {SUPERBLOCK}, but files of a pool: {some_of(parts)}. The file that makes them a pool "
-            "is lost, and they may hold its rows, so nothing was changed: `holdfast verify --repair` puts it back where "
-            f"{SUPERBLOCK_COPY} is there; or put it back from a copy of the directory. For a new pool name another "
-            "directory, or remove these files"
+            "is lost, and they may hold its rows, so nothing was changed: `holdfast verify --repair` puts it back "
+            f"where {SUPERBLOCK_COPY} is there; or put it back from a copy of the directory. For a new pool name "
+            "another directory, or remove these files"
         )
 
 

@@ -113,8 +113,8 @@ class Recovered(Protocol):
 
 
 def check_exists(directory: Path) -> None:
-    """Raises PoolNotFound where there is no pool, of one writer or of several; and what `check_vacant` raises where parts
-    of one are left."""
+    """Raises PoolNotFound where there is no pool, of one writer or of several; and what `check_vacant` raises where
+    parts of one are left."""
     if not exists(directory) and not is_of_group(directory):
         check_vacant(directory)
         raise PoolNotFound(f"{directory} holds no pool")

@@ -29,9 +29,9 @@ _WHOLE = (SUPERBLOCK, SUPERBLOCK_COPY)  # may be replaced as a whole
 @dataclass
 class RepairReport:
     """done: each change, with file, offset and reason. left: problems that remain; refusals: why they are left alone.
-    backup: what the changes replaced, one JSON object a line: file, file_bytes (its size; null: there was none), offset,
-    before and after in hexadecimal. To take a repair back, write each `before` to its offset, the last line first, and
-    cut the file to `file_bytes`, or remove it."""
+    backup: what the changes replaced, one JSON object a line: file, file_bytes (its size; null: there was none),
+    offset, before and after in hexadecimal. To take a repair back, write each `before` to its offset, the last line
+    first, and cut the file to `file_bytes`, or remove it."""
 
     done: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)

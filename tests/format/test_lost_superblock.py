@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -16,8 +17,8 @@ from holdfast.embedding import EmbeddingBagCollection
 from holdfast.errors import Corrupted, PoolOfGroup
 from holdfast.optim import Adam, RowWiseAdagrad
 from holdfast.reading import at_rest, open_reader
-from holdfast.repair import problems_of
-from tiny_pools import ADAGRAD_TABLES, ADAM_TABLES, TABLES, Writer, files_of
+from holdfast.repair import problems_of, repair_pool
+from tiny_pools import ADAGRAD_TABLES, ADAM_TABLES, TABLES, Writer, files_of, image_of
 
 SUPERBLOCK, COPY, MARK = "pool.holdfast", "pool.copy", "unpublished"
 STORES = {"in_place": {}, "row_checksums": {"row_checksums": True}, "log_store": {"log_store": True}}
@@ -196,3 +197,130 @@ def test_a_further_collection_takes_no_rows_away_that_were_imported(pool_root: P
         with pytest.raises(Exception, match="no table 'half'"):
             EmbeddingBagCollection(pool, ADAM_TABLES, optimizer=Adam(lr=0.05))
     assert _core.Reader(str(directory)).touched_rows(0, 0, 10) == [3]
+
+
+# What a repair puts back.
+
+
+def is_put_back(directory: Path, step: int, wanted: str, *words: str) -> None:
+    damaged = files_of(directory)
+    report = repair_pool(directory)
+    assert report.left == [], report
+    assert any(all(word in line for word in words) for line in report.done), report.done
+    repaired = files_of(directory)
+    assert report.backup is not None
+    take_back(report.backup)
+    assert files_of(directory) == damaged
+    assert repair_pool(directory).left == []
+    assert files_of(directory) == repaired
+    with Pool(directory) as pool:
+        assert pool.step == step
+    assert digest(directory) == wanted
+    with Pool(directory) as pool:
+        assert (pool.step, pool.recovered.clean) == (step, True)
+
+
+@pytest.mark.parametrize("how", ["removed", "emptied", "cut", "zeroed", "header", "table record", "overwritten"])
+def test_a_superblock_is_put_back_from_its_copy(pool: Path, how: str):
+    wanted = digest(pool)
+    file = pool / SUPERBLOCK
+    data = bytearray(file.read_bytes())
+    match how:
+        case "removed":
+            file.unlink()
+        case "emptied":
+            file.write_bytes(b"")
+        case "cut":
+            file.write_bytes(data[: len(data) // 3])
+        case "zeroed":
+            file.write_bytes(bytes(len(data)))
+        case "header":
+            file.write_bytes(bytes(4096) + data[4096:])
+        case "table record":
+            data[20480 + 512 + 20] ^= 4
+            file.write_bytes(data)
+        case "overwritten":
+            file.write_bytes(b"not a pool at all" * 2000)
+    is_put_back(pool, 5, wanted, SUPERBLOCK, COPY)
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("dense_interval", [1, 3])
+@pytest.mark.parametrize("lives", [(5,), (5, 0), (5, 2), (2, 2, 0), (4, 1, 3), (9, 1, 1, 1)])
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_a_pool_that_died_recovers_to_the_same_step_and_rows_without_its_superblock(
+    store: str, dense_interval: int, lives: tuple[int, ...], in_flight: bool, pool_root: Path
+):
+    """lives: steps of each; all of them die."""
+    image = pool_root / "0"
+    for number, steps in enumerate(lives):
+        writer = Tiny(image, dense_interval=dense_interval, made_with=STORES[store])
+        writer.steps(steps)
+        if in_flight:
+            writer.update()
+        image = image_of(writer, pool_root / f"{number + 1}")
+        writer.pool.close()
+    whole = shutil.copytree(image, pool_root / "whole")
+    with Pool(whole) as pool:
+        step = pool.step
+    (image / SUPERBLOCK).unlink()
+    is_put_back(image, step, digest(whole), "not closed")
+
+
+def test_a_copy_that_is_damaged_is_named_and_put_right(pool: Path):
+    wanted = digest(pool)
+    data = bytearray((pool / COPY).read_bytes())
+    data[20] ^= 1
+    (pool / COPY).write_bytes(data)
+    assert any(COPY in problem for problem in problems_of(pool))
+    is_put_back(pool, 5, wanted, COPY)
+
+
+def test_without_a_copy_nothing_is_guessed(pool: Path):
+    for name in (SUPERBLOCK, COPY):
+        (pool / name).unlink()
+    before = files_of(pool)
+    report = repair_pool(pool)
+    assert (report.done, report.backup) == ([], None)
+    assert any(COPY in line for line in report.refusals), report.refusals
+    assert files_of(pool) == before
+
+
+@pytest.mark.parametrize("store", ["in_place", "row_checksums"])
+def test_rows_in_place_without_a_dense_state_are_of_a_step_that_nobody_knows(store: str, pool_root: Path):
+    writer = Tiny(pool_root / "pool", saves_dense=False, made_with=STORES[store])
+    writer.steps(5)
+    writer.pool.close()
+    (pool_root / "pool" / SUPERBLOCK).unlink()
+    report = repair_pool(pool_root / "pool")
+    assert report.done == []
+    assert any("dense state" in line for line in report.refusals), report.refusals
+
+
+def test_a_log_whose_chain_is_broken_is_not_undone_halfway(pool_root: Path):
+    writer = Tiny(pool_root / "pool", dense_interval=8)
+    writer.steps(5)
+    image = image_of(writer, pool_root / "image")
+    writer.pool.close()
+    log = bytearray((image / "log-0000").read_bytes())
+    starts = [at for at in range(0, len(log), 64) if log[at : at + 8] == b"HFRECORD"]
+    assert len(starts) > 4
+    for at in starts[:-1]:  # the last one looks like one that was never sealed
+        (image / "log-0000").write_bytes(log[:at] + bytes(128) + log[at + 128 :])
+        (image / SUPERBLOCK).unlink(missing_ok=True)
+        report = repair_pool(image)
+        assert report.done == [], at
+        assert any("log" in line for line in report.refusals)
+
+
+def take_back(backup: Path) -> None:
+    for line in reversed(backup.read_text().splitlines()):
+        edit = json.loads(line)
+        file = Path(edit["file"])
+        if edit["file_bytes"] is None:
+            file.unlink()
+            continue
+        with file.open("r+b") as target:
+            target.seek(edit["offset"])
+            target.write(bytes.fromhex(edit["before"]))
+        os.truncate(file, edit["file_bytes"])

@@ -3,7 +3,8 @@ alike.
 
 Invariants
 - A pool is founded only where no rank has a manifest, and no rank a part that is not marked as unpublished.
-- Whatever else does not fit together ends all ranks with one error, which says which rank lacks what; nothing is changed.
+- Whatever else does not fit together ends all ranks with one error, which says which rank lacks what; nothing is
+  changed.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from holdfast.sharding.manifest import MANIFEST, Manifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Of one rank. manifest: the text of its `group.json`. parts: names of files of a pool. unpublished: they are marked
-    as those of a pool that is being made."""
+    """Of one rank. manifest: the text of its `group.json`. parts: names of files of a pool. unpublished: they are
+    marked as those of a pool that is being made."""
 
     directory: str
     manifest: str | None
@@ -80,16 +81,16 @@ def manifest_in_force(findings: Sequence[Finding]) -> Manifest | None:
         rank, manifest = next(iter(known.items()))
         raise PoolNotFound(
             f"rank 0 has no {MANIFEST} in {findings[0].directory}, but rank {rank} has one, of a pool of "
-            f"{manifest.num_writers} writers: if rank 0's storage is not mounted or not the right one, bring it back; if "
-            f"only {MANIFEST} is lost there, copy rank {rank}'s; if its parts are lost, too, the pool is, but for a copy "
-            "that you may have. Nothing was changed; for a new pool name another directory"
+            f"{manifest.num_writers} writers: if rank 0's storage is not mounted or not the right one, bring it back; "
+            f"if only {MANIFEST} is lost there, copy rank {rank}'s; if its parts are lost, too, the pool is, but for a "
+            "copy that you may have. Nothing was changed; for a new pool name another directory"
         )
     for rank, finding in enumerate(findings):
         if finding.parts and not finding.unpublished:
             raise Corrupted(
                 f"{finding.directory} of rank {rank} has parts of a pool ({some_of(finding.parts)}), and no rank has a "
-                f"{MANIFEST}: it is lost, and they may hold the pool's rows, so nothing was changed. Put it back from a "
-                "copy; for a new pool name another directory, or remove these files"
+                f"{MANIFEST}: it is lost, and they may hold the pool's rows, so nothing was changed. Put it back from "
+                "a copy; for a new pool name another directory, or remove these files"
             )
     return None
 

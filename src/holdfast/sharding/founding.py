@@ -3,9 +3,9 @@
 Invariants
 - The directory becomes a group's pool, or its next generation's, with one rename: of `group.json`, when all that it
   names is durable.
-- What is made before that lies beside a mark, which says that it is unpublished (core/unpublished.h): the directory's on
-  every storage, or the generation's. The mark is durable before the first part is made, and has gone from every storage
-  before any rank trains.
+- What is made before that lies beside a mark, which says that it is unpublished (core/unpublished.h): the directory's
+  on every storage, or the generation's. The mark is durable before the first part is made, and has gone from every
+  storage before any rank trains.
 - Only what is marked is ever removed. A generation that is not in force any more is marked first.
 - Shards are dealt out anew over empty logs: everything is recovered to one step and merged home first. So no row is
   rewritten, and until the rename the old generation can still be opened.
@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BufferedRandom
 from pathlib import Path
 
@@ -108,9 +109,7 @@ def _clear(directory: Path, group: Group) -> None:
     """Marks what is going to lie on every rank's storage as unpublished, and removes what was. One rank after another:
     several may have one storage."""
 
-    turn = 0
-
-    def clear() -> None:
+    def clear(turn: int) -> None:
         if turn != group.rank or not (group.is_owner or group.rank == 0 or _core.is_unpublished(str(directory))):
             return
         _make_directory(directory)
@@ -118,7 +117,7 @@ def _clear(directory: Path, group: Group) -> None:
         _core.mark_unpublished(str(directory))
 
     for turn in range(group.world_size):
-        group.all_or_none(clear, "leftovers to be removed")
+        group.all_or_none(partial(clear, turn), "leftovers to be removed")
 
 
 def publish(directory: Path, group: Group, manifest: Manifest) -> None:
