@@ -12,7 +12,7 @@ import socket
 from contextlib import suppress
 from datetime import timedelta
 
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -22,11 +22,11 @@ _LOOPBACK = "lo"
 def stay_on_one_machine() -> None:
     """Lets gloo listen on the loopback interface where all ranks are on this machine and nobody said where."""
     all_are_here = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"] or _is_loopback()
-    if all_are_here and _GLOO_INTERFACE not in os.environ and _LOOPBACK in dict(map(reversed, socket.if_nameindex())):
+    if all_are_here and _GLOO_INTERFACE not in os.environ and _LOOPBACK in [name for _, name in socket.if_nameindex()]:
         os.environ[_GLOO_INTERFACE] = _LOOPBACK
 
 
-def meet(timeout: timedelta) -> tuple[TCPStore, int, int]:
+def meet(timeout: timedelta) -> tuple[Store, int, int]:
     """The store of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; this rank and how many there are.
 
     Rank 0's listens on MASTER_ADDR, where that is an address of its machine and not torchrun's store.
