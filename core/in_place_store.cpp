@@ -103,14 +103,18 @@ std::optional<RowChecksums> InPlaceStore::Table::checksums() const {
 }
 
 void InPlaceStore::create(Medium& medium, const std::vector<RowTable>& tables, bool row_checksums) {
+  std::vector<std::unique_ptr<File>> files;
   for (std::size_t i = 0; i < tables.size(); ++i) {
+    if (tables[i].layout) allow_many_files();
     for (const ColumnShape& shape : shapes_of(tables[i], row_checksums)) {
       for (const RowPiece& piece : tables[i].owned_pieces()) {
-        medium.create(row_file_name(tables[i], piece.shard, i, shape.what), shape.bytes(piece.num_rows),
-                      Access::random);
+        files.push_back(medium.create(row_file_name(tables[i], piece.shard, i, shape.what), shape.bytes(piece.num_rows),
+                                      Access::random));
       }
     }
   }
+  // All of them first: a file system that journals has most to do for the first one.
+  for (const auto& file : files) file->sync();
 }
 
 InPlaceStore::InPlaceStore(Medium& medium, std::vector<RowTable> tables, bool row_checksums, bool writable)

@@ -40,8 +40,6 @@ WorkingRows scratch_rows(std::uint64_t* rows, std::size_t count, const RowTable&
 
 void LogBackend::create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t log_bytes,
                         const StepMark& mark, bool adopt) {
-  // There is no pool in the directory: these are of one whose creation did not end, or that is made anew.
-  LogStore::remove(directory, tables, adopt);
   LogStore::create(directory, tables, log_bytes, caching_of(directory), mark, adopt);
 }
 

@@ -102,23 +102,6 @@ void LogStore::create(const std::string& directory, const std::vector<RowTable>&
   RowLog::create(log_path(directory), ring_bytes, caching, mark, !adopt);
 }
 
-void LogStore::remove(const std::string& directory, const std::vector<RowTable>& tables, bool adopt) {
-  const std::filesystem::path shard = directory + "/shard-0000";
-  std::filesystem::remove(log_path(directory));
-  std::filesystem::remove(home_bits_path(directory));
-  for (std::size_t i = 0; i < tables.size() && !adopt; ++i) {
-    for (const RowPiece& piece : tables[i].owned_pieces()) {
-      std::filesystem::remove(home_path(directory, tables[i], i, piece));
-    }
-  }
-  if (!std::filesystem::exists(shard)) return;
-  std::vector<std::filesystem::path> homes;
-  for (const auto& entry : std::filesystem::directory_iterator(shard)) {
-    if (entry.path().extension() == ".home") homes.push_back(entry.path());
-  }
-  for (const auto& home : homes) std::filesystem::remove(home);
-}
-
 LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, const LogStoreOptions& options)
     : kernels_(best_kernels()),
       queue_(options.way),
@@ -179,6 +162,7 @@ StepMark LogStore::scan() {
 
 void LogStore::index(std::uint64_t epoch, std::uint64_t step_limit) {
   log_.check_start(epoch, step_limit);
+  if (writable_) latching([&] { log_.sync(); });  // a power cut could still take back what a process left that died
   rebuild_index(step_limit);
   indexed_step_ = step_limit;
 }

@@ -150,8 +150,6 @@ class LogStore {
   // missing or has another size than it needs.
   static void create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t ring_bytes,
                      Caching caching = Caching::direct, const StepMark& mark = {}, bool adopt = false);
-  // Removes the files of a store, as many as there are; homes that are adopted stay.
-  static void remove(const std::string& directory, const std::vector<RowTable>& tables, bool adopt);
 
   // Opens them; throws corrupted where one is missing or has another size than it needs. recover comes next, or scan
   // and view where the store is not writable.

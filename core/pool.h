@@ -101,7 +101,11 @@ struct RecoveryReport {
 class Pool {
  public:
   // Makes a pool in an existing directory without one. The directory becomes a pool with the last thing written.
+  // Throws exists where there is one, corrupted where parts of one are that was published: nothing has changed then.
   static void create(const std::string& directory, const PoolOptions& options, std::vector<format::TableRecord> tables);
+  // The directory is one without a pool again, which may be made anew. Throws exists, and has changed nothing, unless
+  // the pool is closed and nothing was ever done in it.
+  static void take_back(const std::string& directory);
 
   // Opens for writing: takes the lock, recovers.
   // medium: of the directory; where none is given, the one that it lies on. watcher: of a log store's block files.
@@ -213,7 +217,7 @@ class Pool {
   std::vector<StageSpans::Span> take_spans();
 
  private:
-  void recover(const OpenOptions& options);
+  void recover(const std::string& directory, const OpenOptions& options);
   void follow_group(const InGroup& group, RecoveryPlan& plan) const;
   void commit_mark(const StepMark& mark, const Dense* dense);
   void make_step_durable(const StepMark& mark, const std::function<void()>& make_rows_durable,

@@ -14,6 +14,8 @@
 #include "log_backend.h"
 #include "pool.h"
 #include "pool_files.h"
+#include "row_view.h"
+#include "unpublished.h"
 
 namespace holdfast {
 
@@ -67,13 +69,16 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
   if (options.sharding) shards = shards_record(owned, options.sharding->group_uuid);
   const std::vector<RowTable> row_tables = row_tables_of(tables, options.seed, owned);
   const bool adopt = options.sharding && options.sharding->adopt;
+  begin_making(directory);
   if (in_place) {
     InPlaceBackend::create(*medium, row_tables, log_bytes, options.row_checksums, adopt);
   } else {
     LogBackend::create(directory, row_tables, log_bytes, options.begin, adopt);
   }
   for (const char* name : dense_names) {
-    medium->create(name, format::block_bytes, Access::sequential)->allocate(0, format::block_bytes);
+    const auto slot = medium->create(name, format::block_bytes, Access::sequential);
+    slot->allocate(0, format::block_bytes);
+    slot->sync();
   }
   format::PoolHeader header{};
   header.level = static_cast<std::uint32_t>(medium->level());
@@ -104,7 +109,32 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
   commit.row_updates = options.begin.row_updates;
   commit.last_record = format::no_position;
   if (in_place) commit.last_record_step = options.begin.step;
-  Superblock::write(*medium, header, std::move(tables), shards, epoch, commit);
+  const auto image = Superblock::write_once(header, std::move(tables), shards);
+  Superblock::write_copy(*medium, image);
+  sync_names(directory, row_tables);
+  Superblock::publish(*medium, Superblock::with_records(image, epoch, commit));
+  mark_published(directory);
+}
+
+void Pool::take_back(const std::string& directory) {
+  const PoolLock lock(directory);
+  const auto refuse = [&](const char* why) {
+    throw Error(ErrorKind::exists, directory + " holds a pool that " + why + ": it cannot be made anew");
+  };
+  {
+    const auto medium = open_pool_medium(directory);
+    Superblock superblock(*medium, false);
+    DenseSlots dense(*medium, open_dense_files(*medium, false));
+    const auto rows = open_row_view(directory, *medium, superblock);
+    const std::uint64_t step = rows->newest().step;
+    dense.load(superblock.commit().epoch, step, superblock.epoch().clean != 0);
+    if (superblock.epoch().clean == 0) refuse("was not closed");
+    if (step != 0 || dense.newest_step()) refuse("was trained");
+    for (std::uint32_t table = 0; table < superblock.tables().size(); ++table) {
+      if (!rows->touched_rows(table, 0, 1).empty()) refuse("has rows");
+    }
+  }
+  unpublish(directory);
 }
 
 namespace {
@@ -135,7 +165,7 @@ Pool::Pool(const std::string& directory, const OpenOptions& options, std::unique
   updated_tables_.resize(backend_->tables().size());
   dense_ = std::make_unique<DenseSlots>(*medium_, open_dense_files(*medium_, true));
   dense_->allocate();
-  recover(options);
+  recover(directory, options);
   report_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
 }
 
@@ -156,7 +186,7 @@ void Pool::make_backend(const std::string& directory, const OpenOptions& options
                                           LogBackend::Options{options.scratchpad_bytes, finish_dense, watcher, spans_});
 }
 
-void Pool::recover(const OpenOptions& options) {
+void Pool::recover(const std::string& directory, const OpenOptions& options) {
   const EpochRecord opened = superblock_->epoch();
   RecoveryPlan plan = plan_recovery(*superblock_, backend_->newest(), *dense_, options.recovery);
   if (options.group) follow_group(*options.group, plan);
@@ -165,13 +195,15 @@ void Pool::recover(const OpenOptions& options) {
   const std::uint64_t before = superblock_->commit().epoch;
   epoch.epoch = std::max(opened.epoch, before) + 1;
   backend_->check_roll_back(epoch.epoch, target.step);
-  if (options.group) options.group->ready();
-
   // What a process left that died is in the files, but a power cut may still take it back: not once something rests on
-  // it.
+  // it. What others of a group write once all are ready does.
   superblock_->persist_records();
   dense_->persist_valid();
-  // From here on the pool is written. The epoch comes first; everything after it can be done again from the start.
+  if (options.group) options.group->ready();
+
+  // From here on the pool is written, so it was published, whatever a death has left. The epoch comes first; everything
+  // after it can be done again from the start.
+  if (opened.epoch == 0 || is_unpublished(directory)) mark_published(directory);
   const auto boot = current_boot_id();
   std::copy(boot.begin(), boot.end(), epoch.boot_id);
   epoch.process_id = static_cast<std::uint32_t>(::getpid());

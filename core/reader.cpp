@@ -5,8 +5,10 @@
 #include <numeric>
 
 #include "error.h"
+#include "media/directory.h"
 #include "pool_files.h"
 #include "recovery.h"
+#include "superblock_repair.h"
 
 namespace holdfast {
 
@@ -64,6 +66,7 @@ void Reader::read_rows(std::size_t table, std::uint64_t first, std::size_t count
 std::vector<std::string> Reader::verify(std::optional<std::uint64_t> step) const {
   std::vector<std::string> problems;
   if (superblock_->epoch().clean != 0) problems = superblock_->broken_records();
+  if (auto broken = broken_copy(directory_of(superblock_->file_name()))) problems.push_back(std::move(*broken));
   const auto add = [&](const std::string& problem) {
     const bool known = std::any_of(problems.begin(), problems.end(),
                                    [&](const std::string& other) { return other.ends_with(problem); });

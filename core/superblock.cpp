@@ -30,6 +30,19 @@ std::optional<T> read_valid(const File& file, std::size_t offset, std::uint64_t 
   return value;
 }
 
+template <format::Persistent T>
+void put(std::vector<std::byte>& image, std::size_t offset, const T& value) {
+  std::memcpy(image.data() + offset, &value, sizeof(T));
+}
+
+void write_whole(Medium& medium, const std::string& name, const std::vector<std::byte>& image) {
+  const auto file = medium.create(name, image.size(), Access::sequential);
+  file->allocate(0, image.size());
+  std::memcpy(file->data(), image.data(), image.size());
+  medium.persist(file->data(), image.size());
+  file->sync();
+}
+
 bool newer(const CommitRecord& a, const CommitRecord& b) {
   return a.epoch != b.epoch ? a.epoch > b.epoch : a.step > b.step;
 }
@@ -117,46 +130,47 @@ std::array<std::uint8_t, 16> current_boot_id() {
   return id;
 }
 
-void Superblock::write(Medium& medium, PoolHeader header, std::vector<TableRecord> tables,
-                       const std::optional<ShardsRecord>& shards, const EpochRecord& epoch,
-                       const CommitRecord& commit) {
-  const std::string fresh = std::string(superblock_name) + ".new";
-  const std::size_t bytes = format::pool_file_bytes(tables.size(), shards.has_value());
-  {
-    const auto file = medium.create(fresh, bytes, Access::sequential);
-    file->allocate(0, bytes);
-    header.magic = format::pool_magic;
-    const bool in_place = header.store == static_cast<std::uint32_t>(format::Store::in_place);
-    header.version = shards ? format::shards_version : in_place ? format::oldest_version : format::log_store_version;
-    header.num_tables = static_cast<std::uint32_t>(tables.size());
-    header.crc = crc_of(header);
-    const auto put = [&](std::size_t offset, const auto& value) {
-      std::memcpy(file->data() + offset, &value, sizeof(value));
-    };
-    put(format::header_offset, header);
-    EpochRecord sealed_epoch = epoch;
-    sealed_epoch.magic = format::epoch_magic;
-    sealed_epoch.crc = crc_of(sealed_epoch);
-    put(format::epoch_offset[0], sealed_epoch);
-    CommitRecord sealed_commit = commit;
-    sealed_commit.magic = format::commit_magic;
-    sealed_commit.crc = crc_of(sealed_commit);
-    put(format::commit_offset[0], sealed_commit);
-    for (std::size_t i = 0; i < tables.size(); ++i) {
-      tables[i].magic = format::table_magic;
-      tables[i].number = static_cast<std::uint32_t>(i + 1);
-      tables[i].crc = crc_of(tables[i]);
-      put(format::tables_offset + i * sizeof(TableRecord), tables[i]);
-    }
-    if (shards) {
-      ShardsRecord sealed = *shards;
-      sealed.magic = format::shards_magic;
-      sealed.crc = crc_of(sealed);
-      put(format::shards_offset(tables.size()), sealed);
-    }
-    medium.persist(file->data(), bytes);
-    file->sync();
+std::vector<std::byte> Superblock::write_once(PoolHeader header, std::vector<TableRecord> tables,
+                                              const std::optional<ShardsRecord>& shards) {
+  std::vector<std::byte> image(format::pool_file_bytes(tables.size(), shards.has_value()));
+  header.magic = format::pool_magic;
+  const bool in_place = header.store == static_cast<std::uint32_t>(format::Store::in_place);
+  header.version = shards ? format::shards_version : in_place ? format::oldest_version : format::log_store_version;
+  header.num_tables = static_cast<std::uint32_t>(tables.size());
+  header.crc = crc_of(header);
+  put(image, format::header_offset, header);
+  for (std::size_t i = 0; i < tables.size(); ++i) {
+    tables[i].magic = format::table_magic;
+    tables[i].number = static_cast<std::uint32_t>(i + 1);
+    tables[i].crc = crc_of(tables[i]);
+    put(image, format::tables_offset + i * sizeof(TableRecord), tables[i]);
   }
+  if (shards) {
+    ShardsRecord sealed = *shards;
+    sealed.magic = format::shards_magic;
+    sealed.crc = crc_of(sealed);
+    put(image, format::shards_offset(tables.size()), sealed);
+  }
+  return image;
+}
+
+std::vector<std::byte> Superblock::with_records(std::vector<std::byte> image, EpochRecord epoch, CommitRecord commit) {
+  epoch.magic = format::epoch_magic;
+  epoch.crc = crc_of(epoch);
+  put(image, format::epoch_offset[0], epoch);
+  commit.magic = format::commit_magic;
+  commit.crc = crc_of(commit);
+  put(image, format::commit_offset[0], commit);
+  return image;
+}
+
+void Superblock::write_copy(Medium& medium, const std::vector<std::byte>& image) {
+  write_whole(medium, superblock_copy_name, image);
+}
+
+void Superblock::publish(Medium& medium, const std::vector<std::byte>& image) {
+  const std::string fresh = std::string(superblock_name) + ".new";
+  write_whole(medium, fresh, image);
   medium.rename(fresh, superblock_name);
   medium.persist_point();
 }
@@ -205,34 +219,42 @@ PoolHeader Superblock::read_header(const File& file) {
   return header;
 }
 
-Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
-  file_ = medium.open(superblock_name, writable, Access::sequential);
-  const File& file = *file_;
-  header_ = read_header(file);
-  for (std::size_t i = 0; i < header_.num_tables; ++i) {
+Superblock::Once Superblock::read_once(const File& file) {
+  Once once{read_header(file), {}, {}};
+  for (std::size_t i = 0; i < once.header.num_tables; ++i) {
     const std::size_t offset = format::tables_offset + i * sizeof(TableRecord);
     const auto table = read_valid<TableRecord>(file, offset, format::table_magic);
     if (!table) {
       throw Error(ErrorKind::corrupted,
                   file.place(offset) + ": the checksum of table record " + std::to_string(i) + " does not hold");
     }
-    check_table(*table, header_, file.place(offset));
+    check_table(*table, once.header, file.place(offset));
     if (table->number != 0 && table->number != i + 1) {
       throw Error(ErrorKind::corrupted, file.place(offset) + ": table record " + std::to_string(table->number - 1) +
                                             " where number " + std::to_string(i) + " belongs");
     }
-    tables_.push_back(*table);
+    once.tables.push_back(*table);
   }
-  if (format::has_shards(header_)) {
-    const std::size_t offset = format::shards_offset(header_.num_tables);
-    shards_ = read_valid<ShardsRecord>(file, offset, format::shards_magic);
-    if (!shards_) {
+  if (format::has_shards(once.header)) {
+    const std::size_t offset = format::shards_offset(once.header.num_tables);
+    once.shards = read_valid<ShardsRecord>(file, offset, format::shards_magic);
+    if (!once.shards) {
       throw Error(ErrorKind::corrupted, file.place(offset) + ": the checksum of the shards record does not hold");
     }
-    if ((shards_of(*shards_) >> header_.num_shards).any()) {
+    if ((shards_of(*once.shards) >> once.header.num_shards).any()) {
       throw Error(ErrorKind::corrupted, file.place(offset) + ": shards that the pool does not have");
     }
   }
+  return once;
+}
+
+Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
+  file_ = medium.open(superblock_name, writable, Access::sequential);
+  const File& file = *file_;
+  Once once = read_once(file);
+  header_ = once.header;
+  tables_ = std::move(once.tables);
+  shards_ = once.shards;
   // In this order: an epoch is durable before anything that carries it, so a reader beside a writer finds none missing.
   std::tie(commit_, commit_slot_) =
       read_pair<CommitRecord>(file, format::commit_offset, format::commit_magic, "commit");

@@ -1,7 +1,8 @@
 // Superblock: the file that makes a directory a pool. Who it is, its tables, its epoch, its commit record.
 //
 // Invariants
-// - Header and table records are written once, into a new file that is renamed into place.
+// - Header and table records are written once, into a new file that is renamed into place when a copy of them lies
+//   beside it.
 // - Epoch and commit records have two blocks each, written by turns: a torn write leaves the older one whole.
 // - An epoch record is on the medium when write_epoch returns, at every level: it is what a machine that went down
 //   leaves of whether the pool was open. So it is there before anything that carries the epoch, or that belongs to its
@@ -22,6 +23,7 @@
 namespace holdfast {
 
 inline constexpr const char* superblock_name = "pool.holdfast";
+inline constexpr const char* superblock_copy_name = "pool.copy";
 
 // The machine's current boot, or zeros where it cannot be told.
 std::array<std::uint8_t, 16> current_boot_id();
@@ -35,12 +37,25 @@ std::unique_ptr<Medium> open_pool_medium(const std::string& directory);
 
 class Superblock {
  public:
-  // Writes a whole superblock and renames it into place. Header and records are sealed here. shards: of a pool of
-  // several writers.
-  static void write(Medium& medium, format::PoolHeader header, std::vector<format::TableRecord> tables,
-                    const std::optional<format::ShardsRecord>& shards, const format::EpochRecord& epoch,
-                    const format::CommitRecord& commit);
+  // The file's bytes, as far as they are written once: header and table records, sealed here, and the shards of a pool
+  // of several writers.
+  static std::vector<std::byte> write_once(format::PoolHeader header, std::vector<format::TableRecord> tables,
+                                           const std::optional<format::ShardsRecord>& shards);
+  // With the first of its records, sealed here.
+  static std::vector<std::byte> with_records(std::vector<std::byte> image, format::EpochRecord epoch,
+                                             format::CommitRecord commit);
+  // What is written once, beside the superblock: what a repair makes a lost one of. Its name is not durable yet.
+  static void write_copy(Medium& medium, const std::vector<std::byte>& image);
+  // Writes the whole file and renames it into place: from then on there is a pool.
+  static void publish(Medium& medium, const std::vector<std::byte>& image);
 
+  struct Once {
+    format::PoolHeader header;
+    std::vector<format::TableRecord> tables;
+    std::optional<format::ShardsRecord> shards;
+  };
+  // What is written once, of the file or of its copy. Throws format_mismatch or corrupted.
+  static Once read_once(const File& file);
   // The header alone. Throws format_mismatch or corrupted.
   static format::PoolHeader read_header(const File& file);
   // Reads and checks; throws not_found, format_mismatch or corrupted, and changes nothing.

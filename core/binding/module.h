@@ -14,5 +14,6 @@ void bind_reader(nanobind::module_& m);
 void bind_live_copy(nanobind::module_& m);
 void bind_repair(nanobind::module_& m);
 void bind_shards(nanobind::module_& m);
+void bind_unpublished(nanobind::module_& m);
 
 }  // namespace holdfast

@@ -83,6 +83,8 @@ void bind_pool(nb::module_& m) {
           "begin: step, cursor and row_updates at whose end the pool is made. num_shards: of the pool of which this is "
           "one writer's; the shards that it owns are beside it, two levels up, made here or, with adopt, there "
           "already.")
+      .def_static("take_back", &Pool::take_back, "directory"_a, Unlocked(),
+                  "Lets a pool in which nothing was ever done be made anew. Raises PoolExists where something was.")
       .def(
           "__init__",
           [](Pool* self, const std::string& directory, bool relaxed, std::uint32_t dense_interval, bool grow_log,

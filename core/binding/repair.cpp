@@ -2,17 +2,20 @@
 #include "repair.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "binding/module.h"
 #include "binding/records.h"
+#include "superblock_repair.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -34,6 +37,19 @@ void bind_repair(nb::module_& m) {
       "directory"_a,
       "What of a damaged pool may be put right without a guess: (file, offset, bytes, why) of each edit, and what may "
       "not.");
+  m.def(
+      "plan_superblock_repair",
+      [](const std::string& directory) -> std::optional<std::tuple<std::string, nb::bytes, std::string>> {
+        const auto file = [&] {
+          const nb::gil_scoped_release unlocked;
+          return plan_superblock_repair(directory);
+        }();
+        if (!file) return std::nullopt;
+        return std::tuple{file->name, to_bytes(file->bytes), file->why};
+      },
+      "directory"_a,
+      "The superblock or its copy, whichever of the two is lost or does not hold, and can be made of the other: (name, "
+      "bytes, why). Raises Corrupted, FormatMismatch where what it was cannot be told.");
 }
 
 }  // namespace holdfast

@@ -6,10 +6,10 @@
 
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <utility>
 
 #include "../error.h"
+#include "directory.h"
 #include "medium.h"
 
 namespace holdfast {
@@ -43,13 +43,6 @@ class Descriptor {
  private:
   int fd_;
 };
-
-// A new name is durable once its directory is.
-void sync_directory_of(const std::string& path) {
-  const std::string directory = std::filesystem::path(path).parent_path().string();
-  const Descriptor fd(::open(directory.empty() ? "." : directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (fd.get() < 0 || ::fsync(fd.get()) != 0) throw_errno("syncing the directory of " + path, errno);
-}
 
 // Bytes to which the file system wants direct I/O aligned; 0 where it does none, one sector where it does not say.
 std::uint32_t direct_alignment(int fd) {
@@ -95,7 +88,8 @@ void BlockFile::create(const std::string& path, std::uint64_t bytes) {
   if (fd.get() < 0 || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 || ::fsync(fd.get()) != 0) {
     throw_errno("creating " + path, errno);
   }
-  sync_directory_of(path);
+  sync_directory(directory_of(path));
+  Medium::count_persist_point();
 }
 
 BlockFile::BlockFile(std::string path, Caching caching, BlockWatcher* watcher, Opening opening)

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../error.h"
+#include "directory.h"
 #include "medium.h"
 
 #ifndef MAP_SYNC
@@ -37,6 +38,7 @@ namespace {
   const std::string text = what + ": " + std::strerror(error);
   switch (error) {
     case ENOENT: throw Error(ErrorKind::not_found, text);
+    case EEXIST: throw Error(ErrorKind::exists, text);
     case ENOSPC:
     case EDQUOT: throw Error(ErrorKind::full, text + "; free space on this medium and open the pool again");
     case EROFS:
@@ -314,8 +316,9 @@ class MappedMedium final : public Medium {
       const std::string folder = path(name.substr(0, slash));
       if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) throw_errno("creating " + folder, errno);
     }
-    const int fd = ::open(full.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    const int fd = ::open(full.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) throw_errno("creating " + full, errno);
+    count_persist_point();
     if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
       const int error = errno;
       ::close(fd);
@@ -339,12 +342,8 @@ class MappedMedium final : public Medium {
 
   void rename(const std::string& from, const std::string& to) override {
     if (::rename(path(from).c_str(), path(to).c_str()) != 0) throw_errno("renaming " + path(from), errno);
-    const int fd = ::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) throw_errno("opening " + directory_, errno);
-    const int result = ::fsync(fd);
-    const int error = errno;
-    ::close(fd);
-    if (result != 0) throw_errno("syncing " + directory_, error);
+    count_persist_point();
+    sync_directory(directory_);
   }
 
   void flush(const void* data, std::size_t bytes) override {

@@ -73,7 +73,7 @@ class Medium {
   virtual std::string description() const = 0;
 
   virtual bool exists(const std::string& name) const = 0;
-  // A new file of `bytes` zeros; sparse unless allocated. Replaces what had the name.
+  // A new file of `bytes` zeros; sparse unless allocated. Throws exists where the name is taken.
   virtual std::unique_ptr<File> create(const std::string& name, std::size_t bytes, Access access) = 0;
   virtual std::unique_ptr<File> open(const std::string& name, bool writable, Access access) = 0;
   // Files that exist, mapped as one of `bytes`. Pieces ascend; of each its size is checked (corrupted). Between them

@@ -274,6 +274,12 @@ class Pool:
         begin: step, cursor and row_updates at whose end the pool is made. num_shards: of the pool of which this is one writer's; the shards that it owns are beside it, two levels up, made here or, with adopt, there already.
         """
 
+    @staticmethod
+    def take_back(directory: str) -> None:
+        """
+        Lets a pool in which nothing was ever done be made anew. Raises PoolExists where something was.
+        """
+
     @property
     def recovery(self) -> RecoveryReport: ...
 
@@ -537,6 +543,11 @@ def plan_repair(directory: str) -> tuple[list[tuple[str, int, bytes, str]], list
     What of a damaged pool may be put right without a guess: (file, offset, bytes, why) of each edit, and what may not.
     """
 
+def plan_superblock_repair(directory: str) -> tuple[str, bytes, str] | None:
+    """
+    The superblock or its copy, whichever of the two is lost or does not hold, and can be made of the other: (name, bytes, why). Raises Corrupted, FormatMismatch where what it was cannot be told.
+    """
+
 def crc32c(crc: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """
     The CRC-32C of the bytes that gave `crc`, followed by these; begin with 0.
@@ -555,6 +566,29 @@ def places_of(num_rows: int, num_shards: int, first_shard: int, rows: Annotated[
 
 def rows_of_places(num_rows: int, num_shards: int, first_shard: int, places: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
     """The other way; a place without a row gives a number beyond the table."""
+
+def pool_parts(directory: str) -> list[str]:
+    """
+    The files of pools in a directory, by their names from there, without those that publish one.
+    """
+
+def is_unpublished(directory: str) -> bool:
+    """
+    Whether a pool is being made in the directory, or was when the maker died: what lies there may be removed.
+    """
+
+def mark_unpublished(directory: str) -> None:
+    """Durably says so; before the first file of a pool is made there."""
+
+def mark_published(directory: str) -> None:
+    """
+    Durably takes that back: once the pool is published, and before anything else is written to it.
+    """
+
+def remove_unpublished_parts(directory: str) -> None:
+    """
+    Removes the files of pools in the directory. Raises Corrupted where they do not lie beside a mark.
+    """
 
 def set_num_threads(num_threads: int) -> None: ...
 

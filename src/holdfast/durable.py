@@ -13,3 +13,13 @@ def sync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_directory(path: Path) -> None:
+    """A directory that lasts, with those above it that were not there either. Raises OSError."""
+    made = [path]
+    while not made[-1].parent.exists():
+        made.append(made[-1].parent)
+    for directory in reversed(made):
+        directory.mkdir(exist_ok=True)
+        sync_path(directory.parent)

@@ -14,7 +14,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from holdfast import _core
-from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss, PoolError, PoolExists, PoolNotFound, PoolOfGroup
+from holdfast.durable import make_directory
+from holdfast.errors import (
+    ConfigError,
+    Corrupted,
+    HoldfastError,
+    NonFiniteLoss,
+    PoolError,
+    PoolExists,
+    PoolNotFound,
+    PoolOfGroup,
+)
 from holdfast.tables import EmbeddingBagConfig, check_same, to_spec
 
 if TYPE_CHECKING:
@@ -25,6 +35,7 @@ if TYPE_CHECKING:
 RecoveryMode = Literal["exact", "relaxed"]
 Medium = Literal["auto", "memory", "block"]
 SUPERBLOCK = "pool.holdfast"
+SUPERBLOCK_COPY = "pool.copy"
 GROUP_MANIFEST = "group.json"
 _MIN_LOG_BYTES = 16 << 20
 _ROW_LOG_BYTES = 1 << 30
@@ -50,6 +61,37 @@ def exists(directory: str | os.PathLike[str]) -> bool:
 def is_of_group(directory: str | os.PathLike[str]) -> bool:
     """Whether there is a pool of several writers in `directory` (holdfast.sharding)."""
     return (Path(directory) / GROUP_MANIFEST).exists()
+
+
+def check_vacant(directory: str | os.PathLike[str]) -> None:
+    """Raises where parts of a pool lie in a directory in which none is published: they may be all that is left of it.
+
+    What an attempt at a pool left that did not end is marked as that, and no such part.
+
+    Raises PoolOfGroup (parts of several writers), Corrupted.
+    """
+    directory = Path(directory)
+    if not directory.is_dir() or _core.is_unpublished(str(directory)):
+        return
+    parts = _core.pool_parts(str(directory))
+    if of_group := [part for part in parts if part.startswith(("writers-", "dense/"))]:
+        raise PoolOfGroup(
+            f"{directory} has no {GROUP_MANIFEST}, but parts of a pool of several writers: {some_of(of_group)}. They "
+            f"may hold its rows, so nothing was changed: put {GROUP_MANIFEST} back from another rank's storage or from "
+            "a copy; for a new pool name another directory, or remove these files"
+        )
+    if parts:
+        raise Corrupted(
+            f"{directory} has no {SUPERBLOCK}, but files of a pool: {some_of(parts)}. The file that makes them a pool "
+            "is lost, and they may hold its rows, so nothing was changed: `holdfast verify --repair` puts it back "
+            f"where {SUPERBLOCK_COPY} is there; or put it back from a copy of the directory. For a new pool name "
+            "another directory, or remove these files"
+        )
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Three of them, in words."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def wants_log_store(directory: Path, medium: Medium) -> bool:
@@ -115,7 +157,8 @@ class Pool:
     recovery: ``exact`` rolls rows back to the newest dense state; ``relaxed`` keeps the newest rows beside it.
     trust_after_reboot: believe a ``process``-level pool that was open when the machine went down.
 
-    Raises PoolBusy, Corrupted, FormatMismatch, UntrustedPool, PoolReadOnly, PoolFull, PoolOfGroup.
+    Raises PoolBusy, Corrupted, FormatMismatch, UntrustedPool, PoolReadOnly, PoolFull, PoolOfGroup. Nothing is made in a
+    directory that holds parts of a pool.
     """
 
     def __init__(
@@ -144,6 +187,8 @@ class Pool:
                 "holdfast train, with or without torchrun"
             )
         self.is_new = not exists(self.directory)
+        if self.is_new:
+            check_vacant(self.directory)
         self._seed = seed
         if medium not in ("auto", "memory", "block"):
             raise ConfigError(f"medium = {medium!r}; it must be auto, memory or block")
@@ -227,16 +272,19 @@ class Pool:
     def _may_grow(self) -> bool:
         """Whether the pool was made by this object and nothing has happened in it: then it is made anew with the tables
         of a further collection."""
-        return self.is_new and self.step == 0 and self.core.dense_state() is None
+        if not self.is_new or self.step != 0 or self.core.dense_state() is not None:
+            return False
+        reader = _core.Reader(str(self.directory))
+        return not any(reader.touched_rows(table, 0, 1) for table in range(len(reader.tables)))
 
     def _create(self, specs: list[_core.TableSpec]) -> None:
         if self._core is not None:
             while self._before_closing:
                 self._before_closing.pop()()
             self._core.close()
-            (self.directory / SUPERBLOCK).unlink()
+            _core.Pool.take_back(str(self.directory))
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_directory(self.directory)
         except FileExistsError as error:
             raise PoolExists(f"{self.directory} is there already, and is no directory") from error
         except OSError as error:

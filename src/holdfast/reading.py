@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast import _core
-from holdfast.errors import ConfigError, PoolBusy, PoolNotFound, PoolReadOnly
+from holdfast.errors import ConfigError, Corrupted, PoolBusy, PoolNotFound, PoolOfGroup, PoolReadOnly
 from holdfast.locks import FileLock
-from holdfast.pool import describe_medium, exists, is_of_group
+from holdfast.pool import check_vacant, describe_medium, exists, is_of_group
 from holdfast.tables import EmbeddingBagConfig, check_same, to_spec
 
 LOCK_FILE = "lock"
@@ -114,8 +114,10 @@ class Recovered(Protocol):
 
 
 def check_exists(directory: Path) -> None:
-    """Raises PoolNotFound where there is no pool, of one writer or of several."""
+    """Raises PoolNotFound where there is no pool, of one writer or of several; and what `check_vacant` raises where
+    parts of one are left."""
     if not exists(directory) and not is_of_group(directory):
+        check_vacant(directory)
         raise PoolNotFound(f"{directory} holds no pool")
 
 
@@ -156,11 +158,12 @@ def at_rest(directory: Path) -> Iterator[tuple[PoolReader, Recovered | None]]:
 
 @contextmanager
 def locked(directory: Path, *, alone: bool = False) -> Iterator[None]:
-    """Keeps writers out for a while; alone: others that keep them out, too. Raises PoolBusy where one is at work; says
-    which."""
-    check_exists(directory)
+    """Keeps writers out for a while, of a pool or of what is left of one; alone: others that keep them out, too. Raises
+    PoolBusy where one is at work; says which."""
+    with suppress(Corrupted, PoolOfGroup):
+        check_exists(directory)
     parts = [directory]
-    if is_of_group(directory):
+    if not exists(directory):
         parts += [path.parent for where in ("dense", "writers-*/*") for path in directory.glob(f"{where}/{LOCK_FILE}")]
     with ExitStack() as stack:
         for part in parts:

@@ -18,19 +18,20 @@ from pathlib import Path
 
 from holdfast import _core
 from holdfast.durable import sync_path
-from holdfast.errors import Corrupted, FormatMismatch
-from holdfast.pool import is_of_group
-from holdfast.reading import locked
+from holdfast.errors import Corrupted, FormatMismatch, PoolOfGroup
+from holdfast.pool import SUPERBLOCK, SUPERBLOCK_COPY, is_of_group
+from holdfast.reading import check_exists, locked
 
 _ROUNDS = 16  # what was put right may show what else is damaged
+_WHOLE = (SUPERBLOCK, SUPERBLOCK_COPY)  # may be replaced as a whole
 
 
 @dataclass
 class RepairReport:
     """done: each change, with file, offset and reason. left: problems that remain; refusals: why they are left alone.
-    backup: what the changes replaced, one JSON object a line: file, file_bytes (its size), offset, before and after in
-    hexadecimal. To take a repair back, write each `before` to its offset, the last line first, and cut the file to
-    `file_bytes`."""
+    backup: what the changes replaced, one JSON object a line: file, file_bytes (its size; null: there was none),
+    offset, before and after in hexadecimal. To take a repair back, write each `before` to its offset, the last line
+    first, and cut the file to `file_bytes`, or remove it."""
 
     done: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
@@ -45,8 +46,9 @@ def problems_of(directory: Path) -> list[str]:
 
         return problems_of_group(directory)
     try:
+        check_exists(directory)
         return _core.Reader(str(directory)).verify()
-    except (Corrupted, FormatMismatch) as error:
+    except (Corrupted, FormatMismatch, PoolOfGroup) as error:
         return [str(error)]
 
 
@@ -75,9 +77,11 @@ def _repair(part: Path, pool: Path, report: RepairReport) -> list[str]:
         if not problems:
             break
         try:
+            if _put_superblock_back(part, pool, report):
+                continue
             edits, refusals = _core.plan_repair(str(part))
         except (Corrupted, FormatMismatch) as error:
-            edits, refusals = [], [f"{error}; nothing in the pool says what it was"]
+            edits, refusals = [], [f"{error}; it is left as it is"]
         if not edits:
             break
         for file, offset, after, why in edits:
@@ -89,6 +93,24 @@ def _repair(part: Path, pool: Path, report: RepairReport) -> list[str]:
     return problems
 
 
+def _put_superblock_back(part: Path, pool: Path, report: RepairReport) -> bool:
+    """Whether the part's superblock, or the copy of it, was damaged and is whole now. Raises Corrupted, FormatMismatch
+    where what it was cannot be told."""
+    found = _core.plan_superblock_repair(str(part))
+    if found is None:
+        return False
+    name, data, why = found
+    file, fresh = part / name, part / f"{name}.new"
+    report.backup = report.backup or _new_backup(pool)
+    _keep(report.backup, file, 0, data, why)
+    fresh.write_bytes(data)
+    sync_path(fresh)
+    fresh.replace(file)
+    sync_path(part)
+    report.done.append(f"{file}: {why}")
+    return True
+
+
 def _new_backup(directory: Path) -> Path:
     now = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     path = directory.resolve().with_name(f"{directory.resolve().name}.repair-{now}.jsonl")
@@ -98,12 +120,15 @@ def _new_backup(directory: Path) -> Path:
 
 
 def _keep(backup: Path, file: Path, offset: int, after: bytes, why: str) -> None:
-    with file.open("rb") as source:
-        source.seek(offset)
-        before = source.read(len(after))
+    before, file_bytes = b"", None
+    if file.exists():
+        file_bytes = file.stat().st_size
+        with file.open("rb") as source:
+            source.seek(offset)
+            before = source.read(max(len(after), file_bytes) if offset == 0 and file.name in _WHOLE else len(after))
     line = {
         "file": str(file),
-        "file_bytes": file.stat().st_size,
+        "file_bytes": file_bytes,
         "offset": offset,
         "before": before.hex(),
         "after": after.hex(),

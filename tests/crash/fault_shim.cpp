@@ -1,4 +1,5 @@
-// Makes a chosen system call on a chosen file fail, or do a part only. LD_PRELOAD it and arm it with holdfast_fault.
+// Makes a chosen system call on a chosen file fail, or do a part only. LD_PRELOAD it and arm it with holdfast_fault. Or,
+// with HOLDFAST_RECORD in the environment, takes down in that file what the process makes, sizes, syncs and renames.
 //
 // What it covers is what the C library's wrappers cover: an io_uring goes past them, so where one is to be faulty the
 // kernel has to refuse io_uring (the call `io_uring_setup`), as it does in many containers. Stores to a mapping make no
@@ -7,6 +8,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <unistd.h>
@@ -17,6 +19,7 @@
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <string>
@@ -92,6 +95,21 @@ Function next(const char* name) {
   return reinterpret_cast<Function>(::dlsym(RTLD_NEXT, name));
 }
 
+void record(const char* what, const std::string& path, const std::string& to = {}) {
+  static const char* const file = std::getenv("HOLDFAST_RECORD");
+  if (file == nullptr) return;
+  const int before = errno;
+  static const long fd = ::syscall(SYS_openat, AT_FDCWD, file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  const std::string line = std::string(what) + "\t" + path + "\t" + to + "\n";
+  (void)::syscall(SYS_write, fd, line.data(), line.size());
+  errno = before;
+}
+// Takes down what was done to a file that is open.
+int recorded(const char* what, int fd, int result) {
+  if (result == 0) record(what, path_of(fd));
+  return result;
+}
+
 std::size_t less(std::size_t bytes) {
   const std::lock_guard lock(mutex);
   return std::min(bytes, static_cast<std::size_t>(fault.most_bytes));
@@ -131,12 +149,12 @@ ssize_t write(int fd, const void* from, std::size_t bytes) {
 
 int fsync(int fd) {
   static const auto real = next<decltype(&fsync)>("fsync");
-  return strikes("fsync", fd) ? -1 : real(fd);
+  return strikes("fsync", fd) ? -1 : recorded("sync", fd, real(fd));
 }
 
 int fdatasync(int fd) {
   static const auto real = next<decltype(&fdatasync)>("fdatasync");
-  return strikes("fdatasync", fd) ? -1 : real(fd);
+  return strikes("fdatasync", fd) ? -1 : recorded("sync", fd, real(fd));
 }
 
 int msync(void* address, std::size_t bytes, int flags) {
@@ -146,13 +164,13 @@ int msync(void* address, std::size_t bytes, int flags) {
 
 int fallocate(int fd, int mode, off_t offset, off_t bytes) {
   static const auto real = next<decltype(&fallocate)>("fallocate");
-  return strikes("fallocate", fd, offset) ? -1 : real(fd, mode, offset, bytes);
+  return strikes("fallocate", fd, offset) ? -1 : recorded("size", fd, real(fd, mode, offset, bytes));
 }
 int fallocate64(int fd, int mode, off_t offset, off_t bytes) { return fallocate(fd, mode, offset, bytes); }
 
 int ftruncate(int fd, off_t bytes) {
   static const auto real = next<decltype(&ftruncate)>("ftruncate");
-  return strikes("ftruncate", fd) ? -1 : real(fd, bytes);
+  return strikes("ftruncate", fd) ? -1 : recorded("size", fd, real(fd, bytes));
 }
 int ftruncate64(int fd, off_t bytes) { return ftruncate(fd, bytes); }
 
@@ -170,7 +188,10 @@ int open(const char* path, int flags, ...) {
   va_start(arguments, flags);
   const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(arguments, mode_t) : 0;
   va_end(arguments);
-  return strikes("open", [path] { return std::string(path); }) ? -1 : real(path, flags, mode);
+  if (strikes("open", [path] { return std::string(path); })) return -1;
+  const int fd = real(path, flags, mode);
+  if (fd >= 0 && (flags & O_CREAT) != 0) record("make", path_of(fd));
+  return fd;
 }
 int open64(const char* path, int flags, ...) {
   va_list arguments;
@@ -182,7 +203,17 @@ int open64(const char* path, int flags, ...) {
 
 int rename(const char* from, const char* to) {
   static const auto real = next<decltype(&rename)>("rename");
-  return strikes("rename", [to] { return std::string(to); }) ? -1 : real(from, to);
+  if (strikes("rename", [to] { return std::string(to); })) return -1;
+  const int result = real(from, to);
+  if (result == 0) record("rename", from, to);
+  return result;
+}
+
+int mkdir(const char* path, mode_t mode) {
+  static const auto real = next<decltype(&mkdir)>("mkdir");
+  const int result = real(path, mode);
+  if (result == 0) record("make", path);
+  return result;
 }
 
 int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*run)(void*), void* argument) {

@@ -169,14 +169,17 @@ class Ranks:
         hung_after: float = 40.0,
         plain: bool = False,
         hosts: Sequence[Host] = (),
+        storages: Mapping[int, Path] | None = None,
     ) -> Life:
         """One life of a group, or with `plain` of one process without. kill_after: seconds from when all ranks have
         found each other, by rank. grace: how long a rank listens for who else is there, once something broke. hosts:
-        where each rank runs, of a network. Fails where a rank hangs, or ends by an error that is not holdfast's."""
+        where each rank runs, of a network. storages: the directories of ranks that have one of their own.
+        Fails where a rank hangs, or ends by an error that is not holdfast's."""
         life = Path(self._scratch.name) / str(next(self._numbers))
         life.mkdir()
         request = {
             "directory": str(directory),
+            "directories": {rank: str(path) for rank, path in (storages or {}).items()},
             "config": dict(config),
             "num_ranks": num_ranks,
             "memory_ranks": memory_ranks,

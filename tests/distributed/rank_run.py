@@ -42,6 +42,9 @@ PLACES: dict[str, tuple[Any, str]] = {
     "permission": (opening._Opening, "_ready"),
     "recovery": (pool, "open_together"),
     "dealing": (founding, "make_writer"),
+    "making_parts": (founding, "make_parts"),
+    "published": (founding, "settle"),
+    "retiring": (founding, "retire_others"),
     "manifest": (manifest, "write"),
     "restore": (state.GroupState, "restore"),
     "first_dense": (pool.GroupPool, "write_first_dense"),
@@ -89,8 +92,9 @@ def run_rank(request: dict[str, Any], rank: int, say: Sayings) -> None:
     if "version" in act:
         importlib.metadata.version = lambda name: act["version"]
         importlib.import_module("holdfast.sharding.start").version = importlib.metadata.version  # type: ignore[attr-defined]
+    directory = Path(request["directories"].get(str(rank), request["directory"]))
     if request["plain"]:
-        _run(open_trainer(config, Path(request["directory"])), config, say)
+        _run(open_trainer(config, directory), config, say)
         return
     with StopSignals() as stop:
         roles = Roles(world_size=request["num_ranks"], memory_ranks=act.get("memory_ranks", request["memory_ranks"]))
@@ -102,7 +106,7 @@ def run_rank(request: dict[str, Any], rank: int, say: Sayings) -> None:
             store = dist.FileStore(request["store"], request["num_ranks"])
             ranks = Group(store=store, rank=rank, roles=roles, timeout=timeout, stopping=stop.is_wanted)
         say(joined=True)
-        _run(open_group_trainer(config, Path(request["directory"]), ranks), config, say)
+        _run(open_group_trainer(config, directory, ranks), config, say)
 
 
 def _move_to(host: str, rank: int, request: dict[str, Any]) -> None:

@@ -443,13 +443,12 @@ def test_a_missing_file_is_corruption_and_is_not_made_anew(copy_of: CopyOf, name
     verify_names(directory, name)
 
 
-def test_a_directory_without_a_superblock_is_no_pool(copy_of: CopyOf):
+def test_a_superblock_on_its_way_is_none(copy_of: CopyOf):
     directory = copy_of(closed_cleanly)
     (directory / "pool.holdfast").rename(directory / "pool.holdfast.new")
     with pytest.raises(PoolNotFound):
         _core.Reader(str(directory))
-    with pytest.raises(PoolNotFound):
-        _ = Pool(directory).core
+    refuses(directory, Corrupted, "no pool.holdfast")
 
 
 # Foreign and future pools.

@@ -31,7 +31,7 @@ def boot_id() -> bytes:
 def test_the_directory_holds_the_documents_files_and_no_others(two_steps: Path):
     names = {str(path.relative_to(two_steps)) for path in two_steps.rglob("*") if path.is_file()}
     tables = {f"shard-0000/table-{i:04}.{what}" for i in range(3) for what in ("weights", "state", "touched")}
-    assert names == {"pool.holdfast", "log-0000", "dense-0", "dense-1", "lock"} | tables
+    assert names == {"pool.holdfast", "pool.copy", "log-0000", "dense-0", "dense-1", "lock"} | tables
 
 
 def test_the_header_and_the_table_records_say_what_the_pool_was_made_with(two_steps: Path):

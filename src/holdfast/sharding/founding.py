@@ -2,7 +2,11 @@
 
 Invariants
 - The directory becomes a group's pool, or its next generation's, with one rename: of `group.json`, when all that it
-  names is durable. Whatever else lies there belongs to an attempt that did not end, and is removed by the next.
+  names is durable.
+- What is made before that lies beside a mark, which says that it is unpublished (core/unpublished.h): the directory's
+  on every storage, or the generation's. The mark is durable before the first part is made, and has gone from every
+  storage before any rank trains.
+- Only what is marked is ever removed. A generation that is not in force any more is marked first.
 - Shards are dealt out anew over empty logs: everything is recovered to one step and merged home first. So no row is
   rewritten, and until the rename the old generation can still be opened.
 """
@@ -10,17 +14,17 @@ Invariants
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from holdfast import _core
-from holdfast.errors import ConfigError, PoolBusy, PoolExists, PoolNotFound
+from holdfast.durable import make_directory
+from holdfast.errors import ConfigError, Corrupted, PoolBusy, PoolExists, PoolNotFound
 from holdfast.locks import FileLock
-from holdfast.pool import exists as is_plain_pool
-from holdfast.pool import log_bytes_of, wants_log_store
+from holdfast.pool import SUPERBLOCK, log_bytes_of, wants_log_store
 from holdfast.sharding import manifest as manifests
 from holdfast.sharding.group import Group
 from holdfast.sharding.layout import TableShards, assign, check_num_shards, lay_out
@@ -53,7 +57,7 @@ class GroupLock:
 
     def __init__(self, directory: Path) -> None:
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_directory(directory)
             self._lock = FileLock(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT)
         except FileExistsError as error:
             raise PoolExists(f"{directory} is there already, and is no directory") from error
@@ -70,33 +74,45 @@ class GroupLock:
 
 
 def found(directory: Path, group: Group, foundation: Foundation, measure: Measure) -> Manifest:
-    """Makes the pool: every owner its own part, rank 0 the rest. All ranks call it; rank 0 holds the lock."""
+    """Makes the pool: every owner its own part, rank 0 the rest. All ranks call it, where `findings` says that none has
+    a part of one that was published; rank 0 holds the lock."""
 
     def decide() -> str | None:
         if group.rank != 0:
             return None
-        if is_plain_pool(directory):
-            raise PoolExists(
-                f"{directory} holds a pool that one process made, which is not cut into shards; train it without "
-                "torchrun, or start a new pool"
-            )
         check_num_shards(foundation.num_shards, len(group.roles.owners))
-        _remove_leftovers(directory, keep=None)
         return _first_manifest(directory, foundation, len(group.roles.owners), measure).to_json()
 
     text = group.all_or_none(decide, "the new pool's layout")
     said = group.broadcast(None if text is None else text.encode(), "the new pool's layout").decode()
     manifest = Manifest.from_json(said, "the new pool's layout")
-
-    def make() -> None:
-        if group.is_owner:
-            make_writer(directory, manifest, group.rank - group.roles.owners[0], begin=(0, 0, 0), adopt=False)
-        if group.rank == 0:
-            _make_dense(directory, manifest)
-
-    group.all_or_none(make, "the new pool's parts")
+    _clear(directory, group)
+    group.all_or_none(lambda: make_parts(directory, group, manifest), "the new pool's parts")
     publish(directory, group, manifest)
     return manifest
+
+
+def make_parts(directory: Path, group: Group, manifest: Manifest) -> None:
+    """This rank's."""
+    if group.is_owner:
+        make_writer(directory, manifest, group.rank - group.roles.owners[0], begin=(0, 0, 0), adopt=False)
+    if group.rank == 0:
+        _make_dense(directory, manifest)
+
+
+def _clear(directory: Path, group: Group) -> None:
+    """Marks what is going to lie on every rank's storage as unpublished, and removes what was. One rank after another:
+    several may have one storage."""
+
+    def clear(turn: int) -> None:
+        if turn != group.rank or not (group.is_owner or group.rank == 0 or _core.is_unpublished(str(directory))):
+            return
+        _make_directory(directory)
+        _core.remove_unpublished_parts(str(directory))
+        _core.mark_unpublished(str(directory))
+
+    for turn in range(group.world_size):
+        group.all_or_none(partial(clear, turn), "leftovers to be removed")
 
 
 def publish(directory: Path, group: Group, manifest: Manifest) -> None:
@@ -106,21 +122,41 @@ def publish(directory: Path, group: Group, manifest: Manifest) -> None:
         if group.rank == 0:
             manifests.write(directory, manifest)
 
+    group.all_or_none(write, "the new pool's manifest")
+    settle(directory, group, manifest)
+
+
+def settle(directory: Path, group: Group, manifest: Manifest) -> None:
+    """What rank 0's `group.json` published is published on every rank's storage. All of it is before any rank writes a
+    part: a mark that outlived that would call trained rows unpublished."""
+
     def copy() -> None:
-        if not manifests.exists(directory) or manifests.read(directory) != manifest:
+        has_part = directory.is_dir() and (group.is_owner or group.rank == 0 or manifests.exists(directory))
+        if has_part and not (manifests.exists(directory) and manifests.read(directory) == manifest):
             manifests.write(directory, manifest)
 
-    group.all_or_none(write, "the new pool's manifest")
-    group.all_or_none(copy, "the new pool's manifest")
+    def retire() -> None:
+        if group.rank == 0:
+            retire_others(directory, manifest)
+
+    group.all_or_none(copy, "everyone's copy of the manifest")
+    group.all_or_none(lambda: _unmark(directory, manifest), "the pool to be published everywhere")
+    group.all_or_none(retire, "older generations to go")
+
+
+def _unmark(directory: Path, manifest: Manifest) -> None:
+    for marked in (directory, generation_directory(directory, manifest.generation)):
+        if _core.is_unpublished(str(marked)):
+            _core.mark_published(str(marked))
 
 
 def deal_out_anew(
     directory: Path, manifest: Manifest, num_owners: int, options: OpenOptions, measure: Measure
 ) -> Manifest:
     """Recovers the pool and gives its shards to `num_owners` writers. By one process, which reaches all of them and
-    holds the lock. Raises what opening a writer raises; the old generation is in force until this returns."""
+    holds the lock. Raises what opening a writer raises; the old generation is in force until this returns, and `settle`
+    comes next."""
     check_num_shards(manifest.num_shards, num_owners)
-    _remove_leftovers(directory, keep=manifest.generation)
     writers = [manifest.writer_directory(directory, writer) for writer in range(manifest.num_writers)]
     for number, writer in enumerate(writers):
         if not writer.is_dir():
@@ -129,6 +165,8 @@ def deal_out_anew(
                 f"{manifest.num_writers} ranks that own rows, as before, or make the directories reachable"
             )
         manifest.check_part(directory, number)
+    _unmark(directory, manifest)
+    retire_others(directory, manifest)
     pools, dense, mark = open_together(writers, directory / DENSE_DIRECTORY, options, Alone())
     try:
         for pool in pools:
@@ -140,11 +178,57 @@ def deal_out_anew(
     layout = [TableShards(table.first_shard, table.table_shards) for table in manifest.tables]
     load = measure(layout, manifest.num_shards, mark[1])
     fresh = manifest.next_generation(assign(load, num_owners), load)
+    generation = generation_directory(directory, fresh.generation)
+    _make_directory(generation)
+    _core.mark_unpublished(str(generation))
     for number in range(num_owners):
         make_writer(directory, fresh, number, begin=mark, adopt=True)
     manifests.write(directory, fresh)
-    _remove_leftovers(directory, keep=fresh.generation)
     return fresh
+
+
+def retire_others(directory: Path, manifest: Manifest) -> None:
+    """Removes generations that are not in force: one that was never published, and those that `manifest` came after.
+    Raises Corrupted where there is a later one, which was."""
+    check_newest(directory, manifest)
+    for path in generations_in(directory):
+        if path == generation_directory(directory, manifest.generation):
+            continue
+        _core.mark_unpublished(str(path))  # a removal that dies goes on from there
+        for writer in path.iterdir():
+            if writer.is_dir() and writer.name.isdecimal():
+                _remove_part(writer)
+        _core.mark_published(str(path))
+        with suppress(OSError):  # files that are no parts are somebody's
+            path.rmdir()
+
+
+def check_newest(directory: Path, manifest: Manifest) -> None:
+    """Raises Corrupted where a generation after the manifest's was published: the manifest is an older copy."""
+    parts = _core.pool_parts(str(directory)) if directory.is_dir() else []
+    for path in generations_in(directory):
+        has_parts = any(part.startswith(f"{path.name}/") for part in parts)
+        is_later = int(path.name.removeprefix("writers-")) > manifest.generation
+        if is_later and has_parts and not _core.is_unpublished(str(path)):
+            raise Corrupted(
+                f"{path} is a later generation than {manifests.MANIFEST} names ({manifest.generation}), which is an "
+                f"older copy: put the newer {manifests.MANIFEST} back. Nothing was changed"
+            )
+
+
+def generations_in(directory: Path) -> list[Path]:
+    return [path for path in sorted(directory.glob("writers-*")) if path.name.removeprefix("writers-").isdecimal()]
+
+
+def _remove_part(writer: Path) -> None:
+    """A writer's directory, of a generation that is not in force."""
+    (writer / SUPERBLOCK).unlink(missing_ok=True)
+    _core.mark_unpublished(str(writer))
+    _core.remove_unpublished_parts(str(writer))
+    (writer / LOCK_FILE).unlink(missing_ok=True)
+    _core.mark_published(str(writer))
+    with suppress(OSError):
+        writer.rmdir()
 
 
 def make_writer(directory: Path, manifest: Manifest, writer: int, *, begin: Mark, adopt: bool) -> None:
@@ -211,20 +295,6 @@ def check_kept_as(directory: Path, manifest: Manifest, medium: str, *, row_check
 
 def _make_directory(path: Path) -> None:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_directory(path)
     except OSError as error:
         raise pool_error(error, f"making {path}") from error
-
-
-def _remove_leftovers(directory: Path, *, keep: int | None) -> None:
-    """What attempts have left that did not end; with keep=None all parts, for there is no manifest that names any."""
-    kept = None if keep is None else generation_directory(directory, keep)
-    with suppress(FileNotFoundError):
-        (directory / f"{manifests.MANIFEST}.new").unlink()
-    for path in directory.glob("writers-*"):
-        if path != kept:
-            shutil.rmtree(path)
-    if keep is None:
-        for path in [*directory.glob("shard-*"), directory / DENSE_DIRECTORY]:
-            if path.exists():
-                shutil.rmtree(path)

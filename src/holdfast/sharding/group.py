@@ -27,10 +27,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
 
 from holdfast import errors
 from holdfast.errors import ConfigError, GroupError, HoldfastError
+from holdfast.sharding.meeting import meet, stay_on_one_machine
 from holdfast.sharding.roles import Roles
 
 _SLICE = timedelta(seconds=0.25)  # how soon a wait notices that the process was asked to stop
@@ -107,8 +107,9 @@ class Group:
         """The group that torchrun (or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) describes; without these, a group
         of this process alone."""
         if dist.is_available() and "RANK" in os.environ:
+            stay_on_one_machine()
             try:
-                met, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
+                met, rank, world_size = meet(timedelta(seconds=timeout))
             except dist.DistError as error:
                 where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
                 waited = "the others' word at" if os.environ["RANK"] == "0" else "rank 0 at"

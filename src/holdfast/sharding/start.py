@@ -28,7 +28,7 @@ from holdfast.run import (
     saved_config,
     seed_generators,
 )
-from holdfast.sharding import manifest as manifests
+from holdfast.sharding.findings import find_pool
 from holdfast.sharding.founding import (
     Foundation,
     GroupLock,
@@ -37,6 +37,7 @@ from holdfast.sharding.founding import (
     deal_out_anew,
     found,
     publish,
+    settle,
 )
 from holdfast.sharding.group import Group
 from holdfast.sharding.layout import TableShards, check_num_shards, measure_load
@@ -143,7 +144,7 @@ def _open_pool(
     with ExitStack() as on_error:
         if lock is not None:
             on_error.callback(lock.release)
-        manifest = _read_manifest(directory, group)
+        manifest = find_pool(directory, group)
         is_new = manifest is None
         measure = _measure(config, source)
         if manifest is None:
@@ -165,6 +166,7 @@ def _open_pool(
             if manifest.num_writers != num_owners:
                 manifest = _deal_out_anew(directory, group, manifest, options, measure)
             _check_reachable(directory, group, manifest)
+            settle(directory, group, manifest)
         timings.lap("layout")
         pool = GroupPool.open(
             directory,
@@ -178,19 +180,6 @@ def _open_pool(
         on_error.pop_all()
     timings.lap("recovery")
     return pool
-
-
-def _read_manifest(directory: Path, group: Group) -> Manifest | None:
-    """Rank 0's, on all ranks; None where there is no pool yet."""
-
-    def read() -> str | None:
-        if group.rank != 0 or not manifests.exists(directory):
-            return None
-        return manifests.read(directory).to_json()
-
-    text = group.all_or_none(read, "the pool's manifest")
-    said = group.broadcast((text or "").encode(), "the pool's manifest").decode()
-    return Manifest.from_json(said, f"{directory / manifests.MANIFEST} of rank 0") if said else None
 
 
 def _deal_out_anew(
@@ -221,7 +210,8 @@ def _check_reachable(directory: Path, group: Group, manifest: Manifest) -> None:
         if not path.is_dir():
             raise PoolNotFound(
                 f"{path}, the part of the pool that rank {group.rank} has, cannot be reached from its machine: start "
-                "the ranks where they were, or on storage that all of them share"
+                "the ranks where they were, or on storage that all of them share. If that storage is lost, so is the "
+                "pool, for no part replaces another: put a copy of all parts back. Nothing was changed"
             )
         manifest.check_part(directory, writer)
 
