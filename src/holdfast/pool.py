@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from holdfast import _core
 from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss, PoolError, PoolExists, PoolNotFound, PoolOfGroup
+from holdfast.proving.hook import pool_directory
 from holdfast.tables import EmbeddingBagConfig, check_same, to_spec
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class Pool:
             raise ConfigError(f"log_bytes = {log_bytes}; it must be at least 4096")
         if recovery not in ("exact", "relaxed"):
             raise ConfigError(f"recovery = {recovery!r}; it must be exact or relaxed")
-        self.directory = Path(directory)
+        self.directory = pool_directory(directory)
         if is_of_group(self.directory):
             raise PoolOfGroup(
                 f"{self.directory} holds a pool of several writers, which holdfast.Pool does not open: train it with "
