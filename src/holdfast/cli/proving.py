@@ -100,7 +100,7 @@ def prove(
         pools=pools,
         values_bytes=values_mb << 20,
     )
-    scratch = Path(tempfile.mkdtemp(prefix="holdfast-prove-"))
+    scratch = Path(tempfile.mkdtemp(prefix=f"holdfast-prove-{os.getpid()}-"))
     try:
         with _terminable(), _shown(kills) as progress:
             proof = prove_all(plan, scratch, progress)

@@ -37,7 +37,7 @@ _ROUNDS = 4  # of killed runs: a run may end before a kill from outside comes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A proof. runs: undisturbed. kills: in further runs, each of which has `kills_per_run`. pools: where the runs' pools
+    """A proof. runs: undisturbed. kills: in further runs, `kills_per_run` in each. pools: where the runs' pools
     go; None: beside the script's own. values_bytes: of tensors that each process keeps, to say how far they differ."""
 
     command: Sequence[str]
@@ -155,7 +155,7 @@ class _Campaign:
         self._progress = progress
         self._stop = threading.Event()
         self.steps = plan.steps  # of a run, as far as it is known
-        self._token = f"prove-{scratch.name[-8:]}"
+        self._token = scratch.name  # ends in letters of its own
         self._num_runs = 0
 
     def all(self, shares: Sequence[int], one: Callable[[int, int], Run]) -> list[Run]:

@@ -70,8 +70,8 @@ def _same(proof: Proof) -> Iterator[str]:
 def _differs(proof: Proof, difference: Difference) -> Iterator[str]:
     if difference.resumed_at is None:
         yield (
-            f"NOT DETERMINISTIC: run {difference.run} differs from run 1 at step {difference.step}, and nobody was killed: the "
-            "script does not compute the same twice, so no resume can be exact"
+            f"NOT DETERMINISTIC: run {difference.run} differs from run 1 at step {difference.step}, and no process was "
+            "killed: the script does not compute the same twice, so no resume can be exact"
         )
     elif difference.loaded:
         yield (
@@ -122,16 +122,16 @@ def _known_causes(proof: Proof, difference: Difference) -> Iterator[str]:
     rates = [leaf for leaf in difference.leaves if ".lr" in leaf.name]
     if rates:
         yield (
-            f"a learning rate differs ({rates[0].name}): is it computed from the clock, or from a count that starts anew in "
-            "every process?"
+            f"a learning rate differs ({rates[0].name}): is it computed from the clock, or from a count that starts "
+            "anew in every process?"
         )
     if difference.resumed_at is not None:
         yield from _causes_after_resume(difference, parts)
         return
     if "batch" in parts or "cursor" in parts:
         yield (
-            "other data: a shuffle, a sampler or negative samples without a seed, files listed in no order, or the order "
-            "of a set or of hashes of texts"
+            "other data: a shuffle, a sampler or negative samples without a seed, files listed in no order, or the "
+            "order of a set or of hashes of texts"
             + ("" if facts.get("hash_seed") not in (None, "random") else " (PYTHONHASHSEED is not set)")
         )
     if difference.step == 0 and "parameters" in parts:

@@ -130,6 +130,7 @@ class Witness:
         def watched(checkpoint: Any) -> int:
             step: int = original(checkpoint)
             self._observe("resumed", step)
+            self._leave_after_last(step)  # where the process before was killed after that
             return step
 
         return watched
@@ -194,6 +195,9 @@ class Witness:
         if kill is not None and kill.kind == "after commit" and step > kill.after:
             os.kill(os.getpid(), signal.SIGKILL)
         self._observe("step", step)
+        self._leave_after_last(step)
+
+    def _leave_after_last(self, step: int) -> None:
         if step >= self._orders.steps:
             self._checkpoint.flush()
             self._end()
