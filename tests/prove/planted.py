@@ -43,10 +43,26 @@ noise = np.random.default_rng(5)
 average = torch.zeros(DIM)
 
 if defect == "optimizer left out":
-    watched, schedules = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), ()
+    watched, schedules = [], ()
 else:
     watched, schedules = optimizer, schedule
-checkpoint = holdfast.Checkpoint(pool, model=model, optimizer=watched, scheduler=schedules)
+
+
+class Forgetful:
+    """Loads something else than it saved."""
+
+    count = 0
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"] // 2
+
+
+forgetful = Forgetful()
+extra = {"forgetful": forgetful} if defect == "forgetful" else {}
+checkpoint = holdfast.Checkpoint(pool, model=model, optimizer=watched, scheduler=schedules, extra=extra)
 if defect == "two pools":
     other = holdfast.Pool(f"{args.pool}-other")
     holdfast.EmbeddingBagCollection(
@@ -85,6 +101,7 @@ while pool.step < LAST_STEP:
     rows.optimizer.step()
     if defect not in ("schedule after commit", "rate by the clock"):
         schedule.step()
+    forgetful.count += 1
     if defect == "prints a lot":
         print("x" * (2 << 20))
     checkpoint.commit((pool.step + 1) * BATCH)

@@ -72,6 +72,15 @@ def test_a_schedule_that_is_stepped_after_the_commit_is_named(pool_root: Path):
     assert "scheduler.step() comes after commit()" in found.words
 
 
+def test_what_does_not_load_as_it_was_saved_is_named_before_any_step(pool_root: Path):
+    found = prove_planted("forgetful", pool_root / "pool", *KILLED)
+    assert found.code == 1
+    assert found.difference["loaded"]
+    assert found.difference["step"] == found.difference["resumed_at"]
+    assert [leaf["name"] for leaf in found.difference["leaves"]] == ["extra['forgetful'].count"]
+    assert "LOADED ANOTHER STATE" in found.words
+
+
 def test_the_same_script_without_a_defect_is_proven_and_leaves_nothing_behind(pool_root: Path):
     found = prove_planted("none", pool_root / "pool", "--steps", "12", "--runs", "2", "--kills", "3")
     assert found.code == 0, found.out + found.err

@@ -64,7 +64,7 @@ class _Walk:
 
     def __post_init__(self) -> None:
         for target in self.checkpoint._state._objects.values():
-            self._seen.add(id(target))
+            self._seen |= {id(target), id(getattr(target, "_generator", target))}
             if isinstance(target, nn.Module):
                 self._seen |= {id(value) for value in (*target.parameters(), *target.buffers())}
         model = self.checkpoint._state._objects["model"]

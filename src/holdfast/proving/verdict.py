@@ -38,11 +38,17 @@ def report(proof: Proof) -> dict[str, Any]:
         "runs": len(proof.runs),
         "kills": proof.kills,
         "steps": proof.runs[0].last_step if proof.runs else 0,
-        "digest": proof.runs[0].end["digest"] if proof.runs else None,
+        "digest": digest_of_all(proof),
         "facts": proof.facts,
         "difference": None if difference is None else _plain(difference),
         "verdict": verdict(proof),
     }
+
+
+def digest_of_all(proof: Proof) -> str | None:
+    """What `holdfast digest` says of every run's pool at its end; None where they differ."""
+    digests = {run.end["digest"] for run in proof.runs if run.difference is None}
+    return digests.pop() if len(digests) == 1 else None
 
 
 def _same(proof: Proof) -> Iterator[str]:
@@ -53,8 +59,8 @@ def _same(proof: Proof) -> Iterator[str]:
         f"SAME BITS: {undisturbed} undisturbed runs of {steps} steps and {killed} that were killed {proof.kills} times "
         "have the same state after every step, and the same rows at the end"
     )
-    if len({run.end["digest"] for run in proof.runs}) == 1:
-        yield f"digest {proof.runs[0].end['digest']}"
+    if (digest := digest_of_all(proof)) is not None:
+        yield f"digest {digest}"
     else:
         yield (
             "their digests differ in generators alone from which nothing was drawn: seed Python's random and NumPy, "

@@ -152,7 +152,7 @@ class Witness:
         return watched
 
     def _made(self, checkpoint: Any) -> None:
-        if self._checkpoint is not None and self._checkpoint._pool is not checkpoint._pool:
+        if self._checkpoint is not None and self._checkpoint._pool.directory != checkpoint._pool.directory:
             self.refuse(
                 f"it makes Checkpoints of two pools ({self._checkpoint._pool.directory.name} and "
                 f"{checkpoint._pool.directory.name}); prove watches one: prove it with one at a time"
