@@ -6,12 +6,6 @@ import sys
 import tempfile
 import time
 
-import numpy as np
-import torch
-from torch import nn
-
-import holdfast
-
 BATCH, ROWS, DIM, LAST_STEP = 16, 200, 8, 12
 
 parser = argparse.ArgumentParser()
@@ -25,6 +19,12 @@ if defect == "dies":
     raise RuntimeError("the data is not there")
 if defect == "no pool":
     sys.exit(0)
+
+import numpy as np  # noqa: E402  (dying above takes no second)
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+import holdfast  # noqa: E402
 
 torch.manual_seed(1)
 where = tempfile.mkdtemp() if defect == "wandering pool" else args.pool

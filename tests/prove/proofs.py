@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,14 @@ USERS = HERE / "users"
 
 @dataclass(frozen=True)
 class Proof:
-    """What the command gave. report: its JSON, where there was a verdict."""
+    """What the command gave. report: its JSON, where there was a verdict. left: beside
+    the pool that the script names, when it was over."""
 
     code: int
     out: str
     err: str
     report: dict[str, Any]
+    left: Sequence[Path] = ()
 
     @property
     def difference(self) -> dict[str, Any]:
@@ -56,4 +61,16 @@ def prove(*arguments: object, **variables: str) -> Proof:
 
 
 def prove_planted(defect: str, pool: Path, *options: object, **variables: str) -> Proof:
-    return prove(*options, "--", sys.executable, PLANTED, pool, "--defect", defect, **variables)
+    found = prove(*options, "-j", "1", "--", sys.executable, PLANTED, pool, "--defect", defect, **variables)
+    return replace(found, left=list(pool.parent.iterdir()))
+
+
+@contextmanager
+def proving(new_root: Callable[[], Path], options: dict[str, Sequence[str]]) -> Iterator[dict[str, Future[Proof]]]:
+    """Proofs of planted defects with these options, as many at once as there are cores: what they cost is importing
+    torch, and a proof of one run has one process at a time."""
+    with ThreadPoolExecutor(1 + (os.cpu_count() or 1)) as executor:
+        yield {
+            defect: executor.submit(prove_planted, defect, new_root() / "pool", *each)
+            for defect, each in options.items()
+        }

@@ -7,66 +7,73 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from holdfast import EmbeddingBagCollection, EmbeddingBagConfig, Pool
-from proofs import PLANTED, prove, prove_planted, start
+from proofs import PLANTED, Proof, prove, prove_planted, proving, start
 
 ONE = ("--steps", "3", "--runs", "1", "--kills", "0")
+KILLED = ("--steps", "6", "--runs", "1", "--kills", "1", "--seed", "3")
+OPTIONS = {
+    "dies": ONE,
+    "no pool": ONE,
+    "no checkpoint": ONE,
+    "no resume": ONE,
+    "two pools": ONE,
+    "hangs": (*ONE, "--timeout", "25"),
+    "leaves by the back door": ("--steps", "50", "--runs", "1"),
+    "dies after a resume": KILLED,
+    "wandering pool": KILLED,
+    "prints a lot": ("--steps", "50", "--runs", "1", "--kills", "0"),
+}
+
+Proofs = dict[str, "Future[Proof]"]
+
+
+@pytest.fixture(scope="module")
+def proofs(new_root: Callable[[], Path]) -> Iterator[Proofs]:
+    with proving(new_root, OPTIONS) as running:
+        yield running
 
 
 @pytest.mark.parametrize(
     ("defect", "words"),
     [
         ("dies", "it ended with exit status 1 before it opened a pool\nits last lines:"),
+        ("dies", "RuntimeError: the data is not there"),
         ("no pool", "it ended without opening a holdfast.Pool"),
         ("no checkpoint", "it ended without making a holdfast.Checkpoint"),
         ("no resume", "it commits without having called Checkpoint.resume()"),
         ("two pools", "it makes Checkpoints of two pools"),
+        ("hangs", "it took no step for 25 s, before its first step"),
+        ("leaves by the back door", "without an orderly exit"),
+        ("wandering pool", "it opens its pool at another place in every process"),
     ],
 )
-def test_a_script_that_gives_nothing_to_compare_is_told_why(pool_root: Path, defect: str, words: str):
-    found = prove_planted(defect, pool_root / "pool", *ONE)
+def test_a_script_that_gives_nothing_to_compare_is_told_why(proofs: Proofs, defect: str, words: str):
+    found = proofs[defect].result()
     assert found.code == 2
     assert words in found.err
-    assert list(pool_root.iterdir()) == []
+    assert not found.left
 
 
-def test_the_last_lines_of_a_script_that_dies_are_shown(pool_root: Path):
-    found = prove_planted("dies", pool_root / "pool", *ONE)
-    assert "RuntimeError: the data is not there" in found.err
+def test_a_script_that_hangs_is_told_where_it_was(proofs: Proofs):
+    assert "planted.py" in proofs["hangs"].result().err.partition("it is at:")[2]
 
 
-def test_a_script_that_hangs_is_ended_and_says_where_it_was(pool_root: Path):
-    found = prove_planted("hangs", pool_root / "pool", *ONE, "--timeout", "6")
-    assert found.code == 2
-    assert "it took no step for 6 s, before its first step" in found.err
-    assert "planted.py" in found.err.partition("it is at:")[2]
-
-
-def test_a_script_that_leaves_by_the_back_door_is_told_that_its_pool_cannot_be_compared(pool_root: Path):
-    found = prove_planted("leaves by the back door", pool_root / "pool", "--steps", "50", "--runs", "1")
-    assert found.code == 2
-    assert "without an orderly exit" in found.err
-
-
-def test_a_script_that_fails_only_after_a_resume_does_not_resume(pool_root: Path):
-    found = prove_planted("dies after a resume", pool_root / "pool", *ONE[:-1], "1", "--seed", "3", "--steps", "6")
+def test_a_script_that_fails_only_after_a_resume_does_not_resume(proofs: Proofs):
+    found = proofs["dies after a resume"].result()
     assert found.code == 1
     assert "DOES NOT RESUME" in found.words
     assert "this file was to be new" in found.words
 
 
-def test_a_pool_at_another_place_in_every_process_is_named(pool_root: Path):
-    found = prove_planted("wandering pool", pool_root / "pool", *ONE[:-1], "1", "--seed", "3", "--steps", "6")
-    assert found.code == 2
-    assert "it opens its pool at another place in every process" in found.err
-
-
-def test_a_script_that_ends_before_the_last_step_and_prints_a_lot_is_compared_as_far_as_it_goes(pool_root: Path):
-    found = prove_planted("prints a lot", pool_root / "pool", "--steps", "50", "--runs", "1", "--kills", "1")
+def test_a_script_that_ends_before_the_last_step_and_prints_a_lot_is_compared_as_far_as_it_goes(proofs: Proofs):
+    found = proofs["prints a lot"].result()
     assert found.code == 0, found.out + found.err
     assert found.report["steps"] == 12
     assert "the script ends by itself at step 12, before --steps 50" in found.words
@@ -86,29 +93,27 @@ def test_a_command_that_cannot_be_proven_is_refused(command: list[str], words: s
     assert words in found.err
 
 
-def test_a_pool_of_the_users_is_neither_read_nor_written(pool_root: Path):
+def test_a_pool_of_the_users_is_left_alone_and_what_is_not_set_is_said(pool_root: Path):
     directory = pool_root / "pool"
     with Pool(directory, seed=77) as pool:
         EmbeddingBagCollection(
             pool, [EmbeddingBagConfig(name="item", num_embeddings=9, embedding_dim=4, feature_names=["item"])]
         )
     before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-    found = prove_planted("none", directory, *ONE)  # its table has other sizes: opening that pool would be refused
+    # The script's table has other sizes: opening that pool would be refused.
+    found = prove_planted("none", directory, *ONE, MKL_CBWR="COMPATIBLE")
     assert found.code == 0, found.err
+    assert "yet: MKL_CBWR=COMPATIBLE does not ask for a strict branch" in found.words
     assert {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()} == before
     assert list(pool_root.iterdir()) == [directory]
-
-
-def test_what_the_user_did_not_set_is_said(pool_root: Path):
-    found = prove_planted("none", pool_root / "pool", *ONE, MKL_CBWR="COMPATIBLE")
-    assert found.code == 0
-    assert "yet: MKL_CBWR=COMPATIBLE does not ask for a strict branch" in found.words
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_proof_that_is_broken_off_ends_its_children_and_cleans_up(pool_root: Path, number: int):
     marker = f"--life-file={pool_root}"
-    process = start("--timeout", "60", "--", sys.executable, PLANTED, pool_root / "pool", "--defect", "hangs", marker)
+    process = start(
+        "--runs", "1", "--timeout", "60", "--", sys.executable, PLANTED, pool_root / "pool", "--defect", "hangs", marker
+    )
     while len(list(pool_root.iterdir())) < 1:
         assert process.poll() is None
         time.sleep(0.05)
