@@ -42,13 +42,13 @@ def undisturbed(folder: Path) -> Run:
 def test_a_resumed_run_is_alike_when_what_it_loaded_and_did_again_is(tmp_path: Path):
     first = life(1, (0, [leaf("parameters", "w", "w0")]), (1, weights(1)))
     second = life(2, (1, [leaf("parameters", "w", "w1")]), (2, weights(2)), end=END)
-    assert Reference(undisturbed(tmp_path)).first_difference(Run(2, tmp_path, [first, second], 1)) is None
+    assert Reference(undisturbed(tmp_path)).first_difference(Run(2, tmp_path, [first, second])) is None
 
 
 def test_a_difference_in_what_was_loaded_is_found_before_the_first_step(tmp_path: Path):
     first = life(1, (0, [leaf("parameters", "w", "w0")]), (1, weights(1)))
     second = life(2, (1, [leaf("parameters", "w", "other")]), (2, weights(2)), end=END)
-    found = Reference(undisturbed(tmp_path)).first_difference(Run(2, tmp_path, [first, second], 1))
+    found = Reference(undisturbed(tmp_path)).first_difference(Run(2, tmp_path, [first, second]))
     assert found is not None
     assert (found.step, found.resumed_at, found.loaded, found.parts) == (1, 1, True, ["parameters"])
 
@@ -94,9 +94,9 @@ def test_a_difference_says_how_many_elements_and_how_far(tmp_path: Path):
 
 def test_a_resume_below_a_durable_step_is_noticed(tmp_path: Path):
     lives = [life(1, (0, []), (5, []), durable=5), life(2, (4, []), (5, []))]
-    assert went_back_below(Run(2, tmp_path, lives, 1)) == (5, 4)
+    assert went_back_below(Run(2, tmp_path, lives)) == (5, 4)
     lives = [life(1, (0, []), (5, []), durable=4), life(2, (4, []), (5, []))]
-    assert went_back_below(Run(2, tmp_path, lives, 1)) is None
+    assert went_back_below(Run(2, tmp_path, lives)) is None
 
 
 def test_a_line_that_a_kill_has_torn_is_not_believed(tmp_path: Path):

@@ -11,6 +11,7 @@ import math
 import random
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -77,8 +78,9 @@ class Proof:
     below_durable: tuple[int, int, int] | None = None
 
     @property
-    def kills(self) -> int:
-        return sum(run.kills for run in self.runs)
+    def kills(self) -> Counter[KillKind]:
+        """How many of each kind hit."""
+        return Counter(kind for run in self.runs for kind in run.kills)
 
     @property
     def facts(self) -> dict[str, object]:
@@ -128,7 +130,7 @@ def _prove(campaign: _Campaign, proof: Proof) -> None:
     for run in proof.runs[1:]:
         forget(run.folder, run.lives[0])
     for _ in range(_ROUNDS):
-        missing = plan.kills - proof.kills
+        missing = plan.kills - proof.kills.total()
         if missing < 1 or not proof.holds:
             return
         num_runs = math.ceil(missing / plan.kills_per_run)
@@ -194,7 +196,8 @@ class _Campaign:
         targets = sorted(draws.randrange(max(1, self.steps - 2)) for _ in range(kills))
         points_a_step = 1 if reference is None else reference.run.lives[0].points_a_step
         lives: list[LifeRecord] = []
-        run = Run(number, folder, lives)
+        hit: list[KillKind] = []
+        run = Run(number, folder, lives, hit)
         on_step = self._counter()
         while True:
             done = len(lives)
@@ -221,10 +224,12 @@ class _Campaign:
                 if difference is None and end.ending == "done":
                     difference = reference.different_end(run)
                 if difference is not None:
-                    return replace(run, kills=done, difference=difference)
+                    return replace(run, difference=difference)
                 forget(folder, end.record)
             if end.ending == "done":
-                return replace(run, kills=done)
+                return run
+            assert kill is not None
+            hit.append(kill.kind)
             self._progress.killed()
 
     def _live(self, number: int, folder: Path, orders: Orders, on_step: Callable[[int], None]) -> LifeEnd:

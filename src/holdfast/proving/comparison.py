@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.proving.record import OUTSIDE, PARTS, Leaf, LifeRecord, Observed, values_file
+from holdfast.proving.record import OUTSIDE, PARTS, KillKind, Leaf, LifeRecord, Observed, values_file
 
 _DTYPES = {
     "float32": np.float32,
@@ -35,7 +35,7 @@ class Run:
     number: int
     folder: Path
     lives: Sequence[LifeRecord]
-    kills: int = 0
+    kills: Sequence[KillKind] = ()
     difference: Difference | None = None
 
     @property

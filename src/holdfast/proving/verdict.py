@@ -7,10 +7,17 @@ from typing import Any
 
 from holdfast.proving.campaign import Proof
 from holdfast.proving.comparison import Difference
-from holdfast.proving.record import PARTS
+from holdfast.proving.record import PARTS, KillKind
 
 _LEAVES_A_PART = 3
 _SUSPECTS = 6
+_KILLS: dict[KillKind, str] = {
+    "outside": "from outside",
+    "persist": "where the core persists something",
+    "opening": "while the pool was opened",
+    "before commit": "before a commit",
+    "after commit": "after a commit",
+}
 
 
 def verdict(proof: Proof) -> list[str]:
@@ -36,7 +43,8 @@ def report(proof: Proof) -> dict[str, Any]:
         "command": list(proof.plan.command),
         "seed": proof.plan.seed,
         "runs": len(proof.runs),
-        "kills": proof.kills,
+        "kills": proof.kills.total(),
+        "kills_by_kind": dict(sorted(proof.kills.items())),
         "steps": proof.runs[0].last_step if proof.runs else 0,
         "digest": digest_of_all(proof),
         "facts": proof.facts,
@@ -55,8 +63,10 @@ def _same(proof: Proof) -> Iterator[str]:
     steps = proof.runs[0].last_step
     undisturbed = proof.plan.runs
     killed = len(proof.runs) - undisturbed
+    kills = proof.kills
+    words = ", ".join(f"{count} {_KILLS[kind]}" for kind, count in sorted(kills.items())) or "none was asked for"
     yield (
-        f"SAME BITS: {undisturbed} undisturbed runs of {steps} steps and {killed} that were killed {proof.kills} times "
+        f"SAME BITS: {undisturbed} undisturbed runs of {steps} steps and {killed} with {kills.total()} kills ({words}) "
         "have the same state after every step, and the same rows at the end"
     )
     if (digest := digest_of_all(proof)) is not None:
@@ -68,8 +78,8 @@ def _same(proof: Proof) -> Iterator[str]:
         )
     if steps < proof.plan.steps:
         yield f"the script ends by itself at step {steps}, before --steps {proof.plan.steps}"
-    if proof.kills < proof.plan.kills:
-        yield f"only {proof.kills} of {proof.plan.kills} kills hit before a run ended: prove more --steps"
+    if kills.total() < proof.plan.kills:
+        yield f"only {kills.total()} of {proof.plan.kills} kills hit before a run ended: prove more --steps"
     yield from (f"yet: {problem}" for problem in proof.facts.get("problems", ()))  # type: ignore[attr-defined]
 
 
