@@ -115,7 +115,7 @@ class Reference:
                     resumed_at=_went_on(life),
                     loaded=seen.resumed,
                     leaves=[_describe(self.run, against, run, seen, *pair) for pair in pairs],
-                    outside=_suspects(against, seen),
+                    outside=_suspects(against, seen, life.steps[0]),
                 )
         return None
 
@@ -162,8 +162,9 @@ def _went_on(life: LifeRecord) -> int | None:
     return life.resumed if life.life > 1 else None
 
 
-def _suspects(against: Observed, seen: Observed) -> list[tuple[str, str]]:
-    """Variables outside of the Checkpoint that differ; the kinds that most often are a cause come first."""
+def _suspects(against: Observed, seen: Observed, before_loop: Observed) -> list[tuple[str, str]]:
+    """Variables outside of the Checkpoint that differ; the kinds that most often are a cause come first. What a step
+    makes anew is a consequence: it is left out where one differs that was there before the loop."""
     ranks = ("generator", "optimizer", "scheduler", "tensor", "number", "array")
     found = []
     for key, leaf in seen.leaves.items():
@@ -172,7 +173,8 @@ def _suspects(against: Observed, seen: Observed) -> list[tuple[str, str]]:
             kind = leaf.words
             rank = next((i for i, word in enumerate(ranks) if word in kind.lower()), len(ranks))
             found.append((rank, leaf.name, kind))
-    return [(name, kind) for _, name, kind in sorted(found, key=lambda item: item[0])]
+    lasting = [item for item in found if (OUTSIDE, item[1]) in before_loop.leaves]
+    return [(name, kind) for _, name, kind in sorted(lasting or found, key=lambda item: item[0])]
 
 
 def _describe(
