@@ -14,10 +14,10 @@ class Patience:
     """What decides when to stop is state like any other."""
 
     def __init__(self, patience):
-        self.patience, self.best, self.bad = patience, float("inf"), 0
+        self.patience, self.least, self.best, self.bad = patience, 2e-4, float("inf"), 0
 
     def is_over(self, score):
-        self.bad = 0 if score < self.best else self.bad + 1
+        self.bad = 0 if score < self.best - self.least else self.bad + 1
         self.best = min(score, self.best)
         return self.bad > self.patience
 
@@ -29,7 +29,7 @@ class Patience:
 
 
 class Trainer:
-    def __init__(self, directory, batch_size=150, eval_every=4):
+    def __init__(self, directory, batch_size=150, eval_every=2):
         torch.manual_seed(77)
         self.batch_size, self.eval_every = batch_size, eval_every
         self.pool = holdfast.Pool(directory, seed=1)
@@ -46,7 +46,7 @@ class Trainer:
         self.average = AveragedModel(self.net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
         self.optimizer = torch.optim.Adagrad(self.net.parameters(), lr=0.03)
         self.noise = torch.Generator().manual_seed(5)
-        self.patience = Patience(6)
+        self.patience = Patience(2)
         self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(self.optimizer, factor=0.5, patience=2)
         self.checkpoint = holdfast.Checkpoint(
             self.pool,
