@@ -66,7 +66,8 @@ def _same(proof: Proof) -> Iterator[str]:
     kills = proof.kills
     words = ", ".join(f"{count} {_KILLS[kind]}" for kind, count in sorted(kills.items())) or "none was asked for"
     yield (
-        f"SAME BITS: {undisturbed} undisturbed runs of {steps} steps and {killed} with {kills.total()} kills ({words}) "
+        f"SAME BITS: {_count(undisturbed, 'undisturbed run')} of {_count(steps, 'step')} and {killed} with "
+        f"{_count(kills.total(), 'kill')} ({words}) "
         "have the same state after every step, and the same rows at the end"
     )
     if (digest := digest_of_all(proof)) is not None:
@@ -81,6 +82,10 @@ def _same(proof: Proof) -> Iterator[str]:
     if kills.total() < proof.plan.kills:
         yield f"only {kills.total()} of {proof.plan.kills} kills hit before a run ended: prove more --steps"
     yield from (f"yet: {problem}" for problem in proof.facts.get("problems", ()))  # type: ignore[attr-defined]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _differs(proof: Proof, difference: Difference) -> Iterator[str]:
@@ -113,6 +118,8 @@ def _differs(proof: Proof, difference: Difference) -> Iterator[str]:
     if same and not difference.loaded:
         yield f"  the same: {', '.join(same)}"
     yield from _causes(proof, difference)
+    if difference.resumed_at is not None:
+        yield f"the same kills again: --seed {proof.plan.seed} (those from outside hit where the machine lets them)"
 
 
 def _causes(proof: Proof, difference: Difference) -> Iterator[str]:
