@@ -25,6 +25,7 @@ from holdfast.errors import (
     PoolNotFound,
     PoolOfGroup,
 )
+from holdfast.proving.hook import pool_directory
 from holdfast.tables import EmbeddingBagConfig, check_same, to_spec
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ class Pool:
             raise ConfigError(f"log_bytes = {log_bytes}; it must be at least 4096")
         if recovery not in ("exact", "relaxed"):
             raise ConfigError(f"recovery = {recovery!r}; it must be exact or relaxed")
-        self.directory = Path(directory)
+        self.directory = pool_directory(directory)
         if is_of_group(self.directory):
             raise PoolOfGroup(
                 f"{self.directory} holds a pool of several writers, which holdfast.Pool does not open: train it with "

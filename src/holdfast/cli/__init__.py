@@ -8,12 +8,13 @@ Exit status: 0 done · 1 an error that was foreseen · 2 the command line is wro
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
 import typer
 
-from holdfast.cli import data, keeping, moving, placing, pools, reproducing, scaling, simulating, training
+from holdfast.cli import data, keeping, moving, placing, pools, proving, reproducing, scaling, simulating, training
 from holdfast.cli.options import add_command
 from holdfast.errors import HoldfastError
 from holdfast.reproducibility import prepare_environment
@@ -35,6 +36,7 @@ add_command(app, "eval", training.evaluate)
 add_command(app, "inspect", pools.inspect)
 add_command(app, "verify", pools.verify)
 add_command(app, "digest", pools.digest)
+add_command(app, "prove", proving.prove, {"allow_interspersed_args": False})
 add_command(app, "snapshot", keeping.snapshot)
 add_command(app, "restore", keeping.restore)
 add_command(app, "export", moving.export)
@@ -61,11 +63,15 @@ def _options(
 
 def main() -> None:
     """The entry point of `holdfast` and `python -m holdfast`."""
+    environment = dict(os.environ)
     prepare_environment()
-    arguments = [argument for argument in sys.argv[1:] if argument != _DEBUG]
-    is_debug = len(arguments) < len(sys.argv) - 1
+    ours = sys.argv[1:]
+    foreign = ours[ours.index("--") :] if "--" in ours else []  # a script's own
+    ours = ours[: len(ours) - len(foreign)]
+    arguments = [argument for argument in ours if argument != _DEBUG]
+    is_debug = len(arguments) < len(ours)
     try:
-        app(arguments)
+        app(arguments + foreign, obj=environment)
     except KeyboardInterrupt:
         print("holdfast: interrupted", file=sys.stderr)  # noqa: T201
         sys.exit(130)

@@ -38,7 +38,11 @@ def read_run(path: Path, overrides: list[str] | None) -> RunConfig:
     return read_config(RunConfig, path, overrides or [])
 
 
-def add_command(app: typer.Typer, name: str, function: Callable[..., None]) -> None:
-    """Makes `function` a command of `app`; its docstring is the help, each paragraph wrapped anew."""
+def add_command(
+    app: typer.Typer, name: str, function: Callable[..., None], settings: dict[str, object] | None = None
+) -> None:
+    """Makes `function` a command of `app`; its docstring is the help, each paragraph wrapped anew. settings: Click's
+    for it."""
     paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
-    app.command(name, help="\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs))(function)
+    words = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+    app.command(name, help=words, context_settings=settings)(function)

@@ -19,6 +19,7 @@ from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError, HoldfastError, PoolNotFound
 from holdfast.optim import OPTIMIZERS
 from holdfast.pool import default_scratchpad_bytes
+from holdfast.proving.hook import refuse_group
 from holdfast.run import (
     RunConfig,
     apply_hyperparameters,
@@ -59,6 +60,7 @@ def open_group_trainer(
     Raises ConfigError where ranks or pool differ in what must be the same, PoolBusy, PoolNotFound, Corrupted,
     GroupError.
     """
+    refuse_group()
     timings = _Timings()
     try:
         _check_same_everywhere(group, config)

@@ -1,0 +1,29 @@
+"""Where holdfast asks whether it runs under `holdfast prove`. Cheap, and without effect where it does not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+VARIABLE = "HOLDFAST_PROVE"  # the folder in which a run's orders are, and where its witness writes
+
+
+def pool_directory(directory: str | os.PathLike[str]) -> Path:
+    """Where the pool that a script calls `directory` is opened: there, and under `holdfast prove` in a place of the
+    run's own."""
+    if VARIABLE not in os.environ:
+        return Path(directory)
+    from holdfast.proving import witness
+
+    return witness.present().pool_directory(Path(directory))
+
+
+def refuse_group() -> None:
+    """Ends the process before a pool of several ranks is touched, where `holdfast prove` runs it."""
+    if VARIABLE in os.environ:
+        from holdfast.proving import witness
+
+        witness.present().refuse(
+            "it trains a pool of many ranks (torchrun, or a directory with such a pool), and prove runs one process; "
+            "prove the script without torchrun, on a directory of its own"
+        )
