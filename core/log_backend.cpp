@@ -39,10 +39,10 @@ WorkingRows scratch_rows(std::uint64_t* rows, std::size_t count, const RowTable&
 }  // namespace
 
 void LogBackend::create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t log_bytes,
-                        const StepMark& mark, bool adopt) {
+                        const StepMark& mark, bool adopt, const Identity& identity) {
   // There is no pool in the directory: these are of one whose creation did not end, or that is made anew.
   LogStore::remove(directory, tables, adopt);
-  LogStore::create(directory, tables, log_bytes, caching_of(directory), mark, adopt);
+  LogStore::create(directory, tables, log_bytes, caching_of(directory), mark, adopt, identity);
 }
 
 LogBackend::LogBackend(const std::string& directory, Superblock& superblock, Background& background, Options options)
@@ -52,7 +52,8 @@ LogBackend::LogBackend(const std::string& directory, Superblock& superblock, Bac
       options_(std::move(options)),
       store_(
           directory, tables(),
-          {.caching = caching_of(directory), .watcher = options_.watcher, .ring_bytes = superblock.header().log_bytes}),
+          {.caching = caching_of(directory), .watcher = options_.watcher, .ring_bytes = superblock.header().log_bytes,
+           .identity = superblock.identity()}),
       newest_(store_.scan()) {}
 
 // Recovery.

@@ -23,10 +23,10 @@ using format::TableRecord;
 namespace {
 
 template <format::Persistent T>
-std::optional<T> read_valid(const File& file, std::size_t offset, std::uint64_t magic) {
+std::optional<T> read_valid(const File& file, std::size_t offset, std::uint64_t magic, std::uint32_t seed) {
   T value;
   std::memcpy(&value, file.data() + offset, sizeof(T));
-  if (value.magic != magic || value.crc != crc_of(value)) return std::nullopt;
+  if (value.magic != magic || value.crc != crc_of(value, seed)) return std::nullopt;
   return value;
 }
 
@@ -40,9 +40,9 @@ bool newer(const EpochRecord& a, const EpochRecord& b) {
 // Reads the pair of records at `offsets` and says which slot holds the newer one.
 template <class T>
 std::pair<T, std::size_t> read_pair(const File& file, const std::size_t (&offsets)[2], std::uint64_t magic,
-                                    const char* what) {
-  const auto first = read_valid<T>(file, offsets[0], magic);
-  const auto second = read_valid<T>(file, offsets[1], magic);
+                                    std::uint32_t seed, const char* what) {
+  const auto first = read_valid<T>(file, offsets[0], magic, seed);
+  const auto second = read_valid<T>(file, offsets[1], magic, seed);
   if (!first && !second) {
     throw Error(ErrorKind::corrupted, file.place(offsets[0]) + ": neither " + what + " record holds its checksum");
   }
@@ -125,40 +125,30 @@ void Superblock::write(Medium& medium, PoolHeader header, std::vector<TableRecor
   {
     const auto file = medium.create(fresh, bytes, Access::sequential);
     file->allocate(0, bytes);
-    header.magic = format::pool_magic;
-    const bool in_place = header.store == static_cast<std::uint32_t>(format::Store::in_place);
-    header.version = shards ? format::shards_version : in_place ? format::oldest_version : format::log_store_version;
-    header.num_tables = static_cast<std::uint32_t>(tables.size());
-    header.crc = crc_of(header);
-    const auto put = [&](std::size_t offset, const auto& value) {
+    const std::uint32_t seed = identity_of(header).seed();
+    const auto put = [&](std::size_t offset, auto value, std::uint64_t magic, std::uint32_t of) {
+      value.magic = magic;
+      value.crc = crc_of(value, of);
       std::memcpy(file->data() + offset, &value, sizeof(value));
     };
-    put(format::header_offset, header);
-    EpochRecord sealed_epoch = epoch;
-    sealed_epoch.magic = format::epoch_magic;
-    sealed_epoch.crc = crc_of(sealed_epoch);
-    put(format::epoch_offset[0], sealed_epoch);
-    CommitRecord sealed_commit = commit;
-    sealed_commit.magic = format::commit_magic;
-    sealed_commit.crc = crc_of(sealed_commit);
-    put(format::commit_offset[0], sealed_commit);
+    header.num_tables = static_cast<std::uint32_t>(tables.size());
+    put(format::header_offset, header, format::pool_magic, 0);
+    put(format::epoch_offset[0], epoch, format::epoch_magic, seed);
+    put(format::commit_offset[0], commit, format::commit_magic, seed);
     for (std::size_t i = 0; i < tables.size(); ++i) {
-      tables[i].magic = format::table_magic;
       tables[i].number = static_cast<std::uint32_t>(i + 1);
-      tables[i].crc = crc_of(tables[i]);
-      put(format::tables_offset + i * sizeof(TableRecord), tables[i]);
+      put(format::tables_offset + i * sizeof(TableRecord), tables[i], format::table_magic, seed);
     }
-    if (shards) {
-      ShardsRecord sealed = *shards;
-      sealed.magic = format::shards_magic;
-      sealed.crc = crc_of(sealed);
-      put(format::shards_offset(tables.size()), sealed);
-    }
+    if (shards) put(format::shards_offset(tables.size()), *shards, format::shards_magic, seed);
     medium.persist(file->data(), bytes);
     file->sync();
   }
   medium.rename(fresh, superblock_name);
   medium.persist_point();
+}
+
+Identity Superblock::identity_of(const PoolHeader& header) {
+  return header.version >= format::identity_version ? Identity(std::to_array(header.uuid)) : Identity();
 }
 
 PoolHeader Superblock::read_header(const File& file) {
@@ -175,7 +165,7 @@ PoolHeader Superblock::read_header(const File& file) {
                                                 ", this build knows versions up to " + std::to_string(format::version) +
                                                 "; use the holdfast that wrote it");
   }
-  if (header.crc != crc_of(header)) {
+  if (header.crc != crc_of(header, 0)) {
     throw Error(ErrorKind::corrupted, file.place(0) + ": the pool header's checksum does not hold");
   }
   if (file.size() < format::pool_file_bytes(0, false) ||
@@ -209,9 +199,12 @@ Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
   file_ = medium.open(superblock_name, writable, Access::sequential);
   const File& file = *file_;
   header_ = read_header(file);
+  identity_ = identity_of(header_);
+  row_identity_ = identity_;
+  const std::uint32_t seed = identity_.seed();
   for (std::size_t i = 0; i < header_.num_tables; ++i) {
     const std::size_t offset = format::tables_offset + i * sizeof(TableRecord);
-    const auto table = read_valid<TableRecord>(file, offset, format::table_magic);
+    const auto table = read_valid<TableRecord>(file, offset, format::table_magic, seed);
     if (!table) {
       throw Error(ErrorKind::corrupted,
                   file.place(offset) + ": the checksum of table record " + std::to_string(i) + " does not hold");
@@ -225,18 +218,25 @@ Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
   }
   if (format::has_shards(header_)) {
     const std::size_t offset = format::shards_offset(header_.num_tables);
-    shards_ = read_valid<ShardsRecord>(file, offset, format::shards_magic);
+    shards_ = read_valid<ShardsRecord>(file, offset, format::shards_magic, seed);
     if (!shards_) {
       throw Error(ErrorKind::corrupted, file.place(offset) + ": the checksum of the shards record does not hold");
     }
     if ((shards_of(*shards_) >> header_.num_shards).any()) {
       throw Error(ErrorKind::corrupted, file.place(offset) + ": shards that the pool does not have");
     }
+    if (identity_.uuid()) {
+      if (!std::ranges::equal(shards_->group_uuid, header_.group_uuid)) {
+        throw Error(ErrorKind::corrupted, file.place(offset) + ": shards of another group than the header's");
+      }
+      row_identity_ = Identity(std::to_array(header_.group_uuid));
+    }
   }
   // In this order: an epoch is durable before anything that carries it, so a reader beside a writer finds none missing.
   std::tie(commit_, commit_slot_) =
-      read_pair<CommitRecord>(file, format::commit_offset, format::commit_magic, "commit");
-  std::tie(epoch_, epoch_slot_) = read_pair<EpochRecord>(file, format::epoch_offset, format::epoch_magic, "epoch");
+      read_pair<CommitRecord>(file, format::commit_offset, format::commit_magic, seed, "commit");
+  std::tie(epoch_, epoch_slot_) =
+      read_pair<EpochRecord>(file, format::epoch_offset, format::epoch_magic, seed, "epoch");
   if (commit_.epoch > epoch_.epoch) {
     throw Error(ErrorKind::corrupted, file.place(format::epoch_offset[1 - epoch_slot_]) +
                                           ": the epoch record of epoch " + std::to_string(commit_.epoch) + " is lost");
@@ -244,7 +244,7 @@ Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
 }
 
 std::vector<RowTable> Superblock::row_tables() const {
-  return row_tables_of(tables_, header_.seed, shards_ ? shards_of(*shards_) : ShardSet{});
+  return row_tables_of(tables_, header_.seed, shards_ ? shards_of(*shards_) : ShardSet{}, row_identity_);
 }
 
 std::optional<std::string> Superblock::reason_to_distrust() const {
@@ -265,7 +265,7 @@ std::vector<std::string> Superblock::broken_records() const {
     for (const std::size_t offset : offsets) {
       T value;
       std::memcpy(&value, file_->data() + offset, sizeof(T));
-      if ((value.magic == 0 && value.crc == 0) || read_valid<T>(*file_, offset, magic)) continue;
+      if ((value.magic == 0 && value.crc == 0) || read_valid<T>(*file_, offset, magic, identity_.seed())) continue;
       broken.push_back(file_->place(offset) + ": the checksum of this " + what + " record does not hold");
     }
   };
@@ -286,7 +286,7 @@ std::string Superblock::place_of_older_commit() const { return file_->place(form
 
 void Superblock::write_epoch(EpochRecord record) {
   record.magic = format::epoch_magic;
-  record.crc = crc_of(record);
+  record.crc = crc_of(record, identity_.seed());
   epoch_slot_ = 1 - epoch_slot_;
   std::byte* target = file_->data() + format::epoch_offset[epoch_slot_];
   std::memcpy(target, &record, sizeof(record));
@@ -297,7 +297,7 @@ void Superblock::write_epoch(EpochRecord record) {
 
 void Superblock::write_commit(CommitRecord record) {
   record.magic = format::commit_magic;
-  record.crc = crc_of(record);
+  record.crc = crc_of(record, identity_.seed());
   commit_slot_ = 1 - commit_slot_;
   std::byte* target = file_->data() + format::commit_offset[commit_slot_];
   medium_.persist_point();
@@ -307,11 +307,11 @@ void Superblock::write_commit(CommitRecord record) {
 }
 
 CommitRecord Superblock::read_commit() const {
-  return read_pair<CommitRecord>(*file_, format::commit_offset, format::commit_magic, "commit").first;
+  return read_pair<CommitRecord>(*file_, format::commit_offset, format::commit_magic, identity_.seed(), "commit").first;
 }
 
 EpochRecord Superblock::read_epoch() const {
-  return read_pair<EpochRecord>(*file_, format::epoch_offset, format::epoch_magic, "epoch").first;
+  return read_pair<EpochRecord>(*file_, format::epoch_offset, format::epoch_magic, identity_.seed(), "epoch").first;
 }
 
 }  // namespace holdfast

@@ -35,12 +35,14 @@ std::unique_ptr<Medium> open_pool_medium(const std::string& directory);
 
 class Superblock {
  public:
-  // Writes a whole superblock and renames it into place. Header and records are sealed here. shards: of a pool of
-  // several writers.
+  // Writes a whole superblock and renames it into place. Header and records are sealed here; the header has its version
+  // and the uuid that everything else is of. shards: of a pool of several writers.
   static void write(Medium& medium, format::PoolHeader header, std::vector<format::TableRecord> tables,
                     const std::optional<format::ShardsRecord>& shards, const format::EpochRecord& epoch,
                     const format::CommitRecord& commit);
 
+  // Of the pool with this header: nothing before version 4.
+  static Identity identity_of(const format::PoolHeader& header);
   // The header alone. Throws format_mismatch or corrupted.
   static format::PoolHeader read_header(const File& file);
   // Reads and checks; throws not_found, format_mismatch or corrupted, and changes nothing.
@@ -51,6 +53,9 @@ class Superblock {
   const std::vector<format::TableRecord>& tables() const { return tables_; }
   // Of a pool of several writers.
   const std::optional<format::ShardsRecord>& shards() const { return shards_; }
+  // Of the pool's structures, and of the rows, which are the group's where there is one.
+  const Identity& identity() const { return identity_; }
+  const Identity& row_identity() const { return row_identity_; }
   // What this writer has of the tables.
   std::vector<RowTable> row_tables() const;
   const format::EpochRecord& epoch() const { return epoch_; }
@@ -79,6 +84,8 @@ class Superblock {
   format::PoolHeader header_;
   std::vector<format::TableRecord> tables_;
   std::optional<format::ShardsRecord> shards_;
+  Identity identity_;
+  Identity row_identity_;
   format::EpochRecord epoch_;
   format::CommitRecord commit_;
   std::size_t epoch_slot_ = 0;

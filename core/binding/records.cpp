@@ -55,6 +55,7 @@ nb::dict to_dict(const format::PoolHeader& header) {
   out["format_version"] = header.version;
   out["level"] = header.level == 0 ? "process" : "power";
   out["uuid"] = to_bytes({reinterpret_cast<const std::byte*>(header.uuid), sizeof(header.uuid)});
+  out["group_uuid"] = to_bytes({reinterpret_cast<const std::byte*>(header.group_uuid), sizeof(header.group_uuid)});
   out["seed"] = header.seed;
   out["log_bytes"] = header.log_bytes;
   out["store"] = header.store == 0 ? "in place" : "log";

@@ -90,11 +90,19 @@ Caching caching_of(const std::string& directory) {
   return errno == EINVAL ? Caching::buffered : Caching::direct;
 }
 
-void BlockFile::create(const std::string& path, std::uint64_t bytes) {
+void BlockFile::create(const std::string& path, std::uint64_t bytes, std::span<const std::byte> tail) {
   const Descriptor fd(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
-  if (fd.get() < 0 || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 || ::fsync(fd.get()) != 0) {
+  if (fd.get() < 0 || ::ftruncate(fd.get(), static_cast<off_t>(bytes + tail.size())) != 0) {
     throw_errno("creating " + path, errno);
   }
+  for (std::size_t done = 0; done < tail.size();) {
+    const ssize_t put =
+        ::pwrite(fd.get(), tail.data() + done, tail.size() - done, static_cast<off_t>(bytes + done));
+    if (put < 0 && errno == EINTR) continue;
+    if (put <= 0) throw_errno("creating " + path, put < 0 ? errno : ENOSPC);
+    done += static_cast<std::size_t>(put);
+  }
+  if (::fsync(fd.get()) != 0) throw_errno("creating " + path, errno);
   sync_directory_of(path);
 }
 

@@ -332,9 +332,23 @@ class MappedMedium final : public Medium {
                                     Access access) override {
     auto joined = std::make_unique<JoinedFile>(pieces.empty() ? directory_ : path(pieces.front().name), bytes);
     for (const JoinedPiece& piece : pieces) {
-      joined->add(piece.offset, open_at(piece.name, writable, access, joined->data() + piece.offset, piece.bytes));
+      joined->add(piece.offset, open_at(piece.name, writable, access, joined->data() + piece.offset, piece));
     }
     return joined;
+  }
+
+  Tail read_tail(const std::string& name, std::size_t bytes, std::size_t from_end) const override {
+    const std::string full = path(name);
+    const int fd = ::open(full.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) throw_errno("opening " + full, errno);
+    const off_t size = ::lseek(fd, 0, SEEK_END);
+    const off_t offset = std::max<off_t>(0, size - static_cast<off_t>(from_end));
+    Tail tail{std::vector<std::byte>(bytes), full + " at offset " + std::to_string(offset)};
+    const ssize_t got = ::pread(fd, tail.bytes.data(), bytes, offset);
+    const int error = errno;
+    ::close(fd);
+    if (got < 0) throw_errno("reading " + full, error);
+    return tail;
   }
 
   void rename(const std::string& from, const std::string& to) override {
@@ -362,9 +376,9 @@ class MappedMedium final : public Medium {
  private:
   std::string path(const std::string& name) const { return directory_ + "/" + name; }
 
-  // at, wanted_bytes: of a piece, where it is mapped, and the size that it has.
+  // at, piece: where a piece is mapped, and what it is.
   std::unique_ptr<MappedFile> open_at(const std::string& name, bool writable, Access access, std::byte* at,
-                                      std::optional<std::size_t> wanted_bytes) const {
+                                      const std::optional<JoinedPiece>& piece) const {
     const std::string full = path(name);
     const int fd = ::open(full.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
     if (fd < 0) throw_errno("opening " + full, errno);
@@ -375,12 +389,12 @@ class MappedMedium final : public Medium {
       throw_errno("opening " + full, error);
     }
     const auto bytes = static_cast<std::size_t>(status.st_size);
-    if (wanted_bytes && bytes != *wanted_bytes) {
+    if (piece && bytes != piece->file_bytes) {
       ::close(fd);
       throw Error(ErrorKind::corrupted,
-                  full + ": " + std::to_string(bytes) + " bytes, it needs " + std::to_string(*wanted_bytes));
+                  full + ": " + std::to_string(bytes) + " bytes, it needs " + std::to_string(piece->file_bytes));
     }
-    return std::make_unique<MappedFile>(full, fd, bytes, writable, dax_ && writable, synced_, access, at);
+    return std::make_unique<MappedFile>(full, fd, piece ? piece->bytes : bytes, writable, dax_ && writable, synced_, access, at);
   }
 
   void write_back_pages(const void* data, std::size_t bytes) const {
