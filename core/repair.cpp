@@ -82,9 +82,8 @@ std::optional<Edit> epoch_record(const File& file, format::Level level, std::uin
   if (!is_refused && epoch_of_commits <= other.epoch) return std::nullopt;
   EpochRecord record{};
   record.epoch = std::max(other.epoch + 1, epoch_of_commits);
-  const auto boot = current_boot_id();
-  const bool same_boot = std::equal(boot.begin(), boot.end(), other.boot_id);
-  if (same_boot) std::copy(boot.begin(), boot.end(), record.boot_id);
+  const bool same_boot = is_current_boot(other.boot_id);
+  if (same_boot) std::ranges::copy(other.boot_id, record.boot_id);
   return Edit{
       file.name(), epochs.offset(*lost), bytes_of(sealed(record, format::epoch_magic, seed)),
       std::string("the epoch record says that a life had begun which was not closed: the next opening recovers the "

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <utility>
@@ -73,8 +74,10 @@ void check_table(const TableRecord& table, const PoolHeader& header, const std::
 }  // namespace
 
 std::unique_ptr<Medium> open_pool_medium(const std::string& directory) {
+  if (!std::filesystem::exists(directory + "/" + superblock_name)) {
+    throw Error(ErrorKind::not_found, directory + " holds no pool");
+  }
   auto medium = open_mapped_medium(directory);
-  if (!medium->exists(superblock_name)) throw Error(ErrorKind::not_found, directory + " holds no pool");
   const auto store = static_cast<format::Store>(Superblock(*medium, false).header().store);
   return store == format::Store::in_place ? std::move(medium) : open_mapped_medium(directory, Flushing::synced);
 }
@@ -115,6 +118,11 @@ std::array<std::uint8_t, 16> current_boot_id() {
     ++digit;
   }
   return id;
+}
+
+bool is_current_boot(const std::uint8_t (&boot_id)[16]) {
+  const auto current = current_boot_id();
+  return current != decltype(current){} && std::ranges::equal(current, boot_id);
 }
 
 void Superblock::write(Medium& medium, PoolHeader header, std::vector<TableRecord> tables,
@@ -248,10 +256,16 @@ std::vector<RowTable> Superblock::row_tables() const {
 }
 
 std::optional<std::string> Superblock::reason_to_distrust() const {
-  const auto boot = current_boot_id();
   const auto& of_record = epoch_.boot_id;
-  const bool same_boot = std::equal(boot.begin(), boot.end(), of_record);
-  if (medium_.level() != format::Level::process || epoch_.clean != 0 || same_boot) return std::nullopt;
+  if (medium_.level() != format::Level::process || epoch_.clean != 0 || is_current_boot(of_record)) {
+    return std::nullopt;
+  }
+  constexpr std::array<std::uint8_t, 16> unknown{};
+  if (current_boot_id() == unknown || std::ranges::equal(of_record, unknown)) {
+    return "was open when it was left, and whether the machine has been down since cannot be told here "
+           "(/proc/sys/kernel/random/boot_id is missing); its medium (" +
+           medium_.description() + ") keeps no order across that: its rows may be from any moment";
+  }
   const bool sync_failed = std::all_of(std::begin(of_record), std::end(of_record),
                                        [](std::uint8_t byte) { return byte == format::boot_id_byte_of_failed_sync; });
   return (sync_failed ? "could not be synced when it was closed, and its medium ("

@@ -25,6 +25,8 @@ inline constexpr const char* superblock_name = "pool.holdfast";
 
 // The machine's current boot, or zeros where it cannot be told.
 std::array<std::uint8_t, 16> current_boot_id();
+// Whether it is that one. A boot that cannot be told is never the same.
+bool is_current_boot(const std::uint8_t (&boot_id)[16]);
 
 // Shards as a record has them, and back.
 ShardSet shards_of(const format::ShardsRecord& record);

@@ -106,7 +106,7 @@ void bind_pool(nb::module_& m) {
           "can be done, and waited for. Nothing is written before both have returned.")
       .def_prop_ro("recovery", &Pool::recovery, nb::rv_policy::copy)
       .def_prop_ro("tables", [](const Pool& pool) { return specs_of(pool.table_records()); })
-      .def_prop_ro("header", [](const Pool& pool) { return to_dict(pool.header()); })
+      .def_prop_ro("header", [](const Pool& pool) { return to_dict(pool.header(), pool.level()); })
       .def_prop_ro("owned", &owned_by<Pool>, "The shards of this writer; none where the pool has no other.")
       .def_prop_ro("group_uuid", &group_of<Pool>, "Of the pool of which this is one writer's.")
       .def_prop_ro("medium", &Pool::medium_description)
@@ -336,7 +336,7 @@ void bind_pool(nb::module_& m) {
       "header_in",
       [](const std::string& directory) {
         const auto medium = open_pool_medium(directory);
-        return to_dict(Superblock(*medium, false).header());
+        return to_dict(Superblock(*medium, false).header(), medium->level());
       },
       "directory"_a, "What the pool in this directory says of itself: its header. Reads nothing else.");
 

@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/statfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "../error.h"
+#include "ground.h"
 #include "medium.h"
 
 #ifndef MAP_SYNC
@@ -42,9 +42,25 @@ namespace {
     case EROFS:
     case EACCES:
     case EPERM: throw Error(ErrorKind::read_only, text + "; the pool needs write access");
+    case ELOOP:
+      throw Error(ErrorKind::failed, text + "; a pool writes to no file through a symbolic link: move the file here");
     default: throw Error(ErrorKind::failed, text);
   }
 }
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
 
 // The cache-line write-back that this CPU has: clwb keeps the line, the others drop it.
 enum class WriteBack { clwb, clflushopt, clflush, none };
@@ -291,18 +307,18 @@ class MappedMedium final : public Medium {
     struct stat status{};
     if (::stat(directory_.c_str(), &status) != 0) throw_errno("opening " + directory_, errno);
     synced_ = flushing == Flushing::synced;
-    volatile_ = is_volatile(directory_);
+    ground_ = ground_of(directory_);
     dax_ = !synced_ && write_back_ != WriteBack::none && is_dax(directory_);
   }
 
   format::Level level() const override {
-    const bool survives = dax_ || (synced_ && !volatile_);
+    const bool survives = dax_ || (synced_ && ground_.outlives_power);
     return survives ? format::Level::power : format::Level::process;
   }
 
   std::string description() const override {
     if (dax_) return std::string("DAX (MAP_SYNC, ") + name_of(write_back_) + "), power";
-    if (volatile_) return "tmpfs, process";
+    if (ground_.is_memory || (synced_ && !ground_.outlives_power)) return ground_.words + ", process";
     return synced_ ? "block device (direct I/O, fdatasync), power" : "file, process";
   }
 
@@ -314,7 +330,9 @@ class MappedMedium final : public Medium {
       const std::string folder = path(name.substr(0, slash));
       if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) throw_errno("creating " + folder, errno);
     }
-    const int fd = ::open(full.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    // Whatever else has the name, a link to somebody's file among it, is left as it is.
+    if (::unlink(full.c_str()) != 0 && errno != ENOENT) throw_errno("creating " + full, errno);
+    const int fd = ::open(full.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd < 0) throw_errno("creating " + full, errno);
     if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
       const int error = errno;
@@ -380,7 +398,7 @@ class MappedMedium final : public Medium {
   std::unique_ptr<MappedFile> open_at(const std::string& name, bool writable, Access access, std::byte* at,
                                       const std::optional<JoinedPiece>& piece) const {
     const std::string full = path(name);
-    const int fd = ::open(full.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+    const int fd = ::open(full.c_str(), (writable ? O_RDWR | O_NOFOLLOW : O_RDONLY) | O_CLOEXEC);
     if (fd < 0) throw_errno("opening " + full, errno);
     struct stat status{};
     if (::fstat(fd, &status) != 0) {
@@ -408,7 +426,7 @@ class MappedMedium final : public Medium {
   WriteBack write_back_ = detect_write_back();
   // As they were when it was opened: a directory may be moved.
   bool synced_ = false;
-  bool volatile_ = false;
+  Ground ground_;
   bool dax_ = false;
 };
 
@@ -418,28 +436,28 @@ std::unique_ptr<Medium> open_mapped_medium(const std::string& directory, Flushin
   return std::make_unique<MappedMedium>(directory, flushing);
 }
 
-// Asks the kernel rather than the mount table: only a DAX file system accepts MAP_SYNC.
-bool is_dax(const std::string& directory) {
-  const std::string probe = directory + "/.dax-probe-" + std::to_string(::getpid());
-  const int fd = ::open(probe.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (fd < 0) return false;
-  ::unlink(probe.c_str());
-  bool dax = false;
-  if (::ftruncate(fd, 4096) == 0) {
-    void* address = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC, fd, 0);
-    dax = address != MAP_FAILED;
-    if (dax) ::munmap(address, 4096);
-  }
-  ::close(fd);
-  return dax;
+namespace {
+
+bool takes_map_sync(int fd, int protection) {
+  void* address = ::mmap(nullptr, format::block_bytes, protection, MAP_SHARED_VALIDATE | MAP_SYNC, fd, 0);
+  if (address == MAP_FAILED) return false;
+  ::munmap(address, format::block_bytes);
+  return true;
 }
 
-bool is_volatile(const std::string& directory) {
-  constexpr long tmpfs_magic = 0x01021994;
-  constexpr long ramfs_magic = 0x858458f6;
-  struct statfs status{};
-  return ::statfs(directory.c_str(), &status) == 0 && (status.f_type == tmpfs_magic || status.f_type == ramfs_magic);
+}  // namespace
+
+// Asks the kernel rather than the mount table: only a DAX file system accepts MAP_SYNC. A pool's own file is asked where
+// there is one: whoever only reads writes nothing. Else a file without a name.
+bool is_dax(const std::string& directory) {
+  const Descriptor there(::open((directory + "/pool.holdfast").c_str(), O_RDONLY | O_CLOEXEC));
+  if (there.get() >= 0) return takes_map_sync(there.get(), PROT_READ);
+  const Descriptor probe(::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  return probe.get() >= 0 && ::ftruncate(probe.get(), format::block_bytes) == 0 &&
+         takes_map_sync(probe.get(), PROT_READ | PROT_WRITE);
 }
+
+bool is_volatile(const std::string& directory) { return ground_of(directory).is_memory; }
 
 void allow_many_files() {
   struct rlimit limit{};
