@@ -73,7 +73,8 @@ std::optional<format::DenseHeader> DenseSlots::read(std::size_t slot, bool clean
   if (header.structure_bytes > room || header.tensors_bytes > room || payload_bytes(header) > room) {
     return refuse("the payload is longer than the file");
   }
-  if (header.payload_crc != crc32c(identity_.seed(), file.data() + format::dense_payload_offset, payload_bytes(header))) {
+  if (header.payload_crc !=
+      crc32c(identity_.seed(), file.data() + format::dense_payload_offset, payload_bytes(header))) {
     return refuse("the payload's checksum does not hold");
   }
   damaged = false;

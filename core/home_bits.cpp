@@ -48,7 +48,11 @@ std::unique_ptr<HomeBits> HomeBits::open(const std::string& path, std::uint64_t 
 }
 
 HomeBits::HomeBits(std::unique_ptr<BlockFile> file, BlockQueue& queue, std::uint32_t seed)
-    : file_(std::move(file)), queue_(queue), seed_(seed), blocks_(file_->size()), is_new_(file_->size() / format::block_bytes) {}
+    : file_(std::move(file)),
+      queue_(queue),
+      seed_(seed),
+      blocks_(file_->size()),
+      is_new_(file_->size() / format::block_bytes) {}
 
 void HomeBits::read() {
   for (std::uint64_t first = 0; first < num_blocks();) {

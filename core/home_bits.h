@@ -32,8 +32,7 @@ class HomeBits {
   static void create(const std::string& path, std::uint64_t num_rows);
   // Reads it; nothing where there is no file, or one of another size. seed: what its checksums go on from (identity.h).
   static std::unique_ptr<HomeBits> open(const std::string& path, std::uint64_t num_rows, Caching caching,
-                                        BlockWatcher* watcher, BlockQueue& queue,
-                                        std::uint32_t seed = 0);
+                                        BlockWatcher* watcher, BlockQueue& queue, std::uint32_t seed = 0);
 
   bool may_have(std::uint64_t row) const;
   void add(std::uint64_t row);

@@ -118,8 +118,8 @@ class LiveCopy::LogSource final : public Source {
  private:
   static std::unique_ptr<LogStore> scanned(const std::string& directory, const std::vector<RowTable>& tables,
                                            const Identity& identity) {
-    auto store = std::make_unique<LogStore>(directory, tables,
-                                            LogStoreOptions{.caching = caching_of(directory), .writable = false, .identity = identity});
+    auto store = std::make_unique<LogStore>(
+        directory, tables, LogStoreOptions{.caching = caching_of(directory), .writable = false, .identity = identity});
     store->scan();
     return store;
   }
@@ -165,7 +165,9 @@ std::optional<std::uint64_t> LiveCopy::newest_dense_step() const {
   for (std::size_t i = 0; i < 2; ++i) std::memcpy(&headers[i], dense_[i]->data(), sizeof(headers[i]));
   if (fixes_first()) limit = superblock_->read_commit().step;
   for (const format::DenseHeader& header : headers) {
-    if (header.magic != format::dense_magic || header.crc != crc_of(header, superblock_->identity().seed()) || header.step > limit) continue;
+    if (header.magic != format::dense_magic || header.crc != crc_of(header, superblock_->identity().seed()) ||
+        header.step > limit)
+      continue;
     step = std::max(step.value_or(0), header.step);
   }
   return step;

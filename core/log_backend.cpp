@@ -50,10 +50,11 @@ LogBackend::LogBackend(const std::string& directory, Superblock& superblock, Bac
       superblock_(superblock),
       background_(background),
       options_(std::move(options)),
-      store_(
-          directory, tables(),
-          {.caching = caching_of(directory), .watcher = options_.watcher, .ring_bytes = superblock.header().log_bytes,
-           .identity = superblock.identity()}),
+      store_(directory, tables(),
+             {.caching = caching_of(directory),
+              .watcher = options_.watcher,
+              .ring_bytes = superblock.header().log_bytes,
+              .identity = superblock.identity()}),
       newest_(store_.scan()) {}
 
 // Recovery.

@@ -63,8 +63,8 @@ FileRole role_of(std::size_t table, const RowPiece& piece) {
 void check_home(BlockFile& file, BlockQueue& queue, const RowTable& table, std::size_t number, const RowPiece& piece) {
   const std::uint64_t bytes = home_bytes(RowLayout(table.spec), piece.num_rows);
   if (const std::uint64_t wanted = labelled_bytes(bytes, table.identity); file.size() != wanted) {
-    throw Error(ErrorKind::corrupted, file.name() + ": " + std::to_string(file.size()) + " bytes, the table needs " +
-                                          std::to_string(wanted));
+    throw Error(ErrorKind::corrupted,
+                file.name() + ": " + std::to_string(file.size()) + " bytes, the table needs " + std::to_string(wanted));
   }
   check_label_of(file, queue, table.identity, role_of(number, piece));
 }
@@ -160,7 +160,7 @@ LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, c
   const auto least_rows = log_.home_rows();
   if (!writable_ || !least_rows) return;
   home_bits_ = HomeBits::open(home_bits_path(directory), num_rows, options.caching, options.watcher, queue_,
-                             options.identity.seed());
+                              options.identity.seed());
   if (home_bits_ && home_bits_->count() < *least_rows) home_bits_.reset();  // it is older than the checkpoint
   if (!home_bits_) log_.set_home_rows(std::nullopt);
 }

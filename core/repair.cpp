@@ -190,7 +190,8 @@ RepairPlan plan_repair(const std::string& directory) {
   if (header.store != static_cast<std::uint32_t>(format::Store::in_place)) {
     medium = open_mapped_medium(directory, Flushing::synced);
   }
-  if (auto edit = epoch_record(*file, medium->level(), Superblock::identity_of(header).seed())) return {{std::move(*edit)}, {}};
+  if (auto edit = epoch_record(*file, medium->level(), Superblock::identity_of(header).seed()))
+    return {{std::move(*edit)}, {}};
   return Planner(directory, *medium).plan();
 }
 

@@ -24,7 +24,9 @@ std::uint32_t tag_at(const RowLayout& layout, const std::byte* image) {
 }  // namespace
 
 RowLayout::RowLayout(const RowSpec& spec)
-    : weight_bytes_(std::size_t{spec.dim} * bytes_of(spec.dtype)), state_bytes_(std::size_t{spec.state_floats} * 4), tag_seed_(spec.tag_seed) {
+    : weight_bytes_(std::size_t{spec.dim} * bytes_of(spec.dtype)),
+      state_bytes_(std::size_t{spec.state_floats} * 4),
+      tag_seed_(spec.tag_seed) {
   const bool fits = image_bytes() <= format::sector_bytes;
   unit_rows_ = fits ? format::sector_bytes / image_bytes() : 1;
   unit_bytes_ = fits ? format::sector_bytes : format::align_up(image_bytes(), format::sector_bytes);
@@ -78,7 +80,8 @@ void pack_images(const RowLayout& layout, std::uint64_t table, const WorkingRows
       rows[i] = rows[some - 1];
       image[i] = image[some - 1];
     }
-    const RowTags tags = row_tags(layout.tag_seed(), table, rows, {image[0], image[1], image[2], image[3]}, value_bytes);
+    const RowTags tags =
+        row_tags(layout.tag_seed(), table, rows, {image[0], image[1], image[2], image[3]}, value_bytes);
     for (std::size_t i = 0; i < some; ++i) std::memcpy(image[i] + value_bytes, &tags[i], sizeof(tags[i]));
   }
   if (in_unit != 0) end_unit();

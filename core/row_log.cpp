@@ -384,7 +384,8 @@ std::uint64_t RowLog::durable_step() const {
 std::uint64_t RowLog::read_merged_step() const {
   std::uint64_t step = 0;
   for (const std::uint64_t offset : format::row_log_checkpoint_offset) {
-    if (const auto checkpoint = read_checkpoint(file_, offset, queue_, seed_)) step = std::max(step, checkpoint->merged_step);
+    if (const auto checkpoint = read_checkpoint(file_, offset, queue_, seed_))
+      step = std::max(step, checkpoint->merged_step);
   }
   return step;
 }

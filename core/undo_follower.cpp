@@ -142,7 +142,8 @@ bool UndoFollower::is_taken(const UndoLog::Link& link) const {
 
 // Offsets in the ring count by its size.
 void UndoFollower::check_ring() const {
-  if (std::filesystem::file_size(ring_->name()) != ring_->file_offset(ring_->size())) overtaken(ring_->name(), "the log was made larger");
+  if (std::filesystem::file_size(ring_->name()) != ring_->file_offset(ring_->size()))
+    overtaken(ring_->name(), "the log was made larger");
 }
 
 }  // namespace holdfast

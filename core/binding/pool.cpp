@@ -86,7 +86,8 @@ void bind_pool(nb::module_& m) {
           "identified"_a = true,
           "begin: step, cursor and row_updates at whose end the pool is made. num_shards: of the pool of which this is "
           "one writer's; the shards that it owns are beside it, two levels up, made here or, with adopt, there "
-          "already. group_uuid: of the group of which this is a part. identified: false makes the version before 4, for "
+          "already. group_uuid: of the group of which this is a part. identified: false makes the version before 4, "
+          "for "
           "a group whose other parts are.")
       .def(
           "__init__",

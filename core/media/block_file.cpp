@@ -103,8 +103,7 @@ void BlockFile::create(const std::string& path, std::uint64_t bytes, std::span<c
     throw_errno("creating " + path, errno);
   }
   for (std::size_t done = 0; done < tail.size();) {
-    const ssize_t put =
-        ::pwrite(fd.get(), tail.data() + done, tail.size() - done, static_cast<off_t>(bytes + done));
+    const ssize_t put = ::pwrite(fd.get(), tail.data() + done, tail.size() - done, static_cast<off_t>(bytes + done));
     if (put < 0 && errno == EINTR) continue;
     if (put <= 0) throw_errno("creating " + path, put < 0 ? errno : ENOSPC);
     done += static_cast<std::size_t>(put);

@@ -174,8 +174,8 @@ Ground ground_of_overlay(const Mount& mount, int layer) {
 
 // Those whose fsync reaches a device of this machine. What another machine, a hypervisor or a program does with an fsync
 // (NFS, 9p, virtiofs, FUSE) cannot be told from here, nor whether ZFS was told to ignore it.
-constexpr std::array<std::string_view, 13> on_disks{"ext2",  "ext3",     "ext4", "xfs",    "btrfs", "f2fs", "bcachefs",
-                                                    "jfs",   "reiserfs", "vfat", "exfat",  "ntfs3", "nilfs2"};
+constexpr std::array<std::string_view, 13> on_disks{"ext2", "ext3",     "ext4", "xfs",   "btrfs", "f2fs",  "bcachefs",
+                                                    "jfs",  "reiserfs", "vfat", "exfat", "ntfs3", "nilfs2"};
 
 Ground ground_at(const std::string& path, int layer) {
   constexpr long tmpfs_magic = 0x01021994;

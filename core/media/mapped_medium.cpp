@@ -412,7 +412,8 @@ class MappedMedium final : public Medium {
       throw Error(ErrorKind::corrupted,
                   full + ": " + std::to_string(bytes) + " bytes, it needs " + std::to_string(piece->file_bytes));
     }
-    return std::make_unique<MappedFile>(full, fd, piece ? piece->bytes : bytes, writable, dax_ && writable, synced_, access, at);
+    return std::make_unique<MappedFile>(full, fd, piece ? piece->bytes : bytes, writable, dax_ && writable, synced_,
+                                        access, at);
   }
 
   void write_back_pages(const void* data, std::size_t bytes) const {

@@ -23,8 +23,9 @@ void nothing_goes_before_recovery() {
   CHECK(kind_thrown_by([&] { store.sync(); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.merge(up_to(1)); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.touched_rows(0, 0, 1); }) == ErrorKind::step);
-  CHECK(kind_thrown_by([&] { LogStore::create(directory.path(), one_table(), 4095, Caching::buffered, {}, false, identity_of_tests); }) ==
-        ErrorKind::exists);
+  CHECK(kind_thrown_by([&] {
+          LogStore::create(directory.path(), one_table(), 4095, Caching::buffered, {}, false, identity_of_tests);
+        }) == ErrorKind::exists);
 }
 
 void a_store_begins_once(std::uint64_t seed) {

@@ -75,7 +75,9 @@ def excuses_for(directory: Path, files: Files, kind: Kind, *, is_clean: bool) ->
     """docs/FORMAT.md, "What is checked, and what damage looks like": what damage to this pool cannot be told from a
     crash, or strikes what carries no checksum."""
     rows = [name for name in files if name.startswith("shard-") and not kind.rows_are_checked]
-    excuses = [Excuse(name, 0, len(files[name]) - LABEL, OTHER_ROWS, "rows in place carry no checksums") for name in rows]
+    excuses = [
+        Excuse(name, 0, len(files[name]) - LABEL, OTHER_ROWS, "rows in place carry no checksums") for name in rows
+    ]
     if is_clean:
         return excuses
     excuses += [Excuse(name, 0, DENSE.size, OLDER_STEP, "a torn header of a slot") for name in ("dense-0", "dense-1")]

@@ -63,7 +63,9 @@ class PoolImage:
 
     def _whole(self, offsets: tuple[int, int], layout: Any, magic: str) -> list[tuple[int, Values]]:
         found = [(offset, layout.unpack(self.superblock, offset)) for offset in offsets]
-        return [(o, r) for o, r in found if r["magic"] == MAGICS[magic] and layout.holds(self.superblock, o, seed=self.seed)]
+        return [
+            (o, r) for o, r in found if r["magic"] == MAGICS[magic] and layout.holds(self.superblock, o, seed=self.seed)
+        ]
 
     def slot(self, i: int) -> Values | None:
         """The header of dense slot i, where it holds a whole state."""

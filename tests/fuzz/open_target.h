@@ -196,10 +196,12 @@ inline void seal_all(Files& files, bool chain) {
     }
     seal<format::CommitRecord>(superblock, at, format::commit_magic, seed);
   }
-  for (const std::size_t at : format::epoch_offset) seal<format::EpochRecord>(superblock, at, format::epoch_magic, seed);
+  for (const std::size_t at : format::epoch_offset)
+    seal<format::EpochRecord>(superblock, at, format::epoch_magic, seed);
   seal<format::PoolHeader>(superblock, 0, format::pool_magic, 0);
   for (std::size_t i = 0; i < 2; ++i) {
-    seal<format::TableRecord>(superblock, format::tables_offset + i * sizeof(format::TableRecord), format::table_magic, seed);
+    seal<format::TableRecord>(superblock, format::tables_offset + i * sizeof(format::TableRecord), format::table_magic,
+                              seed);
   }
   for (const char* name : {"dense-0", "dense-1"}) {
     Bytes& slot = files[name];

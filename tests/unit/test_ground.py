@@ -93,12 +93,13 @@ def test_what_lies_beneath_overlays_and_loop_devices_decides_the_level(tmp_path:
 def test_an_unknown_boot_is_never_the_same_boot(pool_root: Path):
     pool = make(pool_root / "pool", log_store=False)
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom holdfast import Pool\nfrom holdfast.errors import UntrustedPool\n"
+        "import os, sys\nfrom pathlib import Path\n"
+        "from holdfast import Pool\nfrom holdfast.errors import UntrustedPool\n"
         "if os.fork() == 0:\n    Pool(Path(sys.argv[1]))\n    os._exit(0)\n"
         "os.wait()\n"
         "try:\n    Pool(Path(sys.argv[1]))\nexcept UntrustedPool as error:\n    print(error)\n"
     )
-    hidden = "mount --bind /dev/null /proc/sys/kernel/random/boot_id && exec \"$@\""
+    hidden = 'mount --bind /dev/null /proc/sys/kernel/random/boot_id && exec "$@"'
     run = subprocess.run(
         ["unshare", "-m", "sh", "-c", hidden, "sh", sys.executable, "-c", code, str(pool)],
         capture_output=True,

@@ -47,8 +47,9 @@ class TableEntry(TableFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """version: 1 where the parts do not say whose they are. uuid: of the pool, hexadecimal. store: ``in_place`` or ``log``. owner_of: the writer of each shard. load: lookups
-    of each shard when they were dealt out. generation: how often they were."""
+    """version: 1 where the parts do not say whose they are. uuid: of the pool, hexadecimal. store: ``in_place`` or
+    ``log``. owner_of: the writer of each shard. load: lookups of each shard when they were dealt out. generation: how
+    often they were."""
 
     version: int = _VERSION
     uuid: str
