@@ -271,7 +271,7 @@ void PartsChecksum::add(std::size_t offset, const void* data, std::size_t bytes)
 }
 
 std::uint32_t PartsChecksum::value() const {
-  return ~(advance(~std::uint32_t{0}, message_bytes_) ^ sum_.load(std::memory_order_relaxed));
+  return ~(advance(~seed_, message_bytes_) ^ sum_.load(std::memory_order_relaxed));
 }
 
 }  // namespace holdfast

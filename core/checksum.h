@@ -21,22 +21,25 @@ using Crcs = std::array<std::uint32_t, checksums_at_once>;
 using Messages = std::array<const std::byte*, checksums_at_once>;
 Crcs crc32c_of_each(Crcs crcs, const Messages& messages, std::size_t bytes);
 
-// Seals a persistent struct: its last field is the checksum of everything before it.
+// Seals a persistent struct: its last field is the checksum of everything before it. seed: what the checksum goes on
+// from, of whoever owns the struct (identity.h).
 template <format::Persistent T>
-std::uint32_t crc_of(const T& value) {
-  return crc32c(0, &value, offsetof(T, crc));
+std::uint32_t crc_of(const T& value, std::uint32_t seed) {
+  return crc32c(seed, &value, offsetof(T, crc));
 }
 
 // The crc32c of a message whose parts become known in any order, on any thread: each is summed where it has just been
 // written, while it is in that thread's caches. What no part covers counts as zeros; parts do not overlap.
 class PartsChecksum {
  public:
-  explicit PartsChecksum(std::size_t message_bytes) : message_bytes_(message_bytes) {}
+  explicit PartsChecksum(std::size_t message_bytes, std::uint32_t seed = 0)
+      : message_bytes_(message_bytes), seed_(seed) {}
   void add(std::size_t offset, const void* data, std::size_t bytes);
   std::uint32_t value() const;
 
  private:
   std::size_t message_bytes_;
+  std::uint32_t seed_;  // that the message's checksum goes on from
   std::atomic<std::uint32_t> sum_{0};
 };
 

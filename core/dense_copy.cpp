@@ -20,7 +20,7 @@ constexpr int turns = 100;
 
 std::optional<DenseCopy> copy_newest_dense(Medium& medium, const Superblock& superblock, bool commits_by_record) {
   for (int turn = 0; turn < turns; ++turn) {
-    DenseSlots slots(medium, open_dense_files(medium, false));
+    DenseSlots slots(medium, open_dense_files(medium, false), superblock.identity());
     const auto commit = superblock.read_commit();
     const std::uint64_t newest = commits_by_record ? commit.step : every_step;
     try {
@@ -37,7 +37,7 @@ std::optional<DenseCopy> copy_newest_dense(Medium& medium, const Superblock& sup
     DenseCopy copy{state->header,
                    {state->structure.begin(), state->structure.end()},
                    {state->tensors.begin(), state->tensors.end()}};
-    std::uint32_t crc = crc32c(0, copy.structure.data(), copy.structure.size());
+    std::uint32_t crc = crc32c(superblock.identity().seed(), copy.structure.data(), copy.structure.size());
     const std::byte zeros[format::line_bytes] = {};
     crc = crc32c(crc, zeros, format::line_up(copy.structure.size()) - copy.structure.size());
     crc = crc32c(crc, copy.tensors.data(), copy.tensors.size());
@@ -48,7 +48,7 @@ std::optional<DenseCopy> copy_newest_dense(Medium& medium, const Superblock& sup
 
 std::vector<StepMark> dense_marks_of(Medium& medium, const Superblock& superblock, bool commits_by_record) {
   for (int turn = 1;; ++turn) {
-    DenseSlots slots(medium, open_dense_files(medium, false));
+    DenseSlots slots(medium, open_dense_files(medium, false), superblock.identity());
     const auto commit = superblock.read_commit();
     try {
       slots.load(commit.epoch, commits_by_record ? commit.step : every_step, false);

@@ -28,14 +28,21 @@ void copy_streaming(std::byte* to, const std::byte* from, std::size_t bytes) {
   std::memcpy(to, from, bytes);
 }
 
+// Whether a header that does not hold here would hold in the pool that it names, or in one of before version 4.
+bool is_of_another_pool(const format::DenseHeader& header, const Identity& identity) {
+  const auto uuid = std::to_array(header.uuid);
+  const Identity named = uuid == Uuid{} ? Identity() : Identity(uuid);
+  return named.uuid() != identity.uuid() && header.crc == crc_of(header, named.seed());
+}
+
 std::size_t tensors_offset(std::uint64_t structure_bytes) {
   return format::align_up(structure_bytes, format::line_bytes);
 }
 
 }  // namespace
 
-DenseSlots::DenseSlots(Medium& medium, std::array<std::unique_ptr<File>, 2> slots)
-    : medium_(medium), slots_(std::move(slots)) {}
+DenseSlots::DenseSlots(Medium& medium, std::array<std::unique_ptr<File>, 2> slots, const Identity& identity)
+    : medium_(medium), slots_(std::move(slots)), identity_(identity) {}
 
 std::size_t DenseSlots::payload_bytes(const format::DenseHeader& header) {
   return tensors_offset(header.structure_bytes) + header.tensors_bytes;
@@ -54,15 +61,20 @@ std::optional<format::DenseHeader> DenseSlots::read(std::size_t slot, bool clean
   std::memcpy(&header, file.data(), sizeof(header));
   damaged = clean && (header.magic != 0 || header.crc != 0);  // in a pool that was in use, a header may be torn
   if (header.magic == 0 && header.crc == 0) return refuse("empty");
-  torn_[slot] = header.magic != format::dense_magic || header.crc != crc_of(header);
+  torn_[slot] = header.magic != format::dense_magic || header.crc != crc_of(header, identity_.seed());
   if (header.magic != format::dense_magic) return refuse("not a dense slot");
+  if (torn_[slot] && is_of_another_pool(header, identity_)) {
+    damaged = true;
+    return refuse("this file belongs to another pool: put this pool's own back");
+  }
   if (torn_[slot]) return refuse("the header's checksum does not hold");
   damaged = true;
   const std::size_t room = file.size() - format::dense_payload_offset;
   if (header.structure_bytes > room || header.tensors_bytes > room || payload_bytes(header) > room) {
     return refuse("the payload is longer than the file");
   }
-  if (header.payload_crc != crc32c(0, file.data() + format::dense_payload_offset, payload_bytes(header))) {
+  if (header.payload_crc !=
+      crc32c(identity_.seed(), file.data() + format::dense_payload_offset, payload_bytes(header))) {
     return refuse("the payload's checksum does not hold");
   }
   damaged = false;
@@ -155,6 +167,7 @@ void DenseSlots::stage(std::uint64_t epoch, const StepMark& mark, std::span<cons
   File& file = *slots_[slot];
   format::DenseHeader header{};
   header.magic = format::dense_magic;
+  if (identity_.uuid()) std::ranges::copy(*identity_.uuid(), header.uuid);
   header.epoch = epoch;
   header.step = mark.step;
   header.cursor = mark.cursor;
@@ -185,7 +198,7 @@ void DenseSlots::stage(std::uint64_t epoch, const StepMark& mark, std::span<cons
   }
   std::byte* target = in_place ? file.data() + format::dense_payload_offset : staging_.data();
   const std::size_t gap = tensors_offset(structure.size()) - structure.size();
-  PartsChecksum checksum(payload);  // what lies between the parts is zeros
+  PartsChecksum checksum(payload, identity_.seed());  // what lies between the parts is zeros
   std::memcpy(target, structure.data(), structure.size());
   checksum.add(0, structure.data(), structure.size());
   std::memset(target + structure.size(), 0, gap);
@@ -248,7 +261,7 @@ bool DenseSlots::advance(std::size_t bytes) {
   pending_->done_bytes += part;
   if (pending_->done_bytes < total) return false;
 
-  pending_->header.crc = crc_of(pending_->header);
+  pending_->header.crc = crc_of(pending_->header, identity_.seed());
   write_header(pending_->slot, pending_->header);
   valid_[pending_->slot] = pending_->header;
   pending_.reset();

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "format.h"
+#include "identity.h"
 #include "media/block_file.h"
 #include "media/medium.h"
 #include "step_mark.h"
@@ -38,12 +39,12 @@ struct DenseTensor {
 
 class DenseSlots {
  public:
-  DenseSlots(Medium& medium, std::array<std::unique_ptr<File>, 2> slots);
+  DenseSlots(Medium& medium, std::array<std::unique_ptr<File>, 2> slots, const Identity& identity);
 
   // Reads both slots and says which hold a state, for a pool whose newest commit record is of `epoch` and `step`. A
   // slot of a later step belongs to a life that was rolled back and is not believed; one of the same epoch proves that
   // a commit record was lost: throws corrupted. So does what no crash leaves behind: a header that stands over a
-  // payload that does not hold, a file shorter than its header says and, in a pool that was closed cleanly, a torn
+  // payload that does not hold, one of another pool, a file shorter than its header says and, in a pool that was closed cleanly, a torn
   // header.
   void load(std::uint64_t epoch, std::uint64_t step, bool clean);
 
@@ -100,6 +101,7 @@ class DenseSlots {
 
   Medium& medium_;
   std::array<std::unique_ptr<File>, 2> slots_;
+  Identity identity_;
   std::array<std::optional<format::DenseHeader>, 2> valid_;
   std::array<std::string, 2> reasons_;
   std::array<bool, 2> torn_{};

@@ -3,7 +3,8 @@
 // Invariants
 // - Little-endian, naturally aligned, no implicit padding: each struct's size and last field are asserted.
 // - Each struct ends in a CRC-32C of all its bytes before `crc`. A struct whose magic or crc does not hold was
-//   never written, or torn: it is not there.
+//   never written, or torn: it is not there. Since version 4 the CRC begins with the pool's identity (identity.h), but
+//   for those that say whose they are: PoolHeader and FileLabel.
 // - Positions in the log are logical: they only grow; offset in the ring = position % log_bytes.
 #pragma once
 
@@ -13,10 +14,11 @@
 
 namespace holdfast::format {
 
-inline constexpr std::uint32_t version = 3;  // the newest; a pool has the oldest that says all it needs
+inline constexpr std::uint32_t version = 4;  // the newest, of all new pools but the parts of an older group
 inline constexpr std::uint32_t oldest_version = 1;
 inline constexpr std::uint32_t log_store_version = 2;  // the oldest with a log store
 inline constexpr std::uint32_t shards_version = 3;     // all of these are of pools of several writers
+inline constexpr std::uint32_t identity_version = 4;   // the oldest whose files say whose they are
 inline constexpr std::uint32_t max_shards = 4096;
 inline constexpr std::size_t block_bytes = 4096;  // nothing that is rewritten shares a block with anything else
 inline constexpr std::size_t line_bytes = 64;     // log records and dense tensors are aligned to this
@@ -40,10 +42,20 @@ inline constexpr std::uint64_t dense_magic = magic_of("HFDENSE\n");
 inline constexpr std::uint64_t row_log_checkpoint_magic = magic_of("HFCHECKP");
 inline constexpr std::uint64_t row_log_record_magic = magic_of("HFROWLOG");
 inline constexpr std::uint64_t shards_magic = magic_of("HFSHARDS");
+inline constexpr std::uint64_t label_magic = magic_of("HFLABEL\n");
 
 enum class Level : std::uint32_t { process = 0, power = 1 };
 enum class Store : std::uint32_t { in_place = 0, log = 1 };  // log: since version 2
 enum class IdMap : std::uint32_t { identity = 0, hashed = 1, dynamic = 2 };  // only identity is written so far
+enum class FileKind : std::uint32_t {
+  log = 0,
+  row_log = 1,
+  weights = 2,
+  state = 3,
+  touched = 4,
+  checksums = 5,
+  home = 6,
+};
 
 // pool.holdfast, offset 0. Written at creation, in a new file that is renamed over the old one; never changed in place.
 struct PoolHeader {
@@ -59,10 +71,25 @@ struct PoolHeader {
   std::uint32_t row_checksums;  // 0: rows rest on the medium's own checksums
   std::uint64_t created_unix_ns;
   std::uint32_t store;  // Store
-  std::uint8_t reserved[176];
+  std::uint32_t has_shards;  // since version 4: there is a ShardsRecord
+  std::uint8_t group_uuid[16];  // since version 4: of the group of which this pool is a part; zeros: of none
+  std::uint8_t reserved[156];
   std::uint32_t crc;
 };
 static_assert(sizeof(PoolHeader) == 256 && offsetof(PoolHeader, crc) == 252);
+
+// Since version 4, in a block of its own: the first of log-NNNN, which grows, the last of the other files of rows and
+// records, which keep their size. Written once, at creation.
+struct FileLabel {
+  std::uint64_t magic;
+  std::uint8_t uuid[16];  // of the pool; of rows in shards: of the group
+  std::uint32_t kind;  // FileKind
+  std::uint32_t table;
+  std::uint32_t shard;
+  std::uint8_t reserved[24];
+  std::uint32_t crc;
+};
+static_assert(sizeof(FileLabel) == 64 && offsetof(FileLabel, crc) == 60);
 
 inline constexpr std::uint8_t boot_id_byte_of_failed_sync = 0xff;  // all 16 of them
 
@@ -172,7 +199,8 @@ struct DenseHeader {
   std::uint64_t structure_bytes;
   std::uint64_t tensors_bytes;
   std::uint32_t payload_crc;
-  std::uint8_t reserved[60];
+  std::uint8_t uuid[16];  // of the pool, since version 4
+  std::uint8_t reserved[44];
   std::uint32_t padding;
   std::uint32_t crc;
 };
@@ -240,6 +268,8 @@ inline constexpr std::size_t commit_offset[2] = {3 * block_bytes, 4 * block_byte
 inline constexpr std::size_t tables_offset = 5 * block_bytes;
 inline constexpr std::size_t dense_payload_offset = block_bytes;
 
+inline constexpr std::size_t label_bytes = block_bytes;
+
 // Blocks of row-log-NNNN.
 inline constexpr std::size_t row_log_checkpoint_offset[2] = {0, block_bytes};
 inline constexpr std::size_t row_log_ring_offset = 2 * block_bytes;
@@ -255,7 +285,9 @@ constexpr std::size_t shards_offset(std::size_t num_tables) {
 constexpr std::size_t pool_file_bytes(std::size_t num_tables, bool has_shards) {
   return shards_offset(num_tables) + (has_shards ? block_bytes : 0);
 }
-inline bool has_shards(const PoolHeader& header) { return header.version >= shards_version; }
+inline bool has_shards(const PoolHeader& header) {
+  return header.version >= identity_version ? header.has_shards != 0 : header.version >= shards_version;
+}
 
 template <class T>
 concept Persistent = std::is_trivially_copyable_v<T> && std::is_standard_layout_v<T>;

@@ -17,18 +17,18 @@ constexpr std::uint64_t blocks_at_once = 2048;  // written or read
 std::uint64_t blocks_for(std::uint64_t num_rows) { return num_rows / bits_per_block + 1; }
 
 // Of what the block says, and of which it is.
-std::uint32_t checksum_of(const std::byte* block, std::uint64_t number) {
-  return crc32c(crc32c(0, reinterpret_cast<const std::byte*>(&number), sizeof(number)), block, bit_bytes);
+std::uint32_t checksum_of(const std::byte* block, std::uint64_t number, std::uint32_t seed) {
+  return crc32c(crc32c(seed, reinterpret_cast<const std::byte*>(&number), sizeof(number)), block, bit_bytes);
 }
 
 bool is_empty(const std::byte* block) {
   return std::all_of(block, block + format::block_bytes, [](std::byte b) { return b == std::byte{0}; });
 }
 
-bool holds(const std::byte* block, std::uint64_t number) {
+bool holds(const std::byte* block, std::uint64_t number, std::uint32_t seed) {
   std::uint32_t checksum;
   std::memcpy(&checksum, block + bit_bytes, sizeof(checksum));
-  return checksum == checksum_of(block, number) || is_empty(block);
+  return checksum == checksum_of(block, number, seed) || is_empty(block);
 }
 
 }  // namespace
@@ -38,17 +38,21 @@ void HomeBits::create(const std::string& path, std::uint64_t num_rows) {
 }
 
 std::unique_ptr<HomeBits> HomeBits::open(const std::string& path, std::uint64_t num_rows, Caching caching,
-                                         BlockWatcher* watcher, BlockQueue& queue) {
+                                         BlockWatcher* watcher, BlockQueue& queue, std::uint32_t seed) {
   std::error_code unknown;
   const std::uintmax_t bytes = std::filesystem::file_size(path, unknown);
   if (unknown || bytes != blocks_for(num_rows) * format::block_bytes) return nullptr;
-  std::unique_ptr<HomeBits> rows(new HomeBits(std::make_unique<BlockFile>(path, caching, watcher), queue));
+  std::unique_ptr<HomeBits> rows(new HomeBits(std::make_unique<BlockFile>(path, caching, watcher), queue, seed));
   rows->read();
   return rows;
 }
 
-HomeBits::HomeBits(std::unique_ptr<BlockFile> file, BlockQueue& queue)
-    : file_(std::move(file)), queue_(queue), blocks_(file_->size()), is_new_(file_->size() / format::block_bytes) {}
+HomeBits::HomeBits(std::unique_ptr<BlockFile> file, BlockQueue& queue, std::uint32_t seed)
+    : file_(std::move(file)),
+      queue_(queue),
+      seed_(seed),
+      blocks_(file_->size()),
+      is_new_(file_->size() / format::block_bytes) {}
 
 void HomeBits::read() {
   for (std::uint64_t first = 0; first < num_blocks();) {
@@ -57,7 +61,7 @@ void HomeBits::read() {
     if (first >= end) break;
     queue_.read_range(*file_, first * format::block_bytes, (end - first) * format::block_bytes, block(first));
     for (; first < end; ++first) {
-      if (!holds(block(first), first)) {
+      if (!holds(block(first), first, seed_)) {
         std::memset(block(first), 0xff, bit_bytes);
         is_new_[first] = true;
       }
@@ -88,7 +92,7 @@ void HomeBits::sync() {
     if (!is_new_[first]) continue;
     std::uint64_t end = first;
     for (; end < std::min(first + blocks_at_once, num_blocks()) && is_new_[end]; ++end) {
-      const std::uint32_t checksum = checksum_of(block(end), end);
+      const std::uint32_t checksum = checksum_of(block(end), end, seed_);
       std::memcpy(block(end) + bit_bytes, &checksum, sizeof(checksum));
     }
     queue_.write_range(*file_, first * format::block_bytes, (end - first) * format::block_bytes, block(first));

@@ -30,9 +30,9 @@ class HomeBits {
  public:
   // A new file for so many rows, none of them home; sparse, and durable.
   static void create(const std::string& path, std::uint64_t num_rows);
-  // Reads it; nothing where there is no file, or one of another size.
+  // Reads it; nothing where there is no file, or one of another size. seed: what its checksums go on from (identity.h).
   static std::unique_ptr<HomeBits> open(const std::string& path, std::uint64_t num_rows, Caching caching,
-                                        BlockWatcher* watcher, BlockQueue& queue);
+                                        BlockWatcher* watcher, BlockQueue& queue, std::uint32_t seed = 0);
 
   bool may_have(std::uint64_t row) const;
   void add(std::uint64_t row);
@@ -44,7 +44,7 @@ class HomeBits {
   std::size_t memory_bytes() const { return blocks_.size(); }
 
  private:
-  HomeBits(std::unique_ptr<BlockFile> file, BlockQueue& queue);
+  HomeBits(std::unique_ptr<BlockFile> file, BlockQueue& queue, std::uint32_t seed);
   void read();
 
   std::byte* block(std::uint64_t number) const { return blocks_.data() + number * format::block_bytes; }
@@ -52,6 +52,7 @@ class HomeBits {
 
   std::unique_ptr<BlockFile> file_;
   BlockQueue& queue_;
+  std::uint32_t seed_;
   HugeArray<std::byte> blocks_;  // as in the file, but for checksums of the new ones
   std::uint64_t count_ = 0;
   std::vector<bool> is_new_;  // by block: it is not in the file yet, as it is

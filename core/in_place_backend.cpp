@@ -34,13 +34,14 @@ void clear_gaps(const RecordSection& section, const RowTable& table, std::byte* 
 }  // namespace
 
 void InPlaceBackend::create(Medium& medium, const std::vector<RowTable>& tables, std::uint64_t log_bytes,
-                            bool row_checksums, bool adopt) {
+                            bool row_checksums, bool adopt, const Identity& identity) {
   if (adopt) {
     InPlaceStore(medium, tables, row_checksums, false);  // throws where a file is not there
   } else {
     InPlaceStore::create(medium, tables, row_checksums);
   }
-  const auto log = medium.create(log_name, log_bytes, Access::sequential);
+  const auto log =
+      create_labelled(medium, log_name, log_bytes, Access::sequential, identity, {format::FileKind::log});
   log->allocate(0, log_bytes);
   log->sync();
 }
@@ -52,8 +53,8 @@ InPlaceBackend::InPlaceBackend(Medium& medium, Superblock& superblock, Backgroun
       background_(background),
       options_(std::move(options)),
       store_(medium, tables(), superblock.header().row_checksums != 0, true),
-      ring_(open_log_file(medium, superblock.header().log_bytes, true)),
-      log_(medium, *ring_) {
+      ring_(open_log_file(medium, superblock.identity(), superblock.header().log_bytes, true)),
+      log_(medium, *ring_, superblock.identity().seed()) {
   // A life that ended while it made it larger may have left it with holes.
   ring_->allocate(0, ring_->size());
 }
@@ -153,7 +154,7 @@ void InPlaceBackend::grow_log(std::size_t record_bytes) {
 // background, copies them and takes the record's checksum while they are in the caches; one parallel region for all.
 void InPlaceBackend::fill(LoggedCapture& capture, Rows rows_are) {
   const std::byte* const payload = log_.at(capture.position) + sizeof(RecordHeader);
-  PartsChecksum checksum(capture.bytes - sizeof(RecordHeader));
+  PartsChecksum checksum(capture.bytes - sizeof(RecordHeader), log_.seed());
   const auto add = [&](const void* part, std::size_t bytes) {
     checksum.add(static_cast<std::size_t>(static_cast<const std::byte*>(part) - payload), part, bytes);
   };

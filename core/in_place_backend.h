@@ -32,7 +32,7 @@ class InPlaceBackend final : public RowBackend {
   };
 
   static void create(Medium& medium, const std::vector<RowTable>& tables, std::uint64_t log_bytes, bool row_checksums,
-                     bool adopt);
+                     bool adopt, const Identity& identity);
   InPlaceBackend(Medium& medium, Superblock& superblock, Background& background, Options options);
 
   StepMark newest() override;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "error.h"
+#include "label.h"
 
 namespace holdfast {
 namespace {
@@ -22,19 +23,24 @@ std::size_t pages_of(std::size_t bytes) { return format::align_up(bytes, page_by
 // An array of a table's rows: a file in every shard.
 struct ColumnShape {
   const char* what;
+  format::FileKind kind;
   InPlaceStore::Table::Column InPlaceStore::Table::* column;
   std::size_t row_bytes;  // 0: a bit
 
   std::size_t bytes(std::uint64_t num_rows) const {
     return row_bytes != 0 ? num_rows * row_bytes : touched_bytes(num_rows);
   }
+  FileRole role(std::size_t table, std::uint32_t shard) const {
+    return {kind, static_cast<std::uint32_t>(table), shard};
+  }
 };
 std::vector<ColumnShape> shapes_of(const RowTable& table, bool row_checksums) {
   using Table = InPlaceStore::Table;
-  std::vector<ColumnShape> shapes = {{"weights", &Table::weights, table.weight_bytes()}};
-  if (table.state_bytes() != 0) shapes.push_back({"state", &Table::state, table.state_bytes()});
-  shapes.push_back({"touched", &Table::touched, 0});
-  if (row_checksums) shapes.push_back({"checksums", &Table::tags, RowChecksums::row_bytes});
+  using Kind = format::FileKind;
+  std::vector<ColumnShape> shapes = {{"weights", Kind::weights, &Table::weights, table.weight_bytes()}};
+  if (table.state_bytes() != 0) shapes.push_back({"state", Kind::state, &Table::state, table.state_bytes()});
+  shapes.push_back({"touched", Kind::touched, &Table::touched, 0});
+  if (row_checksums) shapes.push_back({"checksums", Kind::checksums, &Table::tags, RowChecksums::row_bytes});
   return shapes;
 }
 
@@ -45,18 +51,22 @@ InPlaceStore::Table::Column open_column(Medium& medium, const RowTable& table, s
   std::size_t num_pages = 0;
   std::vector<JoinedPiece> pieces;
   for (const RowPiece& piece : table.owned_pieces()) {
-    pieces.push_back(
-        {row_file_name(table, piece.shard, number, shape.what), shape.bytes(piece.first), shape.bytes(piece.num_rows)});
+    const std::size_t bytes = shape.bytes(piece.num_rows);
+    pieces.push_back({row_file_name(table, piece.shard, number, shape.what), shape.bytes(piece.first), bytes,
+                      labelled_bytes(bytes, table.identity)});
     num_pages += pages_of(pieces.back().bytes);
   }
   try {
     const std::size_t bytes = pieces.empty() ? 0 : shape.bytes(table.num_rows);
     const bool is_one = pieces.size() == 1 && pieces.front().bytes == bytes;
-    file = is_one ? medium.open(pieces.front().name, writable, Access::random)
-                  : medium.open_joined(pieces, bytes, writable, Access::random);
-    if (file->size() != bytes) {
-      throw Error(ErrorKind::corrupted, file->name() + ": " + std::to_string(file->size()) + " bytes, table '" +
-                                            table.name + "' needs " + std::to_string(bytes));
+    if (is_one) {
+      file = open_labelled(medium, pieces.front().name, writable, Access::random, table.identity,
+                           shape.role(number, table.owned_pieces().front().shard), bytes);
+    } else {
+      file = medium.open_joined(pieces, bytes, writable, Access::random);
+      for (std::size_t i = 0; i < pieces.size(); ++i) {
+        check_label_of(medium, pieces[i].name, table.identity, shape.role(number, table.owned_pieces()[i].shard));
+      }
     }
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::not_found) throw;
@@ -108,8 +118,9 @@ void InPlaceStore::create(Medium& medium, const std::vector<RowTable>& tables, b
     if (tables[i].layout) allow_many_files();
     for (const ColumnShape& shape : shapes_of(tables[i], row_checksums)) {
       for (const RowPiece& piece : tables[i].owned_pieces()) {
-        files.push_back(medium.create(row_file_name(tables[i], piece.shard, i, shape.what), shape.bytes(piece.num_rows),
-                                      Access::random));
+        files.push_back(create_labelled(medium, row_file_name(tables[i], piece.shard, i, shape.what),
+                                        shape.bytes(piece.num_rows), Access::random, tables[i].identity,
+                                        shape.role(i, piece.shard)));
       }
     }
   }

@@ -87,8 +87,8 @@ class LiveCopy::InPlaceSource final : public Source {
 
 class LiveCopy::LogSource final : public Source {
  public:
-  LogSource(const std::string& directory, const std::vector<RowTable>& tables)
-      : store_(scanned(directory, tables)), follower_(*store_), torn_(tables.size()) {}
+  LogSource(const std::string& directory, const std::vector<RowTable>& tables, const Identity& identity)
+      : store_(scanned(directory, tables, identity)), follower_(*store_), torn_(tables.size()) {}
 
   bool fixes_first() const override { return false; }
   void follow(std::uint64_t floor) override { follower_.follow(floor); }
@@ -116,9 +116,10 @@ class LiveCopy::LogSource final : public Source {
   RowVersions& versions() override { return follower_.versions(); }
 
  private:
-  static std::unique_ptr<LogStore> scanned(const std::string& directory, const std::vector<RowTable>& tables) {
-    auto store = std::make_unique<LogStore>(directory, tables,
-                                            LogStoreOptions{.caching = caching_of(directory), .writable = false});
+  static std::unique_ptr<LogStore> scanned(const std::string& directory, const std::vector<RowTable>& tables,
+                                           const Identity& identity) {
+    auto store = std::make_unique<LogStore>(
+        directory, tables, LogStoreOptions{.caching = caching_of(directory), .writable = false, .identity = identity});
     store->scan();
     return store;
   }
@@ -147,7 +148,7 @@ LiveCopy::LiveCopy(const std::string& directory) : medium_(open_pool_medium(dire
   if (superblock_->header().store == static_cast<std::uint32_t>(format::Store::in_place)) {
     source_ = std::make_unique<InPlaceSource>(*medium_, *superblock_, tables_);
   } else {
-    source_ = std::make_unique<LogSource>(directory, tables_);
+    source_ = std::make_unique<LogSource>(directory, tables_, superblock_->identity());
   }
   thread_ = start_thread("hf-follow", [this] { run(); });
 }
@@ -164,7 +165,9 @@ std::optional<std::uint64_t> LiveCopy::newest_dense_step() const {
   for (std::size_t i = 0; i < 2; ++i) std::memcpy(&headers[i], dense_[i]->data(), sizeof(headers[i]));
   if (fixes_first()) limit = superblock_->read_commit().step;
   for (const format::DenseHeader& header : headers) {
-    if (header.magic != format::dense_magic || header.crc != crc_of(header) || header.step > limit) continue;
+    if (header.magic != format::dense_magic || header.crc != crc_of(header, superblock_->identity().seed()) ||
+        header.step > limit)
+      continue;
     step = std::max(step.value_or(0), header.step);
   }
   return step;

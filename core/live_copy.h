@@ -43,6 +43,7 @@ class LiveCopy {
   LiveCopy& operator=(const LiveCopy&) = delete;
 
   const format::PoolHeader& header() const { return superblock_->header(); }
+  format::Level level() const { return medium_->level(); }
   const std::vector<format::TableRecord>& table_records() const { return superblock_->tables(); }
   const std::vector<RowTable>& tables() const { return tables_; }
   bool fixes_first() const;

@@ -39,8 +39,8 @@ WorkingRows scratch_rows(std::uint64_t* rows, std::size_t count, const RowTable&
 }  // namespace
 
 void LogBackend::create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t log_bytes,
-                        const StepMark& mark, bool adopt) {
-  LogStore::create(directory, tables, log_bytes, caching_of(directory), mark, adopt);
+                        const StepMark& mark, bool adopt, const Identity& identity) {
+  LogStore::create(directory, tables, log_bytes, caching_of(directory), mark, adopt, identity);
 }
 
 LogBackend::LogBackend(const std::string& directory, Superblock& superblock, Background& background, Options options)
@@ -48,9 +48,11 @@ LogBackend::LogBackend(const std::string& directory, Superblock& superblock, Bac
       superblock_(superblock),
       background_(background),
       options_(std::move(options)),
-      store_(
-          directory, tables(),
-          {.caching = caching_of(directory), .watcher = options_.watcher, .ring_bytes = superblock.header().log_bytes}),
+      store_(directory, tables(),
+             {.caching = caching_of(directory),
+              .watcher = options_.watcher,
+              .ring_bytes = superblock.header().log_bytes,
+              .identity = superblock.identity()}),
       newest_(store_.scan()) {}
 
 // Recovery.

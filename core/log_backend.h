@@ -48,7 +48,7 @@ class LogBackend final : public RowBackend {
 
   // adopt: homes are there, and are taken as they are.
   static void create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t log_bytes,
-                     const StepMark& mark, bool adopt);
+                     const StepMark& mark, bool adopt, const Identity& identity);
   LogBackend(const std::string& directory, Superblock& superblock, Background& background, Options options);
 
   StepMark newest() override { return newest_; }

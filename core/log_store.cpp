@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "error.h"
+#include "label.h"
 #include "log_record.h"
 #include "media/medium.h"
 #include "sector_runs.h"
@@ -50,14 +51,22 @@ std::uint64_t num_owned_rows(const std::vector<RowTable>& tables) {
   return num_rows;
 }
 
-void check_home(const std::string& path, std::uint64_t bytes, std::uint64_t wanted) {
-  if (bytes == wanted) return;
-  throw Error(ErrorKind::corrupted,
-              path + ": " + std::to_string(bytes) + " bytes, the table needs " + std::to_string(wanted));
-}
-
 std::uint64_t home_bytes(const RowLayout& layout, std::uint64_t num_rows) {
   return format::align_up(layout.bytes_for(num_rows), format::block_bytes);
+}
+
+FileRole role_of(std::size_t table, const RowPiece& piece) {
+  return {format::FileKind::home, static_cast<std::uint32_t>(table), piece.shard};
+}
+
+// A home as it must be.
+void check_home(BlockFile& file, BlockQueue& queue, const RowTable& table, std::size_t number, const RowPiece& piece) {
+  const std::uint64_t bytes = home_bytes(RowLayout(table.spec), piece.num_rows);
+  if (const std::uint64_t wanted = labelled_bytes(bytes, table.identity); file.size() != wanted) {
+    throw Error(ErrorKind::corrupted,
+                file.name() + ": " + std::to_string(file.size()) + " bytes, the table needs " + std::to_string(wanted));
+  }
+  check_label_of(file, queue, table.identity, role_of(number, piece));
 }
 
 }  // namespace
@@ -82,30 +91,33 @@ class LogStore::Fetching {
 };
 
 void LogStore::create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t ring_bytes,
-                      Caching caching, const StepMark& mark, bool adopt) {
+                      Caching caching, const StepMark& mark, bool adopt, const Identity& identity) {
   if (ring_bytes > largest_ring_bytes) {
     throw Error(ErrorKind::config, directory + ": a row log of " + std::to_string(ring_bytes) + " bytes is too large");
   }
   for (std::size_t i = 0; i < tables.size(); ++i) {
     for (const RowPiece& piece : tables[i].owned_pieces()) {
       const std::string path = home_path(directory, tables[i], i, piece);
-      const std::uint64_t bytes = home_bytes(RowLayout(tables[i].spec), piece.num_rows);
       if (adopt) {
-        check_home(path, std::filesystem::file_size(existing(path)), bytes);
+        BlockQueue queue;
+        BlockFile home(existing(path), caching, nullptr, Opening::read_only);
+        check_home(home, queue, tables[i], i, piece);
       } else {
         std::filesystem::create_directories(std::filesystem::path(path).parent_path());
-        BlockFile::create(path, bytes);
+        create_labelled_blocks(path, home_bytes(RowLayout(tables[i].spec), piece.num_rows), tables[i].identity,
+                               role_of(i, piece));
       }
     }
   }
   if (!adopt) HomeBits::create(home_bits_path(directory), num_owned_rows(tables));
-  RowLog::create(log_path(directory), ring_bytes, caching, mark, !adopt);
+  RowLog::create(log_path(directory), ring_bytes, caching, mark, !adopt, identity);
 }
 
 LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, const LogStoreOptions& options)
     : kernels_(best_kernels()),
       queue_(options.way),
-      log_(existing(log_path(directory)), options.caching, options.watcher, opening_of(options), queue_),
+      log_(existing(log_path(directory)), options.caching, options.watcher, opening_of(options), queue_,
+           options.identity),
       writable_(options.writable),
       merge_bytes_(options.merge_bytes),
       merge_slots_(options.merge_slots) {
@@ -121,7 +133,7 @@ LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, c
     for (const RowPiece& piece : table.what.owned_pieces()) {
       auto file = std::make_unique<BlockFile>(existing(home_path(directory, table.what, i, piece)), options.caching,
                                               options.watcher, opening_of(options));
-      check_home(file->name(), file->size(), home_bytes(table.layout, piece.num_rows));
+      check_home(*file, queue_, table.what, i, piece);
       table.homes.push_back({piece.first, piece.end(), std::move(file), num_rows});
       num_rows += piece.num_rows;
     }
@@ -130,7 +142,8 @@ LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, c
   // Who only reads beside a writer would not see what that adds.
   const auto least_rows = log_.home_rows();
   if (!writable_ || !least_rows) return;
-  home_bits_ = HomeBits::open(home_bits_path(directory), num_rows, options.caching, options.watcher, queue_);
+  home_bits_ = HomeBits::open(home_bits_path(directory), num_rows, options.caching, options.watcher, queue_,
+                              options.identity.seed());
   if (home_bits_ && home_bits_->count() < *least_rows) home_bits_.reset();  // it is older than the checkpoint
   if (!home_bits_) log_.set_home_rows(std::nullopt);
 }

@@ -105,6 +105,7 @@ struct LogStoreOptions {
   BlockWatcher* watcher = nullptr;  // for tests
   bool writable = true;
   std::uint64_t ring_bytes = 0;  // that the log was made with; 0: whatever it has
+  Identity identity{};  // of the pool
   std::size_t merge_bytes = std::size_t{64} << 20;  // of versions that a merge collects before it writes them
   std::size_t merge_slots = 8192;  // of the index that it looks at at a time, while fetches and appends wait
 };
@@ -147,9 +148,10 @@ class LogStore {
  public:
   // Makes the files of a store in `directory`, which exists: sparse homes, an allocated ring that begins after the
   // mark's step. adopt: the homes are there, and stay as they are. Throws full; corrupted where one that is adopted is
-  // missing or has another size than it needs.
+  // missing, another pool's, or of another size than it needs. identity: of the pool; its rows' is in the tables.
   static void create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t ring_bytes,
-                     Caching caching = Caching::direct, const StepMark& mark = {}, bool adopt = false);
+                     Caching caching = Caching::direct, const StepMark& mark = {}, bool adopt = false,
+                     const Identity& identity = {});
 
   // Opens them; throws corrupted where one is missing or has another size than it needs. recover comes next, or scan
   // and view where the store is not writable.

@@ -61,8 +61,8 @@ RecordDraft LogStore::draft(std::span<const TableRows> tables) const {
     images_end += tables_[tables[i].table].layout.bytes_for(tables[i].num_rows);
   }
   std::memset(record + images_end, 0, header.bytes - images_end);
-  header.rows_crc = crc32c(0, record + sizeof(header), header.images_offset - sizeof(header));
-  draft.images_sum_ = std::make_unique<PartsChecksum>(header.bytes - header.images_offset);
+  header.rows_crc = crc32c(log_.seed(), record + sizeof(header), header.images_offset - sizeof(header));
+  draft.images_sum_ = std::make_unique<PartsChecksum>(header.bytes - header.images_offset, log_.seed());
   draft.header_ = header;
   draft.sections_ = std::move(shape.sections);
   return draft;

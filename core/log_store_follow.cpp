@@ -16,13 +16,13 @@ namespace {
 constexpr std::size_t buffer_bytes = std::size_t{8} << 20;  // of home, read at once, and
 constexpr std::size_t least_bytes = std::size_t{256} << 10;
 
-bool holds(const std::byte* record, const RowLogHeader& expected) {
+bool holds(const std::byte* record, const RowLogHeader& expected, std::uint32_t seed) {
   const RowLogHeader header = log_record::header_of(record);
   const std::byte* rows = record + sizeof(RowLogHeader);
   const std::byte* images = record + header.images_offset;
   return std::memcmp(&header, &expected, sizeof(header)) == 0 &&
-         crc32c(0, rows, static_cast<std::size_t>(images - rows)) == header.rows_crc &&
-         crc32c(0, images, header.bytes - header.images_offset) == header.images_crc;
+         crc32c(seed, rows, static_cast<std::size_t>(images - rows)) == header.rows_crc &&
+         crc32c(seed, images, header.bytes - header.images_offset) == header.images_crc;
 }
 
 }  // namespace
@@ -41,7 +41,7 @@ std::optional<FollowedRecord> LogStore::follow() {
     if (!header) return std::nullopt;
     FollowedRecord record{{header->step, header->cursor, header->row_updates}, spare_.borrow(header->bytes)};
     queue_.read_range(log_.file(), log_.offset_of(header->position), header->bytes, record.data.data());
-    if (!holds(record.data.data(), *header)) return std::nullopt;  // it is being written
+    if (!holds(record.data.data(), *header, log_.seed())) return std::nullopt;  // it is being written
     const RowLog::Live live = RowLog::Live::of(*header);
     check_sections(live, record.data.data());
     log_.append(live);
@@ -51,7 +51,7 @@ std::optional<FollowedRecord> LogStore::follow() {
   const RowLog::Live live = unread_.front();
   FollowedRecord record{live.link.mark, spare_.borrow(live.bytes)};
   log_.read(live, live.bytes, record.data.data());
-  if (!holds(record.data.data(), log_record::header_of(record.data.data()))) {
+  if (!holds(record.data.data(), log_record::header_of(record.data.data()), log_.seed())) {
     throw Error(ErrorKind::corrupted, log_.place(live.link.position) + ": the record's checksum does not hold");
   }
   check_sections(live, record.data.data());

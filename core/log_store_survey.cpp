@@ -129,7 +129,8 @@ void LogStore::verify_record(const RowLog::Live& record, std::vector<std::string
       problems.push_back(damaged(log_.place(record.link.position + offset), section.table, rows[i]));
     }
   }
-  const std::uint32_t crc = crc32c(0, data.data() + record.images_offset, record.bytes - record.images_offset);
+  const std::uint32_t crc =
+      crc32c(log_.seed(), data.data() + record.images_offset, record.bytes - record.images_offset);
   if (problems.size() == problems_before && crc != log_record::header_of(data.data()).images_crc) {
     problems.push_back(log_.place(record.link.position + record.images_offset) +
                        ": the checksum of the record's images does not hold");

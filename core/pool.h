@@ -46,7 +46,7 @@ namespace holdfast {
 struct Sharding {
   std::uint32_t num_shards;  // of the whole: a power of two, 4096 at most
   std::vector<std::uint32_t> owned;
-  std::array<std::uint8_t, 16> group_uuid;
+  Uuid group_uuid;
   // The shards are there, at the step where the pool begins, and are taken as they are: whoever had them before has
   // emptied its log and closed its pool.
   bool adopt = false;
@@ -59,6 +59,8 @@ struct PoolOptions {
   bool row_checksums = false;  // of rows in place; a log store always has them
   StepMark begin{};  // the step at whose end the pool is made: its rows are imported, its dense state written
   std::optional<Sharding> sharding{};  // then every table says how it is cut
+  std::optional<Uuid> group_uuid{};  // of a part of a group's pool that has no shards; one with shards says it there
+  bool identified = true;  // false: of the versions before 4, as the other parts of an older group
 };
 
 // What a pool that belongs to a group could go back to.

@@ -15,7 +15,7 @@ namespace holdfast {
 PoolLock::PoolLock(const std::string& directory) : path_(directory + "/lock") {
   struct stat status{};
   if (::stat(directory.c_str(), &status) != 0) throw Error(ErrorKind::not_found, "no directory " + directory);
-  const int fd = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  const int fd = ::open(path_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);  // it is truncated
   if (fd < 0) {
     const int error = errno;
     const bool denied = error == EROFS || error == EACCES || error == EPERM;

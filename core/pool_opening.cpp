@@ -56,32 +56,14 @@ ShardSet checked_shards(const std::optional<Sharding>& of_pool, const std::vecto
   return owned;
 }
 
-}  // namespace
-
-void Pool::create(const std::string& directory, const PoolOptions& options, std::vector<format::TableRecord> tables) {
-  const PoolLock lock(directory);
+format::PoolHeader new_header(const PoolOptions& options, const Medium& medium, std::uint64_t log_bytes) {
   const bool in_place = options.store == format::Store::in_place;
-  const auto medium = open_mapped_medium(directory, in_place ? Flushing::mapped : Flushing::synced);
-  if (medium->exists(superblock_name)) throw Error(ErrorKind::exists, directory + " already holds a pool");
-  const std::size_t log_bytes = format::align_up(std::max<std::uint64_t>(options.log_bytes, 1), format::block_bytes);
-  const ShardSet owned = checked_shards(options.sharding, tables);
-  std::optional<format::ShardsRecord> shards;
-  if (options.sharding) shards = shards_record(owned, options.sharding->group_uuid);
-  const std::vector<RowTable> row_tables = row_tables_of(tables, options.seed, owned);
-  const bool adopt = options.sharding && options.sharding->adopt;
-  begin_making(directory);
-  if (in_place) {
-    InPlaceBackend::create(*medium, row_tables, log_bytes, options.row_checksums, adopt);
-  } else {
-    LogBackend::create(directory, row_tables, log_bytes, options.begin, adopt);
-  }
-  for (const char* name : dense_names) {
-    const auto slot = medium->create(name, format::block_bytes, Access::sequential);
-    slot->allocate(0, format::block_bytes);
-    slot->sync();
-  }
   format::PoolHeader header{};
-  header.level = static_cast<std::uint32_t>(medium->level());
+  header.version = options.identified ? format::identity_version
+                   : options.sharding ? format::shards_version
+                   : in_place         ? format::oldest_version
+                                      : format::log_store_version;
+  header.level = static_cast<std::uint32_t>(medium.level());
   std::random_device random;
   for (std::size_t i = 0; i < sizeof(header.uuid); i += 4) {
     const std::uint32_t word = random();
@@ -96,6 +78,40 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
   header.created_unix_ns = static_cast<std::uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
           .count());
+  if (!options.identified) return header;
+  header.has_shards = options.sharding ? 1 : 0;
+  const std::optional<Uuid> group = options.sharding ? options.sharding->group_uuid : options.group_uuid;
+  if (group) std::ranges::copy(*group, header.group_uuid);
+  return header;
+}
+
+}  // namespace
+
+void Pool::create(const std::string& directory, const PoolOptions& options, std::vector<format::TableRecord> tables) {
+  const PoolLock lock(directory);
+  const bool in_place = options.store == format::Store::in_place;
+  const auto medium = open_mapped_medium(directory, in_place ? Flushing::mapped : Flushing::synced);
+  if (medium->exists(superblock_name)) throw Error(ErrorKind::exists, directory + " already holds a pool");
+  const std::size_t log_bytes = format::align_up(std::max<std::uint64_t>(options.log_bytes, 1), format::block_bytes);
+  const ShardSet owned = checked_shards(options.sharding, tables);
+  std::optional<format::ShardsRecord> shards;
+  if (options.sharding) shards = shards_record(owned, options.sharding->group_uuid);
+  const format::PoolHeader header = new_header(options, *medium, log_bytes);
+  const Identity identity = Superblock::identity_of(header);
+  const std::vector<RowTable> row_tables =
+      row_tables_of(tables, options.seed, owned, Superblock::row_identity_of(header));
+  const bool adopt = options.sharding && options.sharding->adopt;
+  begin_making(directory);
+  if (in_place) {
+    InPlaceBackend::create(*medium, row_tables, log_bytes, options.row_checksums, adopt, identity);
+  } else {
+    LogBackend::create(directory, row_tables, log_bytes, options.begin, adopt, identity);
+  }
+  for (const char* name : dense_names) {
+    const auto slot = medium->create(name, format::block_bytes, Access::sequential);
+    slot->allocate(0, format::block_bytes);
+    slot->sync();
+  }
   EpochRecord epoch{};
   epoch.clean = 1;
   epoch.has_steps = 1;
@@ -124,7 +140,7 @@ void Pool::take_back(const std::string& directory) {
   {
     const auto medium = open_pool_medium(directory);
     Superblock superblock(*medium, false);
-    DenseSlots dense(*medium, open_dense_files(*medium, false));
+    DenseSlots dense(*medium, open_dense_files(*medium, false), superblock.identity());
     const auto rows = open_row_view(directory, *medium, superblock);
     const std::uint64_t step = rows->newest().step;
     dense.load(superblock.commit().epoch, step, superblock.epoch().clean != 0);
@@ -163,7 +179,7 @@ Pool::Pool(const std::string& directory, const OpenOptions& options, std::unique
   }
   make_backend(directory, options, watcher);
   updated_tables_.resize(backend_->tables().size());
-  dense_ = std::make_unique<DenseSlots>(*medium_, open_dense_files(*medium_, true));
+  dense_ = std::make_unique<DenseSlots>(*medium_, open_dense_files(*medium_, true), superblock_->identity());
   dense_->allocate();
   recover(directory, options);
   report_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();

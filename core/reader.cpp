@@ -72,7 +72,7 @@ std::vector<std::string> Reader::verify(std::optional<std::uint64_t> step) const
                                    [&](const std::string& other) { return other.ends_with(problem); });
     if (!known) problems.push_back(problem);
   };
-  DenseSlots slots(*medium_, open_dense_files(*medium_, false));
+  DenseSlots slots(*medium_, open_dense_files(*medium_, false), superblock_->identity());
   std::uint64_t target = rows_->newest().step;
   try {
     target = plan_recovery(*superblock_, rows_->newest(), slots, Recovery::exact).target.step;

@@ -31,6 +31,7 @@ class Reader {
   format::EpochRecord epoch() const { return superblock_->epoch(); }
   // The newest commit: its epoch and place in the log are those of the newest commit record, its step may be newer.
   format::CommitRecord commit() const;
+  format::Level level() const { return medium_->level(); }
   std::string medium_description() const { return medium_->description(); }
   LogUse log_use() const { return rows_->log_use(); }
   const std::vector<RowTable>& tables() const { return rows_->tables(); }

@@ -29,9 +29,9 @@ std::vector<std::byte> bytes_of(const T& value) {
 }
 
 template <format::Persistent T>
-T sealed(T value, std::uint64_t magic) {
+T sealed(T value, std::uint64_t magic, std::uint32_t seed) {
   value.magic = magic;
-  value.crc = crc_of(value);
+  value.crc = crc_of(value, seed);
   return value;
 }
 
@@ -39,10 +39,11 @@ T sealed(T value, std::uint64_t magic) {
 template <format::Persistent T>
 class Twins {
  public:
-  Twins(const File& file, const std::size_t (&offsets)[2], std::uint64_t magic) : offsets_(offsets) {
+  Twins(const File& file, const std::size_t (&offsets)[2], std::uint64_t magic, std::uint32_t seed)
+      : offsets_(offsets) {
     for (std::size_t i = 0; i < 2; ++i) {
       std::memcpy(&values_[i], file.data() + offsets[i], sizeof(T));
-      holds_[i] = values_[i].magic == magic && values_[i].crc == crc_of(values_[i]);
+      holds_[i] = values_[i].magic == magic && values_[i].crc == crc_of(values_[i], seed);
     }
   }
   // Which of the two does not hold, where the other does.
@@ -70,9 +71,9 @@ class Twins {
 // Which life the lost record was of cannot be told, but that the life after the other record's had begun is always a
 // state that a crash leaves: recovery then looks at everything. Where the machine has been down since the other record
 // was written, the new one is of no boot, and whoever opens the pool at level `process` decides whether to trust it.
-std::optional<Edit> epoch_record(const File& file, format::Level level) {
-  const Twins<EpochRecord> epochs(file, format::epoch_offset, format::epoch_magic);
-  const Twins<CommitRecord> commits(file, format::commit_offset, format::commit_magic);
+std::optional<Edit> epoch_record(const File& file, format::Level level, std::uint32_t seed) {
+  const Twins<EpochRecord> epochs(file, format::epoch_offset, format::epoch_magic, seed);
+  const Twins<CommitRecord> commits(file, format::commit_offset, format::commit_magic, seed);
   const auto lost = epochs.lost();
   if (!lost) return std::nullopt;
   const EpochRecord& other = epochs.other(*lost);
@@ -81,11 +82,10 @@ std::optional<Edit> epoch_record(const File& file, format::Level level) {
   if (!is_refused && epoch_of_commits <= other.epoch) return std::nullopt;
   EpochRecord record{};
   record.epoch = std::max(other.epoch + 1, epoch_of_commits);
-  const auto boot = current_boot_id();
-  const bool same_boot = std::equal(boot.begin(), boot.end(), other.boot_id);
-  if (same_boot) std::copy(boot.begin(), boot.end(), record.boot_id);
+  const bool same_boot = is_current_boot(other.boot_id);
+  if (same_boot) std::ranges::copy(other.boot_id, record.boot_id);
   return Edit{
-      file.name(), epochs.offset(*lost), bytes_of(sealed(record, format::epoch_magic)),
+      file.name(), epochs.offset(*lost), bytes_of(sealed(record, format::epoch_magic, seed)),
       std::string("the epoch record says that a life had begun which was not closed: the next opening recovers the "
                   "pool") +
           (same_boot ? "" : "; the machine has been down since, so that wants trust_after_reboot")};
@@ -97,6 +97,7 @@ class Planner {
       : medium_(medium),
         superblock_(medium, false),
         rows_(open_row_view(directory, medium, superblock_)),
+        seed_(superblock_.identity().seed()),
         closed_(superblock_.epoch()),
         knows_its_end_(closed_.clean != 0 && closed_.has_steps != 0) {}
 
@@ -114,7 +115,7 @@ class Planner {
   // says nothing that the row log does not.
   void commit_record() {
     const auto file = medium_.open(superblock_name, false, Access::sequential);
-    const Twins<CommitRecord> commits(*file, format::commit_offset, format::commit_magic);
+    const Twins<CommitRecord> commits(*file, format::commit_offset, format::commit_magic, seed_);
     const auto lost = commits.lost();
     if (!lost || closed_.clean == 0) return;
     const CommitRecord& other = commits.other(*lost);
@@ -132,7 +133,7 @@ class Planner {
       record.cursor = end.cursor;
       record.row_updates = end.row_updates;
       record.last_record = format::no_position;
-      plan_.edits.push_back({file->name(), commits.offset(*lost), bytes_of(sealed(record, format::commit_magic)),
+      plan_.edits.push_back({file->name(), commits.offset(*lost), bytes_of(sealed(record, format::commit_magic, seed_)),
                              "the commit record is written anew: the row log says step, cursor and row updates, too"});
     } else {
       refuse(where, "the newest commit record is lost, and with it the way into the log");
@@ -140,7 +141,7 @@ class Planner {
   }
 
   void dense_slots() {
-    DenseSlots slots(medium_, open_dense_files(medium_, false));
+    DenseSlots slots(medium_, open_dense_files(medium_, false), superblock_.identity());
     const std::uint64_t step = rows_->newest().step;
     try {
       slots.load(superblock_.commit().epoch, step, closed_.clean != 0);
@@ -170,6 +171,7 @@ class Planner {
   Medium& medium_;
   Superblock superblock_;
   std::unique_ptr<RowView> rows_;
+  std::uint32_t seed_;
   EpochRecord closed_;
   bool knows_its_end_;
   RepairPlan plan_;
@@ -188,7 +190,8 @@ RepairPlan plan_repair(const std::string& directory) {
   if (header.store != static_cast<std::uint32_t>(format::Store::in_place)) {
     medium = open_mapped_medium(directory, Flushing::synced);
   }
-  if (auto edit = epoch_record(*file, medium->level())) return {{std::move(*edit)}, {}};
+  if (auto edit = epoch_record(*file, medium->level(), Superblock::identity_of(header).seed()))
+    return {{std::move(*edit)}, {}};
   return Planner(directory, *medium).plan();
 }
 

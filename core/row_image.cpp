@@ -11,7 +11,8 @@ namespace holdfast {
 namespace {
 
 std::uint32_t tag_of(const RowLayout& layout, std::uint64_t table, std::uint64_t row, const std::byte* image) {
-  return row_tag(table, row, image, layout.weight_bytes(), image + layout.weight_bytes(), layout.state_bytes());
+  return row_tag(layout.tag_seed(), table, row, image, layout.weight_bytes(), image + layout.weight_bytes(),
+                 layout.state_bytes());
 }
 
 std::uint32_t tag_at(const RowLayout& layout, const std::byte* image) {
@@ -23,7 +24,9 @@ std::uint32_t tag_at(const RowLayout& layout, const std::byte* image) {
 }  // namespace
 
 RowLayout::RowLayout(const RowSpec& spec)
-    : weight_bytes_(std::size_t{spec.dim} * bytes_of(spec.dtype)), state_bytes_(std::size_t{spec.state_floats} * 4) {
+    : weight_bytes_(std::size_t{spec.dim} * bytes_of(spec.dtype)),
+      state_bytes_(std::size_t{spec.state_floats} * 4),
+      tag_seed_(spec.tag_seed) {
   const bool fits = image_bytes() <= format::sector_bytes;
   unit_rows_ = fits ? format::sector_bytes / image_bytes() : 1;
   unit_bytes_ = fits ? format::sector_bytes : format::align_up(image_bytes(), format::sector_bytes);
@@ -77,7 +80,8 @@ void pack_images(const RowLayout& layout, std::uint64_t table, const WorkingRows
       rows[i] = rows[some - 1];
       image[i] = image[some - 1];
     }
-    const RowTags tags = row_tags(table, rows, {image[0], image[1], image[2], image[3]}, value_bytes);
+    const RowTags tags =
+        row_tags(layout.tag_seed(), table, rows, {image[0], image[1], image[2], image[3]}, value_bytes);
     for (std::size_t i = 0; i < some; ++i) std::memcpy(image[i] + value_bytes, &tags[i], sizeof(tags[i]));
   }
   if (in_unit != 0) end_unit();

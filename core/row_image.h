@@ -21,6 +21,7 @@ class RowLayout {
 
   std::size_t weight_bytes() const { return weight_bytes_; }
   std::size_t state_bytes() const { return state_bytes_; }
+  std::uint32_t tag_seed() const { return tag_seed_; }
   std::size_t image_bytes() const { return weight_bytes_ + state_bytes_ + sizeof(std::uint32_t); }
   // Images and bytes of the smallest whole piece: one sector, or one large image.
   std::size_t unit_rows() const { return unit_rows_; }
@@ -37,6 +38,7 @@ class RowLayout {
   std::size_t state_bytes_;
   std::size_t unit_rows_;
   std::size_t unit_bytes_;
+  std::uint32_t tag_seed_;
 };
 
 // Writes the image of `row` from weights and state; `state` may be null where there is none.

@@ -6,6 +6,7 @@
 
 #include "checksum.h"
 #include "error.h"
+#include "label.h"
 
 namespace holdfast {
 
@@ -18,9 +19,9 @@ namespace {
 constexpr std::size_t check_bytes = std::size_t{4} << 20;    // of a record, at a time
 constexpr std::size_t search_bytes = std::size_t{64} << 20;  // how far behind the log's end lost records are looked for
 
-RowLogCheckpoint seal(RowLogCheckpoint checkpoint) {
+RowLogCheckpoint seal(RowLogCheckpoint checkpoint, std::uint32_t seed) {
   checkpoint.magic = format::row_log_checkpoint_magic;
-  checkpoint.crc = crc_of(checkpoint);
+  checkpoint.crc = crc_of(checkpoint, seed);
   return checkpoint;
 }
 
@@ -40,13 +41,14 @@ RowLogCheckpoint read_bytes(const BlockFile& file, std::uint64_t offset, BlockQu
   return checkpoint;
 }
 
-bool is_whole(const RowLogCheckpoint& checkpoint) {
-  return checkpoint.magic == format::row_log_checkpoint_magic && checkpoint.crc == crc_of(checkpoint);
+bool is_whole(const RowLogCheckpoint& checkpoint, std::uint32_t seed) {
+  return checkpoint.magic == format::row_log_checkpoint_magic && checkpoint.crc == crc_of(checkpoint, seed);
 }
 
-std::optional<RowLogCheckpoint> read_checkpoint(const BlockFile& file, std::uint64_t offset, BlockQueue& queue) {
+std::optional<RowLogCheckpoint> read_checkpoint(const BlockFile& file, std::uint64_t offset, BlockQueue& queue,
+                                                std::uint32_t seed) {
   const RowLogCheckpoint checkpoint = read_bytes(file, offset, queue);
-  return is_whole(checkpoint) ? std::optional(checkpoint) : std::nullopt;
+  return is_whole(checkpoint, seed) ? std::optional(checkpoint) : std::nullopt;
 }
 
 }  // namespace
@@ -61,11 +63,11 @@ RowLog::Live RowLog::Live::of(const RowLogHeader& header) {
 }
 
 void RowLog::create(const std::string& path, std::uint64_t ring_bytes, Caching caching, const StepMark& mark,
-                    bool has_home_bits) {
+                    bool has_home_bits, const Identity& identity) {
   if (ring_bytes == 0 || ring_bytes % format::block_bytes != 0) {
     throw Error(ErrorKind::config, path + ": a row log's ring takes a multiple of 4096 bytes");
   }
-  BlockFile::create(path, format::row_log_ring_offset + ring_bytes);
+  create_labelled_blocks(path, format::row_log_ring_offset + ring_bytes, identity, {format::FileKind::row_log});
   BlockFile file(path, caching);
   file.allocate(0, file.size());
   RowLogCheckpoint checkpoint{};
@@ -75,17 +77,19 @@ void RowLog::create(const std::string& path, std::uint64_t ring_bytes, Caching c
   checkpoint.last_record_row_updates = mark.row_updates;
   checkpoint.merged_step = mark.step;
   checkpoint.home_rows = has_home_bits ? 1 : 0;
-  write_block(file, format::row_log_checkpoint_offset[0], seal(checkpoint));
+  write_block(file, format::row_log_checkpoint_offset[0], seal(checkpoint, identity.seed()));
   file.sync();
 }
 
-RowLog::RowLog(const std::string& path, Caching caching, BlockWatcher* watcher, Opening opening, BlockQueue& queue)
-    : file_(path, caching, watcher, opening), queue_(queue) {
+RowLog::RowLog(const std::string& path, Caching caching, BlockWatcher* watcher, Opening opening, BlockQueue& queue,
+               const Identity& identity)
+    : file_(path, caching, watcher, opening), queue_(queue), seed_(identity.seed()) {
+  check_label_of(file_, queue_, identity, {format::FileKind::row_log});
   if (file_.size() <= format::row_log_ring_offset || file_.size() % format::block_bytes != 0) {
     throw Error(ErrorKind::corrupted, path + ": " + std::to_string(file_.size()) + " bytes are no row log");
   }
-  const auto first = read_checkpoint(file_, format::row_log_checkpoint_offset[0], queue_);
-  const auto second = read_checkpoint(file_, format::row_log_checkpoint_offset[1], queue_);
+  const auto first = read_checkpoint(file_, format::row_log_checkpoint_offset[0], queue_, seed_);
+  const auto second = read_checkpoint(file_, format::row_log_checkpoint_offset[1], queue_, seed_);
   if (!first && !second) throw Error(ErrorKind::corrupted, file_.place(0) + ": neither checkpoint holds its checksum");
   checkpoint_slot_ = first && (!second || first->sequence > second->sequence) ? 0 : 1;
   checkpoint_ = checkpoint_slot_ == 0 ? *first : *second;
@@ -104,7 +108,7 @@ std::optional<std::uint64_t> RowLog::offset_of_broken_checkpoint() const {
   const std::uint64_t offset = format::row_log_checkpoint_offset[1 - checkpoint_slot_];
   const RowLogCheckpoint other = read_bytes(file_, offset, queue_);
   const bool is_empty = other.magic == 0 && other.crc == 0;
-  return is_empty || is_whole(other) ? std::nullopt : std::optional(offset);
+  return is_empty || is_whole(other, seed_) ? std::nullopt : std::optional(offset);
 }
 
 std::optional<std::string> RowLog::broken_checkpoint() const {
@@ -126,7 +130,7 @@ std::optional<RowLogHeader> RowLog::check_header(const std::byte* data, std::uin
   RowLogHeader header;
   std::memcpy(&header, data, sizeof(header));
   if (header.magic != format::row_log_record_magic) return refuse("no record here");
-  if (header.crc != crc_of(header)) return refuse("the record header's checksum does not hold");
+  if (header.crc != crc_of(header, seed_)) return refuse("the record header's checksum does not hold");
   if (header.position != position) return refuse("a record of another turn of the ring");
   if (header.bytes % format::block_bytes != 0 || header.bytes > ring_bytes() - position % ring_bytes() ||
       header.images_offset > header.bytes || header.images_offset % format::sector_bytes != 0 ||
@@ -151,7 +155,7 @@ void RowLog::read(const Live& record, std::uint64_t bytes, std::byte* dst) const
     throw Error(ErrorKind::corrupted,
                 place(record.link.position) + ": " + (header ? "a record that breaks the chain" : why));
   }
-  if (crc32c(0, dst + sizeof(RowLogHeader), header->images_offset - sizeof(RowLogHeader)) != header->rows_crc) {
+  if (crc32c(seed_, dst + sizeof(RowLogHeader), header->images_offset - sizeof(RowLogHeader)) != header->rows_crc) {
     throw Error(ErrorKind::corrupted,
                 place(record.link.position) + ": the checksum of the record's row numbers does not hold");
   }
@@ -160,7 +164,7 @@ void RowLog::read(const Live& record, std::uint64_t bytes, std::byte* dst) const
 bool RowLog::holds(const RowLogHeader& header) const {
   const SectorBuffer data(std::min<std::uint64_t>(header.bytes, check_bytes));
   const auto crc_of_range = [&](std::uint64_t begin, std::uint64_t end) {
-    std::uint32_t crc = 0;
+    std::uint32_t crc = seed_;
     while (begin < end) {
       const std::uint64_t from = begin / format::sector_bytes * format::sector_bytes;
       const std::uint64_t bytes = std::min<std::uint64_t>(data.size(), end - from);
@@ -301,7 +305,7 @@ RowLog::Live RowLog::write(RowLogHeader header, std::uint64_t position, std::byt
   header.magic = format::row_log_record_magic;
   header.epoch = epoch_;
   header.position = position;
-  header.crc = crc_of(header);
+  header.crc = crc_of(header, seed_);
   std::memcpy(record, &header, sizeof(header));
   appended_ = true;
   file_.write(offset_of(position), header.bytes, record);
@@ -350,7 +354,7 @@ void RowLog::write_checkpoint(std::uint64_t tail, std::uint64_t merged_step, con
   checkpoint.last_record_step = durable.last.mark.step;
   checkpoint.last_record_cursor = durable.last.mark.cursor;
   checkpoint.last_record_row_updates = durable.last.mark.row_updates;
-  write_block(file_, format::row_log_checkpoint_offset[1 - checkpoint_slot_], seal(checkpoint));
+  write_block(file_, format::row_log_checkpoint_offset[1 - checkpoint_slot_], seal(checkpoint, seed_));
   file_.sync();
   const std::lock_guard lock(mutex_);
   checkpoint_ = checkpoint;
@@ -380,7 +384,8 @@ std::uint64_t RowLog::durable_step() const {
 std::uint64_t RowLog::read_merged_step() const {
   std::uint64_t step = 0;
   for (const std::uint64_t offset : format::row_log_checkpoint_offset) {
-    if (const auto checkpoint = read_checkpoint(file_, offset, queue_)) step = std::max(step, checkpoint->merged_step);
+    if (const auto checkpoint = read_checkpoint(file_, offset, queue_, seed_))
+      step = std::max(step, checkpoint->merged_step);
   }
   return step;
 }

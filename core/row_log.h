@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "format.h"
+#include "identity.h"
 #include "media/block_file.h"
 #include "media/block_queue.h"
 #include "step_mark.h"
@@ -51,12 +52,13 @@ class RowLog {
   };
 
   // A new log of `ring_bytes` (a multiple of 4096) for records, which begins after the mark's step; its space is
-  // allocated. has_home_bits: of the store, see there. Throws full.
+  // allocated. has_home_bits: of the store, see there. identity: of the pool (identity.h). Throws full.
   static void create(const std::string& path, std::uint64_t ring_bytes, Caching caching, const StepMark& mark = {},
-                     bool has_home_bits = false);
+                     bool has_home_bits = false, const Identity& identity = {});
 
-  // Opens; throws corrupted where neither checkpoint holds, and changes nothing.
-  RowLog(const std::string& path, Caching caching, BlockWatcher* watcher, Opening opening, BlockQueue& queue);
+  // Opens; throws corrupted where it is another pool's or neither checkpoint holds, and changes nothing.
+  RowLog(const std::string& path, Caching caching, BlockWatcher* watcher, Opening opening, BlockQueue& queue,
+         const Identity& identity = {});
 
   // Reads the log back. Throws corrupted, and changes nothing.
   void scan();
@@ -70,6 +72,8 @@ class RowLog {
   void check_start(std::uint64_t epoch, std::uint64_t step) const;
   void start(std::uint64_t epoch, std::uint64_t step);
 
+  // What the checksums of its records go on from.
+  std::uint32_t seed() const { return seed_; }
   std::uint64_t ring_bytes() const { return file_.size() - format::row_log_ring_offset; }
   std::uint64_t offset_of(std::uint64_t position) const {
     return format::row_log_ring_offset + position % ring_bytes();
@@ -140,6 +144,7 @@ class RowLog {
 
   BlockFile file_;
   BlockQueue& queue_;
+  std::uint32_t seed_;
   format::RowLogCheckpoint checkpoint_;  // the newest that is durable
   std::size_t checkpoint_slot_;
   std::uint64_t next_home_rows_;  // as the next one is to say it

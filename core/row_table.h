@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "format.h"
+#include "identity.h"
 #include "kernels/kernels.h"
 #include "shards.h"
 
@@ -32,6 +33,7 @@ struct RowTable {
   std::string name{};
   std::optional<ShardLayout> layout{};  // of a pool of several writers
   std::vector<RowPiece> pieces{};       // there: those that this writer owns, by place
+  Identity identity{};                  // of whoever owns the rows: of the group, where there is one
 
   std::size_t weight_bytes() const { return std::size_t{spec.dim} * bytes_of(spec.dtype); }
   std::size_t state_bytes() const { return std::size_t{spec.state_floats} * 4; }
@@ -86,9 +88,9 @@ inline std::optional<ShardLayout> shard_layout_of(const format::TableRecord& rec
   return ShardLayout::split(record.num_embeddings, record.table_shards, record.first_shard);
 }
 
-// The tables of a pool, by number; `owned`: its writer's shards, where it has some.
+// The tables of a pool, by number; `owned`: its writer's shards, where it has some; `identity`: whose the rows are.
 inline std::vector<RowTable> row_tables_of(const std::vector<format::TableRecord>& records, std::uint64_t seed,
-                                           const ShardSet& owned = {}) {
+                                           const ShardSet& owned = {}, const Identity& identity = {}) {
   std::vector<RowTable> tables;
   for (std::size_t i = 0; i < records.size(); ++i) {
     const format::TableRecord& record = records[i];
@@ -97,6 +99,8 @@ inline std::vector<RowTable> row_tables_of(const std::vector<format::TableRecord
          record.state_floats, seed, i, record.init_low, record.init_high},
         record.num_embeddings,
         record.name};
+    table.identity = identity;
+    table.spec.tag_seed = identity.seed();
     table.layout = shard_layout_of(record);
     if (table.layout) {
       table.num_rows = table.layout->end_place();

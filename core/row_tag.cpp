@@ -15,13 +15,14 @@ std::uint32_t tag_of_crc(std::uint32_t crc) { return 1 + mix(crc) % std::numeric
 
 }  // namespace
 
-std::uint32_t row_tag(std::uint64_t table, std::uint64_t row, const void* weights, std::size_t weight_bytes,
-                      const void* state, std::size_t state_bytes) {
+std::uint32_t row_tag(std::uint32_t seed, std::uint64_t table, std::uint64_t row, const void* weights,
+                      std::size_t weight_bytes, const void* state, std::size_t state_bytes) {
   const std::uint64_t whose[2] = {table, row};
-  return tag_of_crc(crc32c(crc32c(crc32c(0, whose, sizeof(whose)), weights, weight_bytes), state, state_bytes));
+  return tag_of_crc(crc32c(crc32c(crc32c(seed, whose, sizeof(whose)), weights, weight_bytes), state, state_bytes));
 }
 
-RowTags row_tags(std::uint64_t table, const RowNumbers& rows, const Messages& values, std::size_t bytes) {
+RowTags row_tags(std::uint32_t seed, std::uint64_t table, const RowNumbers& rows, const Messages& values,
+                 std::size_t bytes) {
   std::array<std::uint64_t[2], checksums_at_once> whose;
   Messages whose_bytes;
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -29,7 +30,7 @@ RowTags row_tags(std::uint64_t table, const RowNumbers& rows, const Messages& va
     whose[i][1] = rows[i];
     whose_bytes[i] = reinterpret_cast<const std::byte*>(whose[i]);
   }
-  RowTags tags = crc32c_of_each(crc32c_of_each({}, whose_bytes, sizeof(whose[0])), values, bytes);
+  RowTags tags = crc32c_of_each(crc32c_of_each({seed, seed, seed, seed}, whose_bytes, sizeof(whose[0])), values, bytes);
   for (std::uint32_t& tag : tags) tag = tag_of_crc(tag);
   return tags;
 }

@@ -49,11 +49,12 @@ class InPlaceView final : public RowView {
   }
 
   std::vector<std::string> verify(std::uint64_t step) override {
-    const auto ring = open_log_file(medium_, superblock_.header().log_bytes, false);
+    const Identity& identity = superblock_.identity();
+    const auto ring = open_log_file(medium_, identity, superblock_.header().log_bytes, false);
     std::set<std::pair<std::size_t, std::uint64_t>> undone;  // rows that recovery restores, whatever they are now
     std::vector<std::string> problems;
     try {
-      const UndoPlan plan = plan_undo(superblock_, UndoLog(medium_, *ring), store_, step);
+      const UndoPlan plan = plan_undo(superblock_, UndoLog(medium_, *ring, identity.seed()), store_, step);
       for (const Record& record : plan.records) {
         for (const format::RecordSection& section : record.sections()) {
           const auto* rows = reinterpret_cast<const std::uint64_t*>(record.data + section.rows_offset);
@@ -198,9 +199,11 @@ class LogView final : public RowView {
   }
 
   void open() {
-    auto store = std::make_unique<LogStore>(
-        directory_, tables(),
-        LogStoreOptions{.caching = caching_of(directory_), .writable = false, .ring_bytes = ring_bytes_});
+    auto store = std::make_unique<LogStore>(directory_, tables(),
+                                            LogStoreOptions{.caching = caching_of(directory_),
+                                                            .writable = false,
+                                                            .ring_bytes = ring_bytes_,
+                                                            .identity = superblock_.identity()});
     store->scan();
     store->view();
     store_ = std::move(store);

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <utility>
@@ -23,10 +24,17 @@ using format::TableRecord;
 namespace {
 
 template <format::Persistent T>
-std::optional<T> read_valid(const File& file, std::size_t offset, std::uint64_t magic) {
+std::optional<T> read_valid(const File& file, std::size_t offset, std::uint64_t magic, std::uint32_t seed) {
   T value;
   std::memcpy(&value, file.data() + offset, sizeof(T));
-  if (value.magic != magic || value.crc != crc_of(value)) return std::nullopt;
+  if (value.magic != magic || value.crc != crc_of(value, seed)) return std::nullopt;
+  return value;
+}
+
+template <format::Persistent T>
+T sealed(T value, std::uint64_t magic, std::uint32_t seed) {
+  value.magic = magic;
+  value.crc = crc_of(value, seed);
   return value;
 }
 
@@ -53,9 +61,9 @@ bool newer(const EpochRecord& a, const EpochRecord& b) {
 // Reads the pair of records at `offsets` and says which slot holds the newer one.
 template <class T>
 std::pair<T, std::size_t> read_pair(const File& file, const std::size_t (&offsets)[2], std::uint64_t magic,
-                                    const char* what) {
-  const auto first = read_valid<T>(file, offsets[0], magic);
-  const auto second = read_valid<T>(file, offsets[1], magic);
+                                    std::uint32_t seed, const char* what) {
+  const auto first = read_valid<T>(file, offsets[0], magic, seed);
+  const auto second = read_valid<T>(file, offsets[1], magic, seed);
   if (!first && !second) {
     throw Error(ErrorKind::corrupted, file.place(offsets[0]) + ": neither " + what + " record holds its checksum");
   }
@@ -86,8 +94,10 @@ void check_table(const TableRecord& table, const PoolHeader& header, const std::
 }  // namespace
 
 std::unique_ptr<Medium> open_pool_medium(const std::string& directory) {
+  if (!std::filesystem::exists(directory + "/" + superblock_name)) {
+    throw Error(ErrorKind::not_found, directory + " holds no pool");
+  }
   auto medium = open_mapped_medium(directory);
-  if (!medium->exists(superblock_name)) throw Error(ErrorKind::not_found, directory + " holds no pool");
   const auto store = static_cast<format::Store>(Superblock(*medium, false).header().store);
   return store == format::Store::in_place ? std::move(medium) : open_mapped_medium(directory, Flushing::synced);
 }
@@ -130,37 +140,32 @@ std::array<std::uint8_t, 16> current_boot_id() {
   return id;
 }
 
+bool is_current_boot(const std::uint8_t (&boot_id)[16]) {
+  const auto current = current_boot_id();
+  return current != decltype(current){} && std::ranges::equal(current, boot_id);
+}
+
 std::vector<std::byte> Superblock::write_once(PoolHeader header, std::vector<TableRecord> tables,
                                               const std::optional<ShardsRecord>& shards) {
   std::vector<std::byte> image(format::pool_file_bytes(tables.size(), shards.has_value()));
-  header.magic = format::pool_magic;
-  const bool in_place = header.store == static_cast<std::uint32_t>(format::Store::in_place);
-  header.version = shards ? format::shards_version : in_place ? format::oldest_version : format::log_store_version;
+  const std::uint32_t seed = identity_of(header).seed();
   header.num_tables = static_cast<std::uint32_t>(tables.size());
-  header.crc = crc_of(header);
-  put(image, format::header_offset, header);
+  put(image, format::header_offset, sealed(header, format::pool_magic, 0));
   for (std::size_t i = 0; i < tables.size(); ++i) {
-    tables[i].magic = format::table_magic;
     tables[i].number = static_cast<std::uint32_t>(i + 1);
-    tables[i].crc = crc_of(tables[i]);
-    put(image, format::tables_offset + i * sizeof(TableRecord), tables[i]);
+    put(image, format::tables_offset + i * sizeof(TableRecord), sealed(tables[i], format::table_magic, seed));
   }
-  if (shards) {
-    ShardsRecord sealed = *shards;
-    sealed.magic = format::shards_magic;
-    sealed.crc = crc_of(sealed);
-    put(image, format::shards_offset(tables.size()), sealed);
-  }
+  if (shards) put(image, format::shards_offset(tables.size()), sealed(*shards, format::shards_magic, seed));
   return image;
 }
 
-std::vector<std::byte> Superblock::with_records(std::vector<std::byte> image, EpochRecord epoch, CommitRecord commit) {
-  epoch.magic = format::epoch_magic;
-  epoch.crc = crc_of(epoch);
-  put(image, format::epoch_offset[0], epoch);
-  commit.magic = format::commit_magic;
-  commit.crc = crc_of(commit);
-  put(image, format::commit_offset[0], commit);
+std::vector<std::byte> Superblock::with_records(std::vector<std::byte> image, const EpochRecord& epoch,
+                                                const CommitRecord& commit) {
+  PoolHeader header;
+  std::memcpy(&header, image.data() + format::header_offset, sizeof(header));
+  const std::uint32_t seed = identity_of(header).seed();
+  put(image, format::epoch_offset[0], sealed(epoch, format::epoch_magic, seed));
+  put(image, format::commit_offset[0], sealed(commit, format::commit_magic, seed));
   return image;
 }
 
@@ -173,6 +178,15 @@ void Superblock::publish(Medium& medium, const std::vector<std::byte>& image) {
   write_whole(medium, fresh, image);
   medium.rename(fresh, superblock_name);
   medium.persist_point();
+}
+
+Identity Superblock::identity_of(const PoolHeader& header) {
+  return header.version >= format::identity_version ? Identity(std::to_array(header.uuid)) : Identity();
+}
+
+Identity Superblock::row_identity_of(const PoolHeader& header) {
+  const Identity own = identity_of(header);
+  return own.uuid() && format::has_shards(header) ? Identity(std::to_array(header.group_uuid)) : own;
 }
 
 PoolHeader Superblock::read_header(const File& file) {
@@ -189,7 +203,7 @@ PoolHeader Superblock::read_header(const File& file) {
                                                 ", this build knows versions up to " + std::to_string(format::version) +
                                                 "; use the holdfast that wrote it");
   }
-  if (header.crc != crc_of(header)) {
+  if (header.crc != crc_of(header, 0)) {
     throw Error(ErrorKind::corrupted, file.place(0) + ": the pool header's checksum does not hold");
   }
   if (file.size() < format::pool_file_bytes(0, false) ||
@@ -221,9 +235,10 @@ PoolHeader Superblock::read_header(const File& file) {
 
 Superblock::Once Superblock::read_once(const File& file) {
   Once once{read_header(file), {}, {}};
+  const std::uint32_t seed = identity_of(once.header).seed();
   for (std::size_t i = 0; i < once.header.num_tables; ++i) {
     const std::size_t offset = format::tables_offset + i * sizeof(TableRecord);
-    const auto table = read_valid<TableRecord>(file, offset, format::table_magic);
+    const auto table = read_valid<TableRecord>(file, offset, format::table_magic, seed);
     if (!table) {
       throw Error(ErrorKind::corrupted,
                   file.place(offset) + ": the checksum of table record " + std::to_string(i) + " does not hold");
@@ -237,12 +252,16 @@ Superblock::Once Superblock::read_once(const File& file) {
   }
   if (format::has_shards(once.header)) {
     const std::size_t offset = format::shards_offset(once.header.num_tables);
-    once.shards = read_valid<ShardsRecord>(file, offset, format::shards_magic);
+    once.shards = read_valid<ShardsRecord>(file, offset, format::shards_magic, seed);
     if (!once.shards) {
       throw Error(ErrorKind::corrupted, file.place(offset) + ": the checksum of the shards record does not hold");
     }
     if ((shards_of(*once.shards) >> once.header.num_shards).any()) {
       throw Error(ErrorKind::corrupted, file.place(offset) + ": shards that the pool does not have");
+    }
+    const bool is_identified = identity_of(once.header).uuid().has_value();
+    if (is_identified && !std::ranges::equal(once.shards->group_uuid, once.header.group_uuid)) {
+      throw Error(ErrorKind::corrupted, file.place(offset) + ": shards of another group than the header's");
     }
   }
   return once;
@@ -255,10 +274,14 @@ Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
   header_ = once.header;
   tables_ = std::move(once.tables);
   shards_ = once.shards;
+  identity_ = identity_of(header_);
+  row_identity_ = row_identity_of(header_);
+  const std::uint32_t seed = identity_.seed();
   // In this order: an epoch is durable before anything that carries it, so a reader beside a writer finds none missing.
   std::tie(commit_, commit_slot_) =
-      read_pair<CommitRecord>(file, format::commit_offset, format::commit_magic, "commit");
-  std::tie(epoch_, epoch_slot_) = read_pair<EpochRecord>(file, format::epoch_offset, format::epoch_magic, "epoch");
+      read_pair<CommitRecord>(file, format::commit_offset, format::commit_magic, seed, "commit");
+  std::tie(epoch_, epoch_slot_) =
+      read_pair<EpochRecord>(file, format::epoch_offset, format::epoch_magic, seed, "epoch");
   if (commit_.epoch > epoch_.epoch) {
     throw Error(ErrorKind::corrupted, file.place(format::epoch_offset[1 - epoch_slot_]) +
                                           ": the epoch record of epoch " + std::to_string(commit_.epoch) + " is lost");
@@ -266,14 +289,20 @@ Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
 }
 
 std::vector<RowTable> Superblock::row_tables() const {
-  return row_tables_of(tables_, header_.seed, shards_ ? shards_of(*shards_) : ShardSet{});
+  return row_tables_of(tables_, header_.seed, shards_ ? shards_of(*shards_) : ShardSet{}, row_identity_);
 }
 
 std::optional<std::string> Superblock::reason_to_distrust() const {
-  const auto boot = current_boot_id();
   const auto& of_record = epoch_.boot_id;
-  const bool same_boot = std::equal(boot.begin(), boot.end(), of_record);
-  if (medium_.level() != format::Level::process || epoch_.clean != 0 || same_boot) return std::nullopt;
+  if (medium_.level() != format::Level::process || epoch_.clean != 0 || is_current_boot(of_record)) {
+    return std::nullopt;
+  }
+  constexpr std::array<std::uint8_t, 16> unknown{};
+  if (current_boot_id() == unknown || std::ranges::equal(of_record, unknown)) {
+    return "was open when it was left, and whether the machine has been down since cannot be told here "
+           "(/proc/sys/kernel/random/boot_id is missing); its medium (" +
+           medium_.description() + ") keeps no order across that: its rows may be from any moment";
+  }
   const bool sync_failed = std::all_of(std::begin(of_record), std::end(of_record),
                                        [](std::uint8_t byte) { return byte == format::boot_id_byte_of_failed_sync; });
   return (sync_failed ? "could not be synced when it was closed, and its medium ("
@@ -287,7 +316,7 @@ std::vector<std::string> Superblock::broken_records() const {
     for (const std::size_t offset : offsets) {
       T value;
       std::memcpy(&value, file_->data() + offset, sizeof(T));
-      if ((value.magic == 0 && value.crc == 0) || read_valid<T>(*file_, offset, magic)) continue;
+      if ((value.magic == 0 && value.crc == 0) || read_valid<T>(*file_, offset, magic, identity_.seed())) continue;
       broken.push_back(file_->place(offset) + ": the checksum of this " + what + " record does not hold");
     }
   };
@@ -308,7 +337,7 @@ std::string Superblock::place_of_older_commit() const { return file_->place(form
 
 void Superblock::write_epoch(EpochRecord record) {
   record.magic = format::epoch_magic;
-  record.crc = crc_of(record);
+  record.crc = crc_of(record, identity_.seed());
   epoch_slot_ = 1 - epoch_slot_;
   std::byte* target = file_->data() + format::epoch_offset[epoch_slot_];
   std::memcpy(target, &record, sizeof(record));
@@ -319,7 +348,7 @@ void Superblock::write_epoch(EpochRecord record) {
 
 void Superblock::write_commit(CommitRecord record) {
   record.magic = format::commit_magic;
-  record.crc = crc_of(record);
+  record.crc = crc_of(record, identity_.seed());
   commit_slot_ = 1 - commit_slot_;
   std::byte* target = file_->data() + format::commit_offset[commit_slot_];
   medium_.persist_point();
@@ -329,11 +358,11 @@ void Superblock::write_commit(CommitRecord record) {
 }
 
 CommitRecord Superblock::read_commit() const {
-  return read_pair<CommitRecord>(*file_, format::commit_offset, format::commit_magic, "commit").first;
+  return read_pair<CommitRecord>(*file_, format::commit_offset, format::commit_magic, identity_.seed(), "commit").first;
 }
 
 EpochRecord Superblock::read_epoch() const {
-  return read_pair<EpochRecord>(*file_, format::epoch_offset, format::epoch_magic, "epoch").first;
+  return read_pair<EpochRecord>(*file_, format::epoch_offset, format::epoch_magic, identity_.seed(), "epoch").first;
 }
 
 }  // namespace holdfast

@@ -27,6 +27,8 @@ inline constexpr const char* superblock_copy_name = "pool.copy";
 
 // The machine's current boot, or zeros where it cannot be told.
 std::array<std::uint8_t, 16> current_boot_id();
+// Whether it is that one. A boot that cannot be told is never the same.
+bool is_current_boot(const std::uint8_t (&boot_id)[16]);
 
 // Shards as a record has them, and back.
 ShardSet shards_of(const format::ShardsRecord& record);
@@ -38,12 +40,12 @@ std::unique_ptr<Medium> open_pool_medium(const std::string& directory);
 class Superblock {
  public:
   // The file's bytes, as far as they are written once: header and table records, sealed here, and the shards of a pool
-  // of several writers.
+  // of several writers. The header has its version and the uuid that everything else is of.
   static std::vector<std::byte> write_once(format::PoolHeader header, std::vector<format::TableRecord> tables,
                                            const std::optional<format::ShardsRecord>& shards);
   // With the first of its records, sealed here.
-  static std::vector<std::byte> with_records(std::vector<std::byte> image, format::EpochRecord epoch,
-                                             format::CommitRecord commit);
+  static std::vector<std::byte> with_records(std::vector<std::byte> image, const format::EpochRecord& epoch,
+                                             const format::CommitRecord& commit);
   // What is written once, beside the superblock: what a repair makes a lost one of. Its name is not durable yet.
   static void write_copy(Medium& medium, const std::vector<std::byte>& image);
   // Writes the whole file and renames it into place: from then on there is a pool.
@@ -56,6 +58,10 @@ class Superblock {
   };
   // What is written once, of the file or of its copy. Throws format_mismatch or corrupted.
   static Once read_once(const File& file);
+
+  // Of the pool with this header, and of its rows: nothing before version 4.
+  static Identity identity_of(const format::PoolHeader& header);
+  static Identity row_identity_of(const format::PoolHeader& header);
   // The header alone. Throws format_mismatch or corrupted.
   static format::PoolHeader read_header(const File& file);
   // Reads and checks; throws not_found, format_mismatch or corrupted, and changes nothing.
@@ -66,6 +72,9 @@ class Superblock {
   const std::vector<format::TableRecord>& tables() const { return tables_; }
   // Of a pool of several writers.
   const std::optional<format::ShardsRecord>& shards() const { return shards_; }
+  // Of the pool's structures, and of the rows, which are the group's where there is one.
+  const Identity& identity() const { return identity_; }
+  const Identity& row_identity() const { return row_identity_; }
   // What this writer has of the tables.
   std::vector<RowTable> row_tables() const;
   const format::EpochRecord& epoch() const { return epoch_; }
@@ -94,6 +103,8 @@ class Superblock {
   format::PoolHeader header_;
   std::vector<format::TableRecord> tables_;
   std::optional<format::ShardsRecord> shards_;
+  Identity identity_;
+  Identity row_identity_;
   format::EpochRecord epoch_;
   format::CommitRecord commit_;
   std::size_t epoch_slot_ = 0;

@@ -51,17 +51,17 @@ Bytes without_records(Bytes image) {
 }
 
 template <format::Persistent T>
-std::optional<T> record_in(const Bytes& image, std::size_t offset, std::uint64_t magic) {
+std::optional<T> record_in(const Bytes& image, std::size_t offset, std::uint64_t magic, std::uint32_t seed) {
   if (image.size() < offset + sizeof(T)) return std::nullopt;
   T value;
   std::memcpy(&value, image.data() + offset, sizeof(T));
-  if (value.magic != magic || value.crc != crc_of(value)) return std::nullopt;
+  if (value.magic != magic || value.crc != crc_of(value, seed)) return std::nullopt;
   return value;
 }
 
 template <format::Persistent T>
-bool has_record(const Bytes& image, const std::size_t (&offsets)[2], std::uint64_t magic) {
-  return record_in<T>(image, offsets[0], magic) || record_in<T>(image, offsets[1], magic);
+bool has_record(const Bytes& image, const std::size_t (&offsets)[2], std::uint64_t magic, std::uint32_t seed) {
+  return record_in<T>(image, offsets[0], magic, seed) || record_in<T>(image, offsets[1], magic, seed);
 }
 
 // Where recovery begins: the life that wrote last, and a step of it with a dense state.
@@ -74,7 +74,7 @@ class LastLife {
 
   CommitRecord commit() const {
     const auto medium = open_mapped_medium(directory_, in_place_ ? Flushing::mapped : Flushing::synced);
-    DenseSlots slots(*medium, open_dense_files(*medium, false));
+    DenseSlots slots(*medium, open_dense_files(*medium, false), Superblock::identity_of(once_.header));
     slots.load(0, std::numeric_limits<std::uint64_t>::max(), false);
     const auto dense = slots.newest(std::numeric_limits<std::uint64_t>::max());
     return in_place_ ? of_undo_log(*medium, dense) : of_row_log(dense);
@@ -103,7 +103,9 @@ class LastLife {
     options.caching = caching_of(directory_);
     options.ring_bytes = once_.header.log_bytes;
     options.writable = false;
-    LogStore store(directory_, row_tables_of(once_.tables, once_.header.seed, owned), options);
+    options.identity = Superblock::identity_of(once_.header);
+    const Identity of_rows = Superblock::row_identity_of(once_.header);
+    LogStore store(directory_, row_tables_of(once_.tables, once_.header.seed, owned, of_rows), options);
     const StepMark newest = store.scan();
     CommitRecord record{};
     record.epoch = std::max(store.epoch_of_checkpoint(), dense ? dense->header.epoch : 0);
@@ -120,8 +122,9 @@ class LastLife {
     if (once_.shards) refuse("this part of a group's pool has no dense states");
     if (!dense) refuse("no dense state was ever saved, or none holds");
     const format::DenseHeader& state = dense->header;
-    const auto ring = open_log_file(medium, once_.header.log_bytes, false);
-    const UndoLog log(medium, *ring);
+    const Identity identity = Superblock::identity_of(once_.header);
+    const auto ring = open_log_file(medium, identity, once_.header.log_bytes, false);
+    const UndoLog log(medium, *ring, identity.seed());
     std::uint64_t end = 0;
     std::vector<RecordHeader> after = records_of_last_life(*ring, log, state, end);
     CommitRecord record = at(state, after.empty() ? state.epoch : after.front().epoch);
@@ -183,8 +186,9 @@ EpochRecord unclosed(std::uint64_t epoch, const std::string& directory) {
 }
 
 WholeFile rebuilt(const std::string& directory, const Bytes& copy, const Superblock::Once& once, const Bytes& was) {
-  const bool has_both = has_record<EpochRecord>(was, format::epoch_offset, format::epoch_magic) &&
-                        has_record<CommitRecord>(was, format::commit_offset, format::commit_magic);
+  const std::uint32_t seed = Superblock::identity_of(once.header).seed();
+  const bool has_both = has_record<EpochRecord>(was, format::epoch_offset, format::epoch_magic, seed) &&
+                        has_record<CommitRecord>(was, format::commit_offset, format::commit_magic, seed);
   if (has_both) {
     Bytes image = copy;
     const auto begin = static_cast<std::ptrdiff_t>(format::epoch_offset[0]);

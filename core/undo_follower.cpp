@@ -32,8 +32,8 @@ RecordHeader header_of(const std::vector<std::byte>& record) {
 UndoFollower::UndoFollower(Medium& medium, const Superblock& superblock, const InPlaceStore& store)
     : superblock_(superblock),
       store_(store),
-      ring_(open_log_file(medium, superblock.header().log_bytes, false)),
-      log_(medium, *ring_),
+      ring_(open_log_file(medium, superblock.identity(), superblock.header().log_bytes, false)),
+      log_(medium, *ring_, superblock.identity().seed()),
       begin_(superblock.read_commit()),
       chain_{{UndoLog::Link::of(begin_), begin_.log_head}},
       versions_(superblock.row_tables()) {}
@@ -117,7 +117,7 @@ std::optional<UndoFollower::Taken> UndoFollower::take(std::uint64_t position, co
   Taken taken{expected.step, {data, data + expected.bytes}};
   const std::byte* payload = taken.bytes.data() + sizeof(RecordHeader);
   if (std::memcmp(taken.bytes.data(), &expected, sizeof(expected)) != 0) return std::nullopt;
-  if (crc32c(0, payload, expected.bytes - sizeof(RecordHeader)) != expected.payload_crc) {
+  if (crc32c(log_.seed(), payload, expected.bytes - sizeof(RecordHeader)) != expected.payload_crc) {
     const auto header = log_.read_header(position, nullptr);
     if (!header || header->crc != expected.crc) return std::nullopt;
     overtaken(log_.place(position), "a record's checksum does not hold");
@@ -142,7 +142,8 @@ bool UndoFollower::is_taken(const UndoLog::Link& link) const {
 
 // Offsets in the ring count by its size.
 void UndoFollower::check_ring() const {
-  if (std::filesystem::file_size(ring_->name()) != ring_->size()) overtaken(ring_->name(), "the log was made larger");
+  if (std::filesystem::file_size(ring_->name()) != ring_->file_offset(ring_->size()))
+    overtaken(ring_->name(), "the log was made larger");
 }
 
 }  // namespace holdfast

@@ -48,8 +48,8 @@ void UndoLog::seal(std::uint64_t step, std::uint64_t position, std::size_t bytes
   header.previous_crc = last_.crc;
   header.previous_step = last_.step;
   header.num_sections = num_sections;
-  header.payload_crc = payload_crc ? *payload_crc : crc32c(0, payload, payload_bytes);
-  header.crc = crc_of(header);
+  header.payload_crc = payload_crc ? *payload_crc : crc32c(seed_, payload, payload_bytes);
+  header.crc = crc_of(header, seed_);
   medium_.persist_point();
   std::memcpy(data, &header, sizeof(header));
   medium_.persist(data, sizeof(header));
@@ -125,7 +125,7 @@ std::optional<RecordHeader> UndoLog::read_header(std::uint64_t position, std::st
   RecordHeader header;
   std::memcpy(&header, ring_.data() + offset, sizeof(header));
   if (header.magic != format::record_magic) return refuse("no record here");
-  if (header.crc != crc_of(header)) return refuse("the record header's checksum does not hold");
+  if (header.crc != crc_of(header, seed_)) return refuse("the record header's checksum does not hold");
   if (header.position != position) return refuse("a record of another turn of the ring");
   if (header.bytes < sizeof(header) || header.bytes > room) return refuse("a record length that does not fit");
   if (header.num_sections > (header.bytes - sizeof(header)) / sizeof(RecordSection)) {
@@ -138,7 +138,7 @@ std::optional<Record> UndoLog::read(std::uint64_t position, std::string* why) co
   const auto header = read_header(position, why);
   if (!header) return std::nullopt;
   const std::byte* data = ring_.data() + position % ring_.size();
-  if (header->payload_crc != crc32c(0, data + sizeof(RecordHeader), header->bytes - sizeof(RecordHeader))) {
+  if (header->payload_crc != crc32c(seed_, data + sizeof(RecordHeader), header->bytes - sizeof(RecordHeader))) {
     if (why != nullptr) *why = "the record payload's checksum does not hold";
     return std::nullopt;
   }

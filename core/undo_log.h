@@ -47,9 +47,11 @@ class UndoLog {
     static Link to(const format::RecordHeader& record) { return {record.position, record.crc, record.step}; }
   };
 
-  UndoLog(Medium& medium, File& ring) : medium_(medium), ring_(ring) {}
+  // seed: what its checksums go on from (identity.h).
+  UndoLog(Medium& medium, File& ring, std::uint32_t seed) : medium_(medium), ring_(ring), seed_(seed) {}
 
   std::uint64_t ring_bytes() const { return ring_.size(); }
+  std::uint32_t seed() const { return seed_; }
   // Makes the ring larger; only while it holds no record that is needed. Throws full, and nothing has changed.
   void grow(std::size_t bytes);
   bool empty() const;
@@ -103,6 +105,7 @@ class UndoLog {
 
   Medium& medium_;
   File& ring_;
+  std::uint32_t seed_;
   std::uint64_t epoch_ = 0;
   Link last_;  // touched by seals only, which are in order
 

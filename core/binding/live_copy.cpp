@@ -63,7 +63,7 @@ void bind_live_copy(nb::module_& m) {
             new (self) LiveCopy(directory);
           },
           "directory"_a)
-      .def_prop_ro("header", [](const LiveCopy& copy) { return to_dict(copy.header()); })
+      .def_prop_ro("header", [](const LiveCopy& copy) { return to_dict(copy.header(), copy.level()); })
       .def_prop_ro("tables", [](const LiveCopy& copy) { return specs_of(copy.table_records()); })
       .def_prop_ro("fixes_first", &LiveCopy::fixes_first, "Whether fix comes before the rows, or after them.")
       .def_prop_ro("newest_dense_step", &LiveCopy::newest_dense_step)

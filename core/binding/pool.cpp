@@ -62,8 +62,9 @@ void bind_pool(nb::module_& m) {
           [](const std::string& directory, std::uint64_t seed, std::uint64_t log_bytes,
              const std::vector<TableSpec>& tables, bool log_store, bool row_checksums,
              const std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>& begin, std::uint32_t num_shards,
-             const std::vector<std::uint32_t>& owned, const nb::bytes& group_uuid, bool adopt) {
+             const std::vector<std::uint32_t>& owned, const nb::bytes& group_uuid, bool adopt, bool identified) {
             const auto sharding = sharding_of(num_shards, owned, group_uuid, adopt);
+            const auto group = uuid_of(group_uuid);
             std::vector<format::TableRecord> records;
             for (const TableSpec& table : tables) records.push_back(record_of(table));
             const nb::gil_scoped_release unlocked;
@@ -74,15 +75,19 @@ void bind_pool(nb::module_& m) {
                           log_store ? format::Store::log : format::Store::in_place,
                           row_checksums,
                           {step, cursor, row_updates},
-                          sharding},
+                          sharding,
+                          group,
+                          identified},
                          std::move(records));
           },
           "directory"_a, "seed"_a, "log_bytes"_a, "tables"_a, "log_store"_a = false, "row_checksums"_a = false,
           "begin"_a = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>{0, 0, 0}, "num_shards"_a = 0,
           "owned"_a = std::vector<std::uint32_t>{}, "group_uuid"_a = nb::bytes(""), "adopt"_a = false,
+          "identified"_a = true,
           "begin: step, cursor and row_updates at whose end the pool is made. num_shards: of the pool of which this is "
           "one writer's; the shards that it owns are beside it, two levels up, made here or, with adopt, there "
-          "already.")
+          "already. group_uuid: of the group of which this is a part. identified: false makes the version before 4, "
+          "for a group whose other parts are.")
       .def_static("take_back", &Pool::take_back, "directory"_a, Unlocked(),
                   "Lets a pool in which nothing was ever done be made anew. Raises PoolExists where something was.")
       .def(
@@ -103,7 +108,7 @@ void bind_pool(nb::module_& m) {
           "can be done, and waited for. Nothing is written before both have returned.")
       .def_prop_ro("recovery", &Pool::recovery, nb::rv_policy::copy)
       .def_prop_ro("tables", [](const Pool& pool) { return specs_of(pool.table_records()); })
-      .def_prop_ro("header", [](const Pool& pool) { return to_dict(pool.header()); })
+      .def_prop_ro("header", [](const Pool& pool) { return to_dict(pool.header(), pool.level()); })
       .def_prop_ro("owned", &owned_by<Pool>, "The shards of this writer; none where the pool has no other.")
       .def_prop_ro("group_uuid", &group_of<Pool>, "Of the pool of which this is one writer's.")
       .def_prop_ro("medium", &Pool::medium_description)
@@ -332,6 +337,14 @@ void bind_pool(nb::module_& m) {
           },
           "(stage, thread, began, ended) of what ran beside training and ended since the last call, in seconds of "
           "time.perf_counter; the newest 4096.");
+
+  m.def(
+      "header_in",
+      [](const std::string& directory) {
+        const auto medium = open_pool_medium(directory);
+        return to_dict(Superblock(*medium, false).header(), medium->level());
+      },
+      "directory"_a, "What the pool in this directory says of itself: its header. Reads nothing else.");
 
   m.def(
       "part_in",

@@ -85,13 +85,20 @@ InGroup in_group(const Agree& agree, const Ready& ready) {
           }};
 }
 
+std::optional<Uuid> uuid_of(const nb::bytes& uuid) {
+  Uuid found{};
+  if (uuid.size() == 0) return std::nullopt;
+  if (uuid.size() != found.size()) throw nb::value_error("group_uuid must have 16 bytes");
+  std::memcpy(found.data(), uuid.c_str(), uuid.size());
+  return found;
+}
+
 std::optional<Sharding> sharding_of(std::uint32_t num_shards, const std::vector<std::uint32_t>& owned,
                                     const nb::bytes& group_uuid, bool adopt) {
   if (num_shards == 0) return std::nullopt;
-  Sharding sharding{num_shards, owned, {}, adopt};
-  if (group_uuid.size() != sharding.group_uuid.size()) throw nb::value_error("group_uuid must have 16 bytes");
-  std::memcpy(sharding.group_uuid.data(), group_uuid.c_str(), group_uuid.size());
-  return sharding;
+  const auto group = uuid_of(group_uuid);
+  if (!group) throw nb::value_error("group_uuid must have 16 bytes");
+  return Sharding{num_shards, owned, *group, adopt};
 }
 
 }  // namespace holdfast

@@ -49,6 +49,8 @@ StepMark step_mark(const Mark& mark);
 // The callables live as long as the call that they are arguments of.
 InGroup in_group(const Agree& agree, const Ready& ready);
 
+// 16 bytes, or none.
+std::optional<Uuid> uuid_of(const nanobind::bytes& uuid);
 std::optional<Sharding> sharding_of(std::uint32_t num_shards, const std::vector<std::uint32_t>& owned,
                                     const nanobind::bytes& group_uuid, bool adopt);
 

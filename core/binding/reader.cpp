@@ -29,7 +29,7 @@ namespace holdfast {
 void bind_reader(nb::module_& m) {
   nb::class_<Reader>(m, "Reader", "A pool seen without a lock and without changing it.")
       .def(nb::init<const std::string&>(), "directory"_a)
-      .def_prop_ro("header", [](const Reader& reader) { return to_dict(reader.header()); })
+      .def_prop_ro("header", [](const Reader& reader) { return to_dict(reader.header(), reader.level()); })
       .def_prop_ro("owned", &owned_by<Reader>, "The shards of this writer; none where the pool has no other.")
       .def_prop_ro("group_uuid", &group_of<Reader>, "Of the pool of which this is one writer's.")
       .def_prop_ro("tables", [](const Reader& reader) { return specs_of(reader.table_records()); })

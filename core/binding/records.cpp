@@ -50,11 +50,14 @@ std::vector<TableSpec> specs_of(const std::vector<format::TableRecord>& records)
 
 nb::bytes to_bytes(std::span<const std::byte> data) { return nb::bytes(data.data(), data.size()); }
 
-nb::dict to_dict(const format::PoolHeader& header) {
+nb::dict to_dict(const format::PoolHeader& header, format::Level level) {
   nb::dict out;
   out["format_version"] = header.version;
-  out["level"] = header.level == 0 ? "process" : "power";
+  const auto name = [](format::Level of) { return of == format::Level::power ? "power" : "process"; };
+  out["level"] = name(level);
+  out["level_at_creation"] = name(static_cast<format::Level>(header.level));
   out["uuid"] = to_bytes({reinterpret_cast<const std::byte*>(header.uuid), sizeof(header.uuid)});
+  out["group_uuid"] = to_bytes({reinterpret_cast<const std::byte*>(header.group_uuid), sizeof(header.group_uuid)});
   out["seed"] = header.seed;
   out["log_bytes"] = header.log_bytes;
   out["store"] = header.store == 0 ? "in place" : "log";

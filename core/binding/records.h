@@ -35,7 +35,8 @@ std::vector<TableSpec> specs_of(const std::vector<format::TableRecord>& records)
 
 nanobind::bytes to_bytes(std::span<const std::byte> data);
 
-nanobind::dict to_dict(const format::PoolHeader& header);
+// level: as it is now.
+nanobind::dict to_dict(const format::PoolHeader& header, format::Level level);
 nanobind::dict to_dict(const format::CommitRecord& commit);
 nanobind::dict to_dict(const Traffic& traffic);
 

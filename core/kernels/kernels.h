@@ -39,6 +39,7 @@ struct RowSpec {
   std::uint32_t shard_bits = 0;   // rows are addressed by place (shards.h); of initial values and rounding `row` is
   std::uint32_t stride_bits = 0;  // the row's own number: own_row(shard_bits, stride_bits, first_shard, place)
   std::uint32_t first_shard = 0;
+  std::uint32_t tag_seed = 0;  // of whoever owns the rows: what their tags go on from
 };
 
 constexpr std::uint32_t bytes_of(RowDtype dtype) { return dtype == RowDtype::f32 ? 4 : 2; }

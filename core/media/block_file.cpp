@@ -35,8 +35,11 @@ class Descriptor {
   ~Descriptor() {
     if (fd_ >= 0) ::close(fd_);
   }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
+  Descriptor(Descriptor&& other) noexcept : fd_(other.release()) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
   int get() const { return fd_; }
   int release() { return std::exchange(fd_, -1); }
 
@@ -57,7 +60,7 @@ std::uint32_t direct_alignment(int fd) {
 
 int open_for_io(const std::string& path, Caching caching, Opening opening) {
   const int direct = caching == Caching::direct ? O_DIRECT : 0;
-  const int mode = opening == Opening::read_only ? O_RDONLY : O_RDWR;
+  const int mode = opening == Opening::read_only ? O_RDONLY : O_RDWR | O_NOFOLLOW;
   Descriptor fd(::open(path.c_str(), mode | O_CLOEXEC | direct));
   if (fd.get() < 0) {
     if (errno == EINVAL) throw Error(ErrorKind::config, path + ": this file system takes no direct I/O");
@@ -75,7 +78,11 @@ int open_for_io(const std::string& path, Caching caching, Opening opening) {
 }  // namespace
 
 Caching caching_of(const std::string& directory) {
-  const Descriptor fd(::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | O_DIRECT, 0600));
+  // A file that is there, where there is one: whoever only reads writes nothing.
+  Descriptor fd(::open((directory + "/row-log-0000").c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT));
+  if (fd.get() < 0 && errno == ENOENT) {
+    fd = Descriptor(::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | O_DIRECT, 0600));
+  }
   if (fd.get() >= 0) {
     const std::uint32_t alignment = direct_alignment(fd.get());
     return alignment == 0 || alignment > format::sector_bytes ? Caching::buffered : Caching::direct;
@@ -83,11 +90,18 @@ Caching caching_of(const std::string& directory) {
   return errno == EINVAL ? Caching::buffered : Caching::direct;
 }
 
-void BlockFile::create(const std::string& path, std::uint64_t bytes) {
+void BlockFile::create(const std::string& path, std::uint64_t bytes, std::span<const std::byte> tail) {
   const Descriptor fd(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
-  if (fd.get() < 0 || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 || ::fsync(fd.get()) != 0) {
+  if (fd.get() < 0 || ::ftruncate(fd.get(), static_cast<off_t>(bytes + tail.size())) != 0) {
     throw_errno("creating " + path, errno);
   }
+  for (std::size_t done = 0; done < tail.size();) {
+    const ssize_t put = ::pwrite(fd.get(), tail.data() + done, tail.size() - done, static_cast<off_t>(bytes + done));
+    if (put < 0 && errno == EINTR) continue;
+    if (put <= 0) throw_errno("creating " + path, put < 0 ? errno : ENOSPC);
+    done += static_cast<std::size_t>(put);
+  }
+  if (::fsync(fd.get()) != 0) throw_errno("creating " + path, errno);
   sync_directory(directory_of(path));
   Medium::count_persist_point();
 }

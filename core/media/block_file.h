@@ -75,8 +75,9 @@ Caching caching_of(const std::string& directory);
 
 class BlockFile {
  public:
-  // A new file of `bytes` zeros, sparse; it and its name are durable. Throws exists where the name is taken.
-  static void create(const std::string& path, std::uint64_t bytes);
+  // A new file of `bytes` zeros, sparse, and `tail` behind them; it and its name are durable. Throws exists where the
+  // name is taken.
+  static void create(const std::string& path, std::uint64_t bytes, std::span<const std::byte> tail = {});
 
   // Opens. Throws config where the file system or the device takes no direct I/O by sector.
   BlockFile(std::string path, Caching caching, BlockWatcher* watcher = nullptr, Opening opening = Opening::read_write);
@@ -86,6 +87,8 @@ class BlockFile {
 
   const std::string& name() const { return path_; }
   std::uint64_t size() const { return bytes_; }
+  // What lies in the last `bytes` is not counted from now on.
+  void hide_tail(std::uint64_t bytes) { bytes_ -= bytes; }
   int fd() const { return fd_; }
 
   // Throws full where there is no space, failed otherwise. Any part of the range may have been written then.

@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/statfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 
 #include "../error.h"
 #include "directory.h"
+#include "ground.h"
 #include "medium.h"
 
 #ifndef MAP_SYNC
@@ -44,9 +44,25 @@ namespace {
     case EROFS:
     case EACCES:
     case EPERM: throw Error(ErrorKind::read_only, text + "; the pool needs write access");
+    case ELOOP:
+      throw Error(ErrorKind::failed, text + "; a pool writes to no file through a symbolic link: move the file here");
     default: throw Error(ErrorKind::failed, text);
   }
 }
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
 
 // The cache-line write-back that this CPU has: clwb keeps the line, the others drop it.
 enum class WriteBack { clwb, clflushopt, clflush, none };
@@ -293,18 +309,18 @@ class MappedMedium final : public Medium {
     struct stat status{};
     if (::stat(directory_.c_str(), &status) != 0) throw_errno("opening " + directory_, errno);
     synced_ = flushing == Flushing::synced;
-    volatile_ = is_volatile(directory_);
+    ground_ = ground_of(directory_);
     dax_ = !synced_ && write_back_ != WriteBack::none && is_dax(directory_);
   }
 
   format::Level level() const override {
-    const bool survives = dax_ || (synced_ && !volatile_);
+    const bool survives = dax_ || (synced_ && ground_.outlives_power);
     return survives ? format::Level::power : format::Level::process;
   }
 
   std::string description() const override {
     if (dax_) return std::string("DAX (MAP_SYNC, ") + name_of(write_back_) + "), power";
-    if (volatile_) return "tmpfs, process";
+    if (ground_.is_memory || (synced_ && !ground_.outlives_power)) return ground_.words + ", process";
     return synced_ ? "block device (direct I/O, fdatasync), power" : "file, process";
   }
 
@@ -316,7 +332,8 @@ class MappedMedium final : public Medium {
       const std::string folder = path(name.substr(0, slash));
       if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) throw_errno("creating " + folder, errno);
     }
-    const int fd = ::open(full.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    // Whatever has the name, a link to somebody's file among it, is left as it is.
+    const int fd = ::open(full.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd < 0) throw_errno("creating " + full, errno);
     count_persist_point();
     if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
@@ -335,9 +352,23 @@ class MappedMedium final : public Medium {
                                     Access access) override {
     auto joined = std::make_unique<JoinedFile>(pieces.empty() ? directory_ : path(pieces.front().name), bytes);
     for (const JoinedPiece& piece : pieces) {
-      joined->add(piece.offset, open_at(piece.name, writable, access, joined->data() + piece.offset, piece.bytes));
+      joined->add(piece.offset, open_at(piece.name, writable, access, joined->data() + piece.offset, piece));
     }
     return joined;
+  }
+
+  Tail read_tail(const std::string& name, std::size_t bytes, std::size_t from_end) const override {
+    const std::string full = path(name);
+    const int fd = ::open(full.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) throw_errno("opening " + full, errno);
+    const off_t size = ::lseek(fd, 0, SEEK_END);
+    const off_t offset = std::max<off_t>(0, size - static_cast<off_t>(from_end));
+    Tail tail{std::vector<std::byte>(bytes), full + " at offset " + std::to_string(offset)};
+    const ssize_t got = ::pread(fd, tail.bytes.data(), bytes, offset);
+    const int error = errno;
+    ::close(fd);
+    if (got < 0) throw_errno("reading " + full, error);
+    return tail;
   }
 
   void rename(const std::string& from, const std::string& to) override {
@@ -361,11 +392,11 @@ class MappedMedium final : public Medium {
  private:
   std::string path(const std::string& name) const { return directory_ + "/" + name; }
 
-  // at, wanted_bytes: of a piece, where it is mapped, and the size that it has.
+  // at, piece: where a piece is mapped, and what it is.
   std::unique_ptr<MappedFile> open_at(const std::string& name, bool writable, Access access, std::byte* at,
-                                      std::optional<std::size_t> wanted_bytes) const {
+                                      const std::optional<JoinedPiece>& piece) const {
     const std::string full = path(name);
-    const int fd = ::open(full.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+    const int fd = ::open(full.c_str(), (writable ? O_RDWR | O_NOFOLLOW : O_RDONLY) | O_CLOEXEC);
     if (fd < 0) throw_errno("opening " + full, errno);
     struct stat status{};
     if (::fstat(fd, &status) != 0) {
@@ -374,12 +405,13 @@ class MappedMedium final : public Medium {
       throw_errno("opening " + full, error);
     }
     const auto bytes = static_cast<std::size_t>(status.st_size);
-    if (wanted_bytes && bytes != *wanted_bytes) {
+    if (piece && bytes != piece->file_bytes) {
       ::close(fd);
       throw Error(ErrorKind::corrupted,
-                  full + ": " + std::to_string(bytes) + " bytes, it needs " + std::to_string(*wanted_bytes));
+                  full + ": " + std::to_string(bytes) + " bytes, it needs " + std::to_string(piece->file_bytes));
     }
-    return std::make_unique<MappedFile>(full, fd, bytes, writable, dax_ && writable, synced_, access, at);
+    return std::make_unique<MappedFile>(full, fd, piece ? piece->bytes : bytes, writable, dax_ && writable, synced_,
+                                        access, at);
   }
 
   void write_back_pages(const void* data, std::size_t bytes) const {
@@ -393,7 +425,7 @@ class MappedMedium final : public Medium {
   WriteBack write_back_ = detect_write_back();
   // As they were when it was opened: a directory may be moved.
   bool synced_ = false;
-  bool volatile_ = false;
+  Ground ground_;
   bool dax_ = false;
 };
 
@@ -403,28 +435,28 @@ std::unique_ptr<Medium> open_mapped_medium(const std::string& directory, Flushin
   return std::make_unique<MappedMedium>(directory, flushing);
 }
 
-// Asks the kernel rather than the mount table: only a DAX file system accepts MAP_SYNC.
-bool is_dax(const std::string& directory) {
-  const std::string probe = directory + "/.dax-probe-" + std::to_string(::getpid());
-  const int fd = ::open(probe.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (fd < 0) return false;
-  ::unlink(probe.c_str());
-  bool dax = false;
-  if (::ftruncate(fd, 4096) == 0) {
-    void* address = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC, fd, 0);
-    dax = address != MAP_FAILED;
-    if (dax) ::munmap(address, 4096);
-  }
-  ::close(fd);
-  return dax;
+namespace {
+
+bool takes_map_sync(int fd, int protection) {
+  void* address = ::mmap(nullptr, format::block_bytes, protection, MAP_SHARED_VALIDATE | MAP_SYNC, fd, 0);
+  if (address == MAP_FAILED) return false;
+  ::munmap(address, format::block_bytes);
+  return true;
 }
 
-bool is_volatile(const std::string& directory) {
-  constexpr long tmpfs_magic = 0x01021994;
-  constexpr long ramfs_magic = 0x858458f6;
-  struct statfs status{};
-  return ::statfs(directory.c_str(), &status) == 0 && (status.f_type == tmpfs_magic || status.f_type == ramfs_magic);
+}  // namespace
+
+// Asks the kernel rather than the mount table: only a DAX file system accepts MAP_SYNC. A pool's own file is asked where
+// there is one: whoever only reads writes nothing. Else a file without a name.
+bool is_dax(const std::string& directory) {
+  const Descriptor there(::open((directory + "/pool.holdfast").c_str(), O_RDONLY | O_CLOEXEC));
+  if (there.get() >= 0) return takes_map_sync(there.get(), PROT_READ);
+  const Descriptor probe(::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  return probe.get() >= 0 && ::ftruncate(probe.get(), format::block_bytes) == 0 &&
+         takes_map_sync(probe.get(), PROT_READ | PROT_WRITE);
 }
+
+bool is_volatile(const std::string& directory) { return ground_of(directory).is_memory; }
 
 void allow_many_files() {
   struct rlimit limit{};

@@ -35,6 +35,8 @@ class File {
   const std::string& name() const { return name_; }
   // For messages.
   virtual std::string place(std::size_t offset) const { return name_ + " at offset " + std::to_string(offset); }
+  // Where `offset` lies in the file: elsewhere where only a part of it is seen here.
+  virtual std::size_t file_offset(std::size_t offset) const { return offset; }
 
   // Makes sure that [offset, offset + bytes) has space of its own. Throws full, and nothing has changed.
   virtual void allocate(std::size_t offset, std::size_t bytes) = 0;
@@ -61,7 +63,8 @@ enum class Access { random, sequential };
 struct JoinedPiece {
   std::string name;
   std::size_t offset;  // where it begins in the whole, a multiple of block_bytes
-  std::size_t bytes;   // its size
+  std::size_t bytes;   // of it that are mapped, from its first on
+  std::size_t file_bytes;  // its size
 };
 
 class Medium {
@@ -76,6 +79,12 @@ class Medium {
   // A new file of `bytes` zeros; sparse unless allocated. Throws exists where the name is taken.
   virtual std::unique_ptr<File> create(const std::string& name, std::size_t bytes, Access access) = 0;
   virtual std::unique_ptr<File> open(const std::string& name, bool writable, Access access) = 0;
+  // The last bytes of a file, `bytes` from the place on that is `from_end` before its end; zeros where it is shorter.
+  struct Tail {
+    std::vector<std::byte> bytes;
+    std::string place;  // for messages
+  };
+  virtual Tail read_tail(const std::string& name, std::size_t bytes, std::size_t from_end) const = 0;
   // Files that exist, mapped as one of `bytes`. Pieces ascend; of each its size is checked (corrupted). Between them
   // nothing is mapped. What is allocated, written or resized is within a piece; it is not resized.
   virtual std::unique_ptr<File> open_joined(const std::vector<JoinedPiece>& pieces, std::size_t bytes, bool writable,

@@ -269,9 +269,9 @@ class Pool:
         """
 
     @staticmethod
-    def create(directory: str, seed: int, log_bytes: int, tables: Sequence[TableSpec], log_store: bool = False, row_checksums: bool = False, begin: tuple[int, int, int] = (0, 0, 0), num_shards: int = 0, owned: Sequence[int] = [], group_uuid: bytes = ..., adopt: bool = False) -> None:
+    def create(directory: str, seed: int, log_bytes: int, tables: Sequence[TableSpec], log_store: bool = False, row_checksums: bool = False, begin: tuple[int, int, int] = (0, 0, 0), num_shards: int = 0, owned: Sequence[int] = [], group_uuid: bytes = ..., adopt: bool = False, identified: bool = True) -> None:
         """
-        begin: step, cursor and row_updates at whose end the pool is made. num_shards: of the pool of which this is one writer's; the shards that it owns are beside it, two levels up, made here or, with adopt, there already.
+        begin: step, cursor and row_updates at whose end the pool is made. num_shards: of the pool of which this is one writer's; the shards that it owns are beside it, two levels up, made here or, with adopt, there already. group_uuid: of the group of which this is a part. identified: false makes the version before 4, for a group whose other parts are.
         """
 
     @staticmethod
@@ -436,6 +436,11 @@ class Pool:
         """
         (stage, thread, began, ended) of what ran beside training and ended since the last call, in seconds of time.perf_counter; the newest 4096.
         """
+
+def header_in(directory: str) -> dict:
+    """
+    What the pool in this directory says of itself: its header. Reads nothing else.
+    """
 
 def part_in(directory: str) -> tuple[bytes, list[int]] | None:
     """

@@ -122,9 +122,15 @@ class Disk final : public BlockWatcher {
   std::map<std::string, std::map<std::uint64_t, std::array<char, sector>>> unsynced_;
 };
 
+// Whose the stores of these tests are.
+inline const Identity identity_of_tests(Uuid{7, 7, 7});
+
 inline RowTable table_of(std::uint64_t number, std::uint64_t rows, std::uint32_t dim, RowDtype dtype,
                          RowOptimizer optimizer) {
-  return {{dim, dtype, optimizer, state_floats_of(optimizer, dim), 7, number, -0.5f, 0.5f}, rows};
+  RowTable table{{dim, dtype, optimizer, state_floats_of(optimizer, dim), 7, number, -0.5f, 0.5f}, rows};
+  table.identity = identity_of_tests;
+  table.spec.tag_seed = identity_of_tests.seed();
+  return table;
 }
 
 // Images of 6, 8, 72, 136 and 2404 bytes: 85, 64, 7 and 3 in a sector, and one in five sectors.
@@ -281,7 +287,8 @@ class Subject {
   Subject(std::vector<RowTable> tables, std::uint64_t ring_bytes, LogStoreOptions options, std::uint64_t seed,
           TemporaryDirectory::Place place = TemporaryDirectory::Place::memory)
       : random(seed), tables_(std::move(tables)), options_(options), directory_(place) {
-    LogStore::create(directory_.path(), tables_, ring_bytes, options.caching);
+    options_.identity = identity_of_tests;
+    LogStore::create(directory_.path(), tables_, ring_bytes, options.caching, {}, false, identity_of_tests);
     options_.watcher = &disk;
     open(every_step);
   }
@@ -441,7 +448,7 @@ inline std::vector<RowTable> one_table() {
   return {table_of(0, 200, 16, RowDtype::f32, RowOptimizer::rowwise_adagrad)};
 }
 inline LogStoreOptions buffered(BlockQueue::Way way = BlockQueue::Way::io_uring) {
-  return {Caching::buffered, way, nullptr};
+  return {.caching = Caching::buffered, .way = way, .identity = identity_of_tests};
 }
 
 // Records of rows that are named.

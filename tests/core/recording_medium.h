@@ -63,7 +63,7 @@ class MappedContents {
   }
 
  private:
-  static constexpr std::size_t most_bytes = std::size_t{64} << 10;
+  static constexpr std::size_t most_bytes = std::size_t{80} << 10;
   struct alignas(format::block_bytes) Page {
     std::array<std::byte, format::block_bytes> bytes;
   };
@@ -92,6 +92,9 @@ class RecordingMedium final : public Medium {
     auto& contents = files_[name];
     if (!contents) contents = std::make_unique<MappedContents>(name, bytes_of_file(path(name)));
     return std::make_unique<RecordedFile>(*this, *contents);
+  }
+  Tail read_tail(const std::string& name, std::size_t, std::size_t) const override {
+    check::fail(__FILE__, __LINE__, ("a run reads no end of a file, but of " + name).c_str());
   }
   std::unique_ptr<File> open_joined(const std::vector<JoinedPiece>&, std::size_t, bool, Access) override {
     check::fail(__FILE__, __LINE__, "a run joins no files");

@@ -52,13 +52,15 @@ bool is_of_dense_header(const Flush& flush) { return flush.file.starts_with("den
 void seal_torn_records(const std::string& directory) {
   const std::string path = directory + "/" + row_log_name;
   Bytes log = bytes_of_file(path);
+  const auto medium = open_mapped_medium(directory);
+  const std::uint32_t seed = Superblock(*medium, false).identity().seed();
   for (std::size_t at = format::row_log_ring_offset; at < log.size(); at += format::block_bytes) {
     format::RowLogHeader header;
     std::memcpy(&header, &log[at], sizeof(header));
     if (header.magic != format::row_log_record_magic || header.bytes > log.size() - at) continue;
-    header.rows_crc = crc32c(0, &log[at + sizeof(header)], header.images_offset - sizeof(header));
-    header.images_crc = crc32c(0, &log[at + header.images_offset], header.bytes - header.images_offset);
-    header.crc = crc_of(header);
+    header.rows_crc = crc32c(seed, &log[at + sizeof(header)], header.images_offset - sizeof(header));
+    header.images_crc = crc32c(seed, &log[at + header.images_offset], header.bytes - header.images_offset);
+    header.crc = crc_of(header, seed);
     std::memcpy(&log[at], &header, sizeof(header));
   }
   write_file(path, log);

@@ -144,7 +144,7 @@ void records_that_were_taken_back_do_no_harm() {
   while (run.pool.step() < 3) run.step(false);
   const auto medium = open_pool_medium(directory.path());
   const Superblock superblock(*medium, false);
-  const auto tables = row_tables_of(superblock.tables(), superblock.header().seed);
+  const auto tables = superblock.row_tables();
   const InPlaceStore store(*medium, tables, false, false);
   UndoFollower follower(*medium, superblock, store);
   follower.fix(3);
@@ -189,7 +189,7 @@ void a_log_that_comes_round_is_noticed() {
   run.pool.flush();
   const auto medium = open_pool_medium(directory.path());
   const Superblock superblock(*medium, false);
-  const InPlaceStore store(*medium, row_tables_of(superblock.tables(), superblock.header().seed), false, false);
+  const InPlaceStore store(*medium, superblock.row_tables(), false, false);
   for (const std::uint64_t steps : {1u, 2u, 3u, 4u, 5u, 8u, 13u}) {
     UndoFollower follower(*medium, superblock, store);
     follower.fix(run.pool.step());
@@ -217,8 +217,8 @@ void a_row_log_that_comes_round_is_noticed() {
   run.pool.flush();
   const auto medium = open_pool_medium(directory.path());
   const Superblock superblock(*medium, false);
-  LogStore store(directory.path(), row_tables_of(superblock.tables(), superblock.header().seed),
-                 {.caching = caching_of(directory.path()), .writable = false});
+  LogStore store(directory.path(), superblock.row_tables(),
+                 {.caching = caching_of(directory.path()), .writable = false, .identity = superblock.identity()});
   store.scan();
   RowLogFollower follower(store);
   while (run.pool.step() < 60) run.step(false);

@@ -16,20 +16,21 @@ namespace {
 
 void nothing_goes_before_recovery() {
   const TemporaryDirectory directory;
-  LogStore::create(directory.path(), one_table(), 64 << 10, Caching::buffered);
+  LogStore::create(directory.path(), one_table(), 64 << 10, Caching::buffered, {}, false, identity_of_tests);
   LogStore store(directory.path(), one_table(), buffered());
   CHECK(kind_thrown_by([&] { store.fetch({}); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.append(store.pack(mark_of(1), {})); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.sync(); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.merge(up_to(1)); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.touched_rows(0, 0, 1); }) == ErrorKind::step);
-  CHECK(kind_thrown_by([&] { LogStore::create(directory.path(), one_table(), 4095, Caching::buffered); }) ==
-        ErrorKind::exists);
+  CHECK(kind_thrown_by([&] {
+          LogStore::create(directory.path(), one_table(), 4095, Caching::buffered, {}, false, identity_of_tests);
+        }) == ErrorKind::exists);
 }
 
 void a_store_begins_once(std::uint64_t seed) {
   const TemporaryDirectory directory;
-  LogStore::create(directory.path(), one_table(), 64 << 10, Caching::buffered);
+  LogStore::create(directory.path(), one_table(), 64 << 10, Caching::buffered, {}, false, identity_of_tests);
   LogStore store(directory.path(), one_table(), buffered());
   CHECK(kind_thrown_by([&] { store.view(); }) == ErrorKind::step);
   CHECK(store.scan() == StepMark{});

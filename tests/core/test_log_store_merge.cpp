@@ -156,10 +156,11 @@ void a_sparse_home_on_a_full_file_system_waits_for_space(std::uint64_t seed) {
   const std::vector<RowTable> tables = {table_of(0, 1000000, 200, RowDtype::f32, RowOptimizer::adam)};
   const std::string directory = medium.path() + "/store";
   std::filesystem::create_directory(directory);
-  CHECK(kind_thrown_by([&] { LogStore::create(medium.path() + "/large", tables, 8 << 20, Caching::buffered); }) ==
-        ErrorKind::full);
+  CHECK(kind_thrown_by([&] {
+          LogStore::create(medium.path() + "/large", tables, 8 << 20, Caching::buffered, {}, false, identity_of_tests);
+        }) == ErrorKind::full);
   std::filesystem::remove_all(medium.path() + "/large");
-  LogStore::create(directory, tables, 1 << 20, Caching::buffered);
+  LogStore::create(directory, tables, 1 << 20, Caching::buffered, {}, false, identity_of_tests);
   LogStore store(directory, tables, buffered());
   store.recover(1, every_step);
   std::mt19937_64 random(seed);

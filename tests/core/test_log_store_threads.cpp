@@ -109,7 +109,7 @@ class Merger {
 void readers_beside_the_writer_see_whole_rows(std::uint64_t seed, BlockQueue::Way way, std::uint64_t steps) {
   const std::vector<RowTable> tables = {table_of(0, 200, 200, RowDtype::f32, RowOptimizer::sgd)};
   const TemporaryDirectory directory;
-  LogStore::create(directory.path(), tables, 128 << 10, Caching::buffered);
+  LogStore::create(directory.path(), tables, 128 << 10, Caching::buffered, {}, false, identity_of_tests);
   LogStoreOptions options = buffered(way);
   options.merge_bytes = 20000;  // several ranges of rows, one after the other, while new versions come in
   LogStore store(directory.path(), tables, options);
@@ -145,7 +145,7 @@ void readers_beside_the_writer_see_whole_rows(std::uint64_t seed, BlockQueue::Wa
 void an_index_may_grow_beside_a_merge(std::uint64_t seed) {
   const std::vector<RowTable> tables = {table_of(0, 5000, 16, RowDtype::f32, RowOptimizer::sgd)};
   const TemporaryDirectory directory;
-  LogStore::create(directory.path(), tables, 1 << 20, Caching::buffered);
+  LogStore::create(directory.path(), tables, 1 << 20, Caching::buffered, {}, false, identity_of_tests);
   LogStoreOptions options = buffered();
   options.merge_slots = 8;
   LogStore store(directory.path(), tables, options);
@@ -258,7 +258,7 @@ void an_extent_that_is_being_read_is_not_used_again() {
 void records_are_packed_on_one_thread_and_written_on_another(std::uint64_t seed) {
   const std::vector<RowTable> tables = tables_of_every_shape();
   const TemporaryDirectory directory;
-  LogStore::create(directory.path(), tables, 4 << 20, Caching::buffered);
+  LogStore::create(directory.path(), tables, 4 << 20, Caching::buffered, {}, false, identity_of_tests);
   LogStore store(directory.path(), tables, buffered());
   store.recover(1, every_step);
   std::mt19937_64 random(seed);

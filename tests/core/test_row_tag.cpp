@@ -8,6 +8,7 @@
 
 #include "check.h"
 #include "checksum.h"
+#include "identity.h"
 #include "row_image.h"
 
 namespace holdfast {
@@ -39,6 +40,33 @@ void a_checksum_over_images_tells_versions_of_a_row_apart(std::uint64_t seed) {
   CHECK(checksums.size() + 2 >= versions);  // as random as 32 bits are
 }
 
+// However alike two pools are, neither takes the other's rows for its own.
+void a_row_of_another_pool_does_not_hold(std::uint64_t seed) {
+  std::mt19937 random(static_cast<std::mt19937::result_type>(seed));
+  const auto layout_of = [](const Identity& identity) {
+    return RowLayout({.dim = 4,
+                      .dtype = RowDtype::f32,
+                      .optimizer = RowOptimizer::sgd,
+                      .state_floats = 0,
+                      .seed = 1,
+                      .table = 2,
+                      .init_low = 0,
+                      .init_high = 0,
+                      .tag_seed = identity.seed()});
+  };
+  const RowLayout ours = layout_of(Identity(Uuid{1}));
+  for (const RowLayout& theirs : {layout_of(Identity(Uuid{2})), layout_of(Identity())}) {
+    for (int i = 0; i < 1000; ++i) {
+      std::vector<std::uint32_t> weights(4);
+      for (std::uint32_t& word : weights) word = static_cast<std::uint32_t>(random());
+      std::vector<std::byte> image(ours.image_bytes());
+      write_image(theirs, 2, 3, reinterpret_cast<const std::byte*>(weights.data()), nullptr, image.data());
+      CHECK(check_image(theirs, 2, 3, image.data()) == ImageState::whole);
+      CHECK(check_image(ours, 2, 3, image.data()) == ImageState::damaged);
+    }
+  }
+}
+
 // In units of one row and of several, full ones and a last one that is not, over whatever was there before.
 void packed_together_images_are_those_of_rows_alone(std::uint64_t seed) {
   std::mt19937 random(static_cast<std::mt19937::result_type>(seed));
@@ -51,7 +79,8 @@ void packed_together_images_are_those_of_rows_alone(std::uint64_t seed) {
                               .seed = 1,
                               .table = 2,
                               .init_low = 0,
-                              .init_high = 0});
+                              .init_high = 0,
+                              .tag_seed = static_cast<std::uint32_t>(random() % 2 * 0x5eed)});
       const std::size_t count = random() % (3 * layout.unit_rows() + 6);
       check::context = std::to_string(count) + " rows of dim " + std::to_string(dim);
       std::vector<std::uint64_t> rows(count);
@@ -81,6 +110,7 @@ void packed_together_images_are_those_of_rows_alone(std::uint64_t seed) {
 int main(int argc, char** argv) {
   using namespace holdfast;
   a_checksum_over_images_tells_versions_of_a_row_apart(check::seed_from(argc, argv));
+  a_row_of_another_pool_does_not_hold(check::seed_from(argc, argv));
   packed_together_images_are_those_of_rows_alone(check::seed_from(argc, argv));
   return check::passed();
 }

@@ -249,7 +249,7 @@ void writers_train_what_one_pool_does_and_shards_change_hands() {
     for (int writer = 0; writer < 3; ++writer) {
       make_pool(members[static_cast<std::size_t>(writer)], way, sharding(owned[writer]));
       Trainer trainer(members[static_cast<std::size_t>(writer)], {.scratchpad_bytes = 32 << 10});
-      CHECK(trainer.pool.header().version == format::shards_version && trainer.pool.header().num_shards == num_shards);
+      CHECK(trainer.pool.header().version == format::version && trainer.pool.header().num_shards == num_shards);
       trainer.run_to(60);
       trainer.pool.empty_log();
       trainer.pool.close();

@@ -34,7 +34,7 @@ from holdfast import EmbeddingBagConfig, Pool, _core
 from holdfast.digest import digest_pool
 from holdfast.errors import Corrupted, HoldfastError, PoolNotFound
 from holdfast.repair import problems_of, repair_pool
-from pool_image import COMMIT, DENSE, RECORD, PoolImage
+from pool_image import COMMIT, DENSE, LABEL, RECORD, PoolImage
 from tiny_pools import ADAM_TABLES, Writer, files_of
 
 SPARE_MEMORY_BYTES = 1 << 30  # of address space, beyond what the process has when it begins
@@ -75,7 +75,9 @@ def excuses_for(directory: Path, files: Files, kind: Kind, *, is_clean: bool) ->
     """docs/FORMAT.md, "What is checked, and what damage looks like": what damage to this pool cannot be told from a
     crash, or strikes what carries no checksum."""
     rows = [name for name in files if name.startswith("shard-") and not kind.rows_are_checked]
-    excuses = [Excuse(name, 0, len(files[name]), OTHER_ROWS, "rows in place carry no checksums") for name in rows]
+    excuses = [
+        Excuse(name, 0, len(files[name]) - LABEL, OTHER_ROWS, "rows in place carry no checksums") for name in rows
+    ]
     if is_clean:
         return excuses
     excuses += [Excuse(name, 0, DENSE.size, OLDER_STEP, "a torn header of a slot") for name in ("dense-0", "dense-1")]
@@ -90,7 +92,7 @@ def excuses_for(directory: Path, files: Files, kind: Kind, *, is_clean: bool) ->
     commit, _ = image.newest_commit()
     excuses.append(Excuse(SUPERBLOCK, commit, commit + COMMIT.size, OLDER_STEP, "a torn commit record"))
     for record in image.records_forwards():
-        at = record["position"] % len(image.log)
+        at = image.log_origin + record["position"] % len(image.log)
         excuses.append(Excuse(LOG, at, at + RECORD.size, OTHER_ROWS, "a record that was never sealed"))
     return excuses
 
@@ -120,6 +122,7 @@ def must_be_found(pool: MadePool, damage: Damage) -> bool:
         "DenseHeader",
         "dense payload",
         "RowLogCheckpoint",
+        "FileLabel",
     ):
         return False
     return not any(not any(pool.files[file][begin // SECTOR * SECTOR :][:SECTOR]) for file, begin, _ in damage.struck)

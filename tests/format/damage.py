@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from format_doc import CONSTANTS, ENUMS, LAYOUTS, MAGICS, TEXT, Layout
-from pool_image import COMMIT_OFFSETS, EPOCH_OFFSETS, PAYLOAD_OFFSET, TABLES_OFFSET, up
+from pool_image import COMMIT_OFFSETS, EPOCH_OFFSETS, LABEL, PAYLOAD_OFFSET, TABLES_OFFSET, seed_of, up
 
 SECTOR, LINE, BLOCK = CONSTANTS["sector_bytes"], CONSTANTS["line_bytes"], CONSTANTS["block_bytes"]
 CHECKPOINT_OFFSETS = (CONSTANTS["row_log_checkpoint_offset[0]"], CONSTANTS["row_log_checkpoint_offset[1]"])
@@ -70,12 +70,13 @@ def places_of(files: Files) -> list[Place]:
         LAYOUTS["TableRecord"].unpack(superblock, TABLES_OFFSET + LAYOUTS["TableRecord"].size * i)
         for i in range(int(header["num_tables"]))
     ]
-    places = [*_places_of_superblock(len(tables)), *_places_of_slots(files)]
+    seed = seed_of(superblock)
+    places = [*_places_of_superblock(len(tables)), *_places_of_slots(files), *_places_of_labels(files)]
     if header["store"] == ENUMS["Store"]["in_place"]:
-        return [*places, *_places_of_log(files[LOG], tables), *_places_of_row_files(files)]
+        return [*places, *_places_of_log(files[LOG], tables, seed), *_places_of_row_files(files)]
     return [
         *places,
-        *_places_of_row_log(files[ROW_LOG], tables),
+        *_places_of_row_log(files[ROW_LOG], tables, seed),
         *_places_of_homes(files, tables),
         *_places_of_home_bits(files),
     ]
@@ -104,11 +105,19 @@ def _places_of_slots(files: Files) -> Iterator[Place]:
             yield Place("dense payload", "tensors", name, tensors, end, whole)
 
 
-def _places_of_log(log: bytes, tables: list[dict]) -> Iterator[Place]:
+def _places_of_labels(files: Files) -> Iterator[Place]:
+    for name, data in files.items():
+        if name == LOG:
+            yield from _fields(LAYOUTS["FileLabel"], name, 0)
+        elif name == ROW_LOG or name.startswith("shard-"):
+            yield from _fields(LAYOUTS["FileLabel"], name, len(data) - LABEL)
+
+
+def _places_of_log(log: bytes, tables: list[dict], seed: int) -> Iterator[Place]:
     record, section = LAYOUTS["RecordHeader"], LAYOUTS["RecordSection"]
-    for at in range(0, len(log) - record.size + 1, LINE):
+    for at in range(LABEL, len(log) - record.size + 1, LINE):
         header = record.unpack(log, at)
-        if header["magic"] != MAGICS["record_magic"] or not record.holds(log, at):
+        if header["magic"] != MAGICS["record_magic"] or not record.holds(log, at, seed=seed):
             continue
         end = min(at + header["bytes"], len(log))
         yield from _fields(record, LOG, at, part_of=(at, end))
@@ -134,16 +143,17 @@ def _places_of_log(log: bytes, tables: list[dict]) -> Iterator[Place]:
 def _places_of_row_files(files: Files) -> Iterator[Place]:
     for name, data in files.items():
         if name.startswith("shard-") and data:
-            yield Place("file of rows", name.rsplit(".", 1)[1], name, 0, len(data), (0, len(data)))
+            end = len(data) - LABEL
+            yield Place("file of rows", name.rsplit(".", 1)[1], name, 0, end, (0, end))
 
 
-def _places_of_row_log(log: bytes, tables: list[dict]) -> Iterator[Place]:
+def _places_of_row_log(log: bytes, tables: list[dict], seed: int) -> Iterator[Place]:
     record, section = LAYOUTS["RowLogHeader"], LAYOUTS["RowLogSection"]
     for offset in CHECKPOINT_OFFSETS:
         yield from _fields(LAYOUTS["RowLogCheckpoint"], ROW_LOG, offset)
     for at in range(RING_OFFSET, len(log), BLOCK):
         header = record.unpack(log, at)
-        if header["magic"] != MAGICS["row_log_record_magic"] or not record.holds(log, at):
+        if header["magic"] != MAGICS["row_log_record_magic"] or not record.holds(log, at, seed=seed):
             continue
         whole = (at, min(at + header["bytes"], len(log)))
         yield from _fields(record, ROW_LOG, at, part_of=whole)

@@ -48,14 +48,18 @@ class Layout:
     def field(self, name: str) -> Field:
         return next(f for f in self.fields if f.name == name)
 
-    def seal(self, data: bytearray, offset: int = 0) -> None:
+    def seal(self, data: bytearray, offset: int = 0, *, seed: int = 0) -> None:
         """Puts the right checksum over the structure at `offset`."""
         crc = self.field("crc").offset
-        struct.pack_into("<I", data, offset + crc, crc32c(bytes(data[offset : offset + crc])))
+        struct.pack_into("<I", data, offset + crc, crc32c(bytes(data[offset : offset + crc]), self._seed(seed)))
 
-    def holds(self, data: bytes, offset: int = 0) -> bool:
+    def holds(self, data: bytes, offset: int = 0, *, seed: int = 0) -> bool:
         found = self.unpack(data, offset)
-        return found["crc"] == crc32c(data[offset : offset + self.field("crc").offset])
+        return found["crc"] == crc32c(data[offset : offset + self.field("crc").offset], self._seed(seed))
+
+    def _seed(self, seed: int) -> int:
+        """What its checksum goes on from in a pool with this seed."""
+        return 0 if self.name in ("PoolHeader", "FileLabel") else seed
 
 
 def _rows(text: str) -> Iterator[list[str]]:
@@ -104,9 +108,9 @@ def _crc_table() -> list[int]:
 _CRC_TABLE = _crc_table()
 
 
-def crc32c(data: bytes) -> int:
+def crc32c(data: bytes, seed: int = 0) -> int:
     """CRC-32C, one byte at a time: independent of the core's."""
-    crc = 0xFFFFFFFF
+    crc = seed ^ 0xFFFFFFFF
     for byte in data:
         crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
     return crc ^ 0xFFFFFFFF

@@ -16,6 +16,7 @@ EPOCH_OFFSETS = (CONSTANTS["epoch_offset[0]"], CONSTANTS["epoch_offset[1]"])
 COMMIT_OFFSETS = (CONSTANTS["commit_offset[0]"], CONSTANTS["commit_offset[1]"])
 TABLES_OFFSET, PAYLOAD_OFFSET = CONSTANTS["tables_offset"], CONSTANTS["dense_payload_offset"]
 UNTOUCHED = 1 << 63
+LABEL = CONSTANTS["label_bytes"]
 
 Values = dict[str, Any]
 
@@ -24,12 +25,21 @@ def up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
+def seed_of(superblock: bytes) -> int:
+    """What the checksums of the pool go on from."""
+    header = HEADER.unpack(superblock)
+    return crc32c(header["uuid"]) if header["version"] >= CONSTANTS["identity_version"] else 0
+
+
 class PoolImage:
     """Reads on construction; later changes of the files are not seen."""
 
     def __init__(self, directory: Path) -> None:
         self.superblock = (directory / "pool.holdfast").read_bytes()
-        self.log = (directory / "log-0000").read_bytes()
+        self.seed = seed_of(self.superblock)
+        is_labelled = HEADER.unpack(self.superblock)["version"] >= CONSTANTS["identity_version"]
+        self.log_origin = LABEL if is_labelled else 0
+        self.log = (directory / "log-0000").read_bytes()[self.log_origin :]
         self.slots = [(directory / f"dense-{i}").read_bytes() for i in range(2)]
         self.header: Values = HEADER.unpack(self.superblock)
         self.tables: list[Values] = [
@@ -53,16 +63,18 @@ class PoolImage:
 
     def _whole(self, offsets: tuple[int, int], layout: Any, magic: str) -> list[tuple[int, Values]]:
         found = [(offset, layout.unpack(self.superblock, offset)) for offset in offsets]
-        return [(o, r) for o, r in found if r["magic"] == MAGICS[magic] and layout.holds(self.superblock, o)]
+        return [
+            (o, r) for o, r in found if r["magic"] == MAGICS[magic] and layout.holds(self.superblock, o, seed=self.seed)
+        ]
 
     def slot(self, i: int) -> Values | None:
         """The header of dense slot i, where it holds a whole state."""
         data = self.slots[i]
         header = DENSE.unpack(data)
-        if header["magic"] != MAGICS["dense_magic"] or not DENSE.holds(data):
+        if header["magic"] != MAGICS["dense_magic"] or not DENSE.holds(data, seed=self.seed):
             return None
         payload = up(header["structure_bytes"], LINE) + header["tensors_bytes"]
-        whole = crc32c(data[PAYLOAD_OFFSET : PAYLOAD_OFFSET + payload]) == header["payload_crc"]
+        whole = crc32c(data[PAYLOAD_OFFSET : PAYLOAD_OFFSET + payload], self.seed) == header["payload_crc"]
         return header if whole else None
 
     def newest_slot(self) -> int:
@@ -75,10 +87,10 @@ class PoolImage:
         if offset + RECORD.size > len(self.log):
             return None
         header = RECORD.unpack(self.log, offset)
-        if header["magic"] != MAGICS["record_magic"] or not RECORD.holds(self.log, offset):
+        if header["magic"] != MAGICS["record_magic"] or not RECORD.holds(self.log, offset, seed=self.seed):
             return None
         payload = self.log[offset + RECORD.size : offset + header["bytes"]]
-        whole = header["position"] == position and crc32c(payload) == header["payload_crc"]
+        whole = header["position"] == position and crc32c(payload, self.seed) == header["payload_crc"]
         return header if whole else None
 
     def records_backwards(self) -> Iterator[Values]:
@@ -135,7 +147,19 @@ class PoolImage:
                 )
 
     def table_file(self, table: int, what: str) -> bytes:
-        return (self._directory / "shard-0000" / f"table-{table:04}.{what}").read_bytes()
+        """Without its label."""
+        data = (self._directory / "shard-0000" / f"table-{table:04}.{what}").read_bytes()
+        if not self.log_origin:
+            return data
+        rows, record = self.tables[table]["num_embeddings"], self.tables[table]
+        sizes = {
+            "weights": record["embedding_dim"] * self.element_bytes(table) * rows,
+            "state": record["state_floats"] * 4 * rows,
+            "touched": up(rows, 64) // 8,
+            "checksums": 4 * rows,
+        }
+        assert len(data) == up(sizes[what], BLOCK) + LABEL
+        return data[: sizes[what]]
 
     def touched_rows(self, table: int) -> set[int]:
         bits = int.from_bytes(self.table_file(table, "touched"), "little")

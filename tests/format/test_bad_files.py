@@ -25,12 +25,14 @@ from pool_image import (
     EPOCH,
     EPOCH_OFFSETS,
     HEADER,
+    LABEL,
     PAYLOAD_OFFSET,
     RECORD,
     SECTION,
     TABLE,
     TABLES_OFFSET,
     PoolImage,
+    seed_of,
 )
 from tiny_pools import (
     LOG_BYTES,
@@ -78,7 +80,7 @@ def put(path: Path, offset: int, layout: Layout, **values: int) -> None:
         field = layout.field(name)
         struct.pack_into("<" + field.code, data, offset + field.offset, value)
     whole = bytearray(data[offset : offset + layout.size])
-    layout.seal(whole)
+    layout.seal(whole, seed=seed_of((path.parent / "pool.holdfast").read_bytes()))
     data[offset : offset + layout.size] = whole
     path.write_bytes(data)
 
@@ -245,7 +247,7 @@ def test_a_flipped_bit_in_a_record_that_undoing_needs_is_found(copy_of: CopyOf):
     needed = [record for record in image.records_backwards() if record["step"] > 3]
     assert [record["step"] for record in needed] == [5, 5, 4, 4]
     for record in needed:
-        at = record["position"] % LOG_BYTES
+        at = LABEL + record["position"] % LOG_BYTES
         payload = [at + RECORD.size + SECTION.size + 1, at + record["bytes"] - 1]
         for offset in [at + field.offset for field in RECORD.fields] + payload:
             directory = copy_of(died_two_steps_after_its_dense_state)
@@ -257,7 +259,7 @@ def test_a_flipped_bit_in_a_record_that_undoing_needs_is_found(copy_of: CopyOf):
 def test_a_flipped_bit_in_the_payload_of_a_record_in_flight_is_found(copy_of: CopyOf):
     for state in (died_in_step_six, died_two_steps_after_its_dense_state, died_in_the_first_step_of_its_second_life):
         for record in PoolImage(copy_of(state)).records_forwards():
-            at = record["position"] % LOG_BYTES
+            at = LABEL + record["position"] % LOG_BYTES
             for offset in (at + RECORD.size, at + RECORD.size + SECTION.size * 2, at + record["bytes"] - 1):
                 directory = copy_of(state)
                 flip(directory / "log-0000", offset)
@@ -269,7 +271,7 @@ def test_damage_to_records_that_nothing_needs_is_not_looked_at(copy_of: CopyOf, 
     image = PoolImage(copy_of(closed_cleanly))
     for record in image.records_backwards():
         directory = copy_of(closed_cleanly)
-        flip(directory / "log-0000", record["position"] % LOG_BYTES + 40)
+        flip(directory / "log-0000", LABEL + record["position"] % LOG_BYTES + 40)
         opens(directory, 5, clean=True)
         assert digest_of_rows(directory) == rows_at_step[closed_cleanly]
 
@@ -283,10 +285,10 @@ def test_a_section_that_does_not_fit_its_table_is_found_even_where_checksums_hol
 ):
     directory = copy_of(died_in_step_six)
     record = next(PoolImage(directory).records_forwards())
-    at = record["position"] % LOG_BYTES
+    at = LABEL + record["position"] % LOG_BYTES
     log = bytearray((directory / "log-0000").read_bytes())
     struct.pack_into("<" + SECTION.field(field).code, log, at + RECORD.size + SECTION.field(field).offset, value)
-    rewrite_record(log, record)
+    rewrite_record(log, record, PoolImage(directory).seed)
     (directory / "log-0000").write_bytes(log)
     refuses(directory, Corrupted, f"log-0000 at offset {at}")
 
@@ -296,21 +298,21 @@ def test_rows_out_of_order_or_beyond_the_table_are_found_even_where_checksums_ho
         directory = copy_of(died_in_step_six)
         image = PoolImage(directory)
         record = next(image.records_forwards())
-        at = record["position"] % LOG_BYTES
-        log = bytearray(image.log)
+        at = LABEL + record["position"] % LOG_BYTES
+        log = bytearray((directory / "log-0000").read_bytes())
         struct.pack_into("<Q", log, at + image.sections(record)[0]["rows_offset"], row)
-        rewrite_record(log, record)
+        rewrite_record(log, record, PoolImage(directory).seed)
         (directory / "log-0000").write_bytes(log)
         refuses(directory, Corrupted, f"log-0000 at offset {at}", "out of order")
 
 
-def rewrite_record(log: bytearray, record: dict[str, int]) -> None:
+def rewrite_record(log: bytearray, record: dict[str, int], seed: int) -> None:
     """Makes the checksums of a changed record right again."""
-    at = record["position"] % LOG_BYTES
+    at = LABEL + record["position"] % LOG_BYTES
     payload = bytes(log[at + RECORD.size : at + record["bytes"]])
-    struct.pack_into("<I", log, at + RECORD.field("payload_crc").offset, crc32c(payload))
+    struct.pack_into("<I", log, at + RECORD.field("payload_crc").offset, crc32c(payload, seed))
     header = bytearray(log[at : at + RECORD.size])
-    RECORD.seal(header)
+    RECORD.seal(header, seed=seed)
     log[at : at + RECORD.size] = header
 
 
@@ -464,10 +466,10 @@ def test_a_foreign_file_is_a_format_mismatch(copy_of: CopyOf, content: bytes):
 
 def test_a_newer_version_is_named_even_if_its_header_is_laid_out_otherwise(copy_of: CopyOf):
     directory = copy_of(closed_cleanly)
-    put(directory / "pool.holdfast", 0, HEADER, version=4)
-    refuses(directory, FormatMismatch, "format version 4", "use the holdfast that wrote it")
+    put(directory / "pool.holdfast", 0, HEADER, version=5)
+    refuses(directory, FormatMismatch, "format version 5", "use the holdfast that wrote it")
     flip(directory / "pool.holdfast", 200)
-    refuses(directory, FormatMismatch, "format version 4")
+    refuses(directory, FormatMismatch, "format version 5")
 
 
 @pytest.mark.parametrize(
@@ -529,7 +531,7 @@ def test_a_process_level_pool_that_was_open_when_the_machine_went_down_is_not_tr
     data = bytearray((directory / "pool.holdfast").read_bytes())
     data[newest + 16 : newest + 32] = bytes(16)
     record = bytearray(data[newest : newest + EPOCH.size])
-    EPOCH.seal(record)
+    EPOCH.seal(record, seed=seed_of((directory / "pool.holdfast").read_bytes()))
     data[newest : newest + EPOCH.size] = record
     (directory / "pool.holdfast").write_bytes(data)
     refuses(directory, UntrustedPool, "trust_after_reboot")

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from format_doc import TEXT
+from format_doc import CONSTANTS, TEXT
 from holdfast import Pool, _core, state_tree
 from tiny_pools import Writer, dense_tree, digest_of_rows
 
 POOLS = Path(__file__).parent / "pools"
-VERSIONS = [int(found) for found in re.findall(r"^\| (\d+) \| \d", TEXT.split("## Version history")[1], re.MULTILINE)]
+RELEASED = [int(found) for found in re.findall(r"^\| (\d+) \| \d", TEXT.split("## Version history")[1], re.MULTILINE)]
+VERSIONS = [*RELEASED, CONSTANTS["version"]]  # the newest is kept from its first day on
 
 
 @pytest.fixture(params=VERSIONS, ids=lambda version: f"v{version}")

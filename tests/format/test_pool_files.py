@@ -39,13 +39,13 @@ def test_the_header_and_the_table_records_say_what_the_pool_was_made_with(two_st
     assert HEADER.holds(image.superblock)
     assert len(image.superblock) == up(image.table_offset(len(TABLES)), BLOCK)
     header = image.header
-    assert (header["magic"], header["version"], header["seed"]) == (MAGICS["pool_magic"], 1, SEED)
+    assert (header["magic"], header["version"], header["seed"]) == (MAGICS["pool_magic"], 4, SEED)
     assert (header["num_tables"], header["num_shards"], header["num_writers"]) == (len(TABLES), 1, 1)
     assert (header["log_bytes"], header["row_checksums"], header["level"]) == (LOG_BYTES, 0, ENUMS["Level"]["process"])
     optimizers = ["rowwise_adagrad", "rowwise_adagrad", "adam"]
     for number, (table, optimizer) in enumerate(zip(TABLES, optimizers, strict=True)):
         record = image.tables[number]
-        assert TABLE.holds(image.superblock, image.table_offset(number))
+        assert TABLE.holds(image.superblock, image.table_offset(number), seed=image.seed)
         assert record["magic"] == MAGICS["table_magic"]
         assert record["name"].rstrip(b"\0").decode() == table.name
         assert (record["num_embeddings"], record["embedding_dim"]) == (table.num_embeddings, table.embedding_dim)
@@ -69,7 +69,7 @@ def test_reserved_bytes_and_what_follows_a_record_in_its_block_are_zeros(two_ste
     ):
         for offset in offsets:
             for field in layout.fields:
-                if field.name not in ("reserved", "padding"):
+                if field.name not in ("reserved", "padding", "group_uuid"):
                     covered[offset + field.offset : offset + field.offset + field.size] = bytes(field.size)
     assert not any(covered)
 
@@ -262,7 +262,7 @@ def test_the_checksum_of_a_payload_covers_its_gaps(two_steps: Path):
     for record in image.records_backwards():
         offset = record["position"] % len(image.log)
         payload = image.log[offset + RECORD.size : offset + record["bytes"]]
-        assert crc32c(payload) == record["payload_crc"]
+        assert crc32c(payload, image.seed) == record["payload_crc"]
         covered = bytearray(payload)
         for section in image.sections(record):
             table = image.tables[section["table"]]

@@ -22,7 +22,7 @@ from holdfast.digest import digest_pool
 from holdfast.errors import PoolBusy, UntrustedPool
 from holdfast.pool import SUPERBLOCK_COPY as COPY
 from holdfast.repair import problems_of, repair_pool
-from pool_image import COMMIT, COMMIT_OFFSETS, DENSE, EPOCH, EPOCH_OFFSETS, PAYLOAD_OFFSET
+from pool_image import COMMIT, COMMIT_OFFSETS, DENSE, EPOCH, EPOCH_OFFSETS, PAYLOAD_OFFSET, seed_of
 from tiny_pools import files_of
 
 CLOSED, IN_A_STEP, SECOND_LIFE, GONE_ROUND = (
@@ -129,7 +129,7 @@ def test_an_epoch_record_that_was_lost_before_the_machine_went_down_leaves_the_c
     newest, older = records(made.files, SUPERBLOCK, EPOCH_OFFSETS, EPOCH, "epoch", "clean")
     record = bytearray(made.files[SUPERBLOCK][newest : newest + EPOCH.size])
     record[16:32] = bytes(16)
-    EPOCH.seal(record)
+    EPOCH.seal(record, seed=seed_of((directory / "pool.holdfast").read_bytes()))
     change(directory, SUPERBLOCK, newest, bytes(record))
     change(directory, SUPERBLOCK, older + 9)
     report = repair_pool(directory)
@@ -235,7 +235,7 @@ def test_which_record_counts_is_not_guessed_in_a_pool_that_does_not_say_where_it
     newest, _ = records(made.files, SUPERBLOCK, EPOCH_OFFSETS, EPOCH, "epoch", "clean")
     record = bytearray(made.files[SUPERBLOCK][newest : newest + EPOCH.size])
     struct.pack_into("<20x", record, EPOCH.field("has_steps").offset)
-    EPOCH.seal(record)
+    EPOCH.seal(record, seed=seed_of((directory / "pool.holdfast").read_bytes()))
     change(directory, SUPERBLOCK, newest, bytes(record))
     _, older = records(made.files, SUPERBLOCK, COMMIT_OFFSETS, COMMIT, "epoch", "step")
     change(directory, SUPERBLOCK, older + 16)

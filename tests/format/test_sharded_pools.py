@@ -11,6 +11,7 @@ import pytest
 from format_doc import CONSTANTS, LAYOUTS, MAGICS
 from holdfast import _core
 from holdfast.errors import ConfigError, Corrupted, FormatMismatch
+from pool_image import seed_of
 
 GROUP = bytes(range(16))
 NUM_SHARDS = 4
@@ -51,11 +52,11 @@ def test_a_writers_pool_says_which_shards_it_owns_and_its_rows_are_beside_it(tmp
     data = (member / "pool.holdfast").read_bytes()
     assert len(data) == SHARDS_OFFSET + CONSTANTS["block_bytes"]
     header = LAYOUTS["PoolHeader"].unpack(data)
-    assert (header["version"], header["num_shards"], header["num_writers"]) == (3, NUM_SHARDS, 1)
+    assert (header["version"], header["num_shards"], header["num_writers"]) == (4, NUM_SHARDS, 1)
     tables = [LAYOUTS["TableRecord"].unpack(data, TABLES_OFFSET + 512 * i) for i in range(2)]
     assert [(table["first_shard"], table["table_shards"]) for table in tables] == [(0, NUM_SHARDS), (2, 1)]
     record = LAYOUTS["ShardsRecord"].unpack(data, SHARDS_OFFSET)
-    assert LAYOUTS["ShardsRecord"].holds(data, SHARDS_OFFSET)
+    assert LAYOUTS["ShardsRecord"].holds(data, SHARDS_OFFSET, seed=seed_of(data))
     assert (record["magic"], record["group_uuid"]) == (MAGICS["shards_magic"], GROUP)
     assert record["owned"] == bytes([0b1100]) + bytes(511)
 
@@ -64,12 +65,13 @@ def test_a_writers_pool_says_which_shards_it_owns_and_its_rows_are_beside_it(tmp
     rows = [shard_of(row) for row in range(ROWS)]
     for shard in (2, 3):
         images = -(-rows.count(shard) // 16) * 512  # 32 bytes each
-        column, size = ("home", -(-images // 4096) * 4096) if log_store else ("weights", rows.count(shard) * 24)
-        assert (tmp_path / f"shard-{shard:04}" / f"table-0000.{column}").stat().st_size == size
+        column, size = ("home", images) if log_store else ("weights", rows.count(shard) * 24)
+        labelled = -(-size // 4096) * 4096 + 4096
+        assert (tmp_path / f"shard-{shard:04}" / f"table-0000.{column}").stat().st_size == labelled
         assert (tmp_path / f"shard-{shard:04}" / f"table-0001.{column}").exists() == (shard == 2)
 
     reader = _core.Reader(str(member))
-    assert (reader.owned, reader.group_uuid, reader.header["format_version"]) == ([2, 3], GROUP, 3)
+    assert (reader.owned, reader.group_uuid, reader.header["format_version"]) == ([2, 3], GROUP, 4)
     assert reader.verify() == []
     assert [(table.first_shard, table.table_shards) for table in reader.tables] == [(0, NUM_SHARDS), (2, 1)]
 
@@ -128,7 +130,7 @@ def reseal(layout: str, offset: int, field: str, value: bytes) -> Callable[[byte
     def change(data: bytearray) -> None:
         begin = offset + LAYOUTS[layout].field(field).offset
         data[begin : begin + len(value)] = value
-        LAYOUTS[layout].seal(data, offset)
+        LAYOUTS[layout].seal(data, offset, seed=seed_of(bytes(data)))
 
     return change
 
@@ -149,7 +151,7 @@ IMPOSSIBLE = {
     "another number than a table's": (reseal("PoolHeader", 0, "num_shards", number(8)), Corrupted),
     "two writers": (reseal("PoolHeader", 0, "num_writers", number(2)), FormatMismatch),
     "shards before version 3": (reseal("PoolHeader", 0, "version", number(2)), FormatMismatch),
-    "a version to come": (reseal("PoolHeader", 0, "version", number(4)), FormatMismatch),
+    "a version to come": (reseal("PoolHeader", 0, "version", number(5)), FormatMismatch),
     "a table in 2 of 4": (reseal("TableRecord", TABLES_OFFSET, "table_shards", number(2)), Corrupted),
     "a table in none": (reseal("TableRecord", TABLES_OFFSET, "table_shards", number(0)), Corrupted),
     "a split table turned by 4": (reseal("TableRecord", TABLES_OFFSET, "first_shard", number(4)), Corrupted),

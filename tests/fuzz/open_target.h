@@ -100,16 +100,16 @@ void store(Bytes& data, std::size_t offset, const T& value) {
 }
 
 template <class T>
-void seal(Bytes& data, std::size_t offset, std::uint64_t magic) {
+void seal(Bytes& data, std::size_t offset, std::uint64_t magic, std::uint32_t seed) {
   auto value = load<T>(data, offset);
   if (value.magic != magic) return;
-  value.crc = crc_of(value);
+  value.crc = crc_of(value, seed);
   store(data, offset, value);
 }
 
-inline std::uint32_t crc_of_range(const Bytes& data, std::size_t begin, std::size_t end) {
+inline std::uint32_t crc_of_range(std::uint32_t seed, const Bytes& data, std::size_t begin, std::size_t end) {
   end = std::min(end, data.size());
-  return begin < end ? crc32c(0, data.data() + begin, end - begin) : 0;
+  return begin < end ? crc32c(seed, data.data() + begin, end - begin) : seed;
 }
 
 // Headers of records by the step of their places, ascending.
@@ -130,6 +130,7 @@ inline std::vector<Spot> spots_of(const Files& files) {
   add("dense-0", {0, 4096, 4160});
   add("dense-1", {0, 4096, 4160});
   if (const auto log = files.find("log-0000"); log != files.end()) {
+    add("log-0000", {0});
     for (const std::size_t at : records_of(log->second, 0, format::line_bytes, format::record_magic)) {
       add("log-0000", {at, at + 128, at + 192, at + 256});
     }
@@ -141,7 +142,9 @@ inline std::vector<Spot> spots_of(const Files& files) {
     }
   }
   for (const auto& [name, data] : files) {
-    if (name.starts_with("shard-")) spots.push_back({name, 0});
+    if (!name.starts_with("shard-")) continue;
+    spots.push_back({name, 0});
+    if (data.size() > format::label_bytes) spots.push_back({name, data.size() - format::label_bytes});
   }
   return spots;
 }
@@ -149,15 +152,16 @@ inline std::vector<Spot> spots_of(const Files& files) {
 // Makes the checksums of everything right, in the order in which one covers another; with `chain`, records name their
 // predecessors by these again.
 inline void seal_all(Files& files, bool chain) {
+  const std::uint32_t seed = Superblock::identity_of(load<format::PoolHeader>(files["pool.holdfast"], 0)).seed();
   std::map<std::uint64_t, std::uint32_t> crc_at;  // of records, by position
   if (const auto found = files.find("log-0000"); found != files.end()) {
     Bytes& log = found->second;
     for (const std::size_t at : records_of(log, 0, format::line_bytes, format::record_magic)) {
       auto header = load<format::RecordHeader>(log, at);
       header.payload_crc =
-          crc_of_range(log, at + sizeof(header), at + std::min<std::uint64_t>(header.bytes, log.size()));
+          crc_of_range(seed, log, at + sizeof(header), at + std::min<std::uint64_t>(header.bytes, log.size()));
       if (chain && crc_at.contains(header.previous)) header.previous_crc = crc_at[header.previous];
-      header.crc = crc_of(header);
+      header.crc = crc_of(header, seed);
       store(log, at, header);
       crc_at[header.position] = header.crc;
     }
@@ -167,10 +171,10 @@ inline void seal_all(Files& files, bool chain) {
     for (const std::size_t at : records_of(log, 8192, format::block_bytes, format::row_log_record_magic)) {
       auto header = load<format::RowLogHeader>(log, at);
       const std::uint64_t images = at + std::min<std::uint64_t>(header.images_offset, log.size());
-      header.rows_crc = crc_of_range(log, at + sizeof(header), images);
-      header.images_crc = crc_of_range(log, images, at + std::min<std::uint64_t>(header.bytes, log.size()));
+      header.rows_crc = crc_of_range(seed, log, at + sizeof(header), images);
+      header.images_crc = crc_of_range(seed, log, images, at + std::min<std::uint64_t>(header.bytes, log.size()));
       if (chain && crc_at.contains(header.previous)) header.previous_crc = crc_at[header.previous];
-      header.crc = crc_of(header);
+      header.crc = crc_of(header, seed);
       store(log, at, header);
       crc_at[header.position] = header.crc;
     }
@@ -180,7 +184,7 @@ inline void seal_all(Files& files, bool chain) {
         checkpoint.last_record_crc = crc_at[checkpoint.last_record];
         store(log, at, checkpoint);
       }
-      seal<format::RowLogCheckpoint>(log, at, format::row_log_checkpoint_magic);
+      seal<format::RowLogCheckpoint>(log, at, format::row_log_checkpoint_magic, seed);
     }
   }
   Bytes& superblock = files["pool.holdfast"];
@@ -190,20 +194,22 @@ inline void seal_all(Files& files, bool chain) {
       commit.last_record_crc = crc_at[commit.last_record];
       store(superblock, at, commit);
     }
-    seal<format::CommitRecord>(superblock, at, format::commit_magic);
+    seal<format::CommitRecord>(superblock, at, format::commit_magic, seed);
   }
-  for (const std::size_t at : format::epoch_offset) seal<format::EpochRecord>(superblock, at, format::epoch_magic);
-  seal<format::PoolHeader>(superblock, 0, format::pool_magic);
+  for (const std::size_t at : format::epoch_offset)
+    seal<format::EpochRecord>(superblock, at, format::epoch_magic, seed);
+  seal<format::PoolHeader>(superblock, 0, format::pool_magic, 0);
   for (std::size_t i = 0; i < 2; ++i) {
-    seal<format::TableRecord>(superblock, format::tables_offset + i * sizeof(format::TableRecord), format::table_magic);
+    seal<format::TableRecord>(superblock, format::tables_offset + i * sizeof(format::TableRecord), format::table_magic,
+                              seed);
   }
   for (const char* name : {"dense-0", "dense-1"}) {
     Bytes& slot = files[name];
     auto header = load<format::DenseHeader>(slot, 0);
     if (header.magic != format::dense_magic) continue;
     const std::uint64_t bytes = format::line_up(header.structure_bytes) + header.tensors_bytes;
-    header.payload_crc = crc_of_range(slot, 4096, 4096 + std::min<std::uint64_t>(bytes, slot.size()));
-    header.crc = crc_of(header);
+    header.payload_crc = crc_of_range(seed, slot, 4096, 4096 + std::min<std::uint64_t>(bytes, slot.size()));
+    header.crc = crc_of(header, seed);
     store(slot, 0, header);
   }
 }

@@ -298,3 +298,25 @@ def test_what_cannot_be_done_with_a_groups_pool_says_so(config: RunConfig, pool_
     assert pool_digest(pool_root / "moved").rows_counted == before.rows_counted
     assert pool_digest(group) == before
     assert isinstance(open_reader(pool_root / "moved"), _core.Reader)
+
+
+def test_dense_states_of_another_group_are_refused_and_named(config: RunConfig, pool_root: Path) -> None:
+    ours, theirs = (train_group(config, pool_root / name) for name in ("ours", "theirs"))
+    own = shutil.move(ours / "dense", pool_root / "own")
+    shutil.copytree(theirs / "dense", ours / "dense")
+    assert any(problem.startswith("dense: ") and "another pool" in problem for problem in problems_of(ours))
+    for opening in (open_reader, lambda pool: open_alone(config, pool)):
+        with pytest.raises(Corrupted, match="another pool"):
+            opening(ours)
+    shutil.rmtree(ours / "dense")
+    shutil.move(own, ours / "dense")
+    assert problems_of(ours) == []
+
+
+def test_shards_of_another_group_are_refused_and_named(config: RunConfig, pool_root: Path) -> None:
+    ours, theirs = (train_group(config, pool_root / name) for name in ("ours", "theirs"))
+    shutil.rmtree(ours / "shard-0000")
+    shutil.copytree(theirs / "shard-0000", ours / "shard-0000")
+    assert any("belongs to another pool" in problem for problem in problems_of(ours))
+    with pytest.raises(Corrupted, match="belongs to another pool"):
+        open_alone(config, ours)

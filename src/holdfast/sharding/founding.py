@@ -165,6 +165,7 @@ def deal_out_anew(
                 f"{manifest.num_writers} ranks that own rows, as before, or make the directories reachable"
             )
         manifest.check_part(directory, number)
+    manifest.check_dense(directory / DENSE_DIRECTORY)
     _unmark(directory, manifest)
     retire_others(directory, manifest)
     pools, dense, mark = open_together(writers, directory / DENSE_DIRECTORY, options, Alone())
@@ -247,13 +248,21 @@ def make_writer(directory: Path, manifest: Manifest, writer: int, *, begin: Mark
         owned=manifest.owned(writer),
         group_uuid=bytes.fromhex(manifest.uuid),
         adopt=adopt,
+        identified=manifest.parts_are_identified,
     )
 
 
 def _make_dense(directory: Path, manifest: Manifest) -> None:
     path = directory / DENSE_DIRECTORY
     _make_directory(path)
-    _core.Pool.create(str(path), manifest.seed, _DENSE_LOG_BYTES, [], log_store=manifest.store == "log")
+    _core.Pool.create(
+        str(path),
+        manifest.seed,
+        _DENSE_LOG_BYTES,
+        [],
+        log_store=manifest.store == "log",
+        group_uuid=bytes.fromhex(manifest.uuid),
+    )
 
 
 def _first_manifest(directory: Path, foundation: Foundation, num_owners: int, measure: Measure) -> Manifest:

@@ -149,6 +149,10 @@ def problems_of_group(directory: Path) -> list[str]:
             problems += [f"{path.relative_to(directory)}: {what}" for what in wrong]
     if dense_path in readers:
         problems += [f"{DENSE_DIRECTORY}: {what}" for what in _other_than(manifest, readers[dense_path])]
+        try:
+            manifest.check_dense(dense_path)
+        except Corrupted as error:
+            problems.append(f"{DENSE_DIRECTORY}: {error}")
     damage = {path: _damage(reader) for path, reader in readers.items() if path == dense_path}
     step = None
     if len(readers) == 1 + len(writer_paths) and not damage[dense_path]:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,9 @@ from holdfast.sharding.layout import MAX_SHARDS, stride_bits
 MANIFEST = GROUP_MANIFEST
 exists = is_of_group
 _FORMAT = "holdfast group"
-_VERSION = 1
+_VERSION = 2
+_IDENTITY_VERSION = 4  # of the pool format
+_OLDEST_VERSION = 1  # its parts are of the pool format's versions up to 3, which do not say whose they are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +47,11 @@ class TableEntry(TableFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """uuid: of the pool, hexadecimal. store: ``in_place`` or ``log``. owner_of: the writer of each shard. load: lookups
-    of each shard when they were dealt out. generation: how often they were."""
+    """version: 1 where the parts do not say whose they are. uuid: of the pool, hexadecimal. store: ``in_place`` or
+    ``log``. owner_of: the writer of each shard. load: lookups of each shard when they were dealt out. generation: how
+    often they were."""
 
+    version: int = _VERSION
     uuid: str
     seed: int
     store: str
@@ -90,6 +95,10 @@ class Manifest:
         ]
         return _core.Router(described, features, self.owner_of, self.num_writers)
 
+    @property
+    def parts_are_identified(self) -> bool:
+        return self.version > _OLDEST_VERSION
+
     def next_generation(self, owner_of: list[int], load: list[int]) -> Manifest:
         return replace(self, generation=self.generation + 1, owner_of=tuple(owner_of), load=tuple(load))
 
@@ -103,14 +112,31 @@ class Manifest:
         part = _core.part_in(str(path))
         if part is None or part[0] != bytes.fromhex(self.uuid):
             raise Corrupted(f"{path}: this is no part of the pool in {directory}, but of another one: put its own back")
+        self._check_version(path, _core.header_in(str(path)))
         if part[1] != self.owned(writer):
             raise Corrupted(
                 f"{path}: it has shards {_some(part[1])}, but {MANIFEST} gives it {_some(self.owned(writer))}"
                 ": put the directories back under the names that they had"
             )
 
+    def check_dense(self, path: Path) -> None:
+        """Raises Corrupted where the directory has the dense states of another pool; and what is wrong with it."""
+        header = _core.header_in(str(path))
+        self._check_version(path, header)
+        if self.parts_are_identified and header["group_uuid"] != bytes.fromhex(self.uuid):
+            raise Corrupted(f"{path}: these are the dense states of another pool: put this pool's own back")
+        if header["num_tables"]:
+            raise Corrupted(f"{path}: this is no part with dense states: put this pool's own back")
+
+    def _check_version(self, path: Path, header: dict[str, Any]) -> None:
+        if (header["format_version"] >= _IDENTITY_VERSION) != self.parts_are_identified:
+            raise Corrupted(
+                f"{path}: a part of format {header['format_version']}, {MANIFEST} is of version {self.version}: this "
+                "part is another pool's, put its own back"
+            )
+
     def to_json(self) -> str:
-        said = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
+        said = {"format": _FORMAT, **asdict(self)}
         return json.dumps({**said, "crc32c": checksum_of(said)})
 
     @classmethod
@@ -120,15 +146,15 @@ class Manifest:
             said = json.loads(text)
             if said.get("format") != _FORMAT:
                 raise FormatMismatch(f"{where}: not the manifest of a pool of several writers")
-            if said.get("version") != _VERSION:
+            if said.get("version") not in range(_OLDEST_VERSION, _VERSION + 1):
                 raise FormatMismatch(
-                    f"{where}: version {said.get('version')}, this build knows version {_VERSION}; "
+                    f"{where}: version {said.get('version')}, this build knows versions up to {_VERSION}; "
                     "use the holdfast that wrote it"
                 )
             crc = said.pop("crc32c")
             if crc != checksum_of(said):
                 raise Corrupted(f"{where}: the manifest's checksum does not hold")
-            del said["format"], said["version"]
+            del said["format"]
             said["tables"] = tuple(TableEntry(**table) for table in said["tables"])
             said["owner_of"], said["load"] = tuple(said["owner_of"]), tuple(said["load"])
             manifest = cls(**said)

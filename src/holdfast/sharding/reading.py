@@ -44,6 +44,7 @@ class GroupReader:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.manifest, self.members = _open_members(directory)
+        self.manifest.check_dense(directory / DENSE_DIRECTORY)
         self.dense = _core.Reader(str(directory / DENSE_DIRECTORY))
         self.tables = [entry.spec for entry in self.manifest.tables]
         self._touched: tuple[int, NDArray[np.uint64]] | None = None  # the table that was asked for last
@@ -265,6 +266,7 @@ def at_rest(directory: Path) -> Iterator[tuple[GroupReader, GroupRecovery | None
             writers = reachable_writers(directory, manifest)
             for writer in range(manifest.num_writers):
                 manifest.check_part(directory, writer)
+            manifest.check_dense(directory / DENSE_DIRECTORY)
             options = OpenOptions(grow_log=False, scratchpad_bytes=_SCRATCHPAD_BYTES)
             pools, dense, (step, _, _) = open_together(writers, directory / DENSE_DIRECTORY, options, Alone())
         except PoolReadOnly:

@@ -31,6 +31,7 @@ from holdfast.run import (
 )
 from holdfast.sharding.findings import find_pool
 from holdfast.sharding.founding import (
+    DENSE_DIRECTORY,
     Foundation,
     GroupLock,
     Measure,
@@ -205,6 +206,8 @@ def _deal_out_anew(
 
 def _check_reachable(directory: Path, group: Group, manifest: Manifest) -> None:
     def look() -> None:
+        if group.rank == 0:
+            manifest.check_dense(directory / DENSE_DIRECTORY)
         if not group.is_owner:
             return
         writer = group.rank - group.roles.owners[0]
