@@ -82,6 +82,11 @@ void HomeBits::add(std::uint64_t row) {
   is_new_[row / bits_per_block] = true;
 }
 
+void HomeBits::write_again() {
+  for (std::uint64_t number = 0; number < num_blocks(); ++number)
+    is_new_[number] = is_new_[number] || !is_empty(block(number));
+}
+
 void HomeBits::sync() {
   if (std::ranges::find(is_new_, true) == is_new_.end()) return;
   for (std::uint64_t first = 0; first < num_blocks(); ++first) {

@@ -117,8 +117,7 @@ class LiveCopy::LogSource final : public Source {
 
  private:
   static std::unique_ptr<LogStore> scanned(const std::string& directory, const std::vector<RowTable>& tables) {
-    auto store = std::make_unique<LogStore>(directory, tables,
-                                            LogStoreOptions{.caching = caching_of(directory), .writable = false});
+    auto store = std::make_unique<LogStore>(directory, tables, LogStoreOptions{.writable = false});
     store->scan();
     return store;
   }

@@ -42,7 +42,7 @@ void LogBackend::create(const std::string& directory, const std::vector<RowTable
                         const StepMark& mark, bool adopt) {
   // There is no pool in the directory: these are of one whose creation did not end, or that is made anew.
   LogStore::remove(directory, tables, adopt);
-  LogStore::create(directory, tables, log_bytes, caching_of(directory), mark, adopt);
+  LogStore::create(directory, tables, log_bytes, Caching::direct, mark, adopt);
 }
 
 LogBackend::LogBackend(const std::string& directory, Superblock& superblock, Background& background, Options options)
@@ -50,9 +50,7 @@ LogBackend::LogBackend(const std::string& directory, Superblock& superblock, Bac
       superblock_(superblock),
       background_(background),
       options_(std::move(options)),
-      store_(
-          directory, tables(),
-          {.caching = caching_of(directory), .watcher = options_.watcher, .ring_bytes = superblock.header().log_bytes}),
+      store_(directory, tables(), {.watcher = options_.watcher, .ring_bytes = superblock.header().log_bytes}),
       newest_(store_.scan()) {}
 
 // Recovery.

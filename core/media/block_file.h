@@ -1,4 +1,5 @@
-// Block files: files on a block device, read and written by sector, past the page cache.
+// Block files: files on a block device, read and written by sector, or by larger units where the device has them, past
+// the page cache where the file system lets them.
 //
 // What a block device guarantees
 // - A write of one 512-byte sector is atomic: after a crash the sector holds the old bytes or the new ones. Nothing
@@ -8,7 +9,10 @@
 //   known about the writes before it, so the file refuses everything from then on.
 //
 // Invariants
-// - Offsets, lengths and addresses are multiples of a sector; others are a config error and touch nothing.
+// - Offsets, lengths and addresses are multiples of the file's unit; others are a config error and touch nothing.
+// - The unit follows the device: 512 bytes, or 4096, or what lies between; it is never taken for atomic beyond a sector.
+// - Through the page cache a read gives what the cache holds, and after a failed sync that may be nowhere else: whoever
+//   rests on what was read before this life writes it again first.
 // - A write is done in full or ends in an error that names file and offset.
 #pragma once
 
@@ -66,19 +70,18 @@ class BlockWatcher {
   virtual void after_sync(const BlockFile& file) = 0;
 };
 
-enum class Caching { direct, buffered };  // buffered: for file systems without direct I/O, never faster
+// direct: past the page cache, where the file system and the device take it, by units of up to a block. buffered_blocks:
+// by blocks through the cache, as if the device had such sectors; for tests.
+enum class Caching { direct, buffered, buffered_blocks };
 
 enum class Opening { read_only, read_write };
-
-// direct where the file systems of `directory` take it.
-Caching caching_of(const std::string& directory);
 
 class BlockFile {
  public:
   // A new file of `bytes` zeros, sparse; it and its name are durable. Throws exists where the name is taken.
   static void create(const std::string& path, std::uint64_t bytes);
 
-  // Opens. Throws config where the file system or the device takes no direct I/O by sector.
+  // Opens. Where direct I/O cannot be had, as if buffered were asked for.
   BlockFile(std::string path, Caching caching, BlockWatcher* watcher = nullptr, Opening opening = Opening::read_write);
   ~BlockFile();
   BlockFile(const BlockFile&) = delete;
@@ -87,6 +90,9 @@ class BlockFile {
   const std::string& name() const { return path_; }
   std::uint64_t size() const { return bytes_; }
   int fd() const { return fd_; }
+  // What is read and written as a whole: a power of two from sector_bytes to block_bytes.
+  std::size_t unit_bytes() const { return unit_bytes_; }
+  bool is_direct() const { return is_direct_; }
 
   // Throws full where there is no space, failed otherwise. Any part of the range may have been written then.
   void write(std::uint64_t offset, std::size_t bytes, const std::byte* src);
@@ -100,7 +106,7 @@ class BlockFile {
 
   // For messages.
   std::string place(std::uint64_t offset) const { return path_ + " at offset " + std::to_string(offset); }
-  // Before a read or write by other means: throws where the file failed, or the range is no range of whole sectors.
+  // Before a read or write by other means: throws where the file failed, or the range is no range of whole units.
   void check_read(std::uint64_t offset, std::size_t bytes, const std::byte* dst) const;
   void check_write(std::uint64_t offset, std::size_t bytes, const std::byte* src) const;
 
@@ -109,6 +115,8 @@ class BlockFile {
 
   std::string path_;
   int fd_ = -1;
+  std::size_t unit_bytes_ = format::sector_bytes;
+  bool is_direct_ = false;
   std::uint64_t bytes_ = 0;
   BlockWatcher* watcher_;
   std::atomic<bool> failed_{false};

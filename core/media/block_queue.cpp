@@ -44,7 +44,7 @@ struct Transfer {
 
   bool finished() const { return done == bytes || error != 0; }
 
-  // Takes what a system call said: bytes, or a negative errno. A short one is carried on from its last whole sector.
+  // Takes what a system call said: bytes, or a negative errno. A short one is carried on from its last whole unit.
   void advance(std::int64_t result) {
     if (result == -EINTR || result == -EAGAIN) return;
     if (result < 0) {
@@ -52,7 +52,8 @@ struct Transfer {
       return;
     }
     const auto moved = static_cast<std::size_t>(result);
-    const std::size_t whole = done + moved == bytes ? moved : moved / format::sector_bytes * format::sector_bytes;
+    const std::size_t unit = file->unit_bytes();
+    const std::size_t whole = done + moved == bytes ? moved : moved / unit * unit;
     done += whole;
     if (whole == 0) error = is_write ? EIO : ENODATA;
   }

@@ -180,13 +180,22 @@ void after_a_failed_sync_everything_is_refused(const std::string& directory) {
 bool takes_direct_io(const std::string& directory) {
   const std::string path = directory + "/probe";
   BlockFile::create(path, 8 * sector);
-  try {
-    BlockFile(path, Caching::direct);
-    return true;
-  } catch (const Error& error) {
-    CHECK(error.kind() == ErrorKind::config);
-    return false;
+  const BlockFile file(path, Caching::direct);
+  return file.is_direct() && file.unit_bytes() == sector;
+}
+
+void a_file_of_blocks_takes_whole_blocks(const std::string& directory) {
+  const std::string path = directory + "/blocks";
+  BlockFile::create(path, 4 * format::block_bytes);
+  BlockFile file(path, Caching::buffered_blocks);
+  CHECK(file.unit_bytes() == format::block_bytes);
+  const SectorBuffer buffer(2 * format::block_bytes);
+  std::memset(buffer.data(), 1, buffer.size());
+  for (const auto& [offset, bytes] : {std::pair{sector, format::block_bytes}, {std::size_t{0}, sector}}) {
+    CHECK(kind_thrown_by([&] { file.write(offset, bytes, buffer.data()); }) == ErrorKind::config);
   }
+  CHECK(kind_thrown_by([&] { file.write(0, format::block_bytes, buffer.data() + sector); }) == ErrorKind::config);
+  file.write(format::block_bytes, format::block_bytes, buffer.data());
 }
 
 }  // namespace
@@ -206,6 +215,7 @@ int main(int argc, char** argv) {
   }
   check::context = "one file";
   files_open_and_fail_as_they_should(memory.path());
+  a_file_of_blocks_takes_whole_blocks(memory.path());
   after_a_failed_sync_everything_is_refused(memory.path());
   return check::passed();
 }

@@ -217,8 +217,7 @@ void a_row_log_that_comes_round_is_noticed() {
   run.pool.flush();
   const auto medium = open_pool_medium(directory.path());
   const Superblock superblock(*medium, false);
-  LogStore store(directory.path(), row_tables_of(superblock.tables(), superblock.header().seed),
-                 {.caching = caching_of(directory.path()), .writable = false});
+  LogStore store(directory.path(), row_tables_of(superblock.tables(), superblock.header().seed), {.writable = false});
   store.scan();
   RowLogFollower follower(store);
   while (run.pool.step() < 60) run.step(false);
