@@ -48,7 +48,9 @@ std::unique_ptr<HomeBits> HomeBits::open(const std::string& path, std::uint64_t 
 }
 
 HomeBits::HomeBits(std::unique_ptr<BlockFile> file, BlockQueue& queue)
-    : file_(std::move(file)), queue_(queue), blocks_(file_->size()), is_new_(file_->size() / format::block_bytes) {}
+    : file_(std::move(file)), queue_(queue), blocks_(file_->size()), is_new_(file_->size() / format::block_bytes) {
+  blocks_.keep_from_children();  // they are read into directly
+}
 
 void HomeBits::read() {
   for (std::uint64_t first = 0; first < num_blocks();) {
@@ -83,8 +85,9 @@ void HomeBits::add(std::uint64_t row) {
 }
 
 void HomeBits::write_again() {
-  for (std::uint64_t number = 0; number < num_blocks(); ++number)
-    is_new_[number] = is_new_[number] || !is_empty(block(number));
+  for (std::uint64_t number = 0; number < num_blocks(); ++number) {
+    if (!is_empty(block(number))) is_new_[number] = true;
+  }
 }
 
 void HomeBits::sync() {

@@ -276,14 +276,17 @@ void RowLog::start(std::uint64_t epoch, std::uint64_t step) {
     live_.pop_back();
     if (!live_.empty()) newest_.end = live_.back().end();
   }
+  if (!again && !file_.reads_device()) write_again();
+  file_.sync();
+  durable_ = newest_;
+  write_checkpoint(live_.empty() ? newest_.end : live_.front().link.position, checkpoint_.merged_step, durable_);
+}
+
+void RowLog::write_again() {
   for (const Live& record : live_) {
     if (record.end() > known_durable_) write_again(record);
   }
-  if (!again) write_block(file_, format::row_log_checkpoint_offset[checkpoint_slot_], checkpoint_);
-  file_.sync();
-  durable_ = newest_;
-  known_durable_ = newest_.end;
-  write_checkpoint(live_.empty() ? newest_.end : live_.front().link.position, checkpoint_.merged_step, durable_);
+  write_block(file_, format::row_log_checkpoint_offset[checkpoint_slot_], checkpoint_);
 }
 
 void RowLog::write_again(const Live& record) {

@@ -54,22 +54,22 @@ void sync_directory_of(const std::string& path) {
   if (fd.get() < 0 || ::fsync(fd.get()) != 0) throw_errno("syncing the directory of " + path, errno);
 }
 
-// Bytes to which the file wants direct I/O aligned; 0 where it does none. Not every file system says: then a block, since
-// some take smaller pieces and quietly move them through the page cache (btrfs).
-std::uint32_t direct_alignment(int fd) {
+// Bytes to which the file wants direct I/O aligned; 0 where it does none. Nothing where the file system does not say:
+// btrfs takes any piece, and moves what suits it not through the page cache.
+std::optional<std::uint32_t> direct_alignment(int fd) {
 #ifdef STATX_DIOALIGN
   struct statx found{};
   if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &found) == 0 && (found.stx_mask & STATX_DIOALIGN) != 0) {
     return found.stx_dio_mem_align == 0 ? 0 : std::max(found.stx_dio_offset_align, found.stx_dio_mem_align);
   }
 #endif
-  return format::block_bytes;
+  return std::nullopt;
 }
 
 struct Opened {
   int fd;
   std::size_t unit_bytes;
-  bool is_direct;
+  bool reads_device;
 };
 
 std::optional<Opened> open_direct(const std::string& path, int flags) {
@@ -78,9 +78,10 @@ std::optional<Opened> open_direct(const std::string& path, int flags) {
     if (errno == EINVAL) return std::nullopt;
     throw_errno("opening " + path, errno);
   }
-  const std::uint32_t alignment = direct_alignment(fd.get());
+  const auto said = direct_alignment(fd.get());
+  const std::size_t alignment = said.value_or(format::block_bytes);
   if (!std::has_single_bit(alignment) || alignment > format::block_bytes) return std::nullopt;
-  return Opened{fd.release(), std::max<std::size_t>(alignment, format::sector_bytes), true};
+  return Opened{fd.release(), std::max(alignment, format::sector_bytes), said.has_value()};
 }
 
 Opened open_for_io(const std::string& path, Caching caching, Opening opening) {
@@ -108,7 +109,7 @@ BlockFile::BlockFile(std::string path, Caching caching, BlockWatcher* watcher, O
   const Opened opened = open_for_io(path_, caching, opening);
   Descriptor fd(opened.fd);
   unit_bytes_ = opened.unit_bytes;
-  is_direct_ = opened.is_direct;
+  reads_device_ = opened.reads_device;
   struct stat found{};
   if (::fstat(fd.get(), &found) != 0) throw_errno("looking at " + path_, errno);
   bytes_ = static_cast<std::uint64_t>(found.st_size);

@@ -11,17 +11,14 @@
 // Invariants
 // - Offsets, lengths and addresses are multiples of the file's unit; others are a config error and touch nothing.
 // - The unit follows the device: 512 bytes, or 4096, or what lies between; it is never taken for atomic beyond a sector.
-// - Through the page cache a read gives what the cache holds, and after a failed sync that may be nowhere else: whoever
-//   rests on what was read before this life writes it again first.
+// - Where reads_device is not said, a read may give what the page cache holds, and after a failed sync that may be nowhere
+//   else: whoever rests on what an earlier life has written writes it again first.
 // - A write is done in full or ends in an error that names file and offset.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
-#include <new>
 #include <span>
 #include <string>
 
@@ -30,32 +27,24 @@
 
 namespace holdfast {
 
-// Memory for direct I/O. Contents are not initialised. Large ones are of huge pages where those can be had: the kernel
-// pins memory page by page, and a page of 4096 bytes takes as long as one of 2 MiB.
+// Memory for direct I/O: zeros at first, whole pages, and large ones of huge pages where those can be had: the kernel pins
+// memory page by page, and a page of 4096 bytes takes as long as one of 2 MiB. The child of a fork does not have it: where
+// a fork shares a page with a child while the device writes to it, the child may be left with what was read, and its
+// parent with a copy of what was there before.
 class SectorBuffer {
  public:
   SectorBuffer() = default;
-  explicit SectorBuffer(std::size_t bytes) {
-    if (bytes >= huge_page_bytes) {
-      large_ = HugeArray<std::byte>(format::align_up(bytes, huge_page_bytes));
-      return;
-    }
-    bytes_ = format::align_up(bytes, format::block_bytes);
-    if (bytes_ == 0) return;
-    small_.reset(static_cast<std::byte*>(std::aligned_alloc(format::block_bytes, bytes_)));
-    if (!small_) throw std::bad_alloc();
+  explicit SectorBuffer(std::size_t bytes)
+      : memory_(format::align_up(bytes, bytes < huge_page_bytes ? format::block_bytes : huge_page_bytes)) {
+    memory_.keep_from_children();
   }
-  std::byte* data() const { return small_ ? small_.get() : large_.data(); }
-  std::size_t size() const { return small_ ? bytes_ : large_.size(); }
+  std::byte* data() const { return memory_.data(); }
+  std::size_t size() const { return memory_.size(); }
 
  private:
   static constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
-  struct Free {
-    void operator()(std::byte* data) const { std::free(data); }
-  };
-  std::unique_ptr<std::byte[], Free> small_;
-  std::size_t bytes_ = 0;  // of that
-  HugeArray<std::byte> large_;
+
+  HugeArray<std::byte> memory_;
 };
 
 class BlockFile;
@@ -92,7 +81,8 @@ class BlockFile {
   int fd() const { return fd_; }
   // What is read and written as a whole: a power of two from sector_bytes to block_bytes.
   std::size_t unit_bytes() const { return unit_bytes_; }
-  bool is_direct() const { return is_direct_; }
+  // Whether a read gives what the device has, for certain, and never what the page cache has kept.
+  bool reads_device() const { return reads_device_; }
 
   // Throws full where there is no space, failed otherwise. Any part of the range may have been written then.
   void write(std::uint64_t offset, std::size_t bytes, const std::byte* src);
@@ -116,7 +106,7 @@ class BlockFile {
   std::string path_;
   int fd_ = -1;
   std::size_t unit_bytes_ = format::sector_bytes;
-  bool is_direct_ = false;
+  bool reads_device_ = false;
   std::uint64_t bytes_ = 0;
   BlockWatcher* watcher_;
   std::atomic<bool> failed_{false};
