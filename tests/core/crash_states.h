@@ -290,8 +290,7 @@ class PowerCuts {
     std::mt19937_64 random(seed_ + 1000003 * found_.points + found_.lives);
     const Disk begins_with = leave_at_end(disk, end, random);
     const std::array ends = {"a power cut, ", "the process's death, ", "a failed sync, "};
-    const std::string where =
-        "life " + std::to_string(found_.lives) + ", after " + ends[static_cast<std::size_t>(end)];
+    const std::string where = "life " + std::to_string(found_.lives) + ", after " + ends[static_cast<std::size_t>(end)];
     Journal journal(claims);
     try {
       Life life(left_.path(), shape_, &journal);

@@ -119,6 +119,20 @@ void threads_read_at_once(const Subject& subject, BlockQueue& queue, std::uint64
   for (std::thread& thread : threads) thread.join();
 }
 
+void reads_are_whole_beside_forks(const Subject& subject, BlockQueue& queue, std::mt19937_64& random) {
+  std::atomic<bool> is_over{false};
+  std::thread forks([&] {
+    while (!is_over) {
+      const pid_t child = ::fork();
+      if (child == 0) ::_exit(0);
+      CHECK(child > 0 && ::waitpid(child, nullptr, 0) == child);
+    }
+  });
+  for (int i = 0; i < 3; ++i) random_reads_see_what_was_written(subject, queue, random);
+  is_over = true;
+  forks.join();
+}
+
 void everything(const std::string& directory, Caching caching, BlockQueue::Way way, std::mt19937_64& random) {
   BlockQueue queue(way);
   if (way == BlockQueue::Way::threads) CHECK(queue.way() == BlockQueue::Way::threads);
@@ -153,20 +167,6 @@ void the_child_of_a_fork_does_not_have_the_buffers() {
   int status = -1;
   CHECK(::waitpid(child, &status, 0) == child && status == 0);
   for (const SectorBuffer& buffer : buffers) CHECK(is_mapped(buffer.data()));
-}
-
-void reads_are_whole_beside_forks(const Subject& subject, BlockQueue& queue, std::mt19937_64& random) {
-  std::atomic<bool> is_over{false};
-  std::thread forks([&] {
-    while (!is_over) {
-      const pid_t child = ::fork();
-      if (child == 0) ::_exit(0);
-      CHECK(child > 0 && ::waitpid(child, nullptr, 0) == child);
-    }
-  });
-  for (int i = 0; i < 3; ++i) random_reads_see_what_was_written(subject, queue, random);
-  is_over = true;
-  forks.join();
 }
 
 // Fails when it is told to.
