@@ -54,7 +54,7 @@ class MappedContents {
     std::memcpy(data() + offset, from, bytes);
     if (journal == nullptr) return;
     journal->add(Store{name_, offset, {data() + offset, data() + offset + bytes}});
-    written_ = offset;
+    if (std::memcmp(seen_.data() + offset, data() + offset, bytes) != 0) written_ = offset;
     std::memcpy(seen_.data() + offset, data() + offset, bytes);
   }
   // Takes down what was stored since the last look.
