@@ -8,7 +8,7 @@ CMAKE := $(BIN)/cmake
 CORE_SOURCES := CMakeLists.txt $(shell find core tests/core -name '*.cpp' -o -name '*.h')
 CPP_FILES := $(filter %.cpp %.h,$(CORE_SOURCES))
 
-.PHONY: help train test test-cxl lint format stub sanitize soak fuzz bench bench-gpu larger relaxed clean
+.PHONY: help train test test-cxl filesystem-tools lint format stub sanitize soak fuzz bench bench-gpu larger relaxed clean
 .DEFAULT_GOAL := help
 
 help:  ## print this
@@ -20,6 +20,12 @@ train: build/.native  ## train the example; interrupt it, run it again, and it g
 test: build/.native  ## all tests, in a quarter of an hour
 	$(BIN)/ctest --test-dir build/python --output-on-failure --no-tests=ignore
 	$(BIN)/python -m pytest
+
+filesystem-tools:  ## what tests/filesystems makes disks with, where Debian's apt and root can be had; else they are skipped
+	@{ command -v mkfs.ext4 && command -v mkfs.xfs && command -v mkfs.btrfs && command -v losetup; } >/dev/null \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
+	    && apt-get install -qq -y --no-install-recommends e2fsprogs xfsprogs btrfs-progs mount; } \
+	  || echo "filesystem-tools: install e2fsprogs, xfsprogs, btrfs-progs and mount as root for tests/filesystems" >&2
 
 test-cxl: build/.native  ## power cuts in a virtual machine, on CXL memory and on a disk; needs Debian's apt, and root once
 	$(BIN)/python tests/cxl/power_cuts.py

@@ -101,7 +101,9 @@ void DenseSlots::load(std::uint64_t epoch, std::uint64_t step, bool clean) {
 
 void DenseSlots::persist_valid() {
   for (std::size_t i = 0; i < 2; ++i) {
-    if (valid_[i]) medium_.persist(slots_[i]->data(), format::dense_payload_offset + payload_bytes(*valid_[i]));
+    if (!valid_[i]) continue;
+    write_header(i, *valid_[i]);
+    medium_.persist(slots_[i]->data(), format::dense_payload_offset + payload_bytes(*valid_[i]));
   }
 }
 

@@ -48,7 +48,8 @@ class DenseSlots {
   // header.
   void load(std::uint64_t epoch, std::uint64_t step, bool clean);
 
-  // Makes durable what load has found: whoever wrote it may have died before its flush.
+  // Makes durable what load has found: whoever wrote it may have died before its flush, or was told that it failed. A
+  // header is written once more, since a page that a sync has failed on passes for written; its payload was durable.
   void persist_valid();
   // Empties slots whose header was torn: once the pool is closed cleanly, such a header would be damage.
   void clear_torn();

@@ -52,7 +52,9 @@ HomeBits::HomeBits(std::unique_ptr<BlockFile> file, BlockQueue& queue, std::uint
       queue_(queue),
       seed_(seed),
       blocks_(file_->size()),
-      is_new_(file_->size() / format::block_bytes) {}
+      is_new_(file_->size() / format::block_bytes) {
+  blocks_.keep_from_children();  // they are read into directly
+}
 
 void HomeBits::read() {
   for (std::uint64_t first = 0; first < num_blocks();) {
@@ -84,6 +86,12 @@ void HomeBits::add(std::uint64_t row) {
   byte = added;
   ++count_;
   is_new_[row / bits_per_block] = true;
+}
+
+void HomeBits::write_again() {
+  for (std::uint64_t number = 0; number < num_blocks(); ++number) {
+    if (!is_empty(block(number))) is_new_[number] = true;
+  }
 }
 
 void HomeBits::sync() {

@@ -38,6 +38,9 @@ class HomeBits {
   void add(std::uint64_t row);
   // What was added is durable.
   void sync();
+  // Of a file that names more rows than were ever known to be durable: the next sync writes all of it, since what was
+  // read may be in the page cache alone, and pass for written.
+  void write_again();
 
   // How many rows there may be at home, those of blocks that did not hold among them.
   std::uint64_t count() const { return count_; }

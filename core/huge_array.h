@@ -48,6 +48,11 @@ class HugeArray {
     return *this;
   }
 
+  // The child of a fork does not have it.
+  void keep_from_children() const {
+    if (data_ != nullptr) ::madvise(data_, bytes(), MADV_DONTFORK);
+  }
+
   std::size_t size() const { return size_; }
   T* data() const { return data_; }
   T& operator[](std::size_t i) const { return data_[i]; }

@@ -118,8 +118,8 @@ class LiveCopy::LogSource final : public Source {
  private:
   static std::unique_ptr<LogStore> scanned(const std::string& directory, const std::vector<RowTable>& tables,
                                            const Identity& identity) {
-    auto store = std::make_unique<LogStore>(
-        directory, tables, LogStoreOptions{.caching = caching_of(directory), .writable = false, .identity = identity});
+    auto store =
+        std::make_unique<LogStore>(directory, tables, LogStoreOptions{.writable = false, .identity = identity});
     store->scan();
     return store;
   }

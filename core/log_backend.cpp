@@ -40,7 +40,7 @@ WorkingRows scratch_rows(std::uint64_t* rows, std::size_t count, const RowTable&
 
 void LogBackend::create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t log_bytes,
                         const StepMark& mark, bool adopt, const Identity& identity) {
-  LogStore::create(directory, tables, log_bytes, caching_of(directory), mark, adopt, identity);
+  LogStore::create(directory, tables, log_bytes, Caching::direct, mark, adopt, identity);
 }
 
 LogBackend::LogBackend(const std::string& directory, Superblock& superblock, Background& background, Options options)
@@ -49,8 +49,7 @@ LogBackend::LogBackend(const std::string& directory, Superblock& superblock, Bac
       background_(background),
       options_(std::move(options)),
       store_(directory, tables(),
-             {.caching = caching_of(directory),
-              .watcher = options_.watcher,
+             {.watcher = options_.watcher,
               .ring_bytes = superblock.header().log_bytes,
               .identity = superblock.identity()}),
       newest_(store_.scan()) {}

@@ -126,6 +126,7 @@ LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, c
                                           " bytes, the row log was made with " +
                                           std::to_string(format::row_log_ring_offset + options.ring_bytes));
   }
+  unit_bytes_ = log_.file().unit_bytes();
   std::uint64_t num_rows = 0;
   for (std::size_t i = 0; i < tables.size(); ++i) {
     Table table{tables[i], RowLayout(tables[i].spec), {}, {}};
@@ -136,6 +137,7 @@ LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, c
       check_home(*file, queue_, table.what, i, piece);
       table.homes.push_back({piece.first, piece.end(), std::move(file), num_rows});
       num_rows += piece.num_rows;
+      unit_bytes_ = std::max(unit_bytes_, table.homes.back().file->unit_bytes());
     }
     tables_.push_back(std::move(table));
   }
@@ -145,6 +147,7 @@ LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, c
   home_bits_ = HomeBits::open(home_bits_path(directory), num_rows, options.caching, options.watcher, queue_,
                               options.identity.seed());
   if (home_bits_ && home_bits_->count() < *least_rows) home_bits_.reset();  // it is older than the checkpoint
+  if (home_bits_ && home_bits_->count() > *least_rows) home_bits_->write_again();
   if (!home_bits_) log_.set_home_rows(std::nullopt);
 }
 
@@ -257,7 +260,7 @@ void LogStore::check_sections(const RowLog::Live& record, const std::byte* data)
 
 // A record without its images.
 SpareBuffers::Borrowed LogStore::read_rows(const RowLog::Live& record) const {
-  SpareBuffers::Borrowed data = spare_.borrow(record.images_offset);
+  SpareBuffers::Borrowed data = spare_.borrow(format::align_up(record.images_offset, unit_bytes_));
   log_.read(record, record.images_offset, data.data());
   check_sections(record, data.data());
   return data;
@@ -293,6 +296,11 @@ void LogStore::index_record(const RowLog::Live& record, const std::byte* data) {
   }
 }
 
+// Of whole units, the most that a piece of whole sectors lies in.
+std::size_t LogStore::bytes_around(const RowLayout& layout) const {
+  return format::align_up(layout.unit_bytes() + unit_bytes_ - format::sector_bytes, unit_bytes_);
+}
+
 // Fetch.
 
 void LogStore::fetch(std::span<const TableRows> tables) {
@@ -302,7 +310,7 @@ void LogStore::fetch(std::span<const TableRows> tables) {
   const Fetching fetching(*this, resolve(tables, items, untouched));
   for (const Untouched& row : untouched) take_initial(tables[row.request], row.row);
   std::size_t most_bytes = 0;
-  for (const Item& item : items) most_bytes += tables_[tables[item.request].table].layout.unit_bytes();
+  for (const Item& item : items) most_bytes += bytes_around(tables_[tables[item.request].table].layout);
   const SpareBuffers::Borrowed buffer =
       spare_.borrow(std::min(buffer_bytes, most_bytes + items.size() * joined_gap_bytes));
   for (std::size_t done = 0; done < items.size();) {
@@ -353,7 +361,7 @@ const BlockFile& LogStore::file_of(const TableRows& request, const Item& item) c
 // Reads as many of the items, from the first on, as the buffer holds; returns how many.
 std::size_t LogStore::read_items(std::span<const TableRows> tables, std::span<const Item> items,
                                  const SectorBuffer& buffer) {
-  SectorRuns runs(buffer, {.read_gap_bytes = joined_gap_bytes});
+  SectorRuns runs(buffer, {.read_gap_bytes = joined_gap_bytes, .unit_bytes = unit_bytes_});
   std::vector<const std::byte*> images;
   for (const Item& item : items) {
     const TableRows& request = tables[item.request];

@@ -5,6 +5,8 @@
 // - A row's newest version is in the log where the index says so, else at home; a row that has neither is untouched
 //   and has its initial value, a function of (seed, table, row).
 // - append writes the log alone. Its rows can be fetched when it returns; they are durable after the next sync.
+// - What is read and written is whole units of the device, which may be larger than sectors: what an update does not
+//   change in them is written with the bytes that it had.
 // - Home is written by import_rows, while the log holds no record, and by merge, with versions that are durable in the
 //   log and stay there until home is durable. Only sectors are atomic, and that is enough: an image that shares its
 //   sector is old or new, one that has several has them to itself, and rows that are not merged are written with the
@@ -343,7 +345,7 @@ class LogStore {
     std::uint64_t first;
     std::uint64_t end;
     const Home* home;
-    std::uint64_t offset;  // in its file
+    std::uint64_t offset;  // in its file, of what was read
     SpareBuffers::Borrowed data;
 
     const std::byte* image(const RowLayout& layout, std::uint64_t row) const {
@@ -374,6 +376,7 @@ class LogStore {
     std::uint64_t apart_;
   };
 
+  std::size_t bytes_around(const RowLayout& layout) const;
   Shape shape_of(std::span<const TableRows> tables) const;
   static std::vector<TableRows> tables_of(std::span<const RecordDraft> drafts);
   RecordDraft join(std::span<const RecordDraft> drafts) const;
@@ -430,6 +433,7 @@ class LogStore {
   BlockQueue queue_;
   RowLog log_;
   std::vector<Table> tables_;
+  std::size_t unit_bytes_;  // of log and homes, the greatest: what is read and written as a whole
   std::unique_ptr<HomeBits> home_bits_;  // none: home may have any row. Changed under merge_mutex_
   bool writable_;
   std::size_t merge_bytes_;

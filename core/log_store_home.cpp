@@ -41,22 +41,25 @@ void LogStore::import_rows(std::uint32_t table, std::uint64_t first, std::span<c
   });
 }
 
-// Whole units; the first and the last keep the rows that they have besides.
+// Whole units of the device; the first and the last keep the rows that they have besides.
 void LogStore::write_rows(std::uint32_t number, std::uint64_t first, std::uint64_t end, const std::byte* weights,
                           const float* state) {
   const Table& table = tables_[number];
   const Home& home = table.homes[table.home_of(first)];
   const RowLayout& layout = table.layout;
   const std::size_t unit_rows = layout.unit_rows();
-  const std::uint64_t first_unit = (first - home.first) / unit_rows;
-  const std::uint64_t begin = first_unit * layout.unit_bytes();
-  const std::size_t bytes = layout.bytes_for(end - home.first - first_unit * unit_rows);
+  const std::uint64_t rows_begin = (first - home.first) / unit_rows * layout.unit_bytes();
+  const std::uint64_t rows_end = layout.bytes_for(end - home.first);
+  const std::uint64_t begin = rows_begin / unit_bytes_ * unit_bytes_;
+  const std::size_t bytes = format::align_up(rows_end, unit_bytes_) - begin;
   const SpareBuffers::Borrowed buffer = spare_.borrow(bytes);
   std::memset(buffer.data(), 0, bytes);
-  if ((first - home.first) % unit_rows != 0) queue_.read_range(*home.file, begin, layout.unit_bytes(), buffer.data());
-  if ((end - home.first) % unit_rows != 0) {
-    const std::size_t last = bytes - layout.unit_bytes();
-    queue_.read_range(*home.file, begin + last, layout.unit_bytes(), buffer.data() + last);
+  const bool is_shared_first = begin != rows_begin || (first - home.first) % unit_rows != 0;
+  const bool is_shared_last = begin + bytes != rows_end || (end - home.first) % unit_rows != 0;
+  if (is_shared_first) queue_.read_range(*home.file, begin, unit_bytes_, buffer.data());
+  if (is_shared_last) {
+    const std::size_t last = bytes - unit_bytes_;
+    queue_.read_range(*home.file, begin + last, unit_bytes_, buffer.data() + last);
   }
   const std::vector<float> zeros(table.what.spec.state_floats);
   const std::size_t chunk_rows = unit_rows * std::max<std::size_t>(1, chunk_bytes / layout.unit_bytes());

@@ -270,7 +270,7 @@ void LogStore::read_images(std::uint32_t number, std::vector<Located>& chosen, c
   std::vector<const std::byte*> images;
   while (versions.rows.size() < chosen.size()) {
     const auto some = std::span(chosen).subspan(versions.rows.size());
-    SectorRuns runs(buffer, {.read_gap_bytes = read_gap_bytes});
+    SectorRuns runs(buffer, {.read_gap_bytes = read_gap_bytes, .unit_bytes = unit_bytes_});
     images.clear();
     for (const Located& version : some) {
       const std::byte* image = runs.place(log_.file(), offset_of_location(version.location, table), image_bytes);
@@ -347,10 +347,10 @@ std::span<const LogStore::Part> LogStore::some_parts(std::span<const Part> parts
 // The parts' row numbers, which live as long as what is returned.
 SpareBuffers::Borrowed LogStore::read_row_numbers(std::span<const Part> parts,
                                                   std::vector<const std::uint64_t*>& numbers) {
-  const auto extent_of = [](const RowLogSection& section) {
-    const std::uint64_t begin = section.rows_offset / format::sector_bytes * format::sector_bytes;
+  const auto extent_of = [unit = unit_bytes_](const RowLogSection& section) {
+    const std::uint64_t begin = section.rows_offset / unit * unit;
     const std::uint64_t end = section.rows_offset + section.num_rows * sizeof(std::uint64_t);
-    return std::pair(begin, format::align_up(end, format::sector_bytes) - begin);
+    return std::pair(begin, format::align_up(end, unit) - begin);
   };
   std::size_t bytes = 0;
   for (const Part& part : parts) bytes += extent_of(part.section).second;
@@ -389,8 +389,9 @@ void LogStore::sync_merged(Table& table) {
 std::size_t LogStore::write_home(Table& table, std::span<const Version> versions, const std::byte* version_images,
                                  const SectorBuffer& buffer, std::size_t most_bytes) {
   const RowLayout& layout = table.layout;
-  const bool alone = layout.unit_rows() == 1;  // no other row is in its sectors: they need not be read
-  RunShape shape{.most_bytes = most_bytes, .most_writes = writes_per_part};
+  // No other row is in what is written: it need not be read.
+  const bool alone = layout.unit_rows() == 1 && layout.unit_bytes() % unit_bytes_ == 0;
+  RunShape shape{.unit_bytes = unit_bytes_, .most_bytes = most_bytes, .most_writes = writes_per_part};
   if (!alone) {
     shape.read_gap_bytes = read_gap_bytes;
     shape.write_gap_bytes = write_gap_bytes;

@@ -60,10 +60,10 @@ std::optional<LogStore::Piece> LogStore::next_piece(const Table& table, std::uin
     const std::uint64_t unit = begin / layout.unit_rows();
     const std::uint64_t units = std::max<std::uint64_t>(1, bytes / layout.unit_bytes());
     const std::uint64_t piece_end = std::min(home_end, (unit + units) * layout.unit_rows());
-    Piece piece{home.first + begin, home.first + piece_end, &home, unit * layout.unit_bytes(), {}};
-    const std::size_t piece_bytes = layout.bytes_for(piece_end - unit * layout.unit_rows());
-    piece.data = spare_.borrow(piece_bytes);
-    queue_.read_range(*home.file, piece.offset, piece_bytes, piece.data.data());
+    const std::uint64_t offset = unit * layout.unit_bytes() / unit_bytes_ * unit_bytes_;
+    const std::uint64_t data_end = format::align_up(layout.bytes_for(piece_end), unit_bytes_);
+    Piece piece{home.first + begin, home.first + piece_end, &home, offset, spare_.borrow(data_end - offset)};
+    queue_.read_range(*home.file, offset, data_end - offset, piece.data.data());
     return piece;
   }
   return std::nullopt;

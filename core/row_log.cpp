@@ -142,13 +142,13 @@ std::optional<RowLogHeader> RowLog::check_header(const std::byte* data, std::uin
 }
 
 std::optional<RowLogHeader> RowLog::read_header(std::uint64_t position, std::string* why) const {
-  const SectorBuffer sector(format::sector_bytes);
-  read_range(position, format::sector_bytes, sector.data());
-  return check_header(sector.data(), position, why);
+  const SectorBuffer unit(file_.unit_bytes());
+  read_range(position, file_.unit_bytes(), unit.data());
+  return check_header(unit.data(), position, why);
 }
 
 void RowLog::read(const Live& record, std::uint64_t bytes, std::byte* dst) const {
-  read_range(record.link.position, bytes, dst);
+  read_range(record.link.position, format::align_up(bytes, file_.unit_bytes()), dst);
   std::string why;
   const auto header = check_header(dst, record.link.position, &why);
   if (!header || header->crc != record.link.crc) {
@@ -166,9 +166,9 @@ bool RowLog::holds(const RowLogHeader& header) const {
   const auto crc_of_range = [&](std::uint64_t begin, std::uint64_t end) {
     std::uint32_t crc = seed_;
     while (begin < end) {
-      const std::uint64_t from = begin / format::sector_bytes * format::sector_bytes;
+      const std::uint64_t from = begin / file_.unit_bytes() * file_.unit_bytes();
       const std::uint64_t bytes = std::min<std::uint64_t>(data.size(), end - from);
-      read_range(header.position + from, bytes, data.data());
+      read_range(header.position + from, format::align_up(bytes, file_.unit_bytes()), data.data());
       crc = crc32c(crc, data.data() + (begin - from), from + bytes - begin);
       begin = from + bytes;
     }
@@ -184,6 +184,7 @@ void RowLog::scan() {
                   checkpoint_.last_record_crc,
                   {checkpoint_.last_record_step, checkpoint_.last_record_cursor, checkpoint_.last_record_row_updates}};
   newest_.end = checkpoint_.head;
+  known_durable_ = checkpoint_.head;
   scan_backwards();
   scan_forwards();
   refuse_lost_records();
@@ -210,6 +211,7 @@ void RowLog::scan_forwards() {
   while (const auto header = successor()) {
     live_.push_back(Live::of(*header));
     newest_ = {live_.back().link, live_.back().end()};
+    known_durable_ = std::max(known_durable_, header->durable);
   }
 }
 
@@ -240,10 +242,10 @@ void RowLog::refuse_lost_records() const {
   const std::uint64_t end = std::min(newest_.end + search_bytes, tail + ring_bytes());
   std::vector<BlockRead> reads;
   for (std::uint64_t position = newest_.end + format::block_bytes; position < end; position += format::block_bytes) {
-    reads.push_back({&file_, offset_of(position), format::sector_bytes, nullptr});
+    reads.push_back({&file_, offset_of(position), file_.unit_bytes(), nullptr});
   }
-  const SectorBuffer sectors(reads.size() * format::sector_bytes);
-  for (std::size_t i = 0; i < reads.size(); ++i) reads[i].dst = sectors.data() + i * format::sector_bytes;
+  const SectorBuffer units(reads.size() * file_.unit_bytes());
+  for (std::size_t i = 0; i < reads.size(); ++i) reads[i].dst = units.data() + i * file_.unit_bytes();
   queue_.read_many(reads);
   for (std::size_t i = 0; i < reads.size(); ++i) {
     std::string why;
@@ -271,15 +273,41 @@ void RowLog::check_start(std::uint64_t epoch, std::uint64_t step) const {
 
 void RowLog::start(std::uint64_t epoch, std::uint64_t step) {
   check_start(epoch, step);
+  const bool again = epoch_ != 0;
   epoch_ = epoch;
   while (!live_.empty() && live_.back().link.mark.step > step) {
     newest_ = {live_.back().previous, live_.back().link.position};
     live_.pop_back();
     if (!live_.empty()) newest_.end = live_.back().end();
   }
+  if (!again && !file_.reads_device()) write_again();
   file_.sync();
   durable_ = newest_;
   write_checkpoint(live_.empty() ? newest_.end : live_.front().link.position, checkpoint_.merged_step, durable_);
+}
+
+void RowLog::write_again() {
+  for (const Live& record : live_) {
+    if (record.end() > known_durable_) write_again(record);
+  }
+  write_block(file_, format::row_log_checkpoint_offset[checkpoint_slot_], checkpoint_);
+}
+
+void RowLog::write_again(const Live& record) {
+  const SectorBuffer data(record.bytes);
+  read_range(record.link.position, record.bytes, data.data());
+  std::string why;
+  const auto header = check_header(data.data(), record.link.position, &why);
+  const auto crc_of_range = [&](std::uint64_t begin, std::uint64_t end) {
+    return crc32c(seed_, data.data() + begin, end - begin);
+  };
+  if (!header || header->crc != record.link.crc ||
+      crc_of_range(sizeof(RowLogHeader), record.images_offset) != header->rows_crc ||
+      crc_of_range(record.images_offset, record.bytes) != header->images_crc) {
+    throw Error(ErrorKind::failed, place(record.link.position) +
+                                       ": a record that was there a moment ago was never written; open the pool again");
+  }
+  file_.write(offset_of(record.link.position), record.bytes, data.data());
 }
 
 std::optional<std::uint64_t> RowLog::room_for(std::uint64_t bytes, std::uint64_t pinned) const {

@@ -11,6 +11,9 @@
 //   and whole.
 // - Every life has an epoch of its own and begins with a durable checkpoint, before its first append. Only that may
 //   take the head back, so within an epoch no position is used twice.
+// - What a life begins with and that was not read from the device for certain is written once more, with the same bytes,
+//   before it is synced and believed: it may be nowhere but in the page cache, whose pages the kernel takes for written
+//   after it has once said that they were not. That is the checkpoint, and the records that no other calls durable.
 // - What the checkpoint names was durable: where it does not hold, the medium or a person damaged it. So it was where
 //   a later record of the same epoch says that everything up to it was durable. Any other record that does not hold
 //   is a torn tail, which is what a crash leaves.
@@ -110,7 +113,8 @@ class RowLog {
   // Gives up the space of the `count` oldest records.
   void forget(std::size_t count);
 
-  // Reads the first `bytes` of a record. Throws corrupted where its header is not the one that was believed.
+  // Reads the first `bytes` of a record, rounded up to whole units of the file. Throws corrupted where its header is not
+  // the one that was believed.
   void read(const Live& record, std::uint64_t bytes, std::byte* dst) const;
 
   // The records that are needed, oldest first.
@@ -135,6 +139,8 @@ class RowLog {
                                                    std::string* why) const;
   void read_range(std::uint64_t position, std::uint64_t bytes, std::byte* dst) const;
   bool holds(const format::RowLogHeader& header) const;
+  void write_again();
+  void write_again(const Live& record);
   void scan_backwards();
   void scan_forwards();
   std::optional<format::RowLogHeader> successor() const;
@@ -150,6 +156,7 @@ class RowLog {
   std::uint64_t next_home_rows_;  // as the next one is to say it
   std::uint64_t epoch_ = 0;
   bool appended_ = false;
+  std::uint64_t known_durable_ = 0;  // position before which all records were, as the log itself says
 
   mutable std::mutex mutex_;  // guards what follows
   std::deque<Live> live_;

@@ -199,11 +199,9 @@ class LogView final : public RowView {
   }
 
   void open() {
-    auto store = std::make_unique<LogStore>(directory_, tables(),
-                                            LogStoreOptions{.caching = caching_of(directory_),
-                                                            .writable = false,
-                                                            .ring_bytes = ring_bytes_,
-                                                            .identity = superblock_.identity()});
+    auto store = std::make_unique<LogStore>(
+        directory_, tables(),
+        LogStoreOptions{.writable = false, .ring_bytes = ring_bytes_, .identity = superblock_.identity()});
     store->scan();
     store->view();
     store_ = std::move(store);

@@ -327,9 +327,17 @@ std::vector<std::string> Superblock::broken_records() const {
   return broken;
 }
 
+// Written once more: after a sync that failed, a page may be right in memory alone, and pass for written.
 void Superblock::persist_records() {
-  medium_.flush(file_->data() + format::epoch_offset[epoch_slot_], sizeof(epoch_));
-  medium_.flush(file_->data() + format::commit_offset[commit_slot_], sizeof(commit_));
+  const auto write = [&](std::size_t offset, const auto& record) {
+    alignas(format::sector_bytes) std::array<std::byte, format::sector_bytes> sector{};
+    static_assert(sizeof(record) <= sector.size());
+    std::memcpy(sector.data(), &record, sizeof(record));
+    file_->write(offset, sector.data(), sector.size());
+    medium_.flush(file_->data() + offset, sector.size());
+  };
+  write(format::epoch_offset[epoch_slot_], epoch_);
+  write(format::commit_offset[commit_slot_], commit_);
   medium_.persist_point();
 }
 

@@ -87,7 +87,7 @@ class Superblock {
   std::vector<std::string> broken_records() const;
   // For messages: where the commit record lies that does not count.
   std::string place_of_older_commit() const;
-  // Makes durable what was read: whoever wrote it may have died before its flush.
+  // Makes durable what was read: whoever wrote it may have died before its flush, or was told that it failed.
   void persist_records();
   // Seals the record and makes it durable; write_epoch beyond what the level asks for.
   void write_epoch(format::EpochRecord record);

@@ -100,7 +100,6 @@ class LastLife {
   CommitRecord of_row_log(const std::optional<DenseState>& dense) const {
     const ShardSet owned = once_.shards ? shards_of(*once_.shards) : ShardSet{};
     LogStoreOptions options;
-    options.caching = caching_of(directory_);
     options.ring_bytes = once_.header.log_bytes;
     options.writable = false;
     options.identity = Superblock::identity_of(once_.header);

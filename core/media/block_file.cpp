@@ -4,8 +4,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "../error.h"
@@ -47,48 +50,47 @@ class Descriptor {
   int fd_;
 };
 
-// Bytes to which the file system wants direct I/O aligned; 0 where it does none, one sector where it does not say.
-std::uint32_t direct_alignment(int fd) {
+// Bytes to which the file wants direct I/O aligned; 0 where it does none. Nothing where the file system does not say:
+// btrfs takes any piece, and moves what suits it not through the page cache.
+std::optional<std::uint32_t> direct_alignment(int fd) {
 #ifdef STATX_DIOALIGN
   struct statx found{};
   if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &found) == 0 && (found.stx_mask & STATX_DIOALIGN) != 0) {
-    return found.stx_dio_offset_align;
+    return found.stx_dio_mem_align == 0 ? 0 : std::max(found.stx_dio_offset_align, found.stx_dio_mem_align);
   }
 #endif
-  return format::sector_bytes;
+  return std::nullopt;
 }
 
-int open_for_io(const std::string& path, Caching caching, Opening opening) {
-  const int direct = caching == Caching::direct ? O_DIRECT : 0;
-  const int mode = opening == Opening::read_only ? O_RDONLY : O_RDWR | O_NOFOLLOW;
-  Descriptor fd(::open(path.c_str(), mode | O_CLOEXEC | direct));
+struct Opened {
+  int fd;
+  std::size_t unit_bytes;
+  bool reads_device;
+};
+
+std::optional<Opened> open_direct(const std::string& path, int flags) {
+  Descriptor fd(::open(path.c_str(), flags | O_DIRECT));
   if (fd.get() < 0) {
-    if (errno == EINVAL) throw Error(ErrorKind::config, path + ": this file system takes no direct I/O");
+    if (errno == EINVAL) return std::nullopt;
     throw_errno("opening " + path, errno);
   }
+  const auto said = direct_alignment(fd.get());
+  const std::size_t alignment = said.value_or(format::block_bytes);
+  if (!std::has_single_bit(alignment) || alignment > format::block_bytes) return std::nullopt;
+  return Opened{fd.release(), std::max(alignment, format::sector_bytes), said.has_value()};
+}
+
+Opened open_for_io(const std::string& path, Caching caching, Opening opening) {
+  const int flags = (opening == Opening::read_only ? O_RDONLY : O_RDWR | O_NOFOLLOW) | O_CLOEXEC;
   if (caching == Caching::direct) {
-    const std::uint32_t alignment = direct_alignment(fd.get());
-    if (alignment == 0 || alignment > format::sector_bytes) {
-      throw Error(ErrorKind::config, path + ": this medium takes no direct I/O by sectors of 512 bytes");
-    }
+    if (const auto opened = open_direct(path, flags)) return *opened;
   }
-  return fd.release();
+  const int fd = ::open(path.c_str(), flags);
+  if (fd < 0) throw_errno("opening " + path, errno);
+  return {fd, caching == Caching::buffered_blocks ? format::block_bytes : format::sector_bytes, false};
 }
 
 }  // namespace
-
-Caching caching_of(const std::string& directory) {
-  // A file that is there, where there is one: whoever only reads writes nothing.
-  Descriptor fd(::open((directory + "/row-log-0000").c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT));
-  if (fd.get() < 0 && errno == ENOENT) {
-    fd = Descriptor(::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | O_DIRECT, 0600));
-  }
-  if (fd.get() >= 0) {
-    const std::uint32_t alignment = direct_alignment(fd.get());
-    return alignment == 0 || alignment > format::sector_bytes ? Caching::buffered : Caching::direct;
-  }
-  return errno == EINVAL ? Caching::buffered : Caching::direct;
-}
 
 void BlockFile::create(const std::string& path, std::uint64_t bytes, std::span<const std::byte> tail) {
   const Descriptor fd(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
@@ -108,7 +110,10 @@ void BlockFile::create(const std::string& path, std::uint64_t bytes, std::span<c
 
 BlockFile::BlockFile(std::string path, Caching caching, BlockWatcher* watcher, Opening opening)
     : path_(std::move(path)), watcher_(watcher) {
-  Descriptor fd(open_for_io(path_, caching, opening));
+  const Opened opened = open_for_io(path_, caching, opening);
+  Descriptor fd(opened.fd);
+  unit_bytes_ = opened.unit_bytes;
+  reads_device_ = opened.reads_device;
   struct stat found{};
   if (::fstat(fd.get(), &found) != 0) throw_errno("looking at " + path_, errno);
   bytes_ = static_cast<std::uint64_t>(found.st_size);
@@ -119,9 +124,10 @@ BlockFile::~BlockFile() { ::close(fd_); }
 
 void BlockFile::check(std::uint64_t offset, std::size_t bytes, const std::byte* memory) const {
   if (failed_) throw Error(ErrorKind::failed, path_ + ": an earlier sync failed; open it again");
-  constexpr std::uint64_t mask = format::sector_bytes - 1;
+  const std::uint64_t mask = unit_bytes_ - 1;
   if ((offset & mask) != 0 || (bytes & mask) != 0 || (reinterpret_cast<std::uintptr_t>(memory) & mask) != 0) {
-    throw Error(ErrorKind::config, place(offset) + ": " + std::to_string(bytes) + " bytes are no whole sectors");
+    throw Error(ErrorKind::config, place(offset) + ": " + std::to_string(bytes) + " bytes are no whole units of " +
+                                       std::to_string(unit_bytes_));
   }
 }
 
@@ -141,8 +147,10 @@ void BlockFile::write(std::uint64_t offset, std::size_t bytes, const std::byte* 
   for (std::size_t done = 0; done < bytes;) {
     const ssize_t n = ::pwrite(fd_, src + done, bytes - done, static_cast<off_t>(offset + done));
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) throw_errno("writing " + place(offset + done), n < 0 ? errno : EIO);
-    done += static_cast<std::size_t>(n);
+    if (n < 0) throw_errno("writing " + place(offset + done), errno);
+    if (n < static_cast<ssize_t>(unit_bytes_)) throw_errno("writing " + place(offset + done), EIO);
+    const auto moved = static_cast<std::size_t>(n);
+    done += done + moved == bytes ? moved : moved / unit_bytes_ * unit_bytes_;  // a short one ends at a whole unit
   }
 }
 

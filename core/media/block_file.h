@@ -1,4 +1,5 @@
-// Block files: files on a block device, read and written by sector, past the page cache.
+// Block files: files on a block device, read and written by sector, or by larger units where the device has them, past
+// the page cache where the file system lets them.
 //
 // What a block device guarantees
 // - A write of one 512-byte sector is atomic: after a crash the sector holds the old bytes or the new ones. Nothing
@@ -8,16 +9,16 @@
 //   known about the writes before it, so the file refuses everything from then on.
 //
 // Invariants
-// - Offsets, lengths and addresses are multiples of a sector; others are a config error and touch nothing.
+// - Offsets, lengths and addresses are multiples of the file's unit; others are a config error and touch nothing.
+// - The unit follows the device: 512 bytes, or 4096, or what lies between; it is never taken for atomic beyond a sector.
+// - Where reads_device is not said, a read may give what the page cache holds, and after a failed sync that may be nowhere
+//   else: whoever rests on what an earlier life has written writes it again first.
 // - A write is done in full or ends in an error that names file and offset.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
-#include <new>
 #include <span>
 #include <string>
 
@@ -26,32 +27,24 @@
 
 namespace holdfast {
 
-// Memory for direct I/O. Contents are not initialised. Large ones are of huge pages where those can be had: the kernel
-// pins memory page by page, and a page of 4096 bytes takes as long as one of 2 MiB.
+// Memory for direct I/O: zeros at first, whole pages, and large ones of huge pages where those can be had: the kernel pins
+// memory page by page, and a page of 4096 bytes takes as long as one of 2 MiB. The child of a fork does not have it: where
+// a fork shares a page with a child while the device writes to it, the child may be left with what was read, and its
+// parent with a copy of what was there before.
 class SectorBuffer {
  public:
   SectorBuffer() = default;
-  explicit SectorBuffer(std::size_t bytes) {
-    if (bytes >= huge_page_bytes) {
-      large_ = HugeArray<std::byte>(format::align_up(bytes, huge_page_bytes));
-      return;
-    }
-    bytes_ = format::align_up(bytes, format::block_bytes);
-    if (bytes_ == 0) return;
-    small_.reset(static_cast<std::byte*>(std::aligned_alloc(format::block_bytes, bytes_)));
-    if (!small_) throw std::bad_alloc();
+  explicit SectorBuffer(std::size_t bytes)
+      : memory_(format::align_up(bytes, bytes < huge_page_bytes ? format::block_bytes : huge_page_bytes)) {
+    memory_.keep_from_children();
   }
-  std::byte* data() const { return small_ ? small_.get() : large_.data(); }
-  std::size_t size() const { return small_ ? bytes_ : large_.size(); }
+  std::byte* data() const { return memory_.data(); }
+  std::size_t size() const { return memory_.size(); }
 
  private:
   static constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
-  struct Free {
-    void operator()(std::byte* data) const { std::free(data); }
-  };
-  std::unique_ptr<std::byte[], Free> small_;
-  std::size_t bytes_ = 0;  // of that
-  HugeArray<std::byte> large_;
+
+  HugeArray<std::byte> memory_;
 };
 
 class BlockFile;
@@ -66,12 +59,11 @@ class BlockWatcher {
   virtual void after_sync(const BlockFile& file) = 0;
 };
 
-enum class Caching { direct, buffered };  // buffered: for file systems without direct I/O, never faster
+// direct: past the page cache, where the file system and the device take it, by units of up to a block. buffered_blocks:
+// by blocks through the cache, as if the device had such sectors; for tests.
+enum class Caching { direct, buffered, buffered_blocks };
 
 enum class Opening { read_only, read_write };
-
-// direct where the file systems of `directory` take it.
-Caching caching_of(const std::string& directory);
 
 class BlockFile {
  public:
@@ -79,7 +71,7 @@ class BlockFile {
   // name is taken.
   static void create(const std::string& path, std::uint64_t bytes, std::span<const std::byte> tail = {});
 
-  // Opens. Throws config where the file system or the device takes no direct I/O by sector.
+  // Opens. Where direct I/O cannot be had, as if buffered were asked for.
   BlockFile(std::string path, Caching caching, BlockWatcher* watcher = nullptr, Opening opening = Opening::read_write);
   ~BlockFile();
   BlockFile(const BlockFile&) = delete;
@@ -90,6 +82,10 @@ class BlockFile {
   // What lies in the last `bytes` is not counted from now on.
   void hide_tail(std::uint64_t bytes) { bytes_ -= bytes; }
   int fd() const { return fd_; }
+  // What is read and written as a whole: a power of two from sector_bytes to block_bytes.
+  std::size_t unit_bytes() const { return unit_bytes_; }
+  // Whether a read gives what the device has, for certain, and never what the page cache has kept.
+  bool reads_device() const { return reads_device_; }
 
   // Throws full where there is no space, failed otherwise. Any part of the range may have been written then.
   void write(std::uint64_t offset, std::size_t bytes, const std::byte* src);
@@ -103,7 +99,7 @@ class BlockFile {
 
   // For messages.
   std::string place(std::uint64_t offset) const { return path_ + " at offset " + std::to_string(offset); }
-  // Before a read or write by other means: throws where the file failed, or the range is no range of whole sectors.
+  // Before a read or write by other means: throws where the file failed, or the range is no range of whole units.
   void check_read(std::uint64_t offset, std::size_t bytes, const std::byte* dst) const;
   void check_write(std::uint64_t offset, std::size_t bytes, const std::byte* src) const;
 
@@ -112,6 +108,8 @@ class BlockFile {
 
   std::string path_;
   int fd_ = -1;
+  std::size_t unit_bytes_ = format::sector_bytes;
+  bool reads_device_ = false;
   std::uint64_t bytes_ = 0;
   BlockWatcher* watcher_;
   std::atomic<bool> failed_{false};

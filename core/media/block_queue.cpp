@@ -44,7 +44,7 @@ struct Transfer {
 
   bool finished() const { return done == bytes || error != 0; }
 
-  // Takes what a system call said: bytes, or a negative errno. A short one is carried on from its last whole sector.
+  // Takes what a system call said: bytes, or a negative errno. A short one is carried on from its last whole unit.
   void advance(std::int64_t result) {
     if (result == -EINTR || result == -EAGAIN) return;
     if (result < 0) {
@@ -52,7 +52,8 @@ struct Transfer {
       return;
     }
     const auto moved = static_cast<std::size_t>(result);
-    const std::size_t whole = done + moved == bytes ? moved : moved / format::sector_bytes * format::sector_bytes;
+    const std::size_t unit = file->unit_bytes();
+    const std::size_t whole = done + moved == bytes ? moved : moved / unit * unit;
     done += whole;
     if (whole == 0) error = is_write ? EIO : ENODATA;
   }
@@ -219,6 +220,8 @@ class BlockQueue::Engine {
  public:
   virtual ~Engine() = default;
   virtual Way way() const = 0;
+  // Finishes every transfer, or fails one and leaves those undone that had not begun.
+  virtual void run(std::span<Transfer> transfers) = 0;
   void finish(std::span<Transfer> transfers) {
     if (transfers.empty()) return;
     run(transfers);
@@ -226,37 +229,6 @@ class BlockQueue::Engine {
       if (transfer.error != 0) transfer.fail();
     }
   }
-
- protected:
-  // Finishes every transfer, or fails one and leaves those undone that had not begun.
-  virtual void run(std::span<Transfer> transfers) = 0;
-};
-
-class BlockQueue::RingEngine final : public Engine {
- public:
-  static std::unique_ptr<Engine> make() {
-    auto ring = Ring::make();
-    if (!ring) return nullptr;
-    auto engine = std::make_unique<RingEngine>();
-    engine->rings_.emplace(this_thread_number(), std::move(ring));
-    return engine;
-  }
-  Way way() const override { return Way::io_uring; }
-
- protected:
-  void run(std::span<Transfer> transfers) override { ring_of_this_thread().run(transfers); }
-
- private:
-  Ring& ring_of_this_thread() {
-    const std::lock_guard lock(mutex_);
-    auto& ring = rings_[this_thread_number()];
-    if (!ring) ring = Ring::make();
-    if (!ring) throw Error(ErrorKind::failed, "the kernel has no io_uring for one more thread");
-    return *ring;
-  }
-
-  std::mutex mutex_;
-  std::map<std::uint64_t, std::unique_ptr<Ring>> rings_;
 };
 
 // Calls take turns; the caller works too.
@@ -271,8 +243,6 @@ class BlockQueue::ThreadEngine final : public Engine {
     for (std::thread& thread : threads_) thread.join();
   }
   Way way() const override { return Way::threads; }
-
- protected:
   void run(std::span<Transfer> transfers) override {
     const std::lock_guard turn(turn_);
     const std::size_t helpers = std::min(transfers.size(), most_threads) - 1;
@@ -338,6 +308,38 @@ class BlockQueue::ThreadEngine final : public Engine {
   std::uint64_t generation_ = 0;
   std::size_t busy_ = 0;
   bool closing_ = false;
+};
+
+class BlockQueue::RingEngine final : public Engine {
+ public:
+  static std::unique_ptr<Engine> make() {
+    auto ring = Ring::make();
+    if (!ring) return nullptr;
+    auto engine = std::make_unique<RingEngine>();
+    engine->rings_.emplace(this_thread_number(), std::move(ring));
+    return engine;
+  }
+  Way way() const override { return Way::io_uring; }
+  void run(std::span<Transfer> transfers) override {
+    if (Ring* ring = ring_of_this_thread()) {
+      ring->run(transfers);
+    } else {
+      without_ring_.run(transfers);
+    }
+  }
+
+ private:
+  // Null where the kernel has refused this thread one; it is not asked again.
+  Ring* ring_of_this_thread() {
+    const std::lock_guard lock(mutex_);
+    const auto [ring, is_new] = rings_.try_emplace(this_thread_number());
+    if (is_new) ring->second = Ring::make();
+    return ring->second.get();
+  }
+
+  ThreadEngine without_ring_;
+  std::mutex mutex_;
+  std::map<std::uint64_t, std::unique_ptr<Ring>> rings_;
 };
 
 BlockQueue::BlockQueue(Way wanted) {

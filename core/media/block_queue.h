@@ -5,9 +5,9 @@
 //   that failed, in the order given. The kernel uses the callers' buffers until the call has returned or thrown, no
 //   longer.
 // - Every thread that calls has an io_uring of its own, made at its first call and kept as long as the queue:
-//   submission takes no lock. Where the kernel refuses (containers often do), a few threads with blocking calls do
-//   the same.
-// - Not used in the child of a fork.
+//   submission takes no lock. Where the kernel refuses (containers often do), or has none for one more thread, a few
+//   threads with blocking calls do the same.
+// - Not used in the child of a fork, which does not have the memory either (SectorBuffer).
 #pragma once
 
 #include <cstddef>

@@ -4,11 +4,13 @@
 // - A point is wherever something was stored or became durable, or where more was reported durable. At each one, states
 //   that a cut may leave are made into pools, opened, compared and trained on.
 // - At some points, and wherever something is open that was not before, the pool is opened again on a recording of its
-//   own, after a power cut or after the process alone has died (all that it stored is there, and still open), and the
-//   power is cut at every point of that life.
+//   own: after a power cut, after the process alone has died (all that it stored is there, and still open), or, on a
+//   block device, after a sync that failed (all that it stored is there for whoever reads it, and only a part of it is
+//   ever going to arrive). The power is cut at every point of that life.
 // - Everything follows from the seed and the number of the point.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -177,14 +179,17 @@ inline std::string problem_of(const std::string& directory, const Shape& shape, 
   return {};
 }
 
+// How a life ends, and what the next one finds. failed_sync: the kernel has reported once that it could not write pages,
+// takes them for written, and shows them to whoever reads the files until it wants their memory back.
+enum class End : std::uint64_t { power_cut, process_death, failed_sync };
+
 // How much is tried at each point, and at each point of a further life. A pool is opened again at every so many points
-// and wherever something is open that was not before: after the power cut and the process's death by turns, or after
-// both.
+// and wherever something is open that was not before: after each of the ends by turns, or after all of them.
 struct Effort {
   std::uint64_t states;
   std::uint64_t states_in_life;
   std::uint64_t points_per_life;
-  bool both_lives = false;
+  bool all_ends = false;
 };
 
 // What the protocol is thought to have left out, so that the driver must find it.
@@ -238,9 +243,10 @@ class PowerCuts {
     replay(disk, journal, [&](const Disk& at, const Claims& claims) {
       const bool is_new = seen.insert(at.open_places()).second;
       if (++number % effort_.points_per_life != 0 && !is_new) return;
-      const bool power = (seed_ + number) % 2 == 0;
-      cut_next_life(at, claims, power);
-      if (effort_.both_lives) cut_next_life(at, claims, !power);
+      const std::uint64_t num_ends = shape_.store == format::Store::log ? 3 : 2;
+      for (std::uint64_t i = 0; i < (effort_.all_ends ? num_ends : 1); ++i) {
+        cut_next_life(at, claims, static_cast<End>((seed_ + number + i) % num_ends));
+      }
     });
     return found_;
   }
@@ -285,16 +291,14 @@ class PowerCuts {
     }
   }
 
-  // The pool is opened again, on a disk that the machine's end left behind or the process's alone, trained a step,
-  // closed.
-  void cut_next_life(const Disk& disk, const Claims& claims, bool machine_went_down) {
+  // The pool is opened again, trained a step, closed.
+  void cut_next_life(const Disk& disk, const Claims& claims, End end) {
     if (!found_.problem.empty()) return;
     ++found_.lives;
     std::mt19937_64 random(seed_ + 1000003 * found_.points + found_.lives);
-    leave(disk, machine_went_down ? disk.drawn(random) : disk.all());
-    const Disk begins_with = machine_went_down ? Disk(left_.path(), shape_.unit_bytes) : disk.without_flushes();
-    const std::string where = "life " + std::to_string(found_.lives) + ", after " +
-                              (machine_went_down ? "a power cut, " : "the process's death, ");
+    const Disk begins_with = leave_at_end(disk, end, random);
+    const std::array ends = {"a power cut, ", "the process's death, ", "a failed sync, "};
+    const std::string where = "life " + std::to_string(found_.lives) + ", after " + ends[static_cast<std::size_t>(end)];
     Journal journal(claims);
     try {
       Life life(left_.path(), shape_, &journal);
@@ -306,6 +310,18 @@ class PowerCuts {
     }
     replay(begins_with, journal,
            [&](const Disk& at, const Claims& now) { cut(at, now, effort_.states_in_life, where); });
+  }
+
+  // Makes the files that the next life finds, and returns the disk below them.
+  Disk leave_at_end(const Disk& disk, End end, std::mt19937_64& random) {
+    if (end == End::process_death) {
+      leave(disk, disk.all());
+      return disk.without_flushes();
+    }
+    leave(disk, disk.drawn(random));
+    Disk arrived(left_.path(), shape_.unit_bytes);
+    if (end == End::failed_sync) leave(disk, disk.all());
+    return arrived;
   }
 
   void leave(const Disk& disk, const Arrival& arrival) {

@@ -83,7 +83,7 @@ class Disk final : public BlockWatcher {
   void after_sync(const BlockFile& file) override { unsynced_[file.name()].clear(); }
 
   // What a crash leaves: each sector that was written since the sync has its new bytes or the old ones. Sectors of a
-  // log may also be zeros: nothing that is needed lies in those that are being written. Where nothing is lost (the
+  // log may also be zeros, where they change: nothing that is needed lies in those. Where nothing is lost (the
   // process died, the machine did not), it may still be by the next crash.
   void lose_unsynced(std::mt19937_64& random) {
     const std::uint64_t percent_lost = std::array{0, 100, 10, 50, 90}[random() % 5];
@@ -95,7 +95,10 @@ class Disk final : public BlockWatcher {
       for (const auto& [at, old] : sectors) {
         if (random() % 100 >= percent_lost) continue;
         const std::array<char, sector> zeros{};
-        const char* bytes = is_log && random() % 3 == 0 ? zeros.data() : old.data();
+        std::array<char, sector> now;
+        stream.seekg(static_cast<std::streamoff>(at));
+        stream.read(now.data(), sector);
+        const char* bytes = is_log && now != old && random() % 3 == 0 ? zeros.data() : old.data();
         stream.seekp(static_cast<std::streamoff>(at));
         stream.write(bytes, sector);
       }

@@ -84,7 +84,7 @@ struct Flush {
   std::size_t offset;
   std::size_t bytes;
   std::uint64_t first_word = 0;  // of what is flushed, where it is mapped
-  std::optional<std::size_t> written = std::nullopt;  // where this life stored to the file last
+  std::optional<std::size_t> written = std::nullopt;  // where this life changed the file last
   bool by_merge = false;
   std::uint64_t thread = 0;  // where threads are told apart
 };

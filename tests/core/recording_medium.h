@@ -48,6 +48,15 @@ class MappedContents {
   }
 
   std::optional<std::size_t> written() const { return written_; }
+  // Takes down a store of whole units, which may be of the bytes that were there.
+  void put(std::size_t offset, const void* from, std::size_t bytes, Journal* journal) {
+    if (bytes == 0) return;
+    std::memcpy(data() + offset, from, bytes);
+    if (journal == nullptr) return;
+    journal->add(Store{name_, offset, {data() + offset, data() + offset + bytes}});
+    if (std::memcmp(seen_.data() + offset, data() + offset, bytes) != 0) written_ = offset;
+    std::memcpy(seen_.data() + offset, data() + offset, bytes);
+  }
   // Takes down what was stored since the last look.
   void look(std::size_t unit_bytes, Journal& journal) {
     for (std::size_t at = 0; at < size_;) {
@@ -146,7 +155,7 @@ class RecordingMedium final : public Medium {
       if (medium_.journal_ != nullptr) medium_.journal_->add(Resize{name_, bytes});
     }
     void write(std::size_t offset, const void* from, std::size_t bytes) override {
-      if (bytes != 0) std::memcpy(data_ + offset, from, bytes);
+      contents_.put(offset, from, bytes, medium_.journal_);
     }
     void sync() override {
       medium_.take_down_flush(data_, size_);

@@ -8,6 +8,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <cstring>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -16,7 +18,9 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include "check.h"
 #include "media/block_file.h"
 #include "recording.h"
 
@@ -49,7 +53,7 @@ class RecordingWatcher final : public BlockWatcher {
   void before_read(const BlockFile&) override {}
   void before_write(const BlockFile& file, std::uint64_t offset, std::span<const std::byte> data) override {
     hold();
-    {
+    if (changes(file, offset, data)) {
       const std::lock_guard lock(mutex_);
       written_[&file] = offset;
     }
@@ -69,6 +73,14 @@ class RecordingWatcher final : public BlockWatcher {
   void after_sync(const BlockFile& file) override { journal_.add(Fence{name_of(file)}); }
 
  private:
+  static bool changes(const BlockFile& file, std::uint64_t offset, std::span<const std::byte> data) {
+    std::ifstream stream(file.name(), std::ios::binary);
+    stream.seekg(static_cast<std::streamoff>(offset));
+    std::vector<char> there(data.size());
+    stream.read(there.data(), static_cast<std::streamsize>(there.size()));
+    CHECK(stream.good());
+    return std::memcmp(there.data(), data.data(), data.size()) != 0;
+  }
   std::string name_of(const BlockFile& file) const { return file.name().substr(prefix_bytes_); }
   std::optional<std::size_t> last_written(const BlockFile& file) const {
     const std::lock_guard lock(mutex_);
@@ -98,7 +110,7 @@ class RecordingWatcher final : public BlockWatcher {
   std::uint64_t hold_in_ = 0;
   bool is_held_ = false;
   std::function<bool()> gives_way_;
-  std::map<const BlockFile*, std::size_t> written_;  // where last
+  std::map<const BlockFile*, std::size_t> written_;  // where last, other bytes than were there
 };
 
 }  // namespace holdfast

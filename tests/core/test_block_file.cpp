@@ -1,9 +1,15 @@
 // Block files and the queue: what is read is what was written, by io_uring and by threads, past the page cache and
 // through it; and what must not be done is refused.
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -113,6 +119,20 @@ void threads_read_at_once(const Subject& subject, BlockQueue& queue, std::uint64
   for (std::thread& thread : threads) thread.join();
 }
 
+void reads_are_whole_beside_forks(const Subject& subject, BlockQueue& queue, std::mt19937_64& random) {
+  std::atomic<bool> is_over{false};
+  std::thread forks([&] {
+    while (!is_over) {
+      const pid_t child = ::fork();
+      if (child == 0) ::_exit(0);
+      CHECK(child > 0 && ::waitpid(child, nullptr, 0) == child);
+    }
+  });
+  for (int i = 0; i < 3; ++i) random_reads_see_what_was_written(subject, queue, random);
+  is_over = true;
+  forks.join();
+}
+
 void everything(const std::string& directory, Caching caching, BlockQueue::Way way, std::mt19937_64& random) {
   BlockQueue queue(way);
   if (way == BlockQueue::Way::threads) CHECK(queue.way() == BlockQueue::Way::threads);
@@ -121,11 +141,32 @@ void everything(const std::string& directory, Caching caching, BlockQueue::Way w
   random_reads_see_what_was_written(subject, queue, random);
   random_writes_are_read_back(subject, queue, random);
   threads_read_at_once(subject, queue, random());
+  reads_are_whole_beside_forks(subject, queue, random);
   what_is_no_whole_sectors_is_refused(subject, queue);
   a_file_that_ends_early_is_corrupted_and_named(subject, queue);
   random_reads_see_what_was_written(subject, queue, random);  // errors leave the queue in order
   subject.file.reset();
   std::filesystem::remove(path);
+}
+
+bool is_mapped(const void* address) {
+  unsigned char resident;
+  return ::mincore(const_cast<void*>(address), format::block_bytes, &resident) == 0 || errno != ENOMEM;
+}
+
+// Else a page might be shared with the child while the device writes to it, and the parent be left with a copy.
+void the_child_of_a_fork_does_not_have_the_buffers() {
+  const std::array buffers{SectorBuffer(sector), SectorBuffer(std::size_t{1} << 20),
+                           SectorBuffer(std::size_t{5} << 20)};
+  for (const SectorBuffer& buffer : buffers) std::memset(buffer.data(), 1, buffer.size());
+  const pid_t child = ::fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    ::_exit(std::ranges::any_of(buffers, [](const SectorBuffer& buffer) { return is_mapped(buffer.data()); }) ? 1 : 0);
+  }
+  int status = -1;
+  CHECK(::waitpid(child, &status, 0) == child && status == 0);
+  for (const SectorBuffer& buffer : buffers) CHECK(is_mapped(buffer.data()));
 }
 
 // Fails when it is told to.
@@ -180,13 +221,22 @@ void after_a_failed_sync_everything_is_refused(const std::string& directory) {
 bool takes_direct_io(const std::string& directory) {
   const std::string path = directory + "/probe";
   BlockFile::create(path, 8 * sector);
-  try {
-    BlockFile(path, Caching::direct);
-    return true;
-  } catch (const Error& error) {
-    CHECK(error.kind() == ErrorKind::config);
-    return false;
+  const BlockFile file(path, Caching::direct);
+  return file.reads_device() && file.unit_bytes() == sector;
+}
+
+void a_file_of_blocks_takes_whole_blocks(const std::string& directory) {
+  const std::string path = directory + "/blocks";
+  BlockFile::create(path, 4 * format::block_bytes);
+  BlockFile file(path, Caching::buffered_blocks);
+  CHECK(file.unit_bytes() == format::block_bytes);
+  const SectorBuffer buffer(2 * format::block_bytes);
+  std::memset(buffer.data(), 1, buffer.size());
+  for (const auto& [offset, bytes] : {std::pair{sector, format::block_bytes}, {std::size_t{0}, sector}}) {
+    CHECK(kind_thrown_by([&] { file.write(offset, bytes, buffer.data()); }) == ErrorKind::config);
   }
+  CHECK(kind_thrown_by([&] { file.write(0, format::block_bytes, buffer.data() + sector); }) == ErrorKind::config);
+  file.write(format::block_bytes, format::block_bytes, buffer.data());
 }
 
 }  // namespace
@@ -204,8 +254,11 @@ int main(int argc, char** argv) {
     if (takes_direct_io(disk.path())) everything(disk.path(), Caching::direct, way, random);
     std::filesystem::remove(disk.path() + "/probe");
   }
+  check::context = "memory";
+  the_child_of_a_fork_does_not_have_the_buffers();
   check::context = "one file";
   files_open_and_fail_as_they_should(memory.path());
+  a_file_of_blocks_takes_whole_blocks(memory.path());
   after_a_failed_sync_everything_is_refused(memory.path());
   return check::passed();
 }

@@ -81,6 +81,9 @@ class TracedMedium final : public Medium {
                                     Access access) override {
     return real_->open_joined(pieces, bytes, writable, access);
   }
+  Tail read_tail(const std::string& name, std::size_t bytes, std::size_t from_end) const override {
+    return real_->read_tail(name, bytes, from_end);
+  }
   void rename(const std::string& from, const std::string& to) override { real_->rename(from, to); }
 
   void flush(const void* data, std::size_t bytes) override {

@@ -49,15 +49,17 @@ class Zygote:
         kill_at: int = 0,
         kill_after_s: float | None = None,
         fault: Fault | None = None,
+        progress: Path | None = None,
     ) -> dict[str, Any]:
-        """One run in a fork, killed at its `kill_at`-th persist point or after a time, or met by a fault. Raises
-        AssertionError with the child's traceback where it failed instead."""
+        """One run in a fork, killed at its `kill_at`-th persist point or after a time, or met by a fault. progress: a
+        file that it keeps, see zygote.Progress. Raises AssertionError with the child's traceback where it failed."""
         request = {
             "directory": str(directory),
             "options": dict(options),
             "kill_at": kill_at,
             "kill_after_s": kill_after_s,
             "fault": None if fault is None else asdict(fault),
+            "progress": None if progress is None else str(progress),
         }
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")

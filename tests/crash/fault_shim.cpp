@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <climits>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
@@ -31,15 +32,17 @@ struct Fault {
   std::string file;  // a part of its path; with a $: its end
   long nth;  // of the calls that fit: the first that is faulty
   long times;  // so many from there on
-  int error;  // errno; 0: the call does less than it was asked for
+  int error;  // errno; 0: the call does less than it was asked for, or takes longer
   long most_bytes;  // where it does less
+  long delay_ms;  // where it takes longer, and does all of it: more than 0
   long below;  // only at offsets below; -1: at any
 };
 
 std::mutex mutex;
 Fault fault;
 std::atomic<bool> armed{false};
-std::atomic<bool> refuses_rings{false};
+std::atomic<long> rings_left{LONG_MAX};
+std::atomic<long> rings_refused{0};
 std::atomic<long> struck{0};
 
 std::string path_of(int fd) {
@@ -71,17 +74,23 @@ bool names(const std::string& part, const std::string& path) {
   return path.ends_with(part.substr(0, part.size() - 1));
 }
 
-// Is this call faulty? Then `fault` says how.
+// Is this call faulty? Then `fault` says how. One that only takes longer has taken it here, and is not.
 template <class Path>
 bool strikes(const char* call, const Path& path, long offset = 0) {
   if (!armed.load()) return false;
   const int before = errno;
-  const std::lock_guard lock(mutex);
+  std::unique_lock lock(mutex);
   const bool fits = fault.call == call && (fault.below < 0 || offset < fault.below) && names(fault.file, path());
   errno = before;
   if (!fits || --fault.nth > 0 || fault.times <= 0) return false;
   --fault.times;
   ++struck;
+  if (const long delay_ms = fault.delay_ms; delay_ms > 0) {
+    lock.unlock();
+    ::usleep(static_cast<useconds_t>(1000 * delay_ms));
+    errno = before;
+    return false;
+  }
   errno = fault.error;
   return true;
 }
@@ -119,12 +128,15 @@ std::size_t less(std::size_t bytes) {
 
 extern "C" {
 
-void holdfast_fault(const char* call, const char* file, long nth, long times, int error, long most_bytes, long below) {
+void holdfast_fault(const char* call, const char* file, long nth, long times, int error, long most_bytes, long delay_ms,
+                    long below) {
   const std::lock_guard lock(mutex);
-  fault = {call, file, nth, times, error, most_bytes, below};
+  fault = {call, file, nth, times, error, most_bytes, delay_ms, below};
   armed = true;
 }
-void holdfast_refuse_rings() { refuses_rings = true; }
+// From now on the kernel has so many io_urings, and then no more.
+void holdfast_limit_rings(long count) { rings_left = count; }
+long holdfast_rings_refused() { return rings_refused; }
 long holdfast_faults_struck() { return struck; }
 
 ssize_t pwrite(int fd, const void* from, std::size_t bytes, off_t offset) {
@@ -228,8 +240,9 @@ long syscall(long number, ...) {
   long a[6];
   for (long& argument : a) argument = va_arg(arguments, long);
   va_end(arguments);
-  if (number == SYS_io_uring_setup && refuses_rings) {
-    errno = EPERM;
+  if (number == SYS_io_uring_setup && rings_left-- <= 0) {
+    ++rings_refused;
+    errno = ENOMEM;
     return -1;
   }
   return real(number, a[0], a[1], a[2], a[3], a[4], a[5]);

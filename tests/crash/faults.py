@@ -25,9 +25,9 @@ class Fault:
     """What happens when a run has reached a stage (see Watch), or at stage snapshot: when one is taken of its pool.
 
     call: a system call that fails on files with `file` in their path (`file$`: at its end), from the `nth` on, so many
-    `times`, with `error` (an errno), or that does `most_bytes` at most. below: only at offsets below. refuse_rings: the
-    kernel knows no io_uring. Or act: what somebody else does to the pool's files: remove, move, truncate,
-    take_permissions.
+    `times`, with `error` (an errno), or that does `most_bytes` at most, or all of it after `delay_ms`. below: only at
+    offsets below. rings: so many io_urings the kernel has; None: as many as are asked for. Or act: what somebody else
+    does to the pool's files: remove, move, truncate, take_permissions.
     """
 
     stage: str
@@ -37,8 +37,9 @@ class Fault:
     times: int = 1
     error: int = 0
     most_bytes: int = 0
+    delay_ms: int = 0
     below: int = -1
-    refuse_rings: bool = False
+    rings: int | None = None
     act: str = ""
 
 
@@ -50,8 +51,8 @@ class _Meeting(Watch):
 
     def reached(self, stage: str, pool: Pool | None) -> None:
         fault = self.fault
-        if stage == "opening" and fault.refuse_rings:
-            _shim().holdfast_refuse_rings()
+        if stage == "opening":
+            _limit_rings(fault)
         if pool is not None:
             self.report["level"] = pool.level
         if stage != fault.stage:
@@ -101,18 +102,23 @@ def meet(fault: Mapping[str, Any], directory: str, options: Options) -> dict[str
     except PoolError as error:
         meeting.report |= _words(error)
     struck = 0 if meeting.fault.act else _shim().holdfast_faults_struck()
-    return {**result, **meeting.report, "struck": struck}
+    refused = 0 if meeting.fault.rings is None else _shim().holdfast_rings_refused()
+    return {**result, **meeting.report, "struck": struck, "rings_refused": refused}
+
+
+def _limit_rings(fault: Fault) -> None:
+    if fault.rings is not None:
+        _shim().holdfast_limit_rings(ctypes.c_long(fault.rings))
 
 
 def _arm(fault: Fault) -> None:
-    if fault.refuse_rings:
-        _shim().holdfast_refuse_rings()
+    _limit_rings(fault)
     _shim().holdfast_fault(
         fault.call.encode(),
         fault.file.encode(),
         *map(ctypes.c_long, (fault.nth, fault.times)),
         fault.error,
-        *map(ctypes.c_long, (fault.most_bytes, fault.below)),
+        *map(ctypes.c_long, (fault.most_bytes, fault.delay_ms, fault.below)),
     )
 
 

@@ -54,7 +54,7 @@ def at(stage: str, call: str, file: str, error: int = 0, **details: Any) -> Faul
 
 def beside_threads(stage: str, call: str, file: str, error: int = 0, **details: Any) -> Fault:
     """Of what goes through an io_uring, where there is one."""
-    return Fault(stage=stage, call=call, file=file, error=error, refuse_rings=True, **details)
+    return Fault(stage=stage, call=call, file=file, error=error, rings=0, **details)
 
 
 WHILE_ROWS_ARE_IN_PLACE = {
@@ -343,6 +343,40 @@ def test_a_fault_while_a_snapshot_is_taken_is_a_typed_error_that_leaves_none(
         shutil.rmtree(snapshot)
     assert new == set()
     assert digest(reference) == media[medium].digest
+
+
+@pytest.mark.parametrize("medium", ["row_log_on_disk"])
+def test_a_thread_for_which_the_kernel_has_no_further_io_uring_does_without(
+    medium: str, faulty: Zygote, media: Media, pool: Path
+) -> None:
+    only_the_opener = Fault(stage="opening", rings=1)
+    report = faulty.run(pool, media[medium].options, fault=only_the_opener)["result"]
+    assert "error" not in report, report
+    assert report["rings_refused"] > 0, "none was asked for"
+    assert report["merged_bytes"] > 0, "nothing was merged, which another thread does"
+    assert digest(pool) == media[medium].digest
+
+
+SLOW = {
+    "every_sync": at("opening", "fdatasync", "", delay_ms=20, times=FOR_GOOD),
+    "every_page_write": at("opening", "msync", "", delay_ms=20, times=FOR_GOOD),
+    "every_append": at("training", "pwrite", LOG, delay_ms=20, times=FOR_GOOD),
+    "one_sync_of_a_step": at("midway", "fdatasync", LOG, delay_ms=3000),
+    "one_sync_of_a_merge": at("training", "fdatasync", HOME, delay_ms=3000),
+    "one_fetch": beside_threads("midway", "pread", LOG, delay_ms=3000),
+}
+
+
+@pytest.mark.parametrize("medium", ["row_log_on_disk"])
+@pytest.mark.parametrize("slow", SLOW.values(), ids=SLOW)
+def test_a_slow_disk_costs_a_run_time_and_nothing_else(
+    slow: Fault, medium: str, faulty: Zygote, media: Media, pool: Path
+) -> None:
+    report = faulty.run(pool, media[medium].options, fault=slow)["result"]
+    assert report["struck"] > 0, "nothing was slow"
+    assert "error" not in report, report
+    assert digest(pool) == media[medium].digest
+    assert _core.Reader(str(pool)).clean
 
 
 # Somebody else's doings.

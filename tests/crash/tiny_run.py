@@ -77,6 +77,9 @@ class Watch:
         """opening (before there is a pool), training (before the first step), midway (half of the steps are done),
         closing."""
 
+    def stepped(self, pool: Pool) -> None:
+        """After every step."""
+
     def failed(self, error: PoolError, pool: Pool, take_step: Callable[[], None]) -> None:
         raise error
 
@@ -228,6 +231,7 @@ def train(directory: str, options: Options, watch: Watch | None = None) -> dict[
                     if pool.step == options.steps // 2:
                         watch.reached("midway", pool)
                     run.take_step()
+                    watch.stepped(pool)
                 run.checkpoint.flush()
                 assert pool.durable_step == options.steps
                 watch.reached("closing", pool)

@@ -1,8 +1,8 @@
 """Forks training runs from a process that has imported torch and started no threads.
 
 Importing torch takes a second, a tiny run milliseconds; so one process imports it and each run is a fork of that. Reads
-one JSON request a line: {"directory", "options", "kill_at" | "kill_after_s" | "fault" | null}; answers one JSON a line:
-{"signal", "exit", "result", "error"}.
+one JSON request a line: {"directory", "options", "kill_at" | "kill_after_s" | "fault" | "progress" | null}; answers one
+JSON a line: {"signal", "exit", "result", "error"}.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import sys
 import time
 import traceback
@@ -21,7 +22,18 @@ import torch._dynamo  # noqa: F401  (likewise, by the first optimizer: two secon
 
 from faults import meet
 from holdfast import _core
-from tiny_run import Options, train
+from holdfast.pool import Pool
+from tiny_run import Options, Watch, train
+
+
+class Progress(Watch):
+    """Keeps in a file which step is durable and which process trains: two numbers of 64 bits."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+
+    def stepped(self, pool: Pool) -> None:
+        os.pwrite(self._fd, struct.pack("<QQ", pool.durable_step, os.getpid()), 0)
 
 
 def run_child(request: dict[str, Any], answer_fd: int) -> None:
@@ -33,7 +45,8 @@ def run_child(request: dict[str, Any], answer_fd: int) -> None:
         if request.get("fault"):
             answer = {"result": meet(request["fault"], request["directory"], Options(**options))}
         else:
-            answer = {"result": train(request["directory"], Options(**options))}
+            watch = Progress(request["progress"]) if request.get("progress") else None
+            answer = {"result": train(request["directory"], Options(**options), watch)}
             answer["result"]["persist_points"] = counted - _core.persist_points_left()
     except BaseException as error:
         answer = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}

@@ -1,0 +1,48 @@
+"""Disks for the tests here, which only root can make; and the crash tests' modules, which they share."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "crash"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from crash_runs import Zygote, pool_root
+from loop_disks import Cell, Host, LoopDisk
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    with Zygote() as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def host() -> Iterator[Host]:
+    with tempfile.TemporaryDirectory(prefix="holdfast-filesystems-", dir=pool_root()) as root:
+        try:
+            host = Host(Path(root))
+        except OSError as error:
+            pytest.skip(f"no disks in loop devices: {error}")
+        yield host
+        host.close()
+
+
+NUMBERS = count()
+
+
+@pytest.fixture
+def disk(cell: Cell, host: Host) -> Iterator[LoopDisk]:
+    """A new disk of the cell that the test is for."""
+    try:
+        disk = LoopDisk.make(cell, host, f"disk-{next(NUMBERS)}")
+    except OSError as error:
+        pytest.skip(f"no {cell}: {error}")
+    yield disk
+    disk.close()

@@ -1,0 +1,169 @@
+"""Disks in loop devices, of one sector size or another, whose power is cut and which fail.
+
+A disk is a file on a file system of its own that clones files (XFS): a clone is the disk as it is at that instant, with
+whatever had been written to it, flushed or not, and without what the kernel still has in memory. Where that file system
+is full, the disk fails writes to blocks that it was never given.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+FICLONE = 0x40049409  # of linux/fs.h
+HOST_BYTES = 4 << 30  # sparse
+MIB = 1 << 20
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise OSError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def reserve(path: Path, spare_bytes: int) -> None:
+    """Makes a file of all the space that its file system has, but for `spare_bytes`."""
+    with path.open("wb") as file:
+        end, piece = 0, 64 * MIB
+        while piece >= 64 << 10:
+            try:
+                os.posix_fallocate(file.fileno(), end, piece)
+                end += piece
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                piece //= 2
+        os.ftruncate(file.fileno(), max(0, end - spare_bytes))
+        os.fsync(file.fileno())
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A file system on disks of one sector size."""
+
+    name: str
+    sector_bytes: int
+    disk_bytes: int
+    mkfs: tuple[str, ...]
+    options: str = "defaults"
+    overlay: bool = False  # over it
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.sector_bytes}"
+
+
+def cells_of(name: str, disk_bytes: int, *mkfs: str) -> list[Cell]:
+    return [Cell(name, sector_bytes, disk_bytes, mkfs) for sector_bytes in (512, 4096)]
+
+
+EXT4 = ("mkfs.ext4", "-q", "-b", "4096")
+CELLS = [
+    *cells_of("ext4", 128 * MIB, *EXT4),
+    *cells_of("xfs", 320 * MIB, "mkfs.xfs", "-q"),
+    *cells_of("btrfs", 320 * MIB, "mkfs.btrfs", "-q"),
+    Cell("ext4_without_direct_io", 512, 128 * MIB, EXT4, "data=journal"),
+    Cell("overlay", 512, 128 * MIB, EXT4, overlay=True),
+]
+
+
+class Host:
+    """The file system on which disks lie."""
+
+    def __init__(self, root: Path) -> None:
+        self._image = root / "host"
+        self.path = root / "disks"
+        self.path.mkdir()
+        with self._image.open("wb") as file:
+            file.truncate(HOST_BYTES)
+        run("mkfs.xfs", "-q", "-m", "reflink=1", self._image)
+        run("mount", "-o", "loop", self._image, self.path)
+
+    def fill(self) -> None:
+        reserve(self.path / "ballast", 0)
+
+    def free(self) -> None:
+        (self.path / "ballast").unlink()
+
+    def close(self) -> None:
+        run("umount", "-l", self.path)
+        self._image.unlink()
+
+
+class LoopDisk:
+    """A disk with a file system, mounted at `path`."""
+
+    def __init__(self, cell: Cell, image: Path, mount_point: Path) -> None:
+        self.cell = cell
+        self.image = image
+        self._mount_point = mount_point
+        self._device = ""
+        self.path = mount_point / "merged" if cell.overlay else mount_point
+
+    @classmethod
+    def make(cls, cell: Cell, host: Host, name: str) -> LoopDisk:
+        disk = cls(cell, host.path / name, host.path / f"{name}-mounted")
+        with disk.image.open("wb") as file:
+            file.truncate(cell.disk_bytes)
+        disk._attach()
+        run(*cell.mkfs, disk._device)
+        disk.mount()
+        return disk
+
+    def _attach(self) -> None:
+        self._device = run("losetup", "-b", str(self.cell.sector_bytes), "--show", "-f", self.image)
+
+    def mount(self) -> None:
+        if not self._device:
+            self._attach()
+        self._mount_point.mkdir(exist_ok=True)
+        run("mount", "-o", self.cell.options, self._device, self._mount_point)
+        if not self.cell.overlay:
+            return
+        below, upper, work = (self._mount_point / part for part in ("below", "upper", "work"))
+        for directory in (below, upper, work, self.path):
+            directory.mkdir(exist_ok=True)
+        run("mount", "-t", "overlay", "-o", f"lowerdir={below},upperdir={upper},workdir={work}", "overlay", self.path)
+
+    def unmount(self) -> None:
+        if self.cell.overlay:
+            run("umount", self.path)
+        run("umount", self._mount_point)
+        run("losetup", "-d", self._device)
+        self._device = ""
+
+    def remount(self) -> None:
+        """So that nothing is in the page cache."""
+        self.unmount()
+        self.mount()
+
+    def cut(self, number: int) -> LoopDisk:
+        """The disk as it is now, not mounted."""
+        clone = self.image.with_name(f"{self.image.name}-cut-{number}")
+        with self.image.open("rb") as this, clone.open("wb") as other:
+            fcntl.ioctl(other, FICLONE, this.fileno())
+        return LoopDisk(self.cell, clone, clone.with_name(clone.name + "-mounted"))
+
+    @contextmanager
+    def mounted(self) -> Iterator[Path]:
+        self.mount()
+        try:
+            yield self.path
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Whatever it is used for."""
+        for directory in (self.path, self._mount_point) if self.cell.overlay else (self._mount_point,):
+            subprocess.run(["umount", "-l", directory], capture_output=True, check=False)
+        if self._device:
+            subprocess.run(["losetup", "-d", self._device], capture_output=True, check=False)
+        self.image.unlink(missing_ok=True)
+        shutil.rmtree(self._mount_point, ignore_errors=True)
