@@ -23,7 +23,7 @@ from holdfast.device.dense_snapshot import Snapshots
 from holdfast.device.queues import Queue, new_queue
 from holdfast.errors import ConfigError, StateError
 from holdfast.pool import DenseState, Pool
-from holdfast.reproducibility import check_environment
+from holdfast.reproducibility import check_environment, resolve_vector_functions
 
 
 class Stateful(Protocol):
@@ -77,6 +77,7 @@ class TrainingState:
         self._objects |= {f"extra[{name!r}]": value for name, value in (extra or {}).items()}
         self._tensors: list[Tensor] = []
         check_environment()
+        resolve_vector_functions()
         self.collect(state_tree.rng_state()).wait()
 
     def collect(self, rng: Mapping[str, Any], cursor: int | None = None, **beside: Any) -> DenseState:
