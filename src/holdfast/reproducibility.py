@@ -54,6 +54,21 @@ _ADVICE = (
 # MKL's own words (mkl_types.h): ask for branch and flags at once; the flag of a strict branch.
 _MKL_CBWR_ALL = -1
 _MKL_CBWR_STRICT = 0x10000
+_MKL_BRANCHES = {
+    1: "OFF",
+    2: "AUTO",
+    3: "COMPATIBLE",
+    4: "SSE2",
+    6: "SSSE3",
+    7: "SSE4_1",
+    8: "SSE4_2",
+    9: "AVX",
+    10: "AVX2",
+    11: "AVX512_MIC",
+    12: "AVX512",
+    13: "AVX512_MIC_E1",
+    14: "AVX512_E1",
+}
 # The first is PyTorch's wheels', which carry MKL inside libtorch_cpu; the other that of an MKL of its own (conda).
 _MKL_FUNCTIONS = ("mkl_serv_cbwr_get", "MKL_CBWR_Get")
 # mallopt's parameters (malloc.h).
@@ -69,6 +84,9 @@ VECTOR_FUNCTIONS = (
     *("acos", "asin", "atan", "cos", "erf", "erfc", "erfinv", "exp"),
     *("log", "log10", "log2", "sin", "sqrt", "tan", "tanh", "trunc"),
 )
+
+# It builds its buckets anew after the first step of a process.
+_REDUCING_OTHERWISE = ("DistributedDataParallel",)
 
 _already_warned: set[str] = set()
 _are_resolved = False
@@ -164,6 +182,16 @@ def device_settings(device: Any) -> dict[str, Any]:
     }
 
 
+def mkl_mode() -> str:
+    """The branch that MKL runs, and whether a strict one: what MKL_CBWR said when MKL read it. Asking makes it read."""
+    torch: Any = sys.modules["torch"]
+    said = _mkl_cbwr(torch) if torch.backends.mkl.is_available() else None
+    if said is None:
+        return "none"
+    branch = said & ~_MKL_CBWR_STRICT
+    return _MKL_BRANCHES.get(branch, f"branch {branch}") + (",STRICT" if said & _MKL_CBWR_STRICT else "")
+
+
 def check_environment(warn: bool = True) -> list[str]:
     """What stands in the way of the same bits in every process, as sentences that say what to do.
 
@@ -188,6 +216,34 @@ def check_environment(warn: bool = True) -> list[str]:
             f"{_VARIABLE}={value} was set after MKL had read it, or MKL does not know it: float32 training may end in "
             f"other bits in another process; {_ADVICE}"
         )
+    if warn:
+        _warn_once(problems)
+    return problems
+
+
+def check_model(model: Any, warn: bool = True) -> list[str]:
+    """What about `model` (an ``nn.Module``) and torch's settings lets a resumed run end in other bits, as sentences
+    that say what to do. warn: also as RuntimeWarning, each only once in the life of the process.
+    """
+    torch: Any = sys.modules["torch"]
+    problems = []
+    wrapped = [module for module in model.modules() if type(module).__name__ in _REDUCING_OTHERWISE]
+    if wrapped:
+        problems.append(
+            f"{type(wrapped[0]).__name__} reduces gradients in an order that it finds in the first steps of a process: "
+            "a resumed run goes on with other bits; several ranks train exactly with torchrun -m holdfast train"
+        )
+    if any(parameter.device.type == "cuda" for parameter in model.parameters()):
+        if torch.backends.cudnn.benchmark:
+            problems.append(
+                "torch.backends.cudnn.benchmark chooses kernels by measuring them, in every process anew: a resumed "
+                "run may go on with other bits; set it to False"
+            )
+        if not torch.are_deterministic_algorithms_enabled():
+            problems.append(
+                "torch.use_deterministic_algorithms is not set: some operators on the device sum in any order; call "
+                "holdfast.reproducibility.prepare_device(device), which sets it"
+            )
     if warn:
         _warn_once(problems)
     return problems
@@ -234,6 +290,12 @@ def _plain(value: Any) -> Any:
 
 def _mkl_is_strict(torch: Any) -> bool | None:
     """Whether MKL runs a strict branch; None if it cannot be asked."""
+    said = _mkl_cbwr(torch)
+    return None if said is None else bool(said & _MKL_CBWR_STRICT)
+
+
+def _mkl_cbwr(torch: Any) -> int | None:
+    """MKL's branch and flags, as it has read them or reads them now; None if it cannot be asked."""
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
         loaded = ctypes.CDLL(str(library))
@@ -243,5 +305,5 @@ def _mkl_is_strict(torch: Any) -> bool | None:
         function = getattr(loaded, name, None)
         if function is not None:
             function.argtypes, function.restype = [ctypes.c_int], ctypes.c_int
-            return bool(function(_MKL_CBWR_ALL) & _MKL_CBWR_STRICT)
+            return int(function(_MKL_CBWR_ALL))
     return None

@@ -1,12 +1,13 @@
 """Many processes of the zoo, and which of their digests differ.
 
-    python tests/numerics/zoo/zoo_runs.py --precision fp32 --threads 2 --processes 640
+    python tests/numerics/zoo/zoo_runs.py --precision fp32 --threads 2 --squares 0 1
     python tests/numerics/zoo/zoo_runs.py --as-intel ...       # MKL takes the processor for one of Intel's
 
 Every process is a fresh interpreter. Of 640, each of the 256 combinations of layer and optimizer runs in 40; each
 optimizer is the first that a process sees in 40, each layer in 40 (zoo_script.py says how). That a process goes through
 16 combinations instead of one makes this hours and not days: a combination that does not come first finds done what
-those before it called, which are others in every process.
+those before it called, which are others in every process. Processes come in an order in which the first 40 have the
+same 16 combinations, the next 40 another 16: one can stop at any of these.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+NUM_OPTIMIZERS = 16  # of zoo_script.py, which is not imported: the processes must be fresh, this one stays small
 HERE = Path(__file__).parent
 SCRIPT = HERE / "zoo_script.py"
 SHIM = HERE.parent / "first_calls_shim.cpp"
@@ -45,7 +47,7 @@ class Findings:
     num_processes: int = 0
 
     def differing(self) -> list[str]:
-        """A sentence for each case that ended in more than one way, with a process of the fewest and one of the most."""
+        """A sentence for each case that ended in more than one way, with two processes that show it."""
         return [_sentence(case, found) for case, found in self.digests.items() if len(found) > 1]
 
     def summary(self) -> str:
@@ -90,6 +92,11 @@ def run_zoo(
     return findings
 
 
+def numbers(squares: Iterable[int], turns: int) -> list[int]:
+    """Of processes: of each of the 16 sets of combinations, `turns` that have the same."""
+    return [square + NUM_OPTIMIZERS * turn for square in squares for turn in range(turns)]
+
+
 def _lines(precision: str, num_threads: int, number: int, shim: Path | None) -> list[str]:
     variables = {**os.environ, "MKL_CBWR": "AUTO,STRICT"}
     # Compiled code is kept between processes; what differs between them is how it is run.
@@ -117,16 +124,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="fresh processes of the zoo, and which of their digests differ")
     parser.add_argument("--precision", nargs="+", default=["fp32", "bf16", "compile"])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--processes", type=int, default=640, help="of each precision and number of threads")
-    parser.add_argument("--first", type=int, default=0, help="number of the first process")
+    parser.add_argument("--turns", type=int, default=40, help="fresh processes for each combination")
+    parser.add_argument("--squares", type=int, nargs="+", default=range(16), help="of 16 combinations each, of 16")
     parser.add_argument("--at-once", type=int, default=os.cpu_count())
     parser.add_argument("--as-intel", action="store_true")
     given = parser.parse_args(arguments)
     processes = [
         (precision, num_threads, number)
-        for number in range(given.first, given.first + given.processes)
         for precision in given.precision
         for num_threads in given.threads
+        for number in numbers(given.squares, given.turns)
     ]
     with tempfile.TemporaryDirectory() as directory:
         shim = build_shim(Path(directory)) if given.as_intel else None
