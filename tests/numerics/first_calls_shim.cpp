@@ -4,7 +4,7 @@
 // FIRST_CALLS_AS_INTEL       MKL takes the processor for one of Intel's.
 // FIRST_CALLS_SLOWLY         the first thread that finds out the kind of processor takes 0.3 s between the two numbers
 //                            that it stores: the page of the table that the second comes from cannot be read until then.
-//                            Any thread but the process's first begins each call 0.1 s late.
+//                            Any thread but the process's first begins its first call 0.1 s late.
 
 #include <dlfcn.h>
 #include <signal.h>

@@ -1,7 +1,8 @@
 """Many processes of the zoo, and which of their digests differ.
 
     python tests/numerics/zoo/zoo_runs.py --precision fp32 --threads 2 --squares 0 1
-    python tests/numerics/zoo/zoo_runs.py --as-intel ...       # MKL takes the processor for one of Intel's
+    python tests/numerics/zoo/zoo_runs.py --as-intel ...    # MKL takes the processor for one of Intel's, and what can
+                                                            # go wrong in its first calls does (first_calls_shim.cpp)
 
 Every process is a fresh interpreter. Of 640, each of the 256 combinations of layer and optimizer runs in 40; each
 optimizer is the first that a process sees in 40, each layer in 40 (zoo_script.py says how). That a process goes through
@@ -102,7 +103,7 @@ def _lines(precision: str, num_threads: int, number: int, shim: Path | None) -> 
     # Compiled code is kept between processes; what differs between them is how it is run.
     variables.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / "holdfast-zoo-compiled"))
     if shim is not None:
-        variables |= {"LD_PRELOAD": str(shim), "FIRST_CALLS_AS_INTEL": "1"}
+        variables |= {"LD_PRELOAD": str(shim), "FIRST_CALLS_AS_INTEL": "1", "FIRST_CALLS_SLOWLY": "1"}
     command = [sys.executable, "-W", "error::RuntimeWarning:__main__", str(SCRIPT), precision]
     process = subprocess.run(
         [*command, str(num_threads), str(number)], env=variables, capture_output=True, text=True, check=False
