@@ -4,11 +4,11 @@
     python tests/numerics/zoo/zoo_runs.py --as-intel ...    # MKL takes the processor for one of Intel's, and what can
                                                             # go wrong in its first calls does (first_calls_shim.cpp)
 
-Every process is a fresh interpreter. Of 640, each of the 256 combinations of layer and optimizer runs in 40; each
-optimizer is the first that a process sees in 40, each layer in 40 (zoo_script.py says how). That a process goes through
+Every process is a fresh interpreter. Of 768, each of the 256 combinations of layer and optimizer runs in 48; each
+optimizer is the first that a process sees in 48, each layer in 48 (zoo_script.py says how). That a process goes through
 16 combinations instead of one makes this hours and not days: a combination that does not come first finds done what
-those before it called, which are others in every process. Processes come in an order in which the first 40 have the
-same 16 combinations, the next 40 another 16: one can stop at any of these.
+those before it called, which are others in every process. Processes come in an order in which the first 48 have the
+same 16 combinations, the next 48 another 16: one can stop at any of these.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def run_zoo(
 
 def numbers(squares: Iterable[int], turns: int) -> list[int]:
     """Of processes: of each of the 16 sets of combinations, `turns` that have the same."""
-    return [square + NUM_OPTIMIZERS * turn for square in squares for turn in range(turns)]
+    return [turn * NUM_OPTIMIZERS + (square + turn) % NUM_OPTIMIZERS for square in squares for turn in range(turns)]
 
 
 def _lines(precision: str, num_threads: int, number: int, shim: Path | None) -> list[str]:
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="fresh processes of the zoo, and which of their digests differ")
     parser.add_argument("--precision", nargs="+", default=["fp32", "bf16", "compile"])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--turns", type=int, default=40, help="fresh processes for each combination")
+    parser.add_argument("--turns", type=int, default=48, help="fresh processes for each combination")
     parser.add_argument("--squares", type=int, nargs="+", default=range(16), help="of 16 combinations each, of 16")
     parser.add_argument("--at-once", type=int, default=os.cpu_count())
     parser.add_argument("--as-intel", action="store_true")
