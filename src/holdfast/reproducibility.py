@@ -18,7 +18,7 @@ first call of any of them which kernels suit the processor, and MKL 2024.2 does 
 processor as it was found, then, over it, the column of the kernels' table. A thread that reads in between takes the one
 for the other. On Intel's AVX-512 processors it finds 9, where the column is 5; column 9 of the accurate kernels is one
 of the inaccurate: whatever that thread computes in that call is up to 3e-4 off. So Adam, AdamW, Adagrad and RMSprop
-ended in other bits in every second process, where a process's first such call was the optimizer's. On AMD's processors
+ended in other bits in some processes, where the first such call was the optimizer's on two threads. On AMD's processors
 both are 0, and nothing can be seen. (pytorch/pytorch#188792; oneMKL 2025.0 no longer does it.)
 - One call on one thread, before any other, settles it for all of them: `resolve_vector_functions`.
 - Products have no such moment: the kind of processor and MKL_CBWR are found under a lock and stored once, and a
