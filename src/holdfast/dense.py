@@ -25,7 +25,8 @@ from holdfast.errors import StateError
 from holdfast.generators import as_stateful
 from holdfast.loading import load_all
 from holdfast.pool import DenseState, Pool
-from holdfast.reproducibility import check_environment
+from holdfast.provenance import RECORD, Provenance
+from holdfast.reproducibility import check_environment, check_model, resolve_vector_functions
 
 
 class Stateful(Protocol):
@@ -80,6 +81,9 @@ class TrainingState:
         self._objects |= {f"extra[{name!r}]": as_stateful(value) for name, value in (extra or {}).items()}
         self._tensors: list[Tensor] = []
         check_environment()
+        check_model(model)
+        resolve_vector_functions()
+        self._provenance = Provenance(model)
         self.collect(state_tree.rng_state()).wait()
         self._check_held(optimizers)
 
@@ -95,6 +99,7 @@ class TrainingState:
             # Batches that were taken ahead are not consumed: how many there are is not part of the state.
             tree["loader"] = {**loader, "samples": cursor}
         tree["rng"] = rng
+        tree[RECORD] = self._provenance.record()
         tree |= beside
         structure, tensors = state_tree.flatten(tree)
         if self._are_snapshots or any(tensor.device.type != "cpu" for tensor in tensors):
@@ -129,8 +134,10 @@ class TrainingState:
                         )
 
     def load(self, tree: Mapping[str, Any]) -> None:
-        """Raises StateError where `tree`, without random numbers, does not fit the objects, or is not what they hold
-        then; names them."""
+        """Warns where `tree` was saved under other circumstances than these. Raises StateError where it, without random
+        numbers, does not fit the objects, or is not what they hold then; names them."""
+        tree = dict(tree)
+        self._provenance.compare(tree.pop(RECORD, {}))
         if missing := [name for name in self._objects if name not in tree]:
             raise StateError(f"the saved state has no {missing[0]}; it has {', '.join(tree)}")
         if unknown := [name for name in tree if name not in self._objects]:

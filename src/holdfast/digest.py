@@ -8,7 +8,8 @@ What counts, in this order; integers are 8 bytes, little-endian, texts UTF-8 wit
    mappings (keys as texts) and sequences their length and their items, for tensors dtype, shape and bytes, for texts
    and bytes the bytes, for numbers ``repr``. The dense state holds the model, optimizers (the row optimizers'
    hyperparameters too), schedulers, loader position and random number generators. ``extra['config']`` is left out: it
-   says how the run was started (steps, workers, paths), and where it matters it shows in the rest;
+   says how the run was started (steps, workers, paths), and where it matters it shows in the rest. So is
+   ``provenance``, which says what computed it;
 3. per table in order of name: the digest of name, rows, dim, dtype, optimizer, and then of each row whose value or
    optimizer state differs from its initial one, in order: row number, bytes of the weights, bytes of the state.
 
@@ -25,13 +26,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast import state_tree
+from holdfast import provenance, state_tree
 from holdfast.errors import StateError
 from holdfast.optim import OPTIMIZERS
 from holdfast.reading import PoolReader, layout_of, touched_rows
 from holdfast.tables import DTYPES
 
-_LEFT_OUT = ("extra['config']",)
+_LEFT_OUT = ("extra['config']", provenance.RECORD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

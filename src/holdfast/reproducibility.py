@@ -12,6 +12,21 @@ offsets of 4 to 2112 bytes at the shapes of DLRM's layers, forward and both prod
 - The strict branch costs nothing that could be measured. Its bits differ from the default's, so all processes of a run
   must have it, or none.
 
+The strict branch says nothing about a process's first calls. MKL's vector functions, to which PyTorch sends sqrt, exp,
+log and the like (`VECTOR_FUNCTIONS`) of contiguous float32 and float64 tensors, cut among its threads, find out at the
+first call of any of them which kernels suit the processor, and MKL 2024.2 does so without a lock: it stores the kind of
+processor as it was found, then, over it, the column of the kernels' table. A thread that reads in between takes the one
+for the other. On Intel's AVX-512 processors it finds 9, where the column is 5; column 9 of the accurate kernels is one
+of the inaccurate: whatever that thread computes in that call is up to 3e-4 off. So Adam, AdamW, Adagrad and RMSprop
+ended in other bits in some processes, where the first such call was the optimizer's on two threads. On AMD's processors
+both are 0, and nothing can be seen. (pytorch/pytorch#188792; oneMKL 2025.0 no longer does it.)
+- One call on one thread, before any other, settles it for all of them: `resolve_vector_functions`.
+- Products have no such moment: the kind of processor and MKL_CBWR are found under a lock and stored once, and a
+  function's address is stored once, the same by whichever thread. Neither has PyTorch's own choice of an instruction
+  set. There are no random streams of MKL's in PyTorch 2.13.
+- What the first calls of layers, optimizers, autocast and compiled code do otherwise is what tests/numerics/zoo looks
+  for, in fresh processes.
+
 On CUDA devices, by the documentation of cuBLAS, cuDNN and PyTorch:
 - cuBLAS splits some products over streams and workspaces of its own, and gives the same bits in every run only where
   CUBLAS_WORKSPACE_CONFIG fixes their number and size. It is read once, at the first product on the device.
@@ -39,6 +54,21 @@ _ADVICE = (
 # MKL's own words (mkl_types.h): ask for branch and flags at once; the flag of a strict branch.
 _MKL_CBWR_ALL = -1
 _MKL_CBWR_STRICT = 0x10000
+_MKL_BRANCHES = {
+    1: "OFF",
+    2: "AUTO",
+    3: "COMPATIBLE",
+    4: "SSE2",
+    6: "SSSE3",
+    7: "SSE4_1",
+    8: "SSE4_2",
+    9: "AVX",
+    10: "AVX2",
+    11: "AVX512_MIC",
+    12: "AVX512",
+    13: "AVX512_MIC_E1",
+    14: "AVX512_E1",
+}
 # The first is PyTorch's wheels', which carry MKL inside libtorch_cpu; the other that of an MKL of its own (conda).
 _MKL_FUNCTIONS = ("mkl_serv_cbwr_get", "MKL_CBWR_Get")
 # mallopt's parameters (malloc.h).
@@ -48,27 +78,60 @@ _M_MMAP_THRESHOLD = -3
 _CUBLAS_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 _CUBLAS_FIXED = (":4096:8", ":16:8")  # the two under which NVIDIA promises the same bits; the second is slow
 
+# What ATen/cpu/vml.h sends to MKL, which is what torch's library contains of MKL's vector functions. (Of complex, half
+# and bfloat16 numbers, of what is not contiguous, and of log1p and expm1 there is nothing in MKL's hands.)
+VECTOR_FUNCTIONS = (
+    *("acos", "asin", "atan", "cos", "erf", "erfc", "erfinv", "exp"),
+    *("log", "log10", "log2", "sin", "sqrt", "tan", "tanh", "trunc"),
+)
+
+# It builds its buckets anew after the first step of a process.
+_REDUCING_OTHERWISE = ("DistributedDataParallel",)
+
 _already_warned: set[str] = set()
+_are_resolved = False
 
 
 def prepare_environment() -> None:
     """Sets MKL_CBWR and CUBLAS_WORKSPACE_CONFIG where they are not set. In time at any moment before torch's first
     product: call it early.
 
-    A value that somebody chose stays; `check_environment` and `prepare_device` say if it does not suffice.
+    A value that somebody chose stays; `check_environment` and `prepare_device` say if it does not suffice. Where torch
+    is imported already, MKL's vector functions are resolved, too, so that whatever is computed from here on is exact.
     """
     os.environ.setdefault(_VARIABLE, _STRICT)
     os.environ.setdefault(_CUBLAS_VARIABLE, _CUBLAS_FIXED[0])
+    resolve_vector_functions()
+
+
+def resolve_vector_functions() -> None:
+    """Calls each of MKL's vector functions once in each precision, on this thread alone: one element is not cut. Some
+    milliseconds, once in the life of the process; nothing where torch is not imported yet.
+
+    Of each, although in MKL 2024.2 one call settles all: another version may find out anew for every function.
+    """
+    global _are_resolved
+    torch: Any = sys.modules.get("torch")
+    if _are_resolved or torch is None or not torch.backends.mkl.is_available():
+        return
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        for dtype in (torch.float32, torch.float64):
+            half = torch.full((1,), 0.5, dtype=dtype, device="cpu")
+            for name in VECTOR_FUNCTIONS:
+                getattr(torch, name)(half)
+    _are_resolved = True
 
 
 def prepare_device(device: Any, warn: bool = True) -> list[str]:
     """Sets what PyTorch needs on `device` (a ``torch.device``) for the same bits in every process, as far as that can
     still be set, and gives what stands in the way of it, as sentences that say what to do.
 
-    For the whole process: deterministic algorithms, cuDNN without benchmarking, CUBLAS_WORKSPACE_CONFIG where it is not
-    set. An operator that has no deterministic algorithm then raises RuntimeError. On the CPU nothing is to be set.
+    For the whole process: MKL's vector functions are resolved, on whatever device; on CUDA's, deterministic algorithms,
+    cuDNN without benchmarking, CUBLAS_WORKSPACE_CONFIG where it is not set. An operator that has no deterministic
+    algorithm then raises RuntimeError.
     warn: also as RuntimeWarning, each only once in the life of the process.
     """
+    resolve_vector_functions()
     if device.type != "cuda":
         return []
     torch: Any = sys.modules["torch"]
@@ -119,6 +182,16 @@ def device_settings(device: Any) -> dict[str, Any]:
     }
 
 
+def mkl_mode() -> str:
+    """The branch that MKL runs, and whether a strict one: what MKL_CBWR said when MKL read it. Asking makes it read."""
+    torch: Any = sys.modules["torch"]
+    said = _mkl_cbwr(torch) if torch.backends.mkl.is_available() else None
+    if said is None:
+        return "none"
+    branch = said & ~_MKL_CBWR_STRICT
+    return _MKL_BRANCHES.get(branch, f"branch {branch}") + (",STRICT" if said & _MKL_CBWR_STRICT else "")
+
+
 def check_environment(warn: bool = True) -> list[str]:
     """What stands in the way of the same bits in every process, as sentences that say what to do.
 
@@ -143,6 +216,34 @@ def check_environment(warn: bool = True) -> list[str]:
             f"{_VARIABLE}={value} was set after MKL had read it, or MKL does not know it: float32 training may end in "
             f"other bits in another process; {_ADVICE}"
         )
+    if warn:
+        _warn_once(problems)
+    return problems
+
+
+def check_model(model: Any, warn: bool = True) -> list[str]:
+    """What about `model` (an ``nn.Module``) and torch's settings lets a resumed run end in other bits, as sentences
+    that say what to do. warn: also as RuntimeWarning, each only once in the life of the process.
+    """
+    torch: Any = sys.modules["torch"]
+    problems = []
+    wrapped = [module for module in model.modules() if type(module).__name__ in _REDUCING_OTHERWISE]
+    if wrapped:
+        problems.append(
+            f"{type(wrapped[0]).__name__} reduces gradients in an order that it finds in the first steps of a process: "
+            "a resumed run goes on with other bits; several ranks train exactly with torchrun -m holdfast train"
+        )
+    if any(parameter.device.type == "cuda" for parameter in model.parameters()):
+        if torch.backends.cudnn.benchmark:
+            problems.append(
+                "torch.backends.cudnn.benchmark chooses kernels by measuring them, in every process anew: a resumed "
+                "run may go on with other bits; set it to False"
+            )
+        if not torch.are_deterministic_algorithms_enabled():
+            problems.append(
+                "torch.use_deterministic_algorithms is not set: some operators on the device sum in any order; call "
+                "holdfast.reproducibility.prepare_device(device), which sets it"
+            )
     if warn:
         _warn_once(problems)
     return problems
@@ -189,6 +290,12 @@ def _plain(value: Any) -> Any:
 
 def _mkl_is_strict(torch: Any) -> bool | None:
     """Whether MKL runs a strict branch; None if it cannot be asked."""
+    said = _mkl_cbwr(torch)
+    return None if said is None else bool(said & _MKL_CBWR_STRICT)
+
+
+def _mkl_cbwr(torch: Any) -> int | None:
+    """MKL's branch and flags, as it has read them or reads them now; None if it cannot be asked."""
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
         loaded = ctypes.CDLL(str(library))
@@ -198,5 +305,5 @@ def _mkl_is_strict(torch: Any) -> bool | None:
         function = getattr(loaded, name, None)
         if function is not None:
             function.argtypes, function.restype = [ctypes.c_int], ctypes.c_int
-            return bool(function(_MKL_CBWR_ALL) & _MKL_CBWR_STRICT)
+            return int(function(_MKL_CBWR_ALL))
     return None

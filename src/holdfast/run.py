@@ -9,7 +9,6 @@ whatever value it has come to.
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -42,14 +41,15 @@ from holdfast.metrics import Evaluation
 from holdfast.models.dlrm import DLRM
 from holdfast.optim import SGD, Adagrad, Adam, RowOptimizerSpec, RowWiseAdagrad, RowWiseAdam
 from holdfast.pool import Pool, RecoveryMode
+from holdfast.provenance import warn_of_changes
 from holdfast.reading import ReadOnlyPool
-from holdfast.reproducibility import device_settings, prepare_device
+from holdfast.reproducibility import prepare_device, resolve_vector_functions
 from holdfast.sharding.layout import check_num_shards
 from holdfast.tables import EmbeddingBagConfig
 from holdfast.train import TrainConfig, Trainer, evaluate_model
 
 _CONFIG = "extra['config']"  # where Checkpoint keeps it
-_DEVICE_SETTINGS = "device_settings"  # and in it, what a device's bits depend on
+_DEVICE_SETTINGS = "device_settings"  # there, too, in pools from before a state had a record of its provenance
 
 # Fields that may differ from those that the pool was made with, and the sections all of whose fields may.
 CHANGEABLE = (
@@ -404,8 +404,6 @@ def assemble(
     with ExitStack() as on_error:
         on_error.callback(pool.close)
         plain = to_plain(config)
-        if settings := device_settings(device):
-            plain[_DEVICE_SETTINGS] = settings
         saved = None if pool.is_new else saved_config(pool.core.dense_state())
         if saved is not None:
             refuse_changes(saved, plain)
@@ -433,6 +431,7 @@ def evaluate_pool(
     config: RunConfig, directory: Path, source: Source, on_batch: Callable[[int], None] | None = None
 ) -> tuple[int, Evaluation]:
     """The step of a pool's newest dense state, and how its model does on `source`. Takes no lock, changes nothing."""
+    resolve_vector_functions()
     pool = ReadOnlyPool(directory)
     dense_state = pool.core.dense_state()
     if dense_state is None:
@@ -475,16 +474,10 @@ def refuse_changes(saved: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
 
 def _warn_of_another_device(saved: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
     def of(tree: Mapping[str, Any]) -> dict[str, Any]:
-        decides = {name: value for name, value in tree["device"].items() if name != "scratchpad_bytes"}
-        return {"device": decides, _DEVICE_SETTINGS: tree.get(_DEVICE_SETTINGS, {})}
+        return {"device": {name: value for name, value in tree["device"].items() if name != "scratchpad_bytes"}}
 
-    if "device" in saved and (changes := differences(of(saved), of(plain))):
-        warnings.warn(
-            f"{changes[0]}: the run goes on where it was, but not with the bits that it would have had without that "
-            f"({len(changes)} {'setting differs' if len(changes) == 1 else 'settings differ'})",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    if "device" in saved:
+        warn_of_changes(differences(of(saved), of(plain)), stacklevel=3)
 
 
 class Optimized(Protocol):

@@ -309,7 +309,7 @@ class _Devices(TorchFunctionMode):
 @contextmanager
 def pretended_cuda(monkeypatch: Any) -> Iterator[Machine]:
     """Inside, "cuda" is a device like any other, for everything that asks holdfast.device.queues for its queues."""
-    from holdfast import dense, near_memory, run, train
+    from holdfast import dense, near_memory, provenance, run, train
     from holdfast.device import access, arrivals, dense_snapshot, home_mapping, kernels, queues, slot_rows
 
     machine = Machine()
@@ -322,7 +322,7 @@ def pretended_cuda(monkeypatch: Any) -> Iterator[Machine]:
     monkeypatch.setattr(home_mapping, "_register", lambda *_: "")
     monkeypatch.setattr(home_mapping, "_unregister", lambda *_: None)
     monkeypatch.setattr(run, "prepare_device", lambda device: [])
-    monkeypatch.setattr(run, "device_settings", lambda device: {})
+    monkeypatch.setattr(provenance, "device_settings", lambda device: {})
     for name in kernels.__all__:
         if callable(function := getattr(kernels, name)) and not isinstance(function, type):
             monkeypatch.setattr(kernels, name, _unwatched_waits(machine, function))

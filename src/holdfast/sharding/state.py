@@ -20,6 +20,7 @@ from holdfast import _core, state_tree
 from holdfast.dense import TrainingState
 from holdfast.errors import Corrupted
 from holdfast.pool import DenseState
+from holdfast.provenance import RECORD
 from holdfast.sharding.group import Group
 
 _OTHERS = "rng_of_ranks"
@@ -61,6 +62,8 @@ class GroupState:
         tree = state_tree.unpack(structure, tensors)
         of_others = tree.pop(_OTHERS, {})
         rng = tree.pop("rng")
+        if self._group.rank != 0:
+            tree.pop(RECORD, None)  # of rank 0's process
         self._state.load(tree)
         if self._group.rank == 0:
             state_tree.set_rng_state(rng)
