@@ -1,7 +1,7 @@
 """A virtual machine with an emulated CXL type-3 persistent memory device and a disk, and a switch to cut its power.
 
-Where CXL memory is to be seen its processor is emulated (TCG), and importing torch takes it a minute or more. So it is
-booted once, up to the moment at which the training run waits for its medium; its DRAM is then a file and its devices' state another (the *snapshot*).
+Its processor is emulated (TCG), and importing torch takes it a minute or more. So it is booted once, up to the moment
+at which the training run waits for its medium; its DRAM is then a file and its devices' state another (the *snapshot*).
 Every life begins there within a second: DRAM is mapped copy-on-write. A life meets its medium as after a boot: no
 driver of it is loaded, nothing of it is cached.
 
@@ -13,7 +13,6 @@ What had to be found out:
   write-back cache before the device, so a missing flush does not show; a missing order, flag or recovery step does.
 - Characters written to the console while a machine wakes up may be lost.
 - One boot in dozens stalls before the guest does anything.
-- KVM runs the guest twenty times as fast, but cannot carry out AVX accesses to emulated memory: it is for disks.
 """
 
 from __future__ import annotations
@@ -42,28 +41,17 @@ class MachineStopped(Exception):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Where machines begin. image: what was booted; accelerator: by which of QEMU's (tcg, kvm)."""
+    """Where machines begin. image: what was booted."""
 
     image: GuestImage
     dram: Path
     devices: Path
-    accelerator: str
 
 
 class Machine:
     """A running machine. Context manager: its end is a power cut, if nothing else was."""
 
-    def __init__(
-        self,
-        image: GuestImage,
-        directory: Path,
-        *,
-        accelerator: str,
-        dram: str,
-        cxl_memory: Path,
-        disk: str,
-        more: list[str],
-    ) -> None:
+    def __init__(self, image: GuestImage, directory: Path, *, dram: str, cxl_memory: Path, disk: str, more: list[str]):
         labels = directory / "labels"
         labels.unlink(missing_ok=True)
         for file, size in ((labels, 256 << 20), (cxl_memory, MEDIUM_BYTES)):
@@ -75,7 +63,7 @@ class Machine:
         self._process = subprocess.Popen(
             [
                 "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
-                "-M", f"q35,cxl=on,accel={accelerator},memory-backend=dram", "-cpu", "max", "-smp", "2",
+                "-M", "q35,cxl=on,accel=tcg,memory-backend=dram", "-cpu", "max", "-smp", "2",
                 "-m", f"{DRAM_MIB}M,maxmem=64G,slots=4",
                 "-object", f"memory-backend-file,id=dram,size={DRAM_MIB}M,{dram}",
                 "-kernel", str(image.kernel), "-initrd", str(image.initrd),
@@ -115,15 +103,7 @@ class Machine:
         more = ["-incoming", "defer"]
         if translated is not None:
             more += ["-d", "in_asm", "-D", str(translated)]
-        machine = cls(
-            snapshot.image,
-            directory,
-            accelerator=snapshot.accelerator,
-            dram=dram,
-            cxl_memory=cxl_memory,
-            disk=disk,
-            more=more,
-        )
+        machine = cls(snapshot.image, directory, dram=dram, cxl_memory=cxl_memory, disk=disk, more=more)
         machine.monitor.skip_shared_memory()
         machine.monitor("migrate-incoming", uri=f"exec:cat {snapshot.devices}")
         machine.monitor.wait_for_migration()
@@ -213,34 +193,14 @@ class Monitor:
             time.sleep(0.05)
 
 
-def has_kvm() -> bool:
-    """Whether this machine lets QEMU use it."""
-    try:
-        descriptor = os.open("/dev/kvm", os.O_RDWR)
-    except OSError:
-        return False
-    os.close(descriptor)
-    return True
-
-
-def take_snapshot(
-    image: GuestImage, directory: Path, *, accelerator: str, patience: float, tries: int = 3
-) -> Snapshot:
+def take_snapshot(image: GuestImage, directory: Path, *, patience: float, tries: int = 3) -> Snapshot:
     """Boots the guest up to where it waits for its medium. patience: seconds for either half of that."""
-    snapshot = Snapshot(image, directory / "dram", directory / "devices", accelerator)
+    snapshot = Snapshot(image, directory / "dram", directory / "devices")
     for left in reversed(range(tries)):
         snapshot.dram.unlink(missing_ok=True)
         dram = f"mem-path={snapshot.dram},share=on"
         disk = f"driver=null-co,size={MEDIUM_BYTES}"
-        with Machine(
-            image,
-            directory,
-            accelerator=accelerator,
-            dram=dram,
-            cxl_memory=directory / "no-memory",
-            disk=disk,
-            more=[],
-        ) as machine:
+        with Machine(image, directory, dram=dram, cxl_memory=directory / "no-memory", disk=disk, more=[]) as machine:
             try:
                 machine.wait_for("guest: init", patience)
             except MachineStopped:
