@@ -1,4 +1,4 @@
-"""Output files that are there in whole or not at all."""
+"""Output files that are there in whole and durable, or not at all."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from holdfast.durable import sync_path
 from holdfast.errors import ConfigError
 
 
@@ -20,7 +21,7 @@ def check_output(path: Path, *, overwrite: bool) -> None:
 
 @contextmanager
 def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A path beside ``path`` to write to; it becomes ``path`` if the block ends well, and is removed if it does not.
+    """A path beside ``path`` to write to; it becomes ``path``, durably, if the block ends well, and is removed if not.
 
     Raises ConfigError if ``path`` is there already and ``overwrite`` is not set, or its directory is not there.
     """
@@ -28,6 +29,8 @@ def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield partial
+        sync_path(partial)
         partial.replace(path)
+        sync_path(path.parent)
     finally:
         partial.unlink(missing_ok=True)
