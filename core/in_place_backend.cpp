@@ -40,7 +40,9 @@ void InPlaceBackend::create(Medium& medium, const std::vector<RowTable>& tables,
   } else {
     InPlaceStore::create(medium, tables, row_checksums);
   }
-  medium.create(log_name, log_bytes, Access::sequential)->allocate(0, log_bytes);
+  const auto log = medium.create(log_name, log_bytes, Access::sequential);
+  log->allocate(0, log_bytes);
+  log->sync();  // its size, before the superblock
 }
 
 InPlaceBackend::InPlaceBackend(Medium& medium, Superblock& superblock, Background& background, Options options)

@@ -72,7 +72,9 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
     LogBackend::create(directory, row_tables, log_bytes, options.begin, adopt);
   }
   for (const char* name : dense_names) {
-    medium->create(name, format::block_bytes, Access::sequential)->allocate(0, format::block_bytes);
+    const auto slot = medium->create(name, format::block_bytes, Access::sequential);
+    slot->allocate(0, format::block_bytes);
+    slot->sync();  // its size: the superblock may be durable before it otherwise
   }
   format::PoolHeader header{};
   header.level = static_cast<std::uint32_t>(medium->level());

@@ -13,3 +13,12 @@ def sync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_directory(path: Path) -> None:
+    """Makes the directory, unless it is there, and those above it that are missing: all of their names are durable.
+    Raises OSError."""
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for place in missing:
+        sync_path(place.parent)

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from holdfast import _core
+from holdfast.durable import make_directory
 from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss, PoolError, PoolExists, PoolNotFound, PoolOfGroup
 from holdfast.tables import EmbeddingBagConfig, check_same, to_spec
 
@@ -236,7 +237,7 @@ class Pool:
             self._core.close()
             (self.directory / SUPERBLOCK).unlink()
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_directory(self.directory)
         except FileExistsError as error:
             raise PoolExists(f"{self.directory} is there already, and is no directory") from error
         except OSError as error:

@@ -40,7 +40,7 @@ from torch import Tensor
 
 from holdfast import _core, state_tree
 from holdfast.data.output import whole_file
-from holdfast.durable import sync_path
+from holdfast.durable import make_directory, sync_path
 from holdfast.errors import ConfigError, Corrupted, FormatMismatch, PoolExists
 from holdfast.reading import PoolReader, RowLayout, layout_of
 from holdfast.run import RunConfig, assemble
@@ -330,7 +330,7 @@ def import_pool(
     """
     if directory.exists():
         raise PoolExists(f"{directory} is there already; an import makes a new pool, name another directory")
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(directory.parent)
     partial = directory.with_name(f".{directory.name}.{os.getpid()}.importing")
     try:
         with assemble(config, partial) as trainer:

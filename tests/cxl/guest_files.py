@@ -49,9 +49,8 @@ def of_extras(modules: Mapping[str, Sequence[str]]) -> set[str]:
             requirements = metadata.requires(name) or []
         except metadata.PackageNotFoundError:  # of another platform
             continue
-        for requirement in requirements:
-            if "extra ==" not in requirement and (found := re.match(r"[\w.-]+", requirement)):
-                wanted.append(found[0])
+        unconditional = (requirement for requirement in requirements if "extra ==" not in requirement)
+        wanted.extend(re.split(r"[^\w.-]", requirement)[0] for requirement in unconditional)
     return {module for module, owners in modules.items() if not plain & {_normal(owner) for owner in owners}}
 
 

@@ -1,4 +1,4 @@
-"""The guest carries what its run uses, and nothing that a plain installation lacks: its archive is unpacked to memory."""
+"""The guest carries what its run uses and a plain installation has: its archive is unpacked to memory."""
 
 from __future__ import annotations
 
@@ -32,5 +32,11 @@ def test_the_guest_fits_its_memory(files: list[Path]) -> None:
 
 
 def test_a_plain_installation_is_what_holdfasts_own_requirements_reach() -> None:
-    owners = {"torch": ["torch"], "sympy": ["sympy"], "triton": ["triton"], "google": ["protobuf"], "holdfast": ["holdfast"]}
+    owners = {
+        "torch": ["torch"],
+        "sympy": ["sympy"],
+        "triton": ["triton"],
+        "google": ["protobuf"],
+        "holdfast": ["holdfast"],
+    }
     assert of_extras(owners) == {"triton", "google"}

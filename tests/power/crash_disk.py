@@ -10,6 +10,7 @@ Invariants
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -44,7 +45,8 @@ def read_events(log: Path) -> list[Event]:
         for size in sizes:
             parts.append(data[at : at + size])
             at += size
-        events.append(Event(kind.decode(), parts[0].decode(), parts[1].decode(), offset, length, parts[2]))
+        path, other = (os.path.normpath(part.decode()) if part else "" for part in parts[:2])
+        events.append(Event(kind.decode(), path, other, offset, length, parts[2]))
     return events
 
 

@@ -36,7 +36,7 @@ from holdfast.transfer import export_pool, import_pool, open_tensors
 
 CONFIG = Path(__file__).with_name("verbs.toml")
 STEPS = 4
-EPOCH_RECORDS = (4096, 8192)  # of the superblock
+COMMIT_RECORDS = (12_288, 16_384)  # of the superblock
 
 
 def config_of(steps: int = STEPS) -> RunConfig:
@@ -193,8 +193,8 @@ class Repair(Verb):
         train(root / "pool")
         superblock = root / "pool" / "pool.holdfast"
         data = bytearray(superblock.read_bytes())
-        older = min(EPOCH_RECORDS, key=lambda at: (data[at + 8], data[at + 32]))  # epoch, clean
-        data[older + 20] ^= 0xA5
+        older = min(COMMIT_RECORDS, key=lambda at: (data[at + 8], data[at + 16]))  # epoch, step
+        data[older + 50] ^= 0xA5
         superblock.write_bytes(data)
         slots = [root / "pool" / name for name in ("dense-0", "dense-1")]
         os.truncate(min(slots, key=lambda slot: slot.read_bytes()[16]), 100)  # step
@@ -205,7 +205,8 @@ class Repair(Verb):
             (root / "damaged" / name).write_bytes(content)
 
     def run(self, root: Path) -> None:
-        assert repair_pool(root / "pool").left == []
+        report = repair_pool(root / "pool")
+        assert report.left == [], report
 
     def sources(self, root: Path) -> object:
         return None

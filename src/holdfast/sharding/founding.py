@@ -19,6 +19,7 @@ from io import BufferedRandom
 from pathlib import Path
 
 from holdfast import _core
+from holdfast.durable import make_directory
 from holdfast.errors import ConfigError, PoolBusy, PoolExists, PoolNotFound
 from holdfast.pool import exists as is_plain_pool
 from holdfast.pool import log_bytes_of, wants_log_store
@@ -54,7 +55,7 @@ class GroupLock:
 
     def __init__(self, directory: Path) -> None:
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_directory(directory)
             self._file: BufferedRandom = (directory / LOCK_FILE).open("a+b")
         except FileExistsError as error:
             raise PoolExists(f"{directory} is there already, and is no directory") from error
@@ -216,7 +217,7 @@ def check_kept_as(directory: Path, manifest: Manifest, medium: str, *, row_check
 
 def _make_directory(path: Path) -> None:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_directory(path)
     except OSError as error:
         raise pool_error(error, f"making {path}") from error
 

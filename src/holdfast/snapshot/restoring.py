@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from holdfast import _core
+from holdfast.durable import make_directory
 from holdfast.errors import PoolExists
 from holdfast.pool import Medium, log_bytes_of, wants_log_store
 from holdfast.reading import open_untrained
@@ -49,7 +50,7 @@ def restore_snapshot(
     for part in chain:
         part.verify(on_bytes)
     newest = chain[0]
-    pool.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(pool.parent)
     rows = 0
     with new_directory(pool, "restoring") as partial:
         log_store = wants_log_store(partial, medium)
