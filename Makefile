@@ -27,9 +27,7 @@ test-cxl: build/.native  ## power cuts in a virtual machine, on CXL memory and o
 
 # What takes hours otherwise, so that it cannot rot unseen: each part ends when its time is over, or at its first failure.
 SOAKS := tests/crash/test_soak.py tests/format/test_corruption.py tests/power/test_verbs.py
-smoke: build/.native  ## a minute of each: soak, fuzz, and two power cuts of each virtual machine
-	build/python/test_crash_states 1 20 10
-	build/python/test_block_crash_states 1 20 10
+smoke: build/.native  ## a minute each of soak and fuzz, and two power cuts of each virtual machine
 	for soak in $(SOAKS); do \
 	  timeout --signal=INT 30 $(BIN)/python -m pytest -q -x -m soak --timeout=0 $$soak || [ $$? -eq 124 ] || exit 1; \
 	done
