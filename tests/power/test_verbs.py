@@ -19,6 +19,8 @@ from verbs import VERBS
 CUTS = 30
 SOAK_CUTS = 1_000
 
+pytestmark = pytest.mark.timeout(300)  # what all of them share is recorded in the first
+
 
 @pytest.fixture(scope="module")
 def recordings() -> Iterator[Path]:
