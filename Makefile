@@ -8,17 +8,18 @@ CMAKE := $(BIN)/cmake
 CORE_SOURCES := CMakeLists.txt $(shell find core tests/core -name '*.cpp' -o -name '*.h')
 CPP_FILES := $(filter %.cpp %.h,$(CORE_SOURCES))
 
-.PHONY: help train test test-cxl filesystem-tools lint format stub sanitize soak fuzz bench bench-gpu larger relaxed clean
+.PHONY: help train test test-cxl smoke filesystem-tools lint format stub sanitize soak fuzz bench bench-gpu larger relaxed clean
 .DEFAULT_GOAL := help
 
 help:  ## print this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*##/\1\t/' | expand -t 12
 
-train: build/.native  ## train the example; interrupt it, run it again, and it goes on where it was
+# Where nothing but training was asked for yet, nothing else is installed.
+train: $(if $(wildcard .venv/.installed),build/.native,.venv/.trains)  ## train the example; interrupt it, run it again, and it goes on where it was
 	$(BIN)/holdfast train examples/criteo_synthetic.toml --pool runs/criteo_synthetic
 
 test: build/.native  ## all tests, in a quarter of an hour
-	$(BIN)/ctest --test-dir build/python --output-on-failure --no-tests=ignore
+	$(BIN)/ctest --test-dir build/python --output-on-failure --no-tests=ignore --parallel $(JOBS)
 	$(BIN)/python -m pytest
 
 filesystem-tools:  ## what tests/filesystems makes disks with, where Debian's apt and root can be had; else they are skipped
@@ -29,6 +30,15 @@ filesystem-tools:  ## what tests/filesystems makes disks with, where Debian's ap
 
 test-cxl: build/.native  ## power cuts in a virtual machine, on CXL memory and on a disk; needs Debian's apt, and root once
 	$(BIN)/python tests/cxl/power_cuts.py
+
+# What takes hours otherwise, so that it cannot rot unseen: each part ends when its time is over, or at its first failure.
+SOAKS := tests/crash/test_soak.py tests/format/test_corruption.py tests/power/test_verbs.py
+smoke: build/.native  ## a minute each of soak and fuzz, and two power cuts of each virtual machine
+	for soak in $(SOAKS); do \
+	  timeout --signal=INT 30 $(BIN)/python -m pytest -q -x -m soak --timeout=0 $$soak || [ $$? -eq 124 ] || exit 1; \
+	done
+	$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=60
+	$(BIN)/python tests/cxl/power_cuts.py --cuts 2 --steps 30
 
 lint: build/.native  ## style, types, and the checked-in stub of the core
 	$(BIN)/ruff check
@@ -87,12 +97,20 @@ clean:  ## remove what was built; environments and runs stay
 
 # .venv: the pinned packages, then holdfast itself, editable: edits of Python need nothing more. Only where a module became a
 # package, or went: rm .venv/.installed, since the install knows modules by their files.
-.venv/.installed: pyproject.toml constraints.txt
+INSTALL := CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install -q -c constraints.txt --no-build-isolation \
+  -Cbuild-dir=build/python -Ccmake.define.HOLDFAST_WERROR=ON
+
+.venv/.made: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) install -q -c constraints.txt scikit-build-core nanobind cmake ninja
-	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install -q -c constraints.txt --no-build-isolation \
-	  -Cbuild-dir=build/python -Ccmake.define.HOLDFAST_BUILD_TESTS=ON -Ccmake.define.HOLDFAST_WERROR=ON \
-	  -e '.[bench,dev,export,sim,tensorboard]'
+	touch $@
+
+.venv/.trains: .venv/.made $(filter-out tests/%,$(CORE_SOURCES))
+	$(INSTALL) -e .
+	touch $@
+
+.venv/.installed: .venv/.made
+	$(INSTALL) -Ccmake.define.HOLDFAST_BUILD_TESTS=ON -e '.[bench,dev,export,kernels,sim,tensorboard]'
 	touch $@
 
 # Edits of C++ are built incrementally and installed over the module of the editable install. A build folder that was

@@ -43,7 +43,7 @@ void InPlaceBackend::create(Medium& medium, const std::vector<RowTable>& tables,
   const auto log =
       create_labelled(medium, log_name, log_bytes, Access::sequential, identity, {format::FileKind::log});
   log->allocate(0, log_bytes);
-  log->sync();
+  log->sync();  // its size, before the superblock
 }
 
 InPlaceBackend::InPlaceBackend(Medium& medium, Superblock& superblock, Background& background, Options options)

@@ -16,10 +16,9 @@ def sync_path(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """A directory that lasts, with those above it that were not there either. Raises OSError."""
-    made = [path]
-    while not made[-1].parent.exists():
-        made.append(made[-1].parent)
-    for directory in reversed(made):
-        directory.mkdir(exist_ok=True)
-        sync_path(directory.parent)
+    """Makes the directory, unless it is there, and those above it that are missing: all of their names are durable.
+    Raises OSError."""
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for place in missing:
+        sync_path(place.parent)

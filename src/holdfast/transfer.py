@@ -118,7 +118,6 @@ def export_pool(
             _write_at(out.fileno(), data, len(header) + entries[f"model.{name}"].begin)
         for number in range(len(reader.tables)):
             _export_table(reader, number, out.fileno(), len(header), entries, on_bytes)
-        os.fsync(out.fileno())
         return out.seek(0, os.SEEK_END)
 
 

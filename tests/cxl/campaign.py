@@ -21,7 +21,7 @@ from media import Medium
 
 TRIES = 3
 WAKING_UP = "waking up"
-WAKE_UP_SECONDS = 120
+WAKE_UP_SECONDS = 600  # beside other work
 
 
 class CampaignFailed(Exception):

@@ -21,7 +21,7 @@ def check_output(path: Path, *, overwrite: bool) -> None:
 
 @contextmanager
 def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A path beside ``path`` to write to; it becomes ``path`` if the block ends well, and is removed if it does not.
+    """A path beside ``path`` to write to; it becomes ``path``, durably, if the block ends well, and is removed if not.
 
     Raises ConfigError if ``path`` is there already and ``overwrite`` is not set, or its directory is not there.
     """
