@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
@@ -38,6 +39,11 @@ Fault fault;
 std::atomic<bool> armed{false};
 std::atomic<bool> refuses_rings{false};
 std::atomic<long> struck{0};
+
+// Of any call on a file with this in its path.
+std::string watched;
+std::atomic<long> calls_to_live{-1};  // it dies at the last of them; negative: it does not
+std::atomic<long> sync_delay_us{0};
 
 std::string path_of(int fd) {
   char link[64];
@@ -68,9 +74,21 @@ bool names(const std::string& part, const std::string& path) {
   return path.ends_with(part.substr(0, part.size() - 1));
 }
 
+template <class Path>
+void meet_watched(const char* call, const Path& path) {
+  const int before = errno;
+  if (path().find(watched) != std::string::npos) {
+    const bool syncs = std::strstr(call, "sync") != nullptr;
+    if (syncs && sync_delay_us.load() > 0) ::usleep(static_cast<useconds_t>(sync_delay_us.load()));
+    if (calls_to_live.load() > 0 && --calls_to_live == 0) ::kill(::getpid(), SIGKILL);
+  }
+  errno = before;
+}
+
 // Is this call faulty? Then `fault` says how.
 template <class Path>
 bool strikes(const char* call, const Path& path, long offset = 0) {
+  if (calls_to_live.load() > 0 || sync_delay_us.load() > 0) meet_watched(call, path);
   if (!armed.load()) return false;
   const int before = errno;
   const std::lock_guard lock(mutex);
@@ -105,6 +123,16 @@ void holdfast_fault(const char* call, const char* file, long nth, long times, in
   const std::lock_guard lock(mutex);
   fault = {call, file, nth, times, error, most_bytes, below};
   armed = true;
+}
+// Kills the process at the nth call from now on, of any kind, on a file with `file` in its path.
+void holdfast_kill_at_call(const char* file, long nth) {
+  watched = file;
+  calls_to_live = nth;
+}
+// Every sync of such a file takes so much longer.
+void holdfast_slow(const char* file, long microseconds) {
+  watched = file;
+  sync_delay_us = microseconds;
 }
 void holdfast_refuse_rings() { refuses_rings = true; }
 long holdfast_faults_struck() { return struck; }
