@@ -225,9 +225,14 @@ class Pool:
         return [there[spec.name][0] for spec in specs]
 
     def _may_grow(self) -> bool:
-        """Whether the pool was made by this object and nothing has happened in it: then it is made anew with the tables
-        of a further collection."""
-        return self.is_new and self.step == 0 and self.core.dense_state() is None
+        """Whether nothing has happened in the pool yet: then it is made anew with the tables of a further collection. So
+        it is, too, where a process died between two of its collections."""
+        if self.step > 0 or self.core.dense_state() is not None:
+            return False
+        return self.is_new or not any(self._has_touched_rows(table) for table in range(len(self.core.tables)))
+
+    def _has_touched_rows(self, table: int) -> bool:
+        return bool(_core.Reader(str(self.directory)).touched_rows(table, 0, 1))
 
     def _create(self, specs: list[_core.TableSpec]) -> None:
         if self._core is not None:

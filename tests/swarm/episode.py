@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -42,7 +42,7 @@ LAST = Life(
     split_early=False,
     flush_every=0,
     beside=(),
-    then=("verify", "inspect", "digest", "snapshot"),
+    then=("verify", "inspect", "digest"),
 )
 
 
@@ -146,8 +146,7 @@ class Player:
     def play(self) -> Story:
         for life in (*self.episode.lives, replace(LAST, until=self.episode.run.steps)):
             self._live(life)
-            for name in life.then:
-                self._look(name)
+            self._look(life.then)
         return self.story
 
     def _live(self, life: Life) -> None:
@@ -211,27 +210,32 @@ class Player:
 
         return fork(work, self._file(), f"{name} beside a run")
 
-    def _look(self, name: str) -> None:
-        if not exists(self.pool) or self.may_distrust or self.may_mix:
+    def _look(self, names: Sequence[str]) -> None:
+        """All of the verbs, in one process."""
+        if not names or not exists(self.pool) or self.may_distrust or self.may_mix:
             return
         found = Progress()
+        found.step = -1
 
         def work() -> str:
-            step = self._verb(1000 + self._numbers, self.floor, self.ceiling).do(name)
-            if step is not None:
-                found.opened, found.step = 1, step
-            return f"verb: {name}"
+            floor, ceiling = self.floor, self.ceiling
+            for number, name in enumerate(names):
+                self.exact_touched = self.exact_touched and "restore" not in names[:number]
+                step = self._verb(50 + number, floor, ceiling).do(name)
+                if step is not None:
+                    floor = ceiling = found.step = step
+            return "\n".join(f"verb: {name}" for name in names)
 
-        self._hear(fork(work, self._file(), name))
-        self.exact_touched = self.exact_touched and name != "restore"
-        if found.opened:
+        self._hear(fork(work, self._file(), f"{', '.join(names)} at rest"))
+        self.exact_touched = self.exact_touched and "restore" not in names
+        if found.step >= 0:
             self.floor = self.ceiling = found.step
 
     def _hear(self, forked: Forked) -> None:
         ended = forked.wait()
         if ended.signal or ended.exit:
             raise Failed(f"{forked.what}: signal {ended.signal}, exit {ended.exit}: {ended.said}")
-        self.story.words.append(ended.said)
+        self.story.words += ended.said.splitlines()
 
     def _verb(self, number: int, floor: int, ceiling: int) -> Verb:
         return Verb(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import json
 import os
 import random
@@ -24,6 +25,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ ROOT = HERE.parents[1]
 SHIM = HERE.parent / "crash" / "fault_shim.cpp"
 SHRINK_TRIES = 3
 EPISODE_SECONDS = 300.0
+GROUPS = 0.03  # of all episodes
 
 
 def prepare() -> None:
@@ -109,15 +112,28 @@ def simplifications() -> dict[str, Callable[[Any], Any]]:
 
 def of_seed(seed: int, without: list[str]) -> Any:
     from draw import draw
+    from groups import draw_group
 
+    if is_group(seed) and "groups" not in without:
+        return draw_group(seed)
     episode = draw(seed)
     for name in without:
-        episode = simplifications()[name](episode)
+        if name != "groups":
+            episode = simplifications()[name](episode)
     return episode
+
+
+def is_group(seed: int) -> bool:
+    return random.Random(f"kind {seed}").random() < GROUPS
 
 
 def options_of(episode: Any) -> list[str]:
     """What is counted: every option that has few values."""
+    if hasattr(episode, "case"):
+        case = episode.case
+        found = [f"group of {case.num_ranks} ranks, {case.memory_ranks} of them memory ranks"]
+        found += [f"group {name}: {value}" for name, value in case.config["embedding"].items()]
+        return [*found, f"group in a {'log store' if 'medium' in case.config['pool'] else 'pool in place'}"]
     found = [f"lives: {len(episode.lives)}", f"steps: {episode.run.steps}"]
     for thing, name in [(episode.run, "run"), *((life, "life") for life in episode.lives)]:
         for field in dataclasses.fields(thing):
@@ -140,12 +156,27 @@ def options_of(episode: Any) -> list[str]:
     return found
 
 
-def attempt(episode: Any, kind: str = "single") -> dict[str, Any]:
+def attempt_group(ranks: Any, episode: Any) -> dict[str, Any]:
+    """The same of a group, whose ranks another process forks."""
+    from episode import Failed
+    from groups import play_group
+
+    with tempfile.TemporaryDirectory(prefix="holdfast-swarm-", dir=memory()) as root:
+        try:
+            return {"words": play_group(ranks, episode, Path(root) / "episode")}
+        except Failed as error:
+            return {"failure": str(error)}
+
+
+def memory() -> str:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+
+
+def attempt(episode: Any) -> dict[str, Any]:
     """Plays it in a process of its own. Returns {"words"} or {"failure"}."""
     from episode import Failed, play
 
-    where = ROOT / "build" / "swarm" if kind == "single" and episode.run.on_disk else Path("/dev/shm")
-    parent = where if os.access(where, os.W_OK) else Path(tempfile.gettempdir())
+    parent = ROOT / "build" / "swarm" if episode.run.on_disk else memory()
     root = Path(tempfile.mkdtemp(prefix="holdfast-swarm-", dir=parent))
     read_fd, write_fd = os.pipe()
     child = os.fork()
@@ -192,7 +223,7 @@ def shrink(seed: int, without: list[str]) -> list[str]:
 def report_failure(seed: int, without: list[str], failure: str, shrinks: bool) -> None:
     from draw import words
 
-    smallest = shrink(seed, without) if shrinks else without
+    smallest = shrink(seed, without) if shrinks and not is_group(seed) else without
     flag = f" --without {','.join(smallest)}" if smallest else ""
     print(f"\nFAILED, seed {seed}: {failure}\n")
     print(words(of_seed(seed, smallest)))
@@ -209,28 +240,38 @@ def work(options: argparse.Namespace, job: int) -> tuple[int, list[int], Counter
     import torch
     import torch._dynamo  # noqa: F401  (imported by the first optimizer otherwise: two seconds)
 
-    import episode  # noqa: F401
+    import groups  # noqa: F401
+    from group_runs import Ranks
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    gc.collect()
+    gc.freeze()  # what is here is left alone: forks share it
     signal.signal(signal.SIGALRM, timed_out)
-    end = time.monotonic() + (options.seconds or 1e9)
-    counts: Counter[str] = Counter()
-    failed: list[int] = []
-    played = 0
-    for number in range(job, options.episodes or 1 << 60, options.jobs):
-        if time.monotonic() > end or len(failed) >= options.failures:
-            break
-        seed = options.seed + number
-        drawn = of_seed(seed, options.without)
-        answer = attempt(drawn)
-        played += 1
-        counts.update(set(options_of(drawn)) | set(answer.get("words", ())))
-        if "failure" in answer:
-            failed.append(seed)
-            report_failure(seed, options.without, answer["failure"], options.shrink)
-        if options.verbose:
-            print(seed, answer.get("words"), flush=True)
+    with ExitStack() as stack:
+        ranks = None
+        end = time.monotonic() + (options.seconds or 1e9)
+        counts: Counter[str] = Counter()
+        failed: list[int] = []
+        played = 0
+        for number in range(job, options.episodes or 1 << 60, options.jobs):
+            if time.monotonic() > end or len(failed) >= options.failures:
+                break
+            seed = options.seed + number
+            drawn = of_seed(seed, options.without)
+            if hasattr(drawn, "case"):
+                if ranks is None:
+                    ranks = stack.enter_context(Ranks())
+                answer = attempt_group(ranks, drawn)
+            else:
+                answer = attempt(drawn)
+            played += 1
+            counts.update(set(options_of(drawn)) | set(answer.get("words", ())))
+            if "failure" in answer:
+                failed.append(seed)
+                report_failure(seed, options.without, answer["failure"], options.shrink)
+            if options.verbose:
+                print(seed, answer.get("words"), flush=True)
     return played, failed, counts
 
 
