@@ -45,6 +45,9 @@ std::string watched;
 std::atomic<long> calls_to_live{-1};  // it dies at the last of them; negative: it does not
 std::atomic<long> sync_delay_us{0};
 
+std::string lied_about;  // a part of a file's path
+std::atomic<long> lie_at{0};  // the write that is not made; 0: all are
+
 std::string path_of(int fd) {
   char link[64];
   char path[4096];
@@ -134,11 +137,17 @@ void holdfast_slow(const char* file, long microseconds) {
   watched = file;
   sync_delay_us = microseconds;
 }
+// From now on the nth write to such a file is not made, and reported as if it were.
+void holdfast_lie(const char* file, long nth) {
+  lied_about = file;
+  lie_at = nth;
+}
 void holdfast_refuse_rings() { refuses_rings = true; }
 long holdfast_faults_struck() { return struck; }
 
 ssize_t pwrite(int fd, const void* from, std::size_t bytes, off_t offset) {
   static const auto real = next<decltype(&pwrite)>("pwrite");
+  if (lie_at.load() > 0 && names(lied_about, path_of(fd)) && --lie_at == 0) return static_cast<ssize_t>(bytes);
   if (!strikes("pwrite", fd, offset)) return real(fd, from, bytes, offset);
   return errno != 0 ? -1 : real(fd, from, less(bytes), offset);
 }

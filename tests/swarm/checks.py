@@ -29,7 +29,9 @@ def rows_differ(directory: Path, state: State, *, exact_touched: bool = True) ->
     """exact_touched: in a pool that was restored, rows between others may count as touched, too."""
     reader = _core.Reader(str(directory))
     for number, (weights, of_rows) in enumerate(state.rows):
-        for what, found, wanted in zip(("weights", "state"), read_table(directory, number), (weights, of_rows), strict=True):
+        for what, found, wanted in zip(
+            ("weights", "state"), read_table(directory, number), (weights, of_rows), strict=True
+        ):
             if not same_bits(found, wanted):
                 bad = (found.view(torch.int32) != wanted.view(torch.int32)).any(1).nonzero().flatten().tolist()
                 return f"{what} of rows {bad} of table {number} are not those of step {state.step}"

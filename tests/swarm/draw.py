@@ -128,7 +128,8 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Life:
-    """end: close, leave (close without the newest dense state), exit (no close), raise (in a step, after its update)."""
+    """end: close, leave (close without the newest dense state), exit (no close), raise (in a step, after its
+    update)."""
 
     until: int
     end: str
@@ -153,6 +154,7 @@ class Episode:
     seed: int
     run: Run
     lives: tuple[Life, ...]
+    plant: str | None = None  # a defect, see defects.py
 
 
 def draw(seed: int) -> Episode:

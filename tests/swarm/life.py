@@ -18,9 +18,19 @@ import numpy as np
 import torch
 
 import checks
+from defects import LYING_DISK
 from draw import ERRORS, Episode, Fault, Kill, Life
 from holdfast import Checkpoint, EmbeddingBagCollection, Pool, _core
-from holdfast.errors import BatchTooLarge, HoldfastError, IdError, NonFiniteLoss, PoolBusy, PoolError, StepError, UntrustedPool
+from holdfast.errors import (
+    BatchTooLarge,
+    HoldfastError,
+    IdError,
+    NonFiniteLoss,
+    PoolBusy,
+    PoolError,
+    StepError,
+    UntrustedPool,
+)
 from holdfast.pool import exists
 from holdfast.row_access import PlannedFeatures
 from model import SEED_OF_POOL, Dense, Model, configs_of, seed_everything, spec_of
@@ -80,6 +90,7 @@ class LifeOf:
         exact_touched: bool,
     ) -> None:
         self.run, self.life, self.directory = episode.run, life, directory
+        self.plant = episode.plant
         self.model, self.progress = model, progress
         self.floor, self.ceiling = floor, ceiling
         self.trusts, self.may_mix, self.may_distrust = trusts, may_mix, may_distrust
@@ -337,6 +348,8 @@ class LifeOf:
                 _core.kill_at_persist_point(kill.nth)
             if kill.how == "call" and (library := shim()) is not None:
                 library.holdfast_kill_at_call(self._marker.encode(), ctypes.c_long(kill.nth))
+        if self.plant == LYING_DISK and stage == "1" and (library := shim()) is not None:
+            library.holdfast_lie(b"row-log", ctypes.c_long(3))
         if fault is not None and fault.stage == stage:
             _arm(fault, self._marker)
 
@@ -351,13 +364,12 @@ def _arm(fault: Fault, marker: str) -> None:
     library = shim()
     if library is None:
         return
-    if fault.call == "pthread_create":
-        file = ""
-    else:
-        file = fault.file or marker
+    file = "" if fault.call == "pthread_create" else fault.file or marker
     error = 0 if fault.error == "short" else ERRORS[fault.error]
     numbers = map(ctypes.c_long, (fault.nth, fault.times))
-    library.holdfast_fault(fault.call.encode(), file.encode(), *numbers, error, ctypes.c_long(fault.most_bytes), ctypes.c_long(-1))
+    library.holdfast_fault(
+        fault.call.encode(), file.encode(), *numbers, error, ctypes.c_long(fault.most_bytes), ctypes.c_long(-1)
+    )
 
 
 __all__ = ["HoldfastError", "Kill", "LifeOf", "Progress", "StepError", "Wrong", "shim"]

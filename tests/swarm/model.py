@@ -129,9 +129,9 @@ class Model:
         self.tables: list[list[TableReference]] = []
         for c in range(len(run.collections)):
             first = sum(len(tables) for tables in self.tables)
-            self.tables.append(
-                [TableReference(config, first + t, SEED_OF_POOL, spec_of(run, c)) for t, config in enumerate(configs_of(run, c))]
-            )
+            spec = spec_of(run, c)
+            configs = enumerate(configs_of(run, c), first)
+            self.tables.append([TableReference(config, number, SEED_OF_POOL, spec) for number, config in configs])
         self._flat = [table for tables in self.tables for table in tables]
         # Stand-ins that schedules drive; their learning rates are the rows'.
         self._row_optimizers = [
@@ -203,7 +203,7 @@ class Model:
         self.states.append(self._snapshot(before.step + 1, cursor, updates, touched, outputs))
 
     def pool(self, number: int, rows: list[tuple[Tensor, Tensor]] | None = None, *, plain: bool = False) -> Tensor:
-        """The pooled output of batch `number`; rows: other ones than the newest. plain: whatever relaxed_lookup says."""
+        """The pooled output of batch `number`; rows: others than the newest. plain: whatever relaxed_lookup says."""
         bags, weights = self.run.batch(number)
         split = self.run.relaxed_lookup and number > 0 and not plain
         before = self.run.batch(number - 1)[0] if split else {}

@@ -35,7 +35,7 @@ ROOT = HERE.parents[1]
 SHIM = HERE.parent / "crash" / "fault_shim.cpp"
 SHRINK_TRIES = 3
 EPISODE_SECONDS = 300.0
-GROUPS = 0.03  # of all episodes
+GROUPS = 0.02  # of all episodes
 
 
 def prepare() -> None:
@@ -59,6 +59,9 @@ def prepare() -> None:
         "ARROW_DEFAULT_MEMORY_POOL": "system",
         "JE_ARROW_MALLOC_CONF": "background_thread:false",
         "LD_PRELOAD": str(library),
+        # Large pages: a fork copies a hundredth of the page tables.
+        "PYTHONMALLOC": "malloc",
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
     }
     os.execve(sys.executable, [sys.executable, __file__, *sys.argv[1:]], environment)
@@ -110,7 +113,7 @@ def simplifications() -> dict[str, Callable[[Any], Any]]:
     }
 
 
-def of_seed(seed: int, without: list[str]) -> Any:
+def of_seed(seed: int, without: list[str], plant: str | None = None) -> Any:
     from draw import draw
     from groups import draw_group
 
@@ -120,7 +123,7 @@ def of_seed(seed: int, without: list[str]) -> Any:
     for name in without:
         if name != "groups":
             episode = simplifications()[name](episode)
-    return episode
+    return episode if plant is None else replace(episode, plant=plant)
 
 
 def is_group(seed: int) -> bool:
@@ -141,13 +144,16 @@ def options_of(episode: Any) -> list[str]:
             if isinstance(value, str | bool) or (isinstance(value, int) and field.name not in ("seed", "until")):
                 found.append(f"{name} {field.name}: {value}")
     for collection in episode.run.collections:
-        found += [f"rows {collection.optimizer}"] + [f"rows {table.dtype}, {table.pooling}" for table in collection.tables]
+        found.append(f"rows {collection.optimizer}")
+        found += [f"rows {table.dtype}, {table.pooling}" for table in collection.tables]
     for life in episode.lives:
         if life.kill is not None:
             stage = life.kill.stage if life.kill.stage in ("opening", "closing") else "a step"
-            found.append(f"kill {life.kill.how} {life.kill.point} from {stage}")
+            found += [f"kill {life.kill.how}", f"kill from {stage}"]
+            found += [f"kill when {life.kill.point}"] if life.kill.point else []
         if life.fault is not None:
             found.append(f"fault {life.fault.call}: {life.fault.error}")
+        found += [f"beside: {name}" for name, _ in life.beside] + [f"then: {name}" for name in life.then]
     for name in ("thrown_away", "evaluates", "nan", "bad_ids"):
         if any(getattr(step, name) for step in episode.run.scripts):
             found.append(f"step {name}")
@@ -238,13 +244,16 @@ def work(options: argparse.Namespace, job: int) -> tuple[int, list[int], Counter
     """Plays every jobs-th episode until the time is over or `--episodes` are played."""
     import numpy.random  # noqa: F401
     import torch
-    import torch._dynamo  # noqa: F401  (imported by the first optimizer otherwise: two seconds)
+    import torch._dynamo
 
+    import defects
     import groups  # noqa: F401
     from group_runs import Ranks
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    if options.plant:
+        defects.DEFECTS[options.plant]()
     gc.collect()
     gc.freeze()  # what is here is left alone: forks share it
     signal.signal(signal.SIGALRM, timed_out)
@@ -258,7 +267,7 @@ def work(options: argparse.Namespace, job: int) -> tuple[int, list[int], Counter
             if time.monotonic() > end or len(failed) >= options.failures:
                 break
             seed = options.seed + number
-            drawn = of_seed(seed, options.without)
+            drawn = of_seed(seed, options.without, options.plant)
             if hasattr(drawn, "case"):
                 if ranks is None:
                     ranks = stack.enter_context(Ranks())
@@ -285,6 +294,7 @@ def main() -> int:
     parser.add_argument("--without", type=lambda text: text.split(","), default=[])
     parser.add_argument("--no-shrink", dest="shrink", action="store_false")
     parser.add_argument("--count", action="store_true", help="say how often each option and outcome was there")
+    parser.add_argument("--plant", help="a defect of defects.py, in every life")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     prepare()
@@ -299,7 +309,10 @@ def main() -> int:
             print(f"{count:8} {name}")
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_seconds = used.ru_utime + used.ru_stime
-    print(f"{played} episodes in {seconds:.0f} s ({cpu_seconds:.0f} s of CPU), {len(failed)} failed" + (f": {failed}" if failed else ""))
+    print(
+        f"{played} episodes in {seconds:.0f} s ({cpu_seconds:.0f} s of CPU), {len(failed)} failed"
+        + (f": {failed}" if failed else "")
+    )
     return 1 if failed or not played else 0
 
 
