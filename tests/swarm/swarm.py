@@ -172,6 +172,8 @@ def attempt_group(ranks: Any, episode: Any) -> dict[str, Any]:
             return {"words": play_group(ranks, episode, Path(root) / "episode")}
         except Failed as error:
             return {"failure": str(error)}
+        except Exception:
+            return {"failure": traceback.format_exc()}
 
 
 def memory() -> str:
