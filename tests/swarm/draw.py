@@ -253,7 +253,7 @@ def _kill(rng: random.Random, run: Run) -> Kill:
         case "point":
             return Kill(how=how, stage=str(rng.randint(1, run.steps)), point=rng.choice(POINTS))
         case "time":
-            return Kill(how=how, stage="opening", nth=rng.randint(1000, 60_000))
+            return Kill(how=how, stage="opening", nth=int(10 ** rng.uniform(3.5, 5.5)))
         case "term":
             return Kill(how=how, stage=str(rng.randint(1, run.steps)), point=rng.choice(POINTS))
         case _:

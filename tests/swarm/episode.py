@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from draw import BIG, Episode, Life
+from holdfast import _core
 from holdfast.pool import exists
 from life import LifeOf, Progress, Wrong
 from model import Model
@@ -200,7 +201,7 @@ class Player:
     def _beside(self, name: str, step: int, life: Life, progress: Progress) -> Forked:
         def work() -> str:
             wait_for(progress, step)
-            if not exists(self.pool) or (not progress.opened and life.recovery == "relaxed") or self.may_mix:
+            if not self._is_made() or (not progress.opened and life.recovery == "relaxed") or self.may_mix:
                 return f"beside: {name} came too early"
             if progress.opened and progress.dense_step != progress.step:
                 self.model.put_back(progress.step, progress.dense_step)
@@ -212,7 +213,7 @@ class Player:
 
     def _look(self, names: Sequence[str]) -> None:
         """All of the verbs, in one process."""
-        if not names or not exists(self.pool) or self.may_distrust or self.may_mix:
+        if not names or self.may_distrust or self.may_mix or not self._is_made():
             return
         found = Progress()
         found.step = -1
@@ -230,6 +231,11 @@ class Player:
         self.exact_touched = self.exact_touched and "restore" not in names
         if found.step >= 0:
             self.floor = self.ceiling = found.step
+
+    def _is_made(self) -> bool:
+        """With all of its tables: a life may have died between two of its collections."""
+        tables = sum(len(collection.tables) for collection in self.episode.run.collections)
+        return exists(self.pool) and len(_core.Reader(str(self.pool)).tables) == tables
 
     def _hear(self, forked: Forked) -> None:
         ended = forked.wait()
