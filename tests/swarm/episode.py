@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import traceback
 import warnings
@@ -272,6 +271,3 @@ def play(episode: Episode, root: Path) -> Story:
         raise Failed(traceback.format_exc()) from None
     finally:
         shutil.rmtree(root, ignore_errors=True)
-
-
-__all__ = ["Failed", "Story", "play", "sys"]

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from episode import Failed, fork
-from group_runs import LOG_STORE, WHOLE, Life, Ranks, digest
+from group_runs import Life, Ranks, digest
+from holdfast.config import read_value
 from holdfast.digest import digest_pool
 from holdfast.inspection import inspect_pool
 from holdfast.reading import at_rest, check_exists
 from holdfast.repair import problems_of
+from holdfast.run import RunConfig
+from holdfast.transfer import export_pool, import_pool, open_tensors
 from life import Progress, Wrong
 from test_group_kill import GRACE_SECONDS, JOINING_SECONDS, Case, Reference, befall, run_of
 
@@ -99,6 +102,9 @@ def _play(ranks: Ranks, episode: GroupEpisode, root: Path) -> list[str]:
         raise Failed(f"the last life: {life.errors()}")
     if (found := _digest(pool, root)) != reference.digest:
         raise Failed(f"digest {found}, of a group that nobody killed {reference.digest}")
+    if rng.random() < 0.3:
+        _move(case, pool, root)
+        words.append("group exported and imported")
     if episode.others is not None:
         number, memory = episode.others
         more = _with(case, {"train": {"steps": 20}})
@@ -156,11 +162,26 @@ def _look(name: str, pool: Path, durable: int, root: Path) -> int:
     return found.step
 
 
+def _move(case: Case, pool: Path, root: Path) -> None:
+    """Out to a file and in again, into a pool of one writer: with the same rows and their state."""
+
+    def work() -> None:
+        file = root / "export.safetensors"
+        with at_rest(pool) as (reader, _):
+            tables = digest_pool(reader).tables
+            export_pool(reader, file)
+        import_pool(open_tensors(file), read_value(RunConfig, case.config, "config"), root / "imported")
+        with at_rest(root / "imported") as (reader, _):
+            if (found := digest_pool(reader).tables) != tables:
+                raise Wrong(f"imported tables {found}, exported {tables}")
+
+    ended = fork(work, root / "said", "export and import").wait()
+    if ended.exit or ended.signal:
+        raise Failed(f"export and import: signal {ended.signal}, exit {ended.exit}: {ended.said}")
+
+
 def _digest(pool: Path, root: Path) -> str:
     ended = fork(lambda: digest(pool), root / "said", "digest").wait()
     if ended.exit or ended.signal:
         raise Failed(f"digest of a group: {ended.said}")
     return ended.said
-
-
-__all__ = ["LOG_STORE", "WHOLE", "GroupEpisode", "draw_group", "play_group"]

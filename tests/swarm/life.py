@@ -19,16 +19,15 @@ import torch
 
 import checks
 from defects import LYING_DISK
-from draw import ERRORS, Episode, Fault, Kill, Life
+from draw import ERRORS, Episode, Fault, Life
 from holdfast import Checkpoint, EmbeddingBagCollection, Pool, _core
 from holdfast.errors import (
     BatchTooLarge,
-    HoldfastError,
     IdError,
     NonFiniteLoss,
     PoolBusy,
     PoolError,
-    StepError,
+    PoolFull,
     UntrustedPool,
 )
 from holdfast.pool import exists
@@ -133,6 +132,9 @@ class LifeOf:
                 self._train()
             except Raised:
                 return "raised"
+            except PoolError as error:
+                self._check_refuses(error)
+                raise
             if life.end == "exit":
                 os._exit(0)
             if life.end == "close":
@@ -153,6 +155,16 @@ class LifeOf:
 
     def _stop(self, *_: Any) -> None:
         self._stopped = True
+
+    def _check_refuses(self, error: PoolError) -> None:
+        """A pool that failed takes no further step; what was a refusal changed nothing."""
+        if isinstance(error, BatchTooLarge | PoolFull):
+            return
+        try:
+            self._forward(self._plan(0))
+        except PoolError:
+            return
+        raise Wrong(f"a step was taken after {type(error).__name__}: {error}")
 
     # Opening.
 
@@ -370,6 +382,3 @@ def _arm(fault: Fault, marker: str) -> None:
     library.holdfast_fault(
         fault.call.encode(), file.encode(), *numbers, error, ctypes.c_long(fault.most_bytes), ctypes.c_long(-1)
     )
-
-
-__all__ = ["HoldfastError", "Kill", "LifeOf", "Progress", "StepError", "Wrong", "shim"]
