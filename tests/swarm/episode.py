@@ -19,6 +19,7 @@ from pathlib import Path
 
 from draw import BIG, Episode, Life
 from holdfast import _core
+from holdfast.errors import UntrustedPool
 from holdfast.pool import exists
 from life import LifeOf, Progress, Wrong
 from model import Model
@@ -205,7 +206,12 @@ class Player:
             if progress.opened and progress.dense_step != progress.step:
                 self.model.put_back(progress.step, progress.dense_step)
             floor = progress.durable if progress.opened else self.floor
-            self._verb(step, floor, self.episode.run.steps).do(name)
+            try:
+                self._verb(step, floor, self.episode.run.steps).do(name)
+            except UntrustedPool:
+                if not self.may_distrust and (life.fault is None or not life.fault.is_sync):
+                    raise
+                return f"beside: {name} of a pool that is not trusted"
             return f"beside: {name}"
 
         return fork(work, self._file(), f"{name} beside a run")
