@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast import _core
+from holdfast import _core, state_tree
 from model import Dense, State, rng_now
 from twin import read_table
 
@@ -40,6 +40,18 @@ def rows_differ(directory: Path, state: State, *, exact_touched: bool = True) ->
         if missing:
             return f"rows {sorted(missing)} of table {number}: touched, or not, otherwise than at step {state.step}"
     return None
+
+
+def stored_dense_differs(directory: Path, state: State) -> str | None:
+    """Of the network and torch's random numbers, in a pool at rest."""
+    stored = _core.Reader(str(directory)).dense_state()
+    if stored is None:  # nobody came so far as to write the initial one
+        return None if state.step == 0 else f"there is no dense state at step {state.step}"
+    step, structure, tensors = stored
+    tree = state_tree.unpack(structure, tensors)
+    wanted = {"model": dict(state.dense["network"]), "torch": state.rng[2]}
+    place = _first_difference("", {"model": tree["model"], "torch": tree["rng"]["torch"]}, wanted)
+    return None if place is None else f"the dense state of step {step}: {place} is not that of step {state.step}"
 
 
 def dense_of(dense: Dense, collections: Sequence[EmbeddingBagCollection]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -205,9 +205,11 @@ def attempt(episode: Any) -> dict[str, Any]:
         with os.fdopen(read_fd, "rb") as pipe:
             text = pipe.read()
         os.waitpid(child, 0)
-    except TimeoutError:
+    except (TimeoutError, KeyboardInterrupt) as error:
         os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        if isinstance(error, KeyboardInterrupt):
+            raise
         text = json.dumps({"failure": "the episode hung"}).encode()
     finally:
         signal.alarm(0)
@@ -259,12 +261,12 @@ def work(options: argparse.Namespace, job: int) -> tuple[int, list[int], Counter
     gc.collect()
     gc.freeze()  # what is here is left alone: forks share it
     signal.signal(signal.SIGALRM, timed_out)
-    with ExitStack() as stack:
-        ranks = None
-        end = time.monotonic() + (options.seconds or 1e9)
-        counts: Counter[str] = Counter()
-        failed: list[int] = []
-        played = 0
+    end = time.monotonic() + (options.seconds or 1e9)
+    counts: Counter[str] = Counter()
+    failed: list[int] = []
+    played = 0
+    ranks = None
+    with suppress(KeyboardInterrupt), ExitStack() as stack:
         for number in range(job, options.episodes or 1 << 60, options.jobs):
             if time.monotonic() > end or len(failed) >= options.failures:
                 break
@@ -333,6 +335,7 @@ def together(options: argparse.Namespace) -> tuple[int, list[int], Counter[str]]
             os._exit(0)
         os.close(write_fd)
         pipes.append((child, read_fd))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the jobs take it, and say how far they came
     for child, read_fd in pipes:
         with os.fdopen(read_fd) as pipe:
             text = pipe.read()

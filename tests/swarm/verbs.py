@@ -87,6 +87,8 @@ class Verb:
                 raise Wrong(f"digest: {found}")
             if (bad := checks.rows_differ(self.directory, state, exact_touched=self.exact_touched)) is not None:
                 raise Wrong(f"digest: {bad}")
+            if (bad := checks.stored_dense_differs(self.directory, state)) is not None:
+                raise Wrong(f"digest: {bad}")
             if not checks.same_bits(self._pooled(), self.model.pool(3, state.rows, plain=True)):
                 raise Wrong("eval of a pool at rest: pooled otherwise")
         return found.step
@@ -131,6 +133,8 @@ class Verb:
         restored = self.scratch / f"restored-{self.seed}"
         restore_snapshot(to, restored, medium=rng.choice(("memory", "block")))  # type: ignore[arg-type]
         if (bad := checks.rows_differ(restored, state, exact_touched=False)) is not None:
+            raise Wrong(f"snapshot of step {summary.step} since {since}: {bad}")
+        if (bad := checks.stored_dense_differs(restored, state)) is not None:
             raise Wrong(f"snapshot of step {summary.step} since {since}: {bad}")
         commit = _core.Reader(str(restored)).commit
         if (commit["cursor"], commit["row_updates"]) != (state.cursor, state.row_updates):
