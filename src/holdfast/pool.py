@@ -225,8 +225,8 @@ class Pool:
         return [there[spec.name][0] for spec in specs]
 
     def _may_grow(self) -> bool:
-        """Whether nothing has happened in the pool yet: then it is made anew with the tables of a further collection. So
-        it is, too, where a process died between two of its collections."""
+        """Whether nothing has happened in the pool yet, which may be one whose process died between two of its
+        collections: then it is made anew with the tables of a further one."""
         if self.step > 0 or self.core.dense_state() is not None:
             return False
         return self.is_new or not any(self._has_touched_rows(table) for table in range(len(self.core.tables)))
