@@ -22,7 +22,11 @@ from holdfast.repair import problems_of
 from holdfast.run import RunConfig
 from holdfast.transfer import export_pool, import_pool, open_tensors
 from life import Progress, Wrong
-from test_group_kill import GRACE_SECONDS, JOINING_SECONDS, Case, Reference, befall, run_of
+from test_group_kill import Case, Reference, befall, run_of
+
+# Of a machine that has much else to do: a rank that is slow is not one that died.
+TIMEOUT = 10.0
+HUNG_AFTER = 150.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,7 @@ def draw_group(seed: int) -> GroupEpisode:
     }
     pool = {"row_checksums": rng.random() < 0.3 and not log}
     config = run_of(log=log, whole=rng.random() < 0.3, embedding=embedding, pool=pool)
+    config["group"]["timeout"] = TIMEOUT
     config["optimizer"] = {"name": rng.choice(("sgd", "adam", "adamw", "adagrad")), "lr": 0.01}
     lives = tuple(
         {
@@ -90,13 +95,13 @@ def _play(ranks: Ranks, episode: GroupEpisode, root: Path) -> list[str]:
     words: list[str] = []
     durable = 0
     for options, look in zip(episode.lives, episode.looks, strict=True):
-        life = _with(case, options).run(ranks, pool, **befall(rng, case, reference))
+        life = _with(case, options).run(ranks, pool, hung_after=HUNG_AFTER, **befall(rng, case, reference))
         durable = _judge(life, durable)
         words.append(f"group life {'killed' if life.struck else 'closed'}")
         if look != "nothing" and (pool / "group.json").exists():
             durable = max(durable, _look(look, pool, durable, root))
             words.append(f"group verb: {look}")
-    life = case.run(ranks, pool)
+    life = case.run(ranks, pool, hung_after=HUNG_AFTER)
     _judge(life, durable)
     if not life.ended_well:
         raise Failed(f"the last life: {life.errors()}")
@@ -108,7 +113,7 @@ def _play(ranks: Ranks, episode: GroupEpisode, root: Path) -> list[str]:
     if episode.others is not None:
         number, memory = episode.others
         more = _with(case, {"train": {"steps": 20}})
-        life = replace(more, num_ranks=number, memory_ranks=memory).run(ranks, pool)
+        life = replace(more, num_ranks=number, memory_ranks=memory).run(ranks, pool, hung_after=HUNG_AFTER)
         _judge(life, 16)
         if not life.ended_well or life.opened != 16:
             raise Failed(f"{number} ranks instead of {case.num_ranks}: opened at {life.opened}, {life.errors()}")
@@ -120,7 +125,7 @@ def _play(ranks: Ranks, episode: GroupEpisode, root: Path) -> list[str]:
 def _reference(ranks: Ranks, root: Path, case: Case) -> Reference:
     reference = Reference.__new__(Reference)
     pool = root / "reference"
-    life = case.run(ranks, pool)
+    life = case.run(ranks, pool, hung_after=HUNG_AFTER)
     if not life.ended_well:
         raise Failed(f"a group that nobody killed: {life.errors()}")
     reference.digest = _digest(pool, root)
@@ -133,7 +138,7 @@ def _judge(life: Life, durable: int) -> int:
     if life.opened is not None and life.opened < durable:
         raise Failed(f"opened at step {life.opened}, durable was {durable}")
     if life.struck:
-        life.check_that_the_others_ended(within=GRACE_SECONDS, joining=JOINING_SECONDS)
+        life.check_that_the_others_ended(within=TIMEOUT, joining=5 * TIMEOUT)
     elif not life.ended_well:
         raise Failed(f"nobody was killed, and yet: {life.errors()}")
     return max(durable, life.durable, life.opened or 0)

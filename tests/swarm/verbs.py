@@ -98,6 +98,7 @@ class Verb:
         with at_rest(self.directory) as (reader, _):
             step = reader.commit["step"]
             export_pool(reader, out, overwrite=True)
+            has_dense = reader.dense_state() is not None
             names = [table.name for table in reader.tables]
             dtypes = [TORCH_DTYPES[table.dtype] for table in reader.tables]
         state = self._state(step)
@@ -115,7 +116,9 @@ class Verb:
         for name, dtype, (weights, _) in zip(names, dtypes, state.rows, strict=True):
             if not checks.same_bits(tensor(f"embedding_bags.{name}.weight", dtype).float(), weights.reshape(-1)):
                 raise Wrong(f"export: {name} is not that of step {step}")
-        for name, wanted in state.dense["network"].items():
+        if not has_dense and step > 0:
+            raise Wrong(f"export of step {step}: no dense state")
+        for name, wanted in state.dense["network"].items() if has_dense else ():
             if not checks.same_bits(tensor(f"model.{name}", torch.float32), wanted.reshape(-1)):
                 raise Wrong(f"export: {name} is not that of step {step}")
         return step
