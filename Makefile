@@ -8,7 +8,7 @@ CMAKE := $(BIN)/cmake
 CORE_SOURCES := CMakeLists.txt $(shell find core tests/core -name '*.cpp' -o -name '*.h')
 CPP_FILES := $(filter %.cpp %.h,$(CORE_SOURCES))
 
-.PHONY: help train test test-cxl smoke filesystem-tools lint format stub sanitize soak fuzz bench bench-gpu larger relaxed clean
+.PHONY: help train test test-cxl smoke filesystem-tools lint format stub sanitize soak fuzz bench bench-gpu larger relaxed swarm clean
 .DEFAULT_GOAL := help
 
 help:  ## print this
@@ -63,7 +63,11 @@ soak: build/.native  ## long random runs, and the fuzzer where there is clang++
 	build/python/test_crash_states 1 1000 10
 	build/python/test_block_crash_states 1 1000 10
 	$(BIN)/python -m pytest -m soak --timeout=0
+	$(BIN)/python tests/swarm/swarm.py --seconds 3600 --jobs $(JOBS) --count
 	! command -v clang++ >/dev/null || $(MAKE) --no-print-directory fuzz
+
+swarm: build/.native  ## random combinations of everything, with fresh seeds, until one fails or it is interrupted
+	$(BIN)/python tests/swarm/swarm.py --jobs $(JOBS) --failures 1
 
 # Inputs that found something are kept in build/fuzz/found; give them a test by a copy in tests/fuzz/found.
 FUZZ_SECONDS ?= 600

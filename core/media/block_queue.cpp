@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "../error.h"
+#include "../native_thread.h"
 
 #ifndef IORING_SETUP_SINGLE_ISSUER
 #define IORING_SETUP_SINGLE_ISSUER (1U << 12)
@@ -246,7 +247,7 @@ class BlockQueue::ThreadEngine final : public Engine {
   void run(std::span<Transfer> transfers) override {
     const std::lock_guard turn(turn_);
     const std::size_t helpers = std::min(transfers.size(), most_threads) - 1;
-    while (threads_.size() < helpers) threads_.emplace_back([this] { help(); });
+    have(helpers);
     {
       const std::lock_guard lock(mutex_);
       work_ = transfers;
@@ -263,6 +264,16 @@ class BlockQueue::ThreadEngine final : public Engine {
 
  private:
   static constexpr std::size_t most_threads = 16;
+
+  // Where the system gives no more threads, those that there are do the work, and the caller.
+  void have(std::size_t helpers) {
+    threads_.reserve(helpers);
+    try {
+      while (threads_.size() < helpers) threads_.push_back(start_thread("hf-block", [this] { help(); }));
+    } catch (const Error&) {
+      return;
+    }
+  }
 
   void help() {
     std::uint64_t seen = 0;

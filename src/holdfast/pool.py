@@ -271,9 +271,9 @@ class Pool:
         return [there[spec.name][0] for spec in specs]
 
     def _may_grow(self) -> bool:
-        """Whether the pool was made by this object and nothing has happened in it: then it is made anew with the tables
-        of a further collection."""
-        if not self.is_new or self.step != 0 or self.core.dense_state() is not None:
+        """Whether nothing has happened in the pool yet, which may be one whose process died between two of its
+        collections: then it is made anew with the tables of a further one."""
+        if self.step > 0 or self.core.dense_state() is not None:
             return False
         reader = _core.Reader(str(self.directory))
         return not any(reader.touched_rows(table, 0, 1) for table in range(len(reader.tables)))

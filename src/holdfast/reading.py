@@ -203,6 +203,11 @@ class ReadOnlyPool:
         self.core = open_reader(directory)
         self.collections: list[object] = []
 
+    @property
+    def commits_behind(self) -> bool:
+        """As in Pool: here nothing is committed."""
+        return False
+
     def attach(self, tables: Sequence[EmbeddingBagConfig], optimizer: int, optimizers: Sequence[str]) -> list[int]:
         there = {table.name: (number, table) for number, table in enumerate(self.core.tables)}
         for spec in (to_spec(table, optimizer) for table in tables):

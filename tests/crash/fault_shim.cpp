@@ -17,6 +17,7 @@
 #include <atomic>
 #include <cerrno>
 #include <climits>
+#include <csignal>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
@@ -44,6 +45,14 @@ std::atomic<bool> armed{false};
 std::atomic<long> rings_left{LONG_MAX};
 std::atomic<long> rings_refused{0};
 std::atomic<long> struck{0};
+
+// Of any call on a file with this in its path.
+std::string watched;
+std::atomic<long> calls_to_live{-1};  // it dies at the last of them; negative: it does not
+std::atomic<long> sync_delay_us{0};
+
+std::string lied_about;  // a part of a file's path
+std::atomic<long> lie_at{0};  // the write that is not made; 0: all are
 
 std::string path_of(int fd) {
   char link[64];
@@ -74,9 +83,21 @@ bool names(const std::string& part, const std::string& path) {
   return path.ends_with(part.substr(0, part.size() - 1));
 }
 
+template <class Path>
+void meet_watched(const char* call, const Path& path) {
+  const int before = errno;
+  if (path().find(watched) != std::string::npos) {
+    const bool syncs = std::strstr(call, "sync") != nullptr;
+    if (syncs && sync_delay_us.load() > 0) ::usleep(static_cast<useconds_t>(sync_delay_us.load()));
+    if (calls_to_live.load() > 0 && --calls_to_live == 0) ::kill(::getpid(), SIGKILL);
+  }
+  errno = before;
+}
+
 // Is this call faulty? Then `fault` says how. One that only takes longer has taken it here, and is not.
 template <class Path>
 bool strikes(const char* call, const Path& path, long offset = 0) {
+  if (calls_to_live.load() > 0 || sync_delay_us.load() > 0) meet_watched(call, path);
   if (!armed.load()) return false;
   const int before = errno;
   std::unique_lock lock(mutex);
@@ -137,10 +158,26 @@ void holdfast_fault(const char* call, const char* file, long nth, long times, in
 // From now on the kernel has so many io_urings, and then no more.
 void holdfast_limit_rings(long count) { rings_left = count; }
 long holdfast_rings_refused() { return rings_refused; }
+// Kills the process at the nth call from now on, of any kind, on a file with `file` in its path.
+void holdfast_kill_at_call(const char* file, long nth) {
+  watched = file;
+  calls_to_live = nth;
+}
+// Every sync of such a file takes so much longer.
+void holdfast_slow(const char* file, long microseconds) {
+  watched = file;
+  sync_delay_us = microseconds;
+}
+// From now on the nth write to such a file is not made, and reported as if it were.
+void holdfast_lie(const char* file, long nth) {
+  lied_about = file;
+  lie_at = nth;
+}
 long holdfast_faults_struck() { return struck; }
 
 ssize_t pwrite(int fd, const void* from, std::size_t bytes, off_t offset) {
   static const auto real = next<decltype(&pwrite)>("pwrite");
+  if (lie_at.load() > 0 && names(lied_about, path_of(fd)) && --lie_at == 0) return static_cast<ssize_t>(bytes);
   if (!strikes("pwrite", fd, offset)) return real(fd, from, bytes, offset);
   return errno != 0 ? -1 : real(fd, from, less(bytes), offset);
 }

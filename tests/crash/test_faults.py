@@ -155,6 +155,7 @@ WHILE_IT_IS_MADE_IN_PLACE = {
 }
 
 WHILE_IT_IS_MADE_WITH_A_LOG = {
+    "no_thread_to_write": Case(beside_threads("opening", "pthread_create", "", EAGAIN), None, ""),
     "create_enospc": Case(at("opening", "open", "table-0001.home", ENOSPC), "PoolFull", "table-0001.home"),
     "home_sync_eio": Case(at("opening", "fsync", HOME, EIO), "PoolFailed", HOME),
     "home_bits_create_enospc": Case(at("opening", "open", HOME_BITS, ENOSPC), "PoolFull", HOME_BITS),

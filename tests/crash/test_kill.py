@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from crash_runs import SIGKILL, Zygote, digest, pool_root
+from holdfast import EmbeddingBagCollection, EmbeddingBagConfig, Pool
+from holdfast.errors import ConfigError
 
 IN_A_SMALL_ROW_LOG = {"medium": "block", "log_bytes": 60 << 10, "scratchpad_bytes": 60_000, "window": 2}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
@@ -198,3 +201,23 @@ def test_relaxed_recovery_equals_a_run_whose_dense_part_was_put_back_in_flight(
     put_back = {**in_place(options), "put_back": (rows_step, dense_step)}
     zygote.run(directory / "put-back", put_back)
     assert digest(killed) == digest(directory / "put-back"), f"{put_back}, killed at {round(0.8 * points)} of {points}"
+
+
+def test_a_kill_between_two_collections_of_a_new_pool_leaves_one_that_takes_both(directory: Path) -> None:
+    """The pool is made with the tables of the first, and again with those of both."""
+
+    def tables(name: str) -> list[EmbeddingBagConfig]:
+        return [EmbeddingBagConfig(num_embeddings=9, embedding_dim=4, name=name, feature_names=[name])]
+
+    with Pool(directory / "pool") as pool:
+        EmbeddingBagCollection(pool, tables("users"))
+        shutil.copytree(directory / "pool", directory / "killed")
+    for left in ("killed", "pool"):  # while it was open, and when it had been closed to be made again
+        with Pool(directory / left) as pool:
+            rows = [EmbeddingBagCollection(pool, tables(name)) for name in ("users", "items")]
+            assert [table.name for table in pool.core.tables] == ["users", "items"]
+            rows[1]({"items": (torch.tensor([1]), torch.tensor([0, 1]))}).values().sum().backward()
+            rows[1].optimizer.step()
+            pool.commit(1)
+        with Pool(directory / left) as pool, pytest.raises(ConfigError, match="has no table 'shops'"):
+            EmbeddingBagCollection(pool, tables("shops"))

@@ -89,7 +89,8 @@ class Reference:
 def befall(rng: random.Random, case: Case, reference: Reference) -> dict[str, Any]:
     """Something that kills one rank or several."""
     everyone = range(case.num_ranks)
-    victims = list(everyone) if rng.random() < 0.2 else rng.sample(everyone, rng.choice([1, 1, 1, 2]))
+    count = case.num_ranks if rng.random() < 0.2 else min(case.num_ranks, rng.choice([1, 1, 1, 2]))
+    victims = rng.sample(everyone, count)
     match rng.choice(["persist point", "persist point", "early persist point", "time", "place", "place"]):
         case "persist point":
             return {
