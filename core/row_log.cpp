@@ -273,17 +273,22 @@ void RowLog::check_start(std::uint64_t epoch, std::uint64_t step) const {
 
 void RowLog::start(std::uint64_t epoch, std::uint64_t step) {
   check_start(epoch, step);
-  const bool again = epoch_ != 0;
+  make_found_durable();
   epoch_ = epoch;
   while (!live_.empty() && live_.back().link.mark.step > step) {
     newest_ = {live_.back().previous, live_.back().link.position};
     live_.pop_back();
     if (!live_.empty()) newest_.end = live_.back().end();
   }
-  if (!again && !file_.reads_device()) write_again();
-  file_.sync();
   durable_ = newest_;
   write_checkpoint(live_.empty() ? newest_.end : live_.front().link.position, checkpoint_.merged_step, durable_);
+}
+
+void RowLog::make_found_durable() {
+  if (is_found_durable_) return;
+  if (!file_.reads_device()) write_again();
+  file_.sync();
+  is_found_durable_ = true;
 }
 
 void RowLog::write_again() {

@@ -70,6 +70,8 @@ class RowLog {
   std::optional<format::RowLogHeader> next() const;
   // The newest checkpoint's merged step, as it is in the file now.
   std::uint64_t read_merged_step() const;
+  // What was read is on the device, whatever became of the process that wrote it, or of its sync. Once in a life.
+  void make_found_durable();
   // Begins life `epoch`: forgets the records after `step` and makes that durable. Again only before the first append.
   // Throws step or corrupted where that cannot be, as check_start does.
   void check_start(std::uint64_t epoch, std::uint64_t step) const;
@@ -156,6 +158,7 @@ class RowLog {
   std::uint64_t next_home_rows_;  // as the next one is to say it
   std::uint64_t epoch_ = 0;
   bool appended_ = false;
+  bool is_found_durable_ = false;
   std::uint64_t known_durable_ = 0;  // position before which all records were, as the log itself says
 
   mutable std::mutex mutex_;  // guards what follows
