@@ -79,7 +79,11 @@ def recorded(shim: Path, root: Path, program: str, medium: str) -> list[Event]:
     environment = {**os.environ, "LD_PRELOAD": str(shim), "HOLDFAST_RECORD": str(record), "PYTHONPATH": str(SRC)}
     subprocess.run([sys.executable, "-c", text], env=environment, check=True)
     events = [Event(*line.split("\t")) for line in record.read_text().splitlines()]
-    inside = [event for event in events if f"{event.path}/".startswith(f"{root}/")]
+    inside = [
+        event
+        for event in events
+        if f"{event.path}/".startswith(f"{root}/") and not event.path.endswith(" (deleted)")  # those have no name
+    ]
     return [Event(event.what, os.path.normpath(event.path), os.path.normpath(event.to)) for event in inside]
 
 

@@ -322,6 +322,7 @@ def pretended_cuda(monkeypatch: Any) -> Iterator[Machine]:
     monkeypatch.setattr(home_mapping, "_register", lambda *_: "")
     monkeypatch.setattr(home_mapping, "_unregister", lambda *_: None)
     monkeypatch.setattr(run, "prepare_device", lambda device: [])
+    monkeypatch.setattr(dense, "check_model", lambda model: [])  # of a device that was prepared
     monkeypatch.setattr(provenance, "device_settings", lambda device: {})
     for name in kernels.__all__:
         if callable(function := getattr(kernels, name)) and not isinstance(function, type):

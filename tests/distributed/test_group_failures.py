@@ -249,7 +249,7 @@ def foreign_manifest(pool: Path) -> None:
 
 def later_manifest(pool: Path) -> None:
     said = json.loads((pool / MANIFEST).read_text())
-    (pool / MANIFEST).write_text(json.dumps({**said, "version": 2}))
+    (pool / MANIFEST).write_text(json.dumps({**said, "version": 3}))
 
 
 def foreign_writer(pool: Path) -> None:
@@ -268,7 +268,7 @@ DAMAGES: list[tuple[Callable[[Path], None], tuple[str, ...], str]] = [
     (cut_manifest, ("Corrupted",), MANIFEST),
     (empty_manifest, ("Corrupted",), MANIFEST),
     (foreign_manifest, ("FormatMismatch",), MANIFEST),
-    (later_manifest, ("FormatMismatch",), "version 2"),
+    (later_manifest, ("FormatMismatch",), "version 3"),
 ]
 
 
