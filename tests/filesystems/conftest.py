@@ -13,8 +13,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "crash"))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from crash_runs import Zygote, pool_root
+from crash_runs import Zygote
 from loop_disks import Cell, Host, LoopDisk
+
+
+# Not in memory: what lies on a disk whose bytes do is of level `process`, and need not survive a cut.
+ON_DISK = Path(__file__).resolve().parents[2] / "build"
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +29,7 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture(scope="session")
 def host() -> Iterator[Host]:
-    with tempfile.TemporaryDirectory(prefix="holdfast-filesystems-", dir=pool_root()) as root:
+    with tempfile.TemporaryDirectory(prefix="holdfast-filesystems-", dir=ON_DISK) as root:
         try:
             host = Host(Path(root))
         except OSError as error:

@@ -12,6 +12,7 @@ from damage import HOME_BITS, SUPERBLOCK
 from holdfast import Pool, _core
 from holdfast.digest import digest_pool
 from holdfast.errors import Corrupted
+from holdfast.pool import SUPERBLOCK_COPY
 from holdfast.repair import problems_of
 from tiny_pools import Writer, files_of
 
@@ -54,11 +55,12 @@ def test_every_file_of_another_pool_is_refused_and_named(
     for name in sorted(own.keys() - {"lock", HOME_BITS}):
         shutil.copy(theirs / name, ours / name)
         before = files_of(ours)
-        with pytest.raises(Corrupted) as raised:
-            Pool(ours)
-        if name != SUPERBLOCK:
-            assert Path(name).name in str(raised.value)
-            assert not identified or "belongs to another pool" in str(raised.value)
+        if name != SUPERBLOCK_COPY:  # only repairs read it
+            with pytest.raises(Corrupted) as raised:
+                Pool(ours)
+            if name != SUPERBLOCK:
+                assert Path(name).name in str(raised.value)
+                assert not identified or "belongs to another pool" in str(raised.value)
         assert problems_of(ours), name
         assert files_of(ours) == before
         (ours / name).write_bytes(own[name])
