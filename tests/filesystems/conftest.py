@@ -16,7 +16,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from crash_runs import Zygote
 from loop_disks import Cell, Host, LoopDisk
 
-
 # Not in memory: what lies on a disk whose bytes do is of level `process`, and need not survive a cut.
 ON_DISK = Path(__file__).resolve().parents[2] / "build"
 

@@ -32,7 +32,8 @@ from damage import LOG, ROW_LOG, SECTOR, SUPERBLOCK, Damage, Files, Place, kind_
 from format_doc import LAYOUTS
 from holdfast import EmbeddingBagConfig, Pool, _core
 from holdfast.digest import digest_pool
-from holdfast.errors import Corrupted, HoldfastError, PoolNotFound
+from holdfast.errors import Corrupted, HoldfastError
+from holdfast.reading import open_reader
 from holdfast.repair import problems_of, repair_pool
 from pool_image import COMMIT, DENSE, LABEL, RECORD, PoolImage
 from tiny_pools import ADAM_TABLES, Writer, files_of
@@ -327,13 +328,17 @@ def judge(pool: MadePool, damage: Damage, directory: Path) -> Verdict:
 
 
 def _judge_no_pool(pool: MadePool, damage: Damage, directory: Path) -> Verdict:
-    verdict = Verdict(pool.name, damage.words, damage.kind, damage.target, "refused: PoolNotFound")
-    for opening in (lambda: Pool(directory).core, lambda: _core.Reader(str(directory)), lambda: repair_pool(directory)):
+    """What repairs make of a pool without a superblock: test_lost_superblock.py."""
+    verdict = Verdict(pool.name, damage.words, damage.kind, damage.target, "refused: Corrupted")
+    before = files_of(directory)
+    for opening in (lambda: Pool(directory).core, lambda: open_reader(directory)):
         try:
             opening()
-        except PoolNotFound:
+        except Corrupted:
             continue
         verdict.problem = "there is no superblock, and it is opened"
+    if files_of(directory) != before:
+        verdict.problem = "there is no superblock, and files changed"
     return verdict
 
 

@@ -28,7 +28,7 @@ def files_of_format() -> set[str]:
     for table in re.finditer(r"^\| file \| bytes \| holds \|\n\|---.*?\n((?:\|.*\n)+)", TEXT, re.MULTILINE):
         for row in table[1].splitlines():
             names |= set(re.findall(r"`([^`]+)`", row.split("|")[1]))
-    return names - {"lock", "pool.holdfast.new"}
+    return names - {"lock", "pool.holdfast.new", "unpublished"}
 
 
 def kind_of_file(name: str) -> str:

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from crash_disk import CrashDisk, read_events
 from holdfast.reproducibility import prepare_environment
 from verbs import VERBS
@@ -89,13 +91,24 @@ def recording_directory() -> Iterator[Path]:
         yield Path(directory)
 
 
+@contextmanager
+def threads_of_recordings() -> Iterator[None]:
+    """One: what a cut left goes on as the run that was recorded."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def judge_cuts(
     recording: Path, name: str, *, seed: int, count: int, only: int | None = None, syncs: bool = True
 ) -> list[str]:
     """What was not as promised, a line for each cut."""
     verb = VERBS[name]
     failures = []
-    with scratch_directory() as scratch:
+    with scratch_directory() as scratch, threads_of_recordings():
         before, end = scratch / "before", scratch / "end"
         shutil.copytree(recording / "before", before)
         shutil.copytree(recording / "root", end)
