@@ -74,9 +74,10 @@ class Zygote:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._process.stdin is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(timeout=30)
+        self._process.stdout.close()
 
 
 def digest(directory: Path) -> str:

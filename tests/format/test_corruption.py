@@ -11,7 +11,7 @@ from corruption import Opener, Verdict
 from damage import FILE_KINDS, IN_PLACE_KINDS, files_of_format
 from format_doc import LAYOUTS
 
-CASES = 800
+CASES = 1_000
 SOAK_CASES = 12_000
 
 

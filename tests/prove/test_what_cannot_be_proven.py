@@ -108,6 +108,15 @@ def test_a_pool_of_the_users_is_left_alone_and_what_is_not_set_is_said(pool_root
     assert list(pool_root.iterdir()) == [directory]
 
 
+@pytest.fixture
+def sigint_is_heeded() -> Iterator[None]:
+    """A shell's background job inherits that it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("sigint_is_heeded")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_proof_that_is_broken_off_ends_its_children_and_cleans_up(pool_root: Path, number: int):
     marker = f"--life-file={pool_root}"

@@ -116,8 +116,8 @@ def test_what_was_exported_is_imported_into_a_row_log_and_trained_on_like_in_pla
 def test_inspect_shows_what_of_the_row_log_is_used_and_merged(holdfast: Commands) -> None:
     holdfast.train("pool", *SETTINGS)
     found = inspected(holdfast)
-    assert (found["store"], found["format_version"], found["step"], found["clean"]) == ("log", 2, 20, True)
-    assert found["log"]["bytes"] == 8192 + 65536
+    assert (found["store"], found["format_version"], found["step"], found["clean"]) == ("log", 4, 20, True)
+    assert found["log"]["bytes"] == 8192 + 65536 + 4096  # checkpoints, ring, label
     used, merged = found["log"]["bytes_used"], found["log"]["merged_step"]
     assert isinstance(used, int) and isinstance(merged, int)
     assert 0 <= used <= 65536
@@ -126,7 +126,7 @@ def test_inspect_shows_what_of_the_row_log_is_used_and_merged(holdfast: Commands
     assert used > 0 or merged == 20
     text = holdfast("inspect", holdfast.root / "pool").out
     assert f"merged up to step {merged}" in text
-    assert "row log 72.0 KiB" in text
+    assert "row log 76.0 KiB" in text
     holdfast.train("in-place", "--set", "pool.medium=memory")
     tables = [(table["name"], table["touched_rows"]) for table in inspected(holdfast, "in-place")["tables"]]  # type: ignore[index]
     assert [(table["name"], table["touched_rows"]) for table in found["tables"]] == tables  # type: ignore[index]

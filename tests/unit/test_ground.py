@@ -14,7 +14,7 @@ import pytest
 
 from holdfast import Pool, _core
 from holdfast.digest import digest_pool
-from holdfast.errors import PoolError
+from holdfast.errors import Corrupted, PoolError
 from holdfast.inspection import inspect_pool
 from holdfast.repair import problems_of
 
@@ -156,5 +156,9 @@ def test_making_a_pool_truncates_nothing_that_a_link_points_to(pool_root: Path, 
     (pool_root / "pool").mkdir()
     for name in ("pool.holdfast.new", "dense-0", "log-0000"):
         (pool_root / "pool" / name).symlink_to(victim)
+    with pytest.raises(Corrupted):
+        make(pool_root / "pool", log_store=False)
+    assert victim.read_text() == "precious"
+    _core.mark_unpublished(str(pool_root / "pool"))  # so they look like what a creation left that did not end
     make(pool_root / "pool", log_store=False)
     assert victim.read_text() == "precious"
