@@ -40,8 +40,7 @@ void InPlaceBackend::create(Medium& medium, const std::vector<RowTable>& tables,
   } else {
     InPlaceStore::create(medium, tables, row_checksums);
   }
-  const auto log =
-      create_labelled(medium, log_name, log_bytes, Access::sequential, identity, {format::FileKind::log});
+  const auto log = create_labelled(medium, log_name, log_bytes, Access::sequential, identity, {format::FileKind::log});
   log->allocate(0, log_bytes);
   log->sync();  // its size, before the superblock
 }

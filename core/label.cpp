@@ -80,7 +80,8 @@ std::size_t label_offset(const File& whole, const FileRole& role) {
 }
 
 [[noreturn]] void refuse_size(const std::string& name, std::uint64_t bytes) {
-  throw Error(ErrorKind::corrupted, name + ": " + std::to_string(bytes) + " bytes, which have no room for the file's label");
+  throw Error(ErrorKind::corrupted,
+              name + ": " + std::to_string(bytes) + " bytes, which have no room for the file's label");
 }
 
 }  // namespace

@@ -57,7 +57,8 @@ Ready opened(format::Store store) {
                             for (const Event& event : journal.events()) {
                               if (const auto* flush = std::get_if<Flush>(&event)) found.flushed.insert(flush->file);
                               const auto* put = std::get_if<Store>(&event);
-                              if (put != nullptr && changes(*put, before.at(put->file))) found.changed.insert(put->file);
+                              if (put != nullptr && changes(*put, before.at(put->file)))
+                                found.changed.insert(put->file);
                             }
                           }};
   Pool again(image, options,
