@@ -228,7 +228,11 @@ class Slots {
         return slot;
       }
       if (of.lives != 0) {
-        is_trial ? of.lives = 0 : --of.lives;
+        if (is_trial) {
+          of.lives = 0;
+        } else {
+          --of.lives;
+        }
         of.is_proven = true;
       }
       of.is_queued = of.holds == 0;
