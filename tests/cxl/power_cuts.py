@@ -27,6 +27,7 @@ from media import CxlMemory, Disk, Medium
 
 MEDIA: dict[str, type[Medium]] = {"dax": CxlMemory, "disk": Disk}
 BOOT_PATIENCE = 3  # booting and importing torch takes longer than anything that a life does
+UNMOUNTABLE = re.compile(r"mount: mounting .* failed: .*")  # what the guest says of it
 FORGETFUL_CUTS = 6  # within so many a campaign has to notice
 BUILD = Path(__file__).resolve().parents[2] / "build" / "cxl"
 
@@ -72,6 +73,10 @@ def notices_a_forgetful_medium(
             campaign.live(moment, pace)
         except CampaignFailed as failure:
             return str(failure)
+        except MachineStopped as stopped:
+            if (broken := UNMOUNTABLE.search(str(stopped))) is None:
+                raise
+            return f"not even the file system is whole: {broken[0]}"
     return None
 
 
