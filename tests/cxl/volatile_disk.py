@@ -1,10 +1,11 @@
 """A disk with a volatile write cache, served to a virtual machine over NBD, and what a power cut leaves of it.
 
 Invariants
-- A sector (512 bytes) is written whole or not at all; nothing larger is atomic.
+- A sector is written whole or not at all; nothing larger is atomic.
 - What a flush was asked for after, or what was written with FUA, is on the platter once that was answered.
-- Everything else lies in the cache. At a cut each sector keeps one of the versions that were written since it last was
-  on the platter, or the platter's own, chosen at random: so writes are lost, torn and out of order at will.
+- Everything else lies in the cache. At a cut each sector keeps the newest of the versions that were written since it
+  last was on the platter, or an older one, or the platter's own, at random: so writes are lost, torn and out of order
+  at will.
 - The request that `stop_after` chose is never answered, nor is a later one: a flush is not done, and a write may have
   come as far as the cache.
 - A forgetful disk answers flushes and leaves the cache as it is. It is there to show that a campaign notices.
@@ -19,6 +20,7 @@ import socket
 import struct
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -40,9 +42,10 @@ _EINVAL = 22
 class VolatileCache:
     """The sectors of `platter` with a write cache in front of them."""
 
-    def __init__(self, platter: Path, *, forgetful: bool = False) -> None:
+    def __init__(self, platter: Path, *, sector_bytes: int = SECTOR_BYTES, forgetful: bool = False) -> None:
         self._platter = platter.open("r+b")
         self.size_bytes = platter.stat().st_size
+        self._sector_bytes = sector_bytes
         self._forgetful = forgetful
         self._versions: dict[int, list[bytes]] = {}  # of a sector, since it was last on the platter; the newest is last
         self.counts: Counter[str] = Counter()
@@ -50,16 +53,16 @@ class VolatileCache:
     def read(self, offset: int, size: int) -> bytes:
         self._platter.seek(offset)
         data = bytearray(self._platter.read(size))
-        for at in range(0, size, SECTOR_BYTES):
-            if versions := self._versions.get((offset + at) // SECTOR_BYTES):
-                data[at : at + SECTOR_BYTES] = versions[-1]
+        for at in range(0, size, self._sector_bytes):
+            if versions := self._versions.get((offset + at) // self._sector_bytes):
+                data[at : at + self._sector_bytes] = versions[-1]
         return bytes(data)
 
     def write(self, offset: int, data: bytes, *, through: bool = False) -> None:
         self.counts["writes"] += 1
-        sectors = range(offset // SECTOR_BYTES, (offset + len(data)) // SECTOR_BYTES)
+        sectors = range(offset // self._sector_bytes, (offset + len(data)) // self._sector_bytes)
         for number, sector in enumerate(sectors):
-            version = data[number * SECTOR_BYTES : (number + 1) * SECTOR_BYTES]
+            version = data[number * self._sector_bytes : (number + 1) * self._sector_bytes]
             self._versions.setdefault(sector, []).append(version)
         if through:
             self.counts["written through"] += 1
@@ -71,15 +74,28 @@ class VolatileCache:
 
     def cut(self, chance: random.Random) -> None:
         """The power fails: what is left is on the platter."""
-        for sector, versions in sorted(self._versions.items()):
-            self.counts["sectors in the cache"] += 1
-            kept = chance.randrange(len(versions) + 1)
-            if kept > 0:
-                self._put(sector, versions[kept - 1])
-            if kept < len(versions):
-                self.counts["lost"] += 1
+        for sector, left in self._left(chance, 0.5):
+            self._put(sector, left)
         self._versions.clear()
         self._platter.flush()
+
+    def cut_copy(self, copy: Path, chance: random.Random, share_lost: float) -> None:
+        """Does to a copy of the platter what a cut would do to the platter now. share_lost: of the sectors in the
+        cache, how many do not come to their newest version."""
+        with copy.open("r+b") as file:
+            for sector, left in self._left(chance, share_lost):
+                file.seek(sector * self._sector_bytes)
+                file.write(left)
+
+    def _left(self, chance: random.Random, share_lost: float) -> Iterator[tuple[int, bytes]]:
+        """Of the sectors in the cache, what comes to the platter."""
+        for sector, versions in sorted(self._versions.items()):
+            self.counts["sectors in the cache"] += 1
+            kept = chance.randrange(len(versions)) if chance.random() < share_lost else len(versions)
+            if kept > 0:
+                yield sector, versions[kept - 1]
+            if kept < len(versions):
+                self.counts["lost"] += 1
 
     def close(self) -> None:
         self._platter.close()
@@ -89,9 +105,10 @@ class VolatileCache:
             return
         for sector in sectors:
             self._put(sector, self._versions.pop(sector)[-1])
+        self._platter.flush()
 
     def _put(self, sector: int, data: bytes) -> None:
-        self._platter.seek(sector * SECTOR_BYTES)
+        self._platter.seek(sector * self._sector_bytes)
         self._platter.write(data)
 
 
@@ -112,6 +129,10 @@ class VolatileDisk:
     def stop_after(self, requests: int) -> None:
         """Of those that write or flush."""
         self._requests_left = requests
+
+    def wait(self) -> None:
+        """Until the machine is gone."""
+        self._thread.join()
 
     def __enter__(self) -> Self:
         return self

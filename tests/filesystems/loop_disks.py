@@ -45,9 +45,14 @@ def reserve(path: Path, spare_bytes: int) -> None:
         os.fsync(file.fileno())
 
 
+def clone(image: Path, copy: Path) -> None:
+    with image.open("rb") as this, copy.open("wb") as other:
+        fcntl.ioctl(other, FICLONE, this.fileno())
+
+
 @dataclass(frozen=True)
 class Cell:
-    """A file system on disks of one sector size."""
+    """A file system on disks of one sector size. torn_bytes: what it needs to be written whole or not at all."""
 
     name: str
     sector_bytes: int
@@ -55,20 +60,25 @@ class Cell:
     mkfs: tuple[str, ...]
     options: str = "defaults"
     overlay: bool = False  # over it
+    torn_bytes: int = 512
 
     def __str__(self) -> str:
         return f"{self.name}-{self.sector_bytes}"
 
 
-def cells_of(name: str, disk_bytes: int, *mkfs: str) -> list[Cell]:
-    return [Cell(name, sector_bytes, disk_bytes, mkfs) for sector_bytes in (512, 4096)]
+def cells_of(name: str, disk_bytes: int, *mkfs: str, torn_bytes: int = 512) -> list[Cell]:
+    return [
+        Cell(name, sector_bytes, disk_bytes, mkfs, torn_bytes=max(torn_bytes, sector_bytes))
+        for sector_bytes in (512, 4096)
+    ]
 
 
-EXT4 = ("mkfs.ext4", "-q", "-b", "4096")
+# A superblock of ext4, of two sectors, cannot be mounted after it was torn if it has a checksum; nor can one of btrfs.
+EXT4 = ("mkfs.ext4", "-q", "-b", "4096", "-O", "^metadata_csum")
 CELLS = [
     *cells_of("ext4", 128 * MIB, *EXT4),
     *cells_of("xfs", 320 * MIB, "mkfs.xfs", "-q"),
-    *cells_of("btrfs", 320 * MIB, "mkfs.btrfs", "-q"),
+    *cells_of("btrfs", 320 * MIB, "mkfs.btrfs", "-q", torn_bytes=4096),
     Cell("ext4_without_direct_io", 512, 128 * MIB, EXT4, "data=journal"),
     Cell("overlay", 512, 128 * MIB, EXT4, overlay=True),
 ]
@@ -146,10 +156,9 @@ class LoopDisk:
 
     def cut(self, number: int) -> LoopDisk:
         """The disk as it is now, not mounted."""
-        clone = self.image.with_name(f"{self.image.name}-cut-{number}")
-        with self.image.open("rb") as this, clone.open("wb") as other:
-            fcntl.ioctl(other, FICLONE, this.fileno())
-        return LoopDisk(self.cell, clone, clone.with_name(clone.name + "-mounted"))
+        copy = self.image.with_name(f"{self.image.name}-cut-{number}")
+        clone(self.image, copy)
+        return LoopDisk(self.cell, copy, copy.with_name(copy.name + "-mounted"))
 
     @contextmanager
     def mounted(self) -> Iterator[Path]:

@@ -13,7 +13,7 @@ import pytest
 
 from crash_disk import CrashDisk, Event
 from holdfast import _core
-from power_cuts import judge_cuts, record, recording_directory
+from recorded_cuts import judge_cuts, record, recording_directory
 from verbs import VERBS
 
 CUTS = 30

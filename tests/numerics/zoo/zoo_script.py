@@ -183,6 +183,7 @@ def train(directory: Path, layer: str, optimizer: str, precision: str, memory: M
         checkpoint = holdfast.Checkpoint(pool, model=net, optimizer=dense)
         checkpoint.resume()
         offsets = torch.arange(BATCH + 1)
+        torch.compiler.reset()  # else the ninth network of a process is over dynamo's limit, and runs as it is
         forward: Any = torch.compile(net) if precision == "compile" else net
         for step in range(STEPS):
             memory.disturb()

@@ -1,4 +1,4 @@
-"""Cuts the power of recorded verbs: `power_cuts.py VERB SEED [--cuts N]`, or `--number N` for one cut of a seed.
+"""Cuts the power of recorded verbs: `recorded_cuts.py VERB SEED [--cuts N]`, or `--number N` for one cut of a seed.
 
 A cut is a function of the recording, a seed and a number: the number says after which event the power goes, and both
 say what of the unsynced is left.

@@ -1,0 +1,145 @@
+"""The power goes at any flush that a file system sends to its disk, while holdfast's verbs write: what is left of the
+disk is mounted, and judged as verbs.py says. Runs that are cut find every durable step."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import shutil
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "power"))
+
+from crash_runs import Zygote, digest
+from loop_disks import CELLS, LoopDisk
+from recorded_disk import Cut, RecordedDisk
+from test_filesystems import STORES, References
+from test_filesystems import references as references
+from verbs import VERBS
+
+SEED = 20261125
+CUTS = 6  # of those at flushes, in make test
+
+pytestmark = pytest.mark.skipif(shutil.which("nbdfuse") is None, reason="no nbdfuse (package nbdfuse of Debian)")
+
+
+def run_in_child(function: Callable[[Path], None], root: Path) -> None:
+    """In a fork of a process that has imported what verbs do: whoever waits for a disk must not serve it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["verbs"])
+    child = context.Process(target=_run, args=(function, root))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+
+
+def _run(function: Callable[[Path], None], root: Path) -> None:
+    torch.set_num_threads(1)
+    function(root)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """What a cut left goes on as the run that was recorded."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def judge(name: str, disk: LoopDisk, scratch: Path, *, seed: int, count: int | None) -> list[str]:
+    """What was not as promised after `count` of the cuts at flushes (None: all), a line for each. scratch: in memory,
+    since what is judged need not be synced."""
+    verb = VERBS[name]
+    root = disk.path / "root"
+    root.mkdir()
+    run_in_child(verb.prepare, root)
+    disk.unmount()
+    recorded = RecordedDisk(disk)
+    failures = []
+    try:
+        recorded.mount()
+        before, end = scratch / "before", scratch / "end"
+        shutil.copytree(recorded.path / "root", before)
+        run_in_child(verb.run, recorded.path / "root")
+        mark = recorded.mark()
+        shutil.copytree(recorded.path / "root", end)
+        recorded.unmount()
+        sources, expected = verb.sources(before), verb.value(end)
+        assert expected is not None
+        for cut in recorded.cuts(mark, seed, count):
+            left = scratch / str(cut.number) / "root"
+            with cut.disk.mounted() as path:
+                shutil.copytree(path / "root", left)
+            try:
+                verb.judge(left, sources, expected, has_returned=cut.is_end)
+            except Exception as error:
+                failures.append(f"{name}, seed {seed}, {cut}: {type(error).__name__}: {error}")
+            shutil.rmtree(left.parent)
+    finally:
+        recorded.close()
+    return failures
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("name", "cell"), [(name, CELLS[number % len(CELLS)]) for number, name in enumerate(VERBS)], ids=str
+)
+def test_a_verb_that_is_cut_at_a_flush_leaves_nothing_half(name: str, disk: LoopDisk, pool_root: Path) -> None:
+    assert judge(name, disk, pool_root, seed=SEED, count=CUTS) == []
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+@pytest.mark.parametrize("name", VERBS)
+def test_a_verb_that_is_cut_at_every_flush_leaves_nothing_half(name: str, disk: LoopDisk, pool_root: Path) -> None:
+    failures = judge(name, disk, pool_root, seed=random.SystemRandom().randrange(1 << 32), count=None)
+    assert failures == [], "\n".join(failures)
+
+
+def resume(cut: Cut, store: str, zygote: Zygote, expected: str) -> None:
+    durable, _ = struct.unpack("<QQ", cut.note) if cut.note else (0, 0)
+    with cut.disk.mounted() as path:
+        result = zygote.run(path / "pool", STORES[store])["result"]
+        assert result["resumed_at"] >= durable, f"{store}, {cut}: step {durable} was durable"
+        assert digest(path / "pool") == expected, f"{store}, {cut}, after step {durable}"
+
+
+def lose_power_at_flushes(
+    store: str, disk: LoopDisk, zygote: Zygote, references: References, note: Path, *, seed: int, count: int | None
+) -> None:
+    disk.unmount()
+    recorded = RecordedDisk(disk, note)
+    try:
+        recorded.mount()
+        zygote.run(recorded.path / "pool", STORES[store], progress=note)
+        mark = recorded.mark()
+        recorded.unmount()
+        for cut in recorded.cuts(mark, seed, count):
+            resume(cut, store, zygote, references.of(store)[0])
+    finally:
+        recorded.close()
+
+
+@pytest.mark.parametrize(("store", "cell"), [("in_place", CELLS[1]), ("row_log", CELLS[2])], ids=str)
+def test_a_run_that_is_cut_at_a_flush_finds_every_durable_step(
+    store: str, disk: LoopDisk, zygote: Zygote, references: References, tmp_path: Path
+) -> None:
+    lose_power_at_flushes(store, disk, zygote, references, tmp_path / "note", seed=SEED, count=CUTS)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+@pytest.mark.parametrize("store", STORES)
+def test_a_run_that_is_cut_at_every_flush_finds_every_durable_step(
+    store: str, disk: LoopDisk, zygote: Zygote, references: References, tmp_path: Path
+) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    lose_power_at_flushes(store, disk, zygote, references, tmp_path / "note", seed=seed, count=None)
