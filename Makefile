@@ -23,10 +23,10 @@ test: build/.native  ## all tests, in a quarter of an hour
 	$(BIN)/python -m pytest
 
 filesystem-tools:  ## what tests/filesystems makes disks with, where Debian's apt and root can be had; else they are skipped
-	@{ command -v mkfs.ext4 && command -v mkfs.xfs && command -v mkfs.btrfs && command -v losetup; } >/dev/null \
+	@{ command -v mkfs.ext4 && command -v mkfs.xfs && command -v mkfs.btrfs && command -v losetup && command -v nbdfuse; } >/dev/null \
 	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
-	    && apt-get install -qq -y --no-install-recommends e2fsprogs xfsprogs btrfs-progs mount; } \
-	  || echo "filesystem-tools: install e2fsprogs, xfsprogs, btrfs-progs and mount as root for tests/filesystems" >&2
+	    && apt-get install -qq -y --no-install-recommends e2fsprogs xfsprogs btrfs-progs mount nbdfuse; } \
+	  || echo "filesystem-tools: install e2fsprogs, xfsprogs, btrfs-progs, mount and nbdfuse as root for tests/filesystems" >&2
 
 test-cxl: build/.native  ## power cuts in a virtual machine, on CXL memory and on a disk; needs Debian's apt, and root once
 	$(BIN)/python tests/cxl/power_cuts.py

@@ -109,6 +109,11 @@ class RecordedDisk(LoopDisk):
         self._start([sys.executable, __file__, self.image, socket, self._log, self._note], socket.exists)
         self._start(["nbdfuse", fuse, "--unix", socket], (fuse / "nbd").exists)
         self._device = run("losetup", "-b", str(self.cell.sector_bytes), "--show", "-f", fuse / "nbd")
+        # Whoever asks what the disk lies on is to find a disk: FUSE might be anything, and promises nothing.
+        cover = self._directory / "cover"
+        cover.mkdir()
+        (cover / "nbd").touch()
+        run("mount", "--bind", cover, fuse)
 
     def _start(self, command: list[str | Path], is_there: Callable[[], bool]) -> None:
         process = subprocess.Popen(command)
@@ -125,19 +130,21 @@ class RecordedDisk(LoopDisk):
 
     def close(self) -> None:
         super().close()
-        subprocess.run(["umount", "-l", self._directory / "fuse"], capture_output=True, check=False)
+        for _ in ("cover", "fuse"):
+            subprocess.run(["umount", "-l", self._directory / "fuse"], capture_output=True, check=False)
         for process in self._processes:
             process.kill()
             process.wait()
         shutil.rmtree(self._directory)
 
-    def cuts(self, end: int, seed: int, count: int | None = None) -> Iterator[Cut]:
-        """At every flush before the mark `end`, or at `count` of them, when it is asked for; and at `end`. The disk must
-        not be mounted any more: no file system takes kindly to its twin."""
+    def cuts(self, end: int, seed: int, count: int | None = None, *, forgetful: bool = False) -> Iterator[Cut]:
+        """At every flush before the mark `end`, or at `count` of them, when it is asked for; and at `end`. The disk is
+        not to be mounted any more: no file system takes kindly to its twin. forgetful: as if it did nothing at a flush
+        (volatile_disk.py)."""
         chosen = self._choose(end, seed, count)
         platter = self._directory / "platter"
         clone(self._before.image, platter)
-        cache = VolatileCache(platter, sector_bytes=self.cell.torn_bytes)
+        cache = VolatileCache(platter, sector_bytes=self.cell.torn_bytes, forgetful=forgetful)
 
         def cut(number: int, note: bytes, *, is_end: bool = False) -> Cut:
             left = LoopDisk(self.cell, self._directory / f"cut-{number}", self._directory / f"cut-{number}-mounted")
