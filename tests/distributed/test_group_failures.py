@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -58,6 +59,25 @@ def check_refused(life: Life, kind: str, *words: str) -> None:
 
 
 # What breaks while they train.
+
+
+@pytest.mark.parametrize("do", ["kill", "stop"])
+def test_a_rank_0_that_ends_while_it_deals_out_the_shards_is_missed(do: str, ranks: Ranks, pool_root: Path) -> None:
+    pool = trained(ranks, pool_root / "pool", 2, steps=4)
+    life = run(ranks, pool, 3, acts={0: Act(at="dealing", do=do)})
+    assert life.struck == {0}
+    life.check_that_the_others_ended(within=TIMEOUT + GRACE)
+    trained(ranks, pool, steps=6)
+
+
+def test_rank_0_may_take_longer_than_the_timeout_to_deal_out_the_shards(ranks: Ranks, pool_root: Path) -> None:
+    pool = trained(ranks, pool_root / "pool", 2, steps=4)
+    with Ranks() as others, ThreadPoolExecutor(1) as beside:
+        life = beside.submit(run, others, pool, 3, acts={0: Act(at="dealing", do="wait")})
+        others.await_waiting(life)
+        time.sleep(2 * TIMEOUT)
+        others.go_on.touch()
+        assert life.result().ended_well, life.result().errors()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ Invariants
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 import socket
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, TypeVar
 
 import torch
@@ -39,6 +40,7 @@ _GRACE_WHEN_STOPPED = 0.2
 _GRACE_SECONDS = 3.0  # for the others to say that they are there, once something broke
 _Answer = TypeVar("_Answer")
 _NOT_YET = "Operation timed out"  # what Work.wait says when its own timeout passed and the work goes on
+_DOING, _DONE = "at it, ", "done"  # what rank 0 says of long work
 _GAVE_UP = "gave up"  # begins the word that a rank leaves whose wait timed out
 
 
@@ -203,24 +205,57 @@ class Group:
     @contextmanager
     def unhurried(self, what: str) -> Iterator[None]:
         """Rank 0 does something in this block that may take longer than the timeout; the others wait for its end, for
-        as long as there is a store to ask."""
-        key = f"holdfast/done/{what}"
+        as long as it says that it lives."""
+        if self.rank != 0:
+            yield
+            self._await_rank_0(what)
+        elif self.world_size == 1:
+            yield
+        else:
+            with self._saying_that_it_lives(what):
+                yield
+
+    @contextmanager
+    def _saying_that_it_lives(self, what: str) -> Iterator[None]:
+        """Four times in a timeout, from another thread: this one may be in the core for long."""
+        is_over = Event()
+
+        def say() -> None:
+            for beat in itertools.count():
+                with suppress(RuntimeError):
+                    self._store.set(_done_key(what), f"{_DOING}{beat}")
+                if is_over.wait(self.timeout / 4):
+                    return
+
+        saying = Thread(target=say, name="holdfast-alive", daemon=True)
+        saying.start()
         try:
             yield
         finally:
-            if self.world_size > 1 and self.rank == 0:
-                self._store.set(key, "")
-        while self.rank != 0 and not self._is_there(key, what):
+            is_over.set()
+            saying.join()
+            self._store.set(_done_key(what), _DONE)
+
+    def _await_rank_0(self, what: str) -> None:
+        heard, since = b"", time.monotonic()
+        while True:
+            try:
+                said = self._ask(lambda: self._store.get(_done_key(what)) if self._has_begun(what) else b"")
+            except (RuntimeError, TimeoutError):
+                self._broken = True
+                raise self._cut_off(what) from None
+            if said == _DONE.encode():
+                return
+            if said != heard:
+                heard, since = said, time.monotonic()
             if self.stopping():
                 raise GroupError(f"stopped while waiting for {what}")
+            if time.monotonic() - since > self.timeout:
+                raise self._failure(what, TimeoutError(f"{_NOT_YET}: rank 0 was silent"))
             time.sleep(0.05)
 
-    def _is_there(self, key: str, what: str) -> bool:
-        try:
-            return self._ask(lambda: self._store.check([key]))
-        except (RuntimeError, TimeoutError):
-            self._broken = True
-            raise self._cut_off(what) from None
+    def _has_begun(self, what: str) -> bool:
+        return self._store.check([_done_key(what)])
 
     def all_or_none(self, work: Callable[[], Any], what: str) -> Any:
         """Runs `work` on every rank. Where it fails on one, all raise that error, whose message names the rank."""
@@ -371,6 +406,10 @@ def _bytes(count: int) -> Tensor:
 
 def _key(rank: int) -> str:
     return f"holdfast/rank-{rank}"
+
+
+def _done_key(what: str) -> str:
+    return f"holdfast/done/{what}"
 
 
 def _error_class(name: str) -> type[HoldfastError]:
