@@ -6,12 +6,12 @@ The protocol, the files and recovery are the core's (core/pool.h); this is their
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from holdfast import _core
 from holdfast.durable import make_directory
@@ -105,11 +105,12 @@ def log_bytes_of(log_store: bool) -> int:
     return _ROW_LOG_BYTES if log_store else _MIN_LOG_BYTES
 
 
-def describe_medium(medium: str, level: str) -> str:
-    """In words. medium: as the core describes it."""
-    kind = medium.rpartition(", ")[0]
+def describe_medium(medium: str, header: Mapping[str, Any]) -> str:
+    """In words. medium: as the core describes it. header: of the pool."""
+    kind, level = medium.rpartition(", ")[0], header["level"]
     survives = "power loss" if level == "power" else "any death of the process, not of the machine"
-    return f"{kind} (level {level}: survives {survives})"
+    moved = ", which it did where it was made" if level == "process" and header["level_at_creation"] == "power" else ""
+    return f"{kind} (level {level}: survives {survives}{moved})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +311,7 @@ class Pool:
     @property
     def description(self) -> str:
         """What the pool lies on, and what its durable steps survive."""
-        return describe_medium(self.core.medium, self.core.header["level"])
+        return describe_medium(self.core.medium, self.core.header)
 
     @property
     def level(self) -> str:

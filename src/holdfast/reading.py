@@ -221,7 +221,7 @@ class ReadOnlyPool:
 
 def medium_words(pool: _core.Pool | PoolReader) -> str:
     """What a pool lies on, and what its durable steps survive."""
-    return describe_medium(pool.medium, pool.header["level"])
+    return describe_medium(pool.medium, pool.header)
 
 
 @dataclass(frozen=True, slots=True)

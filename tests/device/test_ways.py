@@ -413,6 +413,17 @@ def test_and_goes_on_with_the_same_bits(lives: tuple[int, ...], root: Path) -> N
     assert bits(root / "through") == bits(root / "stopped")
 
 
+def test_a_capture_of_a_step_that_is_over_is_refused(root: Path) -> None:
+    loop = Loop(root / "pool", DeviceConfig(rows="scratchpad"))
+    rows = loop.collections[0]
+    with loop.pool:
+        planned = rows.plan(loop.features(1))
+        captured = rows.capture(planned)
+        loop.pool.commit(1)
+        with pytest.raises(StepError, match="step 1, which is over"):
+            rows.lookup(captured, planned)
+
+
 def test_a_second_forward_pass_in_a_step_is_refused_by_name(root: Path) -> None:
     loop = Loop(root / "pool", DeviceConfig(rows="scratchpad"))
     with pytest.raises(StepError, match="near_memory"), loop.pool:

@@ -237,6 +237,8 @@ class SlotRows:
         raise StepError("lookup_ahead goes with device.rows = 'near_memory' alone")
 
     def lookup(self, captured: SlotBatch) -> Tensor:
+        if captured.step != self._pool.step + 1:
+            raise StepError(f"lookup with a capture of step {captured.step}, which is over")
         plan = captured.planned.plan
         queue = current_queue(self.device)
         queue.follow(captured.arrived)

@@ -120,7 +120,7 @@ class GroupPool:
         """What this rank's part lies on and survives, and how the rows are shared."""
         roles = self.group.roles
         shared = f"{self.manifest.num_shards} shards, {len(roles.owners)} owners, {len(roles.trainers)} trainers"
-        mediums = [describe_medium(pool.medium, pool.level) for pool in self.pools[:1]]
+        mediums = [describe_medium(pool.medium, pool.header) for pool in self.pools[:1]]
         return ", ".join([*mediums, shared])
 
     @property
