@@ -128,6 +128,19 @@ void InPlaceStore::create(Medium& medium, const std::vector<RowTable>& tables, b
   for (const auto& file : files) file->sync();
 }
 
+std::vector<LabelledName> InPlaceStore::files(const std::vector<RowTable>& tables, bool row_checksums) {
+  std::vector<LabelledName> files;
+  for (std::size_t i = 0; i < tables.size(); ++i) {
+    for (const ColumnShape& shape : shapes_of(tables[i], row_checksums)) {
+      for (const RowPiece& piece : tables[i].owned_pieces()) {
+        files.push_back(
+            {row_file_name(tables[i], piece.shard, i, shape.what), shape.role(i, piece.shard), tables[i].identity});
+      }
+    }
+  }
+  return files;
+}
+
 InPlaceStore::InPlaceStore(Medium& medium, std::vector<RowTable> tables, bool row_checksums, bool writable)
     : medium_(medium), kernels_(best_kernels()) {
   for (std::size_t i = 0; i < tables.size(); ++i) {

@@ -1,7 +1,10 @@
 #include "label.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <utility>
 
 #include "checksum.h"
@@ -123,6 +126,30 @@ void check_label_of(Medium& medium, const std::string& name, const Identity& ide
   if (!identity.uuid()) return;
   const Medium::Tail tail = medium.read_tail(name, sizeof(FileLabel), label_bytes);
   check(tail.bytes.data(), tail.place, identity, role);
+}
+
+std::optional<DamagedLabel> damaged_label(const std::string& path, const Identity& identity, const FileRole& role) {
+  if (!identity.uuid()) return std::nullopt;
+  std::error_code missing;
+  const std::uint64_t bytes = std::filesystem::file_size(path, missing);
+  if (missing || bytes < label_bytes) return std::nullopt;
+  const std::uint64_t offset = role.grows() ? 0 : bytes - label_bytes;
+  std::array<char, sizeof(FileLabel)> block;
+  std::ifstream file(path, std::ios::binary);
+  if (!file.seekg(static_cast<std::streamoff>(offset)).read(block.data(), block.size())) return std::nullopt;
+  FileLabel found;
+  std::memcpy(&found, block.data(), sizeof(found));
+  const FileLabel expected = label_of(identity, role);
+  if (std::memcmp(&found, &expected, sizeof(found)) == 0) return std::nullopt;
+  DamagedLabel damaged{offset, {}};
+  const bool is_anothers = found.magic == format::label_magic && found.crc == crc_of(found, 0);
+  const bool says_so = std::ranges::equal(found.uuid, expected.uuid) && found.kind == expected.kind &&
+                       found.table == expected.table && found.shard == expected.shard;
+  if (!is_anothers && (says_so || found.crc == expected.crc)) {
+    damaged.bytes.emplace(sizeof(expected));
+    std::memcpy(damaged.bytes->data(), &expected, sizeof(expected));
+  }
+  return damaged;
 }
 
 void create_labelled_blocks(const std::string& path, std::uint64_t bytes, const Identity& identity,

@@ -40,6 +40,21 @@ std::unique_ptr<File> open_labelled(Medium& medium, const std::string& name, boo
                                     const Identity& identity, const FileRole& role,
                                     std::optional<std::size_t> bytes = std::nullopt);
 
+// A file with a label, by its name in the pool's directory.
+struct LabelledName {
+  std::string name;
+  FileRole role;
+  Identity identity;
+};
+
+// A label that is not what it has to be: the bytes that it had, and where. They are known where what is left of it says
+// that it was this one: its uuid and its place among the pool's files hold, or its checksum does.
+struct DamagedLabel {
+  std::uint64_t offset;
+  std::optional<std::vector<std::byte>> bytes;
+};
+std::optional<DamagedLabel> damaged_label(const std::string& path, const Identity& identity, const FileRole& role);
+
 // The size of a file that keeps `bytes` for good.
 std::size_t labelled_bytes(std::size_t bytes, const Identity& identity);
 // Of a file that is mapped together with others: throws corrupted where the label is not this one.

@@ -37,10 +37,16 @@ Opening opening_of(const LogStoreOptions& options) {
   return options.writable ? Opening::read_write : Opening::read_only;
 }
 
-std::string log_path(const std::string& directory) { return directory + "/row-log-0000"; }
+constexpr const char* row_log_name = "row-log-0000";
+
+std::string log_path(const std::string& directory) { return directory + "/" + row_log_name; }
+
+std::string home_name(const RowTable& table, std::size_t number, const RowPiece& piece) {
+  return row_file_name(table, piece.shard, number, "home");
+}
 
 std::string home_path(const std::string& directory, const RowTable& table, std::size_t number, const RowPiece& piece) {
-  return directory + "/" + row_file_name(table, piece.shard, number, "home");
+  return directory + "/" + home_name(table, number, piece);
 }
 
 std::string home_bits_path(const std::string& directory) { return directory + "/home-bits-0000"; }
@@ -89,6 +95,16 @@ class LogStore::Fetching {
   LogStore& store_;
   std::uint64_t number_;
 };
+
+std::vector<LabelledName> LogStore::files(const std::vector<RowTable>& tables, const Identity& identity) {
+  std::vector<LabelledName> files = {{row_log_name, {format::FileKind::row_log}, identity}};
+  for (std::size_t i = 0; i < tables.size(); ++i) {
+    for (const RowPiece& piece : tables[i].owned_pieces()) {
+      files.push_back({home_name(tables[i], i, piece), role_of(i, piece), tables[i].identity});
+    }
+  }
+  return files;
+}
 
 void LogStore::create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t ring_bytes,
                       Caching caching, const StepMark& mark, bool adopt, const Identity& identity) {

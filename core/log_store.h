@@ -56,6 +56,7 @@
 #include "format.h"
 #include "home_bits.h"
 #include "kernels/kernels.h"
+#include "label.h"
 #include "media/block_file.h"
 #include "media/block_queue.h"
 #include "media/spare_buffers.h"
@@ -151,6 +152,7 @@ class LogStore {
   // Makes the files of a store in `directory`, which exists: sparse homes, an allocated ring that begins after the
   // mark's step. adopt: the homes are there, and stay as they are. Throws full; corrupted where one that is adopted is
   // missing, another pool's, or of another size than it needs. identity: of the pool; its rows' is in the tables.
+  static std::vector<LabelledName> files(const std::vector<RowTable>& tables, const Identity& identity);
   static void create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t ring_bytes,
                      Caching caching = Caching::direct, const StepMark& mark = {}, bool adopt = false,
                      const Identity& identity = {});

@@ -10,6 +10,9 @@
 #include "dense_slots.h"
 #include "error.h"
 #include "format.h"
+#include "in_place_store.h"
+#include "label.h"
+#include "log_store.h"
 #include "pool_files.h"
 #include "row_view.h"
 #include "superblock.h"
@@ -89,6 +92,32 @@ std::optional<Edit> epoch_record(const File& file, format::Level level, std::uin
       std::string("the epoch record says that a life had begun which was not closed: the next opening recovers the "
                   "pool") +
           (same_boot ? "" : "; the machine has been down since, so that wants trust_after_reboot")};
+}
+
+// What lies in a file is looked at once it is known to be this pool's.
+RepairPlan plan_labels(const std::string& directory, const Superblock& superblock) {
+  const std::vector<RowTable> tables = superblock.row_tables();
+  const format::PoolHeader& header = superblock.header();
+  std::vector<LabelledName> files;
+  if (header.store == static_cast<std::uint32_t>(format::Store::in_place)) {
+    files = InPlaceStore::files(tables, header.row_checksums != 0);
+    files.push_back({log_name, {format::FileKind::log}, superblock.identity()});
+  } else {
+    files = LogStore::files(tables, superblock.identity());
+  }
+  RepairPlan plan;
+  for (const LabelledName& file : files) {
+    const std::string path = directory + "/" + file.name;
+    auto damaged = damaged_label(path, file.identity, file.role);
+    if (!damaged) continue;
+    if (damaged->bytes) {
+      plan.edits.push_back({path, damaged->offset, std::move(*damaged->bytes),
+                            "the label is written anew: what was left of it says that it was this file's"});
+    } else {
+      plan.refusals.push_back(path + ": its label does not say that the file is this pool's; put the pool's own back");
+    }
+  }
+  return plan;
 }
 
 class Planner {
@@ -192,6 +221,8 @@ RepairPlan plan_repair(const std::string& directory) {
   }
   if (auto edit = epoch_record(*file, medium->level(), Superblock::identity_of(header).seed()))
     return {{std::move(*edit)}, {}};
+  RepairPlan labels = plan_labels(directory, Superblock(*medium, false));
+  if (!labels.edits.empty() || !labels.refusals.empty()) return labels;
   return Planner(directory, *medium).plan();
 }
 

@@ -214,6 +214,55 @@ def test_a_dense_header_that_is_older_than_its_payload_is_not_believed(lay, pool
     is_left_alone(directory, f"{name} at offset 0", "may hold the newest state")
 
 
+def labels(directory: Path) -> dict[str, int]:
+    """The files of a pool that have a label, and where it is."""
+    found = {}
+    for name, data in files_of(directory).items():
+        at = data.find(b"HFLABEL\n")
+        if at >= 0:
+            found[name] = at
+    return found
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_label_of_which_a_byte_was_lost(lay, store: str):
+    directory, made = lay(store, CLOSED)
+    label = LAYOUTS["FileLabel"]
+    for number, (name, at) in enumerate(labels(directory).items()):
+        for byte in range(number % 3, label.size, 3):
+            change(directory, name, at + byte)
+            assert any("label" in problem for problem in problems_of(directory))
+            report = repair_pool(directory)
+            assert report.left == [] and "the label is written anew" in report.done[0]
+            assert files_of(directory) == made.files, (name, byte)
+    is_whole_at(directory, made)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_labels_of_all_files_at_once_in_a_pool_that_died(lay, store: str):
+    directory, made = lay(store, IN_A_STEP)
+    for name, at in labels(directory).items():
+        change(directory, name, at + LAYOUTS["FileLabel"].size - 1)
+    is_repaired(directory, made, "label")
+
+
+def test_a_label_that_says_nothing_any_more_is_not_made_up(lay):
+    directory, _ = lay(STORES[0], CLOSED)
+    for name, at in labels(directory).items():
+        change(directory, name, at, bytes(LAYOUTS["FileLabel"].size))
+        is_left_alone(directory, "its label does not say")
+        break
+
+
+def test_a_file_of_another_pool_with_a_damaged_label_is_not_made_this_ones(lay, pools: dict[str, MadePool]):
+    directory, _ = lay(STORES[0], CLOSED)
+    name, at = next(iter(labels(directory).items()))
+    other = bytearray(pools[f"{STORES[0]}, {IN_A_STEP}"].files[name])
+    other[at + 40] ^= 0xA5  # in its reserved bytes: nothing but the checksum says what was there
+    (directory / name).write_bytes(bytes(other))
+    is_left_alone(directory, "its label does not say")
+
+
 @pytest.mark.parametrize("store", STORES)
 def test_the_newest_dense_state_is_not_given_up(lay, store: str):
     for offset in (18, PAYLOAD_OFFSET + 3):
