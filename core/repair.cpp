@@ -94,32 +94,6 @@ std::optional<Edit> epoch_record(const File& file, format::Level level, std::uin
           (same_boot ? "" : "; the machine has been down since, so that wants trust_after_reboot")};
 }
 
-// What lies in a file is looked at once it is known to be this pool's.
-RepairPlan plan_labels(const std::string& directory, const Superblock& superblock) {
-  const std::vector<RowTable> tables = superblock.row_tables();
-  const format::PoolHeader& header = superblock.header();
-  std::vector<LabelledName> files;
-  if (header.store == static_cast<std::uint32_t>(format::Store::in_place)) {
-    files = InPlaceStore::files(tables, header.row_checksums != 0);
-    files.push_back({log_name, {format::FileKind::log}, superblock.identity()});
-  } else {
-    files = LogStore::files(tables, superblock.identity());
-  }
-  RepairPlan plan;
-  for (const LabelledName& file : files) {
-    const std::string path = directory + "/" + file.name;
-    auto damaged = damaged_label(path, file.identity, file.role);
-    if (!damaged) continue;
-    if (damaged->bytes) {
-      plan.edits.push_back({path, damaged->offset, std::move(*damaged->bytes),
-                            "the label is written anew: what was left of it says that it was this file's"});
-    } else {
-      plan.refusals.push_back(path + ": its label does not say that the file is this pool's; put the pool's own back");
-    }
-  }
-  return plan;
-}
-
 class Planner {
  public:
   explicit Planner(const std::string& directory, Medium& medium)
@@ -221,9 +195,34 @@ RepairPlan plan_repair(const std::string& directory) {
   }
   if (auto edit = epoch_record(*file, medium->level(), Superblock::identity_of(header).seed()))
     return {{std::move(*edit)}, {}};
-  RepairPlan labels = plan_labels(directory, Superblock(*medium, false));
-  if (!labels.edits.empty() || !labels.refusals.empty()) return labels;
   return Planner(directory, *medium).plan();
+}
+
+RepairPlan plan_label_repair(const std::string& directory) {
+  const auto medium = open_mapped_medium(directory);
+  const Superblock superblock(*medium, false);
+  const std::vector<RowTable> tables = superblock.row_tables();
+  const format::PoolHeader& header = superblock.header();
+  std::vector<LabelledName> files;
+  if (header.store == static_cast<std::uint32_t>(format::Store::in_place)) {
+    files = InPlaceStore::files(tables, header.row_checksums != 0);
+    files.push_back({log_name, {format::FileKind::log}, superblock.identity()});
+  } else {
+    files = LogStore::files(tables, superblock.identity());
+  }
+  RepairPlan plan;
+  for (const LabelledName& file : files) {
+    const std::string path = directory + "/" + file.name;
+    auto damaged = damaged_label(path, file.identity, file.role);
+    if (!damaged) continue;
+    if (damaged->bytes) {
+      plan.edits.push_back({path, damaged->offset, std::move(*damaged->bytes),
+                            "the label is written anew: what was left of it says that it was this file's"});
+    } else {
+      plan.refusals.push_back(path + ": its label does not say that the file is this pool's; put the pool's own back");
+    }
+  }
+  return plan;
 }
 
 }  // namespace holdfast

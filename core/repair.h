@@ -29,5 +29,7 @@ struct RepairPlan {
 // Of the pool in `directory`, which nobody has open. Throws what opening throws where too little of it holds to say
 // more.
 RepairPlan plan_repair(const std::string& directory);
+// Of the labels of its files, and of a part of a group alone, too: before anything else, which needs the files.
+RepairPlan plan_label_repair(const std::string& directory);
 
 }  // namespace holdfast

@@ -1,4 +1,4 @@
-// plan_repair, for the module.
+// Repair's plans, for the module.
 #include "repair.h"
 
 #include <nanobind/nanobind.h>
@@ -22,21 +22,26 @@ using namespace nb::literals;
 
 namespace holdfast {
 
+using Edits = std::vector<std::tuple<std::string, std::uint64_t, nb::bytes, std::string>>;
+
+template <RepairPlan (*planner)(const std::string&)>
+std::tuple<Edits, std::vector<std::string>> planned(const std::string& directory) {
+  const RepairPlan plan = [&] {
+    const nb::gil_scoped_release unlocked;
+    return planner(directory);
+  }();
+  Edits edits;
+  for (const Edit& edit : plan.edits) edits.emplace_back(edit.file, edit.offset, to_bytes(edit.bytes), edit.why);
+  return {edits, plan.refusals};
+}
+
 void bind_repair(nb::module_& m) {
   m.def(
-      "plan_repair",
-      [](const std::string& directory) {
-        const RepairPlan plan = [&] {
-          const nb::gil_scoped_release unlocked;
-          return plan_repair(directory);
-        }();
-        std::vector<std::tuple<std::string, std::uint64_t, nb::bytes, std::string>> edits;
-        for (const Edit& edit : plan.edits) edits.emplace_back(edit.file, edit.offset, to_bytes(edit.bytes), edit.why);
-        return std::tuple{edits, plan.refusals};
-      },
-      "directory"_a,
+      "plan_repair", &planned<plan_repair>, "directory"_a,
       "What of a damaged pool may be put right without a guess: (file, offset, bytes, why) of each edit, and what may "
       "not.");
+  m.def("plan_label_repair", &planned<plan_label_repair>, "directory"_a,
+        "The same of the labels of a pool's files, or of those of a part of a group.");
   m.def(
       "plan_superblock_repair",
       [](const std::string& directory) -> std::optional<std::tuple<std::string, nb::bytes, std::string>> {

@@ -548,6 +548,11 @@ def plan_repair(directory: str) -> tuple[list[tuple[str, int, bytes, str]], list
     What of a damaged pool may be put right without a guess: (file, offset, bytes, why) of each edit, and what may not.
     """
 
+def plan_label_repair(directory: str) -> tuple[list[tuple[str, int, bytes, str]], list[str]]:
+    """
+    The same of the labels of a pool's files, or of those of a part of a group.
+    """
+
 def plan_superblock_repair(directory: str) -> tuple[str, bytes, str] | None:
     """
     The superblock or its copy, whichever of the two is lost or does not hold, and can be made of the other: (name, bytes, why). Raises Corrupted, FormatMismatch where what it was cannot be told.

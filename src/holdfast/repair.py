@@ -13,6 +13,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,8 +59,10 @@ def repair_pool(directory: Path) -> RepairReport:
     with locked(directory, alone=True):
         parts = [directory]
         if is_of_group(directory):
-            from holdfast.sharding.inspection import parts_to_repair
+            from holdfast.sharding.inspection import all_parts, parts_to_repair
 
+            for part in all_parts(directory):  # each may be read once its files are known to be its own
+                _write_labels_anew(part, directory, report)
             parts, report.refusals = parts_to_repair(directory)
         for part in parts:
             report.left = _repair(part, directory, report)
@@ -79,18 +82,37 @@ def _repair(part: Path, pool: Path, report: RepairReport) -> list[str]:
         try:
             if _put_superblock_back(part, pool, report):
                 continue
+            are_made, refusals = _write_labels_anew(part, pool, report)
+            if are_made:
+                continue
+            if refusals:
+                break
             edits, refusals = _core.plan_repair(str(part))
         except (Corrupted, FormatMismatch) as error:
             edits, refusals = [], [f"{error}; it is left as it is"]
         if not edits:
             break
-        for file, offset, after, why in edits:
-            report.backup = report.backup or _new_backup(pool)
-            _keep(report.backup, Path(file), offset, after, why)
-            _write(Path(file), offset, after)
-            report.done.append(f"{file} at offset {offset}: {why}")
+        _make(edits, pool, report)
     report.refusals += refusals
     return problems
+
+
+def _write_labels_anew(part: Path, pool: Path, report: RepairReport) -> tuple[bool, list[str]]:
+    """Returns whether some were, and why others are left alone."""
+    try:
+        edits, refusals = _core.plan_label_repair(str(part))
+    except (Corrupted, FormatMismatch):  # its superblock does not say which files it has
+        return False, []
+    _make(edits, pool, report)
+    return bool(edits), refusals
+
+
+def _make(edits: Sequence[tuple[str, int, bytes, str]], pool: Path, report: RepairReport) -> None:
+    for file, offset, after, why in edits:
+        report.backup = report.backup or _new_backup(pool)
+        _keep(report.backup, Path(file), offset, after, why)
+        _write(Path(file), offset, after)
+        report.done.append(f"{file} at offset {offset}: {why}")
 
 
 def _put_superblock_back(part: Path, pool: Path, report: RepairReport) -> bool:

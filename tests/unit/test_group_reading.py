@@ -265,6 +265,22 @@ def test_a_repair_puts_right_what_is_wrong_in_a_part(config: RunConfig, pool_roo
     assert pool_digest(group) == before
 
 
+@pytest.mark.parametrize("medium", ["memory", "block"])
+def test_a_repair_writes_damaged_labels_of_shards_anew(config: RunConfig, pool_root: Path, medium: str) -> None:
+    group = train_group(on(config, medium), pool_root / "group", writers=2)
+    whole = {path: path.read_bytes() for path in sorted(group.rglob("*")) if path.is_file()}
+    damaged = {path: data.find(b"HFLABEL\n") for path, data in whole.items() if b"HFLABEL\n" in data}
+    assert {path.parent.name for path in damaged} > {"shard-0000", "shard-0001"}
+    for path, at in damaged.items():
+        data = bytearray(whole[path])
+        data[at + 20] ^= 0xA5
+        path.write_bytes(data)
+    assert problems_of(group)
+    report = repair_pool(group)
+    assert (report.left, len(report.done)) == ([], len(damaged))
+    assert {path: path.read_bytes() for path in whole} == whole
+
+
 def test_a_repair_leaves_a_dense_state_alone_that_all_may_go_back_to(config: RunConfig, pool_root: Path) -> None:
     killed_after(config, pool_root / "group", 4, lambda step: pool_root / f"killed-{step}")
     mixed = pool_root / f"killed-{STEPS}"

@@ -113,6 +113,14 @@ def _span(steps: list[int]) -> str:
 # Verification.
 
 
+def all_parts(directory: Path) -> list[Path]:
+    """Directories of the pools that make up a group's, as far as its manifest holds and they can be reached."""
+    try:
+        return [directory / DENSE_DIRECTORY, *reachable_writers(directory, manifests.read(directory))]
+    except PoolError:
+        return []
+
+
 def parts_to_repair(directory: Path) -> tuple[list[Path], list[str]]:
     """The parts that may be put right each by itself, and why others may not."""
     try:
