@@ -9,6 +9,7 @@ A verb is judged by four rules, after a cut at any moment:
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ from torch.distributed import HashStore
 
 from holdfast.config import read_config
 from holdfast.digest import digest_pool
+from holdfast.pool import Medium
 from holdfast.reading import at_rest
 from holdfast.repair import problems_of, repair_pool
 from holdfast.run import RunConfig, open_trainer
@@ -37,11 +39,18 @@ from holdfast.transfer import export_pool, import_pool, open_tensors
 CONFIG = Path(__file__).with_name("verbs.toml")
 STEPS = 4
 COMMIT_RECORDS = (12_288, 16_384)  # of the superblock
+_medium: Medium = "block"
+
+
+def keep_rows_in(medium: Medium) -> None:
+    """How the pools that verbs make from now on keep their rows, as in `holdfast.Pool`; `block`, where nobody said."""
+    global _medium
+    _medium = medium
 
 
 def config_of(steps: int = STEPS) -> RunConfig:
     config = read_config(RunConfig, CONFIG, [])
-    return replace(config, train=replace(config.train, steps=steps))
+    return replace(config, pool=replace(config.pool, medium=_medium), train=replace(config.train, steps=steps))
 
 
 def train(pool: Path, steps: int = STEPS) -> None:
@@ -65,6 +74,14 @@ def files_of(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in found}
 
 
+def digest_of_files(*directories: Path) -> str:
+    sha = hashlib.sha256()
+    for directory in directories:
+        for name, content in files_of(directory).items():
+            sha.update(f"{directory.name} {name} {len(content)} ".encode() + content)
+    return sha.hexdigest()
+
+
 def digest_of(pool: Path) -> str:
     with at_rest(pool) as (reader, _):
         return digest_pool(reader).whole
@@ -85,12 +102,13 @@ class Verb(ABC):
         """What was made, in a form that is equal for equal results; None where there is nothing. Raises where it is
         there and not whole."""
 
-    def sources(self, root: Path) -> object:
-        """What the verb only reads."""
-        return files_of(root / "pool")
+    def sources(self, root: Path) -> str | None:
+        """Of what the verb only reads, in a form that is equal as long as that is."""
+        return digest_of_files(root / "pool")
 
-    def judge(self, root: Path, sources: object, expected: str, *, has_returned: bool) -> None:
-        """Raises AssertionError, or what the verb raises."""
+    def judge(self, root: Path, sources: str | None, expected: str, *, has_returned: bool) -> bool:
+        """Returns whether it found what the verb makes, and did not run the verb again. Raises AssertionError, or what
+        the verb raises."""
         assert self.sources(root) == sources, "what was read has changed"
         found = self.value(root)
         assert found in (None, expected), "half a result is believed"
@@ -99,6 +117,7 @@ class Verb(ABC):
             self.run(root)
             assert self.value(root) == expected, "run again, it made something else"
             assert self.sources(root) == sources, "what was read has changed by running again"
+        return found is not None
 
 
 class Snapshot(Verb):
@@ -117,7 +136,7 @@ class Snapshot(Verb):
         for part in open_chain(root / name):
             part.verify()
         back = root / f"back-{name}-{len(list(root.iterdir()))}"
-        restore_snapshot(root / name, back, medium="block")
+        restore_snapshot(root / name, back, medium=_medium)
         return digest_of(back)
 
 
@@ -129,8 +148,8 @@ class SnapshotSince(Snapshot):
         take_snapshot(root / "pool", root / "monday")
         train(root / "pool")
 
-    def sources(self, root: Path) -> object:
-        return files_of(root / "pool"), files_of(root / "monday")
+    def sources(self, root: Path) -> str | None:
+        return digest_of_files(root / "pool", root / "monday")
 
 
 class _MakesAPool(Verb):
@@ -144,9 +163,10 @@ class _MakesAPool(Verb):
         assert problems_of(root / self.made) == []
         return digest_of(root / self.made)
 
-    def judge(self, root: Path, sources: object, expected: str, *, has_returned: bool) -> None:
-        super().judge(root, sources, expected, has_returned=has_returned)
+    def judge(self, root: Path, sources: str | None, expected: str, *, has_returned: bool) -> bool:
+        was_there = super().judge(root, sources, expected, has_returned=has_returned)
         train(root / self.made, STEPS + 1)
+        return was_there
 
 
 class Restore(_MakesAPool):
@@ -155,7 +175,7 @@ class Restore(_MakesAPool):
         take_snapshot(root / "other", root / "pool")
 
     def run(self, root: Path) -> None:
-        restore_snapshot(root / "pool", root / self.made, medium="block")
+        restore_snapshot(root / "pool", root / self.made, medium=_medium)
 
 
 class Import(_MakesAPool):
@@ -174,7 +194,7 @@ class Export(Verb):
         with at_rest(root / "pool") as (reader, _):
             export_pool(reader, root / "out.safetensors")
 
-    def sources(self, root: Path) -> object:
+    def sources(self, root: Path) -> str | None:
         """Opening a pool writes that it was opened."""
         return digest_of(root / "pool")
 
@@ -208,7 +228,7 @@ class Repair(Verb):
         report = repair_pool(root / "pool")
         assert report.left == [], report
 
-    def sources(self, root: Path) -> object:
+    def sources(self, root: Path) -> str | None:
         return None
 
     def value(self, root: Path) -> str | None:
@@ -218,8 +238,8 @@ class Repair(Verb):
         shutil.copytree(root / "pool", copy)  # opening a pool writes to it
         return digest_of(copy)
 
-    def judge(self, root: Path, sources: object, expected: str, *, has_returned: bool) -> None:
-        super().judge(root, sources, expected, has_returned=has_returned)
+    def judge(self, root: Path, sources: str | None, expected: str, *, has_returned: bool) -> bool:
+        was_there = super().judge(root, sources, expected, has_returned=has_returned)
         for backup in sorted(root.glob("pool.repair-*.jsonl"), reverse=True):
             for text in reversed(backup.read_text(errors="replace").splitlines()):
                 try:
@@ -232,6 +252,7 @@ class Repair(Verb):
                     file.write(bytes.fromhex(line["before"]))
                 os.truncate(path, line["file_bytes"])
         assert files_of(root / "pool") == files_of(root / "damaged"), "the backups do not give back what was there"
+        return was_there
 
 
 class Create(Verb):
@@ -247,17 +268,18 @@ class Create(Verb):
     def run(self, root: Path) -> None:
         self.train(root / "pool", STEPS)
 
-    def sources(self, root: Path) -> object:
+    def sources(self, root: Path) -> str | None:
         return None
 
     def value(self, root: Path) -> str | None:
         return digest_of(root / "pool")
 
-    def judge(self, root: Path, sources: object, expected: str, *, has_returned: bool) -> None:
+    def judge(self, root: Path, sources: str | None, expected: str, *, has_returned: bool) -> bool:
         if has_returned:
             assert self.value(root) == expected, "the run has ended, and its pool is not at its end"
         self.run(root)
         assert self.value(root) == expected
+        return has_returned
 
 
 class GoOn(Create):
@@ -285,11 +307,12 @@ class DealOut(Create):
             options = OpenOptions(grow_log=False, scratchpad_bytes=1 << 20)
             deal_out_anew(pool, manifest, 3, options, lambda layout, num_shards, cursor: [1] * num_shards)
 
-    def judge(self, root: Path, sources: object, expected: str, *, has_returned: bool) -> None:
+    def judge(self, root: Path, sources: str | None, expected: str, *, has_returned: bool) -> bool:
         if has_returned:
             assert manifests.read(root / "pool").num_writers == 3
-        super().judge(root, sources, expected, has_returned=has_returned)
+        was_there = super().judge(root, sources, expected, has_returned=has_returned)
         assert problems_of(root / "pool") == []
+        return was_there
 
 
 VERBS: dict[str, Verb] = {
