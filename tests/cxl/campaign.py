@@ -1,7 +1,8 @@
-"""The lives of one run: each begins where the power cut before it left the medium.
+"""The lives of one medium, and those of a run: each begins where the power cut before it left the medium.
 
 What is checked
-- Every life finds the pool whole, and opens it at a step that is not below any that was reported durable before.
+- Every life of a run finds the pool whole, and opens it at a step that is not below any that was reported durable
+  before.
 - Whatever the guest says to have failed is a failure, but for trouble before it mounted anything: its kernel stumbles
   over the emulated CXL bus now and then, and such a life is begun again.
 """
@@ -12,12 +13,14 @@ import json
 import random
 import time
 import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from guest_machine import Machine, MachineStopped, Snapshot
-from media import Medium
+from media import Medium, Span
 
 TRIES = 3
 WAKING_UP = "waking up"
@@ -31,12 +34,14 @@ class CampaignFailed(Exception):
 @dataclass
 class Life:
     """What the console said. opened: the step that the pool was at; last: the newest step; seconds: when lines came.
-    cut, doing, lost: when the power went, what the guest was at, and what it cost the medium."""
+    cut, doing, lost: when the power goes, what the guest was at, and what it cost the medium; is_over: whether nothing
+    more is waited for."""
 
     opened: int | None = None
     last: int | None = None
     evidence: dict[str, Any] = field(default_factory=dict)
     end: dict[str, Any] | None = None
+    is_over: bool = False
     cut: str = ""
     lost: str = ""
     doing: str = WAKING_UP
@@ -63,29 +68,39 @@ class Pace:
     step: float
 
 
-class Campaign:
-    """The lives of one medium's run."""
+_Life = TypeVar("_Life", bound=Life)
 
-    def __init__(self, medium: Medium, snapshot: Snapshot, steps: int, chance: random.Random, patience: float) -> None:
+
+class Lives(ABC):
+    """The lives of one medium."""
+
+    def __init__(self, medium: Medium, snapshot: Snapshot, chance: random.Random, patience: float) -> None:
         self._medium = medium
         self._snapshot = snapshot
-        self._steps = steps
         self._chance = chance
         self._patience = patience
-        self.durable = 0  # the newest step that any life reported durable
+        self._heard = 0.0  # when the guest last said something
 
-    def live(self, moment: Moment | None, pace: Pace, translated: Path | None = None) -> Life:
-        """One life, until the cut or the end of the run. Raises CampaignFailed."""
+    @abstractmethod
+    def _job(self) -> dict[str, Any]:
+        """What the guest is to do, beside what it is told of the medium."""
+
+    def _live(
+        self,
+        begin: Callable[[], _Life],
+        hear: Callable[[str, _Life, Machine], None],
+        translated: Path | None = None,
+    ) -> _Life:
+        """One life, until the cut or its end. hear: told what the guest says. Raises CampaignFailed."""
         for left in reversed(range(TRIES)):
             try:
-                return self._live(moment, pace, translated)
+                return self._try(begin(), hear, translated)
             except MachineStopped:  # before it mounted anything: the guest's own trouble with its devices
                 if not left:
                     raise
         raise AssertionError("one try at least")
 
-    def _live(self, moment: Moment | None, pace: Pace, translated: Path | None) -> Life:
-        life = Life()
+    def _try(self, life: _Life, hear: Callable[[str, _Life, Machine], None], translated: Path | None) -> _Life:
         with (
             self._medium.plugged() as plugged,
             Machine.from_snapshot(
@@ -97,16 +112,14 @@ class Campaign:
             ) as machine,
         ):
             self._start(machine)
-            while not (life.cut and self._medium.is_due()):
+            self._heard = time.monotonic()
+            while not life.is_over and not (life.cut and self._medium.is_due()):
                 line = self._listen(machine, life, 0.02 if life.cut else self._patience)
                 if line is None or not line.startswith("guest: "):
                     continue
-                self._hear(line.removeprefix("guest: "), life, machine)
-                if life.end is not None:
-                    break
-                if not life.cut and moment is not None and moment.has_come(line, life):
-                    after = self._medium.arm(moment.share, 2 * pace.step if moment.step else pace.opening)
-                    life.cut = f"{after} after '{line.removeprefix('guest: ')}'"
+                said = line.removeprefix("guest: ")
+                self._hear_of_the_machine(said, life, machine)
+                hear(said, life, machine)
             machine.cut()
         life.lost = self._medium.lose(self._chance)
         return life
@@ -118,9 +131,11 @@ class Campaign:
             if life.doing == WAKING_UP:
                 raise
             raise CampaignFailed(f"the machine stopped by itself:\n{error}") from error
-        if line is None and seconds == self._patience:
+        if line is not None:
+            self._heard = time.monotonic()
+        elif time.monotonic() - self._heard > self._patience:
             console = "\n".join(machine.transcript[-20:])
-            raise CampaignFailed(f"nothing was said for {seconds:.0f} s, after\n{console}")
+            raise CampaignFailed(f"nothing was said for {self._patience:.0f} s, after\n{console}")
         return line
 
     def _start(self, machine: Machine) -> None:
@@ -134,17 +149,52 @@ class Campaign:
             "medium": self._medium.name,
             "boot_id": str(uuid.UUID(int=self._chance.getrandbits(128), version=4)),
             "format": not self._medium.is_formatted,
-            "steps": self._steps,
+            **self._job(),
         }
         machine.send(json.dumps(job))
 
-    def _hear(self, said: str, life: Life, machine: Machine) -> None:
+    def _hear_of_the_machine(self, said: str, life: Life, machine: Machine) -> None:
         kind, _, rest = said.partition(" ")
         life.seconds[kind] = time.monotonic()
         match kind:
             case "mounting":
                 self._medium.is_formatted = True
                 life.doing = "mounting"
+            case "end":
+                life.end = json.loads(rest)
+                life.is_over = True
+            case "failed" | "exit":
+                while machine.line(5) is not None:
+                    pass
+                kind_of_failure = MachineStopped if life.doing == WAKING_UP else CampaignFailed
+                raise kind_of_failure("\n".join([f"while {life.doing}: {rest}", *machine.transcript[-40:]]))
+
+
+class Campaign(Lives):
+    """The lives of one medium's run."""
+
+    def __init__(self, medium: Medium, snapshot: Snapshot, steps: int, chance: random.Random, patience: float) -> None:
+        super().__init__(medium, snapshot, chance, patience)
+        self._steps = steps
+        self.durable = 0  # the newest step that any life reported durable
+
+    def _job(self) -> dict[str, Any]:
+        return {"steps": self._steps}
+
+    def live(self, moment: Moment | None, pace: Pace, translated: Path | None = None) -> Life:
+        """One life, until the cut or the end of the run. Raises CampaignFailed."""
+
+        def hear(said: str, life: Life, machine: Machine) -> None:
+            self._hear(said, life)
+            if life.end is None and not life.cut and moment is not None and moment.has_come(f"guest: {said}", life):
+                span = Span(2 * pace.step if moment.step else pace.opening)
+                life.cut = f"{self._medium.arm(moment.share, span)} after '{said}'"
+
+        return self._live(Life, hear, translated)
+
+    def _hear(self, said: str, life: Life) -> None:
+        kind, _, rest = said.partition(" ")
+        match kind:
             case "opening":
                 life.doing = "opening the pool"
             case "opened":
@@ -160,10 +210,3 @@ class Campaign:
                 step, _, durable = rest.split()
                 life.last = int(step)
                 self.durable = max(self.durable, int(durable))
-            case "end":
-                life.end = json.loads(rest)
-            case "failed" | "exit":
-                while machine.line(5) is not None:
-                    pass
-                kind_of_failure = MachineStopped if life.doing == WAKING_UP else CampaignFailed
-                raise kind_of_failure("\n".join([f"while {life.doing}: {rest}", *machine.transcript[-40:]]))

@@ -114,7 +114,7 @@ def unpack_kernel(directory: Path) -> Path:
 def add_system(archive: Archive, modules: Path) -> None:
     """First process, shell, kernel modules, and the tools that make namespaces and file systems."""
     run = HERE / "guest_run.py"
-    for file in (run, HERE / "run.toml"):
+    for file in (run, HERE / "run.toml", HERE.parent / "power" / "verbs.toml"):
         archive.add(file)
     init = (HERE / "init.sh").read_text().replace("@PYTHON@", sys.executable).replace("@RUN@", str(run))
     archive.add_file("/init", init.encode(), mode=0o755)

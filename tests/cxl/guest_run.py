@@ -1,9 +1,9 @@
 """The training run inside the guest, and what it says on the console.
 
-It imports everything, trains a few steps in memory, and says ``guest: waiting``: that is when the snapshot is taken.
-Then it reads one job, a line of JSON {"medium", "boot_id", "format", "steps"}; attaches the medium, and trains to the
-last step on it as ``holdfast train`` does. A step is said to be durable after the pool said so: whatever was read of
-these lines before a cut binds recovery.
+It imports everything, trains a few steps in memory, runs every verb once, and says ``guest: waiting``: that is when the
+snapshot is taken. Then it reads one job, a line of JSON {"medium", "boot_id", "format", "steps"}; attaches the medium,
+and trains to the last step on it as ``holdfast train`` does. A step is said to be durable after the pool said so:
+whatever was read of these lines before a cut binds recovery. A job that has "verbs" is guest_verbs.py's.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import guest_verbs
 from holdfast import _core
 from holdfast.cli.options import read_run
 from holdfast.cli.training import describe_start
@@ -51,6 +52,7 @@ def warm_up() -> None:
             for _ in trainer.steps():
                 pass
         digest_pool(_core.Reader(str(pool)))
+    guest_verbs.warm_up()
 
 
 def mapped_files(pool: Path) -> Iterator[tuple[str, bool]]:
@@ -95,10 +97,21 @@ def evidence(trainer: Trainer, pool: Path) -> dict[str, Any]:
     return found
 
 
+def attach(job: dict[str, Any]) -> None:
+    command = ["/attach.sh", job["medium"], job["boot_id"], *(["format"] if job["format"] else [])]
+    subprocess.run(command, check=True)
+
+
 def live(job: dict[str, Any]) -> None:
     """One life of the machine with its medium."""
-    attach = ["/attach.sh", job["medium"], job["boot_id"], *(["format"] if job["format"] else [])]
-    subprocess.run(attach, check=True)
+    attach(job)
+    if "verbs" in job:
+        guest_verbs.live(job, MOUNT, say)
+    else:
+        train(job)
+
+
+def train(job: dict[str, Any]) -> None:
     pool = MOUNT / "pool"
     say("opening")
     if exists(pool) and (problems := _core.Reader(str(pool)).verify()):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import subprocess
 import time
 from abc import ABC, abstractmethod
@@ -20,7 +19,13 @@ from guest_image import ENVIRONMENT
 from guest_machine import MEDIUM_BYTES
 from volatile_disk import VolatileCache, VolatileDisk
 
-_REQUESTS = 32  # among so many writes and flushes the power fails: they are two or three steps'
+
+@dataclass(frozen=True)
+class Span:
+    """A while: in seconds, and in the requests that come to a disk meanwhile; by default those of two steps."""
+
+    seconds: float
+    requests: int = 32
 
 
 @dataclass(frozen=True)
@@ -62,8 +67,21 @@ class Medium(ABC):
     @contextmanager
     def _plugged(self) -> Iterator[Plugged]: ...
 
+    @property
+    def requests(self) -> int:
+        """Of this life, that wrote or flushed, as far as the medium has any."""
+        return 0
+
+    def keep_copy(self) -> None:
+        """What a life begins with, for whoever has to look into it."""
+        _copy(self._bytes, self.directory / "left")
+
     @abstractmethod
-    def arm(self, share: float, seconds: float) -> str:
+    def forget_from_now_on(self) -> None:
+        """The rest of this life is as that of a forgetful medium."""
+
+    @abstractmethod
+    def arm(self, share: float, span: Span) -> str:
         """From now on it is a `share` of a while until the power goes. Returns it in words."""
 
     @abstractmethod
@@ -75,29 +93,43 @@ class Medium(ABC):
         """Does to the bytes what the cut does, after `plugged`. Returns it in words."""
 
 
+def _copy(file: Path, copy: Path) -> None:
+    subprocess.run(["cp", "--sparse=always", file, copy], check=True)
+
+
 class CxlMemory(Medium):
-    """A store that reached the device is there after the cut. Forgetful: nothing that this life stored is."""
+    """A store that reached the device is there after the cut. Forgetful: nothing that was stored since it was to forget
+    is."""
 
     name = "dax"
 
     @contextmanager
     def _plugged(self) -> Iterator[Plugged]:
+        self._before.unlink(missing_ok=True)
         if self._forgets:
-            shutil.copyfile(self._bytes, self.directory / "before")
+            self.forget_from_now_on()
         yield Plugged(self._bytes, f"driver=null-co,size={MEDIUM_BYTES}")
 
-    def arm(self, share: float, seconds: float) -> str:
-        self._due = time.monotonic() + share * seconds
-        return f"{share * seconds:.2f} s"
+    def forget_from_now_on(self) -> None:
+        _copy(self._bytes, self._before)
+
+    def arm(self, share: float, span: Span) -> str:
+        self._due = time.monotonic() + share * span.seconds
+        return f"{share * span.seconds:.2f} s"
 
     def is_due(self) -> bool:
         return time.monotonic() >= self._due
 
     def lose(self, chance: random.Random) -> str:
-        if not self._forgets:
+        if not self._before.exists():
             return ""
-        (self.directory / "before").replace(self._bytes)
-        return "; all of this life is lost"
+        self._before.replace(self._bytes)
+        return "; what was stored since is lost"
+
+    @property
+    def _before(self) -> Path:
+        """What comes back at the end of a life that is forgotten."""
+        return self.directory / "before"
 
 
 class Disk(Medium):
@@ -124,8 +156,15 @@ class Disk(Medium):
             backend = f"driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={address}"
             yield Plugged(self.directory / "no-memory", backend)
 
-    def arm(self, share: float, seconds: float) -> str:
-        requests = int(share * _REQUESTS)
+    @property
+    def requests(self) -> int:
+        return self._cache.counts["writes"] + self._cache.counts["flushes"]
+
+    def forget_from_now_on(self) -> None:
+        self._cache.forgetful = True
+
+    def arm(self, share: float, span: Span) -> str:
+        requests = int(share * span.requests)
         self._disk.stop_after(requests)
         return f"{requests} requests"
 

@@ -1,11 +1,14 @@
 """Trains in a virtual machine, cuts its power again and again, and checks what comes back.
 
     python tests/cxl/power_cuts.py [--medium dax|disk] [--cuts 25] [--steps 300] [--seed 1] [--reports DIRECTORY]
+    python tests/cxl/power_cuts.py --verbs [--only NAME] [--medium dax|disk] [--cuts 25] [--seed 1]
 
 For each medium: a run that is never cut gives the digest; then, on a fresh medium, the same run is cut at random
 moments of its training and of its opening. Every life must find the pool whole and open it at a step that is not below
 any that was reported durable before, and the last life must end with the digest. Before that, a medium that forgets
 what it was told to keep has to make the same campaign fail.
+
+With --verbs the machine does not train: each verb that writes is run and cut so often (verbs_campaign.py).
 """
 
 from __future__ import annotations
@@ -24,11 +27,14 @@ from campaign import Campaign, CampaignFailed, Life, Moment, Pace
 from guest_image import MissingPackages, build
 from guest_machine import MachineStopped, Snapshot, take_snapshot
 from media import CxlMemory, Disk, Medium
+from verbs_campaign import VerbsCampaign, cut_and_judge, notices_forgetfulness
+from verbs_campaign import plan as plan_verbs
 
 MEDIA: dict[str, type[Medium]] = {"dax": CxlMemory, "disk": Disk}
 BOOT_PATIENCE = 3  # booting and importing torch takes longer than anything that a life does
 UNMOUNTABLE = re.compile(r"mount: mounting .* failed: .*")  # what the guest says of it
 FORGETFUL_CUTS = 6  # within so many a campaign has to notice
+FORGETFUL_VERBS = 3
 BUILD = Path(__file__).resolve().parents[2] / "build" / "cxl"
 
 
@@ -74,10 +80,14 @@ def notices_a_forgetful_medium(
         except CampaignFailed as failure:
             return str(failure)
         except MachineStopped as stopped:
-            if (broken := UNMOUNTABLE.search(str(stopped))) is None:
-                raise
-            return f"not even the file system is whole: {broken[0]}"
+            return not_even_mounted(stopped)
     return None
+
+
+def not_even_mounted(stopped: MachineStopped) -> str:
+    if (broken := UNMOUNTABLE.search(str(stopped))) is None:
+        raise stopped
+    return f"not even the file system is whole: {broken[0]}"
 
 
 def cut_and_resume(
@@ -136,17 +146,29 @@ def _words(value: object) -> object:
     return ", ".join(kind if count == 1 else f"{count} {kind}" for kind, count in kinds.items()) or "none"
 
 
-def run(kind: type[Medium], snapshot: Snapshot, options: argparse.Namespace) -> None:
-    began = time.monotonic()
-    lines: list[str] = []
+class Report:
+    """What is printed, and kept in the end."""
 
-    def report(line: str) -> None:
+    def __init__(self, snapshot: Snapshot, title: str) -> None:
+        self._began = time.monotonic()
+        self._lines: list[str] = []
+        qemu = subprocess.run(["qemu-system-x86_64", "--version"], check=True, capture_output=True, text=True).stdout
+        self(f"power cuts, {title}")
+        self(f"{qemu.splitlines()[0].partition('(')[0].strip()}, TCG; guest kernel {snapshot.image.kernel_version}")
+
+    def __call__(self, line: str) -> None:
         print(line, flush=True)
-        lines.append(line)
+        self._lines.append(line)
 
-    qemu = subprocess.run(["qemu-system-x86_64", "--version"], check=True, capture_output=True, text=True).stdout
-    report(f"power cuts, medium {kind.name}: {options.cuts} cuts, {options.steps} steps, seed {options.seed}")
-    report(f"{qemu.splitlines()[0].partition('(')[0].strip()}, TCG; guest kernel {snapshot.image.kernel_version}")
+    def end(self, directory: Path | None, name: str) -> None:
+        self(f"passed in {(time.monotonic() - self._began) / 60:.0f} minutes")
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / f"{name}.txt").write_text("\n".join(self._lines) + "\n")
+
+
+def train(kind: type[Medium], snapshot: Snapshot, options: argparse.Namespace) -> None:
+    report = Report(snapshot, f"medium {kind.name}: {options.cuts} cuts, {options.steps} steps, seed {options.seed}")
     uncut, pace = never_cut(kind, snapshot, options)
     assert uncut.end is not None
     report("how the medium is used, as the guest's kernel shows it:")
@@ -157,19 +179,55 @@ def run(kind: type[Medium], snapshot: Snapshot, options: argparse.Namespace) -> 
         raise CampaignFailed(f"{FORGETFUL_CUTS} cuts of a forgetful medium were not noticed")
     report(f"a forgetful medium is noticed: {noticed.splitlines()[0]}")
     cut_and_resume(kind, snapshot, pace, uncut.end["digest"], options, report)
-    report(f"passed in {(time.monotonic() - began) / 60:.0f} minutes")
-    if options.reports is not None:
-        options.reports.mkdir(parents=True, exist_ok=True)
-        (options.reports / f"{kind.name}.txt").write_text("\n".join(lines) + "\n")
+    report.end(options.reports, kind.name)
+
+
+def run_verbs(kind: type[Medium], snapshot: Snapshot, options: argparse.Namespace) -> None:
+    verbs = options.only or all_verbs()
+    report = Report(snapshot, f"medium {kind.name}: {options.cuts} cuts of each verb, seed {options.seed}")
+    chance = random.Random(options.seed)
+    for verb in chance.sample(verbs, min(FORGETFUL_VERBS, len(verbs))):
+        campaign = VerbsCampaign(make(kind), snapshot, chance, options.patience, forgetful=True)
+        try:
+            noticed = notices_forgetfulness(campaign, verb)
+        except MachineStopped as stopped:
+            noticed = not_even_mounted(stopped)
+        if noticed is not None:
+            break
+    else:
+        raise CampaignFailed(f"a forgetful medium was not noticed by {FORGETFUL_VERBS} verbs")
+    report(f"a medium that forgets what a verb wrote is noticed: {' '.join(noticed.splitlines()[:2])}")
+    campaign = VerbsCampaign(make(kind), snapshot, chance, options.patience)
+    cut_and_judge(campaign, plan_verbs(verbs, options.cuts, chance), report)
+    report.end(options.reports, f"{kind.name}-verbs")
+
+
+def run_some_verbs(kind: type[Medium], snapshot: Snapshot, options: argparse.Namespace) -> None:
+    """What a short campaign has time for: one cut of each of a few, others each time."""
+    seed = time.time_ns() // 1_000_000
+    chance = random.Random(seed)
+    verbs = chance.sample(all_verbs(), options.and_verbs)
+    report = Report(snapshot, f"medium {kind.name}: a cut of {' and '.join(verbs)}, seed {seed}")
+    cut_and_judge(VerbsCampaign(make(kind), snapshot, chance, options.patience), plan_verbs(verbs, 1, chance), report)
+    report.end(None, "")
+
+
+def all_verbs() -> list[str]:
+    import guest_verbs
+
+    return list(guest_verbs.VERBS)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--medium", choices=MEDIA, action="append", help="default: both")
-    parser.add_argument("--cuts", type=int, default=25)
+    parser.add_argument("--cuts", type=int, default=25, help="of the run, or of each verb")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--reports", type=Path, metavar="DIRECTORY", help="keep the reports there")
+    parser.add_argument("--verbs", action="store_true", help="cut every verb that writes, instead of a run")
+    parser.add_argument("--only", action="append", metavar="VERB", help="of the verbs, this one; may be repeated")
+    parser.add_argument("--and-verbs", type=int, default=0, metavar="N", help="cut N verbs, too, drawn by the clock")
     parser.add_argument("--patience", type=float, default=600, help="seconds of silence that count as a hang")
     options = parser.parse_args()
     BUILD.mkdir(parents=True, exist_ok=True)
@@ -178,15 +236,16 @@ def main() -> None:
         image = build(BUILD)
         snapshot = take_snapshot(image, BUILD, patience=BOOT_PATIENCE * options.patience)
         for name in options.medium or MEDIA:
-            run(MEDIA[name], snapshot, options)
+            if options.verbs:
+                run_verbs(MEDIA[name], snapshot, options)
+            else:
+                train(MEDIA[name], snapshot, options)
+            if options.and_verbs:
+                run_some_verbs(MEDIA[name], snapshot, options)
     except MissingPackages as error:
         sys.exit(f"power cuts: {error}")
     except (CampaignFailed, MachineStopped) as error:
-        again = f"--medium {name}" if "name" in locals() else ""
-        sys.exit(
-            f"power cuts: {error}\nagain: python tests/cxl/power_cuts.py {again} --cuts {options.cuts} "
-            f"--steps {options.steps} --seed {options.seed}"
-        )
+        sys.exit(f"power cuts: {error}\nagain: python tests/cxl/power_cuts.py {' '.join(sys.argv[1:])}")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ class VolatileCache:
         self._platter = platter.open("r+b")
         self.size_bytes = platter.stat().st_size
         self._sector_bytes = sector_bytes
-        self._forgetful = forgetful
+        self.forgetful = forgetful
         self._versions: dict[int, list[bytes]] = {}  # of a sector, since it was last on the platter; the newest is last
         self.counts: Counter[str] = Counter()
 
@@ -101,7 +101,7 @@ class VolatileCache:
         self._platter.close()
 
     def _keep(self, sectors: range | list[int]) -> None:
-        if self._forgetful:
+        if self.forgetful:
             return
         for sector in sectors:
             self._put(sector, self._versions.pop(sector)[-1])
