@@ -70,10 +70,13 @@ def test_a_rank_0_that_ends_while_it_deals_out_the_shards_is_missed(do: str, ran
     trained(ranks, pool, steps=6)
 
 
-def test_rank_0_may_take_longer_than_the_timeout_to_deal_out_the_shards(ranks: Ranks, pool_root: Path) -> None:
+@pytest.mark.parametrize(("place", "num_ranks"), [("dealing", 3), ("retiring", 3), ("retiring", 2)])
+def test_rank_0_may_take_longer_than_the_timeout_to_deal_out_shards_and_to_remove_old_parts(
+    place: str, num_ranks: int, ranks: Ranks, pool_root: Path
+) -> None:
     pool = trained(ranks, pool_root / "pool", 2, steps=4)
     with Ranks() as others, ThreadPoolExecutor(1) as beside:
-        life = beside.submit(run, others, pool, 3, acts={0: Act(at="dealing", do="wait")})
+        life = beside.submit(run, others, pool, num_ranks, acts={0: Act(at=place, do="wait")})
         others.await_waiting(life)
         time.sleep(2 * TIMEOUT)
         others.go_on.touch()

@@ -135,13 +135,9 @@ def settle(directory: Path, group: Group, manifest: Manifest) -> None:
         if has_part and not (manifests.exists(directory) and manifests.read(directory) == manifest):
             manifests.write(directory, manifest)
 
-    def retire() -> None:
-        if group.rank == 0:
-            retire_others(directory, manifest)
-
     group.all_or_none(copy, "everyone's copy of the manifest")
     group.all_or_none(lambda: _unmark(directory, manifest), "the pool to be published everywhere")
-    group.all_or_none(retire, "older generations to go")
+    group.let_rank_0(lambda: retire_others(directory, manifest), "older generations to go")
 
 
 def _unmark(directory: Path, manifest: Manifest) -> None:

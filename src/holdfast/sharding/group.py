@@ -203,7 +203,7 @@ class Group:
         self.gather_bytes(b"", what)
 
     @contextmanager
-    def unhurried(self, what: str) -> Iterator[None]:
+    def _unhurried(self, what: str) -> Iterator[None]:
         """Rank 0 does something in this block that may take longer than the timeout; the others wait for its end, for
         as long as it says that it lives."""
         if self.rank != 0:
@@ -264,6 +264,19 @@ class Group:
             result = work()
         except HoldfastError as error:
             failure = error
+        self.agree_that_none_failed(failure, what)
+        return result
+
+    def let_rank_0(self, work: Callable[[], _Answer], what: str) -> _Answer | None:
+        """Runs `work` on rank 0, however long it takes while rank 0 lives, and returns there what it returned. Where
+        it fails, all raise its error."""
+        result, failure = None, None
+        with self._unhurried(what):
+            if self.rank == 0:
+                try:
+                    result = work()
+                except HoldfastError as error:
+                    failure = error
         self.agree_that_none_failed(failure, what)
         return result
 

@@ -16,7 +16,7 @@ import torch
 from holdfast.config import differences, to_plain
 from holdfast.data import Source
 from holdfast.device.options import DeviceConfig
-from holdfast.errors import ConfigError, HoldfastError, PoolNotFound
+from holdfast.errors import ConfigError, PoolNotFound
 from holdfast.optim import OPTIMIZERS
 from holdfast.pool import default_scratchpad_bytes
 from holdfast.proving.hook import refuse_group
@@ -189,19 +189,15 @@ def _deal_out_anew(
     directory: Path, group: Group, manifest: Manifest, options: OpenOptions, measure: Measure
 ) -> Manifest:
     """By rank 0, however long its logs take; the others wait for as long as it lives."""
-    failure: HoldfastError | None = None
-    fresh = manifest
-    with group.unhurried("rank 0 to deal out the shards anew"):
-        if group.rank == 0:
-            try:
-                fresh = deal_out_anew(directory, manifest, len(group.roles.owners), options, measure)
-            except HoldfastError as error:
-                failure = error
-    group.agree_that_none_failed(failure, "the shards' new owners")
-    said = group.broadcast(fresh.to_json().encode() if group.rank == 0 else None, "the shards' new owners")
-    fresh = Manifest.from_json(said.decode(), "rank 0's manifest")
-    publish(directory, group, fresh)
-    return fresh
+
+    def deal() -> Manifest:
+        return deal_out_anew(directory, manifest, len(group.roles.owners), options, measure)
+
+    fresh = group.let_rank_0(deal, "rank 0 to deal out the shards anew")
+    said = group.broadcast(None if fresh is None else fresh.to_json().encode(), "the shards' new owners")
+    dealt = Manifest.from_json(said.decode(), "rank 0's manifest")
+    publish(directory, group, dealt)
+    return dealt
 
 
 def _check_reachable(directory: Path, group: Group, manifest: Manifest) -> None:
