@@ -184,6 +184,8 @@ def train(kind: type[Medium], snapshot: Snapshot, options: argparse.Namespace) -
 
 def run_verbs(kind: type[Medium], snapshot: Snapshot, options: argparse.Namespace) -> None:
     verbs = options.only or all_verbs()
+    if unknown := set(verbs) - set(all_verbs()):
+        sys.exit(f"power cuts: no verb {', '.join(sorted(unknown))}; there are {', '.join(all_verbs())}")
     report = Report(snapshot, f"medium {kind.name}: {options.cuts} cuts of each verb, seed {options.seed}")
     chance = random.Random(options.seed)
     for verb in chance.sample(verbs, min(FORGETFUL_VERBS, len(verbs))):

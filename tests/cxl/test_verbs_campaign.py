@@ -118,6 +118,19 @@ def test_a_verb_that_returns_before_the_power_goes_is_cut_then(medium: Armed, cl
     assert [left.has_returned for left in life.left] == [True, True]
 
 
+def test_how_much_faster_the_second_time_is_is_known_from_a_life_before(medium: Armed, clock: list[float]) -> None:
+    campaign, console = campaign_on(medium, Cut("export", 1.05)), Console()
+    life = VerbsLife()
+    run_once(campaign, life, console, medium, clock)
+    campaign.hear(prepared(1), life, console)
+    clock[0] += 1.5
+    campaign.hear("returned 1-export", life, console)
+    campaign._cut, life = Cut("export", 0.5), VerbsLife()
+    run_once(campaign, life, console, medium, clock)
+    campaign.hear(prepared(1), life, console)
+    assert medium.armed == (0.5, Span(1.5, 50))
+
+
 def test_a_share_beyond_the_end_waits_for_the_return(medium: Armed, clock: list[float]) -> None:
     campaign, life, console = campaign_on(medium, Cut("export", 1.05)), VerbsLife(), Console()
     run_once(campaign, life, console, medium, clock)
