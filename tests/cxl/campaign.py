@@ -15,6 +15,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -146,6 +147,7 @@ class Lives(ABC):
                 raise MachineStopped("the guest does not wake up")
             machine.send("")
         job = {
+            "time": time.time(),
             "medium": self._medium.name,
             "boot_id": str(uuid.UUID(int=self._chance.getrandbits(128), version=4)),
             "format": not self._medium.is_formatted,
@@ -164,8 +166,9 @@ class Lives(ABC):
                 life.end = json.loads(rest)
                 life.is_over = True
             case "failed" | "exit":
-                while machine.line(5) is not None:
-                    pass
+                with suppress(MachineStopped):  # it ends by itself, too
+                    while machine.line(5) is not None:
+                        pass
                 kind_of_failure = MachineStopped if life.doing == WAKING_UP else CampaignFailed
                 raise kind_of_failure("\n".join([f"while {life.doing}: {rest}", *machine.transcript[-40:]]))
 

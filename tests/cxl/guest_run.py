@@ -1,9 +1,9 @@
 """The training run inside the guest, and what it says on the console.
 
 It imports everything, trains a few steps in memory, runs every verb once, and says ``guest: waiting``: that is when the
-snapshot is taken. Then it reads one job, a line of JSON {"medium", "boot_id", "format", "steps"}; attaches the medium,
-and trains to the last step on it as ``holdfast train`` does. A step is said to be durable after the pool said so:
-whatever was read of these lines before a cut binds recovery. A job that has "verbs" is guest_verbs.py's.
+snapshot is taken. Then it reads one job, a line of JSON {"time", "medium", "boot_id", "format", "steps"}; attaches the
+medium, and trains to the last step on it as ``holdfast train`` does. A step is said to be durable after the pool said
+so: whatever was read of these lines before a cut binds recovery. A job that has "verbs" is guest_verbs.py's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
@@ -98,6 +99,7 @@ def evidence(trainer: Trainer, pool: Path) -> dict[str, Any]:
 
 
 def attach(job: dict[str, Any]) -> None:
+    time.clock_settime(time.CLOCK_REALTIME, job["time"])  # it would go on from that of the snapshot, in every life
     command = ["/attach.sh", job["medium"], job["boot_id"], *(["format"] if job["format"] else [])]
     subprocess.run(command, check=True)
 
