@@ -13,6 +13,7 @@ import pytest
 
 import verbs_campaign
 from campaign import CampaignFailed
+from guest_machine import MachineStopped
 from media import CxlMemory, Medium, Span
 from verbs_campaign import AT_ITS_RETURN, Cut, Left, VerbsCampaign, VerbsLife, plan
 
@@ -39,11 +40,18 @@ class Armed(CxlMemory):
 
 
 class Console:
+    """Of a machine that is over when it is listened to."""
+
+    transcript = ("the last words",)
+
     def __init__(self) -> None:
         self.sent: list[str] = []
 
     def send(self, line: str) -> None:
         self.sent.append(line)
+
+    def line(self, seconds: float) -> str | None:
+        raise MachineStopped("that was all")
 
 
 @pytest.fixture
@@ -180,6 +188,15 @@ def test_a_pool_that_promises_nothing_for_a_power_cut_fails_the_campaign(medium:
             VerbsLife(),
             Console(),
         )
+
+
+def test_what_the_guest_says_to_have_failed_after_it_mounted_fails_the_campaign(medium: Armed) -> None:
+    campaign, life = campaign_on(medium), VerbsLife()
+    with pytest.raises(MachineStopped):
+        campaign._hear_of_the_machine("failed OSError: no device", life, Console())
+    campaign._hear_of_the_machine("mounting", life, Console())
+    with pytest.raises(CampaignFailed, match="AssertionError"):
+        campaign._hear_of_the_machine("failed AssertionError: it is damaged", life, Console())
 
 
 @pytest.fixture
