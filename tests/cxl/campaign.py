@@ -26,6 +26,7 @@ from media import Medium, Span
 TRIES = 3
 WAKING_UP = "waking up"
 WAKE_UP_SECONDS = 600  # beside other work
+ATTACHING_SECONDS = 120  # it takes a few, or does not end
 
 
 class CampaignFailed(Exception):
@@ -127,14 +128,17 @@ class Lives(ABC):
 
     def _listen(self, machine: Machine, life: Life, seconds: float) -> str | None:
         try:
-            line = machine.line(seconds)
+            line = machine.line(min(seconds, 1.0))
         except MachineStopped as error:
             if life.doing == WAKING_UP:
                 raise
             raise CampaignFailed(f"the machine stopped by itself:\n{error}") from error
+        silence = time.monotonic() - self._heard
         if line is not None:
             self._heard = time.monotonic()
-        elif time.monotonic() - self._heard > self._patience:
+        elif life.doing == WAKING_UP and silence > ATTACHING_SECONDS:
+            raise MachineStopped("the guest does not come to mount its medium")
+        elif silence > self._patience:
             console = "\n".join(machine.transcript[-20:])
             raise CampaignFailed(f"nothing was said for {self._patience:.0f} s, after\n{console}")
         return line

@@ -40,17 +40,20 @@ class Armed(CxlMemory):
 
 
 class Console:
-    """Of a machine that is over when it is listened to."""
+    """Of a machine that is over, or silent, when it is listened to."""
 
     transcript = ("the last words",)
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_silent: bool = False) -> None:
         self.sent: list[str] = []
+        self.is_silent = is_silent
 
     def send(self, line: str) -> None:
         self.sent.append(line)
 
     def line(self, seconds: float) -> str | None:
+        if self.is_silent:
+            return None
         raise MachineStopped("that was all")
 
 
@@ -197,6 +200,22 @@ def test_what_the_guest_says_to_have_failed_after_it_mounted_fails_the_campaign(
     campaign._hear_of_the_machine("mounting", life, Console())
     with pytest.raises(CampaignFailed, match="AssertionError"):
         campaign._hear_of_the_machine("failed AssertionError: it is damaged", life, Console())
+
+
+def test_silence_is_the_guests_own_trouble_before_it_mounts_and_a_failure_afterwards(
+    medium: Armed, clock: list[float]
+) -> None:
+    campaign, life, console = campaign_on(medium), VerbsLife(), Console(is_silent=True)
+    campaign._heard, campaign._patience = clock[0], 600.0
+    assert campaign._listen(console, life, 1.0) is None
+    clock[0] += 150
+    with pytest.raises(MachineStopped):
+        campaign._listen(console, life, 1.0)
+    campaign._hear_of_the_machine("mounting", life, console)
+    assert campaign._listen(console, life, 1.0) is None
+    clock[0] += 600
+    with pytest.raises(CampaignFailed):
+        campaign._listen(console, life, 1.0)
 
 
 @pytest.fixture
