@@ -44,6 +44,18 @@ std::vector<ColumnShape> shapes_of(const RowTable& table, bool row_checksums) {
   return shapes;
 }
 
+// Of every file of the tables: its table's number, its column, its shard's piece, and its name.
+template <class Visit>
+void for_each_file(const std::vector<RowTable>& tables, bool row_checksums, const Visit& visit) {
+  for (std::size_t i = 0; i < tables.size(); ++i) {
+    for (const ColumnShape& shape : shapes_of(tables[i], row_checksums)) {
+      for (const RowPiece& piece : tables[i].owned_pieces()) {
+        visit(i, shape, piece, row_file_name(tables[i], piece.shard, i, shape.what));
+      }
+    }
+  }
+}
+
 // All rows in one file, or the pieces of a split table as one; their places begin at pages.
 InPlaceStore::Table::Column open_column(Medium& medium, const RowTable& table, std::size_t number,
                                         const ColumnShape& shape, bool writable) {
@@ -114,30 +126,22 @@ std::optional<RowChecksums> InPlaceStore::Table::checksums() const {
 
 void InPlaceStore::create(Medium& medium, const std::vector<RowTable>& tables, bool row_checksums) {
   std::vector<std::unique_ptr<File>> files;
-  for (std::size_t i = 0; i < tables.size(); ++i) {
-    if (tables[i].layout) allow_many_files();
-    for (const ColumnShape& shape : shapes_of(tables[i], row_checksums)) {
-      for (const RowPiece& piece : tables[i].owned_pieces()) {
-        files.push_back(create_labelled(medium, row_file_name(tables[i], piece.shard, i, shape.what),
-                                        shape.bytes(piece.num_rows), Access::random, tables[i].identity,
-                                        shape.role(i, piece.shard)));
-      }
-    }
-  }
+  if (std::ranges::any_of(tables, [](const RowTable& table) { return table.layout.has_value(); })) allow_many_files();
+  for_each_file(tables, row_checksums,
+                [&](std::size_t table, const ColumnShape& shape, const RowPiece& piece, const std::string& name) {
+                  files.push_back(create_labelled(medium, name, shape.bytes(piece.num_rows), Access::random,
+                                                  tables[table].identity, shape.role(table, piece.shard)));
+                });
   // All of them first: a file system that journals has most to do for the first one.
   for (const auto& file : files) file->sync();
 }
 
 std::vector<LabelledName> InPlaceStore::files(const std::vector<RowTable>& tables, bool row_checksums) {
   std::vector<LabelledName> files;
-  for (std::size_t i = 0; i < tables.size(); ++i) {
-    for (const ColumnShape& shape : shapes_of(tables[i], row_checksums)) {
-      for (const RowPiece& piece : tables[i].owned_pieces()) {
-        files.push_back(
-            {row_file_name(tables[i], piece.shard, i, shape.what), shape.role(i, piece.shard), tables[i].identity});
-      }
-    }
-  }
+  for_each_file(tables, row_checksums,
+                [&](std::size_t table, const ColumnShape& shape, const RowPiece& piece, const std::string& name) {
+                  files.push_back({name, shape.role(table, piece.shard), tables[table].identity});
+                });
   return files;
 }
 

@@ -77,6 +77,7 @@ class InPlaceStore {
 
   // Makes the (sparse) files of the tables: of their rows that this writer owns.
   static void create(Medium& medium, const std::vector<RowTable>& tables, bool row_checksums);
+  // Those, by name.
   static std::vector<LabelledName> files(const std::vector<RowTable>& tables, bool row_checksums);
   // Opens them; throws corrupted when one is missing or has another size than its table needs.
   InPlaceStore(Medium& medium, std::vector<RowTable> tables, bool row_checksums, bool writable);

@@ -28,15 +28,15 @@ FileLabel label_of(const Identity& identity, const FileRole& role) {
   return label;
 }
 
+bool holds(const FileLabel& label) { return label.magic == format::label_magic && label.crc == crc_of(label, 0); }
+
 void check(const std::byte* found, const std::string& place, const Identity& identity, const FileRole& role) {
   FileLabel label;
   std::memcpy(&label, found, sizeof(label));
   const FileLabel expected = label_of(identity, role);
   if (std::memcmp(&label, &expected, sizeof(label)) == 0) return;
   const auto refuse = [&](const char* why) { throw Error(ErrorKind::corrupted, place + ": " + why); };
-  if (label.magic != format::label_magic || label.crc != crc_of(label, 0)) {
-    refuse("the file's label does not hold its checksum");
-  }
+  if (!holds(label)) refuse("the file's label does not hold its checksum");
   if (!std::ranges::equal(label.uuid, expected.uuid)) {
     refuse("this file belongs to another pool: put this pool's own back");
   }
@@ -78,8 +78,8 @@ std::unique_ptr<File> without_label(std::unique_ptr<File> whole, const FileRole&
   return std::make_unique<LabelledFile>(std::move(whole), role.grows() ? label_bytes : 0, bytes);
 }
 
-std::size_t label_offset(const File& whole, const FileRole& role) {
-  return role.grows() ? 0 : whole.size() - label_bytes;
+std::uint64_t label_offset(std::uint64_t whole_bytes, const FileRole& role) {
+  return role.grows() ? 0 : whole_bytes - label_bytes;
 }
 
 [[noreturn]] void refuse_size(const std::string& name, std::uint64_t bytes) {
@@ -97,7 +97,7 @@ std::unique_ptr<File> create_labelled(Medium& medium, const std::string& name, s
                                       const Identity& identity, const FileRole& role) {
   auto whole = medium.create(name, labelled_bytes(bytes, identity), access);
   if (!identity.uuid()) return whole;
-  const std::size_t offset = label_offset(*whole, role);
+  const std::size_t offset = label_offset(whole->size(), role);
   whole->allocate(offset, label_bytes);
   const FileLabel label = label_of(identity, role);
   std::memcpy(whole->data() + offset, &label, sizeof(label));
@@ -116,7 +116,7 @@ std::unique_ptr<File> open_labelled(Medium& medium, const std::string& name, boo
   if (whole->size() < label_bytes || whole->size() % format::block_bytes != 0) {
     refuse_size(whole->name(), whole->size());
   }
-  const std::size_t offset = label_offset(*whole, role);
+  const std::size_t offset = label_offset(whole->size(), role);
   check(whole->data() + offset, whole->place(offset), identity, role);
   const std::size_t beside = whole->size() - label_bytes;
   return without_label(std::move(whole), role, bytes.value_or(beside));
@@ -133,7 +133,7 @@ std::optional<DamagedLabel> damaged_label(const std::string& path, const Identit
   std::error_code missing;
   const std::uint64_t bytes = std::filesystem::file_size(path, missing);
   if (missing || bytes < label_bytes) return std::nullopt;
-  const std::uint64_t offset = role.grows() ? 0 : bytes - label_bytes;
+  const std::uint64_t offset = label_offset(bytes, role);
   std::array<char, sizeof(FileLabel)> block;
   std::ifstream file(path, std::ios::binary);
   if (!file.seekg(static_cast<std::streamoff>(offset)).read(block.data(), block.size())) return std::nullopt;
@@ -142,10 +142,9 @@ std::optional<DamagedLabel> damaged_label(const std::string& path, const Identit
   const FileLabel expected = label_of(identity, role);
   if (std::memcmp(&found, &expected, sizeof(found)) == 0) return std::nullopt;
   DamagedLabel damaged{offset, {}};
-  const bool is_anothers = found.magic == format::label_magic && found.crc == crc_of(found, 0);
   const bool says_so = std::ranges::equal(found.uuid, expected.uuid) && found.kind == expected.kind &&
                        found.table == expected.table && found.shard == expected.shard;
-  if (!is_anothers && (says_so || found.crc == expected.crc)) {
+  if (!holds(found) && (says_so || found.crc == expected.crc)) {
     damaged.bytes.emplace(sizeof(expected));
     std::memcpy(damaged.bytes->data(), &expected, sizeof(expected));
   }

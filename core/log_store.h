@@ -152,10 +152,11 @@ class LogStore {
   // Makes the files of a store in `directory`, which exists: sparse homes, an allocated ring that begins after the
   // mark's step. adopt: the homes are there, and stay as they are. Throws full; corrupted where one that is adopted is
   // missing, another pool's, or of another size than it needs. identity: of the pool; its rows' is in the tables.
-  static std::vector<LabelledName> files(const std::vector<RowTable>& tables, const Identity& identity);
   static void create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t ring_bytes,
                      Caching caching = Caching::direct, const StepMark& mark = {}, bool adopt = false,
                      const Identity& identity = {});
+  // Those that have a label.
+  static std::vector<LabelledName> files(const std::vector<RowTable>& tables, const Identity& identity);
 
   // Opens them; throws corrupted where one is missing or has another size than it needs. recover comes next, or scan
   // and view where the store is not writable.

@@ -15,9 +15,8 @@ from torch import Tensor
 from holdfast import _core
 from holdfast.device.arrivals import Arriving
 from holdfast.device.queues import Work, host_empty, new_queue, sent
-from holdfast.errors import StepError
 from holdfast.pool import Pool
-from holdfast.row_access import PlannedFeatures
+from holdfast.row_access import PlannedFeatures, check_under_way
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +78,7 @@ class NearMemoryRows:
         return sent(out, self.device, self._to_device)
 
     def add_gradient(self, captured: _core.Capture, grad: Tensor) -> Tensor:
-        if captured.step != self._pool.step + 1:
-            raise StepError(f"backward through a forward of step {captured.step}, which is over")
+        check_under_way(captured, self._pool.step, "backward through a forward")
         first = not self._gradients
         self._summed = None
         grad = grad.to(torch.float32).contiguous()

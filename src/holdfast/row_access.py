@@ -10,6 +10,7 @@ from torch import Tensor
 
 from holdfast import _core
 from holdfast.device.queues import Work
+from holdfast.errors import StepError
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,12 @@ class Captured(Protocol):
     @property
     def bytes(self) -> int:
         """That they take in the log; known when the pool has the step."""
+
+
+def check_under_way(captured: Captured, last_step: int, verb: str) -> None:
+    """Raises StepError where `captured` is not of the step after last_step, the pool's."""
+    if captured.step != last_step + 1:
+        raise StepError(f"{verb} of step {captured.step}, which is over")
 
 
 class RowAccess(Protocol):

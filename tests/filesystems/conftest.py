@@ -1,4 +1,4 @@
-"""Disks for the tests here, which only root can make; and the crash tests' modules, which they share."""
+"""Disks for the tests here, which only root can make; and the modules of crash tests and of recorded power cuts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "power"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "crash"))
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -27,7 +27,7 @@ from loop_disks import LoopDisk, clone, run
 from volatile_disk import VolatileCache, VolatileDisk
 
 SHARES_LOST = (1.0, 0.5, 0.02, 0.0)  # of what was not flushed: by turns
-_HEAD = Struct("<c?QII")
+_HEAD = Struct("<?QII")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +62,13 @@ class RecordingCache(VolatileCache):
 
     def _record(self, offset: int, data: bytes, through: bool) -> None:
         note = self._note.read_bytes() if self._note.exists() else b""
-        kind = b"W" if data else b"F"
-        self._log.write(_HEAD.pack(kind, through, offset, len(data), len(note)) + data + note)
+        self._log.write(_HEAD.pack(through, offset, len(data), len(note)) + data + note)
 
 
 def read_requests(log: BinaryIO, end: int) -> Iterator[Request]:
     """Those in the first `end` bytes."""
     while log.tell() < end:
-        _, through, offset, size, note_size = _HEAD.unpack(log.read(_HEAD.size))
+        through, offset, size, note_size = _HEAD.unpack(log.read(_HEAD.size))
         yield Request(offset, log.read(size), through, log.read(note_size))
 
 

@@ -7,18 +7,16 @@ import multiprocessing
 import random
 import shutil
 import struct
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "power"))
-
 from crash_runs import Zygote, digest
 from holdfast import _core
 from loop_disks import CELLS, LoopDisk
+from recorded_cuts import threads_of_recordings
 from recorded_disk import RecordedDisk
 from test_filesystems import STORES, References, on_every_file_system
 from test_filesystems import references as references
@@ -45,15 +43,6 @@ def _run(function: Callable[[Path], None], root: Path) -> None:
     function(root)
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """What a cut left goes on as the run that was recorded."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def judge(
     name: str, disk: LoopDisk, scratch: Path, *, seed: int, count: int | None, forgetful: bool = False
 ) -> list[str]:
@@ -74,23 +63,23 @@ def judge(
         mark = recorded.mark()
         shutil.copytree(recorded.path / "root", end)
         recorded.unmount()
-        sources, expected = verb.sources(before), verb.value(end)
-        assert expected is not None
-        for cut in recorded.cuts(mark, seed, count, forgetful=forgetful):
-            left = scratch / str(cut.number) / "root"
-            try:
-                with cut.disk.mounted() as path:
-                    shutil.copytree(path / "root", left)
-                verb.judge(left, sources, expected, has_returned=cut.is_end)
-            except Exception as error:
-                failures.append(f"{name}, seed {seed}, {cut}: {type(error).__name__}: {error}")
-            shutil.rmtree(left.parent, ignore_errors=True)
+        with threads_of_recordings():
+            sources, expected = verb.sources(before), verb.value(end)
+            assert expected is not None
+            for cut in recorded.cuts(mark, seed, count, forgetful=forgetful):
+                left = scratch / str(cut.number) / "root"
+                try:
+                    with cut.disk.mounted() as path:
+                        shutil.copytree(path / "root", left)
+                    verb.judge(left, sources, expected, has_returned=cut.is_end)
+                except Exception as error:
+                    failures.append(f"{name}, seed {seed}, {cut}: {type(error).__name__}: {error}")
+                shutil.rmtree(left.parent, ignore_errors=True)
     finally:
         recorded.close()
     return failures
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("name", "cell"), [(name, CELLS[number % len(CELLS)]) for number, name in enumerate(VERBS)], ids=str
 )
@@ -99,7 +88,6 @@ def test_a_verb_that_is_cut_at_a_flush_leaves_nothing_half(name: str, disk: Loop
 
 
 @pytest.mark.soak
-@pytest.mark.usefixtures("one_thread")
 @on_every_file_system
 @pytest.mark.parametrize("name", VERBS)
 def test_a_verb_that_is_cut_at_every_flush_leaves_nothing_half(name: str, disk: LoopDisk, pool_root: Path) -> None:
@@ -107,7 +95,6 @@ def test_a_verb_that_is_cut_at_every_flush_leaves_nothing_half(name: str, disk: 
     assert failures == [], "\n".join(failures)
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("cell", CELLS[:1], ids=str)
 def test_a_disk_that_does_nothing_at_a_flush_is_noticed(disk: LoopDisk, pool_root: Path) -> None:
     """What shows that the cuts can find something."""

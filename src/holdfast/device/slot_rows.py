@@ -31,7 +31,7 @@ from holdfast.device.slot_batch import Part, Returning, SlotBatch, bytes_of, flo
 from holdfast.device.slot_group import SlotGroup, row_bytes
 from holdfast.errors import StepError, WindowTooLarge
 from holdfast.pool import Pool
-from holdfast.row_access import PlannedFeatures
+from holdfast.row_access import PlannedFeatures, check_under_way
 
 _FETCHED_FIRST = 2  # batches that a pool on a disk fetches rows of, before they are wanted in slots
 _MOST_SLOTS = 2**31 - 1  # their numbers are int32
@@ -237,8 +237,7 @@ class SlotRows:
         raise StepError("lookup_ahead goes with device.rows = 'near_memory' alone")
 
     def lookup(self, captured: SlotBatch) -> Tensor:
-        if captured.step != self._pool.step + 1:
-            raise StepError(f"lookup with a capture of step {captured.step}, which is over")
+        check_under_way(captured, self._pool.step, "lookup with a capture")
         plan = captured.planned.plan
         queue = current_queue(self.device)
         queue.follow(captured.arrived)
@@ -268,8 +267,7 @@ class SlotRows:
         return out.to(self.device)
 
     def add_gradient(self, captured: SlotBatch, grad: Tensor) -> Tensor:
-        if captured.step != self._pool.step + 1:
-            raise StepError(f"backward through a forward of step {captured.step}, which is over")
+        check_under_way(captured, self._pool.step, "backward through a forward")
         if self._gradient is not None:
             raise StepError(
                 "a second forward pass of one collection in one step: rows in slots are updated from one; accumulate "

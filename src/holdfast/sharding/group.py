@@ -203,21 +203,11 @@ class Group:
         self.gather_bytes(b"", what)
 
     @contextmanager
-    def _unhurried(self, what: str) -> Iterator[None]:
-        """Rank 0 does something in this block that may take longer than the timeout; the others wait for its end, for
-        as long as it says that it lives."""
-        if self.rank != 0:
-            yield
-            self._await_rank_0(what)
-        elif self.world_size == 1:
-            yield
-        else:
-            with self._saying_that_it_lives(what):
-                yield
-
-    @contextmanager
     def _saying_that_it_lives(self, what: str) -> Iterator[None]:
         """Four times in a timeout, from another thread: this one may be in the core for long."""
+        if self.world_size == 1:
+            yield
+            return
         is_over = Event()
 
         def say() -> None:
@@ -237,10 +227,12 @@ class Group:
             self._store.set(_done_key(what), _DONE)
 
     def _await_rank_0(self, what: str) -> None:
+        key = _done_key(what)
         heard, since = b"", time.monotonic()
+        pause = 0.001  # seconds: most of what rank 0 does is over soon
         while True:
             try:
-                said = self._ask(lambda: self._store.get(_done_key(what)) if self._has_begun(what) else b"")
+                said = self._ask(lambda: self._store.get(key) if self._store.check([key]) else b"")
             except (RuntimeError, TimeoutError):
                 self._broken = True
                 raise self._cut_off(what) from None
@@ -252,18 +244,12 @@ class Group:
                 raise GroupError(f"stopped while waiting for {what}")
             if time.monotonic() - since > self.timeout:
                 raise self._failure(what, TimeoutError(f"{_NOT_YET}: rank 0 was silent"))
-            time.sleep(0.05)
-
-    def _has_begun(self, what: str) -> bool:
-        return self._store.check([_done_key(what)])
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
 
     def all_or_none(self, work: Callable[[], Any], what: str) -> Any:
         """Runs `work` on every rank. Where it fails on one, all raise that error, whose message names the rank."""
-        result, failure = None, None
-        try:
-            result = work()
-        except HoldfastError as error:
-            failure = error
+        result, failure = _attempt(work)
         self.agree_that_none_failed(failure, what)
         return result
 
@@ -271,12 +257,11 @@ class Group:
         """Runs `work` on rank 0, however long it takes while rank 0 lives, and returns there what it returned. Where
         it fails, all raise its error."""
         result, failure = None, None
-        with self._unhurried(what):
-            if self.rank == 0:
-                try:
-                    result = work()
-                except HoldfastError as error:
-                    failure = error
+        if self.rank == 0:
+            with self._saying_that_it_lives(what):
+                result, failure = _attempt(work)
+        else:
+            self._await_rank_0(what)
         self.agree_that_none_failed(failure, what)
         return result
 
@@ -415,6 +400,14 @@ def _is_broken_connection(error: Exception) -> bool:
 
 def _bytes(count: int) -> Tensor:
     return torch.empty(count, dtype=torch.uint8)
+
+
+def _attempt(work: Callable[[], _Answer]) -> tuple[_Answer | None, HoldfastError | None]:
+    """What `work` returned, or how it failed."""
+    try:
+        return work(), None
+    except HoldfastError as error:
+        return None, error
 
 
 def _key(rank: int) -> str:

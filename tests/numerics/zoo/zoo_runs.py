@@ -3,17 +3,21 @@
     python tests/numerics/zoo/zoo_runs.py --precision fp32 --threads 2 --squares 0 1
     python tests/numerics/zoo/zoo_runs.py --as-intel ...    # MKL takes the processor for one of Intel's, and what can
                                                             # go wrong in its first calls does (first_calls_shim.cpp)
+    python tests/numerics/zoo/zoo_runs.py --report FILE ... # what the file says to be done is not done again, so that
+                                                            # hours can be taken in parts
 
 Every process is a fresh interpreter. Of 768, each of the 256 combinations of layer and optimizer runs in 48; each
 optimizer is the first that a process sees in 48, each layer in 48 (zoo_script.py says how). That a process goes through
 16 combinations instead of one makes this hours and not days: a combination that does not come first finds done what
-those before it called, which are others in every process. Processes come in an order in which the first 48 have the
-same 16 combinations, the next 48 another 16: one can stop at any of these.
+those before it called, which are others in every process. Processes come in squares: 48 that have the same 16
+combinations, each of them first in three. Digests are compared within a square, so squares of several machines may
+stand in one report.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -73,7 +77,7 @@ def _sentence(case: Case, found: dict[tuple[str, ...], list[int]]) -> str:
 
 
 def run_zoo(
-    processes: Iterable[tuple[str, int, int]], *, at_once: int, shim: Path | None = None, say: bool = False
+    processes: Iterable[tuple[str, int, int]], *, at_once: int, shim: Path | None = None
 ) -> Findings:
     """processes: precision, number of threads, and number of each."""
     findings = Findings()
@@ -88,8 +92,6 @@ def run_zoo(
                 digests = findings.digests[Case(precision, num_threads, layer, optimizer)]
                 digests.setdefault(tuple(found[part] for part in PARTS), []).append(number)
             findings.num_processes += 1
-            if say and findings.num_processes % 20 == 0:
-                print(findings.summary(), file=sys.stderr, flush=True)
     return findings
 
 
@@ -129,18 +131,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--squares", type=int, nargs="+", default=range(16), help="of 16 combinations each, of 16")
     parser.add_argument("--at-once", type=int, default=os.cpu_count())
     parser.add_argument("--as-intel", action="store_true")
+    parser.add_argument("--report", type=Path, help="a line for each square; squares that have one are left out")
     given = parser.parse_args(arguments)
-    processes = [
-        (precision, num_threads, number)
-        for precision in given.precision
-        for num_threads in given.threads
-        for number in numbers(given.squares, given.turns)
-    ]
+    done = given.report.read_text() if given.report is not None and given.report.exists() else ""
+    differing: list[str] = []
     with tempfile.TemporaryDirectory() as directory:
         shim = build_shim(Path(directory)) if given.as_intel else None
-        findings = run_zoo(processes, at_once=given.at_once, shim=shim, say=True)
-    print(findings.summary())
-    print(*findings.differing(), sep="\n")
+        for precision, num_threads, square in itertools.product(given.precision, given.threads, given.squares):
+            label = f"{precision}, {num_threads} threads{', as Intel' if shim else ''}, square {square}: "
+            if label in done:
+                continue
+            processes = [(precision, num_threads, number) for number in numbers([square], given.turns)]
+            findings = run_zoo(processes, at_once=given.at_once, shim=shim)
+            differing += findings.differing()
+            lines = "\n  ".join([label + findings.summary(), *findings.differing()])
+            print(lines, flush=True)
+            if given.report is not None:
+                with given.report.open("a") as report:
+                    report.write(lines + "\n")
+    sys.exit(1 if differing else 0)
 
 
 if __name__ == "__main__":
