@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from holdfast.errors import HoldfastError
     from holdfast.optim import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
     from holdfast.pool import Pool
+    from holdfast.sharding.options import GroupOptions
     from holdfast.tables import EmbeddingBagConfig
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "DeviceConfig",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
+    "GroupOptions",
     "HoldfastError",
     "JaggedFeatures",
     "Pool",
@@ -42,6 +44,7 @@ _HOMES = {
     "errors": ("HoldfastError",),
     "optim": ("SGD", "Adagrad", "Adam", "RowWiseAdagrad", "RowWiseAdam"),
     "pool": ("Pool",),
+    "sharding.options": ("GroupOptions",),
     "tables": ("EmbeddingBagConfig",),
 }
 

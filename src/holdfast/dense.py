@@ -21,12 +21,13 @@ from holdfast import state_tree
 from holdfast.device.arrivals import ArrivingLoss
 from holdfast.device.dense_snapshot import Snapshots
 from holdfast.device.queues import Queue, new_queue
-from holdfast.errors import StateError
+from holdfast.errors import ConfigError, StateError
 from holdfast.generators import as_stateful
 from holdfast.loading import load_all
 from holdfast.pool import DenseState, Pool
 from holdfast.provenance import RECORD, Provenance
 from holdfast.reproducibility import check_environment, check_model, resolve_vector_functions
+from holdfast.sharding.rank_states import RankStates
 
 
 class Stateful(Protocol):
@@ -112,6 +113,37 @@ class TrainingState:
         ]
         return DenseState(structure, pointers, total)
 
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What the dense optimizers step."""
+        return [
+            parameter
+            for name, item in self._objects.items()
+            if name.startswith("optimizers[")
+            for group in item.param_groups
+            for parameter in group["params"]
+        ]
+
+    def own(self) -> dict[str, Any]:
+        """The part that may differ from rank to rank: the model's buffers, and what `extra` holds."""
+        model = self._objects["model"]
+        parameters = {name for name, _ in model.named_parameters()}
+        tree: dict[str, Any] = {
+            name: item.state_dict() if hasattr(item, "state_dict") else item
+            for name, item in self._objects.items()
+            if name.startswith("extra[")
+        }
+        tree["buffers"] = {name: value for name, value in model.state_dict().items() if name not in parameters}
+        return tree
+
+    def load_own(self, tree: Mapping[str, Any]) -> None:
+        """Puts back what `own` gave. Raises StateError."""
+        tree = dict(tree)
+        buffers = tree.pop("buffers")
+        model = self._objects["model"]
+        model.load_state_dict({**model.state_dict(), **buffers})
+        load_all({name: self._objects[name] for name in tree if hasattr(self._objects[name], "load_state_dict")}, tree)
+
     def _check_held(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """A parameter that is stepped and not saved would begin anew in the next process."""
         holders = [item for item in self._objects.values() if not isinstance(item, torch.optim.Optimizer)]
@@ -173,6 +205,12 @@ class Checkpoint:
         loader: SeekableLoader | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            raise ConfigError(
+                "model: DistributedDataParallel adds gradients up in another order after a resume, so no run would end "
+                "with the same bits: give the module that it wraps, and call pool.average_gradients(model) after "
+                "backward"
+            )
         self._pool = pool
         self._loader = loader
         self._losses: Queue | None = None
@@ -186,6 +224,7 @@ class Checkpoint:
             extra=extra,
             snapshots=pool.commits_behind,
         )
+        self._ranks = RankStates(pool.group, self._state)
 
     def resume(self) -> int:
         """Goes on where the pool is: loads the dense state of its newest step, seeks the loader. In a new pool writes
@@ -193,27 +232,27 @@ class Checkpoint:
 
         Raises StateError where the saved state does not fit the objects; names them.
         """
-        saved = self._pool.core.dense_state()
+        saved = self._pool.dense_state()
         if saved is None:
             if self._pool.step > 0:
                 raise StateError(
                     f"{self._pool.directory} holds rows of step {self._pool.step}, but no dense state: it was trained "
                     "without a Checkpoint"
                 )
-            self._write(self._dense_state())
-            return 0
-        structure, tensors = saved
-        tree = state_tree.unpack(structure, tensors)
-        saved_rng = tree.pop("rng")
-        self._state.load(tree)
+            self._pool.write_dense(self._dense_state())
+            if self._pool.group.world_size == 1:
+                return 0
+            saved = self._pool.dense_state()  # rank 0's: all ranks begin with its parameters
+            assert saved is not None
+        generators = self._ranks.load(*saved)
         if self._loader is not None:
-            self._loader.seek(self._pool.core.cursor)
-        state_tree.set_rng_state(saved_rng)
+            self._loader.seek(self._pool.cursor)
+        state_tree.set_rng_state(generators)
         return self._pool.step
 
     def saved(self, name: str) -> Any:
         """A plain value of `extra` as it was saved with the pool's newest dense state; None where there is none."""
-        saved = self._pool.core.dense_state()
+        saved = self._pool.dense_state()
         return None if saved is None else state_tree.unpack(*saved).get(f"extra[{name!r}]")
 
     def commit(self, cursor: int | None = None, *, loss: Tensor | None = None) -> int:
@@ -235,7 +274,10 @@ class Checkpoint:
         """The same, with a loss that is on its way already."""
         if cursor is None:
             cursor = self._pool.step + 1 if self._loader is None else self._loader.samples
-        dense = self._dense_state(cursor) if self._pool.dense_due else None
+        dense = None
+        if self._pool.dense_due:
+            dense = self._dense_state(cursor)
+            self._pool.watch_parameters(self._state.parameters)
         return self._pool.commit(cursor, dense, loss)
 
     def flush(self) -> int:
@@ -243,14 +285,10 @@ class Checkpoint:
 
         Call it between steps: before a planned stop, at the end. Returns the step.
         """
-        self._pool.flush()
-        if self._pool.durable_step < self._pool.step:
-            self._write(self._dense_state(self._pool.core.cursor))
+        self._pool.flush_with(lambda: self._dense_state(self._pool.cursor))
         return self._pool.step
 
-    def _write(self, state: DenseState) -> None:
-        state.wait()
-        self._pool.core.write_dense(state.structure, state.tensors, state.tensors_bytes)
-
-    def _dense_state(self, cursor: int | None = None) -> DenseState:
-        return self._state.collect(state_tree.rng_state(), cursor)
+    def _dense_state(self, cursor: int | None = None) -> DenseState | None:
+        """Rank 0's to save; None elsewhere."""
+        self._ranks.exchange()
+        return self._ranks.collect(cursor)

@@ -14,13 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.batch import JaggedFeatures
-from holdfast.device.access import open_access
 from holdfast.device.options import DeviceConfig
 from holdfast.device.queues import Work
 from holdfast.errors import ConfigError, DataError
-from holdfast.optim import OPTIMIZERS, RowOptimizer, RowOptimizerSpec, RowWiseAdagrad
+from holdfast.optim import RowOptimizer, RowOptimizerSpec, RowWiseAdagrad
 from holdfast.pool import Pool
-from holdfast.row_access import PlannedFeatures, RowAccess
+from holdfast.row_access import BatchIds, PlannedFeatures, RowAccess
 from holdfast.tables import EmbeddingBagConfig, normalize_all
 
 
@@ -93,13 +92,9 @@ class EmbeddingBagCollection(nn.Module):
         super().__init__()
         spec = RowWiseAdagrad() if optimizer is None else optimizer
         self._tables = normalize_all(tables)
-        numbers = pool.attach(self._tables, spec.kind, OPTIMIZERS)
-        self._pool = pool
         self._keys = [feature for table in self._tables for feature in table.feature_names]
         self._dims = [table.embedding_dim for table in self._tables for _ in table.feature_names]
-        features = [(feature, t) for t, table in enumerate(self._tables) for feature in table.feature_names]
-        self._core = pool.core.collection(numbers, features)
-        self._access = open_access(pool, self._core, numbers, features, device or DeviceConfig())
+        self._access = pool.open_rows(self._tables, spec, device or DeviceConfig())
         # A plain tensor, not a parameter: it exists so that autograd comes here, and to carry factors of the gradient.
         self.anchor = torch.zeros((), requires_grad=True, device=self._access.device)
         self._blocks: dict[tuple[str, ...], tuple[int, ...]] = {}
@@ -136,14 +131,14 @@ class EmbeddingBagCollection(nn.Module):
             block_of = self._blocks[keys] = tuple(keys.index(key) for key in self._keys)
         weights = jagged.weights_or_none()
         try:
-            plan = self._core.plan(
-                _cpu(jagged.values(), "ids", torch.int64).numpy(),
-                _cpu(_offsets_of(jagged), "offsets", None).numpy(),
-                None if weights is None else _cpu(weights.detach(), "weights", torch.float32).numpy(),
-                block_of,
-                len(keys),
-                not ahead,
+            batch = BatchIds(
+                ids=_cpu(jagged.values(), "ids", torch.int64).numpy(),
+                offsets=_cpu(_offsets_of(jagged), "offsets", None).numpy(),
+                weights=None if weights is None else _cpu(weights.detach(), "weights", torch.float32).numpy(),
+                blocks=block_of,
+                num_keys=len(keys),
             )
+            plan = self._access.plan(batch, ahead=ahead)
         except (ValueError, TypeError) as error:
             if isinstance(error, DataError):
                 raise

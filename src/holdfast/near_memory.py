@@ -16,7 +16,7 @@ from holdfast import _core
 from holdfast.device.arrivals import Arriving
 from holdfast.device.queues import Work, host_empty, new_queue, sent
 from holdfast.pool import Pool
-from holdfast.row_access import PlannedFeatures, check_under_way
+from holdfast.row_access import BatchIds, PlannedFeatures, check_under_way, plan_here
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,10 @@ class _Partial:
 class NearMemoryRows:
     """See row_access.RowAccess."""
 
-    def __init__(self, pool: Pool, device: torch.device) -> None:
+    def __init__(self, pool: Pool, collection: _core.Collection, device: torch.device) -> None:
         self.device = device
         self._pool = pool
+        self._collection = collection
         self._to_device = new_queue(device)
         self._to_host = new_queue(device)
         self._gradients: list[tuple[_core.Capture, Arriving]] = []
@@ -47,6 +48,9 @@ class NearMemoryRows:
     @property
     def looks_forward(self) -> bool:
         return self._pool.looks_forward
+
+    def plan(self, batch: BatchIds, *, ahead: bool) -> _core.Plan:
+        return plan_here(self._collection, batch, ahead=ahead)
 
     def announce(self, planned: PlannedFeatures) -> None:
         self._pool.core.announce(planned.plan)

@@ -6,12 +6,14 @@ The protocol, the files and recovery are the core's (core/pool.h); this is their
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+from torch import Tensor, nn
 
 from holdfast import _core
 from holdfast.durable import make_directory
@@ -25,13 +27,19 @@ from holdfast.errors import (
     PoolNotFound,
     PoolOfGroup,
 )
+from holdfast.optim import OPTIMIZERS, RowOptimizerSpec
 from holdfast.proving.hook import pool_directory
-from holdfast.tables import EmbeddingBagConfig, check_same, to_spec
+from holdfast.sharding.one_rank import OneRank
+from holdfast.tables import EmbeddingBagConfig, check_same, features_of, to_spec
 
 if TYPE_CHECKING:
     from holdfast.device.arrivals import Arriving, ArrivingLoss
+    from holdfast.device.options import DeviceConfig
     from holdfast.device.write_behind import WriteBehind
     from holdfast.embedding import EmbeddingBagCollection
+    from holdfast.row_access import RowAccess
+    from holdfast.sharding.group import Group
+    from holdfast.sharding.options import GroupOptions
 
 RecoveryMode = Literal["exact", "relaxed"]
 Medium = Literal["auto", "memory", "block"]
@@ -141,6 +149,30 @@ def commit_to(core: _core.Pool, cursor: int, dense: DenseState | None) -> int:
     return core.commit(cursor, dense.structure, dense.tensors, dense.tensors_bytes)
 
 
+_ONE_RANK = OneRank()
+
+
+def is_shared(directory: str | os.PathLike[str]) -> bool:
+    """Whether `directory` is to be opened by a group: a launcher started several processes, or a group made it."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 or is_of_group(directory)
+
+
+def check_options(
+    dense_interval: int, log_bytes: int | None, recovery: str, medium: str, scratchpad_bytes: int | None
+) -> None:
+    """Raises ConfigError that names the one that cannot be."""
+    if dense_interval < 1:
+        raise ConfigError(f"dense_interval = {dense_interval}; it must be at least 1")
+    if log_bytes is not None and log_bytes < 4096:
+        raise ConfigError(f"log_bytes = {log_bytes}; it must be at least 4096")
+    if recovery not in ("exact", "relaxed"):
+        raise ConfigError(f"recovery = {recovery!r}; it must be exact or relaxed")
+    if medium not in ("auto", "memory", "block"):
+        raise ConfigError(f"medium = {medium!r}; it must be auto, memory or block")
+    if scratchpad_bytes is not None and scratchpad_bytes < 1:
+        raise ConfigError(f"scratchpad_bytes = {scratchpad_bytes}; it must be positive")
+
+
 class Pool:
     """Opens the pool in `directory` for writing and recovers it; a directory without one becomes a pool when the first
     tables are attached.
@@ -158,10 +190,20 @@ class Pool:
     dense_interval: steps from one dense state to the next; 1 loses at most the step in flight.
     recovery: ``exact`` rolls rows back to the newest dense state; ``relaxed`` keeps the newest rows beside it.
     trust_after_reboot: believe a ``process``-level pool that was open when the machine went down.
+    group: how several processes share a pool. Under torchrun, with more than one, and in the directory of such a pool,
+        what is made is a SharedPool; everywhere else this is of no effect.
 
     Raises PoolBusy, Corrupted, FormatMismatch, UntrustedPool, PoolReadOnly, PoolFull, PoolOfGroup. Nothing is made in a
     directory that holds parts of a pool.
     """
+
+    def __new__(cls, directory: str | os.PathLike[str], **_: Any) -> Self:
+        """A SharedPool where one is wanted."""
+        if cls is Pool and is_shared(directory):
+            from holdfast.sharding.shared_pool import SharedPool  # imports this module
+
+            return cast(Self, super().__new__(SharedPool))
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -175,27 +217,14 @@ class Pool:
         dense_interval: int = 1,
         recovery: RecoveryMode = "exact",
         trust_after_reboot: bool = False,
+        group: GroupOptions | None = None,
     ) -> None:
-        if dense_interval < 1:
-            raise ConfigError(f"dense_interval = {dense_interval}; it must be at least 1")
-        if log_bytes is not None and log_bytes < 4096:
-            raise ConfigError(f"log_bytes = {log_bytes}; it must be at least 4096")
-        if recovery not in ("exact", "relaxed"):
-            raise ConfigError(f"recovery = {recovery!r}; it must be exact or relaxed")
+        check_options(dense_interval, log_bytes, recovery, medium, scratchpad_bytes)
         self.directory = pool_directory(directory)
-        if is_of_group(self.directory):
-            raise PoolOfGroup(
-                f"{self.directory} holds a pool of several writers, which holdfast.Pool does not open: train it with "
-                "holdfast train, with or without torchrun"
-            )
         self.is_new = not exists(self.directory)
         if self.is_new:
             check_vacant(self.directory)
         self._seed = seed
-        if medium not in ("auto", "memory", "block"):
-            raise ConfigError(f"medium = {medium!r}; it must be auto, memory or block")
-        if scratchpad_bytes is not None and scratchpad_bytes < 1:
-            raise ConfigError(f"scratchpad_bytes = {scratchpad_bytes}; it must be positive")
         self._medium = medium
         self._log_bytes = log_bytes
         self._row_checksums = row_checksums
@@ -209,6 +238,16 @@ class Pool:
         self.collections: list[EmbeddingBagCollection] = []
         if not self.is_new:
             self._open()
+
+    @property
+    def group(self) -> OneRank | Group:
+        """The ranks that train this pool together."""
+        return _ONE_RANK
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """Which part of every batch is this process's: (i, n) for the i-th of n, as a Loader takes it."""
+        return self.group.rank, self.group.num_trainers
 
     def _open(self) -> None:
         self._core = _core.Pool(
@@ -248,6 +287,15 @@ class Pool:
         if self._core is None:
             raise PoolNotFound(f"{self.directory} holds no pool yet: it is made when the first tables are attached")
         return self._core
+
+    def open_rows(
+        self, tables: Sequence[EmbeddingBagConfig], optimizer: RowOptimizerSpec, device: DeviceConfig
+    ) -> RowAccess:
+        """A collection's way to its rows; attaches its tables. Raises what `attach` does, OutOfDeviceMemory."""
+        from holdfast.device.access import open_access  # imports this module
+
+        numbers, features = self.attach(tables, optimizer.kind, OPTIMIZERS), features_of(tables)
+        return open_access(self, self.core.collection(numbers, features), numbers, features, device)
 
     def attach(self, tables: Sequence[EmbeddingBagConfig], optimizer: int, optimizers: Sequence[str]) -> list[int]:
         """The pool's numbers of `tables`; makes the pool with them where there is none yet.
@@ -332,6 +380,11 @@ class Pool:
         return self.core.step if self._behind is None else self._behind.step
 
     @property
+    def cursor(self) -> int:
+        """Samples consumed by committed steps."""
+        return self.core.cursor
+
+    @property
     def retired_step(self) -> int:
         """The newest step that the pool has."""
         return self.core.step
@@ -374,6 +427,33 @@ class Pool:
         for collection in self.collections:
             collection.drop_gradients()
         return step
+
+    def average_gradients(self, parameters: nn.Module | Iterable[Tensor]) -> None:
+        """Makes the dense gradients the same on all ranks: their mean. Call it after the step's last backward, before
+        gradients are clipped, unscaled or used. With one rank there is nothing to do.
+
+        parameters: of the dense part, as the optimizers have them.
+        """
+
+    def dense_state(self) -> tuple[bytes, bytes] | None:
+        """The newest dense state: JSON text and the bytes of tensors, as state_tree.unpack takes them; None in a new
+        pool."""
+        return self.core.dense_state()
+
+    def write_dense(self, state: DenseState | None) -> None:
+        """Writes the first dense state of a new pool; durable when it returns. Of other ranks than the first, None."""
+        assert state is not None
+        state.wait()
+        self.core.write_dense(state.structure, state.tensors, state.tensors_bytes)
+
+    def flush_with(self, collect: Callable[[], DenseState | None]) -> None:
+        """Makes the newest step durable with its dense state, which is collected where it is not on its way yet."""
+        self.flush()
+        if self.durable_step < self.step:
+            self.write_dense(collect())
+
+    def watch_parameters(self, parameters: Sequence[Tensor]) -> None:
+        """Has them compared between ranks, as they are now."""
 
     def retire(self) -> bool:
         """Waits until the pool has one step more that a device is ahead of it; False where there is none."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,12 @@ from numpy.typing import NDArray
 from holdfast import _core
 from holdfast.errors import ConfigError, Corrupted, PoolBusy, PoolNotFound, PoolOfGroup, PoolReadOnly
 from holdfast.locks import FileLock
+from holdfast.optim import OPTIMIZERS, RowOptimizerSpec
 from holdfast.pool import check_vacant, describe_medium, exists, is_of_group
-from holdfast.tables import EmbeddingBagConfig, check_same, to_spec
+from holdfast.tables import EmbeddingBagConfig, check_same, features_of, to_spec
+
+if TYPE_CHECKING:
+    from holdfast.device.options import DeviceConfig
 
 LOCK_FILE = "lock"
 _SCRATCHPAD_BYTES = 64 << 20  # nothing is trained: only what recovery needs is opened
@@ -207,6 +211,14 @@ class ReadOnlyPool:
     def commits_behind(self) -> bool:
         """As in Pool: here nothing is committed."""
         return False
+
+    def open_rows(self, tables: Sequence[EmbeddingBagConfig], optimizer: RowOptimizerSpec, device: DeviceConfig) -> Any:
+        """See Pool."""
+        from holdfast.device.access import open_access
+
+        numbers, features = self.attach(tables, optimizer.kind, OPTIMIZERS), features_of(tables)
+        pool: Any = self
+        return open_access(pool, self.core.collection(numbers, features), numbers, features, device)
 
     def attach(self, tables: Sequence[EmbeddingBagConfig], optimizer: int, optimizers: Sequence[str]) -> list[int]:
         there = {table.name: (number, table) for number, table in enumerate(self.core.tables)}

@@ -1,11 +1,14 @@
-"""How a collection reaches the rows of its tables: what near_memory.py and device/slot_rows.py have in common."""
+"""How a collection reaches the rows of its tables, in one of three ways: beside the pool's processor (near_memory.py),
+in slots of a device (device/slot_rows.py), or at the ranks that own them (sharding/remote_rows.py)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast import _core
@@ -14,10 +17,28 @@ from holdfast.errors import StepError
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedFeatures:
-    """A batch's ids after the plan verb: what forward takes when planning ran ahead in the loader's thread."""
+class BatchIds:
+    """A batch's ids, as the plan verb reads them.
 
-    plan: _core.Plan
+    ids: int64. offsets: int32 or int64 ``[num_keys * batch_size + 1]``. weights: float32, parallel to ids. blocks: of
+    each feature of the collection, its place among the batch's keys.
+    """
+
+    ids: NDArray[np.int64]
+    offsets: NDArray[Any]
+    weights: NDArray[np.float32] | None
+    blocks: tuple[int, ...]
+    num_keys: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFeatures:
+    """A batch's ids after the plan verb: what forward takes when planning ran ahead in the loader's thread.
+
+    plan: where rows are remote, the way of the ids to their owners.
+    """
+
+    plan: Any
     weights: Tensor | None
 
 
@@ -29,6 +50,11 @@ class Captured(Protocol):
     @property
     def bytes(self) -> int:
         """That they take in the log; known when the pool has the step."""
+
+
+def plan_here(collection: _core.Collection, batch: BatchIds, *, ahead: bool) -> _core.Plan:
+    """The plan verb over tables that this process has."""
+    return collection.plan(batch.ids, batch.offsets, batch.weights, batch.blocks, batch.num_keys, not ahead)
 
 
 def check_under_way(captured: Captured, last_step: int, verb: str) -> None:
@@ -50,6 +76,9 @@ class RowAccess(Protocol):
     @property
     def looks_forward(self) -> bool:
         """Whether it helps to announce batches."""
+
+    def plan(self, batch: BatchIds, *, ahead: bool) -> Any:
+        """PlannedFeatures.plan of a batch. May run in any thread (`ahead`)."""
 
     def announce(self, planned: PlannedFeatures) -> None: ...
     def capture(self, planned: PlannedFeatures) -> Any: ...

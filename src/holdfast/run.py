@@ -44,7 +44,7 @@ from holdfast.pool import Pool, RecoveryMode
 from holdfast.provenance import warn_of_changes
 from holdfast.reading import ReadOnlyPool
 from holdfast.reproducibility import prepare_device, resolve_vector_functions
-from holdfast.sharding.layout import check_num_shards
+from holdfast.sharding.options import GroupConfig
 from holdfast.tables import EmbeddingBagConfig
 from holdfast.train import TrainConfig, Trainer, evaluate_model
 
@@ -250,27 +250,6 @@ class PoolConfig:
     dense_interval: int = 1
     log_bytes: int | None = None
     row_checksums: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupConfig:
-    """How several processes share a pool (``torchrun -m holdfast train``); one process alone does without.
-
-    shards: into which a new pool is cut, a power of two, at least as many as there will ever be ranks that own rows.
-    split_rows: tables with more rows are cut over all shards by a hash of the row, any other lies whole in one.
-    timeout: seconds that a rank may keep the others waiting.
-    """
-
-    shards: int = 64
-    split_rows: int = 1 << 20
-    timeout: float = 60.0
-
-    def __post_init__(self) -> None:
-        check_num_shards(self.shards, num_owners=1)
-        if self.split_rows < 0:
-            raise ConfigError(f"group.split_rows = {self.split_rows}; it must not be negative")
-        if not self.timeout > 0.0:
-            raise ConfigError(f"group.timeout = {self.timeout}; it must be positive")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

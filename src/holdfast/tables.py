@@ -100,6 +100,11 @@ def normalize_all(tables: Iterable[Any]) -> list[EmbeddingBagConfig]:
     return configs
 
 
+def features_of(tables: Sequence[EmbeddingBagConfig]) -> list[tuple[str, int]]:
+    """The features of all tables in the order of a collection's output, each with the place of its table."""
+    return [(feature, t) for t, table in enumerate(tables) for feature in table.feature_names]
+
+
 def to_spec(config: EmbeddingBagConfig, optimizer: int) -> _core.TableSpec:
     assert config.weight_init_min is not None and config.weight_init_max is not None
     return _core.TableSpec(

@@ -37,7 +37,7 @@ def open_access(
             "give all of its collections the same device.rows"
         )
     if config.way == "near_memory":
-        return NearMemoryRows(pool, device)
+        return NearMemoryRows(pool, collection, device)
     # Kernels and their compiler are imported by those who use them.
     from holdfast.device.home_mapping import HomeMapping
     from holdfast.device.slot_rows import SlotRows

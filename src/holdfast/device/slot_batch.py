@@ -44,7 +44,8 @@ class SlotBatch:
 
     @property
     def plan(self) -> _core.Plan:
-        return self.planned.plan
+        plan: _core.Plan = self.planned.plan
+        return plan
 
     def release(self) -> None:
         for part in self.parts:

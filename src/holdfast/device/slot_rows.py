@@ -31,7 +31,7 @@ from holdfast.device.slot_batch import Part, Returning, SlotBatch, bytes_of, flo
 from holdfast.device.slot_group import SlotGroup, row_bytes
 from holdfast.errors import StepError, WindowTooLarge
 from holdfast.pool import Pool
-from holdfast.row_access import PlannedFeatures, check_under_way
+from holdfast.row_access import BatchIds, PlannedFeatures, check_under_way, plan_here
 
 _FETCHED_FIRST = 2  # batches that a pool on a disk fetches rows of, before they are wanted in slots
 _MOST_SLOTS = 2**31 - 1  # their numbers are int32
@@ -63,6 +63,7 @@ class SlotRows:
     ) -> None:
         self.device = device
         self._pool = pool
+        self._collection = collection
         self._behind = pool.write_behind()
         self._mapping = mapping
         specs = [pool.core.tables[number] for number in numbers]
@@ -116,6 +117,9 @@ class SlotRows:
     @property
     def looks_forward(self) -> bool:
         return True
+
+    def plan(self, batch: BatchIds, *, ahead: bool) -> _core.Plan:
+        return plan_here(self._collection, batch, ahead=ahead)
 
     def announce(self, planned: PlannedFeatures) -> None:
         if self._pool.looks_forward:

@@ -11,7 +11,7 @@ batch travel while earlier ones compute, so that owners plan ahead, and fetch ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +22,8 @@ from torch import Tensor
 from holdfast import _core
 from holdfast.sharding.group import Group, Pending
 from holdfast.sharding.pool import Status
-from holdfast.sharding.rows import ShardedRows, words_of
+
+PlanRouted = Callable[[NDArray[np.int64], NDArray[np.int32]], _core.Plan]
 
 
 @dataclass(slots=True)
@@ -37,17 +38,21 @@ class Travelling:
     ids: Pending | None = None
     messages: Tensor | None = None
     plan: _core.Plan | None = None
+    is_planned: bool = False
 
 
 class Exchange:
-    """The collectives of a group's steps, in their order."""
+    """The collectives of a group's steps, in their order, of one collection.
 
-    def __init__(self, group: Group, rows: ShardedRows, wide: Sequence[bool]) -> None:
+    wide: of each feature, whether its places take more than 32 bits. plan: an owner's, of what all trainers ask for.
+    """
+
+    def __init__(self, group: Group, wide: Sequence[bool], plan: PlanRouted) -> None:
         self._group = group
-        self._rows = rows
+        self._plan = plan
         self._wide = np.array(wide, np.bool_)
         roles = group.roles
-        with_counts = Status.WIDTH + 2 * len(rows.features)
+        with_counts = Status.WIDTH + 2 * len(wide)
         self._sent_widths = [
             with_counts if group.is_trainer and rank in roles.owners else Status.WIDTH
             for rank in range(group.world_size)
@@ -99,8 +104,9 @@ class Exchange:
         batch.ids.wait()
         if self._group.is_owner:
             assert batch.counts is not None
-            batch.plan = self._rows.plan(batch.counts, batch.messages.numpy())
+            batch.plan = self._plan(batch.counts, batch.messages.numpy())
         batch.messages = batch.ids = None
+        batch.is_planned = True
 
     def send_vectors(self, batch: Travelling, vectors: Tensor | None) -> tuple[Pending, Tensor]:
         """Owners' pooled vectors go to their trainers. Returns where a trainer's come, owner by owner."""
@@ -127,3 +133,11 @@ class Exchange:
             group.all_to_all(received, received_splits, torch.empty(0) if sent is None else sent, sent_splits, what),
             received,
         )
+
+
+def words_of(counts: NDArray[np.int64], wide: NDArray[np.bool_]) -> list[int]:
+    """int32 words of each message with these counts, int64 [messages, features, 2] of bags and ids; wide: features
+    whose places take two words."""
+    bags, ids = counts[..., 0], counts[..., 1]
+    words: list[int] = (np.where(bags == ids, 0, bags) + np.where(wide, 2 * ids, ids)).sum(axis=1).tolist()
+    return words

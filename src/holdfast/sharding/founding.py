@@ -29,7 +29,8 @@ from holdfast.sharding import manifest as manifests
 from holdfast.sharding.group import Group
 from holdfast.sharding.layout import TableShards, assign, check_num_shards, lay_out
 from holdfast.sharding.manifest import Manifest, TableEntry, generation_directory, pool_error
-from holdfast.sharding.opening import Alone, Mark, OpenOptions, open_together
+from holdfast.sharding.one_rank import OneRank
+from holdfast.sharding.opening import Mark, OpenOptions, open_together
 
 DENSE_DIRECTORY = "dense"
 LOCK_FILE = "lock"
@@ -164,7 +165,7 @@ def deal_out_anew(
     manifest.check_dense(directory / DENSE_DIRECTORY)
     _unmark(directory, manifest)
     retire_others(directory, manifest)
-    pools, dense, mark = open_together(writers, directory / DENSE_DIRECTORY, options, Alone())
+    pools, dense, mark = open_together(writers, directory / DENSE_DIRECTORY, options, OneRank())
     try:
         for pool in pools:
             pool.note_group_durable(mark[0])

@@ -83,11 +83,14 @@ class Group:
         self._broken = False
         self._longest_wait = 0.0  # seconds, of those that went well
         self._trainers: dist.ProcessGroup | None = None
+        self._told: dist.ProcessGroup | None = None  # rank 0, and the ranks that do what it says
         deadline = timedelta(seconds=timeout)
         try:
             dist.init_process_group("gloo", store=store, rank=rank, world_size=roles.world_size, timeout=deadline)
             self._check_roles()
             self._trainers = dist.new_group(list(roles.trainers), timeout=deadline)
+            if roles.memory_ranks:
+                self._told = dist.new_group([0, *roles.owners], timeout=deadline)
         except RuntimeError as error:  # dist.DistError is one
             failure = self._failure("all ranks to be there", error)
             self.close()
@@ -130,6 +133,10 @@ class Group:
         return self.roles.world_size
 
     @property
+    def num_trainers(self) -> int:
+        return len(self.roles.trainers)
+
+    @property
     def is_trainer(self) -> bool:
         return self.rank in self.roles.trainers
 
@@ -170,6 +177,20 @@ class Group:
     def gather(self, value: Any, what: str) -> list[Any]:
         """A JSON value of every rank, by rank."""
         return [json.loads(data) for data in self.gather_bytes(json.dumps(value).encode(), what)]
+
+    def gather_numbers(self, numbers: Sequence[int], what: str) -> list[list[int]]:
+        """Some numbers of every trainer, by rank; as many of each."""
+        if self.num_trainers == 1:
+            return [list(numbers)]
+        rows = torch.empty(self.num_trainers, len(numbers), dtype=torch.int64)
+        mine = torch.tensor(numbers, dtype=torch.int64)
+        self._begin(lambda: dist.all_gather(list(rows), mine, self._trainers, async_op=True), what).wait()
+        everyones: list[list[int]] = rows.tolist()
+        return everyones
+
+    def tell_memory_ranks(self, numbers: Tensor, what: str) -> Pending:
+        """Rank 0's numbers, on the ranks that do nothing but own rows, in place. These call it, too."""
+        return self._begin(lambda: dist.broadcast(numbers, 0, self._told, async_op=True), what)
 
     def gather_bytes(self, data: bytes, what: str, *, among_trainers: bool = False) -> list[bytes]:
         """Some bytes of every rank, or of every trainer, by rank; none has to have as many as another."""
@@ -366,7 +387,7 @@ class Group:
         if not dist.is_initialized():
             return
         if self._broken:
-            for process_group in (dist.group.WORLD, self._trainers):
+            for process_group in (dist.group.WORLD, self._trainers, self._told):
                 _keep_for_good(process_group)
             with suppress(RuntimeError):
                 dist.distributed_c10d._abort_process_group()

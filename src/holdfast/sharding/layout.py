@@ -77,6 +77,17 @@ def measure_load(
     return [int(count) for count in load]
 
 
+def expected_load(features_of: Sequence[int], layout: Sequence[TableShards], num_shards: int) -> list[int]:
+    """Lookups of each shard where nothing is known but how many features read each table: one of each in a sample."""
+    load = [0] * num_shards
+    for features, table in zip(features_of, layout, strict=True):
+        if table.num_shards == 1:
+            load[table.first_shard] += features * num_shards
+        else:
+            load = [count + features for count in load]
+    return load
+
+
 def _count(rows: NDArray[np.int64], num_rows: int, table: TableShards, num_shards: int) -> NDArray[np.int64]:
     if table.num_shards == 1:
         counts = np.zeros(num_shards, np.int64)

@@ -36,17 +36,6 @@ class Talk(Protocol):
     def agree_that_none_failed(self, failure: HoldfastError | None, what: str) -> None: ...
 
 
-class Alone:
-    """Talk of a process that opens all of a group's pools by itself."""
-
-    def gather(self, value: Any, what: str) -> list[Any]:
-        return [value]
-
-    def agree_that_none_failed(self, failure: HoldfastError | None, what: str) -> None:
-        if failure is not None:
-            raise failure
-
-
 class _Opening:
     """One pool on its way. Its thread ends when every future that it waits for has an answer."""
 

@@ -12,7 +12,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,11 +196,12 @@ class GroupPool:
             self._settle("room in the logs")
         return self.step
 
-    def flush(self, dense: DenseState | None) -> None:
-        """Makes the newest step durable everywhere, its dense state included; waits. dense: rank 0's, of that step."""
+    def flush(self, collect: Callable[[], DenseState | None]) -> None:
+        """Makes the newest step durable everywhere, its dense state included; waits. collect: rank 0's gives that,
+        where it is not there yet; all trainers' are called then."""
         self._settle("rows to be durable")
         if self._dense_step < self.step:
-            self._stage_dense(dense)
+            self._stage_dense(collect())
             self._settle("the dense state to be durable")
 
     def _stage_dense(self, dense: DenseState | None) -> None:

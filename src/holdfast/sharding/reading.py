@@ -21,7 +21,8 @@ from holdfast.errors import PoolError, PoolNotFound, PoolReadOnly
 from holdfast.sharding import manifest as manifests
 from holdfast.sharding.founding import DENSE_DIRECTORY, GroupLock
 from holdfast.sharding.manifest import Manifest
-from holdfast.sharding.opening import Alone, Mark, OpenOptions, newest_common_step, open_together
+from holdfast.sharding.one_rank import OneRank
+from holdfast.sharding.opening import Mark, OpenOptions, newest_common_step, open_together
 
 _SCRATCHPAD_BYTES = 16 << 20  # of each writer: nothing is trained
 _GATHERED_ROWS = 1 << 20
@@ -268,7 +269,7 @@ def at_rest(directory: Path) -> Iterator[tuple[GroupReader, GroupRecovery | None
                 manifest.check_part(directory, writer)
             manifest.check_dense(directory / DENSE_DIRECTORY)
             options = OpenOptions(grow_log=False, scratchpad_bytes=_SCRATCHPAD_BYTES)
-            pools, dense, (step, _, _) = open_together(writers, directory / DENSE_DIRECTORY, options, Alone())
+            pools, dense, (step, _, _) = open_together(writers, directory / DENSE_DIRECTORY, options, OneRank())
         except PoolReadOnly:
             reader = GroupReader(directory)
             if not reader.clean:

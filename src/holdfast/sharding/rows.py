@@ -144,11 +144,3 @@ class ShardedRows:
 def clip_factor(square: float, max_norm: float) -> float:
     """What all gradients are multiplied with, as ``torch.nn.utils.clip_grad_norm_`` does it."""
     return min(1.0, max_norm / (math.sqrt(square) + 1e-6))
-
-
-def words_of(counts: NDArray[np.int64], wide: NDArray[np.bool_]) -> list[int]:
-    """int32 words of each message with these counts, int64 [messages, features, 2] of bags and ids; wide: features
-    whose places take two words."""
-    bags, ids = counts[..., 0], counts[..., 1]
-    words: list[int] = (np.where(bags == ids, 0, bags) + np.where(wide, 2 * ids, ids)).sum(axis=1).tolist()
-    return words

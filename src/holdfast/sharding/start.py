@@ -16,8 +16,7 @@ import torch
 from holdfast.config import differences, to_plain
 from holdfast.data import Source
 from holdfast.device.options import DeviceConfig
-from holdfast.errors import ConfigError, PoolNotFound
-from holdfast.optim import OPTIMIZERS
+from holdfast.errors import ConfigError
 from holdfast.pool import default_scratchpad_bytes
 from holdfast.proving.hook import refuse_group
 from holdfast.run import (
@@ -29,21 +28,10 @@ from holdfast.run import (
     saved_config,
     seed_generators,
 )
-from holdfast.sharding.findings import find_pool
-from holdfast.sharding.founding import (
-    DENSE_DIRECTORY,
-    Foundation,
-    GroupLock,
-    Measure,
-    check_kept_as,
-    deal_out_anew,
-    found,
-    publish,
-    settle,
-)
+from holdfast.sharding.founding import Foundation, Measure
 from holdfast.sharding.group import Group
-from holdfast.sharding.layout import TableShards, check_num_shards, measure_load
-from holdfast.sharding.manifest import Manifest, check_same_tables
+from holdfast.sharding.joining import found_or_open
+from holdfast.sharding.layout import TableShards, measure_load
 from holdfast.sharding.opening import OpenOptions
 from holdfast.sharding.pool import GroupPool
 from holdfast.sharding.rows import ShardedRows
@@ -130,93 +118,29 @@ def _open_pool(
     trust_after_reboot: bool,
 ) -> GroupPool:
     tables = normalize_all(config.embedding.tables(source.features))
-    specs = [to_spec(table, config.embedding.spec().kind) for table in tables]
+    wanted = Foundation(
+        tables=tuple(to_spec(table, config.embedding.spec().kind) for table in tables),
+        seed=config.pool.seed,
+        medium=config.pool.medium,
+        log_bytes=config.pool.log_bytes,
+        row_checksums=config.pool.row_checksums,
+        num_shards=config.group.shards,
+        split_rows=config.group.split_rows,
+    )
     options = OpenOptions(
         grow_log=config.pool.log_bytes is None,
         scratchpad_bytes=config.pool.scratchpad_bytes or default_scratchpad_bytes(),
         trust_after_reboot=trust_after_reboot,
     )
-    lock: GroupLock | None = None
-
-    def take_lock() -> None:
-        nonlocal lock
-        if group.rank == 0:
-            lock = GroupLock(directory)
-
-    group.all_or_none(take_lock, "the pool's lock")
-    with ExitStack() as on_error:
-        if lock is not None:
-            on_error.callback(lock.release)
-        manifest = find_pool(directory, group)
-        is_new = manifest is None
-        measure = _measure(config, source)
-        if manifest is None:
-            foundation = Foundation(
-                tables=tuple(specs),
-                seed=config.pool.seed,
-                medium=config.pool.medium,
-                log_bytes=config.pool.log_bytes,
-                row_checksums=config.pool.row_checksums,
-                num_shards=config.group.shards,
-                split_rows=config.group.split_rows,
-            )
-            manifest = found(directory, group, foundation, measure)
-        else:
-            check_same_tables(manifest, specs, OPTIMIZERS)
-            check_kept_as(directory, manifest, config.pool.medium, row_checksums=config.pool.row_checksums)
-            num_owners = len(group.roles.owners)
-            check_num_shards(manifest.num_shards, num_owners)
-            if manifest.num_writers != num_owners:
-                manifest = _deal_out_anew(directory, group, manifest, options, measure)
-            _check_reachable(directory, group, manifest)
-            settle(directory, group, manifest)
-        timings.lap("layout")
-        pool = GroupPool.open(
-            directory,
-            group,
-            manifest,
-            options,
-            dense_interval=config.pool.dense_interval,
-            lock=lock,
-            is_new=is_new,
-        )
-        on_error.pop_all()
-    timings.lap("recovery")
-    return pool
-
-
-def _deal_out_anew(
-    directory: Path, group: Group, manifest: Manifest, options: OpenOptions, measure: Measure
-) -> Manifest:
-    """By rank 0, however long its logs take; the others wait for as long as it lives."""
-
-    def deal() -> Manifest:
-        return deal_out_anew(directory, manifest, len(group.roles.owners), options, measure)
-
-    fresh = group.let_rank_0(deal, "rank 0 to deal out the shards anew")
-    said = group.broadcast(None if fresh is None else fresh.to_json().encode(), "the shards' new owners")
-    dealt = Manifest.from_json(said.decode(), "rank 0's manifest")
-    publish(directory, group, dealt)
-    return dealt
-
-
-def _check_reachable(directory: Path, group: Group, manifest: Manifest) -> None:
-    def look() -> None:
-        if group.rank == 0:
-            manifest.check_dense(directory / DENSE_DIRECTORY)
-        if not group.is_owner:
-            return
-        writer = group.rank - group.roles.owners[0]
-        path = manifest.writer_directory(directory, writer)
-        if not path.is_dir():
-            raise PoolNotFound(
-                f"{path}, the part of the pool that rank {group.rank} has, cannot be reached from its machine: start "
-                "the ranks where they were, or on storage that all of them share. If that storage is lost, so is the "
-                "pool, for no part replaces another: put a copy of all parts back. Nothing was changed"
-            )
-        manifest.check_part(directory, writer)
-
-    group.all_or_none(look, "everyone's part of the pool")
+    return found_or_open(
+        directory,
+        group,
+        wanted,
+        options,
+        _measure(config, source),
+        dense_interval=config.pool.dense_interval,
+        on_phase=timings.lap,
+    )
 
 
 def _measure(config: RunConfig, source: Source) -> Measure:

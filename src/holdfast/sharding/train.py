@@ -33,7 +33,6 @@ from holdfast.metrics import Evaluation, evaluate_scores
 from holdfast.models.dlrm import DLRM
 from holdfast.sharding.exchange import Exchange, Travelling
 from holdfast.sharding.group import Group, Pending
-from holdfast.sharding.layout import stride_bits
 from holdfast.sharding.pool import GroupPool
 from holdfast.sharding.rows import ShardedRows, clip_factor
 from holdfast.sharding.state import GroupState, checksum_of
@@ -110,7 +109,9 @@ class GroupTrainer:
                 extra=extra,
             ),
         )
-        self._exchange = Exchange(self.group, rows, [_is_wide(pool, table) for table in rows.table_of_feature])
+        self._exchange = Exchange(
+            self.group, [pool.manifest.is_wide(table) for table in rows.table_of_feature], rows.plan
+        )
         self._loss = nn.BCEWithLogitsLoss()
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._upcoming: deque[_Ahead] = deque()
@@ -278,7 +279,7 @@ class GroupTrainer:
     def flush(self) -> None:
         """Makes the newest step durable on every rank, its dense state included; waits for it. All ranks call it."""
         self._state.exchange_random_numbers()
-        self.pool.flush(self._state.collect(self.pool.cursor))
+        self.pool.flush(lambda: self._state.collect(self.pool.cursor))
 
     # Evaluation.
 
@@ -398,11 +399,3 @@ def _route(rows: ShardedRows, batch: Batch) -> tuple[_core.Route, Span]:
     began = time.perf_counter()
     route = rows.route(batch.features)
     return route, Span(threading.current_thread().name, began, time.perf_counter())
-
-
-def _is_wide(pool: GroupPool, table: int) -> bool:
-    """Whether the places of a table take more than 32 bits."""
-    entry = pool.manifest.tables[table]
-    if entry.table_shards == 1:
-        return entry.num_embeddings > 1 << 32
-    return entry.table_shards << stride_bits(entry.num_embeddings, entry.table_shards) > 1 << 32

@@ -76,9 +76,7 @@ def _sentence(case: Case, found: dict[tuple[str, ...], list[int]]) -> str:
     )
 
 
-def run_zoo(
-    processes: Iterable[tuple[str, int, int]], *, at_once: int, shim: Path | None = None
-) -> Findings:
+def run_zoo(processes: Iterable[tuple[str, int, int]], *, at_once: int, shim: Path | None = None) -> Findings:
     """processes: precision, number of threads, and number of each."""
     findings = Findings()
 
