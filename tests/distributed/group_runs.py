@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -170,10 +171,12 @@ class Ranks:
         plain: bool = False,
         hosts: Sequence[Host] = (),
         storages: Mapping[int, Path] | None = None,
+        loop: str = "",
     ) -> Life:
         """One life of a group, or with `plain` of one process without. kill_after: seconds from when all ranks have
         found each other, by rank. grace: how long a rank listens for who else is there, once something broke. hosts:
-        where each rank runs, of a network. storages: the directories of ranks that have one of their own.
+        where each rank runs, of a network. storages: the directories of ranks that have one of their own. loop: a
+        function of own_loops.py, which runs instead of a configuration's training; config has its options then.
         Fails where a rank hangs, or ends by an error that is not holdfast's."""
         life = Path(self._scratch.name) / str(next(self._numbers))
         life.mkdir()
@@ -189,6 +192,8 @@ class Ranks:
             "dropout": dropout,
             "hung_after": hung_after,
             "plain": plain,
+            "loop": loop,
+            "port": _free_port() if loop else 0,
             "hosts": [host.name for host in hosts],
             "master": hosts[0].address if hosts else "",
             "store": str(life / "store"),
@@ -237,6 +242,13 @@ class Ranks:
         self._process.wait(timeout=30)
         self._log.close()
         self._scratch.cleanup()
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+        return port
 
 
 def pool_parent() -> Path:

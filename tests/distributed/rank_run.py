@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import importlib.metadata
 import json
 import os
@@ -81,6 +82,9 @@ def run_rank(request: dict[str, Any], rank: int, say: Sayings) -> None:
     torch.set_num_threads(1)
     _core.set_num_threads(1)
     act = request["acts"].get(str(rank), {})
+    if request["loop"]:
+        _run_loop(request, rank, act, say)
+        return
     config = read_value(RunConfig, {**request["config"], **act.get("config", {})}, "config")
     if request["grace"] is not None:
         group._GRACE_SECONDS = request["grace"]
@@ -107,6 +111,22 @@ def run_rank(request: dict[str, Any], rank: int, say: Sayings) -> None:
             ranks = Group(store=store, rank=rank, roles=roles, timeout=timeout, stopping=stop.is_wanted)
         say(joined=True)
         _run(open_group_trainer(config, directory, ranks), config, say)
+
+
+def _run_loop(request: dict[str, Any], rank: int, act: dict[str, Any], say: Sayings) -> None:
+    """A loop of a user's own, as a launcher would start it."""
+    launched = {"RANK": str(rank), "WORLD_SIZE": str(request["num_ranks"])}
+    if request["num_ranks"] > 1:
+        os.environ.update(launched, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(request["port"]))
+    if request["grace"] is not None:
+        group._GRACE_SECONDS = request["grace"]
+    _core.kill_at_persist_point(act.get("persist_point") or _COUNTED)
+    if "at" in act:
+        _arm(act)
+    own_loop = getattr(importlib.import_module("own_loops"), request["loop"])
+    options = {**request["config"], "memory_ranks": request["memory_ranks"]}
+    own_loop(Path(request["directory"]), say, options)
+    say(persist_points=_COUNTED - _core.persist_points_left())
 
 
 def _move_to(host: str, rank: int, request: dict[str, Any]) -> None:

@@ -94,7 +94,7 @@ class RankStates:
         rng: dict[str, Any] = tree.pop("rng")
         rank = self._group.rank
         if rank == 0:
-            self._random_numbers, self._own = dict(of_others), dict(own_of_others)
+            self._random_numbers, self._own = self._of_those_here(of_others), self._of_those_here(own_of_others)
             self._state.load(tree)
             return rng
         tree.pop(RECORD, None)  # of rank 0's process
@@ -104,6 +104,9 @@ class RankStates:
             self._told_own = _core.crc32c(0, np.frombuffer(mine, np.uint8))
         self._told_rng = of_others.get(str(rank), b"")
         return unpack(self._told_rng) if self._told_rng else state_tree.rng_state()
+
+    def _of_those_here(self, of_ranks: dict[str, bytes]) -> dict[str, bytes]:
+        return {rank: data for rank, data in of_ranks.items() if int(rank) < self._group.num_trainers}
 
 
 def pack(tree: Any) -> bytes:

@@ -104,7 +104,7 @@ class RemoteRows:
         """Where the ids of this trainer's part go. Raises IdError (names feature, sample and value), ConfigError."""
         if batch.weights is not None:
             raise ConfigError("per-sample weights do not travel between ranks yet: train without, or on one rank")
-        self._pool.check_open()
+        _ = self._pool.opened
         num_bags = (len(batch.offsets) - 1) // batch.num_keys
         return self._router.route(batch.ids, batch.offsets, None, batch.blocks, batch.num_keys, 0, num_bags)
 

@@ -288,6 +288,8 @@ class SharedPool(Pool):
     def commit(self, cursor: int, dense: DenseState | None = None, loss: ArrivingLoss | None = None) -> int:
         if loss is not None:
             NonFiniteLoss.check(loss.value(), self.step + 1)
+        if self._group.rank == 0 and dense is None and self.dense_due:
+            raise StepError("a pool of several ranks needs a dense state to go back to: commit with a Checkpoint")
         self.tell(Verb.COMMIT, cursor)
         step = self.opened.commit(cursor, None if dense is None else dense.wait())
         for collection in self.collections:

@@ -1,8 +1,8 @@
 """A retrieval model of somebody's own: two towers over generated MovieLens-like data, in-batch negatives, own loop.
 
-    torchrun --nproc-per-node 2 two_tower.py runs/towers
-    torchrun --nproc-per-node 4 two_tower.py runs/towers --memory-ranks 2
-    python two_tower.py runs/towers
+torchrun --nproc-per-node 2 two_tower.py runs/towers
+torchrun --nproc-per-node 4 two_tower.py runs/towers --memory-ranks 2
+python two_tower.py runs/towers
 """
 
 import argparse
@@ -65,7 +65,9 @@ with holdfast.Pool(
     what = holdfast.EmbeddingBagCollection(
         pool,
         [
-            holdfast.EmbeddingBagConfig(num_embeddings=MOVIES, embedding_dim=16, name="movies", feature_names=["movie"]),
+            holdfast.EmbeddingBagConfig(
+                num_embeddings=MOVIES, embedding_dim=16, name="movies", feature_names=["movie"]
+            ),
             holdfast.EmbeddingBagConfig(
                 num_embeddings=TAGS, embedding_dim=8, name="tags", feature_names=["tags"], pooling="mean"
             ),
@@ -91,7 +93,9 @@ with holdfast.Pool(
             users, movies, stars = watched(step, part, parts)
             mine = user_tower(who(users).values())
             theirs = movie_tower(what(movies).values())
-            loss = (functional.cross_entropy(mine @ theirs.T, torch.arange(len(stars)), reduction="none") * stars).mean()
+            loss = (
+                functional.cross_entropy(mine @ theirs.T, torch.arange(len(stars)), reduction="none") * stars
+            ).mean()
             optimizer.zero_grad()
             loss.backward()
             pool.average_gradients(towers)

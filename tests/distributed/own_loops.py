@@ -1,0 +1,234 @@
+"""Loops of users' own, each as one of its ranks runs it. None knows how many ranks there are but through its pool.
+
+A loop takes the pool's directory, what to say things with, and options; it is a function of (directory, step) alone,
+so any two lives of it end alike.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import holdfast
+
+ROWS = {"item": 3000, "shop": 40, "words": 700}
+DIM = 6
+Batch = tuple[dict[str, tuple[Tensor, Tensor]], Tensor, Tensor]
+
+
+def batch_of(number: int, size: int, part: tuple[int, int]) -> Batch:
+    """Ids, dense columns and labels of this trainer's part of a batch."""
+    generator = torch.Generator().manual_seed(number)
+    first, last = part[0] * size // part[1], (part[0] + 1) * size // part[1]
+    item = (torch.rand(size, generator=generator) ** 2 * ROWS["item"]).long()
+    shop = torch.randint(0, ROWS["shop"], (size,), generator=generator)
+    lengths = torch.randint(0, 4, (size,), generator=generator)
+    words = torch.randint(0, ROWS["words"], (size, 3), generator=generator)
+    dense = torch.randn(size, 4, generator=generator)
+    labels = (torch.rand(size, generator=generator) < 0.4).float()
+    ends = torch.cat([torch.zeros(1, dtype=torch.long), lengths[first:last].cumsum(0)])
+    mine = torch.cat([row[:n] for row, n in zip(words[first:last], lengths[first:last], strict=True)])
+    one_each = torch.arange(last - first + 1)
+    ids = {"item": (item[first:last], one_each), "shop": (shop[first:last], one_each), "words": (mine, ends)}
+    return ids, dense[first:last], labels[first:last]
+
+
+def open_pool(directory: Path, options: dict[str, Any]) -> holdfast.Pool:
+    group = holdfast.GroupOptions(
+        shards=8, split_rows=1000, timeout=options.get("timeout", 10.0), memory_ranks=options.get("memory_ranks", 0)
+    )
+    return holdfast.Pool(
+        directory,
+        seed=11,
+        medium=options.get("medium", "memory"),
+        log_bytes=options.get("log_bytes"),
+        scratchpad_bytes=200_000,
+        dense_interval=options.get("dense_interval", 1),
+        group=group,
+    )
+
+
+def tables(*names: str) -> list[holdfast.EmbeddingBagConfig]:
+    return [
+        holdfast.EmbeddingBagConfig(num_embeddings=ROWS[name], embedding_dim=DIM, name=name, feature_names=[name])
+        for name in names
+    ]
+
+
+class Ranker(nn.Module):
+    """Two collections, which update in different ways; dropout, and batch statistics that differ between ranks."""
+
+    def __init__(self, pool: holdfast.Pool, dropout: float) -> None:
+        super().__init__()
+        self.things = holdfast.EmbeddingBagCollection(pool, tables("item", "shop"), optimizer=holdfast.Adam(lr=0.02))
+        self.words = holdfast.EmbeddingBagCollection(pool, tables("words"), optimizer=holdfast.RowWiseAdagrad(lr=0.1))
+        self.over = nn.Sequential(
+            nn.Linear(3 * DIM + 4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 1)
+        )
+
+    def forward(self, ids: Any, dense: Tensor) -> Tensor:
+        return self.of_rows(self.things(ids[0]).values(), self.words(ids[1]).values(), dense)
+
+    def of_rows(self, things: Tensor, words: Tensor, dense: Tensor) -> Tensor:
+        return self.over(torch.cat([things, words, dense], dim=1)).squeeze(1)
+
+
+def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
+    """options: steps, micro_batches, ahead (batches announced), evaluate_every, max_norm, scaler, overflow_at (a step
+    in which rank 1's gradients are not finite), skip_averages_at, noise (a generator of the rank's own in `extra`)."""
+    steps, micro_batches = options.get("steps", 8), options.get("micro_batches", 1)
+    with open_pool(directory, options) as pool:
+        rank = pool.group.rank
+        random.seed(1), np.random.seed(1)
+        torch.manual_seed(100 + rank)
+        model = Ranker(pool, options.get("dropout", 0.2))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        collections = [model.things, model.words]
+        noise = torch.Generator().manual_seed(7 + rank)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3) if options.get("scaler") else None
+        checkpoint = holdfast.Checkpoint(pool, model=model, optimizer=optimizer, scaler=scaler, extra={"noise": noise})
+        resumed = checkpoint.resume()
+        say(joined=True, opened=resumed)
+        if not pool.group.is_trainer:
+            pool.serve()
+            say(closed=True)
+            return
+        announced: dict[int, Any] = {}
+
+        def planned(number: int) -> tuple[Any, Tensor, Tensor]:
+            ids, dense, labels = batch_of(number, 24, pool.part)
+            things = {name: ids[name] for name in ("item", "shop")}
+            return (model.things.plan(things), model.words.plan({"words": ids["words"]})), dense, labels
+
+        last = steps * micro_batches
+        for step in range(resumed + 1, steps + 1):
+            optimizer.zero_grad()
+            for micro in range(micro_batches):
+                number = (step - 1) * micro_batches + micro + 1
+                for coming in range(number, min(number + options.get("ahead", 0), last) + 1):
+                    if coming not in announced:
+                        announced[coming] = planned(coming)
+                        if options.get("ahead"):
+                            for collection, plan in zip(collections, announced[coming][0], strict=True):
+                                collection.announce(plan)
+                ids, dense, labels = announced.pop(number)
+                dense = dense + 0.1 * torch.randn(dense.shape, generator=noise)
+                loss = nn.functional.binary_cross_entropy_with_logits(model(ids, dense), labels) / micro_batches
+                if options.get("overflow_at") == step and rank == 1:
+                    loss = loss * float("inf")
+                (loss if scaler is None else scaler.scale(loss)).backward()
+            if options.get("skip_averages_at") != step:
+                pool.average_gradients(model)
+            optimizers = [optimizer, *(collection.optimizer for collection in collections)]
+            if scaler is not None:
+                for each in optimizers:
+                    scaler.unscale_(each)
+            if max_norm := options.get("max_norm"):
+                say(norm=float(holdfast.clip_grad_norm_(model.parameters(), collections, max_norm)))
+            for each in optimizers:
+                each.step() if scaler is None else scaler.step(each)
+            if scaler is not None:
+                scaler.update()
+            checkpoint.commit()
+            say(step=step, durable=pool.durable_step, loss=float(loss))
+            if options.get("evaluate_every") and step % options["evaluate_every"] == 0:
+                say(score=score(model, pool.part))
+        if options.get("flush", True):
+            checkpoint.flush()
+        say(durable=pool.durable_step)
+    say(closed=True)
+
+
+@torch.no_grad()
+def score(model: Ranker, part: tuple[int, int]) -> float:
+    model.eval()
+    ids, dense, _ = batch_of(10_000, 24, part)
+    scored = model(({name: ids[name] for name in ("item", "shop")}, {"words": ids["words"]}), dense)
+    model.train()
+    return float(scored.sum())
+
+
+def rows_alone(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
+    """No dense part to speak of: the loss is a mean over samples of what was pooled, so the rows of any number of
+    trainers should be those of one."""
+    with open_pool(directory, options) as pool:
+        rows = holdfast.EmbeddingBagCollection(pool, tables("item", "words"), optimizer=holdfast.SGD(lr=0.5))
+        shift = nn.Linear(1, 1)
+        checkpoint = holdfast.Checkpoint(pool, model=shift, optimizer=torch.optim.SGD(shift.parameters()))
+        say(joined=True, opened=checkpoint.resume())
+        if not pool.group.is_trainer:
+            pool.serve()
+            return
+        for step in range(pool.step + 1, options.get("steps", 6) + 1):
+            ids, _, labels = batch_of(step, 24, pool.part)
+            pooled = rows({name: ids[name] for name in ("item", "words")}).values()
+            ((pooled.sum(dim=1) - labels) ** 2).mean().backward()
+            rows.optimizer.step()
+            checkpoint.commit()
+            say(step=step)
+        checkpoint.flush()
+    say(closed=True)
+
+
+def refused(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
+    """Does what a group refuses, and lets the error end the rank."""
+    what = options["what"]
+    if what == "relaxed":
+        holdfast.Pool(directory, recovery="relaxed")
+    with open_pool(directory, {**options, "dense_interval": 1 + (what == "interval" and _rank() == 1)}) as pool:
+        if what == "device":
+            pool_device = holdfast.DeviceConfig(kind="cpu", rows="scratchpad")
+            holdfast.EmbeddingBagCollection(pool, tables("item"), device=pool_device)
+        names = ["item"] if what == "tables" and pool.group.rank == 1 else ["item", "shop"]
+        rows = holdfast.EmbeddingBagCollection(pool, tables(*names))
+        say(joined=True)
+        ids, _, _ = batch_of(1, 24, pool.part)
+        if what == "thread":
+            raise in_thread(lambda: rows.plan(ids))
+        if what == "weights":
+            _ = pool.step
+            mine, offsets = ids["item"]
+            weighted = holdfast.JaggedFeatures(
+                ["item", "shop"], torch.cat([mine, mine]), torch.cat([offsets, offsets[1:] + len(mine)]),
+                weights=torch.ones(2 * len(mine)),
+            )  # fmt: skip
+            rows.plan(weighted)
+        if what == "late":
+            _ = pool.step
+            holdfast.EmbeddingBagCollection(pool, tables("words"))
+        if what == "serve":
+            pool.serve()
+        if what == "ddp":
+            wrapped = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+            holdfast.Checkpoint(pool, model=wrapped, optimizer=torch.optim.SGD(wrapped.parameters()))
+        if what == "bare":
+            rows(ids)
+            pool.commit(1)
+        if what == "order":
+            plans = [rows.plan(ids), rows.plan(ids)]
+            for plan in plans:
+                rows.announce(plan)
+            rows(plans[1])
+        _ = pool.step
+
+
+def in_thread(work: Callable[[], Any]) -> BaseException:
+    """What it raised in a thread of its own."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        error = pool.submit(work).exception()
+    assert error is not None
+    return error
+
+
+def _rank() -> int:
+    import os
+
+    return int(os.environ["RANK"])

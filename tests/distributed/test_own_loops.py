@@ -1,0 +1,173 @@
+"""A loop of anybody's own runs in several processes as it does in one: exact over kills, and refused where it cannot."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from group_runs import Act, Life, Ranks, digest
+from holdfast.reading import at_rest, layout_of
+
+STORES: dict[str, dict[str, Any]] = {
+    "in place": {},
+    "log": {"medium": "block", "log_bytes": 60 << 10, "dense_interval": 3},
+}
+GROUPS = {"2 ranks": (2, 0), "2 trainers, 2 memory ranks": (4, 2), "3 ranks": (3, 0)}
+
+
+def run(ranks: Ranks, directory: Path, options: Mapping[str, Any], group: str = "2 ranks", **how: Any) -> Life:
+    num_ranks, memory_ranks = GROUPS[group]
+    return ranks.run(directory, options, num_ranks, memory_ranks=memory_ranks, loop=how.pop("loop", "train"), **how)
+
+
+def whole(ranks: Ranks, directory: Path, options: Mapping[str, Any], group: str = "2 ranks", **how: Any) -> str:
+    """The digest after a life that nothing befell."""
+    life = run(ranks, directory, options, group, **how)
+    assert life.ended_well, life.errors()
+    return digest(directory)
+
+
+def rows_of(directory: Path, table: int, count: int, dim: int) -> np.ndarray[Any, Any]:
+    weights = np.zeros(count * dim * 4, np.uint8)
+    with at_rest(directory) as (reader, _):
+        state = np.zeros(count * layout_of(reader.tables[table]).state_bytes, np.uint8)
+        reader.read_rows(table, 0, count, weights, state)
+    return weights.view(np.float32).reshape(count, dim)
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_rank_that_is_killed_in_a_loop_of_ones_own_costs_no_bit(
+    group: str, store: str, ranks: Ranks, pool_root: Path
+) -> None:
+    options = {**STORES[store], "timeout": 5.0}
+    expected = whole(ranks, pool_root / "whole", options, group)
+    draw = random.Random(f"{group} {store}")
+    directory = pool_root / "killed"
+    for _ in range(3):
+        victim, nth = draw.randrange(GROUPS[group][0]), draw.randrange(1, 6)
+        place = draw.choice(["commit", "dense", "settle", "collective", "note"])
+        act = Act(at=place, nth=nth * 9 if place == "collective" else nth, after=draw.random() < 0.5)
+        run(ranks, directory, options, group, acts={victim: act}, grace=0.2)
+    assert whole(ranks, directory, options, group) == expected
+
+
+@pytest.mark.parametrize("persist_point", [3, 11, 24])
+def test_a_rank_that_is_killed_at_a_store_to_its_pool_costs_no_bit(
+    persist_point: int, ranks: Ranks, pool_root: Path
+) -> None:
+    expected = whole(ranks, pool_root / "whole", {})
+    act = Act(persist_point=persist_point)
+    run(ranks, pool_root / "killed", {"timeout": 5.0}, acts={persist_point % 2: act}, grace=0.2)
+    assert whole(ranks, pool_root / "killed", {}) == expected
+
+
+def test_memory_ranks_change_no_bit(ranks: Ranks, pool_root: Path) -> None:
+    assert whole(ranks, pool_root / "2", {}) == whole(ranks, pool_root / "4", {}, "2 trainers, 2 memory ranks")
+
+
+@pytest.mark.parametrize("group", ["2 ranks", "2 trainers, 2 memory ranks"])
+def test_batches_that_are_announced_ahead_change_no_bit(group: str, ranks: Ranks, pool_root: Path) -> None:
+    options = {**STORES["log"]}
+    expected = whole(ranks, pool_root / "0", options, group)
+    assert whole(ranks, pool_root / "3", {**options, "ahead": 3}, group) == expected
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_evaluation_between_steps_leaves_no_trace(group: str, ranks: Ranks, pool_root: Path) -> None:
+    expected = whole(ranks, pool_root / "without", {}, group)
+    assert whole(ranks, pool_root / "with", {"evaluate_every": 3, "ahead": 2}, group) == expected
+
+
+@pytest.mark.parametrize("group", ["2 ranks", "2 trainers, 2 memory ranks"])
+def test_accumulated_and_clipped_gradients_are_exact_over_a_kill(group: str, ranks: Ranks, pool_root: Path) -> None:
+    options = {"micro_batches": 3, "max_norm": 0.05, "scaler": True, "ahead": 1, "timeout": 5.0}
+    life = run(ranks, pool_root / "whole", options, group)
+    norms = [rank.all_said("norm") for rank in life.ranks[:2]]
+    assert norms[0] == norms[1]
+    assert min(norms[0]) > options["max_norm"]  # so it clipped
+    run(ranks, pool_root / "killed", options, group, acts={1: Act(at="commit", nth=5)}, grace=0.2)
+    assert whole(ranks, pool_root / "killed", options, group) == digest(pool_root / "whole")
+
+
+def test_a_step_that_overflows_on_one_rank_is_skipped_on_all(ranks: Ranks, pool_root: Path) -> None:
+    options = {"scaler": True, "dropout": 0.0, "steps": 4}
+    before = whole(ranks, pool_root / "pool", {**options, "steps": 3})
+    rows = rows_of(pool_root / "pool", 0, 3000, 6)
+    assert whole(ranks, pool_root / "pool", {**options, "overflow_at": 4}) != before  # its step counts
+    assert np.array_equal(rows, rows_of(pool_root / "pool", 0, 3000, 6))
+    assert np.isfinite(rows).all()
+
+
+def test_rows_are_those_of_one_process(ranks: Ranks, pool_root: Path) -> None:
+    alone = ranks.run(pool_root / "1", {}, 1, loop="rows_alone")
+    assert alone.ended_well, alone.errors()
+    for group in GROUPS:
+        assert whole(ranks, pool_root / group, {}, group, loop="rows_alone")
+        for table, count in ((0, 3000), (1, 700)):
+            one, many = (rows_of(pool_root / name, table, count, 6) for name in ("1", group))
+            if group == "3 ranks":  # a third is no float
+                np.testing.assert_allclose(many, one, atol=1e-6)
+            else:
+                np.testing.assert_array_equal(many, one)
+
+
+def test_a_pool_goes_on_with_other_ranks_and_with_one_process(ranks: Ranks, pool_root: Path) -> None:
+    for group, steps in (("2 ranks", 3), ("3 ranks", 5), ("2 trainers, 2 memory ranks", 7)):
+        assert run(ranks, pool_root / "pool", {"steps": steps}, group).ended_well
+    alone = ranks.run(pool_root / "pool", {"steps": 9}, 1, loop="train")
+    assert alone.ended_well, alone.errors()
+    assert alone.opened == 7
+
+
+def test_ranks_whose_gradients_were_not_averaged_are_found(ranks: Ranks, pool_root: Path) -> None:
+    life = run(ranks, pool_root / "pool", {"skip_averages_at": 4})
+    for message in life.errors().values():
+        assert "the dense parameters of rank 1 differ from rank 0's" in message
+    assert life.durable <= 4
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "words"),
+    [
+        ("relaxed", "ConfigError", "exact recovery only"),
+        ("device", "ConfigError", "processors alone yet"),
+        ("tables", "ConfigError", "make them the same"),
+        ("interval", "ConfigError", "has dense_interval"),
+        ("thread", "StepError", "before the loader's first batch"),
+        ("weights", "ConfigError", "per-sample weights"),
+        ("late", "StepError", "make all of them before"),
+        ("serve", "StepError", "trains"),
+        ("ddp", "ConfigError", "average_gradients"),
+        ("order", "StepError", "keep their order"),
+        ("bare", "StepError", "commit with a Checkpoint"),
+    ],
+)
+def test_what_a_group_cannot_do_is_refused_by_name(
+    what: str, error: str, words: str, ranks: Ranks, pool_root: Path
+) -> None:
+    life = run(ranks, pool_root / "pool", {"what": what, "timeout": 3.0}, loop="refused", grace=0.2)
+    said = [f"{rank.error}: {rank.message}" for rank in life.ranks]
+    assert any(text.startswith(f"{error}: ") and words in text for text in said), said
+
+
+def test_generators_and_buffers_of_every_rank_come_back(ranks: Ranks, pool_root: Path) -> None:
+    """What one rank's dense state alone would not hold: were rank 1 given rank 0's, the digest would be another."""
+    from holdfast import state_tree
+    from holdfast.sharding.rank_states import unpack
+
+    whole(ranks, pool_root / "pool", {})
+    with at_rest(pool_root / "pool") as (reader, _):
+        state = reader.dense_state()
+    assert state is not None
+    tree = state_tree.unpack(*state[1:])
+    of_rank_1 = unpack(tree["state_of_ranks"]["1"])
+    running = "over.1.running_mean"
+    assert not torch.equal(of_rank_1["buffers"][running], tree["model"][running])
+    assert set(tree["rng_of_ranks"]) == {"1"}
