@@ -31,26 +31,43 @@ def blocks_of(page: Path) -> list[Block]:
     return found
 
 
-def run_blocks(page: Path, folder: Path, *, seconds: int = 110) -> list[str]:
-    """Does what a reader of `page` does in `folder`: writes the files, runs the commands, compares what they print with
-    the text blocks behind them, in which "..." stands for anything. Returns what each command printed."""
-    scripts = Path(sys.executable).parent
-    environment = {
-        **os.environ,
-        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")])),
-        "OMP_NUM_THREADS": "1",  # for small models on a busy machine
-    }
-    environment.pop("MKL_CBWR", None)  # a reader's shell has none
-    outputs: list[str] = []
+def write_files(page: Path, folder: Path) -> None:
     for block in blocks_of(page):
         if block.file_name is not None:
             (folder / block.file_name).write_text(block.text)
-        elif block.language == "bash":
+
+
+def reader_environment(python: Path = Path(sys.executable), path: Path | None = None) -> dict[str, str]:
+    """A reader's shell, in which `python` and the commands beside it are found. path: of further modules."""
+    environment = {
+        **os.environ,
+        "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",  # for small models on a busy machine
+    }
+    environment.pop("MKL_CBWR", None)
+    if path is not None:
+        environment["PYTHONPATH"] = str(path)
+    return environment
+
+
+def run_blocks(
+    page: Path, folder: Path, *, python: Path = Path(sys.executable), path: Path | None = None, seconds: int = 110
+) -> list[str]:
+    """Does what a reader of `page` does in `folder`: writes the files, runs the commands, compares what they print with
+    the text blocks behind them, in which "..." stands for anything. Returns what each command printed.
+
+    python, path: see `reader_environment`. seconds: that a block may take.
+    """
+    write_files(page, folder)
+    outputs: list[str] = []
+    for block in blocks_of(page):
+        if block.file_name is not None:
+            continue
+        if block.language == "bash":
             done = subprocess.run(
                 ["bash", "-euo", "pipefail", "-c", block.text],
                 cwd=folder,
-                env=environment,
+                env=reader_environment(python, path),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
