@@ -64,7 +64,8 @@ def _section(package: griffe.Module, field: griffe.Attribute, key: str) -> Itera
     assert found is not None
     fields = _fields(found)
     nested = {inner.name: _dataclass_of(package, inner) for inner in fields}
-    summary, meanings = described(found, [inner.name for inner in fields])
+    summary, said = described(found.docstring.value if found.docstring else "", [inner.name for inner in fields])
+    meanings = {name: _cell(meaning) for together, meaning in said for name in together.split(", ")}
     many = "Mapping" in str(field.annotation)
     key = f"{key}.NAME" if many else key
     yield from (f"## [{key}]", "", summary, "")
@@ -106,6 +107,10 @@ def _dataclass_of(package: griffe.Module, field: griffe.Attribute) -> griffe.Cla
     return None
 
 
+def _cell(meaning: str) -> str:
+    return re.sub(r" Raises .*", "", meaning).rstrip(".").replace("|", "\\|")
+
+
 def _default(field: griffe.Attribute) -> str:
     text = str(field.value)
     if field.value is None:
@@ -125,19 +130,14 @@ def _type(field: griffe.Attribute) -> str:
     return f"`{text}`"
 
 
-def described(cls: griffe.Class, names: list[str]) -> tuple[str, dict[str, str]]:
-    """What a docstring says before it comes to the names, and what it says of each of them."""
-    text = " ".join((cls.docstring.value if cls.docstring else "").split())
+def described(text: str, names: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    """What a docstring says before it comes to the names, and what it says of each of them, or of several at once."""
+    text = " ".join(text.replace("``", "`").split())
     one = "|".join(sorted(map(re.escape, names), key=len, reverse=True)) or "$^"
     marks = list(re.finditer(rf"(?:(?<=[.;] )|^)((?:{one})(?:, (?:{one}))*): ", text))
-    meanings = {}
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
-    for mark, end in zip(marks, ends, strict=False):
-        meaning = re.sub(r" Raises .*", "", text[mark.end() : end].strip()).rstrip(".")
-        for name in mark[1].split(", "):
-            meanings[name] = meaning.replace("``", "`").replace("|", "\\|")
-    summary = text[: marks[0].start()].strip() if marks else text
-    return summary.replace("``", "`"), meanings
+    meanings = [(mark[1], text[mark.end() : end].strip()) for mark, end in zip(marks, ends, strict=False)]
+    return text[: marks[0].start()].strip() if marks else text, meanings
 
 
 # API.md ---------------------------------------------------------------------------------------------------------------
@@ -210,16 +210,27 @@ def _call(name: str, arguments: list[str], returns: str = "", *, is_broken: bool
 
 
 def _prose(item: griffe.Object) -> str:
-    """A docstring as Markdown: its lists of names become lists."""
+    """A docstring as Markdown: what it says of arguments and fields becomes a list."""
     text = item.docstring.value if item.docstring else ""
-    text = text.replace("``", "`")
-    out: list[str] = []
-    for line in text.splitlines():
-        # "name: meaning" at the beginning of a line is an item, what is indented below belongs to it.
-        if line.startswith("Raises ") and out and out[-1]:
-            out.append("")
-        out.append(re.sub(r"^((?:[a-z_]+, )*[a-z_]+): (?=\S)", r"- **\1**: ", line))
-    return "\n".join(out)
+    names = (
+        [parameter.name for parameter in item.parameters] if isinstance(item, griffe.Class | griffe.Function) else []
+    )
+    out = []
+    for paragraph in text.split("\n\n"):
+        summary, meanings = described(paragraph, names)
+        if not meanings:
+            out.append(paragraph.replace("``", "`"))
+            continue
+        last_names, last = meanings[-1]
+        last, raises, errors = last.partition(" Raises ")
+        meanings[-1] = (last_names, last)
+        out += [summary] if summary else []
+        out.append("\n".join(f"- **{together}**: {meaning}" for together, meaning in meanings))
+        out += [f"Raises {errors}"] if raises else []
+    if "the module's text" in text:
+        assert item.module.docstring
+        out.append(item.module.docstring.value.replace("``", "`"))
+    return "\n\n".join(out)
 
 
 def _errors(module: griffe.Module) -> Iterator[str]:
