@@ -8,9 +8,17 @@ import pytest
 
 from pages import ROOT
 
-PAGES = runpy.run_path(str(ROOT / "docs/reference.py"))["pages"]()
+
+@pytest.fixture(scope="module")
+def generated() -> dict[str, str]:
+    pages: dict[str, str] = runpy.run_path(str(ROOT / "docs/reference.py"))["pages"]()
+    return pages
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_generated_page_says_what_the_code_says(name: str) -> None:
-    assert (ROOT / "docs" / name).read_text() == PAGES[name], f"docs/{name} is not what the code says: run `make docs`"
+@pytest.mark.parametrize("name", ["API.md", "CONFIG.md"])
+def test_a_generated_page_says_what_the_code_says(name: str, generated: dict[str, str]) -> None:
+    assert (ROOT / "docs" / name).read_text() == generated[name], f"docs/{name} is not what the code says: `make docs`"
+
+
+def test_every_generated_page_is_compared(generated: dict[str, str]) -> None:
+    assert sorted(generated) == ["API.md", "CONFIG.md"]
