@@ -20,7 +20,7 @@ train: $(if $(wildcard .venv/.installed),build/.native,.venv/.trains)  ## train 
 
 test: build/.native  ## all tests, in a quarter of an hour
 	$(BIN)/ctest --test-dir build/python --output-on-failure --no-tests=ignore --parallel $(JOBS)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 
 filesystem-tools:  ## what tests/filesystems makes disks with, where Debian's apt and root can be had; else they are skipped
 	@{ command -v mkfs.ext4 && command -v mkfs.xfs && command -v mkfs.btrfs && command -v losetup && command -v nbdfuse; } >/dev/null \
