@@ -8,7 +8,7 @@ CMAKE := $(BIN)/cmake
 CORE_SOURCES := CMakeLists.txt $(shell find core tests/core -name '*.cpp' -o -name '*.h')
 CPP_FILES := $(filter %.cpp %.h,$(CORE_SOURCES))
 
-.PHONY: help train test test-cxl smoke filesystem-tools lint format stub sanitize soak fuzz bench bench-gpu larger relaxed swarm clean
+.PHONY: help train test test-cxl smoke filesystem-tools lint format docs stub sanitize soak fuzz bench bench-gpu larger relaxed swarm clean
 .DEFAULT_GOAL := help
 
 help:  ## print this
@@ -20,7 +20,7 @@ train: $(if $(wildcard .venv/.installed),build/.native,.venv/.trains)  ## train 
 
 test: build/.native  ## all tests, in a quarter of an hour
 	$(BIN)/ctest --test-dir build/python --output-on-failure --no-tests=ignore --parallel $(JOBS)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 
 filesystem-tools:  ## what tests/filesystems makes disks with, where Debian's apt and root can be had; else they are skipped
 	@{ command -v mkfs.ext4 && command -v mkfs.xfs && command -v mkfs.btrfs && command -v losetup && command -v nbdfuse; } >/dev/null \
@@ -52,6 +52,9 @@ format: .venv/.installed  ## rewrite the sources the way lint wants them
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(CPP_FILES)
+
+docs: .venv/.installed  ## rewrite docs/API.md and docs/CONFIG.md from the code
+	$(BIN)/python docs/reference.py
 
 stub: build/.native  ## rewrite src/holdfast/_core.pyi from the built core
 	$(BIN)/python -m nanobind.stubgen -q -m holdfast._core -o src/holdfast/_core.pyi

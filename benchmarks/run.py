@@ -40,7 +40,7 @@ def _settings() -> tuple[Settings, Path | None]:
     parser.add_argument("--python", type=Path, default=ROOT / ".venv/bin/python")
     parser.add_argument("--peers-python", type=Path, default=ROOT / ".venv-peers/bin/python")
     parser.add_argument("--build", type=Path, default=ROOT / "build/bench", help="with libbare.so and kernels_bench")
-    parser.add_argument("--report-dir", type=Path, help="default: benchmarks/reports/DATE; runs/bench/DATE if partial")
+    parser.add_argument("--report-dir", type=Path, help="default: reports/bench; runs/bench/bench if partial")
     arguments = parser.parse_args()
     sections = tuple(arguments.only.split(",")) if arguments.only else SECTIONS
     shapes = tuple(arguments.shapes.split(",")) if arguments.shapes else (SHAPES[:1] if arguments.quick else SHAPES)
@@ -173,8 +173,7 @@ def main() -> None:
     settings, report_dir = _settings()
     partial = settings.quick or settings.sections != SECTIONS or settings.shapes != SHAPES
     if report_dir is None:
-        parent = ROOT / "runs/bench" if partial else BENCHMARKS / "reports"
-        report_dir = parent / datetime.now(UTC).strftime("%Y-%m-%d")
+        report_dir = (ROOT / "runs/bench" if partial else BENCHMARKS / "reports") / "bench"
     settings.disk.mkdir(parents=True, exist_ok=True)
     report_dir.mkdir(parents=True, exist_ok=True)
     record = _measure(settings)

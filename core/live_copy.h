@@ -1,7 +1,7 @@
 // Live copy: the rows of a pool at the end of one step, and its dense state, while a writer goes on.
 //
 // Rows are copied as they are at that instant, each at another; beside that a thread follows the pool's log. What it
-// found makes the copies right: laid over them, it gives the rows of the step (docs/ARCHITECTURE.md has the argument).
+// found makes the copies right: laid over them, it gives the rows of the step (docs/MOVING.md has the argument).
 //
 // The order of calls is the store's (fixes_first): in place, fix, then every row, then settle; over a log store, every
 // row, then fix, then settle.

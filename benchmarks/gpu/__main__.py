@@ -73,7 +73,7 @@ def main() -> None:
         "results": results,
     }
     is_whole = given.device == "cuda" and not given.smoke and not wanted
-    folder = _BENCHMARKS / "reports" / f"{today.date()}-gpu" if is_whole else _BENCHMARKS.parent / "runs/bench/gpu"
+    folder = _BENCHMARKS / "reports/gpu" if is_whole else _BENCHMARKS.parent / "runs/bench/gpu"
     directory = given.out or folder
     table = write_report(directory, record)
     print(f"\nwrote {directory / 'report.md'} and results.json\n")

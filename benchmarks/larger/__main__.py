@@ -11,7 +11,6 @@ import argparse
 import json
 import signal
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 from larger.report import write_report
@@ -35,7 +34,7 @@ def _options() -> tuple[Options, Path | None]:
     parser.add_argument(
         "--threads", type=int, default=THREADS, help="that train; with fewer, cores are left for the rest"
     )
-    parser.add_argument("--report-dir", type=Path, help="default: reports/DATE-larger; runs/bench/... if partial")
+    parser.add_argument("--report-dir", type=Path, help="default: reports/larger; runs/bench/larger if partial")
     arguments = parser.parse_args()
     sections = tuple(arguments.only.split(",")) if arguments.only else SECTIONS
     workloads = tuple(arguments.workloads.split(",")) if arguments.workloads else WORKLOADS
@@ -59,8 +58,7 @@ def main() -> None:
     whole = (options.sections, options.workloads, options.threads) == (SECTIONS, WORKLOADS, THREADS)
     partial = options.quick or not whole
     if directory is None:
-        parent = ROOT / "runs/bench" if partial else BENCHMARKS / "reports"
-        directory = parent / f"{datetime.now(UTC):%Y-%m-%d}-larger"
+        directory = (ROOT / "runs/bench" if partial else BENCHMARKS / "reports") / "larger"
     directory.mkdir(parents=True, exist_ok=True)
     runner = Runner(options)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # as Ctrl-C: gigabytes of files are removed

@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--disk", type=Path, default=ROOT / "runs/larger", help="a directory on the disk")
     parser.add_argument("--memory", type=Path, default=Path("/dev/shm"), help="a directory on memory (tmpfs)")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for an idle machine, each time")
-    parser.add_argument("--report-dir", type=Path, help="default: reports/DATE-NAME; runs/bench/... if partial")
+    parser.add_argument("--report-dir", type=Path, help="default: reports/NAME; runs/bench/NAME if partial")
 
 
 def choose(
@@ -81,11 +80,11 @@ def compare(
 
 
 def report_directory(arguments: argparse.Namespace, name: str) -> Path:
-    """A new one, or the one that was asked for."""
+    """The one that was asked for, or the benchmark's own, whose report is replaced."""
     directory: Path | None = arguments.report_dir
     if directory is None:
-        parent = ROOT / "runs/bench" if arguments.quick or arguments.only else BENCHMARKS / "reports"
-        directory = parent / f"{datetime.now(UTC):%Y-%m-%d}-{name}"
+        is_partial = arguments.quick or arguments.only
+        directory = (ROOT / "runs/bench" if is_partial else BENCHMARKS / "reports") / name
     directory.mkdir(parents=True, exist_ok=True)
     return directory
 

@@ -18,7 +18,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--disk", type=Path, default=ROOT / "runs/recovery", help="a directory on the disk")
     parser.add_argument("--memory", type=Path, default=Path("/dev/shm"), help="a directory on memory (tmpfs)")
-    parser.add_argument("--report-dir", type=Path, help="default: reports/DATE-recovery; runs/bench/... if quick")
+    parser.add_argument("--report-dir", type=Path, help="default: reports/recovery; runs/bench/recovery if quick")
     return parser.parse_args()
 
 
@@ -133,8 +132,7 @@ def main() -> None:
 
     directory = arguments.report_dir
     if directory is None:
-        parent = ROOT / "runs/bench" if arguments.quick else BENCHMARKS / "reports"
-        directory = parent / f"{datetime.now(UTC):%Y-%m-%d}-recovery"
+        directory = (ROOT / "runs/bench" if arguments.quick else BENCHMARKS / "reports") / "recovery"
     directory.mkdir(parents=True, exist_ok=True)
     record = {
         "machine": machine.describe(arguments.memory, arguments.disk),

@@ -31,7 +31,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time, each on one thread")
     parser.add_argument("--criteo", type=Path, default=CRITEO, help="the folder of train.tsv, valid.tsv and test.tsv")
     parser.add_argument("--memory", type=Path, default=Path("/dev/shm"), help="a directory on memory (tmpfs)")
-    parser.add_argument("--report-dir", type=Path, help="default: reports/DATE-relaxed; runs/bench/... if partial")
+    parser.add_argument("--report-dir", type=Path, help="default: runs/bench/DATE-relaxed")
     return parser.parse_args()
 
 
@@ -55,10 +55,8 @@ def main() -> None:
     seeds = range(2 if arguments.quick else arguments.seeds)
     directory = arguments.report_dir
     if directory is None:
-        partial = arguments.quick or arguments.only
-        directory = (
-            ROOT / "runs/bench" if partial else BENCHMARKS / "reports"
-        ) / f"{datetime.now(UTC):%Y-%m-%d}-relaxed"
+        # Not reports/relaxed: a run takes the seeds that its folder has for done.
+        directory = ROOT / "runs/bench" / f"{datetime.now(UTC):%Y-%m-%d}-relaxed"
     directory.mkdir(parents=True, exist_ok=True)
     record = Record(directory / "results.json", wanted, memory=arguments.memory)
     began = time.monotonic()

@@ -9,7 +9,6 @@ measurement failed. The peers need .venv-peers (make bench makes it); counting b
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
 import statistics
 import subprocess
@@ -67,8 +66,7 @@ def main() -> None:
             results["failures"][name] = str(error)
             print(error, file=sys.stderr)
     is_whole = not given.quick and set(given.only.split(",")) == set(sections)
-    today = dt.datetime.now(dt.UTC).date().isoformat()
-    folder = _FOLDER / "reports" / f"{today}-scaleout" if is_whole else _FOLDER.parent / "runs" / "bench" / "scaleout"
+    folder = _FOLDER / "reports/scaleout" if is_whole else _FOLDER.parent / "runs" / "bench" / "scaleout"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(results, indent=1))
     met = write_report(folder / "report.md", results)

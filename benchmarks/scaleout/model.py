@@ -339,7 +339,7 @@ class Cluster:
     efficiency: float = 0.7  # of several cores
     jitter: float = 0.03  # of a rank's own time, standard deviation
     sync_jitter: float = 0.3
-    dense_bytes_per_s: float = 5e9  # copying and checking a dense state: rm3's commit, benchmarks/reports/2026-11-21
+    dense_bytes_per_s: float = 5e9  # copying and checking a dense state: rm3's commit, benchmarks/reports/bench
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ import matplotlib.pyplot as plt
 _DOCS = Path(__file__).parents[2] / "docs"
 _DEVICES = Path(holdfast.sim.__file__).parent / "library" / "devices"
 _COUNTS = (1, 2, 4, 8, 16, 64, 256, 1000)
-_FLOP_S = 1 / 180e9  # of a core here: rm3's and kaggle's MLPs in benchmarks/reports/2026-11-21, two cores
+_FLOP_S = 1 / 180e9  # of a core here: rm3's and kaggle's MLPs in benchmarks/reports/bench, two cores
 
 
 def workload_of(name: str) -> Workload:
@@ -202,7 +202,7 @@ def costs_table(costs: Costs) -> list[str]:
         ("capture, lookup, update of a lookup", f"{costs.owner_s * 1e9:.1f} ns", "one rank, rm1"),
         ("routing and planning of a lookup", f"{costs.plan_s * 1e9:.1f} ns", "one rank, rm1"),
         ("a pooled float of a sample, forward and backward", f"{costs.float_s * 1e9:.1f} ns", "one rank, rm1"),
-        ("a flop of the MLPs", f"1 / {1 / costs.flop_s / 1e9:.0f} G", "rm3 and kaggle, 2026-11-21's report"),
+        ("a flop of the MLPs", f"1 / {1 / costs.flop_s / 1e9:.0f} G", "rm3 and kaggle, the report of make bench"),
         ("a commit", f"{costs.fixed_s * 1e3:.2f} ms", "one rank, rm1"),
         ("a byte through a socket, either end", f"{costs.byte_s * 1e9:.2f} ns", "sockets.py, `lo`, processor time"),
         ("a value of the data, in the loader", f"{costs.value_s * 1e9:.0f} ns", "rm1's batches as Parquet, 64 parts"),

@@ -90,7 +90,8 @@ CHANGEABLE = (
 class CriteoShapeConfig:
     """Generated clicks in the shape of Criteo Kaggle: 13 dense columns, 26 tables of its cardinalities times `scale`.
 
-    signal: standard deviation of the planted logit; more is easier to predict. model_seed: which model is planted.
+    num_samples: samples in an epoch. scale: of the tables' rows. signal: standard deviation of the planted logit; more
+    is easier to predict. model_seed: which model is planted. sample_seed: which samples are drawn.
     """
 
     num_samples: int
@@ -145,8 +146,9 @@ class ValidationConfig:
 class EmbeddingConfig:
     """The tables: one for every categorical feature of the data, all alike, and the optimizer of their rows.
 
-    optimizer: FBGEMM's definitions, see holdfast.optim; eps and betas where it has them (None: its default).
-    init_bound: rows start uniform in ±init_bound; None: 1/sqrt(rows of the table).
+    dim: weights of a row. dtype: of the weights; optimizer state is float32. pooling: of a bag's rows. optimizer:
+    FBGEMM's definitions, see holdfast.optim. lr, weight_decay: of the rows' optimizer. eps, betas: where it has them;
+    None: its default. init_bound: rows start uniform in ±init_bound; None: 1/sqrt(rows of the table).
     """
 
     dim: int
@@ -193,7 +195,11 @@ class EmbeddingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A DLRM. bottom, top: sizes of the MLPs' layers, without their input; bottom ends in embedding.dim, top in 1."""
+    """A DLRM.
+
+    bottom, top: sizes of the MLPs' layers, without their input; bottom ends in embedding.dim, top in 1. interaction: of
+    the embeddings and the bottom MLP's output: their dot products, or all of them side by side.
+    """
 
     bottom: tuple[int, ...]
     top: tuple[int, ...]
@@ -210,7 +216,11 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """The optimizer of the dense part, of torch.optim. momentum: of sgd; eps and betas where it has them."""
+    """The optimizer of the dense part.
+
+    name: of torch.optim. lr, weight_decay: as there. momentum: of sgd alone. eps, betas: where it has them; None: its
+    default.
+    """
 
     name: Literal["sgd", "adagrad", "adam", "adamw"] = "sgd"
     lr: float = 0.01
@@ -239,9 +249,13 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
-    """The pool. seed: of the rows' initial values. dense_interval: steps from one dense state to the next; 1 loses at
-    most the step in flight. medium, log_bytes, row_checksums, scratchpad_bytes: see holdfast.Pool; by default rows are
-    kept in place on DAX and tmpfs, in a log store elsewhere.
+    """The pool, as holdfast.Pool takes it.
+
+    seed: of the rows' initial values. medium: how a new pool keeps its rows: "memory" in place, "block" in a log store,
+    "auto" in place on DAX and tmpfs and in a log store elsewhere. scratchpad_bytes: DRAM for rows of a log store; None:
+    a quarter of the memory that there is. dense_interval: steps from one dense state to the next; 1 loses at most the
+    step in flight. log_bytes: size of a new pool's log; None: the undo log grows to what the batches need, a row log
+    has 1 GiB. row_checksums: keep a checksum of every row of a new pool in place; a log store always does.
     """
 
     seed: int = 0

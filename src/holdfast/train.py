@@ -42,11 +42,13 @@ Item = TypeVar("Item")
 class TrainConfig:
     """How the loop runs.
 
-    steps: where training ends (None: after `epochs`). workers, prefetch: threads of the loader, and batches planned
-    ahead. window: batches whose rows are fetched ahead, the current one included, where rows come through a scratchpad
-    (0: none, rows are fetched when they are asked for). eval_every: steps from one evaluation to the next (0: only at
-    the end). bf16: autocast of the MLPs. max_grad_norm: of dense and row gradients together. capture_ahead: log the
-    next batch's rows while this one computes; for accelerators.
+    batch_size: samples of a step. steps: where training ends (None: after `epochs`). epochs: passes over the data.
+    seed: of the shuffle and of the generators. shuffle: every epoch anew. workers: threads of the loader. prefetch:
+    batches planned ahead. window: batches whose rows are fetched ahead, the current one included, where rows come
+    through a scratchpad (0: none, rows are fetched when they are asked for). eval_every: steps from one evaluation to
+    the next (0: only at the end). eval_batch_size: samples of a batch of an evaluation. bf16: autocast of the MLPs.
+    max_grad_norm: of dense and row gradients together; None: no clipping. capture_ahead: log the next batch's rows
+    while this one computes; for accelerators.
     """
 
     batch_size: int = 2048

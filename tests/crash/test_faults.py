@@ -302,7 +302,11 @@ def test_a_fault_while_a_pool_recovers_is_a_typed_error_and_the_next_opening_rec
     medium: str, case: Case, faulty: Zygote, media: Media, pool: Path
 ) -> None:
     options = media[medium].options
-    assert faulty.run(pool, options, kill_at=media[medium].persist_points * 2 // 3)["signal"] == signal.SIGKILL
+    for _ in range(20):
+        assert faulty.run(pool, options, kill_at=media[medium].persist_points * 2 // 3)["signal"] == signal.SIGKILL
+        if case.fault.file != HOME_BITS or (pool / HOME_BITS).stat().st_blocks:
+            break
+        shutil.rmtree(pool)  # no merge had come so far, beside a machine's other work: there is nothing to read
     check_error(faulty.run(pool, options, fault=case.fault)["result"], case)
     check_goes_on(faulty, media[medium], pool, 1)
 

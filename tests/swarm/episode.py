@@ -23,7 +23,7 @@ from holdfast.errors import UntrustedPool
 from holdfast.pool import exists
 from life import LifeOf, Progress, Wrong
 from model import Model
-from verbs import Verb, wait_for
+from episode_verbs import Verb, wait_for
 
 HUNG_SECONDS = 60.0
 _WRONG, _ERROR = 3, 4

@@ -47,11 +47,12 @@ class CriteoTsvConfig:
     """Which files, and what their columns mean.
 
     paths: one or more files; their samples follow each other. dense, categorical: names of the columns, in the files'
-    order (a line has ``1 + len(dense) + len(categorical)`` fields). num_embeddings: rows of every table, but for the
-    columns that num_embeddings_by_column names. dense_transform, missing_dense_value: see dense.py.
-    categorical_encoding: ``"hex"`` (Criteo's own) or ``"text"``, any bytes. on_bad_row: ``"error"`` raises DataError at
-    the first malformed line, ``"skip"`` counts it and goes on. block_lines: lines that are read together. Raises
-    ConfigError that names the field.
+    order (a line has ``1 + len(dense) + len(categorical)`` fields); Criteo's are I1 to I13 and C1 to C26.
+    num_embeddings: rows of every table, but for the columns that num_embeddings_by_column names.
+    num_embeddings_by_column: rows of the tables of single columns. dense_transform: ``"log1p"`` or ``"none"``.
+    missing_dense_value: what stands for a missing value. categorical_encoding: ``"hex"`` (Criteo's own) or ``"text"``,
+    any bytes. on_bad_row: ``"error"`` raises DataError at the first malformed line, ``"skip"`` counts it and goes on.
+    block_lines: lines that are read together. Raises ConfigError that names the field.
     """
 
     paths: Sequence[Path | str]

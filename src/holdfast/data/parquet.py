@@ -44,7 +44,11 @@ Hashing = Literal["hash", "identity"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseColumn:
-    """Which column a categorical feature comes from, the rows of its table, and how values become ids."""
+    """Which column a categorical feature comes from, the rows of its table, and how values become ids.
+
+    column: of integers or texts, or of lists of them. num_embeddings: rows of the table. hashing: ``"hash"`` any values
+    to ids, or take ``"identity"`` where they are ids already. missing_id: of null, with identity.
+    """
 
     column: str
     num_embeddings: int
@@ -66,8 +70,12 @@ class SparseColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetConfig:
-    """Which files, and what their columns mean. sparse: per feature name its column. Raises ConfigError that names the
-    field."""
+    """Which files, and what their columns mean.
+
+    paths: one or more files; their samples follow each other. label: a column of 0 and 1. dense: columns of numbers.
+    sparse: per feature name its column. dense_transform: ``"log1p"`` or ``"none"``. missing_dense_value: what stands
+    for null. Raises ConfigError that names the field.
+    """
 
     paths: Sequence[Path | str]
     label: str

@@ -53,8 +53,9 @@ class SyntheticConfig:
 
     num_samples: samples in an epoch. rows: rows of each table. lookups: ids per bag of each table, or one number for
     all. num_dense: dense columns. zipf_exponent: skew of the ids; 0 is uniform. signal: standard deviation of the
-    planted logit. click_rate: mean click probability. first_sample: index of the first sample. Raises ConfigError that
-    names the field.
+    planted logit. click_rate: mean click probability. model_seed: which model is planted and which rows are hot.
+    sample_seed: which samples are drawn. first_sample: index of the first sample. Raises ConfigError that names the
+    field.
     """
 
     num_samples: int

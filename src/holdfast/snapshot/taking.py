@@ -1,4 +1,4 @@
-"""Taking a snapshot of a pool that a run may be changing meanwhile. docs/ARCHITECTURE.md says why it is of one step."""
+"""Taking a snapshot of a pool that a run may be changing meanwhile. docs/MOVING.md says why it is of one step."""
 
 from __future__ import annotations
 

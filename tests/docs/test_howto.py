@@ -1,0 +1,71 @@
+"""The how-to pages do what they say."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast import _core
+from pages import ROOT, blocks_of, reader_environment, run_blocks, write_files
+
+HOWTO = ROOT / "docs/howto"
+PEERS_PYTHON = Path(os.environ.get("HOLDFAST_PEERS_PYTHON", ROOT / ".venv-peers/bin/python"))
+
+
+@pytest.mark.timeout(300)
+def test_a_run_moves_to_a_log_store(tmp_path: Path) -> None:  # on the disk: a restored log store has a log of 1 GiB
+    run_blocks(HOWTO / "move-to-nvme.md", tmp_path)
+
+
+def test_a_model_of_embedding_bags_moves_into_a_pool(pool_root: Path) -> None:
+    run_blocks(HOWTO / "bring-an-nn-embedding-model.md", pool_root)
+    before = runpy.run_path(str(pool_root / "before.py"))["Before"]()
+    assert before(torch.tensor([3, 4]), torch.tensor([1, 2, 3]), torch.tensor([0, 2])).shape == (2,)
+
+
+def test_a_torchrec_model_moves_into_a_pool(tmp_path: Path) -> None:
+    if not PEERS_PYTHON.exists():
+        pytest.skip("no peers' environment: `make bench` makes it, or set HOLDFAST_PEERS_PYTHON")
+    package = tmp_path / "lib/holdfast"
+    package.mkdir(parents=True)
+    for path in [*(ROOT / "src/holdfast").iterdir(), Path(_core.__file__)]:
+        if path.name != "__pycache__":
+            (package / path.name).symlink_to(path)
+    run_blocks(HOWTO / "bring-a-torchrec-model.md", tmp_path, python=PEERS_PYTHON, path=package.parent)
+
+
+@pytest.mark.timeout(300)
+def test_two_machines_train_one_pool(pool_root: Path) -> None:
+    """Two folders of one machine stand for the two machines, each with storage of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    page = HOWTO / "move-to-two-machines.md"
+    machines = []
+    for number, block in enumerate(block for block in blocks_of(page) if block.language == "bash"):
+        folder = pool_root / f"machine-{number}"
+        folder.mkdir()
+        write_files(page, folder)
+        command = block.text.replace("10.0.0.1", "127.0.0.1").replace("eth0", "lo").replace("29500", port)
+        machines.append(
+            subprocess.Popen(
+                ["bash", "-euo", "pipefail", "-c", command],
+                cwd=folder,
+                env=reader_environment(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    outputs = [machine.communicate(timeout=250)[0] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], outputs
+    assert "trained to step 63" in outputs[0]
+    assert (pool_root / "machine-0/pool/dense").is_dir()
+    assert (pool_root / "machine-1/pool/group.json").exists()
+    assert not (pool_root / "machine-1/pool/dense").exists()
