@@ -1,8 +1,11 @@
-"""A loop of anybody's own runs in several processes as it does in one: exact over kills, and refused where it cannot."""
+"""A loop of anybody's own runs in several processes as it does in one: exact over kills, or refused by name."""
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -171,3 +174,20 @@ def test_generators_and_buffers_of_every_rank_come_back(ranks: Ranks, pool_root:
     running = "over.1.running_mean"
     assert not torch.equal(of_rank_1["buffers"][running], tree["model"][running])
     assert set(tree["rng_of_ranks"]) == {"1"}
+
+
+TWO_TOWER = Path(__file__).parent / "users" / "two_tower.py"
+
+
+def torchrun(directory: Path, *options: str) -> int:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    variables = {**os.environ, "MKL_CBWR": "AUTO,STRICT", "OMP_NUM_THREADS": "1"}
+    command = [*launcher, str(TWO_TOWER), str(directory), *options]
+    return subprocess.run(command, env=variables, capture_output=True, check=False, timeout=200).returncode
+
+
+def test_a_script_under_torchrun_ends_with_the_same_bits_after_a_kill(pool_root: Path) -> None:
+    assert torchrun(pool_root / "killed", "--kill", "1:9") != 0
+    assert torchrun(pool_root / "killed") == 0
+    assert torchrun(pool_root / "whole") == 0
+    assert digest(pool_root / "killed") == digest(pool_root / "whole")
