@@ -90,6 +90,7 @@ def _validation(config: RunConfig) -> Source:
 
 def _evaluation(trainer: Trainer, validation: Source) -> dict[str, float]:
     found = trainer.evaluate(validation)
+    assert found is not None
     return {"step": trainer.pool.step, "auc": found.auc, "log_loss": found.log_loss}
 
 

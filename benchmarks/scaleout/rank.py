@@ -19,7 +19,8 @@ STARTED = time.time()
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.sharding.train import GroupTrainer
+    from holdfast.sharding.pool import GroupPool
+    from holdfast.sharding.shared_pool import SharedPool
     from holdfast.train import StepReport
 
 
@@ -123,6 +124,7 @@ def measure_plain(given: argparse.Namespace) -> dict[str, Any]:
 
 def measure_in_group(given: argparse.Namespace) -> dict[str, Any]:
     from holdfast.sharding.group import Group
+    from holdfast.sharding.shared_pool import SharedPool
     from holdfast.sharding.start import open_group_trainer
     from peers.batches import make_batches
     from peers.shapes import SHAPES
@@ -136,22 +138,24 @@ def measure_in_group(given: argparse.Namespace) -> dict[str, Any]:
     group = Group.from_environment(memory_ranks=given.memory_ranks, timeout=config.group.timeout)
     tell(given, "met")
     with open_group_trainer(config, given.pool, group, source=source) as trainer:
-        tell(given, "opened", phases=trainer.opening_seconds, step=trainer.pool.step)
-        if given.fill and trainer.pool.member is not None and trainer.pool.step == 0:
-            fill(trainer.pool.member, given, trainer)
+        pool = trainer.pool
+        assert isinstance(pool, SharedPool)
+        tell(given, "opened", phases=pool.opening_seconds, step=trainer.pool.step)
+        if given.fill and pool.opened.member is not None and pool.step == 0:
+            fill(pool.opened.member, given, pool.opened)
         trainers = len(group.roles.trainers)
         if group.is_trainer:
             parts = [part_of(batch, shape, group.rank, trainers)[0] for batch in batches]
             trainer.loader.close()
             trainer.loader = PreparedLoader(
-                source, parts, shape.batch_size, lambda batch: trainer.rows.route(batch.features)
+                source, parts, shape.batch_size, lambda batch: trainer.rows.plan(batch.features)
             )  # type: ignore[assignment]
             trainer.loader.seek(trainer.pool.cursor)
         group.barrier("the tables to be filled")
         before, sent_before = traffic(), dict(group.sent_bytes)
         first_step = trainer.pool.step
         if given.turns:
-            commit_by_turns(trainer, given.turns)
+            commit_by_turns(pool, given.turns)
         result = steps_of(given, trainer.steps(), trainer.pool.step)
         group.barrier("the last step")
         steps = trainer.pool.step - first_step
@@ -168,7 +172,7 @@ def measure_in_group(given: argparse.Namespace) -> dict[str, Any]:
             "lo_packets": crossed.sent_packets / steps,
         }
         if group.rank == 0:
-            least = least_bytes(shape, batches[:10], trainer.pool.manifest, group.roles, dense_bytes)
+            least = least_bytes(shape, batches[:10], pool.opened.manifest, group.roles, dense_bytes)
             result["wire"]["least"] = {
                 name: getattr(least, name)
                 for name in ("ids", "vectors", "gradients", "dense", "fetching_rows", "total")
@@ -208,32 +212,43 @@ def steps_of(given: argparse.Namespace, steps: Iterator[StepReport], first_step:
     }
 
 
-def commit_by_turns(trainer: GroupTrainer, steps: int) -> None:
+def commit_by_turns(pool: SharedPool, steps: int) -> None:
     """Every other `steps` steps nothing is made durable: rows are captured, which is the working set, and updated; no
     dense state is collected, summed or written, no log is sealed for good. The last turn is a durable one."""
-    commit = trainer._commit
+    from holdfast.sharding.pool import GroupPool
 
-    def by_turns(*, is_due: bool, random_numbers_changed: bool) -> int:
-        if (trainer.pool.step // steps) % 2 == 0:
-            return commit(is_due=is_due, random_numbers_changed=random_numbers_changed)
-        pool = trainer.pool
-        if pool.member is not None:
-            pool.member.commit(pool.cursor + trainer.config.batch_size, None, [], 0)  # only this ends a step
-            pool.member.note_group_durable(pool.step)  # or the log would be full
-        pool.step, pool.cursor = pool.step + 1, pool.cursor + trainer.config.batch_size
-        pool.row_updates += 1
-        return pool.step
+    opened = pool.opened
+    commit = opened.commit
 
-    trainer._commit = by_turns  # type: ignore[method-assign]
+    def is_durable() -> bool:
+        return (opened.step // steps) % 2 == 0
+
+    def by_turns(cursor: int, dense: Any) -> int:
+        if is_durable():
+            return commit(cursor, dense)
+        if opened.member is not None:
+            opened.member.commit(cursor, None, [], 0)  # only this ends a step
+            opened.member.note_group_durable(opened.step)  # or the log would be full
+        opened.step, opened.cursor = opened.step + 1, cursor
+        opened.row_updates += 1
+        return opened.step
+
+    class ByTurns(GroupPool):
+        @property
+        def dense_is_due(self) -> bool:
+            return is_durable() and super().dense_is_due
+
+    opened.__class__ = ByTurns
+    opened.commit = by_turns  # type: ignore[method-assign]
 
 
-def fill(member: Any, given: argparse.Namespace, trainer: GroupTrainer | None) -> None:
+def fill(member: Any, given: argparse.Namespace, opened: GroupPool | None) -> None:
     """Every row that this process has, with the values of the peers' tables: pages never written would cost less."""
     from ours.systems import initial_tables
     from peers.shapes import SHAPES
 
     for number, values in enumerate(initial_tables(SHAPES[given.shape])):
-        entry = None if trainer is None else trainer.pool.manifest.tables[number]
+        entry = None if opened is None else opened.manifest.tables[number]
         if entry is None or entry.table_shards == 1:
             if entry is None or entry.first_shard in member.owned:
                 member.import_rows(number, 0, bytes_of(values), None)

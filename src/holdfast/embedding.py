@@ -168,6 +168,11 @@ class EmbeddingBagCollection(nn.Module):
         """Whether rows come through a scratchpad, so that it helps to announce batches."""
         return self._access.looks_forward
 
+    @property
+    def answers_late(self) -> bool:
+        """Whether it helps to compute something between a capture and its lookup, which waits for other ranks."""
+        return self._access.answers_late
+
     def announce(self, planned: PlannedFeatures) -> None:
         """Says that `planned` is going to be captured, after the batches that were announced before: where rows come
         through a scratchpad, they are fetched while earlier batches train. Keep `planned` until then."""

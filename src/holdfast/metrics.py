@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,11 +36,24 @@ class ScoreCollector:
         self._logits.append(logits.detach().to(device="cpu", dtype=torch.float32, copy=True))
         self._labels.append(_as_bool(labels))
 
+    def packed(self) -> bytes:
+        """Float32 ``[N, 2]``, logits and labels, for `evaluate_packed`."""
+        if not self._logits:
+            return b""
+        pairs = torch.stack((torch.cat(self._logits), torch.cat(self._labels).float()), dim=1)
+        return pairs.numpy().tobytes()
+
     def evaluate(self) -> Evaluation:
         """Of all samples so far."""
         if not self._logits:
             return evaluate_scores(torch.empty(0), torch.empty(0))
         return evaluate_scores(torch.cat(self._logits), torch.cat(self._labels))
+
+
+def evaluate_packed(parts: Sequence[bytes]) -> Evaluation:
+    """Of what several collectors packed."""
+    pairs = torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.float32).view(-1, 2)
+    return evaluate_scores(pairs[:, 0].contiguous(), pairs[:, 1].contiguous())
 
 
 def evaluate_scores(logits: Tensor, labels: Tensor) -> Evaluation:

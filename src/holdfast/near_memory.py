@@ -49,6 +49,10 @@ class NearMemoryRows:
     def looks_forward(self) -> bool:
         return self._pool.looks_forward
 
+    @property
+    def answers_late(self) -> bool:
+        return False
+
     def plan(self, batch: BatchIds, *, ahead: bool) -> _core.Plan:
         return plan_here(self._collection, batch, ahead=ahead)
 

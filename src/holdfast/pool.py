@@ -26,6 +26,7 @@ from holdfast.errors import (
     PoolExists,
     PoolNotFound,
     PoolOfGroup,
+    StepError,
 )
 from holdfast.optim import OPTIMIZERS, RowOptimizerSpec
 from holdfast.proving.hook import pool_directory
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from holdfast.row_access import RowAccess
     from holdfast.sharding.group import Group
     from holdfast.sharding.options import GroupOptions
+    from holdfast.sharding.serving import Verb
 
 RecoveryMode = Literal["exact", "relaxed"]
 Medium = Literal["auto", "memory", "block"]
@@ -247,7 +249,7 @@ class Pool:
     @property
     def part(self) -> tuple[int, int]:
         """Which part of every batch is this process's: (i, n) for the i-th of n, as a Loader takes it."""
-        return self.group.rank, self.group.num_trainers
+        return (self.group.rank, self.group.num_trainers) if self.group.is_trainer else (0, 1)
 
     def _open(self) -> None:
         self._core = _core.Pool(
@@ -385,6 +387,19 @@ class Pool:
         return self.core.cursor
 
     @property
+    def log_bytes_free(self) -> int:
+        """That this process's log has left."""
+        return self.core.log_bytes_free
+
+    def traffic(self) -> dict[str, float] | None:
+        """Rows and bytes since the pool was opened (core/row_backend.h); None where its rows are mapped."""
+        return self.core.traffic()
+
+    def take_spans(self) -> list[tuple[str, str, float, float]]:
+        """Stage, thread, begin and end of what the pool's own threads did; each is given once."""
+        return self.core.take_spans()
+
+    @property
     def retired_step(self) -> int:
         """The newest step that the pool has."""
         return self.core.step
@@ -428,12 +443,23 @@ class Pool:
             collection.drop_gradients()
         return step
 
-    def average_gradients(self, parameters: nn.Module | Iterable[Tensor]) -> None:
+    def average_gradients(self, parameters: nn.Module | Iterable[Tensor], beside: Tensor | None = None) -> None:
         """Makes the dense gradients the same on all ranks: their mean. Call it after the step's last backward, before
         gradients are clipped, unscaled or used. With one rank there is nothing to do.
 
-        parameters: of the dense part, as the optimizers have them.
+        parameters: of the dense part, as the optimizers have them. beside: float32 values (a loss), averaged in place.
         """
+
+    def serve_until(self, *last: Verb) -> None:
+        """For ranks of a group that train nothing: see SharedPool."""
+        raise StepError("this process trains: serve() is for ranks where pool.group.is_trainer is False")
+
+    def serve(self) -> None:
+        """For ranks of a group that train nothing: see SharedPool."""
+        self.serve_until()
+
+    def rest(self) -> None:
+        """Says to ranks that serve that what was begun is over."""
 
     def dense_state(self) -> tuple[bytes, bytes] | None:
         """The newest dense state: JSON text and the bytes of tensors, as state_tree.unpack takes them; None in a new

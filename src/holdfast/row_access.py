@@ -77,6 +77,10 @@ class RowAccess(Protocol):
     def looks_forward(self) -> bool:
         """Whether it helps to announce batches."""
 
+    @property
+    def answers_late(self) -> bool:
+        """Whether it helps to compute something between a capture and its lookup, which waits for others."""
+
     def plan(self, batch: BatchIds, *, ahead: bool) -> Any:
         """PlannedFeatures.plan of a batch. May run in any thread (`ahead`)."""
 

@@ -40,11 +40,14 @@ from holdfast.loading import load_all
 from holdfast.metrics import Evaluation
 from holdfast.models.dlrm import DLRM
 from holdfast.optim import SGD, Adagrad, Adam, RowOptimizerSpec, RowWiseAdagrad, RowWiseAdam
-from holdfast.pool import Pool, RecoveryMode
+from holdfast.pool import Pool, RecoveryMode, is_of_group
 from holdfast.provenance import warn_of_changes
 from holdfast.reading import ReadOnlyPool
 from holdfast.reproducibility import prepare_device, resolve_vector_functions
-from holdfast.sharding.options import GroupConfig
+from holdfast.sharding.group import Group
+from holdfast.sharding.layout import TableShards, measure_load
+from holdfast.sharding.options import GroupConfig, GroupOptions
+from holdfast.sharding.shared_pool import SharedPool
 from holdfast.tables import EmbeddingBagConfig
 from holdfast.train import TrainConfig, Trainer, evaluate_model
 
@@ -352,21 +355,33 @@ def open_trainer(
     recovery: RecoveryMode = "exact",
     trust_after_reboot: bool = False,
     stopping: Callable[[], bool] = lambda: False,
+    ranks: Group | None = None,
+    source: Source | None = None,
 ) -> Trainer:
     """Makes the run's pool in `directory`, or opens and recovers it; the Trainer is ready for its next step.
+
+    stopping: whether this process was asked to stop; of a rank, its group knows. ranks: that train the pool together,
+    all of which call this at once. source: instead of the configuration's data; the same on all ranks.
 
     Raises ConfigError where a field that may not change differs from what the pool was made with, and what Pool,
     source and Checkpoint raise. Nothing is made where the configuration or the data is wrong.
     """
-    trainer = assemble(config, directory, recovery=recovery, trust_after_reboot=trust_after_reboot, stopping=stopping)
-    try:
+    opened = assemble(
+        config,
+        directory,
+        recovery=recovery,
+        trust_after_reboot=trust_after_reboot,
+        stopping=stopping,
+        ranks=ranks,
+        source=source,
+    )
+    with ExitStack() as on_error:
+        trainer = on_error.enter_context(opened)
         saved = trainer.checkpoint.saved("config")
         trainer.recover()
         if saved is not None:
             apply_hyperparameters(saved, to_plain(config), trainer)
-    except BaseException:
-        trainer.abandon()
-        raise
+        on_error.pop_all()
     return trainer
 
 
@@ -377,34 +392,41 @@ def assemble(
     recovery: RecoveryMode = "exact",
     trust_after_reboot: bool = False,
     stopping: Callable[[], bool] = lambda: False,
+    ranks: Group | None = None,
+    source: Source | None = None,
 ) -> Trainer:
     """A Trainer whose `recover` has not run yet: model and optimizers have their initial values."""
-    source = open_source(config.data)
-    device = open_device(config.device.kind)
-    prepare_device(device)
+    source = source or open_source(config.data)
+    prepare_device(open_device(config.device.kind))
     seed_generators(config.train.seed)
-    pool = Pool(
-        directory,
-        seed=config.pool.seed,
-        medium=config.pool.medium,
-        log_bytes=config.pool.log_bytes,
-        row_checksums=config.pool.row_checksums,
-        scratchpad_bytes=config.pool.scratchpad_bytes,
-        dense_interval=config.pool.dense_interval,
-        recovery=recovery,
-        trust_after_reboot=trust_after_reboot,
-    )
+    options: dict[str, Any] = {
+        "seed": config.pool.seed,
+        "medium": config.pool.medium,
+        "log_bytes": config.pool.log_bytes,
+        "row_checksums": config.pool.row_checksums,
+        "scratchpad_bytes": config.pool.scratchpad_bytes,
+        "dense_interval": config.pool.dense_interval,
+        "recovery": recovery,
+        "trust_after_reboot": trust_after_reboot,
+    }
+    plain = to_plain(config)
+    if ranks is None and is_of_group(directory):
+        ranks = Group.from_environment(memory_ranks=0, timeout=config.group.timeout, stopping=stopping)
     with ExitStack() as on_error:
-        on_error.callback(pool.close)
-        plain = to_plain(config)
-        saved = None if pool.is_new else saved_config(pool.core.dense_state())
-        if saved is not None:
-            refuse_changes(saved, plain)
-            _warn_of_another_device(saved, plain)
+        if ranks is None:
+            pool = on_error.enter_context(Pool(directory, **options))
+            _refuse_changes_of(pool, plain)  # before the tables are compared, which says less
+        else:
+            pool = on_error.enter_context(_shared_pool(config, directory, source, ranks, options))
         rows = EmbeddingBagCollection(
             pool, config.embedding.tables(source.features), optimizer=config.embedding.spec(), device=config.device
         )
+        if isinstance(pool, SharedPool):  # which is opened with its tables
+            _refuse_changes_of(pool, plain)
+            stopping = pool.wants_to_stop
         model, dense_optimizer = build_model(config, source, rows)
+        if pool.part[0] > 0:
+            seed_generators(config.train.seed + pool.part[0])  # the same parameters, other random numbers from here on
         trainer = Trainer(
             config.train,
             pool=pool,
@@ -418,6 +440,34 @@ def assemble(
         )
         on_error.pop_all()
     return trainer
+
+
+def _shared_pool(
+    config: RunConfig, directory: Path, source: Source, ranks: Group, options: Mapping[str, Any]
+) -> SharedPool:
+    def measure(layout: Sequence[TableShards], num_shards: int, first_sample: int) -> list[int]:
+        rows = [feature.num_embeddings for feature in source.features]
+        return measure_load(
+            source,
+            range(len(rows)),
+            rows,
+            layout,
+            num_shards=num_shards,
+            batch_size=config.train.batch_size,
+            seed=config.train.seed,
+            shuffle=config.train.shuffle,
+            first_sample=first_sample,
+        )
+
+    group = GroupOptions(shards=config.group.shards, split_rows=config.group.split_rows, timeout=config.group.timeout)
+    return SharedPool(directory, **options, group=group, ranks=ranks, measure=measure)
+
+
+def _refuse_changes_of(pool: Pool, plain: Mapping[str, Any]) -> None:
+    saved = None if pool.is_new else saved_config(pool.dense_state())
+    if saved is not None:
+        refuse_changes(saved, plain)
+        _warn_of_another_device(saved, plain)
 
 
 def evaluate_pool(

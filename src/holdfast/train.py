@@ -18,7 +18,6 @@ from typing import Self, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
-from holdfast import _core
 from holdfast.batch import Batch
 from holdfast.data.loader import Loader
 from holdfast.data.source import Source
@@ -30,10 +29,11 @@ from holdfast.device.options import DeviceConfig
 from holdfast.device.queues import Clock, Sending, Work, current_queue, new_queue
 from holdfast.embedding import EmbeddingBagCollection, clip_grad_norm_
 from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss
-from holdfast.metrics import Evaluation, ScoreCollector
+from holdfast.metrics import Evaluation, ScoreCollector, evaluate_packed
 from holdfast.models.dlrm import DLRM
 from holdfast.pool import Pool
 from holdfast.row_access import Captured, PlannedFeatures
+from holdfast.sharding.serving import Verb
 
 Item = TypeVar("Item")
 
@@ -125,9 +125,9 @@ def traffic_since(before: dict[str, float] | None, after: dict[str, float] | Non
     return {name: value if name in _STANDING else value - before[name] for name, value in after.items()}
 
 
-def background_of(core: _core.Pool) -> list[tuple[str, Span]]:
+def background_of(pool: Pool) -> list[tuple[str, Span]]:
     """See StepReport; each is given once."""
-    return [(stage, Span(thread, began, ended)) for stage, thread, began, ended in core.take_spans()]
+    return [(stage, Span(thread, began, ended)) for stage, thread, began, ended in pool.take_spans()]
 
 
 class Stopwatch:
@@ -154,8 +154,11 @@ def last_step_of(config: TrainConfig, samples_per_epoch: int) -> int:
     return math.ceil(config.epochs * samples_per_epoch / config.batch_size)
 
 
-def make_loader(source: Source, config: TrainConfig, transform: Callable[[Batch], Item]) -> Loader[tuple[Batch, Item]]:
-    """The batches that training with `config` sees, in its order, each with what `transform` makes of it."""
+def make_loader(
+    source: Source, config: TrainConfig, transform: Callable[[Batch], Item], part: tuple[int, int] = (0, 1)
+) -> Loader[tuple[Batch, Item]]:
+    """The batches that training with `config` sees, in its order, each with what `transform` makes of it. part: of
+    every batch, as Loader takes it."""
     return Loader(
         source,
         batch_size=config.batch_size,
@@ -163,6 +166,7 @@ def make_loader(source: Source, config: TrainConfig, transform: Callable[[Batch]
         shuffle=config.shuffle,
         workers=config.workers,
         prefetch=config.prefetch,
+        part=part,
         transform=transform,
     )
 
@@ -209,9 +213,6 @@ class Trainer:
     there, and `stopped` is set.
     """
 
-    speaks = True  # of the run, on the terminal and in files
-    can_flush_alone = True
-
     def __init__(
         self,
         config: TrainConfig,
@@ -242,13 +243,28 @@ class Trainer:
         self._clock = Clock(rows.device)
         self._to_device = new_queue(rows.device)
         self._losses = new_queue(rows.device)
-        self.loader: Loader[_Planned] = make_loader(source, config, lambda batch: _plan(rows, batch))
+        self._part_count = pool.part[1]
+        if config.batch_size < self._part_count:
+            raise ConfigError(f"train.batch_size = {config.batch_size} is less than the {self._part_count} trainers")
+        if config.capture_ahead and pool.group.world_size > 1:
+            raise ConfigError("train.capture_ahead works on one rank only; leave it out")
+        self.loader: Loader[_Planned] = make_loader(source, config, lambda batch: _plan(rows, batch), pool.part)
         self.checkpoint = Checkpoint(pool, model=model, optimizer=dense_optimizer, loader=self.loader, extra=extra)
         self.stopped = False
         self._stopping = stopping
         self._upcoming: deque[_Upcoming] = deque()
         self._issued: deque[_Issued] = deque()
         self._before: PlannedFeatures | None = None  # of the step before the first of this life
+
+    @property
+    def speaks(self) -> bool:
+        """Of the run, on the terminal and in files."""
+        return self.pool.group.rank == 0
+
+    @property
+    def can_flush_alone(self) -> bool:
+        """Whether no other rank would have to take part."""
+        return self.pool.group.world_size == 1
 
     @property
     def last_step(self) -> int:
@@ -271,6 +287,9 @@ class Trainer:
 
         On a device it may have begun later steps by then; but where an evaluation is due after a step it has not.
         Raises NonFiniteLoss, and the pool stays where it was."""
+        if not self.pool.group.is_trainer:
+            yield from self._serve()
+            return
         while self.pool.step < self.last_step:
             if self._stopping():
                 self.stopped = True
@@ -283,7 +302,32 @@ class Trainer:
 
     def flush(self) -> None:
         """Makes the newest step durable, its dense state included, whatever the dense interval; waits for it."""
-        self.checkpoint.flush()
+        if self.pool.group.is_trainer:
+            self.checkpoint.flush()
+        else:
+            self.pool.serve_until(Verb.FLUSH)
+
+    def _serve(self) -> Iterator[StepReport]:
+        """The steps of a rank that owns rows and trains nothing."""
+        while self.pool.step < self.last_step and not self.stopped:
+            watch = Stopwatch()
+            traffic_before = self._traffic()
+            self.pool.serve_until(Verb.COMMIT)
+            watch.lap("serve")
+            self.stopped = self._stopping()
+            yield StepReport(
+                step=self.pool.step,
+                durable_step=self.pool.durable_step,
+                loss=math.nan,
+                samples=self.config.batch_size,
+                began=watch.began,
+                stage_ms=watch.stage_ms,
+                planning=Span("", watch.began, watch.began),
+                logged_bytes=0,
+                log_bytes_free=self.pool.log_bytes_free,
+                traffic=traffic_since(traffic_before, self._traffic()),
+                background=background_of(self.pool),
+            )
 
     def _step(self) -> _Issued:
         watch = Stopwatch()
@@ -301,6 +345,9 @@ class Trainer:
                 watch.lap("train")
             capture = self.rows.capture(current.planned)
             watch.lap("capture")
+            if bottom is None and self.rows.answers_late:
+                bottom = self._dense.forward_bottom(dense)
+                watch.lap("train")
             pooled = self.rows.lookup(capture, current.planned)
             watch.lap("lookup")
             if self.config.capture_ahead and self._upcoming:
@@ -308,7 +355,13 @@ class Trainer:
                 watch.lap("capture_ahead")
             queue = current_queue(self.rows.device)
             began = queue.mark(timed=True)
-            loss = self._dense.train(dense if bottom is None else bottom, labels, pooled, before_step=self._before_step)
+            loss = self._dense.train(
+                dense if bottom is None else bottom,
+                labels,
+                pooled,
+                before_step=self._before_step,
+                weight=current.batch.size * self._part_count / self.config.batch_size,
+            )
             trained = Work("train", "device", began, queue.mark(timed=True))
             arriving = ArrivingLoss(loss, self._losses)
             watch.lap("train")
@@ -320,11 +373,11 @@ class Trainer:
                 watch.lap("train")
             self.rows.optimizer.step()  # update
             watch.lap("update")
-            step = self.checkpoint.commit_with(current.batch.first_sample + current.batch.size, arriving)
+            step = self.checkpoint.commit_with(current.batch.first_sample + self.config.batch_size, arriving)
             watch.lap("commit")
         return _Issued(
             step=step,
-            samples=current.batch.size,
+            samples=self.config.batch_size,
             loss=arriving,
             watch=watch,
             planning=current.planning,
@@ -350,15 +403,15 @@ class Trainer:
                 stage_ms=issued.watch.stage_ms,
                 planning=issued.planning,
                 logged_bytes=issued.captured.bytes,
-                log_bytes_free=self.pool.core.log_bytes_free,
+                log_bytes_free=self.pool.log_bytes_free,
                 traffic=issued.traffic,
                 device={work.name: Span(work.queue, *self._clock.span(work)) for work in issued.work},
-                background=background_of(self.pool.core),
+                background=background_of(self.pool),
             )
 
     def _traffic(self) -> dict[str, float] | None:
         """Of the pool's scratchpad and of the device's."""
-        of_pool, of_device = self.pool.core.traffic(), self.rows.traffic()
+        of_pool, of_device = self.pool.traffic(), self.rows.traffic()
         if of_pool is None and not of_device:
             return None
         return {**(of_pool or {}), **of_device}
@@ -379,15 +432,22 @@ class Trainer:
 
     def _before_step(self, loss: Tensor) -> None:
         """All gradients are there, and nothing is updated."""
+        self.pool.average_gradients(self.model, loss)
         if loss.device.type == "cpu":
             NonFiniteLoss.check(float(loss), self.pool.step + 1)
         if self.config.max_grad_norm is not None:
             clip_grad_norm_(self.model.parameters(), self.rows, self.config.max_grad_norm)
 
-    def evaluate(self, source: Source, on_batch: Callable[[int], None] | None = None) -> Evaluation:
-        """AUC and log-loss over all of `source`. Leaves no trace: no log, no row, no random number.
+    def evaluate(self, source: Source, on_batch: Callable[[int], None] | None = None) -> Evaluation | None:
+        """AUC and log-loss over all of `source`, on rank 0; None elsewhere. Leaves no trace: no log, no row, no random
+        number. All ranks call it.
 
         Raises EvaluationStopped where `stopping` says so."""
+        if not self.pool.group.is_trainer:
+            self.pool.serve_until(Verb.REST)
+            if self._stopping():
+                raise EvaluationStopped
+            return None
 
         def count(samples: int) -> None:
             if self._stopping():
@@ -395,8 +455,14 @@ class Trainer:
             if on_batch is not None:
                 on_batch(samples)
 
-        with device_errors("evaluating", step=lambda: self.pool.retired_step):
-            return evaluate_model(self.model, source, self.config, count)
+        with ExitStack() as stack:
+            stack.enter_context(device_errors("evaluating", step=lambda: self.pool.retired_step))
+            stack.callback(self.pool.rest)
+            scores = collect_scores(self.model, source, self.config, count, self.pool.part)
+        if self._part_count == 1:
+            return scores.evaluate()
+        everyones = self.pool.group.gather_bytes(scores.packed(), "the scores", among_trainers=True)
+        return evaluate_packed(everyones) if self.pool.group.rank == 0 else None
 
     def close(self) -> None:
         """Stops the loader; makes everything durable and closes the pool."""
@@ -417,28 +483,36 @@ class Trainer:
     ) -> None:
         if error is None:
             self.close()
-        else:
-            self.abandon()
+            return
+        with suppress(HoldfastError):
+            self.loader.close()
+        self.pool.__exit__(kind, error, trace)
 
 
-@torch.no_grad()
 def evaluate_model(
     model: nn.Module, source: Source, config: TrainConfig, on_batch: Callable[[int], None] | None = None
 ) -> Evaluation:
     """AUC and log-loss of a model, wherever it is, over all of `source`. on_batch: told the samples of every batch that
     is done."""
+    return collect_scores(model, source, config, on_batch or (lambda samples: None), (0, 1)).evaluate()
+
+
+@torch.no_grad()
+def collect_scores(
+    model: nn.Module, source: Source, config: TrainConfig, on_batch: Callable[[int], None], part: tuple[int, int]
+) -> ScoreCollector:
+    """Scores of a part of every batch of `source`."""
     was_training = model.training
     device = next(model.parameters()).device
     model.eval()
     scores = ScoreCollector()
     try:
-        with Loader(source, batch_size=config.eval_batch_size, seed=0) as loader:
-            for batch in loader.once():
+        with Loader(source, batch_size=config.eval_batch_size, seed=0, part=part) as loader:
+            for number, batch in enumerate(loader.once()):
                 with torch.autocast(device.type, torch.bfloat16, enabled=config.bf16):
                     logits = model(batch.dense.to(device), batch.features)
                 scores.add(logits, batch.labels)
-                if on_batch is not None:
-                    on_batch(batch.size)
+                on_batch(min(config.eval_batch_size, source.num_samples - number * config.eval_batch_size))
     finally:
         model.train(was_training)
-    return scores.evaluate()
+    return scores

@@ -22,11 +22,14 @@ from torch.nn import functional
 from holdfast import _core
 from holdfast.cli.training import StopSignals
 from holdfast.config import read_value
+from holdfast.device.dense_part import DensePart
 from holdfast.errors import PoolFull
 from holdfast.models.dlrm import DLRM
 from holdfast.run import RunConfig, open_trainer, open_validation
-from holdfast.sharding import founding, group, manifest, opening, pool, state, train
+from holdfast.sharding import founding, group, manifest, opening, pool
 from holdfast.sharding.group import Group
+from holdfast.sharding.rank_states import RankStates
+from holdfast.sharding.remote_rows import RemoteRows
 from holdfast.sharding.roles import Roles
 from holdfast.sharding.start import open_group_trainer
 from holdfast.train import EvaluationStopped
@@ -47,14 +50,14 @@ PLACES: dict[str, tuple[Any, str]] = {
     "published": (founding, "settle"),
     "retiring": (founding, "retire_others"),
     "manifest": (manifest, "write"),
-    "restore": (state.GroupState, "restore"),
+    "restore": (RankStates, "load"),
     "first_dense": (pool.GroupPool, "write_first_dense"),
     "commit": (pool.GroupPool, "commit"),
     "dense": (pool.GroupPool, "_stage_dense"),
     "settle": (pool.GroupPool, "_settle"),
     "note": (pool.GroupPool, "_note_durable"),
-    "train": (train.GroupTrainer, "_train"),
-    "evaluation": (train.GroupTrainer, "_evaluate_batch"),
+    "train": (DensePart, "train"),
+    "evaluation": (RemoteRows, "evaluate"),
     "flush": (pool.GroupPool, "flush"),
     "close": (pool.GroupPool, "close"),
 }
@@ -147,7 +150,7 @@ def _move_to(host: str, rank: int, request: dict[str, Any]) -> None:
 def _run(opened: Any, config: RunConfig, say: Sayings) -> None:
     validation = open_validation(config)
     with opened as trainer:
-        say(opened=trainer.pool.step, phases=getattr(trainer, "opening_seconds", {}))
+        say(opened=trainer.pool.step, phases=getattr(trainer.pool, "opening_seconds", {}))
         try:
             for report in trainer.steps():
                 say(step=report.step, durable=report.durable_step, loss=report.loss)
@@ -163,8 +166,7 @@ def _run(opened: Any, config: RunConfig, say: Sayings) -> None:
             trainer.flush()
             say(durable=trainer.pool.durable_step)
         say(stopped=trainer.stopped)
-        member = getattr(trainer.pool, "member", None)
-        traffic = (None if member is None else member.traffic()) or {}
+        traffic = trainer.pool.traffic() or {}
     say(merged_bytes=int(traffic.get("merged_bytes", 0)))
     say(closed=True, persist_points=_COUNTED - _core.persist_points_left())
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from holdfast.cli.training import StopSignals
     from holdfast.run import RunConfig
-    from holdfast.sharding.train import GroupTrainer
+    from holdfast.train import Trainer
 
 
 def is_of_group(pool: Path) -> bool:
@@ -21,7 +21,7 @@ def is_of_group(pool: Path) -> bool:
 
 def open_in_group(
     config: RunConfig, pool: Path, stop: StopSignals, memory_ranks: int, *, trust_after_reboot: bool
-) -> GroupTrainer:
+) -> Trainer:
     """This process's part of the group that trains `pool`."""
     from holdfast.sharding.group import Group
     from holdfast.sharding.start import open_group_trainer

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from holdfast.metrics import Evaluation
     from holdfast.pool import Pool
     from holdfast.run import RunConfig
-    from holdfast.sharding.pool import GroupPool
-    from holdfast.sharding.train import GroupTrainer
     from holdfast.train import Trainer
 
 
@@ -115,7 +113,7 @@ def train(
     if on_bad_row is not None:
         config = _with_bad_rows(config, on_bad_row)
     validation = open_validation(config)
-    opened: Trainer | GroupTrainer
+    opened: Trainer
     with StopSignals() as stop:
         if is_of_group(pool):
             if recovery is Recovery.relaxed:
@@ -167,7 +165,7 @@ def evaluate(config_path: ConfigArgument, pool: PoolOption, overrides: SetOption
     print(f"step {step}: AUC {result.auc:.5f}, log-loss {result.log_loss:.5f}")  # noqa: T201
 
 
-def describe_start(trainer: Trainer | GroupTrainer) -> str:
+def describe_start(trainer: Trainer) -> str:
     """What opening the pool found and did, in one line."""
     pool = trainer.pool
     where = f", {trainer.rows.description}" if trainer.rows.description else ""
@@ -183,7 +181,7 @@ def describe_start(trainer: Trainer | GroupTrainer) -> str:
     return f"{pool.directory}: {describe_opening(pool)}; {goes_on}"
 
 
-def describe_opening(pool: Pool | GroupPool) -> str:
+def describe_opening(pool: Pool) -> str:
     if isinstance(pool.recovered, str):
         return pool.recovered
     return describe_recovery(pool.recovered)
@@ -244,7 +242,7 @@ class StopSignals:
 
 
 def _train(
-    trainer: Trainer | GroupTrainer,
+    trainer: Trainer,
     validation: Source | None,
     *,
     metrics: Path | None,
@@ -303,7 +301,7 @@ def _train(
 
 
 @contextmanager
-def _between_steps(trainer: Trainer | GroupTrainer) -> Iterator[None]:
+def _between_steps(trainer: Trainer) -> Iterator[None]:
     """Whatever fails here, a full disk under the trace or bad validation data, costs no step: the dense state of the
     newest one is written first, whatever the dense interval. (But in a group, where the others do not know.)"""
     from holdfast.train import EvaluationStopped

@@ -111,6 +111,7 @@ class DensePart:
         pooled: Tensor,
         *,
         before_step: Callable[[Tensor], None] | None = None,
+        weight: float = 1.0,
     ) -> Tensor:
         """One step: forward, loss (BCEWithLogits, mean), backward, the optimizer's step.
 
@@ -119,13 +120,14 @@ class DensePart:
         The gradient of `pooled` is set as its `.grad` where it is a leaf (with graphs, in memory that the next call
         overwrites); where it is not, it goes back through autograd.
         before_step: called with the loss when all gradients are there and nothing is updated: to clip gradients (in
-        place), or to raise. Returns the loss, a 0-d tensor on the device, without waiting for it.
+        place), or to raise. weight: of the loss, where this is a part of a batch.
+        Returns the loss, a 0-d tensor on the device, without waiting for it.
         """
         bottom = dense if isinstance(dense, Bottom) else self.forward_bottom(dense)
         if bottom.output is None:
             loss, gradient = self._replay(labels, pooled)
         else:
-            loss, gradient = self._compute(bottom.output, labels.to(self.device, non_blocking=True), pooled)
+            loss, gradient = self._compute(bottom.output, labels.to(self.device, non_blocking=True), pooled, weight)
         if pooled.is_leaf:
             pooled.grad = gradient
         else:
@@ -148,9 +150,11 @@ class DensePart:
         _put(pooled, self.inputs.pooled)
         return self._gradients.run_rest()
 
-    def _compute(self, x: Tensor, labels: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
+    def _compute(self, x: Tensor, labels: Tensor, pooled: Tensor, weight: float) -> tuple[Tensor, Tensor]:
         leaf = pooled.detach().requires_grad_()
         loss = self._run_rest(x, leaf, labels)
+        if weight != 1.0:
+            loss = loss * weight
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         assert leaf.grad is not None

@@ -118,6 +118,10 @@ class SlotRows:
     def looks_forward(self) -> bool:
         return True
 
+    @property
+    def answers_late(self) -> bool:
+        return False
+
     def plan(self, batch: BatchIds, *, ahead: bool) -> _core.Plan:
         return plan_here(self._collection, batch, ahead=ahead)
 

@@ -10,6 +10,7 @@ Invariants
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,6 +108,15 @@ class RankStates:
 
     def _of_those_here(self, of_ranks: dict[str, bytes]) -> dict[str, bytes]:
         return {rank: data for rank, data in of_ranks.items() if int(rank) < self._group.num_trainers}
+
+
+def checksum_of(parameters: Iterable[torch.Tensor]) -> int:
+    """CRC-32C of the parameters, one after the other."""
+    crc = 0
+    for parameter in parameters:
+        data = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        crc = _core.crc32c(crc, data)
+    return crc
 
 
 def pack(tree: Any) -> bytes:

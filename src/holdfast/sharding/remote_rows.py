@@ -38,28 +38,29 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class _OnTheirWay:
+    """Vectors to a trainer, or gradients to an owner. sent: is read until they are there."""
+
+    pending: Pending
+    received: Tensor
+    sent: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class RemoteCapture:
-    """The rows of one forward. number: among those of its step. local: of the rows that this rank owns."""
+    """The rows of one forward. number: among those of its step. local: of the rows that this rank owns. vectors: pooled
+    from them; they are on their way as soon as they are captured."""
 
     number: int
     step: int
     batch: Travelling
     local: _core.Capture | None
+    vectors: _OnTheirWay
 
     @property
     def bytes(self) -> int:
         """That they take in this rank's log."""
         return 0 if self.local is None else self.local.bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Returning:
-    """Gradients on their way to the owners. sent: is read until they are there."""
-
-    captured: RemoteCapture
-    pending: Pending
-    received: Tensor
-    sent: Tensor | None
 
 
 class RemoteRows:
@@ -68,6 +69,7 @@ class RemoteRows:
     device = torch.device("cpu")
     description = ""
     looks_forward = True
+    answers_late = True
 
     def __init__(self, pool: SharedPool, number: int, tables: Sequence[EmbeddingBagConfig]) -> None:
         self._pool = pool
@@ -77,7 +79,7 @@ class RemoteRows:
         self._width = sum(tables[t].embedding_dim for _, t in self._features)
         self._announced: deque[Travelling] = deque()
         self._captured: list[RemoteCapture] = []  # of the newest step that has any
-        self._gradients: list[_Returning] = []
+        self._gradients: list[tuple[RemoteCapture, _OnTheirWay]] = []
         self._summed: _core.SummedGradients | None = None
         self._member: _core.Pool | None = None
         self._collection: _core.Collection | None = None
@@ -143,8 +145,12 @@ class RemoteRows:
         step = self._pool.step + 1
         if self._captured and self._captured[-1].step != step:
             self._captured = []
-        local = None if self._member is None or batch.plan is None else self._member.capture(batch.plan)
-        self._captured.append(RemoteCapture(len(self._captured), step, batch, local))
+        local = pooled = None
+        if self._member is not None and batch.plan is not None:
+            local = self._member.capture(batch.plan)
+            pooled = torch.empty(sum(batch.plan.output_floats))
+            self._member.lookup(local, pooled.numpy().reshape(1, -1))
+        self._captured.append(RemoteCapture(len(self._captured), step, batch, local, self._send(batch, pooled)))
         return self._captured[-1]
 
     def capture_ahead(self, planned: PlannedFeatures) -> bool:
@@ -152,16 +158,10 @@ class RemoteRows:
 
     # A step.
 
-    def lookup(self, captured: RemoteCapture | None) -> Tensor:
-        """Of this trainer's part; None: the newest capture."""
-        self._pool.tell(Verb.LOOKUP, self._number)
-        captured = captured or self._captured[-1]
-        pooled = None
-        if captured.local is not None and captured.batch.plan is not None:
-            assert self._member is not None
-            pooled = torch.empty(sum(captured.batch.plan.output_floats))
-            self._member.lookup(captured.local, pooled.numpy().reshape(1, -1))
-        return self._bring(captured.batch, pooled)
+    def lookup(self, captured: RemoteCapture) -> Tensor:
+        """Of this trainer's part."""
+        self._pool.tell(Verb.LOOKUP, self._number, captured.number)
+        return self._joined(captured.batch, captured.vectors)
 
     def lookup_ahead(self, following: PlannedFeatures, current: PlannedFeatures) -> None:
         raise StepError("a relaxed lookup does not work where rows are remote: leave it out, or train with one rank")
@@ -176,16 +176,20 @@ class RemoteRows:
             assert self._member is not None
             pooled = torch.empty(sum(batch.plan.output_floats))
             self._member.evaluate(batch.plan, pooled.numpy().reshape(1, -1))
-        return self._bring(batch, pooled)
+        return self._joined(batch, self._send(batch, pooled))
 
-    def _bring(self, batch: Travelling, pooled: Tensor | None) -> Tensor:
-        """Owners' pooled vectors to their trainers; announced batches go on meanwhile."""
-        vectors, received = self._exchange.send_vectors(batch, pooled)
+    def _send(self, batch: Travelling, pooled: Tensor | None) -> _OnTheirWay:
+        """An owner's pooled vectors to their trainers."""
+        pending, received = self._exchange.send_vectors(batch, pooled)
+        return _OnTheirWay(pending, received, pooled)
+
+    def _joined(self, batch: Travelling, vectors: _OnTheirWay) -> Tensor:
+        """A trainer's, once they are there; announced batches go on meanwhile."""
         self._go_on()
-        vectors.wait()
+        vectors.pending.wait()
         out = torch.empty(0 if batch.route is None else batch.route.num_bags, self._width)
         if batch.route is not None:
-            batch.route.combine(received.numpy(), out.numpy())
+            batch.route.combine(vectors.received.numpy(), out.numpy())
         return out
 
     def add_gradient(self, captured: RemoteCapture, grad: Tensor | None) -> Tensor:
@@ -201,7 +205,7 @@ class RemoteRows:
             sent = torch.empty(sum(route.block_floats))
             route.spread(grad.numpy(), sent.numpy())
         pending, received = self._exchange.send_gradients(captured.batch, sent)
-        self._gradients.append(_Returning(captured, pending, received, sent))
+        self._gradients.append((captured, _OnTheirWay(pending, received, sent)))
         self._go_on()
         return torch.tensor(float(first) if is_finite else float("nan"))
 
@@ -251,16 +255,18 @@ class RemoteRows:
 
     def _arrived(self) -> list[tuple[_core.Capture, NDArray[np.float32]]]:
         """This owner's."""
-        for returning in self._gradients:
-            returning.pending.wait()
+        for _, gradients in self._gradients:
+            gradients.pending.wait()
         return [
-            (returning.captured.local, returning.received.numpy().reshape(1, -1))
-            for returning in self._gradients
-            if returning.captured.local is not None
+            (captured.local, gradients.received.numpy().reshape(1, -1))
+            for captured, gradients in self._gradients
+            if captured.local is not None
         ]
 
     def finish(self) -> None:
         """Takes what travels to where it goes: nothing is captured any more."""
+        if self._announced:
+            self._pool.tell(Verb.FINISH, self._number)
         for batch in self._announced:
             while not batch.is_planned:
                 self._take_on(batch, trains=False)

@@ -31,8 +31,10 @@ class Verb(IntEnum):
     NORM = auto()
     UPDATE = auto()
     DROP = auto()
+    FINISH = auto()
     COMMIT = auto()
     FLUSH = auto()
+    REST = auto()  # nothing is left to do of what the trainers had begun
     CLOSE = auto()
 
 
@@ -44,21 +46,25 @@ def message(verb: Verb, *numbers: float) -> torch.Tensor:
     return said
 
 
-def serve(pool: SharedPool) -> None:
-    """Does what rank 0 says until it closes the pool. Raises GroupError where it is gone."""
-    while True:
+def serve_until(pool: SharedPool, *last: Verb) -> Verb:
+    """Does what rank 0 says until it has done one of `last`, which it returns. Raises GroupError where rank 0 is
+    gone."""
+    verb = None
+    while verb not in last:
         said = torch.zeros(MESSAGE_NUMBERS, dtype=torch.float64)
         pool.group.tell_memory_ranks(said, "rank 0 to say what comes next").wait()
         code, first, *numbers = said.tolist()
-        match Verb(int(code)):
-            case Verb.CLOSE:
-                return
+        verb = Verb(int(code))
+        match verb:
+            case Verb.REST | Verb.CLOSE:
+                pass
             case Verb.COMMIT:
                 pool.commit(int(first))
             case Verb.FLUSH:
                 pool.flush_with(lambda: None)
-            case verb:
+            case _:
                 _serve_rows(pool.rows[int(first)], verb, numbers)
+    return verb
 
 
 def _serve_rows(rows: RemoteRows, verb: Verb, numbers: list[float]) -> None:
@@ -68,7 +74,7 @@ def _serve_rows(rows: RemoteRows, verb: Verb, numbers: list[float]) -> None:
         case Verb.CAPTURE:
             rows.capture(None)
         case Verb.LOOKUP:
-            rows.lookup(None)
+            rows.lookup(rows.captured(int(numbers[0])))
         case Verb.EVALUATE:
             rows.evaluate(None)
         case Verb.ADD_GRADIENT:
@@ -80,3 +86,5 @@ def _serve_rows(rows: RemoteRows, verb: Verb, numbers: list[float]) -> None:
             rows.update(gradient_scale=scale, **dict(zip(HYPERPARAMETERS, values, strict=True)))
         case Verb.DROP:
             rows.drop_gradients()
+        case Verb.FINISH:
+            rows.finish()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
@@ -29,7 +30,7 @@ from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss, StepError
 from holdfast.optim import RowOptimizerSpec
 from holdfast.pool import DenseState, Medium, Pool, RecoveryMode, check_options, default_scratchpad_bytes
 from holdfast.proving.hook import pool_directory, refuse_group
-from holdfast.sharding.founding import Foundation
+from holdfast.sharding.founding import Foundation, Measure
 from holdfast.sharding.gradients import average
 from holdfast.sharding.group import Group, Pending
 from holdfast.sharding.joining import found_or_open
@@ -37,9 +38,9 @@ from holdfast.sharding.layout import TableShards, expected_load
 from holdfast.sharding.opening import OpenOptions
 from holdfast.sharding.options import GroupOptions
 from holdfast.sharding.pool import GroupPool, Status
+from holdfast.sharding.rank_states import checksum_of
 from holdfast.sharding.remote_rows import RemoteRows
-from holdfast.sharding.serving import Verb, message, serve
-from holdfast.sharding.state import checksum_of
+from holdfast.sharding.serving import Verb, message, serve_until
 from holdfast.tables import EmbeddingBagConfig, to_spec
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ class SharedPool(Pool):
     Every rank that trains takes its part of each batch (``part``), and calls `average_gradients` before it uses them;
     a rank that does not (``group.is_trainer``) calls `serve` where the others have their loop.
 
+    ranks: instead of those that the environment names. measure: how often each shard is looked up, which decides who
+    owns it; otherwise every feature counts alike.
+
     Raises ConfigError where ranks ask for different things, GroupError where one of them dies or does not answer; and
     what Pool raises.
     """
@@ -81,6 +85,8 @@ class SharedPool(Pool):
         recovery: RecoveryMode = "exact",
         trust_after_reboot: bool = False,
         group: GroupOptions | None = None,
+        ranks: Group | None = None,
+        measure: Measure | None = None,
     ) -> None:
         refuse_group()
         check_options(dense_interval, log_bytes, recovery, medium, scratchpad_bytes)
@@ -112,7 +118,11 @@ class SharedPool(Pool):
         self._dense_crc = -1
         self._messages: deque[tuple[Tensor, Pending]] = deque()
         self._is_closed = False
-        self._group = Group.from_environment(memory_ranks=options.memory_ranks, timeout=options.timeout)
+        self._is_released = False  # rank 0 said that it closes
+        self._measure = measure or self._expect
+        self._stop_is_wanted = False
+        self.opening_seconds: dict[str, float] = {}
+        self._group = ranks or Group.from_environment(memory_ranks=options.memory_ranks, timeout=options.timeout)
 
     # Opening.
 
@@ -168,13 +178,25 @@ class SharedPool(Pool):
     def _open_together(self) -> GroupPool:
         wanted = Foundation(**{**_plain(self._wanted), "tables": tuple(self._specs)})
         self._check_same_everywhere(wanted)
+        last = time.perf_counter()
 
-        def expect(layout: Sequence[TableShards], num_shards: int, _: int) -> list[int]:
-            return expected_load([self._features_of[spec.name] for spec in self._specs], layout, num_shards)
+        def note(phase: str) -> None:
+            nonlocal last
+            now = time.perf_counter()
+            self.opening_seconds[phase], last = now - last, now
 
         return found_or_open(
-            self.directory, self._group, wanted, self._options, expect, dense_interval=self._dense_interval
+            self.directory,
+            self._group,
+            wanted,
+            self._options,
+            self._measure,
+            dense_interval=self._dense_interval,
+            on_phase=note,
         )
+
+    def _expect(self, layout: Sequence[TableShards], num_shards: int, _: int) -> list[int]:
+        return expected_load([self._features_of[spec.name] for spec in self._specs], layout, num_shards)
 
     def _check_same_everywhere(self, wanted: Foundation) -> None:
         mine = {
@@ -247,6 +269,16 @@ class SharedPool(Pool):
         return self.opened.step
 
     @property
+    def log_bytes_free(self) -> int:
+        return 0 if self.opened.member is None else self.opened.member.log_bytes_free
+
+    def traffic(self) -> dict[str, float] | None:
+        return None if self.opened.member is None else self.opened.member.traffic()
+
+    def take_spans(self) -> list[tuple[str, str, float, float]]:
+        return [] if self.opened.member is None else self.opened.member.take_spans()
+
+    @property
     def durable_step(self) -> int:
         return self.opened.durable_step
 
@@ -265,15 +297,20 @@ class SharedPool(Pool):
     def status(self) -> Status:
         """How far this rank is."""
         self._group.step = self.opened.step + 1
-        return self.opened.status(stops=False, dense_crc=self._dense_crc)
+        return self.opened.status(stops=self._group.stopping(), dense_crc=self._dense_crc)
 
     def take_note(self, statuses: Sequence[Status]) -> None:
         """Of how far all ranks are. Raises GroupError where their dense parameters differ."""
         self.opened.take_note(statuses)
+        self._stop_is_wanted = self._stop_is_wanted or any(status.stops for status in statuses)
 
-    def average_gradients(self, parameters: nn.Module | Iterable[Tensor]) -> None:
+    def wants_to_stop(self) -> bool:
+        """Whether a rank was asked to stop: the same on all ranks between two steps."""
+        return self._stop_is_wanted
+
+    def average_gradients(self, parameters: nn.Module | Iterable[Tensor], beside: Tensor | None = None) -> None:
         tensors = list(parameters.parameters() if isinstance(parameters, nn.Module) else parameters)
-        average(self._group, tensors, [collection.anchor for collection in self.collections])
+        average(self._group, tensors, [collection.anchor for collection in self.collections], beside)
 
     def watch_parameters(self, parameters: Sequence[Tensor]) -> None:
         self._dense_crc = checksum_of(parameters) if self._group.is_trainer else -1
@@ -311,12 +348,17 @@ class SharedPool(Pool):
 
     def serve(self) -> None:
         """Does a memory rank's half of the training, until the trainers close the pool. Raises GroupError."""
+        self.serve_until(Verb.CLOSE)
+
+    def serve_until(self, *last: Verb) -> None:
+        """The same, until rank 0 has done one of `last`."""
         if self._group.is_trainer:
-            raise StepError(
-                f"rank {self._group.rank} trains: serve() is for ranks where pool.group.is_trainer is False"
-            )
+            super().serve_until(*last)
         _ = self.opened
-        serve(self)
+        self._is_released = serve_until(self, *last) is Verb.CLOSE
+
+    def rest(self) -> None:
+        self.tell(Verb.REST)
 
     def tell(self, verb: Verb, *numbers: float) -> None:
         """Rank 0's word to the ranks that serve, of the call that it is about to make."""
@@ -343,6 +385,8 @@ class SharedPool(Pool):
                 if self._group.is_trainer:
                     for rows in self.rows:
                         rows.finish()
+                elif not self._is_released:
+                    serve_until(self, Verb.CLOSE)
                 self.tell(Verb.CLOSE)
                 while self._messages:
                     self._messages.popleft()[1].wait()
