@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from draw import BIG, Episode, Life
+from episode_verbs import Verb, wait_for
 from holdfast import _core
 from holdfast.errors import UntrustedPool
 from holdfast.pool import exists
 from life import LifeOf, Progress, Wrong
 from model import Model
-from episode_verbs import Verb, wait_for
 
 HUNG_SECONDS = 60.0
 _WRONG, _ERROR = 3, 4
