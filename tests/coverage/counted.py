@@ -8,8 +8,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from importlib.machinery import ExtensionFileLoader, ModuleSpec
-from importlib.util import spec_from_loader
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,7 +25,7 @@ class _CountedCore:
         del path, target
         if name != "holdfast._core":
             return None
-        return spec_from_loader(name, ExtensionFileLoader(name, str(_core())), origin=str(_core()))
+        return spec_from_file_location(name, _core())
 
 
 def _core() -> Path:
@@ -38,10 +38,12 @@ def _write_counters_before_exit() -> None:
     exit_at_once = os._exit
 
     def exit_counted(status: int) -> NoReturn:
-        core = sys.modules.get("holdfast._core")
-        if core is not None:
-            ctypes.CDLL(str(core.__file__)).holdfast_write_counters()
-        exit_at_once(status)
+        try:
+            core = sys.modules.get("holdfast._core")
+            if core is not None:
+                ctypes.CDLL(str(core.__file__)).holdfast_write_counters()
+        finally:
+            exit_at_once(status)  # a child that went on would run the tests of its parent
 
     os._exit = exit_counted
 
