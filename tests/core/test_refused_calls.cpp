@@ -222,6 +222,15 @@ Tally looks(const Shape& shape, Numbers& numbers) {
   return tally;
 }
 
+// Where the ground or the boot cannot be told, a plan is the same and trusts less.
+std::string without_trust(std::string plan) {
+  for (const char* doubt : {"; whether the machine has been down", "; the machine has been down"}) {
+    const std::size_t at = plan.find(doubt);
+    if (at != std::string::npos) plan.erase(at, plan.find('\n', at) - at);
+  }
+  return plan;
+}
+
 // Everything that the planners of a repair say of a pool.
 std::string planned(const std::string& path) {
   std::string plan;
@@ -258,7 +267,7 @@ Tally plans(const Shape& shape, Numbers& numbers) {
                                   [&](std::uint64_t number, int error) {
                                     std::string plan = expected;
                                     const auto said = refusing(number, error, [&] { plan = planned(path); });
-                                    CHECK(!said.empty() || plan == expected);
+                                    CHECK(!said.empty() || without_trust(plan) == without_trust(expected));
                                     CHECK(files_of(path) == before);
                                     return !said.empty() && said != expected;
                                   });
@@ -276,7 +285,7 @@ Tally plans(const Shape& shape, Numbers& numbers) {
 int main(int argc, char** argv) {
   using namespace holdfast;
   const std::uint64_t seed = check::seed_from(argc, argv);
-  const std::uint64_t every = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 7;
+  const std::uint64_t every = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 10;
   check::replay_command += " " + std::to_string(every);
   Numbers numbers(seed, every);
   set_num_threads(2);
