@@ -58,7 +58,7 @@ def native_branches(build: Path) -> dict[str, Branches]:
     report = build / "native.json"
     subprocess.run(
         [
-            *(sys.executable, "-m", "gcovr", "--root", str(ROOT), "--object-directory", str(build), str(build)),
+            *(sys.executable, "-m", "gcovr", "--root", str(ROOT), "--object-directory", str(build), str(build / "CMakeFiles/holdfast_core.dir")),
             *("--filter", f"{ROOT}/core/.*", "--exclude", f"{ROOT}/core/(binding|kernels)/.*"),
             *("--exclude-throw-branches", "--exclude-unreachable-branches", "--merge-mode-functions", "separate"),
             *("-j", str(os.cpu_count() or 1), "--json", str(report)),
