@@ -1,5 +1,8 @@
 """Branches of the durability rooms that the tests reach: one table, and the lines of what is left.
 
+A branch is where the code decides: what only an exception takes is none, in C++, nor is the call that may throw it. What
+a process did that a test killed is not counted.
+
 Usage: rooms.py DIRECTORY, of a build with counters in which `make coverage` has run the tests."""
 
 from __future__ import annotations
@@ -58,9 +61,18 @@ def native_branches(build: Path) -> dict[str, Branches]:
     report = build / "native.json"
     subprocess.run(
         [
-            *(sys.executable, "-m", "gcovr", "--root", str(ROOT), "--object-directory", str(build), str(build / "CMakeFiles/holdfast_core.dir")),
+            *(
+                sys.executable,
+                "-m",
+                "gcovr",
+                "--root",
+                str(ROOT),
+                "--object-directory",
+                str(build),
+                str(build / "CMakeFiles/holdfast_core.dir"),
+            ),
             *("--filter", f"{ROOT}/core/.*", "--exclude", f"{ROOT}/core/(binding|kernels)/.*"),
-            *("--exclude-throw-branches", "--exclude-unreachable-branches", "--merge-mode-functions", "separate"),
+            *("--exclude-unreachable-branches", "--merge-mode-functions", "separate"),
             *("-j", str(os.cpu_count() or 1), "--json", str(report)),
         ],
         check=True,
@@ -71,21 +83,39 @@ def native_branches(build: Path) -> dict[str, Branches]:
 def _native(file: dict[str, Any]) -> Branches:
     taken: dict[tuple[int, int], bool] = {}
     for line in file["lines"]:
-        for number, branch in enumerate(line.get("branches", [])):
-            if branch.get("gcovr/excluded"):
-                continue
+        for number, branch in enumerate(_decisions(line.get("branches", []))):
             key = (line["line_number"], number)
             taken[key] = taken.get(key, False) or branch["count"] > 0
     left = sorted({line for (line, _), is_taken in taken.items() if not is_taken})
     return Branches(len(taken), sum(taken.values()), left)
 
 
+def _decisions(branches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The branches of a line but for those of its calls: to gcov each call that may throw is two, on and out."""
+    decisions: list[dict[str, Any]] = []
+    at = 0
+    while at < len(branches):
+        pair = branches[at : at + 2]
+        is_pair = len(pair) == 2 and pair[0]["branchno"] + 1 == pair[1]["branchno"]
+        if is_pair and pair[0]["throw"] != pair[1]["throw"]:
+            at += 2
+        elif is_pair and pair[0]["fallthrough"] != pair[1]["fallthrough"] and not pair[0]["throw"]:
+            decisions += pair
+            at += 2
+        else:
+            decisions += [branch for branch in pair[:1] if not branch["throw"]]
+            at += 1
+    return decisions
+
+
 def python_branches(build: Path) -> dict[str, Branches]:
     """Likewise. A file that no process imported is not in it."""
-    environment = {**os.environ, "COVERAGE_FILE": str(build / "python/data")}
+    # Beside what the processes left, so that a second look finds it, too.
+    together = f"--data-file={build / 'python.data'}"
     report = build / "python.json"
-    for arguments in (["combine", "-q", "--keep"], ["json", "-q", "-o", str(report)]):
-        subprocess.run([sys.executable, "-m", "coverage", *arguments], env=environment, cwd=ROOT, check=True)
+    parts = sorted(str(part) for part in (build / "python").glob("data.*"))
+    for arguments in (["combine", "-q", "--keep", together, *parts], ["json", "-q", together, "-o", str(report)]):
+        subprocess.run([sys.executable, "-m", "coverage", *arguments], cwd=ROOT, check=True)
     found = {}
     for name, file in json.loads(report.read_text())["files"].items():
         summary = file["summary"]
