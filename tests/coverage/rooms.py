@@ -1,7 +1,7 @@
 """Branches of the durability rooms that the tests reach: one table, and the lines of what is left.
 
-A branch is where the code decides: what only an exception takes is none, in C++, nor is the call that may throw it. What
-a process did that a test killed is not counted.
+A branch is where the code decides: what only an exception takes is none, in C++, nor is the call that may throw it.
+What a process did that a test killed is not counted.
 
 Usage: rooms.py DIRECTORY, of a build with counters in which `make coverage` has run the tests."""
 
@@ -59,18 +59,10 @@ class Branches:
 def native_branches(build: Path) -> dict[str, Branches]:
     """By the files' paths from the repository's root."""
     report = build / "native.json"
+    objects = build / "CMakeFiles/holdfast_core.dir"
     subprocess.run(
         [
-            *(
-                sys.executable,
-                "-m",
-                "gcovr",
-                "--root",
-                str(ROOT),
-                "--object-directory",
-                str(build),
-                str(build / "CMakeFiles/holdfast_core.dir"),
-            ),
+            *(sys.executable, "-m", "gcovr", "--root", str(ROOT), "--object-directory", str(build), str(objects)),
             *("--filter", f"{ROOT}/core/.*", "--exclude", f"{ROOT}/core/(binding|kernels)/.*"),
             *("--exclude-unreachable-branches", "--merge-mode-functions", "separate"),
             *("-j", str(os.cpu_count() or 1), "--json", str(report)),
