@@ -35,10 +35,10 @@ test-cxl: build/.native  ## power cuts in a virtual machine, on CXL memory and o
 # reached, and `make test` says what holds. Tests of Python run with an interpreter of their own, which has the core that
 # counts; .venv keeps the installed one.
 COVERAGE := $(abspath build/coverage)
-COVERED_PYTHON_TESTS := crash distributed format filesystems unit/test_captures.py unit/test_cli_row_log.py \
+COVERED_PYTHON_TESTS := crash device/test_ways.py distributed format filesystems unit/test_captures.py unit/test_cli_row_log.py \
   unit/test_digest.py unit/test_ground.py unit/test_group_reading.py unit/test_put_rows.py unit/test_reading.py \
-  unit/test_snapshot.py unit/test_state_tree.py unit/test_transfer.py
-coverage: .venv/.installed  ## which branches of what makes things durable the tests reach, by room; half an hour
+  unit/test_relaxed_lookup.py unit/test_snapshot.py unit/test_state_tree.py unit/test_transfer.py
+coverage: .venv/.installed  ## which branches of what makes things durable the tests reach, by room; half an hour or more
 	$(CMAKE) -S . -B $(COVERAGE) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python) \
 	  -DHOLDFAST_BUILD_TESTS=ON -DHOLDFAST_WERROR=ON -DHOLDFAST_COVERAGE=ON
 	$(CMAKE) --build $(COVERAGE) --parallel $(JOBS)
