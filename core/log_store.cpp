@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
 #include <utility>
 
 #include "error.h"
 #include "label.h"
 #include "log_record.h"
+#include "media/directory.h"
 #include "media/medium.h"
 #include "sector_runs.h"
 
@@ -28,8 +28,7 @@ constexpr std::uint64_t largest_ring_bytes = (RowIndex::end_location >> slot_bit
 
 // A store that lacks a file is damaged, not absent.
 const std::string& existing(const std::string& path) {
-  if (!std::filesystem::exists(path))
-    throw Error(ErrorKind::corrupted, path + " is missing; the store has lost a file");
+  if (!has_name(path)) throw Error(ErrorKind::corrupted, path + " is missing; the store has lost a file");
   return path;
 }
 
@@ -119,7 +118,7 @@ void LogStore::create(const std::string& directory, const std::vector<RowTable>&
         BlockFile home(existing(path), caching, nullptr, Opening::read_only);
         check_home(home, queue, tables[i], i, piece);
       } else {
-        std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+        make_directories(directory_of(path));
         create_labelled_blocks(path, home_bytes(RowLayout(tables[i].spec), piece.num_rows), tables[i].identity,
                                role_of(i, piece));
       }

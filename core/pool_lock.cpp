@@ -9,12 +9,12 @@
 #include <cstring>
 
 #include "error.h"
+#include "media/directory.h"
 
 namespace holdfast {
 
 PoolLock::PoolLock(const std::string& directory) : path_(directory + "/lock") {
-  struct stat status{};
-  if (::stat(directory.c_str(), &status) != 0) throw Error(ErrorKind::not_found, "no directory " + directory);
+  if (!has_name(directory)) throw Error(ErrorKind::not_found, "no directory " + directory);
   const int fd = ::open(path_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);  // it is truncated
   if (fd < 0) {
     const int error = errno;
@@ -23,6 +23,7 @@ PoolLock::PoolLock(const std::string& directory) : path_(directory + "/lock") {
   }
   file_.emplace(fd);
   if (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) throw Error(ErrorKind::failed, "locking " + path_ + ": " + std::strerror(errno));
     char holder[32] = {};
     const ssize_t got = ::pread(fd, holder, sizeof(holder) - 1, 0);
     throw Error(ErrorKind::busy, directory + " is open for writing in process " +

@@ -4,7 +4,6 @@
 #include <bit>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "checksum.h"
 #include "error.h"
 #include "kernels/kernels.h"
+#include "media/directory.h"
 
 namespace holdfast {
 
@@ -94,7 +94,7 @@ void check_table(const TableRecord& table, const PoolHeader& header, const std::
 }  // namespace
 
 std::unique_ptr<Medium> open_pool_medium(const std::string& directory) {
-  if (!std::filesystem::exists(directory + "/" + superblock_name)) {
+  if (!has_name(directory + "/" + superblock_name)) {
     throw Error(ErrorKind::not_found, directory + " holds no pool");
   }
   auto medium = open_mapped_medium(directory);

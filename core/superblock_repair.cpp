@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -11,6 +9,7 @@
 #include "dense_slots.h"
 #include "error.h"
 #include "log_store.h"
+#include "media/directory.h"
 #include "media/medium.h"
 #include "pool_files.h"
 #include "superblock.h"
@@ -26,14 +25,11 @@ using format::RecordHeader;
 
 using Bytes = std::vector<std::byte>;
 
-// Nothing where there is no such file.
-std::optional<Bytes> bytes_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return std::nullopt;
-  const std::vector<char> chars{std::istreambuf_iterator<char>(file), {}};
-  Bytes bytes(chars.size());
-  std::transform(chars.begin(), chars.end(), bytes.begin(), [](char c) { return static_cast<std::byte>(c); });
-  return bytes;
+// Nothing where there is no such file. One that is there and cannot be read is not lost: whoever asks is told.
+std::optional<Bytes> bytes_of(const std::string& directory, const char* name) {
+  if (!has_name(directory + "/" + name)) return std::nullopt;
+  const auto file = open_mapped_medium(directory)->open(name, false, Access::sequential);
+  return Bytes(file->data(), file->data() + file->size());
 }
 
 bool same_once(const Bytes& superblock, const Bytes& copy) {
@@ -232,14 +228,14 @@ bool holds(const std::string& directory, const char* name) {
 }  // namespace
 
 std::optional<std::string> broken_copy(const std::string& directory) {
-  const auto superblock = bytes_of(directory + "/" + superblock_name);
-  const auto copy = bytes_of(directory + "/" + superblock_copy_name);
+  const auto superblock = bytes_of(directory, superblock_name);
+  const auto copy = bytes_of(directory, superblock_copy_name);
   if (!copy || !superblock || same_once(*superblock, *copy)) return std::nullopt;
   return directory + "/" + superblock_copy_name + ": not the same as what is written once of " + superblock_name;
 }
 
 std::optional<WholeFile> plan_superblock_repair(const std::string& directory) {
-  const auto was = bytes_of(directory + "/" + superblock_name);
+  const auto was = bytes_of(directory, superblock_name);
   if (was && holds(directory, superblock_name)) {
     if (!broken_copy(directory)) return std::nullopt;
     return WholeFile{superblock_copy_name, without_records(*was),
@@ -248,7 +244,7 @@ std::optional<WholeFile> plan_superblock_repair(const std::string& directory) {
   if (is_unpublished(directory)) {
     throw Error(ErrorKind::corrupted, directory + ": the pool was never published: train, and it is made anew");
   }
-  const auto copy = bytes_of(directory + "/" + superblock_copy_name);
+  const auto copy = bytes_of(directory, superblock_copy_name);
   if (!copy) {
     throw Error(ErrorKind::corrupted, directory + ": " + superblock_name + " is " + (was ? "damaged" : "lost") +
                                           ", and there is no " + superblock_copy_name +

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
 #include <string>
 
 #include "checksum.h"
 #include "error.h"
 #include "lookup.h"
+#include "media/directory.h"
 #include "pool_files.h"
 #include "undo.h"
 
@@ -142,7 +142,7 @@ bool UndoFollower::is_taken(const UndoLog::Link& link) const {
 
 // Offsets in the ring count by its size.
 void UndoFollower::check_ring() const {
-  if (std::filesystem::file_size(ring_->name()) != ring_->file_offset(ring_->size()))
+  if (bytes_of_file_at(ring_->name()) != ring_->file_offset(ring_->size()))
     overtaken(ring_->name(), "the log was made larger");
 }
 

@@ -66,12 +66,22 @@ std::vector<fs::directory_entry> entries_of(const fs::path& directory) {
   return entries;
 }
 
+// A link's is what it leads to.
+bool leads_to_directory(const fs::directory_entry& entry) {
+  std::error_code error;
+  const bool leads = entry.is_directory(error);
+  if (error && error != std::errc::no_such_file_or_directory) {
+    throw Error(ErrorKind::failed, "looking at " + entry.path().string() + ": " + error.message());
+  }
+  return leads;
+}
+
 // Calls found(path, is_directory) for each part, and for directories of parts after what is in them.
 template <class Found>
 void each_part(const fs::path& directory, bool is_whole, const Found& found) {
   for (const fs::directory_entry& entry : entries_of(directory)) {
     const std::string name = entry.path().filename().string();
-    const bool is_directory = entry.is_directory();
+    const bool is_directory = leads_to_directory(entry);
     if (!is_directory) {
       if (is_file_of_pool(name) || (!is_whole && name == superblock_name)) found(entry.path(), false);
     } else if (is_numbered(name, "shard-")) {
@@ -84,7 +94,7 @@ void each_part(const fs::path& directory, bool is_whole, const Found& found) {
       found(entry.path(), true);
     } else if (is_whole && is_numbered(name, "writers-")) {
       for (const fs::directory_entry& writer : entries_of(entry.path())) {
-        if (!writer.is_directory() || !is_number(writer.path().filename().string())) continue;
+        if (!leads_to_directory(writer) || !is_number(writer.path().filename().string())) continue;
         each_part(writer.path(), false, found);
         found(writer.path(), true);
       }
@@ -101,7 +111,7 @@ void remove_file(const fs::path& path) {
 
 }  // namespace
 
-bool is_unpublished(const std::string& directory) { return fs::exists(fs::path(directory) / unpublished_name); }
+bool is_unpublished(const std::string& directory) { return has_name(directory + "/" + unpublished_name); }
 
 void mark_unpublished(const std::string& directory) {
   const std::string path = directory + "/" + unpublished_name;
@@ -167,7 +177,7 @@ void remove_unpublished_parts(const std::string& directory) {
       remove_file(path / name);
     }
     std::error_code not_empty;  // by somebody else's files
-    if (!fs::is_symlink(path)) fs::remove(path, not_empty);
+    if (!fs::is_symlink(path, not_empty) && !not_empty) fs::remove(path, not_empty);
   });
   sync_directory(directory);
   Medium::count_persist_point();

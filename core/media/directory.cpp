@@ -1,28 +1,58 @@
 #include "directory.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <system_error>
 
 #include "../error.h"
 
 namespace holdfast {
+namespace {
+
+[[noreturn]] void throw_errno(const std::string& what, int error) {
+  const bool denied = error == EACCES || error == EPERM || error == EROFS;
+  const bool full = error == ENOSPC || error == EDQUOT;
+  const ErrorKind kind = error == ENOENT ? ErrorKind::not_found
+                         : denied        ? ErrorKind::read_only
+                         : full          ? ErrorKind::full
+                                         : ErrorKind::failed;
+  throw Error(kind, what + ": " + std::strerror(error));
+}
+
+}  // namespace
 
 void sync_directory(const std::string& directory) {
-  const auto fail = [&](int error) {
-    const bool denied = error == EACCES || error == EPERM || error == EROFS;
-    const ErrorKind kind = error == ENOENT ? ErrorKind::not_found : denied ? ErrorKind::read_only : ErrorKind::failed;
-    throw Error(kind, "syncing the directory " + directory + ": " + std::strerror(error));
-  };
+  const auto fail = [&](int error) { throw_errno("syncing the directory " + directory, error); };
   const int fd = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) fail(errno);
   const int result = ::fsync(fd);
   const int error = errno;
   ::close(fd);
   if (result != 0) fail(error);
+}
+
+bool has_name(const std::string& path) {
+  struct stat found{};
+  if (::stat(path.c_str(), &found) == 0) return true;
+  if (errno != ENOENT && errno != ENOTDIR) throw_errno("looking for " + path, errno);
+  return false;
+}
+
+std::uint64_t bytes_of_file_at(const std::string& path) {
+  struct stat found{};
+  if (::stat(path.c_str(), &found) != 0) throw_errno("looking at " + path, errno);
+  return static_cast<std::uint64_t>(found.st_size);
+}
+
+void make_directories(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) throw_errno("creating " + path, error.value());
 }
 
 std::string directory_of(const std::string& path) {

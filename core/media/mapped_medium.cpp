@@ -324,7 +324,7 @@ class MappedMedium final : public Medium {
     return synced_ ? "block device (direct I/O, fdatasync), power" : "file, process";
   }
 
-  bool exists(const std::string& name) const override { return ::access(path(name).c_str(), F_OK) == 0; }
+  bool exists(const std::string& name) const override { return has_name(path(name)); }
 
   std::unique_ptr<File> create(const std::string& name, std::size_t bytes, Access access) override {
     const std::string full = path(name);
