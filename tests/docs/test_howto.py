@@ -69,3 +69,18 @@ def test_two_machines_train_one_pool(pool_root: Path) -> None:
     assert (pool_root / "machine-0/pool/dense").is_dir()
     assert (pool_root / "machine-1/pool/group.json").exists()
     assert not (pool_root / "machine-1/pool/dense").exists()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "launcher", [["python"], ["torchrun", "--standalone", "--nproc-per-node", "2"]], ids=["1", "2"]
+)
+def test_a_loop_of_ones_own_runs_on_any_number_of_ranks(launcher: list[str], pool_root: Path) -> None:
+    write_files(HOWTO / "move-to-two-machines.md", pool_root)
+    done = subprocess.run(
+        [*launcher, "loop.py"], cwd=pool_root, env=reader_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    ranks = 1 if launcher == ["python"] else 2
+    for rank in range(ranks):
+        assert f"rank {rank} of {ranks}: step 20" in done.stdout
