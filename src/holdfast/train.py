@@ -432,9 +432,11 @@ class Trainer:
 
     def _before_step(self, loss: Tensor) -> None:
         """All gradients are there, and nothing is updated."""
-        self.pool.average_gradients(self.model, loss)
         if loss.device.type == "cpu":
-            NonFiniteLoss.check(float(loss), self.pool.step + 1)
+            NonFiniteLoss.check(
+                float(loss), self.pool.step + 1
+            )  # on the rank that has it, which names it to the others
+        self.pool.average_gradients(self.model, loss)
         if self.config.max_grad_norm is not None:
             clip_grad_norm_(self.model.parameters(), self.rows, self.config.max_grad_norm)
 

@@ -56,7 +56,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "dense": (pool.GroupPool, "_stage_dense"),
     "settle": (pool.GroupPool, "_settle"),
     "note": (pool.GroupPool, "_note_durable"),
-    "train": (DensePart, "train"),
+    "train": (DensePart, "forward_bottom"),
     "evaluation": (RemoteRows, "evaluate"),
     "flush": (pool.GroupPool, "flush"),
     "close": (pool.GroupPool, "close"),
