@@ -125,13 +125,14 @@ class TrainingState:
         ]
 
     def own(self) -> dict[str, Any]:
-        """The part that may differ from rank to rank: the model's buffers, and what `extra` holds."""
+        """The part that may differ from rank to rank: the model's buffers, and what `extra` holds but for plain values,
+        which are the same on all ranks."""
         model = self._objects["model"]
         parameters = {name for name, _ in model.named_parameters()}
         tree: dict[str, Any] = {
-            name: item.state_dict() if hasattr(item, "state_dict") else item
+            name: item.state_dict()
             for name, item in self._objects.items()
-            if name.startswith("extra[")
+            if name.startswith("extra[") and hasattr(item, "load_state_dict")
         }
         tree["buffers"] = {name: value for name, value in model.state_dict().items() if name not in parameters}
         return tree
@@ -142,7 +143,7 @@ class TrainingState:
         buffers = tree.pop("buffers")
         model = self._objects["model"]
         model.load_state_dict({**model.state_dict(), **buffers})
-        load_all({name: self._objects[name] for name in tree if hasattr(self._objects[name], "load_state_dict")}, tree)
+        load_all({name: self._objects[name] for name in tree}, tree)
 
     def _check_held(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """A parameter that is stepped and not saved would begin anew in the next process."""
@@ -270,13 +271,18 @@ class Checkpoint:
             self._losses = new_queue(loss.device)
         return self.commit_with(cursor, ArrivingLoss(loss, self._losses))
 
-    def commit_with(self, cursor: int | None, loss: ArrivingLoss | None) -> int:
-        """The same, with a loss that is on its way already."""
+    def differs_from_told(self) -> bool:
+        """Whether rank 0 has to be told of something that is this rank's own before the next dense state."""
+        return self._ranks.differs_from_told()
+
+    def commit_with(self, cursor: int | None, loss: ArrivingLoss | None, *, exchange: bool = True) -> int:
+        """The same, with a loss that is on its way already. exchange: ranks tell rank 0 what is their own; False where
+        all of them know that none has anything to tell."""
         if cursor is None:
             cursor = self._pool.step + 1 if self._loader is None else self._loader.samples
         dense = None
         if self._pool.dense_due:
-            dense = self._dense_state(cursor)
+            dense = self._dense_state(cursor, exchange=exchange)
             self._pool.watch_parameters(self._state.parameters)
         return self._pool.commit(cursor, dense, loss)
 
@@ -288,7 +294,8 @@ class Checkpoint:
         self._pool.flush_with(lambda: self._dense_state(self._pool.cursor))
         return self._pool.step
 
-    def _dense_state(self, cursor: int | None = None) -> DenseState | None:
+    def _dense_state(self, cursor: int | None = None, *, exchange: bool = True) -> DenseState | None:
         """Rank 0's to save; None elsewhere."""
-        self._ranks.exchange()
+        if exchange:
+            self._ranks.exchange()
         return self._ranks.collect(cursor)

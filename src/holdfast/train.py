@@ -251,6 +251,7 @@ class Trainer:
         self.loader: Loader[_Planned] = make_loader(source, config, lambda batch: _plan(rows, batch), pool.part)
         self.checkpoint = Checkpoint(pool, model=model, optimizer=dense_optimizer, loader=self.loader, extra=extra)
         self.stopped = False
+        self._exchange = True  # a rank has something of its own to tell
         self._stopping = stopping
         self._upcoming: deque[_Upcoming] = deque()
         self._issued: deque[_Issued] = deque()
@@ -373,7 +374,9 @@ class Trainer:
                 watch.lap("train")
             self.rows.optimizer.step()  # update
             watch.lap("update")
-            step = self.checkpoint.commit_with(current.batch.first_sample + self.config.batch_size, arriving)
+            step = self.checkpoint.commit_with(
+                current.batch.first_sample + self.config.batch_size, arriving, exchange=self._exchange
+            )
             watch.lap("commit")
         return _Issued(
             step=step,
@@ -420,6 +423,8 @@ class Trainer:
         """The next batch. The ones after it, as far as the window goes, are taken from the loader and announced."""
         looks_forward = self.rows.looks_forward and self.config.window > 0
         wanted = self.config.window if looks_forward else 1
+        if self.rows.answers_late and not self.pool.looks_forward:
+            wanted = min(wanted, 2)  # ids are to travel; no row has to come from a disk
         if self.config.capture_ahead or self._relaxed_lookup:
             wanted = max(wanted, 2)
         while len(self._upcoming) < min(wanted, self.last_step - self.pool.step):
@@ -433,10 +438,12 @@ class Trainer:
     def _before_step(self, loss: Tensor) -> None:
         """All gradients are there, and nothing is updated."""
         if loss.device.type == "cpu":
-            NonFiniteLoss.check(
-                float(loss), self.pool.step + 1
-            )  # on the rank that has it, which names it to the others
-        self.pool.average_gradients(self.model, loss)
+            NonFiniteLoss.check(float(loss), self.pool.step + 1)  # before others see it: this rank is named
+        if self._part_count > 1:
+            beside = torch.stack((loss, torch.tensor(float(self.checkpoint.differs_from_told()))))
+            self.pool.average_gradients(self.model, beside)
+            loss.copy_(beside[0])
+            self._exchange = bool(beside[1] > 0)
         if self.config.max_grad_norm is not None:
             clip_grad_norm_(self.model.parameters(), self.rows, self.config.max_grad_norm)
 

@@ -39,9 +39,22 @@ class RankStates:
         # This rank's, as rank 0 has them: the generators, and the checksum of the rest; -1 where it is rank 0's own.
         self._told_rng = b""
         self._told_own = -1
+        self._last_own = -1  # the checksum at the last exchange
         # On rank 0, by rank.
         self._random_numbers: dict[str, bytes] = {}
         self._own: dict[str, bytes] = {}
+
+    def differs_from_told(self) -> bool:
+        """Whether `exchange` would tell rank 0 something of this rank's."""
+        if self._group.num_trainers == 1 or not self._group.is_trainer:
+            return False
+        if self._group.rank != 0 and pack(state_tree.rng_state()) != self._told_rng:
+            return True
+        return self._checksum_of(pack(self._state.own())) != self._last_own
+
+    @staticmethod
+    def _checksum_of(own: bytes) -> int:
+        return _core.crc32c(0, np.frombuffer(own, np.uint8))
 
     def exchange(self) -> None:
         """Tells rank 0 what differs on this rank. All trainers call it before `collect`; others may."""
@@ -50,7 +63,7 @@ class RankStates:
         is_first = self._group.rank == 0
         rng = b"" if is_first else pack(state_tree.rng_state())
         own = pack(self._state.own())
-        checksum = _core.crc32c(0, np.frombuffer(own, np.uint8))
+        checksum = self._last_own = self._checksum_of(own)
         mine = [checksum, int(rng != self._told_rng), int(checksum != self._told_own)]
         everyones = self._group.gather_numbers(mine, "what differs between ranks")
         firsts = everyones[0][0]
@@ -102,7 +115,7 @@ class RankStates:
         self._state.load(tree)
         if (mine := own_of_others.get(str(rank))) is not None and self._group.is_trainer:
             self._state.load_own(unpack(mine))
-            self._told_own = _core.crc32c(0, np.frombuffer(mine, np.uint8))
+            self._told_own = self._checksum_of(mine)
         self._told_rng = of_others.get(str(rank), b"")
         return unpack(self._told_rng) if self._told_rng else state_tree.rng_state()
 
