@@ -479,11 +479,6 @@ class Trainer:
             stack.callback(self.pool.close)
             self.loader.close()
 
-    def abandon(self) -> None:
-        """Closes what can be closed, quietly: for when another error is on its way."""
-        with suppress(HoldfastError):
-            self.close()
-
     def __enter__(self) -> Self:
         return self
 

@@ -81,7 +81,8 @@ class Ranker(nn.Module):
 
 def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
     """options: steps, micro_batches, ahead (batches announced), evaluate_every, max_norm, scaler, overflow_at (a step
-    in which rank 1's gradients are not finite), skip_averages_at, noise (a generator of the rank's own in `extra`)."""
+    in which rank 1's gradients are not finite), skip_averages_at, settle_every, dropout.
+    Each rank has a generator of its own in `extra`."""
     steps, micro_batches = options.get("steps", 8), options.get("micro_batches", 1)
     with open_pool(directory, options) as pool:
         rank = pool.group.rank
@@ -137,6 +138,8 @@ def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) ->
                 scaler.update()
             checkpoint.commit()
             say(step=step, durable=pool.durable_step, loss=float(loss))
+            if options.get("settle_every") and step % options["settle_every"] == 0:
+                pool.flush()
             if options.get("evaluate_every") and step % options["evaluate_every"] == 0:
                 say(score=score(model, pool.part))
         if options.get("flush", True):

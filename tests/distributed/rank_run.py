@@ -54,7 +54,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "first_dense": (pool.GroupPool, "write_first_dense"),
     "commit": (pool.GroupPool, "commit"),
     "dense": (pool.GroupPool, "_stage_dense"),
-    "settle": (pool.GroupPool, "_settle"),
+    "settle": (pool.GroupPool, "settle"),
     "note": (pool.GroupPool, "_note_durable"),
     "train": (DensePart, "forward_bottom"),
     "evaluation": (RemoteRows, "evaluate"),

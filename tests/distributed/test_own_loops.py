@@ -83,6 +83,13 @@ def test_batches_that_are_announced_ahead_change_no_bit(group: str, ranks: Ranks
 
 
 @pytest.mark.parametrize("group", GROUPS)
+def test_waiting_for_rows_between_dense_states_changes_no_bit(group: str, ranks: Ranks, pool_root: Path) -> None:
+    options = {**STORES["log"], "dense_interval": 4}
+    expected = whole(ranks, pool_root / "without", options, group)
+    assert whole(ranks, pool_root / "with", {**options, "settle_every": 1}, group) == expected
+
+
+@pytest.mark.parametrize("group", GROUPS)
 def test_evaluation_between_steps_leaves_no_trace(group: str, ranks: Ranks, pool_root: Path) -> None:
     expected = whole(ranks, pool_root / "without", {}, group)
     assert whole(ranks, pool_root / "with", {"evaluate_every": 3, "ahead": 2}, group) == expected

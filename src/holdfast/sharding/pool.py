@@ -186,23 +186,23 @@ class GroupPool:
         """Ends the step on this rank; returns its number at once. dense: rank 0's, where it is due."""
         with_dense = self.dense_is_due
         if with_dense and self._rows_durable < self._dense_step:
-            self._settle("rows to be durable")  # the older slot is the only one that all can go back to
+            self.settle("rows to be durable")  # the older slot is the only one that all can go back to
         if self.member is not None:
             self.member.commit(cursor, None, [], 0)
         self.step, self.cursor, self.row_updates = self.step + 1, cursor, self.row_updates + 1
         if with_dense:
             self._stage_dense(dense)
         if self._log_is_low:
-            self._settle("room in the logs")
+            self.settle("room in the logs")
         return self.step
 
     def flush(self, collect: Callable[[], DenseState | None]) -> None:
         """Makes the newest step durable everywhere, its dense state included; waits. collect: rank 0's gives that,
         where it is not there yet; all trainers' are called then."""
-        self._settle("rows to be durable")
+        self.settle("rows to be durable")
         if self._dense_step < self.step:
             self._stage_dense(collect())
-            self._settle("the dense state to be durable")
+            self.settle("the dense state to be durable")
 
     def _stage_dense(self, dense: DenseState | None) -> None:
         if self._dense is not None:
@@ -211,7 +211,7 @@ class GroupPool:
             self._dense.commit_dense(mark, dense.structure, dense.tensors, dense.tensors_bytes)
         self._dense_step = self.step
 
-    def _settle(self, what: str) -> None:
+    def settle(self, what: str) -> None:
         """Waits until everything that was committed is durable, on every rank."""
         for pool in self.pools:
             pool.flush()

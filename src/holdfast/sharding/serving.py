@@ -33,6 +33,7 @@ class Verb(IntEnum):
     DROP = auto()
     FINISH = auto()
     COMMIT = auto()
+    SETTLE = auto()
     FLUSH = auto()
     REST = auto()  # nothing is left to do of what the trainers had begun
     CLOSE = auto()
@@ -60,6 +61,8 @@ def serve_until(pool: SharedPool, *last: Verb) -> Verb:
                 pass
             case Verb.COMMIT:
                 pool.commit(int(first))
+            case Verb.SETTLE:
+                pool.flush()
             case Verb.FLUSH:
                 pool.flush_with(lambda: None)
             case _:

@@ -334,8 +334,9 @@ class SharedPool(Pool):
         return step
 
     def flush(self) -> None:
-        """Waits until every committed step's rows are durable on all ranks, and the newest dense state."""
-        self.flush_with(lambda: None)
+        """Waits until all that was committed is durable on all ranks."""
+        self.tell(Verb.SETTLE)
+        self.opened.settle("rows to be durable")
 
     def flush_with(self, collect: Callable[[], DenseState | None]) -> None:
         self.tell(Verb.FLUSH)
