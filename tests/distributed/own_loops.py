@@ -235,3 +235,38 @@ def _rank() -> int:
     import os
 
     return int(os.environ["RANK"])
+
+
+def with_data_loader(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
+    """A DataLoader with worker processes and a DistributedSampler; uneven: rank 1 ends two steps earlier."""
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    generator = torch.Generator().manual_seed(3)
+    data = TensorDataset(torch.randint(0, ROWS["item"], (240,), generator=generator), torch.rand(240))
+    with open_pool(directory, options) as pool:
+        random.seed(1), np.random.seed(1)
+        torch.manual_seed(5)
+        part, parts = pool.part
+        rows = holdfast.EmbeddingBagCollection(pool, tables("item"))
+        model = nn.Sequential(nn.Linear(DIM, 4), nn.ReLU(), nn.Linear(4, 1))
+        optimizer = torch.optim.Adam(model.parameters())
+        checkpoint = holdfast.Checkpoint(pool, model=model, optimizer=optimizer)
+        say(joined=True, opened=checkpoint.resume())
+        sampler = DistributedSampler(data, num_replicas=parts, rank=part, seed=2)
+        # Its workers' seeds are drawn from a generator that is nobody else's, as docs/STATE.md wants it.
+        loader = DataLoader(data, batch_size=12, sampler=sampler, num_workers=2, generator=torch.Generator())
+        for step, (ids, target) in enumerate(loader, 1):
+            if step <= pool.step:
+                continue
+            if options.get("uneven") and pool.group.rank == 1 and step == 8:
+                break
+            scored = model(rows({"item": (ids, torch.arange(len(ids) + 1))}).values()).squeeze(1)
+            optimizer.zero_grad()
+            ((scored - target) ** 2).mean().backward()
+            pool.average_gradients(model)
+            optimizer.step()
+            rows.optimizer.step()
+            checkpoint.commit()
+            say(step=step, durable=pool.durable_step)
+        checkpoint.flush()
+    say(closed=True)

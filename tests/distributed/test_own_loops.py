@@ -128,6 +128,21 @@ def test_rows_are_those_of_one_process(ranks: Ranks, pool_root: Path) -> None:
                 np.testing.assert_array_equal(many, one)
 
 
+def test_a_data_loader_with_workers_is_exact_over_a_kill(ranks: Ranks, pool_root: Path) -> None:
+    expected = whole(ranks, pool_root / "whole", {}, loop="with_data_loader")
+    act = Act(at="commit", nth=6)
+    run(ranks, pool_root / "killed", {"timeout": 5.0}, loop="with_data_loader", acts={1: act}, grace=0.2)
+    assert whole(ranks, pool_root / "killed", {}, loop="with_data_loader") == expected
+
+
+def test_ranks_that_do_not_end_at_one_step_end_with_an_error(ranks: Ranks, pool_root: Path) -> None:
+    life = run(ranks, pool_root / "pool", {"uneven": True, "timeout": 3.0}, loop="with_data_loader", grace=0.2)
+    assert life.ranks[0].error == "GroupError", life.errors()
+    again = run(ranks, pool_root / "pool", {}, loop="with_data_loader")
+    assert again.ended_well, again.errors()
+    assert again.opened == 7
+
+
 def test_a_pool_goes_on_with_other_ranks_and_with_one_process(ranks: Ranks, pool_root: Path) -> None:
     for group, steps in (("2 ranks", 3), ("3 ranks", 5), ("2 trainers, 2 memory ranks", 7)):
         assert run(ranks, pool_root / "pool", {"steps": steps}, group).ended_well
