@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from holdfast import _core
@@ -155,7 +156,9 @@ _ONE_RANK = OneRank()
 
 
 def is_shared(directory: str | os.PathLike[str]) -> bool:
-    """Whether `directory` is to be opened by a group: a launcher started several processes, or a group made it."""
+    """Whether `directory` is to be opened by a group: several processes were started together, or a group made it."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return True
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 or is_of_group(directory)
 
 

@@ -238,9 +238,12 @@ def _rank() -> int:
 
 
 def with_data_loader(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
-    """A DataLoader with worker processes and a DistributedSampler; uneven: rank 1 ends two steps earlier."""
+    """A DataLoader with worker processes and a DistributedSampler; uneven: rank 1 ends two steps earlier;
+    initialised: the script has a process group of its own."""
     from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+    if options.get("initialised"):
+        torch.distributed.init_process_group("gloo")
     generator = torch.Generator().manual_seed(3)
     data = TensorDataset(torch.randint(0, ROWS["item"], (240,), generator=generator), torch.rand(240))
     with open_pool(directory, options) as pool:
@@ -268,5 +271,15 @@ def with_data_loader(directory: Path, say: Callable[..., None], options: dict[st
             rows.optimizer.step()
             checkpoint.commit()
             say(step=step, durable=pool.durable_step)
+            if options.get("initialised"):
+                seen = torch.tensor(len(ids))
+                try:
+                    torch.distributed.all_reduce(seen)
+                except RuntimeError:  # the other rank was killed
+                    raise SystemExit(1) from None
+                assert int(seen) == parts * len(ids)
         checkpoint.flush()
+    if options.get("initialised"):
+        torch.distributed.all_reduce(torch.zeros(1))  # the script's own group outlives the pool's
+        torch.distributed.destroy_process_group()
     say(closed=True)

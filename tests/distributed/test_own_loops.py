@@ -135,6 +135,14 @@ def test_a_data_loader_with_workers_is_exact_over_a_kill(ranks: Ranks, pool_root
     assert whole(ranks, pool_root / "killed", {}, loop="with_data_loader") == expected
 
 
+def test_a_script_that_has_a_process_group_of_its_own_keeps_it(ranks: Ranks, pool_root: Path) -> None:
+    expected = whole(ranks, pool_root / "without", {}, loop="with_data_loader")
+    options = {"initialised": True, "timeout": 5.0}
+    act = Act(at="commit", nth=6)
+    run(ranks, pool_root / "with", options, loop="with_data_loader", acts={1: act}, grace=0.2)
+    assert whole(ranks, pool_root / "with", options, loop="with_data_loader") == expected
+
+
 def test_ranks_that_do_not_end_at_one_step_end_with_an_error(ranks: Ranks, pool_root: Path) -> None:
     life = run(ranks, pool_root / "pool", {"uneven": True, "timeout": 3.0}, loop="with_data_loader", grace=0.2)
     assert life.ranks[0].error == "GroupError", life.errors()

@@ -82,15 +82,21 @@ class Group:
         self._store = store
         self._broken = False
         self._longest_wait = 0.0  # seconds, of those that went well
+        # Where the script has a process group already, the group's own lies beside it.
+        self._is_guest = dist.is_initialized()
+        self._world: dist.ProcessGroup | None = None  # the default group
         self._trainers: dist.ProcessGroup | None = None
         self._told: dist.ProcessGroup | None = None  # rank 0, and the ranks that do what it says
         deadline = timedelta(seconds=timeout)
         try:
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=roles.world_size, timeout=deadline)
+            if self._is_guest:
+                self._world = dist.new_group(backend="gloo", timeout=deadline)
+            else:
+                dist.init_process_group("gloo", store=store, rank=rank, world_size=roles.world_size, timeout=deadline)
             self._check_roles()
-            self._trainers = dist.new_group(list(roles.trainers), timeout=deadline)
+            self._trainers = dist.new_group(list(roles.trainers), timeout=deadline, backend="gloo")
             if roles.memory_ranks:
-                self._told = dist.new_group([0, *roles.owners], timeout=deadline)
+                self._told = dist.new_group([0, *roles.owners], timeout=deadline, backend="gloo")
         except RuntimeError as error:  # dist.DistError is one
             failure = self._failure("all ranks to be there", error)
             self.close()
@@ -109,9 +115,12 @@ class Group:
     def from_environment(
         cls, *, memory_ranks: int, timeout: float, stopping: Callable[[], bool] = lambda: False
     ) -> Group:
-        """The group that torchrun (or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) describes; without these, a group
-        of this process alone."""
-        if dist.is_available() and "RANK" in os.environ:
+        """The group that the script initialised already, or that torchrun (or RANK, WORLD_SIZE, MASTER_ADDR and
+        MASTER_PORT) describes; without these, a group of this process alone."""
+        if dist.is_available() and dist.is_initialized():
+            rank, world_size = dist.get_rank(), dist.get_world_size()
+            store: Store = PrefixStore("holdfast", dist.distributed_c10d._get_default_store())
+        elif dist.is_available() and "RANK" in os.environ:
             stay_on_one_machine()
             try:
                 met, rank, world_size = meet(timedelta(seconds=timeout))
@@ -122,7 +131,7 @@ class Group:
                     f"rank {os.environ['RANK']} waited {timeout:g} s for {waited} {where}: {_first_line(error)}"
                 ) from None
             # torchrun may keep its store when it starts the ranks again: what an earlier life left there is not ours.
-            store: Store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", met)
+            store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", met)
         else:
             store, rank, world_size = HashStore(), 0, 1
         roles = Roles(world_size=world_size, memory_ranks=memory_ranks)
@@ -156,7 +165,9 @@ class Group:
             received.copy_(sent)
             return Pending(self, None, what)
         return self._begin(
-            lambda: dist.all_to_all_single(received, sent, list(received_splits), list(sent_splits), async_op=True),
+            lambda: dist.all_to_all_single(
+                received, sent, list(received_splits), list(sent_splits), group=self._world, async_op=True
+            ),
             what,
         )
 
@@ -172,7 +183,7 @@ class Group:
     def sum_over_all(self, values: Tensor, what: str) -> Pending:
         if self.world_size == 1:
             return Pending(self, None, what)
-        return self._begin(lambda: dist.all_reduce(values, async_op=True), what)
+        return self._begin(lambda: dist.all_reduce(values, group=self._world, async_op=True), what)
 
     def gather(self, value: Any, what: str) -> list[Any]:
         """A JSON value of every rank, by rank."""
@@ -197,7 +208,7 @@ class Group:
         num_ranks = len(self.roles.trainers) if among_trainers else self.world_size
         if num_ranks == 1:
             return [data]
-        group = self._trainers if among_trainers else None
+        group = self._trainers if among_trainers else self._world
         sizes = torch.empty(num_ranks, 1, dtype=torch.int64)
         size = torch.tensor([len(data)])
         self._begin(lambda: dist.all_gather(list(sizes), size, group, async_op=True), what).wait()
@@ -213,11 +224,11 @@ class Group:
         if self.world_size == 1:
             return data or b""
         size = torch.tensor([len(data or b"")])
-        self._begin(lambda: dist.broadcast(size, 0, async_op=True), what).wait()
+        self._begin(lambda: dist.broadcast(size, 0, group=self._world, async_op=True), what).wait()
         if int(size) == 0:
             return b""
         buffer = torch.frombuffer(bytearray(data or b""), dtype=torch.uint8) if self.rank == 0 else _bytes(int(size))
-        self._begin(lambda: dist.broadcast(buffer, 0, async_op=True), what).wait()
+        self._begin(lambda: dist.broadcast(buffer, 0, group=self._world, async_op=True), what).wait()
         return bytes(buffer.numpy())
 
     def barrier(self, what: str) -> None:
@@ -386,11 +397,16 @@ class Group:
         """Ends it; waits for nobody."""
         if not dist.is_initialized():
             return
+        ours = [group for group in (self._world, self._trainers, self._told) if group is not None]
         if self._broken:
-            for process_group in (dist.group.WORLD, self._trainers, self._told):
+            for process_group in [*ours, *([] if self._is_guest else [dist.group.WORLD])]:
                 _keep_for_good(process_group)
-            with suppress(RuntimeError):
-                dist.distributed_c10d._abort_process_group()
+            for process_group in ours if self._is_guest else [None]:
+                with suppress(RuntimeError):
+                    dist.distributed_c10d._abort_process_group(process_group)
+        elif self._is_guest:
+            for process_group in ours:
+                dist.destroy_process_group(process_group)
         else:
             dist.destroy_process_group()
 
