@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+import holdfast
 from group_runs import Act, Life, Ranks, digest
+from holdfast.errors import ConfigError
 from holdfast.reading import at_rest, layout_of
 
 STORES: dict[str, dict[str, Any]] = {
@@ -221,3 +223,10 @@ def test_a_script_under_torchrun_ends_with_the_same_bits_after_a_kill(pool_root:
     assert torchrun(pool_root / "killed") == 0
     assert torchrun(pool_root / "whole") == 0
     assert digest(pool_root / "killed") == digest(pool_root / "whole")
+
+
+def test_a_number_of_ranks_without_a_rank_is_no_group(pool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ConfigError, match="start the processes with torchrun"):
+        holdfast.Pool(pool_root / "pool")

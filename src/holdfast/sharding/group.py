@@ -132,6 +132,11 @@ class Group:
                 ) from None
             # torchrun may keep its store when it starts the ranks again: what an earlier life left there is not ours.
             store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", met)
+        elif (started := os.environ.get("WORLD_SIZE", "1")) != "1":
+            raise ConfigError(
+                f"WORLD_SIZE = {started}, and there is no RANK: start the processes with torchrun, which sets both; for "
+                "a process of its own unset WORLD_SIZE"
+            )
         else:
             store, rank, world_size = HashStore(), 0, 1
         roles = Roles(world_size=world_size, memory_ranks=memory_ranks)
