@@ -134,8 +134,8 @@ class Group:
             store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", met)
         elif (started := os.environ.get("WORLD_SIZE", "1")) != "1":
             raise ConfigError(
-                f"WORLD_SIZE = {started}, and there is no RANK: start the processes with torchrun, which sets both; for "
-                "a process of its own unset WORLD_SIZE"
+                f"WORLD_SIZE = {started}, and there is no RANK: start the processes with torchrun, which sets both; or "
+                "unset WORLD_SIZE for a process alone"
             )
         else:
             store, rank, world_size = HashStore(), 0, 1
