@@ -50,14 +50,14 @@ class Provenance:
         num_threads = torch.get_num_threads()
         if num_threads != self._record["threads"]:
             present = {**self._record, "threads": num_threads}
-            warn_of_changes(changes(self._record, present), stacklevel=5)
+            warn_of_changes(changes(self._record, present), stacklevel=6)
             self._record = present
         return self._record
 
     def compare(self, saved: Mapping[str, Any]) -> None:
         """Warns, once, of what differs from the record of a state that is loaded."""
         self._record = self._present()
-        warn_of_changes(changes(saved, self._record), stacklevel=5)
+        warn_of_changes(changes(saved, self._record), stacklevel=6)
 
     def _present(self) -> dict[str, Any]:
         record = {

@@ -117,11 +117,17 @@ def test_nothing_leads_out_of_a_network(network: Network) -> None:
     assert "Network is unreachable" in outside.stderr
 
 
+def pids_in(namespace: str) -> list[str]:
+    return subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=True).stdout.split()
+
+
 def test_leaving_a_network_ends_its_processes_and_takes_it_away() -> None:
     with Network(1) as network:
         (host,) = network
         process = host.start(["sleep", "1000"])
         assert host.name in namespaces()
+        while str(process.pid) not in pids_in(host.name):  # it is not there before its first instruction
+            time.sleep(0.01)
     assert process.wait(10) < 0
     assert not any(host.name in name for name in namespaces())
 

@@ -136,9 +136,9 @@ class Witness:
         return watched
 
     def _watch_commit(self, original: _Method) -> _Method:
-        def watched(checkpoint: Any, *arguments: Any) -> int:
+        def watched(checkpoint: Any, *arguments: Any, **keywords: Any) -> int:
             self._before_commit(checkpoint)
-            step: int = original(checkpoint, *arguments)
+            step: int = original(checkpoint, *arguments, **keywords)
             self._after_commit(step)
             return step
 
