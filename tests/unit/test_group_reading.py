@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -337,3 +339,18 @@ def test_shards_of_another_group_are_refused_and_named(config: RunConfig, pool_r
     assert any("belongs to another pool" in problem for problem in problems_of(ours))
     with pytest.raises(Corrupted, match="belongs to another pool"):
         open_alone(config, ours)
+
+
+def test_a_child_that_collects_a_group_that_was_closed_ends(config: RunConfig, pool_root: Path) -> None:
+    """What a group leaves behind has no threads that a child would wait for."""
+    gc.collect()
+    gc.disable()
+    try:
+        train_group(config, pool_root / "group")
+        child = os.fork()
+        if child == 0:
+            gc.collect()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        gc.enable()

@@ -81,6 +81,7 @@ class Group:
         self.sent_bytes: Counter[str] = Counter()  # to other ranks, by what
         self._store = store
         self._broken = False
+        self._is_closed = False
         self._longest_wait = 0.0  # seconds, of those that went well
         # Where the script has a process group already, the group's own lies beside it.
         self._is_guest = dist.is_initialized()
@@ -399,9 +400,17 @@ class Group:
             self.tell(f"failed: {type(error).__name__}: {_first_line(error)}")
 
     def close(self) -> None:
-        """Ends it; waits for nobody."""
-        if not dist.is_initialized():
+        """Ends it; waits for nobody. Nothing that has threads is left, for a forked child that collects this would wait
+        for them."""
+        if self._is_closed:
             return
+        self._is_closed = True
+        if dist.is_initialized():
+            self._end_process_groups()
+        self._world = self._trainers = self._told = None
+        self._store = HashStore()
+
+    def _end_process_groups(self) -> None:
         ours = [group for group in (self._world, self._trainers, self._told) if group is not None]
         if self._broken:
             for process_group in [*ours, *([] if self._is_guest else [dist.group.WORLD])]:

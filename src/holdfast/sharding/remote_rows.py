@@ -273,6 +273,12 @@ class RemoteRows:
         self._announced.clear()
         self.drop_gradients()
 
+    def forget(self) -> None:
+        """Lets go of what travelled, now that the group is closed: it holds on to the group's connections."""
+        self._announced.clear()
+        self._captured = []
+        self._gradients = []
+
     def traffic(self) -> dict[str, float]:
         return {}
 

@@ -380,7 +380,7 @@ class SharedPool(Pool):
             return
         self._is_closed = True
         with ExitStack() as stack:
-            stack.callback(self._group.close)
+            stack.callback(self._leave)
             if opened is not None:
                 stack.callback(opened.close)
                 if self._group.is_trainer:
@@ -405,6 +405,12 @@ class SharedPool(Pool):
         with suppress(HoldfastError):
             if self._opened is not None:
                 self._opened.abandon()
+        self._leave()
+
+    def _leave(self) -> None:
+        for rows in self.rows:
+            rows.forget()
+        self._messages.clear()
         self._group.close()
 
 
