@@ -249,7 +249,7 @@ def _reads_per_s(file: int, size: int, num_bytes: int, num_threads: int) -> floa
         offsets = places.tolist()
         done = 0
         with _aligned(num_bytes) as buffer:
-            while not is_over():
+            while not done or not is_over():  # a thread may get its turn when the time is over
                 os.preadv(file, [buffer], offsets[done % len(offsets)])
                 done += 1
         return done
