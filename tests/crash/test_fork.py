@@ -25,6 +25,12 @@ Medium = Literal["memory", "block"]
 PATIENCE = 60.0  # seconds: what does not end by then hangs
 
 
+@pytest.fixture(autouse=True)
+def nothing_left_of_other_tests() -> None:
+    """What those left to be collected is none of a child's."""
+    gc.collect()
+
+
 def in_child(act: Callable[[], object]) -> int:
     """The exit status of a forked child that does it: 0, or 1 where it raised."""
     child = os.fork()
