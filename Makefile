@@ -84,6 +84,7 @@ sanitize: .venv/.installed  ## the core's tests under ASan + UBSan, then under T
 soak: build/.native  ## long random runs, and the fuzzer where there is clang++
 	build/python/test_crash_states 1 1000 10
 	build/python/test_block_crash_states 1 1000 10
+	build/python/test_refused_calls 1 1
 	$(BIN)/python -m pytest -m soak --timeout=0
 	$(BIN)/python tests/swarm/swarm.py --seconds 3600 --jobs $(JOBS) --count
 	! command -v clang++ >/dev/null || $(MAKE) --no-print-directory fuzz
