@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from importlib.metadata import version
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -47,16 +47,6 @@ if TYPE_CHECKING:
     from holdfast.device.arrivals import ArrivingLoss
 
 _MOST_MESSAGES = 8  # on their way to ranks that serve
-
-
-@dataclass(frozen=True, slots=True)
-class GroupRecovery:
-    """What opening found and did on this rank."""
-
-    clean: bool
-    step: int
-    rows_step: int
-    seconds: float
 
 
 class SharedPool(Pool):
@@ -176,7 +166,7 @@ class SharedPool(Pool):
             )
 
     def _open_together(self) -> GroupPool:
-        wanted = Foundation(**{**_plain(self._wanted), "tables": tuple(self._specs)})
+        wanted = replace(self._wanted, tables=tuple(self._specs))
         self._check_same_everywhere(wanted)
         last = time.perf_counter()
 
@@ -246,13 +236,8 @@ class SharedPool(Pool):
 
     @property
     def recovered(self) -> Any:
-        reports = [pool.recovery for pool in self.opened.pools]
-        return GroupRecovery(
-            clean=all(report.clean for report in reports),
-            step=self.opened.step,
-            rows_step=max((report.rows_step for report in reports), default=self.opened.step),
-            seconds=max((report.seconds for report in reports), default=0.0),
-        )
+        """What opening found and did on this rank, in words."""
+        return self.opened.recovered
 
     # A step.
 
