@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from holdfast import _core
-from holdfast.cli.training import StopSignals
+from holdfast.cli.training import StopSignals, describe_start
 from holdfast.config import read_value
 from holdfast.device.dense_part import DensePart
 from holdfast.errors import PoolFull
@@ -150,7 +150,9 @@ def _move_to(host: str, rank: int, request: dict[str, Any]) -> None:
 def _run(opened: Any, config: RunConfig, say: Sayings) -> None:
     validation = open_validation(config)
     with opened as trainer:
-        say(opened=trainer.pool.step, phases=getattr(trainer.pool, "opening_seconds", {}))
+        say(
+            opened=trainer.pool.step, start=describe_start(trainer), phases=getattr(trainer.pool, "opening_seconds", {})
+        )
         try:
             for report in trainer.steps():
                 say(step=report.step, durable=report.durable_step, loss=report.loss)

@@ -179,6 +179,14 @@ def test_what_one_rank_fails_with_the_others_end_with_and_the_pool_goes_on(
     assert digest(trained(ranks, pool, memory_ranks=memory_ranks)) == digest(whole)
 
 
+def test_a_group_that_goes_on_says_what_its_opening_found(ranks: Ranks, pool_root: Path) -> None:
+    run(ranks, pool_root / "pool", acts={1: Act(at="commit", nth=5)})
+    for found in ("not closed cleanly; the newest step that all ranks have is", "closed cleanly at step"):
+        life = run(ranks, pool_root / "pool")
+        assert life.ended_well, life.errors()
+        assert found in life.ranks[1].all_said("start")[0]  # the others closed their own parts in either life
+
+
 @pytest.mark.parametrize("place", ["first_dense", "survey"])
 def test_what_one_rank_meets_while_the_group_opens_all_raise(place: str, ranks: Ranks, pool_root: Path) -> None:
     life = run(ranks, pool_root / "pool", acts={0: Act(at=place, do="full")})
