@@ -12,6 +12,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pathlib import Path
 
 FICLONE = 0x40049409  # of linux/fs.h
 HOST_BYTES = 4 << 30  # sparse
+BUSY_SECONDS = 60
 MIB = 1 << 20
 
 
@@ -27,6 +29,20 @@ def run(*command: str | Path) -> str:
     if done.returncode != 0:
         raise OSError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
     return done.stdout.strip()
+
+
+def unmount(path: Path) -> None:
+    """Once nothing uses it: the kernel lets go of a killed process's io_uring, and so of its files, only some time after
+    the process was waited for."""
+    last = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            run("umount", path)
+            return
+        except OSError as error:
+            if "busy" not in str(error) or time.monotonic() > last:
+                raise
+        time.sleep(0.05)
 
 
 def reserve(path: Path, spare_bytes: int) -> None:
@@ -144,8 +160,8 @@ class LoopDisk:
 
     def unmount(self) -> None:
         if self.cell.overlay:
-            run("umount", self.path)
-        run("umount", self._mount_point)
+            unmount(self.path)
+        unmount(self._mount_point)
         run("losetup", "-d", self._device)
         self._device = ""
 

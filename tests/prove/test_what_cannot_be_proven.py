@@ -17,7 +17,8 @@ from holdfast import EmbeddingBagCollection, EmbeddingBagConfig, Pool
 from proofs import PLANTED, Proof, prove, prove_planted, proving, start
 
 ONE = ("--steps", "3", "--runs", "1", "--kills", "0")
-KILLED = ("--steps", "6", "--runs", "1", "--kills", "1", "--seed", "3")
+# By itself, before it commits step 28: earlier steps are durable then, however busy the machine is.
+KILLED = ("--steps", "30", "--runs", "1", "--kills", "1", "--seed", "38")
 OPTIONS = {
     "dies": ONE,
     "no pool": ONE,
