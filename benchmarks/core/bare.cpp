@@ -29,10 +29,10 @@
 #define HOLDFAST_VECTOR_BYTES 16
 #endif
 #pragma GCC diagnostic ignored "-Wunused-function"  // the kernels that are not needed here
-#include "checksum.h"
+#include "base/checksum.h"
+#include "base/parallel.h"
 #include "kernels/kernels.inc.h"
-#include "parallel.h"
-#include "plan.h"
+#include "step/plan.h"
 
 namespace holdfast {
 namespace {
@@ -73,8 +73,8 @@ struct Chunk {
   std::size_t end;
 };
 
-constexpr std::size_t bags_per_chunk = 256;         // as core/lookup.cpp
-constexpr std::size_t row_chunk_bytes = 128 * 1024;  // as core/lookup.h
+constexpr std::size_t bags_per_chunk = 256;         // as core/step/lookup.cpp
+constexpr std::size_t row_chunk_bytes = 128 * 1024;  // as core/step/lookup.h
 constexpr std::size_t lookup_distance_rows = 48;     // home rows come from DRAM, not from a compact working set
 
 struct BareTable {

@@ -23,10 +23,10 @@
 #include <string>
 #include <vector>
 
-#include "counter_rng.h"
+#include "base/counter_rng.h"
+#include "base/parallel.h"
 #include "kernels/kernels.h"
-#include "parallel.h"
-#include "plan.h"
+#include "step/plan.h"
 
 namespace holdfast {
 namespace {

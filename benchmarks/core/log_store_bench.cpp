@@ -29,8 +29,8 @@
 #include <thread>
 #include <vector>
 
-#include "error.h"
-#include "log_store.h"
+#include "base/error.h"
+#include "log_store/log_store.h"
 
 namespace holdfast {
 namespace {

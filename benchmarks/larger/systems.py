@@ -32,7 +32,7 @@ LEARNING_RATE = 0.01
 EPSILON = 1e-8
 CACHES = ("look_forward", "lru", "static")
 _MODEL_SEED = 1
-_SLOT_OVERHEAD_BYTES = 40  # of the scratchpad's, see core/scratchpad.cpp
+_SLOT_OVERHEAD_BYTES = 40  # of the scratchpad's, see core/scratchpad/scratchpad.cpp
 _ENDLESS = 1 << 40
 
 

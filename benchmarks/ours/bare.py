@@ -57,7 +57,7 @@ class BareTables(nn.Module):
         self.anchor = torch.zeros((), requires_grad=True)
         self.grad: Tensor | None = None
         lookups = shape.num_tables * shape.batch_size * shape.lookups_per_bag
-        # A pool's log holds a few batches (core/pool.cpp, grow_log): so does this one.
+        # A pool's log holds a few batches (core/pool/pool.cpp, grow_log): so does this one.
         log_bytes = max(16 << 20, 5 * lookups * (shape.embedding_dim * 4 + 12))
         self._handle = self._call(
             "open",

@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "jagged.h"
+#include "step/jagged.h"
 
 namespace holdfast {
 

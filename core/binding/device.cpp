@@ -13,8 +13,8 @@
 #include "binding/arrays.h"
 #include "binding/module.h"
 #include "binding/plans.h"
-#include "device_plan.h"
-#include "slot_directory.h"
+#include "device/device_plan.h"
+#include "device/slot_directory.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

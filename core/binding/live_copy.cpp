@@ -1,5 +1,5 @@
 // LiveCopy, for the module.
-#include "live_copy.h"
+#include "readers/live_copy.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -19,7 +19,7 @@
 #include "binding/arrays.h"
 #include "binding/module.h"
 #include "binding/records.h"
-#include "row_table.h"
+#include "rows/row_table.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -11,14 +11,14 @@
 #include <exception>
 #include <string>
 
+#include "base/checksum.h"
+#include "base/error.h"
+#include "base/parallel.h"
 #include "binding/arrays.h"
-#include "checksum.h"
-#include "error.h"
-#include "jagged.h"
 #include "kernels/kernels.h"
-#include "lookup.h"
 #include "media/medium.h"
-#include "parallel.h"
+#include "step/jagged.h"
+#include "step/lookup.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -12,8 +12,8 @@
 
 #include "binding/arrays.h"
 #include "binding/module.h"
-#include "routed_plan.h"
-#include "row_table.h"
+#include "routing/routed_plan.h"
+#include "rows/row_table.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

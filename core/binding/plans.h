@@ -9,8 +9,8 @@
 #include <tuple>
 #include <vector>
 
-#include "collection.h"
-#include "format.h"
+#include "base/format.h"
+#include "step/collection.h"
 
 namespace holdfast {
 

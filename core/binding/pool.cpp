@@ -1,5 +1,5 @@
 // Pool, for the module, with the classes that its methods return and what tells whose part a pool is.
-#include "pool.h"
+#include "pool/pool.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -22,14 +22,14 @@
 #include <utility>
 #include <vector>
 
+#include "base/stage_spans.h"
 #include "binding/arrays.h"
 #include "binding/module.h"
 #include "binding/plans.h"
 #include "binding/pool_arguments.h"
 #include "binding/records.h"
-#include "slot_directory.h"
-#include "stage_spans.h"
-#include "superblock.h"
+#include "device/slot_directory.h"
+#include "layout/superblock.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

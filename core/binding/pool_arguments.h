@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "binding/arrays.h"
-#include "pool.h"
+#include "pool/pool.h"
 
 namespace holdfast {
 

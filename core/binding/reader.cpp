@@ -1,5 +1,5 @@
 // Reader, for the module.
-#include "reader.h"
+#include "readers/reader.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

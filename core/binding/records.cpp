@@ -5,8 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/error.h"
 #include "binding/module.h"
-#include "error.h"
 #include "kernels/kernels.h"
 
 namespace nb = nanobind;

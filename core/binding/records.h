@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "format.h"
-#include "row_backend.h"
-#include "shards.h"
-#include "superblock.h"
+#include "base/format.h"
+#include "layout/superblock.h"
+#include "rows/shards.h"
+#include "step/row_backend.h"
 
 namespace holdfast {
 

@@ -1,5 +1,5 @@
 // Repair's plans, for the module.
-#include "repair.h"
+#include "readers/repair.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -15,7 +15,7 @@
 
 #include "binding/module.h"
 #include "binding/records.h"
-#include "superblock_repair.h"
+#include "readers/superblock_repair.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -14,7 +14,7 @@
 
 #include "binding/arrays.h"
 #include "binding/module.h"
-#include "router.h"
+#include "routing/router.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

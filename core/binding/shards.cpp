@@ -1,5 +1,5 @@
 // Places of rows and rows of places, for the module: arrays of them.
-#include "shards.h"
+#include "rows/shards.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

@@ -1,5 +1,5 @@
 // What lies where a pool is made, for the module.
-#include "unpublished.h"
+#include "layout/unpublished.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>

@@ -15,11 +15,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "counter_rng.h"
-#include "float_mode.h"
+#include "base/counter_rng.h"
+#include "base/float_mode.h"
+#include "base/places.h"
 #include "kernels/instruction_sets.h"
 #include "kernels/kernels.h"
-#include "places.h"
 
 #if defined(__x86_64__)
 #pragma GCC diagnostic push

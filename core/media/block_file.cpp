@@ -1,4 +1,4 @@
-#include "block_file.h"
+#include "media/block_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -11,9 +11,9 @@
 #include <optional>
 #include <utility>
 
-#include "../error.h"
-#include "directory.h"
-#include "medium.h"
+#include "base/error.h"
+#include "media/directory.h"
+#include "media/medium.h"
 
 namespace holdfast {
 namespace {

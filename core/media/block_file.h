@@ -22,8 +22,8 @@
 #include <span>
 #include <string>
 
-#include "../format.h"
-#include "../huge_array.h"
+#include "base/format.h"
+#include "base/huge_array.h"
 
 namespace holdfast {
 

@@ -1,4 +1,4 @@
-#include "block_queue.h"
+#include "media/block_queue.h"
 
 #include <linux/io_uring.h>
 #include <sys/mman.h>
@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include "../error.h"
-#include "../native_thread.h"
+#include "base/error.h"
+#include "base/native_thread.h"
 
 #ifndef IORING_SETUP_SINGLE_ISSUER
 #define IORING_SETUP_SINGLE_ISSUER (1U << 12)

@@ -15,7 +15,7 @@
 #include <memory>
 #include <span>
 
-#include "block_file.h"
+#include "media/block_file.h"
 
 namespace holdfast {
 

@@ -1,4 +1,4 @@
-#include "directory.h"
+#include "media/directory.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <system_error>
 
-#include "../error.h"
+#include "base/error.h"
 
 namespace holdfast {
 namespace {

@@ -1,4 +1,4 @@
-#include "ground.h"
+#include "media/ground.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -12,10 +12,10 @@
 #include <optional>
 #include <vector>
 
-#include "../error.h"
-#include "directory.h"
-#include "ground.h"
-#include "medium.h"
+#include "base/error.h"
+#include "media/directory.h"
+#include "media/ground.h"
+#include "media/medium.h"
 
 #ifndef MAP_SYNC
 #define MAP_SYNC 0x80000

@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "../format.h"
+#include "base/format.h"
 
 namespace holdfast {
 

@@ -1,4 +1,4 @@
-#include "spare_buffers.h"
+#include "media/spare_buffers.h"
 
 #include <algorithm>
 #include <new>

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "block_file.h"
+#include "media/block_file.h"
 
 namespace holdfast {
 

@@ -1,6 +1,6 @@
 """A pool: the directory that holds everything a run needs to go on.
 
-The protocol, the files and recovery are the core's (core/pool.h); this is their Python face.
+The protocol, the files and recovery are the core's (core/pool/pool.h); this is their Python face.
 """
 
 from __future__ import annotations
@@ -395,7 +395,7 @@ class Pool:
         return self.core.log_bytes_free
 
     def traffic(self) -> dict[str, float] | None:
-        """Rows and bytes since the pool was opened (core/row_backend.h); None where its rows are mapped."""
+        """Rows and bytes since the pool was opened (core/step/row_backend.h); None where its rows are mapped."""
         return self.core.traffic()
 
     def take_spans(self) -> list[tuple[str, str, float, float]]:

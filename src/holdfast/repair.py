@@ -1,6 +1,6 @@
 """Putting right what of a damaged pool can be put right without a guess, and saying what was done.
 
-What may be done is the core's (core/repair.h). Here it is carried out:
+What may be done is the core's (core/readers/repair.h). Here it is carried out:
 
 - under the lock of a writer: nobody opens the pool meanwhile;
 - what a change is going to replace is durable in a file beside the pool before the change begins;

@@ -26,14 +26,14 @@
 #include <variant>
 #include <vector>
 
+#include "base/error.h"
+#include "base/parallel.h"
 #include "check.h"
-#include "error.h"
-#include "parallel.h"
+#include "layout/superblock.h"
 #include "recording.h"
 #include "recording_medium.h"
 #include "recording_watcher.h"
 #include "scripted_run.h"
-#include "superblock.h"
 #include "temporary_directory.h"
 
 namespace holdfast {

@@ -17,8 +17,8 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "check.h"
-#include "error.h"
 #include "scripted_run.h"
 #include "temporary_directory.h"
 

@@ -22,9 +22,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "check.h"
-#include "error.h"
-#include "log_store.h"
+#include "log_store/log_store.h"
 #include "temporary_directory.h"
 #include "thrown.h"
 

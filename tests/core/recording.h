@@ -33,8 +33,8 @@
 #include <variant>
 #include <vector>
 
+#include "base/format.h"
 #include "check.h"
-#include "format.h"
 
 namespace holdfast {
 

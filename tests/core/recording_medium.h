@@ -19,8 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/format.h"
 #include "check.h"
-#include "format.h"
 #include "media/medium.h"
 #include "recording.h"
 

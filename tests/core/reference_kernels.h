@@ -10,7 +10,7 @@
 #include <limits>
 #include <vector>
 
-#include "counter_rng.h"
+#include "base/counter_rng.h"
 #include "kernels/kernels.h"
 
 namespace holdfast::reference {

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "gradients.h"
-#include "pool.h"
-#include "reader.h"
+#include "pool/pool.h"
+#include "readers/reader.h"
+#include "step/gradients.h"
 #include "temporary_directory.h"
 
 namespace holdfast {

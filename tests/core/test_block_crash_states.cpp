@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "base/checksum.h"
 #include "check.h"
-#include "checksum.h"
 #include "crash_states.h"
-#include "pool_files.h"
+#include "layout/pool_files.h"
 
 namespace holdfast {
 namespace {

@@ -20,8 +20,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/error.h"
 #include "check.h"
-#include "error.h"
 #include "media/block_file.h"
 #include "media/block_queue.h"
 #include "temporary_directory.h"

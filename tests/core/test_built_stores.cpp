@@ -23,9 +23,9 @@ int main() {
 
 #else
 
+#include "base/parallel.h"
 #include "crash_states.h"
 #include "media/medium.h"
-#include "parallel.h"
 #include "store_tracer.h"
 
 // What the linker takes instead of the library's own.

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "base/checksum.h"
+#include "base/parallel.h"
 #include "check.h"
-#include "checksum.h"
 #include "draws.h"
-#include "parallel.h"
 
 namespace {
 

@@ -8,8 +8,8 @@
 
 #include "check.h"
 #include "crash_states.h"
-#include "pool_files.h"
-#include "superblock.h"
+#include "layout/pool_files.h"
+#include "layout/superblock.h"
 
 namespace holdfast {
 namespace {

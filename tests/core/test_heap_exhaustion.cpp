@@ -16,9 +16,9 @@
 #include <new>
 #include <string>
 
+#include "base/parallel.h"
 #include "check.h"
 #include "life_in_need.h"
-#include "parallel.h"
 #include "temporary_directory.h"
 
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "check.h"
-#include "home_bits.h"
+#include "log_store/home_bits.h"
 #include "log_store_model.h"
 #include "temporary_directory.h"
 

@@ -4,10 +4,10 @@
 #include <map>
 #include <vector>
 
+#include "base/parallel.h"
 #include "check.h"
 #include "draws.h"
 #include "kernels/kernels.h"
-#include "parallel.h"
 #include "reference_kernels.h"
 #include "usable_kernels.h"
 

@@ -8,16 +8,16 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "check.h"
-#include "error.h"
-#include "live_copy.h"
-#include "log_store.h"
-#include "pool_files.h"
-#include "row_log_follower.h"
+#include "in_place/undo_follower.h"
+#include "layout/pool_files.h"
+#include "log_store/log_store.h"
+#include "log_store/row_log_follower.h"
+#include "readers/live_copy.h"
 #include "scripted_run.h"
 #include "temporary_directory.h"
 #include "thrown.h"
-#include "undo_follower.h"
 
 namespace holdfast {
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "check.h"
-#include "log_merger.h"
+#include "log_store/log_merger.h"
 #include "temporary_directory.h"
 
 namespace holdfast {

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "check.h"
-#include "error.h"
 #include "log_store_model.h"
 #include "thrown.h"
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "check.h"
-#include "error.h"
 #include "log_store_model.h"
 #include "temporary_directory.h"
 #include "thrown.h"

@@ -7,10 +7,10 @@
 #include <fstream>
 #include <string>
 
+#include "base/error.h"
 #include "check.h"
-#include "error.h"
+#include "layout/superblock.h"
 #include "media/directory.h"
-#include "superblock.h"
 #include "temporary_directory.h"
 #include "thrown.h"
 

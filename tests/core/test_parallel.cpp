@@ -10,9 +10,9 @@
 #include <thread>
 #include <vector>
 
+#include "base/parallel.h"
 #include "check.h"
 #include "draws.h"
-#include "parallel.h"
 
 namespace holdfast {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "check.h"
 #include "draws.h"
-#include "plan.h"
+#include "step/plan.h"
 
 namespace holdfast {
 namespace {

@@ -14,10 +14,10 @@
 #include <thread>
 #include <vector>
 
+#include "base/error.h"
 #include "check.h"
-#include "error.h"
-#include "pool.h"
-#include "reader.h"
+#include "pool/pool.h"
+#include "readers/reader.h"
 #include "scripted_run.h"
 #include "temporary_directory.h"
 

@@ -5,11 +5,11 @@
 #include <string>
 #include <variant>
 
+#include "base/error.h"
+#include "base/parallel.h"
 #include "check.h"
 #include "crash_states.h"
-#include "error.h"
-#include "parallel.h"
-#include "reader.h"
+#include "readers/reader.h"
 #include "recording_medium.h"
 #include "scripted_run.h"
 #include "temporary_directory.h"

@@ -15,15 +15,15 @@
 #include <string>
 #include <vector>
 
+#include "base/parallel.h"
 #include "check.h"
+#include "layout/unpublished.h"
 #include "life_in_need.h"
-#include "live_copy.h"
-#include "parallel.h"
+#include "readers/live_copy.h"
+#include "readers/repair.h"
+#include "readers/superblock_repair.h"
 #include "refused_calls.h"
-#include "repair.h"
-#include "superblock_repair.h"
 #include "temporary_directory.h"
-#include "unpublished.h"
 
 namespace holdfast {
 namespace {

@@ -6,13 +6,13 @@
 #include <map>
 #include <vector>
 
+#include "base/error.h"
 #include "check.h"
 #include "draws.h"
-#include "error.h"
-#include "gradients.h"
-#include "lookup.h"
-#include "routed_plan.h"
-#include "router.h"
+#include "routing/routed_plan.h"
+#include "routing/router.h"
+#include "step/gradients.h"
+#include "step/lookup.h"
 #include "thrown.h"
 
 namespace holdfast {

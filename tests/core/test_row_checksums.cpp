@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "check.h"
-#include "error.h"
-#include "pool.h"
-#include "reader.h"
+#include "pool/pool.h"
+#include "readers/reader.h"
 #include "scripted_run.h"
 #include "temporary_directory.h"
 #include "thrown.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "check.h"
-#include "row_index.h"
+#include "rows/row_index.h"
 
 namespace holdfast {
 namespace {

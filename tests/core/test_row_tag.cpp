@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "base/checksum.h"
+#include "base/identity.h"
 #include "check.h"
-#include "checksum.h"
-#include "identity.h"
-#include "row_image.h"
+#include "rows/row_image.h"
 
 namespace holdfast {
 namespace {

@@ -8,13 +8,13 @@
 #include <string>
 #include <vector>
 
+#include "base/checksum.h"
+#include "base/error.h"
 #include "check.h"
-#include "checksum.h"
-#include "error.h"
-#include "pool.h"
-#include "reader.h"
+#include "layout/superblock.h"
+#include "pool/pool.h"
+#include "readers/reader.h"
 #include "scripted_run.h"
-#include "superblock.h"
 #include "temporary_directory.h"
 #include "thrown.h"
 

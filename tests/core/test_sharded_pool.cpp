@@ -15,12 +15,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "check.h"
-#include "error.h"
-#include "live_copy.h"
-#include "pool.h"
-#include "reader.h"
-#include "repair.h"
+#include "pool/pool.h"
+#include "readers/live_copy.h"
+#include "readers/reader.h"
+#include "readers/repair.h"
 #include "temporary_directory.h"
 #include "thrown.h"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "check.h"
-#include "shards.h"
+#include "rows/shards.h"
 
 namespace holdfast {
 namespace {

@@ -11,12 +11,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
+#include "base/parallel.h"
 #include "check.h"
-#include "device_plan.h"
+#include "device/device_plan.h"
+#include "device/slot_directory.h"
 #include "draws.h"
-#include "error.h"
-#include "parallel.h"
-#include "slot_directory.h"
 #include "thrown.h"
 
 namespace holdfast {

@@ -3,8 +3,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/stage_spans.h"
 #include "check.h"
-#include "stage_spans.h"
 
 namespace holdfast {
 namespace {

@@ -1,8 +1,8 @@
 // Which error a piece of work ends in; none fails the test.
 #pragma once
 
+#include "base/error.h"
 #include "check.h"
-#include "error.h"
 
 template <class Work>
 holdfast::ErrorKind kind_thrown_by(const Work& work) {

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# By the names of files in core/ and core/media/, without .cpp or .h.
+# By the names of files in core/, without .cpp or .h.
 NATIVE_ROOMS = {
     "log": "undo_log undo undo_follower row_log row_log_follower log_record log_store log_store_append "
     "log_store_follow row_index row_image block_file block_queue sector_runs",

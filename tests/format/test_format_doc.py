@@ -12,7 +12,7 @@ import pytest
 from format_doc import CONSTANTS, ENUMS, LAYOUTS, MAGICS, REPOSITORY, TEXT, crc32c
 
 CORE = REPOSITORY / "core"
-HEADER = (CORE / "format.h").read_text()
+HEADER = (CORE / "base/format.h").read_text()
 
 
 def without_comments(source: str) -> str:
@@ -46,7 +46,7 @@ def test_the_documents_fields_follow_each_other_without_a_gap_and_fill_their_str
 def declared_enums() -> dict[str, list[str]]:
     """The enums of the headers that the format uses, by name."""
     found = {}
-    for header in ("format.h", "kernels/kernels.h", "plan.h"):
+    for header in ("base/format.h", "kernels/kernels.h", "step/plan.h"):
         source = without_comments((CORE / header).read_text())
         for enum in re.finditer(r"enum class (\w+) : std::uint32_t \{([^}]*)\}", source):
             found[enum[1]] = re.findall(r"(\w+) =", enum[2])
@@ -80,7 +80,7 @@ def program() -> str:
         for value in values
     ]
     return (
-        '#include <cstdio>\n#include "format.h"\n#include "kernels/kernels.h"\n#include "plan.h"\n'
+        '#include <cstdio>\n#include "base/format.h"\n#include "kernels/kernels.h"\n#include "step/plan.h"\n'
         "using namespace holdfast;\nusing namespace holdfast::format;\n"
         'void put(const char* name, std::uint64_t value) { std::printf("%s\\t%llu\\n", name, '
         "static_cast<unsigned long long>(value)); }\n"

@@ -20,10 +20,10 @@
 #include <vector>
 
 #include "../core/scripted_run.h"
-#include "checksum.h"
-#include "error.h"
-#include "live_copy.h"
-#include "repair.h"
+#include "base/checksum.h"
+#include "base/error.h"
+#include "readers/live_copy.h"
+#include "readers/repair.h"
 
 namespace holdfast::fuzz {
 

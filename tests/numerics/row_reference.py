@@ -32,7 +32,7 @@ def f32(value: float) -> Tensor:
     return torch.tensor(value, dtype=torch.float32)
 
 
-# Counter-based random bits: core/counter_rng.h.
+# Counter-based random bits: core/base/counter_rng.h.
 
 
 def _mix64(x: int) -> int:

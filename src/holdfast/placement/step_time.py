@@ -37,11 +37,11 @@ from holdfast.placement.row_costs import RowAmounts
 from holdfast.placement.tiers import Tier
 
 _SECTOR_BYTES, _BLOCK_BYTES, _TAG_BYTES = 512, 4096, 4  # docs/FORMAT.md: row images
-_SLOT_BYTES = 39  # of the scratchpad beside a row (core/scratchpad.cpp)
-_FETCH_GAP_SECTORS = 7  # between two sectors that are read in one request, at most (core/log_store.cpp)
-_MERGE_READ_GAP_BLOCKS = 2  # between two blocks that a merge reads in one request (core/log_store_merge.cpp)
+_SLOT_BYTES = 39  # of the scratchpad beside a row (core/scratchpad/scratchpad.cpp)
+_FETCH_GAP_SECTORS = 7  # between two sectors that are read in one request, at most (core/log_store/log_store.cpp)
+_MERGE_READ_GAP_BLOCKS = 2  # between two blocks that a merge reads in one request (core/log_store/log_store_merge.cpp)
 _MERGE_WRITE_GAP_BLOCKS = 1  # and between two that it writes in one
-_MERGED_PART = 0.65  # of the log, at a time: between 0.5 and 0.8, as its pace allows (core/log_merger.cpp)
+_MERGED_PART = 0.65  # of the log, at a time: between 0.5 and 0.8, as its pace allows (core/log_store/log_merger.cpp)
 _STANDING_PART = 0.15  # of the log: half of what comes in while it is being merged, until 0.95 are full
 
 

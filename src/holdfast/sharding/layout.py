@@ -1,6 +1,6 @@
 """Which rows lie in which shard, and who owns it.
 
-A table of more than `split_rows` rows is cut over all shards by a hash of the row (core/shards.h); any other lies whole
+A table of more than `split_rows` rows is cut over all shards by a hash of the row (core/rows/shards.h); any other lies whole
 in one, each in the next. Owners are found greedily: the shard with most lookups goes to the owner with fewest so far.
 """
 
@@ -99,7 +99,7 @@ def _count(rows: NDArray[np.int64], num_rows: int, table: TableShards, num_shard
 
 
 def stride_bits(num_rows: int, num_shards: int) -> int:
-    """Of a split table, as core/shards.h has it: a place is row ``place & (2**stride_bits - 1)`` of shard
+    """Of a split table, as core/rows/shards.h has it: a place is row ``place & (2**stride_bits - 1)`` of shard
     ``place >> stride_bits``."""
     return max(15, (-(-num_rows // num_shards) - 1).bit_length())
 

@@ -42,7 +42,7 @@ from holdfast.trace import EVENT_NAMES
 _BATCHES = 100  # many more than are under way
 _SLICE_S = 1e-3  # of the disk's time: requests of several threads take turns about so
 _MOST_STEPS_BEHIND = 16  # of merges: more change nothing but how long it takes until the schedule is steady
-_LATEST_MERGE = 0.3  # of the log: what may come in while the rest goes home (core/log_merger.cpp)
+_LATEST_MERGE = 0.3  # of the log: what may come in while the rest goes home (core/log_store/log_merger.cpp)
 _TRAINING = "training thread"
 _VERBS = ("plan", "capture", "lookup", "capture_ahead", "train", "update", "commit")  # as StepReport names them
 

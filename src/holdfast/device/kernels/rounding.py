@@ -1,4 +1,4 @@
-"""Stochastic rounding to 16 bits, in plain torch: core/kernels/row_formats.inc.h and core/counter_rng.h.
+"""Stochastic rounding to 16 bits, in plain torch: core/kernels/row_formats.inc.h and core/base/counter_rng.h.
 
 Words of 32 bits are held in int64, of which the lower half counts; 64-bit keys are int64, which wraps as uint64 does.
 """

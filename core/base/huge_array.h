@@ -1,0 +1,72 @@
+// Huge array: zeros that take memory as they are touched, in huge pages where they can be had, for what is read and
+// written at random.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+#include "base/format.h"
+
+namespace holdfast {
+
+template <class T>
+class HugeArray {
+  static_assert(std::is_trivially_destructible_v<T>);
+
+ public:
+  HugeArray() = default;
+  explicit HugeArray(std::size_t size) : size_(size) {
+    if (size == 0) return;
+    // The kernel puts what is no multiple of a huge page anywhere: more is mapped, and given back around the array.
+    const std::size_t kept = format::align_up(bytes(), small_page);
+    const std::size_t alignment = kept < huge_page ? small_page : huge_page;
+    const std::size_t spare = alignment - small_page;
+    void* mapped =
+        ::mmap(nullptr, kept + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED) throw std::bad_alloc();
+    const auto address = reinterpret_cast<std::uintptr_t>(mapped);
+    const std::size_t before = format::align_up(address, alignment) - address;
+    std::byte* begin = static_cast<std::byte*>(mapped) + before;
+    if (before != 0) ::munmap(mapped, before);
+    if (before != spare) ::munmap(begin + kept, spare - before);
+    ::madvise(begin, kept, MADV_HUGEPAGE);
+    data_ = reinterpret_cast<T*>(begin);
+  }
+  ~HugeArray() {
+    if (data_ != nullptr) ::munmap(data_, bytes());
+  }
+  HugeArray(HugeArray&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  HugeArray& operator=(HugeArray&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+
+  // The child of a fork does not have it.
+  void keep_from_children() const {
+    if (data_ != nullptr) ::madvise(data_, bytes(), MADV_DONTFORK);
+  }
+
+  std::size_t size() const { return size_; }
+  T* data() const { return data_; }
+  T& operator[](std::size_t i) const { return data_[i]; }
+  T* begin() const { return data_; }
+  T* end() const { return data_ + size_; }
+
+ private:
+  static constexpr std::size_t small_page = 4096;
+  static constexpr std::size_t huge_page = std::size_t{2} << 20;
+
+  std::size_t bytes() const { return size_ * sizeof(T); }
+
+  T* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+}  // namespace holdfast

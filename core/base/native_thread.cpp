@@ -1,0 +1,33 @@
+#include "base/native_thread.h"
+
+#include <pthread.h>
+
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "base/error.h"
+
+namespace holdfast {
+
+SignalsBlocked::SignalsBlocked() {
+  sigset_t blocked;
+  sigfillset(&blocked);
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}) sigdelset(&blocked, fault);
+  pthread_sigmask(SIG_SETMASK, &blocked, &before_);
+}
+
+SignalsBlocked::~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+std::thread start_thread(const char* name, std::function<void()> run) {
+  const SignalsBlocked blocked;
+  try {
+    std::thread thread(std::move(run));
+    pthread_setname_np(thread.native_handle(), name);
+    return thread;
+  } catch (const std::system_error& error) {
+    throw Error(ErrorKind::failed, std::string("starting the thread ") + name + ": " + error.code().message());
+  }
+}
+
+}  // namespace holdfast

@@ -1,0 +1,28 @@
+// Recovery: which step a pool goes back to.
+//
+// Invariants
+// - It reads and checks, and writes nothing.
+// - exact: to the newest dense state, so that all is of one step. relaxed: the newest rows, beside an older dense
+//   state.
+#pragma once
+
+#include <optional>
+
+#include "base/step_mark.h"
+#include "commit/dense_slots.h"
+#include "layout/superblock.h"
+
+namespace holdfast {
+
+enum class Recovery { exact, relaxed };
+
+struct RecoveryPlan {
+  StepMark rows;  // the newest step whose rows are all there
+  StepMark target;  // where training goes on: the dense state's step (exact) or the rows' (relaxed)
+  std::optional<DenseState> dense;  // the newest at or before it
+};
+
+// Throws corrupted where a record or slot that is needed does not hold. `dense` is loaded here.
+RecoveryPlan plan_recovery(const Superblock& superblock, const StepMark& rows, DenseSlots& dense, Recovery mode);
+
+}  // namespace holdfast

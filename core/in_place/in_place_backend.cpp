@@ -1,0 +1,419 @@
+#include "in_place/in_place_backend.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include "base/checksum.h"
+#include "base/error.h"
+#include "base/parallel.h"
+#include "layout/pool_files.h"
+#include "step/gradients.h"
+#include "step/lookup.h"
+
+namespace holdfast {
+
+using format::CommitRecord;
+using format::RecordHeader;
+using format::RecordSection;
+
+namespace {
+
+// Zeroes the bytes between what a section holds and the lines that it takes: they are part of the checksum.
+void clear_gaps(const RecordSection& section, const RowTable& table, std::byte* data) {
+  const auto clear = [&](std::uint64_t offset, std::size_t bytes) {
+    std::memset(data + offset + bytes, 0, format::line_up(bytes) - bytes);
+  };
+  clear(section.rows_offset, section.num_rows * 8);
+  clear(section.weights_offset, section.num_rows * table.weight_bytes());
+  clear(section.state_offset, section.num_rows * table.state_bytes());
+}
+
+}  // namespace
+
+void InPlaceBackend::create(Medium& medium, const std::vector<RowTable>& tables, std::uint64_t log_bytes,
+                            bool row_checksums, bool adopt, const Identity& identity) {
+  if (adopt) {
+    InPlaceStore(medium, tables, row_checksums, false);  // throws where a file is not there
+  } else {
+    InPlaceStore::create(medium, tables, row_checksums);
+  }
+  const auto log = create_labelled(medium, log_name, log_bytes, Access::sequential, identity, {format::FileKind::log});
+  log->allocate(0, log_bytes);
+  log->sync();  // its size, before the superblock
+}
+
+InPlaceBackend::InPlaceBackend(Medium& medium, Superblock& superblock, Background& background, Options options)
+    : RowBackend(superblock.row_tables()),
+      medium_(medium),
+      superblock_(superblock),
+      background_(background),
+      options_(std::move(options)),
+      store_(medium, tables(), superblock.header().row_checksums != 0, true),
+      ring_(open_log_file(medium, superblock.identity(), superblock.header().log_bytes, true)),
+      log_(medium, *ring_, superblock.identity().seed()) {
+  // A life that ended while it made it larger may have left it with holes.
+  ring_->allocate(0, ring_->size());
+}
+
+// Recovery.
+
+StepMark InPlaceBackend::newest() {
+  const CommitRecord& commit = superblock_.commit();
+  return {commit.step, commit.cursor, commit.row_updates};
+}
+
+void InPlaceBackend::check_roll_back(std::uint64_t, std::uint64_t step) {
+  undo_ = plan_undo(superblock_, log_, store_, step);
+}
+
+RolledBack InPlaceBackend::roll_back(std::uint64_t, std::uint64_t) {
+  return {undo_->records.size(), undo_records(undo_->records, store_, medium_)};
+}
+
+void InPlaceBackend::start(std::uint64_t epoch, const StepMark& mark) {
+  epoch_ = epoch;
+  CommitRecord fresh{};
+  fresh.epoch = epoch;
+  fresh.step = mark.step;
+  fresh.cursor = mark.cursor;
+  fresh.row_updates = mark.row_updates;
+  fresh.log_head = undo_->log_head;
+  fresh.log_tail = undo_->log_head;
+  fresh.last_record = format::no_position;
+  fresh.last_record_step = mark.step;
+  superblock_.write_commit(fresh);
+  log_.start(epoch, undo_->log_head, UndoLog::Link::of(fresh));
+  undo_.reset();
+}
+
+// Capture.
+
+std::shared_ptr<InPlaceBackend::LoggedCapture> InPlaceBackend::reserve(std::shared_ptr<const Plan> plan,
+                                                                       std::uint64_t step) {
+  const CollectionSpec& spec = *plan->spec;
+  std::size_t bytes = sizeof(RecordHeader) + spec.tables.size() * sizeof(RecordSection);
+  std::vector<RecordSection> sections;
+  for (std::size_t t = 0; t < spec.tables.size(); ++t) {
+    const std::uint32_t number = spec.tables[t].number;
+    sections.push_back(place_section(store_.table(number), number, plan->tables[t].num_unique(), bytes));
+  }
+  if (options_.grow_log) grow_log(bytes);
+  if (bytes > log_.ring_bytes()) {
+    throw Error(ErrorKind::batch_too_large, "one batch's rows take " + std::to_string(bytes) +
+                                                " bytes of log, the log has " + std::to_string(log_.ring_bytes()) +
+                                                "; make the pool with a larger log_bytes, or the batch smaller");
+  }
+  auto position = log_.reserve(step, bytes);
+  if (!position) {
+    // What is on its way to become durable is finished now rather than waited for.
+    options_.finish_pending();
+    position = log_.reserve(step, bytes);
+  }
+  if (!position) {
+    throw Error(ErrorKind::batch_too_large,
+                "the log (" + std::to_string(log_.ring_bytes()) + " bytes, " + std::to_string(log_.free_bytes()) +
+                    " free) has no room for the " + std::to_string(bytes) + " bytes of step " + std::to_string(step) +
+                    ": it holds the rows of every step since the newest durable dense state and " +
+                    std::to_string(parts_.size()) +
+                    " forward passes of this step; make the pool with a larger log_bytes, lower dense_interval, or "
+                    "evaluate under torch.no_grad()");
+  }
+  auto capture = std::make_shared<LoggedCapture>();
+  capture->plan = std::move(plan);
+  capture->step = step;
+  capture->order = ++num_captures_;
+  capture->position = *position;
+  capture->bytes = bytes;
+  std::byte* data = log_.at(*position);
+  std::memcpy(data + sizeof(RecordHeader), sections.data(), sections.size() * sizeof(RecordSection));
+  for (std::size_t t = 0; t < sections.size(); ++t) {
+    clear_gaps(sections[t], store_.table(sections[t].table), data);
+    capture->tables.push_back(rows_of(sections[t], data));
+  }
+  return capture;
+}
+
+// An open-ended log holds the records of dense_interval steps and a few more; it grows between steps, when everything
+// in it has become durable and nothing in it is needed.
+void InPlaceBackend::grow_log(std::size_t record_bytes) {
+  const std::size_t spare_records = options_.in_group ? 8 : 4;
+  constexpr std::size_t interval_bytes_limit = std::size_t{1} << 30;
+  const std::size_t interval_bytes = std::min(record_bytes * options_.dense_interval, interval_bytes_limit);
+  const std::size_t wanted = interval_bytes + spare_records * record_bytes;
+  if (wanted <= log_.ring_bytes() || !parts_.empty()) return;
+  options_.finish_pending();
+  if (!log_.empty()) return;
+  log_.grow(format::align_up(wanted + wanted / 4, format::block_bytes));
+}
+
+// Writes the row numbers of a capture, makes sure that its rows have space at home and, unless that is left to the
+// background, copies them and takes the record's checksum while they are in the caches; one parallel region for all.
+void InPlaceBackend::fill(LoggedCapture& capture, Rows rows_are) {
+  const std::byte* const payload = log_.at(capture.position) + sizeof(RecordHeader);
+  PartsChecksum checksum(capture.bytes - sizeof(RecordHeader), log_.seed());
+  const auto add = [&](const void* part, std::size_t bytes) {
+    checksum.add(static_cast<std::size_t>(static_cast<const std::byte*>(part) - payload), part, bytes);
+  };
+  try {
+    for_rows(*capture.plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
+      const std::uint64_t* rows = capture.plan->tables[t].rows.data();
+      const WorkingRows& working = capture.tables[t];
+      std::copy(rows + begin, rows + end, working.rows + begin);
+      const std::uint32_t number = capture.plan->spec->tables[t].number;
+      store_.prepare(number, working, begin, end);
+      if (rows_are == Rows::copied_later) return;
+      store_.capture(number, working, begin, end);
+      const RowTable& table = store_.table(number);
+      add(working.rows + begin, (end - begin) * sizeof(std::uint64_t));
+      add(working.weights + begin * table.weight_bytes(), (end - begin) * table.weight_bytes());
+      add(working.state + begin * table.spec.state_floats, (end - begin) * table.state_bytes());
+    });
+  } catch (...) {
+    background_.drain();
+    log_.rewind(capture.position, log_.last());
+    throw;
+  }
+  if (rows_are == Rows::copied_later) return;
+  add(payload, capture.tables.size() * sizeof(RecordSection));
+  capture.payload_crc = checksum.value();
+}
+
+void InPlaceBackend::submit_seal(LoggedCapture& capture) {
+  capture.sealed = background_.submit(
+      [this, step = capture.step, position = capture.position, bytes = capture.bytes,
+       sections = static_cast<std::uint32_t>(capture.tables.size()),
+       payload_crc = capture.payload_crc] { log_.seal(step, position, bytes, sections, payload_crc); });
+}
+
+// Forward passes whose results were thrown away leave records that nobody needs. They are taken back, and the records
+// behind them that are still needed move up; home has not changed since, so nothing is lost if that is interrupted.
+void InPlaceBackend::drop_dead_captures() {
+  const auto dead = std::find_if(parts_.begin(), parts_.end(), [](const Part& part) { return part.capture.expired(); });
+  if (dead == parts_.end() || updated_) return;
+  background_.drain();
+  struct Saved {
+    std::shared_ptr<LoggedCapture> capture;
+    std::vector<std::byte> bytes;
+  };
+  std::vector<Saved> saved;
+  for (auto part = dead; part != parts_.end(); ++part) {
+    if (auto capture = part->capture.lock()) {
+      const std::byte* data = log_.at(capture->position);
+      saved.push_back({capture, {data, data + capture->bytes}});
+    }
+  }
+  log_.rewind(dead->position, log_.before(dead->position));
+  parts_.erase(dead, parts_.end());
+  for (const auto& [capture, bytes] : saved) {
+    const auto position = log_.reserve(capture->step, capture->bytes);
+    if (!position) throw Error(ErrorKind::failed, "the log lost the room it had");
+    std::byte* from = log_.at(capture->position);
+    std::byte* to = log_.at(*position);
+    std::memcpy(to + sizeof(RecordHeader), bytes.data() + sizeof(RecordHeader), bytes.size() - sizeof(RecordHeader));
+    for (WorkingRows& rows : capture->tables) {
+      rows.rows = reinterpret_cast<std::uint64_t*>(to + (reinterpret_cast<std::byte*>(rows.rows) - from));
+      rows.weights = to + (rows.weights - from);
+      rows.state = reinterpret_cast<float*>(to + (reinterpret_cast<std::byte*>(rows.state) - from));
+    }
+    capture->position = *position;
+    submit_seal(*capture);
+    add_part(capture);
+  }
+}
+
+void InPlaceBackend::drop_ahead() {
+  if (!ahead_) return;
+  background_.wait(ahead_->copied);
+  if (!ahead_->complete) {
+    background_.drain();
+    log_.rewind(ahead_->capture->position, log_.last());
+  } else {
+    add_part(ahead_->capture);
+  }
+  ahead_.reset();
+}
+
+std::shared_ptr<Capture> InPlaceBackend::capture(std::shared_ptr<const Plan> plan, std::uint64_t step) {
+  if (ahead_ && ahead_->complete && ahead_->capture->plan == plan && parts_.empty()) {
+    auto capture = ahead_->capture;
+    ahead_.reset();
+    add_part(capture);
+    return capture;
+  }
+  drop_ahead();
+  drop_dead_captures();
+  auto capture = reserve(std::move(plan), step);
+  fill(*capture, Rows::copied_now);
+  submit_seal(*capture);
+  add_part(capture);
+  return capture;
+}
+
+bool InPlaceBackend::capture_ahead(std::shared_ptr<const Plan> next, std::uint64_t step) {
+  if (ahead_ || updated_ || parts_.size() != 1) return false;
+  const auto current = parts_.front().capture.lock();
+  if (!current || current->plan->spec != next->spec) return false;
+  if (log_is_low()) return false;
+  Ahead ahead;
+  ahead.current = current;
+  ahead.capture = reserve(next, step + 1);
+  ahead.complete = false;
+  fill(*ahead.capture, Rows::copied_later);
+  const std::size_t num_tables = next->tables.size();
+  ahead.forward.resize(num_tables);
+  std::vector<std::vector<std::pair<std::size_t, std::size_t>>> own(num_tables);  // ranges that are captured
+  parallel_for(num_tables, [&](std::size_t t) {
+    const auto& now = current->plan->tables[t].rows;
+    const auto& then = next->tables[t].rows;
+    auto& forward = ahead.forward[t];
+    forward.assign(now.size(), no_forward);
+    std::size_t begin = 0;
+    std::size_t u = 0;
+    for (std::size_t v = 0; v < then.size(); ++v) {
+      while (u < now.size() && now[u] < then[v]) ++u;
+      if (u == now.size() || now[u] != then[v]) continue;
+      forward[u] = static_cast<std::uint32_t>(v);
+      if (begin < v) own[t].emplace_back(begin, v);
+      begin = v + 1;
+    }
+    if (begin < then.size()) own[t].emplace_back(begin, then.size());
+  });
+  ahead.copied = background_.submit([this, capture = ahead.capture, own = std::move(own)] {
+    for (std::size_t t = 0; t < own.size(); ++t) {
+      const std::uint32_t number = capture->plan->spec->tables[t].number;
+      for (const auto& [begin, end] : own[t]) {
+        if (store_.try_capture(number, capture->tables[t], begin, end) != end) capture->is_damaged = true;
+      }
+    }
+  });
+  ahead_ = std::move(ahead);
+  return true;
+}
+
+void InPlaceBackend::add_part(const std::shared_ptr<LoggedCapture>& capture) {
+  parts_.push_back({capture, capture->position, capture->sealed});
+}
+
+void InPlaceBackend::read(const Plan& plan, const std::vector<WorkingRows>& rows) {
+  fill_rows(plan, rows, [&](std::uint32_t table, const WorkingRows& of_table, std::size_t begin, std::size_t end) {
+    store_.capture(table, of_table, begin, end);
+  });
+}
+
+// Update.
+
+// No row is overwritten before every record of this step is sealed.
+void InPlaceBackend::begin_update() {
+  for (const Part& part : parts_) background_.wait(part.sealed);
+  if (ahead_) {
+    background_.wait(ahead_->copied);
+    if (ahead_->capture->is_damaged) drop_ahead();  // the next step captures its rows itself, and says which
+  }
+  medium_.persist_point();
+}
+
+void InPlaceBackend::update(const std::shared_ptr<const Capture>& capture, const float* grad, const UpdateSpec& spec) {
+  const Plan& plan = *capture->plan;
+  const Ahead* ahead = forwarding(*capture);
+  for_rows(plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
+    store_.update(plan.spec->tables[t].number, spec, capture->tables[t], occurrences_of(plan.tables[t]), grad,
+                  ahead != nullptr ? ahead->forward[t].data() : nullptr,
+                  ahead != nullptr ? &ahead->capture->tables[t] : nullptr, begin, end);
+  });
+}
+
+void InPlaceBackend::update(const SummedGradients& gradients, const UpdateSpec& spec) {
+  const Ahead* ahead = gradients.captures.size() == 1 ? forwarding(*gradients.captures.front()) : nullptr;
+  for_rows(
+      *gradients.spec, [&](std::size_t t) { return gradients.num_rows[t]; },
+      [&](std::size_t t, std::size_t begin, std::size_t end) {
+        store_.update_from_sums(gradients.spec->tables[t].number, spec, gradients.rows[t], gradients.sums[t].data(),
+                                ahead != nullptr ? ahead->forward[t].data() : nullptr,
+                                ahead != nullptr ? &ahead->capture->tables[t] : nullptr, begin, end);
+      });
+}
+
+void InPlaceBackend::put(const std::shared_ptr<const Capture>& capture, const std::vector<ReadyRows>& ready) {
+  drop_ahead();
+  const Plan& plan = *capture->plan;
+  for_rows(plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
+    store_.put(plan.spec->tables[t].number, capture->tables[t], ready[t], begin, end);
+  });
+}
+
+void InPlaceBackend::finish_update(std::size_t num_captures) {
+  updated_ = true;
+  if (ahead_ && num_captures == 1 && parts_.size() == 1) {
+    ahead_->complete = true;
+    submit_seal(*ahead_->capture);
+  }
+}
+
+const InPlaceBackend::Ahead* InPlaceBackend::forwarding(const Capture& capture) const {
+  return ahead_ && ahead_->current.lock().get() == &capture ? &*ahead_ : nullptr;
+}
+
+// Direct access.
+
+std::uint64_t InPlaceBackend::materialize(const Plan& plan) {
+  std::atomic<std::uint64_t> num_untouched{0};
+  for_rows(plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
+    const std::span<const std::uint64_t> rows = plan.tables[t].rows;
+    num_untouched += store_.materialize(plan.spec->tables[t].number, rows.subspan(begin, end - begin));
+  });
+  return num_untouched;
+}
+
+// Commit.
+
+// Every seal of this step is in the queue already, so the commit record follows them.
+std::function<void()> InPlaceBackend::end_step(const StepMark& mark) {
+  if (ahead_ && !ahead_->complete) drop_ahead();
+  CommitRecord record{};
+  record.epoch = epoch_;
+  record.step = mark.step;
+  record.cursor = mark.cursor;
+  record.row_updates = mark.row_updates;
+  record.log_head = ahead_ ? ahead_->capture->position : log_.head();
+  const auto ahead_position = ahead_ ? ahead_->capture->position : format::no_position;
+  parts_.clear();
+  updated_ = false;
+  return [this, record, ahead_position]() mutable {
+    UndoLog::Link last = log_.last();
+    if (last.position != format::no_position && last.position == ahead_position) {
+      last = log_.before(ahead_position);
+    }
+    record.last_record = last.position;
+    record.last_record_crc = last.crc;
+    record.last_record_step = last.step;
+    record.log_tail = log_.tail();
+    superblock_.write_commit(record);
+  };
+}
+
+// Less than two records like the largest so far.
+bool InPlaceBackend::log_is_low() const { return log_.free_bytes() < 2 * log_.largest_record_bytes(); }
+
+void InPlaceBackend::import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
+                                 std::span<const float> state) {
+  store_.import_rows(table, first, weights, state);
+}
+
+// A step that wrote rows but was not committed is undone, as recovery would.
+void InPlaceBackend::close(bool updated) {
+  if (updated) {
+    std::vector<Record> records;
+    for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) {
+      background_.wait(part->sealed);
+      if (const auto record = log_.read(part->position)) records.push_back(*record);
+    }
+    undo_records(records, store_, medium_);
+  }
+  store_.sync();
+  ring_->sync();
+}
+
+}  // namespace holdfast

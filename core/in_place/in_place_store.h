@@ -1,0 +1,138 @@
+// In-place store: rows mapped from the medium and overwritten where they are.
+//
+// Invariants
+// - A row is overwritten only after the record with its before-image is sealed (the pool sees to that).
+// - No store hits a hole: prepare allocates the pages of a step's rows, and of their touched bits, before capture.
+//   What is allocated is remembered for this life only; asking again for an allocated page changes nothing.
+// - A row is touched once an update has written it. An untouched row's bytes at home mean nothing: its value is the
+//   initial one, which is a function of (seed, table, row).
+// - At level `power`, update, put and restore return when the rows they wrote are durable.
+// - With row checksums, every row that is copied from home is checked; one that does not hold is never handed out.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/format.h"
+#include "kernels/kernels.h"
+#include "layout/label.h"
+#include "media/medium.h"
+#include "rows/row_checksums.h"
+#include "rows/row_table.h"
+
+namespace holdfast {
+
+// Which pages of a file are known to have space.
+class AllocatedPages {
+ public:
+  // num_pages: that the file has; fewer than its size says, where it is joined of pieces.
+  AllocatedPages(File& file, std::size_t num_pages);
+  // Whether all of the file's pages are known.
+  bool complete() const { return num_unknown_.load(std::memory_order_relaxed) == 0; }
+  // Allocates the pages of [offset, offset + bytes) that are not known yet; bytes > 0. Thread-safe.
+  void ensure(std::size_t offset, std::size_t bytes) {
+    const std::size_t first = offset / format::block_bytes;
+    const std::size_t last = (offset + bytes - 1) / format::block_bytes;
+    if (last - first <= 1 && known(first) && known(last)) return;
+    allocate(first, last);
+  }
+
+ private:
+  bool known(std::size_t page) const {
+    return (words_[page / 64].load(std::memory_order_relaxed) >> (page % 64) & 1) != 0;
+  }
+  void allocate(std::size_t first_page, std::size_t last_page);
+
+  File& file_;
+  std::atomic<std::size_t> num_unknown_;
+  // Anonymous zero pages: a file of terabytes costs nothing until pages are touched.
+  struct Unmap {
+    std::size_t bytes;
+    void operator()(std::atomic<std::uint64_t>* words) const;
+  };
+  std::unique_ptr<std::atomic<std::uint64_t>[], Unmap> words_;
+};
+
+class InPlaceStore {
+ public:
+  struct Table : RowTable {
+    struct Column {
+      std::unique_ptr<File> file;
+      std::unique_ptr<AllocatedPages> pages;  // null when read-only
+    };
+    Column weights;
+    Column state;  // no file when the optimizer keeps none
+    Column touched;
+    Column tags;  // no file without row checksums
+
+    HomeRows home() const;
+    std::optional<RowChecksums> checksums() const;
+  };
+
+  // Makes the (sparse) files of the tables: of their rows that this writer owns.
+  static void create(Medium& medium, const std::vector<RowTable>& tables, bool row_checksums);
+  // Those, by name.
+  static std::vector<LabelledName> files(const std::vector<RowTable>& tables, bool row_checksums);
+  // Opens them; throws corrupted when one is missing or has another size than its table needs.
+  InPlaceStore(Medium& medium, std::vector<RowTable> tables, bool row_checksums, bool writable);
+
+  const std::vector<Table>& tables() const { return tables_; }
+  const Table& table(std::size_t i) const { return tables_[i]; }
+
+  // For all of these: rows [begin, end) of `working`; ranges may run on several threads.
+  void prepare(std::size_t table, const WorkingRows& working, std::size_t begin, std::size_t end);
+  // Throws corrupted where a row does not hold its checksum.
+  void capture(std::size_t table, const WorkingRows& working, std::size_t begin, std::size_t end) const;
+  // The same while another process may be updating rows: ends at the first that does not hold its checksum, whose place
+  // it returns; `end` where it copied all. Only the rows before that have their fresh bits set.
+  std::size_t try_capture(std::size_t table, const WorkingRows& working, std::size_t begin, std::size_t end) const;
+  void update(std::size_t table, const UpdateSpec& spec, const WorkingRows& working, const Occurrences& occurrences,
+              const float* grad, const std::uint32_t* forward, const WorkingRows* next, std::size_t begin,
+              std::size_t end);
+  void update_from_sums(std::size_t table, const UpdateSpec& spec, const WorkingRows& working, const float* sums,
+                        const std::uint32_t* forward, const WorkingRows* next, std::size_t begin, std::size_t end);
+  // The rows of `working` become those of `ready`.
+  void put(std::size_t table, const WorkingRows& working, const ReadyRows& ready, std::size_t begin, std::size_t end);
+  void restore(std::size_t table, const WorkingRows& working, std::size_t begin, std::size_t end);
+
+  // Writes the initial value of each of `rows` that is untouched to its place at home, for whoever reads there without
+  // asking; it stays untouched. Returns how many were. Not while rows are updated: one could become touched meanwhile.
+  std::size_t materialize(std::size_t table, std::span<const std::uint64_t> rows);
+  // Where all of a table's rows are one mapping each for weights and state: not where they lie in several shards.
+  std::optional<RowMapping> mapping(std::size_t table) const;
+
+  // Overwrites rows [first, ...) without a log; throws config when the arrays do not fit the table.
+  void import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
+                   std::span<const float> state);
+
+  // For messages: this row does not hold its checksum.
+  std::string bad_row(std::size_t table, std::uint64_t row) const;
+  // The rows that do not hold their checksums, but for those of `torn`: 100 at most.
+  std::vector<std::string> bad_rows(const std::function<bool(std::size_t table, std::uint64_t row)>& torn) const;
+
+  // The touched rows at or after `first`, ascending, `count` at most. Skips holes of the file, not rows. A row that has
+  // a checksum is one of them, whatever its touched bit says: whoever reads it finds out.
+  std::vector<std::uint64_t> touched_rows(std::size_t table, std::uint64_t first, std::size_t count) const;
+
+  void sync();
+
+ private:
+  // Those of rows [first, end) of one piece, until there are `count` of them.
+  static void add_touched_rows(const Table& table, std::uint64_t first, std::uint64_t end, std::size_t count,
+                               std::vector<std::uint64_t>& rows);
+  static void add_touched_or_tagged_rows(const Table& table, std::uint64_t first, std::uint64_t end, std::size_t count,
+                                         std::vector<std::uint64_t>& rows);
+  void finish_rows(const Table& table, const WorkingRows& working, std::size_t begin, std::size_t end);
+
+  Medium& medium_;
+  const Kernels& kernels_;
+  std::vector<Table> tables_;
+};
+
+}  // namespace holdfast

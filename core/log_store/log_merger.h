@@ -1,0 +1,78 @@
+// Log merger: the thread that folds the row log into home, so that the log always has room.
+//
+// Invariants
+// - It merges no step after the limit that it was told last: recovery may have to go back to that one.
+// - It begins as late as it may, between half and seven tenths of the log, and takes all that may be merged: the longer
+//   a version waits, the more often a newer one of the same row, or of a row in the same block, comes along and is
+//   written with it. How much is appended meanwhile, it learns from the merges before.
+// - It leaves most of the disk's time to fetches, unless that would make somebody wait for room: a merge gets on at
+//   least as fast as the room that was left when it began is taken. Where it could have begun later, it takes short
+//   parts, for the sake of commits.
+// - After a failed merge nothing is merged any more, and make_room throws the failure. Where the medium was only full,
+//   it is tried again when more is allowed.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "base/stage_spans.h"
+#include "log_store/log_store.h"
+#include "step/row_backend.h"
+
+namespace holdfast {
+
+class LogMerger {
+ public:
+  LogMerger(LogStore& store, StageSpans& spans);
+  ~LogMerger();
+  LogMerger(const LogMerger&) = delete;
+  LogMerger& operator=(const LogMerger&) = delete;
+
+  // Steps up to `step` may be merged.
+  void allow(std::uint64_t step);
+  // The log has grown: looks whether there is something to do.
+  void wake();
+  // Returns when something was merged since the call; false where nothing can be, until more is allowed. Throws what a
+  // merge threw.
+  bool make_room();
+  // Where there is none, none begins before more is appended, or allowed.
+  Merging merging() const;
+  // Ends the thread when its merge is done.
+  void stop();
+
+ private:
+  void run();
+  std::uint64_t limit_step() const;
+  double share_to_begin_at() const;
+  std::uint64_t bytes_to_begin_at() const;
+  bool wants_to_merge() const;
+  bool is_in_a_hurry(double progress) const;
+  bool rest(std::chrono::nanoseconds wanted, double progress);
+  void end_part();
+  void learn(std::uint64_t merged);
+
+  LogStore& store_;
+  StageSpans& spans_;
+  StageSpans::Clock::time_point part_began_;  // of the merge in progress; its thread's alone
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable turned_;
+  std::uint64_t limit_step_ = 0;
+  std::uint64_t num_merges_ = 0;
+  double appended_per_merged_ = 0.25;  // bytes appended in the time that merging a byte takes; to begin with, a guess
+  std::uint64_t used_when_begun_ = 0;  // bytes of the log, when the merge in progress began
+  std::uint64_t appended_in_rests_ = 0;  // bytes, of that merge
+  bool has_time_to_spare_ = false;  // that merge: it could have begun later
+  bool is_merging_ = false;
+  bool is_urgent_ = false;  // somebody waits for room
+  bool found_nothing_ = false;  // in the last turn, with this limit
+  bool stopping_ = false;
+  std::exception_ptr failure_;  // of the last merge
+  bool is_broken_ = false;  // and it was not for want of space
+  std::thread thread_;
+};
+
+}  // namespace holdfast

@@ -1,0 +1,465 @@
+// Log store: rows on a block device. New versions are appended to the row log; a merge folds them into the home
+// files.
+//
+// Invariants
+// - A row's newest version is in the log where the index says so, else at home; a row that has neither is untouched
+//   and has its initial value, a function of (seed, table, row).
+// - append writes the log alone. Its rows can be fetched when it returns; they are durable after the next sync.
+// - What is read and written is whole units of the device, which may be larger than sectors: what an update does not
+//   change in them is written with the bytes that it had.
+// - Home is written by import_rows, while the log holds no record, and by merge, with versions that are durable in the
+//   log and stay there until home is durable. Only sectors are atomic, and that is enough: an image that shares its
+//   sector is old or new, one that has several has them to itself, and rows that are not merged are written with the
+//   bytes that they had. What a torn merge wrote, the log has; until a later merge writes it again, nobody reads it.
+// - Home never holds a version of a step after the merge's limit. So roll_back must not go below a limit that was
+//   ever given to merge, in this life or an earlier one: the caller's limit is the older valid dense slot's step.
+// - A merge takes every record of a step up to the limit that is durable, and writes each row's newest version of
+//   these, but for rows of which a later record stands: one that is durable, of a step up to what the limit is by then.
+//   That record stays in the log, where the index finds the row, in this life and after every recovery; the checkpoint
+//   says that none goes back before it. The checkpoint, which moves the tail, is what makes versions that were not
+//   written home unreachable; a crash before it leaves everything in the log. Any other append beside the merge is of
+//   no account.
+// - Which rows home may have is known (HomeBits), but in pools that were made before that was and where homes were
+//   adopted: of a row that neither the log nor home has nothing is read.
+// - After a merge the index names none of the records that it took: the versions that it named were each the newest of
+//   their row, and those are home. A row that was appended meanwhile has another entry, which stays.
+// - An extent of the log is written again only after: home is durable, the checkpoint that moves the tail is durable,
+//   the index does not name it any more, and every fetch that resolved rows into it is done.
+// - A merge writes home after the fetches that had begun before it are done. Those that begin later find the rows
+//   that it moves in the log, so no row is read at home while it is being written there.
+// - One thread appends, recovers, rolls back and imports; drafts, fetch, touched_rows, sync and merge may be called from
+//   any. Of a fetch and an append at the same time the fetch sees all of a row or nothing of it.
+// - A merge takes memory for a few sections of records and for a bounded part of the images that it moves, whatever the
+//   size of the log and of the tables.
+// - A full medium is an error (full) after which nothing has changed. After any other failure of an append's or a
+//   sync's writing, or of a merge once it writes home, these refuse until the store is opened again. A failed fetch
+//   changes nothing.
+// - A store that is not writable opens its files for reading only, and writes nothing.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/checksum.h"
+#include "base/format.h"
+#include "kernels/kernels.h"
+#include "layout/label.h"
+#include "log_store/home_bits.h"
+#include "log_store/row_log.h"
+#include "media/block_file.h"
+#include "media/block_queue.h"
+#include "media/spare_buffers.h"
+#include "rows/row_image.h"
+#include "rows/row_index.h"
+#include "rows/row_table.h"
+
+namespace holdfast {
+
+// Rows of one table: ascending, no row twice.
+struct TableRows {
+  std::uint32_t table;
+  std::size_t num_rows;
+  WorkingRows rows;
+};
+
+// A record in the making, in a buffer that is used again when the record is gone: which rows it has is settled, their
+// new values are packed as they are computed.
+class RecordDraft {
+  friend class LogStore;
+  RecordDraft() = default;
+
+  format::RowLogHeader header_{};
+  std::vector<format::RowLogSection> sections_;  // by table, ascending
+  SpareBuffers::Borrowed buffer_;
+  std::unique_ptr<PartsChecksum> images_sum_;
+};
+
+// A record on its way to the log.
+class PackedRecord {
+ public:
+  std::uint64_t step() const { return header_.step; }
+  std::uint64_t bytes() const { return header_.bytes; }
+
+ private:
+  friend class LogStore;
+  PackedRecord() = default;
+
+  format::RowLogHeader header_{};  // lacks what the log knows: position and chain
+  std::uint64_t num_rows_ = 0;
+  std::uint64_t row_bytes_ = 0;  // of their images
+  SpareBuffers::Borrowed buffer_;
+};
+
+struct LogStoreOptions {
+  Caching caching = Caching::direct;
+  BlockQueue::Way way = BlockQueue::Way::io_uring;
+  BlockWatcher* watcher = nullptr;  // for tests
+  bool writable = true;
+  std::uint64_t ring_bytes = 0;  // that the log was made with; 0: whatever it has
+  Identity identity{};  // of the pool
+  std::size_t merge_bytes = std::size_t{64} << 20;  // of versions that a merge collects before it writes them
+  std::size_t merge_slots = 8192;  // of the index that it looks at at a time, while fetches and appends wait
+};
+
+// Bytes since the store was opened. (appended + home_written) / bytes of the images is the write amplification.
+struct LogStoreCounters {
+  std::uint64_t fetched_rows;
+  std::uint64_t fetched_bytes;  // read for them
+  std::uint64_t fetch_requests;
+  std::uint64_t initial_rows;  // of fetches: untouched ones, for which nothing was read
+  std::uint64_t appended_rows;
+  std::uint64_t appended_row_bytes;  // of the rows' images
+  std::uint64_t appended_bytes;
+  std::uint64_t merges;
+  std::uint64_t merged_bytes;  // of the log, given up
+  std::uint64_t standing_bytes;  // of later records that stood when a merge chose its rows: each merge's mean, added up
+  std::uint64_t merged_rows;  // written home
+  std::uint64_t merge_log_bytes_read;  // of the log, by merges
+  std::uint64_t merge_log_requests;
+  std::uint64_t home_bytes_read;
+  std::uint64_t home_bytes_written;
+  std::uint64_t home_read_requests;
+  std::uint64_t home_write_requests;
+  std::uint64_t home_sectors_changed;  // of those written: the ones that got a new version of a row
+};
+
+// A record that was read whole, in memory of its own.
+struct FollowedRecord {
+  StepMark mark;
+  SpareBuffers::Borrowed data;
+};
+
+// What was read of a home: so many rows; it goes on at row `next`.
+struct HomeRead {
+  std::size_t num_rows;
+  std::uint64_t next;
+};
+
+class LogStore {
+ public:
+  // Makes the files of a store in `directory`, which exists: sparse homes, an allocated ring that begins after the
+  // mark's step. adopt: the homes are there, and stay as they are. Throws full; corrupted where one that is adopted is
+  // missing, another pool's, or of another size than it needs. identity: of the pool; its rows' is in the tables.
+  static void create(const std::string& directory, const std::vector<RowTable>& tables, std::uint64_t ring_bytes,
+                     Caching caching = Caching::direct, const StepMark& mark = {}, bool adopt = false,
+                     const Identity& identity = {});
+  // Those that have a label.
+  static std::vector<LabelledName> files(const std::vector<RowTable>& tables, const Identity& identity);
+
+  // Opens them; throws corrupted where one is missing or has another size than it needs. recover comes next, or scan
+  // and view where the store is not writable.
+  LogStore(const std::string& directory, std::vector<RowTable> tables, const LogStoreOptions& options = {});
+
+  // Reads the log, once, and returns what its newest whole record says. Throws corrupted. Changes nothing.
+  StepMark scan();
+  // Checks that life `epoch` can begin at the end of `step_limit`, and reads where the rows of the steps up to there
+  // are. Throws corrupted. Changes nothing.
+  void index(std::uint64_t epoch, std::uint64_t step_limit);
+  // Begins life `epoch`, once, greater than all before: reads the log unless scan and index did, forgets steps after
+  // `step_limit`, and returns the step at whose end rows are now, durably.
+  std::uint64_t recover(std::uint64_t epoch, std::uint64_t step_limit);
+  // Back to the end of `step`, or of the newest step before it, durably. Only between recover and the first append.
+  // Throws step where rows are merged beyond.
+  void roll_back(std::uint64_t step);
+
+  // After scan, in a store that is not writable: rows are at the end of the newest step. Then fetch and touched_rows
+  // may be called, nothing that writes.
+  void view();
+  // Of a view: every image that does not hold, in the log or, where the log has no version of a step up to `step`, at
+  // home; by file and offset, 100 problems at most.
+  std::vector<std::string> verify(std::uint64_t step);
+
+  // After scan, in a store that is not writable and is no view: follow gives the records that scan found, oldest first,
+  // then those that a writer has appended since, one at a call; nothing while there is no further one. Throws corrupted
+  // where a record that was there does not hold any more.
+  void follow_from_tail();
+  std::optional<FollowedRecord> follow();
+  void visit_rows(
+      const FollowedRecord& record,
+      const std::function<void(std::uint32_t table, std::uint64_t row, const std::byte* image)>& visit) const;
+  std::vector<RowTable> tables() const;
+  // The newest checkpoint's merged step, as it is in the file now.
+  std::uint64_t read_merged_step() const { return log_.read_merged_step(); }
+  // For messages: where the checkpoint lies that counts, and the one that neither counts nor holds, if there is such a
+  // one.
+  std::string place_of_checkpoint() const { return log_.place_of_checkpoint(); }
+  std::uint64_t epoch_of_checkpoint() const { return log_.epoch_of_checkpoint(); }
+  std::optional<std::string> broken_checkpoint() const { return log_.broken_checkpoint(); }
+  std::optional<std::uint64_t> offset_of_broken_checkpoint() const { return log_.offset_of_broken_checkpoint(); }
+  const std::string& log_name() const { return log_.file().name(); }
+  // Rows at or after `first` as home has them at that instant, ascending, `count` at most; those of them that do not
+  // hold, because they are being written, are listed in `torn` instead. What is in the log alone is not there.
+  HomeRead read_home(std::uint32_t table, std::uint64_t first, const WorkingRows& out, std::size_t count,
+                     std::vector<std::uint64_t>& torn);
+
+  // These need a store that was recovered, or a view where they only read; a step error otherwise.
+
+  // Fills in the newest versions: weights and state, and in `rows` the fresh bit of those that are untouched (bits are
+  // clear on entry). Throws corrupted where a row does not hold.
+  void fetch(std::span<const TableRows> tables);
+
+  // The rows at or after `first` that an update or an import ever wrote, ascending, `count` at most. Of those that are
+  // appended meanwhile any may be there.
+  std::vector<std::uint64_t> touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count);
+
+  // Of a record of these rows, and of one that is made of these drafts.
+  std::uint64_t record_bytes(std::span<const TableRows> tables) const { return shape_of(tables).header.bytes; }
+  std::uint64_t record_bytes(std::span<const RecordDraft> drafts) const { return record_bytes(tables_of(drafts)); }
+  // Begins a record of these rows; tables ascend, and only the rows' numbers are read.
+  RecordDraft draft(std::span<const TableRows> tables) const;
+  // Packs the new values of `count` of a section's rows, from its row number `begin` on; `rows` are these alone. `begin`
+  // is a multiple of unit_rows, and so is `count` but at the end. Each row once, by any thread.
+  void pack_rows(const RecordDraft& draft, std::size_t section, const WorkingRows& rows, std::size_t begin,
+                 std::size_t count) const;
+  std::size_t unit_rows(std::uint32_t table) const { return tables_[table].layout.unit_rows(); }
+  // Makes one record of drafts of different tables, of which every row is packed, at the end of the mark's step; of none
+  // where the step updated nothing. One alone becomes the record, several are copied. Throws batch_too_large where the
+  // ring never has the room.
+  PackedRecord seal(const StepMark& mark, std::vector<RecordDraft> drafts) const;
+  // All of that where all values are there.
+  PackedRecord pack(const StepMark& mark, std::span<const TableRows> tables) const;
+  // Writes the record, whose step is greater than all before. Returns its bytes, or nothing where the ring has no room
+  // now: merge, then try again.
+  std::optional<std::uint64_t> append(const PackedRecord& packed);
+  // Makes all steps durable whose append had returned.
+  void sync();
+  // Folds the records of steps up to the limit that are durable into home. Returns how many bytes of the log that was;
+  // 0: nothing to do. It asks for the limit, a step that may rise meanwhile, again and again, on its own thread. Between
+  // its parts it calls `rest`: there it can be held up, so that fetches and commits come first, and rows come again that
+  // need not be written. wanted: how long it would rest; progress: how much of all is done, 0 to 1. Where the answer is
+  // that it is in a hurry, it takes long parts, which get more done and hold others up for longer.
+  using Limit = std::function<std::uint64_t()>;
+  using Rest = std::function<bool(std::chrono::nanoseconds wanted, double progress)>;
+  std::uint64_t merge(const Limit& limit, const Rest& rest = [](std::chrono::nanoseconds, double) { return true; });
+
+  // Writes rows [first, ...) straight home; their state becomes zeros where `state` is empty. Only while the log holds
+  // no record, and alone. Durable after sync_home; what a failure or a crash before that leaves of them is unknown.
+  // Throws config where the arrays do not fit the table.
+  void import_rows(std::uint32_t table, std::uint64_t first, std::span<const std::byte> weights,
+                   std::span<const float> state);
+  void sync_home();
+
+  // What the newest record says, or said, if it is merged.
+  StepMark last() const { return log_.last(); }
+  std::uint64_t durable_step() const { return log_.durable_step(); }
+  std::uint64_t merged_step() const { return log_.merged_step(); }
+  std::uint64_t ring_bytes() const { return log_.ring_bytes(); }
+  std::uint64_t used_bytes() const { return log_.used_bytes(); }  // of the ring
+  std::size_t index_entries() const;
+  std::size_t index_bytes() const;
+  LogStoreCounters counters() const;
+
+ private:
+  // A file with the rows [first, end) of a table.
+  struct Home {
+    std::uint64_t first;
+    std::uint64_t end;
+    std::unique_ptr<BlockFile> file;
+    std::uint64_t first_number;  // of its rows, in home_bits_
+    bool is_merging = false;  // a merge has written to it, and has not synced it yet
+
+    std::uint64_t offset_of(const RowLayout& layout, std::uint64_t row) const { return layout.offset_of(row - first); }
+    std::uint64_t number_of(std::uint64_t row) const { return first_number + (row - first); }
+  };
+  struct Table {
+    RowTable what;
+    RowLayout layout;
+    std::vector<Home> homes;  // by row; one, or one for each shard that this writer owns
+    RowIndex index;  // guarded by mutex_
+
+    // Of a row that is in one; throws config otherwise.
+    std::size_t home_of(std::uint64_t row) const;
+    // Row number i of those that this writer owns; the end of all where there is no such row.
+    std::uint64_t owned_row(std::uint64_t i) const;
+  };
+  // A record's shape: its header's sizes, and its sections.
+  struct Shape {
+    format::RowLogHeader header{};
+    std::vector<format::RowLogSection> sections;
+  };
+  // One row to read: where it lies, and which row of which of the caller's tables it is.
+  struct Item {
+    std::uint64_t offset;  // of the image, in the file
+    std::uint32_t request;
+    std::uint32_t file;  // 0: the log, else 1 + which home
+    std::size_t row;
+  };
+  // A row that nobody has: of a table of the caller's, and which of its rows.
+  struct Untouched {
+    std::uint32_t request;
+    std::size_t row;
+  };
+  // So many bytes of the ring, from `begin` on.
+  struct Stretch {
+    std::uint64_t begin = 0;
+    std::uint64_t bytes = 0;
+  };
+  // Records of the log, oldest first, and where they lie.
+  struct Records {
+    std::vector<RowLog::Live> records;
+    Stretch stretch;
+
+    std::uint64_t last_step() const { return records.back().link.mark.step; }
+  };
+  // One table's part of a record.
+  struct Part {
+    std::uint64_t position;  // of the record
+    format::RowLogSection section;
+  };
+  struct RowRange {
+    std::uint64_t first;
+    std::uint64_t end;
+  };
+  // A row's version, by where the index says that it is.
+  struct Located {
+    std::uint64_t row;
+    std::uint64_t location;
+  };
+  // Of a table, by row: the versions that a merge writes home.
+  struct Version {
+    std::uint64_t row;
+    std::uint64_t image;  // where in `images`
+  };
+  struct Versions {
+    std::vector<Version> rows;
+    std::vector<std::byte> images;
+  };
+  class Merge;
+  // The index's rows of one table in order, as they were at some version of the index.
+  struct Listing {
+    std::uint32_t table = 0;
+    std::uint64_t version = 0;  // none yet
+    std::vector<std::uint64_t> rows;
+  };
+  // Rows [first, end) of a home in memory, in whole units.
+  struct Piece {
+    std::uint64_t first;
+    std::uint64_t end;
+    const Home* home;
+    std::uint64_t offset;  // in its file, of what was read
+    SpareBuffers::Borrowed data;
+
+    const std::byte* image(const RowLayout& layout, std::uint64_t row) const {
+      return data.data() + (home->offset_of(layout, row) - offset);
+    }
+  };
+  class Fetching;
+
+  // Where the index says that a section's images are, one behind another.
+  class Locations {
+   public:
+    // first_unit: location of the unit that image number `row` of a unit is in; units are so many locations apart.
+    Locations(std::uint64_t first_unit, std::uint64_t row, std::uint64_t unit_rows, std::uint64_t apart)
+        : unit_(first_unit), row_(row), unit_rows_(unit_rows), apart_(apart) {}
+    std::uint64_t next() {
+      const std::uint64_t location = unit_ | row_;
+      if (++row_ == unit_rows_) {
+        row_ = 0;
+        unit_ += apart_;
+      }
+      return location;
+    }
+
+   private:
+    std::uint64_t unit_;
+    std::uint64_t row_;
+    std::uint64_t unit_rows_;
+    std::uint64_t apart_;
+  };
+
+  std::size_t bytes_around(const RowLayout& layout) const;
+  Shape shape_of(std::span<const TableRows> tables) const;
+  static std::vector<TableRows> tables_of(std::span<const RecordDraft> drafts);
+  RecordDraft join(std::span<const RecordDraft> drafts) const;
+  Locations locations_of(std::uint64_t position, const format::RowLogSection& section, std::uint64_t first) const;
+  std::uint64_t offset_of_location(std::uint64_t location, const Table& table) const;
+  void check_sections(const RowLog::Live& record, const std::byte* data) const;
+  SpareBuffers::Borrowed read_rows(const RowLog::Live& record) const;
+  void index_record(const RowLog::Live& record, const std::byte* data);
+  void rebuild_index(std::uint64_t step);
+
+  // Returns the fetch's number: from now on it is in `fetches_`.
+  std::uint64_t resolve(std::span<const TableRows> tables, std::vector<Item>& items, std::vector<Untouched>& untouched);
+  std::size_t read_items(std::span<const TableRows> tables, std::span<const Item> items, const SectorBuffer& buffer);
+  void take_image(const TableRows& request, const Item& item, const std::byte* image) const;
+  void take_initial(const TableRows& request, std::size_t u) const;
+  const BlockFile& file_of(const TableRows& request, const Item& item) const;
+
+  std::vector<std::uint64_t> rows_in_log(std::uint32_t table, std::uint64_t first, std::size_t count);
+  std::vector<std::uint64_t> rows_at_home(const Table& table, std::uint64_t first, std::uint64_t end,
+                                          std::size_t count);
+  std::optional<Piece> next_piece(const Table& table, std::uint64_t first, std::uint64_t end, std::uint64_t bytes);
+  void verify_home(std::uint32_t number, std::vector<std::string>& problems);
+  void verify_record(const RowLog::Live& record, std::vector<std::string>& problems);
+
+  Records records_between(std::uint64_t after_step, std::uint64_t limit_step) const;
+  bool lies_in(const Stretch& stretch, std::uint64_t location, const Table& table) const;
+  std::vector<std::vector<Part>> parts_of(const Records& records);
+  std::span<const Part> some_parts(std::span<const Part> parts) const;
+  SpareBuffers::Borrowed read_row_numbers(std::span<const Part> parts, std::vector<const std::uint64_t*>& numbers);
+  std::vector<Located> newest_of(std::span<const Part> parts, std::span<const Located> wanted);
+  void choose(std::uint32_t table, const RowRange& range, const Stretch& merged, const Stretch& standing,
+              std::vector<Located>& chosen, std::vector<Located>& undecided) const;
+  void read_images(std::uint32_t table, std::vector<Located>& chosen, const SectorBuffer& buffer, Versions& versions);
+  std::size_t write_home(Table& table, std::span<const Version> versions, const std::byte* version_images,
+                         const SectorBuffer& buffer, std::size_t most_bytes);
+  void note_imported(const Table& table, std::uint64_t first, std::uint64_t end);
+  void sync_home_bits();
+  void note_home(std::span<const std::uint64_t> numbers);
+  void write_rows(std::uint32_t number, std::uint64_t first, std::uint64_t end, const std::byte* weights,
+                  const float* state);
+  void give_up(const Records& records);
+  void note_log_reads(std::uint64_t requests, std::uint64_t bytes);
+  void wait_for_fetches();
+  void sync_merged(Table& table);
+
+  static std::string damaged(const std::string& place, std::uint32_t table, std::uint64_t row);
+  void require_readable() const;
+  void require_usable() const;
+  void require_unfailed() const;
+  void fail(std::exception_ptr failure);
+  void latching(const std::function<void()>& work);
+
+  const Kernels& kernels_;
+  BlockQueue queue_;
+  RowLog log_;
+  std::vector<Table> tables_;
+  std::size_t unit_bytes_;  // of log and homes, the greatest: what is read and written as a whole
+  std::unique_ptr<HomeBits> home_bits_;  // none: home may have any row. Changed under merge_mutex_
+  bool writable_;
+  std::size_t merge_bytes_;
+  std::size_t merge_slots_;
+  bool scanned_ = false;
+  std::optional<std::uint64_t> indexed_step_;
+  bool viewed_ = false;
+  std::deque<RowLog::Live> unread_;  // of those that scan found, by whoever follows
+  std::uint64_t epoch_ = 0;  // 0: not recovered
+  SpareBuffers spare_;
+  std::atomic<bool> failed_{false};
+  std::mutex merge_mutex_;
+
+  std::mutex listing_mutex_;
+  Listing listing_;  // of the table that was asked for last
+
+  mutable std::mutex mutex_;  // guards the index, what home_bits_ says, and what follows
+  std::uint64_t index_version_ = 1;
+  std::condition_variable fetch_done_;
+  std::map<std::uint64_t, std::uint64_t> fetches_;  // number → oldest position that it may read
+  std::uint64_t num_fetches_ = 0;
+  LogStoreCounters counters_{};
+  std::exception_ptr failure_;  // there before failed_ is set
+};
+
+}  // namespace holdfast

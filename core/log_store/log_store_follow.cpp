@@ -1,0 +1,106 @@
+// What a copy of a log store reads while a writer may be at work: records as they appear, and home as it is.
+#include <algorithm>
+#include <cstring>
+
+#include "base/checksum.h"
+#include "base/error.h"
+#include "log_store/log_record.h"
+#include "log_store/log_store.h"
+
+namespace holdfast {
+
+using format::RowLogHeader;
+
+namespace {
+
+constexpr std::size_t buffer_bytes = std::size_t{8} << 20;  // of home, read at once, and
+constexpr std::size_t least_bytes = std::size_t{256} << 10;
+
+bool holds(const std::byte* record, const RowLogHeader& expected, std::uint32_t seed) {
+  const RowLogHeader header = log_record::header_of(record);
+  const std::byte* rows = record + sizeof(RowLogHeader);
+  const std::byte* images = record + header.images_offset;
+  return std::memcmp(&header, &expected, sizeof(header)) == 0 &&
+         crc32c(seed, rows, static_cast<std::size_t>(images - rows)) == header.rows_crc &&
+         crc32c(seed, images, header.bytes - header.images_offset) == header.images_crc;
+}
+
+}  // namespace
+
+void LogStore::follow_from_tail() {
+  if (writable_ || !scanned_) {
+    throw Error(ErrorKind::step, log_.file().name() + ": who follows opens for reading only, and scans first");
+  }
+  unread_ = log_.live();
+  log_.forget(unread_.size());
+}
+
+std::optional<FollowedRecord> LogStore::follow() {
+  if (unread_.empty()) {
+    const auto header = log_.next();
+    if (!header) return std::nullopt;
+    FollowedRecord record{{header->step, header->cursor, header->row_updates}, spare_.borrow(header->bytes)};
+    queue_.read_range(log_.file(), log_.offset_of(header->position), header->bytes, record.data.data());
+    if (!holds(record.data.data(), *header, log_.seed())) return std::nullopt;  // it is being written
+    const RowLog::Live live = RowLog::Live::of(*header);
+    check_sections(live, record.data.data());
+    log_.append(live);
+    log_.forget(1);
+    return record;
+  }
+  const RowLog::Live live = unread_.front();
+  FollowedRecord record{live.link.mark, spare_.borrow(live.bytes)};
+  log_.read(live, live.bytes, record.data.data());
+  if (!holds(record.data.data(), log_record::header_of(record.data.data()), log_.seed())) {
+    throw Error(ErrorKind::corrupted, log_.place(live.link.position) + ": the record's checksum does not hold");
+  }
+  check_sections(live, record.data.data());
+  unread_.pop_front();
+  return record;
+}
+
+std::vector<RowTable> LogStore::tables() const {
+  std::vector<RowTable> tables;
+  for (const Table& table : tables_) tables.push_back(table.what);
+  return tables;
+}
+
+void LogStore::visit_rows(
+    const FollowedRecord& record,
+    const std::function<void(std::uint32_t table, std::uint64_t row, const std::byte* image)>& visit) const {
+  for (const format::RowLogSection& section : log_record::sections_of(record.data.data())) {
+    const RowLayout& layout = tables_[section.table].layout;
+    const std::uint64_t* rows = log_record::rows_of(record.data.data(), section);
+    for (std::uint64_t i = 0; i < section.num_rows; ++i) {
+      visit(section.table, rows[i], record.data.data() + section.images_offset + layout.offset_of(i));
+    }
+  }
+}
+
+HomeRead LogStore::read_home(std::uint32_t number, std::uint64_t first, const WorkingRows& out, std::size_t count,
+                             std::vector<std::uint64_t>& torn) {
+  const Table& table = tables_.at(number);
+  const RowLayout& layout = table.layout;
+  HomeRead read{0, first};
+  while (read.next < table.what.num_rows && read.num_rows < count) {
+    const std::uint64_t wanted = layout.bytes_for(count - read.num_rows);
+    const auto piece =
+        next_piece(table, read.next, table.what.num_rows, std::clamp<std::uint64_t>(wanted, least_bytes, buffer_bytes));
+    if (!piece) return {read.num_rows, table.what.num_rows};
+    for (read.next = piece->first; read.next < piece->end && read.num_rows < count; ++read.next) {
+      const std::byte* image = piece->image(layout, read.next);
+      const ImageState state = check_image(layout, number, read.next, image);
+      if (state == ImageState::damaged) torn.push_back(read.next);
+      if (state != ImageState::whole) continue;
+      const std::size_t i = read.num_rows++;
+      out.rows[i] = read.next;
+      std::memcpy(out.weights + i * layout.weight_bytes(), image, layout.weight_bytes());
+      if (layout.state_bytes() == 0) continue;
+      std::memcpy(reinterpret_cast<std::byte*>(out.state) + i * layout.state_bytes(), image + layout.weight_bytes(),
+                  layout.state_bytes());
+    }
+  }
+  return read;
+}
+
+}  // namespace holdfast

@@ -1,0 +1,458 @@
+// The log store's way home that a merge takes: table by table, and a large table a range of rows at a time. The index
+// says which rows have their newest version in the records that are merged, and where; those are read by the order of
+// the log and written by the order of home.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "log_store/log_record.h"
+#include "log_store/log_store.h"
+#include "log_store/sector_runs.h"
+
+namespace holdfast {
+
+using format::RowLogSection;
+using log_record::sections_of;
+
+namespace {
+
+// A part of a merge: so much is read, then written. Beside training a thread waits for its turn after each of the two,
+// so long parts get more done. But a commit waits for the device as long as a part takes, several times: so parts are
+// short, and there are rests in proportion, while there is time.
+constexpr std::size_t buffer_bytes = std::size_t{32} << 20;
+constexpr std::size_t short_part_bytes = std::size_t{4} << 20;
+constexpr std::size_t writes_per_part = 8 * BlockQueue::depth;
+constexpr int rests_per_part = 3;
+// A device reads what is between two blocks while it would turn to another request, which also takes a microsecond of
+// CPU. What is written wears it out: there one block goes with its neighbours, no more.
+constexpr std::size_t read_gap_bytes = 2 * format::block_bytes;
+constexpr std::size_t write_gap_bytes = format::block_bytes;
+// A merge begins and ends with rests. Before the first look, rows come again that it need not write; they are the first
+// share of its progress. At the end, the last steps that it met come to stand, as a rule.
+constexpr std::chrono::milliseconds long_rest{200};
+constexpr int first_rests = 5;
+constexpr double share_of_first_rests = 0.2;
+constexpr int most_last_rests = 10;
+
+}  // namespace
+
+// A merge at work.
+class LogStore::Merge {
+ public:
+  Merge(LogStore& store, Records records, const Limit& limit, const Rest& rest)
+      : store_(store),
+        records_(std::move(records)),
+        limit_(limit),
+        rest_(rest),
+        buffer_(store.spare_.borrow(buffer_bytes)),
+        merged_step_(records_.last_step()),
+        undecided_(store.tables_.size()) {}
+
+  // Returns how many bytes of the log it took.
+  std::uint64_t run() {
+    for (std::uint32_t t = 0; t < store_.tables_.size(); ++t) all_bytes_ += index_image_bytes(t);
+    for (int i = 0; i < first_rests; ++i) rest(long_rest, share_of_first_rests);
+    for (std::uint32_t t = 0; t < store_.tables_.size(); ++t) merge_table(t);
+    for (int i = 0; i < most_last_rests && !is_decided(); ++i) rest(long_rest, 1.0);
+    settle();
+    store_.latching([&] {
+      store_.require_unfailed();
+      store_.sync_home_bits();
+      store_.log_.checkpoint_without(records_.records.size(), merged_step_);
+      store_.give_up(records_);
+    });
+    std::uint64_t bytes = 0;
+    for (const RowLog::Live& record : records_.records) bytes += record.bytes;
+    const std::lock_guard lock(store_.mutex_);
+    ++store_.counters_.merges;
+    store_.counters_.merged_bytes += bytes;
+    store_.counters_.standing_bytes += static_cast<std::uint64_t>(mean_standing_bytes());
+    return bytes;
+  }
+
+ private:
+  // A look at the index: which step was the newest, and what share of all bytes was looked at.
+  struct Look {
+    std::uint64_t newest_step;
+    double share;
+  };
+
+  std::uint64_t image_bytes(std::uint32_t t) const { return store_.tables_[t].layout.image_bytes(); }
+  // Of the table's rows that have a version in the log.
+  double index_image_bytes(std::uint32_t t) const {
+    const std::lock_guard lock(store_.mutex_);
+    return static_cast<double>(store_.tables_[t].index.size() * image_bytes(t));
+  }
+
+  void merge_table(std::uint32_t t) {
+    Table& table = store_.tables_[t];
+    const std::uint64_t num_rows = table.what.owned_rows();
+    const double bytes = index_image_bytes(t);
+    // So many ranges that the versions in one of them are not too many to collect; where rows crowd in one range they
+    // may be more.
+    const auto most_ranges = static_cast<std::uint64_t>(bytes / static_cast<double>(store_.merge_bytes_)) + 1;
+    const std::uint64_t num_ranges = bytes == 0 ? 0 : std::min(most_ranges, num_rows);
+    for (std::uint64_t range = 0; range < num_ranges; ++range) {
+      const double share = bytes / static_cast<double>(num_ranges) / all_bytes_;
+      const RowRange rows{table.owned_row(num_rows * range / num_ranges),
+                          table.owned_row(num_rows * (range + 1) / num_ranges)};
+      look_at_limit();
+      chosen_.clear();
+      looks_.push_back({store_.log_.last().step, share});
+      store_.choose(t, rows, records_.stretch, standing_, chosen_, undecided_[t]);
+      write(t, share);
+      if (undecided_image_bytes() > store_.merge_bytes_) settle();
+    }
+    store_.sync_merged(table);
+  }
+
+  void write(std::uint32_t t, double share) {
+    store_.read_images(t, chosen_, buffer_.buffer(), versions_);
+    std::sort(versions_.rows.begin(), versions_.rows.end(),
+              [](const Version& a, const Version& b) { return a.row < b.row; });
+    {
+      const std::lock_guard lock(store_.mutex_);
+      store_.counters_.merged_rows += versions_.rows.size();
+    }
+    const std::span<const Version> versions = versions_.rows;
+    for (std::size_t done = 0; done < versions.size();) {
+      const auto began = std::chrono::steady_clock::now();
+      const std::size_t most_bytes = is_in_a_hurry_ ? buffer_bytes : short_part_bytes;
+      store_.latching([&] {
+        done += store_.write_home(store_.tables_[t], versions.subspan(done), versions_.images.data(), buffer_.buffer(),
+                                  most_bytes);
+      });
+      const double done_share = share * static_cast<double>(done) / static_cast<double>(versions.size());
+      rest(rests_per_part * (std::chrono::steady_clock::now() - began), progress_of(merged_share_ + done_share));
+    }
+    merged_share_ += share;
+  }
+
+  void rest(std::chrono::nanoseconds wanted, double progress) { is_in_a_hurry_ = rest_(wanted, progress); }
+
+  static double progress_of(double merged_share) {
+    return share_of_first_rests + (1 - share_of_first_rests) * std::min(1.0, merged_share);
+  }
+
+  // What stands by now. No recovery goes before that any more: rows are left to it.
+  void look_at_limit() {
+    const Records later = store_.records_between(records_.last_step(), limit_());
+    if (later.records.empty()) return;
+    merged_step_ = later.last_step();
+    standing_ = later.stretch;
+  }
+
+  bool is_decided() {
+    look_at_limit();
+    for (std::uint32_t t = 0; t < undecided_.size(); ++t) {
+      std::erase_if(undecided_[t], [&](const Located& version) {
+        return store_.lies_in(standing_, version.location, store_.tables_[t]);
+      });
+    }
+    return undecided_image_bytes() == 0;
+  }
+
+  // Rows of which a later record did not stand when it was seen, and does not yet: they are searched for in the records.
+  void settle() {
+    if (is_decided()) return;
+    if (!parts_) parts_ = store_.parts_of(records_);
+    for (std::uint32_t t = 0; t < undecided_.size(); ++t) {
+      if (undecided_[t].empty()) continue;
+      chosen_ = store_.newest_of((*parts_)[t], undecided_[t]);
+      undecided_[t].clear();
+      write(t, 0.0);
+      store_.sync_merged(store_.tables_[t]);
+    }
+  }
+
+  std::uint64_t undecided_image_bytes() const {
+    std::uint64_t bytes = 0;
+    for (std::uint32_t t = 0; t < undecided_.size(); ++t) bytes += undecided_[t].size() * image_bytes(t);
+    return bytes;
+  }
+
+  // Of the later records whose rows were left to them.
+  double mean_standing_bytes() const {
+    double bytes = 0;
+    for (const Look& look : looks_) {
+      const std::uint64_t step = std::min(look.newest_step, merged_step_);
+      bytes += look.share * static_cast<double>(store_.records_between(records_.last_step(), step).stretch.bytes);
+    }
+    return bytes;
+  }
+
+  LogStore& store_;
+  const Records records_;
+  const Limit& limit_;
+  const Rest& rest_;
+  const SpareBuffers::Borrowed buffer_;
+  std::uint64_t merged_step_;  // of the checkpoint to come
+  Stretch standing_;  // the records that stood when the limit was asked for last
+  std::vector<std::vector<Located>> undecided_;  // by table: rows whose newest version was neither merged nor stood
+  std::optional<std::vector<std::vector<Part>>> parts_;  // of the records, once they were searched
+  std::vector<Located> chosen_;
+  Versions versions_;
+  std::vector<Look> looks_;
+  double all_bytes_ = 0;
+  double merged_share_ = 0;  // of them
+  bool is_in_a_hurry_ = false;
+};
+
+std::uint64_t LogStore::merge(const Limit& limit, const Rest& rest) {
+  const std::lock_guard turn(merge_mutex_);
+  require_usable();
+  Records records = records_between(0, limit());
+  if (records.records.empty()) return 0;
+  wait_for_fetches();
+  return Merge(*this, std::move(records), limit, rest).run();
+}
+
+// Durable ones.
+LogStore::Records LogStore::records_between(std::uint64_t after_step, std::uint64_t limit_step) const {
+  const std::uint64_t limit = std::min(limit_step, log_.durable_step());
+  Records found;
+  for (const RowLog::Live& record : log_.live()) {
+    if (record.link.mark.step > limit) break;
+    if (record.link.mark.step > after_step) found.records.push_back(record);
+  }
+  if (!found.records.empty()) {
+    const std::uint64_t begin = found.records.front().link.position;
+    found.stretch = {begin % log_.ring_bytes(), found.records.back().end() - begin};
+  }
+  return found;
+}
+
+bool LogStore::lies_in(const Stretch& stretch, std::uint64_t location, const Table& table) const {
+  const std::uint64_t offset = offset_of_location(location, table) - format::row_log_ring_offset;
+  const std::uint64_t distance =
+      offset >= stretch.begin ? offset - stretch.begin : offset + log_.ring_bytes() - stretch.begin;
+  return distance < stretch.bytes;
+}
+
+// The index's rows of the range. Those whose newest version is in a record that is merged are chosen; where a later one
+// stands there is nothing to do; of the others, `undecided`, the index does not say whether one that is merged has them.
+void LogStore::choose(std::uint32_t number, const RowRange& range, const Stretch& merged, const Stretch& standing,
+                      std::vector<Located>& chosen, std::vector<Located>& undecided) const {
+  const Table& table = tables_[number];
+  const std::size_t decided_before = undecided.size();
+  std::size_t num_slots = 0;
+  for (std::size_t slot = 0;;) {
+    const std::lock_guard lock(mutex_);
+    if (slot != 0 && table.index.num_slots() != num_slots) {  // it has grown, and entries lie elsewhere: from the start
+      slot = 0;
+      chosen.clear();
+      undecided.resize(decided_before);
+    }
+    num_slots = table.index.num_slots();
+    if (slot == num_slots) return;
+    slot = table.index.visit(slot, merge_slots_, [&](std::uint64_t row, std::uint64_t location) {
+      if (row < range.first || row >= range.end) return;
+      if (lies_in(merged, location, table)) {
+        chosen.push_back({row, location});
+      } else if (!lies_in(standing, location, table)) {
+        undecided.push_back({row, location});
+      }
+    });
+  }
+}
+
+// The images of one table's versions, by the order of the log.
+void LogStore::read_images(std::uint32_t number, std::vector<Located>& chosen, const SectorBuffer& buffer,
+                           Versions& versions) {
+  const Table& table = tables_[number];
+  const std::size_t image_bytes = table.layout.image_bytes();
+  std::sort(chosen.begin(), chosen.end(), [](const Located& a, const Located& b) { return a.location < b.location; });
+  versions.rows.clear();
+  versions.images.resize(chosen.size() * image_bytes);
+  std::vector<const std::byte*> images;
+  while (versions.rows.size() < chosen.size()) {
+    const auto some = std::span(chosen).subspan(versions.rows.size());
+    SectorRuns runs(buffer, {.read_gap_bytes = read_gap_bytes, .unit_bytes = unit_bytes_});
+    images.clear();
+    for (const Located& version : some) {
+      const std::byte* image = runs.place(log_.file(), offset_of_location(version.location, table), image_bytes);
+      if (image == nullptr) break;
+      images.push_back(image);
+    }
+    queue_.read_many(runs.reads());
+    note_log_reads(runs.reads().size(), runs.read_bytes());
+    for (std::size_t i = 0; i < images.size(); ++i) {
+      const auto [row, location] = some[i];
+      if (check_image(table.layout, number, row, images[i]) != ImageState::whole) {
+        throw Error(ErrorKind::corrupted, damaged(log_.file().place(offset_of_location(location, table)), number, row));
+      }
+      const std::size_t at = versions.rows.size() * image_bytes;
+      std::memcpy(versions.images.data() + at, images[i], image_bytes);
+      versions.rows.push_back({row, at});
+    }
+  }
+}
+
+// By table, those of the newest record first. The row numbers are checked here, and read again when they are wanted.
+std::vector<std::vector<LogStore::Part>> LogStore::parts_of(const Records& records) {
+  std::vector<std::vector<Part>> parts(tables_.size());
+  std::uint64_t bytes = 0;
+  for (auto record = records.records.rbegin(); record != records.records.rend(); ++record) {
+    const SpareBuffers::Borrowed data = read_rows(*record);
+    for (const RowLogSection& section : sections_of(data.data())) {
+      parts[section.table].push_back({record->link.position, section});
+    }
+    bytes += record->images_offset;
+  }
+  note_log_reads(records.records.size(), bytes);
+  return parts;
+}
+
+// Where the parts, the newest one first, have these rows; those that are in none of them have no place in the list.
+std::vector<LogStore::Located> LogStore::newest_of(std::span<const Part> parts, std::span<const Located> wanted) {
+  RowIndex missing;
+  for (const Located& version : wanted) missing.insert(version.row, 0);
+  std::vector<Located> found;
+  for (std::size_t done = 0; done < parts.size() && missing.size() != 0;) {
+    const auto some = some_parts(parts.subspan(done));
+    done += some.size();
+    std::vector<const std::uint64_t*> numbers;
+    const auto data = read_row_numbers(some, numbers);
+    for (std::size_t part = 0; part < some.size(); ++part) {
+      const std::uint64_t num_rows = some[part].section.num_rows;
+      Locations locations = locations_of(some[part].position, some[part].section, 0);
+      for (std::uint64_t i = 0; i < num_rows; ++i) {
+        missing.prefetch_ahead(numbers[part], i, num_rows);
+        const std::uint64_t row = numbers[part][i];
+        const std::uint64_t location = locations.next();
+        if (!missing.find(row)) continue;
+        missing.erase_if_equal(row, 0);
+        found.push_back({row, location});
+      }
+    }
+  }
+  return found;
+}
+
+// As many as there is room for at once; at least one.
+std::span<const LogStore::Part> LogStore::some_parts(std::span<const Part> parts) const {
+  std::size_t bytes = 0;
+  std::size_t count = 0;
+  for (const Part& part : parts) {
+    bytes += part.section.num_rows * sizeof(std::uint64_t);
+    if (bytes > std::min(buffer_bytes, merge_bytes_) && count != 0) break;
+    ++count;
+  }
+  return parts.first(count);
+}
+
+// The parts' row numbers, which live as long as what is returned.
+SpareBuffers::Borrowed LogStore::read_row_numbers(std::span<const Part> parts,
+                                                  std::vector<const std::uint64_t*>& numbers) {
+  const auto extent_of = [unit = unit_bytes_](const RowLogSection& section) {
+    const std::uint64_t begin = section.rows_offset / unit * unit;
+    const std::uint64_t end = section.rows_offset + section.num_rows * sizeof(std::uint64_t);
+    return std::pair(begin, format::align_up(end, unit) - begin);
+  };
+  std::size_t bytes = 0;
+  for (const Part& part : parts) bytes += extent_of(part.section).second;
+  SpareBuffers::Borrowed data = spare_.borrow(bytes);
+  std::vector<BlockRead> reads;
+  std::byte* next = data.data();
+  for (const Part& part : parts) {
+    const auto [begin, extent_bytes] = extent_of(part.section);
+    reads.push_back({&log_.file(), log_.offset_of(part.position) + begin, extent_bytes, next});
+    numbers.push_back(reinterpret_cast<const std::uint64_t*>(next + (part.section.rows_offset - begin)));
+    next += extent_bytes;
+  }
+  queue_.read_many(reads);
+  note_log_reads(reads.size(), bytes);
+  return data;
+}
+
+void LogStore::wait_for_fetches() {
+  std::unique_lock lock(mutex_);
+  const std::uint64_t begun = num_fetches_;
+  fetch_done_.wait(lock, [&] { return fetches_.empty() || fetches_.begin()->first > begun; });
+}
+
+// Where a merge has written.
+void LogStore::sync_merged(Table& table) {
+  latching([&] {
+    for (Home& home : table.homes) {
+      if (std::exchange(home.is_merging, false)) home.file->sync();
+    }
+  });
+}
+
+// Writes as many of the versions, from the first on, as the queue and so many bytes hold; returns how many. Small images
+// by whole blocks of the file system: single sectors in holes cost it six times the CPU, and the medium rewrites a
+// block either way. A block between two that are written is written back as it was read.
+std::size_t LogStore::write_home(Table& table, std::span<const Version> versions, const std::byte* version_images,
+                                 const SectorBuffer& buffer, std::size_t most_bytes) {
+  const RowLayout& layout = table.layout;
+  // No other row is in what is written: it need not be read.
+  const bool alone = layout.unit_rows() == 1 && layout.unit_bytes() % unit_bytes_ == 0;
+  RunShape shape{.unit_bytes = unit_bytes_, .most_bytes = most_bytes, .most_writes = writes_per_part};
+  if (!alone) {
+    shape.read_gap_bytes = read_gap_bytes;
+    shape.write_gap_bytes = write_gap_bytes;
+    shape.unit_bytes = format::block_bytes;
+  }
+  SectorRuns runs(buffer, shape);
+  std::vector<std::byte*> images;
+  std::vector<std::uint64_t> numbers;
+  Home* home = &table.homes[table.home_of(versions.front().row)];
+  std::optional<std::pair<Home*, std::uint64_t>> last_unit;
+  std::uint64_t changed_units = 0;
+  for (const Version& version : versions) {
+    if (version.row >= home->end) home = &table.homes[table.home_of(version.row)];
+    const std::uint64_t offset = home->offset_of(layout, version.row);
+    std::byte* image = runs.place(*home->file, offset, layout.image_bytes());
+    if (image == nullptr) break;
+    home->is_merging = true;
+    images.push_back(image);
+    numbers.push_back(home->number_of(version.row));
+    if (const std::uint64_t unit = offset / layout.unit_bytes(); !last_unit || *last_unit != std::pair(home, unit)) {
+      last_unit = {home, unit};
+      ++changed_units;
+    }
+  }
+  note_home(numbers);
+  if (!alone) queue_.read_many(runs.reads());
+  for (std::size_t i = 0; i < images.size(); ++i) {
+    if (alone) std::memset(images[i], 0, layout.unit_bytes());
+    std::memcpy(images[i], version_images + versions[i].image, layout.image_bytes());
+  }
+  queue_.write_many(runs.writes());
+  const std::lock_guard lock(mutex_);
+  counters_.home_bytes_read += alone ? 0 : runs.read_bytes();
+  counters_.home_bytes_written += runs.written_bytes();
+  counters_.home_read_requests += alone ? 0 : runs.reads().size();
+  counters_.home_write_requests += runs.writes().size();
+  counters_.home_sectors_changed += changed_units * (layout.unit_bytes() / format::sector_bytes);
+  return images.size();
+}
+
+// Rows that are going to be written home, by their numbers.
+void LogStore::note_home(std::span<const std::uint64_t> numbers) {
+  if (!home_bits_) return;
+  const std::lock_guard lock(mutex_);
+  for (const std::uint64_t number : numbers) home_bits_->add(number);
+}
+
+void LogStore::note_log_reads(std::uint64_t requests, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  counters_.merge_log_requests += requests;
+  counters_.merge_log_bytes_read += bytes;
+}
+
+// The records' rows are home: the index forgets them, then their space may be used again.
+void LogStore::give_up(const Records& records) {
+  for (Table& table : tables_) {
+    const std::lock_guard lock(mutex_);
+    ++index_version_;
+    table.index.erase_if([&](std::uint64_t location) { return lies_in(records.stretch, location, table); });
+  }
+  log_.forget(records.records.size());
+}
+
+}  // namespace holdfast

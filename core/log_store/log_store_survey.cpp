@@ -1,0 +1,140 @@
+// What a log store holds, read from one end to the other.
+#include <algorithm>
+#include <iterator>
+
+#include "base/checksum.h"
+#include "base/error.h"
+#include "log_store/log_record.h"
+#include "log_store/log_store.h"
+
+namespace holdfast {
+
+namespace {
+
+constexpr std::size_t buffer_bytes = std::size_t{8} << 20;  // of home, read at once, and
+constexpr std::size_t least_bytes = std::size_t{256} << 10;
+constexpr std::size_t most_problems = 100;
+
+}  // namespace
+
+// The log first: a row that a merge takes home meanwhile is found in either.
+std::vector<std::uint64_t> LogStore::touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count) {
+  require_readable();
+  if (count == 0) return {};
+  const Table& of = tables_.at(table);
+  const std::vector<std::uint64_t> in_log = rows_in_log(table, first, count);
+  const std::uint64_t end = in_log.size() == count ? in_log.back() : of.what.num_rows;
+  const std::vector<std::uint64_t> at_home = rows_at_home(of, first, end, count);
+  std::vector<std::uint64_t> rows;
+  std::set_union(in_log.begin(), in_log.end(), at_home.begin(), at_home.end(), std::back_inserter(rows));
+  rows.resize(std::min(rows.size(), count));
+  return rows;
+}
+
+// A caller that goes through a table asks many times while the index is the same: its rows are sorted once.
+std::vector<std::uint64_t> LogStore::rows_in_log(std::uint32_t table, std::uint64_t first, std::size_t count) {
+  const std::lock_guard turn(listing_mutex_);
+  std::unique_lock lock(mutex_);
+  if (listing_.table != table || listing_.version != index_version_) {
+    listing_ = {table, index_version_, tables_[table].index.rows()};
+    lock.unlock();
+    std::sort(listing_.rows.begin(), listing_.rows.end());
+  }
+  const auto begin = std::lower_bound(listing_.rows.begin(), listing_.rows.end(), first);
+  const auto left = static_cast<std::size_t>(listing_.rows.end() - begin);
+  return {begin, begin + static_cast<std::ptrdiff_t>(std::min(left, count))};
+}
+
+// The next rows of [first, end) that are not in a hole, about `bytes` of them; none where only holes follow.
+std::optional<LogStore::Piece> LogStore::next_piece(const Table& table, std::uint64_t first, std::uint64_t end,
+                                                    std::uint64_t bytes) {
+  const RowLayout& layout = table.layout;
+  for (const Home& home : table.homes) {
+    if (home.end <= first) continue;
+    if (home.first >= end) break;
+    const std::uint64_t home_end = std::min(end, home.end) - home.first;  // from here on in rows of this home
+    std::uint64_t begin = std::max(first, home.first) - home.first;
+    const std::uint64_t data = home.file->next_data(begin / layout.unit_rows() * layout.unit_bytes());
+    begin = std::max(begin, data / layout.unit_bytes() * layout.unit_rows());
+    if (begin >= home_end) continue;
+    const std::uint64_t unit = begin / layout.unit_rows();
+    const std::uint64_t units = std::max<std::uint64_t>(1, bytes / layout.unit_bytes());
+    const std::uint64_t piece_end = std::min(home_end, (unit + units) * layout.unit_rows());
+    const std::uint64_t offset = unit * layout.unit_bytes() / unit_bytes_ * unit_bytes_;
+    const std::uint64_t data_end = format::align_up(layout.bytes_for(piece_end), unit_bytes_);
+    Piece piece{home.first + begin, home.first + piece_end, &home, offset, spare_.borrow(data_end - offset)};
+    queue_.read_range(*home.file, offset, data_end - offset, piece.data.data());
+    return piece;
+  }
+  return std::nullopt;
+}
+
+// Of the rows [first, end), by their tags. A piece holds all that is wanted if every row of it was written.
+std::vector<std::uint64_t> LogStore::rows_at_home(const Table& table, std::uint64_t first, std::uint64_t end,
+                                                  std::size_t count) {
+  std::vector<std::uint64_t> rows;
+  while (first < end && rows.size() < count) {
+    const std::uint64_t wanted = table.layout.bytes_for(std::min<std::uint64_t>(count - rows.size(), end - first));
+    const auto piece = next_piece(table, first, end, std::clamp<std::uint64_t>(wanted, least_bytes, buffer_bytes));
+    if (!piece) break;
+    for (std::uint64_t row = piece->first; row < piece->end && rows.size() < count; ++row) {
+      if (has_tag(table.layout, piece->image(table.layout, row))) rows.push_back(row);
+    }
+    first = piece->end;
+  }
+  return rows;
+}
+
+// Verification.
+
+std::vector<std::string> LogStore::verify(std::uint64_t step) {
+  if (!viewed_) throw Error(ErrorKind::step, log_.file().name() + ": only a view is verified");
+  std::vector<std::string> problems;
+  const std::uint64_t last = log_.last().step;
+  if (step < last) rebuild_index(step);
+  for (std::uint32_t t = 0; t < tables_.size(); ++t) verify_home(t, problems);
+  if (step < last) rebuild_index(last);
+  for (const RowLog::Live& record : log_.live()) verify_record(record, problems);
+  problems.resize(std::min(problems.size(), most_problems));
+  return problems;
+}
+
+// A row that the log has may be torn at home: a merge that a crash ended leaves that, and the next one writes the row
+// again. It merged no step that recovery drops.
+void LogStore::verify_home(std::uint32_t number, std::vector<std::string>& problems) {
+  const Table& table = tables_[number];
+  for (std::uint64_t first = 0; first < table.what.num_rows && problems.size() < most_problems;) {
+    const auto piece = next_piece(table, first, table.what.num_rows, buffer_bytes);
+    if (!piece) break;
+    for (std::uint64_t row = piece->first; row < piece->end; ++row) {
+      if (check_image(table.layout, number, row, piece->image(table.layout, row)) != ImageState::damaged) continue;
+      if (table.index.find(row)) continue;
+      problems.push_back(damaged(piece->home->file->place(piece->home->offset_of(table.layout, row)), number, row));
+    }
+    first = piece->end;
+  }
+}
+
+void LogStore::verify_record(const RowLog::Live& record, std::vector<std::string>& problems) {
+  if (problems.size() >= most_problems) return;
+  const SpareBuffers::Borrowed data = spare_.borrow(record.bytes);
+  log_.read(record, record.bytes, data.data());
+  const std::size_t problems_before = problems.size();
+  for (const format::RowLogSection& section : log_record::sections_of(data.data())) {
+    const RowLayout& layout = tables_[section.table].layout;
+    const std::uint64_t* rows = log_record::rows_of(data.data(), section);
+    for (std::uint64_t i = 0; i < section.num_rows; ++i) {
+      const std::uint64_t offset = section.images_offset + layout.offset_of(i);
+      if (check_image(layout, section.table, rows[i], data.data() + offset) == ImageState::whole) continue;
+      problems.push_back(damaged(log_.place(record.link.position + offset), section.table, rows[i]));
+    }
+  }
+  const std::uint32_t crc =
+      crc32c(log_.seed(), data.data() + record.images_offset, record.bytes - record.images_offset);
+  if (problems.size() == problems_before && crc != log_record::header_of(data.data()).images_crc) {
+    problems.push_back(log_.place(record.link.position + record.images_offset) +
+                       ": the checksum of the record's images does not hold");
+  }
+}
+
+}  // namespace holdfast

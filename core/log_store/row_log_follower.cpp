@@ -1,0 +1,59 @@
+#include "log_store/row_log_follower.h"
+
+#include <string>
+
+#include "base/error.h"
+
+namespace holdfast {
+namespace {
+
+[[noreturn]] void overtaken(std::uint64_t step) {
+  throw Error(ErrorKind::overtaken,
+              "the row log came round before the record after step " + std::to_string(step) + " was read");
+}
+
+}  // namespace
+
+RowLogFollower::RowLogFollower(LogStore& store) : store_(store), newest_(store.last()), versions_(store.tables()) {
+  store_.follow_from_tail();
+}
+
+bool RowLogFollower::advance() {
+  auto record = store_.follow();
+  if (!record) return false;
+  if (record->mark.step > newest_.step) newest_ = record->mark;
+  pending_.push_back(std::move(*record));
+  return true;
+}
+
+void RowLogFollower::keep_up_to(std::uint64_t step) {
+  for (; !pending_.empty() && pending_.front().mark.step <= step; pending_.pop_front()) {
+    store_.visit_rows(pending_.front(), [this](std::uint32_t table, std::uint64_t row, const std::byte* image) {
+      versions_.replace(table, row, image);
+    });
+  }
+}
+
+void RowLogFollower::follow(std::uint64_t floor) {
+  do {
+    keep_up_to(floor);
+  } while (advance());
+  keep_up_to(floor);
+}
+
+// A dense state is durable after the record of its step: what is not there now was there.
+void RowLogFollower::fix(std::uint64_t step) {
+  follow(step);
+  if (newest_.step < step) overtaken(newest_.step);
+  pending_.clear();
+}
+
+StepMark RowLogFollower::catch_up() {
+  do {
+    follow(0);
+    if (store_.read_merged_step() <= newest_.step) return newest_;
+  } while (advance());
+  overtaken(newest_.step);
+}
+
+}  // namespace holdfast

@@ -1,0 +1,308 @@
+#include "pool/pool.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "base/error.h"
+#include "step/gradients.h"
+
+namespace holdfast {
+
+namespace {
+
+void check_same_collection(const Plan& next, const Plan& now) {
+  if (next.spec == now.spec) return;
+  throw Error(ErrorKind::step,
+              "batches of different collections share no rows: look the next one up ahead of a batch of its own");
+}
+
+}  // namespace
+
+Pool::~Pool() {
+  if (!is_inherited()) background_.stop();
+}
+
+void Pool::check_here() const {
+  if (!is_inherited()) return;
+  throw Error(ErrorKind::step,
+              "the pool was opened by the process of which this one is a fork (a worker of a DataLoader?): only that "
+              "one can use it; plan in workers, look rows up in the process that trains");
+}
+
+void Pool::check_open() const {
+  check_here();
+  if (closed_) throw Error(ErrorKind::step, "the pool is closed");
+  const auto refuse = [](ErrorKind kind, const char* why) {
+    throw Error(kind, std::string(why) + "; the pool takes no further step until it is opened again");
+  };
+  try {
+    background_.check();
+  } catch (const Error& failure) {
+    constexpr ErrorKind kept[] = {ErrorKind::full, ErrorKind::read_only, ErrorKind::corrupted};
+    const bool is_kept = std::ranges::find(kept, failure.kind()) != std::end(kept);
+    refuse(is_kept ? failure.kind() : ErrorKind::failed, failure.what());
+  } catch (const std::exception& failure) {
+    refuse(ErrorKind::failed, failure.what());
+  }
+}
+
+// What a verb refuses leaves everything as it was. After any other failure nobody knows what is there, in memory or on
+// the medium. A failure in the background is the same error whoever meets it first.
+void Pool::latch() {
+  try {
+    throw;
+  } catch (const Error& error) {
+    check_open();
+    constexpr ErrorKind refusals[] = {ErrorKind::full, ErrorKind::batch_too_large, ErrorKind::corrupted,
+                                      ErrorKind::step, ErrorKind::config};
+    if (std::ranges::find(refusals, error.kind()) == std::end(refusals)) background_.fail(std::current_exception());
+    throw;
+  } catch (...) {
+    check_open();
+    background_.fail(std::current_exception());
+    throw;
+  }
+}
+
+std::optional<DenseState> Pool::dense_state() {
+  check_here();
+  latching([&] { background_.drain(); });
+  return dense_->newest(step_);
+}
+
+// A plan may come from elsewhere: no row of another pool, or of another writer, is ever looked for here.
+void Pool::check_rows(const Plan& plan) const {
+  for (const CollectionSpec::Table& table : plan.spec->tables) {
+    const auto& tables = backend_->tables();
+    if (table.number < tables.size() && table.num_rows == tables[table.number].num_rows &&
+        table.dim == tables[table.number].spec.dim) {
+      continue;
+    }
+    throw Error(ErrorKind::config, "the plan was made by a collection of another pool, which has other tables");
+  }
+  if (shards()) require_own_rows(plan, backend_->tables());
+}
+
+void Pool::check_capture(const Capture& capture) const {
+  if (capture.pool != number_) throw Error(ErrorKind::step, "the capture is another pool's, or of an earlier opening");
+  if (capture.step == step_ + 1) return;
+  throw Error(ErrorKind::step, "the capture is of step " + std::to_string(capture.step) + ", and step " +
+                                   std::to_string(step_ + 1) +
+                                   " is under way: capture (or call forward) again in each step");
+}
+
+void Pool::check_captures(const std::vector<RowGradients>& gradients) const {
+  for (const RowGradients& part : gradients) check_capture(*part.capture);
+}
+
+void Pool::announce(std::shared_ptr<const Plan> plan) {
+  check_open();
+  check_rows(*plan);
+  latching([&] { backend_->announce(std::move(plan)); });
+}
+
+void Pool::keep_rows(std::uint32_t table, std::vector<std::uint64_t> rows) {
+  check_open();
+  const bool ascends = std::adjacent_find(rows.begin(), rows.end(), std::greater_equal<>()) == rows.end();
+  if (table >= backend_->tables().size() || !ascends || backend_->tables()[table].first_foreign(rows)) {
+    throw Error(ErrorKind::config, "rows to keep must ascend and lie in their table");
+  }
+  latching([&] { backend_->keep_rows(table, std::move(rows)); });
+}
+
+std::shared_ptr<Capture> Pool::capture(std::shared_ptr<const Plan> plan) {
+  check_open();
+  if (updated_) {
+    throw Error(ErrorKind::step, "step " + std::to_string(step_ + 1) +
+                                     " has updated its rows already: commit it before the next forward pass");
+  }
+  check_rows(*plan);
+  return latching([&] {
+    auto capture = backend_->capture(std::move(plan), step_ + 1);
+    capture->pool = number_;
+    return capture;
+  });
+}
+
+bool Pool::capture_ahead(std::shared_ptr<const Plan> next) {
+  check_open();
+  check_rows(*next);
+  return !updated_ && latching([&] { return backend_->capture_ahead(std::move(next), step_ + 1); });
+}
+
+void Pool::lookup(const Capture& capture, float* out) const {
+  check_open();
+  check_capture(capture);
+  pool_features(*capture.plan, capture.tables, backend_->tables(), out);
+}
+
+void Pool::evaluate(const Plan& plan, float* out) {
+  check_here();
+  if (closed_) throw Error(ErrorKind::step, "the pool is closed");
+  check_rows(plan);
+  const auto read = [&](const std::vector<WorkingRows>& rows) { backend_->read(plan, rows); };
+  latching([&] { evaluator_.pool(plan, backend_->tables(), read, out); });
+}
+
+void Pool::lookup_ahead(const Plan& next, const Plan& now, float* out) {
+  check_open();
+  check_rows(next);
+  check_same_collection(next, now);
+  const auto read = [&](const Plan& plan, const std::vector<WorkingRows>& rows) { backend_->read(plan, rows); };
+  latching([&] { relaxed_lookup_.pool_own(next, now, backend_->tables(), read, out); });
+}
+
+void Pool::lookup_rest(const Capture& capture, const Plan& now, float* out) const {
+  check_open();
+  check_capture(capture);
+  check_same_collection(*capture.plan, now);
+  pool_shared(*capture.plan, now, capture.tables, backend_->tables(), out);
+}
+
+void Pool::read_missing(const Admission& admission, std::span<std::byte> weights, std::span<float> state) {
+  check_open();
+  const Plan plan = admission.missing_rows();
+  check_rows(plan);
+  const auto table_of = [&](std::size_t t) -> const RowTable& {
+    return backend_->tables().at(plan.spec->tables[t].number);
+  };
+  std::size_t weight_bytes = 0, state_floats = 0;
+  for (std::size_t t = 0; t < plan.tables.size(); ++t) {
+    weight_bytes += plan.tables[t].num_unique() * table_of(t).weight_bytes();
+    state_floats += plan.tables[t].num_unique() * table_of(t).spec.state_floats;
+  }
+  if (weights.size() != weight_bytes || state.size() != state_floats) {
+    throw Error(ErrorKind::config, "the " + std::to_string(plan.num_unique()) + " missing rows take " +
+                                       std::to_string(weight_bytes) + " bytes of weights and " +
+                                       std::to_string(state_floats) + " floats of state; the arrays have " +
+                                       std::to_string(weights.size()) + " and " + std::to_string(state.size()));
+  }
+  std::vector<std::uint64_t> numbers(plan.num_unique());
+  std::vector<WorkingRows> rows;
+  WorkingRows next{numbers.data(), weights.data(), state.data()};
+  for (std::size_t t = 0; t < plan.tables.size(); ++t) {
+    const std::size_t num_rows = plan.tables[t].num_unique();
+    rows.push_back(next);
+    next.rows += num_rows;
+    next.weights += num_rows * table_of(t).weight_bytes();
+    next.state += num_rows * table_of(t).spec.state_floats;
+  }
+  latching([&] { backend_->read(plan, rows); });
+}
+
+void Pool::scale_gradients(const Capture& capture, std::size_t feature, const float* grad, float* out) const {
+  check_open();
+  check_capture(capture);
+  if (feature >= capture.plan->features.size()) {
+    throw Error(ErrorKind::config,
+                "feature " + std::to_string(feature) + " of " + std::to_string(capture.plan->features.size()));
+  }
+  holdfast::scale_gradients(backend_->tables(), capture, feature, grad, out);
+}
+
+std::unique_ptr<SummedGradients> Pool::sum_gradients(std::vector<RowGradients> gradients) const {
+  check_open();
+  check_captures(gradients);
+  return holdfast::sum_gradients(backend_->tables(), std::move(gradients));
+}
+
+// No row is overwritten twice in a step: the second update would start from the rows before the first.
+void Pool::begin_update(const std::vector<const CollectionSpec*>& specs) {
+  std::vector<bool> updated_tables = updated_tables_;
+  for (const CollectionSpec* spec : specs) {
+    for (const auto& table : spec->tables) {
+      if (updated_tables[table.number]) {
+        throw Error(ErrorKind::step, "the rows of table '" + backend_->tables()[table.number].name +
+                                         "' were updated in this step already: commit it first");
+      }
+      updated_tables[table.number] = true;
+    }
+  }
+  updated_tables_ = std::move(updated_tables);
+  backend_->begin_update();
+}
+
+void Pool::update(const std::vector<RowGradients>& gradients, const UpdateSpec& spec) {
+  check_open();
+  if (gradients.size() != 1) {
+    update(*sum_gradients(gradients), spec);
+    return;
+  }
+  const RowGradients& only = gradients.front();
+  check_capture(*only.capture);
+  latching([&] {
+    begin_update({only.capture->plan->spec.get()});
+    backend_->update(only.capture, only.grad, of_this_step(spec));
+    backend_->finish_update(1);
+  });
+  updated_ = true;
+}
+
+void Pool::update(const SummedGradients& gradients, const UpdateSpec& spec) {
+  check_open();
+  for (const auto& capture : gradients.captures) check_capture(*capture);
+  latching([&] {
+    begin_update({gradients.spec.get()});
+    backend_->update(gradients, of_this_step(spec));
+    backend_->finish_update(gradients.captures.size());
+  });
+  updated_ = true;
+}
+
+void Pool::put(const std::vector<RowsPart>& parts) {
+  check_open();
+  for (const RowsPart& part : parts) check_capture(*part.capture);
+  const std::vector<ReadyCapture> captures = ready_captures(backend_->tables(), parts);
+  std::vector<const CollectionSpec*> specs;
+  for (const ReadyCapture& ready : captures) specs.push_back(ready.capture->plan->spec.get());
+  latching([&] {
+    begin_update(specs);
+    for (const ReadyCapture& ready : captures) backend_->put(ready.capture, ready.tables);
+    backend_->finish_update(captures.size());
+  });
+  updated_ = true;
+}
+
+bool Pool::log_is_low() const {
+  check_here();
+  return backend_->log_is_low();
+}
+
+std::uint64_t Pool::log_bytes_free() const {
+  check_here();
+  return backend_->log_bytes_free();
+}
+
+std::optional<Traffic> Pool::traffic() const {
+  check_here();
+  return backend_->traffic();
+}
+
+std::vector<StageSpans::Span> Pool::take_spans() {
+  check_here();
+  return spans_.take();
+}
+
+std::optional<RowMapping> Pool::mapping(std::uint32_t table) const {
+  check_open();
+  if (table >= backend_->tables().size()) {
+    throw Error(ErrorKind::config,
+                "table " + std::to_string(table) + " of " + std::to_string(backend_->tables().size()));
+  }
+  return backend_->mapping(table);
+}
+
+std::uint64_t Pool::materialize(const Plan& plan) {
+  check_open();
+  check_rows(plan);
+  return latching([&] { return backend_->materialize(plan); });
+}
+
+UpdateSpec Pool::of_this_step(UpdateSpec spec) const {
+  spec.step = row_updates_ + 1;
+  spec.rounding_seed = header().seed;
+  return spec;
+}
+
+}  // namespace holdfast

@@ -1,0 +1,188 @@
+// How a step becomes durable, and everything else that is waited for: dense states, imports, the end.
+#include <algorithm>
+#include <functional>
+#include <new>
+#include <utility>
+
+#include "base/error.h"
+#include "pool/pool.h"
+
+namespace holdfast {
+
+using format::CommitRecord;
+using format::EpochRecord;
+
+bool Pool::dense_due() const { return step_ + 1 - staged_step_ >= dense_interval_ || log_is_low(); }
+
+void Pool::note_durable(std::uint64_t step) {
+  lock_->check();
+  durable_step_.store(step, std::memory_order_release);
+  if (!in_group_) backend_->note_recoverable(step);
+}
+
+void Pool::note_group_durable(std::uint64_t step) {
+  check_open();
+  background_.submit([this, step] { backend_->note_recoverable(step); });
+}
+
+void Pool::empty_log() {
+  flush();
+  latching([&] { backend_->empty_log(); });
+}
+
+void Pool::stage(const StepMark& mark, const Dense& dense) {
+  if (dense_->pending()) {
+    background_.submit([this] { dense_->finish(); });
+    background_.drain();
+  }
+  dense_->stage(report_.epoch, mark, dense.structure, dense.tensors, dense.tensors_bytes);
+  staged_step_ = mark.step;
+  has_dense_ = true;
+}
+
+std::uint64_t Pool::commit(std::uint64_t cursor, const Dense* dense) {
+  commit_mark({step_ + 1, cursor, row_updates_ + (updated_ ? 1 : 0)}, dense);
+  return step_;
+}
+
+void Pool::commit_dense(const StepMark& mark, const Dense& dense) {
+  if (!backend_->tables().empty() || mark.step <= step_) {
+    throw Error(ErrorKind::step, "step " + std::to_string(mark.step) + " is no step of this pool to come");
+  }
+  commit_mark(mark, &dense);
+}
+
+void Pool::commit_mark(const StepMark& mark, const Dense* dense) {
+  check_open();
+  const std::uint32_t dense_parts = backend_->log_is_low() ? 1 : dense_interval_;
+  // Half a commit must not stay: a dense state on its way whose rows are not, or rows without theirs.
+  try {
+    if (dense != nullptr) {
+      background_.drain();
+      stage(mark, *dense);
+    }
+    std::function<void()> make_durable = backend_->end_step(mark);
+    // However slow the medium is, no more than two steps are on their way to it.
+    background_.wait(last_commits_[0]);
+    last_commits_[0] = last_commits_[1];
+    last_commits_[1] =
+        background_.submit([this, mark, dense_parts, has_dense = has_dense_, make_durable = std::move(make_durable)] {
+          make_step_durable(mark, make_durable, dense_parts, has_dense);
+        });
+  } catch (...) {
+    check_open();
+    background_.fail(std::current_exception());
+    throw;
+  }
+  step_ = mark.step;
+  cursor_ = mark.cursor;
+  row_updates_ = mark.row_updates;
+  updated_ = false;
+  updated_tables_.assign(updated_tables_.size(), false);
+}
+
+// Of the background thread.
+void Pool::make_step_durable(const StepMark& mark, const std::function<void()>& make_rows_durable,
+                             std::uint32_t dense_parts, bool has_dense) {
+  {
+    const StageSpans::Timing timing(spans_, Stage::persist);
+    make_rows_durable();
+  }
+  lock_->check();
+  rows_durable_step_.store(mark.step, std::memory_order_release);
+  // The first dense state of a pool is finished at once: until then the step durable is the rows', and it must not
+  // fall.
+  if (dense_->pending()) {
+    const StageSpans::Timing timing(spans_, Stage::dense);
+    dense_->advance(dense_->newest_step() ? dense_->pending_bytes() / dense_parts + 1 : dense_->pending_bytes());
+  }
+  note_durable(has_dense ? dense_->newest_step().value_or(0) : mark.step);
+}
+
+void Pool::write_dense(const Dense& dense) {
+  check_open();
+  if (backend_->step_has_begun() || updated_)
+    throw Error(ErrorKind::step, "a step has begun: commit it with its dense state");
+  flush();
+  latching([&] { stage({step_, cursor_, row_updates_}, dense); });
+  flush();
+}
+
+void Pool::import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
+                       std::span<const float> state) {
+  check_open();
+  const bool is_new = step_ == 0 || (report_.epoch == 1 && step_ == report_.step);
+  if (!is_new || backend_->step_has_begun())
+    throw Error(ErrorKind::step, "rows are imported before the first step only");
+  latching([&] { backend_->import_rows(table, first, weights, state); });
+}
+
+void Pool::flush() {
+  check_open();
+  latching([&] { finish_pending(); });
+}
+
+void Pool::finish_pending() {
+  if (has_dense_) {
+    background_.submit([this] {
+      dense_->finish();
+      note_durable(dense_->newest_step().value_or(0));
+    });
+  }
+  background_.drain();
+}
+
+void Pool::close() {
+  if (closed_ || is_inherited()) return;
+  const auto end = [this] {
+    // Whoever opens the pool next is the only one that writes.
+    background_.stop();
+    backend_->stop();
+    closed_ = true;
+    lock_.reset();
+  };
+  try {
+    flush();
+    sync_everything();
+    background_.stop();
+    lock_->check();
+    EpochRecord epoch = superblock_->epoch();
+    epoch.clean = 1;
+    epoch.has_steps = 1;
+    epoch.step = superblock_->commit().step;
+    epoch.dense_step = dense_->newest_step().value_or(format::no_position);
+    superblock_->write_epoch(epoch);
+  } catch (...) {
+    end();
+    throw;
+  }
+  end();
+}
+
+void Pool::sync_everything() {
+  try {
+    backend_->close(updated_);
+    dense_->sync();
+    superblock_->sync();
+  } catch (const std::bad_alloc&) {
+    throw;  // nothing that was asked of the medium failed
+  } catch (...) {
+    if (medium_->level() == format::Level::process) distrust();
+    throw;
+  }
+}
+
+// Pages whose write failed look written. They hold what they should until the system wants their memory; from then on
+// rows are what they were at some earlier time, and nothing would tell.
+void Pool::distrust() noexcept {
+  EpochRecord epoch = superblock_->epoch();
+  ++epoch.epoch;
+  std::fill(std::begin(epoch.boot_id), std::end(epoch.boot_id), format::boot_id_byte_of_failed_sync);
+  try {
+    superblock_->write_epoch(epoch);
+  } catch (const std::exception&) {
+    // The page is written all the same, which is what the next opening sees, as long as it sees the rows.
+  }
+}
+
+}  // namespace holdfast

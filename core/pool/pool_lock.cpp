@@ -1,0 +1,49 @@
+#include "pool/pool_lock.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.h"
+#include "media/directory.h"
+
+namespace holdfast {
+
+PoolLock::PoolLock(const std::string& directory) : path_(directory + "/lock") {
+  if (!has_name(directory)) throw Error(ErrorKind::not_found, "no directory " + directory);
+  const int fd = ::open(path_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);  // it is truncated
+  if (fd < 0) {
+    const int error = errno;
+    const bool denied = error == EROFS || error == EACCES || error == EPERM;
+    throw Error(denied ? ErrorKind::read_only : ErrorKind::failed, "locking " + path_ + ": " + std::strerror(error));
+  }
+  file_.emplace(fd);
+  if (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) throw Error(ErrorKind::failed, "locking " + path_ + ": " + std::strerror(errno));
+    char holder[32] = {};
+    const ssize_t got = ::pread(fd, holder, sizeof(holder) - 1, 0);
+    throw Error(ErrorKind::busy, directory + " is open for writing in process " +
+                                     (got > 0 ? std::string(holder) : std::string("(unknown)")) +
+                                     "; wait for it, or stop it");
+  }
+  const std::string self = std::to_string(::getpid());
+  if (::ftruncate(fd, 0) != 0 || ::pwrite(fd, self.data(), self.size(), 0) < 0) {
+    // Only the message of whoever finds the pool busy suffers.
+  }
+}
+
+// Files whose names are gone are written as before, and never found again. So it is where the pool was removed, and
+// where its lock was: whoever opens it next finds it unlocked. A pool that was only moved keeps its lock.
+void PoolLock::check() const {
+  struct stat status{};
+  if (::fstat(file_->get(), &status) == 0 && status.st_nlink != 0) return;
+  throw Error(ErrorKind::failed, path_ +
+                                     " was removed while the pool was open: if its other files are gone, too, "
+                                     "restore a copy; if not, nothing of it is lost");
+}
+
+}  // namespace holdfast

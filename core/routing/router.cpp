@@ -1,0 +1,386 @@
+#include "routing/router.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <stdexcept>
+#include <utility>
+
+#include "base/error.h"
+#include "base/float_mode.h"
+#include "base/parallel.h"
+
+namespace holdfast {
+namespace {
+
+constexpr std::uint64_t max_count = std::numeric_limits<std::uint32_t>::max();
+constexpr std::uint32_t no_bag = std::numeric_limits<std::uint32_t>::max();
+
+// One owner's share of a feature, while it is counted.
+struct Tally {
+  std::uint32_t last_bag = no_bag;
+  std::uint32_t bags = 0;
+  std::uint32_t ids = 0;
+};
+
+// Where what one owner gets of a feature is written next.
+struct Cursor {
+  std::uint32_t* place;
+  std::uint32_t* length;       // of the bag that was begun last
+  std::uint32_t* next_length;
+  std::size_t length_step;     // 0 where lengths are left out: next_length is then a word that nobody reads
+  std::uint32_t* bag;
+  std::uint32_t last_bag;
+
+  void begin_bag(std::uint32_t bag_) {
+    last_bag = bag_;
+    *bag++ = bag_;
+    length = next_length;
+    next_length += length_step;
+    *length = 0;
+  }
+};
+
+void write_place(std::uint32_t*& to, std::uint64_t place, bool wide) {
+  *to++ = static_cast<std::uint32_t>(place);
+  if (wide) *to++ = static_cast<std::uint32_t>(place >> 32);
+}
+
+// Places of a split table's feature, in order, and what each owner gets of them. Returns whether all ids are rows.
+bool count_split(const RouterSpec& spec, const ShardLayout& layout, const JaggedIds& feature, std::uint64_t* place,
+                 std::span<Tally> tallies) {
+  const std::uint64_t shard_mask = layout.num_shards() - 1;
+  const std::uint32_t* const owner_of = spec.owner_of_shard.data();
+  std::uint64_t largest = 0;
+  std::size_t num_ids = 0;
+  with_offsets(feature, [&](auto offsets) {
+    for (std::uint32_t bag = 0; bag < feature.num_bags; ++bag) {
+      for (auto i = offsets[bag]; i < offsets[bag + 1]; ++i) {
+        const std::uint64_t id = static_cast<std::uint64_t>(feature.ids[i]);  // a negative id becomes a huge one
+        largest = std::max(largest, id);
+        const std::uint64_t at = layout.place_of(id);
+        place[num_ids++] = at;
+        Tally& tally = tallies[owner_of[at >> layout.stride_bits & shard_mask]];
+        tally.bags += tally.last_bag != bag;
+        tally.last_bag = bag;
+        ++tally.ids;
+      }
+    }
+  });
+  return num_ids == 0 || largest < layout.num_rows;
+}
+
+// The same of a whole table's feature, all of which one owner gets.
+bool count_whole(const ShardLayout& layout, const JaggedIds& feature, Tally& tally) {
+  std::uint64_t largest = 0;
+  const auto ids = all_ids(feature);
+  for (const std::int64_t id : ids) largest = std::max(largest, static_cast<std::uint64_t>(id));
+  tally.ids = static_cast<std::uint32_t>(ids.size());
+  with_offsets(feature, [&](auto offsets) {
+    for (std::size_t bag = 0; bag < feature.num_bags; ++bag) tally.bags += offsets[bag + 1] != offsets[bag];
+  });
+  return ids.empty() || largest < layout.num_rows;
+}
+
+void write_split(const RouterSpec& spec, const ShardLayout& layout, const JaggedIds& feature,
+                 const std::uint64_t* place, bool wide, std::span<Cursor> cursors) {
+  const std::uint32_t* const owner_of = spec.owner_of_shard.data();
+  with_offsets(feature, [&](auto offsets) {
+    for (std::uint32_t bag = 0; bag < feature.num_bags; ++bag) {
+      for (auto i = offsets[bag]; i < offsets[bag + 1]; ++i) {
+        const std::uint64_t at = *place++;
+        Cursor& cursor = cursors[owner_of[at >> layout.stride_bits]];
+        if (cursor.last_bag != bag) cursor.begin_bag(bag);
+        ++*cursor.length;
+        write_place(cursor.place, at, wide);
+      }
+    }
+  });
+}
+
+void write_whole(const JaggedIds& feature, bool wide, Cursor& cursor) {
+  with_offsets(feature, [&](auto offsets) {
+    for (std::uint32_t bag = 0; bag < feature.num_bags; ++bag) {
+      if (offsets[bag + 1] == offsets[bag]) continue;
+      cursor.begin_bag(bag);
+      *cursor.length = static_cast<std::uint32_t>(offsets[bag + 1] - offsets[bag]);
+    }
+  });
+  for (const std::int64_t id : all_ids(feature)) write_place(cursor.place, static_cast<std::uint64_t>(id), wide);
+}
+
+[[noreturn]] void refuse(const std::string& what) { throw Error(ErrorKind::config, "router: " + what); }
+
+void check(const RouterSpec& spec) {
+  const std::size_t num_shards = spec.owner_of_shard.size();
+  if (!std::has_single_bit(num_shards) || num_shards > max_shards) {
+    refuse(std::to_string(num_shards) + " shards are no power of two up to " + std::to_string(max_shards));
+  }
+  for (const std::uint32_t owner : spec.owner_of_shard) {
+    if (owner >= spec.num_owners) refuse("there is no owner " + std::to_string(owner));
+  }
+  for (const RouterSpec::Table& table : spec.tables) {
+    if (table.layout.is_split() ? table.layout.num_shards() != num_shards : table.layout.first_shard >= num_shards) {
+      refuse("a table is not laid out over " + std::to_string(num_shards) + " shards");
+    }
+  }
+  for (const RouterSpec::Feature& feature : spec.features) {
+    if (feature.table >= spec.tables.size()) refuse("feature '" + feature.name + "' reads no table");
+  }
+}
+
+// Marks the vectors that are added to another one of their bag, and finds the bags that have none.
+void mark_bags(Route& route, std::size_t f) {
+  static thread_local std::vector<std::uint8_t> seen;
+  seen.assign(route.num_bags, 0);
+  const std::size_t num_features = route.spec->features.size();
+  for (std::size_t o = 0; o < route.spec->num_owners; ++o) {
+    std::uint32_t* const bag_of = route.bag_of.data() + route.first_vector[o * num_features + f];
+    const std::size_t count = static_cast<std::size_t>(route.counts[o * num_features + f].bags);
+    for (std::size_t v = 0; v < count; ++v) {
+      std::uint8_t& had = seen[bag_of[v]];
+      if (had != 0) bag_of[v] |= Route::adds_bit;
+      had = 1;
+    }
+  }
+  for (std::uint32_t bag = 0; bag < route.num_bags; ++bag) {
+    if (seen[bag] == 0) route.empty_bags.push_back(bag);
+  }
+}
+
+// Whether any bag is longer than one id: else its mean is its sum.
+bool has_long_bags(const JaggedIds& feature) {
+  return with_offsets(feature, [](auto offsets) {
+    bool any = false;
+    for (std::size_t bag = 0; bag + 1 < offsets.size(); ++bag) any |= offsets[bag + 1] - offsets[bag] > 1;
+    return any;
+  });
+}
+
+void add_scale(Route& route, const JaggedIds& feature) {
+  with_offsets(feature, [&](auto offsets) {
+    for (std::size_t bag = 0; bag < feature.num_bags; ++bag) {
+      const auto length = offsets[bag + 1] - offsets[bag];
+      route.scale.push_back(length == 0 ? 1.0f : 1.0f / static_cast<float>(length));
+    }
+  });
+}
+
+// Runs body; a BadId that it throws gets the feature's name.
+template <class Body>
+auto with_name(const RouterSpec& spec, std::size_t f, const Body& body) {
+  try {
+    return body();
+  } catch (const BadId& bad) {
+    throw BadId("feature '" + spec.features[f].name + "': " + bad.what(), f, bad.sample, bad.value);
+  }
+}
+
+// Places of split tables' features into `places`, in order, and counts of everything. Throws BadId for ids that are no
+// rows.
+void count_ids(const std::vector<JaggedIds>& features, const std::vector<std::uint32_t>& number_in_table,
+               std::uint64_t* places, Route& route) {
+  const RouterSpec& spec = *route.spec;
+  const std::size_t num_features = features.size();
+  route.counts.assign(spec.num_owners * num_features, {0, 0});
+  std::vector<Tally> tallies;
+  for (std::size_t f = 0; f < num_features; ++f) {
+    const ShardLayout& layout = spec.tables[spec.features[f].table].layout;
+    tallies.assign(spec.num_owners, {});
+    const bool good = layout.is_split()
+                          ? count_split(spec, layout, features[f], places, tallies)
+                          : count_whole(layout, features[f], tallies[spec.owner_of_shard[layout.first_shard]]);
+    if (!good) {
+      with_name(spec, f, [&] { throw_first_bad_id(features[f], number_in_table[f], layout.num_rows); });
+    }
+    if (layout.is_split()) places += all_ids(features[f]).size();
+    for (std::size_t o = 0; o < spec.num_owners; ++o) {
+      route.counts[o * num_features + f] = {tallies[o].bags, tallies[o].ids};
+    }
+  }
+}
+
+// Where the parts of messages, blocks and bag_of begin. Returns each part's first word.
+std::vector<std::size_t> lay_out(Route& route) {
+  const RouterSpec& spec = *route.spec;
+  const std::size_t num_features = spec.features.size();
+  const std::size_t num_parts = route.counts.size();
+  std::vector<std::size_t> first_word(num_parts);
+  std::size_t num_words = 0;
+  std::size_t num_vectors = 0;
+  std::size_t num_floats = 0;
+  route.first_vector.resize(num_parts);
+  route.first_float.resize(num_parts);
+  route.message_words.assign(spec.num_owners, 0);
+  route.block_floats.assign(spec.num_owners, 0);
+  for (std::size_t part = 0; part < num_parts; ++part) {
+    const RouterSpec::Table& table = spec.tables[spec.features[part % num_features].table];
+    const std::size_t vectors = static_cast<std::size_t>(route.counts[part].bags);
+    const std::size_t words = message_words(route.counts[part], table.layout.end_place());
+    first_word[part] = std::exchange(num_words, num_words + words);
+    route.first_vector[part] = std::exchange(num_vectors, num_vectors + vectors);
+    route.first_float[part] = std::exchange(num_floats, num_floats + vectors * table.dim);
+    route.message_words[part / num_features] += static_cast<std::int64_t>(words);
+    route.block_floats[part / num_features] += static_cast<std::int64_t>(vectors * table.dim);
+  }
+  route.message.resize(num_words);
+  route.bag_of.resize(num_vectors);
+  return first_word;
+}
+
+// Messages, and bag_of without the marks.
+void write_messages(const std::vector<JaggedIds>& features, const std::uint64_t* places,
+                    const std::vector<std::size_t>& first_word, Route& route) {
+  const RouterSpec& spec = *route.spec;
+  const std::size_t num_features = features.size();
+  std::uint32_t* const message = reinterpret_cast<std::uint32_t*>(route.message.data());
+  std::uint32_t unread_length;
+  std::vector<Cursor> cursors(spec.num_owners);
+  for (std::size_t f = 0; f < num_features; ++f) {
+    const ShardLayout& layout = spec.tables[spec.features[f].table].layout;
+    for (std::size_t o = 0; o < spec.num_owners; ++o) {
+      const std::size_t part = o * num_features + f;
+      const BagCounts& counts = route.counts[part];
+      std::uint32_t* const words = message + first_word[part];
+      cursors[o] = {.place = counts.has_lengths() ? words + counts.bags : words,
+                    .length = nullptr,
+                    .next_length = counts.has_lengths() ? words : &unread_length,
+                    .length_step = counts.has_lengths(),
+                    .bag = route.bag_of.data() + route.first_vector[part],
+                    .last_bag = no_bag};
+    }
+    const bool wide = words_of_place(layout.end_place()) == 2;
+    if (layout.is_split()) {
+      write_split(spec, layout, features[f], places, wide, cursors);
+      places += all_ids(features[f]).size();
+    } else {
+      write_whole(features[f], wide, cursors[spec.owner_of_shard[layout.first_shard]]);
+    }
+  }
+}
+
+}  // namespace
+
+Router::Router(RouterSpec spec) {
+  check(spec);
+  std::vector<std::uint32_t> features_of(spec.tables.size());
+  for (RouterSpec::Feature& feature : spec.features) {
+    feature.column = static_cast<std::uint32_t>(spec.output_width);
+    spec.output_width += spec.tables[feature.table].dim;
+    number_in_table_.push_back(features_of[feature.table]++);
+  }
+  spec_ = std::make_shared<const RouterSpec>(std::move(spec));
+}
+
+std::shared_ptr<Route> Router::route(const BatchIds& batch, std::size_t first, std::size_t count) const {
+  if (batch.weights != nullptr) {
+    throw Error(ErrorKind::config,
+                "per-sample weights do not travel between ranks yet: train with one rank, or without weights");
+  }
+  const RouterSpec& spec = *spec_;
+  std::vector<JaggedIds> features;
+  std::size_t num_ids = 0;
+  std::size_t num_places = 0;
+  for (std::size_t f = 0; f < spec.features.size(); ++f) {
+    features.push_back(ids_of(batch, f, first, count));
+    const std::size_t ids = with_name(spec, f, [&] { return checked_num_ids(features[f], number_in_table_[f]); });
+    num_ids += ids;
+    if (spec.tables[spec.features[f].table].layout.is_split()) num_places += ids;
+  }
+  if (num_ids > max_count || count > max_count / 2) {
+    throw std::length_error("route: " + std::to_string(num_ids) + " ids in " + std::to_string(count) +
+                            " samples are more than a route can number");
+  }
+
+  auto route = routes_->take();
+  route->spec = spec_;
+  route->num_bags = count;
+  static thread_local std::vector<std::uint64_t> places;  // of split tables' features, in order
+  if (places.size() < num_places) places.resize(num_places);
+  count_ids(features, number_in_table_, places.data(), *route);
+  write_messages(features, places.data(), lay_out(*route), *route);
+
+  route->empty_bags.clear();
+  route->first_empty.assign(1, 0);
+  route->scale.clear();
+  route->first_scale.assign(features.size(), Route::no_scale);
+  for (std::size_t f = 0; f < features.size(); ++f) {
+    mark_bags(*route, f);
+    route->first_empty.push_back(route->empty_bags.size());
+    const RouterSpec::Table& table = spec.tables[spec.features[f].table];
+    if (table.layout.is_split() && table.pooling == Pooling::mean && has_long_bags(features[f])) {
+      route->first_scale[f] = route->scale.size();
+      add_scale(*route, features[f]);
+    }
+  }
+  return route;
+}
+
+std::size_t Route::num_floats() const {
+  std::int64_t sum = 0;
+  for (const std::int64_t floats : block_floats) sum += floats;
+  return static_cast<std::size_t>(sum);
+}
+
+void Route::combine(const float* blocks, float* out) const {
+  const std::size_t width = spec->output_width;
+  const std::size_t num_features = spec->features.size();
+  parallel_for(num_features, [&](std::size_t f) {
+    const DefaultFloatMode mode;
+    const std::size_t dim = spec->tables[spec->features[f].table].dim;
+    float* const sums = out + spec->features[f].column;
+    for (std::size_t i = first_empty[f]; i < first_empty[f + 1]; ++i) {
+      std::fill_n(sums + empty_bags[i] * width, dim, 0.0f);
+    }
+    for (std::size_t o = 0; o < spec->num_owners; ++o) {
+      const std::size_t at = o * num_features + f;
+      const std::uint32_t* const bags = bag_of.data() + first_vector[at];
+      const float* from = blocks + first_float[at];
+      const std::size_t count = static_cast<std::size_t>(counts[at].bags);
+      for (std::size_t v = 0; v < count; ++v, from += dim) {
+        float* const to = sums + (bags[v] & ~adds_bit) * width;
+        if ((bags[v] & adds_bit) != 0) {
+          for (std::size_t k = 0; k < dim; ++k) to[k] += from[k];
+        } else {
+          std::memcpy(to, from, dim * sizeof(float));
+        }
+      }
+    }
+    if (first_scale[f] == no_scale) return;
+    const float* const factor = scale.data() + first_scale[f];
+    for (std::size_t bag = 0; bag < num_bags; ++bag) {
+      float* const to = sums + bag * width;
+      for (std::size_t k = 0; k < dim; ++k) to[k] = factor[bag] * to[k];
+    }
+  });
+}
+
+void Route::spread(const float* grad, float* blocks) const {
+  const std::size_t width = spec->output_width;
+  const std::size_t num_features = spec->features.size();
+  parallel_for(num_features, [&](std::size_t f) {
+    const DefaultFloatMode mode;
+    const std::size_t dim = spec->tables[spec->features[f].table].dim;
+    const float* const gradients = grad + spec->features[f].column;
+    const float* const factor = first_scale[f] == no_scale ? nullptr : scale.data() + first_scale[f];
+    for (std::size_t o = 0; o < spec->num_owners; ++o) {
+      const std::size_t at = o * num_features + f;
+      const std::uint32_t* const bags = bag_of.data() + first_vector[at];
+      float* to = blocks + first_float[at];
+      const std::size_t count = static_cast<std::size_t>(counts[at].bags);
+      for (std::size_t v = 0; v < count; ++v, to += dim) {
+        const std::size_t bag = bags[v] & ~adds_bit;
+        const float* const from = gradients + bag * width;
+        if (factor == nullptr) {
+          std::memcpy(to, from, dim * sizeof(float));
+        } else {
+          for (std::size_t k = 0; k < dim; ++k) to[k] = factor[bag] * from[k];
+        }
+      }
+    }
+  });
+}
+
+}  // namespace holdfast

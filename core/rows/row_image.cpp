@@ -1,0 +1,90 @@
+#include "rows/row_image.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "base/format.h"
+#include "rows/row_tag.h"
+
+namespace holdfast {
+namespace {
+
+std::uint32_t tag_of(const RowLayout& layout, std::uint64_t table, std::uint64_t row, const std::byte* image) {
+  return row_tag(layout.tag_seed(), table, row, image, layout.weight_bytes(), image + layout.weight_bytes(),
+                 layout.state_bytes());
+}
+
+std::uint32_t tag_at(const RowLayout& layout, const std::byte* image) {
+  std::uint32_t tag;
+  std::memcpy(&tag, image + layout.weight_bytes() + layout.state_bytes(), sizeof(tag));
+  return tag;
+}
+
+}  // namespace
+
+RowLayout::RowLayout(const RowSpec& spec)
+    : weight_bytes_(std::size_t{spec.dim} * bytes_of(spec.dtype)),
+      state_bytes_(std::size_t{spec.state_floats} * 4),
+      tag_seed_(spec.tag_seed) {
+  const bool fits = image_bytes() <= format::sector_bytes;
+  unit_rows_ = fits ? format::sector_bytes / image_bytes() : 1;
+  unit_bytes_ = fits ? format::sector_bytes : format::align_up(image_bytes(), format::sector_bytes);
+}
+
+void write_image(const RowLayout& layout, std::uint64_t table, std::uint64_t row, const std::byte* weights,
+                 const float* state, std::byte* image) {
+  std::memcpy(image, weights, layout.weight_bytes());
+  if (layout.state_bytes() != 0) std::memcpy(image + layout.weight_bytes(), state, layout.state_bytes());
+  const std::uint32_t tag = tag_of(layout, table, row, image);
+  std::memcpy(image + layout.weight_bytes() + layout.state_bytes(), &tag, sizeof(tag));
+}
+
+bool has_tag(const RowLayout& layout, const std::byte* image) { return tag_at(layout, image) != 0; }
+
+ImageState check_image(const RowLayout& layout, std::uint64_t table, std::uint64_t row, const std::byte* image) {
+  const std::uint32_t tag = tag_at(layout, image);
+  if (tag != 0) return tag == tag_of(layout, table, row, image) ? ImageState::whole : ImageState::damaged;
+  const bool zeros = std::all_of(image, image + layout.image_bytes(), [](std::byte b) { return b == std::byte{0}; });
+  return zeros ? ImageState::untouched : ImageState::damaged;
+}
+
+void pack_images(const RowLayout& layout, std::uint64_t table, const WorkingRows& working, std::size_t count,
+                 std::byte* images) {
+  const std::size_t value_bytes = layout.weight_bytes() + layout.state_bytes();
+  const std::size_t state_floats = layout.state_bytes() / sizeof(float);
+  std::byte* unit = images;
+  std::size_t in_unit = 0;
+  const auto end_unit = [&] {
+    const std::size_t written = in_unit * layout.image_bytes();
+    std::memset(unit + written, 0, layout.unit_bytes() - written);
+    unit += layout.unit_bytes();
+    in_unit = 0;
+  };
+  // So many as have their tags made at once; a unit may hold fewer.
+  for (std::size_t first = 0; first < count; first += checksums_at_once) {
+    const std::size_t some = std::min(checksums_at_once, count - first);
+    RowNumbers rows;
+    std::array<std::byte*, checksums_at_once> image;
+    for (std::size_t i = 0; i < some; ++i) {
+      const std::size_t u = first + i;
+      rows[i] = working.rows[u] & ~fresh_bit;
+      image[i] = unit + in_unit * layout.image_bytes();
+      std::memcpy(image[i], working.weights + u * layout.weight_bytes(), layout.weight_bytes());
+      if (state_floats != 0) {
+        std::memcpy(image[i] + layout.weight_bytes(), working.state + u * state_floats, layout.state_bytes());
+      }
+      if (++in_unit == layout.unit_rows()) end_unit();
+    }
+    for (std::size_t i = some; i < checksums_at_once; ++i) {  // the last once more: nobody wants its tag
+      rows[i] = rows[some - 1];
+      image[i] = image[some - 1];
+    }
+    const RowTags tags =
+        row_tags(layout.tag_seed(), table, rows, {image[0], image[1], image[2], image[3]}, value_bytes);
+    for (std::size_t i = 0; i < some; ++i) std::memcpy(image[i] + value_bytes, &tags[i], sizeof(tags[i]));
+  }
+  if (in_unit != 0) end_unit();
+}
+
+}  // namespace holdfast

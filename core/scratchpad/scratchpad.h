@@ -1,0 +1,153 @@
+// Scratchpad: a fixed number of rows in memory, those of the coming steps among them.
+//
+// A hold is the rows of one plan. It is collected (which rows are in, which slots do the others get), exchanged (the
+// others are fetched) and inserted, on two threads: one hold is collected while another is fetched.
+//
+// Invariants
+// - Holds are numbered in the order in which they are asked for, and become ready in that order. From then until it is
+//   let go, a hold's rows are in.
+// - A row is in one slot at most, and there is no newer version of it anywhere else.
+// - A slot is given to another row only when every hold that uses it is let go: as a rule when the newest one and every
+//   hold before that are, and where that gives no room by a look at all of them. So what a step still needs stays; and
+//   what it wrote stays until it can be read below, if that is when its hold is let go.
+// - The order of holds and what they evict decide which rows are fetched when, never what a row is.
+// - After a failed fetch every hold throws that failure: slots may hold anything.
+// - expect, hold and read are called by one thread; a hold may be let go by any.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/background.h"
+#include "base/stage_spans.h"
+#include "kernels/kernels.h"
+#include "log_store/log_store.h"
+#include "rows/row_index.h"
+#include "rows/row_table.h"
+#include "scratchpad/shelf.h"
+#include "step/collection.h"
+
+namespace holdfast {
+
+struct ScratchpadCounters {
+  std::uint64_t rows_hit;  // rows of holds that were in
+  std::uint64_t rows_missed;  // and that were not
+  std::uint64_t rows_demanded;  // of these: missed by holds that nobody had announced
+  std::uint64_t holds_delayed;  // announced holds that had to wait for room: the window did not fit
+  double seconds_stalled;  // that callers of hold waited
+};
+
+class Scratchpad {
+ public:
+  // Fills in the newest versions of rows, as LogStore::fetch does. Called from a thread of the scratchpad's and from
+  // callers of read.
+  using Fetch = std::function<void(std::span<const TableRows>)>;
+
+  struct Turns;
+
+  class Hold {
+   public:
+    ~Hold();
+    Hold(const Hold&) = delete;
+    Hold& operator=(const Hold&) = delete;
+
+    // Of table t of the plan: the slot of each of its unique rows. Only of a hold that is ready.
+    const std::uint32_t* slots(std::size_t t) const { return slots_[t].data(); }
+
+   private:
+    friend class Scratchpad;
+    Hold(std::shared_ptr<Turns> turns, const std::shared_ptr<const Plan>& plan, bool announced)
+        : turns_(std::move(turns)), plan_(plan), spec_(plan->spec), announced_(announced) {}
+
+    struct Missed {
+      std::vector<std::uint64_t> rows;
+      std::vector<std::uint32_t> slots;
+    };
+
+    std::shared_ptr<Turns> turns_;
+    std::weak_ptr<const Plan> plan_;
+    std::shared_ptr<const CollectionSpec> spec_;
+    std::uint64_t order_ = 0;  // from 1; 0: it does not live yet
+    std::vector<std::vector<std::uint32_t>> slots_;
+    std::vector<Missed> missed_;  // per table of the plan
+    std::uint64_t num_missed_ = 0;
+    std::uint64_t oldest_live_ = 0;  // hold, when this one last looked
+    bool announced_;  // by expect; these, and what follows, are guarded by the mutex of Turns
+    bool given_up_ = false;
+    bool delayed_ = false;
+    bool ready_ = false;
+  };
+
+  // As many rows as fit in `bytes`, everything counted. Throws config where that is none.
+  Scratchpad(const std::vector<RowTable>& tables, std::uint64_t bytes, Fetch fetch, StageSpans& spans);
+  ~Scratchpad();
+  Scratchpad(const Scratchpad&) = delete;
+  Scratchpad& operator=(const Scratchpad&) = delete;
+
+  // The rows of `plan` are going to be held. The announcement is forgotten with the plan.
+  void expect(std::shared_ptr<const Plan> plan);
+  // The rows of `plan`, ready. `make_room` is called where there is no room for them: it waits until other holds are
+  // let go that are going to be. Throws batch_too_large where that does not help.
+  std::shared_ptr<const Hold> hold(const std::shared_ptr<const Plan>& plan, const std::function<void()>& make_room);
+
+  // Rows [begin, end) of compact arrays, row u from or to slots[u], all of which are a hold's. Thread-safe.
+  void gather(std::uint32_t table, const std::uint32_t* slots, const WorkingRows& working, std::size_t begin,
+              std::size_t end) const;
+  void scatter(std::uint32_t table, const std::uint32_t* slots, const WorkingRows& working, std::size_t begin,
+               std::size_t end);
+
+  // The rows of a hold stay in for good: a static cache.
+  void keep(const Hold& hold);
+
+  // Fills in the plan's rows without a trace.
+  void read(const Plan& plan, const std::vector<WorkingRows>& rows);
+
+  std::uint64_t num_rows() const;  // that there is room for
+  ScratchpadCounters counters() const;
+
+ private:
+  struct Staging;
+
+  Shelf& shelf_of(std::uint32_t table) const { return *shelves_[shelf_of_table_[table]]; }
+  std::shared_ptr<Hold> enqueue(const std::shared_ptr<const Plan>& plan, bool announced);
+  std::shared_ptr<Hold> take_expected(const std::shared_ptr<const Plan>& plan);
+  void forget_dropped_plans();
+  void give_up_expected();
+  void check_fits(const Plan& plan) const;
+  // False where there is no room for the hold until others are let go.
+  bool wait_until_ready(const Hold& hold);
+
+  void collect(const std::shared_ptr<Hold>& hold);
+  void collect_table(Hold& hold, std::size_t t, const std::vector<std::uint64_t>& rows);
+  std::optional<std::uint32_t> take_slot(Shelf& shelf, std::uint64_t oldest_live);
+  bool wait_for_room(Hold& hold);
+  void take_back_slots();
+  static void copy_row(const Shelf& shelf, const SlotRows& from, std::size_t i, const WorkingRows& to, std::size_t u);
+  void exchange(const std::shared_ptr<Hold>& hold);
+  void insert(Hold& hold, std::span<const TableRows> fetched);
+  void fail(std::exception_ptr failure);
+
+  std::vector<RowTable> tables_;
+  Fetch fetch_;
+  StageSpans& spans_;
+  std::vector<std::unique_ptr<Shelf>> shelves_;
+  std::vector<std::size_t> shelf_of_table_;
+  std::unique_ptr<Staging> staging_;  // of exchange
+
+  mutable std::mutex map_mutex_;  // which row is in which slot; taken before that of Turns
+  std::vector<RowIndex> slot_of_;  // per table
+
+  std::shared_ptr<Turns> turns_;  // holds may outlive the scratchpad
+
+  Background exchanging_{"hf-exchange"};
+  Background collecting_{"hf-collect"};  // last: it hands over to exchanging_
+};
+
+}  // namespace holdfast

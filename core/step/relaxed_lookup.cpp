@@ -1,0 +1,116 @@
+#include "step/relaxed_lookup.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+
+#include "base/parallel.h"
+
+namespace holdfast {
+namespace {
+
+constexpr std::uint32_t elsewhere = std::numeric_limits<std::uint32_t>::max();
+
+// Of each unique row of a table: which of the rows of a part it is, or `elsewhere`.
+using Places = std::vector<std::uint32_t>;
+
+// Calls body(u, shared) for every u of `next`; both ascend.
+template <class Body>
+void for_split(const std::vector<std::uint64_t>& next, const std::vector<std::uint64_t>& now, const Body& body) {
+  std::size_t v = 0;
+  for (std::size_t u = 0; u < next.size(); ++u) {
+    while (v < now.size() && now[v] < next[u]) ++v;
+    body(u, v < now.size() && now[v] == next[u]);
+  }
+}
+
+// The lookups of some bags that are in a part, in order.
+struct PartOfBags {
+  std::vector<std::uint32_t> position;
+  std::vector<float> scale;
+  std::vector<std::uint32_t> bag_start;
+
+  // scale: null where there are none.
+  void take(std::span<const std::uint32_t> starts, const std::uint32_t* from, const float* from_scale,
+            const Places& places) {
+    const std::size_t num_lookups = starts.back() - starts.front();
+    if (position.size() < num_lookups) position.resize(num_lookups);
+    if (from_scale != nullptr && scale.size() < num_lookups) scale.resize(num_lookups);
+    bag_start.assign(1, 0);
+    std::uint32_t taken = 0;
+    for (std::size_t bag = 0; bag + 1 < starts.size(); ++bag) {
+      for (std::size_t j = starts[bag]; j < starts[bag + 1]; ++j) {
+        const std::uint32_t place = places[from[j]];
+        position[taken] = place;
+        if (from_scale != nullptr) scale[taken] = from_scale[j];
+        taken += place == elsewhere ? 0 : 1;  // no branch: which of them it is cannot be predicted
+      }
+      bag_start.push_back(taken);
+    }
+  }
+};
+
+enum class Part { own, shared };
+
+void pool_part(Part part, const Plan& plan, const std::vector<Places>& places, const std::vector<WorkingRows>& rows,
+               const std::vector<RowTable>& tables, float* out) {
+  const Kernels& kernels = best_kernels();
+  for_bags(plan, [&](std::size_t f, std::size_t begin, std::size_t end) {
+    const PlanFeature& feature = plan.features[f];
+    const auto& table = plan.spec->tables[feature.table];
+    const TablePlan& of_table = plan.tables[feature.table];
+    const std::uint32_t* const whole = plan.bag_start(f) + begin;
+    const bool weighted = !of_table.bag_scale.empty();
+    thread_local PartOfBags bags;
+    bags.take({whole, end - begin + 1}, of_table.position.data(), weighted ? of_table.bag_scale.data() : nullptr,
+              places[feature.table]);
+    const PoolSpec pooling{.weights = rows[feature.table].weights,
+                           .dim = table.dim,
+                           .dtype = tables[table.number].spec.dtype,
+                           .position = bags.position.data(),
+                           .bag_start = bags.bag_start.data(),
+                           .scale = weighted ? bags.scale.data() : nullptr,
+                           .mean = part == Part::shared && table.pooling == Pooling::mean,
+                           .out = out + feature.first_output + begin * feature.output_stride,
+                           .out_stride = feature.output_stride,
+                           .whole_bag_start = part == Part::shared ? whole : nullptr};
+    kernels.pool_bags(pooling, 0, end - begin);
+  });
+}
+
+}  // namespace
+
+void RelaxedLookup::pool_own(const Plan& next, const Plan& now, const std::vector<RowTable>& tables, const Read& read,
+                             float* out) {
+  Plan own;
+  own.spec = next.spec;
+  own.tables.resize(next.tables.size());
+  std::vector<Places> places(next.tables.size());
+  parallel_for(next.tables.size(), [&](std::size_t t) {
+    const auto& of_next = next.tables[t].rows;
+    auto& rows = own.tables[t].rows;
+    rows.reserve(of_next.size());
+    places[t].resize(of_next.size());
+    for_split(of_next, now.tables[t].rows, [&](std::size_t u, bool shared) {
+      places[t][u] = shared ? elsewhere : static_cast<std::uint32_t>(rows.size());
+      if (!shared) rows.push_back(of_next[u]);
+    });
+  });
+  const std::vector<WorkingRows> rows = scratch_.rows_for(own, tables);
+  read(own, rows);
+  pool_part(Part::own, next, places, rows, tables, out);
+}
+
+void pool_shared(const Plan& next, const Plan& now, const std::vector<WorkingRows>& rows,
+                 const std::vector<RowTable>& tables, float* out) {
+  std::vector<Places> places(next.tables.size());
+  parallel_for(next.tables.size(), [&](std::size_t t) {
+    places[t].resize(next.tables[t].num_unique());
+    for_split(next.tables[t].rows, now.tables[t].rows,
+              [&](std::size_t u, bool shared) { places[t][u] = shared ? static_cast<std::uint32_t>(u) : elsewhere; });
+  });
+  pool_part(Part::shared, next, places, rows, tables, out);
+}
+
+}  // namespace holdfast
