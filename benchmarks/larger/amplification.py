@@ -4,9 +4,9 @@ A step appends one record: a header, eight bytes and an image a row. A merge tak
 state, table by table, but for rows that have come again by then, and writes every block of home that one of the others
 lies in, or that lies alone between two such blocks. So what a merge costs depends on how many steps it takes at a time:
 hot rows are written once for all of them, or not at all, and cold rows share blocks. How many bytes of the log that is,
-and how many came in meanwhile, follows from how fast disk and training are (core/log_store/log_merger.h), so both are taken from
-the run; all else follows from the ids alone, which are replayed here; see core/rows/row_image.h and core/base/format.h for the
-sizes.
+and how many came in meanwhile, follows from how fast disk and training are (core/log_store/log_merger.h), so both are
+taken from the run; all else follows from the ids alone, which are replayed here; see core/rows/row_image.h and
+core/base/format.h for the sizes.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Where each formula is from:
 
 - who has which row: `holdfast.sharding.layout` (lay_out, assign) and core/rows/shards.h, by way of the real functions;
-- what travels: core/routing/route_message.h and `holdfast.sharding.exchange`; to whom: gloo's alltoallv sends to every rank,
-  also when there is nothing to say; its allreduce is a ring of at least two segments for each rank;
+- what travels: core/routing/route_message.h and `holdfast.sharding.exchange`; to whom: gloo's alltoallv sends to every
+  rank, also when there is nothing to say; its allreduce is a ring of at least two segments for each rank;
 - what waits for what: `holdfast.train.Trainer._step` over `holdfast.sharding.remote_rows`;
 - when a step is durable: `holdfast.sharding.pool.GroupPool.commit`.
 

@@ -32,8 +32,8 @@ def run(*command: str | Path) -> str:
 
 
 def unmount(path: Path) -> None:
-    """Once nothing uses it: the kernel lets go of a killed process's io_uring, and so of its files, only some time after
-    the process was waited for."""
+    """Once nothing uses it: the kernel lets go of a killed process's io_uring, and so of its files, only some time
+    after the process was waited for."""
     last = time.monotonic() + BUSY_SECONDS
     while True:
         try:

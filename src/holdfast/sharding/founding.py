@@ -3,9 +3,9 @@
 Invariants
 - The directory becomes a group's pool, or its next generation's, with one rename: of `group.json`, when all that it
   names is durable.
-- What is made before that lies beside a mark, which says that it is unpublished (core/layout/unpublished.h): the directory's
-  on every storage, or the generation's. The mark is durable before the first part is made, and has gone from every
-  storage before any rank trains.
+- What is made before that lies beside a mark, which says that it is unpublished (core/layout/unpublished.h): the
+  directory's on every storage, or the generation's. The mark is durable before the first part is made, and has gone
+  from every storage before any rank trains.
 - Only what is marked is ever removed. A generation that is not in force any more is marked first.
 - Shards are dealt out anew over empty logs: everything is recovered to one step and merged home first. So no row is
   rewritten, and until the rename the old generation can still be opened.

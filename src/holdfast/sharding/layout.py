@@ -1,7 +1,8 @@
 """Which rows lie in which shard, and who owns it.
 
-A table of more than `split_rows` rows is cut over all shards by a hash of the row (core/rows/shards.h); any other lies whole
-in one, each in the next. Owners are found greedily: the shard with most lookups goes to the owner with fewest so far.
+A table of more than `split_rows` rows is cut over all shards by a hash of the row (core/rows/shards.h); any other lies
+whole in one, each in the next. Owners are found greedily: the shard with most lookups goes to the owner with fewest so
+far.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Opening several pools as one: all are looked at before any is asked to go back, all are ready before any is written.
 
-A pool asks two questions while it opens (core/pool/pool.h, InGroup), so each is opened by a thread of its own, which waits
-for the answers; whoever opens them talks to the other ranks in between, on its own thread.
+A pool asks two questions while it opens (core/pool/pool.h, InGroup), so each is opened by a thread of its own, which
+waits for the answers; whoever opens them talks to the other ranks in between, on its own thread.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A pool is trained in place: a run that diverges has overwritten the model of yesterday. A snapshot is that model, whole
 or as what changed since an earlier snapshot, and `restore_snapshot` makes a pool of it that goes on to the bit.
 
-The core copies rows as they are at that instant and follows the log (core/readers/live_copy.h); what was copied and what
-corrects it lie in two layers of files here. docs/FORMAT.md has the bytes.
+The core copies rows as they are at that instant and follows the log (core/readers/live_copy.h); what was copied and
+what corrects it lie in two layers of files here. docs/FORMAT.md has the bytes.
 
 - `form`: names, records and checksums of its files; `rows`: rows of a table that are on their way.
 - `chain`: a snapshot that is there, what it is based on, and the rows that they have together.
