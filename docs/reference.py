@@ -44,7 +44,7 @@ def pages() -> dict[str, str]:
 
 
 def _config(package: griffe.Module) -> str:
-    run = package["run"]
+    run = package["train.run"]
     lines = [_CONFIG_HEAD.format(generated=_GENERATED)]
     for field in _fields(run["RunConfig"]):
         lines += _section(package, field, field.name)

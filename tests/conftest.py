@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from holdfast import _core
-from holdfast.reproducibility import prepare_environment
+from holdfast.state.reproducibility import prepare_environment
 
 SEED = 20261120
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "core"
+PACKAGE = ROOT / "src/holdfast"
+LAB = ROOT / "src/holdfast_lab"
+CHOOSERS = ("pools/pool.py", "pools/read_only.py", "pools/proving_hook.py")
+MAX_LINES = 400
+MAX_FUNCTION_LINES = 70
 
 
 def rooms_of(page: Path) -> list[str]:
@@ -30,3 +37,63 @@ def test_files_of_the_core_include_only_what_is_in_their_room_or_one_before() ->
             if room not in order or order[room] > order[path.parent.name]:
                 wrong.append(f"{path.relative_to(ROOT)} includes {name}")
     assert not wrong
+
+
+def imports_of(path: Path) -> Iterator[tuple[str, str]]:
+    """(when, module): "always", when a function is "called", or for the "types" alone."""
+    tree = ast.parse(path.read_text())
+    called, types = set[int](), set[int]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            called |= {id(inner) for inner in ast.walk(node)}
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            types |= {id(inner) for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        when = "types" if id(node) in types else "called" if id(node) in called else "always"
+        if isinstance(node, ast.Import):
+            yield from ((when, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from ((when, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def test_the_packages_page_names_every_room() -> None:
+    found = {path.stem for path in PACKAGE.iterdir() if (path / "__init__.py").exists() or path.name == "errors.py"}
+    assert sorted(rooms_of(ROOT / "src/README.md")) == sorted(found)
+
+
+def test_a_room_of_the_package_imports_only_rooms_before_it() -> None:
+    order = {room: number for number, room in enumerate(rooms_of(ROOT / "src/README.md"))}
+    wrong = []
+    for path in PACKAGE.rglob("*.py"):
+        name = path.relative_to(PACKAGE)
+        if name.parts[0] in ("__init__.py", "__main__.py"):  # which hand out what the rooms have
+            continue
+        room = order[name.parts[0].removesuffix(".py")]
+        for when, module in imports_of(path):
+            parts = module.split(".")
+            if parts[0] != "holdfast" or parts[1] == "_core" or when == "types":
+                continue
+            is_choice = when == "called" and str(name) in CHOOSERS
+            if not is_choice and order.get(parts[1], len(order)) > room:
+                wrong.append(f"{name} imports {module}")
+    assert not wrong
+
+
+def test_holdfast_does_not_know_the_lab() -> None:
+    assert [path for path in PACKAGE.rglob("*.py") if "holdfast_lab" in path.read_text()] == []
+    assert any("holdfast" in path.read_text() for path in LAB.rglob("*.py"))
+
+
+def test_files_and_functions_are_short() -> None:
+    long = []
+    for folder in (PACKAGE, LAB):
+        for path in folder.rglob("*.py"):
+            text = path.read_text()
+            if len(text.splitlines()) > MAX_LINES:
+                long.append(f"{path.relative_to(ROOT)}: {len(text.splitlines())} lines")
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+                    lines = node.end_lineno - node.lineno + 1
+                    if lines > MAX_FUNCTION_LINES:
+                        long.append(f"{path.relative_to(ROOT)}: {node.name} has {lines} lines")
+    assert not long

@@ -23,7 +23,7 @@ import machine
 from gpu.parts import DEVICE, all_parts
 from gpu.process import Part, Settings, run_part
 from gpu.report import write_report
-from holdfast.reproducibility import prepare_environment
+from holdfast.state.reproducibility import prepare_environment
 
 _BENCHMARKS = Path(__file__).parents[1]
 _SECONDS = 440.0

@@ -15,7 +15,7 @@ from gpu.shapes import Case
 from gpu.timing import recorded_seconds_of
 from holdfast import Pool
 from holdfast.device import kernels
-from holdfast.device.home_mapping import HomeMapping
+from holdfast.slots.home_mapping import HomeMapping
 from larger.workload import IdDrawer
 
 

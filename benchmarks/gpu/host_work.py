@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast.train import StepReport
+from holdfast.train.trainer import StepReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from gpu.shapes import LAWS, NAMES, make_case
 from gpu.training import MARGIN, Way, make_pool, measure_resident, measure_steps
 from holdfast.device.dense_part import DenseOptions
 from holdfast.device.faults import open_device
-from holdfast.reproducibility import keep_freed_memory, prepare_device
+from holdfast.state.reproducibility import keep_freed_memory, prepare_device
 
 OPTIONS = {
     "bf16": DenseOptions(bf16=True),

@@ -13,7 +13,7 @@ from torch import Tensor
 from gpu.rooflines import Counts
 from gpu.shapes import EPSILON, LEARNING_RATE
 from holdfast.device import kernels
-from holdfast.optim import RowWiseAdagrad
+from holdfast.pools.optim import RowWiseAdagrad
 from peers.shapes import Shape
 
 

@@ -35,7 +35,7 @@ from holdfast.device.dense_part import DenseOptions, DensePart
 from holdfast.device.options import RowsWay
 from holdfast.device.queues import current_queue
 from holdfast.models.dlrm import DLRM
-from holdfast.train import StepReport, TrainConfig, Trainer
+from holdfast.train.trainer import StepReport, TrainConfig, Trainer
 from larger.workload import CHUNK_ROWS, FileOfBatches
 from peers.shapes import Shape
 

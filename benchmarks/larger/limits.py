@@ -148,7 +148,7 @@ class Disk:
         return found
 
     def _probe(self) -> dict[str, Any]:
-        from holdfast.placement.probe import probe
+        from holdfast_lab.placement.probe import probe
 
         found = probe(self._directory, on_step=lambda *_: None, file_bytes=self._file_bytes)
         tier = found.tiers[-1]

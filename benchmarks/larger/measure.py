@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.placement.thread_time import thread_seconds
+from holdfast_lab.placement.thread_time import thread_seconds
 from larger.systems import Holdfast, Step, System
 
 _TURNOVERS = 3

@@ -138,7 +138,7 @@ def _print(result: dict[str, Any], arguments: argparse.Namespace, output: TextIO
 def prepare_process(num_threads: int) -> None:
     """Before torch is imported: its threads, and the environment that it reads then."""
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
-    from holdfast.reproducibility import keep_freed_memory, prepare_environment
+    from holdfast.state.reproducibility import keep_freed_memory, prepare_environment
 
     prepare_environment()
     keep_freed_memory()

@@ -125,7 +125,9 @@ def main() -> None:
     if arguments.wait_policy != "unset":
         environment["OMP_WAIT_POLICY"] = arguments.wait_policy
     os.environ.update(environment)
-    from holdfast.reproducibility import prepare_environment  # holdfast/__init__ loads torch, which reads these later
+    from holdfast.state.reproducibility import (
+        prepare_environment,  # holdfast/__init__ loads torch, which reads these later
+    )
 
     prepare_environment()
     environment["MKL_CBWR"] = os.environ.get("MKL_CBWR", "")

@@ -41,7 +41,7 @@ class Training:
             logits = self.model.from_pooled(batch.dense, pooled)
         loss = binary_cross_entropy_with_logits(logits.float(), batch.labels)
         self.loss = float(loss.detach())
-        if not math.isfinite(self.loss):  # what holdfast.train does before anything is updated
+        if not math.isfinite(self.loss):  # what holdfast.train.trainer does before anything is updated
             raise FloatingPointError(f"the loss is {self.loss}")
         torch.autograd.backward(loss)
         self.dense_optimizer.step()

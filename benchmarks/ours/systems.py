@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import holdfast
 from holdfast import _core
-from holdfast.train import Stopwatch
+from holdfast.train.trainer import Stopwatch
 from ours.bare import BareTables
 from peers.systems import EPSILON, LEARNING_RATE
 
@@ -79,8 +79,8 @@ def rows_digest(system: System) -> str:
 
 
 class Holdfast(System):
-    """The real thing: plan inline, capture, lookup, train, update, commit. What ``holdfast.train`` does, without its
-    loader, so that planning counts."""
+    """The real thing: plan inline, capture, lookup, train, update, commit. What ``holdfast.train.trainer`` does,
+    without its loader, so that planning counts."""
 
     def __init__(
         self,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.data import SyntheticConfig
-from holdfast.run import DataConfig, EmbeddingConfig, ModelConfig, OptimizerConfig, PoolConfig, RunConfig
-from holdfast.train import TrainConfig
+from holdfast.train.run import DataConfig, EmbeddingConfig, ModelConfig, OptimizerConfig, PoolConfig, RunConfig
+from holdfast.train.trainer import TrainConfig
 from larger.runner import Run
 from larger.systems import EPSILON, LEARNING_RATE
 from larger.workload import Workload, make_workload

@@ -6,11 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from holdfast.placement.access_profile import profile_accesses
-from holdfast.placement.network_time import NetworkTime, time_network
-from holdfast.placement.probe import probe
-from holdfast.placement.step_plan import StepInputs, step_inputs
-from holdfast.placement.tiers import Tiers
+from holdfast_lab.placement.access_profile import profile_accesses
+from holdfast_lab.placement.network_time import NetworkTime, time_network
+from holdfast_lab.placement.probe import probe
+from holdfast_lab.placement.step_plan import StepInputs, step_inputs
+from holdfast_lab.placement.tiers import Tiers
 from larger.workload import FileOfBatches
 from placement_check.configurations import Configuration
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.placement.step_plan import StepInputs
-from holdfast.placement.step_time import StepTime
+from holdfast_lab.placement.step_plan import StepInputs
+from holdfast_lab.placement.step_time import StepTime
 from larger.figures import hit_rate
 from markdown_table import markdown_table
 from placement_check.configurations import Configuration

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from holdfast import _core
+from holdfast.admin.digest import digest_pool
 from holdfast.data import Source
-from holdfast.digest import digest_pool
-from holdfast.run import RunConfig, open_trainer, open_validation
-from holdfast.train import Trainer
+from holdfast.train.run import RunConfig, open_trainer, open_validation
+from holdfast.train.trainer import Trainer
 from relaxed.workloads import Crash
 
 

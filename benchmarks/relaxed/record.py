@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
-from holdfast.config import to_plain
+from holdfast.files.config import to_plain
 from relaxed.workloads import Workload
 
 

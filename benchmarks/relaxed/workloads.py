@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.data import CriteoTsvConfig, SyntheticConfig
-from holdfast.run import (
+from holdfast.train.run import (
     DataConfig,
     EmbeddingConfig,
     ModelConfig,
@@ -16,7 +16,7 @@ from holdfast.run import (
     RunConfig,
     ValidationConfig,
 )
-from holdfast.train import TrainConfig
+from holdfast.train.trainer import TrainConfig
 
 LAGS = (0, 1, 10, 100, 300, 1000)
 EVALUATED_AFTER = (0, 1, 10, 30, 100, 300, 1000)

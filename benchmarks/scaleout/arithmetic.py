@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.sharding.layout import stride_bits
-from holdfast.sharding.manifest import Manifest
-from holdfast.sharding.roles import Roles, slice_of
+from holdfast.group.layout import stride_bits
+from holdfast.group.manifest import Manifest
+from holdfast.group.roles import Roles, slice_of
 from peers.batches import Batch
 from peers.shapes import Shape
 

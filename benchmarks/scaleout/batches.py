@@ -9,11 +9,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.batch import Batch, JaggedFeatures
+from holdfast.data.batch import Batch, JaggedFeatures
 from holdfast.data.block import FixedBags, SampleBlock
 from holdfast.data.source import Feature
-from holdfast.sharding.roles import slice_of
-from holdfast.train import Span
+from holdfast.group.roles import slice_of
+from holdfast.train.trainer import Span
 from peers.batches import Batch as PeerBatch
 from peers.shapes import Shape
 

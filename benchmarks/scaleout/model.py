@@ -2,11 +2,11 @@
 
 Where each formula is from:
 
-- who has which row: `holdfast.sharding.layout` (lay_out, assign) and core/rows/shards.h, by way of the real functions;
-- what travels: core/routing/route_message.h and `holdfast.sharding.exchange`; to whom: gloo's alltoallv sends to every
+- who has which row: `holdfast.group.layout` (lay_out, assign) and core/rows/shards.h, by way of the real functions;
+- what travels: core/routing/route_message.h and `holdfast.group.exchange`; to whom: gloo's alltoallv sends to every
   rank, also when there is nothing to say; its allreduce is a ring of at least two segments for each rank;
-- what waits for what: `holdfast.train.Trainer._step` over `holdfast.sharding.remote_rows`;
-- when a step is durable: `holdfast.sharding.pool.GroupPool.commit`.
+- what waits for what: `holdfast.train.trainer.Trainer._step` over `holdfast.group.remote_rows`;
+- when a step is durable: `holdfast.group.pool.GroupPool.commit`.
 
 Bytes are exact up to chance. Times are as good as `Costs` and `Cluster`, most of which are declared, not measured.
 """
@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast import _core
-from holdfast.sharding.layout import TableShards, assign, stride_bits
-from holdfast.sharding.pool import Status
-from holdfast.sharding.roles import Roles, slice_of
+from holdfast.group.layout import TableShards, assign, stride_bits
+from holdfast.group.pool import Status
+from holdfast.group.roles import Roles, slice_of
 from peers.batches import ZIPF_EXPONENT
 
 _MULTIPLIER = 2_654_435_761  # peers.batches scatters ids with it

@@ -19,9 +19,9 @@ STARTED = time.time()
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.sharding.pool import GroupPool
-    from holdfast.sharding.shared_pool import SharedPool
-    from holdfast.train import StepReport
+    from holdfast.group.pool import GroupPool
+    from holdfast.group.shared_pool import SharedPool
+    from holdfast.train.trainer import StepReport
 
 
 def arguments() -> argparse.Namespace:
@@ -49,7 +49,7 @@ def main() -> None:
     given = arguments()
     if given.core is not None:
         os.sched_setaffinity(0, {given.core})  # before torch starts a thread
-    from holdfast.reproducibility import keep_freed_memory, prepare_environment
+    from holdfast.state.reproducibility import keep_freed_memory, prepare_environment
 
     prepare_environment()
     keep_freed_memory()
@@ -73,8 +73,8 @@ def tell(given: argparse.Namespace, event: str, **more: Any) -> None:
 
 
 def config_of(given: argparse.Namespace) -> Any:
-    from holdfast.config import read_value
-    from holdfast.run import RunConfig
+    from holdfast.files.config import read_value
+    from holdfast.train.run import RunConfig
     from peers.shapes import SHAPES
     from peers.systems import EPSILON, LEARNING_RATE
 
@@ -94,10 +94,10 @@ def config_of(given: argparse.Namespace) -> Any:
 
 
 def measure_plain(given: argparse.Namespace) -> dict[str, Any]:
-    """What one process does that trains as holdfast.train does, on batches in memory."""
+    """What one process does that trains as holdfast.train.trainer does, on batches in memory."""
     from holdfast import EmbeddingBagCollection, Pool
-    from holdfast.run import build_model, seed_generators
-    from holdfast.train import Trainer
+    from holdfast.train.run import build_model, seed_generators
+    from holdfast.train.trainer import Trainer
     from peers.batches import make_batches
     from peers.shapes import SHAPES
     from scaleout.batches import PreparedLoader, PreparedSource, part_of
@@ -123,9 +123,9 @@ def measure_plain(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_in_group(given: argparse.Namespace) -> dict[str, Any]:
-    from holdfast.sharding.group import Group
-    from holdfast.sharding.shared_pool import SharedPool
-    from holdfast.sharding.start import open_group_trainer
+    from holdfast.group.group import Group
+    from holdfast.group.shared_pool import SharedPool
+    from holdfast.train.ranks import open_group_trainer
     from peers.batches import make_batches
     from peers.shapes import SHAPES
     from scaleout.arithmetic import least_bytes
@@ -215,7 +215,7 @@ def steps_of(given: argparse.Namespace, steps: Iterator[StepReport], first_step:
 def commit_by_turns(pool: SharedPool, steps: int) -> None:
     """Every other `steps` steps nothing is made durable: rows are captured, which is the working set, and updated; no
     dense state is collected, summed or written, no log is sealed for good. The last turn is a durable one."""
-    from holdfast.sharding.pool import GroupPool
+    from holdfast.group.pool import GroupPool
 
     opened = pool.opened
     commit = opened.commit
@@ -262,7 +262,7 @@ def rows_of_shard(entry: Any, shard: int) -> tuple[int, Any]:
     """The first place of a shard of a split table, and its rows in order of their places."""
     import numpy as np
 
-    from holdfast.sharding.layout import stride_bits
+    from holdfast.group.layout import stride_bits
 
     num_rows, num_shards = entry.num_embeddings, entry.table_shards
     first = shard << stride_bits(num_rows, num_shards)

@@ -23,7 +23,7 @@ import matplotlib as mpl
 import numpy as np
 from numpy.typing import NDArray
 
-import holdfast.sim
+import holdfast_lab.sim
 from markdown_table import markdown_table
 from peers.shapes import SHAPES
 from plain_axes import plain
@@ -52,7 +52,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 _DOCS = Path(__file__).parents[2] / "docs"
-_DEVICES = Path(holdfast.sim.__file__).parent / "library" / "devices"
+_DEVICES = Path(holdfast_lab.sim.__file__).parent / "library" / "devices"
 _COUNTS = (1, 2, 4, 8, 16, 64, 256, 1000)
 _FLOP_S = 1 / 180e9  # of a core here: rm3's and kaggle's MLPs in benchmarks/reports/bench, two cores
 

@@ -2,9 +2,9 @@
 
     cd benchmarks && python -m sim_check [--quick] [--only "PART OF A NAME;..."]
 
-Probes disk and memory once, counts the ids of every configuration, simulates its loop (holdfast.sim.here), and trains
-it with the systems of ``larger``, each in a process of its own. Writes report.md, results.json and stages.png. Exit
-status 1 where a step is off by more than 30%, or the mean is by more than 15%, with a line for each.
+Probes disk and memory once, counts the ids of every configuration, simulates its loop (holdfast_lab.sim.here), and
+trains it with the systems of ``larger``, each in a process of its own. Writes report.md, results.json and stages.png.
+Exit status 1 where a step is off by more than 30%, or the mean is by more than 15%, with a line for each.
 """
 
 from __future__ import annotations

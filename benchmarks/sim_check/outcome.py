@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.placement.step_plan import StepInputs
-from holdfast.placement.step_time import StepCosts
-from holdfast.sim.here import Loop, simulate_here
+from holdfast_lab.placement.step_plan import StepInputs
+from holdfast_lab.placement.step_time import StepCosts
+from holdfast_lab.sim.here import Loop, simulate_here
 from placement_check.configurations import Configuration
 from placement_check.outcome import Outcome
 

@@ -14,7 +14,7 @@ from sim_check.plot import plot_stages
 STAGES = ("plan", "capture", "lookup", "capture_ahead", "train", "update", "commit")
 _HEAD = (
     "`cd benchmarks && python -m sim_check`: costs by `holdfast tiers probe`, access statistics by `holdfast profile`, "
-    "the loop simulated from both (`holdfast.sim.here`); then training, each in a process of its own. Nothing is "
+    "the loop simulated from both (`holdfast_lab.sim.here`); then training, each in a process of its own. Nothing is "
     "fitted to what was measured. In ms, means of a window. `slowest device`: what `holdfast plan` predicts, which "
     "knows no waiting. `others`: CPUs that other processes used before the run."
 )

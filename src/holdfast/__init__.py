@@ -6,15 +6,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.batch import Batch, JaggedFeatures
-    from holdfast.dense import Checkpoint
+    from holdfast.data.batch import Batch, JaggedFeatures
     from holdfast.device.options import DeviceConfig
-    from holdfast.embedding import EmbeddingBagCollection, PooledFeatures, clip_grad_norm_
     from holdfast.errors import HoldfastError
-    from holdfast.optim import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
-    from holdfast.pool import Pool
-    from holdfast.sharding.options import GroupOptions
-    from holdfast.tables import EmbeddingBagConfig
+    from holdfast.group.options import GroupOptions
+    from holdfast.pools.optim import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
+    from holdfast.pools.pool import Pool
+    from holdfast.pools.tables import EmbeddingBagConfig
+    from holdfast.rows.embedding import EmbeddingBagCollection, PooledFeatures, clip_grad_norm_
+    from holdfast.state.reproducibility import prepare_environment
+    from holdfast.train.checkpoint import Checkpoint
+    from holdfast.train.metrics import ScoreCollector
 
 __all__ = [
     "SGD",
@@ -32,20 +34,24 @@ __all__ = [
     "PooledFeatures",
     "RowWiseAdagrad",
     "RowWiseAdam",
+    "ScoreCollector",
     "clip_grad_norm_",
+    "prepare_environment",
 ]
 
 # Where each name lives. Imported when it is asked for: torch takes more than a second, and `holdfast --help` none.
 _HOMES = {
-    "batch": ("Batch", "JaggedFeatures"),
-    "dense": ("Checkpoint",),
+    "data.batch": ("Batch", "JaggedFeatures"),
     "device.options": ("DeviceConfig",),
-    "embedding": ("EmbeddingBagCollection", "PooledFeatures", "clip_grad_norm_"),
     "errors": ("HoldfastError",),
-    "optim": ("SGD", "Adagrad", "Adam", "RowWiseAdagrad", "RowWiseAdam"),
-    "pool": ("Pool",),
-    "sharding.options": ("GroupOptions",),
-    "tables": ("EmbeddingBagConfig",),
+    "group.options": ("GroupOptions",),
+    "pools.optim": ("SGD", "Adagrad", "Adam", "RowWiseAdagrad", "RowWiseAdam"),
+    "pools.pool": ("Pool",),
+    "pools.tables": ("EmbeddingBagConfig",),
+    "rows.embedding": ("EmbeddingBagCollection", "PooledFeatures", "clip_grad_norm_"),
+    "state.reproducibility": ("prepare_environment",),
+    "train.checkpoint": ("Checkpoint",),
+    "train.metrics": ("ScoreCollector",),
 }
 
 

@@ -31,10 +31,10 @@ NATIVE_ROOMS = {
 }
 # By their names in src/holdfast/.
 PYTHON_ROOMS = {
-    "slots": ["dense.py", "state_tree.py", "durable.py"],
-    "commit": ["pool.py", "locks.py"],
-    "recovery": ["repair.py", "snapshot/*.py", "manifests.py"],
-    "group": ["sharding/*.py"],
+    "slots": ["train/checkpoint.py", "state/state_tree.py", "files/durable.py"],
+    "commit": ["pools/pool.py", "files/locks.py"],
+    "recovery": ["admin/repair.py", "admin/snapshot/*.py", "files/manifests.py"],
+    "group": ["group/*.py"],
 }
 
 

@@ -83,7 +83,7 @@ class Zygote:
 def digest(directory: Path) -> str:
     """Of a pool that was closed cleanly."""
     from holdfast import _core
-    from holdfast.digest import digest_pool
+    from holdfast.admin.digest import digest_pool
 
     return digest_pool(_core.Reader(str(directory))).whole
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.admin.snapshot import take_snapshot
 from holdfast.errors import PoolError
-from holdfast.placement.thread_time import thread_seconds
-from holdfast.pool import Pool
-from holdfast.snapshot import take_snapshot
+from holdfast.pools.pool import Pool
+from holdfast_lab.placement.thread_time import thread_seconds
 from tiny_run import Options, Watch, train
 
 FOR_GOOD = 1 << 40

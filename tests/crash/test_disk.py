@@ -11,7 +11,7 @@ import pytest
 
 from holdfast import _core
 from holdfast.errors import PoolFailed, PoolFull, PoolNotFound, UntrustedPool
-from holdfast.pool import Pool
+from holdfast.pools.pool import Pool
 from test_row_log_faults import Rows, digest, trained
 
 BACKING_BYTES = 24 << 20

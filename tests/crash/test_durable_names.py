@@ -17,7 +17,7 @@ MEANS_NOTHING = ("lock", ".dax-probe")
 
 PLAIN = """
 from holdfast import EmbeddingBagCollection, EmbeddingBagConfig, Pool
-from holdfast.optim import RowWiseAdagrad
+from holdfast.pools.optim import RowWiseAdagrad
 
 tables = [EmbeddingBagConfig(num_embeddings=50, embedding_dim=8, name="t", feature_names=["f"])]
 with Pool({root!r} + "/new/runs/pool", medium={medium!r}, log_bytes=1 << 20) as pool:
@@ -30,10 +30,10 @@ from pathlib import Path
 
 sys.path.insert(0, {distributed!r})
 from group_runs import small
-from holdfast.config import read_value
-from holdfast.run import RunConfig
-from holdfast.sharding.group import Group
-from holdfast.sharding.start import open_group_trainer
+from holdfast.files.config import read_value
+from holdfast.train.run import RunConfig
+from holdfast.group.group import Group
+from holdfast.train.ranks import open_group_trainer
 
 run = small(pool={{"medium": {medium!r}, "log_bytes": 1 << 20}}, train={{"steps": 2}})
 config = read_value(RunConfig, run, "config")
@@ -47,8 +47,8 @@ COPIES = (
     + """
 from pathlib import Path
 from holdfast import _core
-from holdfast.snapshot import restore_snapshot, take_snapshot
-from holdfast.transfer import export_pool
+from holdfast.admin.snapshot import restore_snapshot, take_snapshot
+from holdfast.admin.transfer import export_pool
 
 root = Path({root!r})
 take_snapshot(root / "new/runs/pool", root / "snapshot")

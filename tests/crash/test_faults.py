@@ -20,9 +20,9 @@ import pytest
 from crash_runs import HERE, Zygote, digest, disk_root, pool_root
 from faults import FOR_GOOD, Fault
 from holdfast import _core
+from holdfast.admin.snapshot import open_chain
 from holdfast.errors import Corrupted, UntrustedPool
-from holdfast.pool import Pool
-from holdfast.snapshot import open_chain
+from holdfast.pools.pool import Pool
 from test_kill import IN_A_SMALL_ROW_LOG
 
 IN_PLACE: dict[str, Any] = {"dense_interval": 2}

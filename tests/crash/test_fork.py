@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from holdfast import Checkpoint, EmbeddingBagCollection, EmbeddingBagConfig, JaggedFeatures, Pool, _core
 from holdfast.errors import PoolBusy, StepError
-from holdfast.reading import at_rest, locked
-from holdfast.sharding.founding import GroupLock
+from holdfast.group.founding import GroupLock
+from holdfast.pools.read_only import at_rest, locked
 
 Medium = Literal["memory", "block"]
 PATIENCE = 60.0  # seconds: what does not end by then hangs

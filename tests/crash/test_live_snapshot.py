@@ -19,9 +19,9 @@ import pytest
 
 from crash_runs import HERE, SRC, Zygote, digest, pool_root
 from holdfast import _core
+from holdfast.admin.snapshot import SnapshotSummary, open_chain, restore_snapshot, take_snapshot, taking
 from holdfast.errors import PoolError, StepError
-from holdfast.reading import at_rest
-from holdfast.snapshot import SnapshotSummary, open_chain, restore_snapshot, take_snapshot, taking
+from holdfast.pools.read_only import at_rest
 
 ENDLESS = 1_000_000
 CONFIGURATIONS: dict[str, dict[str, Any]] = {

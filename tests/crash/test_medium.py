@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from holdfast import _core
-from holdfast.digest import digest_pool
-from holdfast.embedding import EmbeddingBagCollection
+from holdfast.admin.digest import digest_pool
+from holdfast.admin.snapshot import restore_snapshot, take_snapshot
 from holdfast.errors import PoolFull, PoolReadOnly
-from holdfast.pool import Pool
-from holdfast.snapshot import restore_snapshot, take_snapshot
-from holdfast.tables import EmbeddingBagConfig
+from holdfast.pools.pool import Pool
+from holdfast.pools.tables import EmbeddingBagConfig
+from holdfast.rows.embedding import EmbeddingBagCollection
 
 SIZE_BYTES = 4 << 20
 ROWS = 200_000  # × 64 bytes: more than the medium holds

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from holdfast import _core
-from holdfast.digest import digest_pool
-from holdfast.embedding import EmbeddingBagCollection
+from holdfast.admin.digest import digest_pool
 from holdfast.errors import BatchTooLarge, ConfigError, Corrupted, PoolFailed, PoolFull
-from holdfast.optim import Adam
-from holdfast.placement.thread_time import thread_seconds
-from holdfast.pool import Pool
-from holdfast.tables import EmbeddingBagConfig
+from holdfast.pools.optim import Adam
+from holdfast.pools.pool import Pool
+from holdfast.pools.tables import EmbeddingBagConfig
+from holdfast.rows.embedding import EmbeddingBagCollection
+from holdfast_lab.placement.thread_time import thread_seconds
 
 ROWS = 5000
 LOG_BYTES = 512 << 10

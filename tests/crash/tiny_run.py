@@ -17,18 +17,18 @@ import numpy as np
 import torch
 
 from holdfast import _core
-from holdfast.batch import Batch
 from holdfast.data import Loader, SyntheticConfig, SyntheticSource
-from holdfast.dense import Checkpoint
+from holdfast.data.batch import Batch
 from holdfast.device.options import DeviceConfig
-from holdfast.embedding import EmbeddingBagCollection
 from holdfast.errors import PoolError
 from holdfast.models import DLRM
-from holdfast.optim import SGD, Adagrad, Adam, RowOptimizerSpec, RowWiseAdagrad, RowWiseAdam
-from holdfast.pool import Pool
-from holdfast.row_access import PlannedFeatures
-from holdfast.state_tree import rng_state, set_rng_state
-from holdfast.tables import EmbeddingBagConfig
+from holdfast.pools.optim import SGD, Adagrad, Adam, RowOptimizerSpec, RowWiseAdagrad, RowWiseAdam
+from holdfast.pools.pool import Pool
+from holdfast.pools.tables import EmbeddingBagConfig
+from holdfast.rows.embedding import EmbeddingBagCollection
+from holdfast.rows.row_access import PlannedFeatures
+from holdfast.state.state_tree import rng_state, set_rng_state
+from holdfast.train.checkpoint import Checkpoint
 
 ROW_OPTIMIZERS: dict[str, type[RowOptimizerSpec]] = {
     "sgd": SGD,

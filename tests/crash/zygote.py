@@ -22,7 +22,7 @@ import torch._dynamo  # noqa: F401  (likewise, by the first optimizer: two secon
 
 from faults import meet
 from holdfast import _core
-from holdfast.pool import Pool
+from holdfast.pools.pool import Pool
 from tiny_run import Options, Watch, train
 
 

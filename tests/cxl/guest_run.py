@@ -23,12 +23,12 @@ from typing import Any
 
 import guest_verbs
 from holdfast import _core
+from holdfast.admin.digest import digest_pool
 from holdfast.cli.options import read_run
 from holdfast.cli.training import describe_start
-from holdfast.digest import digest_pool
-from holdfast.pool import exists
-from holdfast.run import RunConfig, open_trainer
-from holdfast.train import Trainer
+from holdfast.pools.pool import exists
+from holdfast.train.run import RunConfig, open_trainer
+from holdfast.train.trainer import Trainer
 
 CONFIG = Path(__file__).parent / "run.toml"
 MOUNT = Path("/mnt")

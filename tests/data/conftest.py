@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.batch import Batch
+from holdfast.data.batch import Batch
 from holdfast.data.block import FixedBags, JaggedBags, SampleBlock
 from holdfast.data.source import Feature
 

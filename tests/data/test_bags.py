@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.batch import JaggedFeatures
+from holdfast.data.batch import JaggedFeatures
 from holdfast.errors import DataError
 
 

@@ -309,8 +309,13 @@ class _Devices(TorchFunctionMode):
 @contextmanager
 def pretended_cuda(monkeypatch: Any) -> Iterator[Machine]:
     """Inside, "cuda" is a device like any other, for everything that asks holdfast.device.queues for its queues."""
-    from holdfast import dense, near_memory, provenance, run, train
-    from holdfast.device import access, arrivals, dense_snapshot, home_mapping, kernels, queues, slot_rows
+    from holdfast.device import arrivals, kernels, queues
+    from holdfast.rows import near_memory
+    from holdfast.slots import access, home_mapping, slot_rows
+    from holdfast.state import provenance
+    from holdfast.train.trainer import checkpoint as dense
+    from holdfast.train.trainer import dense_snapshot, run
+    from holdfast.train.trainer import trainer as train
 
     machine = Machine()
     for module in (queues, slot_rows, arrivals, near_memory, train, dense, dense_snapshot):

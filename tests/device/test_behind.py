@@ -15,12 +15,13 @@ import pytest
 import torch
 
 from holdfast import SGD, EmbeddingBagCollection, Pool
-from holdfast.device import home_mapping, queues
+from holdfast.device import queues
 from holdfast.device.options import DeviceConfig
 from holdfast.device.queues import Clock, Work
 from holdfast.errors import ConfigError, NonFiniteLoss, PoolFailed, WindowTooLarge
-from holdfast.run import open_trainer
-from holdfast.tables import EmbeddingBagConfig
+from holdfast.pools.tables import EmbeddingBagConfig
+from holdfast.slots import home_mapping
+from holdfast.train.run import open_trainer
 from test_ways import STEPS, WAYS, Loop, config_of, train
 
 

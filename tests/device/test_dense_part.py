@@ -324,7 +324,7 @@ def test_autotuning_is_refused(setting, monkeypatch):
 COMPILED = """
 import sys
 sys.path.insert(0, {tests!r})
-from holdfast.reproducibility import prepare_environment
+from holdfast.state.reproducibility import prepare_environment
 prepare_environment()
 import torch
 import test_dense_part as t

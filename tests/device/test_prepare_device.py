@@ -13,13 +13,13 @@ import sys
 import pytest
 import torch
 
-from holdfast.reproducibility import device_settings, prepare_device
-from holdfast.state_tree import flatten, rng_state, set_rng_state, unflatten
+from holdfast.state.reproducibility import device_settings, prepare_device
+from holdfast.state.state_tree import flatten, rng_state, set_rng_state, unflatten
 
 PREPARE = """
 import json, os, warnings
 import torch
-from holdfast.reproducibility import prepare_device, prepare_environment
+from holdfast.state.reproducibility import prepare_device, prepare_environment
 {before}
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
@@ -89,7 +89,7 @@ def test_on_the_cpu_nothing_is_changed():
 SETTINGS = """
 import json
 import torch
-from holdfast.reproducibility import device_settings
+from holdfast.state.reproducibility import device_settings
 torch.cuda.get_device_name = lambda device: "Device"
 torch.cuda.get_device_capability = lambda device: (9, 0)
 def said():

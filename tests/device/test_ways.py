@@ -15,13 +15,14 @@ import pytest
 import torch
 
 from holdfast import Adam, Checkpoint, EmbeddingBagCollection, Pool, RowWiseAdagrad, clip_grad_norm_
-from holdfast.batch import JaggedFeatures
+from holdfast.admin.digest import PoolDigest, digest_pool
 from holdfast.data import SyntheticConfig
+from holdfast.data.batch import JaggedFeatures
 from holdfast.device.options import DeviceConfig
-from holdfast.digest import PoolDigest, digest_pool
 from holdfast.errors import ConfigError, DeviceLost, NonFiniteLoss, OutOfDeviceMemory, StepError, WindowTooLarge
-from holdfast.reading import at_rest
-from holdfast.run import (
+from holdfast.pools.read_only import at_rest
+from holdfast.pools.tables import EmbeddingBagConfig
+from holdfast.train.run import (
     DataConfig,
     EmbeddingConfig,
     ModelConfig,
@@ -32,8 +33,7 @@ from holdfast.run import (
     open_trainer,
     open_validation,
 )
-from holdfast.tables import EmbeddingBagConfig
-from holdfast.train import StepReport, TrainConfig
+from holdfast.train.trainer import StepReport, TrainConfig
 
 STEPS = 12
 ROWS = (700, 40, 300)
@@ -289,7 +289,7 @@ def test_direct_wants_rows_in_place(root: Path) -> None:
 def test_direct_goes_through_staging_where_the_device_refuses_and_says_so(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.device import home_mapping
+    from holdfast.slots import home_mapping
 
     monkeypatch.setattr(home_mapping, "_register", lambda *_: "cudaErrorNotSupported")
     with pytest.warns(RuntimeWarning, match=r"direct.*cudaErrorNotSupported.*staging"):

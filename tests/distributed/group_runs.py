@@ -258,8 +258,8 @@ def pool_parent() -> Path:
 
 def digest(directory: Path) -> str:
     """Of a pool that is at rest, of a group or not."""
-    from holdfast.digest import digest_pool
-    from holdfast.reading import at_rest
+    from holdfast.admin.digest import digest_pool
+    from holdfast.pools.read_only import at_rest
 
     with at_rest(directory) as (reader, _):
         return digest_pool(reader).whole

@@ -21,18 +21,18 @@ from torch.nn import functional
 
 from holdfast import _core
 from holdfast.cli.training import StopSignals, describe_start
-from holdfast.config import read_value
 from holdfast.device.dense_part import DensePart
 from holdfast.errors import PoolFull
+from holdfast.files.config import read_value
+from holdfast.group import founding, group, manifest, opening, pool
+from holdfast.group.group import Group
+from holdfast.group.rank_states import RankStates
+from holdfast.group.remote_rows import RemoteRows
+from holdfast.group.roles import Roles
 from holdfast.models.dlrm import DLRM
-from holdfast.run import RunConfig, open_trainer, open_validation
-from holdfast.sharding import founding, group, manifest, opening, pool
-from holdfast.sharding.group import Group
-from holdfast.sharding.rank_states import RankStates
-from holdfast.sharding.remote_rows import RemoteRows
-from holdfast.sharding.roles import Roles
-from holdfast.sharding.start import open_group_trainer
-from holdfast.train import EvaluationStopped
+from holdfast.train.ranks import open_group_trainer
+from holdfast.train.run import RunConfig, open_trainer, open_validation
+from holdfast.train.trainer import EvaluationStopped
 from namespaces import INTERFACE
 
 _COUNTED = 1 << 40
@@ -98,7 +98,7 @@ def run_rank(request: dict[str, Any], rank: int, say: Sayings) -> None:
         _arm(act)
     if "version" in act:
         importlib.metadata.version = lambda name: act["version"]
-        importlib.import_module("holdfast.sharding.start").version = importlib.metadata.version  # type: ignore[attr-defined]
+        importlib.import_module("holdfast.train.ranks").version = importlib.metadata.version  # type: ignore[attr-defined]
     directory = Path(request["directories"].get(str(rank), request["directory"]))
     if request["plain"]:
         _run(open_trainer(config, directory), config, say)

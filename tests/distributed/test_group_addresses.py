@@ -15,7 +15,7 @@ from group_runs import SRC
 
 RANK = """
 import json, os, pathlib, sys
-from holdfast.sharding.group import Group
+from holdfast.group.group import Group
 
 group = Group.from_environment(memory_ranks=0, timeout=30.0)
 group.barrier("everyone")

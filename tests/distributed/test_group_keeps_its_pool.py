@@ -13,8 +13,8 @@ import pytest
 
 from group_runs import LOG_STORE, Act, Life, Ranks, digest, small
 from holdfast.errors import PoolOfGroup
-from holdfast.pool import Pool
-from holdfast.sharding.manifest import MANIFEST
+from holdfast.group.manifest import MANIFEST
+from holdfast.pools.pool import Pool
 from rank_run import PLACES
 from test_group_failures import check_refused, contents
 

@@ -14,9 +14,9 @@ import pytest
 from numpy.typing import NDArray
 
 from group_runs import LOG_STORE, WHOLE, Life, Ranks, digest, small
-from holdfast.digest import digest_pool
-from holdfast.reading import at_rest, touched_rows
-from holdfast.sharding import manifest as manifests
+from holdfast.admin.digest import digest_pool
+from holdfast.group import manifest as manifests
+from holdfast.pools.read_only import at_rest, touched_rows
 
 STEPS = 30
 VALIDATION = {"validation": {"num_samples": 300}}

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from holdfast import _core
 from holdfast.data.synthetic import SyntheticConfig, SyntheticSource
 from holdfast.errors import ConfigError, Corrupted, FormatMismatch, HoldfastError
-from holdfast.sharding import manifest as manifests
-from holdfast.sharding.layout import TableShards, assign, check_num_shards, lay_out, measure_load, stride_bits
-from holdfast.sharding.manifest import Manifest, TableEntry
-from holdfast.sharding.opening import Mark, newest_common_step
-from holdfast.sharding.roles import Roles, slice_of
+from holdfast.group import manifest as manifests
+from holdfast.group.layout import TableShards, assign, check_num_shards, lay_out, measure_load, stride_bits
+from holdfast.group.manifest import Manifest, TableEntry
+from holdfast.group.opening import Mark, newest_common_step
+from holdfast.group.roles import Roles, slice_of
 
 # Layout.
 

@@ -17,7 +17,7 @@ import torch
 import holdfast
 from group_runs import Act, Life, Ranks, digest
 from holdfast.errors import ConfigError
-from holdfast.reading import at_rest, layout_of
+from holdfast.pools.read_only import at_rest, layout_of
 
 STORES: dict[str, dict[str, Any]] = {
     "in place": {},
@@ -194,8 +194,8 @@ def test_what_a_group_cannot_do_is_refused_by_name(
 
 def test_generators_and_buffers_of_every_rank_come_back(ranks: Ranks, pool_root: Path) -> None:
     """What one rank's dense state alone would not hold: were rank 1 given rank 0's, the digest would be another."""
-    from holdfast import state_tree
-    from holdfast.sharding.rank_states import unpack
+    from holdfast.group.rank_states import unpack
+    from holdfast.state import state_tree
 
     whole(ranks, pool_root / "pool", {})
     with at_rest(pool_root / "pool") as (reader, _):

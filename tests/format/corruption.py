@@ -31,10 +31,10 @@ import torch
 from damage import LOG, ROW_LOG, SECTOR, SUPERBLOCK, Damage, Files, Place, kind_of_file, places_of, strike, strike_file
 from format_doc import LAYOUTS
 from holdfast import EmbeddingBagConfig, Pool, _core
-from holdfast.digest import digest_pool
+from holdfast.admin.digest import digest_pool
+from holdfast.admin.repair import problems_of, repair_pool
 from holdfast.errors import Corrupted, HoldfastError
-from holdfast.reading import open_reader
-from holdfast.repair import problems_of, repair_pool
+from holdfast.pools.read_only import open_reader
 from pool_image import COMMIT, DENSE, LABEL, RECORD, PoolImage
 from tiny_pools import ADAM_TABLES, Writer, files_of
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from format_doc import CONSTANTS, TEXT
-from holdfast import Pool, _core, state_tree
+from holdfast import Pool, _core
+from holdfast.state import state_tree
 from tiny_pools import Writer, dense_tree, digest_of_rows
 
 POOLS = Path(__file__).parent / "pools"

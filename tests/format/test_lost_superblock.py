@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from holdfast import Pool, _core
-from holdfast.digest import digest_pool
-from holdfast.embedding import EmbeddingBagCollection
+from holdfast.admin.digest import digest_pool
+from holdfast.admin.repair import problems_of, repair_pool
 from holdfast.errors import Corrupted, PoolOfGroup
-from holdfast.optim import Adam, RowWiseAdagrad
-from holdfast.reading import at_rest, open_reader
-from holdfast.repair import problems_of, repair_pool
+from holdfast.pools.optim import Adam, RowWiseAdagrad
+from holdfast.pools.read_only import at_rest, open_reader
+from holdfast.rows.embedding import EmbeddingBagCollection
 from tiny_pools import ADAGRAD_TABLES, ADAM_TABLES, TABLES, Writer, files_of, image_of
 
 SUPERBLOCK, COPY, MARK = "pool.holdfast", "pool.copy", "unpublished"
@@ -118,7 +118,7 @@ def create(directory: Path, **how: bool) -> None:
 
 
 def specs() -> list[_core.TableSpec]:
-    from holdfast.tables import normalize_all, to_spec
+    from holdfast.pools.tables import normalize_all, to_spec
 
     return [to_spec(table, RowWiseAdagrad.kind) for table in normalize_all(ADAGRAD_TABLES)]
 

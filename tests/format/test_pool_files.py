@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from format_doc import ENUMS, MAGICS, crc32c
-from holdfast import EmbeddingBagCollection, EmbeddingBagConfig, Pool, _core, state_tree
+from holdfast import EmbeddingBagCollection, EmbeddingBagConfig, Pool, _core
+from holdfast.state import state_tree
 from pool_image import BLOCK, COMMIT, EPOCH, HEADER, LINE, PAYLOAD_OFFSET, RECORD, SECTION, TABLE, PoolImage, up
 from tiny_pools import BATCH, LOG_BYTES, SEED, TABLES, Writer, dense_tree, image_of, rows_of
 

@@ -18,10 +18,10 @@ from corruption import HISTORIES, KINDS, MadePool, make_pools
 from damage import CHECKPOINT_OFFSETS, ROW_LOG, SUPERBLOCK, Files
 from format_doc import CONSTANTS, LAYOUTS, Layout
 from holdfast import Pool, _core
-from holdfast.digest import digest_pool
+from holdfast.admin.digest import digest_pool
+from holdfast.admin.repair import problems_of, repair_pool
 from holdfast.errors import PoolBusy, UntrustedPool
-from holdfast.pool import SUPERBLOCK_COPY as COPY
-from holdfast.repair import problems_of, repair_pool
+from holdfast.pools.pool import SUPERBLOCK_COPY as COPY
 from pool_image import COMMIT, COMMIT_OFFSETS, DENSE, EPOCH, EPOCH_OFFSETS, PAYLOAD_OFFSET, seed_of
 from tiny_pools import files_of
 

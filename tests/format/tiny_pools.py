@@ -10,18 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from holdfast import (
-    Adam,
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    JaggedFeatures,
-    Pool,
-    RowWiseAdagrad,
-    _core,
-    state_tree,
-)
-from holdfast.pool import DenseState
-from holdfast.tables import normalize_all, to_spec
+from holdfast import Adam, EmbeddingBagCollection, EmbeddingBagConfig, JaggedFeatures, Pool, RowWiseAdagrad, _core
+from holdfast.pools.pool import DenseState
+from holdfast.pools.tables import normalize_all, to_spec
+from holdfast.state import state_tree
 
 SEED = 11
 LOG_BYTES = 8192

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from holdfast import SGD, Adagrad, Adam, EmbeddingBagConfig, RowWiseAdagrad, RowWiseAdam
-from holdfast.optim import RowOptimizerSpec
+from holdfast.pools.optim import RowOptimizerSpec
 
 Bags = Mapping[str, Sequence[Sequence[int]]]
 BagWeights = Mapping[str, Sequence[Sequence[float]]]

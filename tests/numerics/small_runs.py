@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from holdfast import Adam, Checkpoint, EmbeddingBagCollection, Pool, _core
-from holdfast.digest import digest_pool
-from holdfast.optim import RowOptimizerSpec, RowWiseAdagrad
-from holdfast.row_access import PlannedFeatures
+from holdfast.admin.digest import digest_pool
+from holdfast.pools.optim import RowOptimizerSpec, RowWiseAdagrad
+from holdfast.rows.row_access import PlannedFeatures
 from twin import jagged, random_bags, table
 
 SAMPLES = 8

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from holdfast.data import CriteoTsvConfig, CriteoTsvSource, Loader
-from holdfast.embedding import EmbeddingBagCollection
-from holdfast.metrics import evaluate_scores
 from holdfast.models import DLRM
-from holdfast.optim import SGD
-from holdfast.pool import Pool
-from holdfast.tables import EmbeddingBagConfig
+from holdfast.pools.optim import SGD
+from holdfast.pools.pool import Pool
+from holdfast.pools.tables import EmbeddingBagConfig
+from holdfast.rows.embedding import EmbeddingBagCollection
+from holdfast.train.metrics import evaluate_scores
 
 DATA = Path(os.environ.get("HOLDFAST_CRITEO", Path(__file__).parents[3] / "shared/data/criteo_8k"))
 DIM = 8

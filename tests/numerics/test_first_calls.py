@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.reproducibility import VECTOR_FUNCTIONS
+from holdfast.state.reproducibility import VECTOR_FUNCTIONS
 
 HERE = Path(__file__).parent
 LIBRARY = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
-from holdfast.optim import RowOptimizerSpec
+from holdfast.pools.optim import RowOptimizerSpec
 from row_reference import Bags
 from twin import Twin, jagged, random_bags, read_table, table
 

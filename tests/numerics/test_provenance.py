@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast import _core, state_tree
-from holdfast.digest import digest_pool
-from holdfast.provenance import RECORD, Provenance, changes
-from holdfast.reproducibility import check_model
+from holdfast import _core
+from holdfast.admin.digest import digest_pool
+from holdfast.state import state_tree
+from holdfast.state.provenance import RECORD, Provenance, changes
+from holdfast.state.reproducibility import check_model
 
 LIFE = """
 import json, sys, warnings

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from holdfast import Adam, EmbeddingBagCollection, Pool, RowWiseAdagrad, _core, clip_grad_norm_
-from holdfast.optim import RowOptimizerSpec
+from holdfast.pools.optim import RowOptimizerSpec
 from twin import Twin, jagged, random_bags, read_table, same_bits, table
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast import SGD, Adagrad, Adam, JaggedFeatures, RowWiseAdagrad, RowWiseAdam
-from holdfast.optim import RowOptimizerSpec
+from holdfast.pools.optim import RowOptimizerSpec
 from row_reference import Bags, BagWeights, f32, fold, lane_sums
 from twin import Twin, jagged, random_bags, random_weights, read_table, same_bits, table
 

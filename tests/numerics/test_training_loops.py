@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from holdfast import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, clip_grad_norm_
 from holdfast.errors import BatchTooLarge
-from holdfast.optim import RowOptimizerSpec
+from holdfast.pools.optim import RowOptimizerSpec
 from row_reference import Bags, f32
 from twin import Twin, jagged, random_bags, random_weights, same_bits, table
 

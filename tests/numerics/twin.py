@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from holdfast import EmbeddingBagCollection, EmbeddingBagConfig, JaggedFeatures, Pool, _core
-from holdfast.optim import RowOptimizerSpec
+from holdfast.pools.optim import RowOptimizerSpec
 from row_reference import Bags, BagWeights, RowGradients, TableReference, storage_dtype
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import Checkpoint, EmbeddingBagCollection, Pool, _core
-from holdfast.digest import digest_pool
-from holdfast.optim import RowWiseAdagrad
+from holdfast.admin.digest import digest_pool
+from holdfast.pools.optim import RowWiseAdagrad
 from twin import jagged, random_bags, table
 
 SAMPLES = 6

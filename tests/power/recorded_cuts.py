@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from crash_disk import CrashDisk, read_events
-from holdfast.reproducibility import prepare_environment
+from holdfast.state.reproducibility import prepare_environment
 from verbs import VERBS
 
 HERE = Path(__file__).parent

@@ -21,20 +21,20 @@ from pathlib import Path
 import torch.multiprocessing  # noqa: F401  (imported by the first group otherwise, and recorded)
 from torch.distributed import HashStore
 
-from holdfast.config import read_config
-from holdfast.digest import digest_pool
-from holdfast.pool import Medium
-from holdfast.reading import at_rest
-from holdfast.repair import problems_of, repair_pool
-from holdfast.run import RunConfig, open_trainer
-from holdfast.sharding import manifest as manifests
-from holdfast.sharding.founding import deal_out_anew
-from holdfast.sharding.group import Group
-from holdfast.sharding.opening import OpenOptions
-from holdfast.sharding.roles import Roles
-from holdfast.sharding.start import open_group_trainer
-from holdfast.snapshot import open_chain, restore_snapshot, take_snapshot
-from holdfast.transfer import export_pool, import_pool, open_tensors
+from holdfast.admin.digest import digest_pool
+from holdfast.admin.repair import problems_of, repair_pool
+from holdfast.admin.snapshot import open_chain, restore_snapshot, take_snapshot
+from holdfast.admin.transfer import export_pool, import_pool, open_tensors
+from holdfast.files.config import read_config
+from holdfast.group import manifest as manifests
+from holdfast.group.founding import deal_out_anew
+from holdfast.group.group import Group
+from holdfast.group.opening import OpenOptions
+from holdfast.group.roles import Roles
+from holdfast.pools.pool import Medium
+from holdfast.pools.read_only import at_rest
+from holdfast.train.ranks import open_group_trainer
+from holdfast.train.run import RunConfig, open_trainer
 
 CONFIG = Path(__file__).with_name("verbs.toml")
 STEPS = 4

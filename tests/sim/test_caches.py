@@ -11,11 +11,11 @@ import pytest
 from holdfast.data.synthetic import SyntheticConfig, SyntheticSource
 from holdfast.data.zipf import ZipfLaw
 from holdfast.errors import ConfigError
-from holdfast.sim import caches
-from holdfast.sim.caches import missed_rows_per_batch
-from holdfast.sim.library import read_library
-from holdfast.sim.model import Model, TableGroup, workload_of
-from holdfast.sim.system import Cache
+from holdfast_lab.sim import caches
+from holdfast_lab.sim.caches import missed_rows_per_batch
+from holdfast_lab.sim.library import read_library
+from holdfast_lab.sim.model import Model, TableGroup, workload_of
+from holdfast_lab.sim.system import Cache
 
 TABLES = ((3000, 2), (800, 5), (5, 1))  # rows, lookups
 BATCH_SIZE = 50

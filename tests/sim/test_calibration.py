@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from holdfast.sim.calibration import Fit, Free, Quantity, Region, Target, explore, fit, library_at, predict
-from holdfast.sim.library import Library, read_library
+from holdfast_lab.sim.calibration import Fit, Free, Quantity, Region, Target, explore, fit, library_at, predict
+from holdfast_lab.sim.library import Library, read_library
 
 FREE = (
     Free(name="link", keys=("devices.cxl.bandwidth_bytes_per_s",), median=50e9, sigma=0.5, source="a test"),

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.sim.chrome_trace import event_name, trace_events, write_trace
-from holdfast.sim.library import read_library
-from holdfast.sim.machine import Run
-from holdfast.sim.system import System
+from holdfast_lab.sim.chrome_trace import event_name, trace_events, write_trace
+from holdfast_lab.sim.library import read_library
+from holdfast_lab.sim.machine import Run
+from holdfast_lab.sim.system import System
 
 LIBRARY = read_library()
 REAL_NAMES = {"plan", "wait for loader", "capture", "lookup", "train", "update", "commit"}

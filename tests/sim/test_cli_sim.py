@@ -14,7 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from holdfast import cli
-from holdfast.sim.scenario import read_scenario
+from holdfast_lab.sim.scenario import read_scenario
 
 SYSTEMS = ("pmem", "pcie", "cxl-d", "cxl-b", "cxl", "dram")
 

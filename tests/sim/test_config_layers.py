@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.config import read_config, read_layers, read_value
 from holdfast.errors import ConfigError
+from holdfast.files.config import read_config, read_layers, read_value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.sim.device import Amounts, Compute, Device, Link, Memory
-from holdfast.sim.model import Model, TableGroup, workload_of
+from holdfast_lab.sim.device import Amounts, Compute, Device, Link, Memory
+from holdfast_lab.sim.model import Model, TableGroup, workload_of
 
 MEMORY = Memory(
     kind="memory",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.sim.failures import (
+from holdfast_lab.sim.failures import (
     SECONDS_PER_DAY,
     Scheme,
     at_best,

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.config import read_config
 from holdfast.errors import ConfigError
-from holdfast.run import RunConfig, make_dlrm, open_source
-from holdfast.sim.from_run import model_of_run
-from holdfast.sim.library import read_library
-from holdfast.sim.model import workload_of
+from holdfast.files.config import read_config
+from holdfast.train.run import RunConfig, make_dlrm, open_source
+from holdfast_lab.sim.from_run import model_of_run
+from holdfast_lab.sim.library import read_library
+from holdfast_lab.sim.model import workload_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "criteo_synthetic.toml"
 

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.placement.host import Host
-from holdfast.placement.ladder import Rung
-from holdfast.placement.network_time import NetworkTime
-from holdfast.placement.program import Demand, TableDemand
-from holdfast.placement.reuse import ReuseCurve, expected_reuse
-from holdfast.placement.row_costs import RowCosts
-from holdfast.placement.step_plan import StepInputs
-from holdfast.placement.step_time import StepOptions
-from holdfast.placement.tiers import Tier
-from holdfast.sim.here import HereStep, Loop, simulate_here, system_here
-from holdfast.sim.machine import speed_beside, speed_of_holder
-from holdfast.trace import EVENT_NAMES
-from holdfast.train import StepReport
+from holdfast.train.trace import EVENT_NAMES
+from holdfast.train.trainer import StepReport
+from holdfast_lab.placement.host import Host
+from holdfast_lab.placement.ladder import Rung
+from holdfast_lab.placement.network_time import NetworkTime
+from holdfast_lab.placement.program import Demand, TableDemand
+from holdfast_lab.placement.reuse import ReuseCurve, expected_reuse
+from holdfast_lab.placement.row_costs import RowCosts
+from holdfast_lab.placement.step_plan import StepInputs
+from holdfast_lab.placement.step_time import StepOptions
+from holdfast_lab.placement.tiers import Tier
+from holdfast_lab.sim.here import HereStep, Loop, simulate_here, system_here
+from holdfast_lab.sim.machine import speed_beside, speed_of_holder
 
 ROWS, UNIQUE, IDS, DIM = 1_000_000, 20_000.0, 25_000.0, 16
 VERBS = {

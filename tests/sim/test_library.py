@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.sim.device import Device
-from holdfast.sim.library import PACKAGED, Library, read_device, read_library, read_model, read_system
+from holdfast_lab.sim.device import Device
+from holdfast_lab.sim.library import PACKAGED, Library, read_device, read_library, read_model, read_system
 
 LIBRARY = read_library()
 

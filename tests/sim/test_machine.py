@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.sim.device import Compute, Device, Link, Memory
-from holdfast.sim.machine import Run, simulate
-from holdfast.sim.model import Model, TableGroup, workload_of
-from holdfast.sim.system import PREVIOUS, Stage, System
+from holdfast_lab.sim.device import Compute, Device, Link, Memory
+from holdfast_lab.sim.machine import Run, simulate
+from holdfast_lab.sim.model import Model, TableGroup, workload_of
+from holdfast_lab.sim.system import PREVIOUS, Stage, System
 
 WORKLOAD = workload_of(Model(batch_size=4, tables=(TableGroup(rows=10, dim=4),), bottom=(4,), top=(1,)))
 
@@ -444,7 +444,7 @@ def test_a_timeline_shows_the_asked_batches_of_steady_state_from_the_first_ones_
 
 
 SCRIPT = """
-from holdfast.sim.library import read_library
+from holdfast_lab.sim.library import read_library
 found = read_library().run("cxl-b", "rm3", batches=9)
 print(found.batch_s.hex(), found.joules_per_batch.hex(), *(f"{s.stage}{s.batch} {s.end_s.hex()}" for s in found.spans))
 """

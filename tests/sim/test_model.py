@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from holdfast.data.counter import stream_key, uniforms
 from holdfast.data.synthetic import SyntheticConfig, SyntheticSource
 from holdfast.data.zipf import ZipfLaw
-from holdfast.sim.library import read_library
-from holdfast.sim.model import Model, TableGroup, workload_of
+from holdfast_lab.sim.library import read_library
+from holdfast_lab.sim.model import Model, TableGroup, workload_of
 
 EXPONENTS = [0.0, 0.8, 1.05, 1.2]
 NUM_BATCHES = 150

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.sim.library import read_library
-from holdfast.sim.machine import Run, Span
-from holdfast.sim.report import figures
-from holdfast.sim.report.content import (
+from holdfast_lab.sim.library import read_library
+from holdfast_lab.sim.machine import Run, Span
+from holdfast_lab.sim.report import figures
+from holdfast_lab.sim.report.content import (
     Energy,
     Line,
     Prediction,
@@ -25,9 +25,9 @@ from holdfast.sim.report.content import (
     energy_of,
     timeline_of,
 )
-from holdfast.sim.report.exposure import WAITING, exposed_by_part_s, exposed_s
-from holdfast.sim.report.page import number_words, write_html
-from holdfast.sim.report.text import stage_letters, timeline_lines
+from holdfast_lab.sim.report.exposure import WAITING, exposed_by_part_s, exposed_s
+from holdfast_lab.sim.report.page import number_words, write_html
+from holdfast_lab.sim.report.text import stage_letters, timeline_lines
 
 LIBRARY = read_library()
 EVIL = "</title><script>alert('x')</script><img src=\"http://example.org/x.png\">&"

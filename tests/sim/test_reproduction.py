@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.sim.library import read_library
-from holdfast.sim.paper import Reproduction, num_parts, read_facts, reproduce
-from holdfast.sim.report.reproduction import write_paper
+from holdfast_lab.sim.library import read_library
+from holdfast_lab.sim.paper import Reproduction, num_parts, read_facts, reproduce
+from holdfast_lab.sim.report.reproduction import write_paper
 
 
 @pytest.fixture(scope="module")

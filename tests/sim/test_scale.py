@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.sim.library import read_library
-from holdfast.sim.model import workload_of
-from holdfast.sim.scale import LEVELS, Fabric, Load, bounds_by_level, load_of, simulate_scale, sweep_trainers
+from holdfast_lab.sim.library import read_library
+from holdfast_lab.sim.model import workload_of
+from holdfast_lab.sim.scale import LEVELS, Fabric, Load, bounds_by_level, load_of, simulate_scale, sweep_trainers
 
 T_99_OF_20 = 2.861  # Student's t: two sides, 19 degrees of freedom
 
@@ -132,7 +132,7 @@ def test_a_memory_twice_as_fast_bounds_at_twice_the_rate():
 def test_queues_that_are_left_out_where_trainers_are_many_change_little(monkeypatch):
     fabric = Fabric(trainers=300, expanders=300)
     left_out = simulate_scale(fabric, LOAD, batches=14)
-    monkeypatch.setattr("holdfast.sim.scale._MOST_TRAINERS_WITH_ALL_QUEUES", 1000)
+    monkeypatch.setattr("holdfast_lab.sim.scale._MOST_TRAINERS_WITH_ALL_QUEUES", 1000)
     with_all = simulate_scale(fabric, LOAD, batches=14)
     assert left_out.batches_per_s == pytest.approx(with_all.batches_per_s, rel=0.02)
     assert left_out.mean_latency_s == pytest.approx(with_all.mean_latency_s, rel=0.05)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.sim.library import Library, read_library
-from holdfast.sim.sensitivity import BASELINES, STUDIES, against_baselines, curve, speedup
+from holdfast_lab.sim.library import Library, read_library
+from holdfast_lab.sim.sensitivity import BASELINES, STUDIES, against_baselines, curve, speedup
 
 MODELS = ("rm1", "rm4")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.sim.library import read_system
-from holdfast.sim.system import Stage, System
+from holdfast_lab.sim.library import read_system
+from holdfast_lab.sim.system import Stage, System
 
 
 def stage(*after: str, skip: bool = False, on: tuple[str, ...] = ("gpu",)) -> Stage:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from holdfast.errors import ConfigError, DoesNotFit
-from holdfast.placement.tiers import Tier
-from holdfast.sim import tiering
-from holdfast.sim.library import read_library
-from holdfast.sim.model import Model, TableGroup, workload_of
-from holdfast.sim.tiering import compare, demand_of_model, nodes_needed, placed, tiers_of
+from holdfast_lab.placement.tiers import Tier
+from holdfast_lab.sim import tiering
+from holdfast_lab.sim.library import read_library
+from holdfast_lab.sim.model import Model, TableGroup, workload_of
+from holdfast_lab.sim.tiering import compare, demand_of_model, nodes_needed, placed, tiers_of
 
 GB = 10**9
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast import _core, state_tree
+from holdfast import _core
+from holdfast.state import state_tree
 from model import Dense, State, rng_now
 from twin import read_table
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from holdfast import near_memory, pool, state_tree
-from holdfast.snapshot import taking
+from holdfast.admin.snapshot import taking
+from holdfast.pools import pool
+from holdfast.rows import near_memory
+from holdfast.state import state_tree
 
 
 def _forgotten_row_update() -> None:

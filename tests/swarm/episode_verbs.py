@@ -16,14 +16,14 @@ import torch
 import checks
 from draw import Run
 from holdfast import EmbeddingBagCollection, _core
-from holdfast.digest import digest_pool
+from holdfast.admin.digest import digest_pool
+from holdfast.admin.inspection import inspect_pool
+from holdfast.admin.repair import problems_of, repair_pool
+from holdfast.admin.snapshot import restore_snapshot, take_snapshot
+from holdfast.admin.transfer import export_pool
 from holdfast.errors import Overtaken, PoolNotFound
-from holdfast.inspection import inspect_pool
-from holdfast.reading import ReadOnlyPool, at_rest
-from holdfast.repair import problems_of, repair_pool
-from holdfast.snapshot import restore_snapshot, take_snapshot
-from holdfast.tables import TORCH_DTYPES
-from holdfast.transfer import export_pool
+from holdfast.pools.read_only import ReadOnlyPool, at_rest
+from holdfast.pools.tables import TORCH_DTYPES
 from life import Progress, Wrong
 from model import Model, State, configs_of, spec_of
 from twin import jagged

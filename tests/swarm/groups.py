@@ -14,13 +14,13 @@ from typing import Any
 
 from episode import Failed, fork
 from group_runs import Life, Ranks, digest
-from holdfast.config import read_value
-from holdfast.digest import digest_pool
-from holdfast.inspection import inspect_pool
-from holdfast.reading import at_rest, check_exists
-from holdfast.repair import problems_of
-from holdfast.run import RunConfig
-from holdfast.transfer import export_pool, import_pool, open_tensors
+from holdfast.admin.digest import digest_pool
+from holdfast.admin.inspection import inspect_pool
+from holdfast.admin.repair import problems_of
+from holdfast.admin.transfer import export_pool, import_pool, open_tensors
+from holdfast.files.config import read_value
+from holdfast.pools.read_only import at_rest, check_exists
+from holdfast.train.run import RunConfig
 from life import Progress, Wrong
 from test_group_kill import Case, Reference, befall, run_of
 

@@ -30,8 +30,8 @@ from holdfast.errors import (
     PoolFull,
     UntrustedPool,
 )
-from holdfast.pool import exists
-from holdfast.row_access import PlannedFeatures
+from holdfast.pools.pool import exists
+from holdfast.rows.row_access import PlannedFeatures
 from model import SEED_OF_POOL, Dense, Model, configs_of, seed_everything, spec_of
 from twin import jagged
 

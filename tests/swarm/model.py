@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from draw import Run
 from holdfast import SGD, Adagrad, Adam, EmbeddingBagConfig, RowWiseAdagrad, RowWiseAdam
-from holdfast.optim import RowOptimizerSpec
+from holdfast.pools.optim import RowOptimizerSpec
 from row_reference import RowGradients, TableReference, f32
 
 _SPECS: dict[str, type[RowOptimizerSpec]] = {

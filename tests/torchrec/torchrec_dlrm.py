@@ -16,10 +16,10 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from holdfast import _core
-from holdfast.embedding import EmbeddingBagCollection
 from holdfast.models import DLRM
-from holdfast.optim import RowWiseAdagrad
-from holdfast.pool import Pool
+from holdfast.pools.optim import RowWiseAdagrad
+from holdfast.pools.pool import Pool
+from holdfast.rows.embedding import EmbeddingBagCollection
 
 NUM_TABLES, ROWS, DIM, BATCH, STEPS = 4, 200, 8, 64, 20
 

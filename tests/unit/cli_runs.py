@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from holdfast import cli
-from holdfast.digest import PoolDigest, digest_pool
-from holdfast.reading import at_rest
-from holdfast.reproducibility import prepare_environment
+from holdfast.admin.digest import PoolDigest, digest_pool
+from holdfast.pools.read_only import at_rest
+from holdfast.state.reproducibility import prepare_environment
 
 prepare_environment()  # before any test computes; the command does it for itself
 

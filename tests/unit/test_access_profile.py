@@ -14,7 +14,8 @@ from holdfast.data import Loader, SyntheticConfig, SyntheticSource
 from holdfast.data.block import FixedBags, SampleBlock
 from holdfast.data.source import Feature
 from holdfast.errors import ConfigError, IdError
-from holdfast.placement.access_profile import (
+from holdfast.train.trainer import TrainConfig
+from holdfast_lab.placement.access_profile import (
     AccessProfile,
     ExactCounts,
     SketchedCounts,
@@ -22,8 +23,7 @@ from holdfast.placement.access_profile import (
     read_profile,
     write_profile,
 )
-from holdfast.placement.demand import expected_ladder
-from holdfast.train import TrainConfig
+from holdfast_lab.placement.demand import expected_ladder
 
 CONFIG = TrainConfig(batch_size=64, seed=5)
 SYNTHETIC = SyntheticConfig(num_samples=1000, rows=(40, 3000, 1), lookups=(1, 7, 2), num_dense=1)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.config import differences, read_config, to_plain
 from holdfast.errors import ConfigError
+from holdfast.files.config import differences, read_config, to_plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

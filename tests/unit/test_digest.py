@@ -11,10 +11,10 @@ import torch
 
 import holdfast
 from holdfast import _core
-from holdfast.digest import PoolDigest, digest_pool
+from holdfast.admin.digest import PoolDigest, digest_pool
 from holdfast.errors import PoolNotFound
-from holdfast.reading import at_rest, touched_rows
-from holdfast.reproducibility import prepare_environment
+from holdfast.pools.read_only import at_rest, touched_rows
+from holdfast.state.reproducibility import prepare_environment
 
 prepare_environment()  # before any test computes
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from holdfast import Pool, _core
-from holdfast.digest import digest_pool
+from holdfast.admin.digest import digest_pool
+from holdfast.admin.inspection import inspect_pool
+from holdfast.admin.repair import problems_of
 from holdfast.errors import Corrupted, PoolError
-from holdfast.inspection import inspect_pool
-from holdfast.repair import problems_of
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
 

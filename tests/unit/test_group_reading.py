@@ -16,21 +16,21 @@ from torch._C._distributed_c10d import HashStore
 
 from cli_runs import CONFIG, Commands, pool_digest
 from holdfast import _core
-from holdfast.config import read_config
+from holdfast.admin.inspection import describe, inspect_pool
+from holdfast.admin.repair import problems_of, repair_pool
+from holdfast.admin.snapshot import take_snapshot
+from holdfast.admin.transfer import export_pool, import_pool, open_tensors
 from holdfast.errors import Corrupted, PoolBusy, PoolExists, PoolNotFound, PoolOfGroup
-from holdfast.inspection import describe, inspect_pool
-from holdfast.reading import at_rest, open_reader, touched_rows
-from holdfast.repair import problems_of, repair_pool
-from holdfast.run import RunConfig, evaluate_pool, open_trainer, open_validation
-from holdfast.sharding import manifest as manifests
-from holdfast.sharding.founding import deal_out_anew
-from holdfast.sharding.group import Group
-from holdfast.sharding.opening import OpenOptions
-from holdfast.sharding.roles import Roles
-from holdfast.sharding.start import open_group_trainer
-from holdfast.snapshot import take_snapshot
-from holdfast.train import Trainer
-from holdfast.transfer import export_pool, import_pool, open_tensors
+from holdfast.files.config import read_config
+from holdfast.group import manifest as manifests
+from holdfast.group.founding import deal_out_anew
+from holdfast.group.group import Group
+from holdfast.group.opening import OpenOptions
+from holdfast.group.roles import Roles
+from holdfast.pools.read_only import at_rest, open_reader, touched_rows
+from holdfast.train.ranks import open_group_trainer
+from holdfast.train.run import RunConfig, evaluate_pool, open_trainer, open_validation
+from holdfast.train.trainer import Trainer
 
 STEPS = 8
 SHARDS = 8

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.metrics import ScoreCollector, auc, evaluate_scores, log_loss
+from holdfast.train.metrics import ScoreCollector, auc, evaluate_scores, log_loss
 
 SCORED = st.lists(st.tuples(st.integers(-4, 4), st.booleans()), min_size=1, max_size=40)
 

@@ -10,11 +10,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import DoesNotFit
-from holdfast.placement.demand import expected_ladder
-from holdfast.placement.ladder import Rung
-from holdfast.placement.plan import plan_placement
-from holdfast.placement.program import Demand, Program, TableDemand, cut_ranges, moved_bytes, solve, stored_bytes
-from holdfast.placement.tiers import Tier
+from holdfast_lab.placement.demand import expected_ladder
+from holdfast_lab.placement.ladder import Rung
+from holdfast_lab.placement.plan import plan_placement
+from holdfast_lab.placement.program import Demand, Program, TableDemand, cut_ranges, moved_bytes, solve, stored_bytes
+from holdfast_lab.placement.tiers import Tier
 
 GB = 10**9
 

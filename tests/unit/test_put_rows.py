@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from holdfast import SGD, Adam, _core
-from holdfast.digest import digest_pool
+from holdfast.admin.digest import digest_pool
 from holdfast.errors import ConfigError, StepError
 
 SEED = 5

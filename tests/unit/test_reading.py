@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from holdfast import EmbeddingBagCollection, EmbeddingBagConfig, Pool
-from holdfast.reading import ReadOnlyPool
+from holdfast.pools.read_only import ReadOnlyPool
 
 
 def collection(pool: Pool | ReadOnlyPool, name: str) -> EmbeddingBagCollection:

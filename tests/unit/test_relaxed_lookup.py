@@ -11,7 +11,7 @@ import pytest
 
 from holdfast import Adagrad, RowWiseAdagrad, _core
 from holdfast.errors import StepError
-from holdfast.tables import DTYPES, POOLINGS
+from holdfast.pools.tables import DTYPES, POOLINGS
 
 SEED = 5
 BATCH = 300  # more bags than one thread pools at a time

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.reproducibility import check_environment, keep_freed_memory, prepare_environment
+from holdfast.state.reproducibility import check_environment, keep_freed_memory, prepare_environment
 
 SOURCE = Path(__file__).parents[2] / "src" / "holdfast"
 needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this PyTorch has no MKL")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.placement.reuse import (
+from holdfast_lab.placement.reuse import (
     ReuseCounter,
     ReuseCurve,
     ReuseRung,

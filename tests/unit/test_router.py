@@ -11,8 +11,8 @@ import pytest
 
 from holdfast import EmbeddingBagConfig, Pool, _core
 from holdfast.errors import ConfigError, DataError, IdError
-from holdfast.optim import OPTIMIZERS, SGD
-from holdfast.tables import normalize_all
+from holdfast.pools.optim import OPTIMIZERS, SGD
+from holdfast.pools.tables import normalize_all
 
 SHARDS = 4
 OWNER_OF_SHARD = [0, 1, 1, 0]

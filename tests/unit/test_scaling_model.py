@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from holdfast import _core
-from holdfast.sharding.layout import assign, measure_load
-from holdfast.sharding.manifest import Manifest, TableEntry
+from holdfast.group.layout import assign, measure_load
+from holdfast.group.manifest import Manifest, TableEntry
 from peers.batches import make_batches
 from peers.shapes import Shape
 from scaleout.arithmetic import least_bytes

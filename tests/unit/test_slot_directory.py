@@ -13,8 +13,8 @@ import pytest
 
 from holdfast import EmbeddingBagConfig, Pool, _core
 from holdfast.errors import ConfigError, StepError, WindowTooLarge
-from holdfast.optim import OPTIMIZERS
-from holdfast.tables import normalize_all
+from holdfast.pools.optim import OPTIMIZERS
+from holdfast.pools.tables import normalize_all
 
 SEED = 4711
 ADAGRAD = OPTIMIZERS.index("adagrad")

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.placement.host import Host
-from holdfast.placement.ladder import Rung
-from holdfast.placement.network_time import NetworkTime
-from holdfast.placement.program import Demand, TableDemand
-from holdfast.placement.reuse import ReuseCurve, expected_reuse
-from holdfast.placement.step_time import StepOptions, StepTime, predict_step
-from holdfast.placement.tiers import Tier
+from holdfast_lab.placement.host import Host
+from holdfast_lab.placement.ladder import Rung
+from holdfast_lab.placement.network_time import NetworkTime
+from holdfast_lab.placement.program import Demand, TableDemand
+from holdfast_lab.placement.reuse import ReuseCurve, expected_reuse
+from holdfast_lab.placement.step_time import StepOptions, StepTime, predict_step
+from holdfast_lab.placement.tiers import Tier
 
 ROWS, UNIQUE = 1_000_000, 20_000.0
 IN_PLACE = Host(

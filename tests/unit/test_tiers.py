@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.placement import probe as probing
-from holdfast.placement.probe import NUM_STEPS, probe
-from holdfast.placement.tiers import Tier, read_tiers, tiers_toml
+from holdfast_lab.placement import probe as probing
+from holdfast_lab.placement.probe import NUM_STEPS, probe
+from holdfast_lab.placement.tiers import Tier, read_tiers, tiers_toml
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiers.toml"
 

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cli_runs import Commands, pool_digest
-from holdfast import transfer
-from holdfast.config import read_config
+from holdfast.admin import transfer
+from holdfast.admin.inspection import inspect_pool
+from holdfast.admin.transfer import SafetensorsFile, TorchFile, export_pool, import_pool
 from holdfast.errors import ConfigError, Corrupted, FormatMismatch, HoldfastError, PoolExists
-from holdfast.inspection import inspect_pool
-from holdfast.reading import ReadOnlyPool, at_rest
-from holdfast.run import RunConfig, open_trainer
-from holdfast.transfer import SafetensorsFile, TorchFile, export_pool, import_pool
+from holdfast.files.config import read_config
+from holdfast.pools.read_only import ReadOnlyPool, at_rest
+from holdfast.train.run import RunConfig, open_trainer
 
 STATE = {
     "sgd": {},
@@ -36,7 +36,7 @@ def holdfast(pool_root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
 
 
 def run_config(holdfast: Commands, *overrides: str) -> RunConfig:
-    return read_config(RunConfig, holdfast.config, overrides)
+    return read_config(RunConfig, holdfast.files.config, overrides)
 
 
 def train(config: RunConfig, directory: Path, steps: int = 4) -> dict[str, torch.Tensor]:
@@ -147,7 +147,7 @@ def test_a_torchrec_state_dict_moves_in_and_trains(holdfast: Commands, suffix: s
         torch.save({"model": state, "epoch": 3}, path)
     else:
         save_file(dict(state), path)
-    result = holdfast("import", path, holdfast.config, "--pool", holdfast.root / "pool")
+    result = holdfast("import", path, holdfast.files.config, "--pool", holdfast.root / "pool")
     assert result.code == 0, result.err
     assert "3 tables, no optimizer state, 2 dense parameters" in result.out
     assert "other.weight" in result.out
@@ -155,7 +155,7 @@ def test_a_torchrec_state_dict_moves_in_and_trains(holdfast: Commands, suffix: s
         assert np.array_equal(read_table(holdfast.root / "pool", number), tensor.numpy())
     with open_trainer(run_config(holdfast), holdfast.root / "pool") as trainer:
         assert torch.equal(trainer.model.state_dict()["bottom.0.weight"], state["module.bottom.0.weight"])
-    assert holdfast.train().code == 0
+    assert holdfast.train.trainer().code == 0
 
 
 def test_optimizer_state_of_a_torchrec_checkpoint_moves_in(holdfast: Commands) -> None:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
 
-from holdfast.cli import data, keeping, moving, placing, pools, proving, reproducing, scaling, simulating, training
+from holdfast.cli import data, keeping, moving, pools, proving, training
 from holdfast.cli.options import add_command
 from holdfast.errors import HoldfastError
-from holdfast.reproducibility import prepare_environment
+from holdfast.state.reproducibility import prepare_environment
 
 _DEBUG = "--debug"
 
@@ -41,17 +42,9 @@ add_command(app, "snapshot", keeping.snapshot)
 add_command(app, "restore", keeping.restore)
 add_command(app, "export", moving.export)
 add_command(app, "import", moving.import_)
-add_command(app, "profile", placing.profile)
-add_command(app, "plan", placing.plan)
-app.add_typer(placing.tiers_app, name="tiers")
 app.add_typer(data.app, name="data")
-add_command(simulating.app, "paper", reproducing.paper)
-add_command(simulating.app, "calibrate", reproducing.calibrate)
-add_command(simulating.app, "sensitivity", reproducing.sensitivity)
-add_command(simulating.app, "scale", scaling.scale)
-add_command(simulating.app, "nodes", scaling.nodes)
-add_command(simulating.app, "failures", scaling.failures)
-app.add_typer(simulating.app, name="sim")
+for commands in entry_points(group="holdfast.commands"):  # of the predictors, of which nothing here knows
+    commands.load()(app)
 
 
 @app.callback()

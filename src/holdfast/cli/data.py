@@ -52,7 +52,7 @@ def synth(
     from dataclasses import replace
 
     from holdfast.data import criteo_shape, uniform_shape, write_synthetic
-    from holdfast.observe import counting_up_to
+    from holdfast.train.observe import counting_up_to
 
     config: SyntheticConfig
     if tables is None:
@@ -88,7 +88,7 @@ def convert(
     The values stay what they are; hash sizes and transforms are chosen when the file is read.
     """
     from holdfast.data import CriteoTsvConfig, convert_criteo
-    from holdfast.observe import counting_up_to
+    from holdfast.train.observe import counting_up_to
 
     config = CriteoTsvConfig(paths=inputs, on_bad_row=on_bad_row.value, categorical_encoding=encoding.value)
     with counting_up_to("converting") as progress:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.cli.training import StopSignals
-    from holdfast.run import RunConfig
-    from holdfast.train import Trainer
+    from holdfast.train.run import RunConfig
+    from holdfast.train.trainer import Trainer
 
 
 def is_of_group(pool: Path) -> bool:
     """Whether this process is one of a group: a launcher says so, or the pool is a group's."""
-    from holdfast.sharding import manifest
+    from holdfast.group import manifest
 
     return "RANK" in os.environ or manifest.exists(pool)
 
@@ -23,8 +23,8 @@ def open_in_group(
     config: RunConfig, pool: Path, stop: StopSignals, memory_ranks: int, *, trust_after_reboot: bool
 ) -> Trainer:
     """This process's part of the group that trains `pool`."""
-    from holdfast.sharding.group import Group
-    from holdfast.sharding.start import open_group_trainer
+    from holdfast.group.group import Group
+    from holdfast.train.ranks import open_group_trainer
 
     group = Group.from_environment(memory_ranks=memory_ranks, timeout=config.group.timeout, stopping=stop.is_wanted)
     return open_group_trainer(config, pool, group, trust_after_reboot=trust_after_reboot)

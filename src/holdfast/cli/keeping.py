@@ -41,8 +41,8 @@ def snapshot(
     DEST appears when it is complete. A run with a small log may write over what is still to be read: then the copy
     begins anew, and after four times it is an error.
     """
-    from holdfast.observe import counting
-    from holdfast.snapshot import take_snapshot
+    from holdfast.admin.snapshot import take_snapshot
+    from holdfast.train.observe import counting
 
     with counting("rows read", None) as on_rows:
         taken = take_snapshot(pool, dest, step=step, since=since, on_rows=on_rows)
@@ -65,8 +65,8 @@ def restore(
     Every file is verified before anything is made. A snapshot that was taken with --since needs the one that it names,
     where it was; the whole chain is followed. `holdfast digest` of the new pool is that of the run at that step.
     """
-    from holdfast.observe import counting
-    from holdfast.snapshot import open_chain, restore_snapshot
+    from holdfast.admin.snapshot import open_chain, restore_snapshot
+    from holdfast.train.observe import counting
 
     total = sum(part.num_bytes for part in open_chain(snapshot))
     with counting("verifying", total, is_bytes=True) as on_bytes, counting("rows written", None) as on_rows:

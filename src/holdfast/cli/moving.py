@@ -21,9 +21,9 @@ def export(
     Names: embedding_bags.<table>.weight, optimizer.<table>.<state>, model.<name>. Streams, so tables may be of any
     size; the file appears when it is complete.
     """
-    from holdfast.observe import counting
-    from holdfast.reading import at_rest
-    from holdfast.transfer import export_bytes, export_pool
+    from holdfast.admin.transfer import export_bytes, export_pool
+    from holdfast.pools.read_only import at_rest
+    from holdfast.train.observe import counting
 
     with (
         at_rest(pool) as (reader, recovery),
@@ -47,8 +47,8 @@ def import_(
     Every table of the configuration is taken from a name that ends in embedding_bags.<table>.weight, the dense part
     from the model's own names where they are there. Of a .pt file only tensors and plain containers are read.
     """
-    from holdfast.observe import counting
-    from holdfast.transfer import import_pool, open_tensors, table_bytes
+    from holdfast.admin.transfer import import_pool, open_tensors, table_bytes
+    from holdfast.train.observe import counting
 
     config = read_run(config_path, overrides)
     tensors = open_tensors(file)

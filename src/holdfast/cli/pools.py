@@ -13,7 +13,7 @@ from holdfast.cli.options import JsonOption, PoolArgument
 
 def inspect(pool: PoolArgument, as_json: JsonOption = False) -> None:
     """What a pool holds and in which state it is. Works while a run is using it."""
-    from holdfast.inspection import describe, inspect_pool
+    from holdfast.admin.inspection import describe, inspect_pool
 
     found = inspect_pool(pool)
     print(json.dumps(found, indent=2) if as_json else "\n".join(describe(found)))  # noqa: T201
@@ -31,9 +31,9 @@ def verify(
     that it is the older one; a log store's commit record is written anew from its row log; touched bits behind a
     table's last row are cleared. All else is left alone, with the reason.
     """
+    from holdfast.admin.repair import problems_of, repair_pool
     from holdfast.errors import Corrupted
-    from holdfast.reading import locked, open_reader
-    from holdfast.repair import problems_of, repair_pool
+    from holdfast.pools.read_only import locked, open_reader
 
     refusals: list[str] = []
     if repair:
@@ -61,9 +61,9 @@ def digest(pool: PoolArgument, as_json: JsonOption = False) -> None:
     Two pools have one digest exactly when training would go on alike from them, however their bytes are stored. A pool
     that was not closed cleanly is recovered first. --json shows the parts too.
     """
-    from holdfast.digest import digest_pool
-    from holdfast.observe import counting
-    from holdfast.reading import at_rest
+    from holdfast.admin.digest import digest_pool
+    from holdfast.pools.read_only import at_rest
+    from holdfast.train.observe import counting
 
     with at_rest(pool) as (reader, recovery), counting("rows read", None) as on_rows:
         if recovery is not None and not recovery.clean:

@@ -22,10 +22,10 @@ from holdfast.errors import PoolError
 if TYPE_CHECKING:
     from holdfast import _core
     from holdfast.data import Source
-    from holdfast.metrics import Evaluation
-    from holdfast.pool import Pool
-    from holdfast.run import RunConfig
-    from holdfast.train import Trainer
+    from holdfast.pools.pool import Pool
+    from holdfast.train.metrics import Evaluation
+    from holdfast.train.run import RunConfig
+    from holdfast.train.trainer import Trainer
 
 
 class Recovery(StrEnum):
@@ -103,8 +103,8 @@ def train(
     """
     from holdfast.cli.groups import is_of_group, open_in_group
     from holdfast.errors import ConfigError
-    from holdfast.reproducibility import keep_freed_memory
-    from holdfast.run import open_trainer, open_validation
+    from holdfast.state.reproducibility import keep_freed_memory
+    from holdfast.train.run import open_trainer, open_validation
 
     keep_freed_memory()
     config = read_run(config_path, overrides)
@@ -153,8 +153,8 @@ def evaluate(config_path: ConfigArgument, pool: PoolOption, overrides: SetOption
     Changes nothing, and needs no lock: while a run is at work, rows are as they are at that instant.
     """
     from holdfast.errors import ConfigError
-    from holdfast.observe import counting
-    from holdfast.run import evaluate_pool, open_validation
+    from holdfast.train.observe import counting
+    from holdfast.train.run import evaluate_pool, open_validation
 
     config = read_run(config_path, overrides)
     validation = open_validation(config)
@@ -250,14 +250,14 @@ def _train(
     trace: Path | None,
 ) -> Evaluation | None:
     """Steps until the last or a signal; then everything is durable, and evaluated unless it was a signal."""
-    from holdfast.state_tree import rng_state, set_rng_state
-    from holdfast.train import EvaluationStopped
+    from holdfast.state.state_tree import rng_state, set_rng_state
+    from holdfast.train.trainer import EvaluationStopped
 
     first_step = trainer.pool.step
     random_numbers = rng_state()
     # Rich draws from Python's generator when it is imported, and who knows what TensorBoard does.
-    from holdfast.observe import Display, MetricsFile, Observer, Observers, TensorBoard
-    from holdfast.trace import TraceFile
+    from holdfast.train.observe import Display, MetricsFile, Observer, Observers, TensorBoard
+    from holdfast.train.trace import TraceFile
 
     observers: list[Observer] = []
     display = None
@@ -304,7 +304,7 @@ def _train(
 def _between_steps(trainer: Trainer) -> Iterator[None]:
     """Whatever fails here, a full disk under the trace or bad validation data, costs no step: the dense state of the
     newest one is written first, whatever the dense interval. (But in a group, where the others do not know.)"""
-    from holdfast.train import EvaluationStopped
+    from holdfast.train.trainer import EvaluationStopped
 
     try:
         yield

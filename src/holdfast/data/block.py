@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from holdfast.batch import Batch, JaggedFeatures
+from holdfast.data.batch import Batch, JaggedFeatures
 
 Rows = NDArray[np.intp] | slice
 """Which samples of a pool, in which order."""

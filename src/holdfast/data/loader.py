@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Generic, Self, TypeVar, cast, overload
 
-from holdfast.batch import Batch
+from holdfast.data.batch import Batch
 from holdfast.data.pipeline import Pipeline, StreamCut
 from holdfast.data.shuffle import SampleOrder
 from holdfast.data.source import Source

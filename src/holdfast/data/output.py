@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from holdfast.durable import sync_path
 from holdfast.errors import ConfigError
+from holdfast.files.durable import sync_path
 
 
 def check_output(path: Path, *, overwrite: bool) -> None:

@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.batch import Batch
+from holdfast.data.batch import Batch
 from holdfast.data.block import Rows, SampleBlock, SamplePool, assemble, pool_blocks
 from holdfast.data.shuffle import GroupSpan, SampleOrder
 from holdfast.data.source import Source

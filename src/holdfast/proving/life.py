@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from holdfast.errors import HoldfastError
-from holdfast.proving.hook import VARIABLE
+from holdfast.pools.proving_hook import VARIABLE
 from holdfast.proving.record import (
     STACKS_FILE,
     STACKS_SIGNAL,

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from holdfast import state_tree
-from holdfast.dense import Checkpoint
-from holdfast.embedding import EmbeddingBagCollection
 from holdfast.proving.record import Leaf
-from holdfast.row_access import PlannedFeatures
+from holdfast.rows.embedding import EmbeddingBagCollection
+from holdfast.rows.row_access import PlannedFeatures
+from holdfast.state import state_tree
+from holdfast.train.checkpoint import Checkpoint
 
 _PARTS = {
     "model": "parameters",

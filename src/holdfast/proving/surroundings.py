@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from holdfast.dense import Checkpoint
 from holdfast.proving.observation import bytes_of, short_digest
 from holdfast.proving.record import OUTSIDE, Leaf
+from holdfast.train.checkpoint import Checkpoint
 
 _DEPTH = 5
 _MOST_LEAVES = 2000

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from holdfast import _core
-from holdfast.proving.hook import VARIABLE
+from holdfast.pools.proving_hook import VARIABLE
 from holdfast.proving.record import (
     POOLS_FILE,
     STACKS_FILE,
@@ -107,8 +107,8 @@ class Witness:
         return there / name
 
     def _install(self) -> None:
-        from holdfast.dense import Checkpoint
-        from holdfast.embedding import EmbeddingBagCollection
+        from holdfast.rows.embedding import EmbeddingBagCollection
+        from holdfast.train.checkpoint import Checkpoint
 
         for owner, name, watch in (
             (Checkpoint, "__init__", self._watch_init),
@@ -162,7 +162,7 @@ class Witness:
             self.refuse("a forked child of it trains; prove watches the process that opens the pool")
         import torch
 
-        from holdfast.reproducibility import check_environment
+        from holdfast.state.reproducibility import check_environment
 
         pool = checkpoint._pool
         self._write(
@@ -240,8 +240,8 @@ class Witness:
             self._end()
 
     def _end(self) -> None:
-        from holdfast.digest import digest_pool
-        from holdfast.reading import open_reader
+        from holdfast.admin.digest import digest_pool
+        from holdfast.pools.read_only import open_reader
 
         self._ended = True
         _core.kill_at_persist_point(0)

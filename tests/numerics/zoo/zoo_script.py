@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 import holdfast
 from holdfast import _core
-from holdfast.digest import digest_pool
+from holdfast.admin.digest import digest_pool
 
 BATCH = 512
 FEATURES = ("a", "b", "c")

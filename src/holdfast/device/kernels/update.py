@@ -22,7 +22,7 @@ from holdfast.device.kernels.dispatch import runs_triton
 from holdfast.device.kernels.rounding import random_bits, round_stochastically
 from holdfast.device.kernels.rows import fold_lanes, lane_sums
 
-SGD, ROWWISE_ADAGRAD, ADAGRAD, ADAM, ROWWISE_ADAM = range(5)  # as holdfast.optim.OPTIMIZERS counts them
+SGD, ROWWISE_ADAGRAD, ADAGRAD, ADAM, ROWWISE_ADAM = range(5)  # as holdfast.pools.optim.OPTIMIZERS counts them
 
 Rounding = tuple[int, Tensor, Tensor]
 
@@ -95,11 +95,11 @@ def update_rows(
 ) -> None:
     """Updates rows in their slots, and writes them compactly to `fresh_weights` and `fresh_state` as well.
 
-    kind: index in ``holdfast.optim.OPTIMIZERS``. weights: ``[num_slots, dim]``, float32, float16 or bfloat16. state:
-    float32 ``[num_slots, state_floats]``, None where the optimizer keeps none. slots: int32 ``[num_unique]``, different
-    ones. sums: float32 ``[num_unique, dim]``. gradient_scale: float32, 0-d, on the device: multiplies the sums.
-    rounding: the pool's seed, and of each row its table's number (int32) and its own (int64); 16-bit rows need it.
-    fresh_weights: ``[num_unique, dim]`` of the rows' dtype. fresh_state: float32 ``[num_unique, state_floats]``.
+    kind: index in ``holdfast.pools.optim.OPTIMIZERS``. weights: ``[num_slots, dim]``, float32, float16 or bfloat16.
+    state: float32 ``[num_slots, state_floats]``, None where the optimizer keeps none. slots: int32 ``[num_unique]``,
+    different ones. sums: float32 ``[num_unique, dim]``. gradient_scale: float32, 0-d, on the device: multiplies the
+    sums. rounding: the pool's seed, and of each row its table's number (int32) and its own (int64); 16-bit rows need
+    it. fresh_weights: ``[num_unique, dim]`` of the rows' dtype. fresh_state: float32 ``[num_unique, state_floats]``.
     """
     if slots.numel() == 0:
         return

@@ -1,0 +1,104 @@
+"""Files and directories that are whole and durable, or not there."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from holdfast.admin.snapshot.form import CHUNK, CHUNK_MAGIC, FileInfo, crc_of
+from holdfast.admin.snapshot.rows import Rows
+from holdfast.errors import PoolFailed, PoolFull
+from holdfast.files.durable import sync_path
+from holdfast.files.locks import FileLock
+
+
+class Output:
+    """A file that is durable when the block ends; `info` says what is in it. Raises PoolFull, PoolFailed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._bytes = self._crc = 0
+
+    def __enter__(self) -> Self:
+        with _writing(self._path):
+            self._file = self._path.open("xb", buffering=0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._file, _writing(self._path):
+            if error is None:
+                os.fsync(self._file.fileno())
+
+    @property
+    def info(self) -> FileInfo:
+        return FileInfo(self._bytes, self._crc)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """All of it, however little the system takes at once."""
+        view = memoryview(data)
+        self._crc = crc_of(view, self._crc)
+        self._bytes += len(view)
+        with _writing(self._path):
+            while view:
+                view = view[self._file.write(view) :]
+
+    def write_chunk(self, rows: Rows) -> None:
+        """These rows, one at least, as a chunk of a layer."""
+        numbers = np.ascontiguousarray(rows.rows, "<u8").view(np.uint8)
+        data = np.ascontiguousarray(rows.data).reshape(-1)
+        first, last = int(rows.rows[0]), int(rows.rows[-1])
+        payload_crc = crc_of(data, crc_of(numbers))
+        head = CHUNK.pack(CHUNK_MAGIC, len(rows), first, last, len(numbers) + len(data), payload_crc, b"", 0)
+        self.write(head[:-4] + crc_of(head[:-4]).to_bytes(4, "little"))
+        self.write(numbers.data)
+        self.write(data.data)
+
+
+@contextmanager
+def new_directory(path: Path, suffix: str) -> Iterator[Path]:
+    """An empty directory beside `path`; it becomes `path`, durably, if the block ends well, and is removed if not.
+
+    What processes that were killed left of their own attempts is removed, too: their locks went with them.
+    """
+    with _writing(path):
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*.{suffix}"):
+            with suppress(OSError), FileLock(left, os.O_RDONLY):
+                shutil.rmtree(left, ignore_errors=True)
+    # Process ids come again, and are the same in two containers: they make no name of one's own.
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.{suffix}")
+    with _writing(partial):
+        partial.mkdir()
+        lock = FileLock(partial, os.O_RDONLY)
+    made = partial  # whatever has the name now
+    try:
+        yield partial
+        with _writing(path):
+            sync_path(partial)
+            made = partial.rename(path)
+            sync_path(path.parent)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        kind = PoolFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else PoolFailed
+        raise kind(f"{path}: {error.strerror}; nothing is left of what was being made") from error

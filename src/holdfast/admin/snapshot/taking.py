@@ -1,0 +1,241 @@
+"""Taking a snapshot of a pool that a run may be changing meanwhile. docs/MOVING.md says why it is of one step."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holdfast import _core
+from holdfast.admin.snapshot.chain import Merged, Snapshot, open_chain
+from holdfast.admin.snapshot.form import (
+    DENSE_FILES,
+    FORMAT,
+    MANIFEST,
+    VERSION,
+    FileInfo,
+    TableInfo,
+    layer_name,
+)
+from holdfast.admin.snapshot.output import Output, new_directory
+from holdfast.admin.snapshot.rows import Rows
+from holdfast.data.output import check_output
+from holdfast.errors import ConfigError, Corrupted, Overtaken, PoolNotFound, PoolOfGroup, StepError
+from holdfast.files.manifests import checksum_of
+from holdfast.pools.pool import exists, is_of_group
+from holdfast.pools.read_only import is_in_use
+
+_CHUNK_BYTES = 8 << 20
+_ATTEMPTS = 4
+_POLL_S = 0.0005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSummary:
+    """What was written. corrections: rows that the run changed while they were copied, and that count instead."""
+
+    step: int
+    rows: int
+    corrections: int
+    num_bytes: int
+
+
+def take_snapshot(
+    pool: Path,
+    dest: Path,
+    *,
+    step: int | None = None,
+    since: Path | None = None,
+    on_rows: Callable[[int], None] | None = None,
+) -> SnapshotSummary:
+    """Copies the pool as it is at the end of its newest step that has a dense state; a run may go on meanwhile.
+
+    step: this step, for whose dense state it waits. since: an earlier snapshot; only rows that differ from it are
+    written, and a restore needs both. on_rows: told how many rows were just read.
+
+    Raises PoolNotFound, PoolOfGroup, ConfigError (`dest` is there, or `since` is of other tables), StepError (`step` is
+    past, or no run will come to it), Overtaken, PoolFull, Corrupted, UntrustedPool, BrokenChain.
+    """
+    check_output(dest, overwrite=False)
+    if is_of_group(pool):
+        raise PoolOfGroup(
+            f"{pool} is a pool of several writers, of which no snapshot can be taken yet: stop the run and copy the "
+            "directory, or holdfast export its tables and model"
+        )
+    if not exists(pool):
+        raise PoolNotFound(f"{pool} holds no pool")
+    parents = [] if since is None else open_chain(since)
+    was_at_rest = False
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            with new_directory(dest, "partial") as partial:
+                return _Taking(pool, partial, dest, parents, on_rows).take(step)
+        except (Overtaken, Corrupted) as error:
+            # Beside a run, what does not hold may have been written over; in a pool at rest it is damaged.
+            at_rest = not is_in_use(pool)
+            if at_rest and (was_at_rest or attempt == _ATTEMPTS):
+                raise Corrupted(str(error)) from error
+            if attempt == _ATTEMPTS:
+                raise Overtaken(
+                    f"the run wrote over what the snapshot had still to read, {_ATTEMPTS} times ({error}): make the "
+                    "pool with a larger log_bytes, or stop the run for a moment"
+                ) from error
+            was_at_rest = at_rest
+    raise AssertionError("unreachable")
+
+
+class _Taking:
+    """One attempt at a snapshot, in the directory `partial`."""
+
+    def __init__(
+        self, pool: Path, partial: Path, dest: Path, parents: Sequence[Snapshot], on_rows: Callable[[int], None] | None
+    ) -> None:
+        self._pool = pool
+        self._partial = partial
+        self._dest = dest
+        self._parents = parents
+        self._on_rows = on_rows
+        self._copy = _core.LiveCopy(str(pool))
+        self._tables = tuple(TableInfo.of(table) for table in self._copy.tables)
+        self._files: dict[str, FileInfo] = {}
+        none = [Rows(np.empty(0, np.uint64), np.empty((0, table.row_bytes), np.uint8)) for table in self._tables]
+        self._unseen = {number: [rows] for number, rows in enumerate(none)}  # of the parents, and not copied
+        if parents and (parents[0].seed, parents[0].tables) != (self._copy.header["seed"], self._tables):
+            raise ConfigError(f"--since: {parents[0].path} is of a pool with other tables or another seed than {pool}")
+
+    def take(self, step: int | None) -> SnapshotSummary:
+        copy = self._copy
+        if step is not None:
+            self._refuse_past(step, copy.newest_dense_step)
+        fixed = self._fix(step) if copy.fixes_first else None
+        rows = sum(self._write_layer(number, "rows") for number in range(len(self._tables)))
+        at, cursor, row_updates, dense = fixed or self._fix(step)
+        copy.settle()
+        corrections = sum(self._write_layer(number, "corrections") for number in range(len(self._tables)))
+        for name, data in zip(DENSE_FILES, dense or (), strict=False):
+            with Output(self._partial / name) as out:
+                out.write(data)
+            self._files[name] = out.info
+        self._write_manifest(step=at, cursor=cursor, row_updates=row_updates)
+        num_bytes = sum(info.bytes for info in self._files.values())
+        return SnapshotSummary(step=at, rows=rows, corrections=corrections, num_bytes=num_bytes)
+
+    def _fix(self, step: int | None) -> tuple[int, int, int, tuple[bytes, bytes] | None]:
+        if step is not None:
+            self._wait_for(step)
+        fixed = self._copy.fix()
+        if step is not None:
+            self._refuse_past(step, fixed[0])
+        return fixed
+
+    def _wait_for(self, step: int) -> None:
+        looked_at_s = time.monotonic()
+        while (newest := self._copy.newest_dense_step) is None or newest < step:
+            if time.monotonic() - looked_at_s > 1:
+                looked_at_s = time.monotonic()
+                if not is_in_use(self._pool):
+                    raise StepError(f"{self._pool} is at step {newest or 0}, and no run takes it to step {step}")
+            time.sleep(_POLL_S)
+
+    def _refuse_past(self, step: int, newest: int | None) -> None:
+        if newest is not None and newest > step:
+            raise StepError(f"step {step} is past: {self._pool} has a dense state of step {newest}, and none of it")
+
+    def _write_layer(self, number: int, layer: str) -> int:
+        """Returns how many rows were written."""
+        name = layer_name(number, layer)
+        written = 0
+        with Output(self._partial / name) as out:
+            found = self._read(number, self._copy.copy_rows if layer == "rows" else self._copy.corrections)
+            if self._parents:
+                found = self._changed(number, found) if layer == "rows" else self._corrected(number, found)
+            for rows in found:
+                out.write_chunk(rows)
+                written += len(rows)
+        self._files[name] = out.info
+        return written
+
+    def _read(self, number: int, read: Callable[..., tuple[int, int]]) -> Iterator[Rows]:
+        """What `read` gives of a table, a chunk at a time."""
+        table = self._tables[number]
+        layout = table.layout
+        chunk_rows = max(1, _CHUNK_BYTES // (8 + table.row_bytes))
+        rows = np.empty(chunk_rows, np.uint64)
+        weights = np.empty((chunk_rows, layout.weight_bytes), np.uint8)
+        state = np.empty((chunk_rows, layout.state_bytes), np.uint8)
+        first = 0
+        while first < table.num_embeddings:
+            count, first = read(number, first, rows, weights.reshape(-1), state.reshape(-1))
+            if count > 0:
+                yield Rows(rows[:count].copy(), np.concatenate((weights[:count], state[:count]), axis=1))
+            if self._on_rows is not None:
+                self._on_rows(count)
+
+    def _changed(self, number: int, found: Iterator[Rows]) -> Iterator[Rows]:
+        """Those that are not as the parents have them. What the parents alone have waits for the corrections: it is in
+        the pool's log, or the pool was rolled back behind it."""
+        parents = Merged.of(self._parents, number)
+        for rows in found:
+            known = parents.take(int(rows.rows[-1]))
+            if known is None:
+                yield rows
+                continue
+            self._unseen[number].append(known.without(rows))
+            changed = rows[~rows.same_as(known)]
+            if len(changed):
+                yield changed
+        self._unseen[number] += parents
+
+    def _corrected(self, number: int, found: Iterator[Rows]) -> Iterator[Rows]:
+        """All but those that the parents alone have, and have alike; and initial values of rows that only they have."""
+        unseen = Rows.joined(self._unseen.pop(number))
+        for rows in found:
+            end = int(np.searchsorted(unseen.rows, rows.rows[-1], side="right"))
+            known, unseen = unseen[:end], unseen[end:]
+            changed = Rows.joined([rows[~rows.same_as(known)], self._lost(number, known.without(rows))])
+            if len(changed):
+                yield changed
+        if len(lost := self._lost(number, unseen)):
+            yield lost
+
+    def _lost(self, number: int, known: Rows) -> Rows:
+        """The initial values of rows, where they are others than these."""
+        layout = self._tables[number].layout
+        data = np.zeros_like(known.data)
+        weights = np.empty((len(known), layout.weight_bytes), np.uint8)
+        self._copy.initial_rows(number, np.ascontiguousarray(known.rows), weights.reshape(-1))
+        data[:, : layout.weight_bytes] = weights
+        return Rows(known.rows, data)[(data != known.data).any(axis=1)]
+
+    def _write_manifest(self, *, step: int, cursor: int, row_updates: int) -> None:
+        header = self._copy.header
+        parent = None
+        if self._parents:
+            path = os.path.relpath(self._parents[0].path.resolve(), self._dest.parent.resolve() / self._dest.name)
+            parent = {"id": self._parents[0].id, "path": path}
+        said: dict[str, Any] = {
+            "format": FORMAT,
+            "version": VERSION,
+            "id": uuid.uuid4().hex,
+            "parent": parent,
+            "pool": header["uuid"].hex(),
+            "seed": header["seed"],
+            "store": header["store"],
+            "log_bytes": header["log_bytes"],
+            "row_checksums": header["row_checksums"],
+            "step": step,
+            "cursor": cursor,
+            "row_updates": row_updates,
+            "tables": [asdict(table) for table in self._tables],
+            "files": {name: asdict(info) for name, info in self._files.items()},
+        }
+        said["crc32c"] = checksum_of(said)
+        with Output(self._partial / MANIFEST) as out:
+            out.write(json.dumps(said, indent=1).encode() + b"\n")

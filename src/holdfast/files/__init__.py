@@ -1,0 +1,1 @@
+"""Files: configurations read strictly, writes that are durable, locks, manifests."""

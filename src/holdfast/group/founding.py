@@ -1,0 +1,306 @@
+"""Making the pool of a group, and dealing its shards out anew when another number of ranks owns them.
+
+Invariants
+- The directory becomes a group's pool, or its next generation's, with one rename: of `group.json`, when all that it
+  names is durable.
+- What is made before that lies beside a mark, which says that it is unpublished (core/layout/unpublished.h): the
+  directory's on every storage, or the generation's. The mark is durable before the first part is made, and has gone
+  from every storage before any rank trains.
+- Only what is marked is ever removed. A generation that is not in force any more is marked first.
+- Shards are dealt out anew over empty logs: everything is recovered to one step and merged home first. So no row is
+  rewritten, and until the rename the old generation can still be opened.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from holdfast import _core
+from holdfast.errors import ConfigError, Corrupted, PoolBusy, PoolExists, PoolNotFound
+from holdfast.files.durable import make_directory
+from holdfast.files.locks import FileLock
+from holdfast.group import manifest as manifests
+from holdfast.group.group import Group
+from holdfast.group.layout import TableShards, assign, check_num_shards, lay_out
+from holdfast.group.manifest import Manifest, TableEntry, generation_directory, pool_error
+from holdfast.group.opening import Mark, OpenOptions, open_together
+from holdfast.pools.one_rank import OneRank
+from holdfast.pools.pool import SUPERBLOCK, log_bytes_of, wants_log_store
+
+DENSE_DIRECTORY = "dense"
+LOCK_FILE = "lock"
+_DENSE_LOG_BYTES = 1 << 20  # of a pool without rows
+
+Measure = Callable[[Sequence[TableShards], int, int], list[int]]
+"""Lookups of each shard, given the tables' layout, the number of shards and the samples consumed so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foundation:
+    """What a new pool is made of. split_rows: larger tables are cut over all shards."""
+
+    tables: tuple[_core.TableSpec, ...]
+    seed: int
+    medium: str
+    log_bytes: int | None
+    row_checksums: bool
+    num_shards: int
+    split_rows: int
+
+
+class GroupLock:
+    """Keeps other groups out, as long as the process lives."""
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            make_directory(directory)
+            self._lock = FileLock(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT)
+        except FileExistsError as error:
+            raise PoolExists(f"{directory} is there already, and is no directory") from error
+        except BlockingIOError:
+            raise PoolBusy(f"{directory} is open for writing by another group; wait for it, or stop it") from None
+        except OSError as error:
+            raise pool_error(error, f"locking {directory / LOCK_FILE}") from error
+        with suppress(OSError):  # only what is said to others that find it locked suffers
+            os.ftruncate(self._lock.fd, 0)
+            os.write(self._lock.fd, f"{os.getpid()}".encode())
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+def found(directory: Path, group: Group, foundation: Foundation, measure: Measure) -> Manifest:
+    """Makes the pool: every owner its own part, rank 0 the rest. All ranks call it, where `findings` says that none has
+    a part of one that was published; rank 0 holds the lock."""
+
+    def decide() -> str | None:
+        if group.rank != 0:
+            return None
+        check_num_shards(foundation.num_shards, len(group.roles.owners))
+        return _first_manifest(directory, foundation, len(group.roles.owners), measure).to_json()
+
+    text = group.all_or_none(decide, "the new pool's layout")
+    said = group.broadcast(None if text is None else text.encode(), "the new pool's layout").decode()
+    manifest = Manifest.from_json(said, "the new pool's layout")
+    _clear(directory, group)
+    group.all_or_none(lambda: make_parts(directory, group, manifest), "the new pool's parts")
+    publish(directory, group, manifest)
+    return manifest
+
+
+def make_parts(directory: Path, group: Group, manifest: Manifest) -> None:
+    """This rank's."""
+    if group.is_owner:
+        make_writer(directory, manifest, group.rank - group.roles.owners[0], begin=(0, 0, 0), adopt=False)
+    if group.rank == 0:
+        _make_dense(directory, manifest)
+
+
+def _clear(directory: Path, group: Group) -> None:
+    """Marks what is going to lie on every rank's storage as unpublished, and removes what was. One rank after another:
+    several may have one storage."""
+
+    def clear(turn: int) -> None:
+        if turn != group.rank or not (group.is_owner or group.rank == 0 or _core.is_unpublished(str(directory))):
+            return
+        _make_directory(directory)
+        _core.remove_unpublished_parts(str(directory))
+        _core.mark_unpublished(str(directory))
+
+    for turn in range(group.world_size):
+        group.all_or_none(partial(clear, turn), "leftovers to be removed")
+
+
+def publish(directory: Path, group: Group, manifest: Manifest) -> None:
+    """Rank 0's `group.json`, and one on every storage of its own that other ranks have under the same path."""
+
+    def write() -> None:
+        if group.rank == 0:
+            manifests.write(directory, manifest)
+
+    group.all_or_none(write, "the new pool's manifest")
+    settle(directory, group, manifest)
+
+
+def settle(directory: Path, group: Group, manifest: Manifest) -> None:
+    """What rank 0's `group.json` published is published on every rank's storage. All of it is before any rank writes a
+    part: a mark that outlived that would call trained rows unpublished."""
+
+    def copy() -> None:
+        has_part = directory.is_dir() and (group.is_owner or group.rank == 0 or manifests.exists(directory))
+        if has_part and not (manifests.exists(directory) and manifests.read(directory) == manifest):
+            manifests.write(directory, manifest)
+
+    group.all_or_none(copy, "everyone's copy of the manifest")
+    group.all_or_none(lambda: _unmark(directory, manifest), "the pool to be published everywhere")
+    group.let_rank_0(lambda: retire_others(directory, manifest), "older generations to go")
+
+
+def _unmark(directory: Path, manifest: Manifest) -> None:
+    for marked in (directory, generation_directory(directory, manifest.generation)):
+        if _core.is_unpublished(str(marked)):
+            _core.mark_published(str(marked))
+
+
+def deal_out_anew(
+    directory: Path, manifest: Manifest, num_owners: int, options: OpenOptions, measure: Measure
+) -> Manifest:
+    """Recovers the pool and gives its shards to `num_owners` writers. By one process, which reaches all of them and
+    holds the lock. Raises what opening a writer raises; the old generation is in force until this returns, and `settle`
+    comes next."""
+    check_num_shards(manifest.num_shards, num_owners)
+    writers = [manifest.writer_directory(directory, writer) for writer in range(manifest.num_writers)]
+    for number, writer in enumerate(writers):
+        if not writer.is_dir():
+            raise PoolNotFound(
+                f"{writer} cannot be reached from here: to give shards to other ranks, rank 0 needs all of them; start "
+                f"{manifest.num_writers} ranks that own rows, as before, or make the directories reachable"
+            )
+        manifest.check_part(directory, number)
+    manifest.check_dense(directory / DENSE_DIRECTORY)
+    _unmark(directory, manifest)
+    retire_others(directory, manifest)
+    pools, dense, mark = open_together(writers, directory / DENSE_DIRECTORY, options, OneRank())
+    try:
+        for pool in pools:
+            pool.note_group_durable(mark[0])
+            pool.empty_log()
+    finally:
+        for pool in [*pools, *([] if dense is None else [dense])]:
+            pool.close()
+    layout = [TableShards(table.first_shard, table.table_shards) for table in manifest.tables]
+    load = measure(layout, manifest.num_shards, mark[1])
+    fresh = manifest.next_generation(assign(load, num_owners), load)
+    generation = generation_directory(directory, fresh.generation)
+    _make_directory(generation)
+    _core.mark_unpublished(str(generation))
+    for number in range(num_owners):
+        make_writer(directory, fresh, number, begin=mark, adopt=True)
+    manifests.write(directory, fresh)
+    return fresh
+
+
+def retire_others(directory: Path, manifest: Manifest) -> None:
+    """Removes generations that are not in force: one that was never published, and those that `manifest` came after.
+    Raises Corrupted where there is a later one, which was."""
+    check_newest(directory, manifest)
+    for path in generations_in(directory):
+        if path == generation_directory(directory, manifest.generation):
+            continue
+        _core.mark_unpublished(str(path))  # a removal that dies goes on from there
+        for writer in path.iterdir():
+            if writer.is_dir() and writer.name.isdecimal():
+                _remove_part(writer)
+        _core.mark_published(str(path))
+        with suppress(OSError):  # files that are no parts are somebody's
+            path.rmdir()
+
+
+def check_newest(directory: Path, manifest: Manifest) -> None:
+    """Raises Corrupted where a generation after the manifest's was published: the manifest is an older copy."""
+    parts = _core.pool_parts(str(directory)) if directory.is_dir() else []
+    for path in generations_in(directory):
+        has_parts = any(part.startswith(f"{path.name}/") for part in parts)
+        is_later = int(path.name.removeprefix("writers-")) > manifest.generation
+        if is_later and has_parts and not _core.is_unpublished(str(path)):
+            raise Corrupted(
+                f"{path} is a later generation than {manifests.MANIFEST} names ({manifest.generation}), which is an "
+                f"older copy: put the newer {manifests.MANIFEST} back. Nothing was changed"
+            )
+
+
+def generations_in(directory: Path) -> list[Path]:
+    return [path for path in sorted(directory.glob("writers-*")) if path.name.removeprefix("writers-").isdecimal()]
+
+
+def _remove_part(writer: Path) -> None:
+    """A writer's directory, of a generation that is not in force."""
+    (writer / SUPERBLOCK).unlink(missing_ok=True)
+    _core.mark_unpublished(str(writer))
+    _core.remove_unpublished_parts(str(writer))
+    (writer / LOCK_FILE).unlink(missing_ok=True)
+    _core.mark_published(str(writer))
+    with suppress(OSError):
+        writer.rmdir()
+
+
+def make_writer(directory: Path, manifest: Manifest, writer: int, *, begin: Mark, adopt: bool) -> None:
+    """The pool of one writer, over shards that are new, or that are there as of the end of a step (`adopt`)."""
+    path = manifest.writer_directory(directory, writer)
+    _make_directory(path)
+    _core.Pool.create(
+        str(path),
+        manifest.seed,
+        manifest.log_bytes,
+        [table.spec for table in manifest.tables],
+        log_store=manifest.store == "log",
+        row_checksums=manifest.row_checksums,
+        begin=begin,
+        num_shards=manifest.num_shards,
+        owned=manifest.owned(writer),
+        group_uuid=bytes.fromhex(manifest.uuid),
+        adopt=adopt,
+        identified=manifest.parts_are_identified,
+    )
+
+
+def _make_dense(directory: Path, manifest: Manifest) -> None:
+    path = directory / DENSE_DIRECTORY
+    _make_directory(path)
+    _core.Pool.create(
+        str(path),
+        manifest.seed,
+        _DENSE_LOG_BYTES,
+        [],
+        log_store=manifest.store == "log",
+        group_uuid=bytes.fromhex(manifest.uuid),
+    )
+
+
+def _first_manifest(directory: Path, foundation: Foundation, num_owners: int, measure: Measure) -> Manifest:
+    rows = [table.num_embeddings for table in foundation.tables]
+    layout = lay_out(rows, num_shards=foundation.num_shards, split_rows=foundation.split_rows)
+    load = measure(layout, foundation.num_shards, 0)
+    log_store = wants_log_store(directory, foundation.medium)  # type: ignore[arg-type]
+    entries = (
+        replace(TableEntry.of(table), first_shard=shards.first_shard, table_shards=shards.num_shards)
+        for table, shards in zip(foundation.tables, layout, strict=True)
+    )
+    return Manifest(
+        uuid=manifests.new_uuid(),
+        seed=foundation.seed,
+        store="log" if log_store else "in_place",
+        log_bytes=log_bytes_of(log_store) if foundation.log_bytes is None else foundation.log_bytes,
+        row_checksums=foundation.row_checksums and not log_store,
+        tables=tuple(entries),
+        generation=1,
+        owner_of=tuple(assign(load, num_owners)),
+        load=tuple(load),
+    )
+
+
+def check_kept_as(directory: Path, manifest: Manifest, medium: str, *, row_checksums: bool) -> None:
+    """Raises ConfigError where the pool keeps its rows in another way than is asked for."""
+    kept_as = "block" if manifest.store == "log" else "memory"
+    if medium not in ("auto", kept_as):
+        raise ConfigError(
+            f"medium = {medium!r}, but the pool in {directory} was made as {kept_as!r}: a pool cannot change that, "
+            "leave it out or start a new pool"
+        )
+    if row_checksums and manifest.store != "log" and not manifest.row_checksums:
+        raise ConfigError(
+            f"row_checksums = true, but the pool in {directory} was made without: a pool cannot change that, leave it "
+            "out or start a new pool"
+        )
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        make_directory(path)
+    except OSError as error:
+        raise pool_error(error, f"making {path}") from error

@@ -1,0 +1,114 @@
+"""Making a group's pool, or opening the one that is there: what all ranks do together, until their parts are recovered.
+
+Whatever cannot be, any rank's refusal, ends all ranks with the same error before anything is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from holdfast.errors import PoolNotFound
+from holdfast.group.findings import find_pool
+from holdfast.group.founding import (
+    DENSE_DIRECTORY,
+    Foundation,
+    GroupLock,
+    Measure,
+    check_kept_as,
+    deal_out_anew,
+    found,
+    publish,
+    settle,
+)
+from holdfast.group.group import Group
+from holdfast.group.layout import check_num_shards
+from holdfast.group.manifest import Manifest, check_same_tables
+from holdfast.group.opening import OpenOptions
+from holdfast.group.pool import GroupPool
+from holdfast.pools.optim import OPTIMIZERS
+
+
+def found_or_open(
+    directory: Path,
+    group: Group,
+    wanted: Foundation,
+    options: OpenOptions,
+    measure: Measure,
+    *,
+    dense_interval: int,
+    on_phase: Callable[[str], None] = lambda phase: None,
+) -> GroupPool:
+    """This rank's share of the pool in `directory`, recovered. All ranks call it at once.
+
+    wanted: of a new pool; one that is there must have the same tables, and keep its rows as is asked for. on_phase:
+    told when a phase is over.
+
+    Raises ConfigError, PoolBusy, PoolExists, PoolNotFound, Corrupted, GroupError.
+    """
+    lock: GroupLock | None = None
+
+    def take_lock() -> None:
+        nonlocal lock
+        if group.rank == 0:
+            lock = GroupLock(directory)
+
+    group.all_or_none(take_lock, "the pool's lock")
+    with ExitStack() as on_error:
+        if lock is not None:
+            on_error.callback(lock.release)
+        manifest = find_pool(directory, group)
+        is_new = manifest is None
+        if manifest is None:
+            manifest = found(directory, group, wanted, measure)
+        else:
+            check_same_tables(manifest, wanted.tables, OPTIMIZERS)
+            check_kept_as(directory, manifest, wanted.medium, row_checksums=wanted.row_checksums)
+            num_owners = len(group.roles.owners)
+            check_num_shards(manifest.num_shards, num_owners)
+            if manifest.num_writers != num_owners:
+                manifest = _deal_out_anew(directory, group, manifest, options, measure)
+            _check_reachable(directory, group, manifest)
+            settle(directory, group, manifest)
+        on_phase("layout")
+        pool = GroupPool.open(
+            directory, group, manifest, options, dense_interval=dense_interval, lock=lock, is_new=is_new
+        )
+        on_error.pop_all()
+    on_phase("recovery")
+    return pool
+
+
+def _deal_out_anew(
+    directory: Path, group: Group, manifest: Manifest, options: OpenOptions, measure: Measure
+) -> Manifest:
+    """By rank 0, however long its logs take; the others wait for as long as it lives."""
+
+    def deal() -> Manifest:
+        return deal_out_anew(directory, manifest, len(group.roles.owners), options, measure)
+
+    fresh = group.let_rank_0(deal, "rank 0 to deal out the shards anew")
+    said = group.broadcast(None if fresh is None else fresh.to_json().encode(), "the shards' new owners")
+    dealt = Manifest.from_json(said.decode(), "rank 0's manifest")
+    publish(directory, group, dealt)
+    return dealt
+
+
+def _check_reachable(directory: Path, group: Group, manifest: Manifest) -> None:
+    def look() -> None:
+        if group.rank == 0:
+            manifest.check_dense(directory / DENSE_DIRECTORY)
+        if not group.is_owner:
+            return
+        writer = group.rank - group.roles.owners[0]
+        path = manifest.writer_directory(directory, writer)
+        if not path.is_dir():
+            raise PoolNotFound(
+                f"{path}, the part of the pool that rank {group.rank} has, cannot be reached from its machine: start "
+                "the ranks where they were, or on storage that all of them share. If that storage is lost, so is the "
+                "pool, for no part replaces another: put a copy of all parts back. Nothing was changed"
+            )
+        manifest.check_part(directory, writer)
+
+    group.all_or_none(look, "everyone's part of the pool")

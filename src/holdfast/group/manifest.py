@@ -1,0 +1,239 @@
+"""`group.json`: what a pool of several writers is. It is replaced as a whole, durably, or not at all; whatever its
+generation's writers have is in their own directories. docs/FORMAT.md has its fields.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast import _core
+from holdfast.errors import ConfigError, Corrupted, FormatMismatch, PoolError, PoolFull, PoolReadOnly
+from holdfast.files.durable import sync_path
+from holdfast.files.manifests import TableFields, checksum_of
+from holdfast.group.layout import MAX_SHARDS, stride_bits
+from holdfast.pools.pool import GROUP_MANIFEST, is_of_group
+
+MANIFEST = GROUP_MANIFEST
+exists = is_of_group
+_FORMAT = "holdfast group"
+_VERSION = 2
+_IDENTITY_VERSION = 4  # of the pool format
+_OLDEST_VERSION = 1  # its parts are of the pool format's versions up to 3, which do not say whose they are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableEntry(TableFields):
+    """A table of the pool, and the shards that it lies in."""
+
+    first_shard: int
+    table_shards: int
+
+    def places_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of a split table."""
+        return _core.places_of(self.num_embeddings, self.table_shards, self.first_shard, np.ascontiguousarray(rows))
+
+    def rows_of_places(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of a split table."""
+        return _core.rows_of_places(self.num_embeddings, self.table_shards, self.first_shard, places)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """version: 1 where the parts do not say whose they are. uuid: of the pool, hexadecimal. store: ``in_place`` or
+    ``log``. owner_of: the writer of each shard. load: lookups of each shard when they were dealt out. generation: how
+    often they were."""
+
+    version: int = _VERSION
+    uuid: str
+    seed: int
+    store: str
+    log_bytes: int
+    row_checksums: bool
+    tables: tuple[TableEntry, ...]
+    generation: int
+    owner_of: tuple[int, ...]
+    load: tuple[int, ...]
+
+    @property
+    def num_shards(self) -> int:
+        return len(self.owner_of)
+
+    @property
+    def num_writers(self) -> int:
+        return max(self.owner_of) + 1
+
+    def owned(self, writer: int) -> list[int]:
+        return [shard for shard, owner in enumerate(self.owner_of) if owner == writer]
+
+    def locate(self, table: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The places of a table's rows, and their writers."""
+        entry, owner_of = self.tables[table], np.array(self.owner_of, np.int64)
+        if entry.table_shards == 1:
+            return rows, np.full(len(rows), owner_of[entry.first_shard])
+        places: NDArray[np.int64] = entry.places_of(rows)
+        return places, owner_of[places >> stride_bits(entry.num_embeddings, entry.table_shards)]
+
+    def router(self, tables: Sequence[TableEntry], features: Sequence[tuple[str, int]]) -> _core.Router:
+        """Of batches with these features (name, index into `tables`)."""
+        described = [
+            (
+                entry.num_embeddings,
+                entry.embedding_dim,
+                entry.pooling,
+                entry.first_shard,
+                entry.table_shards > 1,
+            )
+            for entry in tables
+        ]
+        return _core.Router(described, features, self.owner_of, self.num_writers)
+
+    def is_wide(self, table: int) -> bool:
+        """Whether the places of a table take more than 32 bits."""
+        entry = self.tables[table]
+        if entry.table_shards == 1:
+            return entry.num_embeddings > 1 << 32
+        return entry.table_shards << stride_bits(entry.num_embeddings, entry.table_shards) > 1 << 32
+
+    @property
+    def parts_are_identified(self) -> bool:
+        return self.version > _OLDEST_VERSION
+
+    def next_generation(self, owner_of: list[int], load: list[int]) -> Manifest:
+        return replace(self, generation=self.generation + 1, owner_of=tuple(owner_of), load=tuple(load))
+
+    def writer_directory(self, directory: Path, writer: int) -> Path:
+        return generation_directory(directory, self.generation) / f"{writer:04}"
+
+    def check_part(self, directory: Path, writer: int) -> None:
+        """Raises Corrupted where a writer's directory has another part than this says, or one of another pool; and what
+        is wrong with it."""
+        path = self.writer_directory(directory, writer)
+        part = _core.part_in(str(path))
+        if part is None or part[0] != bytes.fromhex(self.uuid):
+            raise Corrupted(f"{path}: this is no part of the pool in {directory}, but of another one: put its own back")
+        self._check_version(path, _core.header_in(str(path)))
+        if part[1] != self.owned(writer):
+            raise Corrupted(
+                f"{path}: it has shards {_some(part[1])}, but {MANIFEST} gives it {_some(self.owned(writer))}"
+                ": put the directories back under the names that they had"
+            )
+
+    def check_dense(self, path: Path) -> None:
+        """Raises Corrupted where the directory has the dense states of another pool; and what is wrong with it."""
+        header = _core.header_in(str(path))
+        self._check_version(path, header)
+        if self.parts_are_identified and header["group_uuid"] != bytes.fromhex(self.uuid):
+            raise Corrupted(f"{path}: these are the dense states of another pool: put this pool's own back")
+        if header["num_tables"]:
+            raise Corrupted(f"{path}: this is no part with dense states: put this pool's own back")
+
+    def _check_version(self, path: Path, header: dict[str, Any]) -> None:
+        if (header["format_version"] >= _IDENTITY_VERSION) != self.parts_are_identified:
+            raise Corrupted(
+                f"{path}: a part of format {header['format_version']}, {MANIFEST} is of version {self.version}: this "
+                "part is another pool's, put its own back"
+            )
+
+    def to_json(self) -> str:
+        said = {"format": _FORMAT, **asdict(self)}
+        return json.dumps({**said, "crc32c": checksum_of(said)})
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> Manifest:
+        """Raises FormatMismatch, Corrupted; nothing of it is believed before its checksum."""
+        try:
+            said = json.loads(text)
+            if said.get("format") != _FORMAT:
+                raise FormatMismatch(f"{where}: not the manifest of a pool of several writers")
+            if said.get("version") not in range(_OLDEST_VERSION, _VERSION + 1):
+                raise FormatMismatch(
+                    f"{where}: version {said.get('version')}, this build knows versions up to {_VERSION}; "
+                    "use the holdfast that wrote it"
+                )
+            crc = said.pop("crc32c")
+            if crc != checksum_of(said):
+                raise Corrupted(f"{where}: the manifest's checksum does not hold")
+            del said["format"]
+            said["tables"] = tuple(TableEntry(**table) for table in said["tables"])
+            said["owner_of"], said["load"] = tuple(said["owner_of"]), tuple(said["load"])
+            manifest = cls(**said)
+            manifest._check()
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise Corrupted(f"{where}: no manifest of a pool of several writers: {error!r}") from None
+        return manifest
+
+    def _check(self) -> None:
+        if not 1 <= self.num_shards <= MAX_SHARDS or self.num_shards & (self.num_shards - 1):
+            raise ValueError(f"{self.num_shards} shards")
+        if len(self.load) != self.num_shards or set(self.owner_of) != set(range(self.num_writers)):
+            raise ValueError("owners of shards that do not fit")
+        if len(bytes.fromhex(self.uuid)) != 16 or self.store not in ("in_place", "log") or self.generation < 1:
+            raise ValueError("a uuid, store or generation that cannot be")
+        for table in self.tables:
+            if table.table_shards not in (1, self.num_shards) or not 0 <= table.first_shard < self.num_shards:
+                raise ValueError(f"table {table.name!r} in shards that are not there")
+
+
+def generation_directory(directory: Path, generation: int) -> Path:
+    return directory / f"writers-{generation}"
+
+
+def read(directory: Path) -> Manifest:
+    path = directory / MANIFEST
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise Corrupted(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise Corrupted(f"{path}: no manifest of a pool of several writers: it is no text") from None
+    return Manifest.from_json(text, str(path))
+
+
+def write(directory: Path, manifest: Manifest) -> None:
+    """Durable when it returns. Raises PoolFull, PoolReadOnly, PoolError; the old one is there then."""
+    path, fresh = directory / MANIFEST, directory / f"{MANIFEST}.new"
+    try:
+        fresh.write_text(manifest.to_json())
+        sync_path(fresh)
+        fresh.rename(path)
+        sync_path(directory)
+    except OSError as error:
+        raise pool_error(error, f"writing {path}") from error
+
+
+def pool_error(error: OSError, doing: str) -> PoolError:
+    """What the operating system refused, as the error that says so."""
+    import errno
+
+    kinds: dict[int | None, type[PoolError]] = {
+        errno.ENOSPC: PoolFull, errno.EDQUOT: PoolFull,
+        errno.EROFS: PoolReadOnly, errno.EACCES: PoolReadOnly, errno.EPERM: PoolReadOnly,
+    }  # fmt: skip
+    return kinds.get(error.errno, PoolError)(f"{doing}: {error.strerror}")
+
+
+def check_same_tables(manifest: Manifest, wanted: Sequence[_core.TableSpec], optimizers: Sequence[str]) -> None:
+    """Raises ConfigError that names the field in which a table differs from the one that is asked for."""
+    from holdfast.pools.tables import check_same
+
+    there = {table.name: table.spec for table in manifest.tables}
+    for spec in wanted:
+        if spec.name not in there:
+            raise ConfigError(f"the pool has no table '{spec.name}' (it has {', '.join(there)})")
+        check_same(there[spec.name], spec, optimizers)
+
+
+def _some(shards: Sequence[int]) -> str:
+    return ", ".join(map(str, shards[:4])) + (", ..." if len(shards) > 4 else "")
+
+
+def new_uuid() -> str:
+    return os.urandom(16).hex()

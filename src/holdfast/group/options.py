@@ -1,0 +1,40 @@
+"""How several processes share a pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.errors import ConfigError
+from holdfast.group.layout import check_num_shards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupConfig:
+    """How several processes share a pool (``torchrun -m holdfast train``); one process alone does without.
+
+    shards: into which a new pool is cut, a power of two, at least as many as there will ever be ranks that own rows.
+    split_rows: tables with more rows are cut over all shards by a hash of the row, any other lies whole in one.
+    timeout: seconds that a rank may keep the others waiting.
+    """
+
+    shards: int = 64
+    split_rows: int = 1 << 20
+    timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_num_shards(self.shards, num_owners=1)
+        if self.split_rows < 0:
+            raise ConfigError(f"group.split_rows = {self.split_rows}; it must not be negative")
+        if not self.timeout > 0.0:
+            raise ConfigError(f"group.timeout = {self.timeout}; it must be positive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOptions(GroupConfig):
+    """The same, for a loop of one's own.
+
+    memory_ranks: how many of the last ranks own all rows and train nothing (``pool.serve()``); 0: every rank trains and
+    owns a share of the rows.
+    """
+
+    memory_ranks: int = 0

@@ -1,0 +1,241 @@
+"""GroupPool: the pools of all ranks as one.
+
+Invariants
+- A step is durable when the rows of every writer and the dense state are. Ranks tell each other how far they are with
+  every step; each log is given up only to the newest step that all are known to have.
+- There are two dense slots. The older one is overwritten only when the newer one's step is durable on every writer: so
+  there is always one that all can go back to.
+- What is decided from what ranks told (a dense state is due, everything waits until it is durable) is decided from
+  the same numbers on all ranks.
+- Rank 0 holds the lock of the whole, and the pool with the dense states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast import _core
+from holdfast.errors import GroupError, HoldfastError
+from holdfast.group.founding import DENSE_DIRECTORY, GroupLock
+from holdfast.group.group import Group
+from holdfast.group.manifest import Manifest
+from holdfast.group.opening import Mark, OpenOptions, open_together
+from holdfast.pools.pool import DenseState, describe_medium
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a rank tells the others with every step. rows: its newest durable step, dense: that of the dense states
+    where it has them; -1: it has none to tell of. dense_crc: of its dense parameters at the end of the last step."""
+
+    rows: int = -1
+    dense: int = -1
+    log_is_low: int = 0
+    stops: int = 0
+    dense_crc: int = -1
+
+    WIDTH = 5
+
+    def numbers(self) -> list[int]:
+        return [self.rows, self.dense, self.log_is_low, self.stops, self.dense_crc]
+
+
+class GroupPool:
+    """A rank's share of the group's pool, open for training."""
+
+    def __init__(
+        self,
+        directory: Path,
+        group: Group,
+        manifest: Manifest,
+        *,
+        member: _core.Pool | None,
+        dense: _core.Pool | None,
+        mark: Mark,
+        dense_interval: int,
+        lock: GroupLock | None,
+        is_new: bool,
+    ) -> None:
+        self.directory = directory
+        self.group = group
+        self.manifest = manifest
+        self.member = member
+        self.is_new = is_new
+        self.step, self.cursor, self.row_updates = mark
+        self.durable_step = self.step
+        self._dense = dense
+        self._dense_interval = dense_interval
+        self._dense_step = self.step  # of the newest dense state, durable or on its way
+        self._rows_durable = self.step  # on every writer, as far as is known
+        self._log_is_low = False
+        self._lock = lock
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        group: Group,
+        manifest: Manifest,
+        options: OpenOptions,
+        *,
+        dense_interval: int,
+        lock: GroupLock | None,
+        is_new: bool,
+    ) -> GroupPool:
+        """Opens every rank's pools and recovers them to one step. All ranks call it at once, and all raise what any of
+        them meets: Corrupted, PoolBusy, PoolNotFound, UntrustedPool..."""
+        writers = [group.rank - group.roles.owners[0]] if group.is_owner else []
+        members, dense, mark = open_together(
+            [manifest.writer_directory(directory, writer) for writer in writers],
+            directory / DENSE_DIRECTORY if group.rank == 0 else None,
+            options,
+            group,
+        )
+        return cls(
+            directory,
+            group,
+            manifest,
+            member=members[0] if members else None,
+            dense=dense,
+            mark=mark,
+            dense_interval=dense_interval,
+            lock=lock,
+            is_new=is_new,
+        )
+
+    @property
+    def looks_forward(self) -> bool:
+        """Whether rows come through a scratchpad."""
+        return self.manifest.store == "log"
+
+    @property
+    def pools(self) -> list[_core.Pool]:
+        return [pool for pool in (self.member, self._dense) if pool is not None]
+
+    @property
+    def description(self) -> str:
+        """What this rank's part lies on and survives, and how the rows are shared."""
+        roles = self.group.roles
+        shared = f"{self.manifest.num_shards} shards, {len(roles.owners)} owners, {len(roles.trainers)} trainers"
+        mediums = [describe_medium(pool.medium, pool.header) for pool in self.pools[:1]]
+        return ", ".join([*mediums, shared])
+
+    @property
+    def recovered(self) -> str:
+        """What opening found and did, in words."""
+        reports = [pool.recovery for pool in self.pools]
+        rolled_back = max((report.rows_step - report.step for report in reports), default=0)
+        seconds = max((report.seconds for report in reports), default=0.0)
+        if all(report.clean for report in reports):
+            return f"{self.description}: closed cleanly at step {self.step}, opened in {seconds * 1e3:.1f} ms"
+        what = "1 step" if rolled_back == 1 else f"{rolled_back} steps"
+        return (
+            f"{self.description}: not closed cleanly; the newest step that all ranks have is {self.step}, rank "
+            f"{self.group.rank} rolled back {what} in {seconds * 1e3:.1f} ms"
+        )
+
+    def dense_state(self) -> tuple[bytes, bytes] | None:
+        """The dense state that training goes on with; None in a new pool. On all ranks."""
+        found = None if self._dense is None else self._dense.dense_state()
+        structure = self.group.broadcast(b"" if found is None else found[0], "the dense state")
+        tensors = self.group.broadcast(b"" if found is None else found[1], "the dense state")
+        return (structure, tensors) if structure else None
+
+    def write_first_dense(self, state: DenseState | None) -> None:
+        """A new pool's, before its first step: rank 0's. Durable when it returns, on any rank."""
+        if self._dense is not None:
+            assert state is not None, "rank 0 has the dense state"
+            self._dense.write_dense(state.structure, state.tensors, state.tensors_bytes)
+        self.group.barrier("the first dense state")
+
+    # A step.
+
+    def status(self, *, stops: bool, dense_crc: int) -> Status:
+        """How far this rank is."""
+        return Status(
+            rows=-1 if self.member is None else self.member.rows_durable_step,
+            dense=-1 if self._dense is None else self._dense.durable_step,
+            log_is_low=int(self.member is not None and self.member.log_is_low),
+            stops=int(stops),
+            dense_crc=dense_crc,
+        )
+
+    def take_note(self, statuses: Sequence[Status]) -> None:
+        """Of how far all ranks are, in order of rank. Raises GroupError where their dense parameters differ."""
+        self._rows_durable = min(status.rows for status in statuses if status.rows >= 0)
+        self._log_is_low = any(status.log_is_low for status in statuses)
+        dense = statuses[0].dense
+        if dense <= self._rows_durable:
+            self._note_durable(dense)
+        crcs = {rank: status.dense_crc for rank, status in enumerate(statuses) if status.dense_crc >= 0}
+        if odd := [rank for rank, crc in crcs.items() if crc != crcs[0]]:
+            raise GroupError(
+                f"step {self.step}: the dense parameters of rank {odd[0]} differ from rank 0's, which must never be; "
+                "start again, and look at what that machine computes"
+            )
+
+    @property
+    def dense_is_due(self) -> bool:
+        """Does the step that is under way end with a dense state? The same on all ranks."""
+        return self._log_is_low or self.step + 1 - self._dense_step >= self._dense_interval
+
+    def commit(self, cursor: int, dense: DenseState | None) -> int:
+        """Ends the step on this rank; returns its number at once. dense: rank 0's, where it is due."""
+        with_dense = self.dense_is_due
+        if with_dense and self._rows_durable < self._dense_step:
+            self.settle("rows to be durable")  # the older slot is the only one that all can go back to
+        if self.member is not None:
+            self.member.commit(cursor, None, [], 0)
+        self.step, self.cursor, self.row_updates = self.step + 1, cursor, self.row_updates + 1
+        if with_dense:
+            self._stage_dense(dense)
+        if self._log_is_low:
+            self.settle("room in the logs")
+        return self.step
+
+    def flush(self, collect: Callable[[], DenseState | None]) -> None:
+        """Makes the newest step durable everywhere, its dense state included; waits. collect: rank 0's gives that,
+        where it is not there yet; all trainers' are called then."""
+        self.settle("rows to be durable")
+        if self._dense_step < self.step:
+            self._stage_dense(collect())
+            self.settle("the dense state to be durable")
+
+    def _stage_dense(self, dense: DenseState | None) -> None:
+        if self._dense is not None:
+            assert dense is not None, "rank 0 has the dense state"
+            mark = (self.step, self.cursor, self.row_updates)
+            self._dense.commit_dense(mark, dense.structure, dense.tensors, dense.tensors_bytes)
+        self._dense_step = self.step
+
+    def settle(self, what: str) -> None:
+        """Waits until everything that was committed is durable, on every rank."""
+        for pool in self.pools:
+            pool.flush()
+        self.group.barrier(what)
+        self._rows_durable = self.step
+        self._log_is_low = False
+        self._note_durable(self._dense_step)
+
+    def _note_durable(self, step: int) -> None:
+        if step <= self.durable_step:
+            return
+        self.durable_step = step
+        for pool in self.pools:
+            pool.note_group_durable(step)
+
+    def close(self) -> None:
+        """Marks this rank's pools as cleanly closed; waits for no other rank. Safe to call twice."""
+        with ExitStack() as stack:
+            if self._lock is not None:
+                stack.callback(self._lock.release)
+            for pool in self.pools:
+                stack.callback(pool.close)
+
+    def abandon(self) -> None:
+        """The same, quietly: for when another error is on its way."""
+        with suppress(HoldfastError):
+            self.close()

@@ -1,0 +1,161 @@
+"""The dense state of a group of ranks: what one process would save, and what differs from rank to rank beside it.
+
+Invariants
+- Dense parameters, optimizers, schedulers and the loader's position are the same on all trainers: rank 0's are saved.
+- Random numbers differ, and buffers of the model and what users give as `extra` may: those of other ranks lie beside
+  rank 0's, by rank, and only where they differ.
+- What is saved is as of the end of the step: all trainers tell rank 0 before it collects.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from holdfast import _core
+from holdfast.errors import Corrupted
+from holdfast.pools.one_rank import OneRank
+from holdfast.pools.pool import DenseState
+from holdfast.state import state_tree
+from holdfast.state.provenance import RECORD
+
+if TYPE_CHECKING:
+    from holdfast.group.group import Group
+    from holdfast.train.checkpoint import TrainingState
+
+_RANDOM_NUMBERS = "rng_of_ranks"
+_OWN = "state_of_ranks"
+
+
+class RankStates:
+    """Collects and restores it. `state` is this process's."""
+
+    def __init__(self, group: OneRank | Group, state: TrainingState) -> None:
+        self._group = group
+        self._state = state
+        # This rank's, as rank 0 has them: the generators, and the checksum of the rest; -1 where it is rank 0's own.
+        self._told_rng = b""
+        self._told_own = -1
+        self._last_own = -1  # the checksum at the last exchange
+        # On rank 0, by rank.
+        self._random_numbers: dict[str, bytes] = {}
+        self._own: dict[str, bytes] = {}
+
+    def differs_from_told(self) -> bool:
+        """Whether `exchange` would tell rank 0 something of this rank's."""
+        if self._group.num_trainers == 1 or not self._group.is_trainer:
+            return False
+        if self._group.rank != 0 and pack(state_tree.rng_state()) != self._told_rng:
+            return True
+        return self._checksum_of(pack(self._state.own())) != self._last_own
+
+    @staticmethod
+    def _checksum_of(own: bytes) -> int:
+        return _core.crc32c(0, np.frombuffer(own, np.uint8))
+
+    def exchange(self) -> None:
+        """Tells rank 0 what differs on this rank. All trainers call it before `collect`; others may."""
+        if self._group.num_trainers == 1 or not self._group.is_trainer:
+            return
+        is_first = self._group.rank == 0
+        rng = b"" if is_first else pack(state_tree.rng_state())
+        own = pack(self._state.own())
+        checksum = self._last_own = self._checksum_of(own)
+        mine = [checksum, int(rng != self._told_rng), int(checksum != self._told_own)]
+        everyones = self._group.gather_numbers(mine, "what differs between ranks")
+        firsts = everyones[0][0]
+        differs = [checksum != firsts for checksum, _, _ in everyones]
+        sends_rng = [bool(is_new) for _, is_new, _ in everyones]
+        sends_own = [other and bool(is_new) for other, (_, _, is_new) in zip(differs, everyones, strict=True)]
+        if any(sends_rng) or any(sends_own):
+            rank = self._group.rank
+            told = _join(rng if sends_rng[rank] else b"", own if sends_own[rank] else b"")
+            parts = self._group.gather_bytes(told, "what differs between ranks", among_trainers=True)
+            if is_first:
+                self._note(parts)
+        if is_first:
+            self._own = {rank: data for rank, data in self._own.items() if differs[int(rank)]}
+        self._told_rng = rng
+        self._told_own = checksum if checksum != firsts else -1
+
+    def _note(self, parts: list[bytes]) -> None:
+        for rank, part in enumerate(parts):
+            rng, own = _split(part)
+            if rng:
+                self._random_numbers[str(rank)] = rng
+            if own:
+                self._own[str(rank)] = own
+
+    def collect(self, cursor: int | None = None) -> DenseState | None:
+        """Rank 0's to save; None elsewhere."""
+        if self._group.rank != 0:
+            return None
+        beside: dict[str, Any] = {_RANDOM_NUMBERS: self._random_numbers} if self._random_numbers else {}
+        beside |= {_OWN: self._own} if self._own else {}
+        return self._state.collect(state_tree.rng_state(), cursor, **beside)
+
+    def load(self, structure: bytes, tensors: bytes) -> dict[str, Any]:
+        """Restores this rank's, from the same bytes on all ranks; returns its generators' state, which is for the
+        caller to set. A trainer that was not there when they were saved keeps the generators that it has.
+
+        Raises StateError, Corrupted.
+        """
+        tree = state_tree.unpack(structure, tensors)
+        of_others, own_of_others = tree.pop(_RANDOM_NUMBERS, {}), tree.pop(_OWN, {})
+        rng: dict[str, Any] = tree.pop("rng")
+        rank = self._group.rank
+        if rank == 0:
+            self._random_numbers, self._own = self._of_those_here(of_others), self._of_those_here(own_of_others)
+            self._state.load(tree)
+            return rng
+        tree.pop(RECORD, None)  # of rank 0's process
+        self._state.load(tree)
+        if (mine := own_of_others.get(str(rank))) is not None and self._group.is_trainer:
+            self._state.load_own(unpack(mine))
+            self._told_own = self._checksum_of(mine)
+        self._told_rng = of_others.get(str(rank), b"")
+        return unpack(self._told_rng) if self._told_rng else state_tree.rng_state()
+
+    def _of_those_here(self, of_ranks: dict[str, bytes]) -> dict[str, bytes]:
+        return {rank: data for rank, data in of_ranks.items() if int(rank) < self._group.num_trainers}
+
+
+def checksum_of(parameters: Iterable[torch.Tensor]) -> int:
+    """CRC-32C of the parameters, one after the other."""
+    crc = 0
+    for parameter in parameters:
+        data = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        crc = _core.crc32c(crc, data)
+    return crc
+
+
+def pack(tree: Any) -> bytes:
+    """A state tree as one string of bytes."""
+    structure, tensors = state_tree.flatten(tree)
+    offsets, total = state_tree.layout(tensors)
+    data = np.zeros(total, np.uint8)
+    for tensor, offset in zip(tensors, offsets, strict=True):
+        on_host = tensor.detach().cpu().contiguous().view(-1)
+        data[offset : offset + tensor.nbytes] = on_host.view(torch.uint8).numpy() if tensor.nbytes else 0
+    return _join(structure, data.tobytes())
+
+
+def unpack(packed: bytes) -> dict[str, Any]:
+    """Raises Corrupted."""
+    tree: dict[str, Any] = state_tree.unpack(*_split(packed))
+    return tree
+
+
+def _join(first: bytes, second: bytes) -> bytes:
+    return struct.pack("<Q", len(first)) + first + second
+
+
+def _split(joined: bytes) -> tuple[bytes, bytes]:
+    if len(joined) < 8 or struct.unpack_from("<Q", joined)[0] > len(joined) - 8:
+        raise Corrupted("a rank's part of the dense state is cut short")
+    end = 8 + int(struct.unpack_from("<Q", joined)[0])
+    return joined[8:end], joined[end:]

@@ -1,0 +1,286 @@
+"""RemoteRows: rows that are looked up and updated at the ranks that own them.
+
+A trainer routes the ids of its part of a batch to their owners, and joins what comes back. An owner plans, captures,
+pools and updates the rows that it has, for all trainers, in the order of the whole batch: so whole tables are trained
+with the bits that one process gives them, however many trainers there are.
+
+Invariants
+- Every rank makes the same calls in the same order, but for `plan`; a rank that only owns rows makes them as rank 0
+  says (serving.py), without a batch of its own.
+- Batches are captured in the order in which they were announced. Each goes on by a stage (counts, ids, plan) at fixed
+  places of that order, so that the ranks' collectives meet, and a batch travels while earlier ones compute.
+- A gradient that was sent has come back before it is used or dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from holdfast import _core
+from holdfast.device.queues import Work
+from holdfast.errors import ConfigError, StepError
+from holdfast.group.exchange import Exchange, Travelling
+from holdfast.group.group import Pending
+from holdfast.group.serving import HYPERPARAMETERS, Verb
+from holdfast.pools.tables import EmbeddingBagConfig, features_of
+from holdfast.rows.row_access import BatchIds, PlannedFeatures, check_under_way
+
+if TYPE_CHECKING:
+    from holdfast.group.shared_pool import SharedPool
+
+
+@dataclass(frozen=True, slots=True)
+class _OnTheirWay:
+    """Vectors to a trainer, or gradients to an owner. sent: is read until they are there."""
+
+    pending: Pending
+    received: Tensor
+    sent: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteCapture:
+    """The rows of one forward. number: among those of its step. local: of the rows that this rank owns. vectors: pooled
+    from them; they are on their way as soon as they are captured."""
+
+    number: int
+    step: int
+    batch: Travelling
+    local: _core.Capture | None
+    vectors: _OnTheirWay
+
+    @property
+    def bytes(self) -> int:
+        """That they take in this rank's log."""
+        return 0 if self.local is None else self.local.bytes
+
+
+class RemoteRows:
+    """See row_access.RowAccess. number: of the collection among the pool's."""
+
+    device = torch.device("cpu")
+    description = ""
+    looks_forward = True
+    answers_late = True
+
+    def __init__(self, pool: SharedPool, number: int, tables: Sequence[EmbeddingBagConfig]) -> None:
+        self._pool = pool
+        self._number = number
+        self._tables = list(tables)
+        self._features = features_of(tables)
+        self._width = sum(tables[t].embedding_dim for _, t in self._features)
+        self._announced: deque[Travelling] = deque()
+        self._captured: list[RemoteCapture] = []  # of the newest step that has any
+        self._gradients: list[tuple[RemoteCapture, _OnTheirWay]] = []
+        self._summed: _core.SummedGradients | None = None
+        self._member: _core.Pool | None = None
+        self._collection: _core.Collection | None = None
+
+    def bind(self) -> None:
+        """To the pool's parts, now that they are open."""
+        opened = self._pool.opened
+        numbers = {entry.name: number for number, entry in enumerate(opened.manifest.tables)}
+        mine = [numbers[table.name] for table in self._tables]
+        self._router = opened.manifest.router([opened.manifest.tables[number] for number in mine], self._features)
+        self._member = opened.member
+        if self._member is not None:
+            self._collection = self._member.collection(mine, self._features)
+        wide = [opened.manifest.is_wide(mine[t]) for _, t in self._features]
+        self._exchange = Exchange(opened.group, wide, self._plan_routed)
+
+    def _plan_routed(self, counts: NDArray[np.int64], messages: NDArray[np.int32]) -> _core.Plan:
+        assert self._collection is not None
+        return self._collection.plan_routed(counts, messages, True)
+
+    # Before a batch's step.
+
+    def plan(self, batch: BatchIds, *, ahead: bool) -> _core.Route:
+        """Where the ids of this trainer's part go. Raises IdError (names feature, sample and value), ConfigError."""
+        if batch.weights is not None:
+            raise ConfigError("per-sample weights do not travel between ranks yet: train without, or on one rank")
+        _ = self._pool.opened
+        num_bags = (len(batch.offsets) - 1) // batch.num_keys
+        return self._router.route(batch.ids, batch.offsets, None, batch.blocks, batch.num_keys, 0, num_bags)
+
+    def announce(self, planned: PlannedFeatures | None) -> None:
+        self._pool.tell(Verb.ANNOUNCE, self._number)
+        self._go_on()
+        self._announced.append(self._begin(planned))
+
+    def _begin(self, planned: PlannedFeatures | None) -> Travelling:
+        return self._exchange.send_counts(None if planned is None else planned.plan, self._pool.status())
+
+    def _go_on(self) -> None:
+        """Takes each announced batch one stage on."""
+        for batch in self._announced:
+            if not batch.is_planned:
+                self._take_on(batch, trains=True)
+
+    def _take_on(self, batch: Travelling, *, trains: bool) -> None:
+        if batch.ids is None:
+            self._exchange.send_ids(batch)
+            self._pool.take_note(batch.statuses)
+            return
+        self._exchange.plan(batch)
+        if trains and batch.plan is not None and self._pool.looks_forward:
+            assert self._member is not None
+            self._member.announce(batch.plan)
+
+    def capture(self, planned: PlannedFeatures | None) -> RemoteCapture:
+        self._pool.tell(Verb.CAPTURE, self._number)
+        batch = self._announced.popleft() if self._announced else self._begin(planned)
+        if planned is not None and batch.route is not planned.plan:
+            raise StepError("a batch is captured before one that was announced earlier; keep their order")
+        while not batch.is_planned:
+            self._take_on(batch, trains=True)
+        self._summed = None
+        step = self._pool.step + 1
+        if self._captured and self._captured[-1].step != step:
+            self._captured = []
+        local = pooled = None
+        if self._member is not None and batch.plan is not None:
+            local = self._member.capture(batch.plan)
+            pooled = torch.empty(sum(batch.plan.output_floats))
+            self._member.lookup(local, pooled.numpy().reshape(1, -1))
+        self._captured.append(RemoteCapture(len(self._captured), step, batch, local, self._send(batch, pooled)))
+        return self._captured[-1]
+
+    def capture_ahead(self, planned: PlannedFeatures) -> bool:
+        return False
+
+    # A step.
+
+    def lookup(self, captured: RemoteCapture) -> Tensor:
+        """Of this trainer's part."""
+        self._pool.tell(Verb.LOOKUP, self._number, captured.number)
+        return self._joined(captured.batch, captured.vectors)
+
+    def lookup_ahead(self, following: PlannedFeatures, current: PlannedFeatures) -> None:
+        raise StepError("a relaxed lookup does not work where rows are remote: leave it out, or train with one rank")
+
+    def evaluate(self, planned: PlannedFeatures | None) -> Tensor:
+        self._pool.tell(Verb.EVALUATE, self._number)
+        batch = self._begin(planned)
+        while not batch.is_planned:
+            self._take_on(batch, trains=False)
+        pooled = None
+        if batch.plan is not None:
+            assert self._member is not None
+            pooled = torch.empty(sum(batch.plan.output_floats))
+            self._member.evaluate(batch.plan, pooled.numpy().reshape(1, -1))
+        return self._joined(batch, self._send(batch, pooled))
+
+    def _send(self, batch: Travelling, pooled: Tensor | None) -> _OnTheirWay:
+        """An owner's pooled vectors to their trainers."""
+        pending, received = self._exchange.send_vectors(batch, pooled)
+        return _OnTheirWay(pending, received, pooled)
+
+    def _joined(self, batch: Travelling, vectors: _OnTheirWay) -> Tensor:
+        """A trainer's, once they are there; announced batches go on meanwhile."""
+        self._go_on()
+        vectors.pending.wait()
+        out = torch.empty(0 if batch.route is None else batch.route.num_bags, self._width)
+        if batch.route is not None:
+            batch.route.combine(vectors.received.numpy(), out.numpy())
+        return out
+
+    def add_gradient(self, captured: RemoteCapture, grad: Tensor | None) -> Tensor:
+        """The gradient of what this rank looked up; it travels while the dense part goes on."""
+        check_under_way(captured, self._pool.step, "backward through a forward")
+        self._pool.tell(Verb.ADD_GRADIENT, self._number, captured.number)
+        first = not self._gradients
+        self._summed = None
+        sent, is_finite, route = None, True, captured.batch.route
+        if route is not None and grad is not None:
+            grad = grad.to(torch.float32).contiguous()
+            is_finite = _core.all_finite(grad.numpy())
+            sent = torch.empty(sum(route.block_floats))
+            route.spread(grad.numpy(), sent.numpy())
+        pending, received = self._exchange.send_gradients(captured.batch, sent)
+        self._gradients.append((captured, _OnTheirWay(pending, received, sent)))
+        self._go_on()
+        return torch.tensor(float(first) if is_finite else float("nan"))
+
+    def weight_gradient(self, captured: RemoteCapture, grad: Tensor, out: Tensor) -> None:
+        raise StepError("per-sample weights do not travel between ranks")
+
+    def captured(self, number: int) -> RemoteCapture:
+        """Of the step that is under way."""
+        return self._captured[number]
+
+    def square_of_gradients(self) -> Tensor:
+        """Of all owners' rows."""
+        self._pool.tell(Verb.NORM, self._number)
+        arrived = self._arrived()
+        square = 0.0
+        if self._member is not None and arrived:
+            if self._summed is None:
+                self._summed = self._member.sum_gradients(arrived)
+            square = self._summed.sum_of_squares
+        total = torch.tensor(square / self._pool.group.num_trainers**2, dtype=torch.float64)
+        self._pool.group.sum_over_all(total, "the gradients' norm").wait()
+        return total
+
+    @property
+    def has_gradients(self) -> bool:
+        return bool(self._gradients)
+
+    def update(self, *, gradient_scale: Tensor | float, **hyperparameters: float) -> None:
+        """Each trainer's gradients count as they do in the mean over all, as the dense ones do."""
+        scale = float(gradient_scale)
+        self._pool.tell(Verb.UPDATE, self._number, scale, *(hyperparameters[name] for name in HYPERPARAMETERS))
+        arrived = self._arrived()
+        if self._member is None:
+            return
+        scale /= self._pool.group.num_trainers
+        if self._summed is not None:
+            self._member.update_summed(self._summed, gradient_scale=scale, **hyperparameters)
+        else:
+            self._member.update(arrived, gradient_scale=scale, **hyperparameters)
+
+    def drop_gradients(self) -> None:
+        if self._gradients:
+            self._pool.tell(Verb.DROP, self._number)
+            self._arrived()
+        self._gradients = []
+        self._summed = None
+
+    def _arrived(self) -> list[tuple[_core.Capture, NDArray[np.float32]]]:
+        """This owner's."""
+        for _, gradients in self._gradients:
+            gradients.pending.wait()
+        return [
+            (captured.local, gradients.received.numpy().reshape(1, -1))
+            for captured, gradients in self._gradients
+            if captured.local is not None
+        ]
+
+    def finish(self) -> None:
+        """Takes what travels to where it goes: nothing is captured any more."""
+        if self._announced:
+            self._pool.tell(Verb.FINISH, self._number)
+        for batch in self._announced:
+            while not batch.is_planned:
+                self._take_on(batch, trains=False)
+        self._announced.clear()
+        self.drop_gradients()
+
+    def forget(self) -> None:
+        """Lets go of what travelled, now that the group is closed: it holds on to the group's connections."""
+        self._announced.clear()
+        self._captured = []
+        self._gradients = []
+
+    def traffic(self) -> dict[str, float]:
+        return {}
+
+    def work_of(self, captured: RemoteCapture) -> list[Work]:
+        return []

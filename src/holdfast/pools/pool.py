@@ -1,0 +1,531 @@
+"""A pool: the directory that holds everything a run needs to go on.
+
+The protocol, the files and recovery are the core's (core/pool/pool.h); this is their Python face.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from holdfast import _core
+from holdfast.errors import (
+    ConfigError,
+    Corrupted,
+    HoldfastError,
+    NonFiniteLoss,
+    PoolError,
+    PoolExists,
+    PoolNotFound,
+    PoolOfGroup,
+    StepError,
+)
+from holdfast.files.durable import make_directory
+from holdfast.pools.one_rank import OneRank
+from holdfast.pools.optim import OPTIMIZERS, RowOptimizerSpec
+from holdfast.pools.proving_hook import pool_directory
+from holdfast.pools.tables import EmbeddingBagConfig, check_same, features_of, to_spec
+
+if TYPE_CHECKING:
+    from holdfast.device.arrivals import Arriving, ArrivingLoss
+    from holdfast.device.options import DeviceConfig
+    from holdfast.group.group import Group
+    from holdfast.group.options import GroupOptions
+    from holdfast.group.serving import Verb
+    from holdfast.rows.embedding import EmbeddingBagCollection
+    from holdfast.rows.row_access import RowAccess
+    from holdfast.slots.write_behind import WriteBehind
+
+RecoveryMode = Literal["exact", "relaxed"]
+Medium = Literal["auto", "memory", "block"]
+SUPERBLOCK = "pool.holdfast"
+SUPERBLOCK_COPY = "pool.copy"
+GROUP_MANIFEST = "group.json"
+_MIN_LOG_BYTES = 16 << 20
+_ROW_LOG_BYTES = 1 << 30
+_SCRATCHPAD_SHARE = 0.25  # of the memory that this process may use
+
+
+def default_scratchpad_bytes() -> int:
+    """A quarter of the memory that this process may use."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for name in ("memory/memory.limit_in_bytes", "memory.max"):
+        try:
+            limits.append(int((Path("/sys/fs/cgroup") / name).read_text()))
+        except (OSError, ValueError):  # another version of cgroups, or "max"
+            continue
+    return int(min(limits) * _SCRATCHPAD_SHARE)
+
+
+def exists(directory: str | os.PathLike[str]) -> bool:
+    """Whether there is a pool of one writer in `directory`."""
+    return (Path(directory) / SUPERBLOCK).exists()
+
+
+def is_of_group(directory: str | os.PathLike[str]) -> bool:
+    """Whether there is a pool of several writers in `directory` (holdfast.group)."""
+    return (Path(directory) / GROUP_MANIFEST).exists()
+
+
+def check_vacant(directory: str | os.PathLike[str]) -> None:
+    """Raises where parts of a pool lie in a directory in which none is published: they may be all that is left of it.
+
+    What an attempt at a pool left that did not end is marked as that, and no such part.
+
+    Raises PoolOfGroup (parts of several writers), Corrupted.
+    """
+    directory = Path(directory)
+    if not directory.is_dir() or _core.is_unpublished(str(directory)):
+        return
+    parts = _core.pool_parts(str(directory))
+    if of_group := [part for part in parts if part.startswith(("writers-", "dense/"))]:
+        raise PoolOfGroup(
+            f"{directory} has no {GROUP_MANIFEST}, but parts of a pool of several writers: {some_of(of_group)}. They "
+            f"may hold its rows, so nothing was changed: put {GROUP_MANIFEST} back from another rank's storage or from "
+            "a copy; for a new pool name another directory, or remove these files"
+        )
+    if parts:
+        raise Corrupted(
+            f"{directory} has no {SUPERBLOCK}, but files of a pool: {some_of(parts)}. The file that makes them a pool "
+            "is lost, and they may hold its rows, so nothing was changed: `holdfast verify --repair` puts it back "
+            f"where {SUPERBLOCK_COPY} is there; or put it back from a copy of the directory. For a new pool name "
+            "another directory, or remove these files"
+        )
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Three of them, in words."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def wants_log_store(directory: Path, medium: Medium) -> bool:
+    """Whether a new pool in `directory`, which is there, keeps its rows in a log store."""
+    return medium == "block" or (medium == "auto" and _core.is_block_medium(str(directory)))
+
+
+def log_bytes_of(log_store: bool) -> int:
+    """Size of a new pool's log where nobody says."""
+    return _ROW_LOG_BYTES if log_store else _MIN_LOG_BYTES
+
+
+def describe_medium(medium: str, header: Mapping[str, Any]) -> str:
+    """In words. medium: as the core describes it. header: of the pool."""
+    kind, level = medium.rpartition(", ")[0], header["level"]
+    survives = "power loss" if level == "power" else "any death of the process, not of the machine"
+    moved = ", which it did where it was made" if level == "process" and header["level_at_creation"] == "power" else ""
+    return f"{kind} (level {level}: survives {survives}{moved})"
+
+
+@dataclass(frozen=True, slots=True)
+class DenseState:
+    """A dense state on its way into a slot: JSON text, and (address, bytes, offset) of contiguous CPU tensors, which
+    the caller keeps alive and unchanged for the call.
+
+    arriving: what has to come from a device still before all of it is there; it keeps the memory alive itself.
+    """
+
+    structure: bytes
+    tensors: list[tuple[int, int, int]]
+    tensors_bytes: int
+    arriving: Sequence[Arriving] = ()
+
+    def wait(self) -> Self:
+        """Waits until it is there."""
+        for piece in self.arriving:
+            piece.wait()
+        return self
+
+
+def commit_to(core: _core.Pool, cursor: int, dense: DenseState | None) -> int:
+    """Ends the pool's step, with a dense state once it is there; returns the step."""
+    if dense is None:
+        return core.commit(cursor, None, [], 0)
+    dense.wait()
+    return core.commit(cursor, dense.structure, dense.tensors, dense.tensors_bytes)
+
+
+_ONE_RANK = OneRank()
+
+
+def is_shared(directory: str | os.PathLike[str]) -> bool:
+    """Whether `directory` is to be opened by a group: several processes were started together, or a group made it."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return True
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 or is_of_group(directory)
+
+
+def check_options(
+    dense_interval: int, log_bytes: int | None, recovery: str, medium: str, scratchpad_bytes: int | None
+) -> None:
+    """Raises ConfigError that names the one that cannot be."""
+    if dense_interval < 1:
+        raise ConfigError(f"dense_interval = {dense_interval}; it must be at least 1")
+    if log_bytes is not None and log_bytes < 4096:
+        raise ConfigError(f"log_bytes = {log_bytes}; it must be at least 4096")
+    if recovery not in ("exact", "relaxed"):
+        raise ConfigError(f"recovery = {recovery!r}; it must be exact or relaxed")
+    if medium not in ("auto", "memory", "block"):
+        raise ConfigError(f"medium = {medium!r}; it must be auto, memory or block")
+    if scratchpad_bytes is not None and scratchpad_bytes < 1:
+        raise ConfigError(f"scratchpad_bytes = {scratchpad_bytes}; it must be positive")
+
+
+class Pool:
+    """Opens the pool in `directory` for writing and recovers it; a directory without one becomes a pool when the first
+    tables are attached.
+
+    directory: where the pool lies; what that is decides what a durable step survives, see ``level``.
+    medium: how a new pool keeps its rows. ``memory``: mapped and overwritten in place, with an undo log; level
+        ``power`` on DAX memory, elsewhere ``process`` (survives any death of the process). ``block``: on an SSD, new
+        versions appended to a row log, the rows of the coming batches in a scratchpad in DRAM; level ``power``.
+        ``auto``: ``memory`` on DAX and tmpfs, ``block`` on anything else.
+    seed: of a new pool; rows' initial values are a function of (seed, table, row).
+    log_bytes: size of a new pool's log. None: the undo log grows to what the batches need, a row log has 1 GiB.
+    row_checksums: keep a checksum of every row of a new ``memory`` pool, and check it whenever the row is read; a
+        ``block`` pool always does.
+    scratchpad_bytes: DRAM for rows of a ``block`` pool; None: a quarter of the memory that there is.
+    dense_interval: steps from one dense state to the next; 1 loses at most the step in flight.
+    recovery: ``exact`` rolls rows back to the newest dense state; ``relaxed`` keeps the newest rows beside it.
+    trust_after_reboot: believe a ``process``-level pool that was open when the machine went down.
+    group: how several processes share a pool. Under torchrun, with more than one, and in the directory of such a pool,
+        what is made is a SharedPool; everywhere else this is of no effect.
+
+    Raises PoolBusy, Corrupted, FormatMismatch, UntrustedPool, PoolReadOnly, PoolFull, PoolOfGroup. Nothing is made in a
+    directory that holds parts of a pool.
+    """
+
+    def __new__(cls, directory: str | os.PathLike[str], **_: Any) -> Self:
+        """A SharedPool where one is wanted."""
+        if cls is Pool and is_shared(directory):
+            from holdfast.group.shared_pool import SharedPool  # imports this module
+
+            return cast(Self, super().__new__(SharedPool))
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        seed: int = 0,
+        medium: Medium = "auto",
+        log_bytes: int | None = None,
+        row_checksums: bool = False,
+        scratchpad_bytes: int | None = None,
+        dense_interval: int = 1,
+        recovery: RecoveryMode = "exact",
+        trust_after_reboot: bool = False,
+        group: GroupOptions | None = None,
+    ) -> None:
+        check_options(dense_interval, log_bytes, recovery, medium, scratchpad_bytes)
+        self.directory = pool_directory(directory)
+        self.is_new = not exists(self.directory)
+        if self.is_new:
+            check_vacant(self.directory)
+        self._seed = seed
+        self._medium = medium
+        self._log_bytes = log_bytes
+        self._row_checksums = row_checksums
+        self._scratchpad_bytes = default_scratchpad_bytes() if scratchpad_bytes is None else scratchpad_bytes
+        self._dense_interval = dense_interval
+        self._relaxed = recovery == "relaxed"
+        self._trust_after_reboot = trust_after_reboot
+        self._core: _core.Pool | None = None
+        self._behind: WriteBehind | None = None
+        self._before_closing: list[Callable[[], object]] = []
+        self.collections: list[EmbeddingBagCollection] = []
+        if not self.is_new:
+            self._open()
+
+    @property
+    def group(self) -> OneRank | Group:
+        """The ranks that train this pool together."""
+        return _ONE_RANK
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """Which part of every batch is this process's: (i, n) for the i-th of n, as a Loader takes it."""
+        return (self.group.rank, self.group.num_trainers) if self.group.is_trainer else (0, 1)
+
+    def _open(self) -> None:
+        self._core = _core.Pool(
+            str(self.directory),
+            relaxed=self._relaxed,
+            dense_interval=self._dense_interval,
+            grow_log=self._log_bytes is None,
+            scratchpad_bytes=self._scratchpad_bytes,
+            trust_after_reboot=self._trust_after_reboot,
+        )
+        kept_as = "block" if self.looks_forward else "memory"
+        if self._medium not in ("auto", kept_as):
+            self._core.close()
+            raise ConfigError(
+                f"medium = {self._medium!r}, but the pool in {self.directory} was made as {kept_as!r}: a pool cannot "
+                "change that, leave it out or start a new pool"
+            )
+        if self._row_checksums and not self.checks_rows:
+            self._core.close()
+            raise ConfigError(
+                f"row_checksums = true, but the pool in {self.directory} was made without: a pool cannot change that, "
+                "leave it out or start a new pool"
+            )
+
+    @property
+    def looks_forward(self) -> bool:
+        """Whether rows come through a scratchpad, so that it helps to announce batches (``collection.announce``)."""
+        return bool(self.core.header["store"] == "log")
+
+    @property
+    def checks_rows(self) -> bool:
+        """Whether every row has a checksum."""
+        return self.looks_forward or bool(self.core.header["row_checksums"])
+
+    @property
+    def core(self) -> _core.Pool:
+        if self._core is None:
+            raise PoolNotFound(f"{self.directory} holds no pool yet: it is made when the first tables are attached")
+        return self._core
+
+    def open_rows(
+        self, tables: Sequence[EmbeddingBagConfig], optimizer: RowOptimizerSpec, device: DeviceConfig
+    ) -> RowAccess:
+        """A collection's way to its rows; attaches its tables. Raises what `attach` does, OutOfDeviceMemory."""
+        from holdfast.slots.access import open_access  # imports this module
+
+        numbers, features = self.attach(tables, optimizer.kind, OPTIMIZERS), features_of(tables)
+        return open_access(self, self.core.collection(numbers, features), numbers, features, device)
+
+    def attach(self, tables: Sequence[EmbeddingBagConfig], optimizer: int, optimizers: Sequence[str]) -> list[int]:
+        """The pool's numbers of `tables`; makes the pool with them where there is none yet.
+
+        Raises ConfigError where a table is not the one that the pool was made with; names the field.
+        """
+        specs = [to_spec(table, optimizer) for table in tables]
+        if self._core is None:
+            self._create(specs)
+        elif self._may_grow():
+            names = {table.name for table in self._core.tables}
+            if missing := [spec for spec in specs if spec.name not in names]:
+                self._create([*self._core.tables, *missing])
+        there = {table.name: (number, table) for number, table in enumerate(self.core.tables)}
+        for spec in specs:
+            if spec.name not in there:
+                raise ConfigError(
+                    f"the pool in {self.directory} has no table '{spec.name}' (it has {', '.join(there)}); "
+                    "a pool's tables are fixed when it is made"
+                )
+            check_same(there[spec.name][1], spec, optimizers)
+        return [there[spec.name][0] for spec in specs]
+
+    def _may_grow(self) -> bool:
+        """Whether nothing has happened in the pool yet, which may be one whose process died between two of its
+        collections: then it is made anew with the tables of a further one."""
+        if self.step > 0 or self.core.dense_state() is not None:
+            return False
+        reader = _core.Reader(str(self.directory))
+        return not any(reader.touched_rows(table, 0, 1) for table in range(len(reader.tables)))
+
+    def _create(self, specs: list[_core.TableSpec]) -> None:
+        if self._core is not None:
+            while self._before_closing:
+                self._before_closing.pop()()
+            self._core.close()
+            _core.Pool.take_back(str(self.directory))
+        try:
+            make_directory(self.directory)
+        except FileExistsError as error:
+            raise PoolExists(f"{self.directory} is there already, and is no directory") from error
+        except OSError as error:
+            raise PoolError(f"making {self.directory}: {error.strerror}") from error
+        log_store = wants_log_store(self.directory, self._medium)
+        log_bytes = log_bytes_of(log_store) if self._log_bytes is None else self._log_bytes
+        _core.Pool.create(
+            str(self.directory),
+            self._seed,
+            log_bytes,
+            specs,
+            log_store=log_store,
+            row_checksums=self._row_checksums and not log_store,
+        )
+        self._open()
+
+    @property
+    def recovered(self) -> _core.RecoveryReport:
+        """What opening found and did."""
+        return self.core.recovery
+
+    @property
+    def description(self) -> str:
+        """What the pool lies on, and what its durable steps survive."""
+        return describe_medium(self.core.medium, self.core.header)
+
+    @property
+    def level(self) -> str:
+        """``process`` or ``power``: what a committed step survives."""
+        return self.core.level
+
+    def write_behind(self) -> WriteBehind:
+        """The steps that a device is ahead of the pool; from the first call on commits go through it."""
+        if self._behind is None:
+            from holdfast.slots.write_behind import WriteBehind
+
+            self._behind = WriteBehind(lambda: self.core, self._dense_interval, fills_undo_log=not self.looks_forward)
+        return self._behind
+
+    @property
+    def step(self) -> int:
+        """The newest committed step; where rows are updated on a device, it may be on its way to the pool still."""
+        return self.core.step if self._behind is None else self._behind.step
+
+    @property
+    def cursor(self) -> int:
+        """Samples consumed by committed steps."""
+        return self.core.cursor
+
+    @property
+    def log_bytes_free(self) -> int:
+        """That this process's log has left."""
+        return self.core.log_bytes_free
+
+    def traffic(self) -> dict[str, float] | None:
+        """Rows and bytes since the pool was opened (core/step/row_backend.h); None where its rows are mapped."""
+        return self.core.traffic()
+
+    def take_spans(self) -> list[tuple[str, str, float, float]]:
+        """Stage, thread, begin and end of what the pool's own threads did; each is given once."""
+        return self.core.take_spans()
+
+    @property
+    def retired_step(self) -> int:
+        """The newest step that the pool has."""
+        return self.core.step
+
+    @property
+    def dense_due(self) -> bool:
+        """Whether the next commit wants the dense state."""
+        return self.core.dense_due if self._behind is None else self._behind.dense_due
+
+    @property
+    def commits_behind(self) -> bool:
+        """Whether steps are committed some time after `commit`: whatever is given to it must stay as it is until
+        then."""
+        return self._behind is not None
+
+    @property
+    def durable_step(self) -> int:
+        """Exact recovery never goes below this step."""
+        return self.core.durable_step
+
+    @property
+    def rows_durable_step(self) -> int:
+        """Relaxed recovery never goes below this step."""
+        return self.core.rows_durable_step
+
+    def commit(self, cursor: int, dense: DenseState | None = None, loss: ArrivingLoss | None = None) -> int:
+        """Ends the step that is under way and returns its number, without waiting until it is durable.
+
+        cursor: samples consumed by committed steps. dense: the dense state at the end of the step. loss: the step does
+        not count where it is not finite.
+        Raises NonFiniteLoss: of this step, or where rows are updated on a device of an earlier one; the pool stays at
+        the step before that.
+        """
+        if self._behind is not None:
+            step = self._behind.issue(cursor, dense, loss)
+        else:
+            if loss is not None:
+                NonFiniteLoss.check(loss.value(), self.step + 1)
+            step = commit_to(self.core, cursor, dense)
+        for collection in self.collections:
+            collection.drop_gradients()
+        return step
+
+    def average_gradients(self, parameters: nn.Module | Iterable[Tensor], beside: Tensor | None = None) -> None:
+        """Makes the dense gradients the same on all ranks: their mean. Call it after the step's last backward, before
+        gradients are clipped, unscaled or used. With one rank there is nothing to do.
+
+        parameters: of the dense part, as the optimizers have them. beside: float32 values (a loss), averaged in place.
+        """
+
+    def serve_until(self, *last: Verb) -> None:
+        """For ranks of a group that train nothing: see SharedPool."""
+        raise StepError("this process trains: serve() is for ranks where pool.group.is_trainer is False")
+
+    def serve(self) -> None:
+        """For ranks of a group that train nothing: see SharedPool."""
+        self.serve_until()
+
+    def rest(self) -> None:
+        """Says to ranks that serve that what was begun is over."""
+
+    def dense_state(self) -> tuple[bytes, bytes] | None:
+        """The newest dense state: JSON text and the bytes of tensors, as state_tree.unpack takes them; None in a new
+        pool."""
+        return self.core.dense_state()
+
+    def write_dense(self, state: DenseState | None) -> None:
+        """Writes the first dense state of a new pool; durable when it returns. Of other ranks than the first, None."""
+        assert state is not None
+        state.wait()
+        self.core.write_dense(state.structure, state.tensors, state.tensors_bytes)
+
+    def flush_with(self, collect: Callable[[], DenseState | None]) -> None:
+        """Makes the newest step durable with its dense state, which is collected where it is not on its way yet."""
+        self.flush()
+        if self.durable_step < self.step:
+            self.write_dense(collect())
+
+    def watch_parameters(self, parameters: Sequence[Tensor]) -> None:
+        """Has them compared between ranks, as they are now."""
+
+    def retire(self) -> bool:
+        """Waits until the pool has one step more that a device is ahead of it; False where there is none."""
+        if not self._behind:
+            return False
+        self._behind.retire()
+        return True
+
+    def drain(self) -> None:
+        """Waits until the pool has every committed step: rows that were updated on a device have come back."""
+        while self.retire():
+            pass
+
+    def flush(self) -> None:
+        """Waits until every committed step is durable. Raises PoolFailed where a device's were lost on their way."""
+        self.drain()
+        if self._behind is not None:
+            self._behind.check()
+        self.core.flush()
+
+    def before_closing(self, callback: Callable[[], object]) -> None:
+        """Calls it once, before the pool lets go of its memory."""
+        self._before_closing.append(callback)
+
+    def close(self) -> None:
+        """Makes everything durable and marks the pool as cleanly closed. Safe to call twice; in a forked child, whose
+        pool it is not, it does nothing."""
+        if self._core is not None and not self._core.is_inherited:
+            with ExitStack() as stack:
+                stack.callback(self._core.close)
+                while self._before_closing:
+                    stack.callback(self._before_closing.pop())
+                self.drain()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except HoldfastError:
+            # The error that is on its way says more than that the pool could not be closed after it.
+            if error is None:
+                raise

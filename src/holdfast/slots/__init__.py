@@ -1,0 +1,1 @@
+"""Rows on an accelerator: slots of its memory that hold the rows of coming steps."""

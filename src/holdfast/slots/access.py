@@ -1,0 +1,69 @@
+"""Which way a collection reaches its rows: what DeviceConfig asks for, as far as pool and device allow it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+
+from holdfast import _core
+from holdfast.device.faults import open_device
+from holdfast.device.options import DeviceConfig
+from holdfast.errors import ConfigError
+from holdfast.pools.pool import Pool, default_scratchpad_bytes
+from holdfast.rows.near_memory import NearMemoryRows
+from holdfast.rows.row_access import RowAccess
+
+_SHARE_OF_FREE = 0.5  # the rest is for batches on their way, the dense part and its activations
+
+
+def open_access(
+    pool: Pool,
+    collection: _core.Collection,
+    numbers: Sequence[int],
+    features: Sequence[tuple[str, int]],
+    config: DeviceConfig,
+) -> RowAccess:
+    """numbers, features: of the collection's tables, as _core.Pool.collection takes them.
+
+    Raises ConfigError, OutOfDeviceMemory.
+    """
+    device = open_device(config.kind)
+    if pool.collections and pool.commits_behind != (config.way != "near_memory"):
+        raise ConfigError(
+            f"device.rows = {config.way!r}: another collection of {pool.directory} has its rows updated "
+            f"{'on a device' if pool.commits_behind else 'near memory'}, and a pool commits all of them in one way; "
+            "give all of its collections the same device.rows"
+        )
+    if config.way == "near_memory":
+        return NearMemoryRows(pool, collection, device)
+    # Kernels and their compiler are imported by those who use them.
+    from holdfast.slots.home_mapping import HomeMapping
+    from holdfast.slots.slot_rows import SlotRows
+
+    mapping = HomeMapping(pool, numbers, device) if config.way == "direct" else None
+    if mapping is not None and mapping.refusal:
+        warnings.warn(
+            f"device.rows = 'direct': {pool.directory}: {mapping.refusal}; rows go through staging instead, as with "
+            "'scratchpad'",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        mapping = None
+    return SlotRows(
+        pool,
+        collection,
+        numbers,
+        features,
+        device=device,
+        num_bytes=config.scratchpad_bytes or _default_bytes(device),
+        mapping=mapping,
+    )
+
+
+def _default_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return default_scratchpad_bytes()
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free * _SHARE_OF_FREE)

@@ -1,0 +1,62 @@
+"""Slots of a device's memory for tables whose rows are alike."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from holdfast import _core
+from holdfast.device.queues import host_empty
+from holdfast.pools.read_only import layout_of
+from holdfast.pools.tables import TORCH_DTYPES
+
+
+class SlotGroup:
+    """Tables whose rows are alike, and so share slots.
+
+    weights: ``[num_slots, dim]`` in the tables' dtype. state: float32 ``[num_slots, state_floats]``, None without any.
+    share: of the scratchpad's bytes.
+    """
+
+    def __init__(
+        self,
+        collection: _core.Collection,
+        tables: list[int],
+        specs: list[_core.TableSpec],
+        features: list[int],
+        *,
+        num_slots: int,
+        share: float,
+        keep: bool,
+        device: torch.device,
+    ) -> None:
+        spec = specs[0]
+        self.share = share
+        self.tables = tables
+        self.features = features
+        self.dim = spec.embedding_dim
+        self.mean = spec.pooling == 1
+        self.optimizer = spec.optimizer
+        self.row_bytes = row_bytes(spec)
+        self._dtype = TORCH_DTYPES[spec.dtype]
+        self._state_floats = layout_of(spec).state_bytes // 4
+        self._device = device
+        self.directory = _core.SlotDirectory(collection, tables, num_slots, keep=keep)
+        self.weights, self.state = self.empty_rows(num_slots)
+
+    def empty_rows(self, num_rows: int, *, host: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Weights and state of so many rows, on the device or on the host for a copy to it."""
+
+        def empty(floats: int, dtype: torch.dtype) -> Tensor:
+            if host:
+                return host_empty((num_rows, floats), dtype, self._device)
+            return torch.empty(num_rows, floats, dtype=dtype, device=self._device)
+
+        state = empty(self._state_floats, torch.float32) if self._state_floats else None
+        return empty(self.dim, self._dtype), state
+
+
+def row_bytes(spec: _core.TableSpec) -> int:
+    """Of weights and optimizer state."""
+    layout = layout_of(spec)
+    return layout.weight_bytes + layout.state_bytes

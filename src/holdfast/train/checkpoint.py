@@ -1,0 +1,301 @@
+"""Checkpoint: everything of a training run that is neither row nor cursor, tied to the pool step by step.
+
+Invariants
+- What a dense slot holds is the state at the end of one step: model, optimizers, schedulers, scaler, loader position,
+  random number generators. It is copied before `commit` returns, so the next step may change it at once.
+- Where a device is ahead of the pool, what is copied is a snapshot, taken in the order of the device's work: the next
+  step may change the state as soon as it was asked for.
+- State that cannot be written down is found when the Checkpoint is made, not at step 10,000.
+- The cursor of the pool's commit record wins over the loader position in the slot: under relaxed recovery they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.device.arrivals import ArrivingLoss
+from holdfast.device.queues import Queue, new_queue
+from holdfast.errors import ConfigError, StateError
+from holdfast.group.rank_states import RankStates
+from holdfast.pools.pool import DenseState, Pool
+from holdfast.state import state_tree
+from holdfast.state.generators import as_stateful
+from holdfast.state.loading import load_all
+from holdfast.state.provenance import RECORD, Provenance
+from holdfast.state.reproducibility import check_environment, check_model, resolve_vector_functions
+from holdfast.train.dense_snapshot import Snapshots
+
+
+class Stateful(Protocol):
+    """Anything with PyTorch's state_dict habit: schedulers, GradScaler, samplers."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state: Any) -> Any: ...
+
+
+class SeekableLoader(Stateful, Protocol):
+    """A loader whose position is a number of samples (``holdfast.data.Loader``)."""
+
+    @property
+    def samples(self) -> int: ...
+    def seek(self, num_samples: int) -> None: ...
+
+
+class TrainingState:
+    """Objects with a ``state_dict``, generators, and plain values, by name: what a dense state holds beside the
+    process's own random numbers.
+
+    snapshots: what `collect` gives is a copy of its own. So it is wherever tensors are on a device; those may be on
+    their way when it returns.
+
+    Raises StateError that names what cannot be written down (a lambda in a scheduler, an open file).
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        row_optimizers: Sequence[torch.optim.Optimizer],
+        schedulers: Sequence[Stateful] = (),
+        scaler: Stateful | None = None,
+        loader: SeekableLoader | None = None,
+        extra: Mapping[str, Any] | None = None,
+        snapshots: bool = False,
+    ) -> None:
+        self._are_snapshots = snapshots
+        self._snapshots = Snapshots()
+        self._objects: dict[str, Any] = {"model": model}
+        self._objects |= {
+            f"optimizers[{i}]": dense for i, dense in enumerate(optimizers) if dense not in row_optimizers
+        }
+        self._objects |= {f"row_optimizers[{i}]": row for i, row in enumerate(row_optimizers)}
+        self._objects |= {f"schedulers[{i}]": item for i, item in enumerate(schedulers)}
+        if scaler is not None:
+            self._objects["scaler"] = scaler
+        if loader is not None:
+            self._objects["loader"] = loader
+        self._objects |= {f"extra[{name!r}]": as_stateful(value) for name, value in (extra or {}).items()}
+        self._tensors: list[Tensor] = []
+        check_environment()
+        check_model(model)
+        resolve_vector_functions()
+        self._provenance = Provenance(model)
+        self.collect(state_tree.rng_state()).wait()
+        self._check_held(optimizers)
+
+    def collect(self, rng: Mapping[str, Any], cursor: int | None = None, **beside: Any) -> DenseState:
+        """All of it as it is now, with the random numbers `rng` and whatever else goes `beside` them. Its tensors live
+        until the next call."""
+        tree = {
+            name: target.state_dict() if hasattr(target, "state_dict") else target
+            for name, target in self._objects.items()
+        }
+        loader = tree.get("loader")
+        if cursor is not None and isinstance(loader, Mapping) and "samples" in loader:
+            # Batches that were taken ahead are not consumed: how many there are is not part of the state.
+            tree["loader"] = {**loader, "samples": cursor}
+        tree["rng"] = rng
+        tree[RECORD] = self._provenance.record()
+        tree |= beside
+        structure, tensors = state_tree.flatten(tree)
+        if self._are_snapshots or any(tensor.device.type != "cpu" for tensor in tensors):
+            return self._snapshots.take(structure, tensors)
+        # Kept until the next call: the pool reads their memory after this returns.
+        self._tensors = [tensor.detach().contiguous() for tensor in tensors]
+        offsets, total = state_tree.layout(self._tensors)
+        pointers = [
+            (tensor.data_ptr(), tensor.nbytes, offset) for tensor, offset in zip(self._tensors, offsets, strict=True)
+        ]
+        return DenseState(structure, pointers, total)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What the dense optimizers step."""
+        return [
+            parameter
+            for name, item in self._objects.items()
+            if name.startswith("optimizers[")
+            for group in item.param_groups
+            for parameter in group["params"]
+        ]
+
+    def own(self) -> dict[str, Any]:
+        """The part that may differ from rank to rank: the model's buffers, and what `extra` holds but for plain values,
+        which are the same on all ranks."""
+        model = self._objects["model"]
+        parameters = {name for name, _ in model.named_parameters()}
+        tree: dict[str, Any] = {
+            name: item.state_dict()
+            for name, item in self._objects.items()
+            if name.startswith("extra[") and hasattr(item, "load_state_dict")
+        }
+        tree["buffers"] = {name: value for name, value in model.state_dict().items() if name not in parameters}
+        return tree
+
+    def load_own(self, tree: Mapping[str, Any]) -> None:
+        """Puts back what `own` gave. Raises StateError."""
+        tree = dict(tree)
+        buffers = tree.pop("buffers")
+        model = self._objects["model"]
+        model.load_state_dict({**model.state_dict(), **buffers})
+        load_all({name: self._objects[name] for name in tree}, tree)
+
+    def _check_held(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """A parameter that is stepped and not saved would begin anew in the next process."""
+        holders = [item for item in self._objects.values() if not isinstance(item, torch.optim.Optimizer)]
+        held = {id(tensor) for item in holders if isinstance(item, nn.Module) for tensor in item.parameters()}
+        others = [
+            item.state_dict() if hasattr(item, "state_dict") else item
+            for item in holders
+            if not isinstance(item, nn.Module)
+        ]
+        memory = {tensor.data_ptr() for tensor in state_tree.flatten(others)[1]}
+        for name, optimizer in self._objects.items():
+            if optimizer not in optimizers:
+                continue
+            for number, group in enumerate(optimizer.param_groups):
+                for place, parameter in enumerate(group["params"]):
+                    if id(parameter) not in held and parameter.data_ptr() not in memory and parameter.numel():
+                        raise StateError(
+                            f"{name}.param_groups[{number}]: parameter {place}, of shape {tuple(parameter.shape)}, is "
+                            "no part of the model: give the module that has it to extra"
+                        )
+
+    def load(self, tree: Mapping[str, Any]) -> None:
+        """Warns where `tree` was saved under other circumstances than these. Raises StateError where it, without random
+        numbers, does not fit the objects, or is not what they hold then; names them."""
+        tree = dict(tree)
+        self._provenance.compare(tree.pop(RECORD, {}))
+        if missing := [name for name in self._objects if name not in tree]:
+            raise StateError(f"the saved state has no {missing[0]}; it has {', '.join(tree)}")
+        if unknown := [name for name in tree if name not in self._objects]:
+            raise StateError(f"the saved state has a {unknown[0]}, the Checkpoint was made without it")
+        # Plain values are read with `saved`.
+        load_all({name: item for name, item in self._objects.items() if hasattr(item, "load_state_dict")}, tree)
+
+
+class Checkpoint:
+    """Makes a training loop durable: ``resume`` once before it, ``commit`` at the end of every step.
+
+    model: the dense part (tables in the pool are no part of its state_dict).
+    optimizer: of the dense part, one or several. The collections' row optimizers are found through the pool.
+    scheduler, scaler, loader: where there are any. extra: more objects with state_dict, random number generators
+    (torch.Generator, numpy.random.Generator, random.Random), or plain values, by name. All but plain values are put
+    back in place by `resume`; `saved` gives these.
+
+    What is not named here is not kept but for the global generators of torch, Python and NumPy: docs/STATE.md lists
+    what a loop may hold besides.
+
+    Raises StateError that names what cannot be written down (a lambda in a scheduler, an open file), or a parameter
+    that an optimizer steps and nothing holds.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        scheduler: Stateful | Sequence[Stateful] = (),
+        scaler: Stateful | None = None,
+        loader: SeekableLoader | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            raise ConfigError(
+                "model: DistributedDataParallel adds gradients up in another order after a resume, so no run would end "
+                "with the same bits: give the module that it wraps, and call pool.average_gradients(model) after "
+                "backward"
+            )
+        self._pool = pool
+        self._loader = loader
+        self._losses: Queue | None = None
+        self._state = TrainingState(
+            model=model,
+            optimizers=[optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer),
+            row_optimizers=[collection.optimizer for collection in pool.collections],
+            schedulers=list(scheduler) if isinstance(scheduler, Sequence) else [scheduler],
+            scaler=scaler,
+            loader=loader,
+            extra=extra,
+            snapshots=pool.commits_behind,
+        )
+        self._ranks = RankStates(pool.group, self._state)
+
+    def resume(self) -> int:
+        """Goes on where the pool is: loads the dense state of its newest step, seeks the loader. In a new pool writes
+        the initial state, so that a crash in the first step is recovered like any other. Returns the step.
+
+        Raises StateError where the saved state does not fit the objects; names them.
+        """
+        saved = self._pool.dense_state()
+        if saved is None:
+            if self._pool.step > 0:
+                raise StateError(
+                    f"{self._pool.directory} holds rows of step {self._pool.step}, but no dense state: it was trained "
+                    "without a Checkpoint"
+                )
+            self._pool.write_dense(self._dense_state())
+            if self._pool.group.world_size == 1:
+                return 0
+            saved = self._pool.dense_state()  # rank 0's: all ranks begin with its parameters
+            assert saved is not None
+        generators = self._ranks.load(*saved)
+        if self._loader is not None:
+            self._loader.seek(self._pool.cursor)
+        state_tree.set_rng_state(generators)
+        return self._pool.step
+
+    def saved(self, name: str) -> Any:
+        """A plain value of `extra` as it was saved with the pool's newest dense state; None where there is none."""
+        saved = self._pool.dense_state()
+        return None if saved is None else state_tree.unpack(*saved).get(f"extra[{name!r}]")
+
+    def commit(self, cursor: int | None = None, *, loss: Tensor | None = None) -> int:
+        """Ends the step: returns its number at once; ``pool.durable_step`` follows.
+
+        cursor: samples consumed by committed steps; default: the loader's position, or without a loader the number of
+        steps.
+        loss: of one element; a step whose loss is not finite does not count. Where rows are updated on a device, that
+        is found some steps later, without making the device wait.
+        Raises NonFiniteLoss: the pool stays at the step before.
+        """
+        if loss is None:
+            return self.commit_with(cursor, None)
+        if self._losses is None:
+            self._losses = new_queue(loss.device)
+        return self.commit_with(cursor, ArrivingLoss(loss, self._losses))
+
+    def differs_from_told(self) -> bool:
+        """Whether rank 0 has to be told of something that is this rank's own before the next dense state."""
+        return self._ranks.differs_from_told()
+
+    def commit_with(self, cursor: int | None, loss: ArrivingLoss | None, *, exchange: bool = True) -> int:
+        """The same, with a loss that is on its way already. exchange: ranks tell rank 0 what is their own; False where
+        all of them know that none has anything to tell."""
+        if cursor is None:
+            cursor = self._pool.step + 1 if self._loader is None else self._loader.samples
+        dense = None
+        if self._pool.dense_due:
+            dense = self._dense_state(cursor, exchange=exchange)
+            self._pool.watch_parameters(self._state.parameters)
+        return self._pool.commit(cursor, dense, loss)
+
+    def flush(self) -> int:
+        """Makes the newest committed step durable, its dense state included, whatever the dense interval; waits for it.
+
+        Call it between steps: before a planned stop, at the end. Returns the step.
+        """
+        self._pool.flush_with(lambda: self._dense_state(self._pool.cursor))
+        return self._pool.step
+
+    def _dense_state(self, cursor: int | None = None, *, exchange: bool = True) -> DenseState | None:
+        """Rank 0's to save; None elsewhere."""
+        if exchange:
+            self._ranks.exchange()
+        return self._ranks.collect(cursor)

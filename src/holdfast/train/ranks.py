@@ -1,0 +1,66 @@
+"""A rank of a run, as its TOML file describes it: from the configuration to a Trainer that is ready for its step.
+
+Whatever cannot be, any rank's refusal, ends all ranks with the same error before anything is written.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from holdfast.data import Source
+from holdfast.device.options import DeviceConfig
+from holdfast.errors import ConfigError
+from holdfast.files.config import differences, to_plain
+from holdfast.group.group import Group
+from holdfast.pools.proving_hook import refuse_group
+from holdfast.train.run import RunConfig, open_source, open_trainer
+from holdfast.train.trainer import Trainer
+
+_OF_ONE_RANK = ("data.criteo.paths", "data.parquet.paths", "validation.paths", "pool.scratchpad_bytes")
+
+
+def open_group_trainer(
+    config: RunConfig, directory: Path, group: Group, *, source: Source | None = None, trust_after_reboot: bool = False
+) -> Trainer:
+    """Makes the group's pool in `directory`, or opens and recovers it. All ranks call it at once.
+
+    source: instead of the configuration's data; the same on all ranks.
+
+    Raises ConfigError where ranks or pool differ in what must be the same, PoolBusy, PoolNotFound, Corrupted,
+    GroupError.
+    """
+    refuse_group()
+    try:
+        _check_same_everywhere(group, config)
+        if config.device != DeviceConfig():
+            raise ConfigError(
+                f"device.kind = {config.device.kind!r}, device.rows = {config.device.rows!r}: several ranks train on "
+                "their processors alone yet; leave [device] out, or train with one process"
+            )
+        source = group.all_or_none(lambda: source or open_source(config.data), "the data")
+        return open_trainer(config, directory, trust_after_reboot=trust_after_reboot, ranks=group, source=source)
+    except BaseException as error:
+        group.tell_failure(error)
+        group.close()
+        raise
+
+
+def _check_same_everywhere(group: Group, config: RunConfig) -> None:
+    mine = {
+        "holdfast": version("holdfast"),
+        "torch": torch.__version__,
+        "memory_ranks": group.roles.memory_ranks,
+        "config": to_plain(config),
+    }
+    everyones = group.gather(mine, "everyone's configuration")
+    for rank, theirs in enumerate(everyones):
+        for name, value in everyones[0].items():
+            if name == "config":
+                changes = [line for line in differences(value, theirs[name]) if not line.startswith(_OF_ONE_RANK)]
+                if changes:
+                    raise ConfigError(f"rank {rank} has another configuration than rank 0: {changes[0]}")
+            elif theirs[name] != value:
+                raise ConfigError(f"rank {rank} has {name} {theirs[name]}, rank 0 has {value}: make them the same")

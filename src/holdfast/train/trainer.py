@@ -1,0 +1,522 @@
+"""The loop: a batch's way through the house, all eight verbs of it.
+
+recover, then for every batch: plan (ahead, in the loader's thread) → capture → lookup → train → update → commit.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.data.batch import Batch
+from holdfast.data.loader import Loader
+from holdfast.data.source import Source
+from holdfast.device.arrivals import ArrivingLoss
+from holdfast.device.dense_part import DenseOptions, DensePart
+from holdfast.device.faults import device_errors
+from holdfast.device.options import DeviceConfig
+from holdfast.device.queues import Clock, Sending, Work, current_queue, new_queue
+from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss
+from holdfast.group.serving import Verb
+from holdfast.models.dlrm import DLRM
+from holdfast.pools.pool import Pool
+from holdfast.rows.embedding import EmbeddingBagCollection, clip_grad_norm_
+from holdfast.rows.row_access import Captured, PlannedFeatures
+from holdfast.train.checkpoint import Checkpoint
+from holdfast.train.metrics import Evaluation, ScoreCollector, evaluate_packed
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """How the loop runs.
+
+    batch_size: samples of a step. steps: where training ends (None: after `epochs`). epochs: passes over the data.
+    seed: of the shuffle and of the generators. shuffle: every epoch anew. workers: threads of the loader. prefetch:
+    batches planned ahead. window: batches whose rows are fetched ahead, the current one included, where rows come
+    through a scratchpad (0: none, rows are fetched when they are asked for). eval_every: steps from one evaluation to
+    the next (0: only at the end). eval_batch_size: samples of a batch of an evaluation. bf16: autocast of the MLPs.
+    max_grad_norm: of dense and row gradients together; None: no clipping. capture_ahead: log the next batch's rows
+    while this one computes; for accelerators.
+    """
+
+    batch_size: int = 2048
+    steps: int | None = None
+    epochs: int = 1
+    seed: int = 0
+    shuffle: bool = True
+    workers: int = 1
+    prefetch: int = 2
+    window: int = 4
+    eval_every: int = 0
+    eval_batch_size: int = 8192
+    bf16: bool = False
+    max_grad_norm: float | None = None
+    capture_ahead: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "epochs", "workers", "prefetch", "eval_batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"train.{name} = {getattr(self, name)}; it must be at least 1")
+        for name in ("steps", "eval_every", "window"):
+            if (value := getattr(self, name)) is not None and value < 0:
+                raise ConfigError(f"train.{name} = {value}; it must not be negative")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"train.seed = {self.seed}; it must lie in [0, 2**63)")
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0.0:
+            raise ConfigError(f"train.max_grad_norm = {self.max_grad_norm}; it must be positive")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where and when something ran, in seconds of ``time.perf_counter``."""
+
+    thread: str
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What one step did.
+
+    began: when, in seconds of ``time.perf_counter``. stage_ms: wall time of each verb, one after the other from there;
+    plan is the wait for the loader, which plans ahead, and planning is when it did. logged_bytes: what the step wrote
+    to the log; log_bytes_free: what the log has left after commit. traffic: rows and bytes of this step and of what ran
+    beside it, where rows come through a scratchpad (names as in core/step/row_backend.h; of a device's, device_...).
+    device: when the device did what of this step, by its own clock; where rows are updated there. background: what ran
+    beside training, on the pool's own threads, and ended since the report before, whichever step it was for: (stage,
+    when); stages as in core/base/stage_spans.h.
+    """
+
+    step: int
+    durable_step: int
+    loss: float
+    samples: int
+    began: float
+    stage_ms: dict[str, float]
+    planning: Span
+    logged_bytes: int
+    log_bytes_free: int
+    traffic: dict[str, float] | None = None
+    device: dict[str, Span] = field(default_factory=dict)
+    background: list[tuple[str, Span]] = field(default_factory=list)
+
+
+# How much there is, not how much was done.
+_STANDING = ("index_entries", "index_bytes", "scratchpad_rows", "device_slots")
+
+
+def traffic_since(before: dict[str, float] | None, after: dict[str, float] | None) -> dict[str, float] | None:
+    """What was done between two readings of a pool's traffic; None where it tells of none."""
+    if before is None or after is None:
+        return None
+    return {name: value if name in _STANDING else value - before[name] for name, value in after.items()}
+
+
+def background_of(pool: Pool) -> list[tuple[str, Span]]:
+    """See StepReport; each is given once."""
+    return [(stage, Span(thread, began, ended)) for stage, thread, began, ended in pool.take_spans()]
+
+
+class Stopwatch:
+    """Splits a step's wall time into stages."""
+
+    def __init__(self) -> None:
+        self.stage_ms: dict[str, float] = {}
+        self.began = self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.stage_ms[stage] = self.stage_ms.get(stage, 0.0) + (now - self._last) * 1e3
+        self._last = now
+
+
+class EvaluationStopped(Exception):
+    """The process was asked to stop while its model was being evaluated."""
+
+
+def last_step_of(config: TrainConfig, samples_per_epoch: int) -> int:
+    """Where training ends."""
+    if config.steps is not None:
+        return config.steps
+    return math.ceil(config.epochs * samples_per_epoch / config.batch_size)
+
+
+def make_loader(
+    source: Source, config: TrainConfig, transform: Callable[[Batch], Item], part: tuple[int, int] = (0, 1)
+) -> Loader[tuple[Batch, Item]]:
+    """The batches that training with `config` sees, in its order, each with what `transform` makes of it. part: of
+    every batch, as Loader takes it."""
+    return Loader(
+        source,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        shuffle=config.shuffle,
+        workers=config.workers,
+        prefetch=config.prefetch,
+        part=part,
+        transform=transform,
+    )
+
+
+_Planned: TypeAlias = tuple[Batch, tuple[PlannedFeatures, Span]]
+
+
+def _plan(rows: EmbeddingBagCollection, batch: Batch) -> tuple[PlannedFeatures, Span]:
+    """The plan verb, as a thread of the loader runs it."""
+    began = time.perf_counter()
+    planned = rows.plan(batch.features)
+    return planned, Span(threading.current_thread().name, began, time.perf_counter())
+
+
+@dataclass(frozen=True, slots=True)
+class _Upcoming:
+    """A batch that was taken from the loader; dense and labels are on their way to the device."""
+
+    batch: Batch
+    planned: PlannedFeatures
+    planning: Span
+    dense: Sending
+    labels: Sending
+
+
+@dataclass(frozen=True, slots=True)
+class _Issued:
+    """A step that the pool may not have yet."""
+
+    step: int
+    samples: int
+    loss: ArrivingLoss
+    watch: Stopwatch
+    planning: Span
+    work: list[Work]
+    captured: Captured
+    traffic: dict[str, float] | None
+
+
+class Trainer:
+    """A model, its pool and its data, ready to step. Context manager: closes loader and pool.
+
+    device: as the collection `rows` was made with. stopping: asked between two steps; where it says so, training ends
+    there, and `stopped` is set.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        pool: Pool,
+        rows: EmbeddingBagCollection,
+        model: DLRM,
+        dense_optimizer: torch.optim.Optimizer,
+        source: Source,
+        device: DeviceConfig | None = None,
+        extra: dict[str, object] | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.config = config
+        self.pool = pool
+        self.rows = rows
+        self.model = model
+        self.dense_optimizer = dense_optimizer
+        device = device or DeviceConfig()
+        self._relaxed_lookup = device.relaxed_lookup
+        self._dense = DensePart(
+            model,
+            dense_optimizer,
+            rows.device,
+            DenseOptions(bf16=config.bf16, compile=device.compile, graphs=device.graphs),
+            batch_size=config.batch_size,
+        )
+        self._clock = Clock(rows.device)
+        self._to_device = new_queue(rows.device)
+        self._losses = new_queue(rows.device)
+        self._part_count = pool.part[1]
+        if config.batch_size < self._part_count:
+            raise ConfigError(f"train.batch_size = {config.batch_size} is less than the {self._part_count} trainers")
+        if config.capture_ahead and pool.group.world_size > 1:
+            raise ConfigError("train.capture_ahead works on one rank only; leave it out")
+        self.loader: Loader[_Planned] = make_loader(source, config, lambda batch: _plan(rows, batch), pool.part)
+        self.checkpoint = Checkpoint(pool, model=model, optimizer=dense_optimizer, loader=self.loader, extra=extra)
+        self.stopped = False
+        self._exchange = True  # a rank has something of its own to tell
+        self._stopping = stopping
+        self._upcoming: deque[_Upcoming] = deque()
+        self._issued: deque[_Issued] = deque()
+        self._before: PlannedFeatures | None = None  # of the step before the first of this life
+
+    @property
+    def speaks(self) -> bool:
+        """Of the run, on the terminal and in files."""
+        return self.pool.group.rank == 0
+
+    @property
+    def can_flush_alone(self) -> bool:
+        """Whether no other rank would have to take part."""
+        return self.pool.group.world_size == 1
+
+    @property
+    def last_step(self) -> int:
+        """Where training ends."""
+        return last_step_of(self.config, self.loader.samples_per_epoch)
+
+    def recover(self) -> int:
+        """The recover verb's second half: the pool has rolled its rows back when it was opened; now the dense state."""
+        step = self.checkpoint.resume()
+        if self._relaxed_lookup and step > 0:
+            # How a relaxed lookup splits its sums is decided by the batch before, too.
+            cursor = self.loader.samples
+            self.loader.seek(cursor - self.config.batch_size)
+            _, (self._before, _) = next(self.loader)
+            self.loader.seek(cursor)
+        return step
+
+    def steps(self) -> Iterator[StepReport]:
+        """Trains to the last step, or until `stopping` says so; yields when the pool has a step, in order.
+
+        On a device it may have begun later steps by then; but where an evaluation is due after a step it has not.
+        Raises NonFiniteLoss, and the pool stays where it was."""
+        if not self.pool.group.is_trainer:
+            yield from self._serve()
+            return
+        while self.pool.step < self.last_step:
+            if self._stopping():
+                self.stopped = True
+                break
+            self._issued.append(self._step())
+            yield from self._retired()
+            if self.config.eval_every and self.pool.step % self.config.eval_every == 0:
+                yield from self._retire_all()
+        yield from self._retire_all()
+
+    def flush(self) -> None:
+        """Makes the newest step durable, its dense state included, whatever the dense interval; waits for it."""
+        if self.pool.group.is_trainer:
+            self.checkpoint.flush()
+        else:
+            self.pool.serve_until(Verb.FLUSH)
+
+    def _serve(self) -> Iterator[StepReport]:
+        """The steps of a rank that owns rows and trains nothing."""
+        while self.pool.step < self.last_step and not self.stopped:
+            watch = Stopwatch()
+            traffic_before = self._traffic()
+            self.pool.serve_until(Verb.COMMIT)
+            watch.lap("serve")
+            self.stopped = self._stopping()
+            yield StepReport(
+                step=self.pool.step,
+                durable_step=self.pool.durable_step,
+                loss=math.nan,
+                samples=self.config.batch_size,
+                began=watch.began,
+                stage_ms=watch.stage_ms,
+                planning=Span("", watch.began, watch.began),
+                logged_bytes=0,
+                log_bytes_free=self.pool.log_bytes_free,
+                traffic=traffic_since(traffic_before, self._traffic()),
+                background=background_of(self.pool),
+            )
+
+    def _step(self) -> _Issued:
+        watch = Stopwatch()
+        traffic_before = self._traffic()
+        with device_errors(f"step {self.pool.step + 1}", step=lambda: self.pool.retired_step):
+            current = self._take()  # plan
+            watch.lap("plan")
+            if self._before is not None:
+                self.rows.lookup_ahead(current.planned, self._before)
+                self._before = None
+            dense, labels = current.dense.take(), current.labels.take()
+            bottom = None
+            if self.rows.device.type != "cpu":
+                bottom = self._dense.forward_bottom(dense)  # computes while rows are looked up
+                watch.lap("train")
+            capture = self.rows.capture(current.planned)
+            watch.lap("capture")
+            if bottom is None and self.rows.answers_late:
+                bottom = self._dense.forward_bottom(dense)
+                watch.lap("train")
+            pooled = self.rows.lookup(capture, current.planned)
+            watch.lap("lookup")
+            if self.config.capture_ahead and self._upcoming:
+                self.rows.capture_ahead(self._upcoming[0].planned)
+                watch.lap("capture_ahead")
+            queue = current_queue(self.rows.device)
+            began = queue.mark(timed=True)
+            loss = self._dense.train(
+                dense if bottom is None else bottom,
+                labels,
+                pooled,
+                before_step=self._before_step,
+                weight=current.batch.size * self._part_count / self.config.batch_size,
+            )
+            trained = Work("train", "device", began, queue.mark(timed=True))
+            arriving = ArrivingLoss(loss, self._losses)
+            watch.lap("train")
+            if self._relaxed_lookup and self._upcoming:
+                self.rows.lookup_ahead(self._upcoming[0].planned, current.planned)
+                watch.lap("lookup_ahead")
+            if not self.pool.commits_behind:
+                NonFiniteLoss.check(arriving.value(), self.pool.step + 1)
+                watch.lap("train")
+            self.rows.optimizer.step()  # update
+            watch.lap("update")
+            step = self.checkpoint.commit_with(
+                current.batch.first_sample + self.config.batch_size, arriving, exchange=self._exchange
+            )
+            watch.lap("commit")
+        return _Issued(
+            step=step,
+            samples=self.config.batch_size,
+            loss=arriving,
+            watch=watch,
+            planning=current.planning,
+            work=[trained, *self.rows.work_of(capture)] if self.pool.commits_behind else [],
+            captured=capture,
+            traffic=traffic_since(traffic_before, self._traffic()),
+        )
+
+    def _retire_all(self) -> Iterator[StepReport]:
+        while self.pool.retire():
+            yield from self._retired()
+
+    def _retired(self) -> Iterator[StepReport]:
+        """Of the issued steps, those that the pool has."""
+        while self._issued and self._issued[0].step <= self.pool.retired_step:
+            issued = self._issued.popleft()
+            yield StepReport(
+                step=issued.step,
+                durable_step=self.pool.durable_step,
+                loss=issued.loss.value(),
+                samples=issued.samples,
+                began=issued.watch.began,
+                stage_ms=issued.watch.stage_ms,
+                planning=issued.planning,
+                logged_bytes=issued.captured.bytes,
+                log_bytes_free=self.pool.log_bytes_free,
+                traffic=issued.traffic,
+                device={work.name: Span(work.queue, *self._clock.span(work)) for work in issued.work},
+                background=background_of(self.pool),
+            )
+
+    def _traffic(self) -> dict[str, float] | None:
+        """Of the pool's scratchpad and of the device's."""
+        of_pool, of_device = self.pool.traffic(), self.rows.traffic()
+        if of_pool is None and not of_device:
+            return None
+        return {**(of_pool or {}), **of_device}
+
+    def _take(self) -> _Upcoming:
+        """The next batch. The ones after it, as far as the window goes, are taken from the loader and announced."""
+        looks_forward = self.rows.looks_forward and self.config.window > 0
+        wanted = self.config.window if looks_forward else 1
+        if self.rows.answers_late and not self.pool.looks_forward:
+            wanted = min(wanted, 2)  # ids are to travel; no row has to come from a disk
+        if self.config.capture_ahead or self._relaxed_lookup:
+            wanted = max(wanted, 2)
+        while len(self._upcoming) < min(wanted, self.last_step - self.pool.step):
+            batch, (planned, planning) = next(self.loader)
+            dense, labels = (Sending(t, self.rows.device, self._to_device) for t in (batch.dense, batch.labels))
+            self._upcoming.append(_Upcoming(batch, planned, planning, dense, labels))
+            if looks_forward:
+                self.rows.announce(planned)
+        return self._upcoming.popleft()
+
+    def _before_step(self, loss: Tensor) -> None:
+        """All gradients are there, and nothing is updated."""
+        if loss.device.type == "cpu":
+            NonFiniteLoss.check(float(loss), self.pool.step + 1)  # before others see it: this rank is named
+        if self._part_count > 1:
+            beside = torch.stack((loss, torch.tensor(float(self.checkpoint.differs_from_told()))))
+            self.pool.average_gradients(self.model, beside)
+            loss.copy_(beside[0])
+            self._exchange = bool(beside[1] > 0)
+        if self.config.max_grad_norm is not None:
+            clip_grad_norm_(self.model.parameters(), self.rows, self.config.max_grad_norm)
+
+    def evaluate(self, source: Source, on_batch: Callable[[int], None] | None = None) -> Evaluation | None:
+        """AUC and log-loss over all of `source`, on rank 0; None elsewhere. Leaves no trace: no log, no row, no random
+        number. All ranks call it.
+
+        Raises EvaluationStopped where `stopping` says so."""
+        if not self.pool.group.is_trainer:
+            self.pool.serve_until(Verb.REST)
+            if self._stopping():
+                raise EvaluationStopped
+            return None
+
+        def count(samples: int) -> None:
+            if self._stopping():
+                raise EvaluationStopped
+            if on_batch is not None:
+                on_batch(samples)
+
+        with ExitStack() as stack:
+            stack.enter_context(device_errors("evaluating", step=lambda: self.pool.retired_step))
+            stack.callback(self.pool.rest)
+            scores = collect_scores(self.model, source, self.config, count, self.pool.part)
+        if self._part_count == 1:
+            return scores.evaluate()
+        everyones = self.pool.group.gather_bytes(scores.packed(), "the scores", among_trainers=True)
+        return evaluate_packed(everyones) if self.pool.group.rank == 0 else None
+
+    def close(self) -> None:
+        """Stops the loader; makes everything durable and closes the pool."""
+        with ExitStack() as stack:
+            stack.callback(self.pool.close)
+            self.loader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        with suppress(HoldfastError):
+            self.loader.close()
+        self.pool.__exit__(kind, error, trace)
+
+
+def evaluate_model(
+    model: nn.Module, source: Source, config: TrainConfig, on_batch: Callable[[int], None] | None = None
+) -> Evaluation:
+    """AUC and log-loss of a model, wherever it is, over all of `source`. on_batch: told the samples of every batch that
+    is done."""
+    return collect_scores(model, source, config, on_batch or (lambda samples: None), (0, 1)).evaluate()
+
+
+@torch.no_grad()
+def collect_scores(
+    model: nn.Module, source: Source, config: TrainConfig, on_batch: Callable[[int], None], part: tuple[int, int]
+) -> ScoreCollector:
+    """Scores of a part of every batch of `source`."""
+    was_training = model.training
+    device = next(model.parameters()).device
+    model.eval()
+    scores = ScoreCollector()
+    try:
+        with Loader(source, batch_size=config.eval_batch_size, seed=0, part=part) as loader:
+            for number, batch in enumerate(loader.once()):
+                with torch.autocast(device.type, torch.bfloat16, enabled=config.bf16):
+                    logits = model(batch.dense.to(device), batch.features)
+                scores.add(logits, batch.labels)
+                on_batch(min(config.eval_batch_size, source.num_samples - number * config.eval_batch_size))
+    finally:
+        model.train(was_training)
+    return scores

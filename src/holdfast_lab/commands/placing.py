@@ -1,0 +1,246 @@
+"""``holdfast profile``, ``plan`` and ``tiers probe``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.options import ConfigArgument, JsonOption, OverwriteOption, SetOption, add_command, read_run
+from holdfast.cli.tables import plain_console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from holdfast_lab.placement.plan import Plan, TierUse
+    from holdfast_lab.placement.step_time import StepTime
+
+tiers_app = typer.Typer(no_args_is_help=True, help="The memory tiers of this machine.")
+
+
+def profile(
+    config_path: ConfigArgument,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="PROFILE.json", help="The file to write.")],
+    steps: Annotated[int | None, typer.Option(min=1, help="Batches to count. Default: one epoch.")] = None,
+    memory_bytes: Annotated[
+        int, typer.Option(min=1 << 20, help="For counters; tables that are too large for exact ones get a sketch.")
+    ] = 1 << 30,
+    overrides: SetOption = None,
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Count how often training asks for which rows: one pass over the ids, no pool, no model.
+
+    Gives for every table the accesses, the different rows a batch touches, and both for the hottest rows, from which
+    `holdfast plan` decides what lives where.
+    """
+    from holdfast.data.output import check_output
+    from holdfast.train.observe import counting
+    from holdfast.train.run import open_source
+    from holdfast_lab.placement.access_profile import batches_per_epoch, profile_accesses, write_profile
+
+    config = read_run(config_path, overrides)
+    check_output(out, overwrite=overwrite)
+    source = open_source(config.data)
+    num_batches = steps if steps is not None else batches_per_epoch(source, config.train)
+    with counting("profiling", num_batches) as on_batch:
+        found = profile_accesses(
+            source, config.train, num_batches=num_batches, memory_bytes=memory_bytes, on_batch=on_batch
+        )
+    write_profile(found, out, overwrite=overwrite)
+    accesses = sum(table.accesses for table in found.tables)
+    print(f"{out}: {accesses:,} accesses in {found.batches:,} batches of {found.batch_size:,}")  # noqa: T201
+    for table in found.tables:
+        if table.method == "sketch":
+            print(  # noqa: T201
+                f"  {table.name}: counted by a sketch, each row at most {table.max_undercount_per_row:,} of "
+                f"{table.accesses:,} accesses too low"
+            )
+
+
+def plan(
+    config_path: ConfigArgument,
+    tiers_path: Annotated[Path, typer.Option("--tiers", metavar="TIERS.toml", help="The memory tiers of a node.")],
+    profile_path: Annotated[
+        Path | None, typer.Option("--profile", metavar="PROFILE.json", help="What `holdfast profile` has counted.")
+    ] = None,
+    step_ms: Annotated[
+        float | None,
+        typer.Option(min=1e-6, help="What a step was measured to take; sets log bandwidth and drive writes per day."),
+    ] = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Does it fit? Which rows live in which tier, what that makes of a batch, and what it costs. Allocates no table.
+
+    Solves a small integer program over tables and their hot and cold rows. Its time is what memory alone sets. Where
+    TIERS.toml has a section host, as `holdfast tiers probe` writes it, the network is timed here for a few seconds,
+    and a training step of a pool on the probed medium is predicted with all that limits it.
+    """
+    from holdfast.files.config import to_plain
+    from holdfast.state.reproducibility import keep_freed_memory
+    from holdfast.train.run import open_source
+    from holdfast_lab.placement.access_profile import read_profile
+    from holdfast_lab.placement.demand import demand_of
+    from holdfast_lab.placement.plan import plan_placement
+    from holdfast_lab.placement.step_plan import plan_step
+    from holdfast_lab.placement.tiers import read_tiers
+
+    keep_freed_memory()  # as `holdfast train` does
+    config = read_run(config_path, overrides)
+    tiers = read_tiers(tiers_path)
+    counted = None if profile_path is None else read_profile(profile_path)
+    source = open_source(config.data)
+    demand, basis = demand_of(config, source, counted)
+    step = None if tiers.host is None else plan_step(config, source, tiers, counted)
+    pace = step.ms if step_ms is None and step is not None else step_ms
+    found = plan_placement(demand, tiers.tiers, batch_ms=pace)
+    if as_json:
+        plain = {"basis": basis, **to_plain(found), "step": None if step is None else to_plain(step)}
+        print(json.dumps(plain, indent=2))  # noqa: T201
+    else:
+        _show(found, basis, "measured" if step_ms is not None else "that" if step is None else "the predicted step's")
+        if step is not None:
+            _show_step(step)
+
+
+def probe(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory on the medium to measure.")],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="TIERS.toml", help="The file to write. Default: print it.")
+    ] = None,
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Measure this machine's DRAM, the medium of a directory, and what rows of a pool there cost, in half a minute.
+
+    Writes at most 1 GiB and a quarter of the free space; nothing is left behind. On a machine that does other work
+    meanwhile costs are overstated.
+    """
+    from holdfast.data.output import check_output, whole_file
+    from holdfast.train.observe import counting
+    from holdfast_lab.placement.probe import NUM_STEPS
+    from holdfast_lab.placement.probe import probe as measure
+    from holdfast_lab.placement.tiers import tiers_toml
+
+    if out is not None:
+        check_output(out, overwrite=overwrite)
+    with counting("probing", NUM_STEPS) as on_step:
+        found = measure(directory, on_step=on_step)
+    text = tiers_toml(found.tiers, found.notes, found.host)
+    if out is None:
+        sys.stdout.write(text)
+        return
+    with whole_file(out, overwrite=overwrite) as partial:
+        partial.write_text(text, encoding="utf-8")
+    for note in found.notes[1:]:
+        print(note)  # noqa: T201
+    for tier in found.tiers:
+        rates = (
+            f"{tier.read_bandwidth_bytes_per_s / 1e9:.1f} GB/s read, {tier.write_bandwidth_bytes_per_s / 1e9:.1f} write"
+        )
+        print(  # noqa: T201
+            f"{tier.name}: {rates}; {tier.random_reads_per_s or 0:,.0f} random reads/s; {tier.read_latency_ns:,.0f} ns"
+        )
+    print(f"{out}: {len(found.tiers)} tiers")  # noqa: T201
+
+
+def _show_step(step: StepTime) -> None:
+    parts = (
+        f"network {step.network_ms:.1f}, rows {step.rows_ms:.1f}, displaced by other threads {step.displaced_ms:.1f}"
+    )
+    print(  # noqa: T201
+        f"A step takes {step.ms:.1f} ms, limited by {step.limited_by}: compute {step.compute_ms:.1f} ms ({parts}), "
+        f"loader {step.loader_ms:.1f}, disk {step.disk_ms:.1f}, log {step.log_ms:.1f}."
+    )
+    if (work := step.store_work) is not None:
+        print(  # noqa: T201
+            f"Of a step's rows {work.hit_rate:.1%} are in the scratchpad, {work.missed_rows:,.0f} are fetched in "
+            f"{work.fetch_requests:,.0f} reads; {work.moved_rows:,.0f} are merged in {work.merge_requests:,.0f}."
+        )
+
+
+def _show(plan: Plan, basis: str, pace: str) -> None:
+
+    from holdfast.admin.inspection import size_words
+
+    console = plain_console(markup=True)
+    console.print(f"Rates of access: {basis}.")
+    console.print(_placement_table(plan))
+    console.print(_tier_table(plan))
+    gap = f", within {plan.gap:.2%} of the best" if plan.gap > 0 else ""
+    console.print(
+        f"[bold]It fits.[/] {plan.ms_per_batch:.3f} ms per batch, limited by {plan.limiting_stage}{gap}; "
+        "compute not counted."
+    )
+    console.print(
+        f"Log on {plan.log_tier}: {size_words(plan.log_bytes_per_batch)} of rows and "
+        f"{size_words(plan.dense_bytes_per_batch)} of dense state a batch, "
+        f"{size_words(plan.log_bytes_per_s)}/s at {pace} pace."
+    )
+    for use in plan.tiers:
+        if use.drive_writes_per_day is not None:
+            console.print(_wear(use))
+    priced = [use.cost_usd for use in plan.tiers if use.cost_usd is not None]
+    if priced:
+        partly = "" if len(priced) == len(plan.tiers) else " (tiers without a price not counted)"
+        console.print(f"Memory in use costs {sum(priced):,.2f} USD{partly}.")
+    for needed in plan.nodes:
+        nodes = "1 node" if needed.nodes == 1 else f"{needed.nodes:,} nodes"
+        console.print(f"With tiers down to {needed.slowest_tier}: {nodes}.")
+
+
+def _wear(use: TierUse) -> str:
+    text = f"{use.name} is written {use.drive_writes_per_day:,.2f} times a day at most"
+    if use.endurance_drive_writes_per_day is None:
+        return f"{text}; the tier declares no endurance."
+    text += f", it is made for {use.endurance_drive_writes_per_day:g}"
+    return f"{text}." if use.lifetime_years is None else f"{text}: used up in {use.lifetime_years:,.1f} years."
+
+
+def _placement_table(plan: Plan) -> Table:
+    from rich.table import Table
+
+    from holdfast.admin.inspection import size_words
+
+    table = Table("table", "tier", box=None, pad_edge=False)
+    for name in ("hottest rows", "size", "of accesses", "rows/batch"):
+        table.add_column(name, justify="right")
+    for part in plan.allotments:
+        table.add_row(
+            part.table,
+            part.tier,
+            f"{part.first_row + 1:,} – {part.first_row + part.rows:,}",
+            size_words(part.bytes),
+            f"{part.access_share:.2%}",
+            f"{part.unique_rows_per_batch:,.1f}",
+        )
+    return table
+
+
+def _tier_table(plan: Plan) -> Table:
+    from rich.table import Table
+
+    from holdfast.admin.inspection import size_words
+
+    table = Table("tier", "kind", box=None, pad_edge=False)
+    for name in ("rows", "log", "of", "hit rate", "read/batch", "written/batch", "bandwidth ms", "reads ms"):
+        table.add_column(name, justify="right")
+    for use in plan.tiers:
+        table.add_row(
+            use.name,
+            use.kind,
+            size_words(use.bytes),
+            size_words(use.reserved_bytes),
+            size_words(use.capacity_bytes),
+            f"{use.access_share:.2%}",
+            size_words(use.read_bytes_per_batch),
+            size_words(use.written_bytes_per_batch),
+            f"{use.bandwidth_ms:.3f}",
+            "–" if use.random_reads_ms is None else f"{use.random_reads_ms:.3f}",
+        )
+    return table
+
+
+add_command(tiers_app, "probe", probe)

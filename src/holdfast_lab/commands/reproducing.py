@@ -1,0 +1,165 @@
+"""``holdfast sim paper``, ``calibrate`` and ``sensitivity``: TrainingCXL's evaluation, from the simulator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.options import JsonOption, OverwriteOption
+from holdfast.cli.tables import plain_console, plain_table
+from holdfast_lab.commands.simulating import FolderOption, simulator_extra
+
+if TYPE_CHECKING:
+    from holdfast_lab.sim.calibration import Fit
+    from holdfast_lab.sim.library import Library
+    from holdfast_lab.sim.paper import Errors, Facts
+
+OutOption = Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where to write; made if it is not there.")]
+AllOption = Annotated[
+    bool, typer.Option("--all-models", help="Fit all of the paper's models, so that nothing is left to predict.")
+]
+PAGE = "index.html"
+
+
+def paper(
+    out: OutOption,
+    draws: Annotated[int, typer.Option(min=10, help="Of the parameters that agree with what is fitted.")] = 160,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    processes: Annotated[int, typer.Option(min=1, help="That simulate side by side.")] = 2,
+    folder: FolderOption = None,
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Reproduce TrainingCXL's evaluation: fit a part of its figures, predict the rest, and write all side by side.
+
+    Figures (PNG and CSV) and index.html, one page that needs no other file. Takes less than a minute on two cores.
+    """
+    with simulator_extra():
+        from holdfast.data.output import check_output
+        from holdfast.train.observe import counting
+        from holdfast_lab.sim.paper import num_parts, read_facts, reproduce
+        from holdfast_lab.sim.report.reproduction import write_paper
+        from holdfast_lab.sim.scenario import read_folders
+
+        library, facts = read_folders(folder or []), read_facts()
+        out.mkdir(parents=True, exist_ok=True)
+        check_output(out / PAGE, overwrite=overwrite)
+        with counting("simulating", num_parts(facts)) as on_part:
+            found = reproduce(library, facts, draws=draws, seed=seed, processes=processes, on_part=lambda: on_part(1))
+        page = write_paper(out, found, library, overwrite=overwrite)
+    for ratio in (*found.ratios, *found.energy):
+        print(  # noqa: T201
+            f"{ratio.name}: {ratio.ours:.2f} (90%: {ratio.low:.2f} to {ratio.high:.2f}), the paper {ratio.paper:.2f}"
+        )
+    print(f"{page}: mean error {_errors_words(found.errors)}")  # noqa: T201
+
+
+def calibrate(
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="FILE.toml", help="Where to write the values, for --values of others."),
+    ] = None,
+    all_models: AllOption = False,
+    folder: FolderOption = None,
+    overwrite: OverwriteOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Fit what TrainingCXL leaves open to a part of its figures, and show the values with their priors."""
+    with simulator_extra():
+        from holdfast.data.output import check_output
+        from holdfast_lab.sim.paper import errors_of, read_facts
+        from holdfast_lab.sim.scenario import read_folders
+
+        facts = read_facts()
+        if out is not None:
+            check_output(out, overwrite=overwrite)
+        found = _fitted(read_folders(folder or []), facts, all_models=all_models)
+        errors = errors_of(facts, found)
+    if out is not None:
+        _write_values(out, found, overwrite=overwrite)
+    if as_json:
+        print(json.dumps(_plain_fit(found, errors), indent=2))  # noqa: T201
+        return
+    console = plain_console()
+    table = plain_table("parameter", "key", right=("prior", "fitted", "sigmas"))
+    for each, z in zip(found.free, found.z, strict=True):
+        numbers = (f"{each.median:.4g}", f"{each.value(z):.4g}", f"{z:+.2f}")
+        for number, key in enumerate(each.keys):
+            table.add_row(each.name if number == 0 else "", key, *numbers)
+    console.print(table)
+    console.print(f"\nMean error {_errors_words(errors)}.")
+
+
+def sensitivity(
+    out: OutOption,
+    all_models: AllOption = False,
+    folder: FolderOption = None,
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Draw what TrainingCXL's speedup depends on: one thing at a time, everything else as it was fitted."""
+    with simulator_extra():
+        from holdfast.data.output import check_output
+        from holdfast_lab.sim.paper import read_facts
+        from holdfast_lab.sim.report.page import write_html
+        from holdfast_lab.sim.report.reproduction import sensitivity_section
+        from holdfast_lab.sim.scenario import read_folders
+
+        facts = read_facts()
+        out.mkdir(parents=True, exist_ok=True)
+        check_output(out / PAGE, overwrite=overwrite)
+        fitted = _fitted(read_folders(folder or []), facts, all_models=all_models).library
+        section = sensitivity_section(out, fitted, facts.models, overwrite=overwrite)
+        write_html(out / PAGE, section.title, [section], overwrite=overwrite)
+    console = plain_console()
+    for shown in section.tables:
+        table = plain_table(shown.header[0], right=shown.header[1:])
+        for row in shown.rows:
+            table.add_row(*map(str, row))
+        console.print(f"{shown.title}:")
+        console.print(table)
+        console.print()
+    print(out / PAGE)  # noqa: T201
+
+
+def _fitted(library: Library, facts: Facts, *, all_models: bool) -> Fit:
+    from holdfast_lab.sim.calibration import fit
+    from holdfast_lab.sim.paper import FITTED_MODELS, targets_of
+
+    return fit(library, facts.free, targets_of(facts, facts.models if all_models else FITTED_MODELS))
+
+
+def _write_values(path: Path, found: Fit, *, overwrite: bool) -> None:
+    from holdfast.data.output import whole_file
+
+    lines = [
+        "# Fitted to figures of TrainingCXL (holdfast sim calibrate); the sigmas are distances from the priors.",
+        "",
+    ]
+    for each, z in zip(found.free, found.z, strict=True):
+        lines.append(f"# {each.name}: {z:+.2f} sigmas")
+        lines += [f"{json.dumps(key)} = {each.value(z)!r}" for key in each.keys]
+    with whole_file(path, overwrite=overwrite) as partial:
+        partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _plain_fit(found: Fit, errors: Errors) -> dict[str, object]:
+    from holdfast.files.config import to_plain
+
+    return {
+        "parameters": {
+            each.name: {"keys": list(each.keys), "median": each.median, "value": each.value(z), "sigmas": z}
+            for each, z in zip(found.free, found.z, strict=True)
+        },
+        "errors": to_plain(errors),
+    }
+
+
+def _errors_words(errors: Errors) -> str:
+    from holdfast_lab.sim.paper import FITTED_MODELS
+
+    return (
+        f"{errors.fitted:.1%} of {' and '.join(each.upper() for each in FITTED_MODELS)}, {errors.predicted:.1%} of the "
+        f"others ({errors.predicted_near_memory:.1%} near memory); worst stage {errors.worst_stage:.1%}"
+    )

@@ -1,0 +1,101 @@
+"""The predicted step of a run as it is configured, on the machine that its tiers file describes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holdfast.data.source import Source
+from holdfast.errors import ConfigError
+from holdfast.pools.pool import default_scratchpad_bytes, log_bytes_of
+from holdfast.train.run import RunConfig
+from holdfast_lab.placement.access_profile import AccessProfile
+from holdfast_lab.placement.demand import demand_of, reuse_of
+from holdfast_lab.placement.host import Host
+from holdfast_lab.placement.network_time import NetworkTime, time_network
+from holdfast_lab.placement.program import Demand, log_tier
+from holdfast_lab.placement.reuse import ReuseCurve
+from holdfast_lab.placement.step_time import StepCosts, StepOptions, StepTime, predict_step, step_costs
+from holdfast_lab.placement.tiers import Tier, Tiers
+
+_MEDIUM_OF = {"in_place": "memory", "log": "block"}
+_KINDS_OF = {"in_place": ("byte", "dram"), "log": ("block",)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """What the step of a run follows from; the parameters of `predict_step`."""
+
+    demand: Demand
+    curves: Sequence[ReuseCurve]
+    network: NetworkTime
+    host: Host
+    medium: Tier
+    options: StepOptions
+
+    def costs(self) -> StepCosts:
+        return step_costs(self.demand, self.curves, self.network, self.host, self.medium, self.options)
+
+    def predict(self) -> StepTime:
+        return predict_step(self.demand, self.curves, self.network, self.host, self.medium, self.options)
+
+
+def step_inputs(
+    config: RunConfig,
+    source: Source,
+    tiers: Tiers,
+    profile: AccessProfile | None,
+    *,
+    network: NetworkTime | None = None,
+) -> StepInputs:
+    """Of a pool on the tier that takes the log. Times the network here, unless that was done.
+
+    Raises ConfigError where the tiers have no costs, or those of another store than the run's, and what `demand_of` and
+    `time_network` raise.
+    """
+    if tiers.host is None:
+        raise ConfigError("tiers: there is no [host], without which no step can be predicted; `holdfast tiers probe`")
+    medium = _medium(config, tiers.tiers, tiers.host)
+    is_log_store = tiers.host.store == "log"
+    pool = config.pool
+    demand, _ = demand_of(config, source, profile)
+    return StepInputs(
+        demand=demand,
+        curves=reuse_of(config, source, profile),
+        network=time_network(config, source) if network is None else network,
+        host=tiers.host,
+        medium=medium,
+        options=StepOptions(
+            scratchpad_bytes=default_scratchpad_bytes() if pool.scratchpad_bytes is None else pool.scratchpad_bytes,
+            log_bytes=log_bytes_of(is_log_store) if pool.log_bytes is None else pool.log_bytes,
+            workers=config.train.workers,
+        ),
+    )
+
+
+def plan_step(
+    config: RunConfig,
+    source: Source,
+    tiers: Tiers,
+    profile: AccessProfile | None,
+    *,
+    network: NetworkTime | None = None,
+) -> StepTime:
+    """The step that `step_inputs` foretell; raises what it raises."""
+    return step_inputs(config, source, tiers, profile, network=network).predict()
+
+
+def _medium(config: RunConfig, tiers: Sequence[Tier], host: Host) -> Tier:
+    wanted = config.pool.medium
+    if wanted not in ("auto", _MEDIUM_OF[host.store]):
+        raise ConfigError(
+            f"pool.medium = {wanted!r}, but the tiers' [host] was measured with medium {_MEDIUM_OF[host.store]!r}; "
+            "probe a directory on the medium that the pool is going to lie on"
+        )
+    medium = tiers[log_tier(tiers)]
+    if medium.kind not in _KINDS_OF[host.store]:
+        raise ConfigError(
+            f"tiers: [host] has costs of store {host.store!r}, but the pool would lie on tier '{medium.name}' of kind "
+            f"{medium.kind!r}; probe a directory there"
+        )
+    return medium

@@ -1,0 +1,273 @@
+"""How long a step takes, and what limits it: the model. Pure, from numbers to numbers.
+
+**Stages run side by side**, over several batches, so the slowest one sets the pace:
+- *compute*: the network, then the training thread's work on rows, each as if alone on the machine, and on top what work
+  of other threads displaces: planning and reading of later batches, committing, collecting, fetching, merging. Where
+  the network keeps all CPUs busy, a second of theirs costs it `displaced` seconds (`network_time.py` measures that), of
+  planning one at most.
+- *loader*: reading and planning a batch, on `workers` threads.
+- *disk*, of a log store: its requests at the rates that it reaches, and what they move beyond the 4 KiB that these
+  rates were measured with, at the medium's bandwidths. All on one device, so times add up.
+- *log*: what a step makes durable, one write and one sync behind another.
+
+**What a log store does in a step** follows from how soon rows come again (`reuse.py`):
+- The scratchpad has room for C rows. It forgets in about the order of last use, so it misses m(T), where w(T) = C.
+  (S3-FIFO keeps a little more than that: an upper bound.) Announced rows come in early, but not more of them.
+- The log holds n steps when the merge takes them. Their w(n) different rows go home together, but for those that come
+  again in the k steps that are durable by then, in the mean over tables: so a step moves (w(n + k) - w(k)) / n.
+- Rows lie at random in units of r rows, of which k rows in N touch the part 1 - (1 - k/N)^r (Yao, *Approximating Block
+  Accesses in Database Organizations*, CACM 20(4), 1977; for k much smaller than N). Where units are touched with
+  probability p, a request ends where the next g are not: a part (1 - p)^g of the touched units begins one, and gaps
+  of k < g units, of which each touched unit begins a part p (1 - p)^k, are moved with them. Gaps that cost less than a
+  request decide g: 2 blocks for merges, 1 where a row has its sectors to itself, 8 sectors for fetches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from holdfast.errors import ConfigError
+from holdfast_lab.placement.host import Host
+from holdfast_lab.placement.network_time import NetworkTime
+from holdfast_lab.placement.program import Demand, TableDemand
+from holdfast_lab.placement.reuse import ReuseCurve, characteristic_time
+from holdfast_lab.placement.row_costs import RowAmounts
+from holdfast_lab.placement.tiers import Tier
+
+_SECTOR_BYTES, _BLOCK_BYTES, _TAG_BYTES = 512, 4096, 4  # docs/FORMAT.md: row images
+_SLOT_BYTES = 39  # of the scratchpad beside a row (core/scratchpad/scratchpad.cpp)
+_FETCH_GAP_SECTORS = 7  # between two sectors that are read in one request, at most (core/log_store/log_store.cpp)
+_MERGE_READ_GAP_BLOCKS = 2  # between two blocks that a merge reads in one request (core/log_store/log_store_merge.cpp)
+_MERGE_WRITE_GAP_BLOCKS = 1  # and between two that it writes in one
+_MERGED_PART = 0.65  # of the log, at a time: between 0.5 and 0.8, as its pace allows (core/log_store/log_merger.cpp)
+_STANDING_PART = 0.15  # of the log: half of what comes in while it is being merged, until 0.95 are full
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogStoreWork:
+    """What a log store does in a step, in means. Rows, requests and bytes; hit_rate: of unique rows, 0 to 1.
+    record_bytes: of the step in the row log. room_rows: of the scratchpad, at any time."""
+
+    hit_rate: float
+    missed_rows: float
+    fetch_requests: float
+    merge_requests: float
+    moved_rows: float
+    read_bytes: float
+    written_bytes: float
+    record_bytes: float
+    room_rows: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """A predicted step, in milliseconds. ms: of the slowest of compute_ms, loader_ms, disk_ms and log_ms, which
+    `limited_by` names ("compute", "loader", "disk", "log"). compute_ms is the sum of network_ms, rows_ms and
+    displaced_ms. store_work: None where rows are overwritten in place."""
+
+    ms: float
+    limited_by: str
+    compute_ms: float
+    network_ms: float
+    rows_ms: float
+    displaced_ms: float
+    loader_ms: float
+    disk_ms: float
+    log_ms: float
+    store_work: LogStoreWork | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptions:
+    """Of the run: scratchpad_bytes and log_bytes of its pool (of a log store alone), workers of its loader."""
+
+    scratchpad_bytes: int
+    log_bytes: int
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) < 1:
+                raise ConfigError(f"{field.name} = {getattr(self, field.name)}; it must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """What a step asks of each device, in seconds; nothing of it waits for another.
+
+    cpu: of threads beside the training thread, by what they do: "plan" (reading included) of the loader, "record" of
+    the one that makes steps durable, and of a log store's own "collect", "fetch" and "merge". disk: of a log store, by
+    what moves: "fetch", "merge", "record". log_s: until what was written is durable. work: None where rows are
+    overwritten in place.
+    """
+
+    network_s: float
+    rows_s: float
+    cpu: Mapping[str, float]
+    disk: Mapping[str, float]
+    log_s: float
+    amounts: RowAmounts
+    work: LogStoreWork | None
+
+
+def step_costs(
+    demand: Demand, curves: Sequence[ReuseCurve], network: NetworkTime, host: Host, medium: Tier, options: StepOptions
+) -> StepCosts:
+    """curves: one for each of the demand's tables. medium: the tier that the pool lies on.
+
+    Raises ConfigError where the numbers of tables and curves differ.
+    """
+    if len(curves) != len(demand.tables):
+        raise ConfigError(f"{len(curves)} reuse curves for {len(demand.tables)} tables; each needs one")
+    amounts = _amounts(demand)
+    work = _log_store_work(demand, curves, options) if host.store == "log" else None
+    row_log_bytes = sum(_record_bytes(table, _unique(table)) for table in demand.tables)
+    logged = amounts.dense_bytes + (demand.log_bytes_per_batch if work is None else row_log_bytes)
+    commit_ns = amounts.rows * host.commit_row_ns + amounts.dense_bytes * host.commit_dense_byte_ns
+    plan_ns = amounts.ids * host.plan_id_ns + amounts.rows * host.plan_row_ns
+    cpu = {"plan": network.reading_s + 1e-9 * plan_ns, "record": 1e-6 * host.commit_step_us + 1e-9 * commit_ns}
+    return StepCosts(
+        network_s=network.network_s,
+        rows_s=host.row_costs.seconds(amounts),
+        cpu=cpu if work is None else cpu | _store_cpu_s(host, amounts.rows, work),
+        disk={} if work is None else _disk_s(host, medium, work, logged),
+        log_s=medium.sync_latency_ns * 1e-9 + logged / medium.write_bandwidth_bytes_per_s,
+        amounts=amounts,
+        work=work,
+    )
+
+
+def predict_step(
+    demand: Demand, curves: Sequence[ReuseCurve], network: NetworkTime, host: Host, medium: Tier, options: StepOptions
+) -> StepTime:
+    """As `step_costs`, and raises what it raises."""
+    costs = step_costs(demand, curves, network, host, medium, options)
+    displaced_s = sum(network.displaced_by(what) * cpu_s for what, cpu_s in costs.cpu.items())
+    compute_s = costs.network_s + costs.rows_s + displaced_s
+    stages = {
+        "compute": compute_s,
+        "loader": costs.cpu["plan"] / options.workers,
+        "disk": sum(costs.disk.values()),
+        "log": costs.log_s,
+    }
+    limited_by = max(stages, key=lambda name: stages[name])
+    return StepTime(
+        ms=1e3 * stages[limited_by],
+        limited_by=limited_by,
+        compute_ms=1e3 * compute_s,
+        network_ms=1e3 * costs.network_s,
+        rows_ms=1e3 * costs.rows_s,
+        displaced_ms=1e3 * displaced_s,
+        loader_ms=1e3 * stages["loader"],
+        disk_ms=1e3 * stages["disk"],
+        log_ms=1e3 * costs.log_s,
+        store_work=costs.work,
+    )
+
+
+def _amounts(demand: Demand) -> RowAmounts:
+    return RowAmounts(
+        rows=sum(_unique(table) for table in demand.tables),
+        row_bytes=sum(_unique(table) * table.row_bytes for table in demand.tables),
+        ids=sum(table.accesses_per_batch for table in demand.tables),
+        id_bytes=sum(table.accesses_per_batch * table.weight_bytes for table in demand.tables),
+        dense_bytes=demand.dense_bytes_per_batch,
+    )
+
+
+def _unique(table: TableDemand) -> float:
+    return table.ladder[-1].unique_rows_per_batch
+
+
+def _store_cpu_s(host: Host, rows: float, work: LogStoreWork) -> dict[str, float]:
+    """CPU seconds of the log store's own threads."""
+    assert host.collect_row_ns is not None and host.fetch_row_ns is not None
+    assert host.merge_row_ns is not None and host.merge_request_ns is not None
+    return {
+        "collect": 1e-9 * rows * host.collect_row_ns,
+        "fetch": 1e-9 * work.missed_rows * host.fetch_row_ns,
+        "merge": 1e-9 * (rows * host.merge_row_ns + work.merge_requests * host.merge_request_ns),
+    }
+
+
+def _disk_s(host: Host, medium: Tier, work: LogStoreWork, logged: float) -> dict[str, float]:
+    assert host.fetches_per_s is not None and host.merge_requests_per_s is not None
+    merged_s = work.read_bytes / medium.read_bandwidth_bytes_per_s
+    merged_s += work.written_bytes / medium.write_bandwidth_bytes_per_s
+    return {
+        "fetch": work.fetch_requests / host.fetches_per_s,
+        "merge": work.merge_requests / host.merge_requests_per_s + merged_s,
+        "record": logged / medium.write_bandwidth_bytes_per_s,
+    }
+
+
+def _log_store_work(demand: Demand, curves: Sequence[ReuseCurve], options: StepOptions) -> LogStoreWork:
+    rows = sum(_unique(table) for table in demand.tables)
+    room = _scratchpad_rows(demand.tables, options.scratchpad_bytes)
+    time = characteristic_time(curves, room)
+    missed = [0.0 if math.isinf(time) else curve.touches(time) for curve in curves]
+    record_bytes = sum(_record_bytes(table, _unique(table)) for table in demand.tables)
+    num_steps = max(1.0, _MERGED_PART * options.log_bytes / record_bytes) if record_bytes else 1.0
+    later_steps = _STANDING_PART / _MERGED_PART * num_steps
+    fetch_requests = merge_requests = moved_rows = read_bytes = written_bytes = 0.0
+    for table, curve, missed_rows in zip(demand.tables, curves, missed, strict=True):
+        fetch_requests += _requests(table, missed_rows, _unit_bytes(table), _FETCH_GAP_SECTORS)[0]
+        merged_rows = curve.distinct(num_steps + later_steps) - curve.distinct(later_steps)
+        moved_rows += merged_rows / num_steps
+        alone = _images_per_unit(table) == 1
+        unit_bytes = _unit_bytes(table) if alone else _BLOCK_BYTES
+        writes, written = _requests(table, merged_rows, unit_bytes, 0 if alone else _MERGE_WRITE_GAP_BLOCKS)
+        merge_requests += writes / num_steps
+        written_bytes += max(0.0, written - writes) * unit_bytes / num_steps
+        if not alone:  # a row that has its sectors to itself is not read before it is written
+            reads, read = _requests(table, merged_rows, unit_bytes, _MERGE_READ_GAP_BLOCKS)
+            merge_requests += reads / num_steps
+            read_bytes += max(0.0, read - reads) * unit_bytes / num_steps
+    return LogStoreWork(
+        hit_rate=1.0 - sum(missed) / rows if rows else 1.0,
+        missed_rows=sum(missed),
+        fetch_requests=fetch_requests,
+        merge_requests=merge_requests,
+        moved_rows=moved_rows,
+        read_bytes=read_bytes + record_bytes,  # a merge reads the log
+        written_bytes=written_bytes,
+        record_bytes=record_bytes,
+        room_rows=room,
+    )
+
+
+def _scratchpad_rows(tables: Sequence[TableDemand], scratchpad_bytes: int) -> float:
+    """Rows that there is room for, of the tables' mean size."""
+    all_rows = sum(table.rows for table in tables)
+    slot_bytes = _SLOT_BYTES + sum(table.rows * table.row_bytes for table in tables) / all_rows
+    return min(all_rows, scratchpad_bytes / slot_bytes)
+
+
+def _requests(table: TableDemand, rows: float, unit_bytes: int, gap_units: int) -> tuple[float, float]:
+    """(requests, units moved) where `rows` different rows of the table are read or written in whole units, gaps of up
+    to `gap_units` included."""
+    rows_per_unit = max(1, unit_bytes // _unit_bytes(table)) * _images_per_unit(table)
+    units = math.ceil(table.rows / rows_per_unit)
+    share = 1.0 - (1.0 - min(1.0, rows / table.rows)) ** rows_per_unit
+    gaps = sum(k * share * (1.0 - share) ** k for k in range(1, gap_units + 1))
+    return units * share * (1.0 - share) ** (gap_units + 1), units * share * (1.0 + gaps)
+
+
+def _image_bytes(table: TableDemand) -> int:
+    return table.row_bytes + _TAG_BYTES
+
+
+def _images_per_unit(table: TableDemand) -> int:
+    """Images in the smallest whole piece of a file: a sector, or one image that is larger."""
+    return max(1, _SECTOR_BYTES // _image_bytes(table))
+
+
+def _unit_bytes(table: TableDemand) -> int:
+    return -(-_image_bytes(table) // _SECTOR_BYTES) * _SECTOR_BYTES
+
+
+def _record_bytes(table: TableDemand, rows: float) -> float:
+    """What so many rows take in the row log: their numbers, and their images in whole sectors."""
+    return rows * (table.record_bytes - table.row_bytes + _unit_bytes(table) / _images_per_unit(table))

@@ -1,0 +1,66 @@
+"""The simulator's model of a real run: its tables, network and batches, as its configuration describes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from holdfast_lab.sim.model import Model, TableGroup
+
+if TYPE_CHECKING:
+    from holdfast.train.run import RunConfig
+    from holdfast_lab.placement.access_profile import AccessProfile
+    from holdfast_lab.placement.program import Demand
+
+
+def model_of_run(
+    config: RunConfig, profile: AccessProfile | None = None, *, zipf_exponent: float | None = None
+) -> Model:
+    """Opens the data, because they say how many ids a sample has. What is measured or assumed of them is in the model's
+    `source`.
+
+    zipf_exponent: of the ids, where they are not generated; None: all rows alike, which is the worst case of every
+    cache, and what `holdfast plan` assumes without a profile. The profile's counts of ids are taken, not its skew.
+    Raises ConfigError and DataError, as opening the data does.
+    """
+    from holdfast.data import SyntheticSource
+    from holdfast.train.run import open_source
+    from holdfast_lab.placement.demand import demand_of
+
+    source = open_source(config.data)
+    demand, basis = demand_of(config, source, profile)
+    if isinstance(source, SyntheticSource):
+        exponent = source.config.zipf_exponent
+    else:
+        exponent = 0.0 if zipf_exponent is None else zipf_exponent
+    model = Model(
+        batch_size=config.train.batch_size,
+        tables=_groups(demand, config.embedding.dim, config.train.batch_size),
+        bottom=config.model.bottom,
+        top=config.model.top,
+        num_dense=source.num_dense,
+        zipf_exponent=exponent,
+        interaction=config.model.interaction,
+        weight_bytes=demand.tables[0].weight_bytes / config.embedding.dim,
+        state_bytes=demand.tables[0].state_bytes,
+        parameter_bytes=1.0,
+        source=f"a run's configuration; {basis}",
+    )
+    return _with_parameter_bytes(model, demand)
+
+
+def _groups(demand: Demand, dim: int, batch_size: int) -> tuple[TableGroup, ...]:
+    """Neighbours that are alike, together."""
+    shapes = [(table.rows, table.accesses_per_batch / batch_size) for table in demand.tables]
+    return tuple(
+        TableGroup(count=len(list(alike)), rows=rows, dim=dim, lookups=lookups)
+        for (rows, lookups), alike in groupby(shapes)
+    )
+
+
+def _with_parameter_bytes(model: Model, demand: Demand) -> Model:
+    """The dense part's bytes, optimizer's state and all, spread over its parameters and over the steps from one dense
+    state to the next."""
+    parameters = model.bottom_parameters + model.top_parameters
+    return replace(model, parameter_bytes=demand.dense_bytes_per_batch / parameters)
