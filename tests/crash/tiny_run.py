@@ -27,7 +27,7 @@ from holdfast.pools.pool import Pool
 from holdfast.pools.tables import EmbeddingBagConfig
 from holdfast.rows.embedding import EmbeddingBagCollection
 from holdfast.rows.row_access import PlannedFeatures
-from holdfast.state.state_tree import rng_state, set_rng_state
+from holdfast.state.generators import rng_state, set_rng_state
 from holdfast.train.checkpoint import Checkpoint
 
 ROW_OPTIMIZERS: dict[str, type[RowOptimizerSpec]] = {

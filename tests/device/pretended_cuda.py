@@ -313,12 +313,10 @@ def pretended_cuda(monkeypatch: Any) -> Iterator[Machine]:
     from holdfast.rows import near_memory
     from holdfast.slots import access, home_mapping, slot_rows
     from holdfast.state import provenance
-    from holdfast.train.trainer import checkpoint as dense
-    from holdfast.train.trainer import dense_snapshot, run
-    from holdfast.train.trainer import trainer as train
+    from holdfast.train import checkpoint, dense_snapshot, run, trainer
 
     machine = Machine()
-    for module in (queues, slot_rows, arrivals, near_memory, train, dense, dense_snapshot):
+    for module in (queues, slot_rows, arrivals, near_memory, trainer, checkpoint, dense_snapshot):
         for name in ("new_queue", "current_queue"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, getattr(machine, name))
@@ -327,7 +325,7 @@ def pretended_cuda(monkeypatch: Any) -> Iterator[Machine]:
     monkeypatch.setattr(home_mapping, "_register", lambda *_: "")
     monkeypatch.setattr(home_mapping, "_unregister", lambda *_: None)
     monkeypatch.setattr(run, "prepare_device", lambda device: [])
-    monkeypatch.setattr(dense, "check_model", lambda model: [])  # of a device that was prepared
+    monkeypatch.setattr(checkpoint, "check_model", lambda model: [])  # of a device that was prepared
     monkeypatch.setattr(provenance, "device_settings", lambda device: {})
     for name in kernels.__all__:
         if callable(function := getattr(kernels, name)) and not isinstance(function, type):

@@ -13,8 +13,9 @@ import sys
 import pytest
 import torch
 
+from holdfast.state.generators import rng_state, set_rng_state
 from holdfast.state.reproducibility import device_settings, prepare_device
-from holdfast.state.state_tree import flatten, rng_state, set_rng_state, unflatten
+from holdfast.state.state_tree import flatten, unflatten
 
 PREPARE = """
 import json, os, warnings

@@ -22,9 +22,11 @@ import torch.multiprocessing  # noqa: F401  (imported by the first group otherwi
 from torch.distributed import HashStore
 
 from holdfast.admin.digest import digest_pool
+from holdfast.admin.exporting import export_pool
+from holdfast.admin.importing import import_pool
 from holdfast.admin.repair import problems_of, repair_pool
 from holdfast.admin.snapshot import open_chain, restore_snapshot, take_snapshot
-from holdfast.admin.transfer import export_pool, import_pool, open_tensors
+from holdfast.admin.tensor_files import open_tensors
 from holdfast.files.config import read_config
 from holdfast.group import manifest as manifests
 from holdfast.group.founding import deal_out_anew

@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.admin.snapshot import taking
 from holdfast.pools import pool
 from holdfast.rows import near_memory
-from holdfast.state import state_tree
+from holdfast.train import checkpoint
 
 
 def _forgotten_row_update() -> None:
@@ -29,7 +29,7 @@ def _called_durable_too_early() -> None:
 
 
 def _random_numbers_not_restored() -> None:
-    state_tree.set_rng_state = lambda tree: None
+    checkpoint.set_rng_state = lambda tree: None
 
 
 def _cursor_one_batch_ahead() -> None:

@@ -17,10 +17,10 @@ import checks
 from draw import Run
 from holdfast import EmbeddingBagCollection, _core
 from holdfast.admin.digest import digest_pool
+from holdfast.admin.exporting import export_pool
 from holdfast.admin.inspection import inspect_pool
 from holdfast.admin.repair import problems_of, repair_pool
 from holdfast.admin.snapshot import restore_snapshot, take_snapshot
-from holdfast.admin.transfer import export_pool
 from holdfast.errors import Overtaken, PoolNotFound
 from holdfast.pools.read_only import ReadOnlyPool, at_rest
 from holdfast.pools.tables import TORCH_DTYPES

@@ -15,9 +15,11 @@ from typing import Any
 from episode import Failed, fork
 from group_runs import Life, Ranks, digest
 from holdfast.admin.digest import digest_pool
+from holdfast.admin.exporting import export_pool
+from holdfast.admin.importing import import_pool
 from holdfast.admin.inspection import inspect_pool
 from holdfast.admin.repair import problems_of
-from holdfast.admin.transfer import export_pool, import_pool, open_tensors
+from holdfast.admin.tensor_files import open_tensors
 from holdfast.files.config import read_value
 from holdfast.pools.read_only import at_rest, check_exists
 from holdfast.train.run import RunConfig

@@ -37,7 +37,7 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> No
 
 
 def test_a_run_prints_how_it_began_and_its_auc(holdfast: Commands) -> None:
-    result = holdfast.train.trainer()
+    result = holdfast.train()
     assert result.code == 0, result.err
     first, *_, last = result.out.splitlines()
     assert "new pool" in first
@@ -61,8 +61,8 @@ def test_killed_in_the_middle_and_started_again_it_ends_with_the_digest_of_an_un
     again = holdfast(*command, *steps)
     assert again.code == 0, again.err
     assert "not closed cleanly: last durable step" in again.out
-    assert holdfast.train.trainer("whole", *many, *steps).code == 0
-    assert holdfast.admin.digest("killed") == holdfast.admin.digest("whole")
+    assert holdfast.train("whole", *many, *steps).code == 0
+    assert holdfast.digest("killed") == holdfast.digest("whole")
     durable = re.search(r"last durable step (\d+)", again.out)
     assert durable is not None
     # The kill may come between a step and its line.
@@ -101,26 +101,26 @@ def crashed_copy(holdfast: Commands, name: str, steps: int) -> None:
 def test_exact_recovery_goes_back_and_relaxed_recovery_keeps_the_newest_rows(holdfast: Commands) -> None:
     crashed_copy(holdfast, "exact", 10)
     crashed_copy(holdfast, "relaxed", 10)
-    first = holdfast.train.trainer("exact").out.splitlines()[0]
+    first = holdfast.train("exact").out.splitlines()[0]
     assert "rolled back 10 steps" in first
     assert "goes on at step 1 of 20" in first
-    first = holdfast.train.trainer("relaxed", "--recovery", "relaxed").out.splitlines()[0]
+    first = holdfast.train("relaxed", "--recovery", "relaxed").out.splitlines()[0]
     assert "kept the rows of step 10 beside the dense state of step 0 (relaxed)" in first
     assert "goes on at step 11 of 20" in first
-    holdfast.train.trainer("whole")
-    assert holdfast.admin.digest("exact") == holdfast.admin.digest("whole")
-    assert holdfast.admin.digest("relaxed") != holdfast.admin.digest("whole")
+    holdfast.train("whole")
+    assert holdfast.digest("exact") == holdfast.digest("whole")
+    assert holdfast.digest("relaxed") != holdfast.digest("whole")
 
 
 def test_row_checksums_change_no_digest_and_name_a_row_whose_bytes_have_changed(holdfast: Commands) -> None:
     checked = ("--set", "pool.row_checksums=true", "--set", "pool.medium=memory")
-    assert holdfast.train.trainer("checked", *checked, "--steps", 10).code == 0
-    holdfast.train.trainer("plain", "--set", "pool.medium=memory", "--steps", 10)
-    assert holdfast.admin.digest("checked") == holdfast.admin.digest("plain")
+    assert holdfast.train("checked", *checked, "--steps", 10).code == 0
+    holdfast.train("plain", "--set", "pool.medium=memory", "--steps", 10)
+    assert holdfast.digest("checked") == holdfast.digest("plain")
     assert "every row has a checksum" in holdfast("inspect", holdfast.root / "checked").out
     assert "rows have no checksums" in holdfast("inspect", holdfast.root / "plain").out
 
-    refused = holdfast.train.trainer("plain", *checked)
+    refused = holdfast.train("plain", *checked)
     assert refused.code == 1
     assert "row_checksums = true, but the pool" in refused.err
 
@@ -130,7 +130,7 @@ def test_row_checksums_change_no_digest_and_name_a_row_whose_bytes_have_changed(
     weights.write_bytes(flipped)
     for result in (
         holdfast("verify", holdfast.root / "checked"),
-        holdfast.train.trainer("checked", "--set", "train.epochs=2"),
+        holdfast.train("checked", "--set", "train.epochs=2"),
     ):
         assert result.code == 1
         assert f"{weights} at offset 48: row 3 of table" in result.err
@@ -149,7 +149,7 @@ def test_help_answers_without_importing_torch() -> None:
 
 def test_a_typo_in_the_configuration_is_named_with_what_was_meant(holdfast: Commands) -> None:
     holdfast.files.config.write_text(CONFIG.replace("batch_size", "batchsize"))
-    result = holdfast.train.trainer()
+    result = holdfast.train()
     assert result.code == 1
     assert "train.batchsize" in result.err
     assert "did you mean batch_size?" in result.err
@@ -171,7 +171,7 @@ def test_a_typo_in_the_configuration_is_named_with_what_was_meant(holdfast: Comm
     ],
 )
 def test_a_wrong_value_is_named_and_no_pool_is_made(holdfast: Commands, override: str, named: str) -> None:
-    result = holdfast.train.trainer("pool", "--set", override)
+    result = holdfast.train("pool", "--set", override)
     assert result.code == 1
     assert named in result.err
     assert not (holdfast.root / "pool").exists()
@@ -181,7 +181,7 @@ def test_a_wrong_value_is_named_and_no_pool_is_made(holdfast: Commands, override
     "arguments", [("--set", "nonsense"), ("--steps", "-1"), ("--on-bad-row", "skip"), ("--no-such-option",)]
 )
 def test_a_wrong_command_line_exits_2(holdfast: Commands, arguments: tuple[str, ...]) -> None:
-    assert holdfast.train.trainer("pool", *arguments).code == 2
+    assert holdfast.train("pool", *arguments).code == 2
     assert not (holdfast.root / "pool").exists()
 
 
@@ -206,37 +206,37 @@ def test_debug_shows_the_traceback(holdfast: Commands) -> None:
     ],
 )
 def test_a_change_that_the_pool_cannot_follow_is_refused_by_name(holdfast: Commands, override: str, field: str) -> None:
-    holdfast.train.trainer("pool", "--steps", 3)
-    before = holdfast.admin.digest()
-    result = holdfast.train.trainer("pool", "--set", override)
+    holdfast.train("pool", "--steps", 3)
+    before = holdfast.digest()
+    result = holdfast.train("pool", "--set", override)
     assert result.code == 1
     assert f"{field}: was " in result.err
-    assert holdfast.admin.digest() == before
+    assert holdfast.digest() == before
 
 
 def test_steps_workers_and_evaluation_may_change_and_leave_no_trace(holdfast: Commands) -> None:
-    holdfast.train.trainer("plain")
-    holdfast.train.trainer("pool", "--steps", 5, "--set", "train.workers=2")
-    holdfast.train.trainer("pool", "--steps", 9, "--set", "train.prefetch=5", "--set", "pool.dense_interval=4")
-    holdfast.train.trainer("pool", "--set", "train.eval_every=3", "--set", "validation.num_samples=100")
-    assert holdfast.admin.digest("pool") == holdfast.admin.digest("plain")
+    holdfast.train("plain")
+    holdfast.train("pool", "--steps", 5, "--set", "train.workers=2")
+    holdfast.train("pool", "--steps", 9, "--set", "train.prefetch=5", "--set", "pool.dense_interval=4")
+    holdfast.train("pool", "--set", "train.eval_every=3", "--set", "validation.num_samples=100")
+    assert holdfast.digest("pool") == holdfast.digest("plain")
 
 
 def test_a_changed_learning_rate_is_applied_from_the_next_step_on(holdfast: Commands) -> None:
-    holdfast.train.trainer("pool", "--steps", 5)
-    holdfast.train.trainer("same", "--steps", 5)
+    holdfast.train("pool", "--steps", 5)
+    holdfast.train("same", "--steps", 5)
     changed = ["embedding.lr=0.2", "optimizer.lr=0.5"]
     config = read_config(RunConfig, holdfast.files.config, changed)
     with open_trainer(config, holdfast.root / "pool") as trainer:
         assert trainer.rows.optimizer.param_groups[0]["lr"] == 0.2
         assert trainer.dense_optimizer.param_groups[0]["lr"] == 0.5
     overrides = [part for override in changed for part in ("--set", override)]
-    holdfast.train.trainer("pool", *overrides, "--steps", 12)
-    holdfast.train.trainer("pool", *overrides)
-    holdfast.train.trainer("same", *overrides)
-    holdfast.train.trainer("other")
-    assert holdfast.admin.digest("pool") == holdfast.admin.digest("same")
-    assert holdfast.admin.digest("pool") != holdfast.admin.digest("other")
+    holdfast.train("pool", *overrides, "--steps", 12)
+    holdfast.train("pool", *overrides)
+    holdfast.train("same", *overrides)
+    holdfast.train("other")
+    assert holdfast.digest("pool") == holdfast.digest("same")
+    assert holdfast.digest("pool") != holdfast.digest("other")
 
 
 def test_a_learning_rate_that_a_schedule_changed_stays_when_the_configuration_does_not_change(
@@ -256,7 +256,7 @@ def test_a_learning_rate_that_a_schedule_changed_stays_when_the_configuration_do
 
 def test_metrics_have_every_field_of_every_step_and_the_end(holdfast: Commands) -> None:
     path = holdfast.root / "metrics.jsonl"
-    holdfast.train.trainer("pool", "--metrics", path)
+    holdfast.train("pool", "--metrics", path)
     *steps, end = lines_of(path)
     assert [line["step"] for line in steps] == list(range(1, 21))
     assert all(
@@ -273,11 +273,11 @@ def test_metrics_have_every_field_of_every_step_and_the_end(holdfast: Commands) 
 
 def test_metrics_of_a_run_in_pieces_read_like_one_run(holdfast: Commands) -> None:
     path = holdfast.root / "metrics.jsonl"
-    holdfast.train.trainer("pool", "--metrics", path, "--steps", 8)
+    holdfast.train("pool", "--metrics", path, "--steps", 8)
     text = path.read_text()
     # What a crash leaves: steps that were rolled back, and half a line.
     path.write_text(text + '{"step": 9, "loss": 1.0}\n{"step": 10, "lo')
-    holdfast.train.trainer("pool", "--metrics", path, "--set", "train.eval_every=10")
+    holdfast.train("pool", "--metrics", path, "--set", "train.eval_every=10")
     found = [(line.get("event", "step"), line["step"]) for line in lines_of(path)]
     assert found == [
         *[("step", step) for step in range(1, 11)],
@@ -289,20 +289,20 @@ def test_metrics_of_a_run_in_pieces_read_like_one_run(holdfast: Commands) -> Non
 
 def test_metrics_of_another_run_are_kept_and_other_files_are_refused(holdfast: Commands) -> None:
     path = holdfast.root / "metrics.jsonl"
-    holdfast.train.trainer("first", "--metrics", path, "--steps", 2)
+    holdfast.train("first", "--metrics", path, "--steps", 2)
     text = path.read_text()
-    holdfast.train.trainer("second", "--metrics", path, "--steps", 2)
+    holdfast.train("second", "--metrics", path, "--steps", 2)
     assert (holdfast.root / "metrics.jsonl.1").read_text() == text
     assert len(lines_of(path)) == 3
     notes = holdfast.root / "notes"
     notes.write_text("precious\n")
-    result = holdfast.train.trainer("second", "--metrics", notes, "--steps", 4)
+    result = holdfast.train("second", "--metrics", notes, "--steps", 4)
     assert (result.code, notes.read_text()) == (1, "precious\n")
     assert "something else than metrics" in result.err
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_at_the_last_good_step(holdfast: Commands) -> None:
-    result = holdfast.train.trainer("pool", "--set", "optimizer.name='sgd'", "--set", "optimizer.lr=1e30")
+    result = holdfast.train("pool", "--set", "optimizer.name='sgd'", "--set", "optimizer.lr=1e30")
     assert result.code == 1
     assert "lower the learning rate" in result.err
     found = json.loads(holdfast("inspect", holdfast.root / "pool", "--json").out)
@@ -329,11 +329,11 @@ def test_a_pool_in_use_is_inspected_and_evaluated_but_not_digested_verified_expo
             assert result.code == 1
             assert "is open for writing in process" in result.err
     auc = out.split("AUC ")[1].split(",")[0]
-    assert holdfast.train.trainer().out.splitlines()[-1].startswith(f"trained to step 20: AUC {auc}")
+    assert holdfast.train().out.splitlines()[-1].startswith(f"trained to step 20: AUC {auc}")
 
 
 def test_inspect_says_for_people_what_it_says_for_programs(holdfast: Commands) -> None:
-    holdfast.train.trainer("pool", "--steps", 4)
+    holdfast.train("pool", "--steps", 4)
     text = holdfast("inspect", holdfast.root / "pool").out
     found = json.loads(holdfast("inspect", holdfast.root / "pool", "--json").out)
     assert "closed cleanly" in text
@@ -345,7 +345,7 @@ def test_inspect_says_for_people_what_it_says_for_programs(holdfast: Commands) -
 
 
 def test_verify_names_the_file_that_is_damaged(holdfast: Commands) -> None:
-    holdfast.train.trainer("pool", "--steps", 4)
+    holdfast.train("pool", "--steps", 4)
     assert holdfast("verify", holdfast.root / "pool").code == 0
     for name in ("dense-0", "dense-1"):
         path = holdfast.root / "pool" / name
@@ -358,9 +358,9 @@ def test_verify_names_the_file_that_is_damaged(holdfast: Commands) -> None:
 
 
 def test_verify_repairs_what_it_can_and_says_what_it_did_and_what_it_left(holdfast: Commands) -> None:
-    holdfast.train.trainer("pool", "--steps", 4)
+    holdfast.train("pool", "--steps", 4)
     pool = holdfast.root / "pool"
-    before = holdfast.admin.digest("pool")
+    before = holdfast.digest("pool")
     assert holdfast("verify", pool, "--repair").out.startswith(f"{pool}: whole")
 
     def strike(name: str, offset: int) -> None:
@@ -378,7 +378,7 @@ def test_verify_repairs_what_it_can_and_says_what_it_did_and_what_it_left(holdfa
     assert f"repaired: {pool / older} at offset 0" in repaired.out
     (backup,) = holdfast.root.glob("pool.repair-*.jsonl")
     assert str(backup) in repaired.out
-    assert holdfast.admin.digest("pool") == before
+    assert holdfast.digest("pool") == before
     strike(newer, 4200)
     left = holdfast("verify", pool, "--repair")
     assert left.code == 1
@@ -395,10 +395,10 @@ def test_a_malformed_line_is_named_or_skipped_and_counted(holdfast: Commands) ->
         '[data.criteo]\npaths = ["clicks.tsv"]\nnum_embeddings = 100\n[embedding]\ndim = 4\n'
         "[model]\nbottom = [4]\ntop = [1]\n[train]\nbatch_size = 50\n"
     )
-    stopped = holdfast.train.trainer("strict")
+    stopped = holdfast.train("strict")
     assert stopped.code == 1
     assert f"{data}, line 201" in stopped.err
-    skipped = holdfast.train.trainer("lenient", "--on-bad-row", "skip")
+    skipped = holdfast.train("lenient", "--on-bad-row", "skip")
     assert skipped.code == 0, skipped.err
     assert "1 malformed lines skipped" in skipped.out
     assert "trained to step 4" in skipped.out
@@ -412,21 +412,21 @@ def test_converted_text_trains_to_the_same_tables(holdfast: Commands) -> None:
     assert (again.code, "is there already" in again.err) == (1, True)
     rest = "[embedding]\ndim = 4\n[model]\nbottom = [4]\ntop = [1]\n[train]\nbatch_size = 50\n"
     holdfast.files.config.write_text(f'[data.criteo]\npaths = ["clicks.tsv"]\nnum_embeddings = 100\n{rest}')
-    assert holdfast.train.trainer("text").code == 0
+    assert holdfast.train("text").code == 0
     sparse = "".join(f"C{n} = {{ column = 'C{n}', num_embeddings = 100 }}\n" for n in range(1, 27))
     dense = [f"I{n}" for n in range(1, 14)]
     holdfast.files.config.write_text(
         f'[data.parquet]\npaths = ["clicks.parquet"]\nlabel = "label"\ndense = {dense}\ndense_transform = "log1p"\n'
         f"[data.parquet.sparse]\n{sparse}{rest}"
     )
-    assert holdfast.train.trainer("parquet").code == 0
-    assert holdfast.admin.digest("text").tables == holdfast.admin.digest("parquet").tables
+    assert holdfast.train("parquet").code == 0
+    assert holdfast.digest("text").tables == holdfast.digest("parquet").tables
 
 
 def test_what_a_run_shows_draws_no_random_numbers(holdfast: Commands) -> None:
-    holdfast.train.trainer("quiet")
+    holdfast.train("quiet")
     tensorboard = holdfast.root / "tensorboard"
-    result = holdfast.train.trainer(
+    result = holdfast.train(
         "loud",
         "--metrics",
         holdfast.root / "m.jsonl",
@@ -437,11 +437,11 @@ def test_what_a_run_shows_draws_no_random_numbers(holdfast: Commands) -> None:
     )
     assert result.code == 0, result.err
     assert any(tensorboard.iterdir())
-    assert holdfast.admin.digest("quiet") == holdfast.admin.digest("loud")
+    assert holdfast.digest("quiet") == holdfast.digest("loud")
 
 
 def test_training_takes_no_random_numbers_from_whoever_calls_it(holdfast: Commands) -> None:
-    holdfast.train.trainer("one")
+    holdfast.train("one")
     torch.manual_seed(12345)
-    holdfast.train.trainer("two")
-    assert holdfast.admin.digest("one") == holdfast.admin.digest("two")
+    holdfast.train("two")
+    assert holdfast.digest("one") == holdfast.digest("two")

@@ -37,10 +37,10 @@ def inspected(holdfast: Commands, pool: str = "pool") -> dict[str, dict[str, obj
 
 
 def test_both_stores_train_to_the_same_digest_evaluation_and_export(holdfast: Commands) -> None:
-    assert holdfast.train.trainer("pool", *SETTINGS, "--steps", 7).code == 0
-    trained = holdfast.train.trainer("pool", "--set", "train.window=6")
+    assert holdfast.train("pool", *SETTINGS, "--steps", 7).code == 0
+    trained = holdfast.train("pool", "--set", "train.window=6")
     assert trained.code == 0, trained.err
-    in_place = holdfast.train.trainer("in-place", "--set", "pool.medium=memory")
+    in_place = holdfast.train("in-place", "--set", "pool.medium=memory")
     assert trained.out.splitlines()[-1] == in_place.out.splitlines()[-1]
     outputs = []
     for pool in ("pool", "in-place"):
@@ -53,8 +53,8 @@ def test_both_stores_train_to_the_same_digest_evaluation_and_export(holdfast: Co
 
 
 def test_a_window_that_does_not_fit_the_scratchpad_is_told_of_once(holdfast: Commands) -> None:
-    fits = holdfast.train.trainer("wide", *SETTINGS, "--set", "pool.scratchpad_bytes=10000000")
-    tight = holdfast.train.trainer("tight", *SETTINGS, "--set", "pool.scratchpad_bytes=6000", "--set", "train.window=6")
+    fits = holdfast.train("wide", *SETTINGS, "--set", "pool.scratchpad_bytes=10000000")
+    tight = holdfast.train("tight", *SETTINGS, "--set", "pool.scratchpad_bytes=6000", "--set", "train.window=6")
     assert (fits.code, tight.code) == (0, 0)
     assert fits.out.count("raise pool.scratchpad_bytes") == 0
     assert tight.out.count("raise pool.scratchpad_bytes") == 1
@@ -63,7 +63,7 @@ def test_a_window_that_does_not_fit_the_scratchpad_is_told_of_once(holdfast: Com
 def test_metrics_say_how_long_the_stages_took_that_ran_beside_training(holdfast: Commands) -> None:
     path = holdfast.root / "metrics.jsonl"
     tight = ("--set", "pool.scratchpad_bytes=10000")
-    assert holdfast.train.trainer("pool", *SETTINGS, *tight, "--metrics", path).code == 0
+    assert holdfast.train("pool", *SETTINGS, *tight, "--metrics", path).code == 0
     *steps, _ = [json.loads(line) for line in path.read_text().splitlines()]
     background = [line["background_ms"] for line in steps]
     assert set().union(*background) == {
@@ -80,7 +80,7 @@ def test_metrics_say_what_share_was_found_in_the_scratchpad_and_how_much_more_wa
 ) -> None:
     path = holdfast.root / "metrics.jsonl"
     tight = ("--set", "pool.scratchpad_bytes=10000")
-    assert holdfast.train.trainer("pool", *SETTINGS, *tight, "--metrics", path).code == 0
+    assert holdfast.train("pool", *SETTINGS, *tight, "--metrics", path).code == 0
     *steps, _ = [json.loads(line) for line in path.read_text().splitlines()]
 
     def total(*names: str) -> float:
@@ -101,20 +101,20 @@ def test_metrics_say_what_share_was_found_in_the_scratchpad_and_how_much_more_wa
 
 
 def test_what_was_exported_is_imported_into_a_row_log_and_trained_on_like_in_place(holdfast: Commands) -> None:
-    holdfast.train.trainer("pool", *SETTINGS, "--steps", 6)
+    holdfast.train("pool", *SETTINGS, "--steps", 6)
     holdfast("export", holdfast.root / "pool", holdfast.root / "out.safetensors")
     for name, settings in (("again", SETTINGS), ("in-place", ["--set", "pool.medium=memory"])):
         into = ("import", holdfast.root / "out.safetensors", holdfast.files.config, "--pool", holdfast.root / name)
         result = holdfast(*into, *settings)
         assert result.code == 0, result.err
-        assert holdfast.admin.digest(name).tables == holdfast.admin.digest("pool").tables
-        assert holdfast.train.trainer(name, "--steps", 9).code == 0
-    assert holdfast.admin.digest("again") == holdfast.admin.digest("in-place")
+        assert holdfast.digest(name).tables == holdfast.digest("pool").tables
+        assert holdfast.train(name, "--steps", 9).code == 0
+    assert holdfast.digest("again") == holdfast.digest("in-place")
     assert holdfast("verify", holdfast.root / "again").code == 0
 
 
 def test_inspect_shows_what_of_the_row_log_is_used_and_merged(holdfast: Commands) -> None:
-    holdfast.train.trainer("pool", *SETTINGS)
+    holdfast.train("pool", *SETTINGS)
     found = inspected(holdfast)
     assert (found["store"], found["format_version"], found["step"], found["clean"]) == ("log", 4, 20, True)
     assert found["log"]["bytes"] == 8192 + 65536 + 4096  # checkpoints, ring, label
@@ -127,7 +127,7 @@ def test_inspect_shows_what_of_the_row_log_is_used_and_merged(holdfast: Commands
     text = holdfast("inspect", holdfast.root / "pool").out
     assert f"merged up to step {merged}" in text
     assert "row log 76.0 KiB" in text
-    holdfast.train.trainer("in-place", "--set", "pool.medium=memory")
+    holdfast.train("in-place", "--set", "pool.medium=memory")
     tables = [(table["name"], table["touched_rows"]) for table in inspected(holdfast, "in-place")["tables"]]  # type: ignore[index]
     assert [(table["name"], table["touched_rows"]) for table in found["tables"]] == tables  # type: ignore[index]
 
@@ -160,13 +160,13 @@ def test_a_crashed_pool_is_described_verified_and_recovered(holdfast: Commands) 
     assert found["recovery"]["exact_step"] == 0
     assert holdfast("verify", holdfast.root / "pool").code == 0
     shutil.copytree(holdfast.root / "pool", holdfast.root / "relaxed")
-    first = holdfast.train.trainer("pool").out.splitlines()[0]
+    first = holdfast.train("pool").out.splitlines()[0]
     assert "rolled back 10 steps" in first
-    first = holdfast.train.trainer("relaxed", "--recovery", "relaxed").out.splitlines()[0]
+    first = holdfast.train("relaxed", "--recovery", "relaxed").out.splitlines()[0]
     assert "kept the rows of step 10 beside the dense state of step 0 (relaxed)" in first
-    holdfast.train.trainer("whole", "--set", "pool.medium=memory")
-    assert holdfast.admin.digest("pool") == holdfast.admin.digest("whole")
-    assert holdfast.admin.digest("relaxed") != holdfast.admin.digest("whole")
+    holdfast.train("whole", "--set", "pool.medium=memory")
+    assert holdfast.digest("pool") == holdfast.digest("whole")
+    assert holdfast.digest("relaxed") != holdfast.digest("whole")
 
 
 def test_a_signal_stops_a_run_with_a_window_at_a_digest_that_shows_no_window(holdfast: Commands) -> None:
@@ -185,12 +185,12 @@ def test_a_signal_stops_a_run_with_a_window_at_a_digest_that_shows_no_window(hol
     assert process.returncode == 143, err
     step = inspected(holdfast)["step"]
     same = ("--set", "train.epochs=2000", "--set", "pool.medium=memory", "--set", "validation.num_samples=50")
-    holdfast.train.trainer("whole", *same, "--steps", step)
-    assert holdfast.admin.digest("pool") == holdfast.admin.digest("whole")
+    holdfast.train("whole", *same, "--steps", step)
+    assert holdfast.digest("pool") == holdfast.digest("whole")
 
 
 def test_verify_and_digest_name_the_home_that_is_damaged(holdfast: Commands) -> None:
-    holdfast.train.trainer("pool", *SETTINGS)
+    holdfast.train("pool", *SETTINGS)
     home = holdfast.root / "pool" / "shard-0000" / "table-0002.home"
     data = bytearray(home.read_bytes())
     for at in range(0, len(data), 512):

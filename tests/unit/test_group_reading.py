@@ -16,10 +16,12 @@ from torch._C._distributed_c10d import HashStore
 
 from cli_runs import CONFIG, Commands, pool_digest
 from holdfast import _core
+from holdfast.admin.exporting import export_pool
+from holdfast.admin.importing import import_pool
 from holdfast.admin.inspection import describe, inspect_pool
 from holdfast.admin.repair import problems_of, repair_pool
 from holdfast.admin.snapshot import take_snapshot
-from holdfast.admin.transfer import export_pool, import_pool, open_tensors
+from holdfast.admin.tensor_files import open_tensors
 from holdfast.errors import Corrupted, PoolBusy, PoolExists, PoolNotFound, PoolOfGroup
 from holdfast.files.config import read_config
 from holdfast.group import manifest as manifests

@@ -48,9 +48,9 @@ def holdfast(pool_root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
 def chain(holdfast: Commands) -> Path:
     """The root of a pool of 6 steps, a snapshot `full` of step 3 and one of step 6 since that, `changed`."""
     root = holdfast.root
-    assert holdfast.train.trainer("pool", "--set", "train.steps=3").code == 0
+    assert holdfast.train("pool", "--set", "train.steps=3").code == 0
     take_snapshot(root / "pool", root / "full")
-    assert holdfast.train.trainer("pool", "--set", "train.steps=6").code == 0
+    assert holdfast.train("pool", "--set", "train.steps=6").code == 0
     take_snapshot(root / "pool", root / "changed", since=root / "full")
     return root
 
@@ -81,21 +81,21 @@ def chunk(rows: list[int], row_bytes: int, **head: int) -> bytes:
 
 def test_the_commands_copy_a_pool_and_make_one_of_the_copy(holdfast: Commands) -> None:
     root = holdfast.root
-    holdfast.train.trainer("pool", "--set", "train.steps=3")
-    at_3 = holdfast.admin.digest("pool")
+    holdfast.train("pool", "--set", "train.steps=3")
+    at_3 = holdfast.digest("pool")
     taken = holdfast("snapshot", root / "pool", root / "full")
     assert taken.code == 0 and "step 3" in taken.out
-    holdfast.train.trainer("pool", "--set", "train.steps=6")
-    at_6 = holdfast.admin.digest("pool")
+    holdfast.train("pool", "--set", "train.steps=6")
+    at_6 = holdfast.digest("pool")
     taken = holdfast("snapshot", root / "pool", root / "changed", "--since", root / "full")
     assert taken.code == 0 and "rows that changed" in taken.out
     assert holdfast("restore", root / "full", root / "a").code == 0
     made = holdfast("restore", root / "changed", root / "b")
     assert made.code == 0 and "2 snapshot(s)" in made.out
-    assert holdfast.admin.digest("a") == at_3
-    assert holdfast.admin.digest("b") == at_6
-    assert holdfast.train.trainer("a", "--set", "train.steps=6").code == 0
-    assert holdfast.admin.digest("a").whole == at_6.whole
+    assert holdfast.digest("a") == at_3
+    assert holdfast.digest("b") == at_6
+    assert holdfast.train("a", "--set", "train.steps=6").code == 0
+    assert holdfast.digest("a").whole == at_6.whole
     assert holdfast("verify", root / "a").code == 0
 
 
@@ -116,7 +116,7 @@ def test_an_incremental_snapshot_has_the_changed_rows_alone(chain: Path) -> None
 @pytest.mark.parametrize("medium", ["memory", "block"])
 def test_since_a_snapshot_of_the_same_step_nothing_has_changed(holdfast: Commands, medium: str) -> None:
     root = holdfast.root
-    assert holdfast.train.trainer("pool", "--set", "train.steps=4", "--set", f"pool.medium={medium}").code == 0
+    assert holdfast.train("pool", "--set", "train.steps=4", "--set", f"pool.medium={medium}").code == 0
     full = take_snapshot(root / "pool", root / "full")
     assert full.rows + full.corrections > 0
     nothing = take_snapshot(root / "pool", root / "nothing", since=root / "full")
@@ -129,11 +129,11 @@ def test_since_a_snapshot_of_the_same_step_nothing_has_changed(holdfast: Command
 def test_a_snapshot_may_be_since_any_of_a_pool_with_the_same_seed(holdfast: Commands, medium: str) -> None:
     root = holdfast.root
     for pool, steps in (("long", 9), ("short", 2)):
-        assert holdfast.train.trainer(pool, "--set", f"train.steps={steps}", "--set", f"pool.medium={medium}").code == 0
+        assert holdfast.train(pool, "--set", f"train.steps={steps}", "--set", f"pool.medium={medium}").code == 0
     take_snapshot(root / "long", root / "full")
     take_snapshot(root / "short", root / "changed", since=root / "full")  # rows of step 3 to 9 are untouched there
     restore_snapshot(root / "changed", root / "restored")
-    assert holdfast.admin.digest("restored") == holdfast.admin.digest("short")
+    assert holdfast.digest("restored") == holdfast.digest("short")
 
 
 def test_a_new_pool_and_one_without_dense_state_have_snapshots(pool_root: Path) -> None:
@@ -330,7 +330,7 @@ def test_what_is_there_is_not_overwritten_and_what_is_not_there_is_said(holdfast
         restore_snapshot(chain / "pool", chain / "new")
     with pytest.raises(StepError, match="is past"):
         take_snapshot(chain / "pool", chain / "new", step=5)
-    holdfast.train.trainer("other", "--set", "train.steps=1", "--set", "data.synthetic.rows=[50,8,400]")
+    holdfast.train("other", "--set", "train.steps=1", "--set", "data.synthetic.rows=[50,8,400]")
     with pytest.raises(ConfigError, match="other tables"):
         take_snapshot(chain / "other", chain / "new", since=chain / "full")
     assert not [path for path in chain.iterdir() if path.name.startswith(".") or path.name == "new"]

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from holdfast.errors import Corrupted, FormatMismatch, StateError
-from holdfast.state.state_tree import describe_tensors, flatten, layout, rng_state, set_rng_state, unflatten, unpack
+from holdfast.state.generators import rng_state, set_rng_state
+from holdfast.state.state_tree import describe_tensors, flatten, layout, unflatten, unpack
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool]
 DTYPES += [torch.complex64, torch.uint16, torch.float8_e4m3fn]

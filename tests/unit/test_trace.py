@@ -17,10 +17,11 @@ import pytest
 
 from cli_runs import Commands, start
 from holdfast.errors import ConfigError
+from holdfast.train import trace
 from holdfast.train.metrics import Evaluation
 from holdfast.train.observe import Observers
 from holdfast.train.trace import TraceFile
-from holdfast.train.trainer import Span, StepReport, trace
+from holdfast.train.trainer import Span, StepReport
 
 VERBS = ["wait for loader", "capture", "lookup", "train", "update", "commit"]
 EVALUATION = Evaluation(auc=0.5, log_loss=0.7, samples=2, positives=1)
@@ -71,7 +72,7 @@ def steps_of(events: list[dict[str, object]], name: str = "commit") -> list[int]
 
 def test_a_run_traces_every_verb_of_every_step_once_and_its_evaluations(holdfast: Commands) -> None:
     path = holdfast.root / "trace.json"
-    result = holdfast.train.trainer("pool", "--trace", path, "--set", "train.eval_every=8", "--set", "train.workers=2")
+    result = holdfast.train("pool", "--trace", path, "--set", "train.eval_every=8", "--set", "train.workers=2")
     assert result.code == 0, result.err
     events = events_of(path)
     for name in ("plan", *VERBS):
@@ -95,9 +96,7 @@ def work_of(events: list[dict[str, object]]) -> list[tuple[str, str, tuple[float
 def test_what_runs_beside_training_on_a_row_log_is_traced_on_threads_of_its_own(holdfast: Commands) -> None:
     path = holdfast.root / "trace.json"
     settings = ["medium=block", "log_bytes=65536", "scratchpad_bytes=10000"]
-    result = holdfast.train.trainer(
-        "pool", "--trace", path, *(part for item in settings for part in ("--set", f"pool.{item}"))
-    )
+    result = holdfast.train("pool", "--trace", path, *(part for item in settings for part in ("--set", f"pool.{item}")))
     assert result.code == 0, result.err
     spans: defaultdict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     for thread, name, span in work_of(events_of(path)):
@@ -140,7 +139,7 @@ def test_what_was_over_before_the_trace_began_is_no_part_of_it(path: Path) -> No
 
 def test_what_one_thread_does_never_overlaps_and_a_batch_is_captured_after_it_was_planned(holdfast: Commands) -> None:
     path = holdfast.root / "trace.json"
-    holdfast.train.trainer("pool", "--trace", path, "--set", "train.eval_every=10")
+    holdfast.train("pool", "--trace", path, "--set", "train.eval_every=10")
     events = complete(events_of(path))
     for thread in {event["tid"] for event in events}:
         mine = [event for event in events if event["tid"] == thread]
@@ -153,7 +152,7 @@ def test_what_one_thread_does_never_overlaps_and_a_batch_is_captured_after_it_wa
 
 def test_capturing_ahead_is_traced_apart_from_lookup(holdfast: Commands) -> None:
     path = holdfast.root / "trace.json"
-    holdfast.train.trainer("pool", "--trace", path, "--set", "train.capture_ahead=true")
+    holdfast.train("pool", "--trace", path, "--set", "train.capture_ahead=true")
     events = events_of(path)
     assert steps_of(events, "capture ahead") == list(range(1, 20))  # nothing comes after the last
     assert steps_of(events, "plan") == list(range(1, 21))
@@ -192,8 +191,8 @@ def test_a_killed_run_leaves_a_trace_without_its_end_and_every_step_before_it_on
 
 def test_a_trace_of_a_run_in_pieces_reads_like_one_run(holdfast: Commands) -> None:
     path = holdfast.root / "trace.json"
-    holdfast.train.trainer("pool", "--trace", path, "--steps", 8)
-    holdfast.train.trainer("pool", "--trace", path)
+    holdfast.train("pool", "--trace", path, "--steps", 8)
+    holdfast.train("pool", "--trace", path)
     events = events_of(path)
     for name in ("plan", *VERBS):
         assert steps_of(events, name) == list(range(1, 21))
@@ -225,14 +224,14 @@ def test_a_run_that_resumes_before_every_step_of_the_trace_keeps_none_of_them(pa
 
 def test_a_trace_of_another_run_is_kept_and_other_files_are_refused(holdfast: Commands) -> None:
     path = holdfast.root / "trace.json"
-    holdfast.train.trainer("first", "--trace", path, "--steps", 2)
+    holdfast.train("first", "--trace", path, "--steps", 2)
     text = path.read_text()
-    holdfast.train.trainer("second", "--trace", path, "--steps", 3)
+    holdfast.train("second", "--trace", path, "--steps", 3)
     assert (holdfast.root / "trace.json.1").read_text() == text
     assert steps_of(events_of(path)) == [1, 2, 3]
     notes = holdfast.root / "notes"
     notes.write_text("precious\n")
-    result = holdfast.train.trainer("second", "--trace", notes, "--steps", 4)
+    result = holdfast.train("second", "--trace", notes, "--steps", 4)
     assert (result.code, notes.read_text()) == (1, "precious\n")
     assert "something else than a trace" in result.err
 
@@ -311,7 +310,7 @@ def test_a_trace_that_cannot_be_written_stops_the_run_and_the_pool_stays_at_its_
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr(TraceFile, "step", full)
-    result = holdfast.train.trainer("pool", "--trace", path)
+    result = holdfast.train("pool", "--trace", path)
     assert (result.code, result.err) == (1, f"holdfast: {path}: No space left on device\n")
     monkeypatch.undo()
     found = json.loads(holdfast("inspect", holdfast.root / "pool", "--json").out)
@@ -321,9 +320,9 @@ def test_a_trace_that_cannot_be_written_stops_the_run_and_the_pool_stays_at_its_
 def test_a_disk_that_fills_up_under_the_metrics_costs_no_step_whatever_the_dense_interval(holdfast: Commands) -> None:
     path = holdfast.root / "metrics.jsonl"
     interval = ("--set", "pool.dense_interval=5")
-    assert holdfast.train.trainer("pool", *interval, "--steps", 10).code == 0  # the pool's files have their sizes
+    assert holdfast.train("pool", *interval, "--steps", 10).code == 0  # the pool's files have their sizes
     with file_size_limit(600):
-        result = holdfast.train.trainer("pool", *interval, "--metrics", path)
+        result = holdfast.train("pool", *interval, "--metrics", path)
     assert (result.code, result.err) == (1, f"holdfast: {path}: File too large\n")
     found = json.loads(holdfast("inspect", holdfast.root / "pool", "--json").out)
     step = found["step"]

@@ -13,9 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cli_runs import Commands, pool_digest
-from holdfast.admin import transfer
+from holdfast.admin import tensor_files
+from holdfast.admin.exporting import export_pool
+from holdfast.admin.importing import import_pool
 from holdfast.admin.inspection import inspect_pool
-from holdfast.admin.transfer import SafetensorsFile, TorchFile, export_pool, import_pool
+from holdfast.admin.tensor_files import SafetensorsFile, TorchFile
 from holdfast.errors import ConfigError, Corrupted, FormatMismatch, HoldfastError, PoolExists
 from holdfast.files.config import read_config
 from holdfast.pools.read_only import ReadOnlyPool, at_rest
@@ -106,7 +108,7 @@ def test_chunks_do_not_show(holdfast: Commands, monkeypatch: pytest.MonkeyPatch)
     train(config, holdfast.root / "pool")
     whole = holdfast.root / "whole.safetensors"
     export(holdfast.root / "pool", whole)
-    monkeypatch.setattr(transfer, "_CHUNK_BYTES", 7 * 48)
+    monkeypatch.setattr(tensor_files, "_CHUNK_BYTES", 7 * 48)
     pieces = holdfast.root / "pieces.safetensors"
     export(holdfast.root / "pool", pieces)
     assert pieces.read_bytes() == whole.read_bytes()
@@ -155,7 +157,7 @@ def test_a_torchrec_state_dict_moves_in_and_trains(holdfast: Commands, suffix: s
         assert np.array_equal(read_table(holdfast.root / "pool", number), tensor.numpy())
     with open_trainer(run_config(holdfast), holdfast.root / "pool") as trainer:
         assert torch.equal(trainer.model.state_dict()["bottom.0.weight"], state["module.bottom.0.weight"])
-    assert holdfast.train.trainer().code == 0
+    assert holdfast.train().code == 0
 
 
 def test_optimizer_state_of_a_torchrec_checkpoint_moves_in(holdfast: Commands) -> None:
@@ -225,7 +227,7 @@ def test_an_export_that_fails_leaves_no_file(holdfast: Commands, monkeypatch: py
     def no_space(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(transfer.os, "pwrite", no_space)
+    monkeypatch.setattr(tensor_files.os, "pwrite", no_space)
     result = holdfast("export", holdfast.root / "pool", out)
     assert (result.code, result.err) == (1, "holdfast: No space left on device\n")
     assert {entry.name for entry in holdfast.root.iterdir()} == {"run.toml", "pool"}

@@ -21,7 +21,7 @@ def export(
     Names: embedding_bags.<table>.weight, optimizer.<table>.<state>, model.<name>. Streams, so tables may be of any
     size; the file appears when it is complete.
     """
-    from holdfast.admin.transfer import export_bytes, export_pool
+    from holdfast.admin.exporting import export_bytes, export_pool
     from holdfast.pools.read_only import at_rest
     from holdfast.train.observe import counting
 
@@ -47,7 +47,8 @@ def import_(
     Every table of the configuration is taken from a name that ends in embedding_bags.<table>.weight, the dense part
     from the model's own names where they are there. Of a .pt file only tensors and plain containers are read.
     """
-    from holdfast.admin.transfer import import_pool, open_tensors, table_bytes
+    from holdfast.admin.importing import import_pool, table_bytes
+    from holdfast.admin.tensor_files import open_tensors
     from holdfast.train.observe import counting
 
     config = read_run(config_path, overrides)

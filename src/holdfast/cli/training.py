@@ -250,7 +250,7 @@ def _train(
     trace: Path | None,
 ) -> Evaluation | None:
     """Steps until the last or a signal; then everything is durable, and evaluated unless it was a signal."""
-    from holdfast.state.state_tree import rng_state, set_rng_state
+    from holdfast.state.generators import rng_state, set_rng_state
     from holdfast.train.trainer import EvaluationStopped
 
     first_step = trainer.pool.step

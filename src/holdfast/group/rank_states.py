@@ -21,6 +21,7 @@ from holdfast.errors import Corrupted
 from holdfast.pools.one_rank import OneRank
 from holdfast.pools.pool import DenseState
 from holdfast.state import state_tree
+from holdfast.state.generators import rng_state
 from holdfast.state.provenance import RECORD
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class RankStates:
         """Whether `exchange` would tell rank 0 something of this rank's."""
         if self._group.num_trainers == 1 or not self._group.is_trainer:
             return False
-        if self._group.rank != 0 and pack(state_tree.rng_state()) != self._told_rng:
+        if self._group.rank != 0 and pack(rng_state()) != self._told_rng:
             return True
         return self._checksum_of(pack(self._state.own())) != self._last_own
 
@@ -62,7 +63,7 @@ class RankStates:
         if self._group.num_trainers == 1 or not self._group.is_trainer:
             return
         is_first = self._group.rank == 0
-        rng = b"" if is_first else pack(state_tree.rng_state())
+        rng = b"" if is_first else pack(rng_state())
         own = pack(self._state.own())
         checksum = self._last_own = self._checksum_of(own)
         mine = [checksum, int(rng != self._told_rng), int(checksum != self._told_own)]
@@ -96,7 +97,7 @@ class RankStates:
             return None
         beside: dict[str, Any] = {_RANDOM_NUMBERS: self._random_numbers} if self._random_numbers else {}
         beside |= {_OWN: self._own} if self._own else {}
-        return self._state.collect(state_tree.rng_state(), cursor, **beside)
+        return self._state.collect(rng_state(), cursor, **beside)
 
     def load(self, structure: bytes, tensors: bytes) -> dict[str, Any]:
         """Restores this rank's, from the same bytes on all ranks; returns its generators' state, which is for the
@@ -118,7 +119,7 @@ class RankStates:
             self._state.load_own(unpack(mine))
             self._told_own = self._checksum_of(mine)
         self._told_rng = of_others.get(str(rank), b"")
-        return unpack(self._told_rng) if self._told_rng else state_tree.rng_state()
+        return unpack(self._told_rng) if self._told_rng else rng_state()
 
     def _of_those_here(self, of_ranks: dict[str, bytes]) -> dict[str, bytes]:
         return {rank: data for rank, data in of_ranks.items() if int(rank) < self._group.num_trainers}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from holdfast.proving.record import Leaf
 from holdfast.rows.embedding import EmbeddingBagCollection
 from holdfast.rows.row_access import PlannedFeatures
-from holdfast.state import state_tree
+from holdfast.state import generators
 from holdfast.train.checkpoint import Checkpoint
 
 _PARTS = {
@@ -90,7 +90,7 @@ def dense_leaves(checkpoint: Checkpoint, values: Values | None) -> Iterator[Leaf
             # Batches taken ahead are not consumed: the cursor says where the data is.
             tree = {key: value for key, value in tree.items() if key != "samples"}
         yield from _leaves(part, shown, tree, values)
-    for name, state in state_tree.rng_state().items():
+    for name, state in generators.rng_state().items():
         yield from _leaves("random numbers", f"the global generator of {name}", _rng_of(state), values)
 
 

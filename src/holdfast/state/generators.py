@@ -1,11 +1,14 @@
-"""Random number generators of a user's own, as objects with a ``state_dict``: loading puts a state back in place, so
-that whoever holds the generator (a sampler, a dropout of one's own) goes on with it."""
+"""Random number generators: the process's, whose state a tree holds, and a user's own, objects with a ``state_dict``.
+
+Loading puts a state back in place, so that whoever holds the generator (a sampler, a dropout of one's own) goes on with
+it."""
 
 from __future__ import annotations
 
 import random
 import struct
 import sys
+import warnings
 from typing import Any
 
 import numpy as np
@@ -70,3 +73,45 @@ _STATES: dict[str, tuple[Any, Any]] = {
         lambda generator, state: generator.set_state(state),
     ),
 }
+
+
+def rng_state() -> dict[str, Any]:
+    """The state of the process's random number generators, as a tree for `flatten`.
+
+    torch: CPU generator, uint8 tensor. python: `random`. numpy: the legacy global generator, if numpy.random was
+    imported. cuda: one uint8 tensor per device, if CUDA is initialised.
+    """
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": of_python(random)}
+    if "numpy.random" in sys.modules:
+        legacy = np.random.get_state(legacy=False)  # noqa: NPY002  (what users draw from is what must come back)
+        state["numpy"] = {**legacy, **legacy["state"]}
+        del state["numpy"]["state"]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = [generator.get_state() for generator in torch.cuda.default_generators]
+    return state
+
+
+def set_rng_state(tree: dict[str, Any]) -> None:
+    """Puts the random number generators where `rng_state` found them. Raises StateError if `tree` is no such state.
+
+    The states of CUDA devices that this process does not have are left out, with a warning.
+    """
+    try:
+        into_python(random, tree["python"])
+        torch.set_rng_state(tree["torch"])
+        if (legacy := tree.get("numpy")) is not None:
+            np.random.set_state(  # noqa: NPY002
+                (legacy["bit_generator"], legacy["key"], legacy["pos"], legacy["has_gauss"], legacy["gauss"])
+            )
+        cuda = tree.get("cuda", [])
+        num_devices = torch.cuda.device_count() if cuda else 0
+        if len(cuda) > num_devices:
+            warnings.warn(
+                f"the state has random number generators of {len(cuda)} CUDA devices, this process has {num_devices}: "
+                "what is drawn on the others will differ",
+                stacklevel=2,
+            )
+        for device, state in enumerate(cuda[:num_devices]):
+            torch.cuda.set_rng_state(state, device)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, struct.error) as error:
+        raise StateError(f"the state of the random number generators does not fit: {error!r}") from error

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from holdfast.errors import HoldfastError, StateError
 from holdfast.state import state_tree
+from holdfast.state.tree_writer import path_of
 
 _Path = tuple[Any, ...]
 _Flat = tuple[bytes, list[Tensor]]
@@ -103,7 +104,7 @@ class _Difference:
     was_saved: bool = True
 
     def place(self, name: str) -> str:
-        return state_tree.path_of([*reversed(self.path), name])
+        return path_of([*reversed(self.path), name])
 
     def is_new_setting(self, target: Any) -> bool:
         is_setting = isinstance(target, torch.optim.lr_scheduler.LRScheduler) or (

@@ -23,7 +23,7 @@ from holdfast.errors import ConfigError, StateError
 from holdfast.group.rank_states import RankStates
 from holdfast.pools.pool import DenseState, Pool
 from holdfast.state import state_tree
-from holdfast.state.generators import as_stateful
+from holdfast.state.generators import as_stateful, rng_state, set_rng_state
 from holdfast.state.loading import load_all
 from holdfast.state.provenance import RECORD, Provenance
 from holdfast.state.reproducibility import check_environment, check_model, resolve_vector_functions
@@ -85,7 +85,7 @@ class TrainingState:
         check_model(model)
         resolve_vector_functions()
         self._provenance = Provenance(model)
-        self.collect(state_tree.rng_state()).wait()
+        self.collect(rng_state()).wait()
         self._check_held(optimizers)
 
     def collect(self, rng: Mapping[str, Any], cursor: int | None = None, **beside: Any) -> DenseState:
@@ -248,7 +248,7 @@ class Checkpoint:
         generators = self._ranks.load(*saved)
         if self._loader is not None:
             self._loader.seek(self._pool.cursor)
-        state_tree.set_rng_state(generators)
+        set_rng_state(generators)
         return self._pool.step
 
     def saved(self, name: str) -> Any:

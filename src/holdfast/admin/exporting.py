@@ -1,0 +1,118 @@
+"""Moving out: a pool to one safetensors file, a slice at a time, whatever the tables' size.
+
+- ``embedding_bags.<table>.weight``: ``[rows, dim]``, TorchRec's name, in the table's dtype;
+- ``optimizer.<table>.<state>``: float32, per row (``[rows]``) or per element (``[rows, dim]``): ``momentum1`` of both
+  Adagrads, ``exp_avg`` and ``exp_avg_sq`` of both Adams, none of SGD. The names do not depend on how tables are cut;
+- ``model.<name>``: the dense part by the names of its state_dict (its optimizer stays behind);
+- metadata: ``holdfast.step``, ``holdfast.row_updates`` and ``format`` = ``pt``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast import _core
+from holdfast.admin.tensor_files import (
+    DTYPE_NAMES,
+    Entry,
+    Progress,
+    row_chunks,
+    safetensors_header,
+    write_at,
+)
+from holdfast.data.output import whole_file
+from holdfast.errors import ConfigError
+from holdfast.pools.read_only import PoolReader, layout_of
+from holdfast.pools.tables import TORCH_DTYPES
+from holdfast.state import state_tree
+
+
+def export_pool(
+    reader: PoolReader, out_path: Path, *, overwrite: bool = False, on_bytes: Progress | None = None
+) -> int:
+    """Writes the pool (at rest, see reading.py) to a file that is there when it is complete. Returns its bytes."""
+    model = _dense_model(reader)
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {
+        f"model.{name}": (_dtype_name(name, tensor.dtype), tuple(tensor.shape)) for name, tensor in model.items()
+    }
+    for table in reader.tables:
+        tensors[_weight_name(table)] = (
+            DTYPE_NAMES[TORCH_DTYPES[table.dtype]],
+            (table.num_embeddings, table.embedding_dim),
+        )
+        for name, width in layout_of(table).state:
+            shape = (table.num_embeddings,) if width == 1 else (table.num_embeddings, width)
+            tensors[f"optimizer.{table.name}.{name}"] = ("F32", shape)
+    commit = reader.commit
+    metadata = {
+        "format": "pt",
+        "holdfast.step": str(commit["step"]),
+        "holdfast.row_updates": str(commit["row_updates"]),
+    }
+    header, entries = safetensors_header(tensors, metadata)
+    with whole_file(out_path, overwrite=overwrite) as partial, partial.open("wb") as out:
+        out.write(header)
+        out.truncate(len(header) + sum(entry.num_bytes for entry in entries.values()))
+        out.flush()
+        for name, tensor in model.items():
+            data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+            write_at(out.fileno(), data, len(header) + entries[f"model.{name}"].begin)
+        for number in range(len(reader.tables)):
+            _export_table(reader, number, out.fileno(), len(header), entries, on_bytes)
+        return out.seek(0, os.SEEK_END)
+
+
+def export_bytes(reader: PoolReader) -> int:
+    """Bytes of the tables' part of an export: what `on_bytes` adds up to."""
+    layouts = [(table.num_embeddings, layout_of(table)) for table in reader.tables]
+    return sum(rows * (layout.weight_bytes + layout.state_bytes) for rows, layout in layouts)
+
+
+def _export_table(
+    reader: PoolReader,
+    number: int,
+    out_fd: int,
+    data_begin: int,
+    entries: Mapping[str, Entry],
+    on_bytes: Progress | None,
+) -> None:
+    table = reader.tables[number]
+    layout = layout_of(table)
+    for first, count in row_chunks(table.num_embeddings, layout):
+        weights = np.empty((count, layout.weight_bytes), np.uint8)
+        state = np.empty((count, layout.state_bytes), np.uint8)
+        reader.read_rows(number, first, count, weights.reshape(-1), state.reshape(-1))
+        write_at(out_fd, weights, data_begin + entries[_weight_name(table)].begin + first * layout.weight_bytes)
+        column = 0
+        for name, width in layout.state:
+            part = np.ascontiguousarray(state[:, column : column + 4 * width])
+            begin = data_begin + entries[f"optimizer.{table.name}.{name}"].begin
+            write_at(out_fd, part, begin + first * 4 * width)
+            column += 4 * width
+        if on_bytes is not None:
+            on_bytes(count * (layout.weight_bytes + layout.state_bytes))
+
+
+def _dense_model(reader: PoolReader) -> dict[str, Tensor]:
+    dense = reader.dense_state()
+    if dense is None:
+        return {}
+    _, structure, tensors = dense
+    model = state_tree.unpack(structure, tensors).get("model", {})
+    return {name: value for name, value in model.items() if isinstance(value, Tensor)}
+
+
+def _dtype_name(name: str, dtype: torch.dtype) -> str:
+    if dtype not in DTYPE_NAMES:
+        raise ConfigError(f"export: model.{name} is {dtype}, for which safetensors has no name here")
+    return DTYPE_NAMES[dtype]
+
+
+def _weight_name(table: _core.TableSpec) -> str:
+    return f"embedding_bags.{table.name}.weight"

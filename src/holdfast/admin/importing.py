@@ -1,0 +1,201 @@
+"""Moving in: an export, or a ``state_dict`` of plain tensors, into a new pool, a slice at a time.
+
+- every table of the configuration from a name that ends in ``embedding_bags.<table>.weight``, whatever is before it;
+- optimizer state, where there is any, from ``optimizer.<table>.<state>`` or TorchRec's
+  ``...embedding_bags.<table>.weight.<table>.<state>``;
+- the dense part from names that end in the model's own; what the file lacks keeps its initial value.
+
+Rows that equal their initial value stay untouched, so that a pool that was exported and imported again is as sparse as
+before. A pool that is imported begins at step 0 (also for the bias correction of Adam).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from holdfast import _core
+from holdfast.admin.snapshot.output import new_directory
+from holdfast.admin.tensor_files import (
+    Progress,
+    TensorFile,
+    row_chunks,
+)
+from holdfast.errors import ConfigError, PoolExists
+from holdfast.files.durable import make_directory
+from holdfast.pools.read_only import PoolReader, layout_of
+from holdfast.pools.tables import TORCH_DTYPES
+from holdfast.train.run import RunConfig, assemble
+from holdfast.train.trainer import Trainer
+
+_PAGE_BYTES = 4096
+# Other names under which the same state goes, by our own.
+_STATE_ALIASES = {
+    "momentum1": ("momentum1", "sum"),
+    "exp_avg": ("exp_avg", "momentum1"),
+    "exp_avg_sq": ("exp_avg_sq", "momentum2"),
+}
+
+
+def table_bytes(file: TensorFile) -> int:
+    """About how many bytes of rows an import reads, for a progress bar."""
+    return sum(4 * math.prod(shape) for name, shape in file.shapes().items() if "embedding_bags" in name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportSummary:
+    """What an import took, and what it did not find or use."""
+
+    tables: int
+    state: tuple[str, ...]
+    dense: tuple[str, ...]
+    dense_missing: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+def import_pool(
+    file: TensorFile, config: RunConfig, directory: Path, *, on_bytes: Progress | None = None
+) -> ImportSummary:
+    """Makes a pool for the run `config` in `directory` with the values of `file`; it is there when it is complete.
+
+    Raises PoolExists, and ConfigError that names the table or parameter that is missing or has another shape.
+    """
+    if directory.exists():
+        raise PoolExists(f"{directory} is there already; an import makes a new pool, name another directory")
+    make_directory(directory.parent)
+    with new_directory(directory, "importing") as partial, assemble(config, partial) as trainer:
+        summary = _import_all(file, trainer, partial, on_bytes)
+        trainer.recover()
+    return summary
+
+
+def _import_all(file: TensorFile, trainer: Trainer, directory: Path, on_bytes: Progress | None) -> ImportSummary:
+    shapes = file.shapes()
+    tables = trainer.pool.core.tables
+    sources = [_table_sources(table, shapes) for table in tables]
+    dense = _import_dense(file, trainer, shapes)
+    used = {name for source in sources for name in source.values()} | set(dense.values())
+    reader = _core.Reader(str(directory))
+    for number, source in enumerate(sources):
+        _import_table(file, trainer.pool.core, reader, number, source, on_bytes)
+    return ImportSummary(
+        tables=len(tables),
+        state=tuple(name for source in sources for key, name in source.items() if key != "weight"),
+        dense=tuple(dense),
+        dense_missing=tuple(name for name in trainer.model.state_dict() if name not in dense),
+        unused=tuple(name for name in shapes if name not in used),
+    )
+
+
+def _table_sources(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """Where the table's weights ("weight") and each part of its state lie in the file, checked."""
+    name = re.escape(table.name)
+    weight = _only(shapes, rf"(?:^|\.)embedding_bags\.{name}\.weight$", f"table '{table.name}'")
+    if weight is None:
+        there = sorted(
+            found.rpartition("embedding_bags.")[2].removesuffix(".weight")
+            for found in shapes
+            if "embedding_bags." in found and found.endswith(".weight")
+        )
+        raise ConfigError(
+            f"table '{table.name}': the file has no name that ends in embedding_bags.{table.name}.weight "
+            f"(it has tables {', '.join(there) or 'none'})"
+        )
+    _check_shape(weight, shapes[weight], ((table.num_embeddings, table.embedding_dim),))
+    sources = {"weight": weight}
+    for state, width in layout_of(table).state:
+        for alias in _STATE_ALIASES[state]:
+            pattern = rf"(?:^|\.)(?:optimizer\.{name}|embedding_bags\.{name}\.weight(?:\.{name})?)\.{alias}$"
+            found = _only(shapes, pattern, f"optimizer state {state} of table '{table.name}'")
+            if found is not None:
+                rows = table.num_embeddings
+                _check_shape(found, shapes[found], ((rows, width), (rows,)) if width == 1 else ((rows, width),))
+                sources[state] = found
+                break
+    parts = len(layout_of(table).state)
+    if 0 < len(sources) - 1 < parts:
+        raise ConfigError(f"table '{table.name}': the file has only {', '.join(sources)}; part of its state is missing")
+    return sources
+
+
+def _import_table(
+    file: TensorFile,
+    pool: _core.Pool,
+    reader: PoolReader,
+    number: int,
+    source: Mapping[str, str],
+    on_bytes: Progress | None,
+) -> None:
+    table = pool.tables[number]
+    layout = layout_of(table)
+    dtype = TORCH_DTYPES[table.dtype]
+    for first, count in row_chunks(table.num_embeddings, layout):
+        weights = _as_bytes(file.rows(source["weight"], first, count).to(dtype), count)
+        state = np.zeros((count, layout.state_bytes), np.uint8)
+        column = 0
+        for name, width in layout.state:
+            if name in source:
+                part = file.rows(source[name], first, count).to(torch.float32)
+                state[:, column : column + 4 * width] = _as_bytes(part, count)
+            column += 4 * width
+        initial = np.empty_like(weights)
+        zeros = np.empty_like(state)
+        reader.read_rows(number, first, count, initial.reshape(-1), zeros.reshape(-1))
+        differs = (weights != initial).any(axis=1) | state.any(axis=1)
+        for begin, end in _spans(differs, max_gap=max(1, _PAGE_BYTES // layout.weight_bytes)):
+            floats = state[begin:end].reshape(-1).view(np.float32) if layout.state else None
+            pool.import_rows(number, first + begin, weights[begin:end].reshape(-1), floats)
+        if on_bytes is not None:
+            on_bytes(count * (layout.weight_bytes + layout.state_bytes))
+
+
+def _import_dense(file: TensorFile, trainer: Trainer, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """Gives the model what the file has; returns parameter → name in the file."""
+    state = trainer.model.state_dict()
+    found = {}
+    for name, tensor in state.items():
+        source = _only(shapes, rf"(?:^|\.){re.escape(name)}$", f"model parameter {name}")
+        if source is None:
+            continue
+        _check_shape(source, shapes[source], (tuple(tensor.shape),))
+        rows = max(1, tensor.shape[0] if tensor.dim() else 1)
+        state[name] = file.rows(source, 0, rows).reshape(tensor.shape).to(tensor.dtype).clone()
+        found[name] = source
+    trainer.model.load_state_dict(state)
+    return found
+
+
+def _only(shapes: Mapping[str, tuple[int, ...]], pattern: str, what: str) -> str | None:
+    found = [name for name in shapes if re.search(pattern, name)]
+    if len(found) > 1:
+        raise ConfigError(f"{what}: more than one name in the file fits: {', '.join(found)}")
+    return found[0] if found else None
+
+
+def _check_shape(name: str, found: tuple[int, ...], wanted: tuple[tuple[int, ...], ...]) -> None:
+    if found not in wanted:
+        raise ConfigError(f"{name} in the file has the shape {found}, the configuration's is {wanted[0]}")
+
+
+def _as_bytes(tensor: Tensor, count: int) -> NDArray[np.uint8]:
+    data: NDArray[np.uint8] = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return data.reshape(count, -1)
+
+
+def _spans(chosen: NDArray[np.bool_], max_gap: int) -> Iterator[tuple[int, int]]:
+    """Ranges that hold every chosen row; gaps of `max_gap` rows or fewer are bridged."""
+    rows = np.flatnonzero(chosen)
+    if rows.size == 0:
+        return
+    breaks = np.flatnonzero(np.diff(rows) > max_gap + 1)
+    begins = np.concatenate(([rows[0]], rows[breaks + 1]))
+    ends = np.concatenate((rows[breaks], [rows[-1]])) + 1
+    yield from zip(begins.tolist(), ends.tolist(), strict=True)

@@ -1,0 +1,180 @@
+"""Files of tensors: safetensors, written and read a slice at a time, and those of torch.save, of which nothing is
+unpickled but tensors and plain containers."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from holdfast.errors import ConfigError, Corrupted, FormatMismatch
+from holdfast.pools.read_only import RowLayout
+
+_CHUNK_BYTES = 8 << 20
+_MAX_HEADER_BYTES = 100 << 20
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor of the file; `begin` counts from the end of the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    num_bytes: int
+
+
+class TensorFile(Protocol):
+    """Tensors by name, of which slices are read."""
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+    def rows(self, name: str, first: int, count: int) -> Tensor:
+        """Rows [first, first + count) of the first dimension."""
+
+
+class SafetensorsFile:
+    """A safetensors file. Raises Corrupted, FormatMismatch where it is none."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
+                raise FormatMismatch(f"{path} is no safetensors file: it begins with a header length of {length}")
+            try:
+                header = json.loads(file.read(length))
+                entries = {name: self._entry(body) for name, body in header.items() if name != "__metadata__"}
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+                raise Corrupted(f"{path} at offset 8: the header is not safetensors': {error!r}") from None
+        self._begin = 8 + length
+        for name, entry in entries.items():
+            if self._begin + entry.begin + entry.num_bytes > size:
+                raise Corrupted(f"{path}: {name} ends beyond the file's {size} bytes; is the file complete?")
+        self._entries = entries
+
+    @staticmethod
+    def _entry(body: Mapping[str, Any]) -> Entry:
+        shape = tuple(int(length) for length in body["shape"])
+        begin, end = (int(offset) for offset in body["data_offsets"])
+        itemsize = DTYPES[body["dtype"]].itemsize
+        if begin < 0 or min(shape, default=0) < 0 or end - begin != math.prod(shape) * itemsize:
+            raise ValueError("data_offsets do not fit dtype and shape")
+        return Entry(body["dtype"], shape, begin, end - begin)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: entry.shape for name, entry in self._entries.items()}
+
+    def rows(self, name: str, first: int, count: int) -> Tensor:
+        entry = self._entries[name]
+        shape = entry.shape or (1,)
+        row_bytes = entry.num_bytes // max(1, shape[0])
+        out = torch.empty((count, *shape[1:]), dtype=DTYPES[entry.dtype])
+        view = out.reshape(-1).view(torch.uint8).numpy().data
+        with self._path.open("rb", buffering=0) as file:
+            file.seek(self._begin + entry.begin + first * row_bytes)
+            while view and (got := file.readinto(view)):
+                view = view[got:]
+        if view:
+            raise Corrupted(f"{self._path}: {name} is cut short")
+        return out
+
+
+class TorchFile:
+    """A file of torch.save, mapped; of its pickle only tensors and plain containers are read. Nested dicts become names
+    with dots."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except pickle.UnpicklingError as error:
+            raise FormatMismatch(
+                f"{path} holds other things than tensors and plain containers, which are not unpickled: save a "
+                f"state_dict() of plain tensors ({str(error).splitlines()[0]})"
+            ) from None
+        except (RuntimeError, ValueError, EOFError, KeyError) as error:
+            raise FormatMismatch(f"{path} is no file that torch.save wrote: {str(error).splitlines()[0]}") from None
+        self._tensors: dict[str, Tensor] = {}
+        self._collect("", loaded)
+
+    def _collect(self, prefix: str, value: Any) -> None:
+        if isinstance(value, Tensor):
+            self._tensors[prefix] = value.detach()
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                self._collect(f"{prefix}.{key}" if prefix else str(key), item)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    def rows(self, name: str, first: int, count: int) -> Tensor:
+        tensor = self._tensors[name]
+        return (tensor if tensor.dim() else tensor[None])[first : first + count]
+
+
+def open_tensors(path: Path) -> TensorFile:
+    """A safetensors file, or one of torch.save, by its suffix (.safetensors, or .pt, .pth, .bin)."""
+    if path.suffix == ".safetensors":
+        return SafetensorsFile(path)
+    if path.suffix in (".pt", ".pth", ".bin"):
+        return TorchFile(path)
+    raise ConfigError(f"import: the suffix of {path} says neither safetensors (.safetensors) nor torch.save (.pt)")
+
+
+def safetensors_header(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, Entry]]:
+    """The safetensors header, and where everything lies. Wider elements first, so that every tensor is aligned."""
+    entries = {}
+    begin = 0
+    for name in sorted(tensors, key=lambda name: (-DTYPES[tensors[name][0]].itemsize, name)):
+        dtype, shape = tensors[name]
+        num_bytes = math.prod(shape) * DTYPES[dtype].itemsize
+        entries[name] = Entry(dtype, shape, begin, num_bytes)
+        begin += num_bytes
+    described: dict[str, object] = {"__metadata__": dict(metadata)}
+    described |= {
+        name: {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": (entry.begin, entry.begin + entry.num_bytes)}
+        for name, entry in entries.items()
+    }
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, entries
+
+
+def row_chunks(num_rows: int, layout: RowLayout) -> Iterator[tuple[int, int]]:
+    step = max(1, _CHUNK_BYTES // (layout.weight_bytes + layout.state_bytes))
+    for first in range(0, num_rows, step):
+        yield first, min(step, num_rows - first)
+
+
+def write_at(fd: int, data: NDArray[np.uint8], offset: int) -> None:
+    view = data.reshape(-1).data
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
