@@ -8,7 +8,7 @@ CMAKE := $(BIN)/cmake
 CORE_SOURCES := CMakeLists.txt $(shell find core tests/core -name '*.cpp' -o -name '*.h')
 CPP_FILES := $(filter %.cpp %.h,$(CORE_SOURCES))
 
-.PHONY: help train test test-cxl coverage smoke filesystem-tools lint format docs stub sanitize soak fuzz bench bench-gpu larger relaxed swarm clean
+.PHONY: help train test test-cxl wheel coverage smoke filesystem-tools lint format docs stub sanitize soak fuzz bench bench-gpu larger relaxed swarm clean
 .DEFAULT_GOAL := help
 
 help:  ## print this
@@ -21,6 +21,14 @@ train: $(if $(wildcard .venv/.installed),build/.native,.venv/.trains)  ## train 
 test: build/.native  ## all tests, in a quarter of an hour
 	$(BIN)/ctest --test-dir build/python --output-on-failure --no-tests=ignore --parallel $(JOBS)
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
+
+# Built where the tests build, so that nothing is compiled twice. auditwheel names the oldest glibc that it runs on.
+wheel: build/.native  ## dist/*.whl, and try it: a bare environment, no compiler, no AVX
+	rm -rf build/wheel dist && mkdir -p build/wheel
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) wheel -q --no-deps --no-build-isolation -w build/wheel -Cbuild-dir=build/python \
+	  -Ccmake.define.HOLDFAST_WERROR=ON -Ccmake.define.HOLDFAST_BUILD_TESTS=ON .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --only-plat -w dist build/wheel/*.whl
+	$(BIN)/python tests/wheel/try_wheel.py dist/*.whl
 
 filesystem-tools:  ## what tests/filesystems makes disks with, where Debian's apt and root can be had; else they are skipped
 	@{ command -v mkfs.ext4 && command -v mkfs.xfs && command -v mkfs.btrfs && command -v losetup && command -v nbdfuse; } >/dev/null \

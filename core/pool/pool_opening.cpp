@@ -1,4 +1,5 @@
 // How a pool is made, and how it is opened: recovery, alone or with its group.
+#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -6,7 +7,6 @@
 #include <bit>
 #include <chrono>
 #include <cstring>
-#include <random>
 #include <utility>
 
 #include "base/error.h"
@@ -64,11 +64,8 @@ format::PoolHeader new_header(const PoolOptions& options, const Medium& medium, 
                    : in_place         ? format::oldest_version
                                       : format::log_store_version;
   header.level = static_cast<std::uint32_t>(medium.level());
-  std::random_device random;
-  for (std::size_t i = 0; i < sizeof(header.uuid); i += 4) {
-    const std::uint32_t word = random();
-    std::memcpy(header.uuid + i, &word, 4);
-  }
+  if (::getentropy(header.uuid, sizeof(header.uuid)) != 0)
+    throw Error(ErrorKind::failed, "the system has no random numbers for the pool's identity");
   header.seed = options.seed;
   header.store = static_cast<std::uint32_t>(options.store);
   header.log_bytes = log_bytes;
