@@ -44,7 +44,7 @@ def pages() -> dict[str, str]:
 
 
 def _config(package: griffe.Module) -> str:
-    run = package["train.run"]
+    run = package["run.assembly"]
     lines = [_CONFIG_HEAD.format(generated=_GENERATED)]
     for field in _fields(run["RunConfig"]):
         lines += _section(package, field, field.name)

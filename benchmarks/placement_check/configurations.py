@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.data import SyntheticConfig
-from holdfast.train.run import DataConfig, EmbeddingConfig, ModelConfig, OptimizerConfig, PoolConfig, RunConfig
+from holdfast.run.assembly import DataConfig, EmbeddingConfig, ModelConfig, OptimizerConfig, PoolConfig, RunConfig
 from holdfast.train.trainer import TrainConfig
 from larger.runner import Run
 from larger.systems import EPSILON, LEARNING_RATE

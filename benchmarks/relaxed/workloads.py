@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.data import CriteoTsvConfig, SyntheticConfig
-from holdfast.train.run import (
+from holdfast.run.assembly import (
     DataConfig,
     EmbeddingConfig,
     ModelConfig,

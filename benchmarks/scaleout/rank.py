@@ -74,7 +74,7 @@ def tell(given: argparse.Namespace, event: str, **more: Any) -> None:
 
 def config_of(given: argparse.Namespace) -> Any:
     from holdfast.files.config import read_value
-    from holdfast.train.run import RunConfig
+    from holdfast.run.assembly import RunConfig
     from peers.shapes import SHAPES
     from peers.systems import EPSILON, LEARNING_RATE
 
@@ -96,7 +96,7 @@ def config_of(given: argparse.Namespace) -> Any:
 def measure_plain(given: argparse.Namespace) -> dict[str, Any]:
     """What one process does that trains as holdfast.train.trainer does, on batches in memory."""
     from holdfast import EmbeddingBagCollection, Pool
-    from holdfast.train.run import build_model, seed_generators
+    from holdfast.run.assembly import build_model, seed_generators
     from holdfast.train.trainer import Trainer
     from peers.batches import make_batches
     from peers.shapes import SHAPES
@@ -125,7 +125,7 @@ def measure_plain(given: argparse.Namespace) -> dict[str, Any]:
 def measure_in_group(given: argparse.Namespace) -> dict[str, Any]:
     from holdfast.group.group import Group
     from holdfast.group.shared_pool import SharedPool
-    from holdfast.train.ranks import open_group_trainer
+    from holdfast.run.ranks import open_group_trainer
     from peers.batches import make_batches
     from peers.shapes import SHAPES
     from scaleout.arithmetic import least_bytes

@@ -31,9 +31,9 @@ from pathlib import Path
 sys.path.insert(0, {distributed!r})
 from group_runs import small
 from holdfast.files.config import read_value
-from holdfast.train.run import RunConfig
+from holdfast.run.assembly import RunConfig
 from holdfast.group.group import Group
-from holdfast.train.ranks import open_group_trainer
+from holdfast.run.ranks import open_group_trainer
 
 run = small(pool={{"medium": {medium!r}, "log_bytes": 1 << 20}}, train={{"steps": 2}})
 config = read_value(RunConfig, run, "config")

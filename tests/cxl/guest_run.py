@@ -27,7 +27,7 @@ from holdfast.admin.digest import digest_pool
 from holdfast.cli.options import read_run
 from holdfast.cli.training import describe_start
 from holdfast.pools.pool import exists
-from holdfast.train.run import RunConfig, open_trainer
+from holdfast.run.assembly import RunConfig, open_trainer
 from holdfast.train.trainer import Trainer
 
 CONFIG = Path(__file__).parent / "run.toml"

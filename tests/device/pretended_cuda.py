@@ -311,9 +311,10 @@ def pretended_cuda(monkeypatch: Any) -> Iterator[Machine]:
     """Inside, "cuda" is a device like any other, for everything that asks holdfast.device.queues for its queues."""
     from holdfast.device import arrivals, kernels, queues
     from holdfast.rows import near_memory
+    from holdfast.run import assembly as run
     from holdfast.slots import access, home_mapping, slot_rows
     from holdfast.state import provenance
-    from holdfast.train import checkpoint, dense_snapshot, run, trainer
+    from holdfast.train import checkpoint, dense_snapshot, trainer
 
     machine = Machine()
     for module in (queues, slot_rows, arrivals, near_memory, trainer, checkpoint, dense_snapshot):

@@ -20,8 +20,8 @@ from holdfast.device.options import DeviceConfig
 from holdfast.device.queues import Clock, Work
 from holdfast.errors import ConfigError, NonFiniteLoss, PoolFailed, WindowTooLarge
 from holdfast.pools.tables import EmbeddingBagConfig
+from holdfast.run.assembly import open_trainer
 from holdfast.slots import home_mapping
-from holdfast.train.run import open_trainer
 from test_ways import STEPS, WAYS, Loop, config_of, train
 
 

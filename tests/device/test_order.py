@@ -14,7 +14,7 @@ import torch
 
 from holdfast.device.options import DeviceConfig
 from holdfast.models import dlrm
-from holdfast.train.run import open_trainer
+from holdfast.run.assembly import open_trainer
 from pretended_cuda import CUDA, Machine, TracedMark, TracedQueue, pretended_cuda
 from test_ways import SCRIPT, WAYS, Loop, bits, config_of
 

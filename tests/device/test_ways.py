@@ -22,7 +22,7 @@ from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError, DeviceLost, NonFiniteLoss, OutOfDeviceMemory, StepError, WindowTooLarge
 from holdfast.pools.read_only import at_rest
 from holdfast.pools.tables import EmbeddingBagConfig
-from holdfast.train.run import (
+from holdfast.run.assembly import (
     DataConfig,
     EmbeddingConfig,
     ModelConfig,

@@ -30,8 +30,8 @@ from holdfast.group.rank_states import RankStates
 from holdfast.group.remote_rows import RemoteRows
 from holdfast.group.roles import Roles
 from holdfast.models.dlrm import DLRM
-from holdfast.train.ranks import open_group_trainer
-from holdfast.train.run import RunConfig, open_trainer, open_validation
+from holdfast.run.assembly import RunConfig, open_trainer, open_validation
+from holdfast.run.ranks import open_group_trainer
 from holdfast.train.trainer import EvaluationStopped
 from namespaces import INTERFACE
 
@@ -98,7 +98,7 @@ def run_rank(request: dict[str, Any], rank: int, say: Sayings) -> None:
         _arm(act)
     if "version" in act:
         importlib.metadata.version = lambda name: act["version"]
-        importlib.import_module("holdfast.train.ranks").version = importlib.metadata.version  # type: ignore[attr-defined]
+        importlib.import_module("holdfast.run.ranks").version = importlib.metadata.version  # type: ignore[attr-defined]
     directory = Path(request["directories"].get(str(rank), request["directory"]))
     if request["plain"]:
         _run(open_trainer(config, directory), config, say)

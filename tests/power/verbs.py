@@ -35,8 +35,8 @@ from holdfast.group.opening import OpenOptions
 from holdfast.group.roles import Roles
 from holdfast.pools.pool import Medium
 from holdfast.pools.read_only import at_rest
-from holdfast.train.ranks import open_group_trainer
-from holdfast.train.run import RunConfig, open_trainer
+from holdfast.run.assembly import RunConfig, open_trainer
+from holdfast.run.ranks import open_group_trainer
 
 CONFIG = Path(__file__).with_name("verbs.toml")
 STEPS = 4

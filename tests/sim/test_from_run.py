@@ -10,7 +10,7 @@ import torch
 
 from holdfast.errors import ConfigError
 from holdfast.files.config import read_config
-from holdfast.train.run import RunConfig, make_dlrm, open_source
+from holdfast.run.assembly import RunConfig, make_dlrm, open_source
 from holdfast_lab.sim.from_run import model_of_run
 from holdfast_lab.sim.library import read_library
 from holdfast_lab.sim.model import workload_of

@@ -16,7 +16,7 @@ import torch
 
 from cli_runs import CONFIG, Commands, start
 from holdfast.files.config import read_config
-from holdfast.train.run import RunConfig, open_trainer
+from holdfast.run.assembly import RunConfig, open_trainer
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ from holdfast.group.group import Group
 from holdfast.group.opening import OpenOptions
 from holdfast.group.roles import Roles
 from holdfast.pools.read_only import at_rest, open_reader, touched_rows
-from holdfast.train.ranks import open_group_trainer
-from holdfast.train.run import RunConfig, evaluate_pool, open_trainer, open_validation
+from holdfast.run.assembly import RunConfig, evaluate_pool, open_trainer, open_validation
+from holdfast.run.ranks import open_group_trainer
 from holdfast.train.trainer import Trainer
 
 STEPS = 8

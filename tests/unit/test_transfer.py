@@ -21,7 +21,7 @@ from holdfast.admin.tensor_files import SafetensorsFile, TorchFile
 from holdfast.errors import ConfigError, Corrupted, FormatMismatch, HoldfastError, PoolExists
 from holdfast.files.config import read_config
 from holdfast.pools.read_only import ReadOnlyPool, at_rest
-from holdfast.train.run import RunConfig, open_trainer
+from holdfast.run.assembly import RunConfig, open_trainer
 
 STATE = {
     "sgd": {},

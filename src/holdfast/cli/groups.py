@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.cli.training import StopSignals
-    from holdfast.train.run import RunConfig
+    from holdfast.run.assembly import RunConfig
     from holdfast.train.trainer import Trainer
 
 
@@ -24,7 +24,7 @@ def open_in_group(
 ) -> Trainer:
     """This process's part of the group that trains `pool`."""
     from holdfast.group.group import Group
-    from holdfast.train.ranks import open_group_trainer
+    from holdfast.run.ranks import open_group_trainer
 
     group = Group.from_environment(memory_ranks=memory_ranks, timeout=config.group.timeout, stopping=stop.is_wanted)
     return open_group_trainer(config, pool, group, trust_after_reboot=trust_after_reboot)

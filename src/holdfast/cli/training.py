@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from holdfast import _core
     from holdfast.data import Source
     from holdfast.pools.pool import Pool
+    from holdfast.run.assembly import RunConfig
     from holdfast.train.metrics import Evaluation
-    from holdfast.train.run import RunConfig
     from holdfast.train.trainer import Trainer
 
 
@@ -103,8 +103,8 @@ def train(
     """
     from holdfast.cli.groups import is_of_group, open_in_group
     from holdfast.errors import ConfigError
+    from holdfast.run.assembly import open_trainer, open_validation
     from holdfast.state.reproducibility import keep_freed_memory
-    from holdfast.train.run import open_trainer, open_validation
 
     keep_freed_memory()
     config = read_run(config_path, overrides)
@@ -153,8 +153,8 @@ def evaluate(config_path: ConfigArgument, pool: PoolOption, overrides: SetOption
     Changes nothing, and needs no lock: while a run is at work, rows are as they are at that instant.
     """
     from holdfast.errors import ConfigError
+    from holdfast.run.assembly import evaluate_pool, open_validation
     from holdfast.train.observe import counting
-    from holdfast.train.run import evaluate_pool, open_validation
 
     config = read_run(config_path, overrides)
     validation = open_validation(config)

@@ -1,1 +1,1 @@
-"""Training: checkpoints of the dense part, the loop, and a run as its TOML file describes it."""
+"""Training: checkpoints of the dense part, the loop, its metrics and traces."""

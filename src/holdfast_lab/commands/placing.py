@@ -37,8 +37,8 @@ def profile(
     `holdfast plan` decides what lives where.
     """
     from holdfast.data.output import check_output
+    from holdfast.run.assembly import open_source
     from holdfast.train.observe import counting
-    from holdfast.train.run import open_source
     from holdfast_lab.placement.access_profile import batches_per_epoch, profile_accesses, write_profile
 
     config = read_run(config_path, overrides)
@@ -80,8 +80,8 @@ def plan(
     and a training step of a pool on the probed medium is predicted with all that limits it.
     """
     from holdfast.files.config import to_plain
+    from holdfast.run.assembly import open_source
     from holdfast.state.reproducibility import keep_freed_memory
-    from holdfast.train.run import open_source
     from holdfast_lab.placement.access_profile import read_profile
     from holdfast_lab.placement.demand import demand_of
     from holdfast_lab.placement.plan import plan_placement

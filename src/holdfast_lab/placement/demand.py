@@ -17,7 +17,7 @@ from holdfast.data.zipf import ZipfLaw
 from holdfast.errors import ConfigError
 from holdfast.pools.read_only import layout_of
 from holdfast.pools.tables import normalize_all, to_spec
-from holdfast.train.run import OptimizerConfig, RunConfig, make_dlrm
+from holdfast.run.assembly import OptimizerConfig, RunConfig, make_dlrm
 from holdfast_lab.placement.access_profile import AccessProfile
 from holdfast_lab.placement.ladder import Rung
 from holdfast_lab.placement.program import Demand, TableDemand

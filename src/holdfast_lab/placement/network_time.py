@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from holdfast.data.batch import Batch
 from holdfast.data.source import Source
 from holdfast.models.dlrm import DLRM
-from holdfast.train.run import RunConfig, make_dlrm, seed_generators
+from holdfast.run.assembly import RunConfig, make_dlrm, seed_generators
 from holdfast.train.trainer import make_loader
 
 _NUM_BATCHES = 6

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from holdfast_lab.sim.model import Model, TableGroup
 
 if TYPE_CHECKING:
-    from holdfast.train.run import RunConfig
+    from holdfast.run.assembly import RunConfig
     from holdfast_lab.placement.access_profile import AccessProfile
     from holdfast_lab.placement.program import Demand
 
@@ -25,7 +25,7 @@ def model_of_run(
     Raises ConfigError and DataError, as opening the data does.
     """
     from holdfast.data import SyntheticSource
-    from holdfast.train.run import open_source
+    from holdfast.run.assembly import open_source
     from holdfast_lab.placement.demand import demand_of
 
     source = open_source(config.data)

@@ -16,7 +16,7 @@ from holdfast.errors import ConfigError
 from holdfast.files.config import differences, to_plain
 from holdfast.group.group import Group
 from holdfast.pools.proving_hook import refuse_group
-from holdfast.train.run import RunConfig, open_source, open_trainer
+from holdfast.run.assembly import RunConfig, open_source, open_trainer
 from holdfast.train.trainer import Trainer
 
 _OF_ONE_RANK = ("data.criteo.paths", "data.parquet.paths", "validation.paths", "pool.scratchpad_bytes")
