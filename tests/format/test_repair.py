@@ -384,7 +384,7 @@ def test_a_repair_that_is_killed_is_begun_again(lay):
     directory, made = lay("log store", CLOSED)
     several_at_once(directory, made)
     code = (
-        "import os, signal, sys\nfrom pathlib import Path\nfrom holdfast import repair\nwrite = repair._write\n"
+        "import os, signal, sys\nfrom pathlib import Path\nfrom holdfast.admin import repair\nwrite = repair._write\n"
         "def once(*edit):\n    write(*edit)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
         "repair._write = once\nrepair.repair_pool(Path(sys.argv[1]))"
     )

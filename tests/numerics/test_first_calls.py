@@ -54,7 +54,7 @@ holdfast.Checkpoint(pool, model=net, optimizer=torch.optim.Adam(net.parameters()
 COMMAND = """
 import sys, torch
 torch.set_num_threads(2)
-from holdfast import reproducibility
+from holdfast.state import reproducibility
 reproducibility.prepare_device(torch.device("cpu"))
 """
 

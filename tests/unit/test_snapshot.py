@@ -382,7 +382,7 @@ def test_a_kill_in_the_middle_leaves_nothing_under_the_name(chain: Path, command
         "restore": "snapshot.restore_snapshot(root / 'full', root / 'new', on_rows=wait)",
     }[command]
     code = (
-        "import sys, time, pathlib\nfrom holdfast import snapshot\nroot = pathlib.Path(sys.argv[1])\n"
+        "import sys, time, pathlib\nfrom holdfast.admin import snapshot\nroot = pathlib.Path(sys.argv[1])\n"
         f"def wait(rows):\n    print('now', flush=True)\n    time.sleep(60)\n{what}"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(chain)], stdout=subprocess.PIPE, text=True) as process:
