@@ -24,7 +24,7 @@ from holdfast.cli.training import StopSignals, describe_start
 from holdfast.device.dense_part import DensePart
 from holdfast.errors import PoolFull
 from holdfast.files.config import read_value
-from holdfast.group import founding, group, manifest, opening, pool
+from holdfast.group import founding, manifest, notices, opening, pool
 from holdfast.group.group import Group
 from holdfast.group.rank_states import RankStates
 from holdfast.group.remote_rows import RemoteRows
@@ -90,7 +90,7 @@ def run_rank(request: dict[str, Any], rank: int, say: Sayings) -> None:
         return
     config = read_value(RunConfig, {**request["config"], **act.get("config", {})}, "config")
     if request["grace"] is not None:
-        group._GRACE_SECONDS = request["grace"]
+        notices._GRACE_SECONDS = request["grace"]
     if request["dropout"]:
         _drop_out()
     _core.kill_at_persist_point(act.get("persist_point") or _COUNTED)
@@ -122,7 +122,7 @@ def _run_loop(request: dict[str, Any], rank: int, act: dict[str, Any], say: Sayi
     if request["num_ranks"] > 1:
         os.environ.update(launched, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(request["port"]))
     if request["grace"] is not None:
-        group._GRACE_SECONDS = request["grace"]
+        notices._GRACE_SECONDS = request["grace"]
     _core.kill_at_persist_point(act.get("persist_point") or _COUNTED)
     if "at" in act:
         _arm(act)

@@ -17,8 +17,8 @@ import pytest
 from group_runs import LOG_STORE, SLACK_SECONDS, Act, Life, Ranks, digest, small
 from holdfast import _core
 from holdfast.group.founding import LOCK_FILE
-from holdfast.group.group import what_became_of
 from holdfast.group.manifest import MANIFEST
+from holdfast.group.notices import what_became_of
 
 TIMEOUT = 1.0
 GRACE = 0.5

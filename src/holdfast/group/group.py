@@ -11,17 +11,13 @@ Invariants
 from __future__ import annotations
 
 import ctypes
-import itertools
 import json
 import os
-import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
-from threading import Event, Thread
 from typing import Any, TypeVar
 
 import torch
@@ -32,16 +28,12 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from holdfast import errors
 from holdfast.errors import ConfigError, GroupError, HoldfastError
 from holdfast.group.meeting import meet, stay_on_one_machine
+from holdfast.group.notices import NOT_YET, Notices, first_line
 from holdfast.group.roles import Roles
 
 _SLICE = timedelta(seconds=0.25)  # how soon a wait notices that the process was asked to stop
 _LEAST_PATIENCE = 2.0  # seconds
-_GRACE_WHEN_STOPPED = 0.2
-_GRACE_SECONDS = 3.0  # for the others to say that they are there, once something broke
 _Answer = TypeVar("_Answer")
-_NOT_YET = "Operation timed out"  # what Work.wait says when its own timeout passed and the work goes on
-_DOING, _DONE = "at it, ", "done"  # what rank 0 says of long work
-_GAVE_UP = "gave up"  # begins the word that a rank leaves whose wait timed out
 
 
 class Pending:
@@ -77,10 +69,8 @@ class Group:
         self.roles = roles
         self.timeout = timeout
         self.stopping = stopping
-        self.step = 0  # that is under way, for messages
         self.sent_bytes: Counter[str] = Counter()  # to other ranks, by what
-        self._store = store
-        self._broken = False
+        self.notices = Notices(store, rank=rank, world_size=roles.world_size, timeout=timeout, stopping=stopping)
         self._is_closed = False
         self._longest_wait = 0.0  # seconds, of those that went well
         # Where the script has a process group already, the group's own lies beside it.
@@ -99,7 +89,7 @@ class Group:
             if roles.memory_ranks:
                 self._told = dist.new_group([0, *roles.owners], timeout=deadline, backend="gloo")
         except RuntimeError as error:  # dist.DistError is one
-            failure = self._failure("all ranks to be there", error)
+            failure = self.notices.failure("all ranks to be there", error)
             self.close()
             raise failure from None
 
@@ -129,7 +119,7 @@ class Group:
                 where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
                 waited = "the others' word at" if os.environ["RANK"] == "0" else "rank 0 at"
                 raise GroupError(
-                    f"rank {os.environ['RANK']} waited {timeout:g} s for {waited} {where}: {_first_line(error)}"
+                    f"rank {os.environ['RANK']} waited {timeout:g} s for {waited} {where}: {first_line(error)}"
                 ) from None
             # torchrun may keep its store when it starts the ranks again: what an earlier life left there is not ours.
             store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", met)
@@ -240,51 +230,6 @@ class Group:
     def barrier(self, what: str) -> None:
         self.gather_bytes(b"", what)
 
-    @contextmanager
-    def _saying_that_it_lives(self, what: str) -> Iterator[None]:
-        """Four times in a timeout, from another thread: this one may be in the core for long."""
-        if self.world_size == 1:
-            yield
-            return
-        is_over = Event()
-
-        def say() -> None:
-            for beat in itertools.count():
-                with suppress(RuntimeError):
-                    self._store.set(_done_key(what), f"{_DOING}{beat}")
-                if is_over.wait(self.timeout / 4):
-                    return
-
-        saying = Thread(target=say, name="holdfast-alive", daemon=True)
-        saying.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            saying.join()
-            self._store.set(_done_key(what), _DONE)
-
-    def _await_rank_0(self, what: str) -> None:
-        key = _done_key(what)
-        heard, since = b"", time.monotonic()
-        pause = 0.001  # seconds: most of what rank 0 does is over soon
-        while True:
-            try:
-                said = self._ask(lambda: self._store.get(key) if self._store.check([key]) else b"")
-            except (RuntimeError, TimeoutError):
-                self._broken = True
-                raise self._cut_off(what) from None
-            if said == _DONE.encode():
-                return
-            if said != heard:
-                heard, since = said, time.monotonic()
-            if self.stopping():
-                raise GroupError(f"stopped while waiting for {what}")
-            if time.monotonic() - since > self.timeout:
-                raise self._failure(what, TimeoutError(f"{_NOT_YET}: rank 0 was silent"))
-            time.sleep(pause)
-            pause = min(2 * pause, 0.05)
-
     def all_or_none(self, work: Callable[[], Any], what: str) -> Any:
         """Runs `work` on every rank. Where it fails on one, all raise that error, whose message names the rank."""
         result, failure = _attempt(work)
@@ -296,10 +241,10 @@ class Group:
         it fails, all raise its error."""
         result, failure = None, None
         if self.rank == 0:
-            with self._saying_that_it_lives(what):
+            with self.notices.saying_that_it_lives(what):
                 result, failure = _attempt(work)
         else:
-            self._await_rank_0(what)
+            self.notices.await_rank_0(what)
         self.agree_that_none_failed(failure, what)
         return result
 
@@ -319,7 +264,7 @@ class Group:
         try:
             return Pending(self, collective(), what)
         except RuntimeError as error:
-            raise self._failure(what, error) from None
+            raise self.notices.failure(what, error) from None
 
     def await_work(self, work: dist.Work, what: str) -> None:
         began = time.monotonic()
@@ -328,76 +273,15 @@ class Group:
                 work.wait(_SLICE)
             except RuntimeError as error:
                 waited = time.monotonic() - began
-                if _NOT_YET not in str(error) or work.is_completed():
-                    raise self._failure(what, error) from None
+                if NOT_YET not in str(error) or work.is_completed():
+                    raise self.notices.failure(what, error) from None
                 # A process that was asked to stop waits for as long as a step that goes well may take.
                 patience = min(self.timeout, max(_LEAST_PATIENCE, 2 * self._longest_wait))
                 if waited > (patience if self.stopping() else self.timeout):
-                    raise self._failure(what, error) from None
+                    raise self.notices.failure(what, error) from None
             else:
                 self._longest_wait = max(self._longest_wait, time.monotonic() - began)
                 return
-
-    def _failure(self, what: str, error: Exception) -> GroupError:
-        """What to raise when a collective did not work: finds out which ranks do not answer any more."""
-        self._broken = True
-        self.tell(f"{_GAVE_UP} on {what}" if _is_timeout(error) else f"lost a connection, waiting for {what}")
-        answers: dict[int, str] = {}
-
-        def look() -> None:
-            for rank in range(self.world_size):
-                if rank not in answers and self._store.check([_key(rank)]):
-                    answers[rank] = self._store.get(_key(rank)).decode()
-
-        began = time.monotonic()
-        while len(answers) < self.world_size:
-            try:
-                self._ask(look)
-            except (RuntimeError, TimeoutError):
-                return self._cut_off(what)
-            grace = _GRACE_WHEN_STOPPED if self.stopping() else _GRACE_SECONDS
-            if time.monotonic() - began > grace:
-                break
-            time.sleep(0.05)
-        silent = [rank for rank in range(self.world_size) if rank not in answers]
-        failed = {rank: text for rank, text in answers.items() if text.startswith("failed: ")}
-        where = f"step {self.step}, waiting for {what}"
-        if failed:
-            rank, text = min(failed.items())
-            return GroupError(f"{where}: rank {rank} {text}")
-        if silent:
-            became = what_became_of(silent, error, answers.values(), self.timeout)
-            return GroupError(f"{where}: {became}; the pool goes on from its newest durable step when it is opened")
-        return GroupError(f"{where}: the connection between ranks that are all there broke ({_first_line(error)})")
-
-    def tell(self, what: str) -> None:
-        """Leaves word of what became of this rank, where ranks look that miss it. Never raises."""
-        with suppress(RuntimeError, TimeoutError):
-            self._ask(lambda: self._store.set(_key(self.rank), what))
-
-    def _ask(self, question: Callable[[], _Answer]) -> _Answer:
-        """What the store answers. Raises TimeoutError where it does not: over a cable that was cut it never would."""
-        answer: Future[_Answer] = Future()
-
-        def ask() -> None:
-            try:
-                answer.set_result(question())
-            except RuntimeError as error:  # dist.DistError is one
-                answer.set_exception(error)
-
-        Thread(target=ask, name="holdfast-store", daemon=True).start()
-        return answer.result(1.0 if self.stopping() else max(1.0, _GRACE_SECONDS))
-
-    def _cut_off(self, what: str) -> GroupError:
-        return GroupError(
-            f"step {self.step}: rank {self.rank} ({socket.gethostname()}) waited for {what} and reaches neither the "
-            "others nor the group's store: its network is cut off, or the store's is"
-        )
-
-    def tell_failure(self, error: BaseException) -> None:
-        """This rank is about to end with `error`."""
-        if not isinstance(error, GroupError):
-            self.tell(f"failed: {type(error).__name__}: {_first_line(error)}")
 
     def close(self) -> None:
         """Ends it; waits for nobody. Nothing that has threads is left, for a forked child that collects this would wait
@@ -408,11 +292,11 @@ class Group:
         if dist.is_initialized():
             self._end_process_groups()
         self._world = self._trainers = self._told = None
-        self._store = HashStore()
+        self.notices.close()
 
     def _end_process_groups(self) -> None:
         ours = [group for group in (self._world, self._trainers, self._told) if group is not None]
-        if self._broken:
+        if self.notices.any_failure:
             for process_group in [*ours, *([] if self._is_guest else [dist.group.WORLD])]:
                 _keep_for_good(process_group)
             for process_group in ours if self._is_guest else [None]:
@@ -430,25 +314,6 @@ def _keep_for_good(process_group: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(process_group))
 
 
-def what_became_of(silent: Sequence[int], error: Exception, words: Iterable[str], timeout: float) -> str:
-    """Of the ranks that left no word, as far as a rank whose wait ended with `error` can tell. words: of the others."""
-    # Who gives up closes its connections to all: a broken one then says nothing about those who are silent.
-    somebody_gave_up = any(word.startswith(_GAVE_UP) for word in words)
-    names = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
-    if _is_broken_connection(error) and not somebody_gave_up:
-        return f"{names} died or {'was' if len(silent) == 1 else 'were'} stopped"
-    return f"{names} {'does' if len(silent) == 1 else 'do'} not answer within {timeout:g} s"
-
-
-def _is_timeout(error: Exception) -> bool:
-    """Whether a wait of ours passed its time, by Work.wait's word or gloo's."""
-    return any(word in str(error).lower() for word in ("timed out", "timeout"))
-
-
-def _is_broken_connection(error: Exception) -> bool:
-    return any(word in str(error) for word in ("closed", "reset"))
-
-
 def _bytes(count: int) -> Tensor:
     return torch.empty(count, dtype=torch.uint8)
 
@@ -461,18 +326,6 @@ def _attempt(work: Callable[[], _Answer]) -> tuple[_Answer | None, HoldfastError
         return None, error
 
 
-def _key(rank: int) -> str:
-    return f"holdfast/rank-{rank}"
-
-
-def _done_key(what: str) -> str:
-    return f"holdfast/done/{what}"
-
-
 def _error_class(name: str) -> type[HoldfastError]:
     found = getattr(errors, name, GroupError)
     return found if isinstance(found, type) and issubclass(found, HoldfastError) else GroupError
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0][:300]

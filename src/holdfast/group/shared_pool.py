@@ -281,7 +281,7 @@ class SharedPool(Pool):
 
     def status(self) -> Status:
         """How far this rank is."""
-        self._group.step = self.opened.step + 1
+        self._group.notices.step = self.opened.step + 1
         return self.opened.status(stops=self._group.stopping(), dense_crc=self._dense_crc)
 
     def take_note(self, statuses: Sequence[Status]) -> None:
@@ -386,7 +386,7 @@ class SharedPool(Pool):
         if self._is_closed:
             return
         self._is_closed = True
-        self._group.tell_failure(error)
+        self._group.notices.leave_failure(error)
         with suppress(HoldfastError):
             if self._opened is not None:
                 self._opened.abandon()

@@ -43,7 +43,7 @@ def open_group_trainer(
         source = group.all_or_none(lambda: source or open_source(config.data), "the data")
         return open_trainer(config, directory, trust_after_reboot=trust_after_reboot, ranks=group, source=source)
     except BaseException as error:
-        group.tell_failure(error)
+        group.notices.leave_failure(error)
         group.close()
         raise
 

@@ -1,0 +1,188 @@
+"""Notices: what ranks leave in the store of torch.distributed, where those look that miss them.
+
+Invariants
+- Whoever looks waits for a bounded time, also where the store does not answer.
+- A rank whose wait failed has left word of that before it says who is missing: others then tell the dead from those
+  who gave up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
+from typing import TypeVar
+
+from torch._C._distributed_c10d import HashStore, Store
+
+from holdfast.errors import GroupError
+
+_GRACE_WHEN_STOPPED = 0.2
+_GRACE_SECONDS = 3.0  # for the others to say that they are there, once something broke
+_Answer = TypeVar("_Answer")
+NOT_YET = "Operation timed out"  # what Work.wait says when its own timeout passed and the work goes on
+_DOING, _DONE = "at it, ", "done"  # what rank 0 says of long work
+_GAVE_UP = "gave up"  # begins the word that a rank leaves whose wait timed out
+
+
+class Notices:
+    """This rank's notices, and its view of the others'.
+
+    timeout: seconds that a rank may keep the others waiting. stopping: whether this process was asked to stop.
+    """
+
+    def __init__(
+        self, store: Store, *, rank: int, world_size: int, timeout: float, stopping: Callable[[], bool]
+    ) -> None:
+        self.step = 0  # that is under way, for messages
+        self.any_failure = False  # of a wait of this rank's
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._timeout = timeout
+        self._stopping = stopping
+
+    def leave(self, what: str) -> None:
+        """Says what became of this rank. Never raises."""
+        with suppress(RuntimeError, TimeoutError):
+            self._ask(lambda: self._store.set(_key(self._rank), what))
+
+    def leave_failure(self, error: BaseException) -> None:
+        """Says that this rank is about to end with `error`."""
+        if not isinstance(error, GroupError):
+            self.leave(f"failed: {type(error).__name__}: {first_line(error)}")
+
+    def close(self) -> None:
+        """Lets go of the store, which has threads."""
+        self._store = HashStore()
+
+    @contextmanager
+    def saying_that_it_lives(self, what: str) -> Iterator[None]:
+        """Four times in a timeout, from another thread: this one may be in the core for long."""
+        if self._world_size == 1:
+            yield
+            return
+        is_over = Event()
+
+        def say() -> None:
+            for beat in itertools.count():
+                with suppress(RuntimeError):
+                    self._store.set(_done_key(what), f"{_DOING}{beat}")
+                if is_over.wait(self._timeout / 4):
+                    return
+
+        saying = Thread(target=say, name="holdfast-alive", daemon=True)
+        saying.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            saying.join()
+            self._store.set(_done_key(what), _DONE)
+
+    def await_rank_0(self, what: str) -> None:
+        key = _done_key(what)
+        heard, since = b"", time.monotonic()
+        pause = 0.001  # seconds: most of what rank 0 does is over soon
+        while True:
+            try:
+                said = self._ask(lambda: self._store.get(key) if self._store.check([key]) else b"")
+            except (RuntimeError, TimeoutError):
+                self.any_failure = True
+                raise self._cut_off(what) from None
+            if said == _DONE.encode():
+                return
+            if said != heard:
+                heard, since = said, time.monotonic()
+            if self._stopping():
+                raise GroupError(f"stopped while waiting for {what}")
+            if time.monotonic() - since > self._timeout:
+                raise self.failure(what, TimeoutError(f"{NOT_YET}: rank 0 was silent"))
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
+
+    def failure(self, what: str, error: Exception) -> GroupError:
+        """What to raise when a collective did not work: finds out which ranks do not answer any more."""
+        self.any_failure = True
+        self.leave(f"{_GAVE_UP} on {what}" if _is_timeout(error) else f"lost a connection, waiting for {what}")
+        answers: dict[int, str] = {}
+
+        def look() -> None:
+            for rank in range(self._world_size):
+                if rank not in answers and self._store.check([_key(rank)]):
+                    answers[rank] = self._store.get(_key(rank)).decode()
+
+        began = time.monotonic()
+        while len(answers) < self._world_size:
+            try:
+                self._ask(look)
+            except (RuntimeError, TimeoutError):
+                return self._cut_off(what)
+            grace = _GRACE_WHEN_STOPPED if self._stopping() else _GRACE_SECONDS
+            if time.monotonic() - began > grace:
+                break
+            time.sleep(0.05)
+        silent = [rank for rank in range(self._world_size) if rank not in answers]
+        failed = {rank: text for rank, text in answers.items() if text.startswith("failed: ")}
+        where = f"step {self.step}, waiting for {what}"
+        if failed:
+            rank, text = min(failed.items())
+            return GroupError(f"{where}: rank {rank} {text}")
+        if silent:
+            became = what_became_of(silent, error, answers.values(), self._timeout)
+            return GroupError(f"{where}: {became}; the pool goes on from its newest durable step when it is opened")
+        return GroupError(f"{where}: the connection between ranks that are all there broke ({first_line(error)})")
+
+    def _ask(self, question: Callable[[], _Answer]) -> _Answer:
+        """What the store answers. Raises TimeoutError where it does not: over a cable that was cut it never would."""
+        answer: Future[_Answer] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(question())
+            except RuntimeError as error:  # dist.DistError is one
+                answer.set_exception(error)
+
+        Thread(target=ask, name="holdfast-store", daemon=True).start()
+        return answer.result(1.0 if self._stopping() else max(1.0, _GRACE_SECONDS))
+
+    def _cut_off(self, what: str) -> GroupError:
+        return GroupError(
+            f"step {self.step}: rank {self._rank} ({socket.gethostname()}) waited for {what} and reaches neither the "
+            "others nor the group's store: its network is cut off, or the store's is"
+        )
+
+
+def what_became_of(silent: Sequence[int], error: Exception, words: Iterable[str], timeout: float) -> str:
+    """Of the ranks that left no word, as far as a rank whose wait ended with `error` can tell. words: of the others."""
+    # Who gives up closes its connections to all: a broken one then says nothing about those who are silent.
+    somebody_gave_up = any(word.startswith(_GAVE_UP) for word in words)
+    names = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
+    if _is_broken_connection(error) and not somebody_gave_up:
+        return f"{names} died or {'was' if len(silent) == 1 else 'were'} stopped"
+    return f"{names} {'does' if len(silent) == 1 else 'do'} not answer within {timeout:g} s"
+
+
+def _is_timeout(error: Exception) -> bool:
+    """Whether a wait of ours passed its time, by Work.wait's word or gloo's."""
+    return any(word in str(error).lower() for word in ("timed out", "timeout"))
+
+
+def _is_broken_connection(error: Exception) -> bool:
+    return any(word in str(error) for word in ("closed", "reset"))
+
+
+def _key(rank: int) -> str:
+    return f"holdfast/rank-{rank}"
+
+
+def _done_key(what: str) -> str:
+    return f"holdfast/done/{what}"
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0][:300]
