@@ -32,7 +32,7 @@ NATIVE_ROOMS = {
 # By their names in src/holdfast/.
 PYTHON_ROOMS = {
     "slots": ["train/checkpoint.py", "state/state_tree.py", "files/durable.py"],
-    "commit": ["pools/pool.py", "files/locks.py"],
+    "commit": ["pools/pool.py", "pools/directory.py", "files/locks.py"],
     "recovery": ["admin/repair.py", "admin/snapshot/*.py", "files/manifests.py"],
     "group": ["group/*.py"],
 }

@@ -26,7 +26,7 @@ from holdfast import _core
 from holdfast.admin.digest import digest_pool
 from holdfast.cli.options import read_run
 from holdfast.cli.training import describe_start
-from holdfast.pools.pool import exists
+from holdfast.pools.directory import exists
 from holdfast.run.assembly import RunConfig, open_trainer
 from holdfast.train.trainer import Trainer
 

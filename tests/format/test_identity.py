@@ -13,7 +13,7 @@ from holdfast import Pool, _core
 from holdfast.admin.digest import digest_pool
 from holdfast.admin.repair import problems_of
 from holdfast.errors import Corrupted
-from holdfast.pools.pool import SUPERBLOCK_COPY
+from holdfast.pools.directory import SUPERBLOCK_COPY
 from tiny_pools import Writer, files_of
 
 KINDS = {"in place": {}, "row checksums": {"row_checksums": True}, "log store": {"log_store": True}}

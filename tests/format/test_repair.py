@@ -21,7 +21,7 @@ from holdfast import Pool, _core
 from holdfast.admin.digest import digest_pool
 from holdfast.admin.repair import problems_of, repair_pool
 from holdfast.errors import PoolBusy, UntrustedPool
-from holdfast.pools.pool import SUPERBLOCK_COPY as COPY
+from holdfast.pools.directory import SUPERBLOCK_COPY as COPY
 from pool_image import COMMIT, COMMIT_OFFSETS, DENSE, EPOCH, EPOCH_OFFSETS, PAYLOAD_OFFSET, seed_of
 from tiny_pools import files_of
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from holdfast import Adam, EmbeddingBagCollection, EmbeddingBagConfig, JaggedFeatures, Pool, RowWiseAdagrad, _core
-from holdfast.pools.pool import DenseState
+from holdfast.pools.dense_state import DenseState
 from holdfast.pools.tables import normalize_all, to_spec
 from holdfast.state import state_tree
 

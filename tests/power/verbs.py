@@ -33,7 +33,7 @@ from holdfast.group.founding import deal_out_anew
 from holdfast.group.group import Group
 from holdfast.group.opening import OpenOptions
 from holdfast.group.roles import Roles
-from holdfast.pools.pool import Medium
+from holdfast.pools.directory import Medium
 from holdfast.pools.read_only import at_rest
 from holdfast.run.assembly import RunConfig, open_trainer
 from holdfast.run.ranks import open_group_trainer

@@ -21,7 +21,7 @@ from draw import BIG, Episode, Life
 from episode_verbs import Verb, wait_for
 from holdfast import _core
 from holdfast.errors import UntrustedPool
-from holdfast.pools.pool import exists
+from holdfast.pools.directory import exists
 from life import LifeOf, Progress, Wrong
 from model import Model
 

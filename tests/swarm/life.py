@@ -30,7 +30,7 @@ from holdfast.errors import (
     PoolFull,
     UntrustedPool,
 )
-from holdfast.pools.pool import exists
+from holdfast.pools.directory import exists
 from holdfast.rows.row_access import PlannedFeatures
 from model import SEED_OF_POOL, Dense, Model, configs_of, seed_everything, spec_of
 from twin import jagged

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import _core
+from holdfast.pools.directory import is_of_group
 from holdfast.pools.optim import OPTIMIZERS
-from holdfast.pools.pool import is_of_group
 from holdfast.pools.read_only import PoolReader, check_exists, is_in_use, layout_of, medium_words
 from holdfast.pools.tables import DTYPES, POOLINGS
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from holdfast import _core
 from holdfast.errors import Corrupted, FormatMismatch, PoolOfGroup
 from holdfast.files.durable import sync_path
-from holdfast.pools.pool import SUPERBLOCK, SUPERBLOCK_COPY, is_of_group
+from holdfast.pools.directory import SUPERBLOCK, SUPERBLOCK_COPY, is_of_group
 from holdfast.pools.read_only import check_exists, locked
 
 _ROUNDS = 16  # what was put right may show what else is damaged

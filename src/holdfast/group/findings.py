@@ -19,8 +19,8 @@ from holdfast.group import manifest as manifests
 from holdfast.group.founding import check_newest
 from holdfast.group.group import Group
 from holdfast.group.manifest import MANIFEST, Manifest
-from holdfast.pools.pool import exists as is_plain_pool
-from holdfast.pools.pool import some_of
+from holdfast.pools.directory import exists as is_plain_pool
+from holdfast.pools.directory import some_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,8 +29,8 @@ from holdfast.group.group import Group
 from holdfast.group.layout import TableShards, assign, check_num_shards, lay_out
 from holdfast.group.manifest import Manifest, TableEntry, generation_directory, pool_error
 from holdfast.group.opening import Mark, OpenOptions, open_together
+from holdfast.pools.directory import SUPERBLOCK, log_bytes_of, wants_log_store
 from holdfast.pools.one_rank import OneRank
-from holdfast.pools.pool import SUPERBLOCK, log_bytes_of, wants_log_store
 
 DENSE_DIRECTORY = "dense"
 LOCK_FILE = "lock"

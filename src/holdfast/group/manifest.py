@@ -19,7 +19,7 @@ from holdfast.errors import ConfigError, Corrupted, FormatMismatch, PoolError, P
 from holdfast.files.durable import sync_path
 from holdfast.files.manifests import TableFields, checksum_of
 from holdfast.group.layout import MAX_SHARDS, stride_bits
-from holdfast.pools.pool import GROUP_MANIFEST, is_of_group
+from holdfast.pools.directory import GROUP_MANIFEST, is_of_group
 
 MANIFEST = GROUP_MANIFEST
 exists = is_of_group

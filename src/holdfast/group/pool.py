@@ -23,7 +23,8 @@ from holdfast.group.founding import DENSE_DIRECTORY, GroupLock
 from holdfast.group.group import Group
 from holdfast.group.manifest import Manifest
 from holdfast.group.opening import Mark, OpenOptions, open_together
-from holdfast.pools.pool import DenseState, describe_medium
+from holdfast.pools.dense_state import DenseState
+from holdfast.pools.directory import describe_medium
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ import torch
 
 from holdfast import _core
 from holdfast.errors import Corrupted
+from holdfast.pools.dense_state import DenseState
 from holdfast.pools.one_rank import OneRank
-from holdfast.pools.pool import DenseState
 from holdfast.state import state_tree
 from holdfast.state.generators import rng_state
 from holdfast.state.provenance import RECORD

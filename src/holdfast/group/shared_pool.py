@@ -38,8 +38,10 @@ from holdfast.group.pool import GroupPool, Status
 from holdfast.group.rank_states import checksum_of
 from holdfast.group.remote_rows import RemoteRows
 from holdfast.group.serving import Verb, message, serve_until
+from holdfast.pools.dense_state import DenseState
+from holdfast.pools.directory import Medium, RecoveryMode, check_options, default_scratchpad_bytes
 from holdfast.pools.optim import RowOptimizerSpec
-from holdfast.pools.pool import DenseState, Medium, Pool, RecoveryMode, check_options, default_scratchpad_bytes
+from holdfast.pools.pool import Pool
 from holdfast.pools.proving_hook import pool_directory, refuse_group
 from holdfast.pools.tables import EmbeddingBagConfig, to_spec
 

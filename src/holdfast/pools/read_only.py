@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from holdfast import _core
 from holdfast.errors import ConfigError, Corrupted, PoolBusy, PoolNotFound, PoolOfGroup, PoolReadOnly
 from holdfast.files.locks import FileLock
+from holdfast.pools.directory import check_vacant, describe_medium, exists, is_of_group
 from holdfast.pools.optim import OPTIMIZERS, RowOptimizerSpec
-from holdfast.pools.pool import check_vacant, describe_medium, exists, is_of_group
 from holdfast.pools.tables import EmbeddingBagConfig, check_same, features_of, to_spec
 
 if TYPE_CHECKING:

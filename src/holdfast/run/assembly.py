@@ -39,8 +39,9 @@ from holdfast.group.layout import TableShards, measure_load
 from holdfast.group.options import GroupConfig, GroupOptions
 from holdfast.group.shared_pool import SharedPool
 from holdfast.models.dlrm import DLRM
+from holdfast.pools.directory import RecoveryMode, is_of_group
 from holdfast.pools.optim import SGD, Adagrad, Adam, RowOptimizerSpec, RowWiseAdagrad, RowWiseAdam
-from holdfast.pools.pool import Pool, RecoveryMode, is_of_group
+from holdfast.pools.pool import Pool
 from holdfast.pools.read_only import ReadOnlyPool
 from holdfast.pools.tables import EmbeddingBagConfig
 from holdfast.rows.embedding import EmbeddingBagCollection

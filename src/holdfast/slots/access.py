@@ -11,7 +11,8 @@ from holdfast import _core
 from holdfast.device.faults import open_device
 from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError
-from holdfast.pools.pool import Pool, default_scratchpad_bytes
+from holdfast.pools.directory import default_scratchpad_bytes
+from holdfast.pools.pool import Pool
 from holdfast.rows.near_memory import NearMemoryRows
 from holdfast.rows.row_access import RowAccess
 

@@ -25,7 +25,7 @@ from holdfast import _core
 from holdfast.device.arrivals import ArrivingLoss
 from holdfast.device.faults import device_errors
 from holdfast.errors import NonFiniteLoss, PoolFailed
-from holdfast.pools.pool import DenseState, commit_to
+from holdfast.pools.dense_state import DenseState, commit_to
 
 _ISSUED_AT_MOST = 2  # beside the one that is being issued: one on the device, one on its way back
 

@@ -21,7 +21,8 @@ from holdfast.device.arrivals import ArrivingLoss
 from holdfast.device.queues import Queue, new_queue
 from holdfast.errors import ConfigError, StateError
 from holdfast.group.rank_states import RankStates
-from holdfast.pools.pool import DenseState, Pool
+from holdfast.pools.dense_state import DenseState
+from holdfast.pools.pool import Pool
 from holdfast.state import state_tree
 from holdfast.state.generators import as_stateful, rng_state, set_rng_state
 from holdfast.state.loading import load_all

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from holdfast.device.arrivals import Arriving
 from holdfast.device.queues import Queue, new_queue
-from holdfast.pools.pool import DenseState
+from holdfast.pools.dense_state import DenseState
 from holdfast.state import state_tree
 
 

@@ -14,7 +14,7 @@ from holdfast.admin.snapshot.form import DENSE_FILES
 from holdfast.admin.snapshot.output import new_directory
 from holdfast.errors import PoolExists
 from holdfast.files.durable import make_directory
-from holdfast.pools.pool import Medium, log_bytes_of, wants_log_store
+from holdfast.pools.directory import Medium, log_bytes_of, wants_log_store
 from holdfast.pools.read_only import open_untrained
 
 _PAGE_BYTES = 4096

@@ -29,7 +29,7 @@ from holdfast.admin.snapshot.rows import Rows
 from holdfast.data.output import check_output
 from holdfast.errors import ConfigError, Corrupted, Overtaken, PoolNotFound, PoolOfGroup, StepError
 from holdfast.files.manifests import checksum_of
-from holdfast.pools.pool import exists, is_of_group
+from holdfast.pools.directory import exists, is_of_group
 from holdfast.pools.read_only import is_in_use
 
 _CHUNK_BYTES = 8 << 20

@@ -1,0 +1,115 @@
+"""A pool's directory: whether a pool is there, of how many writers, and how a new one would keep its rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch.distributed as dist
+
+from holdfast import _core
+from holdfast.errors import ConfigError, Corrupted, PoolOfGroup
+
+RecoveryMode = Literal["exact", "relaxed"]
+Medium = Literal["auto", "memory", "block"]
+SUPERBLOCK = "pool.holdfast"
+SUPERBLOCK_COPY = "pool.copy"
+GROUP_MANIFEST = "group.json"
+_MIN_LOG_BYTES = 16 << 20
+_ROW_LOG_BYTES = 1 << 30
+_SCRATCHPAD_SHARE = 0.25  # of the memory that this process may use
+
+
+def default_scratchpad_bytes() -> int:
+    """A quarter of the memory that this process may use."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for name in ("memory/memory.limit_in_bytes", "memory.max"):
+        try:
+            limits.append(int((Path("/sys/fs/cgroup") / name).read_text()))
+        except (OSError, ValueError):  # another version of cgroups, or "max"
+            continue
+    return int(min(limits) * _SCRATCHPAD_SHARE)
+
+
+def exists(directory: str | os.PathLike[str]) -> bool:
+    """Whether there is a pool of one writer in `directory`."""
+    return (Path(directory) / SUPERBLOCK).exists()
+
+
+def is_of_group(directory: str | os.PathLike[str]) -> bool:
+    """Whether there is a pool of several writers in `directory` (holdfast.group)."""
+    return (Path(directory) / GROUP_MANIFEST).exists()
+
+
+def is_shared(directory: str | os.PathLike[str]) -> bool:
+    """Whether `directory` is to be opened by a group: several processes were started together, or a group made it."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return True
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 or is_of_group(directory)
+
+
+def check_vacant(directory: str | os.PathLike[str]) -> None:
+    """Raises where parts of a pool lie in a directory in which none is published: they may be all that is left of it.
+
+    What an attempt at a pool left that did not end is marked as that, and no such part.
+
+    Raises PoolOfGroup (parts of several writers), Corrupted.
+    """
+    directory = Path(directory)
+    if not directory.is_dir() or _core.is_unpublished(str(directory)):
+        return
+    parts = _core.pool_parts(str(directory))
+    if of_group := [part for part in parts if part.startswith(("writers-", "dense/"))]:
+        raise PoolOfGroup(
+            f"{directory} has no {GROUP_MANIFEST}, but parts of a pool of several writers: {some_of(of_group)}. They "
+            f"may hold its rows, so nothing was changed: put {GROUP_MANIFEST} back from another rank's storage or from "
+            "a copy; for a new pool name another directory, or remove these files"
+        )
+    if parts:
+        raise Corrupted(
+            f"{directory} has no {SUPERBLOCK}, but files of a pool: {some_of(parts)}. The file that makes them a pool "
+            "is lost, and they may hold its rows, so nothing was changed: `holdfast verify --repair` puts it back "
+            f"where {SUPERBLOCK_COPY} is there; or put it back from a copy of the directory. For a new pool name "
+            "another directory, or remove these files"
+        )
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Three of them, in words."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def wants_log_store(directory: Path, medium: Medium) -> bool:
+    """Whether a new pool in `directory`, which is there, keeps its rows in a log store."""
+    return medium == "block" or (medium == "auto" and _core.is_block_medium(str(directory)))
+
+
+def log_bytes_of(log_store: bool) -> int:
+    """Size of a new pool's log where nobody says."""
+    return _ROW_LOG_BYTES if log_store else _MIN_LOG_BYTES
+
+
+def describe_medium(medium: str, header: Mapping[str, Any]) -> str:
+    """In words. medium: as the core describes it. header: of the pool."""
+    kind, level = medium.rpartition(", ")[0], header["level"]
+    survives = "power loss" if level == "power" else "any death of the process, not of the machine"
+    moved = ", which it did where it was made" if level == "process" and header["level_at_creation"] == "power" else ""
+    return f"{kind} (level {level}: survives {survives}{moved})"
+
+
+def check_options(
+    dense_interval: int, log_bytes: int | None, recovery: str, medium: str, scratchpad_bytes: int | None
+) -> None:
+    """Raises ConfigError that names the one that cannot be."""
+    if dense_interval < 1:
+        raise ConfigError(f"dense_interval = {dense_interval}; it must be at least 1")
+    if log_bytes is not None and log_bytes < 4096:
+        raise ConfigError(f"log_bytes = {log_bytes}; it must be at least 4096")
+    if recovery not in ("exact", "relaxed"):
+        raise ConfigError(f"recovery = {recovery!r}; it must be exact or relaxed")
+    if medium not in ("auto", "memory", "block"):
+        raise ConfigError(f"medium = {medium!r}; it must be auto, memory or block")
+    if scratchpad_bytes is not None and scratchpad_bytes < 1:
+        raise ConfigError(f"scratchpad_bytes = {scratchpad_bytes}; it must be positive")
