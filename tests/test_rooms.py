@@ -12,8 +12,8 @@ CORE = ROOT / "core"
 PACKAGE = ROOT / "src/holdfast"
 LAB = ROOT / "src/holdfast_lab"
 CHOOSERS = ("pools/pool.py", "pools/read_only.py", "pools/proving_hook.py")
-MAX_LINES = 600
-MAX_FUNCTION_LINES = 110
+MAX_LINES = 400
+MAX_FUNCTION_LINES = 70
 
 
 def rooms_of(page: Path) -> list[str]:
@@ -84,6 +84,12 @@ def test_holdfast_does_not_know_the_lab() -> None:
     assert any("holdfast" in path.read_text() for path in LAB.rglob("*.py"))
 
 
+def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """What it does: a command's options and its docstring, which is its help, are not counted."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return body[-1].end_lineno - body[0].lineno + 1 if body else 0  # type: ignore[operator]
+
+
 def test_files_and_functions_are_short() -> None:
     long = []
     for folder in (PACKAGE, LAB):
@@ -91,9 +97,6 @@ def test_files_and_functions_are_short() -> None:
             text = path.read_text()
             if len(text.splitlines()) > MAX_LINES:
                 long.append(f"{path.relative_to(ROOT)}: {len(text.splitlines())} lines")
-            for node in ast.walk(ast.parse(text)):
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
-                    lines = node.end_lineno - node.lineno + 1
-                    if lines > MAX_FUNCTION_LINES:
-                        long.append(f"{path.relative_to(ROOT)}: {node.name} has {lines} lines")
+            functions = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+            long += [f"{path.relative_to(ROOT)}: {f.name}" for f in functions if lines_of(f) > MAX_FUNCTION_LINES]
     assert not long

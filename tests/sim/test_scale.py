@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from holdfast.errors import ConfigError
+from holdfast_lab.sim.fabric import LEVELS, Fabric, Load, bounds_by_level, load_of
 from holdfast_lab.sim.library import read_library
 from holdfast_lab.sim.model import workload_of
-from holdfast_lab.sim.scale import LEVELS, Fabric, Load, bounds_by_level, load_of, simulate_scale, sweep_trainers
+from holdfast_lab.sim.scale import simulate_scale, sweep_trainers
 
 T_99_OF_20 = 2.861  # Student's t: two sides, 19 degrees of freedom
 

@@ -55,6 +55,10 @@ class SlotGroup:
         state = empty(self._state_floats, torch.float32) if self._state_floats else None
         return empty(self.dim, self._dtype), state
 
+    def bytes_wanted(self, plan: _core.Plan) -> int:
+        """Of the plan's rows, each once."""
+        return sum(len(plan.rows(table)) for table in self.tables) * self.row_bytes
+
 
 def row_bytes(spec: _core.TableSpec) -> int:
     """Of weights and optimizer state."""

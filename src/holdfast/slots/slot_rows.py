@@ -175,14 +175,9 @@ class SlotRows:
             group.directory.forget(admission)
 
     def _bytes_wanted(self, plan: _core.Plan) -> str:
-        per_group = (
-            sum(len(plan.rows(table)) for table in group.tables) * group.row_bytes / group.share
-            for group in self._groups
-        )
-        return (
-            f"device.scratchpad_bytes is {self._num_bytes:,}, this batch alone wants {math.ceil(max(per_group)):,}, a "
-            "window of several as many times that"
-        )
+        wanted = math.ceil(max(group.bytes_wanted(plan) / group.share for group in self._groups))
+        there = f"device.scratchpad_bytes is {self._num_bytes:,}"
+        return f"{there}, this batch alone wants {wanted:,}, a window of several as many times that"
 
     def _bring(self, group: SlotGroup, admission: _core.Admission) -> Part:
         """What the device needs to know of the batch, and the rows that it lacks, are on their way."""
@@ -382,7 +377,7 @@ class SlotRows:
         self._captured = []
         self.drop_gradients()
         if not others:
-            return updated, _nothing
+            return updated, lambda: None
         done = current_queue(self.device).mark()
 
         def let_go() -> None:
@@ -402,7 +397,3 @@ class SlotRows:
             "device_bytes_out": self._bytes_out,
             "device_slots": self.num_slots,
         }
-
-
-def _nothing() -> None:
-    pass

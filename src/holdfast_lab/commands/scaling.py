@@ -50,8 +50,9 @@ def scale(
     with simulator_extra():
         from holdfast.train.observe import counting
         from holdfast_lab.sim.device import Compute, Memory
+        from holdfast_lab.sim.fabric import Fabric, load_of
         from holdfast_lab.sim.model import workload_of
-        from holdfast_lab.sim.scale import Fabric, load_of, sweep_trainers
+        from holdfast_lab.sim.scale import sweep_trainers
         from holdfast_lab.sim.scenario import read_scenario
         from holdfast_lab.sim.sweep import parse_variation
 
