@@ -128,7 +128,7 @@ def test_a_loop_of_ones_own_divides_the_files(ranks: Ranks, pool_root: Path) -> 
     np.testing.assert_allclose(losses[2], losses[1], rtol=1e-4)
     np.testing.assert_allclose(losses[3], losses[1], rtol=1e-4)
     assert max(blocks[2]) <= 0.8 * blocks[1][0]
-    assert max(blocks[3]) <= 0.6 * blocks[1][0]
+    assert max(blocks[3]) <= 0.7 * blocks[1][0]
 
 
 def test_trainers_that_decode_more_than_their_share_say_so_and_what_to_do(ranks: Ranks, pool_root: Path) -> None:
@@ -140,11 +140,11 @@ def test_trainers_that_decode_more_than_their_share_say_so_and_what_to_do(ranks:
         return found
 
     assert advice(1, 1) is None
-    assert advice(2, 8) is None
+    assert advice(2, 2) is None
     assert advice(2, 1, shuffle=False) is None
     assert "[train] lanes = 8 in a new pool divides it" in (advice(2, 1) or "")
     assert "[train] lanes = 9 in a new pool divides it" in (advice(3, 1) or "")
     assert "lanes = 8 is no multiple of the 3 trainers" in (advice(3, 8) or "")
-    assert "the data are only 13 blocks" in (advice(4, 8) or "")
+    assert "the data are only 13 blocks (row groups), for 8 lanes" in (advice(2, 8) or "")
     generated = trained(ranks, pool_root / "generated", small(train={"steps": 1}), 2)
     assert generated.ranks[0].all_said("advice") == [None]

@@ -188,7 +188,7 @@ def describe_start(trainer: Trainer) -> str:
 
 
 _FEWEST_LANES = 8  # that are worth naming: the next numbers of trainers divide it, too
-_FEW_BLOCKS = 5  # for each trainer, which may decode two more than its share
+_FEW_BLOCKS = 5  # for each lane, in one or two of which it ends: of fewer, these are many
 
 
 def advise_on_lanes(trainer: Trainer) -> str | None:
@@ -206,10 +206,10 @@ def advise_on_lanes(trainer: Trainer) -> str | None:
             f"[train] lanes = {lanes} is no multiple of the {trainers} trainers, so each decodes more than its share; "
             f"{good} in a new pool would be one"
         )
-    if len(source.block_sizes) < _FEW_BLOCKS * trainers:
+    if len(source.block_sizes) < _FEW_BLOCKS * lanes:
         return (
-            f"the data are only {len(source.block_sizes)} blocks (row groups), and each of the {trainers} trainers "
-            "decodes up to two more than its share of them; smaller ones can be divided better"
+            f"the data are only {len(source.block_sizes)} blocks (row groups), for {lanes} lanes: trainers decode more "
+            f"than their share, because lanes end within blocks; {_FEW_BLOCKS * lanes} smaller ones would divide well"
         )
     return None
 

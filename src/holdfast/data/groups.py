@@ -53,11 +53,12 @@ class Group:
     """A group and how far it is."""
 
     span: GroupSpan
-    is_taken_up: bool = False  # a thread surveys it, or did
     errors: dict[int, BaseException] = field(default_factory=dict)
     samples: SamplePool | None = None
     _needed: Survey | None = None
-    _unclaimed: dict[int, int] = field(default_factory=dict)  # blocks, and which of the pieces is theirs; in order
+    _numbers: dict[int, int] = field(default_factory=dict)  # of the pieces, by block
+    _is_claimed: list[bool] = field(default_factory=list)
+    _first_unclaimed: int = 0  # or before it
     _decoded: list[SampleBlock | None] = field(default_factory=list)
     _num_claimed: int = 0
     _num_done: int = 0  # also the failed
@@ -75,22 +76,30 @@ class Group:
     def need(self, needed: Survey, *, num_features: int, num_dense: int) -> None:
         """Takes note of what `survey` found."""
         self._needed = needed
-        self._unclaimed = {piece.block: number for number, piece in enumerate(needed.pieces)}
+        self._numbers = {piece.block: number for number, piece in enumerate(needed.pieces)}
+        self._is_claimed = [False] * len(needed.pieces)
         self._decoded = [None] * len(needed.pieces)
         if not needed.pieces:
             self.samples = no_samples(num_features, num_dense)
 
     def unclaimed_block(self) -> int | None:
         """The first block that is to be decoded and that nobody decodes. Once one failed, only those before it are."""
-        block = next(iter(self._unclaimed), None)
-        return None if block is None or not self._is_wanted(block) else block
+        if self._needed is None:
+            return None
+        while self._first_unclaimed < len(self._is_claimed) and self._is_claimed[self._first_unclaimed]:
+            self._first_unclaimed += 1
+        if self._first_unclaimed >= self._num_wanted:
+            return None
+        return self._needed.pieces[self._first_unclaimed].block
 
     def claim(self, block: int) -> int | None:
         """The number of the block's piece, where it is to be decoded and nobody does; from now on somebody does."""
-        if block not in self._unclaimed or not self._is_wanted(block):
+        number = self._numbers.get(block)
+        if number is None or number >= self._num_wanted or self._is_claimed[number]:
             return None
+        self._is_claimed[number] = True
         self._num_claimed += 1
-        return self._unclaimed.pop(block)
+        return number
 
     def take(self, number: int, decoded: SampleBlock | BaseException) -> bool:
         """Takes what became of the block of a claimed piece. Whether all that is needed is there now."""
@@ -122,5 +131,7 @@ class Group:
             first, last = np.searchsorted(self._needed.mine, (first, last)).tolist()
         return self.samples, slice(first, last) if rows is None else rows[first:last]
 
-    def _is_wanted(self, block: int) -> bool:
-        return not self.errors or self._unclaimed[block] < min(self.errors)
+    @property
+    def _num_wanted(self) -> int:
+        """How many pieces are to be decoded, the first of them."""
+        return min(self.errors, default=len(self._is_claimed))

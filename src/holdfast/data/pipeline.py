@@ -54,6 +54,9 @@ class _Shared(Generic[Item]):
 
     condition: threading.Condition = field(default_factory=threading.Condition)
     lanes: dict[int, _Lane] = field(default_factory=dict)  # those that a batch of the cut had samples of
+    open_groups: list[Group] = field(default_factory=list)  # of all lanes
+    unsurveyed: deque[Group] = field(default_factory=deque)
+    awaited: dict[int, list[Group]] | None = None  # what the next batch to be claimed needs, by lane
     ready: dict[int, Delivery[Item] | BaseException] = field(default_factory=dict)
     num_claimed: int = 0  # batches that a worker has made or is making
     num_wanted: int = 0  # index of the batch that the consumer holds or waits for
@@ -151,55 +154,59 @@ class Pipeline(Generic[Item]):
         begin, end = self._cut.bounds(shared.num_claimed)
         if begin == end or shared.num_claimed > shared.num_wanted + self._prefetch:
             return None
-        first, last = self._cut.part_of(begin, end)
-        lane_ends = self._order.lanes.ends(first, last)
-        for lane, lane_end in lane_ends.items():
-            self._open_groups_for(lane, first, lane_end)
-        groups = {
-            lane: [group for group in shared.lanes[lane].groups if group.span.start < lane_end]
-            for lane, lane_end in lane_ends.items()
-        }
-        if not all(group.is_ready for group in chain.from_iterable(groups.values())):
+        if shared.awaited is None:
+            shared.awaited = self._groups_for(*self._cut.part_of(begin, end))
+        if not all(group.is_ready for group in chain.from_iterable(shared.awaited.values())):
             return None
+        groups, shared.awaited = shared.awaited, None
         index = shared.num_claimed
         shared.num_claimed += 1
-        for lane, lane_end in lane_ends.items():
-            of_lane = shared.lanes[lane].groups
-            while of_lane and of_lane[0].span.end <= lane_end:
-                of_lane.popleft()
+        self._let_go(*self._cut.part_of(begin, end))
         return partial(self._make_batch, index, begin, end, groups)
 
-    def _open_groups_for(self, lane: int, first: int, lane_end: int) -> None:
-        """Open the groups that the lane's positions up to ``lane_end`` need, and one beyond for its blocks to be
-        decoded ahead. first: of the stream, at or before the lane's first position that is needed."""
-        lanes = self._order.lanes
-        if lane not in self._shared.lanes:
-            self._shared.lanes[lane] = _Lane(self._order.groups_from(lanes.position(lane, first), lane))
-        of_lane = self._shared.lanes[lane]
-        stream_end = None if self._cut.end is None else lanes.position(lane, self._cut.end)
-        while not of_lane.groups or of_lane.groups[-1].span.start < lane_end:
-            if stream_end is not None and of_lane.groups and of_lane.groups[-1].span.end >= stream_end:
-                return
-            of_lane.groups.append(Group(next(of_lane.spans)))
+    def _groups_for(self, begin: int, end: int) -> dict[int, list[Group]]:
+        """By lane, the groups that the stream's positions ``[begin, end)`` need. Opens them, and in each of these lanes
+        one beyond, for its blocks to be decoded ahead."""
+        shared, lanes = self._shared, self._order.lanes
+        found = {}
+        for lane, lane_end in lanes.ends(begin, end).items():
+            if lane not in shared.lanes:
+                shared.lanes[lane] = _Lane(self._order.groups_from(lanes.position(lane, begin), lane))
+            of_lane = shared.lanes[lane]
+            stream_end = None if self._cut.end is None else lanes.position(lane, self._cut.end)
+            while not of_lane.groups or of_lane.groups[-1].span.start < lane_end:
+                if stream_end is not None and of_lane.groups and of_lane.groups[-1].span.end >= stream_end:
+                    break
+                of_lane.groups.append(Group(next(of_lane.spans)))
+                shared.unsurveyed.append(of_lane.groups[-1])
+            found[lane] = [group for group in of_lane.groups if group.span.start < lane_end]
+        # in the order in which batches need them: every lane's first one, every lane's second one...
+        in_turn = zip_longest(*(lane.groups for lane in shared.lanes.values()))
+        shared.open_groups = [group for groups in in_turn for group in groups if group is not None]
+        return found
 
-    def _open_groups(self) -> Iterator[Group]:
-        """In the order in which batches need them: every lane's first one, every lane's second one..."""
-        of_lanes = (lane.groups for lane in self._shared.lanes.values())
-        return (group for groups in zip_longest(*of_lanes) for group in groups if group is not None)
+    def _let_go(self, begin: int, end: int) -> None:
+        """Of the groups that the stream's positions ``[begin, end)`` need, those that nothing needs after."""
+        shared = self._shared
+        lane_ends = self._order.lanes.ends(begin, end)
+        for lane, lane_end in lane_ends.items():
+            groups = shared.lanes[lane].groups
+            while groups and groups[0].span.end <= lane_end:
+                groups.popleft()
+        shared.open_groups = [
+            group for group in shared.open_groups if group.span.end > lane_ends.get(group.span.lane, 0)
+        ]
 
     def _claim_survey(self) -> Callable[[], None] | None:
-        for group in self._open_groups():
-            if not group.is_taken_up:
-                group.is_taken_up = True
-                return partial(self._survey, group)
-        return None
+        return partial(self._survey, self._shared.unsurveyed.popleft()) if self._shared.unsurveyed else None
 
     def _claim_block(self) -> Callable[[], None] | None:
-        for group in self._open_groups():
+        for group in self._shared.open_groups:
             block = group.unclaimed_block()
             if block is not None:
-                claims = [(other, other.claim(block)) for other in self._open_groups()]
-                return partial(self._decode, block, [(taker, number) for taker, number in claims if number is not None])
+                claims = [(other, other.claim(block)) for other in self._shared.open_groups]
+                takers = [(taker, number) for taker, number in claims if number is not None]
+                return partial(self._decode, block, takers)
         return None
 
     def _survey(self, group: Group) -> None:

@@ -1,16 +1,16 @@
 """The order of the samples in the endless stream: epoch after epoch, each shuffled anew, in bounded memory.
 
-- An epoch permutes the source's blocks, lines the permuted blocks up, and cuts the line into groups of about
-  ``window_samples`` samples (a group ends with the block that crosses the boundary). Within a group samples are
+- In one lane, an epoch permutes the source's blocks, lines the permuted blocks up, and cuts the line into groups of
+  about ``window_samples`` samples (a group ends with the block that crosses the boundary). Within a group samples are
   permuted. So a reader holds one group at a time, and neighbours in a file end up apart in the stream.
 - Everything is a function of (block sizes, window, seed, epoch, lanes, lane, group). Random keys are the raw output of
   Philox4x64, which NumPy keeps stable (the methods of its Generator it does not), and a permutation is the stable
   argsort of such keys.
 - Where the stream has L lanes (lanes.py), an epoch's line of blocks is cut into L segments, each as long as the epoch
   has positions of the lane, and each lane has groups of its own, of about ``window_samples / L`` samples. So whoever
-  needs some of the lanes needs their share of the epoch's blocks, and up to two blocks more, in which another's segment
-  ends. (Were groups cut first and shared out then, it would be up to two blocks more of each group, and a group has but
-  a few.) A batch has its samples from L groups of a block or more each, as it has from one group of as many blocks.
+  needs some of the lanes needs their share of the epoch's blocks, and those in which the segments end. (Were groups cut
+  first and shared out then, it would be those of each group, which may have but four.) A batch has its samples from L
+  groups of a block or more each, as it has from one group of as many blocks.
 - Odd lanes take their segment's blocks from the far end. So two lanes need a block that they share at about the same
   time, and whoever reads both can decode it once.
 - ``window_samples=None``: no shuffle; blocks in their own order, in groups of about ``group_samples`` samples, which
