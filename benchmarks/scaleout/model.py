@@ -356,7 +356,7 @@ class Step:
     stragglers: float
     ids_wait: float  # what ids and counts take beyond what they travel beside
     background: float  # reading ahead and logging on a block device: a step takes no less
-    loader: float  # every trainer reads and shuffles all of a batch, and keeps its part: a step takes no less, either
+    loader: float  # a trainer reads and shuffles its share of the stream, which has lanes: a step takes no less, either
     durable_lag: float  # from a step's end until the group knows that it is durable
 
     @property
@@ -395,6 +395,7 @@ def step(
         after = max(after, rows * touched / medium.write_bytes_per_s)
     of_sample = _FLOPS * costs.flop_s * workload.dense_parameters + costs.float_s * workload.tables * workload.dim
     train = of_sample * math.ceil(workload.batch / trainers) / cores
+    values = workload.tables * workload.lookups + workload.dense_columns
     plan = costs.plan_s * (lookups + workload.lookups_per_step / trainers) / 2 / cores
 
     # gloo has one thread for its sockets.
@@ -432,7 +433,7 @@ def step(
         stragglers=stragglers,
         ids_wait=ids_wait,
         background=background,
-        loader=costs.value_s * workload.batch * (workload.tables * workload.lookups + workload.dense_columns) / cores,
+        loader=costs.value_s * math.ceil(workload.batch / trainers) * values / cores,
         durable_lag=sync,
     )
     # The older dense slot may be overwritten once the newer one's rows are known to be durable: told with the counts of
