@@ -56,6 +56,11 @@ class Workload:
     ids: Ids = "scattered"
 
     @property
+    def values(self) -> int:
+        """Ids and dense values of a sample."""
+        return self.tables * self.lookups + self.dense_columns
+
+    @property
     def lookups_per_step(self) -> int:
         return self.tables * self.batch * self.lookups
 
@@ -395,7 +400,6 @@ def step(
         after = max(after, rows * touched / medium.write_bytes_per_s)
     of_sample = _FLOPS * costs.flop_s * workload.dense_parameters + costs.float_s * workload.tables * workload.dim
     train = of_sample * math.ceil(workload.batch / trainers) / cores
-    values = workload.tables * workload.lookups + workload.dense_columns
     plan = costs.plan_s * (lookups + workload.lookups_per_step / trainers) / 2 / cores
 
     # gloo has one thread for its sockets.
@@ -433,7 +437,7 @@ def step(
         stragglers=stragglers,
         ids_wait=ids_wait,
         background=background,
-        loader=costs.value_s * math.ceil(workload.batch / trainers) * values / cores,
+        loader=costs.value_s * math.ceil(workload.batch / trainers) * workload.values / cores,
         durable_lag=sync,
     )
     # The older dense slot may be overwritten once the newer one's rows are known to be durable: told with the counts of
