@@ -56,6 +56,11 @@ class Workload:
     ids: Ids = "scattered"
 
     @property
+    def values(self) -> int:
+        """Ids and dense values of a sample."""
+        return self.tables * self.lookups + self.dense_columns
+
+    @property
     def lookups_per_step(self) -> int:
         return self.tables * self.batch * self.lookups
 
@@ -356,7 +361,7 @@ class Step:
     stragglers: float
     ids_wait: float  # what ids and counts take beyond what they travel beside
     background: float  # reading ahead and logging on a block device: a step takes no less
-    loader: float  # every trainer reads and shuffles all of a batch, and keeps its part: a step takes no less, either
+    loader: float  # a trainer reads and shuffles its share of the stream, which has lanes: a step takes no less, either
     durable_lag: float  # from a step's end until the group knows that it is durable
 
     @property
@@ -432,7 +437,7 @@ def step(
         stragglers=stragglers,
         ids_wait=ids_wait,
         background=background,
-        loader=costs.value_s * workload.batch * (workload.tables * workload.lookups + workload.dense_columns) / cores,
+        loader=costs.value_s * math.ceil(workload.batch / trainers) * workload.values / cores,
         durable_lag=sync,
     )
     # The older dense slot may be overwritten once the newer one's rows are known to be durable: told with the counts of

@@ -27,6 +27,7 @@ import holdfast_lab.sim
 from markdown_table import markdown_table
 from peers.shapes import SHAPES
 from plain_axes import plain
+from scaleout.decoding import decoding_table
 from scaleout.model import (
     Cluster,
     Costs,
@@ -53,6 +54,7 @@ import matplotlib.pyplot as plt
 
 _DOCS = Path(__file__).parents[2] / "docs"
 _DEVICES = Path(holdfast_lab.sim.__file__).parent / "library" / "devices"
+_DECODING = Path(__file__).parents[1] / "reports" / "loader" / "results.json"
 _COUNTS = (1, 2, 4, 8, 16, 64, 256, 1000)
 _FLOP_S = 1 / 180e9  # of a core here: rm3's and kaggle's MLPs in benchmarks/reports/bench, two cores
 
@@ -293,7 +295,7 @@ def parts_table(costs: Costs) -> list[str]:
             more = (found.commit, found.stragglers, found.total, found.loader)
             rows.append((f"{workload.name}, {count} ranks, {scheme}", *(brief(1e3 * part) for part in (*parts, *more))))
     head = ["ms, 100 Gbit/s, strong", "owners", "MLPs", "vectors", "gradients", "ids, counts", "commit", "stragglers"]
-    return markdown_table([*head, "step", "today's loader"], rows)
+    return markdown_table([*head, "step", "loader"], rows)
 
 
 def bytes_past_table() -> list[str]:
@@ -414,6 +416,7 @@ def tables(results: dict[str, Any]) -> dict[str, list[str]]:
         "memory": memory_table(),
         "commit": commit_table(costs),
         "failures": failures_table(costs),
+        "decoding": decoding_table(json.loads(_DECODING.read_text())),
     }
 
 

@@ -84,7 +84,9 @@ def test_batches_are_the_stream_cut_in_order(numbered, sizes, batch_size, window
     order = SampleOrder(source.block_sizes, seed=5, window_samples=window if shuffle else None)
     stream = []
     for span in order.groups_from(0):
-        samples = np.concatenate([np.arange(begins[block], begins[block] + sizes[block]) for block in span.blocks])
+        samples = np.concatenate(
+            [np.arange(begins[block], begins[block] + sizes[block]) for block in [piece.block for piece in span.pieces]]
+        )
         permutation = order.permutation(span)
         stream.extend((samples if permutation is None else samples[permutation]).tolist())
         if len(stream) >= seek + 4 * batch_size:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from itertools import dropwhile, islice, pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +21,10 @@ def order_of(block_sizes, epoch_groups):
     order = []
     for span, permutation in epoch_groups:
         samples = np.concatenate(
-            [np.arange(begins[block], begins[block] + block_sizes[block]) for block in span.blocks]
+            [
+                np.arange(begins[block], begins[block] + block_sizes[block])
+                for block in [piece.block for piece in span.pieces]
+            ]
         )
         order.extend((samples if permutation is None else samples[permutation]).tolist())
     return order
@@ -60,7 +65,7 @@ def test_a_group_holds_no_more_than_window_and_a_block():
     order = SampleOrder(np.full(100, 10), seed=1, window_samples=25)
     spans = list(islice(order.groups_from(0), 200))
     assert max(span.num_samples for span in spans) < 25 + 10
-    assert all(len(span.blocks) > 1 for span in spans[:30])
+    assert all(len(span.pieces) > 1 for span in spans[:30])
 
 
 def test_seed_and_epoch_make_other_orders():
@@ -79,6 +84,24 @@ def test_shuffled_order_is_pinned():
     order = SampleOrder(block_sizes, seed=7, window_samples=6)
     assert epoch_of(order, block_sizes, 0) == [3, 10, 6, 4, 11, 9, 5, 1, 0, 2, 7, 8]
     assert epoch_of(order, block_sizes, 1) == [5, 4, 3, 6, 11, 10, 9, 2, 0, 1, 8, 7]
+
+
+@pytest.mark.parametrize(
+    ("seed", "window", "sizes", "expected"),
+    [
+        (0, 1, [1] * 50, "a0f5e013a81d9a20"),
+        (2**63 - 1, 100, range(1, 60), "f4450c2e33f08d62"),
+        (7, 1000, [64] * 40, "ca43f1648fc2b9bf"),
+        (3, 50, [500, 1, 1, 1, 1, 1, 1, 1], "6b76abb0eba0fc8a"),
+        (5, None, [3, 9, 2], "a7cf736ba1fd4edf"),
+    ],
+)
+def test_one_lane_is_the_order_of_before_there_were_lanes(seed, window, sizes, expected):
+    block_sizes = np.array(sizes)
+    order = SampleOrder(block_sizes, seed=seed, window_samples=window)
+    samples = [sample for epoch in range(3) for sample in epoch_of(order, block_sizes, epoch)]
+    samples.append(epoch_of(order, block_sizes, 3)[0])
+    assert hashlib.sha256(np.array(samples, "<i8").tobytes()).hexdigest()[:16] == expected
 
 
 def test_neighbours_in_the_file_are_apart_in_the_stream():

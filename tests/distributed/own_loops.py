@@ -283,3 +283,48 @@ def with_data_loader(directory: Path, say: Callable[..., None], options: dict[st
         torch.distributed.all_reduce(torch.zeros(1))  # the script's own group outlives the pool's
         torch.distributed.destroy_process_group()
     say(closed=True)
+
+
+def with_lanes(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
+    """holdfast's loader over a Parquet file of one feature; options: path, window, batch_size, lanes, steps."""
+    from holdfast.data import Loader, ParquetConfig, ParquetSource, SparseColumn
+
+    read = 0
+
+    class Counted(ParquetSource):
+        def read_block(self, index: int) -> Any:
+            nonlocal read
+            read += 1
+            return super().read_block(index)
+
+    sparse = {"item": SparseColumn(column="item", num_embeddings=ROWS["item"], hashing="identity")}
+    source = Counted(ParquetConfig(paths=[options["path"]], label="label", dense=("dense",), sparse=sparse))
+    with open_pool(directory, options) as pool:
+        torch.manual_seed(5)
+        rows = holdfast.EmbeddingBagCollection(pool, tables("item"))
+        model = nn.Linear(DIM, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = Loader(
+            source,
+            batch_size=options["batch_size"],
+            seed=3,
+            shuffle_window_samples=options["window"],
+            lanes=options["lanes"],
+            part=pool.part,
+        )
+        checkpoint = holdfast.Checkpoint(pool, model=model, optimizer=optimizer, loader=loader)
+        say(joined=True, opened=checkpoint.resume())
+        with loader:
+            while pool.step < options["steps"]:
+                batch = next(loader)
+                scored = model(rows(batch.features).values()).squeeze(1)
+                loss = nn.functional.binary_cross_entropy_with_logits(scored, batch.labels)
+                optimizer.zero_grad()
+                loss.backward()
+                pool.average_gradients(model)
+                optimizer.step()
+                rows.optimizer.step()
+                checkpoint.commit()
+                say(step=pool.step, durable=pool.durable_step, loss=float(loss))
+        checkpoint.flush()
+    say(closed=True, blocks=read)

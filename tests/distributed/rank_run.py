@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from holdfast import _core
-from holdfast.cli.training import StopSignals, describe_start
+from holdfast.cli.training import StopSignals, advise_on_lanes, describe_start
 from holdfast.device.dense_part import DensePart
 from holdfast.errors import PoolFull
 from holdfast.files.config import read_value
@@ -151,7 +151,10 @@ def _run(opened: Any, config: RunConfig, say: Sayings) -> None:
     validation = open_validation(config)
     with opened as trainer:
         say(
-            opened=trainer.pool.step, start=describe_start(trainer), phases=getattr(trainer.pool, "opening_seconds", {})
+            opened=trainer.pool.step,
+            start=describe_start(trainer),
+            advice=advise_on_lanes(trainer),
+            phases=getattr(trainer.pool, "opening_seconds", {}),
         )
         try:
             for report in trainer.steps():

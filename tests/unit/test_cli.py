@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from cli_runs import CONFIG, Commands, start
-from holdfast.files.config import read_config
-from holdfast.run.assembly import RunConfig, open_trainer
+from holdfast.errors import ConfigError
+from holdfast.files.config import read_config, to_plain
+from holdfast.run.assembly import RunConfig, open_trainer, refuse_changes
 
 
 @pytest.fixture
@@ -197,6 +198,7 @@ def test_debug_shows_the_traceback(holdfast: Commands) -> None:
     [
         ("train.batch_size=64", "train.batch_size"),
         ("train.seed=1", "train.seed"),
+        ("train.lanes=8", "train.lanes"),
         ("pool.seed=1", "pool.seed"),
         ("model.top=[9, 1]", "model.top"),
         ("embedding.optimizer='sgd'", "embedding.optimizer"),
@@ -212,6 +214,15 @@ def test_a_change_that_the_pool_cannot_follow_is_refused_by_name(holdfast: Comma
     assert result.code == 1
     assert f"{field}: was " in result.err
     assert holdfast.digest() == before
+
+
+def test_a_pool_of_before_there_were_lanes_has_one(holdfast: Commands) -> None:
+    plain = to_plain(read_config(RunConfig, holdfast.files.config))
+    train = {name: value for name, value in plain["train"].items() if name != "lanes"}
+    refuse_changes({**plain, "train": train}, plain)
+    more = to_plain(read_config(RunConfig, holdfast.files.config, ["train.lanes=8"]))
+    with pytest.raises(ConfigError, match=r"train\.lanes: was 1, is 8, but a pool cannot change that"):
+        refuse_changes({**plain, "train": train}, more)
 
 
 def test_steps_workers_and_evaluation_may_change_and_leave_no_trace(holdfast: Commands) -> None:

@@ -127,10 +127,7 @@ def train(
             )
         with opened as trainer:
             if trainer.speaks:
-                print(describe_start(trainer), flush=True)  # noqa: T201
-                bad_rows = getattr(trainer.loader.source, "bad_rows", None)
-                if bad_rows is not None and bad_rows.count:
-                    print(f"{pool}: {bad_rows.summary()}", flush=True)  # noqa: T201
+                print("\n".join(_words_at_start(trainer)), flush=True)  # noqa: T201
             result = _train(trainer, validation, metrics=metrics, tensorboard=tensorboard, trace=trace)
             step = trainer.pool.step
     if trainer.stopped:
@@ -165,6 +162,15 @@ def evaluate(config_path: ConfigArgument, pool: PoolOption, overrides: SetOption
     print(f"step {step}: AUC {result.auc:.5f}, log-loss {result.log_loss:.5f}")  # noqa: T201
 
 
+def _words_at_start(trainer: Trainer) -> Iterator[str]:
+    yield describe_start(trainer)
+    if (advice := advise_on_lanes(trainer)) is not None:
+        yield f"{trainer.pool.directory}: {advice}"
+    bad_rows = getattr(trainer.loader.source, "bad_rows", None)
+    if bad_rows is not None and bad_rows.count:
+        yield f"{trainer.pool.directory}: {bad_rows.summary()}"
+
+
 def describe_start(trainer: Trainer) -> str:
     """What opening the pool found and did, in one line."""
     pool = trainer.pool
@@ -179,6 +185,33 @@ def describe_start(trainer: Trainer) -> str:
         else f"nothing is left to train up to step {trainer.last_step}"
     )
     return f"{pool.directory}: {describe_opening(pool)}; {goes_on}"
+
+
+_FEWEST_LANES = 8  # that are worth naming: the next numbers of trainers divide it, too
+_FEW_BLOCKS = 5  # for each lane, in one or two of which it ends: of fewer, these are many
+
+
+def advise_on_lanes(trainer: Trainer) -> str | None:
+    """What the trainers of a group decode more than they need of files, and what would change it; None: nothing."""
+    from holdfast.data import SyntheticSource
+
+    source, lanes, trainers = trainer.loader.source, trainer.config.lanes, trainer.pool.part[1]
+    if trainers == 1 or not trainer.config.shuffle or isinstance(source, SyntheticSource):
+        return None
+    good = trainers * -(-_FEWEST_LANES // trainers)
+    if lanes == 1:
+        return f"every trainer decodes the whole stream; [train] lanes = {good} in a new pool divides it among them"
+    if lanes % trainers:
+        return (
+            f"[train] lanes = {lanes} is no multiple of the {trainers} trainers, so each decodes more than its share; "
+            f"{good} in a new pool would be one"
+        )
+    if len(source.block_sizes) < _FEW_BLOCKS * lanes:
+        return (
+            f"the data are only {len(source.block_sizes)} blocks (row groups), for {lanes} lanes: trainers decode more "
+            f"than their share, because lanes end within blocks; {_FEW_BLOCKS * lanes} smaller ones would divide well"
+        )
+    return None
 
 
 def describe_opening(pool: Pool) -> str:

@@ -73,6 +73,27 @@ class SamplePool:
         return int(self.labels.shape[0])
 
 
+def cut_block(block: SampleBlock, begin: int, end: int) -> SampleBlock:
+    """The samples ``[begin, end)`` of a block. Shares its memory."""
+    if (begin, end) == (0, block.num_samples):
+        return block
+    return SampleBlock(
+        labels=block.labels[begin:end],
+        dense=block.dense[begin:end],
+        bags=tuple(_cut_bags(bags, begin, end) for bags in block.bags),
+    )
+
+
+def no_samples(num_features: int, num_dense: int) -> SamplePool:
+    """A pool that holds none."""
+    return SamplePool(
+        labels=np.empty(0, np.float32),
+        dense=np.empty((0, num_dense), np.float32),
+        fixed_ids=np.empty((0, 0), np.int64),
+        bags=(slice(0, 0),) * num_features,
+    )
+
+
 def pool_blocks(blocks: Sequence[SampleBlock]) -> SamplePool:
     """The samples of ``blocks`` (one or more, of the same source), one after the other."""
     ends = np.cumsum([block.num_samples for block in blocks]).tolist()
@@ -173,6 +194,13 @@ def _gather_jagged(bags: JaggedBags, rows: Rows) -> JaggedBags:
     if isinstance(rows, slice):
         return JaggedBags(bags.ids[begins[0] : ends[-1]] if begins.size else bags.ids[:0], offsets)
     return JaggedBags(bags.ids[np.repeat(begins - offsets[:-1], ends - begins) + np.arange(offsets[-1])], offsets)
+
+
+def _cut_bags(bags: Bags, begin: int, end: int) -> Bags:
+    if isinstance(bags, FixedBags):
+        return FixedBags(bags.ids[begin:end])
+    first, last = bags.offsets[begin], bags.offsets[end]
+    return JaggedBags(bags.ids[first:last], bags.offsets[begin : end + 1] - first)
 
 
 def _pool_jagged(blocks: Sequence[SampleBlock], feature: int) -> JaggedBags:

@@ -16,15 +16,21 @@ Iteration, also that of ``once``, gives the Batch; with a ``transform``, the pai
 
 - Samples run epoch after epoch, each shuffled anew by (seed, epoch); batches are always full and may straddle epochs.
 - Batch number k holds the stream's samples ``[(k - 1) * batch_size, k * batch_size)``, so it is a function of (source,
-  seed, shuffle, window, batch_size, k), whatever the number of workers, the prefetch, or where iteration began.
+  seed, shuffle, window, lanes, batch_size, k), whatever the number of workers, the prefetch, the part that is taken of
+  it, or where iteration began.
+- A part decodes only the blocks that it has samples of. In one lane these are all blocks, unless blocks are tiny. A
+  stream of L lanes (shuffle.py) is in another order, in which each of n parts has samples of 1/n of the blocks and a
+  few more, best where n divides L. Lanes are cut from the batch size that the stream began with; its state keeps that.
+- Without shuffle, and in ``once``, the order is the file's, and there are no lanes: where a block is longer than a
+  batch, every part has samples of all blocks.
 - ``seek(num_samples)`` goes to any position of the stream. When it is no multiple of the batch size, batches are cut
   from there, full, and ``batch.number`` is ``first_sample // batch_size + 1``; ``batch.first_sample`` is always exact.
 - ``samples`` is the position after the last batch handed out; prefetched batches do not count.
 - No global random state (Python's, NumPy's, torch's) is read or changed.
 - An exception in a worker surfaces, as it is, in ``next``: the transform's from the ``next`` that would have given its
   batch; a DataError from the one that would have given the first batch with a sample of the bad block's group
-  (shuffle.py). Batches before it come first, whatever the number of workers; asking again raises it again, until
-  ``seek``.
+  (shuffle.py). A part that has no sample of that block gives its batches. Batches before the error come first, whatever
+  the number of workers; asking again raises it again, until ``seek``.
 - Threads start at the first ``next`` and end with ``close`` (or ``with``, or the loader's collection, or the
   interpreter's exit).
 - One thread consumes. The transform runs in worker threads: with one worker in the batches' order, with more also at
@@ -39,7 +45,9 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar, cast, overload
 
 from holdfast.data.batch import Batch
-from holdfast.data.pipeline import Pipeline, StreamCut
+from holdfast.data.cut import StreamCut
+from holdfast.data.lanes import Lanes
+from holdfast.data.pipeline import Pipeline
 from holdfast.data.shuffle import SampleOrder
 from holdfast.data.source import Source
 from holdfast.errors import ConfigError, StepError
@@ -47,6 +55,7 @@ from holdfast.errors import ConfigError, StepError
 Item = TypeVar("Item")
 Transformed = TypeVar("Transformed")
 
+_LANE_BATCH = "lane_batch_size"  # in a loader's state
 _MAX_WINDOW_SAMPLES = 131_072
 _WINDOW_BYTES = 64 << 20
 _MAX_UNSHUFFLED_GROUP_SAMPLES = 16_384
@@ -69,7 +78,9 @@ class Loader(Generic[Item]):
     are decoded and shuffled together (blocks from all over the files); None: ``default_window_samples``; the loader
     holds two to three such groups. workers: threads. prefetch: batches made ready beyond the one handed out (at least
     1). part: (i, n): of every batch the i-th of n even parts, in order of samples, as one of n trainers takes it;
-    number and first_sample stay those of the batch. Raises ConfigError that names the argument.
+    number and first_sample stay those of the batch. lanes: of the stream; where the number of parts divides it, each
+    part decodes its share of the data. Another number is another order, so it is for good. The window is divided among
+    the lanes, and each lane of a part holds two blocks at least. Raises ConfigError that names the argument.
     """
 
     @overload
@@ -84,6 +95,7 @@ class Loader(Generic[Item]):
         workers: int = 1,
         prefetch: int = 2,
         part: tuple[int, int] = (0, 1),
+        lanes: int = 1,
         transform: None = None,
     ) -> None: ...
 
@@ -99,6 +111,7 @@ class Loader(Generic[Item]):
         workers: int = 1,
         prefetch: int = 2,
         part: tuple[int, int] = (0, 1),
+        lanes: int = 1,
         transform: Callable[[Batch], Transformed],
     ) -> None: ...
 
@@ -113,6 +126,7 @@ class Loader(Generic[Item]):
         workers: int = 1,
         prefetch: int = 2,
         part: tuple[int, int] = (0, 1),
+        lanes: int = 1,
         transform: Callable[[Batch], object] | None = None,
     ) -> None:
         for name, value in (("batch_size", batch_size), ("workers", workers), ("prefetch", prefetch)):
@@ -133,7 +147,7 @@ class Loader(Generic[Item]):
         self._prefetch = prefetch
         self._part = part
         self._window_samples = (shuffle_window_samples or default_window_samples(source)) if shuffle else None
-        self._order = _order_of(source, seed, self._window_samples)
+        self._order = _order_of(source, seed, self._window_samples, Lanes(lanes, batch_size))
         # the overloads tie Item to the transform; inside, the two cases meet in one function
         self._hand_over = cast(Callable[[Batch], Item], _hand_over_with(transform))
         self._start = 0
@@ -193,7 +207,7 @@ class Loader(Generic[Item]):
         """
         if self._is_closed:
             raise StepError("the loader is closed; make a new one")
-        order = _order_of(self._source, self._seed, None)
+        order = _order_of(self._source, self._seed, None, Lanes())
         cut = StreamCut(
             start=0, end=order.num_samples, batch_size=self._batch_size, part=self._part[0], of=self._part[1]
         )
@@ -210,23 +224,33 @@ class Loader(Generic[Item]):
     def state_dict(self) -> dict[str, int | str]:
         """The position and what it is a position in; plain ints and strings, so that JSON keeps it."""
         state: dict[str, int | str] = {"samples": self.samples, **self._identity()}
+        if self._order.lanes.num_lanes > 1:
+            state[_LANE_BATCH] = self._order.lanes.batch_size
         return state
 
     def load_state_dict(self, state: Mapping[str, int | str]) -> None:
         """Go on where ``state`` was taken. ConfigError that names the field if it is of another stream (other data,
-        columns, hash sizes, seed or shuffle). The batch size and the workers may differ: a position counts samples."""
+        columns, hash sizes, seed, shuffle or lanes). The batch size and the workers may differ: a position counts
+        samples."""
         identity = self._identity()
+        if "lanes" in state:
+            identity.setdefault("lanes", 1)
         for key, ours in identity.items():
-            theirs = state.get(key)
+            theirs = state.get(key, 1 if key == "lanes" else None)
             if theirs != ours:
                 raise ConfigError(f"loader state {key}: it was saved with {theirs!r}, but this loader has {ours!r}")
-        foreign = sorted(state.keys() - identity.keys() - {"samples"})
+        positions = ("samples", _LANE_BATCH) if self._order.lanes.num_lanes > 1 else ("samples",)
+        foreign = sorted(state.keys() - identity.keys() - set(positions))
         if foreign:
             raise ConfigError(f"loader state {foreign[0]}: unknown to this loader; it was saved from other data")
-        samples = state.get("samples")
-        if not isinstance(samples, int):
-            raise ConfigError(f"loader state samples: must be an integer, not {samples!r}")
-        self.seek(samples)
+        for key in positions:
+            value = state.get(key)
+            if not isinstance(value, int) or value < 0 or (key == _LANE_BATCH and value == 0):
+                raise ConfigError(f"loader state {key}: must be a count, not {value!r}")
+        if self._order.lanes.num_lanes > 1:
+            lanes = Lanes(self._order.lanes.num_lanes, int(state[_LANE_BATCH]))
+            self._order = _order_of(self._source, self._seed, self._window_samples, lanes)
+        self.seek(int(state["samples"]))
 
     def close(self) -> None:
         """Stop the threads and wait for them. May be called again; afterwards the loader gives no more batches."""
@@ -246,6 +270,8 @@ class Loader(Generic[Item]):
         identity: dict[str, int | str] = {"shuffle_window_samples": self._window_samples or 0}
         if self._window_samples is not None:
             identity["seed"] = self._seed
+        if self._order.lanes.num_lanes > 1:
+            identity["lanes"] = self._order.lanes.num_lanes
         identity.update({f"source.{key}": value for key, value in self._source.fingerprint().items()})
         return identity
 
@@ -264,9 +290,11 @@ class Loader(Generic[Item]):
         self._pipeline = None
 
 
-def _order_of(source: Source, seed: int, window_samples: int | None) -> SampleOrder:
+def _order_of(source: Source, seed: int, window_samples: int | None, lanes: Lanes) -> SampleOrder:
     group_samples = _samples_within(source, _UNSHUFFLED_GROUP_BYTES, _MAX_UNSHUFFLED_GROUP_SAMPLES)
-    return SampleOrder(source.block_sizes, seed=seed, window_samples=window_samples, group_samples=group_samples)
+    return SampleOrder(
+        source.block_sizes, seed=seed, window_samples=window_samples, group_samples=group_samples, lanes=lanes
+    )
 
 
 def _hand_over_with(transform: Callable[[Batch], object] | None) -> Callable[[Batch], object]:

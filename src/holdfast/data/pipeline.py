@@ -2,8 +2,9 @@
 
 - What a batch holds is fixed by the order alone; threads only decide when it is made.
 - One lock guards all shared fields; decoding, cutting and the transform run outside of it.
-- At most ``prefetch`` batches beyond the one handed out are made or being made, and at most one group of samples (see
-  shuffle.py) beyond those the coming batch needs is held decoded. That bounds memory.
+- At most ``prefetch`` batches beyond the one handed out are made or being made, and of each lane that the cut needs at
+  most one group of samples (see shuffle.py) beyond those the coming batch needs is held decoded. That bounds memory.
+- A block is decoded for all open groups that need it and have not claimed it.
 - An exception belongs to the batch that needed the work: earlier batches are handed out first, then it surfaces in the
   consumer.
 - A batch stays until its successor is asked for, so a consumer interrupted while it takes one may ask again.
@@ -14,16 +15,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, zip_longest
 from typing import Generic, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from holdfast.data.batch import Batch
-from holdfast.data.block import Rows, SampleBlock, SamplePool, assemble, pool_blocks
+from holdfast.data.block import SampleBlock, assemble, no_samples
+from holdfast.data.cut import StreamCut
+from holdfast.data.groups import Group, survey
 from holdfast.data.shuffle import GroupSpan, SampleOrder
 from holdfast.data.source import Source
 from holdfast.errors import StepError
@@ -40,64 +41,11 @@ class Delivery(Generic[Item]):
 
 
 @dataclass(slots=True)
-class _Group:
-    """A group on its way from blocks to shuffled samples. Blocks are claimed in order; ``num_done`` counts also the
-    failed.
+class _Lane:
+    """A lane of the stream: the groups that are open, and those to come."""
 
-    Of several blocks that fail, the first in the stream is told, whichever thread came first: so a failed group is
-    ready only when every claimed block is done.
-    """
-
-    span: GroupSpan
-    blocks: list[SampleBlock | None]
-    num_claimed: int = 0
-    num_done: int = 0
-    errors: dict[int, BaseException] = field(default_factory=dict)
-    samples: SamplePool | None = None
-    permutation: NDArray[np.intp] | None = None
-
-    @property
-    def is_ready(self) -> bool:
-        return self.samples is not None or (bool(self.errors) and self.num_done == self.num_claimed)
-
-    @property
-    def error(self) -> BaseException | None:
-        return self.errors[min(self.errors)] if self.errors else None
-
-    @property
-    def has_unclaimed_block(self) -> bool:
-        return not self.errors and self.num_claimed < len(self.span.blocks)
-
-    def piece(self, begin: int, end: int) -> tuple[SamplePool, Rows]:
-        """The samples at the stream's positions ``[begin, end)``, cut to this group."""
-        assert self.samples is not None
-        first, last = max(begin, self.span.start) - self.span.start, min(end, self.span.end) - self.span.start
-        if self.permutation is None:
-            return self.samples, slice(first, last)
-        return self.samples, self.permutation[first:last]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamCut:
-    """Which part of the stream becomes batches: from ``start`` to ``end`` (None: endless), ``batch_size`` at a time;
-    and which of `of` even parts of each batch is made."""
-
-    start: int
-    end: int | None
-    batch_size: int
-    part: int = 0
-    of: int = 1
-
-    def bounds(self, index: int) -> tuple[int, int]:
-        """Positions of the ``index``-th batch from ``start`` (from 0); empty when past the end."""
-        begin = self.start + index * self.batch_size
-        end = begin + self.batch_size
-        return (begin, end) if self.end is None else (min(begin, self.end), min(end, self.end))
-
-    def part_of(self, begin: int, end: int) -> tuple[int, int]:
-        """Positions of the part that is made of the batch at ``[begin, end)``."""
-        size = end - begin
-        return begin + self.part * size // self.of, begin + (self.part + 1) * size // self.of
+    spans: Iterator[GroupSpan]
+    groups: deque[Group] = field(default_factory=deque)
 
 
 @dataclass(slots=True)
@@ -105,7 +53,10 @@ class _Shared(Generic[Item]):
     """What the lock guards."""
 
     condition: threading.Condition = field(default_factory=threading.Condition)
-    open_groups: deque[_Group] = field(default_factory=deque)
+    lanes: dict[int, _Lane] = field(default_factory=dict)  # those that a batch of the cut had samples of
+    open_groups: list[Group] = field(default_factory=list)  # of all lanes
+    unsurveyed: deque[Group] = field(default_factory=deque)
+    awaited: dict[int, list[Group]] | None = None  # what the next batch to be claimed needs, by lane
     ready: dict[int, Delivery[Item] | BaseException] = field(default_factory=dict)
     num_claimed: int = 0  # batches that a worker has made or is making
     num_wanted: int = 0  # index of the batch that the consumer holds or waits for
@@ -133,7 +84,6 @@ class Pipeline(Generic[Item]):
         self._hand_over = hand_over
         self._prefetch = prefetch
         self._num_workers = num_workers
-        self._spans = order.groups_from(cut.start)
         self._shared: _Shared[Item] = _Shared()
         # Daemons, because the interpreter joins other threads before it runs the loader's exit hook, which stops these.
         self._threads = [
@@ -189,11 +139,11 @@ class Pipeline(Generic[Item]):
                 self._shared.condition.notify_all()
 
     def _next_job(self) -> Callable[[], None] | None:
-        """Waits for something to do: a batch whose samples are there, else a block; None when stopped."""
+        """Waits for something to do: a batch whose samples are there, else a group or a block; None when stopped."""
         shared = self._shared
         with shared.condition:
             while not shared.is_stopped:
-                job = self._claim_batch() or self._claim_block()
+                job = self._claim_batch() or self._claim_survey() or self._claim_block()
                 if job is not None:
                     return job
                 shared.condition.wait()
@@ -204,69 +154,101 @@ class Pipeline(Generic[Item]):
         begin, end = self._cut.bounds(shared.num_claimed)
         if begin == end or shared.num_claimed > shared.num_wanted + self._prefetch:
             return None
-        self._open_groups_for(end)
-        groups = [group for group in shared.open_groups if group.span.start < end]
-        if not all(group.is_ready for group in groups):
+        if shared.awaited is None:
+            shared.awaited = self._groups_for(*self._cut.part_of(begin, end))
+        if not all(group.is_ready for group in chain.from_iterable(shared.awaited.values())):
             return None
+        groups, shared.awaited = shared.awaited, None
         index = shared.num_claimed
         shared.num_claimed += 1
-        while shared.open_groups and shared.open_groups[0].span.end <= end:
-            shared.open_groups.popleft()
+        self._let_go(*self._cut.part_of(begin, end))
         return partial(self._make_batch, index, begin, end, groups)
 
-    def _open_groups_for(self, end: int) -> None:
-        """Open the groups that positions up to ``end`` need, and one beyond for its blocks to be decoded ahead."""
+    def _groups_for(self, begin: int, end: int) -> dict[int, list[Group]]:
+        """By lane, the groups that the stream's positions ``[begin, end)`` need. Opens them, and in each of these lanes
+        one beyond, for its blocks to be decoded ahead."""
+        shared, lanes = self._shared, self._order.lanes
+        found = {}
+        for lane, lane_end in lanes.ends(begin, end).items():
+            if lane not in shared.lanes:
+                shared.lanes[lane] = _Lane(self._order.groups_from(lanes.position(lane, begin), lane))
+            of_lane = shared.lanes[lane]
+            stream_end = None if self._cut.end is None else lanes.position(lane, self._cut.end)
+            while not of_lane.groups or of_lane.groups[-1].span.start < lane_end:
+                if stream_end is not None and of_lane.groups and of_lane.groups[-1].span.end >= stream_end:
+                    break
+                of_lane.groups.append(Group(next(of_lane.spans)))
+                shared.unsurveyed.append(of_lane.groups[-1])
+            found[lane] = [group for group in of_lane.groups if group.span.start < lane_end]
+        # in the order in which batches need them: every lane's first one, every lane's second one...
+        in_turn = zip_longest(*(lane.groups for lane in shared.lanes.values()))
+        shared.open_groups = [group for groups in in_turn for group in groups if group is not None]
+        return found
+
+    def _let_go(self, begin: int, end: int) -> None:
+        """Of the groups that the stream's positions ``[begin, end)`` need, those that nothing needs after."""
         shared = self._shared
-        stream_end = self._cut.end
-        while not shared.open_groups or shared.open_groups[-1].span.start < end:
-            if stream_end is not None and shared.open_groups and shared.open_groups[-1].span.end >= stream_end:
-                return
-            span = next(self._spans)
-            shared.open_groups.append(_Group(span, [None] * len(span.blocks)))
+        lane_ends = self._order.lanes.ends(begin, end)
+        for lane, lane_end in lane_ends.items():
+            groups = shared.lanes[lane].groups
+            while groups and groups[0].span.end <= lane_end:
+                groups.popleft()
+        shared.open_groups = [
+            group for group in shared.open_groups if group.span.end > lane_ends.get(group.span.lane, 0)
+        ]
+
+    def _claim_survey(self) -> Callable[[], None] | None:
+        return partial(self._survey, self._shared.unsurveyed.popleft()) if self._shared.unsurveyed else None
 
     def _claim_block(self) -> Callable[[], None] | None:
         for group in self._shared.open_groups:
-            if group.has_unclaimed_block:
-                slot = group.num_claimed
-                group.num_claimed += 1
-                return partial(self._decode, group, slot)
+            block = group.unclaimed_block()
+            if block is not None:
+                claims = [(other, other.claim(block)) for other in self._shared.open_groups]
+                takers = [(taker, number) for taker, number in claims if number is not None]
+                return partial(self._decode, block, takers)
         return None
 
-    def _decode(self, group: _Group, slot: int) -> None:
-        try:
-            group.blocks[slot] = self._source.read_block(group.span.blocks[slot])
-        except BaseException as error:
-            with self._shared.condition:
-                group.errors[slot] = error
+    def _survey(self, group: Group) -> None:
+        needed = survey(self._order, group.span, self._cut)
         with self._shared.condition:
-            group.num_done += 1
-            if group.errors:
-                self._shared.condition.notify_all()
-                return
-            if group.num_done < len(group.span.blocks):
-                return
-        samples = pool_blocks([block for block in group.blocks if block is not None])
-        assert samples.num_samples == group.span.num_samples, "a block is as long as its source says"
-        permutation = self._order.permutation(group.span)
-        with self._shared.condition:
-            group.blocks = []
-            group.permutation = permutation
-            group.samples = samples
+            group.need(needed, num_features=len(self._keys), num_dense=self._source.num_dense)
             self._shared.condition.notify_all()
 
-    def _make_batch(self, index: int, begin: int, end: int, groups: list[_Group]) -> None:
+    def _decode(self, block: int, takers: Sequence[tuple[Group, int]]) -> None:
+        decoded: SampleBlock | BaseException
+        try:
+            decoded = self._source.read_block(block)
+        except BaseException as error:
+            decoded = error
+        else:
+            assert decoded.num_samples == self._order.block_sizes[block], "a block is as long as its source says"
+        with self._shared.condition:
+            complete = [group for group, number in takers if group.take(number, decoded)]
+            if isinstance(decoded, BaseException):
+                self._shared.condition.notify_all()
+        del decoded
+        for group in complete:
+            samples = group.gathered()
+            with self._shared.condition:
+                group.finish(samples)
+                self._shared.condition.notify_all()
+
+    def _make_batch(self, index: int, begin: int, end: int, groups: Mapping[int, Sequence[Group]]) -> None:
         result: Delivery[Item] | BaseException
         try:
-            failed = next((group.error for group in groups if group.error is not None), None)
+            failed = next(
+                (group.error for group in chain.from_iterable(groups.values()) if group.error is not None), None
+            )
             if failed is not None:
                 result = failed
             else:
-                first, last = self._cut.part_of(begin, end)
                 pieces = [
-                    group.piece(first, last)
-                    for group in groups
-                    if group.span.start < max(last, first + 1) and group.span.end > first
-                ]
+                    group.piece(run.begin, run.end)
+                    for run in self._order.lanes.runs(*self._cut.part_of(begin, end))
+                    for group in groups[run.lane]
+                    if group.span.start < run.end and group.span.end > run.begin
+                ] or [(no_samples(len(self._keys), self._source.num_dense), slice(0, 0))]
                 number = begin // self._cut.batch_size + 1
                 batch = assemble(self._keys, pieces, number=number, first_sample=begin)
                 result = Delivery(self._hand_over(batch), end)

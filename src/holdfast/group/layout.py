@@ -64,11 +64,12 @@ def measure_load(
     batch_size: int,
     seed: int,
     shuffle: bool,
+    lanes: int = 1,
     first_sample: int = 0,
 ) -> list[int]:
     """Lookups of each shard in the first batches of training from `first_sample` on; features in the source's order."""
     load = np.zeros(num_shards, np.int64)
-    with Loader(source, batch_size=batch_size, seed=seed, shuffle=shuffle) as loader:
+    with Loader(source, batch_size=batch_size, seed=seed, shuffle=shuffle, lanes=lanes) as loader:
         loader.seek(first_sample)
         for batch in islice(loader, _LOAD_BATCHES):
             ids, offsets = batch.features.values().numpy(), batch.features.offsets().numpy()

@@ -457,6 +457,7 @@ def _shared_pool(
             batch_size=config.train.batch_size,
             seed=config.train.seed,
             shuffle=config.train.shuffle,
+            lanes=config.train.lanes,
             first_sample=first_sample,
         )
 
@@ -510,6 +511,7 @@ def saved_config(dense_state: tuple[bytes, bytes] | None) -> dict[str, Any] | No
 def refuse_changes(saved: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
     """ConfigError for the first field that differs and is not in CHANGEABLE."""
     saved = {**{section: plain[section] for section in ("group", "device")}, **saved}  # of before there were these
+    saved["train"] = {"lanes": 1, **saved.get("train", {})}
     for line in differences(saved, plain):
         name = line.partition(":")[0]
         if not any(name == allowed or name.startswith(f"{allowed}.") for allowed in CHANGEABLE):

@@ -44,9 +44,11 @@ class TrainConfig:
 
     batch_size: samples of a step. steps: where training ends (None: after `epochs`). epochs: passes over the data.
     seed: of the shuffle and of the generators. shuffle: every epoch anew. workers: threads of the loader. prefetch:
-    batches planned ahead. window: batches whose rows are fetched ahead, the current one included, where rows come
-    through a scratchpad (0: none, rows are fetched when they are asked for). eval_every: steps from one evaluation to
-    the next (0: only at the end). eval_batch_size: samples of a batch of an evaluation. bf16: autocast of the MLPs.
+    batches planned ahead. lanes: of the stream (holdfast.data.Loader), of which another number is another order; where
+    the number of trainers divides it, each decodes its share of the data (1: each decodes all). window: batches whose
+    rows are fetched ahead, the current one included, where rows come through a scratchpad (0: none, rows are fetched
+    when they are asked for). eval_every: steps from one evaluation to the next (0: only at the end). eval_batch_size:
+    samples of a batch of an evaluation. bf16: autocast of the MLPs.
     max_grad_norm: of dense and row gradients together; None: no clipping. capture_ahead: log the next batch's rows
     while this one computes; for accelerators.
     """
@@ -58,6 +60,7 @@ class TrainConfig:
     shuffle: bool = True
     workers: int = 1
     prefetch: int = 2
+    lanes: int = 1
     window: int = 4
     eval_every: int = 0
     eval_batch_size: int = 8192
@@ -66,7 +69,7 @@ class TrainConfig:
     capture_ahead: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "epochs", "workers", "prefetch", "eval_batch_size"):
+        for name in ("batch_size", "epochs", "workers", "prefetch", "lanes", "eval_batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"train.{name} = {getattr(self, name)}; it must be at least 1")
         for name in ("steps", "eval_every", "window"):
@@ -167,6 +170,7 @@ def make_loader(
         workers=config.workers,
         prefetch=config.prefetch,
         part=part,
+        lanes=config.lanes,
         transform=transform,
     )
 
