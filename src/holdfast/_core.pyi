@@ -95,7 +95,9 @@ class Route:
 
     @property
     def counts(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None, None))]:
-        """int64 [num_owners, num_features, 2]: bags and ids."""
+        """
+        int64 [num_owners, num_features, 2]: bags; ids, and 2^32 more where they have per-sample weights.
+        """
 
     @property
     def message(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
@@ -119,6 +121,11 @@ class Route:
     def spread(self, grad: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], blocks: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
         """The owners' blocks of gradients, from grad [num_bags, output_width]."""
 
+    def gather_weights(self, blocks: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
+        """
+        The gradients of per-sample weights, from what the owners sent of each of their ids, into out, parallel to the batch's ids.
+        """
+
 class Router:
     """
     Cuts a trainer's ids among the owners of their rows, and joins what comes back.
@@ -131,6 +138,11 @@ class Router:
 
     @property
     def output_width(self) -> int: ...
+
+    def message_words(self, counts: Annotated[NDArray[numpy.int64], dict(shape=(None, None, None), order='C', device='cpu', writable=False)]) -> list[int]:
+        """
+        Of the messages with these counts: int64 [num_messages, num_features, 2].
+        """
 
     def route(self, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray, dict(shape=(None,), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, block_of: Sequence[int], num_blocks: int, begin: int, end: int) -> Route:
         """

@@ -130,6 +130,69 @@ def test_rows_are_those_of_one_process(ranks: Ranks, pool_root: Path) -> None:
                 np.testing.assert_array_equal(many, one)
 
 
+def weights_said(life: Life, step: int) -> list[float]:
+    """The gradients of all trainers' weights in a step, as of the mean over all samples, feature by feature."""
+    said = [
+        (saying["weights"], sum(1 for other in life.ranks if other.all_said("weights")))
+        for rank in life.ranks
+        for saying in rank.said
+        if saying.get("at") == step
+    ]
+    return sorted(weight / trainers for weights, trainers in said for weight in weights)
+
+
+def test_weighted_bags_and_the_gradients_of_their_weights_are_those_of_one_process(
+    ranks: Ranks, pool_root: Path
+) -> None:
+    alone = ranks.run(pool_root / "1", {}, 1, loop="weighted")
+    assert alone.ended_well, alone.errors()
+    for group in GROUPS:
+        life = run(ranks, pool_root / group, {}, group, loop="weighted")
+        assert life.ended_well, life.errors()
+        is_exact = group != "3 ranks"  # a third is no float
+        for step in range(1, 7):
+            one, many = weights_said(alone, step), weights_said(life, step)
+            assert one == many if is_exact else np.allclose(one, many, atol=1e-5)
+        for table, count in ((0, 3000), (1, 700)):
+            one_rows, rows = (rows_of(pool_root / name, table, count, 6) for name in ("1", group))
+            np.testing.assert_allclose(rows, one_rows, atol=0 if is_exact else 1e-6)
+
+
+def test_parts_of_weighted_bags_add_up_to_those_of_one_process(ranks: Ranks, pool_root: Path) -> None:
+    alone = ranks.run(pool_root / "1", {"pairs": True}, 1, loop="weighted")
+    assert alone.ended_well, alone.errors()
+    for group in GROUPS:
+        life = run(ranks, pool_root / group, {"pairs": True}, group, loop="weighted")
+        assert life.ended_well, life.errors()
+        for step in range(1, 7):
+            assert np.allclose(weights_said(alone, step), weights_said(life, step), atol=1e-5)
+        one_rows, rows = (rows_of(pool_root / name, 2, 3000, 6) for name in ("1", group))
+        np.testing.assert_allclose(rows, one_rows, atol=1e-6)
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("group", GROUPS)
+def test_weighted_bags_are_exact_over_kills_and_announcements(
+    group: str, store: str, ranks: Ranks, pool_root: Path
+) -> None:
+    options = {**STORES[store], "pairs": True, "timeout": 5.0}
+    for how in ({"learned": True}, {"ahead": 2}):
+        directory = pool_root / next(iter(how))
+        expected = whole(ranks, directory / "whole", {**options, **how, "ahead": 0}, group, loop="weighted")
+        act = Act(at="collective", nth=60, after=True)
+        run(ranks, directory / "killed", {**options, **how}, group, acts={1: act}, grace=0.2, loop="weighted")
+        assert whole(ranks, directory / "killed", {**options, **how}, group, loop="weighted") == expected
+
+
+def test_a_weight_that_is_no_number_ends_the_step_on_all_ranks(ranks: Ranks, pool_root: Path) -> None:
+    life = run(ranks, pool_root / "pool", {"not_finite_at": 4}, loop="weighted")
+    assert {rank.error for rank in life.ranks} <= {"NonFiniteLoss", "GroupError"}, life.errors()
+    assert life.ranks[1].error == "NonFiniteLoss", life.errors()
+    again = run(ranks, pool_root / "pool", {}, loop="weighted")
+    assert again.ended_well, again.errors()
+    assert again.opened == 3
+
+
 def test_a_data_loader_with_workers_is_exact_over_a_kill(ranks: Ranks, pool_root: Path) -> None:
     expected = whole(ranks, pool_root / "whole", {}, loop="with_data_loader")
     act = Act(at="commit", nth=6)
@@ -176,7 +239,6 @@ def test_ranks_whose_gradients_were_not_averaged_are_found(ranks: Ranks, pool_ro
         ("tables", "ConfigError", "make them the same"),
         ("interval", "ConfigError", "has dense_interval"),
         ("thread", "StepError", "before the loader's first batch"),
-        ("weights", "ConfigError", "per-sample weights"),
         ("late", "StepError", "make all of them before"),
         ("serve", "StepError", "trains"),
         ("ddp", "ConfigError", "average_gradients"),

@@ -95,13 +95,6 @@ class Manifest:
         ]
         return _core.Router(described, features, self.owner_of, self.num_writers)
 
-    def is_wide(self, table: int) -> bool:
-        """Whether the places of a table take more than 32 bits."""
-        entry = self.tables[table]
-        if entry.table_shards == 1:
-            return entry.num_embeddings > 1 << 32
-        return entry.table_shards << stride_bits(entry.num_embeddings, entry.table_shards) > 1 << 32
-
     @property
     def parts_are_identified(self) -> bool:
         return self.version > _OLDEST_VERSION

@@ -28,6 +28,7 @@ class Verb(IntEnum):
     LOOKUP = auto()
     EVALUATE = auto()
     ADD_GRADIENT = auto()
+    WEIGHT_GRADIENT = auto()
     NORM = auto()
     UPDATE = auto()
     DROP = auto()
@@ -82,6 +83,8 @@ def _serve_rows(rows: RemoteRows, verb: Verb, numbers: list[float]) -> None:
             rows.evaluate(None)
         case Verb.ADD_GRADIENT:
             rows.add_gradient(rows.captured(int(numbers[0])), None)
+        case Verb.WEIGHT_GRADIENT:
+            rows.weight_gradient(rows.captured(int(numbers[0])), None, None)
         case Verb.NORM:
             rows.square_of_gradients()
         case Verb.UPDATE:
