@@ -498,7 +498,10 @@ class Reader:
     def merged_step(self) -> int | None:
         """Of a log store: its homes have the rows of this step at the latest."""
 
-    def dense_state(self) -> tuple[int, bytes, bytes] | None: ...
+    def dense_state(self, last: int | None = None) -> tuple[int, bytes, bytes] | None:
+        """
+        The newest one, of steps up to `last`: its step, structure and tensors.
+        """
 
     def dense_marks(self) -> list[tuple[int, int, int]]:
         """Step, cursor and row_updates of all dense states that hold."""
@@ -521,7 +524,8 @@ class Reader:
 class LiveCopy:
     """The rows of a pool at the end of one step, while a writer goes on."""
 
-    def __init__(self, directory: str) -> None: ...
+    def __init__(self, directory: str, part: bool = False) -> None:
+        """part: of a pool of several writers, all of which are copied together."""
 
     @property
     def header(self) -> dict: ...
@@ -540,6 +544,15 @@ class LiveCopy:
         """
         Decides on the step: step, cursor, row_updates, and structure and tensors of the dense state.
         """
+
+    def newest_step(self) -> int:
+        """Of a part: the newest committed step."""
+
+    def raise_floor(self, floor: int) -> None:
+        """Of a part: the step is not going to be below `floor`."""
+
+    def fix_at(self, step: int) -> None:
+        """Of a part: decides on a step that all parts have committed."""
 
     def copy_rows(self, table: int, first: int, rows: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu')], weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], state: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> tuple[int, int]:
         """

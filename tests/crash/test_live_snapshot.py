@@ -21,7 +21,7 @@ from crash_runs import HERE, SRC, Zygote, digest, pool_root
 from holdfast import _core
 from holdfast.errors import PoolError, StepError
 from holdfast.reading import at_rest
-from holdfast.snapshot import SnapshotSummary, open_chain, restore_snapshot, take_snapshot, taking
+from holdfast.snapshot import SnapshotSummary, copying, open_chain, restore_snapshot, take_snapshot
 
 ENDLESS = 1_000_000
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
@@ -45,7 +45,7 @@ def root() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(taking, "_CHUNK_BYTES", 2048)
+    monkeypatch.setattr(copying, "CHUNK_BYTES", 2048)
 
 
 class Training:

@@ -6,7 +6,9 @@ so any two lives of it end alike.
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,7 +83,8 @@ class Ranker(nn.Module):
 
 def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
     """options: steps, micro_batches, ahead (batches announced), evaluate_every, max_norm, scaler, overflow_at (a step
-    in which rank 1's gradients are not finite), skip_averages_at, settle_every, dropout.
+    in which rank 1's gradients are not finite), skip_averages_at, settle_every, dropout, stop (a file: ranks kill
+    themselves once it is there).
     Each rank has a generator of its own in `extra`."""
     steps, micro_batches = options.get("steps", 8), options.get("micro_batches", 1)
     with open_pool(directory, options) as pool:
@@ -138,6 +141,8 @@ def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) ->
                 scaler.update()
             checkpoint.commit()
             say(step=step, durable=pool.durable_step, loss=float(loss))
+            if "stop" in options and Path(options["stop"]).exists():
+                os.kill(os.getpid(), signal.SIGKILL)
             if options.get("settle_every") and step % options["settle_every"] == 0:
                 pool.flush()
             if options.get("evaluate_every") and step % options["evaluate_every"] == 0:
@@ -292,8 +297,6 @@ def in_thread(work: Callable[[], Any]) -> BaseException:
 
 
 def _rank() -> int:
-    import os
-
     return int(os.environ["RANK"])
 
 
