@@ -45,8 +45,8 @@ void bind_reader(nb::module_& m) {
           "Of a log store: its homes have the rows of this step at the latest.")
       .def(
           "dense_state",
-          [](const Reader& reader, std::optional<std::uint64_t> last)
-              -> std::optional<std::tuple<std::uint64_t, nb::bytes, nb::bytes>> {
+          [](const Reader& reader,
+             std::optional<std::uint64_t> last) -> std::optional<std::tuple<std::uint64_t, nb::bytes, nb::bytes>> {
             const auto state = reader.dense_state(last.value_or(every_step));
             if (!state) return std::nullopt;
             return std::tuple{state->header.step, to_bytes(state->structure), to_bytes(state->tensors)};
