@@ -117,6 +117,16 @@ def test_a_step_that_overflows_on_one_rank_is_skipped_on_all(ranks: Ranks, pool_
     assert np.isfinite(rows).all()
 
 
+def test_a_skipped_step_is_no_step_of_the_row_optimizer_after_a_kill_either(ranks: Ranks, pool_root: Path) -> None:
+    """Adam divides by what its number of steps gives."""
+    options = {"scaler": True, "overflow_at": 2, "timeout": 5.0}
+    expected = whole(ranks, pool_root / "whole", options)
+    run(ranks, pool_root / "killed", options, acts={1: Act(at="commit", nth=5)}, grace=0.2)
+    assert whole(ranks, pool_root / "killed", options) == expected
+    with at_rest(pool_root / "whole") as (reader, _):
+        assert reader.commit["row_updates"] == reader.commit["step"] - 1
+
+
 def test_rows_are_those_of_one_process(ranks: Ranks, pool_root: Path) -> None:
     alone = ranks.run(pool_root / "1", {}, 1, loop="rows_alone")
     assert alone.ended_well, alone.errors()

@@ -71,6 +71,7 @@ class GroupPool:
         self._dense_step = self.step  # of the newest dense state, durable or on its way
         self._rows_durable = self.step  # on every writer, as far as is known
         self._log_is_low = False
+        self._updated = False  # in the step that is under way
         self._lock = lock
 
     @classmethod
@@ -177,6 +178,10 @@ class GroupPool:
                 "start again, and look at what that machine computes"
             )
 
+    def note_update(self) -> None:
+        """Of rows, on all ranks: the step that is under way is one of the row optimizer, as every writer counts them."""
+        self._updated = True
+
     @property
     def dense_is_due(self) -> bool:
         """Does the step that is under way end with a dense state? The same on all ranks."""
@@ -189,7 +194,8 @@ class GroupPool:
             self.settle("rows to be durable")  # the older slot is the only one that all can go back to
         if self.member is not None:
             self.member.commit(cursor, None, [], 0)
-        self.step, self.cursor, self.row_updates = self.step + 1, cursor, self.row_updates + 1
+        self.step, self.cursor, self.row_updates = self.step + 1, cursor, self.row_updates + self._updated
+        self._updated = False
         if with_dense:
             self._stage_dense(dense)
         if self._log_is_low:

@@ -257,6 +257,7 @@ class RemoteRows:
         scale = float(gradient_scale)
         self._pool.tell(Verb.UPDATE, self._number, scale, *(hyperparameters[name] for name in HYPERPARAMETERS))
         arrived = self._arrived()
+        self._pool.opened.note_update()
         if self._member is None:
             return
         scale /= self._pool.group.num_trainers
