@@ -52,6 +52,7 @@ def open_pool(directory: Path, options: dict[str, Any]) -> holdfast.Pool:
         log_bytes=options.get("log_bytes"),
         scratchpad_bytes=200_000,
         dense_interval=options.get("dense_interval", 1),
+        recovery=options.get("recovery", "exact"),
         group=group,
     )
 
@@ -255,9 +256,10 @@ def weighted_batch(
 def refused(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
     """Does what a group refuses, and lets the error end the rank."""
     what = options["what"]
-    if what == "relaxed":
-        holdfast.Pool(directory, recovery="relaxed")
-    with open_pool(directory, {**options, "dense_interval": 1 + (what == "interval" and _rank() == 1)}) as pool:
+    options = {**options, "dense_interval": 1 + (what == "interval" and _rank() == 1)}
+    if what == "relaxed" and _rank() == 1:
+        options["recovery"] = "relaxed"
+    with open_pool(directory, options) as pool:
         if what == "device":
             pool_device = holdfast.DeviceConfig(kind="cpu", rows="scratchpad")
             holdfast.EmbeddingBagCollection(pool, tables("item"), device=pool_device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ import torch
 import holdfast
 from group_runs import Act, Life, Ranks, digest
 from holdfast.errors import ConfigError
-from holdfast.reading import at_rest, layout_of
+from holdfast.reading import at_rest, layout_of, open_reader
 
 STORES: dict[str, dict[str, Any]] = {
     "in place": {},
@@ -125,6 +126,55 @@ def test_a_skipped_step_is_no_step_of_the_row_optimizer_after_a_kill_either(rank
     assert whole(ranks, pool_root / "killed", options) == expected
     with at_rest(pool_root / "whole") as (reader, _):
         assert reader.commit["row_updates"] == reader.commit["step"] - 1
+
+
+def model_of(directory: Path) -> dict[str, torch.Tensor]:
+    from holdfast import state_tree
+
+    with at_rest(directory) as (reader, _):
+        state = reader.dense_state()
+    assert state is not None
+    model: dict[str, torch.Tensor] = state_tree.unpack(*state[1:])["model"]
+    return model
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("group", GROUPS)
+def test_relaxed_recovery_keeps_the_newest_rows_that_all_have_beside_an_older_dense_state(
+    group: str, store: str, ranks: Ranks, pool_root: Path
+) -> None:
+    options = {**STORES[store], "log_bytes": 1 << 20, "dense_interval": 4, "timeout": 5.0}
+    owner = GROUPS[group][0] - 1
+    run(ranks, pool_root / "killed", options, group, acts={owner: Act(at="commit", nth=8)}, grace=0.2)
+    step = int(open_reader(pool_root / "killed").commit["step"])  # of the rows that all have
+    assert 4 < step < 8
+    relaxed = {**options, "recovery": "relaxed", "steps": step, "flush": False}
+    shutil.copytree(pool_root / "killed", pool_root / "exact")
+    for persist_point in (1, 4, 9, 15):  # of rank 0, which is killed while it opens the pool
+        shutil.copytree(pool_root / "killed", pool_root / f"{persist_point}")
+        run(
+            ranks, pool_root / f"{persist_point}", relaxed, group, acts={0: Act(persist_point=persist_point)}, grace=0.2
+        )
+    for name in ("killed", "1", "4", "9", "15"):
+        life = run(ranks, pool_root / name, relaxed, group)
+        assert (life.ended_well, life.opened) == (True, step), life.errors()
+    assert {digest(pool_root / name) for name in ("1", "4", "9", "15")} == {digest(pool_root / "killed")}
+    whole(ranks, pool_root / "rows", {**options, "steps": step}, group)
+    whole(ranks, pool_root / "dense", {**options, "steps": 4}, group)
+    for table, count in enumerate((3000, 40, 700)):
+        kept, there = (rows_of(pool_root / name, table, count, 6) for name in ("killed", "rows"))
+        np.testing.assert_array_equal(kept, there)
+    older, kept_model = model_of(pool_root / "dense"), model_of(pool_root / "killed")
+    assert all(torch.equal(older[name], kept_model[name]) for name in older)
+    assert run(ranks, pool_root / "exact", options, group).opened == 4
+
+
+def test_relaxed_recovery_over_other_ranks_keeps_the_newest_rows_too(ranks: Ranks, pool_root: Path) -> None:
+    options = {"log_bytes": 1 << 20, "dense_interval": 4, "timeout": 5.0}
+    run(ranks, pool_root / "pool", options, "3 ranks", acts={1: Act(at="commit", nth=8)}, grace=0.2)
+    step = int(open_reader(pool_root / "pool").commit["step"])
+    life = run(ranks, pool_root / "pool", {**options, "recovery": "relaxed", "steps": step}, "2 ranks")
+    assert (life.ended_well, life.opened) == (True, step), life.errors()
 
 
 def test_rows_are_those_of_one_process(ranks: Ranks, pool_root: Path) -> None:
@@ -244,7 +294,7 @@ def test_ranks_whose_gradients_were_not_averaged_are_found(ranks: Ranks, pool_ro
 @pytest.mark.parametrize(
     ("what", "error", "words"),
     [
-        ("relaxed", "ConfigError", "exact recovery only"),
+        ("relaxed", "ConfigError", "has recovery"),
         ("device", "ConfigError", "processors alone yet"),
         ("tables", "ConfigError", "make them the same"),
         ("interval", "ConfigError", "has dense_interval"),

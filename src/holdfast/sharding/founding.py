@@ -165,6 +165,10 @@ def deal_out_anew(
     manifest.check_dense(directory / DENSE_DIRECTORY)
     _unmark(directory, manifest)
     retire_others(directory, manifest)
+    if options.relaxed:
+        from holdfast.sharding.relaxing import keep_newest_rows  # imports this module
+
+        keep_newest_rows(directory, manifest, range(len(writers)), OneRank(), options, has_dense=True)
     pools, dense, mark = open_together(writers, directory / DENSE_DIRECTORY, options, OneRank())
     try:
         for pool in pools:

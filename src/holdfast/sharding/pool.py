@@ -72,6 +72,7 @@ class GroupPool:
         self._rows_durable = self.step  # on every writer, as far as is known
         self._log_is_low = False
         self._updated = False  # in the step that is under way
+        self.dense_state_of: int | None = None  # an older step's lies beside the rows (relaxed recovery)
         self._lock = lock
 
     @classmethod
@@ -130,11 +131,14 @@ class GroupPool:
         reports = [pool.recovery for pool in self.pools]
         rolled_back = max((report.rows_step - report.step for report in reports), default=0)
         seconds = max((report.seconds for report in reports), default=0.0)
+        older = self.dense_state_of
+        beside = "" if older is None else f", beside the dense state of step {older} (relaxed)"
         if all(report.clean for report in reports):
-            return f"{self.description}: closed cleanly at step {self.step}, opened in {seconds * 1e3:.1f} ms"
+            opened = f"opened in {seconds * 1e3:.1f} ms"
+            return f"{self.description}: closed cleanly at step {self.step}{beside}, {opened}"
         what = "1 step" if rolled_back == 1 else f"{rolled_back} steps"
         return (
-            f"{self.description}: not closed cleanly; the newest step that all ranks have is {self.step}, rank "
+            f"{self.description}: not closed cleanly; the newest step that all ranks have is {self.step}{beside}, rank "
             f"{self.group.rank} rolled back {what} in {seconds * 1e3:.1f} ms"
         )
 
@@ -179,7 +183,7 @@ class GroupPool:
             )
 
     def note_update(self) -> None:
-        """Of rows, on all ranks: the step that is under way is one of the row optimizer, as every writer counts them."""
+        """Of rows, on all ranks: the step that is under way is one of the row optimizer, as writers count them."""
         self._updated = True
 
     @property

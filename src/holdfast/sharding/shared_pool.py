@@ -80,8 +80,6 @@ class SharedPool(Pool):
     ) -> None:
         refuse_group()
         check_options(dense_interval, log_bytes, recovery, medium, scratchpad_bytes)
-        if recovery == "relaxed":
-            raise ConfigError("recovery = 'relaxed': a pool of several ranks knows exact recovery only")
         self.directory = pool_directory(directory)
         options = group or GroupOptions()
         self.collections = []
@@ -101,6 +99,7 @@ class SharedPool(Pool):
             grow_log=log_bytes is None,
             scratchpad_bytes=default_scratchpad_bytes() if scratchpad_bytes is None else scratchpad_bytes,
             trust_after_reboot=trust_after_reboot,
+            relaxed=recovery == "relaxed",
         )
         self._dense_interval = dense_interval
         self._opened: GroupPool | None = None
@@ -193,6 +192,7 @@ class SharedPool(Pool):
             "holdfast": version("holdfast"),
             "torch": torch.__version__,
             "dense_interval": self._dense_interval,
+            "recovery": "relaxed" if self._options.relaxed else "exact",
             **_plain(wanted),
             "tables": [_words_of(spec) for spec in wanted.tables],
         }
