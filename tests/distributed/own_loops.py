@@ -187,7 +187,8 @@ def rows_alone(directory: Path, say: Callable[..., None], options: dict[str, Any
 
 def weighted(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
     """Bags whose ids have weights, of no ids and of many. options: steps; learned: a dense parameter is in the weights;
-    pairs: a split table's bags have several ids, too; ahead; not_finite_at: a step in which a weight of rank 1 is."""
+    pairs: a split table's bags have several ids, too; ahead; not_finite_at: a step in which a weight of rank 1 is;
+    capture_ahead."""
     with open_pool(directory, options) as pool:
         names = ["item", "words", *(["pairs"] if options.get("pairs") else [])]
         configs = [
@@ -225,6 +226,10 @@ def weighted(directory: Path, say: Callable[..., None], options: dict[str, Any])
                 broken.requires_grad_()
                 plan = rows.plan(holdfast.JaggedFeatures(names, given.values(), given.offsets(), broken))
             loss = ((rows(plan).values().sum(dim=1) - labels) ** 2).mean()
+            if options.get("capture_ahead") and step + 1 <= options.get("steps", 6):
+                coming = weighted_batch(step + 1, pool.part, names, None)
+                announced.setdefault(step + 1, (rows.plan(coming[0]), coming))
+                say(captured=rows.capture_ahead(announced[step + 1][0]))
             optimizer.zero_grad()
             loss.backward()
             if weights.grad is not None:

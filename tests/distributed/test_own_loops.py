@@ -244,6 +244,27 @@ def test_weighted_bags_are_exact_over_kills_and_announcements(
         assert whole(ranks, directory / "killed", {**options, **how}, group, loop="weighted") == expected
 
 
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_rows_that_are_captured_ahead_change_no_bit(
+    group: str, store: str, ahead: int, ranks: Ranks, pool_root: Path
+) -> None:
+    options = {**STORES[store], "steps": 8, "timeout": 5.0}
+    expected = whole(ranks, pool_root / "without", options, group, loop="weighted")
+    options = {**options, "capture_ahead": True, "ahead": ahead}
+    for nth in (3, 6):
+        act = Act(at="commit", nth=nth)
+        run(ranks, pool_root / "killed", options, group, acts={1: act}, grace=0.2, loop="weighted")
+    life = run(ranks, pool_root / "with", options, group, loop="weighted")
+    assert life.ended_well, life.errors()
+    captured = [rank.all_said("captured") for rank in life.ranks[: GROUPS[group][0] - GROUPS[group][1]]]
+    owns_rows = GROUPS[group][1] == 0
+    assert all(any(of_rank) == (owns_rows and store == "in place") for of_rank in captured)  # a row log has no need
+    assert digest(pool_root / "with") == expected
+    assert whole(ranks, pool_root / "killed", options, group, loop="weighted") == expected
+
+
 def test_a_weight_that_is_no_number_ends_the_step_on_all_ranks(ranks: Ranks, pool_root: Path) -> None:
     life = run(ranks, pool_root / "pool", {"not_finite_at": 4}, loop="weighted")
     assert {rank.error for rank in life.ranks} <= {"NonFiniteLoss", "GroupError"}, life.errors()

@@ -150,8 +150,18 @@ class RemoteRows:
         self._captured.append(RemoteCapture(len(self._captured), step, batch, local, self._send(batch, pooled)))
         return self._captured[-1]
 
-    def capture_ahead(self, planned: PlannedFeatures) -> bool:
-        return False
+    def capture_ahead(self, planned: PlannedFeatures | None) -> bool:
+        """On all owners, each as far as its own part can; awaits the ids of the batch, which comes next. Returns
+        whether this rank's part has."""
+        self._pool.tell(Verb.CAPTURE_AHEAD, self._number)
+        if not self._announced:
+            self._announced.append(self._begin(planned))
+        batch = self._announced[0]
+        if planned is not None and batch.route is not planned.plan:
+            raise StepError("a batch is captured ahead of one that was announced earlier; keep their order")
+        while not batch.is_planned:
+            self._take_on(batch, trains=True)
+        return self._member is not None and batch.plan is not None and self._member.capture_ahead(batch.plan)
 
     # A step.
 

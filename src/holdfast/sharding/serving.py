@@ -25,6 +25,7 @@ class Verb(IntEnum):
 
     ANNOUNCE = auto()
     CAPTURE = auto()
+    CAPTURE_AHEAD = auto()
     LOOKUP = auto()
     EVALUATE = auto()
     ADD_GRADIENT = auto()
@@ -77,6 +78,8 @@ def _serve_rows(rows: RemoteRows, verb: Verb, numbers: list[float]) -> None:
             rows.announce(None)
         case Verb.CAPTURE:
             rows.capture(None)
+        case Verb.CAPTURE_AHEAD:
+            rows.capture_ahead(None)
         case Verb.LOOKUP:
             rows.lookup(rows.captured(int(numbers[0])))
         case Verb.EVALUATE:
