@@ -13,6 +13,7 @@ from cli_runs import CONFIG, Commands, pool_digest
 from holdfast import _core
 from holdfast.config import read_config
 from holdfast.errors import BrokenChain, ConfigError, Corrupted, FormatMismatch, PoolNotFound
+from holdfast.inspection import inspect_pool
 from holdfast.repair import problems_of
 from holdfast.run import RunConfig
 from holdfast.sharding import manifest as manifests
@@ -94,6 +95,8 @@ def test_a_group_that_died_is_copied_as_of_the_step_that_it_goes_back_to(
             if report.step == 5:
                 trainer.pool.flush()
                 shutil.copytree(pool_root / "pool", pool_root / "rows-of-5")
+    recovery = inspect_pool(pool_root / "rows-of-5")["recovery"]
+    assert (recovery["exact_step"], recovery["relaxed_step"]) == (3, 5)
     step = take_snapshot(pool_root / "rows-of-5", pool_root / "snapshot").step
     restore_snapshot(pool_root / "snapshot", pool_root / "restored")
     assert pool_digest(pool_root / "restored") == pool_digest(pool_root / "rows-of-5")  # recovers it

@@ -17,11 +17,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from importlib.metadata import version
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from holdfast import _core
@@ -30,6 +28,7 @@ from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss, StepError
 from holdfast.optim import RowOptimizerSpec
 from holdfast.pool import DenseState, Medium, Pool, RecoveryMode, check_options, default_scratchpad_bytes
 from holdfast.proving.hook import pool_directory, refuse_group
+from holdfast.sharding.agreement import check_same_everywhere
 from holdfast.sharding.founding import Foundation, Measure
 from holdfast.sharding.gradients import average
 from holdfast.sharding.group import Group, Pending
@@ -166,7 +165,7 @@ class SharedPool(Pool):
 
     def _open_together(self) -> GroupPool:
         wanted = replace(self._wanted, tables=tuple(self._specs))
-        self._check_same_everywhere(wanted)
+        check_same_everywhere(self._group, wanted, self._options, self._dense_interval)
         last = time.perf_counter()
 
         def note(phase: str) -> None:
@@ -186,23 +185,6 @@ class SharedPool(Pool):
 
     def _expect(self, layout: Sequence[TableShards], num_shards: int, _: int) -> list[int]:
         return expected_load([self._features_of[spec.name] for spec in self._specs], layout, num_shards)
-
-    def _check_same_everywhere(self, wanted: Foundation) -> None:
-        mine = {
-            "holdfast": version("holdfast"),
-            "torch": torch.__version__,
-            "dense_interval": self._dense_interval,
-            "recovery": "relaxed" if self._options.relaxed else "exact",
-            **_plain(wanted),
-            "tables": [_words_of(spec) for spec in wanted.tables],
-        }
-        for rank, theirs in enumerate(self._group.gather(mine, "everyone's options")):
-            for name, value in mine.items():
-                if theirs[name] != value:
-                    raise ConfigError(
-                        f"rank {rank} has {name} = {theirs[name]}, rank {self._group.rank} has {value}: make them the "
-                        "same"
-                    )
 
     # What it is.
 
@@ -397,20 +379,3 @@ class SharedPool(Pool):
             rows.forget()
         self._messages.clear()
         self._group.close()
-
-
-def _plain(wanted: Foundation) -> dict[str, Any]:
-    return {name: getattr(wanted, name) for name in Foundation.__dataclass_fields__}
-
-
-def _words_of(spec: _core.TableSpec) -> list[Any]:
-    return [
-        spec.name,
-        spec.num_embeddings,
-        spec.embedding_dim,
-        spec.dtype,
-        spec.optimizer,
-        spec.pooling,
-        spec.init_low,
-        spec.init_high,
-    ]
