@@ -113,6 +113,24 @@ def test_a_group_that_was_killed_anywhere_is_copied_as_of_the_step_that_it_goes_
         assert step == int(open_reader(pool).commit["step"])
 
 
+@pytest.mark.parametrize("store", STORES)
+def test_a_group_that_dies_and_goes_on_meanwhile_is_copied_at_one_step_of_either_life(
+    store: str, ranks: Ranks, pool_root: Path
+) -> None:
+    pool, options, taken = pool_root / "pool", STORES[store], []
+    with ThreadPoolExecutor(1) as thread:
+
+        def begin() -> None:
+            taken.append(thread.submit(take_snapshot, pool, pool_root / "snapshot", on_rows=slowly))
+
+        while_it_trains(ranks, pool, "2 ranks", options, begin)
+        assert run(ranks, pool, "2 ranks", {**options, "steps": int(open_reader(pool).commit["step"]) + 5}).ended_well
+        step = taken[0].result().step
+    restore_snapshot(pool_root / "snapshot", pool_root / "restored")
+    assert run(ranks, pool_root / "reference", "2 ranks", {**options, "steps": step}).ended_well
+    assert digest(pool_root / "restored") == digest(pool_root / "reference")
+
+
 def test_a_snapshot_of_a_step_to_come_waits_for_it(ranks: Ranks, pool_root: Path) -> None:
     pool = pool_root / "pool"
 
