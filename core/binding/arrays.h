@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <vector>
 
+#include "routing/route_message.h"
 #include "step/jagged.h"
 
 namespace holdfast {
@@ -24,8 +26,16 @@ using FloatMatrix = nanobind::ndarray<float, nanobind::ndim<2>, nanobind::c_cont
 using ConstFloatMatrix = nanobind::ndarray<const float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
 using FloatVector = nanobind::ndarray<float, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 using ConstFloatVector = nanobind::ndarray<const float, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+using CountMatrix = nanobind::ndarray<const std::int64_t, nanobind::ndim<3>, nanobind::c_contig, nanobind::device::cpu>;
 using Ids = nanobind::ndarray<const std::int64_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 using Offsets = nanobind::ndarray<nanobind::ro, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+
+// Counts of bags and ids as Python has them: two int64 each, the second one with 2^32 more where the ids have weights.
+inline std::vector<BagCounts> counts_in(const CountMatrix& counts) {
+  std::vector<BagCounts> found(counts.size() / 2);
+  if (!found.empty()) std::memcpy(found.data(), counts.data(), found.size() * sizeof(BagCounts));
+  return found;
+}
 
 // Checks what the arrays' sizes say; the offsets between the first and the last are the plan's to check.
 inline BatchIds batch_of(const Ids& ids, const Offsets& offsets, const std::optional<ConstFloatVector>& weights,

@@ -58,11 +58,11 @@ void bind_live_copy(nb::module_& m) {
   nb::class_<LiveCopy>(m, "LiveCopy", "The rows of a pool at the end of one step, while a writer goes on.")
       .def(
           "__init__",
-          [](LiveCopy* self, const std::string& directory) {
+          [](LiveCopy* self, const std::string& directory, bool part) {
             const nb::gil_scoped_release unlocked;
-            new (self) LiveCopy(directory);
+            new (self) LiveCopy(directory, part);
           },
-          "directory"_a)
+          "directory"_a, "part"_a = false, "part: of a pool of several writers, all of which are copied together.")
       .def_prop_ro("header", [](const LiveCopy& copy) { return to_dict(copy.header(), copy.level()); })
       .def_prop_ro("tables", [](const LiveCopy& copy) { return specs_of(copy.table_records()); })
       .def_prop_ro("fixes_first", &LiveCopy::fixes_first, "Whether fix comes before the rows, or after them.")
@@ -79,6 +79,11 @@ void bind_live_copy(nb::module_& m) {
             return std::tuple{fixed.mark.step, fixed.mark.cursor, fixed.mark.row_updates, dense};
           },
           "Decides on the step: step, cursor, row_updates, and structure and tensors of the dense state.")
+      .def("newest_step", &LiveCopy::newest_step, Unlocked(), "Of a part: the newest committed step.")
+      .def("raise_floor", &LiveCopy::raise_floor, "floor"_a, Unlocked(),
+           "Of a part: the step is not going to be below `floor`.")
+      .def("fix_at", &LiveCopy::fix_at, "step"_a, Unlocked(),
+           "Of a part: decides on a step that all parts have committed.")
       .def("copy_rows", &next_rows<&LiveCopy::copy_rows>, "table"_a, "first"_a, "rows"_a, "weights"_a, "state"_a,
            "Touched rows at or after `first`, as many as there is room for: how many, and where to go on.")
       .def(

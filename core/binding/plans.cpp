@@ -21,7 +21,6 @@ using namespace nb::literals;
 namespace holdfast {
 namespace {
 
-using CountMatrix = nb::ndarray<const std::int64_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Words = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 std::shared_ptr<Plan> plan_of(Collection& collection, const Ids& ids, const Offsets& offsets,
@@ -40,9 +39,9 @@ std::shared_ptr<Plan> routed_plan_of(Collection& collection, const CountMatrix& 
     throw nb::value_error("expected counts [num_trainers, num_features, 2]");
   }
   auto plan = collection.plans->take();
+  const std::vector<BagCounts> of_trainers = counts_in(counts);
   const nb::gil_scoped_release unlocked;
-  plan_routed({reinterpret_cast<const BagCounts*>(counts.data()), counts.shape(0), {messages.data(), messages.size()}},
-              parallel, *plan);
+  plan_routed({of_trainers.data(), counts.shape(0), {messages.data(), messages.size()}}, parallel, *plan);
   return plan;
 }
 
@@ -55,9 +54,10 @@ Collection make_collection(const std::vector<format::TableRecord>& records, cons
     const format::TableRecord& record = records.at(number);
     const auto layout = shard_layout_of(record);
     // Of a split table an owner has a part of each bag: the mean is taken where the whole bag is known (router.h).
-    const Pooling pooling = layout && layout->is_split() ? Pooling::sum : static_cast<Pooling>(record.pooling);
-    spec->tables.push_back(
-        {number, layout ? layout->end_place() : record.num_embeddings, record.embedding_dim, pooling});
+    const bool is_split = layout && layout->is_split();
+    const Pooling pooling = static_cast<Pooling>(record.pooling);
+    spec->tables.push_back({number, layout ? layout->end_place() : record.num_embeddings, record.embedding_dim,
+                            is_split ? Pooling::sum : pooling, is_split && pooling == Pooling::mean});
   }
   spec->output_width = 0;
   for (const auto& [name, table] : features) {

@@ -43,12 +43,15 @@ void bind_reader(nb::module_& m) {
       .def_prop_ro(
           "merged_step", [](const Reader& reader) { return reader.log_use().merged_step; },
           "Of a log store: its homes have the rows of this step at the latest.")
-      .def("dense_state",
-           [](const Reader& reader) -> std::optional<std::tuple<std::uint64_t, nb::bytes, nb::bytes>> {
-             const auto state = reader.dense_state();
-             if (!state) return std::nullopt;
-             return std::tuple{state->header.step, to_bytes(state->structure), to_bytes(state->tensors)};
-           })
+      .def(
+          "dense_state",
+          [](const Reader& reader,
+             std::optional<std::uint64_t> last) -> std::optional<std::tuple<std::uint64_t, nb::bytes, nb::bytes>> {
+            const auto state = reader.dense_state(last.value_or(every_step));
+            if (!state) return std::nullopt;
+            return std::tuple{state->header.step, to_bytes(state->structure), to_bytes(state->tensors)};
+          },
+          "last"_a = nb::none(), "The newest one, of steps up to `last`: its step, structure and tensors.")
       .def(
           "dense_marks",
           [](const Reader& reader) {

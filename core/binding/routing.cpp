@@ -66,7 +66,8 @@ void bind_routing(nb::module_& m) {
             return nb::ndarray<nb::numpy, std::int64_t, nb::ndim<3>>(&route.counts.data()->bags,
                                                                      {route.spec->num_owners, num_features, 2});
           },
-          nb::rv_policy::reference_internal, "int64 [num_owners, num_features, 2]: bags and ids.")
+          nb::rv_policy::reference_internal,
+          "int64 [num_owners, num_features, 2]: bags; ids, and 2^32 more where they have per-sample weights.")
       .def_prop_ro(
           "message", [](Route& route) { return view_of(route.message); }, nb::rv_policy::reference_internal,
           "What the owners are told, one after the other.")
@@ -91,7 +92,22 @@ void bind_routing(nb::module_& m) {
             const nb::gil_scoped_release unlocked;
             route.spread(grad.data(), blocks.data());
           },
-          "grad"_a, "blocks"_a, "The owners' blocks of gradients, from grad [num_bags, output_width].");
+          "grad"_a, "blocks"_a, "The owners' blocks of gradients, from grad [num_bags, output_width].")
+      .def(
+          "gather_weights",
+          [](const Route& route, const ConstFloatVector& blocks, const FloatVector& out) {
+            if (blocks.shape(0) != route.weight_source.size()) {
+              throw nb::value_error("expected a float for each id that has a weight");
+            }
+            for (const auto& [begin, end] : route.spans) {
+              if (end > out.shape(0)) throw nb::value_error("expected a float for each of the batch's ids");
+            }
+            const nb::gil_scoped_release unlocked;
+            route.gather_weights(blocks.data(), out.data());
+          },
+          "blocks"_a, "out"_a,
+          "The gradients of per-sample weights, from what the owners sent of each of their ids, into out, parallel to "
+          "the batch's ids.");
 
   nb::class_<Router>(m, "Router", "Cuts a trainer's ids among the owners of their rows, and joins what comes back.")
       .def(
@@ -103,6 +119,20 @@ void bind_routing(nb::module_& m) {
           "tables"_a, "features"_a, "owner_of_shard"_a, "num_owners"_a,
           "tables: (num_embeddings, embedding_dim, pooling, first_shard, whether it is split).")
       .def_prop_ro("output_width", [](const Router& router) { return router.spec().output_width; })
+      .def(
+          "message_words",
+          [](const Router& router, const CountMatrix& counts) {
+            if (counts.shape(1) != router.spec().features.size() || counts.shape(2) != 2) {
+              throw nb::value_error("expected counts [num_messages, num_features, 2]");
+            }
+            const std::vector<BagCounts> found = counts_in(counts);
+            std::vector<std::uint64_t> words;
+            for (std::size_t i = 0; i < counts.shape(0); ++i) {
+              words.push_back(router.words_of(found.data() + i * counts.shape(1)));
+            }
+            return words;
+          },
+          "counts"_a, "Of the messages with these counts: int64 [num_messages, num_features, 2].")
       .def(
           "route",
           [](const Router& router, const Ids& ids, const Offsets& offsets,

@@ -1,6 +1,6 @@
 #include "commit/dense_copy.h"
 
-#include <cstdint>
+#include <algorithm>
 
 #include "base/checksum.h"
 #include "base/error.h"
@@ -10,15 +10,14 @@
 namespace holdfast {
 namespace {
 
-constexpr std::uint64_t every_step = ~std::uint64_t{0};
-
 // A writer may take the slot away while it is being read; the other slot is newer then. A few turns are plenty: a slot
 // stays whole for at least a step.
 constexpr int turns = 100;
 
 }  // namespace
 
-std::optional<DenseCopy> copy_newest_dense(Medium& medium, const Superblock& superblock, bool commits_by_record) {
+std::optional<DenseCopy> copy_newest_dense(Medium& medium, const Superblock& superblock, bool commits_by_record,
+                                           std::uint64_t last) {
   for (int turn = 0; turn < turns; ++turn) {
     DenseSlots slots(medium, open_dense_files(medium, false), superblock.identity());
     const auto commit = superblock.read_commit();
@@ -29,9 +28,9 @@ std::optional<DenseCopy> copy_newest_dense(Medium& medium, const Superblock& sup
       if (turn + 1 == turns) throw;
       continue;  // committed between the two reads
     }
-    const auto state = slots.newest(newest);
+    const auto state = slots.newest(std::min(newest, last));
     if (!state) {
-      if (commit.step == 0 || newest == every_step || turn + 1 == turns) return std::nullopt;
+      if (commit.step == 0 || newest == every_step || last != every_step || turn + 1 == turns) return std::nullopt;
       continue;
     }
     DenseCopy copy{state->header,

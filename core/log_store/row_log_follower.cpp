@@ -41,6 +41,11 @@ void RowLogFollower::follow(std::uint64_t floor) {
   keep_up_to(floor);
 }
 
+std::uint64_t RowLogFollower::newest_step() {
+  follow(0);
+  return newest_.step;
+}
+
 // A dense state is durable after the record of its step: what is not there now was there.
 void RowLogFollower::fix(std::uint64_t step) {
   follow(step);

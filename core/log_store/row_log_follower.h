@@ -26,6 +26,8 @@ class RowLogFollower {
   void fix(std::uint64_t step);
   // Takes all that was appended before the call and returns the newest. Throws overtaken.
   StepMark catch_up();
+  // Takes what was appended since; the newest step of it.
+  std::uint64_t newest_step();
 
   // The newest of each row, of steps up to the fixed one.
   RowVersions& versions() { return versions_; }

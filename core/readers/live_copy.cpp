@@ -35,6 +35,7 @@ class LiveCopy::Source {
   // At the end of a dense state's step, or, where there is none, of the step that is returned.
   virtual void fix(std::uint64_t step) = 0;
   virtual StepMark fix_without_dense() = 0;
+  virtual std::uint64_t newest_step() = 0;
   // Not in the thread that follows, and beside it.
   virtual std::size_t copy_rows(std::uint32_t table, std::uint64_t& first, const WorkingRows& out,
                                 std::size_t count) = 0;
@@ -45,7 +46,8 @@ class LiveCopy::Source {
 class LiveCopy::InPlaceSource final : public Source {
  public:
   InPlaceSource(Medium& medium, const Superblock& superblock, const std::vector<RowTable>& tables)
-      : store_(medium, tables, superblock.header().row_checksums != 0, false),
+      : superblock_(superblock),
+        store_(medium, tables, superblock.header().row_checksums != 0, false),
         follower_(medium, superblock, store_),
         torn_(tables.size()) {}
 
@@ -57,6 +59,7 @@ class LiveCopy::InPlaceSource final : public Source {
     follower_.fix(commit.step);
     return {commit.step, commit.cursor, commit.row_updates};
   }
+  std::uint64_t newest_step() override { return superblock_.read_commit().step; }
   std::size_t copy_rows(std::uint32_t table, std::uint64_t& first, const WorkingRows& out, std::size_t count) override {
     const std::vector<std::uint64_t> rows = store_.touched_rows(table, first, count);
     std::copy(rows.begin(), rows.end(), out.rows);
@@ -80,6 +83,7 @@ class LiveCopy::InPlaceSource final : public Source {
   RowVersions& versions() override { return follower_.versions(); }
 
  private:
+  const Superblock& superblock_;
   InPlaceStore store_;
   UndoFollower follower_;
   std::vector<std::vector<std::uint64_t>> torn_;  // by table: rows that did not hold their checksum
@@ -98,6 +102,7 @@ class LiveCopy::LogSource final : public Source {
     follower_.fix(newest.step);
     return newest;
   }
+  std::uint64_t newest_step() override { return follower_.newest_step(); }
   std::size_t copy_rows(std::uint32_t table, std::uint64_t& first, const WorkingRows& out, std::size_t count) override {
     const HomeRead read = store_->read_home(table, first, out, count, torn_.at(table));
     first = read.next;
@@ -129,12 +134,14 @@ class LiveCopy::LogSource final : public Source {
   std::vector<std::vector<std::uint64_t>> torn_;
 };
 
-LiveCopy::LiveCopy(const std::string& directory) : medium_(open_pool_medium(directory)) {
+LiveCopy::LiveCopy(const std::string& directory, bool part) : medium_(open_pool_medium(directory)) {
   superblock_ = std::make_unique<Superblock>(*medium_, false);
-  if (superblock_->shards()) {
+  if (superblock_->shards().has_value() != part) {
     throw Error(ErrorKind::format_mismatch,
-                directory + " is one writer's part of a pool of several writers; it is not " + "copied alone");
+                directory + (part ? " is no part of a pool of several writers"
+                                  : " is one writer's part of a pool of several writers; it is not copied alone"));
   }
+  if (part) floor_ = 0;
   if (const auto reason = superblock_->reason_to_distrust()) {
     throw Error(ErrorKind::untrusted, directory + " " + *reason);
   }
@@ -177,7 +184,7 @@ void LiveCopy::run() {
   std::unique_lock lock(mutex_);
   try {
     while (!stopping_) {
-      source_->follow(fixing_ ? 0 : newest_dense_step().value_or(0));
+      source_->follow(fixing_ ? 0 : floor_ ? *floor_ : newest_dense_step().value_or(0));
       stopped_.wait_for(lock, rest);
     }
   } catch (...) {
@@ -217,6 +224,24 @@ LiveCopy::Fixed LiveCopy::fix() {
   if (!dense) return {source_->fix_without_dense(), std::nullopt};
   source_->fix(dense->header.step);
   return {{dense->header.step, dense->header.cursor, dense->header.row_updates}, std::move(dense)};
+}
+
+std::uint64_t LiveCopy::newest_step() {
+  const std::lock_guard lock(mutex_);
+  check();
+  return source_->newest_step();
+}
+
+void LiveCopy::raise_floor(std::uint64_t floor) {
+  const std::lock_guard lock(mutex_);
+  floor_ = std::max(floor_.value_or(0), floor);
+}
+
+void LiveCopy::fix_at(std::uint64_t step) {
+  const std::lock_guard lock(mutex_);
+  check();
+  fixing_ = true;
+  source_->fix(step);
 }
 
 std::size_t LiveCopy::copy_rows(std::uint32_t table, std::uint64_t& first, const WorkingRows& out, std::size_t count) {

@@ -8,7 +8,9 @@
 //
 // Invariants
 // - Nothing is written and no lock is taken; the writer does not know.
-// - The step is that of the newest dense state when fix was called (of the newest rows, in a pool that has none).
+// - The step is that of the newest dense state when fix was called (of the newest rows, in a pool that has none). A part
+//   of a pool of several writers has no dense states: whoever copies all of them decides (fix_at), on a step that each
+//   of them has committed, and of which none has merged a later one home.
 // - After settle the copies and the corrections together are exact; or overtaken was thrown, and the copy begins anew.
 // - Calls come from one thread.
 #pragma once
@@ -36,8 +38,9 @@ namespace holdfast {
 
 class LiveCopy {
  public:
-  // Begins to follow. Throws untrusted for a pool whose rows mean nothing since the machine went down.
-  explicit LiveCopy(const std::string& directory);
+  // Begins to follow. part: of a pool of several writers, which is not copied alone. Throws untrusted for a pool whose
+  // rows mean nothing since the machine went down, format_mismatch where it is a part, or none, against what is said.
+  explicit LiveCopy(const std::string& directory, bool part = false);
   ~LiveCopy();
   LiveCopy(const LiveCopy&) = delete;
   LiveCopy& operator=(const LiveCopy&) = delete;
@@ -56,6 +59,11 @@ class LiveCopy {
   };
   // Decides on the step. Throws overtaken.
   Fixed fix();
+
+  // Of a part: the newest step that is committed; says that the step is not going to be below `floor`; decides on it.
+  std::uint64_t newest_step();
+  void raise_floor(std::uint64_t floor);
+  void fix_at(std::uint64_t step);
 
   // Copies the rows at or after `first` that an update ever wrote, ascending, `count` at most; moves `first` behind
   // what was looked at (to the table's end, where that is all). Returns how many rows that were.
@@ -88,6 +96,7 @@ class LiveCopy {
   std::unique_ptr<Source> source_;
   std::condition_variable stopped_;
   bool fixing_ = false;  // the step may be older than the newest dense state, from now on
+  std::optional<std::uint64_t> floor_;  // of a part
   bool stopping_ = false;
   std::exception_ptr failure_;
   std::thread thread_;

@@ -26,8 +26,8 @@ format::CommitRecord Reader::commit() const {
   return commit;
 }
 
-std::optional<DenseCopy> Reader::dense_state() const {
-  return copy_newest_dense(*medium_, *superblock_, rows_->commits_by_record());
+std::optional<DenseCopy> Reader::dense_state(std::uint64_t last) const {
+  return copy_newest_dense(*medium_, *superblock_, rows_->commits_by_record(), last);
 }
 
 void Reader::evaluate(const Plan& plan, float* out) {

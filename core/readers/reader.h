@@ -37,7 +37,7 @@ class Reader {
   const std::vector<RowTable>& tables() const { return rows_->tables(); }
 
   // A whole copy of the newest dense state, or nothing when there is none.
-  std::optional<DenseCopy> dense_state() const;
+  std::optional<DenseCopy> dense_state(std::uint64_t last = every_step) const;  // of steps up to `last`
   // The steps of all dense states that hold.
   std::vector<StepMark> dense_marks() const {
     return dense_marks_of(*medium_, *superblock_, rows_->commits_by_record());

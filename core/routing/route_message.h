@@ -1,7 +1,8 @@
 // Route message: what a trainer tells an owner of rows about its batch, in words of 32 bits.
 //
 // Feature by feature, for each that has ids there: the lengths of its bags (left out where every bag has one id), and
-// its ids' places, in order (two words each, the low one first, where the table's places do not fit one). Only bags with
+// its ids' places, in order (two words each, the low one first, where the table's places do not fit one); where they have
+// per-sample weights these, float32, and of a split table's mean 1 / length of each whole bag, float32. Only bags with
 // ids there are told of. How many there are travels apart from the message.
 #pragma once
 
@@ -13,16 +14,21 @@ namespace holdfast {
 // Of one feature, from one trainer, for one owner.
 struct BagCounts {
   std::int64_t bags;
-  std::int64_t ids;
+  std::uint32_t ids;
+  std::uint32_t weighted;  // 1 where the ids have per-sample weights
 
-  bool has_lengths() const { return bags != ids; }
+  bool has_lengths() const { return bags != std::int64_t{ids}; }
 };
+static_assert(sizeof(BagCounts) == 16);
 
 constexpr std::uint64_t words_of_place(std::uint64_t end_place) { return end_place > std::uint64_t{1} << 32 ? 2 : 1; }
 
-inline std::uint64_t message_words(const BagCounts& counts, std::uint64_t end_place) {
-  return static_cast<std::uint64_t>(counts.has_lengths() ? counts.bags : 0) +
-         static_cast<std::uint64_t>(counts.ids) * words_of_place(end_place);
+// end_place: of the table. takes_mean: it is split, and its bags' mean is taken.
+inline std::uint64_t message_words(const BagCounts& counts, std::uint64_t end_place, bool takes_mean) {
+  const std::uint64_t bags = static_cast<std::uint64_t>(counts.bags);
+  const bool weighted = counts.weighted != 0;
+  return (counts.has_lengths() ? bags : 0) + counts.ids * (words_of_place(end_place) + weighted) +
+         (weighted && takes_mean ? bags : 0);
 }
 
 }  // namespace holdfast

@@ -1,5 +1,6 @@
 #include "routing/routed_plan.h"
 
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -33,20 +34,26 @@ std::uint64_t word(std::int32_t bits) { return static_cast<std::uint32_t>(bits);
 class Decoded {
  public:
   void reserve(std::span<const Part> parts) {
-    std::size_t num_ids = 0, num_offsets = 0;
+    std::size_t num_ids = 0, num_offsets = 0, num_floats = 0;
     for (const Part& part : parts) {
-      num_ids += static_cast<std::size_t>(part.counts.ids);
+      num_ids += part.counts.ids;
       num_offsets += static_cast<std::size_t>(part.counts.bags) + 1;
+      if (part.counts.weighted != 0) num_floats += part.counts.ids + static_cast<std::size_t>(part.counts.bags);
     }
     if (ids_.size() < num_ids) ids_.resize(num_ids);
     if (offsets_.size() < num_offsets) offsets_.resize(num_offsets);
+    if (floats_.size() < num_floats) floats_.resize(num_floats);
+    next_float_ = floats_.data();
     next_id_ = ids_.data();
     next_offset_ = offsets_.data();
   }
 
-  JaggedIds add(const CollectionSpec& spec, const Part& part, bool wide) {
+  // The part's bags, with weights where it has them.
+  FeatureInput add(const CollectionSpec& spec, const Part& part, const PlanFeature& feature) {
+    const auto& table = spec.tables[feature.table];
+    const bool wide = words_of_place(table.num_rows) == 2;
     const std::size_t num_bags = static_cast<std::size_t>(part.counts.bags);
-    const std::size_t num_ids = static_cast<std::size_t>(part.counts.ids);
+    const std::size_t num_ids = part.counts.ids;
     const JaggedIds bags{next_id_, next_offset_, true, num_bags};
     const std::int32_t* words = part.words;
     if (!part.counts.has_lengths()) {
@@ -73,19 +80,29 @@ class Decoded {
     }
     next_id_ += num_ids;
     next_offset_ += num_bags + 1;
-    return bags;
+    FeatureInput input{bags, nullptr, feature.first_output, feature.output_stride};
+    if (part.counts.weighted != 0) {
+      const std::size_t num_floats = num_ids + (table.mean_elsewhere ? num_bags : 0);
+      std::memcpy(next_float_, words + num_ids * (wide ? 2 : 1), num_floats * sizeof(float));
+      input.weights = next_float_;
+      if (table.mean_elsewhere) input.bag_factor = next_float_ + num_ids;
+      next_float_ += num_floats;
+    }
+    return input;
   }
 
  private:
   std::vector<std::int64_t> ids_;
   std::vector<std::int64_t> offsets_;
+  std::vector<float> floats_;
+  float* next_float_ = nullptr;
   std::int64_t* next_id_ = nullptr;
   std::int64_t* next_offset_ = nullptr;
 };
 
 void check_counts(const CollectionSpec& spec, std::size_t trainer, std::size_t feature, const BagCounts& counts) {
-  if (counts.bags < 0 || counts.ids < counts.bags || (counts.bags == 0 && counts.ids != 0) ||
-      static_cast<std::uint64_t>(counts.ids) > max_count) {
+  if (counts.bags < 0 || std::int64_t{counts.ids} < counts.bags || (counts.bags == 0 && counts.ids != 0) ||
+      counts.weighted > 1) {
     refuse(spec, trainer, feature,
            "impossible counts: " + std::to_string(counts.ids) + " ids in " + std::to_string(counts.bags) + " bags");
   }
@@ -111,7 +128,8 @@ void plan_routed(const RoutedIds& routed, bool parallel, Plan& plan) {
       const auto& table = spec.tables[spec.features[f].table];
       const BagCounts& counts = routed.counts[m * num_features + f];
       check_counts(spec, m, f, counts);
-      const std::uint64_t words = message_words(counts, table.num_rows);
+      plan.weighted |= counts.weighted != 0;
+      const std::uint64_t words = message_words(counts, table.num_rows, table.mean_elsewhere);
       if (words > routed.messages.size() - num_words) {
         refuse(spec, m, f,
                "ends before its ids do: it needs " + std::to_string(num_words + words) + " words, and there are " +
@@ -150,12 +168,10 @@ void plan_routed(const RoutedIds& routed, bool parallel, Plan& plan) {
   const auto plan_one = [&](std::size_t t) {
     static thread_local Decoded decoded;
     const auto& table = spec.tables[t];
-    const bool wide = words_of_place(table.num_rows) == 2;
     decoded.reserve(parts[t]);
     std::vector<FeatureInput> inputs;
     for (const Part& part : parts[t]) {
-      const PlanFeature& feature = plan.features[part.feature * routed.num_trainers + part.trainer];
-      inputs.push_back({decoded.add(spec, part, wide), nullptr, feature.first_output, feature.output_stride});
+      inputs.push_back(decoded.add(spec, part, plan.features[part.feature * routed.num_trainers + part.trainer]));
     }
     try {
       plan_table(inputs, table.num_rows, table.pooling, plan.tables[t]);

@@ -4,13 +4,12 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <span>
 #include <stdexcept>
 #include <utility>
 
 #include "base/error.h"
-#include "base/float_mode.h"
-#include "base/parallel.h"
 
 namespace holdfast {
 namespace {
@@ -31,6 +30,8 @@ struct Cursor {
   std::uint32_t* length;       // of the bag that was begun last
   std::uint32_t* next_length;
   std::size_t length_step;     // 0 where lengths are left out: next_length is then a word that nobody reads
+  std::uint32_t* weight;
+  std::uint32_t source;  // of the next id's gradient of its weight
   std::uint32_t* bag;
   std::uint32_t last_bag;
 
@@ -84,8 +85,11 @@ bool count_whole(const ShardLayout& layout, const JaggedIds& feature, Tally& tal
   return ids.empty() || largest < layout.num_rows;
 }
 
+// weights: of the batch's ids, where they are `weighted`. source: of the feature's.
+template <bool weighted>
 void write_split(const RouterSpec& spec, const ShardLayout& layout, const JaggedIds& feature,
-                 const std::uint64_t* place, bool wide, std::span<Cursor> cursors) {
+                 const std::uint64_t* place, bool wide, std::span<Cursor> cursors, const float* weights,
+                 std::uint32_t* source) {
   const std::uint32_t* const owner_of = spec.owner_of_shard.data();
   with_offsets(feature, [&](auto offsets) {
     for (std::uint32_t bag = 0; bag < feature.num_bags; ++bag) {
@@ -95,6 +99,10 @@ void write_split(const RouterSpec& spec, const ShardLayout& layout, const Jagged
         if (cursor.last_bag != bag) cursor.begin_bag(bag);
         ++*cursor.length;
         write_place(cursor.place, at, wide);
+        if constexpr (weighted) {
+          *cursor.weight++ = std::bit_cast<std::uint32_t>(weights[i]);
+          *source++ = cursor.source++;
+        }
       }
     }
   });
@@ -109,6 +117,15 @@ void write_whole(const JaggedIds& feature, bool wide, Cursor& cursor) {
     }
   });
   for (const std::int64_t id : all_ids(feature)) write_place(cursor.place, static_cast<std::uint64_t>(id), wide);
+}
+
+// 1 / length of the bags of which an owner has a part.
+void write_factors(const JaggedIds& feature, std::span<const std::uint32_t> bags, std::uint32_t* to) {
+  with_offsets(feature, [&](auto offsets) {
+    for (const std::uint32_t bag : bags) {
+      *to++ = std::bit_cast<std::uint32_t>(1.0f / static_cast<float>(offsets[bag + 1] - offsets[bag]));
+    }
+  });
 }
 
 [[noreturn]] void refuse(const std::string& what) { throw Error(ErrorKind::config, "router: " + what); }
@@ -184,7 +201,7 @@ void count_ids(const std::vector<JaggedIds>& features, const std::vector<std::ui
                std::uint64_t* places, Route& route) {
   const RouterSpec& spec = *route.spec;
   const std::size_t num_features = features.size();
-  route.counts.assign(spec.num_owners * num_features, {0, 0});
+  route.counts.assign(spec.num_owners * num_features, {0, 0, 0});
   std::vector<Tally> tallies;
   for (std::size_t f = 0; f < num_features; ++f) {
     const ShardLayout& layout = spec.tables[spec.features[f].table].layout;
@@ -197,9 +214,19 @@ void count_ids(const std::vector<JaggedIds>& features, const std::vector<std::ui
     }
     if (layout.is_split()) places += all_ids(features[f]).size();
     for (std::size_t o = 0; o < spec.num_owners; ++o) {
-      route.counts[o * num_features + f] = {tallies[o].bags, tallies[o].ids};
+      route.counts[o * num_features + f] = {tallies[o].bags, tallies[o].ids, route.weighted};
     }
   }
+}
+
+// Of each part: the ids of those before it.
+std::vector<std::uint32_t> ids_before(const std::vector<BagCounts>& counts) {
+  std::vector<std::uint32_t> before(counts.size());
+  std::uint32_t num_ids = 0;
+  for (std::size_t part = 0; part < counts.size(); ++part) {
+    before[part] = std::exchange(num_ids, num_ids + counts[part].ids);
+  }
+  return before;
 }
 
 // Where the parts of messages, blocks and bag_of begin. Returns each part's first word.
@@ -218,7 +245,8 @@ std::vector<std::size_t> lay_out(Route& route) {
   for (std::size_t part = 0; part < num_parts; ++part) {
     const RouterSpec::Table& table = spec.tables[spec.features[part % num_features].table];
     const std::size_t vectors = static_cast<std::size_t>(route.counts[part].bags);
-    const std::size_t words = message_words(route.counts[part], table.layout.end_place());
+    const std::size_t words =
+        message_words(route.counts[part], table.layout.end_place(), spec.takes_mean(part % num_features));
     first_word[part] = std::exchange(num_words, num_words + words);
     route.first_vector[part] = std::exchange(num_vectors, num_vectors + vectors);
     route.first_float[part] = std::exchange(num_floats, num_floats + vectors * table.dim);
@@ -231,34 +259,73 @@ std::vector<std::size_t> lay_out(Route& route) {
 }
 
 // Messages, and bag_of without the marks.
-void write_messages(const std::vector<JaggedIds>& features, const std::uint64_t* places,
+void write_messages(const std::vector<JaggedIds>& features, const float* weights, const std::uint64_t* places,
                     const std::vector<std::size_t>& first_word, Route& route) {
   const RouterSpec& spec = *route.spec;
   const std::size_t num_features = features.size();
   std::uint32_t* const message = reinterpret_cast<std::uint32_t*>(route.message.data());
+  const std::vector<std::uint32_t> first_id = ids_before(route.counts);
+  std::uint32_t* source = route.weight_source.data();
   std::uint32_t unread_length;
   std::vector<Cursor> cursors(spec.num_owners);
   for (std::size_t f = 0; f < num_features; ++f) {
     const ShardLayout& layout = spec.tables[spec.features[f].table].layout;
+    const bool wide = words_of_place(layout.end_place()) == 2;
     for (std::size_t o = 0; o < spec.num_owners; ++o) {
       const std::size_t part = o * num_features + f;
       const BagCounts& counts = route.counts[part];
       std::uint32_t* const words = message + first_word[part];
-      cursors[o] = {.place = counts.has_lengths() ? words + counts.bags : words,
+      std::uint32_t* const place = counts.has_lengths() ? words + counts.bags : words;
+      cursors[o] = {.place = place,
                     .length = nullptr,
                     .next_length = counts.has_lengths() ? words : &unread_length,
                     .length_step = counts.has_lengths(),
+                    .weight = place + counts.ids * std::size_t{wide ? 2u : 1u},
+                    .source = first_id[part],
                     .bag = route.bag_of.data() + route.first_vector[part],
                     .last_bag = no_bag};
     }
-    const bool wide = words_of_place(layout.end_place()) == 2;
-    if (layout.is_split()) {
-      write_split(spec, layout, features[f], places, wide, cursors);
-      places += all_ids(features[f]).size();
+    const std::size_t num_ids = all_ids(features[f]).size();
+    if (!layout.is_split()) {
+      Cursor& cursor = cursors[spec.owner_of_shard[layout.first_shard]];
+      write_whole(features[f], wide, cursor);
+      if (route.weighted) {
+        std::memcpy(cursor.weight, weights + route.spans[f].first, num_ids * sizeof(float));
+        std::iota(source, source + num_ids, cursor.source);
+      }
+    } else if (route.weighted) {
+      write_split<true>(spec, layout, features[f], places, wide, cursors, weights, source);
     } else {
-      write_whole(features[f], wide, cursors[spec.owner_of_shard[layout.first_shard]]);
+      write_split<false>(spec, layout, features[f], places, wide, cursors, weights, source);
+    }
+    if (layout.is_split()) places += num_ids;
+    if (!route.weighted) continue;
+    source += num_ids;
+    if (!spec.takes_mean(f)) continue;
+    for (std::size_t o = 0; o < spec.num_owners; ++o) {
+      const std::size_t part = o * num_features + f;
+      const std::size_t bags = static_cast<std::size_t>(route.counts[part].bags);
+      write_factors(features[f], {route.bag_of.data() + route.first_vector[part], bags}, cursors[o].weight);
     }
   }
+}
+
+// Where the ids with weights are in the batch, and what belongs to the gradients of these.
+void add_weights(Route& route, const std::vector<JaggedIds>& features) {
+  route.weight_factor.clear();
+  route.spans.clear();
+  if (!route.weighted) return route.weight_source.clear();
+  for (std::size_t f = 0; f < features.size(); ++f) {
+    with_offsets(features[f], [&](auto offsets) {
+      route.spans.emplace_back(static_cast<std::size_t>(offsets.front()), static_cast<std::size_t>(offsets.back()));
+      for (std::size_t bag = 0; bag < features[f].num_bags; ++bag) {
+        const std::size_t length = static_cast<std::size_t>(offsets[bag + 1] - offsets[bag]);
+        const float factor = route.spec->takes_mean(f) ? 1.0f / static_cast<float>(length) : 1.0f;
+        route.weight_factor.insert(route.weight_factor.end(), length, factor);
+      }
+    });
+  }
+  route.weight_source.resize(route.weight_factor.size());
 }
 
 }  // namespace
@@ -275,10 +342,6 @@ Router::Router(RouterSpec spec) {
 }
 
 std::shared_ptr<Route> Router::route(const BatchIds& batch, std::size_t first, std::size_t count) const {
-  if (batch.weights != nullptr) {
-    throw Error(ErrorKind::config,
-                "per-sample weights do not travel between ranks yet: train with one rank, or without weights");
-  }
   const RouterSpec& spec = *spec_;
   std::vector<JaggedIds> features;
   std::size_t num_ids = 0;
@@ -299,8 +362,10 @@ std::shared_ptr<Route> Router::route(const BatchIds& batch, std::size_t first, s
   route->num_bags = count;
   static thread_local std::vector<std::uint64_t> places;  // of split tables' features, in order
   if (places.size() < num_places) places.resize(num_places);
+  route->weighted = batch.weights != nullptr;
   count_ids(features, number_in_table_, places.data(), *route);
-  write_messages(features, places.data(), lay_out(*route), *route);
+  add_weights(*route, features);
+  write_messages(features, batch.weights, places.data(), lay_out(*route), *route);
 
   route->empty_bags.clear();
   route->first_empty.assign(1, 0);
@@ -309,8 +374,7 @@ std::shared_ptr<Route> Router::route(const BatchIds& batch, std::size_t first, s
   for (std::size_t f = 0; f < features.size(); ++f) {
     mark_bags(*route, f);
     route->first_empty.push_back(route->empty_bags.size());
-    const RouterSpec::Table& table = spec.tables[spec.features[f].table];
-    if (table.layout.is_split() && table.pooling == Pooling::mean && has_long_bags(features[f])) {
+    if (spec.takes_mean(f) && has_long_bags(features[f])) {
       route->first_scale[f] = route->scale.size();
       add_scale(*route, features[f]);
     }
@@ -318,69 +382,13 @@ std::shared_ptr<Route> Router::route(const BatchIds& batch, std::size_t first, s
   return route;
 }
 
-std::size_t Route::num_floats() const {
-  std::int64_t sum = 0;
-  for (const std::int64_t floats : block_floats) sum += floats;
-  return static_cast<std::size_t>(sum);
-}
-
-void Route::combine(const float* blocks, float* out) const {
-  const std::size_t width = spec->output_width;
-  const std::size_t num_features = spec->features.size();
-  parallel_for(num_features, [&](std::size_t f) {
-    const DefaultFloatMode mode;
-    const std::size_t dim = spec->tables[spec->features[f].table].dim;
-    float* const sums = out + spec->features[f].column;
-    for (std::size_t i = first_empty[f]; i < first_empty[f + 1]; ++i) {
-      std::fill_n(sums + empty_bags[i] * width, dim, 0.0f);
-    }
-    for (std::size_t o = 0; o < spec->num_owners; ++o) {
-      const std::size_t at = o * num_features + f;
-      const std::uint32_t* const bags = bag_of.data() + first_vector[at];
-      const float* from = blocks + first_float[at];
-      const std::size_t count = static_cast<std::size_t>(counts[at].bags);
-      for (std::size_t v = 0; v < count; ++v, from += dim) {
-        float* const to = sums + (bags[v] & ~adds_bit) * width;
-        if ((bags[v] & adds_bit) != 0) {
-          for (std::size_t k = 0; k < dim; ++k) to[k] += from[k];
-        } else {
-          std::memcpy(to, from, dim * sizeof(float));
-        }
-      }
-    }
-    if (first_scale[f] == no_scale) return;
-    const float* const factor = scale.data() + first_scale[f];
-    for (std::size_t bag = 0; bag < num_bags; ++bag) {
-      float* const to = sums + bag * width;
-      for (std::size_t k = 0; k < dim; ++k) to[k] = factor[bag] * to[k];
-    }
-  });
-}
-
-void Route::spread(const float* grad, float* blocks) const {
-  const std::size_t width = spec->output_width;
-  const std::size_t num_features = spec->features.size();
-  parallel_for(num_features, [&](std::size_t f) {
-    const DefaultFloatMode mode;
-    const std::size_t dim = spec->tables[spec->features[f].table].dim;
-    const float* const gradients = grad + spec->features[f].column;
-    const float* const factor = first_scale[f] == no_scale ? nullptr : scale.data() + first_scale[f];
-    for (std::size_t o = 0; o < spec->num_owners; ++o) {
-      const std::size_t at = o * num_features + f;
-      const std::uint32_t* const bags = bag_of.data() + first_vector[at];
-      float* to = blocks + first_float[at];
-      const std::size_t count = static_cast<std::size_t>(counts[at].bags);
-      for (std::size_t v = 0; v < count; ++v, to += dim) {
-        const std::size_t bag = bags[v] & ~adds_bit;
-        const float* const from = gradients + bag * width;
-        if (factor == nullptr) {
-          std::memcpy(to, from, dim * sizeof(float));
-        } else {
-          for (std::size_t k = 0; k < dim; ++k) to[k] = factor[bag] * from[k];
-        }
-      }
-    }
-  });
+std::uint64_t Router::words_of(const BagCounts* counts) const {
+  std::uint64_t words = 0;
+  for (std::size_t f = 0; f < spec_->features.size(); ++f) {
+    const ShardLayout& layout = spec_->tables[spec_->features[f].table].layout;
+    words += message_words(counts[f], layout.end_place(), spec_->takes_mean(f));
+  }
+  return words;
 }
 
 }  // namespace holdfast

@@ -6,13 +6,15 @@
 // - Owners sum a split table's bags, each its own part; the parts are added here in ascending order of owners, and a
 //   mean is taken here, where the whole bag's length is known. Of a whole table the one owner's pooled vectors are
 //   copied. So with one owner the bits are those of a collection without shards.
-// - spread gives each owner the gradients of the vectors that combine took from it, in the same order.
+// - spread gives each owner the gradients of the vectors that combine took from it, in the same order. Where ids have
+//   per-sample weights, the owner multiplies by weight / length, as one process does; else a mean's is in them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/reuse_pool.h"
@@ -34,6 +36,10 @@ struct RouterSpec {
     std::uint32_t table;  // index into `tables`
     std::uint32_t column = 0;  // first column of its sums in the output: set by Router
   };
+  bool takes_mean(std::size_t f) const {  // of owners' parts of bags
+    const Table& table = tables[features[f].table];
+    return table.layout.is_split() && table.pooling == Pooling::mean;
+  }
   std::vector<Table> tables;
   std::vector<Feature> features;  // in the order of the output
   std::vector<std::uint32_t> owner_of_shard;
@@ -56,6 +62,12 @@ struct Route {
   std::vector<std::size_t> first_empty;  // [num_features + 1]: in empty_bags
   std::vector<float> scale;  // 1 / length of the bags of features whose mean is taken here
   std::vector<std::size_t> first_scale;  // [num_features]: in scale, or no_scale
+  bool weighted = false;
+  // Of a weighted batch's ids, feature by feature: which of the floats that the owners send of all their ids is its
+  // weight's gradient, and what is multiplied with it.
+  std::vector<std::uint32_t> weight_source;
+  std::vector<float> weight_factor;
+  std::vector<std::pair<std::size_t, std::size_t>> spans;  // feature f's ids in the batch: [first, second)
 
   static constexpr std::uint32_t adds_bit = std::uint32_t{1} << 31;
   static constexpr std::size_t no_scale = ~std::size_t{0};
@@ -65,6 +77,8 @@ struct Route {
   void combine(const float* blocks, float* out) const;
   // The gradients of what they sent, from grad [num_bags, output_width].
   void spread(const float* grad, float* blocks) const;
+  // The gradients of the weights, from what the owners sent of each of their ids, into out, parallel to the batch's.
+  void gather_weights(const float* blocks, float* out) const;
 };
 
 class Router {
@@ -74,9 +88,12 @@ class Router {
 
   const RouterSpec& spec() const { return *spec_; }
 
-  // Routes samples [first, first + count) of a batch. BadId names the feature. Throws config where the batch has
-  // per-sample weights, std::length_error where there are more ids than 32 bits number. Thread-safe.
+  // Routes samples [first, first + count) of a batch. BadId names the feature. Throws std::length_error where there are
+  // more ids than 32 bits number. Thread-safe.
   std::shared_ptr<Route> route(const BatchIds& batch, std::size_t first, std::size_t count) const;
+
+  // Of the message that comes with the counts of a trainer for an owner.
+  std::uint64_t words_of(const BagCounts* counts) const;
 
  private:
   std::shared_ptr<const RouterSpec> spec_;

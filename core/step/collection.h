@@ -23,6 +23,7 @@ struct CollectionSpec {
     std::uint64_t num_rows;
     std::uint32_t dim;
     Pooling pooling;
+    bool mean_elsewhere = false;  // the bags are parts of longer ones, whose mean is taken where these are whole
   };
   std::vector<Table> tables;
   std::vector<Feature> features;  // in the order of the output
@@ -47,7 +48,7 @@ struct Plan : std::enable_shared_from_this<Plan> {
   std::shared_ptr<const CollectionSpec> spec;
   std::size_t num_bags = 0;
   std::size_t output_width = 0;
-  bool weighted = false;
+  bool weighted = false;  // some of its ids have per-sample weights
   std::vector<TablePlan> tables;
   std::vector<PlanFeature> features;
   // Feature f's ids in the batch: [first, second). A routed plan has none.

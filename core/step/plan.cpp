@@ -69,7 +69,9 @@ void fill_lookups(const FeatureInput& feature, std::span<const Offset> offsets, 
   if (lookups.scale != nullptr) {
     const float* const weights = feature.weights == nullptr ? nullptr : feature.weights + offsets[0];
     for (std::size_t bag = 0; bag < num_bags; ++bag) {
-      const float per_bag = mean ? 1.0f / static_cast<float>(bag_start[bag + 1] - bag_start[bag]) : 1.0f;
+      const float per_bag = feature.bag_factor != nullptr ? feature.bag_factor[bag]
+                            : mean ? 1.0f / static_cast<float>(bag_start[bag + 1] - bag_start[bag])
+                                   : 1.0f;
       for (std::uint32_t p = bag_start[bag]; p < bag_start[bag + 1]; ++p) {
         lookups.scale[p] = weights == nullptr ? per_bag : weights[p - first] * per_bag;
       }

@@ -24,6 +24,9 @@ struct FeatureInput {
   const float* weights;  // per-sample weights, parallel to ids, or null
   std::uint32_t first_output;
   std::uint32_t output_stride;
+  // Where the bags are parts of longer ones, whose mean is taken elsewhere: what a weighted bag's gradients are
+  // multiplied with beside the weights, each bag's, or null.
+  const float* bag_factor = nullptr;
 };
 
 // One table's part of a plan. Vectors keep their capacity from batch to batch.

@@ -95,7 +95,9 @@ class Route:
 
     @property
     def counts(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None, None))]:
-        """int64 [num_owners, num_features, 2]: bags and ids."""
+        """
+        int64 [num_owners, num_features, 2]: bags; ids, and 2^32 more where they have per-sample weights.
+        """
 
     @property
     def message(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
@@ -119,6 +121,11 @@ class Route:
     def spread(self, grad: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], blocks: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
         """The owners' blocks of gradients, from grad [num_bags, output_width]."""
 
+    def gather_weights(self, blocks: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
+        """
+        The gradients of per-sample weights, from what the owners sent of each of their ids, into out, parallel to the batch's ids.
+        """
+
 class Router:
     """
     Cuts a trainer's ids among the owners of their rows, and joins what comes back.
@@ -131,6 +138,11 @@ class Router:
 
     @property
     def output_width(self) -> int: ...
+
+    def message_words(self, counts: Annotated[NDArray[numpy.int64], dict(shape=(None, None, None), order='C', device='cpu', writable=False)]) -> list[int]:
+        """
+        Of the messages with these counts: int64 [num_messages, num_features, 2].
+        """
 
     def route(self, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray, dict(shape=(None,), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, block_of: Sequence[int], num_blocks: int, begin: int, end: int) -> Route:
         """
@@ -486,7 +498,10 @@ class Reader:
     def merged_step(self) -> int | None:
         """Of a log store: its homes have the rows of this step at the latest."""
 
-    def dense_state(self) -> tuple[int, bytes, bytes] | None: ...
+    def dense_state(self, last: int | None = None) -> tuple[int, bytes, bytes] | None:
+        """
+        The newest one, of steps up to `last`: its step, structure and tensors.
+        """
 
     def dense_marks(self) -> list[tuple[int, int, int]]:
         """Step, cursor and row_updates of all dense states that hold."""
@@ -509,7 +524,8 @@ class Reader:
 class LiveCopy:
     """The rows of a pool at the end of one step, while a writer goes on."""
 
-    def __init__(self, directory: str) -> None: ...
+    def __init__(self, directory: str, part: bool = False) -> None:
+        """part: of a pool of several writers, all of which are copied together."""
 
     @property
     def header(self) -> dict: ...
@@ -528,6 +544,15 @@ class LiveCopy:
         """
         Decides on the step: step, cursor, row_updates, and structure and tensors of the dense state.
         """
+
+    def newest_step(self) -> int:
+        """Of a part: the newest committed step."""
+
+    def raise_floor(self, floor: int) -> None:
+        """Of a part: the step is not going to be below `floor`."""
+
+    def fix_at(self, step: int) -> None:
+        """Of a part: decides on a step that all parts have committed."""
 
     def copy_rows(self, table: int, first: int, rows: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu')], weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], state: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> tuple[int, int]:
         """

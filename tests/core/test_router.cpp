@@ -1,6 +1,7 @@
 // Routes and routed plans: trainers and owners together give what one process gives, and what is sent is what a plain
 // loop says. Messages that say something impossible are refused.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -29,6 +30,8 @@ struct Group {
   std::vector<std::int32_t> narrow_offsets;
   bool wide_offsets = false;
   std::vector<std::size_t> first_sample;  // [num_trainers + 1]
+  std::vector<float> weights;  // of each id; not every trainer's samples need have them
+  bool weighted = false;
 
   std::size_t num_trainers() const { return first_sample.size() - 1; }
   const RouterSpec::Table& table_of(std::size_t f) const { return spec.tables[spec.features[f].table]; }
@@ -37,7 +40,7 @@ struct Group {
     std::vector<std::uint32_t> block_of;
     for (std::uint32_t f = 0; f < spec.features.size(); ++f) block_of.push_back(f);
     return {ids.data(),   wide_offsets ? static_cast<const void*>(offsets.data()) : narrow_offsets.data(),
-            wide_offsets, nullptr,
+            wide_offsets, weighted ? weights.data() : nullptr,
             num_samples,  block_of};
   }
 
@@ -47,7 +50,8 @@ struct Group {
     for (std::uint32_t t = 0; t < spec.tables.size(); ++t) {
       const auto& [layout, dim, pooling] = spec.tables[t];
       collection->tables.push_back({t, of_owner ? layout.end_place() : layout.num_rows, dim,
-                                    of_owner && layout.is_split() ? Pooling::sum : pooling});
+                                    of_owner && layout.is_split() ? Pooling::sum : pooling,
+                                    of_owner && layout.is_split() && pooling == Pooling::mean});
     }
     collection->output_width = 0;
     for (const RouterSpec::Feature& feature : spec.features) {
@@ -91,13 +95,17 @@ Group random_group(Random& random) {
   }
   group.narrow_offsets.assign(group.offsets.begin(), group.offsets.end());
   group.wide_offsets = one_in(random, 2);
+  group.weighted = one_in(random, 2);
+  for (std::size_t i = 0; i < group.ids.size(); ++i) {
+    group.weights.push_back(one_in(random, 8) ? 0.0f : random_float(random));
+  }
   group.first_sample = {0, group.num_samples};
   for (std::size_t cut = below(random, 4); cut > 0; --cut)
     group.first_sample.push_back(below(random, group.num_samples + 1));
   std::sort(group.first_sample.begin(), group.first_sample.end());
   check::context = std::to_string(num_shards) + " shards, " + std::to_string(group.spec.num_owners) + " owners, " +
                    std::to_string(group.num_trainers()) + " trainers, " + std::to_string(num_features) + " features, " +
-                   std::to_string(group.num_samples) + " samples";
+                   std::to_string(group.num_samples) + " samples" + (group.weighted ? ", weighted" : "");
   return group;
 }
 
@@ -111,7 +119,7 @@ void check_route(const Group& group, const Route& route, std::size_t first, std:
     std::int64_t floats = 0;
     for (std::size_t f = 0; f < num_features; ++f) {
       const ShardLayout& layout = group.table_of(f).layout;
-      std::vector<std::int32_t> lengths, places;
+      std::vector<std::int32_t> lengths, places, weights, factors;
       std::int64_t num_ids = 0;
       for (std::size_t sample = first; sample < end; ++sample) {
         std::int32_t length = 0;
@@ -123,19 +131,28 @@ void check_route(const Group& group, const Route& route, std::size_t first, std:
           ++length;
           places.push_back(static_cast<std::int32_t>(place));
           if (layout.end_place() > std::uint64_t{1} << 32) places.push_back(static_cast<std::int32_t>(place >> 32));
+          weights.push_back(std::bit_cast<std::int32_t>(group.weights[static_cast<std::size_t>(i)]));
         }
         if (length == 0) continue;
         lengths.push_back(length);
+        factors.push_back(
+            std::bit_cast<std::int32_t>(1.0f / static_cast<float>(group.offsets[bag + 1] - group.offsets[bag])));
         num_ids += length;
         bag_of.push_back(static_cast<std::uint32_t>(sample - first));
       }
       const BagCounts& counts = route.counts[o * num_features + f];
       CHECK(counts.bags == static_cast<std::int64_t>(lengths.size()) && counts.ids == num_ids);
-      if (counts.bags != counts.ids) message.insert(message.end(), lengths.begin(), lengths.end());
+      CHECK(counts.weighted == (group.batch().weights != nullptr));
+      if (counts.has_lengths()) message.insert(message.end(), lengths.begin(), lengths.end());
       message.insert(message.end(), places.begin(), places.end());
+      if (group.weighted) message.insert(message.end(), weights.begin(), weights.end());
+      if (group.weighted && layout.is_split() && group.table_of(f).pooling == Pooling::mean) {
+        message.insert(message.end(), factors.begin(), factors.end());
+      }
       floats += counts.bags * group.table_of(f).dim;
     }
     CHECK(route.message_words[o] == static_cast<std::int64_t>(message.size() - words_before));
+    CHECK(Router(group.spec).words_of(route.counts.data() + o * num_features) == message.size() - words_before);
     CHECK(route.block_floats[o] == floats);
   }
   CHECK(route.message == message);
@@ -167,6 +184,20 @@ class Rows {
   std::vector<float> pool(const Plan& plan) const {
     std::vector<float> out(plan.num_bags * plan.output_width, NAN);
     pool_features(plan, working_, tables_, out.data());
+    return out;
+  }
+
+  // The gradients of the weights of a plan's lookups, feature by feature.
+  std::vector<float> weight_gradients(const std::shared_ptr<Plan>& plan, const float* grad) const {
+    Capture capture;
+    capture.plan = plan;
+    capture.tables = working_;
+    std::vector<float> out;
+    for (std::size_t f = 0; f < plan->features.size(); ++f) {
+      std::vector<float> of_feature(plan->num_lookups_of(f));
+      scale_gradients(tables_, capture, f, grad, of_feature.data());
+      out.insert(out.end(), of_feature.begin(), of_feature.end());
+    }
     return out;
   }
 
@@ -236,16 +267,17 @@ std::shared_ptr<Plan> plan_of_owner(const Group& group, PlanPool& plans,
 
 void a_group_does_what_one_process_does(Random& random) {
   for (int i = 0; i < 600; ++i) {
-    const Group group = random_group(random);
-    Plan one_plan;
-    one_plan.spec = group.collection(false);
-    plan_batch(group.batch(), false, one_plan);
-    const Rows one_rows(group, one_plan, false);
-    const std::vector<float> pooled = one_rows.pool(one_plan);
-
+    Group group = random_group(random);
     const Router router(group.spec);
     PlanPool plans(group.collection(true));
     for (int batch = 0; batch < 2; ++batch) {
+      if (batch == 1) group.weighted = !group.weighted;
+      const auto of_one_process = std::make_shared<Plan>();
+      Plan& one_plan = *of_one_process;
+      one_plan.spec = group.collection(false);
+      plan_batch(group.batch(), false, one_plan);
+      const Rows one_rows(group, one_plan, false);
+      const std::vector<float> pooled = one_rows.pool(one_plan);
       std::vector<std::shared_ptr<const Route>> routes;
       for (std::size_t m = 0; m < group.num_trainers(); ++m) {
         const std::size_t first = group.first_sample[m], end = group.first_sample[m + 1];
@@ -294,6 +326,25 @@ void a_group_does_what_one_process_does(Random& random) {
       }
       CHECK(sums.size() == one_sums.size());
       for (const auto& [row, sum] : one_sums) CHECK(same_bits(sums.at(row).data(), sum.data(), sum.size()));
+      if (!group.weighted) continue;
+      // What an owner sends a trainer lies feature by feature, in an owner's plan all trainers' of a feature together.
+      std::vector<std::vector<float>> sent(routes.size());
+      for (std::uint32_t o = 0; o < group.spec.num_owners; ++o) {
+        const Plan& plan = *owner_plans[o];
+        const std::vector<float> found = Rows(group, plan, true).weight_gradients(owner_plans[o], owner_grad[o].data());
+        for (std::size_t f = 0, at = 0; f < plan.features.size(); at += plan.num_lookups_of(f++)) {
+          const auto begin = found.begin() + static_cast<std::ptrdiff_t>(at);
+          auto& to = sent[f % routes.size()];
+          to.insert(to.end(), begin, begin + static_cast<std::ptrdiff_t>(plan.num_lookups_of(f)));
+        }
+      }
+      std::vector<float> of_weights(group.ids.size(), NAN);
+      for (std::size_t m = 0; m < routes.size(); ++m) {
+        CHECK(sent[m].size() == routes[m]->weight_source.size());
+        routes[m]->gather_weights(sent[m].data(), of_weights.data());
+      }
+      const std::vector<float> of_one = one_rows.weight_gradients(of_one_process, grad.data());
+      CHECK(same_bits(of_weights.data(), of_one.data(), of_one.size()));
     }
   }
 }
@@ -347,17 +398,11 @@ void what_does_not_fit_together_is_refused() {
   refused([](RouterSpec& spec) { spec.num_owners = 1; });
   refused([](RouterSpec& spec) { spec.tables[1].layout.first_shard = 4; });
   refused([](RouterSpec& spec) { spec.features[0].table = 2; });
-
-  const std::int64_t id = 1;
-  const float weight = 2;
-  const std::int32_t offsets[] = {0, 1, 1};
-  CHECK(kind_thrown_by([&] { Router(good).route({&id, offsets, false, &weight, 1, {0, 1}}, 0, 1); }) ==
-        ErrorKind::config);
 }
 
 // A message that is good, of two trainers for an owner of two tables, the second one with places of two words.
 struct Message {
-  std::vector<BagCounts> counts{{2, 3}, {1, 1}, {0, 0}, {2, 2}};
+  std::vector<BagCounts> counts{{2, 3, 0}, {1, 1, 0}, {0, 0, 0}, {2, 2, 0}};
   std::vector<std::int32_t> words{2, 1, 7, 7, 9, 5, 1, /**/ 6, 0, 8, 1};
 
   std::shared_ptr<const CollectionSpec> spec() const {
@@ -396,11 +441,12 @@ void malformed_messages_are_refused(Random& random) {
     }
   };
   refused([](Message& m) { m.counts[0].bags = -1; });
-  refused([](Message& m) { m.counts[0].ids = -3; });
-  refused([](Message& m) { m.counts[1] = {2, 1}; });
-  refused([](Message& m) { m.counts[2] = {0, 1}; });
-  refused([](Message& m) { m.counts[3].ids = std::int64_t{1} << 32; });
-  refused([](Message& m) { m.counts[3] = {INT64_MAX, INT64_MAX}; });
+  refused([](Message& m) { m.counts[0].ids = UINT32_MAX; });
+  refused([](Message& m) { m.counts[1] = {2, 1, 0}; });
+  refused([](Message& m) { m.counts[2] = {0, 1, 0}; });
+  refused([](Message& m) { m.counts[3].weighted = 2; });
+  refused([](Message& m) { m.counts[3].weighted = 1; });
+  refused([](Message& m) { m.counts[3] = {INT64_MAX, UINT32_MAX, 1}; });
   refused([](Message& m) { m.counts[3].ids = 3; });
   refused([](Message& m) { m.words.pop_back(); });
   refused([](Message& m) { m.words.push_back(0); });
@@ -417,9 +463,10 @@ void malformed_messages_are_refused(Random& random) {
     Plan plan;
     for (std::uint64_t n = 1 + below(random, 3); n > 0; --n) {
       auto& count = message.counts[below(random, message.counts.size())];
-      std::int64_t& number = one_in(random, 2) ? count.bags : count.ids;
-      if (one_in(random, 3))
-        number = one_in(random, 3) ? static_cast<std::int64_t>(random()) : static_cast<std::int64_t>(below(random, 5));
+      const std::uint64_t number = one_in(random, 3) ? random() : below(random, 5);
+      if (one_in(random, 6)) count.bags = static_cast<std::int64_t>(number);
+      if (one_in(random, 6)) count.ids = static_cast<std::uint32_t>(number);
+      if (one_in(random, 6)) count.weighted = static_cast<std::uint32_t>(number % 3);
       if (one_in(random, 3)) message.words.resize(below(random, 14));
       if (message.words.empty()) continue;
       auto& word = message.words[below(random, message.words.size())];
@@ -447,7 +494,7 @@ void an_output_beyond_32_bits_is_refused() {
   spec->features = {{0, 0, "f"}};
   spec->output_width = 1u << 20;
   const std::vector<std::int32_t> words(4097);
-  const BagCounts counts{4097, 4097};
+  const BagCounts counts{4097, 4097, 0};
   Plan plan;
   plan.spec = spec;
   CHECK(kind_thrown_by([&] { plan_routed({&counts, 1, words}, false, plan); }) == ErrorKind::batch_too_large);

@@ -19,7 +19,7 @@ import pytest
 
 from crash_runs import HERE, SRC, Zygote, digest, pool_root
 from holdfast import _core
-from holdfast.admin.snapshot import SnapshotSummary, open_chain, restore_snapshot, take_snapshot, taking
+from holdfast.admin.snapshot import SnapshotSummary, copying, open_chain, restore_snapshot, take_snapshot
 from holdfast.errors import PoolError, StepError
 from holdfast.pools.read_only import at_rest
 
@@ -45,7 +45,7 @@ def root() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(taking, "_CHUNK_BYTES", 2048)
+    monkeypatch.setattr(copying, "CHUNK_BYTES", 2048)
 
 
 class Training:

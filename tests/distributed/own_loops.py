@@ -6,7 +6,9 @@ so any two lives of it end alike.
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,7 @@ def open_pool(directory: Path, options: dict[str, Any]) -> holdfast.Pool:
         log_bytes=options.get("log_bytes"),
         scratchpad_bytes=200_000,
         dense_interval=options.get("dense_interval", 1),
+        recovery=options.get("recovery", "exact"),
         group=group,
     )
 
@@ -81,7 +84,8 @@ class Ranker(nn.Module):
 
 def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
     """options: steps, micro_batches, ahead (batches announced), evaluate_every, max_norm, scaler, overflow_at (a step
-    in which rank 1's gradients are not finite), skip_averages_at, settle_every, dropout.
+    in which rank 1's gradients are not finite), skip_averages_at, settle_every, dropout, stop (a file: ranks kill
+    themselves once it is there).
     Each rank has a generator of its own in `extra`."""
     steps, micro_batches = options.get("steps", 8), options.get("micro_batches", 1)
     with open_pool(directory, options) as pool:
@@ -138,6 +142,8 @@ def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) ->
                 scaler.update()
             checkpoint.commit()
             say(step=step, durable=pool.durable_step, loss=float(loss))
+            if "stop" in options and Path(options["stop"]).exists():
+                os.kill(os.getpid(), signal.SIGKILL)
             if options.get("settle_every") and step % options["settle_every"] == 0:
                 pool.flush()
             if options.get("evaluate_every") and step % options["evaluate_every"] == 0:
@@ -179,12 +185,86 @@ def rows_alone(directory: Path, say: Callable[..., None], options: dict[str, Any
     say(closed=True)
 
 
+def weighted(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
+    """Bags whose ids have weights, of no ids and of many. options: steps; learned: a dense parameter is in the weights;
+    pairs: a split table's bags have several ids, too; ahead; not_finite_at: a step in which a weight of rank 1 is;
+    capture_ahead."""
+    with open_pool(directory, options) as pool:
+        names = ["item", "words", *(["pairs"] if options.get("pairs") else [])]
+        configs = [
+            holdfast.EmbeddingBagConfig(
+                num_embeddings=ROWS.get(name, ROWS["item"]), embedding_dim=DIM, name=name, feature_names=[name],
+                pooling="sum" if name == "item" else "mean",
+            )
+            for name in names
+        ]  # fmt: skip
+        rows = holdfast.EmbeddingBagCollection(pool, configs, optimizer=holdfast.SGD(lr=0.5))
+        random.seed(1), np.random.seed(1)
+        gain = nn.Linear(1, 3, bias=False)
+        with torch.no_grad():
+            gain.weight.copy_(torch.tensor([[1.0], [0.5], [-0.75]]))
+        optimizer = torch.optim.SGD(gain.parameters(), lr=0.01)
+        checkpoint = holdfast.Checkpoint(pool, model=gain, optimizer=optimizer)
+        say(joined=True, opened=checkpoint.resume())
+        if not pool.group.is_trainer:
+            pool.serve()
+            return
+        announced: dict[int, Any] = {}
+        for step in range(pool.step + 1, options.get("steps", 6) + 1):
+            for coming in range(step, min(step + options.get("ahead", 0), options.get("steps", 6)) + 1):
+                if coming not in announced:
+                    given = weighted_batch(coming, pool.part, names, gain if options.get("learned") else None)
+                    given[0].weights_or_none().retain_grad()
+                    announced[coming] = rows.plan(given[0]), given
+                    if options.get("ahead"):
+                        rows.announce(announced[coming][0])
+            plan, (given, labels) = announced.pop(step)
+            weights = given.weights_or_none()
+            if options.get("not_finite_at") == step and pool.group.rank == 1:
+                broken = weights.detach().clone()
+                broken[0] = float("nan")
+                broken.requires_grad_()
+                plan = rows.plan(holdfast.JaggedFeatures(names, given.values(), given.offsets(), broken))
+            loss = ((rows(plan).values().sum(dim=1) - labels) ** 2).mean()
+            if options.get("capture_ahead") and step + 1 <= options.get("steps", 6):
+                coming = weighted_batch(step + 1, pool.part, names, None)
+                announced.setdefault(step + 1, (rows.plan(coming[0]), coming))
+                say(captured=rows.capture_ahead(announced[step + 1][0]))
+            optimizer.zero_grad()
+            loss.backward()
+            if weights.grad is not None:
+                say(weights=weights.grad.tolist(), at=step)
+            pool.average_gradients(gain)
+            optimizer.step()
+            rows.optimizer.step()
+            checkpoint.commit(loss=loss.detach())
+            say(step=step)
+        rows.eval()
+        say(score=float(rows(weighted_batch(10_000, pool.part, names, None)[0]).values().sum()))
+        checkpoint.flush()
+    say(closed=True)
+
+
+def weighted_batch(
+    number: int, part: tuple[int, int], names: list[str], gain: nn.Linear | None
+) -> tuple[holdfast.JaggedFeatures, Tensor]:
+    bags, _, labels = batch_of(number, 24, part)
+    given = holdfast.JaggedFeatures.from_bags({name: bags["words" if name == "pairs" else name] for name in names})
+    values = given.values()
+    weights = ((values * 37 + number * 11) % 101 - 50).float() / 32  # a few of them are 0
+    if gain is None:
+        return holdfast.JaggedFeatures(names, values, given.offsets(), weights.requires_grad_()), labels
+    weights = weights * gain(torch.ones(len(values), 1))[torch.arange(len(values)), values % 3]
+    return holdfast.JaggedFeatures(names, values, given.offsets(), weights), labels
+
+
 def refused(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
     """Does what a group refuses, and lets the error end the rank."""
     what = options["what"]
-    if what == "relaxed":
-        holdfast.Pool(directory, recovery="relaxed")
-    with open_pool(directory, {**options, "dense_interval": 1 + (what == "interval" and _rank() == 1)}) as pool:
+    options = {**options, "dense_interval": 1 + (what == "interval" and _rank() == 1)}
+    if what == "relaxed" and _rank() == 1:
+        options["recovery"] = "relaxed"
+    with open_pool(directory, options) as pool:
         if what == "device":
             pool_device = holdfast.DeviceConfig(kind="cpu", rows="scratchpad")
             holdfast.EmbeddingBagCollection(pool, tables("item"), device=pool_device)
@@ -194,14 +274,6 @@ def refused(directory: Path, say: Callable[..., None], options: dict[str, Any]) 
         ids, _, _ = batch_of(1, 24, pool.part)
         if what == "thread":
             raise in_thread(lambda: rows.plan(ids))
-        if what == "weights":
-            _ = pool.step
-            mine, offsets = ids["item"]
-            weighted = holdfast.JaggedFeatures(
-                ["item", "shop"], torch.cat([mine, mine]), torch.cat([offsets, offsets[1:] + len(mine)]),
-                weights=torch.ones(2 * len(mine)),
-            )  # fmt: skip
-            rows.plan(weighted)
         if what == "late":
             _ = pool.step
             holdfast.EmbeddingBagCollection(pool, tables("words"))
@@ -232,8 +304,6 @@ def in_thread(work: Callable[[], Any]) -> BaseException:
 
 
 def _rank() -> int:
-    import os
-
     return int(os.environ["RANK"])
 
 

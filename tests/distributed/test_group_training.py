@@ -125,6 +125,14 @@ def test_evaluation_between_steps_leaves_no_trace(ranks: Ranks, pool_root: Path)
     assert digest(pool_root / "often") == digest(pool_root / "once")
 
 
+@pytest.mark.parametrize("memory_ranks", [0, 1])
+def test_rows_that_are_captured_ahead_change_no_bit(memory_ranks: int, ranks: Ranks, pool_root: Path) -> None:
+    for name, ahead in (("without", False), ("with", True)):
+        config = small(train={"capture_ahead": ahead, "max_grad_norm": 0.5}, pool={"dense_interval": 3})
+        trained(ranks, pool_root / name, config, 3, memory_ranks=memory_ranks)
+    check_close(pool_root / "without", pool_root / "with", rtol=0, atol=0)
+
+
 def test_a_group_evaluates_as_any_other_over_the_same_pool(ranks: Ranks, pool_root: Path) -> None:
     """Batches smaller than the group, too: the last one has a single sample."""
     config = run_of(train={"eval_batch_size": 23}, validation={"num_samples": 277})

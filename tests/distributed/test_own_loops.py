@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ import torch
 import holdfast
 from group_runs import Act, Life, Ranks, digest
 from holdfast.errors import ConfigError
-from holdfast.pools.read_only import at_rest, layout_of
+from holdfast.pools.read_only import at_rest, layout_of, open_reader
 
 STORES: dict[str, dict[str, Any]] = {
     "in place": {},
@@ -117,6 +118,65 @@ def test_a_step_that_overflows_on_one_rank_is_skipped_on_all(ranks: Ranks, pool_
     assert np.isfinite(rows).all()
 
 
+def test_a_skipped_step_is_no_step_of_the_row_optimizer_after_a_kill_either(ranks: Ranks, pool_root: Path) -> None:
+    """Adam divides by what its number of steps gives."""
+    options = {"scaler": True, "overflow_at": 2, "timeout": 5.0}
+    expected = whole(ranks, pool_root / "whole", options)
+    run(ranks, pool_root / "killed", options, acts={1: Act(at="commit", nth=5)}, grace=0.2)
+    assert whole(ranks, pool_root / "killed", options) == expected
+    with at_rest(pool_root / "whole") as (reader, _):
+        assert reader.commit["row_updates"] == reader.commit["step"] - 1
+
+
+def model_of(directory: Path) -> dict[str, torch.Tensor]:
+    from holdfast.state import state_tree
+
+    with at_rest(directory) as (reader, _):
+        state = reader.dense_state()
+    assert state is not None
+    model: dict[str, torch.Tensor] = state_tree.unpack(*state[1:])["model"]
+    return model
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("group", GROUPS)
+def test_relaxed_recovery_keeps_the_newest_rows_that_all_have_beside_an_older_dense_state(
+    group: str, store: str, ranks: Ranks, pool_root: Path
+) -> None:
+    options = {**STORES[store], "log_bytes": 1 << 20, "dense_interval": 4, "timeout": 5.0}
+    owner = GROUPS[group][0] - 1
+    run(ranks, pool_root / "killed", options, group, acts={owner: Act(at="commit", nth=8)}, grace=0.2)
+    step = int(open_reader(pool_root / "killed").commit["step"])  # of the rows that all have
+    assert 4 < step < 8
+    relaxed = {**options, "recovery": "relaxed", "steps": step, "flush": False}
+    shutil.copytree(pool_root / "killed", pool_root / "exact")
+    for persist_point in (1, 4, 9, 15):  # of rank 0, which is killed while it opens the pool
+        shutil.copytree(pool_root / "killed", pool_root / f"{persist_point}")
+        run(
+            ranks, pool_root / f"{persist_point}", relaxed, group, acts={0: Act(persist_point=persist_point)}, grace=0.2
+        )
+    for name in ("killed", "1", "4", "9", "15"):
+        life = run(ranks, pool_root / name, relaxed, group)
+        assert (life.ended_well, life.opened) == (True, step), life.errors()
+    assert {digest(pool_root / name) for name in ("1", "4", "9", "15")} == {digest(pool_root / "killed")}
+    whole(ranks, pool_root / "rows", {**options, "steps": step}, group)
+    whole(ranks, pool_root / "dense", {**options, "steps": 4}, group)
+    for table, count in enumerate((3000, 40, 700)):
+        kept, there = (rows_of(pool_root / name, table, count, 6) for name in ("killed", "rows"))
+        np.testing.assert_array_equal(kept, there)
+    older, kept_model = model_of(pool_root / "dense"), model_of(pool_root / "killed")
+    assert all(torch.equal(older[name], kept_model[name]) for name in older)
+    assert run(ranks, pool_root / "exact", options, group).opened == 4
+
+
+def test_relaxed_recovery_over_other_ranks_keeps_the_newest_rows_too(ranks: Ranks, pool_root: Path) -> None:
+    options = {"log_bytes": 1 << 20, "dense_interval": 4, "timeout": 5.0}
+    run(ranks, pool_root / "pool", options, "3 ranks", acts={1: Act(at="commit", nth=8)}, grace=0.2)
+    step = int(open_reader(pool_root / "pool").commit["step"])
+    life = run(ranks, pool_root / "pool", {**options, "recovery": "relaxed", "steps": step}, "2 ranks")
+    assert (life.ended_well, life.opened) == (True, step), life.errors()
+
+
 def test_rows_are_those_of_one_process(ranks: Ranks, pool_root: Path) -> None:
     alone = ranks.run(pool_root / "1", {}, 1, loop="rows_alone")
     assert alone.ended_well, alone.errors()
@@ -128,6 +188,90 @@ def test_rows_are_those_of_one_process(ranks: Ranks, pool_root: Path) -> None:
                 np.testing.assert_allclose(many, one, atol=1e-6)
             else:
                 np.testing.assert_array_equal(many, one)
+
+
+def weights_said(life: Life, step: int) -> list[float]:
+    """The gradients of all trainers' weights in a step, as of the mean over all samples, feature by feature."""
+    said = [
+        (saying["weights"], sum(1 for other in life.ranks if other.all_said("weights")))
+        for rank in life.ranks
+        for saying in rank.said
+        if saying.get("at") == step
+    ]
+    return sorted(weight / trainers for weights, trainers in said for weight in weights)
+
+
+def test_weighted_bags_and_the_gradients_of_their_weights_are_those_of_one_process(
+    ranks: Ranks, pool_root: Path
+) -> None:
+    alone = ranks.run(pool_root / "1", {}, 1, loop="weighted")
+    assert alone.ended_well, alone.errors()
+    for group in GROUPS:
+        life = run(ranks, pool_root / group, {}, group, loop="weighted")
+        assert life.ended_well, life.errors()
+        is_exact = group != "3 ranks"  # a third is no float
+        for step in range(1, 7):
+            one, many = weights_said(alone, step), weights_said(life, step)
+            assert one == many if is_exact else np.allclose(one, many, atol=1e-5)
+        for table, count in ((0, 3000), (1, 700)):
+            one_rows, rows = (rows_of(pool_root / name, table, count, 6) for name in ("1", group))
+            np.testing.assert_allclose(rows, one_rows, atol=0 if is_exact else 1e-6)
+
+
+def test_parts_of_weighted_bags_add_up_to_those_of_one_process(ranks: Ranks, pool_root: Path) -> None:
+    alone = ranks.run(pool_root / "1", {"pairs": True}, 1, loop="weighted")
+    assert alone.ended_well, alone.errors()
+    for group in GROUPS:
+        life = run(ranks, pool_root / group, {"pairs": True}, group, loop="weighted")
+        assert life.ended_well, life.errors()
+        for step in range(1, 7):
+            assert np.allclose(weights_said(alone, step), weights_said(life, step), atol=1e-5)
+        one_rows, rows = (rows_of(pool_root / name, 2, 3000, 6) for name in ("1", group))
+        np.testing.assert_allclose(rows, one_rows, atol=1e-6)
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("group", GROUPS)
+def test_weighted_bags_are_exact_over_kills_and_announcements(
+    group: str, store: str, ranks: Ranks, pool_root: Path
+) -> None:
+    options = {**STORES[store], "pairs": True, "timeout": 5.0}
+    for how in ({"learned": True}, {"ahead": 2}):
+        directory = pool_root / next(iter(how))
+        expected = whole(ranks, directory / "whole", {**options, **how, "ahead": 0}, group, loop="weighted")
+        act = Act(at="collective", nth=60, after=True)
+        run(ranks, directory / "killed", {**options, **how}, group, acts={1: act}, grace=0.2, loop="weighted")
+        assert whole(ranks, directory / "killed", {**options, **how}, group, loop="weighted") == expected
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_rows_that_are_captured_ahead_change_no_bit(
+    group: str, store: str, ahead: int, ranks: Ranks, pool_root: Path
+) -> None:
+    options = {**STORES[store], "steps": 8, "timeout": 5.0}
+    expected = whole(ranks, pool_root / "without", options, group, loop="weighted")
+    options = {**options, "capture_ahead": True, "ahead": ahead}
+    for nth in (3, 6):
+        act = Act(at="commit", nth=nth)
+        run(ranks, pool_root / "killed", options, group, acts={1: act}, grace=0.2, loop="weighted")
+    life = run(ranks, pool_root / "with", options, group, loop="weighted")
+    assert life.ended_well, life.errors()
+    captured = [rank.all_said("captured") for rank in life.ranks[: GROUPS[group][0] - GROUPS[group][1]]]
+    owns_rows = GROUPS[group][1] == 0
+    assert all(any(of_rank) == (owns_rows and store == "in place") for of_rank in captured)  # a row log has no need
+    assert digest(pool_root / "with") == expected
+    assert whole(ranks, pool_root / "killed", options, group, loop="weighted") == expected
+
+
+def test_a_weight_that_is_no_number_ends_the_step_on_all_ranks(ranks: Ranks, pool_root: Path) -> None:
+    life = run(ranks, pool_root / "pool", {"not_finite_at": 4}, loop="weighted")
+    assert {rank.error for rank in life.ranks} <= {"NonFiniteLoss", "GroupError"}, life.errors()
+    assert life.ranks[1].error == "NonFiniteLoss", life.errors()
+    again = run(ranks, pool_root / "pool", {}, loop="weighted")
+    assert again.ended_well, again.errors()
+    assert again.opened == 3
 
 
 def test_a_data_loader_with_workers_is_exact_over_a_kill(ranks: Ranks, pool_root: Path) -> None:
@@ -171,12 +315,11 @@ def test_ranks_whose_gradients_were_not_averaged_are_found(ranks: Ranks, pool_ro
 @pytest.mark.parametrize(
     ("what", "error", "words"),
     [
-        ("relaxed", "ConfigError", "exact recovery only"),
+        ("relaxed", "ConfigError", "has recovery"),
         ("device", "ConfigError", "processors alone yet"),
         ("tables", "ConfigError", "make them the same"),
         ("interval", "ConfigError", "has dense_interval"),
         ("thread", "StepError", "before the loader's first batch"),
-        ("weights", "ConfigError", "per-sample weights"),
         ("late", "StepError", "make all of them before"),
         ("serve", "StepError", "trains"),
         ("ddp", "ConfigError", "average_gradients"),

@@ -70,6 +70,11 @@ def train_group(pool: Path, steps: int = STEPS) -> None:
         trainer.flush()
 
 
+def deal_out(pool: Path, writers: int) -> None:
+    options = OpenOptions(grow_log=False, scratchpad_bytes=1 << 20)
+    deal_out_anew(pool, manifests.read(pool), writers, options, lambda layout, num_shards, cursor: [1] * num_shards)
+
+
 def files_of(directory: Path) -> dict[str, bytes]:
     """But for hidden ones, which are nobody's results: a probe of the medium, what was being made."""
     found = [path for path in sorted(directory.rglob("*")) if path.is_file() and not path.name.startswith(".")]
@@ -178,6 +183,21 @@ class Restore(_MakesAPool):
 
     def run(self, root: Path) -> None:
         restore_snapshot(root / "pool", root / self.made, medium=_medium)
+
+
+class SnapshotGroup(Snapshot):
+    def prepare(self, root: Path) -> None:
+        train_group(root / "pool")
+        deal_out(root / "pool", 3)
+
+
+class RestoreGroup(Restore):
+    """With three writers; what goes on from it is a group of one."""
+
+    def prepare(self, root: Path) -> None:
+        train_group(root / "other")
+        deal_out(root / "other", 3)
+        take_snapshot(root / "other", root / "pool")
 
 
 class Import(_MakesAPool):
@@ -303,11 +323,8 @@ class DealOut(Create):
         train_group(root / "pool")
 
     def run(self, root: Path) -> None:
-        pool = root / "pool"
-        manifest = manifests.read(pool)
-        if manifest.num_writers != 3:
-            options = OpenOptions(grow_log=False, scratchpad_bytes=1 << 20)
-            deal_out_anew(pool, manifest, 3, options, lambda layout, num_shards, cursor: [1] * num_shards)
+        if manifests.read(root / "pool").num_writers != 3:
+            deal_out(root / "pool", 3)
 
     def judge(self, root: Path, sources: str | None, expected: str, *, has_returned: bool) -> bool:
         if has_returned:
@@ -321,6 +338,8 @@ VERBS: dict[str, Verb] = {
     "snapshot": Snapshot(),
     "snapshot_since": SnapshotSince(),
     "restore": Restore(),
+    "snapshot_of_a_group": SnapshotGroup(),
+    "restore_of_a_group": RestoreGroup(),
     "import": Import(),
     "export": Export(),
     "repair": Repair(),

@@ -51,7 +51,7 @@ def test_killed_in_the_middle_and_started_again_it_ends_with_the_digest_of_an_un
 ) -> None:
     many = ("--set", "train.epochs=200", "--set", "validation.num_samples=50")
     metrics = holdfast.root / "metrics.jsonl"
-    command = ("train", holdfast.files.config, "--pool", holdfast.root / "killed", "--metrics", metrics, *many)
+    command = ("train", holdfast.config, "--pool", holdfast.root / "killed", "--metrics", metrics, *many)
     process = start(*command)
     wait_for_lines(metrics, 30, process)
     process.kill()
@@ -76,7 +76,7 @@ def test_killed_in_the_middle_and_started_again_it_ends_with_the_digest_of_an_un
 def test_a_signal_finishes_the_step_and_makes_it_durable(holdfast: Commands, number: signal.Signals, code: int) -> None:
     metrics = holdfast.root / "metrics.jsonl"
     process = start(
-        *("train", holdfast.files.config, "--pool", holdfast.root / "pool", "--metrics", metrics),
+        *("train", holdfast.config, "--pool", holdfast.root / "pool", "--metrics", metrics),
         *("--set", "train.epochs=2000", "--set", "pool.dense_interval=50"),
     )
     wait_for_lines(metrics, 10, process)
@@ -91,7 +91,7 @@ def test_a_signal_finishes_the_step_and_makes_it_durable(holdfast: Commands, num
 
 def crashed_copy(holdfast: Commands, name: str, steps: int) -> None:
     """A pool as it is when its process dies after `steps` steps, none of them with a dense state."""
-    config = read_config(RunConfig, holdfast.files.config, ["pool.dense_interval=100"])
+    config = read_config(RunConfig, holdfast.config, ["pool.dense_interval=100"])
     with open_trainer(config, holdfast.root / f"{name}.alive") as trainer:
         for _, _ in zip(range(steps), trainer.steps(), strict=False):
             pass
@@ -149,7 +149,7 @@ def test_help_answers_without_importing_torch() -> None:
 
 
 def test_a_typo_in_the_configuration_is_named_with_what_was_meant(holdfast: Commands) -> None:
-    holdfast.files.config.write_text(CONFIG.replace("batch_size", "batchsize"))
+    holdfast.config.write_text(CONFIG.replace("batch_size", "batchsize"))
     result = holdfast.train()
     assert result.code == 1
     assert "train.batchsize" in result.err
@@ -217,10 +217,10 @@ def test_a_change_that_the_pool_cannot_follow_is_refused_by_name(holdfast: Comma
 
 
 def test_a_pool_of_before_there_were_lanes_has_one(holdfast: Commands) -> None:
-    plain = to_plain(read_config(RunConfig, holdfast.files.config))
+    plain = to_plain(read_config(RunConfig, holdfast.config))
     train = {name: value for name, value in plain["train"].items() if name != "lanes"}
     refuse_changes({**plain, "train": train}, plain)
-    more = to_plain(read_config(RunConfig, holdfast.files.config, ["train.lanes=8"]))
+    more = to_plain(read_config(RunConfig, holdfast.config, ["train.lanes=8"]))
     with pytest.raises(ConfigError, match=r"train\.lanes: was 1, is 8, but a pool cannot change that"):
         refuse_changes({**plain, "train": train}, more)
 
@@ -237,7 +237,7 @@ def test_a_changed_learning_rate_is_applied_from_the_next_step_on(holdfast: Comm
     holdfast.train("pool", "--steps", 5)
     holdfast.train("same", "--steps", 5)
     changed = ["embedding.lr=0.2", "optimizer.lr=0.5"]
-    config = read_config(RunConfig, holdfast.files.config, changed)
+    config = read_config(RunConfig, holdfast.config, changed)
     with open_trainer(config, holdfast.root / "pool") as trainer:
         assert trainer.rows.optimizer.param_groups[0]["lr"] == 0.2
         assert trainer.dense_optimizer.param_groups[0]["lr"] == 0.5
@@ -253,12 +253,12 @@ def test_a_changed_learning_rate_is_applied_from_the_next_step_on(holdfast: Comm
 def test_a_learning_rate_that_a_schedule_changed_stays_when_the_configuration_does_not_change(
     holdfast: Commands,
 ) -> None:
-    config = read_config(RunConfig, holdfast.files.config)
+    config = read_config(RunConfig, holdfast.config)
     with open_trainer(config, holdfast.root / "pool") as trainer:
         trainer.rows.optimizer.param_groups[0]["lr"] = 0.03
         trainer.dense_optimizer.param_groups[0]["lr"] = 0.003
         next(trainer.steps())
-    changed = read_config(RunConfig, holdfast.files.config, ["optimizer.weight_decay=0.1"])
+    changed = read_config(RunConfig, holdfast.config, ["optimizer.weight_decay=0.1"])
     with open_trainer(changed, holdfast.root / "pool") as trainer:
         assert trainer.rows.optimizer.param_groups[0]["lr"] == 0.03
         assert trainer.dense_optimizer.param_groups[0]["lr"] == 0.003
@@ -325,7 +325,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_the_last_good_step(holdfast:
 def test_a_pool_in_use_is_inspected_and_evaluated_but_not_digested_verified_exported_or_trained(
     holdfast: Commands,
 ) -> None:
-    config = read_config(RunConfig, holdfast.files.config)
+    config = read_config(RunConfig, holdfast.config)
     pool = holdfast.root / "pool"
     with open_trainer(config, pool) as trainer:
         for _ in trainer.steps():
@@ -333,9 +333,9 @@ def test_a_pool_in_use_is_inspected_and_evaluated_but_not_digested_verified_expo
         trainer.checkpoint.flush()
         found = json.loads(holdfast("inspect", pool, "--json").out)
         assert (found["in_use"], found["clean"], found["step"]) == (True, False, 20)
-        out = holdfast("eval", holdfast.files.config, "--pool", pool).out
+        out = holdfast("eval", holdfast.config, "--pool", pool).out
         commands = [("verify", pool), ("digest", pool), ("export", pool, holdfast.root / "out.safetensors")]
-        for command in [*commands, ("train", holdfast.files.config, "--pool", pool)]:
+        for command in [*commands, ("train", holdfast.config, "--pool", pool)]:
             result = holdfast(*command)
             assert result.code == 1
             assert "is open for writing in process" in result.err
@@ -402,7 +402,7 @@ def test_a_malformed_line_is_named_or_skipped_and_counted(holdfast: Commands) ->
     assert holdfast("data", "synth", data, "--samples", 200).code == 0
     with data.open("a") as file:
         file.write("1\tnonsense\n")
-    holdfast.files.config.write_text(
+    holdfast.config.write_text(
         '[data.criteo]\npaths = ["clicks.tsv"]\nnum_embeddings = 100\n[embedding]\ndim = 4\n'
         "[model]\nbottom = [4]\ntop = [1]\n[train]\nbatch_size = 50\n"
     )
@@ -422,11 +422,11 @@ def test_converted_text_trains_to_the_same_tables(holdfast: Commands) -> None:
     again = holdfast("data", "convert", data, converted)
     assert (again.code, "is there already" in again.err) == (1, True)
     rest = "[embedding]\ndim = 4\n[model]\nbottom = [4]\ntop = [1]\n[train]\nbatch_size = 50\n"
-    holdfast.files.config.write_text(f'[data.criteo]\npaths = ["clicks.tsv"]\nnum_embeddings = 100\n{rest}')
+    holdfast.config.write_text(f'[data.criteo]\npaths = ["clicks.tsv"]\nnum_embeddings = 100\n{rest}')
     assert holdfast.train("text").code == 0
     sparse = "".join(f"C{n} = {{ column = 'C{n}', num_embeddings = 100 }}\n" for n in range(1, 27))
     dense = [f"I{n}" for n in range(1, 14)]
-    holdfast.files.config.write_text(
+    holdfast.config.write_text(
         f'[data.parquet]\npaths = ["clicks.parquet"]\nlabel = "label"\ndense = {dense}\ndense_transform = "log1p"\n'
         f"[data.parquet.sparse]\n{sparse}{rest}"
     )

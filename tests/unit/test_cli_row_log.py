@@ -45,7 +45,7 @@ def test_both_stores_train_to_the_same_digest_evaluation_and_export(holdfast: Co
     outputs = []
     for pool in ("pool", "in-place"):
         digest = holdfast("digest", holdfast.root / pool)
-        evaluation = holdfast("eval", holdfast.files.config, "--pool", holdfast.root / pool)
+        evaluation = holdfast("eval", holdfast.config, "--pool", holdfast.root / pool)
         exported = holdfast("export", holdfast.root / pool, holdfast.root / f"{pool}.safetensors")
         assert (digest.code, evaluation.code, exported.code) == (0, 0, 0)
         outputs.append((digest.out, evaluation.out, (holdfast.root / f"{pool}.safetensors").read_bytes()))
@@ -133,7 +133,7 @@ def test_inspect_shows_what_of_the_row_log_is_used_and_merged(holdfast: Commands
 
 
 def test_a_pool_in_use_is_inspected_and_evaluated(holdfast: Commands) -> None:
-    config = read_config(RunConfig, holdfast.files.config, ROW_LOG)
+    config = read_config(RunConfig, holdfast.config, ROW_LOG)
     pool = holdfast.root / "pool"
     with open_trainer(config, pool) as trainer:
         for _ in trainer.steps():
@@ -141,15 +141,13 @@ def test_a_pool_in_use_is_inspected_and_evaluated(holdfast: Commands) -> None:
         trainer.checkpoint.flush()
         found = inspected(holdfast)
         assert (found["in_use"], found["clean"], found["step"], found["dense_step"]) == (True, False, 20, 20)
-        out = holdfast("eval", holdfast.files.config, "--pool", pool).out
+        out = holdfast("eval", holdfast.config, "--pool", pool).out
         assert holdfast("digest", pool).code == 1
-    assert holdfast("eval", holdfast.files.config, "--pool", pool).out == out
+    assert holdfast("eval", holdfast.config, "--pool", pool).out == out
 
 
 def test_a_crashed_pool_is_described_verified_and_recovered(holdfast: Commands) -> None:
-    config = read_config(
-        RunConfig, holdfast.files.config, [*ROW_LOG, "pool.log_bytes=1048576", "pool.dense_interval=100"]
-    )
+    config = read_config(RunConfig, holdfast.config, [*ROW_LOG, "pool.log_bytes=1048576", "pool.dense_interval=100"])
     with open_trainer(config, holdfast.root / "alive") as trainer:
         for _, _ in zip(range(10), trainer.steps(), strict=False):
             pass
@@ -172,7 +170,7 @@ def test_a_crashed_pool_is_described_verified_and_recovered(holdfast: Commands) 
 def test_a_signal_stops_a_run_with_a_window_at_a_digest_that_shows_no_window(holdfast: Commands) -> None:
     metrics = holdfast.root / "metrics.jsonl"
     process = start(
-        *("train", holdfast.files.config, "--pool", holdfast.root / "pool", "--metrics", metrics, *SETTINGS),
+        *("train", holdfast.config, "--pool", holdfast.root / "pool", "--metrics", metrics, *SETTINGS),
         *("--set", "train.epochs=2000", "--set", "train.window=5"),
     )
     deadline = time.monotonic() + 60

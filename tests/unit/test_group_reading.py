@@ -12,25 +12,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch._C._distributed_c10d import HashStore
 
+import holdfast
 from cli_runs import CONFIG, Commands, pool_digest
 from holdfast import _core
 from holdfast.admin.exporting import export_pool
 from holdfast.admin.importing import import_pool
 from holdfast.admin.inspection import describe, inspect_pool
 from holdfast.admin.repair import problems_of, repair_pool
-from holdfast.admin.snapshot import take_snapshot
 from holdfast.admin.tensor_files import open_tensors
-from holdfast.errors import Corrupted, PoolBusy, PoolExists, PoolNotFound, PoolOfGroup
+from holdfast.errors import Corrupted, PoolBusy, PoolExists, PoolNotFound
 from holdfast.files.config import read_config
 from holdfast.group import manifest as manifests
 from holdfast.group.founding import deal_out_anew
 from holdfast.group.group import Group
 from holdfast.group.opening import OpenOptions
 from holdfast.group.roles import Roles
-from holdfast.pools.read_only import at_rest, open_reader, touched_rows
-from holdfast.run.assembly import RunConfig, evaluate_pool, open_trainer, open_validation
+from holdfast.pools.read_only import ReadOnlyPool, at_rest, open_reader, touched_rows
+from holdfast.run.assembly import RunConfig, evaluate_pool, open_source, open_trainer, open_validation
 from holdfast.run.ranks import open_group_trainer
 from holdfast.train.trainer import Trainer
 
@@ -127,6 +128,29 @@ def test_rows_are_asked_for_by_their_own_numbers(config: RunConfig, pool_root: P
             np.testing.assert_array_equal(ours.differs, theirs.differs)
     with pytest.raises(ValueError, match="do not fit"):
         group.read_rows(2, 399, 2, np.empty(32, np.uint8), np.empty(8, np.uint8))
+
+
+def test_weighted_bags_are_pooled_as_one_writer_pools_them(config: RunConfig, pool_root: Path) -> None:
+    pools = train_plain(config, pool_root / "plain"), train_group(config, pool_root / "group", writers=3)
+    source = open_source(config.data)
+    tables = config.embedding.tables(source.features)
+    draw = np.random.default_rng(5)
+    lengths = [draw.integers(0, 5, 20) for _ in tables]
+    ids = [draw.integers(0, table.num_embeddings, sum(n)) for table, n in zip(tables, lengths, strict=True)]
+    values, offsets = torch.from_numpy(np.concatenate(ids)), np.cumsum([0, *np.concatenate(lengths)])
+    weights = torch.from_numpy(draw.normal(size=len(values)).astype(np.float32))
+    keys = [table.feature_names[0] for table in tables]
+    batch = holdfast.JaggedFeatures(keys, values, torch.from_numpy(offsets), weights)
+    out = []
+    for pool in pools:
+        rows = holdfast.EmbeddingBagCollection(
+            ReadOnlyPool(pool),
+            tables,
+            optimizer=config.embedding.spec(),  # type: ignore[arg-type]
+        ).eval()
+        out.append(rows(batch).values())
+    torch.testing.assert_close(out[0], out[1])
+    assert out[0].abs().sum() > 0
 
 
 def test_an_export_is_the_same_file(config: RunConfig, pool_root: Path) -> None:
@@ -306,8 +330,6 @@ def test_a_missing_part_is_named(config: RunConfig, pool_root: Path) -> None:
 def test_what_cannot_be_done_with_a_groups_pool_says_so(config: RunConfig, pool_root: Path) -> None:
     group = train_group(config, pool_root / "group")
     before = pool_digest(group)
-    with pytest.raises(PoolOfGroup, match="no snapshot can be taken"):
-        take_snapshot(group, pool_root / "snapshot")
     with open_trainer(config, group) as trainer:  # a process alone is a group of one
         assert trainer.pool.step == STEPS
     file = pool_root / "group.safetensors"

@@ -63,14 +63,14 @@ def holdfast(pool_root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
 
 
 def plan(holdfast: Commands, *arguments: object) -> dict:
-    result = holdfast("plan", holdfast.files.config, "--tiers", holdfast.root / "tiers.toml", "--json", *arguments)
+    result = holdfast("plan", holdfast.config, "--tiers", holdfast.root / "tiers.toml", "--json", *arguments)
     assert result.code == 0, result.err
     return json.loads(result.out)
 
 
 def test_profile_probe_and_plan_one_after_the_other(holdfast: Commands) -> None:
     counted, tiers = holdfast.root / "profile.json", holdfast.root / "probed.toml"
-    result = holdfast("profile", holdfast.files.config, "-o", counted)
+    result = holdfast("profile", holdfast.config, "-o", counted)
     assert result.code == 0, result.err
     assert "1,920 accesses in 20 batches of 32" in result.out
     result = holdfast("tiers", "probe", holdfast.root, "-o", tiers)
@@ -79,13 +79,13 @@ def test_profile_probe_and_plan_one_after_the_other(holdfast: Commands) -> None:
     assert len(probed.tiers) == 2
     assert probed.host is not None
     assert (probed.host.store == "log") == (probed.tiers[1].kind == "block")
-    result = holdfast("plan", holdfast.files.config, "--tiers", tiers, "--profile", counted)
+    result = holdfast("plan", holdfast.config, "--tiers", tiers, "--profile", counted)
     assert result.code == 0, result.err
     for words in ("a profile of 20 batches, counted exactly", "It fits.", "ms per batch, limited by", "C3", "1 node"):
         assert words in result.out
     assert "Log on" in result.out
     assert "A step takes" in result.out
-    found = json.loads(holdfast("plan", holdfast.files.config, "--tiers", tiers, "--profile", counted, "--json").out)
+    found = json.loads(holdfast("plan", holdfast.config, "--tiers", tiers, "--profile", counted, "--json").out)
     step = found["step"]
     assert step["ms"] == max(step[f"{stage}_ms"] for stage in ("compute", "loader", "disk", "log"))
     assert step["ms"] == step[f"{step['limited_by']}_ms"]
@@ -113,14 +113,14 @@ def test_a_pool_of_another_kind_than_the_probed_one_is_not_predicted(holdfast: C
     host = read_tiers(tiers).host
     assert host is not None
     other = "memory" if host.store == "log" else "block"
-    result = holdfast("plan", holdfast.files.config, "--tiers", tiers, "--set", f"pool.medium={other}")
+    result = holdfast("plan", holdfast.config, "--tiers", tiers, "--set", f"pool.medium={other}")
     assert result.code == 1
     assert f"pool.medium = '{other}', but the tiers' [host] was measured" in result.err
 
 
 def test_without_costs_only_what_memory_alone_sets_is_told(holdfast: Commands) -> None:
     assert plan(holdfast)["step"] is None
-    result = holdfast("plan", holdfast.files.config, "--tiers", holdfast.root / "tiers.toml")
+    result = holdfast("plan", holdfast.config, "--tiers", holdfast.root / "tiers.toml")
     assert "compute not counted" in result.out
     assert "A step takes" not in result.out
 
@@ -147,7 +147,7 @@ def test_hot_rows_of_a_small_run_are_placed_in_dram_and_the_rest_on_the_drive(ho
 
 def test_the_plan_says_for_people_what_it_says_for_programs(holdfast: Commands) -> None:
     found = plan(holdfast, "--step-ms", 5)
-    text = holdfast("plan", holdfast.files.config, "--tiers", holdfast.root / "tiers.toml", "--step-ms", 5).out
+    text = holdfast("plan", holdfast.config, "--tiers", holdfast.root / "tiers.toml", "--step-ms", 5).out
     assert f"{found['ms_per_batch']:.3f} ms per batch, limited by {found['limiting_stage']}" in text
     assert "at measured pace" in text
     assert "tiers without a price not counted" in text
@@ -156,7 +156,7 @@ def test_the_plan_says_for_people_what_it_says_for_programs(holdfast: Commands) 
 
 def test_the_log_that_a_plan_predicts_is_the_log_that_a_run_writes(holdfast: Commands) -> None:
     counted = holdfast.root / "profile.json"
-    holdfast("profile", holdfast.files.config, "-o", counted)
+    holdfast("profile", holdfast.config, "-o", counted)
     found = plan(holdfast, "--profile", counted)
     assert holdfast.train().code == 0
     from holdfast import _core
@@ -172,7 +172,7 @@ def test_the_log_that_a_plan_predicts_is_the_log_that_a_run_writes(holdfast: Com
 
 def test_data_without_a_law_and_a_profile_is_taken_as_uniform_and_that_is_said(holdfast: Commands) -> None:
     holdfast("data", "synth", holdfast.root / "clicks.tsv", "--samples", 200)
-    holdfast.files.config.write_text(
+    holdfast.config.write_text(
         '[data.criteo]\npaths = ["clicks.tsv"]\nnum_embeddings = 100\n[embedding]\ndim = 4\n'
         "[model]\nbottom = [4]\ntop = [1]\n[train]\nbatch_size = 50\n"
     )
@@ -183,12 +183,12 @@ def test_data_without_a_law_and_a_profile_is_taken_as_uniform_and_that_is_said(h
 
 def test_a_trillion_rows_are_planned_without_allocating_them(holdfast: Commands) -> None:
     big = ("--set", "data.synthetic.rows=[1_000_000_000_000, 50]")
-    result = holdfast("plan", holdfast.files.config, "--tiers", EXAMPLES / "tiers.toml", *big)
+    result = holdfast("plan", holdfast.config, "--tiers", EXAMPLES / "tiers.toml", *big)
     assert result.code == 1
     assert "bytes are missing" in result.err
     assert "embedding.dtype" in result.err
     fitting = ("--set", "data.synthetic.rows=[100_000_000_000, 50]")
-    result = holdfast("plan", holdfast.files.config, "--tiers", EXAMPLES / "tiers.toml", *fitting)
+    result = holdfast("plan", holdfast.config, "--tiers", EXAMPLES / "tiers.toml", *fitting)
     assert result.code == 0, result.err
     assert "With tiers down to nvme: 1 node." in result.out
 
@@ -203,9 +203,9 @@ def test_a_trillion_rows_are_planned_without_allocating_them(holdfast: Commands)
 )
 def test_a_profile_of_another_run_is_refused_by_name(holdfast: Commands, override: str, named: str) -> None:
     counted = holdfast.root / "profile.json"
-    holdfast("profile", holdfast.files.config, "-o", counted, "--steps", 2)
+    holdfast("profile", holdfast.config, "-o", counted, "--steps", 2)
     tiers = ("--tiers", holdfast.root / "tiers.toml")
-    result = holdfast("plan", holdfast.files.config, *tiers, "--profile", counted, "--set", override)
+    result = holdfast("plan", holdfast.config, *tiers, "--profile", counted, "--set", override)
     assert result.code == 1
     assert named in result.err
 
@@ -213,23 +213,23 @@ def test_a_profile_of_another_run_is_refused_by_name(holdfast: Commands, overrid
 def test_files_that_are_wrong_are_named_and_an_output_that_is_there_is_kept(holdfast: Commands) -> None:
     counted = holdfast.root / "profile.json"
     counted.write_text("precious")
-    result = holdfast("profile", holdfast.files.config, "-o", counted)
+    result = holdfast("profile", holdfast.config, "-o", counted)
     assert (result.code, counted.read_text()) == (1, "precious")
-    result = holdfast("plan", holdfast.files.config, "--tiers", holdfast.root / "tiers.toml", "--profile", counted)
+    result = holdfast("plan", holdfast.config, "--tiers", holdfast.root / "tiers.toml", "--profile", counted)
     assert (result.code, f"{counted}: not JSON" in result.err) == (1, True)
-    result = holdfast("plan", holdfast.files.config, "--tiers", holdfast.root / "nowhere.toml")
+    result = holdfast("plan", holdfast.config, "--tiers", holdfast.root / "nowhere.toml")
     assert (result.code, "nowhere.toml: cannot be read" in result.err) == (1, True)
-    assert holdfast("profile", holdfast.files.config, "-o", counted, "--overwrite", "--steps", 3).code == 0
+    assert holdfast("profile", holdfast.config, "-o", counted, "--overwrite", "--steps", 3).code == 0
     assert json.loads(counted.read_text())["batches"] == 3
 
 
 def test_a_profile_in_little_memory_says_what_was_counted_by_a_sketch(holdfast: Commands) -> None:
     out = holdfast.root / "profile.json"
     rows = ("--set", "data.synthetic.rows=[50, 7, 400_000]")
-    result = holdfast("profile", holdfast.files.config, "-o", out, "--memory-bytes", 1 << 20, *rows)
+    result = holdfast("profile", holdfast.config, "-o", out, "--memory-bytes", 1 << 20, *rows)
     assert result.code == 0, result.err
     assert "C3: counted by a sketch" in result.out
     assert [table["method"] for table in json.loads(out.read_text())["tables"]] == ["exact", "exact", "sketch"]
     tiers = ("--tiers", EXAMPLES / "tiers.toml")
-    result = holdfast("plan", holdfast.files.config, *tiers, "--profile", out, *rows)
+    result = holdfast("plan", holdfast.config, *tiers, "--profile", out, *rows)
     assert "1 of 3 tables by a sketch" in result.out

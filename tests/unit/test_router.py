@@ -166,8 +166,8 @@ def test_what_cannot_be_routed_or_planned_is_refused(pool_root: Path) -> None:
     owner = Owner(pool_root / "owner")
     ids, offsets = a_batch()
     router = a_router()
-    with pytest.raises(ConfigError, match="per-sample weights"):
-        router.route(ids, offsets, np.ones(len(ids), np.float32), [0, 1, 2], 3, 0, NUM_SAMPLES)
+    with pytest.raises(ValueError, match="one weight per id"):
+        router.route(ids, offsets, np.ones(len(ids) - 1, np.float32), [0, 1, 2], 3, 0, NUM_SAMPLES)
     with pytest.raises(ValueError, match="does not have these samples"):
         router.route(ids, offsets, None, [0, 1, 2], 3, 0, NUM_SAMPLES + 1)
     with pytest.raises(ConfigError, match="no owner 2"):
@@ -177,6 +177,8 @@ def test_what_cannot_be_routed_or_planned_is_refused(pool_root: Path) -> None:
         owner.core.plan_routed(-route.counts[:1], route.message[: route.message_words[0]], False)
     with pytest.raises(DataError, match="words"):
         owner.core.plan_routed(route.counts[:1], route.message, False)
+    with pytest.raises(ValueError, match="has a weight"):
+        route.gather_weights(np.empty(len(ids), np.float32), np.empty(len(ids), np.float32))
     with pytest.raises(ValueError, match="num_features"):
         owner.core.plan_routed(route.counts[:1, :2].copy(), route.message, False)
     bad = ids.copy()

@@ -169,7 +169,7 @@ def whole_events(text: str) -> list[dict[str, object]]:
 
 def test_a_killed_run_leaves_a_trace_without_its_end_and_every_step_before_it_once(holdfast: Commands) -> None:
     path = holdfast.root / "trace.json"
-    command = ("train", holdfast.files.config, "--pool", holdfast.root / "pool", "--trace", path)
+    command = ("train", holdfast.config, "--pool", holdfast.root / "pool", "--trace", path)
     process = start(*command, "--set", "train.epochs=100000")
     deadline = time.monotonic() + 60
     while not path.exists() or path.stat().st_size < 10_000:

@@ -38,7 +38,7 @@ def holdfast(pool_root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
 
 
 def run_config(holdfast: Commands, *overrides: str) -> RunConfig:
-    return read_config(RunConfig, holdfast.files.config, overrides)
+    return read_config(RunConfig, holdfast.config, overrides)
 
 
 def train(config: RunConfig, directory: Path, steps: int = 4) -> dict[str, torch.Tensor]:

@@ -74,7 +74,7 @@ def _recovery(reader: GroupReader, *, in_use: bool) -> dict[str, Any]:
     try:
         exact = reader.common_mark()[0]
     except Corrupted as error:
-        return {"needed": True, "exact_step": None, "would": f"fail: {error}"}
+        return {"needed": True, "exact_step": None, "relaxed_step": None, "would": f"fail: {error}"}
     if in_use:
         would = f"a run is at work; if it died now, training would go on after step {exact}"
     elif reader.clean:
@@ -83,7 +83,10 @@ def _recovery(reader: GroupReader, *, in_use: bool) -> dict[str, Any]:
         would = f"drop what was in flight after step {exact}"
     else:
         would = f"roll rows back from step {_span(steps)} to {exact}, the newest that all writers and dense states have"
-    return {"needed": not reader.clean and not in_use, "exact_step": exact, "would": would}
+        if min(steps) > exact:
+            would += f" (relaxed: to {min(steps)}, with the dense state of {exact})"
+    needed = not reader.clean and not in_use
+    return {"needed": needed, "exact_step": exact, "relaxed_step": min(steps), "would": would}
 
 
 def describe_group(group: dict[str, Any]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.cli.training import StopSignals
+    from holdfast.pools.directory import RecoveryMode
     from holdfast.run.assembly import RunConfig
     from holdfast.train.trainer import Trainer
 
@@ -20,11 +21,17 @@ def is_of_group(pool: Path) -> bool:
 
 
 def open_in_group(
-    config: RunConfig, pool: Path, stop: StopSignals, memory_ranks: int, *, trust_after_reboot: bool
+    config: RunConfig,
+    pool: Path,
+    stop: StopSignals,
+    memory_ranks: int,
+    *,
+    recovery: RecoveryMode,
+    trust_after_reboot: bool,
 ) -> Trainer:
     """This process's part of the group that trains `pool`."""
     from holdfast.group.group import Group
     from holdfast.run.ranks import open_group_trainer
 
     group = Group.from_environment(memory_ranks=memory_ranks, timeout=config.group.timeout, stopping=stop.is_wanted)
-    return open_group_trainer(config, pool, group, trust_after_reboot=trust_after_reboot)
+    return open_group_trainer(config, pool, group, recovery=recovery, trust_after_reboot=trust_after_reboot)

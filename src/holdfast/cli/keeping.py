@@ -38,6 +38,8 @@ def snapshot(
     holdfast snapshot runs/a snapshots/monday  and the day after
     holdfast snapshot runs/a snapshots/tuesday --since snapshots/monday
 
+    The parts of a pool of several ranks are copied as one, where all of them can be reached from here.
+
     DEST appears when it is complete. A run with a small log may write over what is still to be read: then the copy
     begins anew, and after four times it is an error.
     """
@@ -63,7 +65,8 @@ def restore(
     """Make a pool of a snapshot: training goes on from it exactly as it did from that step.
 
     Every file is verified before anything is made. A snapshot that was taken with --since needs the one that it names,
-    where it was; the whole chain is followed. `holdfast digest` of the new pool is that of the run at that step.
+    where it was; the whole chain is followed. `holdfast digest` of the new pool is that of the run at that step. Of a
+    pool of several ranks it makes as many parts.
     """
     from holdfast.admin.snapshot import open_chain, restore_snapshot
     from holdfast.train.observe import counting

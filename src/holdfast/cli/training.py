@@ -102,7 +102,6 @@ def train(
     from the next step on), steps and epochs, workers, evaluation, validation data. Anything else is refused by name.
     """
     from holdfast.cli.groups import is_of_group, open_in_group
-    from holdfast.errors import ConfigError
     from holdfast.run.assembly import open_trainer, open_validation
     from holdfast.state.reproducibility import keep_freed_memory
 
@@ -116,9 +115,9 @@ def train(
     opened: Trainer
     with StopSignals() as stop:
         if is_of_group(pool):
-            if recovery is Recovery.relaxed:
-                raise ConfigError("--recovery relaxed: a pool of several ranks knows exact recovery only")
-            opened = open_in_group(config, pool, stop, memory_ranks, trust_after_reboot=trust_after_reboot)
+            opened = open_in_group(
+                config, pool, stop, memory_ranks, recovery=recovery.value, trust_after_reboot=trust_after_reboot
+            )
         elif memory_ranks:
             raise typer.BadParameter("it takes several ranks: start them with torchrun", param_hint="--memory-ranks")
         else:

@@ -5,7 +5,9 @@ the tables, pool next to their rows, and update them. Only ids, pooled vectors a
 
 - `group`: torch.distributed with deadlines, and with errors that name the rank.
 - `layout`, `manifest`: which row lies in which shard, and who owns it; what the pool's directory says of that.
-- `pool`: the pools of all ranks as one: made, recovered to one step, committed, given to other ranks.
-- `exchange`, `rows`: a batch's way from trainers to owners and back.
-- `state`, `train`: the dense state with every rank's random numbers; the loop.
+- `shared_pool`, `pool`: the pools of all ranks as one: recovered to one step, committed. `joining`, `founding`,
+  `opening`, `relaxing`: how they come to be; `reading`, `inspection`: as others see them.
+- `copying`, `restoring`: snapshots of them.
+- `exchange`, `remote_rows`, `serving`: a batch's way from trainers to owners and back.
+- `rank_states`, `gradients`: the dense state with every rank's random numbers, and the dense gradients' mean.
 """

@@ -1,17 +1,19 @@
 """Exchange: a batch's way from trainers to owners and back.
 
-For every batch travel: counts, with how far each rank is; ids; pooled vectors; their gradients. Counts and ids of a
-batch travel while earlier ones compute, so that owners plan ahead, and fetch rows ahead where these come from a disk.
+For every batch travel: counts, with how far each rank is; ids, with their weights; pooled vectors; their gradients;
+gradients of weights, where these are wanted. Counts and ids of a batch travel while earlier ones compute, so that
+owners plan ahead, and fetch rows ahead where these come from a disk.
 
 - Bytes of a step, to other ranks, which `Group.sent_bytes` counts: for every id 4 bytes (8 where a table has more than
   2**32 places), 4 for the length of a bag with several ids, and 4 * dim for every non-empty bag at each of its owners,
   once there and once back; a table that lies whole has one owner, so its vectors are whole and come once. Counts are
-  16 bytes a feature, from each trainer to each owner, and 40 for how far a rank is, to every other.
+  16 bytes a feature, from each trainer to each owner, and 40 for how far a rank is, to every other. A per-sample weight
+  is 4 bytes, and 4 for its gradient; where a split table's mean is taken, 4 more go with each bag.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,12 +25,14 @@ from holdfast import _core
 from holdfast.group.group import Group, Pending
 from holdfast.group.pool import Status
 
+_IDS = 0xFFFF_FFFF  # the bit above says that they have weights (core/routing/route_message.h)
+
 PlanRouted = Callable[[NDArray[np.int64], NDArray[np.int32]], _core.Plan]
 
 
 @dataclass(slots=True)
 class Travelling:
-    """A batch whose ids are on their way. counts: int64 [trainers, features, 2], on owners, once `counted`."""
+    """A batch whose ids are on their way. counts: int64 [trainers, features, 2], on owners, as `Router` has them."""
 
     route: _core.Route | None
     header: Pending
@@ -44,15 +48,15 @@ class Travelling:
 class Exchange:
     """The collectives of a group's steps, in their order, of one collection.
 
-    wide: of each feature, whether its places take more than 32 bits. plan: an owner's, of what all trainers ask for.
+    router: of its batches, on every rank. plan: an owner's, of what all trainers ask for.
     """
 
-    def __init__(self, group: Group, wide: Sequence[bool], plan: PlanRouted) -> None:
+    def __init__(self, group: Group, router: _core.Router, num_features: int, plan: PlanRouted) -> None:
         self._group = group
+        self._router = router
         self._plan = plan
-        self._wide = np.array(wide, np.bool_)
         roles = group.roles
-        with_counts = Status.WIDTH + 2 * len(wide)
+        with_counts = Status.WIDTH + 2 * num_features
         self._sent_widths = [
             with_counts if group.is_trainer and rank in roles.owners else Status.WIDTH
             for rank in range(group.world_size)
@@ -89,7 +93,7 @@ class Exchange:
         if group.is_owner:
             of_trainers = batch.headers[: begins[len(roles.trainers)]].reshape(len(roles.trainers), -1)
             batch.counts = np.ascontiguousarray(of_trainers[:, Status.WIDTH :]).reshape(len(roles.trainers), -1, 2)
-            received_words[: len(roles.trainers)] = words_of(batch.counts, self._wide)
+            received_words[: len(roles.trainers)] = self._router.message_words(batch.counts)
         message = torch.empty(0, dtype=torch.int32)
         if batch.route is not None:
             message = torch.from_numpy(batch.route.message)
@@ -116,6 +120,19 @@ class Exchange:
         """The same way back."""
         return self._vectors(batch, gradients, towards_trainers=False, what="gradients")
 
+    def send_weight_gradients(self, batch: Travelling, gradients: Tensor | None) -> tuple[Pending, Tensor]:
+        """Owners' gradients of per-sample weights, one for each id, go to their trainers."""
+        group, roles = self._group, self._group.roles
+        sent_splits, received_splits = [0] * group.world_size, [0] * group.world_size
+        if batch.counts is not None:
+            sent_splits[: len(roles.trainers)] = num_ids_in(batch.counts).sum(axis=1).tolist()
+        if batch.route is not None:
+            for owner, num_ids in zip(roles.owners, num_ids_in(batch.route.counts).sum(axis=1), strict=True):
+                received_splits[owner] = int(num_ids)
+        received = torch.empty(sum(received_splits))
+        sent = torch.empty(0) if gradients is None else gradients
+        return group.all_to_all(received, received_splits, sent, sent_splits, "gradients of weights"), received
+
     def _vectors(
         self, batch: Travelling, sent: Tensor | None, *, towards_trainers: bool, what: str
     ) -> tuple[Pending, Tensor]:
@@ -135,9 +152,6 @@ class Exchange:
         )
 
 
-def words_of(counts: NDArray[np.int64], wide: NDArray[np.bool_]) -> list[int]:
-    """int32 words of each message with these counts, int64 [messages, features, 2] of bags and ids; wide: features
-    whose places take two words."""
-    bags, ids = counts[..., 0], counts[..., 1]
-    words: list[int] = (np.where(bags == ids, 0, bags) + np.where(wide, 2 * ids, ids)).sum(axis=1).tolist()
-    return words
+def num_ids_in(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of counts of bags and ids, `[..., 2]`: the ids."""
+    return counts[..., 1] & _IDS

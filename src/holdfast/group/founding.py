@@ -98,7 +98,7 @@ def make_parts(directory: Path, group: Group, manifest: Manifest) -> None:
     if group.is_owner:
         make_writer(directory, manifest, group.rank - group.roles.owners[0], begin=(0, 0, 0), adopt=False)
     if group.rank == 0:
-        _make_dense(directory, manifest)
+        make_dense(directory, manifest)
 
 
 def _clear(directory: Path, group: Group) -> None:
@@ -165,6 +165,10 @@ def deal_out_anew(
     manifest.check_dense(directory / DENSE_DIRECTORY)
     _unmark(directory, manifest)
     retire_others(directory, manifest)
+    if options.relaxed:
+        from holdfast.group.relaxing import keep_newest_rows  # imports this module
+
+        keep_newest_rows(directory, manifest, range(len(writers)), OneRank(), options, has_dense=True)
     pools, dense, mark = open_together(writers, directory / DENSE_DIRECTORY, options, OneRank())
     try:
         for pool in pools:
@@ -249,7 +253,8 @@ def make_writer(directory: Path, manifest: Manifest, writer: int, *, begin: Mark
     )
 
 
-def _make_dense(directory: Path, manifest: Manifest) -> None:
+def make_dense(directory: Path, manifest: Manifest, *, begin: Mark = (0, 0, 0)) -> None:
+    """The pool of the dense states, as of the end of a step."""
     path = directory / DENSE_DIRECTORY
     _make_directory(path)
     _core.Pool.create(
@@ -258,6 +263,7 @@ def _make_dense(directory: Path, manifest: Manifest) -> None:
         _DENSE_LOG_BYTES,
         [],
         log_store=manifest.store == "log",
+        begin=begin,
         group_uuid=bytes.fromhex(manifest.uuid),
     )
 

@@ -27,6 +27,7 @@ from holdfast.group.layout import check_num_shards
 from holdfast.group.manifest import Manifest, check_same_tables
 from holdfast.group.opening import OpenOptions
 from holdfast.group.pool import GroupPool
+from holdfast.group.relaxing import keep_newest_rows
 from holdfast.pools.optim import OPTIMIZERS
 
 
@@ -60,6 +61,7 @@ def found_or_open(
             on_error.callback(lock.release)
         manifest = find_pool(directory, group)
         is_new = manifest is None
+        kept: int | None = None
         if manifest is None:
             manifest = found(directory, group, wanted, measure)
         else:
@@ -71,10 +73,14 @@ def found_or_open(
                 manifest = _deal_out_anew(directory, group, manifest, options, measure)
             _check_reachable(directory, group, manifest)
             settle(directory, group, manifest)
+            if options.relaxed:
+                writers = [group.rank - group.roles.owners[0]] if group.is_owner else []
+                kept = keep_newest_rows(directory, manifest, writers, group, options, has_dense=group.rank == 0)
         on_phase("layout")
         pool = GroupPool.open(
             directory, group, manifest, options, dense_interval=dense_interval, lock=lock, is_new=is_new
         )
+        pool.dense_state_of = kept
         on_error.pop_all()
     on_phase("recovery")
     return pool

@@ -24,7 +24,7 @@ from holdfast.pools.directory import GROUP_MANIFEST, is_of_group
 MANIFEST = GROUP_MANIFEST
 exists = is_of_group
 _FORMAT = "holdfast group"
-_VERSION = 2
+VERSION = 2
 _IDENTITY_VERSION = 4  # of the pool format
 _OLDEST_VERSION = 1  # its parts are of the pool format's versions up to 3, which do not say whose they are
 
@@ -35,6 +35,13 @@ class TableEntry(TableFields):
 
     first_shard: int
     table_shards: int
+
+    @property
+    def end(self) -> int:
+        """Of the numbers that writers know its rows by: rows, or places where it is split."""
+        if self.table_shards == 1:
+            return self.num_embeddings
+        return self.table_shards << stride_bits(self.num_embeddings, self.table_shards)
 
     def places_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of a split table."""
@@ -51,7 +58,7 @@ class Manifest:
     ``log``. owner_of: the writer of each shard. load: lookups of each shard when they were dealt out. generation: how
     often they were."""
 
-    version: int = _VERSION
+    version: int = VERSION
     uuid: str
     seed: int
     store: str
@@ -94,13 +101,6 @@ class Manifest:
             for entry in tables
         ]
         return _core.Router(described, features, self.owner_of, self.num_writers)
-
-    def is_wide(self, table: int) -> bool:
-        """Whether the places of a table take more than 32 bits."""
-        entry = self.tables[table]
-        if entry.table_shards == 1:
-            return entry.num_embeddings > 1 << 32
-        return entry.table_shards << stride_bits(entry.num_embeddings, entry.table_shards) > 1 << 32
 
     @property
     def parts_are_identified(self) -> bool:
@@ -153,9 +153,9 @@ class Manifest:
             said = json.loads(text)
             if said.get("format") != _FORMAT:
                 raise FormatMismatch(f"{where}: not the manifest of a pool of several writers")
-            if said.get("version") not in range(_OLDEST_VERSION, _VERSION + 1):
+            if said.get("version") not in range(_OLDEST_VERSION, VERSION + 1):
                 raise FormatMismatch(
-                    f"{where}: version {said.get('version')}, this build knows versions up to {_VERSION}; "
+                    f"{where}: version {said.get('version')}, this build knows versions up to {VERSION}; "
                     "use the holdfast that wrote it"
                 )
             crc = said.pop("crc32c")

@@ -27,6 +27,7 @@ class OpenOptions:
     grow_log: bool
     scratchpad_bytes: int
     trust_after_reboot: bool = False
+    relaxed: bool = False
 
 
 class Talk(Protocol):

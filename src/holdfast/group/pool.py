@@ -72,6 +72,8 @@ class GroupPool:
         self._dense_step = self.step  # of the newest dense state, durable or on its way
         self._rows_durable = self.step  # on every writer, as far as is known
         self._log_is_low = False
+        self._updated = False  # in the step that is under way
+        self.dense_state_of: int | None = None  # an older step's lies beside the rows (relaxed recovery)
         self._lock = lock
 
     @classmethod
@@ -130,11 +132,14 @@ class GroupPool:
         reports = [pool.recovery for pool in self.pools]
         rolled_back = max((report.rows_step - report.step for report in reports), default=0)
         seconds = max((report.seconds for report in reports), default=0.0)
+        older = self.dense_state_of
+        beside = "" if older is None else f", beside the dense state of step {older} (relaxed)"
         if all(report.clean for report in reports):
-            return f"{self.description}: closed cleanly at step {self.step}, opened in {seconds * 1e3:.1f} ms"
+            opened = f"opened in {seconds * 1e3:.1f} ms"
+            return f"{self.description}: closed cleanly at step {self.step}{beside}, {opened}"
         what = "1 step" if rolled_back == 1 else f"{rolled_back} steps"
         return (
-            f"{self.description}: not closed cleanly; the newest step that all ranks have is {self.step}, rank "
+            f"{self.description}: not closed cleanly; the newest step that all ranks have is {self.step}{beside}, rank "
             f"{self.group.rank} rolled back {what} in {seconds * 1e3:.1f} ms"
         )
 
@@ -178,6 +183,10 @@ class GroupPool:
                 "start again, and look at what that machine computes"
             )
 
+    def note_update(self) -> None:
+        """Of rows, on all ranks: the step that is under way is one of the row optimizer, as writers count them."""
+        self._updated = True
+
     @property
     def dense_is_due(self) -> bool:
         """Does the step that is under way end with a dense state? The same on all ranks."""
@@ -190,7 +199,8 @@ class GroupPool:
             self.settle("rows to be durable")  # the older slot is the only one that all can go back to
         if self.member is not None:
             self.member.commit(cursor, None, [], 0)
-        self.step, self.cursor, self.row_updates = self.step + 1, cursor, self.row_updates + 1
+        self.step, self.cursor, self.row_updates = self.step + 1, cursor, self.row_updates + self._updated
+        self._updated = False
         if with_dense:
             self._stage_dense(dense)
         if self._log_is_low:

@@ -206,7 +206,7 @@ class GroupCollection:
         num_blocks: int,
         parallel: bool,
     ) -> GroupPlan:
-        """As _core.Collection's. Raises ConfigError where the batch has per-sample weights."""
+        """As _core.Collection's."""
         num_bags = (len(offsets) - 1) // num_blocks
         route = self._router.route(ids, offsets, weights, block_of, num_blocks, 0, num_bags)
         ends = np.cumsum(route.message_words)

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from holdfast import _core
 from holdfast.device.queues import Work
-from holdfast.errors import ConfigError, StepError
-from holdfast.group.exchange import Exchange, Travelling
+from holdfast.errors import StepError
+from holdfast.group.exchange import Exchange, Travelling, num_ids_in
 from holdfast.group.group import Pending
 from holdfast.group.serving import HYPERPARAMETERS, Verb
 from holdfast.pools.tables import EmbeddingBagConfig, features_of
@@ -93,8 +93,7 @@ class RemoteRows:
         self._member = opened.member
         if self._member is not None:
             self._collection = self._member.collection(mine, self._features)
-        wide = [opened.manifest.is_wide(mine[t]) for _, t in self._features]
-        self._exchange = Exchange(opened.group, wide, self._plan_routed)
+        self._exchange = Exchange(opened.group, self._router, len(self._features), self._plan_routed)
 
     def _plan_routed(self, counts: NDArray[np.int64], messages: NDArray[np.int32]) -> _core.Plan:
         assert self._collection is not None
@@ -103,12 +102,10 @@ class RemoteRows:
     # Before a batch's step.
 
     def plan(self, batch: BatchIds, *, ahead: bool) -> _core.Route:
-        """Where the ids of this trainer's part go. Raises IdError (names feature, sample and value), ConfigError."""
-        if batch.weights is not None:
-            raise ConfigError("per-sample weights do not travel between ranks yet: train without, or on one rank")
+        """Where the ids of this trainer's part go. Raises IdError (names feature, sample and value)."""
         _ = self._pool.opened
         num_bags = (len(batch.offsets) - 1) // batch.num_keys
-        return self._router.route(batch.ids, batch.offsets, None, batch.blocks, batch.num_keys, 0, num_bags)
+        return self._router.route(batch.ids, batch.offsets, batch.weights, batch.blocks, batch.num_keys, 0, num_bags)
 
     def announce(self, planned: PlannedFeatures | None) -> None:
         self._pool.tell(Verb.ANNOUNCE, self._number)
@@ -153,8 +150,18 @@ class RemoteRows:
         self._captured.append(RemoteCapture(len(self._captured), step, batch, local, self._send(batch, pooled)))
         return self._captured[-1]
 
-    def capture_ahead(self, planned: PlannedFeatures) -> bool:
-        return False
+    def capture_ahead(self, planned: PlannedFeatures | None) -> bool:
+        """On all owners, each as far as its own part can; awaits the ids of the batch, which comes next. Returns
+        whether this rank's part has."""
+        self._pool.tell(Verb.CAPTURE_AHEAD, self._number)
+        if not self._announced:
+            self._announced.append(self._begin(planned))
+        batch = self._announced[0]
+        if planned is not None and batch.route is not planned.plan:
+            raise StepError("a batch is captured ahead of one that was announced earlier; keep their order")
+        while not batch.is_planned:
+            self._take_on(batch, trains=True)
+        return self._member is not None and batch.plan is not None and self._member.capture_ahead(batch.plan)
 
     # A step.
 
@@ -209,8 +216,30 @@ class RemoteRows:
         self._go_on()
         return torch.tensor(float(first) if is_finite else float("nan"))
 
-    def weight_gradient(self, captured: RemoteCapture, grad: Tensor, out: Tensor) -> None:
-        raise StepError("per-sample weights do not travel between ranks")
+    def weight_gradient(self, captured: RemoteCapture, grad: Tensor | None, out: Tensor | None) -> None:
+        """From the owners, who have the gradients of the vectors since `add_gradient`."""
+        self._pool.tell(Verb.WEIGHT_GRADIENT, self._number, captured.number)
+        of_weights = None
+        if captured.local is not None:
+            arrived = next(gradients for of, gradients in self._gradients if of is captured)
+            arrived.pending.wait()
+            of_weights = self._of_weights(captured, arrived.received.numpy().reshape(1, -1))
+        pending, received = self._exchange.send_weight_gradients(captured.batch, of_weights)
+        pending.wait()
+        if out is not None and captured.batch.route is not None:
+            captured.batch.route.gather_weights(received.numpy(), out.numpy())
+
+    def _of_weights(self, captured: RemoteCapture, grad: NDArray[np.float32]) -> Tensor:
+        """An owner's, trainer by trainer, and of each feature by feature."""
+        assert self._member is not None and captured.local is not None and captured.batch.counts is not None
+        num_ids = num_ids_in(captured.batch.counts)
+        ends = num_ids.cumsum().reshape(num_ids.shape)
+        out = torch.empty(int(num_ids.sum()))
+        for (trainer, feature), count in np.ndenumerate(num_ids):
+            end = ends[trainer, feature]
+            number = feature * len(num_ids) + trainer  # in the routed plan
+            self._member.scale_gradients(captured.local, number, grad, out[end - count : end].numpy())
+        return out
 
     def captured(self, number: int) -> RemoteCapture:
         """Of the step that is under way."""
@@ -238,6 +267,7 @@ class RemoteRows:
         scale = float(gradient_scale)
         self._pool.tell(Verb.UPDATE, self._number, scale, *(hyperparameters[name] for name in HYPERPARAMETERS))
         arrived = self._arrived()
+        self._pool.opened.note_update()
         if self._member is None:
             return
         scale /= self._pool.group.num_trainers

@@ -25,9 +25,11 @@ class Verb(IntEnum):
 
     ANNOUNCE = auto()
     CAPTURE = auto()
+    CAPTURE_AHEAD = auto()
     LOOKUP = auto()
     EVALUATE = auto()
     ADD_GRADIENT = auto()
+    WEIGHT_GRADIENT = auto()
     NORM = auto()
     UPDATE = auto()
     DROP = auto()
@@ -76,12 +78,16 @@ def _serve_rows(rows: RemoteRows, verb: Verb, numbers: list[float]) -> None:
             rows.announce(None)
         case Verb.CAPTURE:
             rows.capture(None)
+        case Verb.CAPTURE_AHEAD:
+            rows.capture_ahead(None)
         case Verb.LOOKUP:
             rows.lookup(rows.captured(int(numbers[0])))
         case Verb.EVALUATE:
             rows.evaluate(None)
         case Verb.ADD_GRADIENT:
             rows.add_gradient(rows.captured(int(numbers[0])), None)
+        case Verb.WEIGHT_GRADIENT:
+            rows.weight_gradient(rows.captured(int(numbers[0])), None, None)
         case Verb.NORM:
             rows.square_of_gradients()
         case Verb.UPDATE:

@@ -17,16 +17,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from importlib.metadata import version
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from holdfast import _core
 from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss, StepError
+from holdfast.group.agreement import check_same_everywhere
 from holdfast.group.founding import Foundation, Measure
 from holdfast.group.gradients import average
 from holdfast.group.group import Group, Pending
@@ -82,8 +81,6 @@ class SharedPool(Pool):
     ) -> None:
         refuse_group()
         check_options(dense_interval, log_bytes, recovery, medium, scratchpad_bytes)
-        if recovery == "relaxed":
-            raise ConfigError("recovery = 'relaxed': a pool of several ranks knows exact recovery only")
         self.directory = pool_directory(directory)
         options = group or GroupOptions()
         self.collections = []
@@ -103,6 +100,7 @@ class SharedPool(Pool):
             grow_log=log_bytes is None,
             scratchpad_bytes=default_scratchpad_bytes() if scratchpad_bytes is None else scratchpad_bytes,
             trust_after_reboot=trust_after_reboot,
+            relaxed=recovery == "relaxed",
         )
         self._dense_interval = dense_interval
         self._opened: GroupPool | None = None
@@ -169,7 +167,7 @@ class SharedPool(Pool):
 
     def _open_together(self) -> GroupPool:
         wanted = replace(self._wanted, tables=tuple(self._specs))
-        self._check_same_everywhere(wanted)
+        check_same_everywhere(self._group, wanted, self._options, self._dense_interval)
         last = time.perf_counter()
 
         def note(phase: str) -> None:
@@ -189,22 +187,6 @@ class SharedPool(Pool):
 
     def _expect(self, layout: Sequence[TableShards], num_shards: int, _: int) -> list[int]:
         return expected_load([self._features_of[spec.name] for spec in self._specs], layout, num_shards)
-
-    def _check_same_everywhere(self, wanted: Foundation) -> None:
-        mine = {
-            "holdfast": version("holdfast"),
-            "torch": torch.__version__,
-            "dense_interval": self._dense_interval,
-            **_plain(wanted),
-            "tables": [_words_of(spec) for spec in wanted.tables],
-        }
-        for rank, theirs in enumerate(self._group.gather(mine, "everyone's options")):
-            for name, value in mine.items():
-                if theirs[name] != value:
-                    raise ConfigError(
-                        f"rank {rank} has {name} = {theirs[name]}, rank {self._group.rank} has {value}: make them the "
-                        "same"
-                    )
 
     # What it is.
 
@@ -399,20 +381,3 @@ class SharedPool(Pool):
             rows.forget()
         self._messages.clear()
         self._group.close()
-
-
-def _plain(wanted: Foundation) -> dict[str, Any]:
-    return {name: getattr(wanted, name) for name in Foundation.__dataclass_fields__}
-
-
-def _words_of(spec: _core.TableSpec) -> list[Any]:
-    return [
-        spec.name,
-        spec.num_embeddings,
-        spec.embedding_dim,
-        spec.dtype,
-        spec.optimizer,
-        spec.pooling,
-        spec.init_low,
-        spec.init_high,
-    ]

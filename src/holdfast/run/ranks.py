@@ -15,6 +15,7 @@ from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError
 from holdfast.files.config import differences, to_plain
 from holdfast.group.group import Group
+from holdfast.pools.directory import RecoveryMode
 from holdfast.pools.proving_hook import refuse_group
 from holdfast.run.assembly import RunConfig, open_source, open_trainer
 from holdfast.train.trainer import Trainer
@@ -23,7 +24,13 @@ _OF_ONE_RANK = ("data.criteo.paths", "data.parquet.paths", "validation.paths", "
 
 
 def open_group_trainer(
-    config: RunConfig, directory: Path, group: Group, *, source: Source | None = None, trust_after_reboot: bool = False
+    config: RunConfig,
+    directory: Path,
+    group: Group,
+    *,
+    source: Source | None = None,
+    recovery: RecoveryMode = "exact",
+    trust_after_reboot: bool = False,
 ) -> Trainer:
     """Makes the group's pool in `directory`, or opens and recovers it. All ranks call it at once.
 
@@ -41,7 +48,9 @@ def open_group_trainer(
                 "their processors alone yet; leave [device] out, or train with one process"
             )
         source = group.all_or_none(lambda: source or open_source(config.data), "the data")
-        return open_trainer(config, directory, trust_after_reboot=trust_after_reboot, ranks=group, source=source)
+        return open_trainer(
+            config, directory, recovery=recovery, trust_after_reboot=trust_after_reboot, ranks=group, source=source
+        )
     except BaseException as error:
         group.notices.leave_failure(error)
         group.close()

@@ -250,8 +250,6 @@ class Trainer:
         self._part_count = pool.part[1]
         if config.batch_size < self._part_count:
             raise ConfigError(f"train.batch_size = {config.batch_size} is less than the {self._part_count} trainers")
-        if config.capture_ahead and pool.group.world_size > 1:
-            raise ConfigError("train.capture_ahead works on one rank only; leave it out")
         self.loader: Loader[_Planned] = make_loader(source, config, lambda batch: _plan(rows, batch), pool.part)
         self.checkpoint = Checkpoint(pool, model=model, optimizer=dense_optimizer, loader=self.loader, extra=extra)
         self.stopped = False

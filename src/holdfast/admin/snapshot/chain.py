@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from holdfast.admin.snapshot.form import (
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.errors import BrokenChain, Corrupted, FormatMismatch
 from holdfast.files.manifests import checksum_of
+from holdfast.group.manifest import Manifest
 
 _READ_BYTES = 8 << 20
 _MAX_MANIFEST_BYTES = 64 << 20
@@ -53,6 +54,7 @@ class Snapshot:
     cursor: int
     row_updates: int
     tables: tuple[TableInfo, ...]
+    group: Manifest | None  # of a pool of several writers: a split table's rows are numbered by place then
     files: Mapping[str, FileInfo]
 
     @classmethod
@@ -82,17 +84,30 @@ class Snapshot:
                 raise ValueError("a number that is none")
             for table in tables:
                 _ = table.layout  # raises where a number means nothing
+            group = None if "group" not in said else Manifest.from_json(json.dumps(said["group"]), str(file))
+            if group is not None and tuple(TableInfo.of(entry.spec) for entry in group.tables) != tables:
+                raise ValueError("a group's tables that are others")
             return cls(
                 path=path,
                 id=said["id"],
                 parent=None if said["parent"] is None else (said["parent"]["id"], said["parent"]["path"]),
                 row_checksums=bool(said.get("row_checksums", False)),  # not in the manifests of older builds
                 tables=tables,
+                group=group,
                 files=files,
                 **{name: said[name] for name in _PLAIN_FIELDS},
             )
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise Corrupted(f"{file}: no manifest of a snapshot: {error!r}") from None
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What a snapshot and the one that it is based on have in common."""
+        return self.seed, self.tables, shards_of(self.group)
+
+    @property
+    def mark(self) -> tuple[int, int, int]:
+        return self.step, self.cursor, self.row_updates
 
     @property
     def num_bytes(self) -> int:
@@ -134,8 +149,8 @@ class Snapshot:
 
     def layer(self, number: int, layer: str) -> Iterator[Rows]:
         """The rows of one file of a table, a chunk at a time. Raises Corrupted."""
-        table = self.tables[number]
-        row_bytes = table.row_bytes
+        row_bytes = self.tables[number].row_bytes
+        end = self.tables[number].num_embeddings if self.group is None else self.group.tables[number].end
         path = self.path / layer_name(number, layer)
         left = self.files[path.name].bytes
         next_row = offset = 0
@@ -159,7 +174,7 @@ class Snapshot:
                 )
                 rows = found.rows
                 if (
-                    not (next_row <= first_row == rows[0] and rows[-1] == last_row < table.num_embeddings)
+                    not (next_row <= first_row == rows[0] and rows[-1] == last_row < end)
                     or not (rows[1:] > rows[:-1]).all()
                 ):
                     raise Corrupted(bad + "rows that are out of order")
@@ -186,10 +201,15 @@ def open_chain(path: Path) -> list[Snapshot]:
             )
         if any(found.id == other.id for other in chain):
             raise BrokenChain(f"{place} is based on itself")
-        if (found.seed, found.tables) != (chain[0].seed, chain[0].tables):
-            raise BrokenChain(f"{place} is of a pool with other tables or another seed than {path}")
+        if found.kind != chain[0].kind:
+            raise BrokenChain(f"{place} is of a pool with other tables, shards or another seed than {path}")
         chain.append(found)
     return chain
+
+
+def shards_of(group: Manifest | None) -> list[tuple[int, int]]:
+    """Where a group's tables lie, whoever owns the shards; nothing of a pool of one writer."""
+    return [] if group is None else [(entry.first_shard, entry.table_shards) for entry in group.tables]
 
 
 class Merged:

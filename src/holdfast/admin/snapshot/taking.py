@@ -13,26 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from holdfast import _core
-from holdfast.admin.snapshot.chain import Merged, Snapshot, open_chain
+from holdfast.admin.snapshot.chain import Merged, Snapshot, open_chain, shards_of
+from holdfast.admin.snapshot.copying import LivePool, PoolCopy
 from holdfast.admin.snapshot.form import (
     DENSE_FILES,
     FORMAT,
     MANIFEST,
     VERSION,
     FileInfo,
-    TableInfo,
     layer_name,
 )
 from holdfast.admin.snapshot.output import Output, new_directory
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.data.output import check_output
-from holdfast.errors import ConfigError, Corrupted, Overtaken, PoolNotFound, PoolOfGroup, StepError
+from holdfast.errors import ConfigError, Corrupted, Overtaken, PoolNotFound, StepError
 from holdfast.files.manifests import checksum_of
 from holdfast.pools.directory import exists, is_of_group
 from holdfast.pools.read_only import is_in_use
 
-_CHUNK_BYTES = 8 << 20
 _ATTEMPTS = 4
 _POLL_S = 0.0005
 
@@ -60,16 +58,13 @@ def take_snapshot(
     step: this step, for whose dense state it waits. since: an earlier snapshot; only rows that differ from it are
     written, and a restore needs both. on_rows: told how many rows were just read.
 
-    Raises PoolNotFound, PoolOfGroup, ConfigError (`dest` is there, or `since` is of other tables), StepError (`step` is
+    A pool of several writers is copied as one where all of their parts can be reached.
+
+    Raises PoolNotFound, ConfigError (`dest` is there, or `since` is of other tables), StepError (`step` is
     past, or no run will come to it), Overtaken, PoolFull, Corrupted, UntrustedPool, BrokenChain.
     """
     check_output(dest, overwrite=False)
-    if is_of_group(pool):
-        raise PoolOfGroup(
-            f"{pool} is a pool of several writers, of which no snapshot can be taken yet: stop the run and copy the "
-            "directory, or holdfast export its tables and model"
-        )
-    if not exists(pool):
+    if not exists(pool) and not is_of_group(pool):
         raise PoolNotFound(f"{pool} holds no pool")
     parents = [] if since is None else open_chain(since)
     was_at_rest = False
@@ -91,6 +86,14 @@ def take_snapshot(
     raise AssertionError("unreachable")
 
 
+def _copy_of(pool: Path) -> LivePool:
+    if not is_of_group(pool):
+        return PoolCopy(pool)
+    from holdfast.group.copying import GroupCopy  # imports this package
+
+    return GroupCopy(pool)
+
+
 class _Taking:
     """One attempt at a snapshot, in the directory `partial`."""
 
@@ -102,13 +105,16 @@ class _Taking:
         self._dest = dest
         self._parents = parents
         self._on_rows = on_rows
-        self._copy = _core.LiveCopy(str(pool))
-        self._tables = tuple(TableInfo.of(table) for table in self._copy.tables)
+        self._copy = _copy_of(pool)
+        self._tables = self._copy.tables
         self._files: dict[str, FileInfo] = {}
         none = [Rows(np.empty(0, np.uint64), np.empty((0, table.row_bytes), np.uint8)) for table in self._tables]
         self._unseen = {number: [rows] for number, rows in enumerate(none)}  # of the parents, and not copied
-        if parents and (parents[0].seed, parents[0].tables) != (self._copy.header["seed"], self._tables):
-            raise ConfigError(f"--since: {parents[0].path} is of a pool with other tables or another seed than {pool}")
+        mine = (self._copy.header["seed"], self._tables, shards_of(self._copy.group))
+        if parents and parents[0].kind != mine:
+            raise ConfigError(
+                f"--since: {parents[0].path} is of a pool with other tables, shards or another seed than {pool}"
+            )
 
     def take(self, step: int | None) -> SnapshotSummary:
         copy = self._copy
@@ -153,7 +159,7 @@ class _Taking:
         name = layer_name(number, layer)
         written = 0
         with Output(self._partial / name) as out:
-            found = self._read(number, self._copy.copy_rows if layer == "rows" else self._copy.corrections)
+            found = self._counted(self._copy.rows(number) if layer == "rows" else self._copy.corrections(number))
             if self._parents:
                 found = self._changed(number, found) if layer == "rows" else self._corrected(number, found)
             for rows in found:
@@ -162,21 +168,11 @@ class _Taking:
         self._files[name] = out.info
         return written
 
-    def _read(self, number: int, read: Callable[..., tuple[int, int]]) -> Iterator[Rows]:
-        """What `read` gives of a table, a chunk at a time."""
-        table = self._tables[number]
-        layout = table.layout
-        chunk_rows = max(1, _CHUNK_BYTES // (8 + table.row_bytes))
-        rows = np.empty(chunk_rows, np.uint64)
-        weights = np.empty((chunk_rows, layout.weight_bytes), np.uint8)
-        state = np.empty((chunk_rows, layout.state_bytes), np.uint8)
-        first = 0
-        while first < table.num_embeddings:
-            count, first = read(number, first, rows, weights.reshape(-1), state.reshape(-1))
-            if count > 0:
-                yield Rows(rows[:count].copy(), np.concatenate((weights[:count], state[:count]), axis=1))
+    def _counted(self, found: Iterator[Rows]) -> Iterator[Rows]:
+        for rows in found:
+            yield rows
             if self._on_rows is not None:
-                self._on_rows(count)
+                self._on_rows(len(rows))
 
     def _changed(self, number: int, found: Iterator[Rows]) -> Iterator[Rows]:
         """Those that are not as the parents have them. What the parents alone have waits for the corrections: it is in
@@ -207,11 +203,8 @@ class _Taking:
 
     def _lost(self, number: int, known: Rows) -> Rows:
         """The initial values of rows, where they are others than these."""
-        layout = self._tables[number].layout
         data = np.zeros_like(known.data)
-        weights = np.empty((len(known), layout.weight_bytes), np.uint8)
-        self._copy.initial_rows(number, np.ascontiguousarray(known.rows), weights.reshape(-1))
-        data[:, : layout.weight_bytes] = weights
+        data[:, : self._tables[number].layout.weight_bytes] = self._copy.initial_weights(number, known.rows)
         return Rows(known.rows, data)[(data != known.data).any(axis=1)]
 
     def _write_manifest(self, *, step: int, cursor: int, row_updates: int) -> None:
@@ -234,6 +227,7 @@ class _Taking:
             "cursor": cursor,
             "row_updates": row_updates,
             "tables": [asdict(table) for table in self._tables],
+            **({} if self._copy.group is None else {"group": json.loads(self._copy.group.to_json())}),
             "files": {name: asdict(info) for name, info in self._files.items()},
         }
         said["crc32c"] = checksum_of(said)

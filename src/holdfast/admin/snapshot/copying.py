@@ -1,0 +1,112 @@
+"""Copies of the rows of a pool at the end of one step while a run changes them, table by table
+(core/readers/live_copy.h).
+
+- `PoolCopy` is of a pool of one writer; `sharding.copying.GroupCopy` of the parts of several as one.
+- A table's rows are numbered by row; those of a table that is split over a group's shards by place, which is what its
+  writers go by. Both ascend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast import _core
+from holdfast.admin.snapshot.form import TableInfo
+from holdfast.admin.snapshot.rows import Rows
+from holdfast.group.manifest import Manifest
+
+CHUNK_BYTES = 8 << 20
+
+Fixed = tuple[int, int, int, tuple[bytes, bytes] | None]
+"""Step, cursor, row_updates; structure and tensors of the dense state."""
+
+
+class LivePool(Protocol):
+    """What `taking` copies. Rows come before `fix`, or after it where `fixes_first`; then `settle`, then corrections.
+
+    group: of several writers, how the pool is shared. Raises Overtaken, Corrupted, where the run was faster.
+    """
+
+    @property
+    def tables(self) -> tuple[TableInfo, ...]: ...
+    @property
+    def group(self) -> Manifest | None: ...
+    @property
+    def header(self) -> dict[str, Any]: ...
+    @property
+    def fixes_first(self) -> bool: ...
+    @property
+    def newest_dense_step(self) -> int | None: ...
+    def fix(self) -> Fixed: ...
+    def settle(self) -> None: ...
+    def rows(self, number: int) -> Iterator[Rows]:
+        """Those of a table that an update ever wrote."""
+
+    def corrections(self, number: int) -> Iterator[Rows]:
+        """Those that count instead of what `rows` gave."""
+
+    def initial_weights(self, number: int, rows: NDArray[np.uint64]) -> NDArray[np.uint8]: ...
+
+
+class PoolCopy:
+    """See LivePool."""
+
+    group = None
+
+    def __init__(self, directory: Path) -> None:
+        self._copy = _core.LiveCopy(str(directory))
+        self.tables = tuple(TableInfo.of(table) for table in self._copy.tables)
+
+    @property
+    def header(self) -> dict[str, Any]:
+        return self._copy.header
+
+    @property
+    def fixes_first(self) -> bool:
+        return self._copy.fixes_first
+
+    @property
+    def newest_dense_step(self) -> int | None:
+        return self._copy.newest_dense_step
+
+    def fix(self) -> Fixed:
+        return self._copy.fix()
+
+    def settle(self) -> None:
+        self._copy.settle()
+
+    def rows(self, number: int) -> Iterator[Rows]:
+        table = self.tables[number]
+        return stream(self._copy.copy_rows, number, table, table.num_embeddings)
+
+    def corrections(self, number: int) -> Iterator[Rows]:
+        table = self.tables[number]
+        return stream(self._copy.corrections, number, table, table.num_embeddings)
+
+    def initial_weights(self, number: int, rows: NDArray[np.uint64]) -> NDArray[np.uint8]:
+        return initial_weights(self._copy, number, self.tables[number], rows)
+
+
+def stream(read: Callable[..., tuple[int, int]], number: int, table: TableInfo, end: int) -> Iterator[Rows]:
+    """What a live copy's `read` gives of a table up to `end`, a chunk at a time."""
+    layout = table.layout
+    chunk_rows = max(1, CHUNK_BYTES // (8 + table.row_bytes))
+    rows = np.empty(chunk_rows, np.uint64)
+    weights = np.empty((chunk_rows, layout.weight_bytes), np.uint8)
+    state = np.empty((chunk_rows, layout.state_bytes), np.uint8)
+    first = 0
+    while first < end:
+        count, first = read(number, first, rows, weights.reshape(-1), state.reshape(-1))
+        if count > 0:
+            yield Rows(rows[:count].copy(), np.concatenate((weights[:count], state[:count]), axis=1))
+
+
+def initial_weights(copy: _core.LiveCopy, number: int, table: TableInfo, rows: NDArray[np.uint64]) -> NDArray[np.uint8]:
+    weights = np.empty((len(rows), table.layout.weight_bytes), np.uint8)
+    copy.initial_rows(number, np.ascontiguousarray(rows), weights.reshape(-1))
+    return weights

@@ -1,0 +1,45 @@
+"""What all ranks of a loop must ask for alike, compared when they open the pool together."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from holdfast import _core
+from holdfast.errors import ConfigError
+from holdfast.group.founding import Foundation
+from holdfast.group.group import Group
+from holdfast.group.opening import OpenOptions
+
+
+def check_same_everywhere(group: Group, wanted: Foundation, options: OpenOptions, dense_interval: int) -> None:
+    """All ranks call it at once, and all end with an error where one differs. Raises ConfigError."""
+    mine = {
+        "holdfast": version("holdfast"),
+        "torch": torch.__version__,
+        "dense_interval": dense_interval,
+        "recovery": "relaxed" if options.relaxed else "exact",
+        **{name: getattr(wanted, name) for name in Foundation.__dataclass_fields__},
+        "tables": [_words_of(spec) for spec in wanted.tables],
+    }
+    for rank, theirs in enumerate(group.gather(mine, "everyone's options")):
+        for name, value in mine.items():
+            if theirs[name] != value:
+                raise ConfigError(
+                    f"rank {rank} has {name} = {theirs[name]}, rank {group.rank} has {value}: make them the same"
+                )
+
+
+def _words_of(spec: _core.TableSpec) -> list[Any]:
+    return [
+        spec.name,
+        spec.num_embeddings,
+        spec.embedding_dim,
+        spec.dtype,
+        spec.optimizer,
+        spec.pooling,
+        spec.init_low,
+        spec.init_high,
+    ]

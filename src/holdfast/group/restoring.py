@@ -1,0 +1,76 @@
+"""Making a group's pool of a snapshot: the parts of as many writers as it had, which share the shards as they did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from holdfast import _core
+from holdfast.admin.snapshot.chain import Snapshot
+from holdfast.admin.snapshot.restoring import write_dense
+from holdfast.admin.snapshot.rows import Rows
+from holdfast.group import manifest as manifests
+from holdfast.group.founding import DENSE_DIRECTORY, make_dense, make_writer
+from holdfast.group.layout import stride_bits
+from holdfast.group.manifest import VERSION, Manifest
+from holdfast.group.opening import OpenOptions, open_together
+from holdfast.pools.one_rank import OneRank
+from holdfast.pools.read_only import open_untrained
+
+_SCRATCHPAD_BYTES = 16 << 20  # of each writer: nothing is trained
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupHomes:
+    """See snapshot.restoring.Homes."""
+
+    manifest: Manifest
+    parts: Sequence[tuple[_core.Pool, _core.Reader]]
+
+    def of(self, number: int, rows: Rows) -> Iterator[tuple[_core.Pool, _core.Reader, Rows]]:
+        entry = self.manifest.tables[number]
+        if entry.table_shards == 1:
+            yield (*self.parts[self.manifest.owner_of[entry.first_shard]], rows)
+            return
+        shards = (rows.rows >> np.uint64(stride_bits(entry.num_embeddings, entry.table_shards))).astype(np.int64)
+        breaks = np.flatnonzero(np.diff(shards)) + 1
+        for begin, end in zip((0, *breaks), (*breaks, len(rows)), strict=True):
+            yield (*self.parts[self.manifest.owner_of[int(shards[begin])]], rows[begin:end])
+
+
+@contextmanager
+def made_in_group(
+    directory: Path, snapshot: Snapshot, group: Manifest, *, log_store: bool, log_bytes: int
+) -> Iterator[_GroupHomes]:
+    """A new pool of several writers in `directory`, which is empty; all of it is durable when the block ends well."""
+    manifest = replace(
+        group,
+        version=VERSION,
+        uuid=manifests.new_uuid(),
+        store="log" if log_store else "in_place",
+        log_bytes=log_bytes,
+        row_checksums=snapshot.row_checksums and not log_store,
+        generation=1,
+    )
+    writers = [manifest.writer_directory(directory, writer) for writer in range(manifest.num_writers)]
+    for writer in range(len(writers)):
+        make_writer(directory, manifest, writer, begin=snapshot.mark, adopt=False)
+    dense = directory / DENSE_DIRECTORY
+    make_dense(directory, manifest, begin=snapshot.mark)
+    alone = open_untrained(dense)
+    try:
+        write_dense(alone, snapshot)
+    finally:
+        alone.close()
+    manifests.write(directory, manifest)
+    options = OpenOptions(grow_log=False, scratchpad_bytes=_SCRATCHPAD_BYTES)
+    with ExitStack() as stack:
+        pools, of_dense, _ = open_together(writers, dense, options, OneRank())
+        for pool in (*pools, *([] if of_dense is None else [of_dense])):
+            stack.callback(pool.close)
+        readers = [_core.Reader(str(path)) for path in writers]
+        yield _GroupHomes(manifest, list(zip(pools, readers, strict=True)))
