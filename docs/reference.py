@@ -44,9 +44,8 @@ def pages() -> dict[str, str]:
 
 
 def _config(package: griffe.Module) -> str:
-    run = package["run"]
     lines = [_CONFIG_HEAD.format(generated=_GENERATED)]
-    for field in _fields(run["RunConfig"]):
+    for field in _fields(package["run_file.sections.RunConfig"]):
         lines += _section(package, field, field.name)
     lines += [
         "## What may change",
@@ -54,7 +53,7 @@ def _config(package: griffe.Module) -> str:
         "From one start to the next on the same pool; any other change is refused by name.",
         "",
     ]
-    lines += [f"- `{name}`" for name in re.findall(r"['\"]([\w.]+)['\"]", str(run["CHANGEABLE"].value))]
+    lines += [f"- `{name}`" for name in re.findall(r"['\"]([\w.]+)['\"]", str(package["run_file.changes.CHANGEABLE"].value))]
     return "\n".join(lines) + "\n"
 
 
