@@ -6,7 +6,11 @@ tagged unions for plain dataclasses without annotations of its own, and each wou
 key, the file and the dotted key in every message, paths relative to the file, and overrides.
 
 Field types: str, int, float (an int will do), bool, Path, Literal, T | None, list[T], tuple[T, ...], tuple[A, B],
-dict[str, T], dataclasses, unions of these, and unions of dataclasses told apart by a field ``kind: Literal["..."]``.
+dict[str, T], dataclasses, unions of these, and unions of dataclasses told apart by a field ``kind: Literal["..."]``, or
+by classmethods ``is_meant_by(table)`` of all but one.
+
+A field made by `own_keys()` takes the keys of its table that no field has. A field with the metadata UNRECORDED is left
+out of `to_plain` where it has its default: a record from before there was such a field equals one of today.
 
 Paths in a file are relative to the file's folder, in an override to the working directory; ``~`` is the home directory.
 """
@@ -38,6 +42,9 @@ from holdfast.config_text import (
 from holdfast.errors import ConfigError
 
 T = TypeVar("T")
+
+UNRECORDED = types.MappingProxyType({"unrecorded": True})
+_OWN_KEYS = types.MappingProxyType({"own_keys": True})
 
 
 def read_config(cls: type[T], toml_path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> T:
@@ -82,6 +89,11 @@ def read_json(cls: type[T], json_path: str | os.PathLike[str], *, version: int) 
         words = "is missing" if found is None else f"is {as_json(found)}"
         raise ConfigError(f"{path}: version: it {words}, and this build reads version {version}; make the file again")
     return cast(T, _Converter(_Origins(path)).dataclass(cls, tree, ()))
+
+
+def own_keys() -> Any:
+    """A field `OwnKeys`: the keys of its table that are no fields of the dataclass."""
+    return dataclasses.field(default_factory=OwnKeys, metadata=_OWN_KEYS)
 
 
 def to_plain(config: Any) -> dict[str, Any]:
@@ -131,6 +143,49 @@ class _Origins:
         return ConfigError(f"{where}: {dotted(key)}: {problem}" if key else f"{where}: {problem}")
 
 
+class OwnKeys(dict[str, Any]):
+    """Keys of a table that a function of the user's takes, as they stand in the file; knows where each was written."""
+
+    def __init__(self, values: Any = (), *, origins: _Origins | None = None, key: Key = ()) -> None:
+        super().__init__(values)
+        self._origins = _Origins(Path("configuration")) if origins is None else origins
+        self._key = key
+        self._places = dict.fromkeys(self, (self._origins, key))
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], *key: str) -> OwnKeys:
+        """`values` of the table `key`, wherever they come from."""
+        return values if isinstance(values, OwnKeys) else cls(values, key=key)
+
+    @property
+    def folder(self) -> Path:
+        """Of the file that the table is in."""
+        return self._origins.folder(())
+
+    def error(self, name: str, problem: str) -> ConfigError:
+        """About the key `name` of the table."""
+        origins, key = self._places.get(name, (self._origins, self._key))
+        return origins.error((*key, name), problem)
+
+    def read(self, name: str, hint: Any) -> Any:
+        """The value of the key `name` as a field of the type `hint`. Raises ConfigError; TypeError where no field can
+        have that type."""
+        origins, key = self._places.get(name, (self._origins, self._key))
+        return _Converter(origins).convert(hint, self[name], (*key, name))
+
+    def tables(self, name: str) -> list[OwnKeys]:
+        """The value of the key `name`, which must be an array of tables."""
+        origins, key = self._places.get(name, (self._origins, self._key))
+        values = self.read(name, list[dict[str, Any]])
+        return [OwnKeys(value, origins=origins, key=(*key, name, i)) for i, value in enumerate(values)]
+
+    def with_keys(self, others: OwnKeys) -> OwnKeys:
+        """These, and `others` in their place where both have a key."""
+        both = OwnKeys({**self, **others}, origins=self._origins, key=self._key)
+        both._places = {**self._places, **others._places}
+        return both
+
+
 class _Converter:
     def __init__(self, origins: _Origins) -> None:
         self._origins = origins
@@ -153,21 +208,26 @@ class _Converter:
             return value
         raise TypeError(f"{dotted(key)}: a field of type {hint} cannot be read from a file")
 
-    def dataclass(self, cls: type, value: Any, key: Key) -> Any:
+    def dataclass(self, cls: type, value: Any, key: Key, beside: Sequence[str] = ()) -> Any:
+        """beside: keys of other tables that could have been meant."""
         if not isinstance(value, dict):
             raise self._wrong(value, f"a table ({cls.__name__})", key)
         hints = typing.get_type_hints(cls)
         fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
-        for name in value:
-            if name not in fields:
-                raise self._origins.error((*key, name), f"unknown key; {nearest(name, list(fields))}")
+        own = next((name for name, field in fields.items() if field.metadata.get("own_keys")), None)
+        fields.pop(own or "", None)
+        others = [name for name in value if name not in fields]
+        if others and own is None:
+            raise self._origins.error((*key, others[0]), f"unknown key; {nearest(others[0], [*fields, *beside])}")
         arguments = {}
+        if own is not None:
+            arguments[own] = self._own_keys({name: value[name] for name in others}, key)
         missing = []
         for name, field in fields.items():
             if name in value:
                 arguments[name] = self.convert(hints[name], value[name], (*key, name))
             elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-                if dataclasses.is_dataclass(hints[name]):
+                if _is_table(hints[name]):
                     arguments[name] = self.convert(hints[name], {}, (*key, name))
                 else:
                     missing.append(dotted((*key, name)))
@@ -177,6 +237,14 @@ class _Converter:
             return cls(**arguments)
         except ValueError as error:
             raise self._origins.error(key, str(error)) from error
+
+    def _own_keys(self, values: dict[str, Any], key: Key) -> OwnKeys:
+        for name, value in values.items():
+            try:
+                _to_plain(value)
+            except TypeError:
+                raise self._origins.error((*key, name), "dates and times are not kept: write it as a string") from None
+        return OwnKeys(values, origins=self._origins, key=key)
 
     def _scalar(self, hint: type, value: Any, key: Key) -> Any:
         if hint is float and type(value) is int and abs(value) <= sys.float_info.max:
@@ -203,8 +271,13 @@ class _Converter:
         if len(members) == 1:
             return self.convert(members[0], value, key)
         if isinstance(value, dict) and tables:
-            table = tables[0] if len(tables) == 1 else self._tagged(tables, value, key)
-            return self.dataclass(cast(type, table), value, key)
+            meant = [table for table in tables if hasattr(table, "is_meant_by")]
+            others = [table for table in tables if table not in meant]
+            chosen = next((table for table in meant if table.is_meant_by(value)), None)
+            table = chosen or (others[0] if len(others) == 1 else self._tagged(others, value, key))
+            fields = [field for other in meant for field in dataclasses.fields(other) if table not in meant]
+            beside = [field.name for field in fields if not field.metadata.get("own_keys")]
+            return self.dataclass(cast(type, table), value, key, beside)
         for member in members:
             if member not in tables:
                 try:
@@ -255,7 +328,14 @@ class _Converter:
 
 def _to_plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        plain: dict[str, Any] = {}
+        for field in dataclasses.fields(value):
+            held = getattr(value, field.name)
+            if field.metadata.get("own_keys"):
+                plain |= _to_plain(held)
+            elif not field.metadata.get("unrecorded") or held != field.default:
+                plain[field.name] = _to_plain(held)
+        return plain
     if isinstance(value, Mapping):
         return {str(key): _to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -277,3 +357,8 @@ def _name(hint: Any) -> str:
     if dataclasses.is_dataclass(hint):
         return f"a table ({cast(type, hint).__name__})"
     return "a table" if typing.get_origin(hint) in (dict, Mapping) else "an array"
+
+
+def _is_table(hint: Any) -> bool:
+    """Whether a required field of this type counts as an empty table where it is absent."""
+    return dataclasses.is_dataclass(hint) or any(hasattr(member, "is_meant_by") for member in typing.get_args(hint))
