@@ -9,8 +9,9 @@ Field types: str, int, float (an int will do), bool, Path, Literal, T | None, li
 dict[str, T], dataclasses, unions of these, and unions of dataclasses told apart by a field ``kind: Literal["..."]``, or
 by classmethods ``is_meant_by(table)`` of all but one.
 
-A field made by `own_keys()` takes the keys of its table that no field has. A field with the metadata UNRECORDED is left
-out of `to_plain` where it has its default: a record from before there was such a field equals one of today.
+A field with the metadata OWN_KEYS, an `OwnKeys`, takes the keys of its table that no other field has. One with the
+metadata UNRECORDED is left out of `to_plain` where it has its default: a record from before there was such a field
+equals one of today.
 
 Paths in a file are relative to the file's folder, in an override to the working directory; ``~`` is the home directory.
 """
@@ -44,7 +45,7 @@ from holdfast.errors import ConfigError
 T = TypeVar("T")
 
 UNRECORDED = types.MappingProxyType({"unrecorded": True})
-_OWN_KEYS = types.MappingProxyType({"own_keys": True})
+OWN_KEYS = types.MappingProxyType({"own_keys": True})
 
 
 def read_config(cls: type[T], toml_path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> T:
@@ -89,11 +90,6 @@ def read_json(cls: type[T], json_path: str | os.PathLike[str], *, version: int) 
         words = "is missing" if found is None else f"is {as_json(found)}"
         raise ConfigError(f"{path}: version: it {words}, and this build reads version {version}; make the file again")
     return cast(T, _Converter(_Origins(path)).dataclass(cls, tree, ()))
-
-
-def own_keys() -> Any:
-    """A field `OwnKeys`: the keys of its table that are no fields of the dataclass."""
-    return dataclasses.field(default_factory=OwnKeys, metadata=_OWN_KEYS)
 
 
 def to_plain(config: Any) -> dict[str, Any]:
@@ -178,6 +174,10 @@ class OwnKeys(dict[str, Any]):
         origins, key = self._places.get(name, (self._origins, self._key))
         values = self.read(name, list[dict[str, Any]])
         return [OwnKeys(value, origins=origins, key=(*key, name, i)) for i, value in enumerate(values)]
+
+    def without(self, name: str) -> OwnKeys:
+        """All of them but one."""
+        return OwnKeys({key: self[key] for key in self if key != name}, origins=self._origins, key=self._key)
 
     def with_keys(self, others: OwnKeys) -> OwnKeys:
         """These, and `others` in their place where both have a key."""

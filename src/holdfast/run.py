@@ -17,10 +17,10 @@ from holdfast.config import to_plain
 from holdfast.data import Source
 from holdfast.device.faults import open_device
 from holdfast.embedding import EmbeddingBagCollection
-from holdfast.errors import ConfigError, StateError
+from holdfast.errors import StateError
 from holdfast.loading import load_all
 from holdfast.metrics import Evaluation
-from holdfast.models.dlrm import DLRM
+from holdfast.models import ModelInputs
 from holdfast.pool import Pool, RecoveryMode, is_of_group
 from holdfast.reading import ReadOnlyPool
 from holdfast.reproducibility import prepare_device, resolve_vector_functions
@@ -31,8 +31,8 @@ from holdfast.run_file.changes import (
     saved_config,
     warn_of_another_device,
 )
-from holdfast.run_file.network import ModelConfig
-from holdfast.run_file.optimizers import OptimizerConfig
+from holdfast.run_file.network import BuiltModelConfig, ModelConfig, StandIn
+from holdfast.run_file.optimizers import OptimizerConfig, SchedulerConfig, TorchOptimizerConfig
 from holdfast.run_file.sections import (
     CriteoShapeConfig,
     DataConfig,
@@ -46,9 +46,10 @@ from holdfast.sharding.group import Group
 from holdfast.sharding.layout import TableShards, measure_load
 from holdfast.sharding.options import GroupOptions
 from holdfast.sharding.shared_pool import SharedPool
-from holdfast.train import Trainer, evaluate_model
+from holdfast.train import Trainer, evaluate_model, last_step_of
 
 __all__ = [
+    "BuiltModelConfig",
     "CriteoShapeConfig",
     "DataConfig",
     "EmbeddingConfig",
@@ -56,11 +57,14 @@ __all__ = [
     "OptimizerConfig",
     "PoolConfig",
     "RunConfig",
+    "SchedulerConfig",
+    "TorchOptimizerConfig",
     "ValidationConfig",
     "assemble",
     "build_model",
     "evaluate_pool",
-    "make_dlrm",
+    "make_network",
+    "model_inputs",
     "open_source",
     "open_trainer",
     "open_validation",
@@ -68,24 +72,21 @@ __all__ = [
 ]
 
 
-def make_dlrm(config: RunConfig, source: Source, embeddings: nn.Module) -> DLRM:
-    """The run's network over `embeddings`."""
-    return DLRM(
-        embeddings=embeddings,
-        num_dense=source.num_dense,
-        embedding_dim=config.embedding.dim,
-        num_features=len(source.features),
-        bottom=config.model.bottom,
-        top=config.model.top,
-        interaction=config.model.interaction,
-    )
+def model_inputs(config: RunConfig, source: Source) -> ModelInputs:
+    """What the run's model is made for."""
+    return ModelInputs(features=source.features, embedding_dim=config.embedding.dim, num_dense=int(source.num_dense))
 
 
-def build_model(config: RunConfig, source: Source, rows: nn.Module) -> tuple[DLRM, torch.optim.Optimizer]:
-    """The dense part and its optimizer. Its initial values are drawn from torch's generator."""
-    if source.num_dense < 1:
-        raise ConfigError("model: a DLRM needs at least one dense column in the data")
-    model = make_dlrm(config, source, rows)
+def make_network(config: RunConfig, source: Source, embeddings: nn.Module | None = None) -> nn.Module:
+    """The run's network over `embeddings`, or over a stand-in without tables. Its initial values are drawn from torch's
+    generator. Raises ConfigError, and what a function of the user's raises."""
+    inputs = model_inputs(config, source)
+    return config.model.make(inputs, StandIn(inputs) if embeddings is None else embeddings)
+
+
+def build_model(config: RunConfig, source: Source, rows: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The dense part and its optimizer."""
+    model = make_network(config, source, rows)
     return model, config.optimizer.make(list(model.parameters()))
 
 
@@ -139,6 +140,9 @@ def assemble(
     """A Trainer whose `recover` has not run yet: model and optimizers have their initial values."""
     source = source or open_source(config.data)
     prepare_device(open_device(config.device.kind))
+    config.model.check(model_inputs(config, source))
+    if config.scheduler is not None:
+        config.scheduler.check_length(last_step_of(config.train, source.num_samples))
     seed_generators(config.train.seed)
     options: dict[str, Any] = {
         "seed": config.pool.seed,
@@ -156,14 +160,14 @@ def assemble(
     with ExitStack() as on_error:
         if ranks is None:
             pool = on_error.enter_context(Pool(directory, **options))
-            _refuse_changes_of(pool, plain)  # before the tables are compared, which says less
+            _refuse_changes_of(pool, config)  # before the tables are compared, which says less
         else:
             pool = on_error.enter_context(_shared_pool(config, directory, source, ranks, options))
         rows = EmbeddingBagCollection(
             pool, config.embedding.tables(source.features), optimizer=config.embedding.spec(), device=config.device
         )
         if isinstance(pool, SharedPool):  # which is opened with its tables
-            _refuse_changes_of(pool, plain)
+            _refuse_changes_of(pool, config)
             stopping = pool.wants_to_stop
         model, dense_optimizer = build_model(config, source, rows)
         if pool.part[0] > 0:
@@ -174,6 +178,7 @@ def assemble(
             rows=rows,
             model=model,
             dense_optimizer=dense_optimizer,
+            scheduler=None if config.scheduler is None else config.scheduler.make(dense_optimizer),
             source=source,
             device=config.device,
             extra={"config": plain},
@@ -204,11 +209,11 @@ def _shared_pool(
     return SharedPool(directory, **options, group=group, ranks=ranks, measure=measure)
 
 
-def _refuse_changes_of(pool: Pool, plain: Mapping[str, Any]) -> None:
+def _refuse_changes_of(pool: Pool, config: RunConfig) -> None:
     saved = None if pool.is_new else saved_config(pool.dense_state())
     if saved is not None:
-        refuse_changes(saved, plain)
-        warn_of_another_device(saved, plain)
+        refuse_changes(saved, config)
+        warn_of_another_device(saved, to_plain(config))
 
 
 def evaluate_pool(
@@ -223,7 +228,7 @@ def evaluate_pool(
     step, structure, tensors = dense_state
     saved = state_tree.unpack(structure, tensors)
     if (saved_plain := saved.get(CONFIG)) is not None:
-        refuse_changes(saved_plain, to_plain(config))
+        refuse_changes(saved_plain, config)
     rows = EmbeddingBagCollection(
         cast(Pool, pool), config.embedding.tables(source.features), optimizer=config.embedding.spec()
     )

@@ -20,17 +20,16 @@ from torch import Tensor, nn
 
 from holdfast.batch import Batch
 from holdfast.data.loader import Loader
-from holdfast.data.source import Source
+from holdfast.data.source import Source, check_columns
 from holdfast.dense import Checkpoint
 from holdfast.device.arrivals import ArrivingLoss
-from holdfast.device.dense_part import DenseOptions, DensePart
+from holdfast.device.dense_part import DenseOptions, DensePart, in_parts
 from holdfast.device.faults import device_errors
 from holdfast.device.options import DeviceConfig
 from holdfast.device.queues import Clock, Sending, Work, current_queue, new_queue
 from holdfast.embedding import EmbeddingBagCollection, clip_grad_norm_
 from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss
 from holdfast.metrics import Evaluation, ScoreCollector, evaluate_packed
-from holdfast.models.dlrm import DLRM
 from holdfast.pool import Pool
 from holdfast.row_access import Captured, PlannedFeatures
 from holdfast.sharding.serving import Verb
@@ -209,8 +208,9 @@ class _Issued:
 class Trainer:
     """A model, its pool and its data, ready to step. Context manager: closes loader and pool.
 
-    device: as the collection `rows` was made with. stopping: asked between two steps; where it says so, training ends
-    there, and `stopped` is set.
+    model: over `rows`; ``model(dense, features)`` gives logits ``[B]``. scheduler: of the dense optimizer's learning
+    rates; steps once a batch. device: as the collection `rows` was made with. stopping: asked between two steps; where
+    it says so, training ends there, and `stopped` is set.
     """
 
     def __init__(
@@ -219,8 +219,9 @@ class Trainer:
         *,
         pool: Pool,
         rows: EmbeddingBagCollection,
-        model: DLRM,
+        model: nn.Module,
         dense_optimizer: torch.optim.Optimizer,
+        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
         source: Source,
         device: DeviceConfig | None = None,
         extra: dict[str, object] | None = None,
@@ -234,11 +235,12 @@ class Trainer:
         device = device or DeviceConfig()
         self._relaxed_lookup = device.relaxed_lookup
         self._dense = DensePart(
-            model,
+            in_parts(model, num_dense=source.num_dense, pooled_width=rows.output_width),
             dense_optimizer,
             rows.device,
             DenseOptions(bf16=config.bf16, compile=device.compile, graphs=device.graphs),
             batch_size=config.batch_size,
+            scheduler=scheduler,
         )
         self._clock = Clock(rows.device)
         self._to_device = new_queue(rows.device)
@@ -249,7 +251,14 @@ class Trainer:
         if config.capture_ahead and pool.group.world_size > 1:
             raise ConfigError("train.capture_ahead works on one rank only; leave it out")
         self.loader: Loader[_Planned] = make_loader(source, config, lambda batch: _plan(rows, batch), pool.part)
-        self.checkpoint = Checkpoint(pool, model=model, optimizer=dense_optimizer, loader=self.loader, extra=extra)
+        self.checkpoint = Checkpoint(
+            pool,
+            model=model,
+            optimizer=dense_optimizer,
+            scheduler=() if scheduler is None else scheduler,
+            loader=self.loader,
+            extra=extra,
+        )
         self.stopped = False
         self._exchange = True  # a rank has something of its own to tell
         self._stopping = stopping
@@ -451,7 +460,9 @@ class Trainer:
         """AUC and log-loss over all of `source`, on rank 0; None elsewhere. Leaves no trace: no log, no row, no random
         number. All ranks call it.
 
-        Raises EvaluationStopped where `stopping` says so."""
+        Raises EvaluationStopped where `stopping` says so, ConfigError where the source has other columns than the
+        training data."""
+        check_columns(source, self.loader.source)
         if not self.pool.group.is_trainer:
             self.pool.serve_until(Verb.REST)
             if self._stopping():

@@ -3,7 +3,8 @@
 Once a pool is there, its run's configuration lies in it (`extra["config"]` of the dense state). On resume every field
 is compared with it: what may change is listed in CHANGEABLE; any other change is refused, by name. A hyperparameter of
 an optimizer that the file changed since then is applied from the next step on; one that it did not change keeps
-whatever value it has come to.
+whatever value it has come to. Refused, too, are those that the state of an optimizer cannot follow (amsgrad, centered),
+and those that a [scheduler] sets: the learning rate is a function of the step then.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import Any, Protocol
 import torch
 
 from holdfast import state_tree
-from holdfast.config import differences
+from holdfast.config import differences, read_value, to_plain
 from holdfast.errors import ConfigError
 from holdfast.provenance import warn_of_changes
+from holdfast.run_file.optimizers import AnyOptimizerConfig, follows
+from holdfast.run_file.sections import RunConfig
 
 CONFIG = "extra['config']"  # where Checkpoint keeps it
 _DEVICE_SETTINGS = "device_settings"  # there, too, in pools from before a state had a record of its provenance
@@ -25,16 +28,14 @@ _DEVICE_SETTINGS = "device_settings"  # there, too, in pools from before a state
 CHANGEABLE = (
     "data.criteo.paths",  # the loader compares what is in the files, wherever they lie
     "data.parquet.paths",
+    "data.path",  # where data.source names a function: a fingerprint says what is there
+    "data.paths",
     "validation",
     "embedding.lr",
     "embedding.eps",
     "embedding.betas",
     "embedding.weight_decay",
-    "optimizer.lr",
-    "optimizer.momentum",
-    "optimizer.eps",
-    "optimizer.betas",
-    "optimizer.weight_decay",
+    "optimizer",  # but for its name
     "pool.dense_interval",
     "pool.log_bytes",
     "pool.medium",  # Pool compares it with how its rows are kept
@@ -64,13 +65,30 @@ def saved_config(dense_state: tuple[bytes, bytes] | None) -> dict[str, Any] | No
     return saved if isinstance(saved, dict) else None
 
 
-def refuse_changes(saved: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
-    """ConfigError for the first field that differs and is not in CHANGEABLE."""
+def refuse_changes(saved: Mapping[str, Any], config: RunConfig) -> None:
+    """ConfigError for the first field that differs and cannot."""
+    plain = to_plain(config)
     saved = {**{section: plain[section] for section in ("group", "device")}, **saved}  # of before there were these
-    for line in differences(saved, plain):
-        name = line.partition(":")[0]
-        if not any(name == allowed or name.startswith(f"{allowed}.") for allowed in CHANGEABLE):
+    owned = frozenset() if config.scheduler is None else config.scheduler.try_out(config.optimizer)
+    changes = differences(saved, plain)
+    names = [line.partition(":")[0] for line in changes]
+    for name, line in zip(names, changes, strict=True):
+        may_change = any(name == allowed or name.startswith(f"{allowed}.") for allowed in CHANGEABLE)
+        if not may_change or name == "optimizer.name":
             raise ConfigError(f"{line}, but a pool cannot change that: go back to the old value, or start a new pool")
+        if name.startswith("optimizer.") and name.removeprefix("optimizer.") in owned:
+            raise ConfigError(
+                f"{line}, but [scheduler] sets it in every step: go back to the old value, or start a new pool"
+            )
+    of_optimizer = [line for line in changes if line.startswith("optimizer.")]
+    if of_optimizer and (reason := follows(_saved_optimizer(saved), config.optimizer)):
+        raise ConfigError(f"{of_optimizer[0]}, but {reason}: go back to the old value, or start a new pool")
+
+
+def _saved_optimizer(saved: Mapping[str, Any]) -> AnyOptimizerConfig:
+    given = {name: value for name, value in saved["optimizer"].items() if value is not None}
+    optimizer: AnyOptimizerConfig = read_value(AnyOptimizerConfig, {**given}, "the pool's optimizer")
+    return optimizer
 
 
 def warn_of_another_device(saved: Mapping[str, Any], plain: Mapping[str, Any]) -> None:

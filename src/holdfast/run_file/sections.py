@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from holdfast.config import OWN_KEYS, UNRECORDED, OwnKeys
+from holdfast.config_text import nearest
 from holdfast.data import CriteoTsvConfig, Feature, ParquetConfig, SyntheticConfig, criteo_shape
 from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError
 from holdfast.optim import SGD, Adagrad, Adam, RowOptimizerSpec, RowWiseAdagrad, RowWiseAdam
-from holdfast.run_file.network import ModelConfig
-from holdfast.run_file.optimizers import OptimizerConfig, given_options
+from holdfast.run_file.network import BuiltModelConfig, ModelConfig
+from holdfast.run_file.optimizers import OptimizerConfig, SchedulerConfig, TorchOptimizerConfig, given_options
 from holdfast.sharding.options import GroupConfig
 from holdfast.tables import EmbeddingBagConfig
 from holdfast.train import TrainConfig
@@ -41,24 +43,34 @@ class CriteoShapeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """Where training data comes from: exactly one of these."""
+    """Where training data comes from: exactly one of these.
+
+    source: of your own: "package.module:function", which returns a `holdfast.data.Source`. options: beside source,
+    whatever keyword arguments the function has.
+    """
 
     criteo_shape: CriteoShapeConfig | None = None
     synthetic: SyntheticConfig | None = None
     criteo: CriteoTsvConfig | None = None
     parquet: ParquetConfig | None = None
+    source: str | None = field(default=None, metadata=UNRECORDED)
+    options: OwnKeys = field(default_factory=OwnKeys, metadata=OWN_KEYS)
 
     def __post_init__(self) -> None:
+        kinds = ("criteo_shape", "synthetic", "criteo", "parquet", "source")
+        if self.source is None and self.options:
+            unknown = next(iter(self.options))
+            raise OwnKeys.of(self.options, "data").error(unknown, f"unknown key; {nearest(unknown, kinds)}")
         if len(self.given) != 1:
             found = "none of them is there" if not self.given else f"there are {' and '.join(self.given)}"
             raise ConfigError(
-                "data: exactly one of [data.criteo_shape], [data.synthetic], [data.criteo], [data.parquet] is needed; "
-                + found
+                "data: exactly one of [data.criteo_shape], [data.synthetic], [data.criteo], [data.parquet] and "
+                f"data.source is needed; {found}"
             )
 
     @property
     def given(self) -> list[str]:
-        kinds = ("criteo_shape", "synthetic", "criteo", "parquet")
+        kinds = ("criteo_shape", "synthetic", "criteo", "parquet", "source")
         return [kind for kind in kinds if getattr(self, kind) is not None]
 
 
@@ -67,11 +79,14 @@ class ValidationConfig:
     """What AUC and log-loss are measured on, read like the training data.
 
     paths: other files, where the training data are files. num_samples: where they are generated, how many; they are
-    the ones after the training samples.
+    the ones after the training samples. source: another function than that of data.source. options: keyword arguments
+    of the function, in place of those that [data] has, or beside them; where source is another, instead of them.
     """
 
     paths: tuple[Path, ...] = ()
     num_samples: int = 0
+    source: str | None = field(default=None, metadata=UNRECORDED)
+    options: OwnKeys = field(default_factory=OwnKeys, metadata=OWN_KEYS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,19 +166,27 @@ class RunConfig:
     data: DataConfig
     validation: ValidationConfig | None = None
     embedding: EmbeddingConfig
-    model: ModelConfig
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    model: ModelConfig | BuiltModelConfig
+    optimizer: OptimizerConfig | TorchOptimizerConfig = field(default_factory=OptimizerConfig)
+    scheduler: SchedulerConfig | None = field(default=None, metadata=UNRECORDED)
     pool: PoolConfig = field(default_factory=PoolConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     group: GroupConfig = field(default_factory=GroupConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
 
     def __post_init__(self) -> None:
-        if self.model.bottom[-1] != self.embedding.dim:
+        if isinstance(self.model, ModelConfig) and self.model.bottom and self.model.bottom[-1] != self.embedding.dim:
             raise ConfigError(
                 f"model.bottom = {list(self.model.bottom)}; its last size must be embedding.dim = "
                 f"{self.embedding.dim}, because its output interacts with the embeddings as one more vector"
             )
+        if self.validation is not None and self.data.source is None and self.validation.source is None:
+            for unknown in self.validation.options:
+                names = ("paths", "num_samples", "source")
+                keys = OwnKeys.of(self.validation.options, "validation")
+                raise keys.error(unknown, f"unknown key; {nearest(unknown, names)}")
+        if self.scheduler is not None:
+            self.scheduler.try_out(self.optimizer)
 
 
 def _with_hyperparameters(

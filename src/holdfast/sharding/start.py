@@ -19,7 +19,15 @@ from holdfast.run import RunConfig, open_source, open_trainer
 from holdfast.sharding.group import Group
 from holdfast.train import Trainer
 
-_OF_ONE_RANK = ("data.criteo.paths", "data.parquet.paths", "validation.paths", "pool.scratchpad_bytes")
+_OF_ONE_RANK = (
+    "data.criteo.paths",
+    "data.parquet.paths",
+    "data.path:",
+    "data.paths:",
+    "validation.paths",
+    "validation.path:",
+    "pool.scratchpad_bytes",
+)
 
 
 def open_group_trainer(
