@@ -50,8 +50,8 @@ def _config(package: griffe.Module) -> str:
     lines += [
         "## What may change",
         "",
-        "From one start to the next on the same pool; any other change is refused by name. `optimizer` is its keys but",
-        "`name`, as far as its state can follow (it has no `amsgrad` later on), and without those that [scheduler] sets.",
+        "From one start to the next on the same pool; any other change is refused by name. `optimizer` stands for its",
+        "keys but `name`, as far as its state can follow (not to `amsgrad`), and without what [scheduler] sets.",
         "",
     ]
     lines += [

@@ -140,9 +140,7 @@ def assemble(
     """A Trainer whose `recover` has not run yet: model and optimizers have their initial values."""
     source = source or open_source(config.data)
     prepare_device(open_device(config.device.kind))
-    config.model.check(model_inputs(config, source))
-    if config.scheduler is not None:
-        config.scheduler.check_length(last_step_of(config.train, source.num_samples))
+    _try_out(config, source)
     seed_generators(config.train.seed)
     options: dict[str, Any] = {
         "seed": config.pool.seed,
@@ -186,6 +184,14 @@ def assemble(
         )
         on_error.pop_all()
     return trainer
+
+
+def _try_out(config: RunConfig, source: Source) -> None:
+    """Raises, before anything is made, what the parts of the configuration raise for these data."""
+    model = config.model.try_out(model_inputs(config, source))
+    config.optimizer.make(list(model.parameters()))
+    if config.scheduler is not None:
+        config.scheduler.check_length(last_step_of(config.train, source.num_samples))
 
 
 def _shared_pool(

@@ -57,10 +57,10 @@ class ModelConfig:
         except ValueError as error:
             raise ConfigError(f"model: {error}") from error
 
-    def check(self, inputs: ModelInputs) -> None:
-        """Raises ConfigError where it does not fit the data."""
+    def try_out(self, inputs: ModelInputs) -> nn.Module:
+        """One without values. Raises ConfigError where it does not fit the data."""
         with torch.device("meta"):
-            self.make(inputs, StandIn(inputs))
+            return self.make(inputs, StandIn(inputs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +87,9 @@ class BuiltModelConfig:
             raise keys.error("build", f"{self.build} returned a {type(model).__name__}; it must return an nn.Module")
         return model
 
-    def check(self, inputs: ModelInputs) -> None:
-        """Builds the model over stand-ins and computes a few samples. Raises ConfigError for what the loop cannot work
-        with, and what the model raises."""
+    def try_out(self, inputs: ModelInputs) -> nn.Module:
+        """One that is thrown away, over a stand-in, which has computed a few samples. Raises ConfigError for what the
+        loop cannot work with, and what the model raises."""
         embeddings = StandIn(inputs)
         model = self.make(inputs, embeddings)
         keys = OwnKeys.of(self.options, "model")
@@ -107,6 +107,7 @@ class BuiltModelConfig:
             raise
         if problem := _problem(logits, pooled, embeddings):
             raise keys.error("build", f"forward of the model of {self.build} {problem}")
+        return model
 
 
 def _problem(logits: Any, pooled: Tensor, embeddings: StandIn) -> str:
