@@ -21,7 +21,10 @@ import own_code
 from cli_runs import Commands, pool_digest, start
 from holdfast.config import read_config, to_plain
 from holdfast.device.options import DeviceConfig
-from holdfast.run import RunConfig, open_trainer
+from holdfast.errors import ConfigError
+from holdfast.placement.demand import demand_of
+from holdfast.run import RunConfig, make_network, open_source, open_trainer
+from holdfast.sim.from_run import model_of_run
 
 SCHEDULES = {
     "OneCycleLR": "max_lr = 0.02\ntotal_steps = 40",
@@ -78,7 +81,6 @@ def test_a_model_of_ones_own_is_trained_evaluated_and_exported(holdfast: Command
     assert b"model.seen" in (holdfast.root / "out.safetensors").read_bytes()
     imported = holdfast("import", holdfast.root / "out.safetensors", holdfast.config, "--pool", holdfast.root / "again")
     assert imported.code == 0, imported.err
-    assert holdfast("plan", holdfast.config, "--help").code == 0
 
 
 def test_killed_anywhere_it_ends_with_the_digest_of_an_undisturbed_run(holdfast: Commands) -> None:
@@ -225,6 +227,7 @@ def test_dense_columns_without_a_bottom_are_refused_by_name(holdfast: Commands) 
         ("model.build='wrong:aside'", "never called embeddings(features)"),
         ("model.build='wrong:detached'", "lets no gradient through to the embeddings"),
         ("model.build='wrong:bare'", "without parameters to train"),
+        ("model.build='wrong:lazy'", "top.weight has no size before the first batch"),
         ("model.build='needy:build'", "importing needy needs the module 'no_such_package', which is not there"),
         ("model.biuld=3", "model.biuld"),
     ],
@@ -239,7 +242,8 @@ def test_what_is_wrong_with_a_model_is_said_by_key_before_a_pool_is_made(
         "    def __init__(self, embeddings, way):\n"
         "        super().__init__()\n"
         "        self.embeddings, self.way = embeddings, way\n"
-        "        self.top = nn.Linear(12, 1) if way != 'bare' else nn.Identity()\n"
+        "        tops = {'bare': nn.Identity(), 'lazy': nn.LazyLinear(1)}\n"
+        "        self.top = tops.get(way) or nn.Linear(12, 1)\n"
         "    def forward(self, dense, features):\n"
         "        if self.way == 'aside':\n"
         "            return self.top(torch.zeros(len(dense), 12)).squeeze(1)\n"
@@ -252,7 +256,8 @@ def test_what_is_wrong_with_a_model_is_said_by_key_before_a_pool_is_made(
         "        return logits[:, 0] if self.way == 'detached' else logits\n\n"
         "def nothing(inputs, embeddings, **keys): return None\n"
         "def make(way): return lambda inputs, embeddings, **keys: Wrong(embeddings, way)\n"
-        "column, pair, aside, detached, bare = map(make, ('column', 'pair', 'aside', 'detached', 'bare'))\n"
+        "column, pair, aside, detached = map(make, ('column', 'pair', 'aside', 'detached'))\n"
+        "bare, lazy = make('bare'), make('lazy')\n"
     )
     sys.modules.pop("wrong", None)
     assert words in refused(holdfast, override)
@@ -467,6 +472,15 @@ def test_the_record_of_a_configuration_that_was_possible_before_is_the_same(hold
     ]  # fmt: skip
     change(holdfast, "[model]", '[model]\nkind = "dlrm"')
     assert to_plain(read_config(RunConfig, holdfast.config)) == plain
+
+
+def test_a_plan_counts_the_dense_part_and_the_simulator_says_that_it_knows_dlrms_alone(holdfast: Commands) -> None:
+    config = read_config(RunConfig, holdfast.config)
+    source = open_source(config.data)
+    parameters = sum(parameter.numel() for parameter in make_network(config, source).parameters())
+    assert demand_of(config, source, None)[0].dense_bytes == 4 * parameters * 3
+    with pytest.raises(ConfigError, match="the simulator knows the network of a DLRM alone"):
+        model_of_run(config)
 
 
 def test_the_dlrm_is_one_that_a_function_builds(holdfast: Commands) -> None:

@@ -95,6 +95,10 @@ class BuiltModelConfig:
         keys = OwnKeys.of(self.options, "model")
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise keys.error("build", f"{self.build} returned a model without parameters to train: give it a bias")
+        if lazy := [
+            name for name, parameter in model.named_parameters() if isinstance(parameter, nn.UninitializedParameter)
+        ]:
+            raise keys.error("build", f"{lazy[0]} has no size before the first batch: give it one, see ModelInputs")
         pooled = torch.zeros(_TRIAL_SAMPLES, inputs.pooled_width, requires_grad=True)
         dense = torch.zeros(_TRIAL_SAMPLES, inputs.num_dense)
         try:
