@@ -23,7 +23,7 @@ from holdfast.config import read_config, to_plain
 from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError
 from holdfast.placement.demand import demand_of
-from holdfast.run import RunConfig, make_network, open_source, open_trainer
+from holdfast.run import RunConfig, make_network, open_source, open_trainer, open_validation
 from holdfast.sim.from_run import model_of_run
 
 SCHEDULES = {
@@ -397,6 +397,31 @@ def test_a_block_of_a_source_that_is_not_as_it_says_is_a_typed_error(
     assert result.code == 1
     assert "clicks:make: block" in result.err
     assert words in result.err
+
+
+def test_paths_of_the_validation_data_stand_in_the_place_of_those_of_the_training_data(holdfast: Commands) -> None:
+    many = own_code.CLICKS.replace("path: Path,", "paths: list[Path],").replace(
+        "path.read_text()", "paths[-1].read_text()"
+    )
+    (holdfast.root / "clicks.py").write_text(many)
+    text = own_code.with_own_data().replace('path = "train.seed"', 'paths = ["train.seed"]')
+    holdfast.config.write_text(text.replace('path = "valid.seed"', 'paths = ["train.seed", "valid.seed"]'))
+    config = read_config(RunConfig, holdfast.config)
+    training, validation = open_source(config.data), open_validation(config)
+    assert validation is not None
+    assert (training.fingerprint()["seed"], training.num_samples) == (1, 600)
+    assert (validation.fingerprint()["seed"], validation.num_samples) == (2, 300)
+
+
+def test_validation_data_with_other_columns_are_refused_by_name(holdfast: Commands) -> None:
+    (holdfast.root / "others.py").write_text(own_code.CLICKS.replace("num_embeddings=60", "num_embeddings=61"))
+    holdfast.config.write_text(own_code.with_own_data())
+    change(holdfast, "[validation]", '[validation]\nsource = "others:make"')
+    result = holdfast.train()
+    assert result.code == 1
+    assert (
+        "validation: features: [('user', 61), ('words', 30)], where the training data have [('user', 60)" in result.err
+    )
 
 
 def test_a_source_that_changed_is_refused_and_one_that_moved_is_not(holdfast: Commands) -> None:

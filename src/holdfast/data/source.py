@@ -63,7 +63,7 @@ def check_columns(validation: Source, training: Source) -> None:
         ("features", _sizes(validation), _sizes(training)),
     ):
         if theirs != ours:
-            raise ConfigError(f"validation: its {what} is {theirs}, that of the training data is {ours}")
+            raise ConfigError(f"validation: {what}: {theirs}, where the training data have {ours}")
 
 
 def _sizes(source: Source) -> list[tuple[str, int]]:
