@@ -102,7 +102,6 @@ def train(
     from the next step on), steps and epochs, workers, evaluation, validation data. Anything else is refused by name.
     """
     from holdfast.cli.groups import is_of_group, open_in_group
-    from holdfast.data.source import check_columns
     from holdfast.errors import ConfigError
     from holdfast.reproducibility import keep_freed_memory
     from holdfast.run import open_trainer, open_validation
@@ -127,8 +126,6 @@ def train(
                 config, pool, recovery=recovery.value, trust_after_reboot=trust_after_reboot, stopping=stop.is_wanted
             )
         with opened as trainer:
-            if validation is not None:
-                check_columns(validation, trainer.loader.source)  # not only when training is over
             if trainer.speaks:
                 print(describe_start(trainer), flush=True)  # noqa: T201
                 bad_rows = getattr(trainer.loader.source, "bad_rows", None)
@@ -253,9 +250,12 @@ def _train(
     trace: Path | None,
 ) -> Evaluation | None:
     """Steps until the last or a signal; then everything is durable, and evaluated unless it was a signal."""
+    from holdfast.data.source import check_columns
     from holdfast.state_tree import rng_state, set_rng_state
     from holdfast.train import EvaluationStopped
 
+    if validation is not None:
+        check_columns(validation, trainer.loader.source)  # not only when training is over
     first_step = trainer.pool.step
     random_numbers = rng_state()
     # Rich draws from Python's generator when it is imported, and who knows what TensorBoard does.
