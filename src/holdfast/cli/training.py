@@ -254,8 +254,7 @@ def _train(
     from holdfast.state_tree import rng_state, set_rng_state
     from holdfast.train import EvaluationStopped
 
-    if validation is not None:
-        check_columns(validation, trainer.loader.source)  # not only when training is over
+    check_columns(validation, trainer.loader.source)  # not only when training is over
     first_step = trainer.pool.step
     random_numbers = rng_state()
     # Rich draws from Python's generator when it is imported, and who knows what TensorBoard does.

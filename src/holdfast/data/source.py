@@ -56,8 +56,10 @@ class Source(Protocol):
         """What the samples depend on, by field; equal fingerprints mean equal samples. A loader's state carries it."""
 
 
-def check_columns(validation: Source, training: Source) -> None:
-    """Raises ConfigError where validation data have other columns than the training data."""
+def check_columns(validation: Source | None, training: Source) -> None:
+    """Raises ConfigError where there are validation data that have other columns than the training data."""
+    if validation is None:
+        return
     for what, theirs, ours in (
         ("num_dense", validation.num_dense, training.num_dense),
         ("features", _sizes(validation), _sizes(training)),
