@@ -44,42 +44,50 @@ def pages() -> dict[str, str]:
 
 
 def _config(package: griffe.Module) -> str:
-    run = package["run.assembly"]
     lines = [_CONFIG_HEAD.format(generated=_GENERATED)]
-    for field in _fields(run["RunConfig"]):
+    for field in _fields(package["run.sections.RunConfig"]):
         lines += _section(package, field, field.name)
     lines += [
         "## What may change",
         "",
-        "From one start to the next on the same pool; any other change is refused by name.",
+        "From one start to the next on the same pool; any other change is refused by name. `optimizer` stands for its",
+        "keys but `name`, as far as its state can follow (not to `amsgrad`), and without what [scheduler] sets.",
         "",
     ]
-    lines += [f"- `{name}`" for name in re.findall(r"['\"]([\w.]+)['\"]", str(run["CHANGEABLE"].value))]
+    lines += [f"- `{name}`" for name in re.findall(r"['\"]([\w.]+)['\"]", str(package["run.changes.CHANGEABLE"].value))]
     return "\n".join(lines) + "\n"
 
 
 def _section(package: griffe.Module, field: griffe.Attribute, key: str) -> Iterator[str]:
-    """The table [key] of a file, and the tables within it."""
-    found = _dataclass_of(package, field)
-    assert found is not None
+    """The table [key] of a file, or the tables that it may be, and the tables within it."""
+    kinds = _dataclasses_of(package, field)
+    assert kinds
+    key = f"{key}.NAME" if "Mapping" in str(field.annotation) else key
+    for number, found in enumerate(kinds):
+        yield from _table(package, found, key, is_first=number == 0)
+
+
+def _table(package: griffe.Module, found: griffe.Class, key: str, *, is_first: bool) -> Iterator[str]:
     fields = _fields(found)
-    nested = {inner.name: _dataclass_of(package, inner) for inner in fields}
+    nested = [inner for inner in fields if _dataclasses_of(package, inner)]
     summary, said = described(found.docstring.value if found.docstring else "", [inner.name for inner in fields])
     meanings = {name: _cell(meaning) for together, meaning in said for name in together.split(", ")}
-    many = "Mapping" in str(field.annotation)
-    key = f"{key}.NAME" if many else key
-    yield from (f"## [{key}]", "", summary, "")
-    plain = [inner for inner in fields if nested[inner.name] is None]
+    if is_first:
+        yield from (f"## [{key}]", "")
+    yield from (summary if is_first else f"Or: {summary[0].lower()}{summary[1:]}", "")
+    plain = [inner for inner in fields if inner not in nested]
     if plain:
         yield from ("| key | type | default | |", "|---|---|---|---|")
         for inner in plain:
             if inner.name not in meanings:
                 raise ValueError(f"the docstring of {found.path} does not say what {inner.name} is")
-            yield f"| `{inner.name}` | {_type(inner)} | {_default(inner)} | {meanings[inner.name]} |"
+            if "OWN_KEYS" in str(inner.value):
+                yield f"| any other | | | {meanings[inner.name]} |"
+            else:
+                yield f"| `{inner.name}` | {_type(inner)} | {_default(inner)} | {meanings[inner.name]} |"
         yield ""
-    for inner in fields:
-        if nested[inner.name] is not None:
-            yield from _section(package, inner, f"{key}.{inner.name}")
+    for inner in nested:
+        yield from _section(package, inner, f"{key}.{inner.name}")
 
 
 def _fields(cls: griffe.Class) -> list[griffe.Attribute]:
@@ -94,17 +102,17 @@ def _fields(cls: griffe.Class) -> list[griffe.Attribute]:
     return list(found.values())
 
 
-def _dataclass_of(package: griffe.Module, field: griffe.Attribute) -> griffe.Class | None:
-    """The dataclass that a field holds, alone or by name; None where it holds plain values."""
-    if not isinstance(field.annotation, griffe.Expr):
-        return None
-    for part in field.annotation.iterate(flat=True):
-        if isinstance(part, griffe.ExprName) and part.canonical_path.startswith("holdfast."):
-            found = package[part.canonical_path.removeprefix("holdfast.")]
-            found = found.final_target if isinstance(found, griffe.Alias) else found
-            if isinstance(found, griffe.Class) and "dataclass" in found.labels:
-                return found
-    return None
+def _dataclasses_of(package: griffe.Module, field: griffe.Attribute) -> list[griffe.Class]:
+    """The dataclasses one of which a field holds, alone or by name; none where it holds plain values."""
+    classes = []
+    if isinstance(field.annotation, griffe.Expr):
+        for part in field.annotation.iterate(flat=True):
+            if isinstance(part, griffe.ExprName) and part.canonical_path.startswith("holdfast."):
+                found = package[part.canonical_path.removeprefix("holdfast.")]
+                found = found.final_target if isinstance(found, griffe.Alias) else found
+                if isinstance(found, griffe.Class) and "dataclass" in found.labels:
+                    classes.append(found)
+    return classes
 
 
 def _cell(meaning: str) -> str:
@@ -117,6 +125,8 @@ def _default(field: griffe.Attribute) -> str:
         return "required"
     if text.isidentifier() and text.isupper():
         return "Criteo's"  # a constant, which the docstring describes
+    if given := re.match(r"field\(default=(.*?), metadata", text):
+        return f"`{given[1]}`"
     return f"`{re.sub(r'field.default_factory=(dict|list).', lambda m: '{}' if m[1] == 'dict' else '[]', text)}`"
 
 

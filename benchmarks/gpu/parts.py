@@ -18,9 +18,9 @@ from gpu.links import describe_device, measure_device_copy, measure_host_copy, m
 from gpu.process import Part, Settings, Telling
 from gpu.shapes import LAWS, NAMES, make_case
 from gpu.training import MARGIN, Way, make_pool, measure_resident, measure_steps
-from holdfast.device.dense_part import DenseOptions
 from holdfast.device.faults import open_device
 from holdfast.state.reproducibility import keep_freed_memory, prepare_device
+from holdfast.train.dense_part import DenseOptions
 
 OPTIONS = {
     "bf16": DenseOptions(bf16=True),

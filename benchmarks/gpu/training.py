@@ -31,10 +31,10 @@ from gpu.process import LeftOut
 from gpu.resident import BatchArrays, ResidentTables
 from gpu.shapes import EPSILON, LEARNING_RATE, WINDOW, Case
 from holdfast import DeviceConfig, EmbeddingBagCollection, EmbeddingBagConfig, Pool, RowWiseAdagrad
-from holdfast.device.dense_part import DenseOptions, DensePart
 from holdfast.device.options import RowsWay
 from holdfast.device.queues import current_queue
 from holdfast.models.dlrm import DLRM
+from holdfast.train.dense_part import DenseOptions, DensePart
 from holdfast.train.trainer import StepReport, TrainConfig, Trainer
 from larger.workload import CHUNK_ROWS, FileOfBatches
 from peers.shapes import Shape

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.device.compiling import refuse_autotuning
-from holdfast.device.dense_part import DenseOptions, DensePart
 from holdfast.errors import ConfigError
 from holdfast.models.dlrm import DLRM
+from holdfast.rows.row_access import LookedUp
+from holdfast.train.dense_part import DenseOptions, DensePart, OnePart, in_parts
 
 CPU = torch.device("cpu")
 BATCH_SIZE = 32
@@ -252,6 +253,76 @@ def test_recording_draws_no_random_numbers_and_changes_nothing():
 class DrawsOne(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + 0.0 * torch.rand(1)
+
+
+class OfOnePart(nn.Module):
+    """A user's model: batch statistics, dropout, a counter that is added to or replaced."""
+
+    def __init__(self, *, replaces: bool = False) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(24)
+        self.top = nn.Sequential(nn.Linear(29, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+        self.register_buffer("seen", torch.zeros(1))
+        self.replaces = replaces
+
+    def forward(self, dense: Tensor, features: LookedUp) -> Tensor:
+        if self.replaces:
+            self.seen = self.seen + 1
+        else:
+            self.seen += 1
+        return self.top(torch.cat([dense, self.norm(features.values)], dim=1)).squeeze(1)
+
+
+def by_one_part(options: DenseOptions, *, with_part: bool = True) -> str:
+    torch.manual_seed(7)
+    model, outcome = OfOnePart(), Outcome()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    part = DensePart(
+        OnePart(model, num_dense=5, pooled_width=24), optimizer, CPU, options,
+        batch_size=BATCH_SIZE, recorder=CallingRecorder(), scheduler=schedule,
+    )  # fmt: skip
+    for dense, labels, pooled in batches():
+        pooled.requires_grad_()
+        if with_part:
+            loss = part.train(dense, labels, pooled)
+        else:
+            loss = nn.BCEWithLogitsLoss()(model(dense, LookedUp(pooled)), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        outcome.see(loss, pooled.grad)
+    return outcome.end(model, optimizer).digest()
+
+
+def test_a_model_of_one_part_has_the_bits_of_a_plain_loop_recorded_or_not():
+    expected = by_one_part(DenseOptions(), with_part=False)
+    assert by_one_part(DenseOptions()) == expected
+    assert by_one_part(DenseOptions(graphs=True)) == expected
+
+
+def test_a_buffer_that_forward_replaces_is_refused_where_steps_are_recorded():
+    model = OfOnePart(replaces=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    part = DensePart(
+        OnePart(model, num_dense=5, pooled_width=24), optimizer, CPU, DenseOptions(graphs=True),
+        batch_size=BATCH_SIZE, recorder=CallingRecorder(),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="forward replaces its buffer seen"):
+        part.train(*batches()[0])
+
+
+def test_a_class_that_is_derived_from_dlrm_is_computed_by_its_own_forward():
+    class Mine(DLRM):
+        def forward(self, dense: Tensor, sparse: LookedUp) -> Tensor:
+            return super().forward(dense, sparse.values) + 1.0
+
+    mine = Mine(embeddings=nn.Identity(), num_dense=5, embedding_dim=8, num_features=3, bottom=(8,), top=(1,))
+    part = in_parts(mine, num_dense=5, pooled_width=24)
+    dense, _, pooled = batches()[0]
+    assert torch.equal(part.from_bottom(part.bottom(dense), pooled), mine.from_pooled(dense, pooled) + 1.0)
+    assert in_parts(make_model(), num_dense=5, pooled_width=24).bottom is not None
 
 
 class _Foreign(torch.optim.SGD):

@@ -21,7 +21,6 @@ from torch.nn import functional
 
 from holdfast import _core
 from holdfast.cli.training import StopSignals, advise_on_lanes, describe_start
-from holdfast.device.dense_part import DensePart
 from holdfast.errors import PoolFull
 from holdfast.files.config import read_value
 from holdfast.group import founding, manifest, notices, opening, pool
@@ -32,6 +31,7 @@ from holdfast.group.roles import Roles
 from holdfast.models.dlrm import DLRM
 from holdfast.run.assembly import RunConfig, open_trainer, open_validation
 from holdfast.run.ranks import open_group_trainer
+from holdfast.train.dense_part import DensePart
 from holdfast.train.trainer import EvaluationStopped
 from namespaces import INTERFACE
 

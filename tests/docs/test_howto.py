@@ -29,6 +29,10 @@ def test_a_model_of_embedding_bags_moves_into_a_pool(pool_root: Path) -> None:
     assert before(torch.tensor([3, 4]), torch.tensor([1, 2, 3]), torch.tensor([0, 2])).shape == (2,)
 
 
+def test_a_model_of_ones_own_trains_from_the_command_line(pool_root: Path) -> None:
+    run_blocks(HOWTO / "train-your-own-model.md", pool_root)
+
+
 def test_a_torchrec_model_moves_into_a_pool(tmp_path: Path) -> None:
     if not PEERS_PYTHON.exists():
         pytest.skip("no peers' environment: `make bench` makes it, or set HOLDFAST_PEERS_PYTHON")

@@ -10,7 +10,7 @@ import torch
 
 from holdfast.errors import ConfigError
 from holdfast.files.config import read_config
-from holdfast.run.assembly import RunConfig, make_dlrm, open_source
+from holdfast.run.assembly import RunConfig, make_network, open_source
 from holdfast_lab.sim.from_run import model_of_run
 from holdfast_lab.sim.library import read_library
 from holdfast_lab.sim.model import workload_of
@@ -37,7 +37,7 @@ def test_the_network_has_as_many_parameters_as_the_real_one():
     config = config_of()
     model = model_of_run(config)
     with torch.device("meta"):
-        real = make_dlrm(config, open_source(config.data), torch.nn.Identity())
+        real = make_network(config, open_source(config.data))
     assert model.bottom_parameters + model.top_parameters == sum(each.numel() for each in real.parameters())
 
 

@@ -79,11 +79,37 @@ def test_both_orders_of_the_weight_gradient_are_those_of_the_reference(sizes):
         assert mine.is_contiguous() or mine is got[0]
 
 
-def test_the_dot_interaction_has_the_gradient_that_finite_differences_give():
-    lower, symmetric = module._pair_indices(4, 3)
-    x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+@pytest.mark.parametrize("x_width", [3, 0])
+def test_the_dot_interaction_has_the_gradient_that_finite_differences_give(x_width):
+    lower, symmetric = module._pair_indices(4 if x_width else 3, x_width)
+    x = torch.randn(2, x_width, dtype=torch.float64, requires_grad=x_width > 0)
     pooled = torch.randn(2, 9, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x, p: module._DotInteraction.apply(x, p, lower, symmetric), (x, pooled))
+    assert torch.autograd.gradcheck(lambda x, p: module._DotInteraction.apply(x, p, lower, symmetric, 3), (x, pooled))
+
+
+@pytest.mark.parametrize("interaction", ["dot", "concat"])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_without_dense_columns_the_embeddings_interact_among_themselves(interaction, bf16):
+    model = make(num_dense=0, bottom=[], interaction=interaction)
+    dense, pooled = inputs(num_dense=0)
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        logits = model(dense, pooled)
+    a, b, c = pooled.view(7, 3, 4).unbind(1)
+    pairs = torch.stack([(b * a).sum(1), (c * a).sum(1), (c * b).sum(1)], dim=1)
+    expected = nn.Sequential(model.top)(pairs if interaction == "dot" else pooled).squeeze(1)
+    tolerance = {"rtol": 3e-2, "atol": 3e-2} if bf16 else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(logits.float(), expected, **tolerance)
+    mine, theirs = (torch.autograd.grad(y.float().sum(), pooled)[0] for y in (logits, expected))
+    torch.testing.assert_close(mine, theirs, **tolerance)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [({"num_dense": 0}, "must be empty"), ({"num_dense": 0, "bottom": [], "num_features": 1}, "two vectors")],
+)
+def test_sizes_that_do_not_fit_data_without_dense_columns_are_refused(sizes, words):
+    with pytest.raises(ValueError, match=words):
+        make(**sizes)
 
 
 @pytest.mark.parametrize("interaction", ["dot", "concat"])

@@ -282,9 +282,11 @@ def _train(
     trace: Path | None,
 ) -> Evaluation | None:
     """Steps until the last or a signal; then everything is durable, and evaluated unless it was a signal."""
+    from holdfast.data.source import check_columns
     from holdfast.state.generators import rng_state, set_rng_state
     from holdfast.train.trainer import EvaluationStopped
 
+    check_columns(validation, trainer.loader.source)  # not only when training is over
     first_step = trainer.pool.step
     random_numbers = rng_state()
     # Rich draws from Python's generator when it is imported, and who knows what TensorBoard does.

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.data.block import SampleBlock
+from holdfast.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,3 +54,19 @@ class Source(Protocol):
 
     def fingerprint(self) -> Mapping[str, str | int]:
         """What the samples depend on, by field; equal fingerprints mean equal samples. A loader's state carries it."""
+
+
+def check_columns(validation: Source | None, training: Source) -> None:
+    """Raises ConfigError where there are validation data that have other columns than the training data."""
+    if validation is None:
+        return
+    for what, theirs, ours in (
+        ("num_dense", validation.num_dense, training.num_dense),
+        ("features", _sizes(validation), _sizes(training)),
+    ):
+        if theirs != ours:
+            raise ConfigError(f"validation: {what}: {theirs}, where the training data have {ours}")
+
+
+def _sizes(source: Source) -> list[tuple[str, int]]:
+    return [(feature.name, feature.num_embeddings) for feature in source.features]

@@ -3,8 +3,9 @@
 Invariants
 - Whether a batch's gradients come from a replay depends on its size alone, never on what this process did before: the
   first whole batch is warmed up on whatever the static inputs hold, recorded, and then replayed like all others.
-- Warming up changes nothing that lasts: it computes gradients, which are dropped, and the random number generators are
-  put back. Parameters and optimizer state change in `RecordedUpdate` alone, only by the step that is asked for.
+- Warming up changes nothing that lasts: it computes gradients, which are dropped; the model's buffers (running means)
+  and the random number generators are put back. Parameters and optimizer state change in `RecordedUpdate` alone, only
+  by the step that is asked for.
 - Parts are replayed in the order in which they were recorded (bottom, gradients, update), on one stream at a time:
   they share one memory pool, and each may reuse what the one before it is done with.
 - A recorded update bakes in the hyperparameters that are Python numbers. Before every replay they are compared with the
@@ -16,12 +17,14 @@ Everything but `CudaRecorder` runs on any device.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from holdfast.errors import ConfigError
 
 _WRITTEN_FIRST = 2
 _WARM_UPS = 3  # libraries load and choose lazily, some of them only at a second call
@@ -73,7 +76,8 @@ class StaticInputs:
 class RecordedGradients:
     """Forward and backward of whole batches, in two replays, so that the first may run before pooled vectors are there.
 
-    bottom: dense -> x. rest: x, pooled, labels -> loss. parameters: whose gradients are computed.
+    bottom: dense -> x. rest: x, pooled, labels -> loss. parameters: whose gradients are computed. named_buffers: the
+    model's. Raises ConfigError for a model that replaces a buffer, which a replay would not see.
     """
 
     def __init__(
@@ -83,7 +87,9 @@ class RecordedGradients:
         parameters: Sequence[Tensor],
         inputs: StaticInputs,
         recorder: Recorder,
+        named_buffers: Callable[[], Iterable[tuple[str, Tensor]]] = tuple,
     ) -> None:
+        self._named_buffers = named_buffers
         self._bottom = bottom
         self._rest = rest
         self._parameters = parameters
@@ -113,10 +119,19 @@ class RecordedGradients:
     def _recorded(self) -> tuple[Callable[[], None], Callable[[], None]]:
         if self._replays is None:
             device = self._inputs.dense.device
+            buffers = dict(self._named_buffers())
+            before = {name: buffer.clone() for name, buffer in buffers.items()}
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 for _ in range(_WARM_UPS):
                     self._recorder.warm_up(self._work_bottom)
                     self._recorder.warm_up(self._work_rest)
+            for name, buffer in self._named_buffers():
+                if buffer is not buffers.get(name):
+                    raise ConfigError(
+                        f"device.graphs: the model's forward replaces its buffer {name.removeprefix('model.')}, which "
+                        "a replay does not see: write into it (copy_, add_), or set device.graphs = false"
+                    )
+                buffer.copy_(before[name])
             self._replays = self._recorder.record(self._work_bottom), self._recorder.record(self._work_rest)
         return self._replays
 

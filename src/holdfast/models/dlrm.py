@@ -1,6 +1,7 @@
 """DLRM (Naumov et al. 2019) in plain PyTorch; this file imports torch and nothing else.
 
-Shapes: B batch size, D ``embedding_dim``, F ``num_features``, N = F + 1 interacting vectors, P = N * (N - 1) / 2 pairs.
+Shapes: B batch size, D ``embedding_dim``, F ``num_features``, N = F + 1 interacting vectors, P = N * (N - 1) / 2 pairs;
+X = D columns of the bottom MLP's output. Without dense columns there is no bottom MLP: N = F, X = 0.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ class DLRM(nn.Module):
 
     embeddings:   any module; ``embeddings(sparse)`` gives float ``[B, F * D]``, feature by feature, as a tensor or
                   as an object whose ``.values()`` is one (TorchRec's ``KeyedTensor``).
+    num_dense:    columns of dense; 0: there is no bottom MLP, and the embeddings interact among themselves alone.
     bottom:       sizes of the bottom MLP's layers, without its input; the last must be D. A ReLU follows every layer.
+                  Empty where num_dense is 0.
     top:          sizes of the top MLP's layers, without its input; the last must be 1. A ReLU follows every layer but
                   the last.
     interaction:  "dot": the bottom output, then the dot products of every two distinct vectors, in the order of
@@ -41,7 +44,9 @@ class DLRM(nn.Module):
         interaction: Literal["dot", "concat"] = "dot",
     ) -> None:
         super().__init__()
-        if not bottom or bottom[-1] != embedding_dim:
+        if num_dense == 0 and bottom:
+            raise ValueError(f"there are no dense columns for a bottom MLP: bottom={list(bottom)} must be empty")
+        if num_dense > 0 and (not bottom or bottom[-1] != embedding_dim):
             raise ValueError(
                 f"the last size of bottom must equal embedding_dim, because the bottom output interacts with the "
                 f"embeddings as one more vector: bottom={list(bottom)}, embedding_dim={embedding_dim}"
@@ -50,21 +55,30 @@ class DLRM(nn.Module):
             raise ValueError(f"the last size of top must be 1, the logit: top={list(top)}")
         if interaction not in ("dot", "concat"):
             raise ValueError(f'interaction must be "dot" or "concat", not {interaction!r}')
+        num_vectors = num_features + (num_dense > 0)
+        if interaction == "dot" and num_vectors < 2:
+            raise ValueError('interaction "dot" needs two vectors, and there is one feature alone: use "concat"')
         self.embeddings = embeddings
+        self.num_dense = num_dense
         self.embedding_dim = embedding_dim
         self.num_features = num_features
         self.interaction = interaction
-        num_vectors = num_features + 1
+        x_width = embedding_dim if num_dense > 0 else 0
         if interaction == "dot":
-            lower, symmetric = _pair_indices(num_vectors, embedding_dim)
+            lower, symmetric = _pair_indices(num_vectors, x_width)
             # Functions of num_features, not state: a state_dict must not carry them.
             self.register_buffer("_lower", lower, persistent=False)
             self.register_buffer("_symmetric", symmetric, persistent=False)
-            top_in = embedding_dim + num_vectors * (num_vectors - 1) // 2
+            top_in = x_width + num_vectors * (num_vectors - 1) // 2
         else:
             top_in = embedding_dim * num_vectors
-        self.bottom = _mlp(num_dense, bottom, relu_last=True)
+        self.bottom = _mlp(num_dense, bottom, relu_last=True) if num_dense > 0 else nn.Identity()
         self.top = _mlp(top_in, top, relu_last=False)
+
+    @property
+    def pooled_width(self) -> int:
+        """Columns of the pooled embeddings, F * D."""
+        return self.num_features * self.embedding_dim
 
     def forward(self, dense: Tensor, sparse: Any) -> Tensor:
         """Logits ``[B]`` from ``dense`` float ``[B, num_dense]`` and whatever ``embeddings`` takes as ``sparse``."""
@@ -80,14 +94,16 @@ class DLRM(nn.Module):
         # Under autocast x is of low precision, and the interaction would round the embeddings to it anyhow.
         pooled = pooled.to(x.dtype)
         if self.interaction == "dot":
-            x = _DotInteraction.apply(x, pooled, self._lower, self._symmetric)  # type: ignore[no-untyped-call]
+            x = _DotInteraction.apply(  # type: ignore[no-untyped-call]
+                x, pooled, self._lower, self._symmetric, self.embedding_dim
+            )
         else:
             x = torch.cat((x, pooled), dim=1)
         return self.top(x).squeeze(1)  # type: ignore[no-any-return]
 
 
 class _DotInteraction(torch.autograd.Function):
-    """``[B, D]``, ``[B, F * D]`` -> ``[B, D + P]``; one gather and one bmm each way, and deterministic on every device.
+    """``[B, X]``, ``[B, F * D]`` -> ``[B, X + P]``; one gather and one bmm each way, and deterministic on every device.
 
     Autograd's own backward of the gather is a scatter into zeros, and of bmm(V, V') two products and a sum. The
     gradient of Z = V V' is symmetric once both are added, so one gather makes G + G', and
@@ -96,33 +112,35 @@ class _DotInteraction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, pooled: Tensor, lower: Tensor, symmetric: Tensor) -> Tensor:
-        batch_size, dim = x.shape
-        vectors = torch.cat((x, pooled), dim=1).view(batch_size, 1 + pooled.shape[1] // dim, dim)
+    def forward(ctx: Any, x: Tensor, pooled: Tensor, lower: Tensor, symmetric: Tensor, dim: int) -> Tensor:
+        batch_size, ctx.x_width = x.shape
+        vectors = torch.cat((x, pooled), dim=1).view(batch_size, (ctx.x_width + pooled.shape[1]) // dim, dim)
         ctx.save_for_backward(vectors, symmetric)
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
         return torch.cat((x, products.gather(1, lower.expand(batch_size, -1))), dim=1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None, None, None]:
         vectors, symmetric = ctx.saved_tensors
         batch_size, num_vectors, dim = vectors.shape
         grad_products = grad.gather(1, symmetric.expand(batch_size, -1)).view(batch_size, num_vectors, num_vectors)
         grad_products.diagonal(dim1=1, dim2=2).zero_()
+        if ctx.x_width == 0:
+            return None, torch.bmm(grad_products, vectors).flatten(1), None, None, None
         # Two products rather than one that is cut: what goes to the embeddings is in one piece, and is not copied.
         grad_x = torch.bmm(grad_products[:, :1], vectors).flatten(1)
         grad_pooled = torch.bmm(grad_products[:, 1:], vectors).flatten(1)
-        return grad_x + grad[:, :dim], grad_pooled, None, None
+        return grad_x + grad[:, :dim], grad_pooled, None, None, None
 
 
-def _pair_indices(num_vectors: int, embedding_dim: int) -> tuple[Tensor, Tensor]:
-    """Where each pair lies: int64 ``[P]`` into the N * N products, ``[N * N]`` into the output ``[D + P]``.
+def _pair_indices(num_vectors: int, first: int) -> tuple[Tensor, Tensor]:
+    """Where each pair lies: int64 ``[P]`` into the N * N products, ``[N * N]`` into the output ``[first + P]``.
 
     The second has no entry for the diagonal, which is in no pair, and points at 0 there.
     """
     rows, columns = torch.tril_indices(num_vectors, num_vectors, offset=-1)
     symmetric = torch.zeros(num_vectors, num_vectors, dtype=torch.int64)
-    symmetric[rows, columns] = torch.arange(embedding_dim, embedding_dim + rows.numel())
+    symmetric[rows, columns] = torch.arange(first, first + rows.numel())
     return rows * num_vectors + columns, (symmetric + symmetric.t()).flatten()
 
 

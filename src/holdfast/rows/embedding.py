@@ -20,7 +20,7 @@ from holdfast.errors import ConfigError, DataError
 from holdfast.pools.optim import RowOptimizer, RowOptimizerSpec, RowWiseAdagrad
 from holdfast.pools.pool import Pool
 from holdfast.pools.tables import EmbeddingBagConfig, normalize_all
-from holdfast.rows.row_access import BatchIds, PlannedFeatures, RowAccess
+from holdfast.rows.row_access import BatchIds, LookedUp, PlannedFeatures, RowAccess
 
 
 @runtime_checkable
@@ -33,7 +33,7 @@ class KeyedJagged(Protocol):
     def weights_or_none(self) -> Tensor | None: ...
 
 
-Features: TypeAlias = "KeyedJagged | Mapping[str, tuple[Tensor, Tensor]] | PlannedFeatures"
+Features: TypeAlias = "KeyedJagged | Mapping[str, tuple[Tensor, Tensor]] | PlannedFeatures | LookedUp"
 
 
 class PooledFeatures:
@@ -146,6 +146,8 @@ class EmbeddingBagCollection(nn.Module):
         return PlannedFeatures(plan, weights)
 
     def forward(self, features: Features) -> PooledFeatures:
+        if isinstance(features, LookedUp):
+            return PooledFeatures(self._keys, self._dims, features.values)
         planned = features if isinstance(features, PlannedFeatures) else self.plan(features, ahead=False)
         if self.training and torch.is_grad_enabled():
             out = self.lookup(self.capture(planned), planned)

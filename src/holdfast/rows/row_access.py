@@ -42,6 +42,17 @@ class PlannedFeatures:
     weights: Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """A batch whose bags are pooled already: what a loop that looks up before it calls the model gives it as features.
+    A collection's forward makes pooled features of it.
+
+    values: float32 ``[batch_size, output_width]``.
+    """
+
+    values: Tensor
+
+
 class Captured(Protocol):
     """The rows of one forward, as they are before the step."""
 

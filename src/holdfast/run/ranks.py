@@ -20,7 +20,15 @@ from holdfast.pools.proving_hook import refuse_group
 from holdfast.run.assembly import RunConfig, open_source, open_trainer
 from holdfast.train.trainer import Trainer
 
-_OF_ONE_RANK = ("data.criteo.paths", "data.parquet.paths", "validation.paths", "pool.scratchpad_bytes")
+_OF_ONE_RANK = (
+    "data.criteo.paths",
+    "data.parquet.paths",
+    "data.path:",
+    "data.paths:",
+    "validation.paths",
+    "validation.path:",
+    "pool.scratchpad_bytes",
+)
 
 
 def open_group_trainer(

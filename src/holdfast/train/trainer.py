@@ -20,19 +20,18 @@ from torch import Tensor, nn
 
 from holdfast.data.batch import Batch
 from holdfast.data.loader import Loader
-from holdfast.data.source import Source
+from holdfast.data.source import Source, check_columns
 from holdfast.device.arrivals import ArrivingLoss
-from holdfast.device.dense_part import DenseOptions, DensePart
 from holdfast.device.faults import device_errors
 from holdfast.device.options import DeviceConfig
 from holdfast.device.queues import Clock, Sending, Work, current_queue, new_queue
 from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss
 from holdfast.group.serving import Verb
-from holdfast.models.dlrm import DLRM
 from holdfast.pools.pool import Pool
 from holdfast.rows.embedding import EmbeddingBagCollection, clip_grad_norm_
 from holdfast.rows.row_access import Captured, PlannedFeatures
 from holdfast.train.checkpoint import Checkpoint
+from holdfast.train.dense_part import DenseOptions, DensePart, in_parts
 from holdfast.train.metrics import Evaluation, ScoreCollector, evaluate_packed
 
 Item = TypeVar("Item")
@@ -213,8 +212,9 @@ class _Issued:
 class Trainer:
     """A model, its pool and its data, ready to step. Context manager: closes loader and pool.
 
-    device: as the collection `rows` was made with. stopping: asked between two steps; where it says so, training ends
-    there, and `stopped` is set.
+    model: over `rows`; ``model(dense, features)`` gives logits ``[B]``. scheduler: of the dense optimizer's learning
+    rates; steps once a batch. device: as the collection `rows` was made with. stopping: asked between two steps; where
+    it says so, training ends there, and `stopped` is set.
     """
 
     def __init__(
@@ -223,8 +223,9 @@ class Trainer:
         *,
         pool: Pool,
         rows: EmbeddingBagCollection,
-        model: DLRM,
+        model: nn.Module,
         dense_optimizer: torch.optim.Optimizer,
+        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
         source: Source,
         device: DeviceConfig | None = None,
         extra: dict[str, object] | None = None,
@@ -238,11 +239,12 @@ class Trainer:
         device = device or DeviceConfig()
         self._relaxed_lookup = device.relaxed_lookup
         self._dense = DensePart(
-            model,
+            in_parts(model, num_dense=source.num_dense, pooled_width=rows.output_width),
             dense_optimizer,
             rows.device,
             DenseOptions(bf16=config.bf16, compile=device.compile, graphs=device.graphs),
             batch_size=config.batch_size,
+            scheduler=scheduler,
         )
         self._clock = Clock(rows.device)
         self._to_device = new_queue(rows.device)
@@ -251,7 +253,14 @@ class Trainer:
         if config.batch_size < self._part_count:
             raise ConfigError(f"train.batch_size = {config.batch_size} is less than the {self._part_count} trainers")
         self.loader: Loader[_Planned] = make_loader(source, config, lambda batch: _plan(rows, batch), pool.part)
-        self.checkpoint = Checkpoint(pool, model=model, optimizer=dense_optimizer, loader=self.loader, extra=extra)
+        self.checkpoint = Checkpoint(
+            pool,
+            model=model,
+            optimizer=dense_optimizer,
+            scheduler=() if scheduler is None else scheduler,
+            loader=self.loader,
+            extra=extra,
+        )
         self.stopped = False
         self._exchange = True  # a rank has something of its own to tell
         self._stopping = stopping
@@ -453,7 +462,9 @@ class Trainer:
         """AUC and log-loss over all of `source`, on rank 0; None elsewhere. Leaves no trace: no log, no row, no random
         number. All ranks call it.
 
-        Raises EvaluationStopped where `stopping` says so."""
+        Raises EvaluationStopped where `stopping` says so, ConfigError where the source has other columns than the
+        training data."""
+        check_columns(source, self.loader.source)
         if not self.pool.group.is_trainer:
             self.pool.serve_until(Verb.REST)
             if self._stopping():

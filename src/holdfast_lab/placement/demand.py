@@ -6,6 +6,8 @@ or from the assumption that all rows are alike, which is the worst case for ever
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -17,7 +19,7 @@ from holdfast.data.zipf import ZipfLaw
 from holdfast.errors import ConfigError
 from holdfast.pools.read_only import layout_of
 from holdfast.pools.tables import normalize_all, to_spec
-from holdfast.run.assembly import OptimizerConfig, RunConfig, make_dlrm
+from holdfast.run.assembly import ModelConfig, OptimizerConfig, RunConfig, TorchOptimizerConfig, make_network
 from holdfast_lab.placement.access_profile import AccessProfile
 from holdfast_lab.placement.ladder import Rung
 from holdfast_lab.placement.program import Demand, TableDemand
@@ -25,6 +27,7 @@ from holdfast_lab.placement.reuse import ReuseCurve, ReuseRung, expected_reuse
 
 _EXACT_RANKS = 1 << 16  # further ranks are summed in runs of nearly the same probability
 _RUNS_PER_OCTAVE = 32
+_PROBED = 32  # rows and columns of the parameter that tells what an optimizer keeps
 _NEARLY_ONE = 1.0 - 2.0**-53  # a single row's probability, whose logarithm of being missed must stay finite
 
 
@@ -169,17 +172,21 @@ def _lookups_of_first_block(source: Source) -> list[float]:
 
 def _dense_bytes(config: RunConfig, source: Source) -> int:
     """The model's parameters and their optimizer's state, float32."""
-    with torch.device("meta"):  # shapes alone
-        model = make_dlrm(config, source, nn.Identity())
+    is_ours = isinstance(config.model, ModelConfig)
+    with torch.device("meta") if is_ours else nullcontext():  # shapes alone; a user's may need more than that
+        model = make_network(config, source)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return 4 * num_parameters * (1 + _state_values(config.optimizer))
 
 
-def _state_values(optimizer: OptimizerConfig) -> int:
-    """Values of state that the dense optimizer keeps for each parameter."""
-    if optimizer.name == "sgd":
-        return 1 if optimizer.momentum else 0
-    return 1 if optimizer.name == "adagrad" else 2
+def _state_values(optimizer: OptimizerConfig | TorchOptimizerConfig) -> int:
+    """Values of state that the dense optimizer keeps for each parameter: of one that is stepped here."""
+    parameter = nn.Parameter(torch.zeros(_PROBED, _PROBED))
+    parameter.grad = torch.zeros(_PROBED, _PROBED)
+    live = optimizer.make([parameter])
+    live.step()
+    kept = [value.numel() for value in live.state[parameter].values() if isinstance(value, torch.Tensor)]
+    return round(sum(kept) / parameter.numel())
 
 
 def _run_edges(num_rows: int) -> NDArray[np.int64]:

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from holdfast.data.batch import Batch
 from holdfast.data.source import Source
-from holdfast.models.dlrm import DLRM
-from holdfast.run.assembly import RunConfig, make_dlrm, seed_generators
+from holdfast.rows.row_access import LookedUp
+from holdfast.run.assembly import RunConfig, make_network, seed_generators
 from holdfast.train.trainer import make_loader
 
 _NUM_BATCHES = 6
@@ -98,9 +98,9 @@ def _read(config: RunConfig, source: Source) -> tuple[list[Batch], float]:
     return batches, statistics.mean(spans) if spans else 0.0
 
 
-def _network(config: RunConfig, source: Source) -> tuple[DLRM, torch.optim.Optimizer]:
+def _network(config: RunConfig, source: Source) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The run's, without tables."""
-    model = make_dlrm(config, source, nn.Identity())
+    model = make_network(config, source)
     return model, config.optimizer.make(list(model.parameters()))
 
 
@@ -118,7 +118,7 @@ def _stepper(config: RunConfig, source: Source, batches: list[Batch]) -> Callabl
         number += 1
         rows: Tensor = pooled.detach().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16, enabled=config.train.bf16):
-            logits = model.from_pooled(batch.dense, rows)
+            logits = model(batch.dense, LookedUp(rows))
         loss = loss_of(logits.float(), batch.labels)
         float(loss.detach())
         optimizer.zero_grad()

@@ -25,10 +25,16 @@ def model_of_run(
     Raises ConfigError and DataError, as opening the data does.
     """
     from holdfast.data import SyntheticSource
-    from holdfast.run.assembly import open_source
+    from holdfast.errors import ConfigError
+    from holdfast.run.assembly import ModelConfig, open_source
     from holdfast_lab.placement.demand import demand_of
 
+    network = config.model
+    if not isinstance(network, ModelConfig):
+        raise ConfigError("model.build: the simulator knows the network of a DLRM alone; give it a DLRM of that size")
     source = open_source(config.data)
+    if not network.bottom:
+        raise ConfigError("model.bottom: the simulator's DLRM has a bottom MLP, and these data have no dense columns")
     demand, basis = demand_of(config, source, profile)
     if isinstance(source, SyntheticSource):
         exponent = source.config.zipf_exponent
@@ -37,11 +43,11 @@ def model_of_run(
     model = Model(
         batch_size=config.train.batch_size,
         tables=_groups(demand, config.embedding.dim, config.train.batch_size),
-        bottom=config.model.bottom,
-        top=config.model.top,
+        bottom=network.bottom,
+        top=network.top,
         num_dense=source.num_dense,
         zipf_exponent=exponent,
-        interaction=config.model.interaction,
+        interaction=network.interaction,
         weight_bytes=demand.tables[0].weight_bytes / config.embedding.dim,
         state_bytes=demand.tables[0].state_bytes,
         parameter_bytes=1.0,

@@ -85,7 +85,7 @@ def restore_snapshot(
 def _made(directory: Path, newest: Snapshot, *, log_store: bool, log_bytes: int) -> AbstractContextManager[Homes]:
     if newest.group is None:
         return _made_alone(directory, newest, log_store=log_store, log_bytes=log_bytes)
-    from holdfast.group.restoring import made_in_group  # imports this package
+    from holdfast.admin.snapshot.group_restoring import made_in_group  # imports this package
 
     return made_in_group(directory, newest, newest.group, log_store=log_store, log_bytes=log_bytes)
 

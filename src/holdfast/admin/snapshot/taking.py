@@ -89,7 +89,7 @@ def take_snapshot(
 def _copy_of(pool: Path) -> LivePool:
     if not is_of_group(pool):
         return PoolCopy(pool)
-    from holdfast.group.copying import GroupCopy  # imports this package
+    from holdfast.admin.snapshot.group_copying import GroupCopy  # imports this package
 
     return GroupCopy(pool)
 

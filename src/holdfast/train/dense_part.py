@@ -28,6 +28,7 @@ from holdfast.device.graphs import (
 )
 from holdfast.errors import ConfigError
 from holdfast.models.dlrm import DLRM
+from holdfast.rows.row_access import LookedUp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,23 +48,46 @@ class Bottom:
     output: Tensor | None
 
 
-class DensePart:
-    """A DLRM's dense part on `device`, and its optimizer; both are moved there.
+class OnePart(nn.Module):
+    """A model that is computed in one piece, ``model(dense, features)``, in the shape of a DLRM: the bottom part passes
+    the dense features on."""
 
-    batch_size: of whole batches. recorder: makes the replays of `graphs`; by default CUDA's.
+    def __init__(self, model: nn.Module, *, num_dense: int, pooled_width: int) -> None:
+        super().__init__()
+        self.model = model
+        self.bottom = nn.Identity()
+        self.num_dense = num_dense
+        self.pooled_width = pooled_width
+
+    def from_bottom(self, x: Tensor, pooled: Tensor) -> Tensor:
+        """Logits ``[B]`` from the dense features and the pooled embeddings."""
+        return self.model(x, LookedUp(pooled))  # type: ignore[no-any-return]
+
+
+def in_parts(model: nn.Module, *, num_dense: int, pooled_width: int) -> DLRM | OnePart:
+    """A DLRM as it is, any other model in one part. A class that is derived from DLRM may compute something else."""
+    return model if type(model) is DLRM else OnePart(model, num_dense=num_dense, pooled_width=pooled_width)
+
+
+class DensePart:
+    """A model's dense part on `device`, and its optimizer; both are moved there.
+
+    batch_size: of whole batches. recorder: makes the replays of `graphs`; by default CUDA's. scheduler: of learning
+    rates; steps after the optimizer.
 
     Raises ConfigError for graphs on a device that has none, and for compile where autotuning is on.
     """
 
     def __init__(
         self,
-        model: DLRM,
+        model: DLRM | OnePart,
         optimizer: torch.optim.Optimizer,
         device: torch.device,
         options: DenseOptions,
         *,
         batch_size: int,
         recorder: Recorder | None = None,
+        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
     ) -> None:
         if options.graphs and recorder is None and device.type != "cuda":
             raise ConfigError(
@@ -71,6 +95,7 @@ class DensePart:
             )
         self.model = model
         self.optimizer = optimizer
+        self._scheduler = scheduler
         self.device = device
         self._options = options
         self._batch_size = batch_size
@@ -88,7 +113,7 @@ class DensePart:
             self.inputs = self._make_inputs()
             recorder = CudaRecorder(device) if recorder is None else recorder
             self._gradients = RecordedGradients(
-                self._run_bottom, self._run_rest, list(model.parameters()), self.inputs, recorder
+                self._run_bottom, self._run_rest, list(model.parameters()), self.inputs, recorder, model.named_buffers
             )
             self._update = RecordedUpdate(optimizer, device, recorder)
 
@@ -113,7 +138,7 @@ class DensePart:
         before_step: Callable[[Tensor], None] | None = None,
         weight: float = 1.0,
     ) -> Tensor:
-        """One step: forward, loss (BCEWithLogits, mean), backward, the optimizer's step.
+        """One step: forward, loss (BCEWithLogits, mean), backward, the optimizer's step and the scheduler's.
 
         dense: float32 ``[B, num_dense]``, or what `forward_bottom` made of it. labels: float32 ``[B]``. pooled: float32
         ``[B, W]``, feature by feature. All on the device, or, dense and labels, pinned.
@@ -142,6 +167,8 @@ class DensePart:
             self._update.run()
         else:
             self._update.run_as_written()
+        if self._scheduler is not None:
+            self._scheduler.step()
         return loss
 
     def _replay(self, labels: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
@@ -157,8 +184,8 @@ class DensePart:
             loss = loss * weight
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        assert leaf.grad is not None
-        return loss.detach(), leaf.grad
+        # A model may do without its rows in a step.
+        return loss.detach(), torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
     def _run_bottom(self, dense: Tensor) -> Tensor:
         bottom = self._whole_bottom if dense.shape[0] == self._batch_size else self.model.bottom
@@ -188,8 +215,7 @@ class DensePart:
 
     def _make_inputs(self) -> StaticInputs:
         size, model = self._batch_size, self.model
-        num_dense = next(model.bottom.parameters()).shape[1]
-        shapes = (size, num_dense), (size,), (size, model.num_features * model.embedding_dim)
+        shapes = (size, model.num_dense), (size,), (size, model.pooled_width)
         dense, labels, pooled = (torch.zeros(shape, device=self.device) for shape in shapes)
         return StaticInputs(dense, labels, pooled)
 

@@ -1,0 +1,122 @@
+"""What a run's file may change from one start to the next on the same pool.
+
+Once a pool is there, its run's configuration lies in it (`extra["config"]` of the dense state). On resume every field
+is compared with it: what may change is listed in CHANGEABLE; any other change is refused, by name. A hyperparameter of
+an optimizer that the file changed since then is applied from the next step on; one that it did not change keeps
+whatever value it has come to. Refused, too, are those that the state of an optimizer cannot follow (amsgrad, centered),
+and those that a [scheduler] sets: the learning rate is a function of the step then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from holdfast.errors import ConfigError
+from holdfast.files.config import differences, read_value, to_plain
+from holdfast.run.optimizers import AnyOptimizerConfig, follows
+from holdfast.run.sections import RunConfig
+from holdfast.state import state_tree
+from holdfast.state.provenance import warn_of_changes
+
+CONFIG = "extra['config']"  # where Checkpoint keeps it
+_DEVICE_SETTINGS = "device_settings"  # there, too, in pools from before a state had a record of its provenance
+
+# Fields that may differ from those that the pool was made with, and the sections all of whose fields may.
+CHANGEABLE = (
+    "data.criteo.paths",  # the loader compares what is in the files, wherever they lie
+    "data.parquet.paths",
+    "data.path",  # where data.source names a function: a fingerprint says what is there
+    "data.paths",
+    "validation",
+    "embedding.lr",
+    "embedding.eps",
+    "embedding.betas",
+    "embedding.weight_decay",
+    "optimizer",  # but for its name
+    "pool.dense_interval",
+    "pool.log_bytes",
+    "pool.medium",  # Pool compares it with how its rows are kept
+    "pool.row_checksums",  # likewise
+    "pool.scratchpad_bytes",
+    "group.timeout",
+    "device",  # the pool does not care; the bits of the steps to come do
+    _DEVICE_SETTINGS,
+    "train.steps",
+    "train.epochs",
+    "train.workers",
+    "train.prefetch",
+    "train.window",
+    "train.eval_every",
+    "train.eval_batch_size",
+    "train.bf16",
+    "train.max_grad_norm",
+    "train.capture_ahead",
+)
+
+
+def saved_config(dense_state: tuple[bytes, bytes] | None) -> dict[str, Any] | None:
+    """The configuration of the run that wrote a pool's dense state; None where there is none."""
+    if dense_state is None:
+        return None
+    saved = state_tree.unpack(*dense_state).get(CONFIG)
+    return saved if isinstance(saved, dict) else None
+
+
+def refuse_changes(saved: Mapping[str, Any], config: RunConfig) -> None:
+    """ConfigError for the first field that differs and cannot."""
+    plain = to_plain(config)
+    saved = {**{section: plain[section] for section in ("group", "device")}, **saved}  # of before there were these
+    saved["train"] = {"lanes": 1, **saved.get("train", {})}
+    owned = frozenset() if config.scheduler is None else config.scheduler.try_out(config.optimizer)
+    changes = differences(saved, plain)
+    names = [line.partition(":")[0] for line in changes]
+    for name, line in zip(names, changes, strict=True):
+        may_change = any(name == allowed or name.startswith(f"{allowed}.") for allowed in CHANGEABLE)
+        if not may_change or name == "optimizer.name":
+            raise ConfigError(f"{line}, but a pool cannot change that: go back to the old value, or start a new pool")
+        if name.startswith("optimizer.") and name.removeprefix("optimizer.") in owned:
+            raise ConfigError(
+                f"{line}, but [scheduler] sets it in every step: go back to the old value, or start a new pool"
+            )
+    of_optimizer = [line for line in changes if line.startswith("optimizer.")]
+    if of_optimizer and (reason := follows(_saved_optimizer(saved), config.optimizer)):
+        raise ConfigError(f"{of_optimizer[0]}, but {reason}: go back to the old value, or start a new pool")
+
+
+def _saved_optimizer(saved: Mapping[str, Any]) -> AnyOptimizerConfig:
+    given = {name: value for name, value in saved["optimizer"].items() if value is not None}
+    optimizer: AnyOptimizerConfig = read_value(AnyOptimizerConfig, {**given}, "the pool's optimizer")
+    return optimizer
+
+
+def warn_of_another_device(saved: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
+    def of(tree: Mapping[str, Any]) -> dict[str, Any]:
+        return {"device": {name: value for name, value in tree["device"].items() if name != "scratchpad_bytes"}}
+
+    if "device" in saved:
+        warn_of_changes(differences(of(saved), of(plain)), stacklevel=3)
+
+
+class Optimized(Protocol):
+    """A trainer, as far as its optimizers go."""
+
+    rows: Any
+    dense_optimizer: torch.optim.Optimizer
+
+
+def apply_hyperparameters(saved: Mapping[str, Any], plain: Mapping[str, Any], trainer: Optimized) -> list[str]:
+    """Gives the optimizers' groups what the file changed since the pool's state was saved; returns it in words."""
+    changes = []
+    optimizers = {"embedding": trainer.rows.optimizer, "optimizer": trainer.dense_optimizer}
+    for line in differences(saved, plain):
+        section, _, key = line.partition(":")[0].partition(".")
+        optimizer = optimizers.get(section)
+        if optimizer is None or key not in optimizer.defaults:
+            continue
+        for group in optimizer.param_groups:
+            group[key] = optimizer.defaults[key]
+        changes.append(line)
+    return changes
