@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast.train.trainer import StepReport
+from holdfast.train.step_report import StepReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,9 @@ from holdfast.device.options import RowsWay
 from holdfast.device.queues import current_queue
 from holdfast.models.dlrm import DLRM
 from holdfast.train.dense_part import DenseOptions, DensePart
-from holdfast.train.trainer import StepReport, TrainConfig, Trainer
+from holdfast.train.options import TrainConfig
+from holdfast.train.step_report import StepReport
+from holdfast.train.trainer import Trainer
 from larger.workload import CHUNK_ROWS, FileOfBatches
 from peers.shapes import Shape
 

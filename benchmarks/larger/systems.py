@@ -25,7 +25,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, embedding_bag
 import holdfast
 from holdfast.data.loader import Loader
 from holdfast.models.dlrm import DLRM
-from holdfast.train.trainer import TrainConfig, Trainer
+from holdfast.train.options import TrainConfig
+from holdfast.train.trainer import Trainer
 from larger.workload import CHUNK_ROWS, FileOfBatches, IdDrawer, Workload, initial_weights
 
 LEARNING_RATE = 0.01

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import holdfast
 from holdfast import _core
-from holdfast.train.trainer import Stopwatch
+from holdfast.train.step_report import Stopwatch
 from ours.bare import BareTables
 from peers.systems import EPSILON, LEARNING_RATE
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from holdfast.data import SyntheticConfig
 from holdfast.run.assembly import DataConfig, EmbeddingConfig, ModelConfig, OptimizerConfig, PoolConfig, RunConfig
-from holdfast.train.trainer import TrainConfig
+from holdfast.train.options import TrainConfig
 from larger.runner import Run
 from larger.systems import EPSILON, LEARNING_RATE
 from larger.workload import Workload, make_workload

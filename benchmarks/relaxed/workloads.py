@@ -16,7 +16,7 @@ from holdfast.run.assembly import (
     RunConfig,
     ValidationConfig,
 )
-from holdfast.train.trainer import TrainConfig
+from holdfast.train.options import TrainConfig
 
 LAGS = (0, 1, 10, 100, 300, 1000)
 EVALUATED_AFTER = (0, 1, 10, 30, 100, 300, 1000)

@@ -13,7 +13,7 @@ from holdfast.data.batch import Batch, JaggedFeatures
 from holdfast.data.block import FixedBags, SampleBlock
 from holdfast.data.source import Feature
 from holdfast.group.roles import slice_of
-from holdfast.train.trainer import Span
+from holdfast.train.step_report import Span
 from peers.batches import Batch as PeerBatch
 from peers.shapes import Shape
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from holdfast.group.pool import GroupPool
     from holdfast.group.shared_pool import SharedPool
-    from holdfast.train.trainer import StepReport
+    from holdfast.train.step_report import StepReport
 
 
 def arguments() -> argparse.Namespace:

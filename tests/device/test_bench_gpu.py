@@ -22,7 +22,7 @@ from gpu.report import Results, lines_of
 from gpu.resident import BatchArrays, ResidentTables
 from gpu.rooflines import Counts, Link, commit_bytes, link_seconds, lookup_bytes, step_bound, update_bytes
 from gpu.shapes import make_case
-from holdfast.train.trainer import Span, StepReport
+from holdfast.train.step_report import Span, StepReport
 from larger.workload import IdDrawer
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -33,7 +33,8 @@ from holdfast.run.assembly import (
     open_trainer,
     open_validation,
 )
-from holdfast.train.trainer import StepReport, TrainConfig
+from holdfast.train.options import TrainConfig
+from holdfast.train.step_report import StepReport
 
 STEPS = 12
 ROWS = (700, 40, 300)

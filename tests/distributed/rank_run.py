@@ -32,7 +32,7 @@ from holdfast.models.dlrm import DLRM
 from holdfast.run.assembly import RunConfig, open_trainer, open_validation
 from holdfast.run.ranks import open_group_trainer
 from holdfast.train.dense_part import DensePart
-from holdfast.train.trainer import EvaluationStopped
+from holdfast.train.evaluation import EvaluationStopped
 from namespaces import INTERFACE
 
 _COUNTED = 1 << 40

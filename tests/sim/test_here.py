@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from holdfast.errors import ConfigError
+from holdfast.train.step_report import StepReport
 from holdfast.train.trace import EVENT_NAMES
-from holdfast.train.trainer import StepReport
 from holdfast_lab.placement.host import Host
 from holdfast_lab.placement.ladder import Rung
 from holdfast_lab.placement.network_time import NetworkTime

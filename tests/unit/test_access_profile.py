@@ -14,7 +14,7 @@ from holdfast.data import Loader, SyntheticConfig, SyntheticSource
 from holdfast.data.block import FixedBags, SampleBlock
 from holdfast.data.source import Feature
 from holdfast.errors import ConfigError, IdError
-from holdfast.train.trainer import TrainConfig
+from holdfast.train.options import TrainConfig
 from holdfast_lab.placement.access_profile import (
     AccessProfile,
     ExactCounts,

@@ -20,8 +20,8 @@ from holdfast.errors import ConfigError
 from holdfast.train import trace
 from holdfast.train.metrics import Evaluation
 from holdfast.train.observe import Observers
+from holdfast.train.step_report import Span, StepReport
 from holdfast.train.trace import TraceFile
-from holdfast.train.trainer import Span, StepReport
 
 VERBS = ["wait for loader", "capture", "lookup", "train", "update", "commit"]
 EVALUATION = Evaluation(auc=0.5, log_loss=0.7, samples=2, positives=1)

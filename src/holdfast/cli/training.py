@@ -284,7 +284,7 @@ def _train(
     """Steps until the last or a signal; then everything is durable, and evaluated unless it was a signal."""
     from holdfast.data.source import check_columns
     from holdfast.state.generators import rng_state, set_rng_state
-    from holdfast.train.trainer import EvaluationStopped
+    from holdfast.train.evaluation import EvaluationStopped
 
     check_columns(validation, trainer.loader.source)  # not only when training is over
     first_step = trainer.pool.step
@@ -338,7 +338,7 @@ def _train(
 def _between_steps(trainer: Trainer) -> Iterator[None]:
     """Whatever fails here, a full disk under the trace or bad validation data, costs no step: the dense state of the
     newest one is written first, whatever the dense interval. (But in a group, where the others do not know.)"""
-    from holdfast.train.trainer import EvaluationStopped
+    from holdfast.train.evaluation import EvaluationStopped
 
     try:
         yield

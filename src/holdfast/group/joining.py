@@ -24,11 +24,12 @@ from holdfast.group.founding import (
 )
 from holdfast.group.group import Group
 from holdfast.group.layout import check_num_shards
-from holdfast.group.manifest import Manifest, check_same_tables
+from holdfast.group.manifest import Manifest
 from holdfast.group.opening import OpenOptions
 from holdfast.group.pool import GroupPool
 from holdfast.group.relaxing import keep_newest_rows
 from holdfast.pools.optim import OPTIMIZERS
+from holdfast.pools.tables import find_tables
 
 
 def found_or_open(
@@ -65,7 +66,9 @@ def found_or_open(
         if manifest is None:
             manifest = found(directory, group, wanted, measure)
         else:
-            check_same_tables(manifest, wanted.tables, OPTIMIZERS)
+            find_tables(
+                [table.spec for table in manifest.tables], wanted.tables, OPTIMIZERS, f"the pool in {directory}"
+            )
             check_kept_as(directory, manifest, wanted.medium, row_checksums=wanted.row_checksums)
             num_owners = len(group.roles.owners)
             check_num_shards(manifest.num_shards, num_owners)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast import _core
-from holdfast.errors import ConfigError, Corrupted, FormatMismatch, PoolError, PoolFull, PoolReadOnly
+from holdfast.errors import Corrupted, FormatMismatch, PoolError, PoolFull, PoolReadOnly
 from holdfast.files.durable import sync_path
 from holdfast.files.manifests import TableFields, checksum_of
 from holdfast.group.layout import MAX_SHARDS, stride_bits
@@ -218,17 +218,6 @@ def pool_error(error: OSError, doing: str) -> PoolError:
         errno.EROFS: PoolReadOnly, errno.EACCES: PoolReadOnly, errno.EPERM: PoolReadOnly,
     }  # fmt: skip
     return kinds.get(error.errno, PoolError)(f"{doing}: {error.strerror}")
-
-
-def check_same_tables(manifest: Manifest, wanted: Sequence[_core.TableSpec], optimizers: Sequence[str]) -> None:
-    """Raises ConfigError that names the field in which a table differs from the one that is asked for."""
-    from holdfast.pools.tables import check_same
-
-    there = {table.name: table.spec for table in manifest.tables}
-    for spec in wanted:
-        if spec.name not in there:
-            raise ConfigError(f"the pool has no table '{spec.name}' (it has {', '.join(there)})")
-        check_same(there[spec.name], spec, optimizers)
 
 
 def _some(shards: Sequence[int]) -> str:

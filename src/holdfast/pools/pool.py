@@ -40,7 +40,7 @@ from holdfast.pools.directory import (
 from holdfast.pools.one_rank import OneRank
 from holdfast.pools.optim import OPTIMIZERS, RowOptimizerSpec
 from holdfast.pools.proving_hook import pool_directory
-from holdfast.pools.tables import EmbeddingBagConfig, check_same, features_of, to_spec
+from holdfast.pools.tables import EmbeddingBagConfig, features_of, find_tables, to_spec
 
 if TYPE_CHECKING:
     from holdfast.device.arrivals import ArrivingLoss
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from holdfast.rows.embedding import EmbeddingBagCollection
     from holdfast.rows.row_access import RowAccess
     from holdfast.slots.write_behind import WriteBehind
-
 
 _ONE_RANK = OneRank()
 
@@ -192,15 +191,7 @@ class Pool:
             names = {table.name for table in self._core.tables}
             if missing := [spec for spec in specs if spec.name not in names]:
                 self._create([*self._core.tables, *missing])
-        there = {table.name: (number, table) for number, table in enumerate(self.core.tables)}
-        for spec in specs:
-            if spec.name not in there:
-                raise ConfigError(
-                    f"the pool in {self.directory} has no table '{spec.name}' (it has {', '.join(there)}); "
-                    "a pool's tables are fixed when it is made"
-                )
-            check_same(there[spec.name][1], spec, optimizers)
-        return [there[spec.name][0] for spec in specs]
+        return find_tables(self.core.tables, specs, optimizers, f"the pool in {self.directory}")
 
     def _may_grow(self) -> bool:
         """Whether nothing has happened in the pool yet, which may be one whose process died between two of its

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast import _core
-from holdfast.errors import ConfigError, Corrupted, PoolBusy, PoolNotFound, PoolOfGroup, PoolReadOnly
+from holdfast.errors import Corrupted, PoolBusy, PoolNotFound, PoolOfGroup, PoolReadOnly
 from holdfast.files.locks import FileLock
 from holdfast.pools.directory import check_vacant, describe_medium, exists, is_of_group
 from holdfast.pools.optim import OPTIMIZERS, RowOptimizerSpec
-from holdfast.pools.tables import EmbeddingBagConfig, check_same, features_of, to_spec
+from holdfast.pools.tables import EmbeddingBagConfig, features_of, find_tables, to_spec
 
 if TYPE_CHECKING:
     from holdfast.device.options import DeviceConfig
@@ -221,14 +221,8 @@ class ReadOnlyPool:
         return open_access(pool, self.core.collection(numbers, features), numbers, features, device)
 
     def attach(self, tables: Sequence[EmbeddingBagConfig], optimizer: int, optimizers: Sequence[str]) -> list[int]:
-        there = {table.name: (number, table) for number, table in enumerate(self.core.tables)}
-        for spec in (to_spec(table, optimizer) for table in tables):
-            if spec.name not in there:
-                raise ConfigError(
-                    f"the pool in {self.directory} has no table '{spec.name}' (it has {', '.join(there)})"
-                )
-            check_same(there[spec.name][1], spec, optimizers)
-        return [there[table.name][0] for table in tables]
+        specs = [to_spec(table, optimizer) for table in tables]
+        return find_tables(self.core.tables, specs, optimizers, f"the pool in {self.directory}")
 
 
 def medium_words(pool: _core.Pool | PoolReader) -> str:

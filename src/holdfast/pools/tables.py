@@ -132,3 +132,18 @@ def check_same(there: _core.TableSpec, wanted: _core.TableSpec, optimizers: Sequ
                 f"table '{there.name}': the pool was made with {field} = {old}, now it is {new}; "
                 "go back to the old value, or start a new pool"
             )
+
+
+def find_tables(
+    there: Sequence[_core.TableSpec], wanted: Sequence[_core.TableSpec], optimizers: Sequence[str], where: str
+) -> list[int]:
+    """Where the wanted tables are among those of a pool. Raises ConfigError for one that is not there or differs."""
+    numbers = {table.name: number for number, table in enumerate(there)}
+    for spec in wanted:
+        if spec.name not in numbers:
+            raise ConfigError(
+                f"{where} has no table '{spec.name}' (it has {', '.join(numbers)}); "
+                "a pool's tables are fixed when it is made"
+            )
+        check_same(there[numbers[spec.name]], spec, optimizers)
+    return [numbers[spec.name] for spec in wanted]

@@ -46,8 +46,10 @@ from holdfast.run.sources import open_source, open_validation
 from holdfast.state import state_tree
 from holdfast.state.loading import load_all
 from holdfast.state.reproducibility import prepare_device, resolve_vector_functions
+from holdfast.train.evaluation import evaluate_model
 from holdfast.train.metrics import Evaluation
-from holdfast.train.trainer import Trainer, evaluate_model, last_step_of
+from holdfast.train.options import last_step_of
+from holdfast.train.trainer import Trainer
 
 __all__ = [
     "BuiltModelConfig",

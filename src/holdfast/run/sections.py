@@ -17,7 +17,7 @@ from holdfast.pools.optim import SGD, Adagrad, Adam, RowOptimizerSpec, RowWiseAd
 from holdfast.pools.tables import EmbeddingBagConfig
 from holdfast.run.network import BuiltModelConfig, ModelConfig
 from holdfast.run.optimizers import OptimizerConfig, SchedulerConfig, TorchOptimizerConfig, given_options
-from holdfast.train.trainer import TrainConfig
+from holdfast.train.options import TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
     from holdfast.train.metrics import Evaluation
-    from holdfast.train.trainer import Span, StepReport
+    from holdfast.train.step_report import Span, StepReport
 
 _TENSORBOARD_EVERY = 10
 _PLAIN_SECONDS = 10.0

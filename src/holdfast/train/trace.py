@@ -35,7 +35,7 @@ from holdfast.train.observe import free_name, write_whole
 
 if TYPE_CHECKING:
     from holdfast.train.metrics import Evaluation
-    from holdfast.train.trainer import StepReport
+    from holdfast.train.step_report import StepReport
 
 _MAIN = 1
 EVENT_NAMES = {"plan": "wait for loader", "capture_ahead": "capture ahead"}

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
 
@@ -32,128 +32,12 @@ from holdfast.rows.embedding import EmbeddingBagCollection, clip_grad_norm_
 from holdfast.rows.row_access import Captured, PlannedFeatures
 from holdfast.train.checkpoint import Checkpoint
 from holdfast.train.dense_part import DenseOptions, DensePart, in_parts
-from holdfast.train.metrics import Evaluation, ScoreCollector, evaluate_packed
+from holdfast.train.evaluation import EvaluationStopped, collect_scores
+from holdfast.train.metrics import Evaluation, evaluate_packed
+from holdfast.train.options import TrainConfig, last_step_of
+from holdfast.train.step_report import Span, StepReport, Stopwatch, background_of, traffic_since
 
 Item = TypeVar("Item")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainConfig:
-    """How the loop runs.
-
-    batch_size: samples of a step. steps: where training ends (None: after `epochs`). epochs: passes over the data.
-    seed: of the shuffle and of the generators. shuffle: every epoch anew. workers: threads of the loader. prefetch:
-    batches planned ahead. lanes: of the stream (holdfast.data.Loader), of which another number is another order; where
-    the number of trainers divides it, each decodes its share of the data (1: each decodes all). window: batches whose
-    rows are fetched ahead, the current one included, where rows come through a scratchpad (0: none, rows are fetched
-    when they are asked for). eval_every: steps from one evaluation to the next (0: only at the end). eval_batch_size:
-    samples of a batch of an evaluation. bf16: autocast of the MLPs.
-    max_grad_norm: of dense and row gradients together; None: no clipping. capture_ahead: log the next batch's rows
-    while this one computes; for accelerators.
-    """
-
-    batch_size: int = 2048
-    steps: int | None = None
-    epochs: int = 1
-    seed: int = 0
-    shuffle: bool = True
-    workers: int = 1
-    prefetch: int = 2
-    lanes: int = 1
-    window: int = 4
-    eval_every: int = 0
-    eval_batch_size: int = 8192
-    bf16: bool = False
-    max_grad_norm: float | None = None
-    capture_ahead: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "epochs", "workers", "prefetch", "lanes", "eval_batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"train.{name} = {getattr(self, name)}; it must be at least 1")
-        for name in ("steps", "eval_every", "window"):
-            if (value := getattr(self, name)) is not None and value < 0:
-                raise ConfigError(f"train.{name} = {value}; it must not be negative")
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"train.seed = {self.seed}; it must lie in [0, 2**63)")
-        if self.max_grad_norm is not None and not self.max_grad_norm > 0.0:
-            raise ConfigError(f"train.max_grad_norm = {self.max_grad_norm}; it must be positive")
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Where and when something ran, in seconds of ``time.perf_counter``."""
-
-    thread: str
-    began: float
-    ended: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
-    """What one step did.
-
-    began: when, in seconds of ``time.perf_counter``. stage_ms: wall time of each verb, one after the other from there;
-    plan is the wait for the loader, which plans ahead, and planning is when it did. logged_bytes: what the step wrote
-    to the log; log_bytes_free: what the log has left after commit. traffic: rows and bytes of this step and of what ran
-    beside it, where rows come through a scratchpad (names as in core/step/row_backend.h; of a device's, device_...).
-    device: when the device did what of this step, by its own clock; where rows are updated there. background: what ran
-    beside training, on the pool's own threads, and ended since the report before, whichever step it was for: (stage,
-    when); stages as in core/base/stage_spans.h.
-    """
-
-    step: int
-    durable_step: int
-    loss: float
-    samples: int
-    began: float
-    stage_ms: dict[str, float]
-    planning: Span
-    logged_bytes: int
-    log_bytes_free: int
-    traffic: dict[str, float] | None = None
-    device: dict[str, Span] = field(default_factory=dict)
-    background: list[tuple[str, Span]] = field(default_factory=list)
-
-
-# How much there is, not how much was done.
-_STANDING = ("index_entries", "index_bytes", "scratchpad_rows", "device_slots")
-
-
-def traffic_since(before: dict[str, float] | None, after: dict[str, float] | None) -> dict[str, float] | None:
-    """What was done between two readings of a pool's traffic; None where it tells of none."""
-    if before is None or after is None:
-        return None
-    return {name: value if name in _STANDING else value - before[name] for name, value in after.items()}
-
-
-def background_of(pool: Pool) -> list[tuple[str, Span]]:
-    """See StepReport; each is given once."""
-    return [(stage, Span(thread, began, ended)) for stage, thread, began, ended in pool.take_spans()]
-
-
-class Stopwatch:
-    """Splits a step's wall time into stages."""
-
-    def __init__(self) -> None:
-        self.stage_ms: dict[str, float] = {}
-        self.began = self._last = time.perf_counter()
-
-    def lap(self, stage: str) -> None:
-        now = time.perf_counter()
-        self.stage_ms[stage] = self.stage_ms.get(stage, 0.0) + (now - self._last) * 1e3
-        self._last = now
-
-
-class EvaluationStopped(Exception):
-    """The process was asked to stop while its model was being evaluated."""
-
-
-def last_step_of(config: TrainConfig, samples_per_epoch: int) -> int:
-    """Where training ends."""
-    if config.steps is not None:
-        return config.steps
-    return math.ceil(config.epochs * samples_per_epoch / config.batch_size)
 
 
 def make_loader(
@@ -504,32 +388,3 @@ class Trainer:
         with suppress(HoldfastError):
             self.loader.close()
         self.pool.__exit__(kind, error, trace)
-
-
-def evaluate_model(
-    model: nn.Module, source: Source, config: TrainConfig, on_batch: Callable[[int], None] | None = None
-) -> Evaluation:
-    """AUC and log-loss of a model, wherever it is, over all of `source`. on_batch: told the samples of every batch that
-    is done."""
-    return collect_scores(model, source, config, on_batch or (lambda samples: None), (0, 1)).evaluate()
-
-
-@torch.no_grad()
-def collect_scores(
-    model: nn.Module, source: Source, config: TrainConfig, on_batch: Callable[[int], None], part: tuple[int, int]
-) -> ScoreCollector:
-    """Scores of a part of every batch of `source`."""
-    was_training = model.training
-    device = next(model.parameters()).device
-    model.eval()
-    scores = ScoreCollector()
-    try:
-        with Loader(source, batch_size=config.eval_batch_size, seed=0, part=part) as loader:
-            for number, batch in enumerate(loader.once()):
-                with torch.autocast(device.type, torch.bfloat16, enabled=config.bf16):
-                    logits = model(batch.dense.to(device), batch.features)
-                scores.add(logits, batch.labels)
-                on_batch(min(config.eval_batch_size, source.num_samples - number * config.eval_batch_size))
-    finally:
-        model.train(was_training)
-    return scores

@@ -1,0 +1,73 @@
+"""What a step did, and when: what metrics and traces are made of."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from holdfast.pools.pool import Pool
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where and when something ran, in seconds of ``time.perf_counter``."""
+
+    thread: str
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What one step did.
+
+    began: when, in seconds of ``time.perf_counter``. stage_ms: wall time of each verb, one after the other from there;
+    plan is the wait for the loader, which plans ahead, and planning is when it did. logged_bytes: what the step wrote
+    to the log; log_bytes_free: what the log has left after commit. traffic: rows and bytes of this step and of what ran
+    beside it, where rows come through a scratchpad (names as in core/step/row_backend.h; of a device's, device_...).
+    device: when the device did what of this step, by its own clock; where rows are updated there. background: what ran
+    beside training, on the pool's own threads, and ended since the report before, whichever step it was for: (stage,
+    when); stages as in core/base/stage_spans.h.
+    """
+
+    step: int
+    durable_step: int
+    loss: float
+    samples: int
+    began: float
+    stage_ms: dict[str, float]
+    planning: Span
+    logged_bytes: int
+    log_bytes_free: int
+    traffic: dict[str, float] | None = None
+    device: dict[str, Span] = field(default_factory=dict)
+    background: list[tuple[str, Span]] = field(default_factory=list)
+
+
+# How much there is, not how much was done.
+_STANDING = ("index_entries", "index_bytes", "scratchpad_rows", "device_slots")
+
+
+def traffic_since(before: dict[str, float] | None, after: dict[str, float] | None) -> dict[str, float] | None:
+    """What was done between two readings of a pool's traffic; None where it tells of none."""
+    if before is None or after is None:
+        return None
+    return {name: value if name in _STANDING else value - before[name] for name, value in after.items()}
+
+
+def background_of(pool: Pool) -> list[tuple[str, Span]]:
+    """See StepReport; each is given once."""
+    return [(stage, Span(thread, began, ended)) for stage, thread, began, ended in pool.take_spans()]
+
+
+class Stopwatch:
+    """Splits a step's wall time into stages."""
+
+    def __init__(self) -> None:
+        self.stage_ms: dict[str, float] = {}
+        self.began = self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.stage_ms[stage] = self.stage_ms.get(stage, 0.0) + (now - self._last) * 1e3
+        self._last = now
