@@ -104,7 +104,7 @@ def test_what_was_exported_is_imported_into_a_row_log_and_trained_on_like_in_pla
     holdfast.train("pool", *SETTINGS, "--steps", 6)
     holdfast("export", holdfast.root / "pool", holdfast.root / "out.safetensors")
     for name, settings in (("again", SETTINGS), ("in-place", ["--set", "pool.medium=memory"])):
-        into = ("import", holdfast.root / "out.safetensors", holdfast.files.config, "--pool", holdfast.root / name)
+        into = ("import", holdfast.root / "out.safetensors", holdfast.config, "--pool", holdfast.root / name)
         result = holdfast(*into, *settings)
         assert result.code == 0, result.err
         assert holdfast.digest(name).tables == holdfast.digest("pool").tables

@@ -79,9 +79,7 @@ def test_a_model_of_ones_own_is_trained_evaluated_and_exported(holdfast: Command
     )
     assert holdfast("export", holdfast.root / "pool", holdfast.root / "out.safetensors").code == 0
     assert b"model.seen" in (holdfast.root / "out.safetensors").read_bytes()
-    imported = holdfast(
-        "import", holdfast.root / "out.safetensors", holdfast.files.config, "--pool", holdfast.root / "again"
-    )
+    imported = holdfast("import", holdfast.root / "out.safetensors", holdfast.config, "--pool", holdfast.root / "again")
     assert imported.code == 0, imported.err
 
 

@@ -24,7 +24,7 @@ def load(name):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-reproducibility = load("reproducibility")
+reproducibility = load("state.reproducibility")
 """
 
 # Every product of DLRM's layers at the sizes of Criteo Kaggle, each operand in turn away from the alignment that

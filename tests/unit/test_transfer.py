@@ -149,7 +149,7 @@ def test_a_torchrec_state_dict_moves_in_and_trains(holdfast: Commands, suffix: s
         torch.save({"model": state, "epoch": 3}, path)
     else:
         save_file(dict(state), path)
-    result = holdfast("import", path, holdfast.files.config, "--pool", holdfast.root / "pool")
+    result = holdfast("import", path, holdfast.config, "--pool", holdfast.root / "pool")
     assert result.code == 0, result.err
     assert "3 tables, no optimizer state, 2 dense parameters" in result.out
     assert "other.weight" in result.out
