@@ -69,6 +69,14 @@ def test_pages_that_code_names_are_there() -> None:
     assert not missing
 
 
+def test_files_of_the_sources_that_pages_name_are_there() -> None:
+    """By their paths from the root, or from where their kind lies."""
+    roots = [ROOT / folder for folder in (".", "src/holdfast", "src/holdfast_lab", "core", "tests", "benchmarks")]
+    for page in markdown_files():
+        names = re.findall(r"(?<![\w/.-])(?:\w+/)+\w+\.(?:py|h|cpp)\b", page.read_text())
+        assert not [name for name in names if not any((root / name).exists() for root in (*roots, page.parent))], page
+
+
 def test_the_index_names_every_page_of_docs() -> None:
     index = ROOT / "docs/README.md"
     named = {(index.parent / link.partition("#")[0]).resolve() for link in _LINK.findall(index.read_text())}

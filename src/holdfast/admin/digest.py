@@ -58,7 +58,8 @@ class PoolDigest:
 
 
 def digest_pool(reader: PoolReader, on_rows: Callable[[int], None] | None = None) -> PoolDigest:
-    """The digest of a pool that is at rest (see reading.py). on_rows: told how many touched rows were just read."""
+    """The digest of a pool that is at rest (see pools/read_only.py). on_rows: told how many touched rows were just
+    read."""
     commit = reader.commit
     tables = {}
     rows_counted = 0

@@ -36,7 +36,8 @@ from holdfast.state import state_tree
 def export_pool(
     reader: PoolReader, out_path: Path, *, overwrite: bool = False, on_bytes: Progress | None = None
 ) -> int:
-    """Writes the pool (at rest, see reading.py) to a file that is there when it is complete. Returns its bytes."""
+    """Writes the pool (at rest, see pools/read_only.py) to a file that is there when it is complete. Returns its
+    bytes."""
     model = _dense_model(reader)
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {
         f"model.{name}": (_dtype_name(name, tensor.dtype), tuple(tensor.shape)) for name, tensor in model.items()

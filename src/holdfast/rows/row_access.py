@@ -1,5 +1,5 @@
 """How a collection reaches the rows of its tables, in one of three ways: beside the pool's processor (near_memory.py),
-in slots of a device (device/slot_rows.py), or at the ranks that own them (sharding/remote_rows.py)."""
+in slots of a device (slots/slot_rows.py), or at the ranks that own them (group/remote_rows.py)."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 found.
 
 Invariants
-- The schedule is that of the real loop (train.py) and of the pool's threads below it. Nothing in it was fitted to a
-  run: costs come from probes, amounts from how often the run's rows come up.
+- The schedule is that of the real loop (train/trainer.py) and of the pool's threads below it. Nothing in it was fitted
+  to a run: costs come from probes, amounts from how often the run's rows come up.
 - The training thread's stages have the names that a real run's trace gives them (trace.py): `wait for loader`,
   `capture`, `lookup`, `capture ahead`, `train`, `update`, `commit`. Beside it: `plan` of the loader, `collect` and
   `fetch` of the scratchpad, `record` and `make durable` of the thread that makes steps durable, `copy ahead` of the

@@ -9,7 +9,7 @@ what corrects it lie in two layers of files here. docs/FORMAT.md has the bytes.
 - `form`: names, records and checksums of its files; `rows`: rows of a table that are on their way.
 - `chain`: a snapshot that is there, what it is based on, and the rows that they have together.
 - `output`: files and directories that are whole and durable, or not there.
-- `copying`: a pool's rows while a run changes them; of a group's pool, `sharding.copying` and `sharding.restoring`.
+- `copying`: a pool's rows while a run changes them; of a group's pool, `group_copying` and `group_restoring`.
 - `taking`, `restoring`: what the commands do.
 
 Invariants

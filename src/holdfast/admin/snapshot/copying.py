@@ -1,7 +1,7 @@
 """Copies of the rows of a pool at the end of one step while a run changes them, table by table
 (core/readers/live_copy.h).
 
-- `PoolCopy` is of a pool of one writer; `sharding.copying.GroupCopy` of the parts of several as one.
+- `PoolCopy` is of a pool of one writer; `group_copying.GroupCopy` of the parts of several as one.
 - A table's rows are numbered by row; those of a table that is split over a group's shards by place, which is what its
   writers go by. Both ascend.
 """
