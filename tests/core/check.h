@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 #include <string>
 
@@ -14,7 +15,8 @@ inline std::string context;  // what is being tested, for the message
 
 // Usage: test [seed]. Without a seed, another one each time.
 inline std::uint64_t seed_from(int argc, char** argv) {
-  const std::uint64_t seed = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : std::random_device{}();
+  const bool is_given = argc > 1 && std::strcmp(argv[1], "random") != 0;
+  const std::uint64_t seed = is_given ? std::strtoull(argv[1], nullptr, 10) : std::random_device{}();
   replay_command = std::string(argv[0]) + " " + std::to_string(seed);
   return seed;
 }

@@ -340,15 +340,22 @@ class PowerCuts {
 };
 
 // All of a test: no cut of a run of these shapes loses a step that was reported durable, and each omission is found, in
-// a run of the first shape. Arguments: the seed, how many states are tried at each point, and at every how many points
-// the pool is opened again.
+// a run of the first shape. Arguments: the seed, how many states are tried at each point, at every how many points the
+// pool is opened again, and which of how many parts of all this is done (0 1: everything).
 inline int cut_power(int argc, char** argv, const std::vector<Shape>& shapes, const std::vector<Omission>& omissions) {
   const std::uint64_t seed = check::seed_from(argc, argv);
   Effort effort{4, 1, 100};
   if (argc > 2) effort.states = std::strtoull(argv[2], nullptr, 10);
   effort.states_in_life = 1 + effort.states / 25;
   if (argc > 3) effort.points_per_life = std::strtoull(argv[3], nullptr, 10);
-  check::replay_command += " " + std::to_string(effort.states) + " " + std::to_string(effort.points_per_life);
+  const std::uint64_t part = argc > 5 ? std::strtoull(argv[4], nullptr, 10) : 0;
+  const std::uint64_t num_parts = argc > 5 ? std::strtoull(argv[5], nullptr, 10) : 1;
+  CHECK(part < num_parts);
+  std::uint64_t number = 0;
+  const auto is_ours = [&] { return number++ % num_parts == part; };
+  for (const std::uint64_t argument : {effort.states, effort.points_per_life, part, num_parts}) {
+    check::replay_command += " " + std::to_string(argument);
+  }
   set_num_threads(1);  // which stores come before which flush is a function of the run
   const Expected expected(shapes.front().script, shapes.front().num_steps);
   const auto print = [](const Found& found, const char* how) {
@@ -357,6 +364,7 @@ inline int cut_power(int argc, char** argv, const std::vector<Shape>& shapes, co
                 static_cast<unsigned long long>(found.lives), how);
   };
   for (const Shape& shape : shapes) {
+    if (!is_ours()) continue;
     check::context = shape.what;
     const Found found = PowerCuts(shape, expected, seed, effort).everywhere();
     if (!found.problem.empty()) check::fail(__FILE__, __LINE__, found.problem.c_str());
@@ -365,6 +373,7 @@ inline int cut_power(int argc, char** argv, const std::vector<Shape>& shapes, co
     std::fflush(stdout);
   }
   for (const Omission& omission : omissions) {
+    if (!is_ours()) continue;
     check::context = std::string("without ") + omission.what;
     const Effort enough{8, 4, effort.points_per_life, true};
     // Not every run comes to the state that tells, see Journal.

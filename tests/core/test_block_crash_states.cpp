@@ -2,7 +2,7 @@
 // durable, of the row log, of homes that a merge was writing, of dense slots and of the superblock. And that this finds
 // the bug where the protocol leaves a sync out.
 //
-// Usage: test_block_crash_states [seed [states at each point [points from one further life to the next]]]
+// Usage: test_block_crash_states [seed [states at each point [points from one further life to the next [part parts]]]]
 #include <cstdint>
 #include <cstring>
 #include <string>

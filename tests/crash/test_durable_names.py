@@ -48,7 +48,7 @@ COPIES = (
 from pathlib import Path
 from holdfast import _core
 from holdfast.admin.snapshot import restore_snapshot, take_snapshot
-from holdfast.admin.transfer import export_pool
+from holdfast.admin.exporting import export_pool
 
 root = Path({root!r})
 take_snapshot(root / "new/runs/pool", root / "snapshot")
