@@ -354,7 +354,8 @@ inline int cut_power(int argc, char** argv, const std::vector<Shape>& shapes, co
   std::uint64_t number = 0;
   const auto is_ours = [&] { return number++ % num_parts == part; };
   for (const std::uint64_t argument : {effort.states, effort.points_per_life, part, num_parts}) {
-    check::replay_command += " " + std::to_string(argument);
+    check::replay_command += ' ';
+    check::replay_command += std::to_string(argument);
   }
   set_num_threads(1);  // which stores come before which flush is a function of the run
   const Expected expected(shapes.front().script, shapes.front().num_steps);
