@@ -83,7 +83,7 @@ class Decoded {
     FeatureInput input{bags, nullptr, feature.first_output, feature.output_stride};
     if (part.counts.weighted != 0) {
       const std::size_t num_floats = num_ids + (table.mean_elsewhere ? num_bags : 0);
-      std::memcpy(next_float_, words + num_ids * (wide ? 2 : 1), num_floats * sizeof(float));
+      if (num_floats > 0) std::memcpy(next_float_, words + num_ids * (wide ? 2 : 1), num_floats * sizeof(float));
       input.weights = next_float_;
       if (table.mean_elsewhere) input.bag_factor = next_float_ + num_ids;
       next_float_ += num_floats;

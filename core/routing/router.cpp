@@ -290,7 +290,7 @@ void write_messages(const std::vector<JaggedIds>& features, const float* weights
       Cursor& cursor = cursors[spec.owner_of_shard[layout.first_shard]];
       write_whole(features[f], wide, cursor);
       if (route.weighted) {
-        std::memcpy(cursor.weight, weights + route.spans[f].first, num_ids * sizeof(float));
+        if (num_ids > 0) std::memcpy(cursor.weight, weights + route.spans[f].first, num_ids * sizeof(float));
         std::iota(source, source + num_ids, cursor.source);
       }
     } else if (route.weighted) {
