@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -244,11 +245,19 @@ class Ranks:
         self._scratch.cleanup()
 
 
+# Below those that the kernel gives to whoever asks for any: one of these may be taken, by gloo's own sockets for
+# instance, before the rank that is to listen has begun. Processes that test side by side begin at different ones.
+_PORTS = range(20_000, 32_000)
+_next_port = count(os.getpid() * 97)
+
+
 def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
+    for number in _next_port:
+        port = _PORTS[number % len(_PORTS)]
+        with socket.socket() as listening, suppress(OSError):
+            listening.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("unreachable")
 
 
 def pool_parent() -> Path:
