@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.data import SyntheticConfig
-from holdfast.run.assembly import DataConfig, EmbeddingConfig, ModelConfig, OptimizerConfig, PoolConfig, RunConfig
+from holdfast.run.network import ModelConfig
+from holdfast.run.optimizers import OptimizerConfig
+from holdfast.run.sections import DataConfig, EmbeddingConfig, PoolConfig, RunConfig
 from holdfast.train.options import TrainConfig
 from larger.runner import Run
 from larger.systems import EPSILON, LEARNING_RATE

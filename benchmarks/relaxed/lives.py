@@ -19,7 +19,9 @@ from typing import Any, NoReturn
 from holdfast import _core
 from holdfast.admin.digest import digest_pool
 from holdfast.data import Source
-from holdfast.run.assembly import RunConfig, open_trainer, open_validation
+from holdfast.run.assembly import open_trainer
+from holdfast.run.sections import RunConfig
+from holdfast.run.sources import open_validation
 from holdfast.train.trainer import Trainer
 from relaxed.workloads import Crash
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from holdfast.run.assembly import RunConfig
+from holdfast.run.sections import RunConfig
 from relaxed.lives import copy_at, recover_and_train, train_and_die, train_whole
 from relaxed.processes import Processes
 from relaxed.workloads import Crash, Workload

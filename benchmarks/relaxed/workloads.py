@@ -7,15 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.data import CriteoTsvConfig, SyntheticConfig
-from holdfast.run.assembly import (
-    DataConfig,
-    EmbeddingConfig,
-    ModelConfig,
-    OptimizerConfig,
-    PoolConfig,
-    RunConfig,
-    ValidationConfig,
-)
+from holdfast.run.network import ModelConfig
+from holdfast.run.optimizers import OptimizerConfig
+from holdfast.run.sections import DataConfig, EmbeddingConfig, PoolConfig, RunConfig, ValidationConfig
 from holdfast.train.options import TrainConfig
 
 LAGS = (0, 1, 10, 100, 300, 1000)

@@ -74,7 +74,7 @@ def tell(given: argparse.Namespace, event: str, **more: Any) -> None:
 
 def config_of(given: argparse.Namespace) -> Any:
     from holdfast.files.config import read_value
-    from holdfast.run.assembly import RunConfig
+    from holdfast.run.sections import RunConfig
     from peers.shapes import SHAPES
     from peers.systems import EPSILON, LEARNING_RATE
 

@@ -27,7 +27,8 @@ from holdfast.admin.digest import digest_pool
 from holdfast.cli.options import read_run
 from holdfast.cli.training import describe_start
 from holdfast.pools.directory import exists
-from holdfast.run.assembly import RunConfig, open_trainer
+from holdfast.run.assembly import open_trainer
+from holdfast.run.sections import RunConfig
 from holdfast.train.trainer import Trainer
 
 CONFIG = Path(__file__).parent / "run.toml"

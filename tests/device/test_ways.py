@@ -22,17 +22,11 @@ from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError, DeviceLost, NonFiniteLoss, OutOfDeviceMemory, StepError, WindowTooLarge
 from holdfast.pools.read_only import at_rest
 from holdfast.pools.tables import EmbeddingBagConfig
-from holdfast.run.assembly import (
-    DataConfig,
-    EmbeddingConfig,
-    ModelConfig,
-    OptimizerConfig,
-    PoolConfig,
-    RunConfig,
-    ValidationConfig,
-    open_trainer,
-    open_validation,
-)
+from holdfast.run.assembly import open_trainer
+from holdfast.run.network import ModelConfig
+from holdfast.run.optimizers import OptimizerConfig
+from holdfast.run.sections import DataConfig, EmbeddingConfig, PoolConfig, RunConfig, ValidationConfig
+from holdfast.run.sources import open_validation
 from holdfast.train.options import TrainConfig
 from holdfast.train.step_report import StepReport
 

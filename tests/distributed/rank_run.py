@@ -29,8 +29,10 @@ from holdfast.group.rank_states import RankStates
 from holdfast.group.remote_rows import RemoteRows
 from holdfast.group.roles import Roles
 from holdfast.models.dlrm import DLRM
-from holdfast.run.assembly import RunConfig, open_trainer, open_validation
+from holdfast.run.assembly import open_trainer
 from holdfast.run.ranks import open_group_trainer
+from holdfast.run.sections import RunConfig
+from holdfast.run.sources import open_validation
 from holdfast.train.dense_part import DensePart
 from holdfast.train.evaluation import EvaluationStopped
 from namespaces import INTERFACE

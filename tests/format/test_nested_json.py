@@ -17,7 +17,7 @@ from holdfast.admin.tensor_files import open_tensors
 from holdfast.errors import ConfigError, Corrupted, FormatMismatch, HoldfastError
 from holdfast.files.config import read_config, read_json
 from holdfast.group.manifest import Manifest
-from holdfast.run.assembly import RunConfig
+from holdfast.run.sections import RunConfig
 from holdfast.state import state_tree
 from holdfast.train import observe, trace
 from holdfast_lab.placement.access_profile import AccessProfile

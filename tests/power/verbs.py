@@ -35,8 +35,9 @@ from holdfast.group.opening import OpenOptions
 from holdfast.group.roles import Roles
 from holdfast.pools.directory import Medium
 from holdfast.pools.read_only import at_rest
-from holdfast.run.assembly import RunConfig, open_trainer
+from holdfast.run.assembly import open_trainer
 from holdfast.run.ranks import open_group_trainer
+from holdfast.run.sections import RunConfig
 
 CONFIG = Path(__file__).with_name("verbs.toml")
 STEPS = 4

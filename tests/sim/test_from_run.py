@@ -10,7 +10,9 @@ import torch
 
 from holdfast.errors import ConfigError
 from holdfast.files.config import read_config
-from holdfast.run.assembly import RunConfig, make_network, open_source
+from holdfast.run.assembly import make_network
+from holdfast.run.sections import RunConfig
+from holdfast.run.sources import open_source
 from holdfast_lab.sim.from_run import model_of_run
 from holdfast_lab.sim.library import read_library
 from holdfast_lab.sim.model import workload_of

@@ -22,7 +22,7 @@ from holdfast.admin.repair import problems_of
 from holdfast.admin.tensor_files import open_tensors
 from holdfast.files.config import read_value
 from holdfast.pools.read_only import at_rest, check_exists
-from holdfast.run.assembly import RunConfig
+from holdfast.run.sections import RunConfig
 from life import Progress, Wrong
 from test_group_kill import Case, Reference, befall, run_of
 

@@ -17,7 +17,9 @@ import torch
 from cli_runs import CONFIG, Commands, start
 from holdfast.errors import ConfigError
 from holdfast.files.config import read_config, to_plain
-from holdfast.run.assembly import RunConfig, open_trainer, refuse_changes
+from holdfast.run.assembly import open_trainer
+from holdfast.run.changes import refuse_changes
+from holdfast.run.sections import RunConfig
 
 
 @pytest.fixture

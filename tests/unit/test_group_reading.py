@@ -31,8 +31,10 @@ from holdfast.group.group import Group
 from holdfast.group.opening import OpenOptions
 from holdfast.group.roles import Roles
 from holdfast.pools.read_only import ReadOnlyPool, at_rest, open_reader, touched_rows
-from holdfast.run.assembly import RunConfig, evaluate_pool, open_source, open_trainer, open_validation
+from holdfast.run.assembly import evaluate_pool, open_trainer
 from holdfast.run.ranks import open_group_trainer
+from holdfast.run.sections import RunConfig
+from holdfast.run.sources import open_source, open_validation
 from holdfast.train.trainer import Trainer
 
 STEPS = 8

@@ -17,7 +17,7 @@ from holdfast.admin.snapshot import Snapshot, open_chain, restore_snapshot, take
 from holdfast.errors import BrokenChain, ConfigError, Corrupted, FormatMismatch, PoolNotFound
 from holdfast.files.config import read_config
 from holdfast.group import manifest as manifests
-from holdfast.run.assembly import RunConfig
+from holdfast.run.sections import RunConfig
 from test_group_reading import GROUP, STEPS, deal_out, on, open_alone, train_group, train_plain
 
 MEDIA = ["memory", "block"]

@@ -22,7 +22,9 @@ from cli_runs import Commands, pool_digest, start
 from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError
 from holdfast.files.config import read_config, to_plain
-from holdfast.run.assembly import RunConfig, make_network, open_source, open_trainer, open_validation
+from holdfast.run.assembly import make_network, open_trainer
+from holdfast.run.sections import RunConfig
+from holdfast.run.sources import open_source, open_validation
 from holdfast_lab.placement.demand import demand_of
 from holdfast_lab.sim.from_run import model_of_run
 

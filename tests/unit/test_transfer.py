@@ -21,7 +21,8 @@ from holdfast.admin.tensor_files import SafetensorsFile, TorchFile
 from holdfast.errors import ConfigError, Corrupted, FormatMismatch, HoldfastError, PoolExists
 from holdfast.files.config import read_config
 from holdfast.pools.read_only import ReadOnlyPool, at_rest
-from holdfast.run.assembly import RunConfig, open_trainer
+from holdfast.run.assembly import open_trainer
+from holdfast.run.sections import RunConfig
 
 STATE = {
     "sgd": {},

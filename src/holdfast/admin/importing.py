@@ -33,7 +33,8 @@ from holdfast.errors import ConfigError, PoolExists
 from holdfast.files.durable import make_directory
 from holdfast.pools.read_only import PoolReader, layout_of
 from holdfast.pools.tables import TORCH_DTYPES
-from holdfast.run.assembly import RunConfig, assemble
+from holdfast.run.assembly import assemble
+from holdfast.run.sections import RunConfig
 from holdfast.train.trainer import Trainer
 
 _PAGE_BYTES = 4096

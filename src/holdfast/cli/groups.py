@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from holdfast.cli.training import StopSignals
     from holdfast.pools.directory import RecoveryMode
-    from holdfast.run.assembly import RunConfig
+    from holdfast.run.sections import RunConfig
     from holdfast.train.trainer import Trainer
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from holdfast.run.assembly import RunConfig
+    from holdfast.run.sections import RunConfig
 
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The run: data, model, optimizers, pool.")]
 PoolArgument = Annotated[Path, typer.Argument(metavar="POOL", help="The pool's directory.")]
@@ -33,7 +33,7 @@ def read_run(path: Path, overrides: list[str] | None) -> RunConfig:
         if "=" not in override:
             raise typer.BadParameter(f"{override!r} is no KEY=VALUE", param_hint="--set")
     from holdfast.files.config import read_config
-    from holdfast.run.assembly import RunConfig
+    from holdfast.run.sections import RunConfig
 
     return read_config(RunConfig, path, overrides or [])
 

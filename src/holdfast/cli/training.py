@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast import _core
     from holdfast.data import Source
     from holdfast.pools.pool import Pool
-    from holdfast.run.assembly import RunConfig
+    from holdfast.run.sections import RunConfig
     from holdfast.train.metrics import Evaluation
     from holdfast.train.trainer import Trainer
 
@@ -102,7 +102,8 @@ def train(
     from the next step on), steps and epochs, workers, evaluation, validation data. Anything else is refused by name.
     """
     from holdfast.cli.groups import is_of_group, open_in_group
-    from holdfast.run.assembly import open_trainer, open_validation
+    from holdfast.run.assembly import open_trainer
+    from holdfast.run.sources import open_validation
     from holdfast.state.reproducibility import keep_freed_memory
 
     keep_freed_memory()
@@ -149,7 +150,8 @@ def evaluate(config_path: ConfigArgument, pool: PoolOption, overrides: SetOption
     Changes nothing, and needs no lock: while a run is at work, rows are as they are at that instant.
     """
     from holdfast.errors import ConfigError
-    from holdfast.run.assembly import evaluate_pool, open_validation
+    from holdfast.run.assembly import evaluate_pool
+    from holdfast.run.sources import open_validation
     from holdfast.train.observe import counting
 
     config = read_run(config_path, overrides)

@@ -32,17 +32,11 @@ from holdfast.run.changes import (
     saved_config,
     warn_of_another_device,
 )
-from holdfast.run.network import BuiltModelConfig, ModelConfig, StandIn
-from holdfast.run.optimizers import OptimizerConfig, SchedulerConfig, TorchOptimizerConfig
+from holdfast.run.network import StandIn
 from holdfast.run.sections import (
-    CriteoShapeConfig,
-    DataConfig,
-    EmbeddingConfig,
-    PoolConfig,
     RunConfig,
-    ValidationConfig,
 )
-from holdfast.run.sources import open_source, open_validation
+from holdfast.run.sources import open_source
 from holdfast.state import state_tree
 from holdfast.state.loading import load_all
 from holdfast.state.reproducibility import prepare_device, resolve_vector_functions
@@ -50,29 +44,6 @@ from holdfast.train.evaluation import evaluate_model
 from holdfast.train.metrics import Evaluation
 from holdfast.train.options import last_step_of
 from holdfast.train.trainer import Trainer
-
-__all__ = [
-    "BuiltModelConfig",
-    "CriteoShapeConfig",
-    "DataConfig",
-    "EmbeddingConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "PoolConfig",
-    "RunConfig",
-    "SchedulerConfig",
-    "TorchOptimizerConfig",
-    "ValidationConfig",
-    "assemble",
-    "build_model",
-    "evaluate_pool",
-    "make_network",
-    "model_inputs",
-    "open_source",
-    "open_trainer",
-    "open_validation",
-    "seed_generators",
-]
 
 
 def model_inputs(config: RunConfig, source: Source) -> ModelInputs:

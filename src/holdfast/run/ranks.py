@@ -17,7 +17,9 @@ from holdfast.files.config import differences, to_plain
 from holdfast.group.group import Group
 from holdfast.pools.directory import RecoveryMode
 from holdfast.pools.proving_hook import refuse_group
-from holdfast.run.assembly import RunConfig, open_source, open_trainer
+from holdfast.run.assembly import open_trainer
+from holdfast.run.sections import RunConfig
+from holdfast.run.sources import open_source
 from holdfast.train.trainer import Trainer
 
 _OF_ONE_RANK = (

@@ -37,7 +37,7 @@ def profile(
     `holdfast plan` decides what lives where.
     """
     from holdfast.data.output import check_output
-    from holdfast.run.assembly import open_source
+    from holdfast.run.sources import open_source
     from holdfast.train.observe import counting
     from holdfast_lab.placement.access_profile import batches_per_epoch, profile_accesses, write_profile
 
@@ -80,7 +80,7 @@ def plan(
     and a training step of a pool on the probed medium is predicted with all that limits it.
     """
     from holdfast.files.config import to_plain
-    from holdfast.run.assembly import open_source
+    from holdfast.run.sources import open_source
     from holdfast.state.reproducibility import keep_freed_memory
     from holdfast_lab.placement.access_profile import read_profile
     from holdfast_lab.placement.demand import demand_of

@@ -19,7 +19,10 @@ from holdfast.data.zipf import ZipfLaw
 from holdfast.errors import ConfigError
 from holdfast.pools.read_only import layout_of
 from holdfast.pools.tables import normalize_all, to_spec
-from holdfast.run.assembly import ModelConfig, OptimizerConfig, RunConfig, TorchOptimizerConfig, make_network
+from holdfast.run.assembly import make_network
+from holdfast.run.network import ModelConfig
+from holdfast.run.optimizers import OptimizerConfig, TorchOptimizerConfig
+from holdfast.run.sections import RunConfig
 from holdfast_lab.placement.access_profile import AccessProfile
 from holdfast_lab.placement.ladder import Rung
 from holdfast_lab.placement.program import Demand, TableDemand

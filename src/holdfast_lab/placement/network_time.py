@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from holdfast.data.batch import Batch
 from holdfast.data.source import Source
 from holdfast.rows.row_access import LookedUp
-from holdfast.run.assembly import RunConfig, make_network, seed_generators
+from holdfast.run.assembly import make_network, seed_generators
+from holdfast.run.sections import RunConfig
 from holdfast.train.trainer import make_loader
 
 _NUM_BATCHES = 6

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from holdfast.data.source import Source
 from holdfast.errors import ConfigError
 from holdfast.pools.directory import default_scratchpad_bytes, log_bytes_of
-from holdfast.run.assembly import RunConfig
+from holdfast.run.sections import RunConfig
 from holdfast_lab.placement.access_profile import AccessProfile
 from holdfast_lab.placement.demand import demand_of, reuse_of
 from holdfast_lab.placement.host import Host

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from holdfast_lab.sim.model import Model, TableGroup
 
 if TYPE_CHECKING:
-    from holdfast.run.assembly import RunConfig
+    from holdfast.run.sections import RunConfig
     from holdfast_lab.placement.access_profile import AccessProfile
     from holdfast_lab.placement.program import Demand
 
@@ -26,7 +26,8 @@ def model_of_run(
     """
     from holdfast.data import SyntheticSource
     from holdfast.errors import ConfigError
-    from holdfast.run.assembly import ModelConfig, open_source
+    from holdfast.run.network import ModelConfig
+    from holdfast.run.sources import open_source
     from holdfast_lab.placement.demand import demand_of
 
     network = config.model

@@ -129,7 +129,7 @@ def _read_model_or_run(path: Path) -> Model:
     if "data" not in tree:
         return read_model(path)
     from holdfast.files.config import read_config
-    from holdfast.run.assembly import RunConfig
+    from holdfast.run.sections import RunConfig
     from holdfast_lab.sim.from_run import model_of_run
 
     return model_of_run(read_config(RunConfig, path))
