@@ -64,14 +64,30 @@ class TraceLaw:
         return np.asarray(np.minimum(ranks.astype(np.int64), self._last[piece]).reshape(numbers.shape))
 
 
+class ZipfLaw:
+    """Popularity ranks of a table of ``num_rows`` rows: rank r is wanted as often as 1 / (r + 1) ** exponent says, by
+    inversion of the continuous law; exponent > 1."""
+
+    def __init__(self, num_rows: int, exponent: float) -> None:
+        self.num_rows = num_rows
+        self._power = 1.0 - exponent
+        self._tail = num_rows**self._power - 1.0
+
+    def ranks(self, numbers: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Ranks from 0, int64 of the same shape, of uniform numbers in [0, 1)."""
+        ranks = (1.0 + numbers * self._tail) ** (1.0 / self._power) - 1.0
+        return np.asarray(np.minimum(ranks.astype(np.int64), self.num_rows - 1))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """A model and where its ids fall. uniform_share: of the ids, drawn evenly over the table; the rest has the trace's
-    skew."""
+    skew, or Zipf's with that exponent."""
 
     name: str
     shape: Shape
     uniform_share: float = 0.0
+    zipf: float | None = None
     seed: int = 1
 
     @property
@@ -121,7 +137,8 @@ class IdDrawer:
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
-        self._law = TraceLaw(workload.shape.num_embeddings)
+        num_rows = workload.shape.num_embeddings
+        self._law = TraceLaw(num_rows) if workload.zipf is None else ZipfLaw(num_rows, workload.zipf)
         self._scatters = [
             Scatter(size=workload.shape.num_embeddings, key=stream_key(workload.seed, _ROWS_STREAM, table))
             for table in range(workload.shape.num_tables)

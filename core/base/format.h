@@ -14,11 +14,12 @@
 
 namespace holdfast::format {
 
-inline constexpr std::uint32_t version = 4;  // the newest, of all new pools but the parts of an older group
+inline constexpr std::uint32_t version = 5;  // the newest, of all new pools but the parts of an older group
 inline constexpr std::uint32_t oldest_version = 1;
 inline constexpr std::uint32_t log_store_version = 2;  // the oldest with a log store
 inline constexpr std::uint32_t shards_version = 3;     // all of these are of pools of several writers
 inline constexpr std::uint32_t identity_version = 4;   // the oldest whose files say whose they are
+inline constexpr std::uint32_t first_touch_version = 5;  // the oldest whose log stores lay rows by first touch, densely
 inline constexpr std::uint32_t max_shards = 4096;
 inline constexpr std::size_t block_bytes = 4096;  // nothing that is rewritten shares a block with anything else
 inline constexpr std::size_t line_bytes = 64;     // log records and dense tensors are aligned to this
@@ -42,6 +43,7 @@ inline constexpr std::uint64_t dense_magic = magic_of("HFDENSE\n");
 inline constexpr std::uint64_t row_log_checkpoint_magic = magic_of("HFCHECKP");
 inline constexpr std::uint64_t row_log_record_magic = magic_of("HFROWLOG");
 inline constexpr std::uint64_t shards_magic = magic_of("HFSHARDS");
+inline constexpr std::uint64_t home_addresses_magic = magic_of("HFADDRES");
 inline constexpr std::uint64_t label_magic = magic_of("HFLABEL\n");
 
 enum class Level : std::uint32_t { process = 0, power = 1 };
@@ -54,7 +56,9 @@ enum class FileKind : std::uint32_t {
   state = 3,
   touched = 4,
   checksums = 5,
-  home = 6,
+  home = 6,  // in pools before version 5
+  packed_home = 7,
+  home_addresses = 8,
 };
 
 // pool.holdfast, offset 0. Written at creation, in a new file that is renamed over the old one; never changed in place.
@@ -220,7 +224,7 @@ struct RowLogCheckpoint {
   std::uint32_t padding;
   std::uint64_t last_record_cursor;
   std::uint64_t last_record_row_updates;
-  std::uint64_t home_rows;  // 1 + how many rows home-bits-0000 names, at least; 0: it is not kept, home may have any
+  std::uint64_t home_rows;  // 1 + how many rows are home, at least, as home-bits-0000 or .addresses say; 0: unknown
   std::uint8_t reserved[28];
   std::uint32_t crc;
 };
@@ -260,6 +264,15 @@ struct RowLogSection {
   std::uint8_t reserved[32];
 };
 static_assert(sizeof(RowLogSection) == 64);
+
+// table-NNNN.addresses, offset 0, since version 5 in a log store: how many of the rows that it names count.
+struct HomeAddressesHeader {
+  std::uint64_t magic;
+  std::uint64_t count;
+  std::uint8_t reserved[44];
+  std::uint32_t crc;
+};
+static_assert(sizeof(HomeAddressesHeader) == 64 && offsetof(HomeAddressesHeader, crc) == 60);
 
 // Blocks of pool.holdfast.
 inline constexpr std::size_t header_offset = 0;

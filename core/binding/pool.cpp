@@ -62,7 +62,8 @@ void bind_pool(nb::module_& m) {
           [](const std::string& directory, std::uint64_t seed, std::uint64_t log_bytes,
              const std::vector<TableSpec>& tables, bool log_store, bool row_checksums,
              const std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>& begin, std::uint32_t num_shards,
-             const std::vector<std::uint32_t>& owned, const nb::bytes& group_uuid, bool adopt, bool identified) {
+             const std::vector<std::uint32_t>& owned, const nb::bytes& group_uuid, bool adopt,
+             std::uint32_t format_version) {
             const auto sharding = sharding_of(num_shards, owned, group_uuid, adopt);
             const auto group = uuid_of(group_uuid);
             std::vector<format::TableRecord> records;
@@ -77,17 +78,17 @@ void bind_pool(nb::module_& m) {
                           {step, cursor, row_updates},
                           sharding,
                           group,
-                          identified},
+                          format_version},
                          std::move(records));
           },
           "directory"_a, "seed"_a, "log_bytes"_a, "tables"_a, "log_store"_a = false, "row_checksums"_a = false,
           "begin"_a = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>{0, 0, 0}, "num_shards"_a = 0,
           "owned"_a = std::vector<std::uint32_t>{}, "group_uuid"_a = nb::bytes(""), "adopt"_a = false,
-          "identified"_a = true,
+          "format_version"_a = format::version,
           "begin: step, cursor and row_updates at whose end the pool is made. num_shards: of the pool of which this is "
           "one writer's; the shards that it owns are beside it, two levels up, made here or, with adopt, there "
-          "already. group_uuid: of the group of which this is a part. identified: false makes the version before 4, "
-          "for a group whose other parts are.")
+          "already. group_uuid: of the group of which this is a part. format_version: an older one, for a group whose "
+          "other parts are of that.")
       .def_static("take_back", &Pool::take_back, "directory"_a, Unlocked(),
                   "Lets a pool in which nothing was ever done be made anew. Raises PoolExists where something was.")
       .def(

@@ -189,6 +189,10 @@ Identity Superblock::row_identity_of(const PoolHeader& header) {
   return own.uuid() && format::has_shards(header) ? Identity(std::to_array(header.group_uuid)) : own;
 }
 
+HomeOrder Superblock::home_order_of(const PoolHeader& header) {
+  return header.version >= format::first_touch_version ? HomeOrder::by_first_touch : HomeOrder::by_row;
+}
+
 PoolHeader Superblock::read_header(const File& file) {
   PoolHeader header;
   if (file.size() < sizeof(PoolHeader)) {
@@ -289,7 +293,8 @@ Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
 }
 
 std::vector<RowTable> Superblock::row_tables() const {
-  return row_tables_of(tables_, header_.seed, shards_ ? shards_of(*shards_) : ShardSet{}, row_identity_);
+  return row_tables_of(tables_, header_.seed, shards_ ? shards_of(*shards_) : ShardSet{}, row_identity_,
+                       home_order_of(header_));
 }
 
 std::optional<std::string> Superblock::reason_to_distrust() const {

@@ -62,6 +62,7 @@ class Superblock {
   // Of the pool with this header, and of its rows: nothing before version 4.
   static Identity identity_of(const format::PoolHeader& header);
   static Identity row_identity_of(const format::PoolHeader& header);
+  static HomeOrder home_order_of(const format::PoolHeader& header);
   // The header alone. Throws format_mismatch or corrupted.
   static format::PoolHeader read_header(const File& file);
   // Reads and checks; throws not_found, format_mismatch or corrupted, and changes nothing.

@@ -5,10 +5,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "layout/label.h"
 #include "log_store/log_record.h"
 #include "log_store/sector_runs.h"
-#include "media/directory.h"
 #include "media/medium.h"
 
 namespace holdfast {
@@ -23,14 +21,7 @@ namespace {
 
 constexpr std::size_t buffer_bytes = std::size_t{8} << 20;      // of sectors, read or written at once
 constexpr std::size_t joined_gap_bytes = 7 * format::sector_bytes;  // reading these costs less than one more request
-constexpr unsigned slot_bits = 7;  // of a location: which image of its sector; images take 6 bytes or more
-constexpr std::uint64_t largest_ring_bytes = (RowIndex::end_location >> slot_bits) * format::sector_bytes;
-
-// A store that lacks a file is damaged, not absent.
-const std::string& existing(const std::string& path) {
-  if (!has_name(path)) throw Error(ErrorKind::corrupted, path + " is missing; the store has lost a file");
-  return path;
-}
+constexpr std::uint64_t largest_ring_bytes = RowIndex::end_location;
 
 Opening opening_of(const LogStoreOptions& options) {
   return options.writable ? Opening::read_write : Opening::read_only;
@@ -40,14 +31,6 @@ constexpr const char* row_log_name = "row-log-0000";
 
 std::string log_path(const std::string& directory) { return directory + "/" + row_log_name; }
 
-std::string home_name(const RowTable& table, std::size_t number, const RowPiece& piece) {
-  return row_file_name(table, piece.shard, number, "home");
-}
-
-std::string home_path(const std::string& directory, const RowTable& table, std::size_t number, const RowPiece& piece) {
-  return directory + "/" + home_name(table, number, piece);
-}
-
 std::string home_bits_path(const std::string& directory) { return directory + "/home-bits-0000"; }
 
 std::uint64_t num_owned_rows(const std::vector<RowTable>& tables) {
@@ -56,22 +39,8 @@ std::uint64_t num_owned_rows(const std::vector<RowTable>& tables) {
   return num_rows;
 }
 
-std::uint64_t home_bytes(const RowLayout& layout, std::uint64_t num_rows) {
-  return format::align_up(layout.bytes_for(num_rows), format::block_bytes);
-}
-
-FileRole role_of(std::size_t table, const RowPiece& piece) {
-  return {format::FileKind::home, static_cast<std::uint32_t>(table), piece.shard};
-}
-
-// A home as it must be.
-void check_home(BlockFile& file, BlockQueue& queue, const RowTable& table, std::size_t number, const RowPiece& piece) {
-  const std::uint64_t bytes = home_bytes(RowLayout(table.spec), piece.num_rows);
-  if (const std::uint64_t wanted = labelled_bytes(bytes, table.identity); file.size() != wanted) {
-    throw Error(ErrorKind::corrupted,
-                file.name() + ": " + std::to_string(file.size()) + " bytes, the table needs " + std::to_string(wanted));
-  }
-  check_label_of(file, queue, table.identity, role_of(number, piece));
+bool are_by_first_touch(const std::vector<RowTable>& tables) {
+  return std::ranges::all_of(tables, [](const RowTable& t) { return t.home_order == HomeOrder::by_first_touch; });
 }
 
 }  // namespace
@@ -99,7 +68,7 @@ std::vector<LabelledName> LogStore::files(const std::vector<RowTable>& tables, c
   std::vector<LabelledName> files = {{row_log_name, {format::FileKind::row_log}, identity}};
   for (std::size_t i = 0; i < tables.size(); ++i) {
     for (const RowPiece& piece : tables[i].owned_pieces()) {
-      files.push_back({home_name(tables[i], i, piece), role_of(i, piece), tables[i].identity});
+      std::ranges::move(home_files(tables[i], i, piece), std::back_inserter(files));
     }
   }
   return files;
@@ -110,22 +79,23 @@ void LogStore::create(const std::string& directory, const std::vector<RowTable>&
   if (ring_bytes > largest_ring_bytes) {
     throw Error(ErrorKind::config, directory + ": a row log of " + std::to_string(ring_bytes) + " bytes is too large");
   }
+  // How many rows homes have that are adopted, their addresses say; by number, nobody knows.
+  const bool by_first_touch = are_by_first_touch(tables);
+  std::optional<std::uint64_t> home_rows;
+  if (by_first_touch || !adopt) home_rows = 0;
+  BlockQueue queue;
   for (std::size_t i = 0; i < tables.size(); ++i) {
     for (const RowPiece& piece : tables[i].owned_pieces()) {
-      const std::string path = home_path(directory, tables[i], i, piece);
-      if (adopt) {
-        BlockQueue queue;
-        BlockFile home(existing(path), caching, nullptr, Opening::read_only);
-        check_home(home, queue, tables[i], i, piece);
-      } else {
-        make_directories(directory_of(path));
-        create_labelled_blocks(path, home_bytes(RowLayout(tables[i].spec), piece.num_rows), tables[i].identity,
-                               role_of(i, piece));
+      if (!adopt) {
+        create_home(directory, tables[i], i, piece);
+        continue;
       }
+      const Home home = open_home(directory, tables[i], i, piece, caching, nullptr, Opening::read_only, queue);
+      if (by_first_touch) *home_rows += home.addresses->read_count();
     }
   }
-  if (!adopt) HomeBits::create(home_bits_path(directory), num_owned_rows(tables));
-  RowLog::create(log_path(directory), ring_bytes, caching, mark, !adopt, identity);
+  if (!by_first_touch && !adopt) HomeBits::create(home_bits_path(directory), num_owned_rows(tables));
+  RowLog::create(log_path(directory), ring_bytes, caching, mark, home_rows, identity);
 }
 
 LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, const LogStoreOptions& options)
@@ -144,18 +114,18 @@ LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, c
   unit_bytes_ = log_.file().unit_bytes();
   std::uint64_t num_rows = 0;
   for (std::size_t i = 0; i < tables.size(); ++i) {
-    Table table{tables[i], RowLayout(tables[i].spec), {}, {}};
+    Table table{tables[i], layout_of(tables[i]), {}, {}};
     if (table.what.layout) allow_many_files();
     for (const RowPiece& piece : table.what.owned_pieces()) {
-      auto file = std::make_unique<BlockFile>(existing(home_path(directory, table.what, i, piece)), options.caching,
-                                              options.watcher, opening_of(options));
-      check_home(*file, queue_, table.what, i, piece);
-      table.homes.push_back({piece.first, piece.end(), std::move(file), num_rows});
+      Home& home = table.homes.emplace_back(open_home(directory, table.what, i, piece, options.caching, options.watcher,
+                                                      opening_of(options), queue_));
+      home.first_number = num_rows;
       num_rows += piece.num_rows;
-      unit_bytes_ = std::max(unit_bytes_, table.homes.back().file->unit_bytes());
+      unit_bytes_ = std::max(unit_bytes_, home.file->unit_bytes());
     }
     tables_.push_back(std::move(table));
   }
+  if (are_by_first_touch(tables)) return;
   // Who only reads beside a writer would not see what that adds.
   const auto least_rows = log_.home_rows();
   if (!writable_ || !least_rows) return;
@@ -166,6 +136,29 @@ LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, c
   if (!home_bits_) log_.set_home_rows(std::nullopt);
 }
 
+// After the log's checkpoint: of a row that it leaves to home, home's addresses know by then.
+void LogStore::read_addresses() {
+  const std::uint64_t least_rows = log_.home_rows().value_or(0);
+  std::uint64_t num_rows = 0;
+  for (Table& table : tables_) {
+    for (Home& home : table.homes) {
+      if (!home.addresses) return;
+      home.addresses->read();
+      home.end_of_images = home.addresses->count();
+      num_rows += home.addresses->count();
+    }
+  }
+  if (num_rows < least_rows) {
+    throw Error(ErrorKind::corrupted, log_.file().name() + ": " + std::to_string(least_rows) +
+                                          " rows are home, and the homes' addresses name " + std::to_string(num_rows) +
+                                          ": older files were put back");
+  }
+  if (!writable_ || num_rows == least_rows) return;
+  for (Table& table : tables_) {
+    for (Home& home : table.homes) home.addresses->write_header_again();
+  }
+}
+
 std::size_t LogStore::Table::home_of(std::uint64_t row) const {
   const auto after = std::ranges::upper_bound(homes, row, {}, &Home::first);
   if (after == homes.begin() || row >= (after - 1)->end) {
@@ -174,19 +167,12 @@ std::size_t LogStore::Table::home_of(std::uint64_t row) const {
   return static_cast<std::size_t>(after - homes.begin()) - 1;
 }
 
-std::uint64_t LogStore::Table::owned_row(std::uint64_t i) const {
-  for (const Home& home : homes) {
-    if (i < home.end - home.first) return home.first + i;
-    i -= home.end - home.first;
-  }
-  return what.num_rows;
-}
-
 // Recovery.
 
 StepMark LogStore::scan() {
   if (scanned_) throw Error(ErrorKind::step, log_.file().name() + ": the log was read already");
   log_.scan();
+  read_addresses();
   scanned_ = true;
   return log_.last();
 }
@@ -281,29 +267,20 @@ SpareBuffers::Borrowed LogStore::read_rows(const RowLog::Live& record) const {
   return data;
 }
 
-// The index says where in the ring an image's sector is, and which of the sector's images it is.
+// The index says where in the ring an image begins.
 
-LogStore::Locations LogStore::locations_of(std::uint64_t position, const RowLogSection& section,
-                                           std::uint64_t first) const {
-  const RowLayout& layout = tables_[section.table].layout;
-  const std::uint64_t unit = first / layout.unit_rows();
-  const std::uint64_t offset = position % log_.ring_bytes() + section.images_offset + unit * layout.unit_bytes();
-  return {offset / format::sector_bytes << slot_bits, first % layout.unit_rows(), layout.unit_rows(),
-          layout.unit_bytes() / format::sector_bytes << slot_bits};
+LogStore::Locations LogStore::locations_of(std::uint64_t position, const RowLogSection& section) const {
+  return {position % log_.ring_bytes() + section.images_offset, tables_[section.table].layout};
 }
 
-std::uint64_t LogStore::offset_of_location(std::uint64_t location, const Table& table) const {
-  const std::uint64_t slot = location & ((1U << slot_bits) - 1);
-  return format::row_log_ring_offset + (location >> slot_bits) * format::sector_bytes +
-         slot * table.layout.image_bytes();
-}
+std::uint64_t LogStore::offset_of_location(std::uint64_t location) { return format::row_log_ring_offset + location; }
 
 void LogStore::index_record(const RowLog::Live& record, const std::byte* data) {
   ++index_version_;
   for (const RowLogSection& section : sections_of(data)) {
     Table& table = tables_[section.table];
     const std::uint64_t* rows = rows_of(data, section);
-    Locations locations = locations_of(record.link.position, section, 0);
+    Locations locations = locations_of(record.link.position, section);
     for (std::uint64_t i = 0; i < section.num_rows; ++i) {
       table.index.prefetch_ahead(rows, i, section.num_rows);
       table.index.insert(rows[i], locations.next());
@@ -311,9 +288,9 @@ void LogStore::index_record(const RowLog::Live& record, const std::byte* data) {
   }
 }
 
-// Of whole units, the most that a piece of whole sectors lies in.
+// Of whole units, the most that a piece of images lies in.
 std::size_t LogStore::bytes_around(const RowLayout& layout) const {
-  return format::align_up(layout.unit_bytes() + unit_bytes_ - format::sector_bytes, unit_bytes_);
+  return format::align_up(layout.unit_bytes() + unit_bytes_ - 1, unit_bytes_);
 }
 
 // Fetch.
@@ -339,32 +316,32 @@ std::uint64_t LogStore::resolve(std::span<const TableRows> tables, std::vector<I
   std::unique_lock lock(mutex_);
   for (std::uint32_t request = 0; request < tables.size(); ++request) {
     const Table& table = tables_.at(tables[request].table);
+    const std::size_t at_home_before = items.size();
     std::size_t home = 0;
     for (std::size_t u = 0; u < tables[request].num_rows; ++u) {
       const std::uint64_t* rows = tables[request].rows.rows;
       table.index.prefetch_ahead(rows, u, tables[request].num_rows);
       const std::uint64_t row = rows[u];
       if (const auto location = table.index.find(row)) {
-        in_log.push_back({offset_of_location(*location, table), request, 0, u});
+        in_log.push_back({offset_of_location(*location), request, 0, u});
+        continue;
+      }
+      const bool is_there = home < table.homes.size() && row >= table.homes[home].first && row < table.homes[home].end;
+      if (!is_there) home = table.home_of(row);
+      if (const auto address = table.homes[home].address_of(row, home_bits_.get())) {
+        items.push_back({table.layout.offset_of(*address), request, static_cast<std::uint32_t>(home + 1), u});
       } else {
-        const bool is_there =
-            home < table.homes.size() && row >= table.homes[home].first && row < table.homes[home].end;
-        if (!is_there) home = table.home_of(row);
-        const Home& of_row = table.homes[home];
-        if (home_bits_ && !home_bits_->may_have(of_row.number_of(row))) {
-          untouched.push_back({request, u});
-        } else {
-          items.push_back({of_row.offset_of(table.layout, row), request, static_cast<std::uint32_t>(home + 1), u});
-        }
+        untouched.push_back({request, u});
       }
     }
+    std::sort(items.begin() + static_cast<std::ptrdiff_t>(at_home_before), items.end(), lies_before);
   }
   counters_.initial_rows += untouched.size();
   items.reserve(items.size() + in_log.size());  // nothing throws any more once the fetch is noted
   const std::uint64_t number = ++num_fetches_;
   fetches_[number] = in_log.empty() ? format::no_position : log_.tail();
   lock.unlock();
-  std::sort(in_log.begin(), in_log.end(), [](const Item& a, const Item& b) { return a.offset < b.offset; });
+  std::sort(in_log.begin(), in_log.end(), lies_before);
   items.insert(items.end(), in_log.begin(), in_log.end());
   return number;
 }
@@ -470,6 +447,9 @@ std::size_t LogStore::index_bytes() const {
   const std::lock_guard lock(mutex_);
   std::size_t bytes = 0;
   for (const Table& table : tables_) bytes += table.index.memory_bytes();
+  for (const Table& table : tables_) {
+    for (const Home& home : table.homes) bytes += home.addresses ? home.addresses->memory_bytes() : 0;
+  }
   if (home_bits_) bytes += home_bits_->memory_bytes();
   return bytes;
 }

@@ -19,8 +19,9 @@
 //   says that none goes back before it. The checkpoint, which moves the tail, is what makes versions that were not
 //   written home unreachable; a crash before it leaves everything in the log. Any other append beside the merge is of
 //   no account.
-// - Which rows home may have is known (HomeBits), but in pools that were made before that was and where homes were
-//   adopted: of a row that neither the log nor home has nothing is read.
+// - Which rows home has is known: of a row that neither the log nor home has nothing is read. Home's addresses say it; in
+//   pools before version 5, where rows lie by number, HomeBits, but for pools made before those were, and for homes that
+//   were adopted.
 // - After a merge the index names none of the records that it took: the versions that it named were each the newest of
 //   their row, and those are home. A row that was appended meanwhile has another entry, which stays.
 // - An extent of the log is written again only after: home is durable, the checkpoint that moves the tail is durable,
@@ -56,7 +57,7 @@
 #include "base/format.h"
 #include "kernels/kernels.h"
 #include "layout/label.h"
-#include "log_store/home_bits.h"
+#include "log_store/home.h"
 #include "log_store/row_log.h"
 #include "media/block_file.h"
 #include "media/block_queue.h"
@@ -146,6 +147,8 @@ struct HomeRead {
   std::size_t num_rows;
   std::uint64_t next;
 };
+
+class SectorRuns;
 
 class LogStore {
  public:
@@ -245,7 +248,8 @@ class LogStore {
   std::uint64_t merge(const Limit& limit, const Rest& rest = [](std::chrono::nanoseconds, double) { return true; });
 
   // Writes rows [first, ...) straight home; their state becomes zeros where `state` is empty. Only while the log holds
-  // no record, and alone. Durable after sync_home; what a failure or a crash before that leaves of them is unknown.
+  // no record, and alone. Durable after sync_home; what a failure or a crash before that leaves of them is unknown: of
+  // one that was there before an image may not hold, until it is imported once more.
   // Throws config where the arrays do not fit the table.
   void import_rows(std::uint32_t table, std::uint64_t first, std::span<const std::byte> weights,
                    std::span<const float> state);
@@ -262,17 +266,6 @@ class LogStore {
   LogStoreCounters counters() const;
 
  private:
-  // A file with the rows [first, end) of a table.
-  struct Home {
-    std::uint64_t first;
-    std::uint64_t end;
-    std::unique_ptr<BlockFile> file;
-    std::uint64_t first_number;  // of its rows, in home_bits_
-    bool is_merging = false;  // a merge has written to it, and has not synced it yet
-
-    std::uint64_t offset_of(const RowLayout& layout, std::uint64_t row) const { return layout.offset_of(row - first); }
-    std::uint64_t number_of(std::uint64_t row) const { return first_number + (row - first); }
-  };
   struct Table {
     RowTable what;
     RowLayout layout;
@@ -281,8 +274,6 @@ class LogStore {
 
     // Of a row that is in one; throws config otherwise.
     std::size_t home_of(std::uint64_t row) const;
-    // Row number i of those that this writer owns; the end of all where there is no such row.
-    std::uint64_t owned_row(std::uint64_t i) const;
   };
   // A record's shape: its header's sizes, and its sections.
   struct Shape {
@@ -296,6 +287,9 @@ class LogStore {
     std::uint32_t file;  // 0: the log, else 1 + which home
     std::size_t row;
   };
+  static bool lies_before(const Item& a, const Item& b) {
+    return a.file != b.file ? a.file < b.file : a.offset < b.offset;
+  }
   // A row that nobody has: of a table of the caller's, and which of its rows.
   struct Untouched {
     std::uint32_t request;
@@ -318,19 +312,22 @@ class LogStore {
     std::uint64_t position;  // of the record
     format::RowLogSection section;
   };
-  struct RowRange {
-    std::uint64_t first;
-    std::uint64_t end;
+  // One of several parts of a table, of about as many rows each.
+  struct Share {
+    std::uint64_t number;
+    std::uint64_t of;
   };
   // A row's version, by where the index says that it is.
   struct Located {
     std::uint64_t row;
     std::uint64_t location;
   };
-  // Of a table, by row: the versions that a merge writes home.
+  // Of a table: a version that goes home, and where.
   struct Version {
     std::uint64_t row;
     std::uint64_t image;  // where in `images`
+    std::uint64_t address = 0;
+    std::uint32_t home = 0;
   };
   struct Versions {
     std::vector<Version> rows;
@@ -343,16 +340,16 @@ class LogStore {
     std::uint64_t version = 0;  // none yet
     std::vector<std::uint64_t> rows;
   };
-  // Rows [first, end) of a home in memory, in whole units.
+  // Rows of a home in memory, ascending by address, in whole units of the device.
   struct Piece {
-    std::uint64_t first;
-    std::uint64_t end;
     const Home* home;
+    std::uint64_t first_address;
+    std::vector<std::uint64_t> rows;  // by address
     std::uint64_t offset;  // in its file, of what was read
     SpareBuffers::Borrowed data;
 
-    const std::byte* image(const RowLayout& layout, std::uint64_t row) const {
-      return data.data() + (home->offset_of(layout, row) - offset);
+    const std::byte* image(const RowLayout& layout, std::size_t i) const {
+      return data.data() + (layout.offset_of(first_address + i) - offset);
     }
   };
   class Fetching;
@@ -360,35 +357,26 @@ class LogStore {
   // Where the index says that a section's images are, one behind another.
   class Locations {
    public:
-    // first_unit: location of the unit that image number `row` of a unit is in; units are so many locations apart.
-    Locations(std::uint64_t first_unit, std::uint64_t row, std::uint64_t unit_rows, std::uint64_t apart)
-        : unit_(first_unit), row_(row), unit_rows_(unit_rows), apart_(apart) {}
-    std::uint64_t next() {
-      const std::uint64_t location = unit_ | row_;
-      if (++row_ == unit_rows_) {
-        row_ = 0;
-        unit_ += apart_;
-      }
-      return location;
-    }
+    Locations(std::uint64_t first, const RowLayout& layout) : first_(first), layout_(layout) {}
+    std::uint64_t next() { return first_ + layout_.offset_of(number_++); }
 
    private:
-    std::uint64_t unit_;
-    std::uint64_t row_;
-    std::uint64_t unit_rows_;
-    std::uint64_t apart_;
+    std::uint64_t first_;
+    const RowLayout& layout_;
+    std::uint64_t number_ = 0;
   };
 
   std::size_t bytes_around(const RowLayout& layout) const;
   Shape shape_of(std::span<const TableRows> tables) const;
   static std::vector<TableRows> tables_of(std::span<const RecordDraft> drafts);
   RecordDraft join(std::span<const RecordDraft> drafts) const;
-  Locations locations_of(std::uint64_t position, const format::RowLogSection& section, std::uint64_t first) const;
-  std::uint64_t offset_of_location(std::uint64_t location, const Table& table) const;
+  Locations locations_of(std::uint64_t position, const format::RowLogSection& section) const;
+  static std::uint64_t offset_of_location(std::uint64_t location);
   void check_sections(const RowLog::Live& record, const std::byte* data) const;
   SpareBuffers::Borrowed read_rows(const RowLog::Live& record) const;
   void index_record(const RowLog::Live& record, const std::byte* data);
   void rebuild_index(std::uint64_t step);
+  void read_addresses();
 
   // Returns the fetch's number: from now on it is in `fetches_`.
   std::uint64_t resolve(std::span<const TableRows> tables, std::vector<Item>& items, std::vector<Untouched>& untouched);
@@ -400,26 +388,36 @@ class LogStore {
   std::vector<std::uint64_t> rows_in_log(std::uint32_t table, std::uint64_t first, std::size_t count);
   std::vector<std::uint64_t> rows_at_home(const Table& table, std::uint64_t first, std::uint64_t end,
                                           std::size_t count);
-  std::optional<Piece> next_piece(const Table& table, std::uint64_t first, std::uint64_t end, std::uint64_t bytes);
+  std::vector<std::uint64_t> rows_with_address(const Table& table, std::uint64_t first, std::uint64_t end,
+                                               std::size_t count) const;
+  std::vector<std::uint64_t> rows_with_tag(const Table& table, std::uint64_t first, std::uint64_t end,
+                                           std::size_t count);
+  std::optional<Piece> next_piece(const Table& table, const Home& home, std::uint64_t address, std::uint64_t bytes);
+  HomeRead read_by_row(std::uint32_t table, std::uint64_t first, const WorkingRows& out, std::size_t count,
+                       std::vector<std::uint64_t>& torn);
+  HomeRead read_by_address(std::uint32_t table, std::uint64_t first, const WorkingRows& out, std::size_t count,
+                           std::vector<std::uint64_t>& torn);
   void verify_home(std::uint32_t number, std::vector<std::string>& problems);
   void verify_record(const RowLog::Live& record, std::vector<std::string>& problems);
 
   Records records_between(std::uint64_t after_step, std::uint64_t limit_step) const;
-  bool lies_in(const Stretch& stretch, std::uint64_t location, const Table& table) const;
+  bool lies_in(const Stretch& stretch, std::uint64_t location) const;
   std::vector<std::vector<Part>> parts_of(const Records& records);
   std::span<const Part> some_parts(std::span<const Part> parts) const;
   SpareBuffers::Borrowed read_row_numbers(std::span<const Part> parts, std::vector<const std::uint64_t*>& numbers);
   std::vector<Located> newest_of(std::span<const Part> parts, std::span<const Located> wanted);
-  void choose(std::uint32_t table, const RowRange& range, const Stretch& merged, const Stretch& standing,
+  std::uint64_t share_of(const Table& table, std::uint64_t row, std::uint64_t num_shares) const;
+  void choose(std::uint32_t table, const Share& share, const Stretch& merged, const Stretch& standing,
               std::vector<Located>& chosen, std::vector<Located>& undecided) const;
   void read_images(std::uint32_t table, std::vector<Located>& chosen, const SectorBuffer& buffer, Versions& versions);
+  void settle_addresses(Table& table, std::vector<Version>& versions);
+  void read_homes(Table& table, const SectorRuns& runs);
   std::size_t write_home(Table& table, std::span<const Version> versions, const std::byte* version_images,
                          const SectorBuffer& buffer, std::size_t most_bytes);
   void note_imported(const Table& table, std::uint64_t first, std::uint64_t end);
-  void sync_home_bits();
+  std::optional<std::uint64_t> sync_home_rows();
+  void write_rows(std::uint32_t number, std::uint64_t first, std::size_t count, const std::byte* weights, const float* state);
   void note_home(std::span<const std::uint64_t> numbers);
-  void write_rows(std::uint32_t number, std::uint64_t first, std::uint64_t end, const std::byte* weights,
-                  const float* state);
   void give_up(const Records& records);
   void note_log_reads(std::uint64_t requests, std::uint64_t bytes);
   void wait_for_fetches();

@@ -9,8 +9,9 @@
 namespace holdfast {
 namespace {
 
-constexpr std::size_t buffer_bytes = std::size_t{8} << 20;  // of sectors, written at once
-constexpr std::size_t chunk_bytes = std::size_t{64} << 10;  // of images that one thread writes at a time
+constexpr std::size_t buffer_bytes = std::size_t{8} << 20;  // of blocks, written at once
+constexpr std::size_t images_bytes = std::size_t{32} << 20;  // that are made at a time,
+constexpr std::size_t chunk_bytes = std::size_t{64} << 10;  // and by one thread
 
 }  // namespace
 
@@ -30,52 +31,44 @@ void LogStore::import_rows(std::uint32_t table, std::uint64_t first, std::span<c
   latching([&] {
     note_imported(tables_[table], first, first + count);
     const RowLayout& layout = tables_[table].layout;
-    const std::size_t unit_rows = layout.unit_rows();
-    const std::size_t rows_at_once = unit_rows * std::max<std::size_t>(1, buffer_bytes / layout.unit_bytes());
-    for (std::uint64_t row = first; row < first + count;) {
-      const std::uint64_t end = std::min(first + count, row / unit_rows * unit_rows + rows_at_once);
-      write_rows(table, row, end, weights.data() + (row - first) * layout.weight_bytes(),
-                 state.empty() ? nullptr : state.data() + (row - first) * what.spec.state_floats);
-      row = end;
+    const std::size_t rows_at_once = std::max<std::size_t>(1, images_bytes / layout.image_bytes());
+    for (std::uint64_t done = 0; done < count;) {
+      const std::uint64_t some = std::min<std::uint64_t>(count - done, rows_at_once);
+      const std::byte* of_weights = weights.data() + done * layout.weight_bytes();
+      const float* of_state = state.empty() ? nullptr : state.data() + done * what.spec.state_floats;
+      write_rows(table, first + done, some, of_weights, of_state);
+      done += some;
     }
   });
 }
 
-// Whole units of the device; the first and the last keep the rows that they have besides.
-void LogStore::write_rows(std::uint32_t number, std::uint64_t first, std::uint64_t end, const std::byte* weights,
+void LogStore::write_rows(std::uint32_t number, std::uint64_t first, std::size_t count, const std::byte* weights,
                           const float* state) {
-  const Table& table = tables_[number];
-  const Home& home = table.homes[table.home_of(first)];
+  Table& table = tables_[number];
   const RowLayout& layout = table.layout;
-  const std::size_t unit_rows = layout.unit_rows();
-  const std::uint64_t rows_begin = (first - home.first) / unit_rows * layout.unit_bytes();
-  const std::uint64_t rows_end = layout.bytes_for(end - home.first);
-  const std::uint64_t begin = rows_begin / unit_bytes_ * unit_bytes_;
-  const std::size_t bytes = format::align_up(rows_end, unit_bytes_) - begin;
-  const SpareBuffers::Borrowed buffer = spare_.borrow(bytes);
-  std::memset(buffer.data(), 0, bytes);
-  const bool is_shared_first = begin != rows_begin || (first - home.first) % unit_rows != 0;
-  const bool is_shared_last = begin + bytes != rows_end || (end - home.first) % unit_rows != 0;
-  if (is_shared_first) queue_.read_range(*home.file, begin, unit_bytes_, buffer.data());
-  if (is_shared_last) {
-    const std::size_t last = bytes - unit_bytes_;
-    queue_.read_range(*home.file, begin + last, unit_bytes_, buffer.data() + last);
-  }
   const std::vector<float> zeros(table.what.spec.state_floats);
-  const std::size_t chunk_rows = unit_rows * std::max<std::size_t>(1, chunk_bytes / layout.unit_bytes());
-  parallel_for((end - first + chunk_rows - 1) / chunk_rows, [&](std::size_t chunk) {
-    const std::uint64_t stop = std::min(end, first + (chunk + 1) * chunk_rows);
-    for (std::uint64_t row = first + chunk * chunk_rows; row < stop; ++row) {
-      const float* of_row = state == nullptr ? zeros.data() : state + (row - first) * table.what.spec.state_floats;
-      write_image(layout, number, row, weights + (row - first) * layout.weight_bytes(), of_row,
-                  buffer.data() + (home.offset_of(layout, row) - begin));
+  std::vector<std::byte> images(count * layout.image_bytes());
+  const std::size_t chunk_rows = std::max<std::size_t>(1, chunk_bytes / layout.image_bytes());
+  parallel_for((count + chunk_rows - 1) / chunk_rows, [&](std::size_t chunk) {
+    for (std::size_t i = chunk * chunk_rows; i < std::min(count, (chunk + 1) * chunk_rows); ++i) {
+      const float* of_row = state == nullptr ? zeros.data() : state + i * table.what.spec.state_floats;
+      write_image(layout, number, first + i, weights + i * layout.weight_bytes(), of_row,
+                  images.data() + i * layout.image_bytes());
     }
   });
-  queue_.write_range(*home.file, begin, bytes, buffer.data());
+  std::vector<Version> versions;
+  versions.reserve(count);
+  for (std::size_t i = count; i-- > 0;) versions.push_back({first + i, i * layout.image_bytes()});
+  settle_addresses(table, versions);  // which begins with the last of them
+  const SpareBuffers::Borrowed buffer = spare_.borrow(buffer_bytes);
+  for (std::size_t done = 0; done < versions.size();) {
+    done += write_home(table, std::span(versions).subspan(done), images.data(), buffer.buffer(), buffer_bytes);
+  }
 }
 
 // No log has these rows: what a crash leaves of them at home is there for whoever looks. So the checkpoint gives the
-// bits up before the first of them is written, and takes them back once they are durable.
+// bits up before the first of them is written, and takes them back once they are durable. Addresses count when they and
+// their images are durable.
 void LogStore::note_imported(const Table& table, std::uint64_t first, std::uint64_t end) {
   if (!home_bits_ || first == end) return;
   log_.set_home_rows(std::nullopt);
@@ -92,16 +85,26 @@ void LogStore::sync_home() {
     for (const Table& table : tables_) {
       for (const Home& home : table.homes) home.file->sync();
     }
-    sync_home_bits();
-    if (home_bits_ && log_.home_rows() != home_bits_->count()) log_.checkpoint();
+    if (const auto home_rows = sync_home_rows(); home_rows && log_.home_rows() != home_rows) log_.checkpoint();
   });
 }
 
-// The next checkpoint may believe them.
-void LogStore::sync_home_bits() {
-  if (!home_bits_) return;
-  home_bits_->sync();
-  log_.set_home_rows(home_bits_->count());
+// Which rows are home, whose images are durable: the next checkpoint may rest on it. Returns how many, where that is known.
+std::optional<std::uint64_t> LogStore::sync_home_rows() {
+  std::optional<std::uint64_t> home_rows;
+  if (home_bits_) {
+    home_bits_->sync();
+    home_rows = home_bits_->count();
+  }
+  for (const Table& table : tables_) {
+    for (const Home& home : table.homes) {
+      if (!home.addresses) continue;
+      home.addresses->sync();
+      home_rows = home_rows.value_or(0) + home.addresses->count();
+    }
+  }
+  if (home_rows) log_.set_home_rows(home_rows);
+  return home_rows;
 }
 
 }  // namespace holdfast

@@ -54,13 +54,16 @@ class LogStore::Merge {
   // Returns how many bytes of the log it took.
   std::uint64_t run() {
     for (std::uint32_t t = 0; t < store_.tables_.size(); ++t) all_bytes_ += index_image_bytes(t);
+    for (Table& table : store_.tables_) {
+      for (Home& home : table.homes) home.addresses_when_begun = home.addresses ? home.addresses->count() : 0;
+    }
     for (int i = 0; i < first_rests; ++i) rest(long_rest, share_of_first_rests);
     for (std::uint32_t t = 0; t < store_.tables_.size(); ++t) merge_table(t);
     for (int i = 0; i < most_last_rests && !is_decided(); ++i) rest(long_rest, 1.0);
     settle();
     store_.latching([&] {
       store_.require_unfailed();
-      store_.sync_home_bits();
+      store_.sync_home_rows();
       store_.log_.checkpoint_without(records_.records.size(), merged_step_);
       store_.give_up(records_);
     });
@@ -91,18 +94,16 @@ class LogStore::Merge {
     Table& table = store_.tables_[t];
     const std::uint64_t num_rows = table.what.owned_rows();
     const double bytes = index_image_bytes(t);
-    // So many ranges that the versions in one of them are not too many to collect; where rows crowd in one range they
-    // may be more.
-    const auto most_ranges = static_cast<std::uint64_t>(bytes / static_cast<double>(store_.merge_bytes_)) + 1;
-    const std::uint64_t num_ranges = bytes == 0 ? 0 : std::min(most_ranges, num_rows);
-    for (std::uint64_t range = 0; range < num_ranges; ++range) {
-      const double share = bytes / static_cast<double>(num_ranges) / all_bytes_;
-      const RowRange rows{table.owned_row(num_rows * range / num_ranges),
-                          table.owned_row(num_rows * (range + 1) / num_ranges)};
+    // So many shares that the versions in one of them are not too many to collect; where rows crowd in one they may be
+    // more.
+    const auto most_shares = static_cast<std::uint64_t>(bytes / static_cast<double>(store_.merge_bytes_)) + 1;
+    const std::uint64_t num_shares = bytes == 0 ? 0 : std::min(most_shares, num_rows);
+    for (std::uint64_t number = 0; number < num_shares; ++number) {
+      const double share = bytes / static_cast<double>(num_shares) / all_bytes_;
       look_at_limit();
       chosen_.clear();
       looks_.push_back({store_.log_.last().step, share});
-      store_.choose(t, rows, records_.stretch, standing_, chosen_, undecided_[t]);
+      store_.choose(t, {number, num_shares}, records_.stretch, standing_, chosen_, undecided_[t]);
       write(t, share);
       if (undecided_image_bytes() > store_.merge_bytes_) settle();
     }
@@ -111,8 +112,7 @@ class LogStore::Merge {
 
   void write(std::uint32_t t, double share) {
     store_.read_images(t, chosen_, buffer_.buffer(), versions_);
-    std::sort(versions_.rows.begin(), versions_.rows.end(),
-              [](const Version& a, const Version& b) { return a.row < b.row; });
+    store_.settle_addresses(store_.tables_[t], versions_.rows);
     {
       const std::lock_guard lock(store_.mutex_);
       store_.counters_.merged_rows += versions_.rows.size();
@@ -147,10 +147,8 @@ class LogStore::Merge {
 
   bool is_decided() {
     look_at_limit();
-    for (std::uint32_t t = 0; t < undecided_.size(); ++t) {
-      std::erase_if(undecided_[t], [&](const Located& version) {
-        return store_.lies_in(standing_, version.location, store_.tables_[t]);
-      });
+    for (std::vector<Located>& of_table : undecided_) {
+      std::erase_if(of_table, [&](const Located& version) { return store_.lies_in(standing_, version.location); });
     }
     return undecided_image_bytes() == 0;
   }
@@ -225,16 +223,32 @@ LogStore::Records LogStore::records_between(std::uint64_t after_step, std::uint6
   return found;
 }
 
-bool LogStore::lies_in(const Stretch& stretch, std::uint64_t location, const Table& table) const {
-  const std::uint64_t offset = offset_of_location(location, table) - format::row_log_ring_offset;
+bool LogStore::lies_in(const Stretch& stretch, std::uint64_t location) const {
   const std::uint64_t distance =
-      offset >= stretch.begin ? offset - stretch.begin : offset + log_.ring_bytes() - stretch.begin;
+      location >= stretch.begin ? location - stretch.begin : location + log_.ring_bytes() - stretch.begin;
   return distance < stretch.bytes;
 }
 
-// The index's rows of the range. Those whose newest version is in a record that is merged are chosen; where a later one
+// Shares are of neighbours at home, so that what is written at once lies close; those that have no address yet are
+// shared out by number.
+std::uint64_t LogStore::share_of(const Table& table, std::uint64_t row, std::uint64_t num_shares) const {
+  const Home& home = table.homes[table.home_of(row)];
+  std::uint64_t number = row - home.first;
+  if (home.addresses) {
+    const auto address = home.addresses->find(number);
+    if (address && *address < home.addresses_when_begun) {
+      const auto rows_per_address =
+          static_cast<double>(home.end - home.first) / static_cast<double>(home.addresses_when_begun);
+      number = static_cast<std::uint64_t>(static_cast<double>(*address) * rows_per_address);
+    }
+  }
+  const std::uint64_t of_table = home.first_number - table.homes.front().first_number + number;
+  return std::min(of_table * num_shares / table.what.owned_rows(), num_shares - 1);
+}
+
+// The index's rows of the share. Those whose newest version is in a record that is merged are chosen; where a later one
 // stands there is nothing to do; of the others, `undecided`, the index does not say whether one that is merged has them.
-void LogStore::choose(std::uint32_t number, const RowRange& range, const Stretch& merged, const Stretch& standing,
+void LogStore::choose(std::uint32_t number, const Share& share, const Stretch& merged, const Stretch& standing,
                       std::vector<Located>& chosen, std::vector<Located>& undecided) const {
   const Table& table = tables_[number];
   const std::size_t decided_before = undecided.size();
@@ -249,10 +263,10 @@ void LogStore::choose(std::uint32_t number, const RowRange& range, const Stretch
     num_slots = table.index.num_slots();
     if (slot == num_slots) return;
     slot = table.index.visit(slot, merge_slots_, [&](std::uint64_t row, std::uint64_t location) {
-      if (row < range.first || row >= range.end) return;
-      if (lies_in(merged, location, table)) {
+      if (share.of != 1 && share_of(table, row, share.of) != share.number) return;
+      if (lies_in(merged, location)) {
         chosen.push_back({row, location});
-      } else if (!lies_in(standing, location, table)) {
+      } else if (!lies_in(standing, location)) {
         undecided.push_back({row, location});
       }
     });
@@ -273,7 +287,7 @@ void LogStore::read_images(std::uint32_t number, std::vector<Located>& chosen, c
     SectorRuns runs(buffer, {.read_gap_bytes = read_gap_bytes, .unit_bytes = unit_bytes_});
     images.clear();
     for (const Located& version : some) {
-      const std::byte* image = runs.place(log_.file(), offset_of_location(version.location, table), image_bytes);
+      const std::byte* image = runs.place(log_.file(), offset_of_location(version.location), image_bytes);
       if (image == nullptr) break;
       images.push_back(image);
     }
@@ -282,7 +296,7 @@ void LogStore::read_images(std::uint32_t number, std::vector<Located>& chosen, c
     for (std::size_t i = 0; i < images.size(); ++i) {
       const auto [row, location] = some[i];
       if (check_image(table.layout, number, row, images[i]) != ImageState::whole) {
-        throw Error(ErrorKind::corrupted, damaged(log_.file().place(offset_of_location(location, table)), number, row));
+        throw Error(ErrorKind::corrupted, damaged(log_.file().place(offset_of_location(location)), number, row));
       }
       const std::size_t at = versions.rows.size() * image_bytes;
       std::memcpy(versions.images.data() + at, images[i], image_bytes);
@@ -318,7 +332,7 @@ std::vector<LogStore::Located> LogStore::newest_of(std::span<const Part> parts, 
     const auto data = read_row_numbers(some, numbers);
     for (std::size_t part = 0; part < some.size(); ++part) {
       const std::uint64_t num_rows = some[part].section.num_rows;
-      Locations locations = locations_of(some[part].position, some[part].section, 0);
+      Locations locations = locations_of(some[part].position, some[part].section);
       for (std::uint64_t i = 0; i < num_rows; ++i) {
         missing.prefetch_ahead(numbers[part], i, num_rows);
         const std::uint64_t row = numbers[part][i];
@@ -383,9 +397,44 @@ void LogStore::sync_merged(Table& table) {
   });
 }
 
-// Writes as many of the versions, from the first on, as the queue and so many bytes hold; returns how many. Small images
-// by whole blocks of the file system: single sectors in holes cost it six times the CPU, and the medium rewrites a
-// block either way. A block between two that are written is written back as it was read.
+// Says where at home the versions go, and sorts them by it. Rows without an address get one, those of which the log was
+// told last first: rows that are wanted often, as a rule, which so come to lie together.
+void LogStore::settle_addresses(Table& table, std::vector<Version>& versions) {
+  constexpr std::size_t at_once = 4096;  // while fetches wait
+  for (std::size_t left = versions.size(); left != 0;) {
+    const std::lock_guard lock(mutex_);
+    for (const std::size_t stop = left - std::min(left, at_once); left != stop; --left) {
+      Version& version = versions[left - 1];
+      version.home = static_cast<std::uint32_t>(table.home_of(version.row));
+      version.address = table.homes[version.home].address_for(version.row);
+    }
+  }
+  std::ranges::sort(versions, {}, [](const Version& version) { return std::pair(version.home, version.address); });
+}
+
+// What lies beside the versions in the blocks that are written. Behind its last address a home has nothing.
+void LogStore::read_homes(Table& table, const SectorRuns& runs) {
+  std::vector<BlockRead> reads;
+  std::uint64_t bytes = 0;
+  for (auto home = table.homes.begin(); const BlockRead& read : runs.reads()) {
+    while (home->file.get() != read.file) ++home;
+    const std::uint64_t end = table.layout.bytes_for(home->end_of_images);
+    if (home->addresses && read.offset >= end) {
+      std::memset(read.dst, 0, read.bytes);
+      continue;
+    }
+    reads.push_back(read);
+    bytes += read.bytes;
+  }
+  queue_.read_many(reads);
+  const std::lock_guard lock(mutex_);
+  counters_.home_bytes_read += bytes;
+  counters_.home_read_requests += reads.size();
+}
+
+// Writes as many of the versions, from the first on, as the queue and so many bytes hold; returns how many. By whole
+// blocks of the file system: single sectors in holes cost it six times the CPU, and the medium rewrites a block either
+// way. A block between two that are written is written back as it was read.
 std::size_t LogStore::write_home(Table& table, std::span<const Version> versions, const std::byte* version_images,
                                  const SectorBuffer& buffer, std::size_t most_bytes) {
   const RowLayout& layout = table.layout;
@@ -400,35 +449,36 @@ std::size_t LogStore::write_home(Table& table, std::span<const Version> versions
   SectorRuns runs(buffer, shape);
   std::vector<std::byte*> images;
   std::vector<std::uint64_t> numbers;
-  Home* home = &table.homes[table.home_of(versions.front().row)];
-  std::optional<std::pair<Home*, std::uint64_t>> last_unit;
-  std::uint64_t changed_units = 0;
+  std::pair<std::uint32_t, std::uint64_t> changed{0, 0};  // of a home, the sectors up to there are counted
+  std::uint64_t changed_sectors = 0;
   for (const Version& version : versions) {
-    if (version.row >= home->end) home = &table.homes[table.home_of(version.row)];
-    const std::uint64_t offset = home->offset_of(layout, version.row);
-    std::byte* image = runs.place(*home->file, offset, layout.image_bytes());
+    Home& home = table.homes[version.home];
+    const std::uint64_t offset = layout.offset_of(version.address);
+    std::byte* image = runs.place(*home.file, offset, layout.image_bytes());
     if (image == nullptr) break;
-    home->is_merging = true;
+    home.is_merging = true;
     images.push_back(image);
-    numbers.push_back(home->number_of(version.row));
-    if (const std::uint64_t unit = offset / layout.unit_bytes(); !last_unit || *last_unit != std::pair(home, unit)) {
-      last_unit = {home, unit};
-      ++changed_units;
-    }
+    if (home_bits_) numbers.push_back(home.number_of(version.row));
+    if (changed.first != version.home) changed = {version.home, 0};
+    const std::uint64_t end = (offset + layout.image_bytes() - 1) / format::sector_bytes + 1;
+    changed_sectors += end - std::max(changed.second, offset / format::sector_bytes);
+    changed.second = end;
   }
   note_home(numbers);
-  if (!alone) queue_.read_many(runs.reads());
+  if (!alone) read_homes(table, runs);
   for (std::size_t i = 0; i < images.size(); ++i) {
     if (alone) std::memset(images[i], 0, layout.unit_bytes());
     std::memcpy(images[i], version_images + versions[i].image, layout.image_bytes());
   }
   queue_.write_many(runs.writes());
+  for (const Version& version : versions.first(images.size())) {
+    std::uint64_t& end = table.homes[version.home].end_of_images;
+    end = std::max(end, version.address + 1);
+  }
   const std::lock_guard lock(mutex_);
-  counters_.home_bytes_read += alone ? 0 : runs.read_bytes();
   counters_.home_bytes_written += runs.written_bytes();
-  counters_.home_read_requests += alone ? 0 : runs.reads().size();
   counters_.home_write_requests += runs.writes().size();
-  counters_.home_sectors_changed += changed_units * (layout.unit_bytes() / format::sector_bytes);
+  counters_.home_sectors_changed += changed_sectors;
   return images.size();
 }
 
@@ -450,7 +500,7 @@ void LogStore::give_up(const Records& records) {
   for (Table& table : tables_) {
     const std::lock_guard lock(mutex_);
     ++index_version_;
-    table.index.erase_if([&](std::uint64_t location) { return lies_in(records.stretch, location, table); });
+    table.index.erase_if([&](std::uint64_t location) { return lies_in(records.stretch, location); });
   }
   log_.forget(records.records.size());
 }

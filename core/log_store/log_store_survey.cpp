@@ -1,6 +1,7 @@
 // What a log store holds, read from one end to the other.
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 
 #include "base/checksum.h"
 #include "base/error.h"
@@ -45,42 +46,71 @@ std::vector<std::uint64_t> LogStore::rows_in_log(std::uint32_t table, std::uint6
   return {begin, begin + static_cast<std::ptrdiff_t>(std::min(left, count))};
 }
 
-// The next rows of [first, end) that are not in a hole, about `bytes` of them; none where only holes follow.
-std::optional<LogStore::Piece> LogStore::next_piece(const Table& table, std::uint64_t first, std::uint64_t end,
+// The next images of the home at or after the address that are not in a hole, about `bytes` of them, and whose they are;
+// none where only holes follow.
+std::optional<LogStore::Piece> LogStore::next_piece(const Table& table, const Home& home, std::uint64_t address,
                                                     std::uint64_t bytes) {
   const RowLayout& layout = table.layout;
-  for (const Home& home : table.homes) {
-    if (home.end <= first) continue;
-    if (home.first >= end) break;
-    const std::uint64_t home_end = std::min(end, home.end) - home.first;  // from here on in rows of this home
-    std::uint64_t begin = std::max(first, home.first) - home.first;
-    const std::uint64_t data = home.file->next_data(begin / layout.unit_rows() * layout.unit_bytes());
-    begin = std::max(begin, data / layout.unit_bytes() * layout.unit_rows());
-    if (begin >= home_end) continue;
-    const std::uint64_t unit = begin / layout.unit_rows();
-    const std::uint64_t units = std::max<std::uint64_t>(1, bytes / layout.unit_bytes());
-    const std::uint64_t piece_end = std::min(home_end, (unit + units) * layout.unit_rows());
-    const std::uint64_t offset = unit * layout.unit_bytes() / unit_bytes_ * unit_bytes_;
-    const std::uint64_t data_end = format::align_up(layout.bytes_for(piece_end), unit_bytes_);
-    Piece piece{home.first + begin, home.first + piece_end, &home, offset, spare_.borrow(data_end - offset)};
-    queue_.read_range(*home.file, offset, data_end - offset, piece.data.data());
-    return piece;
+  const std::uint64_t end = home.addresses ? home.addresses->count() : home.end - home.first;
+  if (!home.addresses) {
+    const std::uint64_t data = home.file->next_data(address / layout.unit_rows() * layout.unit_bytes());
+    address = std::max(address, data / layout.unit_bytes() * layout.unit_rows());
   }
-  return std::nullopt;
+  if (address >= end) return std::nullopt;
+  const std::uint64_t unit = address / layout.unit_rows();
+  const std::uint64_t units = std::max<std::uint64_t>(1, bytes / layout.unit_bytes());
+  const std::uint64_t piece_end = std::min(end, (unit + units) * layout.unit_rows());
+  const std::uint64_t offset = unit * layout.unit_bytes() / unit_bytes_ * unit_bytes_;
+  const std::uint64_t data_end = format::align_up(layout.bytes_for(piece_end), unit_bytes_);
+  Piece piece{&home, address, {}, offset, spare_.borrow(data_end - offset)};
+  if (home.addresses) {
+    piece.rows = home.addresses->rows_at(address, piece_end - address);
+  } else {
+    piece.rows.resize(piece_end - address);
+    std::iota(piece.rows.begin(), piece.rows.end(), address);
+  }
+  for (std::uint64_t& row : piece.rows) row += home.first;
+  queue_.read_range(*home.file, offset, data_end - offset, piece.data.data());
+  return piece;
 }
 
-// Of the rows [first, end), by their tags. A piece holds all that is wanted if every row of it was written.
+// Of the rows [first, end).
 std::vector<std::uint64_t> LogStore::rows_at_home(const Table& table, std::uint64_t first, std::uint64_t end,
                                                   std::size_t count) {
+  return table.what.home_order == HomeOrder::by_first_touch ? rows_with_address(table, first, end, count)
+                                                            : rows_with_tag(table, first, end, count);
+}
+
+std::vector<std::uint64_t> LogStore::rows_with_address(const Table& table, std::uint64_t first, std::uint64_t end,
+                                                       std::size_t count) const {
   std::vector<std::uint64_t> rows;
-  while (first < end && rows.size() < count) {
-    const std::uint64_t wanted = table.layout.bytes_for(std::min<std::uint64_t>(count - rows.size(), end - first));
-    const auto piece = next_piece(table, first, end, std::clamp<std::uint64_t>(wanted, least_bytes, buffer_bytes));
-    if (!piece) break;
-    for (std::uint64_t row = piece->first; row < piece->end && rows.size() < count; ++row) {
-      if (has_tag(table.layout, piece->image(table.layout, row))) rows.push_back(row);
+  const std::lock_guard lock(mutex_);
+  for (const Home& home : table.homes) {
+    for (std::uint64_t row = std::max(first, home.first); row < std::min(end, home.end) && rows.size() < count; ++row) {
+      const auto next = home.addresses->next_row(row - home.first);
+      if (!next || home.first + *next >= end) break;
+      row = home.first + *next;
+      rows.push_back(row);
     }
-    first = piece->end;
+  }
+  return rows;
+}
+
+// A piece holds all that is wanted if every row of it was written.
+std::vector<std::uint64_t> LogStore::rows_with_tag(const Table& table, std::uint64_t first, std::uint64_t end,
+                                                   std::size_t count) {
+  std::vector<std::uint64_t> rows;
+  for (const Home& home : table.homes) {
+    for (std::uint64_t row = std::max(first, home.first); row < std::min(end, home.end) && rows.size() < count;) {
+      const std::uint64_t wanted = table.layout.bytes_for(std::min<std::uint64_t>(count - rows.size(), end - row));
+      const auto piece =
+          next_piece(table, home, row - home.first, std::clamp<std::uint64_t>(wanted, least_bytes, buffer_bytes));
+      if (!piece) break;
+      for (std::size_t i = 0; i < piece->rows.size() && piece->rows[i] < end && rows.size() < count; ++i) {
+        if (has_tag(table.layout, piece->image(table.layout, i))) rows.push_back(piece->rows[i]);
+      }
+      row = piece->rows.back() + 1;
+    }
   }
   return rows;
 }
@@ -103,15 +133,20 @@ std::vector<std::string> LogStore::verify(std::uint64_t step) {
 // again. It merged no step that recovery drops.
 void LogStore::verify_home(std::uint32_t number, std::vector<std::string>& problems) {
   const Table& table = tables_[number];
-  for (std::uint64_t first = 0; first < table.what.num_rows && problems.size() < most_problems;) {
-    const auto piece = next_piece(table, first, table.what.num_rows, buffer_bytes);
-    if (!piece) break;
-    for (std::uint64_t row = piece->first; row < piece->end; ++row) {
-      if (check_image(table.layout, number, row, piece->image(table.layout, row)) != ImageState::damaged) continue;
-      if (table.index.find(row)) continue;
-      problems.push_back(damaged(piece->home->file->place(piece->home->offset_of(table.layout, row)), number, row));
+  for (const Home& home : table.homes) {
+    for (std::uint64_t address = 0; problems.size() < most_problems;) {
+      const auto piece = next_piece(table, home, address, buffer_bytes);
+      if (!piece) break;
+      for (std::size_t i = 0; i < piece->rows.size(); ++i) {
+        const std::uint64_t row = piece->rows[i];
+        const ImageState state = check_image(table.layout, number, row, piece->image(table.layout, i));
+        const bool holds = home.addresses ? state == ImageState::whole : state != ImageState::damaged;
+        if (holds || table.index.find(row)) continue;
+        const std::uint64_t offset = table.layout.offset_of(piece->first_address + i);
+        problems.push_back(damaged(home.file->place(offset), number, row));
+      }
+      address = piece->first_address + piece->rows.size();
     }
-    first = piece->end;
   }
 }
 

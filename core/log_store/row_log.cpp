@@ -63,7 +63,7 @@ RowLog::Live RowLog::Live::of(const RowLogHeader& header) {
 }
 
 void RowLog::create(const std::string& path, std::uint64_t ring_bytes, Caching caching, const StepMark& mark,
-                    bool has_home_bits, const Identity& identity) {
+                    std::optional<std::uint64_t> home_rows, const Identity& identity) {
   if (ring_bytes == 0 || ring_bytes % format::block_bytes != 0) {
     throw Error(ErrorKind::config, path + ": a row log's ring takes a multiple of 4096 bytes");
   }
@@ -76,7 +76,7 @@ void RowLog::create(const std::string& path, std::uint64_t ring_bytes, Caching c
   checkpoint.last_record_cursor = mark.cursor;
   checkpoint.last_record_row_updates = mark.row_updates;
   checkpoint.merged_step = mark.step;
-  checkpoint.home_rows = has_home_bits ? 1 : 0;
+  checkpoint.home_rows = home_rows ? *home_rows + 1 : 0;
   write_block(file, format::row_log_checkpoint_offset[0], seal(checkpoint, identity.seed()));
   file.sync();
 }

@@ -55,9 +55,9 @@ class RowLog {
   };
 
   // A new log of `ring_bytes` (a multiple of 4096) for records, which begins after the mark's step; its space is
-  // allocated. has_home_bits: of the store, see there. identity: of the pool (identity.h). Throws full.
+  // allocated. home_rows: how many rows are home, where that is known. identity: of the pool (identity.h). Throws full.
   static void create(const std::string& path, std::uint64_t ring_bytes, Caching caching, const StepMark& mark = {},
-                     bool has_home_bits = false, const Identity& identity = {});
+                     std::optional<std::uint64_t> home_rows = std::nullopt, const Identity& identity = {});
 
   // Opens; throws corrupted where it is another pool's or neither checkpoint holds, and changes nothing.
   RowLog(const std::string& path, Caching caching, BlockWatcher* watcher, Opening opening, BlockQueue& queue,
@@ -92,9 +92,8 @@ class RowLog {
   std::optional<std::string> broken_checkpoint() const;
   const BlockFile& file() const { return file_; }
 
-  // How many rows the store's home bits name at least, by the newest checkpoint, where they are kept; and what those
-  // that follow are to say, which checkpoint makes durable at once. Whoever does not know them writes checkpoints that
-  // say nothing.
+  // How many rows are home at least, by the newest checkpoint, where that is known; and what those that follow are to
+  // say, which checkpoint makes durable at once. Whoever does not know it writes checkpoints that say nothing.
   std::optional<std::uint64_t> home_rows() const;
   void set_home_rows(std::optional<std::uint64_t> count);
   void checkpoint();

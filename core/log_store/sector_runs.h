@@ -37,9 +37,9 @@ class SectorRuns {
     const std::uint64_t begin = offset / shape_.unit_bytes * shape_.unit_bytes;
     const std::uint64_t end = format::align_up(offset + bytes, shape_.unit_bytes);
     const bool in_run = !reads_.empty() && reads_.back().file == &file &&
-                        joins(reads_.back().offset + reads_.back().bytes, begin, end, shape_.read_gap_bytes);
+                        joins(reads_.back().offset + reads_.back().bytes, begin, shape_.read_gap_bytes);
     const bool in_write =
-        in_run && joins(writes_.back().offset + writes_.back().bytes, begin, end, shape_.write_gap_bytes);
+        in_run && joins(writes_.back().offset + writes_.back().bytes, begin, shape_.write_gap_bytes);
     const std::uint64_t run_end = in_run ? reads_.back().offset + reads_.back().bytes : begin;
     const std::size_t more = end > run_end ? end - run_end : 0;
     if (used_bytes_ + more > std::min(buffer_.size(), shape_.most_bytes)) return nullptr;
@@ -64,10 +64,10 @@ class SectorRuns {
  private:
   static constexpr std::size_t longest_run_bytes = std::size_t{1} << 20;
 
-  // Do units [begin, end) go on what ends at `last`?
-  bool joins(std::uint64_t last, std::uint64_t begin, std::uint64_t end, std::size_t gap_bytes) const {
+  // Do units from `begin` on go on what ends at `last`? A unit is in one run alone, however long that is.
+  bool joins(std::uint64_t last, std::uint64_t begin, std::size_t gap_bytes) const {
     if (begin < reads_.back().offset) return false;
-    return end <= last || (begin <= last + gap_bytes && reads_.back().bytes < longest_run_bytes);
+    return begin < last || (begin <= last + gap_bytes && reads_.back().bytes < longest_run_bytes);
   }
 
   const SectorBuffer& buffer_;

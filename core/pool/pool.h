@@ -60,7 +60,7 @@ struct PoolOptions {
   StepMark begin{};  // the step at whose end the pool is made: its rows are imported, its dense state written
   std::optional<Sharding> sharding{};  // then every table says how it is cut
   std::optional<Uuid> group_uuid{};  // of a part of a group's pool that has no shards; one with shards says it there
-  bool identified = true;  // false: of the versions before 4, as the other parts of an older group
+  std::uint32_t version = format::version;  // of the format; an older one, as the other parts of an older group
 };
 
 // What a pool that belongs to a group could go back to.

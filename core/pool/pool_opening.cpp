@@ -59,7 +59,8 @@ ShardSet checked_shards(const std::optional<Sharding>& of_pool, const std::vecto
 format::PoolHeader new_header(const PoolOptions& options, const Medium& medium, std::uint64_t log_bytes) {
   const bool in_place = options.store == format::Store::in_place;
   format::PoolHeader header{};
-  header.version = options.identified ? format::identity_version
+  const bool identified = options.version >= format::identity_version;
+  header.version = identified         ? options.version
                    : options.sharding ? format::shards_version
                    : in_place         ? format::oldest_version
                                       : format::log_store_version;
@@ -75,7 +76,7 @@ format::PoolHeader new_header(const PoolOptions& options, const Medium& medium, 
   header.created_unix_ns = static_cast<std::uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
           .count());
-  if (!options.identified) return header;
+  if (!identified) return header;
   header.has_shards = options.sharding ? 1 : 0;
   const std::optional<Uuid> group = options.sharding ? options.sharding->group_uuid : options.group_uuid;
   if (group) std::ranges::copy(*group, header.group_uuid);
@@ -96,7 +97,7 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
   const format::PoolHeader header = new_header(options, *medium, log_bytes);
   const Identity identity = Superblock::identity_of(header);
   const std::vector<RowTable> row_tables =
-      row_tables_of(tables, options.seed, owned, Superblock::row_identity_of(header));
+      row_tables_of(tables, options.seed, owned, Superblock::row_identity_of(header), Superblock::home_order_of(header));
   const bool adopt = options.sharding && options.sharding->adopt;
   begin_making(directory);
   if (in_place) {

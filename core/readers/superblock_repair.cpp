@@ -100,7 +100,8 @@ class LastLife {
     options.writable = false;
     options.identity = Superblock::identity_of(once_.header);
     const Identity of_rows = Superblock::row_identity_of(once_.header);
-    LogStore store(directory_, row_tables_of(once_.tables, once_.header.seed, owned, of_rows), options);
+    const HomeOrder order = Superblock::home_order_of(once_.header);
+    LogStore store(directory_, row_tables_of(once_.tables, once_.header.seed, owned, of_rows, order), options);
     const StepMark newest = store.scan();
     CommitRecord record{};
     record.epoch = std::max(store.epoch_of_checkpoint(), dense ? dense->header.epoch : 0);

@@ -23,10 +23,15 @@ std::uint32_t tag_at(const RowLayout& layout, const std::byte* image) {
 
 }  // namespace
 
-RowLayout::RowLayout(const RowSpec& spec)
+RowLayout::RowLayout(const RowSpec& spec, Packing packing)
     : weight_bytes_(std::size_t{spec.dim} * bytes_of(spec.dtype)),
       state_bytes_(std::size_t{spec.state_floats} * 4),
       tag_seed_(spec.tag_seed) {
+  if (packing == Packing::dense) {
+    unit_rows_ = 1;
+    unit_bytes_ = image_bytes();
+    return;
+  }
   const bool fits = image_bytes() <= format::sector_bytes;
   unit_rows_ = fits ? format::sector_bytes / image_bytes() : 1;
   unit_bytes_ = fits ? format::sector_bytes : format::align_up(image_bytes(), format::sector_bytes);

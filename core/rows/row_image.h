@@ -1,8 +1,11 @@
 // Row image: a row as a block device keeps it, weights, then state, then a tag, the same at home and in the row log.
 //
 // Invariants
-// - No image straddles a sector where it fits in one: floor(512 / image) images begin every sector, the rest of it is
-//   zeros. A larger image begins a sector and takes whole ones.
+// - Images lie one behind another, whatever sectors they begin and end in: nothing rests on an image being written whole.
+//   What is written home is in the log until home is durable, and a record is believed as a whole or not at all; and
+//   whoever writes a sector writes the other images' part of it as it was.
+// - In pools before version 5 no image straddles a sector where it fits in one: floor(512 / image) images begin every
+//   sector, the rest of it is zeros. A larger image begins a sector and takes whole ones.
 // - The tag is 0 where nothing was ever written (a hole reads as zeros), else the row's (row_tag.h): so an image says
 //   whose it is, and whether it is whole. It does not say of which step: what recovery believes is settled by the log's
 //   records, which checksum their images once more.
@@ -15,19 +18,21 @@
 
 namespace holdfast {
 
+enum class Packing { dense, sectors };  // sectors: of pools before version 5
+
 class RowLayout {
  public:
-  explicit RowLayout(const RowSpec& spec);
+  RowLayout(const RowSpec& spec, Packing packing);
 
   std::size_t weight_bytes() const { return weight_bytes_; }
   std::size_t state_bytes() const { return state_bytes_; }
   std::uint32_t tag_seed() const { return tag_seed_; }
   std::size_t image_bytes() const { return weight_bytes_ + state_bytes_ + sizeof(std::uint32_t); }
-  // Images and bytes of the smallest whole piece: one sector, or one large image.
+  // Images and bytes of the smallest whole piece: one image, or one sector of them.
   std::size_t unit_rows() const { return unit_rows_; }
   std::size_t unit_bytes() const { return unit_bytes_; }
 
-  // Where image k begins, and how many bytes k images take, whole sectors.
+  // Where image k begins, and how many bytes k images take, whole pieces.
   std::uint64_t offset_of(std::uint64_t k) const {
     return k / unit_rows_ * unit_bytes_ + k % unit_rows_ * image_bytes();
   }

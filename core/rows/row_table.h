@@ -27,6 +27,10 @@ struct RowPiece {
   std::uint64_t end() const { return first + num_rows; }
 };
 
+// Which image of its home a row has, in a log store: that of its number, or the next one when it is written home for the
+// first time (home_addresses.h). by_row: in pools before version 5.
+enum class HomeOrder { by_first_touch, by_row };
+
 struct RowTable {
   RowSpec spec;
   std::uint64_t num_rows;  // rows are below: of a table in shards, the end of its places
@@ -34,6 +38,7 @@ struct RowTable {
   std::optional<ShardLayout> layout{};  // of a pool of several writers
   std::vector<RowPiece> pieces{};       // there: those that this writer owns, by place
   Identity identity{};                  // of whoever owns the rows: of the group, where there is one
+  HomeOrder home_order = HomeOrder::by_first_touch;
 
   std::size_t weight_bytes() const { return std::size_t{spec.dim} * bytes_of(spec.dtype); }
   std::size_t state_bytes() const { return std::size_t{spec.state_floats} * 4; }
@@ -90,7 +95,8 @@ inline std::optional<ShardLayout> shard_layout_of(const format::TableRecord& rec
 
 // The tables of a pool, by number; `owned`: its writer's shards, where it has some; `identity`: whose the rows are.
 inline std::vector<RowTable> row_tables_of(const std::vector<format::TableRecord>& records, std::uint64_t seed,
-                                           const ShardSet& owned = {}, const Identity& identity = {}) {
+                                           const ShardSet& owned = {}, const Identity& identity = {},
+                                           HomeOrder home_order = HomeOrder::by_first_touch) {
   std::vector<RowTable> tables;
   for (std::size_t i = 0; i < records.size(); ++i) {
     const format::TableRecord& record = records[i];
@@ -100,6 +106,7 @@ inline std::vector<RowTable> row_tables_of(const std::vector<format::TableRecord
         record.num_embeddings,
         record.name};
     table.identity = identity;
+    table.home_order = home_order;
     table.spec.tag_seed = identity.seed();
     table.layout = shard_layout_of(record);
     if (table.layout) {

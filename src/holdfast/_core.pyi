@@ -281,9 +281,9 @@ class Pool:
         """
 
     @staticmethod
-    def create(directory: str, seed: int, log_bytes: int, tables: Sequence[TableSpec], log_store: bool = False, row_checksums: bool = False, begin: tuple[int, int, int] = (0, 0, 0), num_shards: int = 0, owned: Sequence[int] = [], group_uuid: bytes = ..., adopt: bool = False, identified: bool = True) -> None:
+    def create(directory: str, seed: int, log_bytes: int, tables: Sequence[TableSpec], log_store: bool = False, row_checksums: bool = False, begin: tuple[int, int, int] = (0, 0, 0), num_shards: int = 0, owned: Sequence[int] = [], group_uuid: bytes = ..., adopt: bool = False, format_version: int = 5) -> None:
         """
-        begin: step, cursor and row_updates at whose end the pool is made. num_shards: of the pool of which this is one writer's; the shards that it owns are beside it, two levels up, made here or, with adopt, there already. group_uuid: of the group of which this is a part. identified: false makes the version before 4, for a group whose other parts are.
+        begin: step, cursor and row_updates at whose end the pool is made. num_shards: of the pool of which this is one writer's; the shards that it owns are beside it, two levels up, made here or, with adopt, there already. group_uuid: of the group of which this is a part. format_version: an older one, for a group whose other parts are of that.
         """
 
     @staticmethod

@@ -129,19 +129,24 @@ class Disk final : public BlockWatcher {
 inline const Identity identity_of_tests(Uuid{7, 7, 7});
 
 inline RowTable table_of(std::uint64_t number, std::uint64_t rows, std::uint32_t dim, RowDtype dtype,
-                         RowOptimizer optimizer) {
+                         RowOptimizer optimizer, HomeOrder order = HomeOrder::by_first_touch) {
   RowTable table{{dim, dtype, optimizer, state_floats_of(optimizer, dim), 7, number, -0.5f, 0.5f}, rows};
   table.identity = identity_of_tests;
+  table.home_order = order;
   table.spec.tag_seed = identity_of_tests.seed();
   return table;
 }
 
-// Images of 6, 8, 72, 136 and 2404 bytes: 85, 64, 7 and 3 in a sector, and one in five sectors.
-inline std::vector<RowTable> tables_of_every_shape() {
-  return {table_of(0, 1000, 1, RowDtype::f16, RowOptimizer::sgd), table_of(1, 300, 1, RowDtype::f32, RowOptimizer::sgd),
-          table_of(2, 200, 16, RowDtype::f32, RowOptimizer::rowwise_adagrad),
-          table_of(3, 100, 32, RowDtype::f32, RowOptimizer::rowwise_adagrad),
-          table_of(4, 60, 200, RowDtype::f32, RowOptimizer::adam)};
+// Images of 6, 8, 72, 136 and 2404 bytes: in sectors 85, 64, 7 and 3 of them in one, and one in five.
+inline std::vector<RowTable> tables_of_every_shape(HomeOrder order = HomeOrder::by_first_touch) {
+  return {table_of(0, 1000, 1, RowDtype::f16, RowOptimizer::sgd, order),
+          table_of(1, 300, 1, RowDtype::f32, RowOptimizer::sgd, order),
+          table_of(2, 200, 16, RowDtype::f32, RowOptimizer::rowwise_adagrad, order),
+          table_of(3, 100, 32, RowDtype::f32, RowOptimizer::rowwise_adagrad, order),
+          table_of(4, 60, 200, RowDtype::f32, RowOptimizer::adam, order)};
+}
+inline HomeOrder either_order(std::uint64_t seed) {
+  return seed % 2 == 0 ? HomeOrder::by_first_touch : HomeOrder::by_row;
 }
 
 // Rows of one table with memory of their own.
@@ -447,8 +452,8 @@ class Subject {
   TemporaryDirectory directory_;
 };
 
-inline std::vector<RowTable> one_table() {
-  return {table_of(0, 200, 16, RowDtype::f32, RowOptimizer::rowwise_adagrad)};
+inline std::vector<RowTable> one_table(HomeOrder order = HomeOrder::by_first_touch) {
+  return {table_of(0, 200, 16, RowDtype::f32, RowOptimizer::rowwise_adagrad, order)};
 }
 inline LogStoreOptions buffered(BlockQueue::Way way = BlockQueue::Way::io_uring) {
   return {.caching = Caching::buffered, .way = way, .identity = identity_of_tests};

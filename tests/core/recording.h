@@ -59,7 +59,9 @@ inline void write_file(const std::filesystem::path& path, std::span<const std::b
 }
 
 // Files that are written and synced by sector, whatever the pool's other files are.
-inline bool is_block_file(const std::string& name) { return name.ends_with(".home") || name.starts_with("row-log"); }
+inline bool is_block_file(const std::string& name) {
+  return name.ends_with(".home") || name.ends_with(".addresses") || name.starts_with("row-log");
+}
 
 // What was reported of a run when a power cut comes: it goes back to no step before `durable`, and not beyond `begun`.
 struct Claims {

@@ -46,6 +46,7 @@ std::vector<Shape> shapes() {
 bool is_of_checkpoint(const Flush& flush) {
   return flush.file == row_log_name && flush.written && *flush.written < format::row_log_ring_offset;
 }
+bool is_of_addresses(const Flush& flush) { return flush.file.ends_with(".addresses") && flush.written; }
 bool is_of_dense_header(const Flush& flush) { return flush.file.starts_with("dense") && flush.offset == 0; }
 
 // Gives torn records checksums that hold.
@@ -79,6 +80,10 @@ std::vector<Omission> omissions() {
        [](const Flush& f) { return is_of_checkpoint(f) && !f.by_merge; }},
       {"syncing homes before the checkpoint that gives records up",
        [](const Flush& f) { return f.file.ends_with(".home"); }},
+      {"syncing the names of rows before the header that counts them",
+       [](const Flush& f) { return is_of_addresses(f) && *f.written != 0; }},
+      {"syncing that header before the checkpoint that gives records up",
+       [](const Flush& f) { return is_of_addresses(f) && *f.written == 0; }},
       {"syncing that checkpoint before the space is used again",
        [](const Flush& f) { return is_of_checkpoint(f) && f.by_merge; }, nullptr, "", late_merges},
       {"syncing that a dense header is cleared, before its payload is written",

@@ -165,7 +165,7 @@ void append_and_merge(Subject& subject, std::size_t most_rows) {
 }
 
 void a_row_that_was_never_updated_is_not_read(std::uint64_t seed) {
-  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  Subject subject(one_table(HomeOrder::by_row), 64 << 10, buffered(), seed);
   CHECK(reads_for_all_rows(subject) == 0);
   CHECK(subject.store->counters().initial_rows == 200);
   append_and_merge(subject, 50);
@@ -178,7 +178,7 @@ void a_row_that_was_never_updated_is_not_read(std::uint64_t seed) {
 }
 
 void a_store_without_its_bits_reads_everything(std::uint64_t seed) {
-  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  Subject subject(one_table(HomeOrder::by_row), 64 << 10, buffered(), seed);
   append_and_merge(subject, 10);
   subject.crash();
   std::filesystem::remove(subject.file(file_name));
@@ -192,7 +192,7 @@ void a_store_without_its_bits_reads_everything(std::uint64_t seed) {
 
 // As software does that does not know them: its checkpoints say so.
 void bits_that_somebody_did_not_keep_are_not_believed(std::uint64_t seed) {
-  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  Subject subject(one_table(HomeOrder::by_row), 64 << 10, buffered(), seed);
   append_and_merge(subject, 10);
   subject.crash();
   const std::string aside = subject.file("aside");
@@ -207,7 +207,7 @@ void bits_that_somebody_did_not_keep_are_not_believed(std::uint64_t seed) {
 
 // As a backup of one file, or a write that the medium lost, leaves them.
 void bits_that_are_older_than_the_checkpoint_are_not_believed(std::uint64_t seed) {
-  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  Subject subject(one_table(HomeOrder::by_row), 64 << 10, buffered(), seed);
   append_and_merge(subject, 5);
   const std::string aside = subject.file("aside");
   std::filesystem::copy_file(subject.file(file_name), aside);
@@ -221,14 +221,14 @@ void bits_that_are_older_than_the_checkpoint_are_not_believed(std::uint64_t seed
 
 void import_a_row(Subject& subject, std::uint64_t row) {
   std::vector<OwnedRows> imported;
-  imported.emplace_back(0, one_table()[0], std::vector<std::uint64_t>{row});
+  imported.emplace_back(0, one_table(HomeOrder::by_row)[0], std::vector<std::uint64_t>{row});
   imported[0].weights[0] = static_cast<std::byte>(1 + row % 255);
   subject.store->import_rows(0, row, imported[0].weights, imported[0].state);
   subject.model.update(0, imported);
 }
 
 void bits_of_imported_rows_are_kept_from_the_sync_on(std::uint64_t seed) {
-  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  Subject subject(one_table(HomeOrder::by_row), 64 << 10, buffered(), seed);
   for (const std::uint64_t row : {3UL, 77UL, 199UL}) import_a_row(subject, row);
   CHECK(reads_for_all_rows(subject) == 3);
   subject.store->sync_home();
@@ -244,7 +244,7 @@ void bits_of_imported_rows_are_kept_from_the_sync_on(std::uint64_t seed) {
 }
 
 void bits_are_given_up_by_an_import_that_is_never_synced(std::uint64_t seed) {
-  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  Subject subject(one_table(HomeOrder::by_row), 64 << 10, buffered(), seed);
   import_a_row(subject, 3);
   subject.store->sync_home();
   import_a_row(subject, 77);
@@ -257,7 +257,7 @@ void bits_are_given_up_by_an_import_that_is_never_synced(std::uint64_t seed) {
 }
 
 void imports_write_home_alone_but_for_the_first(std::uint64_t seed) {
-  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  Subject subject(one_table(HomeOrder::by_row), 64 << 10, buffered(), seed);
   const auto writes_of = [&](const std::function<void()>& work) {
     const std::uint64_t before = subject.disk.num_writes;
     work();

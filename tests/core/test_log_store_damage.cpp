@@ -5,6 +5,7 @@
 #include <fstream>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -25,10 +26,10 @@ void flip(const std::string& name, std::uint64_t offset) {
 }
 
 // Opens for reading and verifies.
-std::vector<std::string> problems_of(const Subject& subject) {
+std::vector<std::string> problems_of(const Subject& subject, HomeOrder order = HomeOrder::by_first_touch) {
   LogStoreOptions reading = buffered();
   reading.writable = false;
-  LogStore store(subject.directory(), one_table(), reading);
+  LogStore store(subject.directory(), one_table(order), reading);
   CHECK(kind_thrown_by([&] { store.verify(0); }) == ErrorKind::step);
   store.scan();
   store.view();
@@ -72,8 +73,89 @@ void damage_is_told_from_a_torn_tail(std::uint64_t seed) {
   }
 }
 
+// Rows 1, 5 and 100 were home first in the order 100, 5, 1: the log had them last in that order.
 void a_damaged_row_at_home_is_named(std::uint64_t seed) {
   Subject subject(one_table(), 64 << 10, buffered(), seed);
+  make_three_records(subject);
+  subject.merge(3);
+  subject.fetch_all();
+  const std::string home = subject.file("shard-0000/table-0000.home");
+  for (const auto& [row, address] : {std::pair(100, 0), std::pair(5, 1), std::pair(1, 2)}) {
+    const std::string place = home + " at offset " + std::to_string(address * 72);
+    flip(home, static_cast<std::uint64_t>(address) * 72 + 3);
+    try {
+      subject.fetch_all();
+      CHECK(false);
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::corrupted);
+      CHECK(std::string(error.what()).find(place) != std::string::npos);
+    }
+    CHECK((problems_of(subject) == std::vector{place + ": row " + std::to_string(row) +
+                                               " of table 0 does not hold its checksum"}));
+    flip(home, static_cast<std::uint64_t>(address) * 72 + 3);
+  }
+  CHECK(problems_of(subject).empty());
+  flip(home, 3 * 72 + 3);  // behind the last row
+  subject.fetch_all();
+  CHECK(problems_of(subject).empty());
+}
+
+void damage_to_a_row_that_the_log_has_is_none(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  make_three_records(subject);
+  subject.merge(2);
+  subject.crash();
+  flip(subject.file("shard-0000/table-0000.home"), 72 + 3);
+  CHECK(problems_of(subject).empty());
+  subject.open(every_step);
+  subject.fetch_all();
+  subject.merge(3);
+  CHECK(problems_of(subject).empty());
+}
+
+// Names of rows that are lost would be rows that are lost: nothing of them is believed that does not hold.
+void damage_to_addresses_is_never_taken_for_untouched_rows(std::uint64_t seed) {
+  const char* name = "shard-0000/table-0000.addresses";
+  const auto corrupted_by = [&](const std::function<void(const std::string&)>& damage) {
+    Subject subject(one_table(), 64 << 10, buffered(), seed);
+    make_three_records(subject);
+    subject.merge(3);
+    subject.crash();
+    damage(subject.file(name));
+    CHECK(kind_thrown_by([&] { problems_of(subject); }) == ErrorKind::corrupted);
+    CHECK(kind_thrown_by([&] { subject.open(every_step); }) == ErrorKind::corrupted);
+  };
+  for (const std::uint64_t offset : {0, 8, 60, 4096, 4096 + 11, 4096 + 508}) {
+    corrupted_by([&](const std::string& file) { flip(file, offset); });
+  }
+  for (const auto& [offset, bytes] : {std::pair(0, 64), std::pair(4096, 512), std::pair(0, 8192)}) {
+    corrupted_by([&](const std::string& file) {
+      std::fstream stream(file, std::ios::binary | std::ios::in | std::ios::out);
+      stream.seekp(offset);
+      stream.write(std::string(static_cast<std::size_t>(bytes), '\0').data(), bytes);
+    });
+  }
+  corrupted_by([](const std::string& file) { std::filesystem::remove(file); });
+  corrupted_by([](const std::string& file) { std::filesystem::resize_file(file, 4096); });
+}
+
+void addresses_of_an_earlier_day_are_refused(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  append_three_rows(subject, 1);
+  subject.sync();
+  subject.merge(1);
+  const std::string file = subject.file("shard-0000/table-0000.addresses");
+  std::filesystem::copy_file(file, file + ".before");
+  append_rows(subject, 2, one_table()[0], {7});
+  subject.sync();
+  subject.merge(2);
+  subject.crash();
+  std::filesystem::rename(file + ".before", file);
+  CHECK(kind_thrown_by([&] { subject.open(every_step); }) == ErrorKind::corrupted);
+}
+
+void a_damaged_row_that_lies_by_number_is_named(std::uint64_t seed) {
+  Subject subject(one_table(HomeOrder::by_row), 64 << 10, buffered(), seed);
   make_three_records(subject);
   subject.merge(3);
   subject.fetch_all();
@@ -101,31 +183,31 @@ void a_damaged_row_at_home_is_named(std::uint64_t seed) {
   subject.fetch_all();
 }
 
-void verification_names_every_damage(std::uint64_t seed) {
-  Subject subject(one_table(), 64 << 10, buffered(), seed);
+void verification_names_every_damage_of_rows_by_number(std::uint64_t seed) {
+  Subject subject(one_table(HomeOrder::by_row), 64 << 10, buffered(), seed);
   make_three_records(subject);
   subject.merge(2);
   subject.crash();
   subject.open(every_step);  // record 3 is believed without a look at its images now
   subject.crash();
-  CHECK(problems_of(subject).empty());
+  CHECK(problems_of(subject, HomeOrder::by_row).empty());
   const std::string home = subject.file("shard-0000/table-0000.home");
   const std::string log = subject.file("row-log-0000");
   flip(home, 5 * 72 + 3);  // a row that the log has
-  CHECK(problems_of(subject).empty());
+  CHECK(problems_of(subject, HomeOrder::by_row).empty());
   flip(home, 6 * 72 + 3);  // one that was never written
   const std::uint64_t images = format::row_log_ring_offset + 2 * 4096 + 512;
   flip(log, images + 72 + 70);
-  CHECK((problems_of(subject) ==
+  CHECK((problems_of(subject, HomeOrder::by_row) ==
          std::vector{
              home + " at offset " + std::to_string(6 * 72) + ": row 6 of table 0 does not hold its checksum",
              log + " at offset " + std::to_string(images + 72) + ": row 5 of table 0 does not hold its checksum"}));
   flip(log, images + 72 + 70);
   flip(log, images + 500);  // behind the images of its sector
-  CHECK(problems_of(subject).back() ==
+  CHECK(problems_of(subject, HomeOrder::by_row).back() ==
         log + " at offset " + std::to_string(images) + ": the checksum of the record's images does not hold");
   for (std::uint64_t row = 7; row < 200; ++row) flip(home, row / 7 * 512 + row % 7 * 72);
-  CHECK(problems_of(subject).size() == 100);
+  CHECK(problems_of(subject, HomeOrder::by_row).size() == 100);
 }
 
 void a_store_that_lost_something_says_what(std::uint64_t seed) {
@@ -172,7 +254,11 @@ int main(int argc, char** argv) {
   };
   run("damage or torn tail", damage_is_told_from_a_torn_tail);
   run("a damaged row at home", a_damaged_row_at_home_is_named);
-  run("verification", verification_names_every_damage);
+  run("damage beneath the log", damage_to_a_row_that_the_log_has_is_none);
+  run("damaged addresses", damage_to_addresses_is_never_taken_for_untouched_rows);
+  run("earlier addresses", addresses_of_an_earlier_day_are_refused);
+  run("a damaged row by number", a_damaged_row_that_lies_by_number_is_named);
+  run("verification", verification_names_every_damage_of_rows_by_number);
   run("something is lost", a_store_that_lost_something_says_what);
   return check::passed();
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -61,11 +62,21 @@ void an_import_that_a_crash_ends_looks_the_same_to_all(std::uint64_t seed) {
     } catch (const Crash&) {
     }
     subject.crash();
+    // A row that was there before and was being written may be torn.
     const auto fetched = [&](LogStore& store) {
-      std::vector<OwnedRows> rows;
-      rows.emplace_back(0, tables[0], every_row_of(tables[0]));
-      store.fetch(views(rows));
-      return rows;
+      std::vector<std::optional<std::pair<std::uint64_t, Bytes>>> found;
+      for (const std::uint64_t row : every_row_of(tables[0])) {
+        std::vector<OwnedRows> one;
+        one.emplace_back(0, tables[0], std::vector{row});
+        try {
+          store.fetch(views(one));
+          found.emplace_back(std::pair(one[0].rows[0], one[0].value(0)));
+        } catch (const Error& error) {
+          CHECK(error.kind() == ErrorKind::corrupted);
+          found.emplace_back();
+        }
+      }
+      return found;
     };
     LogStoreOptions reading = buffered();
     reading.writable = false;
@@ -74,9 +85,7 @@ void an_import_that_a_crash_ends_looks_the_same_to_all(std::uint64_t seed) {
     view.view();
     const auto seen = fetched(view);
     subject.open(every_step);
-    const auto trained = fetched(*subject.store);
-    CHECK(trained[0].rows == seen[0].rows);
-    for (std::size_t u = 0; u < seen[0].rows.size(); ++u) CHECK(trained[0].value(u) == seen[0].value(u));
+    CHECK(fetched(*subject.store) == seen);
   }
 }
 

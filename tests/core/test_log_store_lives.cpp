@@ -40,7 +40,7 @@ void live_at_random(Subject& subject, std::size_t most_rows) {
 // ended.
 void random_lives_agree_with_the_model(std::uint64_t seed, std::uint64_t ring_bytes, std::size_t most_rows, int lives,
                                        const LogStoreOptions& options, TemporaryDirectory::Place place) {
-  Subject subject(tables_of_every_shape(), ring_bytes, options, seed, place);
+  Subject subject(tables_of_every_shape(either_order(seed)), ring_bytes, options, seed, place);
   for (int life = 0; life < lives; ++life) {
     check::context = "ring of " + std::to_string(ring_bytes) + ", life " + std::to_string(life);
     if (subject.random() % 4 != 0) subject.disk.crash_in = 1 + subject.random() % 60;

@@ -25,7 +25,8 @@ void a_checksum_over_images_tells_versions_of_a_row_apart(std::uint64_t seed) {
                           .seed = 1,
                           .table = 2,
                           .init_low = 0,
-                          .init_high = 0});
+                          .init_high = 0},
+                         Packing::dense);
   constexpr std::size_t versions = 2000;
   std::set<std::uint32_t> checksums;
   std::vector<std::uint32_t> weights(layout.weight_bytes() / 4);
@@ -52,7 +53,8 @@ void a_row_of_another_pool_does_not_hold(std::uint64_t seed) {
                       .table = 2,
                       .init_low = 0,
                       .init_high = 0,
-                      .tag_seed = identity.seed()});
+                      .tag_seed = identity.seed()},
+                     Packing::dense);
   };
   const RowLayout ours = layout_of(Identity(Uuid{1}));
   for (const RowLayout& theirs : {layout_of(Identity(Uuid{2})), layout_of(Identity())}) {
@@ -72,6 +74,7 @@ void packed_together_images_are_those_of_rows_alone(std::uint64_t seed) {
   std::mt19937 random(static_cast<std::mt19937::result_type>(seed));
   for (const std::uint32_t dim : {1u, 3u, 16u, 40u, 64u, 127u, 150u}) {
     for (const std::uint32_t state_floats : {0u, 1u, 5u}) {
+      const Packing packing = random() % 2 == 0 ? Packing::dense : Packing::sectors;
       const RowLayout layout({.dim = dim,
                               .dtype = dim % 2 == 0 ? RowDtype::f32 : RowDtype::f16,
                               .optimizer = RowOptimizer::sgd,
@@ -80,7 +83,8 @@ void packed_together_images_are_those_of_rows_alone(std::uint64_t seed) {
                               .table = 2,
                               .init_low = 0,
                               .init_high = 0,
-                              .tag_seed = static_cast<std::uint32_t>(random() % 2 * 0x5eed)});
+                              .tag_seed = static_cast<std::uint32_t>(random() % 2 * 0x5eed)},
+                             packing);
       const std::size_t count = random() % (3 * layout.unit_rows() + 6);
       check::context = std::to_string(count) + " rows of dim " + std::to_string(dim);
       std::vector<std::uint64_t> rows(count);

@@ -195,7 +195,7 @@ def refuses(directory: Path, *words: str) -> None:
 HOME = Path("shard-0000") / "table-0000.home"
 
 
-@pytest.mark.parametrize("name", [HOME, Path("shard-0000") / "table-0001.home", Path("row-log-0000")], ids=str)
+@pytest.mark.parametrize("name", [HOME, Path("shard-0000") / "table-0001.addresses", Path("row-log-0000")], ids=str)
 def test_a_file_that_is_missing_or_has_another_size_is_named(pool_root: Path, name: Path) -> None:
     directory = trained(pool_root / "pool", 20)
     whole = (directory / name).read_bytes()
@@ -223,7 +223,7 @@ def test_a_row_that_does_not_hold_at_home_is_named_when_it_is_read_and_by_verify
     rows_end = len(data) - 4096  # behind them is the file's label
     written = [at for at in range(0, rows_end, 512) if any(data[at : at + 512])]
     for at in written:
-        data[at + 5] ^= 1  # of the first image of the sector
+        data[at + 5] ^= 1
     home.write_bytes(data)
     problems = _core.Reader(str(directory)).verify()
     assert problems

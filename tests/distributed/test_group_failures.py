@@ -280,7 +280,7 @@ def foreign_manifest(pool: Path) -> None:
 
 def later_manifest(pool: Path) -> None:
     said = json.loads((pool / MANIFEST).read_text())
-    (pool / MANIFEST).write_text(json.dumps({**said, "version": 3}))
+    (pool / MANIFEST).write_text(json.dumps({**said, "version": 4}))
 
 
 def foreign_writer(pool: Path) -> None:

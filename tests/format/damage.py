@@ -17,6 +17,7 @@ SECTOR, LINE, BLOCK = CONSTANTS["sector_bytes"], CONSTANTS["line_bytes"], CONSTA
 CHECKPOINT_OFFSETS = (CONSTANTS["row_log_checkpoint_offset[0]"], CONSTANTS["row_log_checkpoint_offset[1]"])
 RING_OFFSET = CONSTANTS["row_log_ring_offset"]
 SUPERBLOCK, LOG, ROW_LOG, HOME_BITS = "pool.holdfast", "log-0000", "row-log-0000", "home-bits-0000"
+ROW_BYTES, SECTOR_ROWS = 5, 101  # of a home's addresses
 ELEMENT_BYTES = {ENUMS["RowDtype"][name]: size for name, size in (("f32", 4), ("f16", 2), ("bf16", 2))}
 
 Files = dict[str, bytes]
@@ -78,7 +79,6 @@ def places_of(files: Files) -> list[Place]:
         *places,
         *_places_of_row_log(files[ROW_LOG], tables, seed),
         *_places_of_homes(files, tables),
-        *_places_of_home_bits(files),
     ]
 
 
@@ -175,24 +175,32 @@ def _image_bytes(table: dict) -> int:
 
 def _places_of_homes(files: Files, tables: list[dict]) -> Iterator[Place]:
     for i, table in enumerate(tables):
-        name = f"shard-0000/table-{i:04}.home"
-        weights = table["embedding_dim"] * ELEMENT_BYTES[table["dtype"]]
-        size = _image_bytes(table)
-        per_sector = SECTOR // size
-        for row in range(table["num_embeddings"]):
-            at = row // per_sector * SECTOR + row % per_sector * size
-            parts = {"weights": (0, weights), "state": (weights, size - 4), "tag": (size - 4, size)}
-            for part, (begin, end) in parts.items():
-                if any(files[name][at : at + size]):
-                    yield Place("row image", part, name, at + begin, at + end, (at, at + size))
+        name = f"shard-0000/table-{i:04}"
+        count = LAYOUTS["HomeAddressesHeader"].unpack(files[f"{name}.addresses"], 0)["count"]
+        yield from _places_of_images(files, table, f"{name}.home", count)
+        if count != 0:
+            yield from _fields(LAYOUTS["HomeAddressesHeader"], f"{name}.addresses", 0)
+            yield from _places_of_addresses(f"{name}.addresses", count)
 
 
-def _places_of_home_bits(files: Files) -> Iterator[Place]:
-    for begin in range(0, len(files.get(HOME_BITS, b"")), BLOCK):
-        whole = (begin, begin + BLOCK)
-        if any(files[HOME_BITS][begin : begin + BLOCK]):
-            yield Place("block of home bits", "bits", HOME_BITS, begin, begin + BLOCK - 4, whole)
-            yield Place("block of home bits", "checksum", HOME_BITS, begin + BLOCK - 4, begin + BLOCK, whole)
+def _places_of_images(files: Files, table: dict, name: str, count: int) -> Iterator[Place]:
+    weights = table["embedding_dim"] * ELEMENT_BYTES[table["dtype"]]
+    size = _image_bytes(table)
+    for at in range(0, count * size, size):
+        parts = {"weights": (0, weights), "state": (weights, size - 4), "tag": (size - 4, size)}
+        for part, (begin, end) in parts.items():
+            if any(files[name][at : at + size]):
+                yield Place("row image", part, name, at + begin, at + end, (at, at + size))
+
+
+def _places_of_addresses(name: str, count: int) -> Iterator[Place]:
+    for first in range(0, count, SECTOR_ROWS):
+        begin = BLOCK + first // SECTOR_ROWS * SECTOR
+        whole = (begin, begin + SECTOR)
+        rows = min(count - first, SECTOR_ROWS)
+        yield Place("sector of addresses", "rows", name, begin, begin + rows * ROW_BYTES, whole)
+        yield Place("sector of addresses", "zeros", name, begin + SECTOR_ROWS * ROW_BYTES, begin + SECTOR - 4, whole)
+        yield Place("sector of addresses", "checksum", name, begin + SECTOR - 4, begin + SECTOR, whole)
 
 
 @dataclass

@@ -9,23 +9,21 @@ from pathlib import Path
 import pytest
 
 from damage import HOME_BITS, SUPERBLOCK
+from format_doc import CONSTANTS
 from holdfast import Pool, _core
 from holdfast.admin.digest import digest_pool
 from holdfast.admin.repair import problems_of
 from holdfast.errors import Corrupted
 from holdfast.pools.directory import SUPERBLOCK_COPY
-from tiny_pools import Writer, files_of
+from tiny_pools import RoomyWriter, files_of
 
+NEWEST = CONSTANTS["version"]
 KINDS = {"in place": {}, "row checksums": {"row_checksums": True}, "log store": {"log_store": True}}
 
 
-class Roomy(Writer):
-    log_bytes = 40960  # of a row log, too
-
-
-def made(directory: Path, kind: str, *, is_closed: bool, identified: bool = True) -> Path:
+def made(directory: Path, kind: str, *, is_closed: bool, version: int = NEWEST) -> Path:
     """A pool after five steps; all of them are alike to the bit, but for whose they are."""
-    writer = Roomy(directory, made_with={**KINDS[kind], "identified": identified})
+    writer = RoomyWriter(directory, made_with={**KINDS[kind], "format_version": version})
     writer.steps(5)
     if is_closed:
         writer.pool.close()
@@ -45,12 +43,12 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "died in a step"])
-@pytest.mark.parametrize("identified", [True, False], ids=["of today's version", "of an older version"])
+@pytest.mark.parametrize("version", [NEWEST, 4, 3])
 def test_every_file_of_another_pool_is_refused_and_named(
-    new_root: Callable[[], Path], kind: str, is_closed: bool, identified: bool
+    new_root: Callable[[], Path], kind: str, is_closed: bool, version: int
 ):
     ours = made(new_root() / "ours", kind, is_closed=is_closed)
-    theirs = made(new_root() / "theirs", kind, is_closed=is_closed, identified=identified)
+    theirs = made(new_root() / "theirs", kind, is_closed=is_closed, version=version)
     own = files_of(ours)
     for name in sorted(own.keys() - {"lock", HOME_BITS}):
         shutil.copy(theirs / name, ours / name)
@@ -60,7 +58,7 @@ def test_every_file_of_another_pool_is_refused_and_named(
                 Pool(ours)
             if name != SUPERBLOCK:
                 assert Path(name).name in str(raised.value)
-                assert not identified or "belongs to another pool" in str(raised.value)
+                assert version < 4 or "belongs to another pool" in str(raised.value)
         assert problems_of(ours), name
         assert files_of(ours) == before
         (ours / name).write_bytes(own[name])
@@ -80,7 +78,7 @@ def test_two_files_of_one_pool_that_changed_places_are_refused(new_root: Callabl
 
 
 def test_pools_of_older_versions_and_of_todays_have_the_same_rows(new_root: Callable[[], Path], kind: str):
-    pools = [made(new_root() / "pool", kind, is_closed=True, identified=identified) for identified in (True, False)]
+    pools = [made(new_root() / "pool", kind, is_closed=True, version=version) for version in (NEWEST, 3)]
     digests = [digest_pool(_core.Reader(str(pool))).whole for pool in pools]
     assert digests[0] == digests[1]
     versions = [_core.header_in(str(pool))["format_version"] for pool in pools]

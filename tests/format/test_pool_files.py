@@ -40,7 +40,7 @@ def test_the_header_and_the_table_records_say_what_the_pool_was_made_with(two_st
     assert HEADER.holds(image.superblock)
     assert len(image.superblock) == up(image.table_offset(len(TABLES)), BLOCK)
     header = image.header
-    assert (header["magic"], header["version"], header["seed"]) == (MAGICS["pool_magic"], 4, SEED)
+    assert (header["magic"], header["version"], header["seed"]) == (MAGICS["pool_magic"], 5, SEED)
     assert (header["num_tables"], header["num_shards"], header["num_writers"]) == (len(TABLES), 1, 1)
     assert (header["log_bytes"], header["row_checksums"], header["level"]) == (LOG_BYTES, 0, ENUMS["Level"]["process"])
     optimizers = ["rowwise_adagrad", "rowwise_adagrad", "adam"]

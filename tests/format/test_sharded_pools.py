@@ -52,7 +52,7 @@ def test_a_writers_pool_says_which_shards_it_owns_and_its_rows_are_beside_it(tmp
     data = (member / "pool.holdfast").read_bytes()
     assert len(data) == SHARDS_OFFSET + CONSTANTS["block_bytes"]
     header = LAYOUTS["PoolHeader"].unpack(data)
-    assert (header["version"], header["num_shards"], header["num_writers"]) == (4, NUM_SHARDS, 1)
+    assert (header["version"], header["num_shards"], header["num_writers"]) == (5, NUM_SHARDS, 1)
     tables = [LAYOUTS["TableRecord"].unpack(data, TABLES_OFFSET + 512 * i) for i in range(2)]
     assert [(table["first_shard"], table["table_shards"]) for table in tables] == [(0, NUM_SHARDS), (2, 1)]
     record = LAYOUTS["ShardsRecord"].unpack(data, SHARDS_OFFSET)
@@ -151,7 +151,7 @@ IMPOSSIBLE = {
     "another number than a table's": (reseal("PoolHeader", 0, "num_shards", number(8)), Corrupted),
     "two writers": (reseal("PoolHeader", 0, "num_writers", number(2)), FormatMismatch),
     "shards before version 3": (reseal("PoolHeader", 0, "version", number(2)), FormatMismatch),
-    "a version to come": (reseal("PoolHeader", 0, "version", number(5)), FormatMismatch),
+    "a version to come": (reseal("PoolHeader", 0, "version", number(6)), FormatMismatch),
     "a table in 2 of 4": (reseal("TableRecord", TABLES_OFFSET, "table_shards", number(2)), Corrupted),
     "a table in none": (reseal("TableRecord", TABLES_OFFSET, "table_shards", number(0)), Corrupted),
     "a split table turned by 4": (reseal("TableRecord", TABLES_OFFSET, "first_shard", number(4)), Corrupted),

@@ -88,6 +88,10 @@ class Writer:
             self.step()
 
 
+class RoomyWriter(Writer):
+    log_bytes = 40960  # of a row log, too
+
+
 def dense_tree(step: int) -> dict[str, object]:
     return {"step": step, "weight": torch.full((5, 3), float(step)), "bias": torch.arange(4) + step, "name": "tiny"}
 
@@ -130,6 +134,16 @@ def died_two_steps_after_its_dense_state(root: Path) -> Path:
     """The newest dense state is step 3's; steps 4 and 5 are committed, step 6 is under way."""
     writer = Writer(root / "pool", dense_interval=3)
     writer.steps(5)
+    writer.update()
+    image = image_of(writer, root / "image")
+    writer.pool.close()
+    return image
+
+
+def died_in_a_log_store_after_merges(root: Path) -> Path:
+    """Most rows are home, the newest in the log; the newest dense state is some steps old."""
+    writer = RoomyWriter(root / "pool", dense_interval=3, made_with={"log_store": True})
+    writer.steps(20)
     writer.update()
     image = image_of(writer, root / "image")
     writer.pool.close()

@@ -262,7 +262,7 @@ def _kill(rng: random.Random, run: Run) -> Kill:
 
 _FILES: dict[str, tuple[str, ...]] = {
     "memory": (".weights", ".state", ".touched", "log-0000", "dense-", "pool.holdfast", ""),
-    "block": (".home", "home-bits", "row-log-0000", "dense-", "pool.holdfast", ""),
+    "block": (".home", ".addresses", "row-log-0000", "dense-", "pool.holdfast", ""),
 }
 
 

@@ -249,7 +249,7 @@ def make_writer(directory: Path, manifest: Manifest, writer: int, *, begin: Mark
         owned=manifest.owned(writer),
         group_uuid=bytes.fromhex(manifest.uuid),
         adopt=adopt,
-        identified=manifest.parts_are_identified,
+        format_version=manifest.part_version,
     )
 
 
@@ -265,6 +265,7 @@ def make_dense(directory: Path, manifest: Manifest, *, begin: Mark = (0, 0, 0)) 
         log_store=manifest.store == "log",
         begin=begin,
         group_uuid=bytes.fromhex(manifest.uuid),
+        format_version=manifest.part_version,
     )
 
 

@@ -24,9 +24,9 @@ from holdfast.pools.directory import GROUP_MANIFEST, is_of_group
 MANIFEST = GROUP_MANIFEST
 exists = is_of_group
 _FORMAT = "holdfast group"
-VERSION = 2
+_PART_VERSIONS = {1: 3, 2: 4, 3: 5}  # of the pool format; 3: or older, the parts do not say whose they are
+VERSION = max(_PART_VERSIONS)
 _IDENTITY_VERSION = 4  # of the pool format
-_OLDEST_VERSION = 1  # its parts are of the pool format's versions up to 3, which do not say whose they are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class TableEntry(TableFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """version: 1 where the parts do not say whose they are. uuid: of the pool, hexadecimal. store: ``in_place`` or
+    """version: of the manifest, which says of which version of the pool format the parts are. uuid: of the pool, hexadecimal. store: ``in_place`` or
     ``log``. owner_of: the writer of each shard. load: lookups of each shard when they were dealt out. generation: how
     often they were."""
 
@@ -103,8 +103,13 @@ class Manifest:
         return _core.Router(described, features, self.owner_of, self.num_writers)
 
     @property
+    def part_version(self) -> int:
+        """Of the pool format."""
+        return _PART_VERSIONS[self.version]
+
+    @property
     def parts_are_identified(self) -> bool:
-        return self.version > _OLDEST_VERSION
+        return self.part_version >= _IDENTITY_VERSION
 
     def next_generation(self, owner_of: list[int], load: list[int]) -> Manifest:
         return replace(self, generation=self.generation + 1, owner_of=tuple(owner_of), load=tuple(load))
@@ -136,7 +141,8 @@ class Manifest:
             raise Corrupted(f"{path}: this is no part with dense states: put this pool's own back")
 
     def _check_version(self, path: Path, header: dict[str, Any]) -> None:
-        if (header["format_version"] >= _IDENTITY_VERSION) != self.parts_are_identified:
+        found = max(header["format_version"], _PART_VERSIONS[1])
+        if found != self.part_version:
             raise Corrupted(
                 f"{path}: a part of format {header['format_version']}, {MANIFEST} is of version {self.version}: this "
                 "part is another pool's, put its own back"
@@ -153,7 +159,7 @@ class Manifest:
             said = json.loads(text)
             if said.get("format") != _FORMAT:
                 raise FormatMismatch(f"{where}: not the manifest of a pool of several writers")
-            if said.get("version") not in range(_OLDEST_VERSION, VERSION + 1):
+            if said.get("version") not in _PART_VERSIONS:
                 raise FormatMismatch(
                     f"{where}: version {said.get('version')}, this build knows versions up to {VERSION}; "
                     "use the holdfast that wrote it"

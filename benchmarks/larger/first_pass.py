@@ -1,0 +1,156 @@
+"""``python -m larger.first_pass``, from benchmarks/: a hundred gigabytes of tables whose rows nobody has touched yet.
+
+Trains over new tables (20 of 20 million rows, dim 64, Zipf 1.05, by default), so that nearly every row that a batch wants
+for the first time is a new one, and says how long steps took: the mean, the median and the slowest, since that is where a
+merge is felt. The disk holds what was touched, not what the tables are. Prints one JSON object.
+
+    python -m larger.first_pass --steps 1500                 # trains a new pool, and stops
+    python -m larger.first_pass --steps 1500 --kill          # ... and is killed instead
+    python -m larger.first_pass --steps 100 --again          # opens the pool that is there, and goes on
+    python -m larger.first_pass --steps 100 --in-memory      # rows in DRAM: what a step costs at least
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from larger.one import prepare_process
+
+if TYPE_CHECKING:
+    from larger.systems import Holdfast
+    from larger.workload import Workload
+
+_ROOT = Path(__file__).parents[2]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m larger.first_pass", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--rows", type=int, default=20_000_000, help="of a table")
+    parser.add_argument("--tables", type=int, default=20)
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=2048)
+    parser.add_argument("--zipf", type=float, default=1.05)
+    parser.add_argument("--scratchpad-bytes", type=int, default=2 << 30)
+    parser.add_argument("--log-bytes", type=int, default=1 << 30)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--disk", type=Path, default=_ROOT / "runs/first_pass", help="a directory on the disk")
+    parser.add_argument("--again", action="store_true", help="go on with the pool that is there")
+    parser.add_argument("--kill", action="store_true", help="end by SIGKILL; the pool stays")
+    parser.add_argument("--keep", action="store_true", help="the pool stays")
+    parser.add_argument("--in-memory", action="store_true", help="rows in DRAM, with nothing on the disk")
+    return parser.parse_args()
+
+
+def _workload(given: argparse.Namespace) -> Workload:
+    from larger.workload import Workload
+    from peers.shapes import Shape
+
+    shape = Shape(
+        name="first_pass",
+        num_tables=given.tables,
+        num_embeddings=given.rows,
+        embedding_dim=given.dim,
+        lookups_per_bag=1,
+        batch_size=given.batch_size,
+        num_dense=13,
+        bottom=(256, given.dim),
+        top=(256, 1),
+    )
+    return Workload(name="first_pass", shape=shape, zipf=given.zipf)
+
+
+def _train(given: argparse.Namespace, system: Holdfast) -> dict[str, Any]:
+    times: list[float] = []
+    first = time.perf_counter()
+    for _ in range(given.steps):
+        began = time.perf_counter()
+        system.step()
+        times.append(1000 * (time.perf_counter() - began))
+    seconds = time.perf_counter() - first
+    ranked = sorted(times)
+    median = statistics.median(times)
+    return {
+        "steps": given.steps,
+        "samples_per_s": round(given.steps * given.batch_size / seconds),
+        "first_step_ms": round(times[0], 1),
+        "mean_ms": round(statistics.fmean(times), 2),
+        "median_ms": round(median, 2),
+        "p99_over_median": round(ranked[int(0.99 * len(ranked))] / median, 2),
+        "worst_over_median": round(ranked[-1] / median, 2),
+        "worst_ms": round(ranked[-1], 1),
+        "worst_step": times.index(ranked[-1]),
+    }
+
+
+def _traffic(system: Holdfast, directory: Path) -> dict[str, Any]:
+    traffic = system.traffic()
+    if not traffic:
+        return {}
+    written = traffic["appended_bytes"] + traffic["home_bytes_written"]
+    on_disk = int(subprocess.run(["du", "-s", "--block-size=1", directory], capture_output=True, check=True).stdout.split()[0])
+    return {
+        "merges": traffic["merges"],
+        "written_over_updated": round(written / max(1, traffic["updated_row_bytes"]), 2),
+        "home_requests_per_merge": round(traffic["merge_writes"] / max(1, traffic["merges"])),
+        "log_stall_s": round(traffic["log_stall_seconds"], 2),
+        "fetch_stall_s": round(traffic["stall_seconds"], 2),
+        "index_mb": round(traffic["index_bytes"] / 1e6, 1),
+        "on_disk_mb": round(on_disk / 1e6),
+        "traffic": traffic,
+    }
+
+
+def main() -> None:
+    given = _arguments()
+    output = sys.stdout
+    sys.stdout = sys.stderr
+    prepare_process(given.threads)
+    from larger.systems import Holdfast, Settings
+    from larger.workload import FileOfBatches, write_ids
+
+    workload = _workload(given)
+    medium = Path("/dev/shm/first_pass") if given.in_memory else given.disk
+    ids, directory = medium / "ids", medium / "pool"
+    if not given.again:
+        shutil.rmtree(medium, ignore_errors=True)
+        medium.mkdir(parents=True)
+        write_ids(workload, ids, given.steps + 16)
+    source = FileOfBatches(workload, ids)
+    settings = Settings(
+        directory=directory,
+        scratchpad_bytes=given.scratchpad_bytes,
+        log_bytes=given.log_bytes,
+        window=8,
+        new_tables=True,
+    )
+    began = time.perf_counter()
+    system = Holdfast(workload, source, settings, in_memory=given.in_memory)
+    opened_s = time.perf_counter() - began
+    result = {"opening_s": round(opened_s, 2)} | _train(given, system)
+    result |= _traffic(system, directory)
+    if given.kill:
+        print(json.dumps(result), file=output, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.perf_counter()
+    system.close()
+    result["stopping_s"] = round(time.perf_counter() - began, 2)
+    if given.in_memory or not given.keep:
+        shutil.rmtree(medium)
+    print(json.dumps(result), file=output)
+
+
+if __name__ == "__main__":
+    main()
