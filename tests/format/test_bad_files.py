@@ -466,10 +466,10 @@ def test_a_foreign_file_is_a_format_mismatch(copy_of: CopyOf, content: bytes):
 
 def test_a_newer_version_is_named_even_if_its_header_is_laid_out_otherwise(copy_of: CopyOf):
     directory = copy_of(closed_cleanly)
-    put(directory / "pool.holdfast", 0, HEADER, version=5)
-    refuses(directory, FormatMismatch, "format version 5", "use the holdfast that wrote it")
+    put(directory / "pool.holdfast", 0, HEADER, version=6)
+    refuses(directory, FormatMismatch, "format version 6", "use the holdfast that wrote it")
     flip(directory / "pool.holdfast", 200)
-    refuses(directory, FormatMismatch, "format version 5")
+    refuses(directory, FormatMismatch, "format version 6")
 
 
 @pytest.mark.parametrize(

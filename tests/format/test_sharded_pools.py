@@ -71,7 +71,7 @@ def test_a_writers_pool_says_which_shards_it_owns_and_its_rows_are_beside_it(tmp
         assert (tmp_path / f"shard-{shard:04}" / f"table-0001.{column}").exists() == (shard == 2)
 
     reader = _core.Reader(str(member))
-    assert (reader.owned, reader.group_uuid, reader.header["format_version"]) == ([2, 3], GROUP, 4)
+    assert (reader.owned, reader.group_uuid, reader.header["format_version"]) == ([2, 3], GROUP, 5)
     assert reader.verify() == []
     assert [(table.first_shard, table.table_shards) for table in reader.tables] == [(0, NUM_SHARDS), (2, 1)]
 
