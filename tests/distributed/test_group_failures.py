@@ -299,7 +299,7 @@ DAMAGES: list[tuple[Callable[[Path], None], tuple[str, ...], str]] = [
     (cut_manifest, ("Corrupted",), MANIFEST),
     (empty_manifest, ("Corrupted",), MANIFEST),
     (foreign_manifest, ("FormatMismatch",), MANIFEST),
-    (later_manifest, ("FormatMismatch",), "version 3"),
+    (later_manifest, ("FormatMismatch",), "version 4"),
 ]
 
 

@@ -221,7 +221,7 @@ def test_what_cannot_be_is_refused_though_its_checksum_holds(changes: dict[str, 
 
 def test_a_manifest_of_a_later_version_is_named() -> None:
     said = {**json.loads(manifest_of().to_json()), "version": 4}
-    with pytest.raises(FormatMismatch, match="version 3"):
+    with pytest.raises(FormatMismatch, match="version 4"):
         Manifest.from_json(json.dumps(said), "group.json")
 
 

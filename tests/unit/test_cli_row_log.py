@@ -117,7 +117,7 @@ def test_what_was_exported_is_imported_into_a_row_log_and_trained_on_like_in_pla
 def test_inspect_shows_what_of_the_row_log_is_used_and_merged(holdfast: Commands) -> None:
     holdfast.train("pool", *SETTINGS)
     found = inspected(holdfast)
-    assert (found["store"], found["format_version"], found["step"], found["clean"]) == ("log", 4, 20, True)
+    assert (found["store"], found["format_version"], found["step"], found["clean"]) == ("log", 5, 20, True)
     assert found["log"]["bytes"] == 8192 + 65536 + 4096  # checkpoints, ring, label
     used, merged = found["log"]["bytes_used"], found["log"]["merged_step"]
     assert isinstance(used, int) and isinstance(merged, int)
