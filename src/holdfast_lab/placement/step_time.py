@@ -15,11 +15,13 @@
   (S3-FIFO keeps a little more than that: an upper bound.) Announced rows come in early, but not more of them.
 - The log holds n steps when the merge takes them. Their w(n) different rows go home together, but for those that come
   again in the k steps that are durable by then, in the mean over tables: so a step moves (w(n + k) - w(k)) / n.
-- Rows lie at random in units of r rows, of which k rows in N touch the part 1 - (1 - k/N)^r (Yao, *Approximating Block
-  Accesses in Database Organizations*, CACM 20(4), 1977; for k much smaller than N). Where units are touched with
-  probability p, a request ends where the next g are not: a part (1 - p)^g of the touched units begins one, and gaps
-  of k < g units, of which each touched unit begins a part p (1 - p)^k, are moved with them. Gaps that cost less than a
-  request decide g: 2 blocks for merges, 1 where a row has its sectors to itself, 8 sectors for fetches.
+- Rows lie one behind another, in an order that says nothing of how often they are wanted (by first touch it does: an
+  upper bound), so that a unit has a part of u/b + 1 rows of b bytes. k rows in N touch the part 1 - (1 - k/N)^r of the
+  units that have a part of r rows (Yao, *Approximating Block Accesses in Database Organizations*, CACM 20(4), 1977; for k
+  much smaller than N). Where units are touched with probability p, a request ends where the next g are not: a part
+  (1 - p)^g of the touched units begins one, and gaps of k < g units, of which each touched unit begins a part
+  p (1 - p)^k, are moved with them. Gaps that cost less than a request decide g: 2 blocks for merges, 8 sectors for
+  fetches. Home is taken to have all rows.
 """
 
 from __future__ import annotations
@@ -213,18 +215,14 @@ def _log_store_work(demand: Demand, curves: Sequence[ReuseCurve], options: StepO
     later_steps = _STANDING_PART / _MERGED_PART * num_steps
     fetch_requests = merge_requests = moved_rows = read_bytes = written_bytes = 0.0
     for table, curve, missed_rows in zip(demand.tables, curves, missed, strict=True):
-        fetch_requests += _requests(table, missed_rows, _unit_bytes(table), _FETCH_GAP_SECTORS)[0]
+        fetch_requests += _requests(table, missed_rows, _SECTOR_BYTES, _FETCH_GAP_SECTORS)[0]
         merged_rows = curve.distinct(num_steps + later_steps) - curve.distinct(later_steps)
         moved_rows += merged_rows / num_steps
-        alone = _images_per_unit(table) == 1
-        unit_bytes = _unit_bytes(table) if alone else _BLOCK_BYTES
-        writes, written = _requests(table, merged_rows, unit_bytes, 0 if alone else _MERGE_WRITE_GAP_BLOCKS)
-        merge_requests += writes / num_steps
-        written_bytes += max(0.0, written - writes) * unit_bytes / num_steps
-        if not alone:  # a row that has its sectors to itself is not read before it is written
-            reads, read = _requests(table, merged_rows, unit_bytes, _MERGE_READ_GAP_BLOCKS)
-            merge_requests += reads / num_steps
-            read_bytes += max(0.0, read - reads) * unit_bytes / num_steps
+        writes, written = _requests(table, merged_rows, _BLOCK_BYTES, _MERGE_WRITE_GAP_BLOCKS)
+        reads, read = _requests(table, merged_rows, _BLOCK_BYTES, _MERGE_READ_GAP_BLOCKS)
+        merge_requests += (writes + reads) / num_steps
+        written_bytes += max(0.0, written - writes) * _BLOCK_BYTES / num_steps
+        read_bytes += max(0.0, read - reads) * _BLOCK_BYTES / num_steps
     return LogStoreWork(
         hit_rate=1.0 - sum(missed) / rows if rows else 1.0,
         missed_rows=sum(missed),
@@ -248,26 +246,13 @@ def _scratchpad_rows(tables: Sequence[TableDemand], scratchpad_bytes: int) -> fl
 def _requests(table: TableDemand, rows: float, unit_bytes: int, gap_units: int) -> tuple[float, float]:
     """(requests, units moved) where `rows` different rows of the table are read or written in whole units, gaps of up
     to `gap_units` included."""
-    rows_per_unit = max(1, unit_bytes // _unit_bytes(table)) * _images_per_unit(table)
-    units = math.ceil(table.rows / rows_per_unit)
-    share = 1.0 - (1.0 - min(1.0, rows / table.rows)) ** rows_per_unit
+    image_bytes = table.row_bytes + _TAG_BYTES
+    units = math.ceil(table.rows * image_bytes / unit_bytes)
+    share = 1.0 - (1.0 - min(1.0, rows / table.rows)) ** (1.0 + unit_bytes / image_bytes)
     gaps = sum(k * share * (1.0 - share) ** k for k in range(1, gap_units + 1))
     return units * share * (1.0 - share) ** (gap_units + 1), units * share * (1.0 + gaps)
 
 
-def _image_bytes(table: TableDemand) -> int:
-    return table.row_bytes + _TAG_BYTES
-
-
-def _images_per_unit(table: TableDemand) -> int:
-    """Images in the smallest whole piece of a file: a sector, or one image that is larger."""
-    return max(1, _SECTOR_BYTES // _image_bytes(table))
-
-
-def _unit_bytes(table: TableDemand) -> int:
-    return -(-_image_bytes(table) // _SECTOR_BYTES) * _SECTOR_BYTES
-
-
 def _record_bytes(table: TableDemand, rows: float) -> float:
-    """What so many rows take in the row log: their numbers, and their images in whole sectors."""
-    return rows * (table.record_bytes - table.row_bytes + _unit_bytes(table) / _images_per_unit(table))
+    """What so many rows take in the row log: their numbers, and their images."""
+    return rows * (table.record_bytes + _TAG_BYTES)
