@@ -378,7 +378,8 @@ void LogStore::take_image(const TableRows& request, const Item& item, const std:
   std::byte* weights = request.rows.weights + item.row * layout.weight_bytes();
   float* state = request.rows.state + item.row * table.what.spec.state_floats;
   const ImageState found = check_image(layout, request.table, row, image);
-  if (found == ImageState::damaged || (found == ImageState::untouched && item.file == 0)) {
+  const bool must_be_whole = item.file == 0 || table.homes[item.file - 1].addresses;
+  if (found == ImageState::damaged || (found == ImageState::untouched && must_be_whole)) {
     throw Error(ErrorKind::corrupted, damaged(file_of(request, item).place(item.offset), request.table, row));
   }
   if (found == ImageState::whole) {

@@ -162,8 +162,11 @@ HomeRead LogStore::read_by_address(std::uint32_t number, std::uint64_t first, co
   }
   std::size_t num_whole = 0;
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (states[i] == ImageState::damaged) torn.push_back(rows[i]);
-    if (states[i] == ImageState::whole) move_row(layout, out, i, num_whole++);
+    if (states[i] == ImageState::whole) {
+      move_row(layout, out, i, num_whole++);
+    } else {
+      torn.push_back(rows[i]);
+    }
   }
   return {num_whole, rows.size() < count ? table.what.num_rows : rows.back() + 1};
 }

@@ -26,7 +26,7 @@ from holdfast.pools.pool import Pool
 from test_kill import IN_A_SMALL_ROW_LOG
 
 IN_PLACE: dict[str, Any] = {"dense_interval": 2}
-ROW_LOG: dict[str, Any] = {**IN_A_SMALL_ROW_LOG, "steps": 20, "dense_interval": 2}
+ROW_LOG: dict[str, Any] = {**IN_A_SMALL_ROW_LOG, "steps": 30, "dense_interval": 2}
 
 HOME = ".home"
 ADDRESSES = ".addresses"
@@ -464,14 +464,11 @@ def test_a_run_dies_where_a_file_is_cut_under_it_and_the_next_opening_names_the_
 def test_a_file_of_a_row_log_that_is_cut_under_a_run_is_named_and_so_it_is_by_the_next_opening(
     medium: str, cut: str, faulty: Zygote, media: Media, pool: Path
 ) -> None:
-    fault = Fault(stage="midway", act="truncate", file=cut, most_bytes=CHECKPOINTS)
+    fault = Fault(stage="midway", act="truncate", file=cut, most_bytes=CHECKPOINTS if cut == LOG else 0)
     options = {**media[medium].options, "steps": 60}
     report = faulty.run(pool, options, fault=fault)["result"]
-    if cut == LOG and "error" not in report:  # it was merged, or superseded, before anybody read it: nothing is missing
-        faulty.run(pool.with_name("whole"), options)
-        assert digest(pool) == digest(pool.with_name("whole"))
-        return
-    assert (report["error"], report["then"], report["threads"]) == ("Corrupted", "Corrupted", [])
-    assert Path(cut).name in report["message"]
+    if cut != LOG or "error" in report:  # else it was merged, or superseded, before anybody read it
+        assert (report["error"], report["then"], report["threads"]) == ("Corrupted", "Corrupted", [])
+        assert Path(cut).name in report["message"]
     with pytest.raises(Corrupted, match=Path(cut).name):
         Pool(pool)
