@@ -189,9 +189,9 @@ void check_blocks(const std::string& directory, std::uint64_t num_rows, std::uin
   }
   scratch.store->merge([] { return every_step; });
   const LogStoreCounters counters = scratch.store->counters();
-  const auto blocks = static_cast<double>(
-      format::align_up(layout_of(one_table(num_rows)[0]).bytes_for(num_rows), format::block_bytes) /
-      format::block_bytes);
+  const auto blocks =
+      static_cast<double>(format::align_up(layout_of(one_table(num_rows)[0]).bytes_for(num_rows), format::block_bytes) /
+                          format::block_bytes);
   const auto rows = static_cast<double>(counters.merged_rows);
   const double predicted = blocks * (1 - std::pow(1 - 1 / blocks, rows));
   const double measured = static_cast<double>(counters.home_bytes_written) / format::block_bytes;

@@ -22,7 +22,7 @@ inline constexpr std::uint32_t identity_version = 4;   // the oldest whose files
 inline constexpr std::uint32_t first_touch_version = 5;  // the oldest whose log stores lay rows by first touch, densely
 inline constexpr std::uint32_t max_shards = 4096;
 inline constexpr std::size_t block_bytes = 4096;  // nothing that is rewritten shares a block with anything else
-inline constexpr std::size_t line_bytes = 64;     // log records and dense tensors are aligned to this
+inline constexpr std::size_t line_bytes = 64;  // log records and dense tensors are aligned to this
 inline constexpr std::size_t sector_bytes = 512;  // what a block device writes atomically
 inline constexpr std::uint64_t no_position = ~std::uint64_t{0};
 

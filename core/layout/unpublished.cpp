@@ -46,7 +46,8 @@ bool is_file_of_pool(const std::string& name) {
 }
 
 bool is_file_of_table(std::string_view name) {
-  static const std::set<std::string, std::less<>> columns{"weights", "state", "touched", "checksums", "home", "addresses"};
+  static const std::set<std::string, std::less<>> columns{"weights",   "state", "touched",
+                                                          "checksums", "home",  "addresses"};
   const auto dot = name.find('.');
   return dot != std::string_view::npos && is_numbered(name.substr(0, dot), "table-") &&
          columns.contains(name.substr(dot + 1));

@@ -64,11 +64,12 @@ std::uint64_t HomeAddresses::read_count() const {
   const auto* bytes = reinterpret_cast<const std::byte*>(&header);
   if (std::all_of(bytes, bytes + sizeof(header), [](std::byte b) { return b == std::byte{0}; })) return 0;
   if (header.magic != format::home_addresses_magic || header.crc != crc_of(header, seed_)) {
-    throw Error(ErrorKind::corrupted, file_->place(0) + ": the header of a home's addresses does not hold its checksum");
+    throw Error(ErrorKind::corrupted,
+                file_->place(0) + ": the header of a home's addresses does not hold its checksum");
   }
   if (header.count > std::min(num_rows_, AddressMap::most_addresses)) {
-    throw Error(ErrorKind::corrupted, file_->place(0) + ": " + std::to_string(header.count) + " rows have addresses, of " +
-                                          std::to_string(num_rows_));
+    throw Error(ErrorKind::corrupted, file_->place(0) + ": " + std::to_string(header.count) +
+                                          " rows have addresses, of " + std::to_string(num_rows_));
   }
   return header.count;
 }
@@ -76,36 +77,24 @@ std::uint64_t HomeAddresses::read_count() const {
 void HomeAddresses::read() {
   constexpr auto moment = std::chrono::milliseconds(1);
   constexpr int turns = 20;
-  for (int turn = 1; map_.size() == 0; ++turn) {
+  for (int turn = 1;; ++turn) {
     try {
-      const std::uint64_t count = read_count();
-      read_rows(count);
-      durable_count_ = count;
+      const std::vector<std::uint64_t> rows = rows_at(0, read_count());
+      load(rows);
       return;
     } catch (const Error& error) {
-      if (error.kind() != ErrorKind::corrupted || turn == turns || map_.size() != 0) throw;
+      if (error.kind() != ErrorKind::corrupted || turn == turns) throw;
       std::this_thread::sleep_for(moment);
     }
   }
 }
 
-void HomeAddresses::read_rows(std::uint64_t count) {
-  constexpr std::size_t ahead = 32;
-  for (std::uint64_t first = 0; first < count;) {
-    const std::uint64_t some = std::min(count - first, blocks_at_once * block_rows);
-    const std::vector<std::uint64_t> rows = rows_at(first, some);
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      if (i + ahead < rows.size()) map_.prefetch(rows[i + ahead]);
-      if (map_.find(rows[i])) {
-        throw Error(ErrorKind::corrupted, file_->name() + ": row " + std::to_string(rows[i]) + " has two addresses");
-      }
-      map_.add(rows[i]);
-    }
-    first += some;
-    if (first == count) {
-      unwritten_.assign(rows.end() - static_cast<std::ptrdiff_t>(count % block_rows), rows.end());
-    }
+void HomeAddresses::load(std::span<const std::uint64_t> rows) {
+  if (const auto twice = map_.load(rows)) {
+    throw Error(ErrorKind::corrupted, file_->name() + ": row " + std::to_string(*twice) + " has two addresses");
   }
+  durable_count_ = rows.size();
+  unwritten_.assign(rows.end() - static_cast<std::ptrdiff_t>(rows.size() % block_rows), rows.end());
 }
 
 std::vector<std::uint64_t> HomeAddresses::rows_at(std::uint64_t first, std::uint64_t count) const {

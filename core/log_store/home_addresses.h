@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "media/block_file.h"
@@ -57,7 +58,7 @@ class HomeAddresses {
   std::vector<std::uint64_t> rows_at(std::uint64_t first, std::uint64_t count) const;
 
  private:
-  void read_rows(std::uint64_t count);
+  void load(std::span<const std::uint64_t> rows);
   void write_header(std::uint64_t count);
 
   std::unique_ptr<BlockFile> file_;

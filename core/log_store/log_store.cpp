@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/parallel.h"
 #include "log_store/log_record.h"
 #include "log_store/sector_runs.h"
 #include "media/medium.h"
@@ -21,6 +22,7 @@ namespace {
 
 constexpr std::size_t buffer_bytes = std::size_t{8} << 20;      // of sectors, read or written at once
 constexpr std::size_t joined_gap_bytes = 7 * format::sector_bytes;  // reading these costs less than one more request
+constexpr std::uint64_t rows_worth_threads = 1 << 20;  // whose addresses are read
 constexpr std::uint64_t largest_ring_bytes = RowIndex::end_location;
 
 Opening opening_of(const LogStoreOptions& options) {
@@ -117,8 +119,8 @@ LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, c
     Table table{tables[i], layout_of(tables[i]), {}, {}};
     if (table.what.layout) allow_many_files();
     for (const RowPiece& piece : table.what.owned_pieces()) {
-      Home& home = table.homes.emplace_back(open_home(directory, table.what, i, piece, options.caching, options.watcher,
-                                                      opening_of(options), queue_));
+      Home& home = table.homes.emplace_back(
+          open_home(directory, table.what, i, piece, options.caching, options.watcher, opening_of(options), queue_));
       home.first_number = num_rows;
       num_rows += piece.num_rows;
       unit_bytes_ = std::max(unit_bytes_, home.file->unit_bytes());
@@ -138,15 +140,23 @@ LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, c
 
 // After the log's checkpoint: of a row that it leaves to home, home's addresses know by then.
 void LogStore::read_addresses() {
-  const std::uint64_t least_rows = log_.home_rows().value_or(0);
-  std::uint64_t num_rows = 0;
+  std::vector<Home*> homes;
   for (Table& table : tables_) {
     for (Home& home : table.homes) {
-      if (!home.addresses) return;
-      home.addresses->read();
-      home.end_of_images = home.addresses->count();
-      num_rows += home.addresses->count();
+      if (home.addresses) homes.push_back(&home);
     }
+  }
+  if (homes.empty()) return;
+  const std::uint64_t least_rows = log_.home_rows().value_or(0);
+  if (least_rows < rows_worth_threads) {
+    for (Home* home : homes) home->addresses->read();
+  } else {
+    parallel_for(homes.size(), [&](std::size_t i) { homes[i]->addresses->read(); });
+  }
+  std::uint64_t num_rows = 0;
+  for (Home* home : homes) {
+    home->end_of_images = home->addresses->count();
+    num_rows += home->addresses->count();
   }
   if (num_rows < least_rows) {
     throw Error(ErrorKind::corrupted, log_.file().name() + ": " + std::to_string(least_rows) +
@@ -154,9 +164,7 @@ void LogStore::read_addresses() {
                                           ": older files were put back");
   }
   if (!writable_ || num_rows == least_rows) return;
-  for (Table& table : tables_) {
-    for (Home& home : table.homes) home.addresses->write_header_again();
-  }
+  for (Home* home : homes) home->addresses->write_header_again();
 }
 
 std::size_t LogStore::Table::home_of(std::uint64_t row) const {

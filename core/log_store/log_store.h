@@ -416,7 +416,8 @@ class LogStore {
                          const SectorBuffer& buffer, std::size_t most_bytes);
   void note_imported(const Table& table, std::uint64_t first, std::uint64_t end);
   std::optional<std::uint64_t> sync_home_rows();
-  void write_rows(std::uint32_t number, std::uint64_t first, std::size_t count, const std::byte* weights, const float* state);
+  void write_rows(std::uint32_t number, std::uint64_t first, std::size_t count, const std::byte* weights,
+                  const float* state);
   void note_home(std::span<const std::uint64_t> numbers);
   void give_up(const Records& records);
   void note_log_reads(std::uint64_t requests, std::uint64_t bytes);

@@ -19,7 +19,8 @@ constexpr std::size_t least_bytes = std::size_t{256} << 10;
 constexpr std::size_t joined_gap_bytes = std::size_t{16} << 10;  // reading these costs less than one more request
 
 // Of `out`, row i.
-void put_image(const RowLayout& layout, std::uint64_t row, const std::byte* image, const WorkingRows& out, std::size_t i) {
+void put_image(const RowLayout& layout, std::uint64_t row, const std::byte* image, const WorkingRows& out,
+               std::size_t i) {
   out.rows[i] = row;
   std::memcpy(out.weights + i * layout.weight_bytes(), image, layout.weight_bytes());
   if (layout.state_bytes() == 0) return;

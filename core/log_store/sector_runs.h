@@ -38,8 +38,7 @@ class SectorRuns {
     const std::uint64_t end = format::align_up(offset + bytes, shape_.unit_bytes);
     const bool in_run = !reads_.empty() && reads_.back().file == &file &&
                         joins(reads_.back().offset + reads_.back().bytes, begin, shape_.read_gap_bytes);
-    const bool in_write =
-        in_run && joins(writes_.back().offset + writes_.back().bytes, begin, shape_.write_gap_bytes);
+    const bool in_write = in_run && joins(writes_.back().offset + writes_.back().bytes, begin, shape_.write_gap_bytes);
     const std::uint64_t run_end = in_run ? reads_.back().offset + reads_.back().bytes : begin;
     const std::size_t more = end > run_end ? end - run_end : 0;
     if (used_bytes_ + more > std::min(buffer_.size(), shape_.most_bytes)) return nullptr;

@@ -96,8 +96,8 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
   if (options.sharding) shards = shards_record(owned, options.sharding->group_uuid);
   const format::PoolHeader header = new_header(options, *medium, log_bytes);
   const Identity identity = Superblock::identity_of(header);
-  const std::vector<RowTable> row_tables =
-      row_tables_of(tables, options.seed, owned, Superblock::row_identity_of(header), Superblock::home_order_of(header));
+  const std::vector<RowTable> row_tables = row_tables_of(
+      tables, options.seed, owned, Superblock::row_identity_of(header), Superblock::home_order_of(header));
   const bool adopt = options.sharding && options.sharding->adopt;
   begin_making(directory);
   if (in_place) {

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <span>
 
 #include "base/huge_array.h"
 
@@ -37,6 +38,9 @@ class AddressMap {
   }
   // Asks for the memory that a call for `row` is going to read first.
   void prefetch(std::uint64_t row) const { __builtin_prefetch(groups_.data() + row / group_rows); }
+  // Gives addresses to rows, from 0 on, in a map that has none; all of them are below num_rows. Returns the first that is
+  // there twice, and the map is of no use then.
+  std::optional<std::uint64_t> load(std::span<const std::uint64_t> rows);
   // Gives the next address to `row`, which has none. There are fewer than most_addresses.
   std::uint64_t add(std::uint64_t row);
   // The first row at or after `row` that has an address.
@@ -66,7 +70,8 @@ class AddressMap {
   };
   static_assert(sizeof(Group) == 48);
 
-  void make_room(Group& group);
+  static std::uint32_t room_for(std::uint32_t count);
+  void move(Group& group, std::uint32_t room);
 
   HugeArray<Group> groups_;
   std::uint64_t size_ = 0;

@@ -1,13 +1,13 @@
 // The address map against a plain map, dense and sparse.
-#include "rows/address_map.h"
-
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "check.h"
+#include "rows/address_map.h"
 
 namespace holdfast {
 namespace {
@@ -44,6 +44,21 @@ void addresses_are_given_in_order_and_stay(std::uint64_t seed) {
       model[row] = address;
     }
     check_equal(map, model, num_rows, random);
+    // What is loaded is what was given, and goes on.
+    std::vector<std::uint64_t> rows(model.size());
+    for (const auto& [row, address] : model) rows[address] = row;
+    AddressMap loaded(num_rows);
+    CHECK(!loaded.load(rows));
+    check_equal(loaded, model, num_rows, random);
+    for (std::uint64_t i = 0; i < 2000; ++i) {
+      const std::uint64_t row = random() % num_rows;
+      if (model.contains(row)) continue;
+      model[row] = loaded.add(row);
+    }
+    check_equal(loaded, model, num_rows, random);
+    rows.push_back(rows[rows.size() / 2]);
+    AddressMap twice(num_rows);
+    CHECK(twice.load(rows) == rows.back());
   }
 }
 

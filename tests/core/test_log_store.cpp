@@ -211,20 +211,21 @@ void touched_rows_of_a_large_table_are_found(std::uint64_t seed) {
 
 void counters_say_what_was_written(std::uint64_t seed) {
   for (const HomeOrder order : {HomeOrder::by_first_touch, HomeOrder::by_row}) {
-  Subject subject(one_table(order), 64 << 10, buffered(), seed);
-  make_three_records(subject);
-  subject.merge(3);
-  const LogStoreCounters counters = subject.store->counters();
-  CHECK(counters.appended_rows == 9 && counters.appended_bytes == 3 * 4096);
-  CHECK(counters.merged_bytes == 3 * 4096 && subject.store->used_bytes() == 0);
-  CHECK(counters.merged_rows == 3);
-  if (order == HomeOrder::by_first_touch) {
-    CHECK(counters.home_sectors_changed == 1);
-    CHECK(counters.home_bytes_written == 4096 && counters.home_bytes_read == 0);  // there was nothing
-  } else {
-    CHECK(counters.home_sectors_changed == 2);  // rows 1 and 5, and row 100
-    CHECK(counters.home_bytes_written == 2 * 4096 && counters.home_bytes_read == 2 * 4096);  // each in a block of its own
-  }
+    Subject subject(one_table(order), 64 << 10, buffered(), seed);
+    make_three_records(subject);
+    subject.merge(3);
+    const LogStoreCounters counters = subject.store->counters();
+    CHECK(counters.appended_rows == 9 && counters.appended_bytes == 3 * 4096);
+    CHECK(counters.merged_bytes == 3 * 4096 && subject.store->used_bytes() == 0);
+    CHECK(counters.merged_rows == 3);
+    if (order == HomeOrder::by_first_touch) {
+      CHECK(counters.home_sectors_changed == 1);
+      CHECK(counters.home_bytes_written == 4096 && counters.home_bytes_read == 0);  // there was nothing
+    } else {
+      CHECK(counters.home_sectors_changed == 2);  // rows 1 and 5, and row 100
+      CHECK(counters.home_bytes_written == 2 * 4096 &&
+            counters.home_bytes_read == 2 * 4096);  // each in a block of its own
+    }
   }
 }
 

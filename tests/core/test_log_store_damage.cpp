@@ -90,8 +90,8 @@ void a_damaged_row_at_home_is_named(std::uint64_t seed) {
       CHECK(error.kind() == ErrorKind::corrupted);
       CHECK(std::string(error.what()).find(place) != std::string::npos);
     }
-    CHECK((problems_of(subject) == std::vector{place + ": row " + std::to_string(row) +
-                                               " of table 0 does not hold its checksum"}));
+    CHECK((problems_of(subject) ==
+           std::vector{place + ": row " + std::to_string(row) + " of table 0 does not hold its checksum"}));
     flip(home, static_cast<std::uint64_t>(address) * 72 + 3);
   }
   CHECK(problems_of(subject).empty());

@@ -67,7 +67,8 @@ void an_update_at_any_moment_of_a_merge_changes_nothing_of_it(std::uint64_t seed
 
 // Three steps of every table, durable; then a merge of them.
 struct BeforeMerge {
-  explicit BeforeMerge(std::uint64_t seed) : subject(tables_of_every_shape(either_order(seed)), 1 << 20, buffered(), seed) {
+  explicit BeforeMerge(std::uint64_t seed)
+      : subject(tables_of_every_shape(either_order(seed)), 1 << 20, buffered(), seed) {
     for (int i = 0; i < 3; ++i) subject.append_with_room(50);
     subject.sync();
   }
