@@ -61,8 +61,9 @@ bool LogMerger::make_room() {
 
 Merging LogMerger::merging() const {
   const std::lock_guard lock(mutex_);
+  if (stopping_) return is_merging_ ? Merging::given_up : Merging::none;
   if (is_urgent_) return Merging::awaited;
-  return is_merging_ || (!stopping_ && !is_broken_ && wants_to_merge()) ? Merging::wanted : Merging::none;
+  return is_merging_ || (!is_broken_ && wants_to_merge()) ? Merging::wanted : Merging::none;
 }
 
 // Of the log, what may be in use when a merge begins that is to end before the log is full.
@@ -75,6 +76,11 @@ std::uint64_t LogMerger::bytes_to_begin_at() const {
 
 bool LogMerger::wants_to_merge() const {
   return !found_nothing_ && (is_urgent_ || store_.used_bytes() > bytes_to_begin_at());
+}
+
+bool LogMerger::is_stopping() const {
+  const std::lock_guard lock(mutex_);
+  return stopping_;
 }
 
 bool LogMerger::is_in_a_hurry(double progress) const {
@@ -123,9 +129,9 @@ void LogMerger::run() {
     std::exception_ptr failure;
     bool is_broken = false;
     try {
-      merged =
-          store_.merge([this] { return limit_step(); },
-                       [this](std::chrono::nanoseconds wanted, double progress) { return rest(wanted, progress); });
+      merged = store_.merge([this] { return limit_step(); },
+                            [this](std::chrono::nanoseconds wanted, double progress) { return rest(wanted, progress); },
+                            [this] { return is_stopping(); });
     } catch (const Error& error) {
       failure = std::current_exception();
       is_broken = error.kind() != ErrorKind::full;

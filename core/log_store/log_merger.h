@@ -8,6 +8,7 @@
 // - It leaves most of the disk's time to fetches, unless that would make somebody wait for room: a merge gets on at
 //   least as fast as the room that was left when it began is taken. Where it could have begun later, it takes short
 //   parts, for the sake of commits.
+// - Who stops it waits for a part of a merge at most, never for the rest of one: what need not be merged stays in the log.
 // - After a failed merge nothing is merged any more, and make_room throws the failure. Where the medium was only full,
 //   it is tried again when more is allowed.
 #pragma once
@@ -41,7 +42,7 @@ class LogMerger {
   bool make_room();
   // Where there is none, none begins before more is appended, or allowed.
   Merging merging() const;
-  // Ends the thread when its merge is done.
+  // Ends the thread; a merge that is at work is given up.
   void stop();
 
  private:
@@ -51,6 +52,7 @@ class LogMerger {
   std::uint64_t bytes_to_begin_at() const;
   bool wants_to_merge() const;
   bool is_in_a_hurry(double progress) const;
+  bool is_stopping() const;
   bool rest(std::chrono::nanoseconds wanted, double progress);
   void end_part();
   void learn(std::uint64_t merged);

@@ -23,6 +23,10 @@
 //   adopted: of a row that neither the log nor home has nothing is read.
 // - After a merge the index names none of the records that it took: the versions that it named were each the newest of
 //   their row, and those are home. A row that was appended meanwhile has another entry, which stays.
+// - A merge that is given up leaves what a crash in it would: no checkpoint has moved, so everything is in the log, where
+//   the index finds it, and bits of HomeBits that are set say nothing. What it wrote home is not relied on, was not synced
+//   perhaps, and is written again by the next merge that takes those rows, in this life or a later one, before that
+//   one's sync. It is no failure.
 // - An extent of the log is written again only after: home is durable, the checkpoint that moves the tail is durable,
 //   the index does not name it any more, and every fetch that resolved rows into it is done.
 // - A merge writes home after the fetches that had begun before it are done. Those that begin later find the rows
@@ -239,10 +243,15 @@ class LogStore {
   // 0: nothing to do. It asks for the limit, a step that may rise meanwhile, again and again, on its own thread. Between
   // its parts it calls `rest`: there it can be held up, so that fetches and commits come first, and rows come again that
   // need not be written. wanted: how long it would rest; progress: how much of all is done, 0 to 1. Where the answer is
-  // that it is in a hurry, it takes long parts, which get more done and hold others up for longer.
+  // that it is in a hurry, it takes long parts, which get more done and hold others up for longer. Where `gives_up`,
+  // which it asks between its parts and while it reads, says so, it leaves everything in the log and returns 0; once it
+  // is past its last write home it ends as others do.
   using Limit = std::function<std::uint64_t()>;
   using Rest = std::function<bool(std::chrono::nanoseconds wanted, double progress)>;
-  std::uint64_t merge(const Limit& limit, const Rest& rest = [](std::chrono::nanoseconds, double) { return true; });
+  using GivesUp = std::function<bool()>;
+  std::uint64_t merge(
+      const Limit& limit, const Rest& rest = [](std::chrono::nanoseconds, double) { return true; },
+      const GivesUp& gives_up = [] { return false; });
 
   // Writes rows [first, ...) straight home; their state becomes zeros where `state` is empty. Only while the log holds
   // no record, and alone. Durable after sync_home; what a failure or a crash before that leaves of them is unknown.
@@ -269,6 +278,7 @@ class LogStore {
     std::unique_ptr<BlockFile> file;
     std::uint64_t first_number;  // of its rows, in home_bits_
     bool is_merging = false;  // a merge has written to it, and has not synced it yet
+    bool is_importing = false;  // and an import
 
     std::uint64_t offset_of(const RowLayout& layout, std::uint64_t row) const { return layout.offset_of(row - first); }
     std::uint64_t number_of(std::uint64_t row) const { return first_number + (row - first); }
@@ -337,6 +347,11 @@ class LogStore {
     std::vector<std::byte> images;
   };
   class Merge;
+  // Of what is read or written at once.
+  struct PartSize {
+    std::size_t bytes;
+    std::size_t requests;
+  };
   // The index's rows of one table in order, as they were at some version of the index.
   struct Listing {
     std::uint32_t table = 0;
@@ -406,15 +421,22 @@ class LogStore {
 
   Records records_between(std::uint64_t after_step, std::uint64_t limit_step) const;
   bool lies_in(const Stretch& stretch, std::uint64_t location, const Table& table) const;
-  std::vector<std::vector<Part>> parts_of(const Records& records);
+  // Called again and again by what takes long in a merge; throws where that is given up.
+  using Between = std::function<void()>;
+  std::vector<std::vector<Part>> parts_of(const Records& records, const Between& between);
   std::span<const Part> some_parts(std::span<const Part> parts) const;
   SpareBuffers::Borrowed read_row_numbers(std::span<const Part> parts, std::vector<const std::uint64_t*>& numbers);
-  std::vector<Located> newest_of(std::span<const Part> parts, std::span<const Located> wanted);
+  std::vector<Located> newest_of(std::span<const Part> parts, std::span<const Located> wanted, const Between& between);
   void choose(std::uint32_t table, const RowRange& range, const Stretch& merged, const Stretch& standing,
-              std::vector<Located>& chosen, std::vector<Located>& undecided) const;
-  void read_images(std::uint32_t table, std::vector<Located>& chosen, const SectorBuffer& buffer, Versions& versions);
-  std::size_t write_home(Table& table, std::span<const Version> versions, const std::byte* version_images,
-                         const SectorBuffer& buffer, std::size_t most_bytes);
+              std::vector<Located>& chosen, std::vector<Located>& undecided, const Between& between) const;
+  std::size_t read_images(std::uint32_t table, std::span<const Located> chosen, const SectorBuffer& buffer,
+                          const PartSize& most, Versions& versions);
+  struct Written {
+    std::size_t versions;
+    std::size_t requests;
+  };
+  Written write_home(Table& table, std::span<const Version> versions, const std::byte* version_images,
+                     const SectorBuffer& buffer, const PartSize& most);
   void note_imported(const Table& table, std::uint64_t first, std::uint64_t end);
   void sync_home_bits();
   void note_home(std::span<const std::uint64_t> numbers);

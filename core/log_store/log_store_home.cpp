@@ -44,8 +44,9 @@ void LogStore::import_rows(std::uint32_t table, std::uint64_t first, std::span<c
 // Whole units of the device; the first and the last keep the rows that they have besides.
 void LogStore::write_rows(std::uint32_t number, std::uint64_t first, std::uint64_t end, const std::byte* weights,
                           const float* state) {
-  const Table& table = tables_[number];
-  const Home& home = table.homes[table.home_of(first)];
+  Table& table = tables_[number];
+  Home& home = table.homes[table.home_of(first)];
+  home.is_importing = true;
   const RowLayout& layout = table.layout;
   const std::size_t unit_rows = layout.unit_rows();
   const std::uint64_t rows_begin = (first - home.first) / unit_rows * layout.unit_bytes();
@@ -85,12 +86,17 @@ void LogStore::note_imported(const Table& table, std::uint64_t first, std::uint6
   for (std::uint64_t row = first; row < end; ++row) home_bits_->add(home.number_of(row));
 }
 
+// What a merge wrote it has synced; where it was given up, that is not relied on, and may be gigabytes.
 void LogStore::sync_home() {
   const std::lock_guard turn(merge_mutex_);
   require_usable();
   latching([&] {
-    for (const Table& table : tables_) {
-      for (const Home& home : table.homes) home.file->sync();
+    for (Table& table : tables_) {
+      for (Home& home : table.homes) {
+        if (!home.is_importing) continue;
+        home.file->sync();
+        home.is_importing = false;
+      }
     }
     sync_home_bits();
     if (home_bits_ && log_.home_rows() != home_bits_->count()) log_.checkpoint();

@@ -61,8 +61,9 @@ struct Traffic {
   std::uint64_t scratchpad_rows;  // that there is room for
 };
 
-// Of a log that is folded home. wanted: it is, or is about to be; awaited: a record waits for room meanwhile.
-enum class Merging { none, wanted, awaited };
+// Of a log that is folded home. wanted: it is, or is about to be; awaited: a record waits for it meanwhile; given_up: it
+// is being left undone, since the pool is closed.
+enum class Merging { none, wanted, awaited, given_up };
 
 class RowBackend {
  public:

@@ -99,6 +99,50 @@ void whoever_waits_for_room_ends_a_rest() {
   CHECK(subject.store->used_bytes() == 0);
 }
 
+// A medium that takes so long for each write home.
+class Slow final : public BlockWatcher {
+ public:
+  void before_read(const BlockFile&) override {}
+  void before_write(const BlockFile& file, std::uint64_t, std::span<const std::byte>) override {
+    if (file.name().find(".home") == std::string::npos) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    ++writes;
+  }
+  void before_sync(const BlockFile&) override {}
+  void after_sync(const BlockFile&) override {}
+
+  std::atomic<std::uint64_t> writes{0};
+};
+
+// Of a merge that would take eight seconds, what is written when it is stopped, is a part of a merge.
+void who_stops_a_merge_waits_for_a_part_of_it() {
+  constexpr std::uint64_t num_rows = 100'000;
+  const TemporaryDirectory directory;
+  const std::vector<RowTable> tables = {{{16, RowDtype::f32, RowOptimizer::sgd, 0, 7, 0, -0.5f, 0.5f}, 1'000'000}};
+  LogStore::create(directory.path(), tables, std::uint64_t{20} << 20, Caching::buffered);
+  Slow disk;
+  LogStore store(directory.path(), tables, {Caching::buffered, {}, &disk});
+  store.recover(1, every_step);
+  StageSpans spans;
+  LogMerger merger(store, spans);
+  std::vector<std::uint64_t> rows(num_rows);
+  for (std::uint64_t i = 0; i < num_rows; ++i) rows[i] = 10 * i;
+  std::vector<std::byte> weights(num_rows * 16 * sizeof(float));
+  const TableRows update{0, num_rows, {rows.data(), weights.data(), nullptr}};
+  for (const std::uint64_t step : {1, 2}) CHECK(store.append(store.pack({step, step, step}, {&update, 1})));
+  store.sync();
+  const std::uint64_t used = store.used_bytes();
+  merger.allow(2);
+  while (disk.writes == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const Clock::time_point stops = Clock::now();
+  merger.stop();
+  CHECK(Clock::now() - stops < std::chrono::seconds(3));
+  CHECK(disk.writes < 2000);
+  CHECK(store.used_bytes() == used && store.merged_step() == 0 && merger.merging() == Merging::none);
+  CHECK(store.merge([] { return every_step; }) == used);  // all of it, where the life goes on
+  CHECK(store.index_entries() == 0 && store.used_bytes() == 0);
+}
+
 // Of a table whose rows fill twelve MiB at home: how much of it goes there between two rests.
 std::uint64_t longest_part(bool is_in_a_hurry) {
   constexpr std::uint32_t dim = 1020;  // an image fills a block
@@ -189,6 +233,7 @@ void a_merge_that_has_time_to_spare_takes_short_parts() {
 int main() {
   holdfast::a_merge_rests_for_a_moment_only_however_long_its_part_took();
   holdfast::whoever_waits_for_room_ends_a_rest();
+  holdfast::who_stops_a_merge_waits_for_a_part_of_it();
   holdfast::a_merge_takes_long_parts_only_in_a_hurry();
   holdfast::a_merge_that_has_time_to_spare_takes_short_parts();
   return check::passed();
