@@ -13,8 +13,8 @@
 //   bytes that they had. What a torn merge wrote, the log has; until a later merge writes it again, nobody reads it.
 // - Home never holds a version of a step after the merge's limit. So roll_back must not go below a limit that was
 //   ever given to merge, in this life or an earlier one: the caller's limit is the older valid dense slot's step.
-// - A merge takes every record of a step up to the limit that is durable, and writes each row's newest version of
-//   these, but for rows of which a later record stands: one that is durable, of a step up to what the limit is by then.
+// - A merge takes every record of a step up to the limit that is durable, or the oldest of them, and writes each row's
+//   newest version of these, but for rows of which a later record stands: one that is durable, of a step up to what the limit is by then.
 //   That record stays in the log, where the index finds the row, in this life and after every recovery; the checkpoint
 //   says that none goes back before it. The checkpoint, which moves the tail, is what makes versions that were not
 //   written home unreachable; a crash before it leaves everything in the log. Any other append beside the merge is of
@@ -245,13 +245,14 @@ class LogStore {
   // need not be written. wanted: how long it would rest; progress: how much of all is done, 0 to 1. Where the answer is
   // that it is in a hurry, it takes long parts, which get more done and hold others up for longer. Where `gives_up`,
   // which it asks between its parts and while it reads, says so, it leaves everything in the log and returns 0; once it
-  // is past its last write home it ends as others do.
+  // is past its last write home it ends as others do. most_bytes: of the log, that it takes, but one record at least: the
+  // oldest ones, whose space is free the sooner.
   using Limit = std::function<std::uint64_t()>;
   using Rest = std::function<bool(std::chrono::nanoseconds wanted, double progress)>;
   using GivesUp = std::function<bool()>;
   std::uint64_t merge(
       const Limit& limit, const Rest& rest = [](std::chrono::nanoseconds, double) { return true; },
-      const GivesUp& gives_up = [] { return false; });
+      const GivesUp& gives_up = [] { return false; }, std::uint64_t most_bytes = ~std::uint64_t{0});
 
   // Writes rows [first, ...) straight home; their state becomes zeros where `state` is empty. Only while the log holds
   // no record, and alone. Durable after sync_home; what a failure or a crash before that leaves of them is unknown.
@@ -266,6 +267,9 @@ class LogStore {
   std::uint64_t merged_step() const { return log_.merged_step(); }
   std::uint64_t ring_bytes() const { return log_.ring_bytes(); }
   std::uint64_t used_bytes() const { return log_.used_bytes(); }  // of the ring
+  // Of the tables, as far as they lie here: how many rows a block of home has, and how many blocks.
+  double rows_per_home_block() const;
+  double num_home_blocks() const;
   std::size_t index_entries() const;
   std::size_t index_bytes() const;
   LogStoreCounters counters() const;
@@ -419,7 +423,8 @@ class LogStore {
   void verify_home(std::uint32_t number, std::vector<std::string>& problems);
   void verify_record(const RowLog::Live& record, std::vector<std::string>& problems);
 
-  Records records_between(std::uint64_t after_step, std::uint64_t limit_step) const;
+  Records records_between(std::uint64_t after_step, std::uint64_t limit_step,
+                          std::uint64_t most_bytes = ~std::uint64_t{0}) const;
   bool lies_in(const Stretch& stretch, std::uint64_t location, const Table& table) const;
   // Called again and again by what takes long in a merge; throws where that is given up.
   using Between = std::function<void()>;

@@ -75,6 +75,20 @@ void LogStore::write_rows(std::uint32_t number, std::uint64_t first, std::uint64
   queue_.write_range(*home.file, begin, bytes, buffer.data());
 }
 
+double LogStore::num_home_blocks() const {
+  double bytes = 0;
+  for (const Table& table : tables_) {
+    for (const Home& home : table.homes) bytes += static_cast<double>(home.file->size());
+  }
+  return std::max(1.0, bytes / format::block_bytes);
+}
+
+double LogStore::rows_per_home_block() const {
+  double rows = 0;
+  for (const Table& table : tables_) rows += static_cast<double>(table.what.owned_rows());
+  return rows / num_home_blocks();
+}
+
 // No log has these rows: what a crash leaves of them at home is there for whoever looks. So the checkpoint gives the
 // bits up before the first of them is written, and takes them back once they are durable.
 void LogStore::note_imported(const Table& table, std::uint64_t first, std::uint64_t end) {

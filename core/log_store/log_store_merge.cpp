@@ -40,6 +40,7 @@ constexpr std::chrono::milliseconds long_rest{200};
 constexpr int first_rests = 5;
 constexpr double share_of_first_rests = 0.2;
 constexpr int most_last_rests = 10;
+constexpr double share_of_reading = 0.2;  // of a merge's progress: what it reads of the log
 
 struct GivenUp {};
 
@@ -116,10 +117,12 @@ class LogStore::Merge {
     const double bytes = index_image_bytes(t);
     // So many ranges that the versions in one of them are not too many to collect; where rows crowd in one range they
     // may be more.
-    const auto most_ranges = static_cast<std::uint64_t>(bytes / static_cast<double>(store_.merge_bytes_)) + 1;
+    const double taken = static_cast<double>(records_.stretch.bytes) / static_cast<double>(store_.used_bytes());
+    const auto most_ranges =
+        static_cast<std::uint64_t>(std::min(1.0, taken) * bytes / static_cast<double>(store_.merge_bytes_)) + 1;
     const std::uint64_t num_ranges = bytes == 0 ? 0 : std::min(most_ranges, num_rows);
     for (std::uint64_t range = 0; range < num_ranges; ++range) {
-      const double share = bytes / static_cast<double>(num_ranges) / all_bytes_;
+      const double share = all_bytes_ == 0 ? 0 : bytes / static_cast<double>(num_ranges) / all_bytes_;
       const RowRange rows{table.owned_row(num_rows * range / num_ranges),
                           table.owned_row(num_rows * (range + 1) / num_ranges)};
       look_at_limit();
@@ -133,13 +136,13 @@ class LogStore::Merge {
   }
 
   // The images of what is chosen.
-  void read(std::uint32_t t) {
+  void read(std::uint32_t t, double share) {
     std::sort(chosen_.begin(), chosen_.end(),
               [](const Located& a, const Located& b) { return a.location < b.location; });
     versions_.rows.clear();
     versions_.images.resize(chosen_.size() * image_bytes(t));
     while (versions_.rows.size() < chosen_.size()) {
-      between_();
+      rest({}, progress_of(merged_share_ + share * done_of(versions_.rows.size(), chosen_.size())));
       const auto began = std::chrono::steady_clock::now();
       const std::size_t requests = store_.read_images(t, std::span(chosen_).subspan(versions_.rows.size()),
                                                       buffer_.buffer(), {buffer_bytes, reads_.most()}, versions_);
@@ -148,7 +151,7 @@ class LogStore::Merge {
   }
 
   void write(std::uint32_t t, double share) {
-    read(t);
+    read(t, share_of_reading * share);
     std::sort(versions_.rows.begin(), versions_.rows.end(),
               [](const Version& a, const Version& b) { return a.row < b.row; });
     {
@@ -166,7 +169,7 @@ class LogStore::Merge {
       });
       done += written.versions;
       writes_.learn(written.requests, std::chrono::steady_clock::now() - began);
-      const double done_share = share * static_cast<double>(done) / static_cast<double>(versions.size());
+      const double done_share = share * (share_of_reading + (1 - share_of_reading) * done_of(done, versions.size()));
       rest(rests_per_part * (std::chrono::steady_clock::now() - began), progress_of(merged_share_ + done_share));
     }
     merged_share_ += share;
@@ -175,6 +178,10 @@ class LogStore::Merge {
   void rest(std::chrono::nanoseconds wanted, double progress) {
     is_in_a_hurry_ = rest_(wanted, progress);
     between_();
+  }
+
+  static double done_of(std::size_t done, std::size_t all) {
+    return static_cast<double>(done) / static_cast<double>(all);
   }
 
   static double progress_of(double merged_share) {
@@ -251,10 +258,10 @@ class LogStore::Merge {
   RequestsPerPart writes_{most_writes};
 };
 
-std::uint64_t LogStore::merge(const Limit& limit, const Rest& rest, const GivesUp& gives_up) {
+std::uint64_t LogStore::merge(const Limit& limit, const Rest& rest, const GivesUp& gives_up, std::uint64_t most_bytes) {
   const std::lock_guard turn(merge_mutex_);
   require_usable();
-  Records records = records_between(0, limit());
+  Records records = records_between(0, limit(), most_bytes);
   if (records.records.empty()) return 0;
   wait_for_fetches();
   try {
@@ -265,12 +272,15 @@ std::uint64_t LogStore::merge(const Limit& limit, const Rest& rest, const GivesU
 }
 
 // Durable ones.
-LogStore::Records LogStore::records_between(std::uint64_t after_step, std::uint64_t limit_step) const {
+LogStore::Records LogStore::records_between(std::uint64_t after_step, std::uint64_t limit_step,
+                                            std::uint64_t most_bytes) const {
   const std::uint64_t limit = std::min(limit_step, log_.durable_step());
   Records found;
   for (const RowLog::Live& record : log_.live()) {
     if (record.link.mark.step > limit) break;
-    if (record.link.mark.step > after_step) found.records.push_back(record);
+    if (record.link.mark.step <= after_step) continue;
+    if (!found.records.empty() && record.end() - found.records.front().link.position > most_bytes) break;
+    found.records.push_back(record);
   }
   if (!found.records.empty()) {
     const std::uint64_t begin = found.records.front().link.position;
