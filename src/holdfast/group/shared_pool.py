@@ -244,6 +244,10 @@ class SharedPool(Pool):
     def traffic(self) -> dict[str, float] | None:
         return None if self.opened.member is None else self.opened.member.traffic()
 
+    def end_steps(self) -> None:
+        if self.opened.member is not None:
+            self.opened.member.end_steps()
+
     def take_spans(self) -> list[tuple[str, str, float, float]]:
         return [] if self.opened.member is None else self.opened.member.take_spans()
 

@@ -267,6 +267,11 @@ class Pool:
         """Rows and bytes since the pool was opened (core/step/row_backend.h); None where its rows are mapped."""
         return self.core.traffic()
 
+    def end_steps(self) -> None:
+        """No further step follows the one under way: its commit is not held up for the sake of later ones. From any
+        thread."""
+        self.core.end_steps()
+
     def take_spans(self) -> list[tuple[str, str, float, float]]:
         """Stage, thread, begin and end of what the pool's own threads did; each is given once."""
         return self.core.take_spans()
