@@ -103,7 +103,7 @@ def train(
     What may change from one start to the next: learning rates and other hyperparameters of the optimizers (applied
     from the next step on), steps and epochs, workers, evaluation, validation data. Anything else is refused by name.
     """
-    from holdfast.cli.groups import is_of_group, open_in_group
+    from holdfast.cli.groups import end_steps, is_of_group, open_in_group
     from holdfast.run.assembly import open_trainer
     from holdfast.run.sources import open_validation
     from holdfast.state.reproducibility import keep_freed_memory
@@ -127,7 +127,7 @@ def train(
             opened = open_trainer(
                 config, pool, recovery=recovery.value, trust_after_reboot=trust_after_reboot, stopping=stop.is_wanted
             )
-        with opened as trainer, stop.calling(trainer.pool.end_steps):
+        with opened as trainer, stop.calling(lambda: end_steps(trainer.pool)):
             if trainer.speaks:
                 print("\n".join(_words_at_start(trainer)), flush=True)  # noqa: T201
             result = _train(trainer, validation, metrics=metrics, tensorboard=tensorboard, trace=trace)
