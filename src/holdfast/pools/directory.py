@@ -94,8 +94,7 @@ def log_bytes_of(log_store: bool, table_bytes: int, scratchpad_bytes: int) -> in
 
     A row log of an eighth of its writer's tables: what a merge costs is blocks of home, which more rows share the
     larger the log is. Its index takes memory, a fifth of its bytes where rows are small, so it has no more than twice
-    those of
-    the scratchpad; but 1 GiB it may always have, and small tables do not need as much."""
+    those of the scratchpad; but 1 GiB it may always have, and small tables do not need as much."""
     if not log_store:
         return _MIN_LOG_BYTES
     wanted = max(table_bytes // _ROW_LOG_SHARE, min(_SMALL_TABLES_TIMES * table_bytes, _ROW_LOG_BYTES))
