@@ -4,6 +4,7 @@
 // - Jobs run in the order of submit, one at a time: a commit record never overtakes the log record it rests on, nor a
 //   dense slot its commit record.
 // - wait(ticket) does not wait for the thread to be scheduled: it runs the jobs that are still queued itself.
+// - Nor does it wait for jobs behind its own, however many there are.
 // - The first job that throws latches the failure: the queued jobs are dropped, and submit and wait rethrow from then
 //   on.
 #pragma once
@@ -15,6 +16,8 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+
+#include "base/fair_mutex.h"
 
 namespace holdfast {
 
@@ -48,7 +51,7 @@ class Background {
 
   const char* name_;
   mutable std::mutex queue_mutex_;
-  std::mutex run_mutex_;  // held while a job runs; taken before queue_mutex_
+  FairMutex run_mutex_;  // held while a job runs; taken before queue_mutex_
   std::condition_variable wake_;
   std::deque<std::function<void()>> queue_;
   Ticket submitted_ = 0;

@@ -302,6 +302,9 @@ void bind_pool(nb::module_& m) {
           "table"_a, "first"_a, "weights"_a, "state"_a.none())
       .def("keep_rows", &Pool::keep_rows, "table"_a, "rows"_a, Unlocked(),
            "These rows, ascending, stay in the scratchpad for good, where there is one: a static cache.")
+      .def("end_steps", &Pool::end_steps, Unlocked(),
+           "No further step follows the one under way: commits are not held up for the sake of later ones any more. "
+           "From any thread.")
       .def("flush", &Pool::flush, Unlocked())
       .def("close", &Pool::close, Unlocked())
       .def_prop_ro(

@@ -26,10 +26,13 @@ struct Home {
   std::unique_ptr<HomeAddresses> addresses;  // none: rows lie by number
   std::uint64_t first_number;  // of its rows, in the store's home bits
   bool is_merging = false;  // a merge has written to it, and has not synced it yet
+  bool is_importing = false;  // and an import
   std::uint64_t addresses_when_begun = 0;  // of that merge
   std::uint64_t end_of_images = 0;  // no address behind it was ever written
 
   std::uint64_t number_of(std::uint64_t row) const { return first_number + (row - first); }
+  // That it has, or has room for where rows lie by number.
+  std::uint64_t num_images() const { return addresses ? addresses->count() : end - first; }
   // The image of a row that may be at home; nothing where it is known not to be. bits: of the store, if it has some.
   std::optional<std::uint64_t> address_of(std::uint64_t row, const HomeBits* bits) const {
     if (addresses) return addresses->find(row - first);

@@ -9,17 +9,34 @@ namespace holdfast {
 namespace {
 
 // Of the log, what is in use when a merge begins: never less, never more.
-constexpr double earliest = 0.5;
+constexpr double earliest = 0.4;
 constexpr double latest = 0.7;
 constexpr double share_of_work = 0.5;  // of a merge's time, so that it ends before the log is full
-constexpr double full = 0.95;  // of the log, by when a merge has ended
+// Where records wait for merges, the log comes to be so full when one ends, less two records; and never fuller than `full`.
+constexpr double mark = 0.9;
+constexpr double full = 0.97;
+constexpr double spare_records = 2;
+// Of the way from where the log is to where it would be, how much a merge lets it go.
+constexpr double approach = 0.25;
+// Where the log may not grow by so many records, they are too coarse to be held up one by one.
+constexpr double least_records = 4;
+// The merge hurries before anybody waits.
+constexpr double share_before_waiting = 0.75;
+constexpr std::uint64_t portions = 16;  // of the log
+constexpr std::uint64_t least_portion = std::uint64_t{8} << 20;
+// Rows beside each in its block, in a merge of the whole log, with which there is little gain in its size.
+constexpr double most_crowding = 0.75;
 // No rest is longer, whatever is wanted: a part also takes the time for which the whole process was stopped in it.
 constexpr std::chrono::milliseconds longest_rest{200};
 
 }  // namespace
 
 LogMerger::LogMerger(LogStore& store, StageSpans& spans)
-    : store_(store), spans_(spans), thread_(start_thread("hf-merge", [this] { run(); })) {}
+    : store_(store),
+      spans_(spans),
+      // As if rows were drawn at random; how it is, merges tell.
+      crowding_(store.rows_per_home_block() / format::block_bytes / store.num_home_blocks()),
+      thread_(start_thread("hf-merge", [this] { run(); })) {}
 
 LogMerger::~LogMerger() { stop(); }
 
@@ -36,6 +53,32 @@ void LogMerger::allow(std::uint64_t step) {
 std::uint64_t LogMerger::limit_step() const {
   const std::lock_guard lock(mutex_);
   return limit_step_;
+}
+
+bool LogMerger::must_wait(std::uint64_t bytes) const {
+  if (!is_merging_ || lets_through_ || stopping_ || is_urgent_) return false;
+  if (allowed_growth_ < least_records * static_cast<double>(bytes)) return false;
+  const double line = static_cast<double>(used_when_begun_) + progress_ * allowed_growth_;
+  return static_cast<double>(store_.used_bytes() + bytes) > line;
+}
+
+bool LogMerger::wait_for_turn(std::uint64_t bytes) {
+  std::unique_lock lock(mutex_);
+  largest_record_bytes_ = std::max(largest_record_bytes_, bytes);
+  if (!must_wait(bytes)) return false;
+  ++num_waiting_;
+  turned_.notify_all();
+  turned_.wait(lock, [&] { return !must_wait(bytes); });
+  --num_waiting_;
+  return true;
+}
+
+void LogMerger::let_through() {
+  {
+    const std::lock_guard lock(mutex_);
+    lets_through_ = true;
+  }
+  turned_.notify_all();
 }
 
 // Not while the thread is between a look at the log and its sleep.
@@ -61,8 +104,9 @@ bool LogMerger::make_room() {
 
 Merging LogMerger::merging() const {
   const std::lock_guard lock(mutex_);
-  if (is_urgent_) return Merging::awaited;
-  return is_merging_ || (!stopping_ && !is_broken_ && wants_to_merge()) ? Merging::wanted : Merging::none;
+  if (stopping_) return is_merging_ ? Merging::given_up : Merging::none;
+  if (is_urgent_ || num_waiting_ != 0) return Merging::awaited;
+  return is_merging_ || (!is_broken_ && wants_to_merge()) ? Merging::wanted : Merging::none;
 }
 
 // Of the log, what may be in use when a merge begins that is to end before the log is full.
@@ -77,10 +121,41 @@ bool LogMerger::wants_to_merge() const {
   return !found_nothing_ && (is_urgent_ || store_.used_bytes() > bytes_to_begin_at());
 }
 
+bool LogMerger::is_stopping() const {
+  const std::lock_guard lock(mutex_);
+  return stopping_;
+}
+
 bool LogMerger::is_in_a_hurry(double progress) const {
-  const auto begun = static_cast<double>(used_when_begun_);
-  const double end = std::max(full * static_cast<double>(store_.ring_bytes()), begun);
-  return is_urgent_ || stopping_ || static_cast<double>(store_.used_bytes()) > begun + progress * (end - begun);
+  if (is_urgent_ || stopping_ || num_waiting_ != 0) return true;
+  const double line = static_cast<double>(used_when_begun_) + progress * share_before_waiting * allowed_growth_;
+  return static_cast<double>(store_.used_bytes()) > line;
+}
+
+// Of the log, that the next merge takes at most.
+std::uint64_t LogMerger::portion_bytes() const {
+  const std::uint64_t ring = store_.ring_bytes();
+  const bool gains_by_size = crowding_ * static_cast<double>(ring) > most_crowding;
+  return gains_by_size ? ring : std::max(ring / portions, least_portion);
+}
+
+// By how much the log may grow until a merge that begins now and takes so much of it is done: by as much, so that it is
+// as full then as now, and some of what is left to the mark, so that it comes there by and by.
+double LogMerger::growth_beside(double takes) const {
+  const auto ring = static_cast<double>(store_.ring_bytes());
+  const auto used = static_cast<double>(store_.used_bytes());
+  const double spare = spare_records * static_cast<double>(largest_record_bytes_);
+  const double growth = takes + approach * (mark * ring - spare - takes - used);
+  return std::clamp(growth, 0.0, std::max(0.0, full * ring - spare - used));
+}
+
+void LogMerger::begin_merge() {
+  used_when_begun_ = store_.used_bytes();
+  allowed_growth_ = growth_beside(static_cast<double>(std::min(portion_bytes(), used_when_begun_)));
+  appended_in_rests_ = 0;
+  progress_ = 0;
+  has_time_to_spare_ = share_to_begin_at() > latest;
+  is_merging_ = true;
 }
 
 void LogMerger::end_part() { spans_.add({Stage::merge, part_began_, StageSpans::Clock::now()}); }
@@ -88,6 +163,8 @@ void LogMerger::end_part() { spans_.add({Stage::merge, part_began_, StageSpans::
 bool LogMerger::rest(std::chrono::nanoseconds wanted, double progress) {
   end_part();
   std::unique_lock lock(mutex_);
+  progress_ = std::max(progress_, progress);
+  if (num_waiting_ != 0) turned_.notify_all();
   const std::uint64_t used = store_.used_bytes();
   const bool hurries = turned_.wait_for(lock, std::min<std::chrono::nanoseconds>(wanted, longest_rest),
                                         [&] { return is_in_a_hurry(progress); });
@@ -107,25 +184,35 @@ void LogMerger::learn(std::uint64_t merged) {
                                     : std::max(now, doubt * appended_per_merged_ + (1 - doubt) * now);
 }
 
+// A merge of a part of the log is thinner than one of all of it.
+void LogMerger::learn_crowding(std::uint64_t merged, const LogStoreCounters& before) {
+  const LogStoreCounters now = store_.counters();
+  const auto rows = static_cast<double>(now.merged_rows - before.merged_rows);
+  const auto blocks = static_cast<double>(now.home_bytes_written - before.home_bytes_written) / format::block_bytes;
+  if (blocks == 0) return;
+  // Of rows that are strewn at random a block gets as many more than one as half of what it gets on average.
+  const double more = std::max(0.0, rows / blocks - 1);
+  crowding_ = (more + std::min(more, 1.0)) / static_cast<double>(merged);
+}
+
 void LogMerger::run() {
   std::unique_lock lock(mutex_);
   for (;;) {
     turned_.wait(lock, [this] { return stopping_ || (!is_broken_ && wants_to_merge()); });
     if (stopping_) return;
     const std::uint64_t limit = limit_step_;
-    used_when_begun_ = store_.used_bytes();
-    appended_in_rests_ = 0;
-    has_time_to_spare_ = share_to_begin_at() > latest;
-    is_merging_ = true;
+    const std::uint64_t most_bytes = portion_bytes();
+    const LogStoreCounters before = store_.counters();
+    begin_merge();
     lock.unlock();
     part_began_ = StageSpans::Clock::now();
     std::uint64_t merged = 0;
     std::exception_ptr failure;
     bool is_broken = false;
     try {
-      merged =
-          store_.merge([this] { return limit_step(); },
-                       [this](std::chrono::nanoseconds wanted, double progress) { return rest(wanted, progress); });
+      merged = store_.merge([this] { return limit_step(); },
+                            [this](std::chrono::nanoseconds wanted, double progress) { return rest(wanted, progress); },
+                            [this] { return is_stopping(); }, most_bytes);
     } catch (const Error& error) {
       failure = std::current_exception();
       is_broken = error.kind() != ErrorKind::full;
@@ -141,6 +228,7 @@ void LogMerger::run() {
     if (merged != 0) {
       ++num_merges_;
       learn(merged);
+      learn_crowding(merged, before);
     }
     if (merged == 0 && limit == limit_step_) found_nothing_ = true;
     turned_.notify_all();

@@ -2,12 +2,18 @@
 //
 // Invariants
 // - It merges no step after the limit that it was told last: recovery may have to go back to that one.
-// - It begins as late as it may, between half and seven tenths of the log, and takes all that may be merged: the longer
+// - It begins as late as it may, between four and seven tenths of the log, and takes all that may be merged: the longer
 //   a version waits, the more often a newer one of the same row, or of a row in the same block, comes along and is
 //   written with it. How much is appended meanwhile, it learns from the merges before.
+// - Where merges cannot keep up with what is appended, every record waits a little, none for long: beside a merge the
+//   log fills no faster than the merge gets on, up to a mark that leaves room for some records more. Where that is all
+//   of the time, the log stays near the mark.
+// - Where rows that are merged together share few blocks of home, there is nothing to gain from many of them: merges take
+//   a sixteenth of the log then, its oldest part, so that room appears early and little is undone that is given up.
 // - It leaves most of the disk's time to fetches, unless that would make somebody wait for room: a merge gets on at
 //   least as fast as the room that was left when it began is taken. Where it could have begun later, it takes short
 //   parts, for the sake of commits.
+// - Who stops it waits for a part of a merge at most, never for the rest of one: what need not be merged stays in the log.
 // - After a failed merge nothing is merged any more, and make_room throws the failure. Where the medium was only full,
 //   it is tried again when more is allowed.
 #pragma once
@@ -36,12 +42,16 @@ class LogMerger {
   void allow(std::uint64_t step);
   // The log has grown: looks whether there is something to do.
   void wake();
+  // Before a record of so many bytes is appended: returns when it is its turn, and whether that took any time.
+  bool wait_for_turn(std::uint64_t bytes);
+  // From now on it is always its turn.
+  void let_through();
   // Returns when something was merged since the call; false where nothing can be, until more is allowed. Throws what a
   // merge threw.
   bool make_room();
   // Where there is none, none begins before more is appended, or allowed.
   Merging merging() const;
-  // Ends the thread when its merge is done.
+  // Ends the thread; a merge that is at work is given up.
   void stop();
 
  private:
@@ -51,9 +61,15 @@ class LogMerger {
   std::uint64_t bytes_to_begin_at() const;
   bool wants_to_merge() const;
   bool is_in_a_hurry(double progress) const;
+  bool is_stopping() const;
   bool rest(std::chrono::nanoseconds wanted, double progress);
+  bool must_wait(std::uint64_t bytes) const;
+  std::uint64_t portion_bytes() const;
+  double growth_beside(double takes) const;
+  void begin_merge();
   void end_part();
   void learn(std::uint64_t merged);
+  void learn_crowding(std::uint64_t merged, const LogStoreCounters& before);
 
   LogStore& store_;
   StageSpans& spans_;
@@ -63,11 +79,17 @@ class LogMerger {
   std::uint64_t limit_step_ = 0;
   std::uint64_t num_merges_ = 0;
   double appended_per_merged_ = 0.25;  // bytes appended in the time that merging a byte takes; to begin with, a guess
+  double crowding_;  // how many more rows of a block of home a merge writes with one, for each byte of the log
   std::uint64_t used_when_begun_ = 0;  // bytes of the log, when the merge in progress began
+  double allowed_growth_ = 0;  // of the log, in bytes, until that merge's end
+  double progress_ = 0;  // of that merge
   std::uint64_t appended_in_rests_ = 0;  // bytes, of that merge
   bool has_time_to_spare_ = false;  // that merge: it could have begun later
   bool is_merging_ = false;
   bool is_urgent_ = false;  // somebody waits for room
+  std::uint64_t largest_record_bytes_ = 0;
+  std::uint32_t num_waiting_ = 0;  // records, for their turn
+  bool lets_through_ = false;
   bool found_nothing_ = false;  // in the last turn, with this limit
   bool stopping_ = false;
   std::exception_ptr failure_;  // of the last merge

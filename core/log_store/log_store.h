@@ -13,8 +13,8 @@
 //   bytes that they had. What a torn merge wrote, the log has; until a later merge writes it again, nobody reads it.
 // - Home never holds a version of a step after the merge's limit. So roll_back must not go below a limit that was
 //   ever given to merge, in this life or an earlier one: the caller's limit is the older valid dense slot's step.
-// - A merge takes every record of a step up to the limit that is durable, and writes each row's newest version of
-//   these, but for rows of which a later record stands: one that is durable, of a step up to what the limit is by then.
+// - A merge takes every record of a step up to the limit that is durable, or the oldest of them, and writes each row's
+//   newest version of these, but for rows of which a later record stands: one that is durable, of a step up to what the limit is by then.
 //   That record stays in the log, where the index finds the row, in this life and after every recovery; the checkpoint
 //   says that none goes back before it. The checkpoint, which moves the tail, is what makes versions that were not
 //   written home unreachable; a crash before it leaves everything in the log. Any other append beside the merge is of
@@ -24,6 +24,10 @@
 //   were adopted.
 // - After a merge the index names none of the records that it took: the versions that it named were each the newest of
 //   their row, and those are home. A row that was appended meanwhile has another entry, which stays.
+// - A merge that is given up leaves what a crash in it would: no checkpoint has moved, so everything is in the log, where
+//   the index finds it, and bits of HomeBits that are set say nothing. What it wrote home is not relied on, was not synced
+//   perhaps, and is written again by the next merge that takes those rows, in this life or a later one, before that
+//   one's sync. It is no failure.
 // - An extent of the log is written again only after: home is durable, the checkpoint that moves the tail is durable,
 //   the index does not name it any more, and every fetch that resolved rows into it is done.
 // - A merge writes home after the fetches that had begun before it are done. Those that begin later find the rows
@@ -242,10 +246,16 @@ class LogStore {
   // 0: nothing to do. It asks for the limit, a step that may rise meanwhile, again and again, on its own thread. Between
   // its parts it calls `rest`: there it can be held up, so that fetches and commits come first, and rows come again that
   // need not be written. wanted: how long it would rest; progress: how much of all is done, 0 to 1. Where the answer is
-  // that it is in a hurry, it takes long parts, which get more done and hold others up for longer.
+  // that it is in a hurry, it takes long parts, which get more done and hold others up for longer. Where `gives_up`,
+  // which it asks between its parts and while it reads, says so, it leaves everything in the log and returns 0; once it
+  // is past its last write home it ends as others do. most_bytes: of the log, that it takes, but one record at least: the
+  // oldest ones, whose space is free the sooner.
   using Limit = std::function<std::uint64_t()>;
   using Rest = std::function<bool(std::chrono::nanoseconds wanted, double progress)>;
-  std::uint64_t merge(const Limit& limit, const Rest& rest = [](std::chrono::nanoseconds, double) { return true; });
+  using GivesUp = std::function<bool()>;
+  std::uint64_t merge(
+      const Limit& limit, const Rest& rest = [](std::chrono::nanoseconds, double) { return true; },
+      const GivesUp& gives_up = [] { return false; }, std::uint64_t most_bytes = ~std::uint64_t{0});
 
   // Writes rows [first, ...) straight home; their state becomes zeros where `state` is empty. Only while the log holds
   // no record, and alone. Durable after sync_home; what a failure or a crash before that leaves of them is unknown: of
@@ -261,6 +271,9 @@ class LogStore {
   std::uint64_t merged_step() const { return log_.merged_step(); }
   std::uint64_t ring_bytes() const { return log_.ring_bytes(); }
   std::uint64_t used_bytes() const { return log_.used_bytes(); }  // of the ring
+  // Of the tables, as far as they lie here: how many rows a block of home has, and how many blocks.
+  double rows_per_home_block() const;
+  double num_home_blocks() const;
   std::size_t index_entries() const;
   std::size_t index_bytes() const;
   LogStoreCounters counters() const;
@@ -334,6 +347,11 @@ class LogStore {
     std::vector<std::byte> images;
   };
   class Merge;
+  // Of what is read or written at once.
+  struct PartSize {
+    std::size_t bytes;
+    std::size_t requests;
+  };
   // The index's rows of one table in order, as they were at some version of the index.
   struct Listing {
     std::uint32_t table = 0;
@@ -400,20 +418,28 @@ class LogStore {
   void verify_home(std::uint32_t number, std::vector<std::string>& problems);
   void verify_record(const RowLog::Live& record, std::vector<std::string>& problems);
 
-  Records records_between(std::uint64_t after_step, std::uint64_t limit_step) const;
+  Records records_between(std::uint64_t after_step, std::uint64_t limit_step,
+                          std::uint64_t most_bytes = ~std::uint64_t{0}) const;
   bool lies_in(const Stretch& stretch, std::uint64_t location) const;
-  std::vector<std::vector<Part>> parts_of(const Records& records);
+  // Called again and again by what takes long in a merge; throws where that is given up.
+  using Between = std::function<void()>;
+  std::vector<std::vector<Part>> parts_of(const Records& records, const Between& between);
   std::span<const Part> some_parts(std::span<const Part> parts) const;
   SpareBuffers::Borrowed read_row_numbers(std::span<const Part> parts, std::vector<const std::uint64_t*>& numbers);
-  std::vector<Located> newest_of(std::span<const Part> parts, std::span<const Located> wanted);
+  std::vector<Located> newest_of(std::span<const Part> parts, std::span<const Located> wanted, const Between& between);
   std::uint64_t share_of(const Table& table, std::uint64_t row, std::uint64_t num_shares) const;
   void choose(std::uint32_t table, const Share& share, const Stretch& merged, const Stretch& standing,
-              std::vector<Located>& chosen, std::vector<Located>& undecided) const;
-  void read_images(std::uint32_t table, std::vector<Located>& chosen, const SectorBuffer& buffer, Versions& versions);
+              std::vector<Located>& chosen, std::vector<Located>& undecided, const Between& between) const;
+  std::size_t read_images(std::uint32_t table, std::span<const Located> chosen, const SectorBuffer& buffer,
+                          const PartSize& most, Versions& versions);
+  struct Written {
+    std::size_t versions;
+    std::size_t requests;
+  };
   void settle_addresses(Table& table, std::vector<Version>& versions);
   void read_homes(Table& table, const SectorRuns& runs);
-  std::size_t write_home(Table& table, std::span<const Version> versions, const std::byte* version_images,
-                         const SectorBuffer& buffer, std::size_t most_bytes);
+  Written write_home(Table& table, std::span<const Version> versions, const std::byte* version_images,
+                     const SectorBuffer& buffer, const PartSize& most);
   void note_imported(const Table& table, std::uint64_t first, std::uint64_t end);
   std::optional<std::uint64_t> sync_home_rows();
   void write_rows(std::uint32_t number, std::uint64_t first, std::size_t count, const std::byte* weights,

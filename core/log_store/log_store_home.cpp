@@ -12,6 +12,7 @@ namespace {
 constexpr std::size_t buffer_bytes = std::size_t{8} << 20;  // of blocks, written at once
 constexpr std::size_t images_bytes = std::size_t{32} << 20;  // that are made at a time,
 constexpr std::size_t chunk_bytes = std::size_t{64} << 10;  // and by one thread
+constexpr std::size_t most_writes = 8 * BlockQueue::depth;
 
 }  // namespace
 
@@ -45,6 +46,7 @@ void LogStore::import_rows(std::uint32_t table, std::uint64_t first, std::span<c
 void LogStore::write_rows(std::uint32_t number, std::uint64_t first, std::size_t count, const std::byte* weights,
                           const float* state) {
   Table& table = tables_[number];
+  table.homes[table.home_of(first)].is_importing = true;
   const RowLayout& layout = table.layout;
   const std::vector<float> zeros(table.what.spec.state_floats);
   std::vector<std::byte> images(count * layout.image_bytes());
@@ -62,8 +64,30 @@ void LogStore::write_rows(std::uint32_t number, std::uint64_t first, std::size_t
   settle_addresses(table, versions);  // which begins with the last of them
   const SpareBuffers::Borrowed buffer = spare_.borrow(buffer_bytes);
   for (std::size_t done = 0; done < versions.size();) {
-    done += write_home(table, std::span(versions).subspan(done), images.data(), buffer.buffer(), buffer_bytes);
+    const auto some = std::span(versions).subspan(done);
+    done += write_home(table, some, images.data(), buffer.buffer(), {buffer_bytes, most_writes}).versions;
   }
+}
+
+// As far as rows are there, where they lie by first touch.
+double LogStore::num_home_blocks() const {
+  double bytes = 0;
+  const std::lock_guard lock(mutex_);
+  for (const Table& table : tables_) {
+    for (const Home& home : table.homes) bytes += static_cast<double>(table.layout.bytes_for(home.num_images()));
+  }
+  return std::max(1.0, bytes / format::block_bytes);
+}
+
+double LogStore::rows_per_home_block() const {
+  double rows = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Table& table : tables_) {
+      for (const Home& home : table.homes) rows += static_cast<double>(home.num_images());
+    }
+  }
+  return rows / num_home_blocks();
 }
 
 // No log has these rows: what a crash leaves of them at home is there for whoever looks. So the checkpoint gives the
@@ -78,12 +102,17 @@ void LogStore::note_imported(const Table& table, std::uint64_t first, std::uint6
   for (std::uint64_t row = first; row < end; ++row) home_bits_->add(home.number_of(row));
 }
 
+// What a merge wrote it has synced; where it was given up, that is not relied on, and may be gigabytes.
 void LogStore::sync_home() {
   const std::lock_guard turn(merge_mutex_);
   require_usable();
   latching([&] {
-    for (const Table& table : tables_) {
-      for (const Home& home : table.homes) home.file->sync();
+    for (Table& table : tables_) {
+      for (Home& home : table.homes) {
+        if (!home.is_importing) continue;
+        home.file->sync();
+        home.is_importing = false;
+      }
     }
     if (const auto home_rows = sync_home_rows(); home_rows && log_.home_rows() != home_rows) log_.checkpoint();
   });

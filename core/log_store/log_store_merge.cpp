@@ -24,7 +24,11 @@ namespace {
 // short, and there are rests in proportion, while there is time.
 constexpr std::size_t buffer_bytes = std::size_t{32} << 20;
 constexpr std::size_t short_part_bytes = std::size_t{4} << 20;
-constexpr std::size_t writes_per_part = 8 * BlockQueue::depth;
+// And whatever the device, nobody waits for a part much longer than this: neither a commit nor who stops a merge.
+constexpr std::chrono::milliseconds longest_part{300};
+constexpr std::size_t least_requests = 16;
+constexpr std::size_t most_writes = 8 * BlockQueue::depth;
+constexpr std::size_t most_reads = 64 * BlockQueue::depth;
 constexpr int rests_per_part = 3;
 // A device reads what is between two blocks while it would turn to another request, which also takes a microsecond of
 // CPU. What is written wears it out: there one block goes with its neighbours, no more.
@@ -36,22 +40,42 @@ constexpr std::chrono::milliseconds long_rest{200};
 constexpr int first_rests = 5;
 constexpr double share_of_first_rests = 0.2;
 constexpr int most_last_rests = 10;
+constexpr double share_of_reading = 0.2;  // of a merge's progress: what it reads of the log
+
+struct GivenUp {};
+
+// So many requests make a part that does not take too long.
+class RequestsPerPart {
+ public:
+  explicit RequestsPerPart(std::size_t most) : most_(most) {}
+  std::size_t most() const { return now_; }
+  void learn(std::size_t requests, std::chrono::nanoseconds took) {
+    const auto fitting = static_cast<double>(requests) * (std::chrono::duration<double>(longest_part) / took);
+    const auto wanted = std::min(fitting, 2.0 * static_cast<double>(now_));  // one that was cached says little
+    now_ = std::clamp(static_cast<std::size_t>(wanted), least_requests, most_);
+  }
+
+ private:
+  std::size_t most_;
+  std::size_t now_ = BlockQueue::depth;
+};
 
 }  // namespace
 
 // A merge at work.
 class LogStore::Merge {
  public:
-  Merge(LogStore& store, Records records, const Limit& limit, const Rest& rest)
+  Merge(LogStore& store, Records records, const Limit& limit, const Rest& rest, const GivesUp& gives_up)
       : store_(store),
         records_(std::move(records)),
         limit_(limit),
         rest_(rest),
+        gives_up_(gives_up),
         buffer_(store.spare_.borrow(buffer_bytes)),
         merged_step_(records_.last_step()),
         undecided_(store.tables_.size()) {}
 
-  // Returns how many bytes of the log it took.
+  // Returns how many bytes of the log it took. Throws GivenUp.
   std::uint64_t run() {
     for (std::uint32_t t = 0; t < store_.tables_.size(); ++t) all_bytes_ += index_image_bytes(t);
     for (Table& table : store_.tables_) {
@@ -96,22 +120,39 @@ class LogStore::Merge {
     const double bytes = index_image_bytes(t);
     // So many shares that the versions in one of them are not too many to collect; where rows crowd in one they may be
     // more.
-    const auto most_shares = static_cast<std::uint64_t>(bytes / static_cast<double>(store_.merge_bytes_)) + 1;
+    const double taken = static_cast<double>(records_.stretch.bytes) / static_cast<double>(store_.used_bytes());
+    const auto most_shares =
+        static_cast<std::uint64_t>(std::min(1.0, taken) * bytes / static_cast<double>(store_.merge_bytes_)) + 1;
     const std::uint64_t num_shares = bytes == 0 ? 0 : std::min(most_shares, num_rows);
     for (std::uint64_t number = 0; number < num_shares; ++number) {
-      const double share = bytes / static_cast<double>(num_shares) / all_bytes_;
+      const double share = all_bytes_ == 0 ? 0 : bytes / static_cast<double>(num_shares) / all_bytes_;
       look_at_limit();
       chosen_.clear();
       looks_.push_back({store_.log_.last().step, share});
-      store_.choose(t, {number, num_shares}, records_.stretch, standing_, chosen_, undecided_[t]);
+      store_.choose(t, {number, num_shares}, records_.stretch, standing_, chosen_, undecided_[t], between_);
       write(t, share);
       if (undecided_image_bytes() > store_.merge_bytes_) settle();
     }
     store_.sync_merged(table);
   }
 
+  // The images of what is chosen.
+  void read(std::uint32_t t, double share) {
+    std::sort(chosen_.begin(), chosen_.end(),
+              [](const Located& a, const Located& b) { return a.location < b.location; });
+    versions_.rows.clear();
+    versions_.images.resize(chosen_.size() * image_bytes(t));
+    while (versions_.rows.size() < chosen_.size()) {
+      rest({}, progress_of(merged_share_ + share * done_of(versions_.rows.size(), chosen_.size())));
+      const auto began = std::chrono::steady_clock::now();
+      const std::size_t requests = store_.read_images(t, std::span(chosen_).subspan(versions_.rows.size()),
+                                                      buffer_.buffer(), {buffer_bytes, reads_.most()}, versions_);
+      reads_.learn(requests, std::chrono::steady_clock::now() - began);
+    }
+  }
+
   void write(std::uint32_t t, double share) {
-    store_.read_images(t, chosen_, buffer_.buffer(), versions_);
+    read(t, share_of_reading * share);
     store_.settle_addresses(store_.tables_[t], versions_.rows);
     {
       const std::lock_guard lock(store_.mutex_);
@@ -120,18 +161,28 @@ class LogStore::Merge {
     const std::span<const Version> versions = versions_.rows;
     for (std::size_t done = 0; done < versions.size();) {
       const auto began = std::chrono::steady_clock::now();
-      const std::size_t most_bytes = is_in_a_hurry_ ? buffer_bytes : short_part_bytes;
+      const PartSize most{is_in_a_hurry_ ? buffer_bytes : short_part_bytes, writes_.most()};
+      Written written{};
       store_.latching([&] {
-        done += store_.write_home(store_.tables_[t], versions.subspan(done), versions_.images.data(), buffer_.buffer(),
-                                  most_bytes);
+        written = store_.write_home(store_.tables_[t], versions.subspan(done), versions_.images.data(),
+                                    buffer_.buffer(), most);
       });
-      const double done_share = share * static_cast<double>(done) / static_cast<double>(versions.size());
+      done += written.versions;
+      writes_.learn(written.requests, std::chrono::steady_clock::now() - began);
+      const double done_share = share * (share_of_reading + (1 - share_of_reading) * done_of(done, versions.size()));
       rest(rests_per_part * (std::chrono::steady_clock::now() - began), progress_of(merged_share_ + done_share));
     }
     merged_share_ += share;
   }
 
-  void rest(std::chrono::nanoseconds wanted, double progress) { is_in_a_hurry_ = rest_(wanted, progress); }
+  void rest(std::chrono::nanoseconds wanted, double progress) {
+    is_in_a_hurry_ = rest_(wanted, progress);
+    between_();
+  }
+
+  static double done_of(std::size_t done, std::size_t all) {
+    return static_cast<double>(done) / static_cast<double>(all);
+  }
 
   static double progress_of(double merged_share) {
     return share_of_first_rests + (1 - share_of_first_rests) * std::min(1.0, merged_share);
@@ -156,10 +207,10 @@ class LogStore::Merge {
   // Rows of which a later record did not stand when it was seen, and does not yet: they are searched for in the records.
   void settle() {
     if (is_decided()) return;
-    if (!parts_) parts_ = store_.parts_of(records_);
+    if (!parts_) parts_ = store_.parts_of(records_, between_);
     for (std::uint32_t t = 0; t < undecided_.size(); ++t) {
       if (undecided_[t].empty()) continue;
-      chosen_ = store_.newest_of((*parts_)[t], undecided_[t]);
+      chosen_ = store_.newest_of((*parts_)[t], undecided_[t], between_);
       undecided_[t].clear();
       write(t, 0.0);
       store_.sync_merged(store_.tables_[t]);
@@ -186,6 +237,10 @@ class LogStore::Merge {
   const Records records_;
   const Limit& limit_;
   const Rest& rest_;
+  const GivesUp& gives_up_;
+  const Between between_ = [this] {
+    if (gives_up_()) throw GivenUp{};
+  };
   const SpareBuffers::Borrowed buffer_;
   std::uint64_t merged_step_;  // of the checkpoint to come
   Stretch standing_;  // the records that stood when the limit was asked for last
@@ -197,24 +252,33 @@ class LogStore::Merge {
   double all_bytes_ = 0;
   double merged_share_ = 0;  // of them
   bool is_in_a_hurry_ = false;
+  RequestsPerPart reads_{most_reads};
+  RequestsPerPart writes_{most_writes};
 };
 
-std::uint64_t LogStore::merge(const Limit& limit, const Rest& rest) {
+std::uint64_t LogStore::merge(const Limit& limit, const Rest& rest, const GivesUp& gives_up, std::uint64_t most_bytes) {
   const std::lock_guard turn(merge_mutex_);
   require_usable();
-  Records records = records_between(0, limit());
+  Records records = records_between(0, limit(), most_bytes);
   if (records.records.empty()) return 0;
   wait_for_fetches();
-  return Merge(*this, std::move(records), limit, rest).run();
+  try {
+    return Merge(*this, std::move(records), limit, rest, gives_up).run();
+  } catch (const GivenUp&) {
+    return 0;
+  }
 }
 
 // Durable ones.
-LogStore::Records LogStore::records_between(std::uint64_t after_step, std::uint64_t limit_step) const {
+LogStore::Records LogStore::records_between(std::uint64_t after_step, std::uint64_t limit_step,
+                                            std::uint64_t most_bytes) const {
   const std::uint64_t limit = std::min(limit_step, log_.durable_step());
   Records found;
   for (const RowLog::Live& record : log_.live()) {
     if (record.link.mark.step > limit) break;
-    if (record.link.mark.step > after_step) found.records.push_back(record);
+    if (record.link.mark.step <= after_step) continue;
+    if (!found.records.empty() && record.end() - found.records.front().link.position > most_bytes) break;
+    found.records.push_back(record);
   }
   if (!found.records.empty()) {
     const std::uint64_t begin = found.records.front().link.position;
@@ -249,11 +313,12 @@ std::uint64_t LogStore::share_of(const Table& table, std::uint64_t row, std::uin
 // The index's rows of the share. Those whose newest version is in a record that is merged are chosen; where a later one
 // stands there is nothing to do; of the others, `undecided`, the index does not say whether one that is merged has them.
 void LogStore::choose(std::uint32_t number, const Share& share, const Stretch& merged, const Stretch& standing,
-                      std::vector<Located>& chosen, std::vector<Located>& undecided) const {
+                      std::vector<Located>& chosen, std::vector<Located>& undecided, const Between& between) const {
   const Table& table = tables_[number];
   const std::size_t decided_before = undecided.size();
   std::size_t num_slots = 0;
   for (std::size_t slot = 0;;) {
+    between();
     const std::lock_guard lock(mutex_);
     if (slot != 0 && table.index.num_slots() != num_slots) {  // it has grown, and entries lie elsewhere: from the start
       slot = 0;
@@ -273,43 +338,43 @@ void LogStore::choose(std::uint32_t number, const Share& share, const Stretch& m
   }
 }
 
-// The images of one table's versions, by the order of the log.
-void LogStore::read_images(std::uint32_t number, std::vector<Located>& chosen, const SectorBuffer& buffer,
-                           Versions& versions) {
+// Of one table's versions, by the order of the log, as many images as may be read at once, from the first one on;
+// `versions` has room for them. Returns how many requests that took.
+std::size_t LogStore::read_images(std::uint32_t number, std::span<const Located> chosen, const SectorBuffer& buffer,
+                                  const PartSize& most, Versions& versions) {
   const Table& table = tables_[number];
   const std::size_t image_bytes = table.layout.image_bytes();
-  std::sort(chosen.begin(), chosen.end(), [](const Located& a, const Located& b) { return a.location < b.location; });
-  versions.rows.clear();
-  versions.images.resize(chosen.size() * image_bytes);
+  SectorRuns runs(buffer, {.read_gap_bytes = read_gap_bytes,
+                           .write_gap_bytes = read_gap_bytes,
+                           .unit_bytes = unit_bytes_,
+                           .most_bytes = most.bytes,
+                           .most_writes = most.requests});
   std::vector<const std::byte*> images;
-  while (versions.rows.size() < chosen.size()) {
-    const auto some = std::span(chosen).subspan(versions.rows.size());
-    SectorRuns runs(buffer, {.read_gap_bytes = read_gap_bytes, .unit_bytes = unit_bytes_});
-    images.clear();
-    for (const Located& version : some) {
-      const std::byte* image = runs.place(log_.file(), offset_of_location(version.location), image_bytes);
-      if (image == nullptr) break;
-      images.push_back(image);
-    }
-    queue_.read_many(runs.reads());
-    note_log_reads(runs.reads().size(), runs.read_bytes());
-    for (std::size_t i = 0; i < images.size(); ++i) {
-      const auto [row, location] = some[i];
-      if (check_image(table.layout, number, row, images[i]) != ImageState::whole) {
-        throw Error(ErrorKind::corrupted, damaged(log_.file().place(offset_of_location(location)), number, row));
-      }
-      const std::size_t at = versions.rows.size() * image_bytes;
-      std::memcpy(versions.images.data() + at, images[i], image_bytes);
-      versions.rows.push_back({row, at});
-    }
+  for (const Located& version : chosen) {
+    const std::byte* image = runs.place(log_.file(), offset_of_location(version.location), image_bytes);
+    if (image == nullptr) break;
+    images.push_back(image);
   }
+  queue_.read_many(runs.reads());
+  note_log_reads(runs.reads().size(), runs.read_bytes());
+  for (std::size_t i = 0; i < images.size(); ++i) {
+    const auto [row, location] = chosen[i];
+    if (check_image(table.layout, number, row, images[i]) != ImageState::whole) {
+      throw Error(ErrorKind::corrupted, damaged(log_.file().place(offset_of_location(location)), number, row));
+    }
+    const std::size_t at = versions.rows.size() * image_bytes;
+    std::memcpy(versions.images.data() + at, images[i], image_bytes);
+    versions.rows.push_back({row, at});
+  }
+  return runs.reads().size();
 }
 
 // By table, those of the newest record first. The row numbers are checked here, and read again when they are wanted.
-std::vector<std::vector<LogStore::Part>> LogStore::parts_of(const Records& records) {
+std::vector<std::vector<LogStore::Part>> LogStore::parts_of(const Records& records, const Between& between) {
   std::vector<std::vector<Part>> parts(tables_.size());
   std::uint64_t bytes = 0;
   for (auto record = records.records.rbegin(); record != records.records.rend(); ++record) {
+    between();
     const SpareBuffers::Borrowed data = read_rows(*record);
     for (const RowLogSection& section : sections_of(data.data())) {
       parts[section.table].push_back({record->link.position, section});
@@ -321,11 +386,13 @@ std::vector<std::vector<LogStore::Part>> LogStore::parts_of(const Records& recor
 }
 
 // Where the parts, the newest one first, have these rows; those that are in none of them have no place in the list.
-std::vector<LogStore::Located> LogStore::newest_of(std::span<const Part> parts, std::span<const Located> wanted) {
+std::vector<LogStore::Located> LogStore::newest_of(std::span<const Part> parts, std::span<const Located> wanted,
+                                                   const Between& between) {
   RowIndex missing;
   for (const Located& version : wanted) missing.insert(version.row, 0);
   std::vector<Located> found;
   for (std::size_t done = 0; done < parts.size() && missing.size() != 0;) {
+    between();
     const auto some = some_parts(parts.subspan(done));
     done += some.size();
     std::vector<const std::uint64_t*> numbers;
@@ -432,15 +499,15 @@ void LogStore::read_homes(Table& table, const SectorRuns& runs) {
   counters_.home_read_requests += reads.size();
 }
 
-// Writes as many of the versions, from the first on, as the queue and so many bytes hold; returns how many. By whole
-// blocks of the file system: single sectors in holes cost it six times the CPU, and the medium rewrites a block either
-// way. A block between two that are written is written back as it was read.
-std::size_t LogStore::write_home(Table& table, std::span<const Version> versions, const std::byte* version_images,
-                                 const SectorBuffer& buffer, std::size_t most_bytes) {
+// Writes as many of the versions, from the first on, as may be written at once. By whole blocks of the file system: single
+// sectors in holes cost it six times the CPU, and the medium rewrites a block either way. A block between two that are
+// written is written back as it was read.
+LogStore::Written LogStore::write_home(Table& table, std::span<const Version> versions, const std::byte* version_images,
+                                       const SectorBuffer& buffer, const PartSize& most) {
   const RowLayout& layout = table.layout;
   // No other row is in what is written: it need not be read.
   const bool alone = layout.unit_rows() == 1 && layout.unit_bytes() % unit_bytes_ == 0;
-  RunShape shape{.unit_bytes = unit_bytes_, .most_bytes = most_bytes, .most_writes = writes_per_part};
+  RunShape shape{.unit_bytes = unit_bytes_, .most_bytes = most.bytes, .most_writes = most.requests};
   if (!alone) {
     shape.read_gap_bytes = read_gap_bytes;
     shape.write_gap_bytes = write_gap_bytes;
@@ -479,7 +546,7 @@ std::size_t LogStore::write_home(Table& table, std::span<const Version> versions
   counters_.home_bytes_written += runs.written_bytes();
   counters_.home_write_requests += runs.writes().size();
   counters_.home_sectors_changed += changed_sectors;
-  return images.size();
+  return {images.size(), runs.writes().size()};
 }
 
 // Rows that are going to be written home, by their numbers.

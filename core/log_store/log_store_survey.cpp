@@ -51,7 +51,7 @@ std::vector<std::uint64_t> LogStore::rows_in_log(std::uint32_t table, std::uint6
 std::optional<LogStore::Piece> LogStore::next_piece(const Table& table, const Home& home, std::uint64_t address,
                                                     std::uint64_t bytes) {
   const RowLayout& layout = table.layout;
-  const std::uint64_t end = home.addresses ? home.addresses->count() : home.end - home.first;
+  const std::uint64_t end = home.num_images();
   if (!home.addresses) {
     const std::uint64_t data = home.file->next_data(address / layout.unit_rows() * layout.unit_bytes());
     address = std::max(address, data / layout.unit_bytes() * layout.unit_rows());

@@ -198,6 +198,9 @@ class Pool {
   void import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
                    std::span<const float> state);
 
+  // No further step is going to be committed, but the one under way: no commit is held up for the sake of later ones any
+  // more. From any thread, while the pool is there.
+  void end_steps() { backend_->end_steps(); }
   // Waits until everything committed is durable, the newest dense state included.
   void flush();
   // flush, sync, mark as cleanly closed. The pool can be used no more. Idempotent; in a child of fork it does nothing.

@@ -142,6 +142,7 @@ void Pool::close() {
     lock_.reset();
   };
   try {
+    backend_->end_steps();
     flush();
     sync_everything();
     background_.stop();

@@ -277,9 +277,16 @@ std::function<void()> LogBackend::end_step(const StepMark& mark) {
 }
 
 void LogBackend::append(const PackedRecord& record) {
+  auto began = std::chrono::steady_clock::now();
+  const bool waited = merger_->wait_for_turn(record.bytes());
+  if (waited) note_stall(began);
   if (store_.append(record)) return;
-  const auto began = std::chrono::steady_clock::now();
+  began = std::chrono::steady_clock::now();
   append_when_there_is_room(record);
+  note_stall(began);
+}
+
+void LogBackend::note_stall(std::chrono::steady_clock::time_point began) {
   const std::chrono::duration<double> stalled = std::chrono::steady_clock::now() - began;
   const std::lock_guard lock(mutex_);
   seconds_without_room_ += stalled.count();
@@ -334,6 +341,10 @@ void LogBackend::import_rows(std::size_t table, std::uint64_t first, std::span<c
                              std::span<const float> state) {
   scratchpad_.reset();  // it may hold what the rows were
   store_.import_rows(static_cast<std::uint32_t>(table), first, weights, state);
+}
+
+void LogBackend::end_steps() {
+  if (merger_) merger_->let_through();
 }
 
 // An update that was not committed is in memory only.

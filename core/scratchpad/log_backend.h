@@ -14,6 +14,7 @@
 // - The log has room for several of the largest records, so that it always comes to a step that may be merged.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -80,6 +81,7 @@ class LogBackend final : public RowBackend {
 
   void import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
                    std::span<const float> state) override;
+  void end_steps() override;
   void close(bool updated) override;
   void stop() noexcept override;
 
@@ -111,6 +113,7 @@ class LogBackend final : public RowBackend {
   std::vector<Overwritten> overwritten_by(const HeldCapture& capture) const;
   void check_fits_log(std::uint64_t record_bytes, const char* whose) const;
   void append(const PackedRecord& record);
+  void note_stall(std::chrono::steady_clock::time_point began);
   void append_when_there_is_room(const PackedRecord& record);
   Scratchpad& scratchpad();
 

@@ -61,8 +61,9 @@ struct Traffic {
   std::uint64_t scratchpad_rows;  // that there is room for
 };
 
-// Of a log that is folded home. wanted: it is, or is about to be; awaited: a record waits for room meanwhile.
-enum class Merging { none, wanted, awaited };
+// Of a log that is folded home. wanted: it is, or is about to be; awaited: a record waits for it meanwhile; given_up: it
+// is being left undone, since the pool is closed.
+enum class Merging { none, wanted, awaited, given_up };
 
 class RowBackend {
  public:
@@ -116,6 +117,8 @@ class RowBackend {
 
   virtual void import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
                            std::span<const float> state) = 0;
+  // No step follows: those that are on their way are not held up for the sake of later ones.
+  virtual void end_steps() {}
   // Takes back an update that was not committed, and syncs. The last call, but for stop.
   virtual void close(bool updated) = 0;
   // Ends every thread that writes, whatever failed before: from now on nothing is written.

@@ -405,6 +405,11 @@ class Pool:
         These rows, ascending, stay in the scratchpad for good, where there is one: a static cache.
         """
 
+    def end_steps(self) -> None:
+        """
+        No further step follows the one under way: commits are not held up for the sake of later ones any more. From any thread.
+        """
+
     def flush(self) -> None: ...
 
     def close(self) -> None: ...

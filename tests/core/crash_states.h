@@ -48,6 +48,7 @@ struct Shape {
   std::uint32_t dense_interval;
   bool ahead = false;  // the next batch is captured before this one's update
   bool late_merges = false;  // none writes anything before a step waits for room
+  bool gives_up_merges = false;  // the pool is closed in the middle of one
   Updates updates = Updates::by_pool;
   bool reads_in_place = false;
   // Makes the medium that takes down in a journal what is stored and flushed; by default a double in memory.
@@ -100,7 +101,7 @@ class Life {
     while (pool().step() < last_step) step();
   }
   void close() {
-    release_merge();
+    if (!shape_.gives_up_merges) release_merge();
     pool().close();
     if (recording_ != nullptr) recording_->save();
   }
@@ -112,10 +113,14 @@ class Life {
     if (journal_ != nullptr) journal_->begin_step(pool().step() + 1);
     run_->step(shape_.ahead);
     if (!watcher_) return;
-    if (watcher_->holds_merge() && !shape_.late_merges && random_() % 4 == 0) release_merge();
+    const bool is_released = !shape_.late_merges && !shape_.gives_up_merges && random_() % 4 == 0;
+    if (watcher_->holds_merge() && is_released) release_merge();
     if (watcher_->holds_merge()) return;
     const std::uint64_t count = shape_.late_merges ? 1 : 1 + random_() % longest_merge;
-    watcher_->hold_merge_in(count, [this] { return pool().merging() == Merging::awaited; });
+    watcher_->hold_merge_in(count, [this] {
+      const Merging merging = pool().merging();
+      return merging == Merging::awaited || merging == Merging::given_up;
+    });
   }
   void release_merge() {
     if (!watcher_) return;
@@ -233,6 +238,7 @@ class PowerCuts {
     {
       Life life(directory.path(), shape_, &journal);
       life.train(shape_.num_steps);
+      if (shape_.gives_up_merges) CHECK(life.pool().merging() == Merging::wanted);
       life.close();
     }
     if (omission_ == nullptr || !omission_->only_in_next_life) {

@@ -389,6 +389,21 @@ class Subject {
     });
     CHECK(store->merged_step() <= floor);
   }
+  // The `n`-th time that it looks whether it should, it gives up; before that, steps are appended beside it. Returns what
+  // it took.
+  std::uint64_t give_up_merge(std::uint64_t limit, std::uint64_t n, std::size_t most_rows) {
+    floor = std::max(floor, limit);
+    const std::uint64_t merged_step = store->merged_step();
+    bool gave_up = false;
+    const std::uint64_t merged = store->merge(
+        [&] {
+          if (most_rows != 0 && random() % 2 == 0) append(most_rows);
+          return limit;
+        },
+        [](std::chrono::nanoseconds, double) { return true; }, [&] { return gave_up = gave_up || --n == 0; });
+    if (gave_up) CHECK(merged == 0 && store->merged_step() == merged_step);
+    return merged;
+  }
   void append_with_room(std::size_t most_rows) {
     if (append(most_rows)) return;
     sync();

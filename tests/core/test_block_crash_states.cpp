@@ -31,16 +31,20 @@ Shape shape_of(const std::string& what, std::uint32_t dense_interval) {
 
 constexpr std::size_t late_merges = 1;  // of the shapes
 constexpr std::size_t without_dense = 3;
+constexpr std::size_t given_up = 5;
 
 std::vector<Shape> shapes() {
   std::vector<Shape> shapes = {shape_of("dense interval 1", 1),
                                shape_of("dense interval 3, merges that somebody waits for", 3),
                                shape_of("dense interval 3, pages written back while they are stored to", 3),
-                               shape_of("no dense states", 1), shape_of("dense interval 3, rows put in odd steps", 3)};
+                               shape_of("no dense states", 1),
+                               shape_of("dense interval 3, rows put in odd steps", 3),
+                               shape_of("dense interval 1, closed in the middle of a merge", 1)};
   shapes[late_merges].late_merges = true;
   shapes[2].unit_bytes = word_bytes;
   shapes[without_dense].script.has_dense = false;
   shapes[4].updates = Updates::by_turns;
+  shapes[given_up].gives_up_merges = true;
   return shapes;
 }
 bool is_of_checkpoint(const Flush& flush) {

@@ -99,6 +99,116 @@ void whoever_waits_for_room_ends_a_rest() {
   CHECK(subject.store->used_bytes() == 0);
 }
 
+// A medium that takes so long for each write home, until it is told to be fast.
+class Slow final : public BlockWatcher {
+ public:
+  void before_read(const BlockFile&) override {}
+  void before_write(const BlockFile& file, std::uint64_t, std::span<const std::byte>) override {
+    if (file.name().find(".home") == std::string::npos) return;
+    if (!is_fast) std::this_thread::sleep_for(std::chrono::microseconds(250));
+    ++writes;
+  }
+  void before_sync(const BlockFile&) override {}
+  void after_sync(const BlockFile&) override {}
+
+  std::atomic<bool> is_fast{false};
+  std::atomic<std::uint64_t> writes{0};
+};
+
+// A log over a large table: steps of rows that lie in blocks of their own.
+struct Sparse {
+  static constexpr std::uint64_t rows_per_step = 500;
+  static constexpr std::uint64_t rows_apart = 400;  // seven blocks
+  static constexpr std::uint64_t num_rows = 200'000'000;
+
+  explicit Sparse(std::uint64_t ring_bytes) {
+    const std::vector<RowTable> tables = {{{16, RowDtype::f32, RowOptimizer::sgd, 0, 7, 0, -0.5f, 0.5f}, num_rows}};
+    LogStore::create(directory.path(), tables, ring_bytes, Caching::buffered);
+    store = std::make_unique<LogStore>(directory.path(), tables, LogStoreOptions{Caching::buffered, {}, &disk});
+    store->recover(1, every_step);
+  }
+  PackedRecord pack(std::uint64_t step) {
+    std::vector<std::uint64_t> rows(rows_per_step);
+    for (std::uint64_t i = 0; i < rows.size(); ++i) rows[i] = (step * rows_per_step + i) * rows_apart;
+    std::vector<std::byte> weights(rows.size() * 16 * sizeof(float));
+    const TableRows update{0, rows.size(), {rows.data(), weights.data(), nullptr}};
+    return store->pack({step, step, step}, {&update, 1});
+  }
+  // Returns the step to which three quarters of the log are in use.
+  std::uint64_t fill() {
+    std::uint64_t step = 0;
+    while (store->used_bytes() < store->ring_bytes() * 3 / 4) CHECK(store->append(pack(++step)));
+    store->sync();
+    return step;
+  }
+
+  TemporaryDirectory directory;
+  Slow disk;
+  std::unique_ptr<LogStore> store;
+  StageSpans spans;
+};
+
+// Of a merge that would take eight seconds.
+void who_stops_a_merge_waits_for_a_part_of_it() {
+  Sparse subject(std::uint64_t{3} << 20);
+  LogStore& store = *subject.store;
+  LogMerger merger(store, subject.spans);
+  merger.allow(subject.fill());
+  const std::uint64_t used = store.used_bytes();
+  while (subject.disk.writes < 10) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const Clock::time_point stops = Clock::now();
+  merger.stop();
+  CHECK(Clock::now() - stops < std::chrono::seconds(3));
+  CHECK(subject.disk.writes < 10'000);
+  CHECK(store.used_bytes() == used && store.merged_step() == 0 && merger.merging() == Merging::none);
+  subject.disk.is_fast = true;
+  CHECK(store.merge([] { return every_step; }) == used);  // all of it, where the life goes on
+  CHECK(store.index_entries() == 0 && store.used_bytes() == 0);
+}
+
+// A merge takes seconds here: no record waits for one, and none is refused.
+void records_wait_a_little_each_where_merges_cannot_keep_up() {
+  Sparse subject(std::uint64_t{2} << 20);
+  LogStore& store = *subject.store;
+  LogMerger merger(store, subject.spans);
+  Clock::duration longest{0};
+  std::uint64_t num_waits = 0;
+  constexpr std::uint64_t num_steps = 90;
+  for (std::uint64_t step = 1; step <= num_steps; ++step) {
+    const PackedRecord record = subject.pack(step);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // what a step computes
+    const Clock::time_point began = Clock::now();
+    num_waits += merger.wait_for_turn(record.bytes()) ? 1 : 0;
+    CHECK(store.append(record));
+    longest = std::max(longest, Clock::now() - began);
+    store.sync();
+    merger.allow(step);
+    merger.wake();
+  }
+  CHECK(num_waits > 10);
+  CHECK(store.counters().merged_bytes > 0);
+  CHECK(longest < std::chrono::seconds(3));
+  // Who ends its run is held up no more.
+  merger.let_through();
+  CHECK(!merger.wait_for_turn(subject.pack(num_steps + 1).bytes()));
+}
+
+// Rows that share no block are taken home by and by, the oldest first.
+void a_merge_takes_a_part_of_the_log_where_its_rows_share_no_blocks() {
+  Sparse subject(std::uint64_t{16} << 20);
+  subject.disk.is_fast = true;
+  LogStore& store = *subject.store;
+  const std::uint64_t step = subject.fill();
+  const std::uint64_t used = store.used_bytes();
+  LogMerger merger(store, subject.spans);
+  merger.allow(step);
+  while (store.counters().merges == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (merger.merging() != Merging::none) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const LogStoreCounters counters = store.counters();
+  CHECK(counters.merged_bytes > 0 && counters.merged_bytes < used * 3 / 4);
+  CHECK(store.used_bytes() == used - counters.merged_bytes);
+}
+
 // Of a table whose rows fill twelve MiB at home: how much of it goes there between two rests.
 std::uint64_t longest_part(bool is_in_a_hurry) {
   constexpr std::uint32_t dim = 1020;  // an image fills a block
@@ -189,6 +299,9 @@ void a_merge_that_has_time_to_spare_takes_short_parts() {
 int main() {
   holdfast::a_merge_rests_for_a_moment_only_however_long_its_part_took();
   holdfast::whoever_waits_for_room_ends_a_rest();
+  holdfast::who_stops_a_merge_waits_for_a_part_of_it();
+  holdfast::records_wait_a_little_each_where_merges_cannot_keep_up();
+  holdfast::a_merge_takes_a_part_of_the_log_where_its_rows_share_no_blocks();
   holdfast::a_merge_takes_long_parts_only_in_a_hurry();
   holdfast::a_merge_that_has_time_to_spare_takes_short_parts();
   return check::passed();

@@ -23,8 +23,11 @@ void live_at_random(Subject& subject, std::size_t most_rows) {
         const std::uint64_t newest = subject.random() % 2 == 0 ? subject.durable : subject.last_attempted;
         const std::uint64_t limit =
             subject.floor + subject.random() % (std::max(newest, subject.floor) - subject.floor + 1);
-        if (subject.random() % 2 == 0) {
+        const std::uint64_t way = subject.random() % 3;
+        if (way == 0) {
           subject.merge(limit);
+        } else if (way == 1 && limit > subject.store->merged_step()) {
+          subject.give_up_merge(limit, 1 + subject.random() % 40, most_rows);
         } else {
           subject.merge_beside_appends(limit, most_rows);
         }

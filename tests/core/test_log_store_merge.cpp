@@ -127,6 +127,63 @@ void a_merge_that_finds_the_medium_full_anywhere_can_be_done_again(std::uint64_t
   }
 }
 
+// Parts of a merge: the look at a range of the index, what is read of the log, what is written home, the search for rows
+// that came again beside it, and the rests between. Given up at each, it leaves the rows where they are: in this life, in
+// which a later merge takes everything, and in the next.
+void a_merge_that_is_given_up_anywhere_leaves_everything_in_the_log(std::uint64_t seed) {
+  LogStoreOptions options = buffered();
+  options.merge_bytes = 4000;
+  for (const bool goes_on : {true, false}) {
+    for (const std::size_t rows_beside : {0, 20}) {
+      bool has_written_home = false;
+      for (std::uint64_t n = 1;; n += rows_beside == 0 ? 1 : 5) {
+        check::context = "given up at " + std::to_string(n) + (goes_on ? ", goes on" : ", crashes");
+        Subject subject(tables_of_every_shape(), 1 << 20, options, seed);
+        for (int i = 0; i < 3; ++i) subject.append_with_room(50);
+        subject.sync();
+        const std::uint64_t limit = subject.durable;
+        const std::uint64_t used = subject.store->used_bytes();
+        if (subject.give_up_merge(limit, n, rows_beside) != 0) {
+          CHECK(n > 60 && has_written_home);
+          break;
+        }
+        has_written_home |= subject.store->counters().home_bytes_written != 0;
+        CHECK(subject.store->counters().merges == 0 && subject.store->used_bytes() >= used);
+        subject.fetch_all();
+        subject.list_touched();
+        if (!goes_on) {
+          subject.crash();
+          subject.open(every_step);
+          subject.fetch_all();
+        }
+        subject.append_with_room(50);
+        subject.sync();
+        CHECK(subject.merge(subject.durable) > 0);
+        CHECK(subject.store->index_entries() == 0 && subject.store->used_bytes() == 0);
+        subject.fetch_all();
+        subject.crash();
+        subject.open(every_step);
+        subject.fetch_all();
+        subject.list_touched();
+      }
+    }
+  }
+}
+
+// What was given up is not what a store that is closed waits for: home is synced where an import wrote it.
+void what_a_given_up_merge_wrote_home_is_not_synced(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  make_three_records(subject);
+  std::uint64_t n = 1;
+  while (subject.store->counters().home_bytes_written == 0) CHECK(subject.give_up_merge(3, n++, 0) == 0);
+  const std::uint64_t writes = subject.disk.num_writes;
+  subject.store->sync_home();
+  CHECK(subject.disk.num_writes == writes + 4);  // bits and a checkpoint, written and synced
+  subject.crash();
+  subject.open(every_step);
+  subject.fetch_all();
+}
+
 // A file system of 4 MiB; nothing where there is no right to mount one.
 class SmallMedium {
  public:
@@ -283,6 +340,8 @@ int main(int argc, char** argv) {
   };
   run("a merge that fails", a_merge_that_fails_anywhere_is_done_again_in_the_next_life);
   run("a merge on a full medium", a_merge_that_finds_the_medium_full_anywhere_can_be_done_again);
+  run("a merge that is given up", a_merge_that_is_given_up_anywhere_leaves_everything_in_the_log);
+  run("what it wrote home", what_a_given_up_merge_wrote_home_is_not_synced);
   run("a full file system", a_sparse_home_on_a_full_file_system_waits_for_space);
   run("going back below what is merged", going_back_below_what_is_merged_is_refused);
   run("rows that many steps have", a_row_is_written_home_once_whatever_steps_have_it);

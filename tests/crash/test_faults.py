@@ -111,7 +111,6 @@ WHILE_ROWS_COME_FROM_A_LOG = {
     "dense_map_enomem": Case(at("training", "mmap", "dense-1", ENOMEM), "PoolFailed", "dense-1"),
     "no_thread_to_collect": Case(at("training", "pthread_create", "", EAGAIN, nth=2), "PoolFailed", "hf-collect"),
     "no_thread_to_fetch": Case(at("training", "pthread_create", "", EAGAIN, nth=3), "PoolFailed", "hf-exchange"),
-    "close_home_sync_eio": Case(at("closing", "fdatasync", HOME, EIO), "PoolFailed", HOME),
     "close_dense_fsync_eio": Case(at("closing", "fsync", "dense-0", EIO), "PoolFailed", "dense-0"),
     "close_commit_msync_eio": Case(at("closing", "msync", SUPERBLOCK, EIO), "PoolFailed", ""),
     "close_clean_record_msync_eio": Case(at("closing", "msync", SUPERBLOCK, EIO, nth=3), "PoolFailed", "", "closed"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from holdfast.cli.training import StopSignals
     from holdfast.pools.directory import RecoveryMode
+    from holdfast.pools.pool import Pool
     from holdfast.run.sections import RunConfig
     from holdfast.train.trainer import Trainer
 
@@ -35,3 +36,14 @@ def open_in_group(
 
     group = Group.from_environment(memory_ranks=memory_ranks, timeout=config.group.timeout, stopping=stop.is_wanted)
     return open_group_trainer(config, pool, group, recovery=recovery, trust_after_reboot=trust_after_reboot)
+
+
+def end_steps(pool: Pool) -> None:
+    """No further step follows the one under way: this process's commits are not held up for the sake of later ones.
+    From any thread."""
+    from holdfast.group.shared_pool import SharedPool
+
+    if not isinstance(pool, SharedPool):
+        pool.core.end_steps()
+    elif pool.opened.member is not None:
+        pool.opened.member.end_steps()

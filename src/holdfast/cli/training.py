@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import StrEnum
@@ -101,7 +103,7 @@ def train(
     What may change from one start to the next: learning rates and other hyperparameters of the optimizers (applied
     from the next step on), steps and epochs, workers, evaluation, validation data. Anything else is refused by name.
     """
-    from holdfast.cli.groups import is_of_group, open_in_group
+    from holdfast.cli.groups import end_steps, is_of_group, open_in_group
     from holdfast.run.assembly import open_trainer
     from holdfast.run.sources import open_validation
     from holdfast.state.reproducibility import keep_freed_memory
@@ -125,7 +127,7 @@ def train(
             opened = open_trainer(
                 config, pool, recovery=recovery.value, trust_after_reboot=trust_after_reboot, stopping=stop.is_wanted
             )
-        with opened as trainer:
+        with opened as trainer, stop.calling(lambda: end_steps(trainer.pool)):
             if trainer.speaks:
                 print("\n".join(_words_at_start(trainer)), flush=True)  # noqa: T201
             result = _train(trainer, validation, metrics=metrics, tensorboard=tensorboard, trace=trace)
@@ -242,6 +244,9 @@ class StopSignals:
 
     A second signal, a second or more after the first, ends the process on the spot: the pool is as after a crash, which
     costs nothing but the step in flight.
+
+    Python hands a signal over when the main thread is back from the core, where it may be waiting for the disk. Who has
+    to know at once is called by a thread of its own.
     """
 
     def __init__(self) -> None:
@@ -253,6 +258,28 @@ class StopSignals:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._handle)
         return self
+
+    @contextmanager
+    def calling(self, at_once: Callable[[], None]) -> Iterator[None]:
+        """Meanwhile `at_once` is called, on another thread, as soon as a signal comes."""
+        ours, pythons = socket.socketpair()
+
+        def listen() -> None:
+            while came := ours.recv(1):
+                if came[0] in self._before:
+                    at_once()
+
+        thread = threading.Thread(target=listen, name="hf-signals", daemon=True)
+        with ours, pythons:
+            pythons.setblocking(False)
+            before = signal.set_wakeup_fd(pythons.fileno())
+            thread.start()
+            try:
+                yield
+            finally:
+                signal.set_wakeup_fd(before)
+                pythons.shutdown(socket.SHUT_WR)
+                thread.join()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -29,8 +29,9 @@ from holdfast.group.group import Group
 from holdfast.group.layout import TableShards, assign, check_num_shards, lay_out
 from holdfast.group.manifest import Manifest, TableEntry, generation_directory, pool_error
 from holdfast.group.opening import Mark, OpenOptions, open_together
-from holdfast.pools.directory import SUPERBLOCK, log_bytes_of, wants_log_store
+from holdfast.pools.directory import SUPERBLOCK, wants_log_store
 from holdfast.pools.one_rank import OneRank
+from holdfast.pools.read_only import new_log_bytes
 
 DENSE_DIRECTORY = "dense"
 LOCK_FILE = "lock"
@@ -42,7 +43,8 @@ Measure = Callable[[Sequence[TableShards], int, int], list[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foundation:
-    """What a new pool is made of. split_rows: larger tables are cut over all shards."""
+    """What a new pool is made of. split_rows: larger tables are cut over all shards. scratchpad_bytes: of each process,
+    by which a log's size is chosen where log_bytes is None."""
 
     tables: tuple[_core.TableSpec, ...]
     seed: int
@@ -51,6 +53,7 @@ class Foundation:
     row_checksums: bool
     num_shards: int
     split_rows: int
+    scratchpad_bytes: int
 
 
 class GroupLock:
@@ -274,6 +277,9 @@ def _first_manifest(directory: Path, foundation: Foundation, num_owners: int, me
     layout = lay_out(rows, num_shards=foundation.num_shards, split_rows=foundation.split_rows)
     load = measure(layout, foundation.num_shards, 0)
     log_store = wants_log_store(directory, foundation.medium)  # type: ignore[arg-type]
+    log_bytes = foundation.log_bytes or new_log_bytes(
+        log_store, foundation.tables, foundation.scratchpad_bytes, num_writers=num_owners
+    )
     entries = (
         replace(TableEntry.of(table), first_shard=shards.first_shard, table_shards=shards.num_shards)
         for table, shards in zip(foundation.tables, layout, strict=True)
@@ -282,7 +288,7 @@ def _first_manifest(directory: Path, foundation: Foundation, num_owners: int, me
         uuid=manifests.new_uuid(),
         seed=foundation.seed,
         store="log" if log_store else "in_place",
-        log_bytes=log_bytes_of(log_store) if foundation.log_bytes is None else foundation.log_bytes,
+        log_bytes=log_bytes,
         row_checksums=foundation.row_checksums and not log_store,
         tables=tuple(entries),
         generation=1,

@@ -93,12 +93,13 @@ class SharedPool(Pool):
             row_checksums=row_checksums,
             num_shards=options.shards,
             split_rows=options.split_rows,
+            scratchpad_bytes=default_scratchpad_bytes() if scratchpad_bytes is None else scratchpad_bytes,
         )
         self._specs: list[_core.TableSpec] = []
         self._features_of: dict[str, int] = {}
         self._options = OpenOptions(
             grow_log=log_bytes is None,
-            scratchpad_bytes=default_scratchpad_bytes() if scratchpad_bytes is None else scratchpad_bytes,
+            scratchpad_bytes=self._wanted.scratchpad_bytes,
             trust_after_reboot=trust_after_reboot,
             relaxed=recovery == "relaxed",
         )

@@ -18,7 +18,10 @@ SUPERBLOCK = "pool.holdfast"
 SUPERBLOCK_COPY = "pool.copy"
 GROUP_MANIFEST = "group.json"
 _MIN_LOG_BYTES = 16 << 20
-_ROW_LOG_BYTES = 1 << 30
+_ROW_LOG_BYTES = 1 << 30  # of tables of up to eight times as much
+_LARGEST_ROW_LOG_BYTES = 16 << 30  # opening takes a third of a second for each GiB
+_ROW_LOG_SHARE = 8  # a larger log than one of so many of the tables' bytes saves little
+_SMALL_TABLES_TIMES = 16  # with so many times their bytes there is room for six steps that have all of their rows
 _SCRATCHPAD_SHARE = 0.25  # of the memory that this process may use
 
 
@@ -86,9 +89,17 @@ def wants_log_store(directory: Path, medium: Medium) -> bool:
     return medium == "block" or (medium == "auto" and _core.is_block_medium(str(directory)))
 
 
-def log_bytes_of(log_store: bool) -> int:
-    """Size of a new pool's log where nobody says."""
-    return _ROW_LOG_BYTES if log_store else _MIN_LOG_BYTES
+def log_bytes_of(log_store: bool, table_bytes: int, scratchpad_bytes: int) -> int:
+    """Size of a new pool's log where nobody says.
+
+    A row log of an eighth of its writer's tables: what a merge costs is blocks of home, which more rows share the
+    larger the log is. Its index takes memory, a fifth of its bytes where rows are small, so it has no more than twice
+    those of the scratchpad; but 1 GiB it may always have, and small tables do not need as much."""
+    if not log_store:
+        return _MIN_LOG_BYTES
+    wanted = max(table_bytes // _ROW_LOG_SHARE, min(_SMALL_TABLES_TIMES * table_bytes, _ROW_LOG_BYTES))
+    most = min(max(_ROW_LOG_BYTES, 2 * scratchpad_bytes), _LARGEST_ROW_LOG_BYTES)
+    return max(_MIN_LOG_BYTES, min(wanted, most))
 
 
 def describe_medium(medium: str, header: Mapping[str, Any]) -> str:

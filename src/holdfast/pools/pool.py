@@ -34,12 +34,12 @@ from holdfast.pools.directory import (
     describe_medium,
     exists,
     is_shared,
-    log_bytes_of,
     wants_log_store,
 )
 from holdfast.pools.one_rank import OneRank
 from holdfast.pools.optim import OPTIMIZERS, RowOptimizerSpec
 from holdfast.pools.proving_hook import pool_directory
+from holdfast.pools.read_only import new_log_bytes
 from holdfast.pools.tables import EmbeddingBagConfig, features_of, find_tables, to_spec
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Pool:
         versions appended to a row log, the rows of the coming batches in a scratchpad in DRAM; level ``power``.
         ``auto``: ``memory`` on DAX and tmpfs, ``block`` on anything else.
     seed: of a new pool; rows' initial values are a function of (seed, table, row).
-    log_bytes: size of a new pool's log. None: the undo log grows to what the batches need, a row log has 1 GiB.
+    log_bytes: of a new pool's log. None: the undo log grows to what the batches need, a row log follows the tables.
     row_checksums: keep a checksum of every row of a new ``memory`` pool, and check it whenever the row is read; a
         ``block`` pool always does.
     scratchpad_bytes: DRAM for rows of a ``block`` pool; None: a quarter of the memory that there is.
@@ -214,7 +214,7 @@ class Pool:
         except OSError as error:
             raise PoolError(f"making {self.directory}: {error.strerror}") from error
         log_store = wants_log_store(self.directory, self._medium)
-        log_bytes = log_bytes_of(log_store) if self._log_bytes is None else self._log_bytes
+        log_bytes = self._log_bytes or new_log_bytes(log_store, specs, self._scratchpad_bytes)
         _core.Pool.create(
             str(self.directory),
             self._seed,

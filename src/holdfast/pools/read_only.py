@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from holdfast import _core
 from holdfast.errors import Corrupted, PoolBusy, PoolNotFound, PoolOfGroup, PoolReadOnly
 from holdfast.files.locks import FileLock
-from holdfast.pools.directory import check_vacant, describe_medium, exists, is_of_group
+from holdfast.pools.directory import check_vacant, describe_medium, exists, is_of_group, log_bytes_of
 from holdfast.pools.optim import OPTIMIZERS, RowOptimizerSpec
 from holdfast.pools.tables import EmbeddingBagConfig, features_of, find_tables, to_spec
 
@@ -46,6 +46,15 @@ class RowLayout:
     @property
     def state_bytes(self) -> int:
         return 4 * sum(width for _, width in self.state)
+
+
+def new_log_bytes(
+    log_store: bool, tables: Iterable[_core.TableSpec], scratchpad_bytes: int, *, num_writers: int = 1
+) -> int:
+    """Size of the log of a new pool with these tables, or of one writer of several, where nobody says."""
+    layouts = ((table.num_embeddings, layout_of(table)) for table in tables)
+    table_bytes = sum(rows * (layout.weight_bytes + layout.state_bytes) for rows, layout in layouts)
+    return log_bytes_of(log_store, table_bytes // num_writers, scratchpad_bytes)
 
 
 def layout_of(table: _core.TableSpec) -> RowLayout:

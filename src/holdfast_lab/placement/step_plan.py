@@ -59,6 +59,11 @@ def step_inputs(
     is_log_store = tiers.host.store == "log"
     pool = config.pool
     demand, _ = demand_of(config, source, profile)
+    scratchpad_bytes = default_scratchpad_bytes() if pool.scratchpad_bytes is None else pool.scratchpad_bytes
+    log_bytes = pool.log_bytes
+    if log_bytes is None:
+        table_bytes = sum(table.rows * table.row_bytes for table in demand.tables)
+        log_bytes = log_bytes_of(is_log_store, table_bytes, scratchpad_bytes)
     return StepInputs(
         demand=demand,
         curves=reuse_of(config, source, profile),
@@ -66,8 +71,8 @@ def step_inputs(
         host=tiers.host,
         medium=medium,
         options=StepOptions(
-            scratchpad_bytes=default_scratchpad_bytes() if pool.scratchpad_bytes is None else pool.scratchpad_bytes,
-            log_bytes=log_bytes_of(is_log_store) if pool.log_bytes is None else pool.log_bytes,
+            scratchpad_bytes=scratchpad_bytes,
+            log_bytes=log_bytes,
             workers=config.train.workers,
         ),
     )

@@ -17,8 +17,8 @@ from holdfast.admin.snapshot.output import new_directory
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.errors import PoolExists
 from holdfast.files.durable import make_directory
-from holdfast.pools.directory import Medium, log_bytes_of, wants_log_store
-from holdfast.pools.read_only import RowLayout, open_untrained
+from holdfast.pools.directory import Medium, default_scratchpad_bytes, wants_log_store
+from holdfast.pools.read_only import RowLayout, new_log_bytes, open_untrained
 
 _PAGE_BYTES = 4096
 
@@ -75,7 +75,11 @@ def restore_snapshot(
     rows = 0
     with new_directory(pool, "restoring") as partial:
         log_store = wants_log_store(partial, medium)
-        log_bytes = newest.log_bytes if (newest.store == "log") == log_store else log_bytes_of(log_store)
+        log_bytes = newest.log_bytes
+        if (newest.store == "log") != log_store:
+            specs = [table.spec for table in newest.tables]
+            num_writers = 1 if newest.group is None else newest.group.num_writers
+            log_bytes = new_log_bytes(log_store, specs, default_scratchpad_bytes(), num_writers=num_writers)
         with _made(partial, newest, log_store=log_store, log_bytes=log_bytes) as homes:
             for number in range(len(newest.tables)):
                 rows += _restore_table(chain, number, homes, on_rows)
