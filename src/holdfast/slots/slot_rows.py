@@ -119,6 +119,10 @@ class SlotRows:
         return True
 
     @property
+    def takes_hints(self) -> bool:
+        return False  # it would hold its slots
+
+    @property
     def answers_late(self) -> bool:
         return False
 
