@@ -453,8 +453,23 @@ void Scratchpad::keep_absent(std::uint32_t table, std::vector<std::uint64_t>& ro
   rows.resize(kept);
 }
 
-// Slots are given in order, so rows that come in one after another are copied together.
+// Some at a time: whoever collects a batch waits for the map no longer than it takes to copy so many.
 std::size_t Scratchpad::warm(const TableRows& rows) {
+  constexpr std::size_t at_once = 1024;
+  const Shelf& shelf = shelf_of(rows.table);
+  std::size_t num_warmed = 0;
+  for (std::size_t first = 0; first < rows.num_rows; first += at_once) {
+    const WorkingRows& all = rows.rows;
+    const WorkingRows some{
+        all.rows + first, all.weights + first * shelf.weight_bytes,
+        reinterpret_cast<float*>(reinterpret_cast<std::byte*>(all.state) + first * shelf.state_bytes)};
+    num_warmed += warm_some({rows.table, std::min(at_once, rows.num_rows - first), some});
+  }
+  return num_warmed;
+}
+
+// Slots are given in order, so rows that come in one after another are copied together.
+std::size_t Scratchpad::warm_some(const TableRows& rows) {
   Shelf& shelf = shelf_of(rows.table);
   const std::lock_guard lock(map_mutex_);
   SlotMap& slot_of = slot_of_[rows.table];

@@ -147,6 +147,7 @@ class Scratchpad {
   void exchange(const std::shared_ptr<Hold>& hold);
   void insert(Hold& hold, std::span<const TableRows> fetched);
   void fail(std::exception_ptr failure);
+  std::size_t warm_some(const TableRows& rows);
 
   std::vector<RowTable> tables_;
   Fetch fetch_;
