@@ -481,8 +481,7 @@ std::size_t Scratchpad::warm_some(const TableRows& rows) {
       const std::uint64_t row = rows.rows.rows[u];
       if ((row & fresh_bit) != 0 || slot_of.find(row)) break;
       const auto slot = static_cast<std::uint32_t>(shelf.num_used++);
-      shelf.set_use(slot, 0, 0);
-      shelf.note_arrival(slot, rows.table, row);
+      shelf.note_arrival(slot, rows.table, row);  // of no hold, as the zeros say that a new slot's use begins with
       slot_of.insert(row, slot);
     }
     const std::size_t count = u - begin;

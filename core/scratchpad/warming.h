@@ -1,4 +1,4 @@
-// Warming: the thread that fills the scratchpad of a pool that was opened again, beside the first steps.
+// Warming: the threads that fill the scratchpad of a pool that was opened again, beside the first steps.
 //
 // What was hot is known without a file that would have to be kept: the row log holds the newest versions of the rows that
 // were updated last, so these come first, the newest of them first, and the log is read from one end to the other. Then,
@@ -9,9 +9,9 @@
 // - It changes no bit of training: a row comes in as it is below, and only where nobody brought it in before (Scratchpad
 //   says why that is its newest version).
 // - Nothing rests on it. Whatever fails ends it, silently: who needs the row that could not be read, is told.
-// - It gives way: it has one read in flight, where fetches have a hundred, and holds no lock while it reads. It evicts
-//   nothing.
-// - stop ends it within a part, some ten thousand rows.
+// - It gives way: it has a few reads in flight, where fetches have a hundred, and holds no lock while it reads. It
+//   evicts nothing.
+// - stop ends it within a part of each thread, some ten thousand rows.
 #pragma once
 
 #include <atomic>
@@ -38,7 +38,7 @@ class Warming {
   void stop() noexcept;
 
   std::uint64_t num_rows() const { return num_rows_.load(std::memory_order_relaxed); }  // that came in
-  bool is_over() const { return is_over_.load(std::memory_order_acquire); }
+  bool is_over() const { return num_running_.load(std::memory_order_acquire) == 0; }
 
  private:
   // Rows of one table, and where they are read to.
@@ -47,21 +47,28 @@ class Warming {
     std::vector<std::byte> weights;
     std::vector<float> state;
   };
+  using Parts = std::vector<Part>;  // by table; a thread's own
+  struct Range {
+    std::uint32_t table;
+    std::uint64_t first;
+    std::uint64_t end;
+  };
 
-  void run();
-  void warm_from_log();
-  void warm_from_log(std::span<const LoggedRow> logged);
-  void warm_from_home();
-  void bring(std::span<const std::uint32_t> tables);
+  void run(bool log_first);
+  void warm_from_log(Parts& parts);
+  void warm_from_log(Parts& parts, std::span<const LoggedRow> logged);
+  void warm_from_home(Parts& parts);
+  void bring(Parts& parts, std::span<const std::uint32_t> tables);
 
   LogStore& store_;
   Scratchpad& scratchpad_;
   const std::vector<RowTable> tables_;
-  std::vector<Part> parts_;  // by table
+  std::vector<Range> ranges_;  // of home, in file order
+  std::atomic<std::size_t> next_range_{0};
   std::atomic<std::uint64_t> num_rows_{0};
-  std::atomic<bool> is_over_{false};
+  std::atomic<unsigned> num_running_;
   std::atomic<bool> stopping_{false};
-  std::thread thread_;  // last
+  std::vector<std::thread> threads_;  // last
 };
 
 }  // namespace holdfast
