@@ -43,6 +43,7 @@ void Warming::stop() noexcept {
 }
 
 void Warming::run(bool log_first) {
+  give_way();
   try {
     Parts parts(tables_.size());
     if (log_first) warm_from_log(parts);
