@@ -176,7 +176,7 @@ std::shared_ptr<Scratchpad::Hold> Scratchpad::enqueue(const std::shared_ptr<cons
     turns_->live.emplace(turns_->num_holds + 1, hold.get());
     hold->order_ = ++turns_->num_holds;
   }
-  collecting_.submit([this, hold] { collect(hold); });
+  collecting_.submit([this, of = hold]() mutable { collect(std::move(of)); });
   return hold;
 }
 
@@ -227,7 +227,7 @@ bool Scratchpad::wait_until_ready(const Hold& hold) {
 
 // Collecting: on a thread of its own.
 
-void Scratchpad::collect(const std::shared_ptr<Hold>& hold) {
+void Scratchpad::collect(std::shared_ptr<Hold> hold) {
   try {
     const StageSpans::Timing timing(spans_, Stage::collect);
     const std::size_t num_tables = hold->spec_->tables.size();
@@ -249,7 +249,7 @@ void Scratchpad::collect(const std::shared_ptr<Hold>& hold) {
       counters.rows_missed += hold->num_missed_;
       if (!hold->announced_) counters.rows_demanded += hold->num_missed_;
     }
-    exchanging_.submit([this, hold] { exchange(hold); });
+    exchanging_.submit([this, of = std::move(hold)]() mutable { exchange(std::move(of)); });
   } catch (...) {
     fail(std::current_exception());
   }
@@ -350,7 +350,7 @@ void Scratchpad::take_back_slots() {
 
 // Exchanging and inserting: on another thread.
 
-void Scratchpad::exchange(const std::shared_ptr<Hold>& hold) {
+void Scratchpad::exchange(std::shared_ptr<Hold> hold) {
   try {
     const std::size_t num_tables = hold->spec_->tables.size();
     if (staging_->tables.size() < num_tables) staging_->tables.resize(num_tables);
@@ -377,6 +377,7 @@ void Scratchpad::exchange(const std::shared_ptr<Hold>& hold) {
       const std::lock_guard lock(turns_->mutex);
       hold->ready_ = true;
     }
+    hold.reset();  // before whoever waits goes on: a step may be over before this thread runs again
     turns_->turned.notify_all();
   } catch (...) {
     fail(std::current_exception());

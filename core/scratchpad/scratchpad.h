@@ -138,13 +138,13 @@ class Scratchpad {
   // False where there is no room for the hold until others are let go.
   bool wait_until_ready(const Hold& hold);
 
-  void collect(const std::shared_ptr<Hold>& hold);
+  void collect(std::shared_ptr<Hold> hold);
   void collect_table(Hold& hold, std::size_t t, const std::vector<std::uint64_t>& rows);
   std::optional<std::uint32_t> take_slot(Shelf& shelf, std::uint64_t oldest_live);
   bool wait_for_room(Hold& hold);
   void take_back_slots();
   static void copy_row(const Shelf& shelf, const SlotRows& from, std::size_t i, const WorkingRows& to, std::size_t u);
-  void exchange(const std::shared_ptr<Hold>& hold);
+  void exchange(std::shared_ptr<Hold> hold);
   void insert(Hold& hold, std::span<const TableRows> fetched);
   void fail(std::exception_ptr failure);
   std::size_t warm_some(const TableRows& rows);
