@@ -14,6 +14,7 @@ ABLATION = ("redo_sync", "undo_sync", "committed", "checksummed", "relaxed_10", 
 SECTIONS = ("table1", "bf16", "commit", "ext4", "floor", "ablation", "checkpoints", "memory", "recovery")
 BF16_SHAPES = ("kaggle", "rm3")
 RECOVERY_INTERVALS = (1, 10)
+STEPS_AFTER_OPENING = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +111,6 @@ class _Plan:
         *,
         bf16: bool = False,
         rounds: int | None = None,
-        on_disk: bool = False,
         long: bool = False,
     ) -> None:
         amount = self._amount(shape)
@@ -118,14 +118,28 @@ class _Plan:
         command = (
             *self._ours_command(mode), "--shape", shape, "--optimizer", optimizer, "--steps", str(steps), "--warmup",
             str(warmup), "--batches", str(amount.batches), "--medium",
-            str(self.settings.disk if on_disk else self.settings.medium), *(("--bf16",) if bf16 else ()),
-            *(("--digest",) if not bf16 and not on_disk and not long else ()), *(("--no-embeddings",) if long else ()),
+            str(self.settings.medium), *(("--bf16",) if bf16 else ()),
+            *(("--digest",) if not bf16 and not long else ()), *(("--no-embeddings",) if long else ()),
         )  # fmt: skip
         self._add(
             Measurement(
-                key=key_of(mode, shape, optimizer, bf16=bf16, medium="disk" if on_disk else ""),
+                key=key_of(mode, shape, optimizer, bf16=bf16),
                 command=command,
                 rounds=min(self.settings.rounds, rounds or self.settings.rounds),
+            )
+        )
+
+    def on_disk(self, mode: str, shape: str) -> None:
+        """The loop of the README over a pool on the disk that is opened again, or the same without a pool. As many
+        different batches as steps: none is seen twice before it is warm."""
+        steps = 4 if self.settings.quick else STEPS_AFTER_OPENING
+        command = (
+            *self._ours_command(mode), "--shape", shape, "--steps", str(steps), "--warmup", str(steps), "--batches",
+            str(steps), "--medium", str(self.settings.disk), *(("--no-embeddings",) if mode == "bare" else ()),
+        )  # fmt: skip
+        self._add(
+            Measurement(
+                key=key_of(mode, shape, "rowwise_adagrad", medium="disk"), command=command, rounds=self.settings.rounds
             )
         )
 
@@ -212,8 +226,8 @@ def _add_steps(plan: _Plan, shape: str, sections: tuple[str, ...]) -> None:
 def _add_ways_to_log(plan: _Plan, shape: str, sections: tuple[str, ...]) -> None:
     for mode in ABLATION if "ablation" in sections else ():
         plan.ours(mode, shape, rounds=2, long=mode == "relaxed_100")
-    for mode in ("committed", "bare") if "ext4" in sections else ():
-        plan.ours(mode, shape, rounds=1, on_disk=True)
+    for mode in ("bare", "opened") if "ext4" in sections else ():
+        plan.on_disk(mode, shape)
 
 
 def measurements_of(settings: Settings) -> list[Measurement]:

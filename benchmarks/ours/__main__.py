@@ -16,7 +16,7 @@ from typing import Any
 
 _DENSE_INTERVALS = {"committed": 1, "relaxed_10": 10, "relaxed_100": 100, "checksummed": 1}
 _LOGS = {"bare": None, "redo_sync": "redo", "undo_sync": "undo"}
-_OTHER_MODES = ("memory", "recovery_fill", "recovery_open")
+_OTHER_MODES = ("opened", "memory", "recovery_fill", "recovery_open")
 _LIBRARY = Path(__file__).parents[2] / "build/bench/libbare.so"
 
 
@@ -97,7 +97,8 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
     torch.set_num_threads(arguments.threads)
     _core.set_num_threads(arguments.threads)
-    from ours import memory, recovery
+    from ours import memory, opened, recovery
+    from peers.shapes import SHAPES
 
     if arguments.mode == "recovery_fill":
         return recovery.fill(arguments.medium, arguments.dense_interval)
@@ -107,6 +108,12 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
     try:
         if arguments.mode == "memory":
             return memory.measure(arguments.shape, arguments.optimizer, directory, arguments.steps, arguments.batches)
+        if arguments.mode == "opened":
+            shape, steps = SHAPES[arguments.shape], arguments.steps
+            opened_again = opened.measure(
+                shape, arguments.optimizer, directory, steps=steps, num_batches=arguments.batches
+            )
+            return opened_again | {"median": _medians(opened_again)}
         return _measure_steps(arguments, directory)
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from peers.shapes import Shape
 
 
+def dense_parameters(model: Any) -> list[Tensor]:
+    return [*model.get_submodule("bottom").parameters(), *model.get_submodule("top").parameters()]
+
+
 class Training:
     """A system in training: model, dense optimizer, and the batches, which it goes round."""
 
@@ -29,8 +33,7 @@ class Training:
         self.batches = batches
         self.bf16 = bf16
         self.model: Any = make_model(shape, system.embeddings)
-        dense = [*self.model.get_submodule("bottom").parameters(), *self.model.get_submodule("top").parameters()]
-        self.dense_optimizer = torch.optim.SGD(dense, lr=LEARNING_RATE, fused=True)
+        self.dense_optimizer = torch.optim.SGD(dense_parameters(self.model), lr=LEARNING_RATE, fused=True)
         self.loss = math.nan
         self.num_steps = 0
         system.attach_model(self.model, self.dense_optimizer)

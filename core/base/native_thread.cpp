@@ -1,6 +1,9 @@
 #include "base/native_thread.h"
 
 #include <pthread.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <string>
 #include <system_error>
@@ -28,6 +31,11 @@ std::thread start_thread(const char* name, std::function<void()> run) {
   } catch (const std::system_error& error) {
     throw Error(ErrorKind::failed, std::string("starting the thread ") + name + ": " + error.code().message());
   }
+}
+
+void give_way() noexcept {
+  constexpr int niceness = 10;
+  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), niceness);
 }
 
 }  // namespace holdfast

@@ -24,4 +24,8 @@ class SignalsBlocked {
 // A thread that takes no signals. The name, 15 characters at most, is what top and perf show. Throws failed.
 std::thread start_thread(const char* name, std::function<void()> run);
 
+// The calling thread has what the others of its process leave: PyTorch's meet at a barrier many times a step, and each
+// waits for the one that was held up. Where the system refuses, nothing changes.
+void give_way() noexcept;
+
 }  // namespace holdfast

@@ -94,16 +94,21 @@ void bind_pool(nb::module_& m) {
       .def(
           "__init__",
           [](Pool* self, const std::string& directory, bool relaxed, std::uint32_t dense_interval, bool grow_log,
-             std::uint64_t scratchpad_bytes, bool trust_after_reboot,
+             std::uint64_t scratchpad_bytes, bool trust_after_reboot, bool warm,
              const std::optional<std::tuple<Agree, Ready>>& group) {
-            OpenOptions options{relaxed ? Recovery::relaxed : Recovery::exact, dense_interval, grow_log,
-                                scratchpad_bytes, trust_after_reboot};
+            OpenOptions options{relaxed ? Recovery::relaxed : Recovery::exact,
+                                dense_interval,
+                                grow_log,
+                                scratchpad_bytes,
+                                warm,
+                                trust_after_reboot};
             if (group) options.group = in_group(std::get<0>(*group), std::get<1>(*group));
             const nb::gil_scoped_release unlocked;
             new (self) Pool(directory, options);
           },
           "directory"_a, nb::kw_only(), "relaxed"_a, "dense_interval"_a, "grow_log"_a, "scratchpad_bytes"_a,
-          "trust_after_reboot"_a, "group"_a = nb::none(),
+          "trust_after_reboot"_a, "warm"_a = true, "group"_a = nb::none(),
+          "warm: fill the scratchpad of a log store beside the first steps. "
           "group: of a pool that belongs to one. First asked, with the pool's newest step and the steps of its dense "
           "states, for the step that the group goes back to, each (step, cursor, row_updates); then called when that "
           "can be done, and waited for. Nothing is written before both have returned.")

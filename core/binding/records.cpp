@@ -107,6 +107,8 @@ nb::dict to_dict(const Traffic& traffic) {
   out["index_entries"] = traffic.index_entries;
   out["index_bytes"] = traffic.index_bytes;
   out["scratchpad_rows"] = traffic.scratchpad_rows;
+  out["rows_warmed"] = traffic.rows_warmed;
+  out["is_warming"] = traffic.is_warming ? 1 : 0;
   return out;
 }
 

@@ -146,6 +146,13 @@ struct FollowedRecord {
   SpareBuffers::Borrowed data;
 };
 
+// A row whose newest version is in the log.
+struct LoggedRow {
+  std::uint64_t location;  // ascends with the ring's bytes
+  std::uint64_t row;
+  std::uint32_t table;
+};
+
 // What was read of a home: so many rows; it goes on at row `next`.
 struct HomeRead {
   std::size_t num_rows;
@@ -220,6 +227,11 @@ class LogStore {
   // The rows at or after `first` that an update or an import ever wrote, ascending, `count` at most. Of those that are
   // appended meanwhile any may be there.
   std::vector<std::uint64_t> touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count);
+
+  // Rows whose newest version lies in the `bytes` of the ring before `back` from its head, by where they lie: whoever
+  // fetches them in this order reads the log from one end to the other. Of those that are appended or merged meanwhile
+  // any may be there.
+  std::vector<LoggedRow> rows_in_log_behind(std::uint64_t back, std::uint64_t bytes) const;
 
   // Of a record of these rows, and of one that is made of these drafts.
   std::uint64_t record_bytes(std::span<const TableRows> tables) const { return shape_of(tables).header.bytes; }

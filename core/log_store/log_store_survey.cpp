@@ -46,6 +46,27 @@ std::vector<std::uint64_t> LogStore::rows_in_log(std::uint32_t table, std::uint6
   return {begin, begin + static_cast<std::ptrdiff_t>(std::min(left, count))};
 }
 
+std::vector<LoggedRow> LogStore::rows_in_log_behind(std::uint64_t back, std::uint64_t bytes) const {
+  require_readable();
+  const std::uint64_t used = log_.used_bytes();
+  const std::uint64_t from_head = std::min(used, back + bytes);
+  if (from_head <= back) return {};
+  const Stretch stretch{(log_.tail() + used - from_head) % log_.ring_bytes(), from_head - back};
+  std::vector<LoggedRow> rows;
+  for (std::uint32_t t = 0; t < tables_.size(); ++t) {
+    for (std::size_t slot = 0;;) {
+      const std::lock_guard lock(mutex_);
+      const RowIndex& index = tables_[t].index;
+      if (slot >= index.num_slots()) break;
+      slot = index.visit(slot, merge_slots_, [&](std::uint64_t row, std::uint64_t location) {
+        if (lies_in(stretch, location)) rows.push_back({location, row, t});
+      });
+    }
+  }
+  std::ranges::sort(rows, {}, &LoggedRow::location);
+  return rows;
+}
+
 // The next images of the home at or after the address that are not in a hole, about `bytes` of them, and whose they are;
 // none where only holes follow.
 std::optional<LogStore::Piece> LogStore::next_piece(const Table& table, const Home& home, std::uint64_t address,

@@ -83,6 +83,7 @@ struct OpenOptions {
   std::uint32_t dense_interval = 1;  // steps from one dense slot to the next
   bool grow_log = true;  // make the undo log larger when batches want it
   std::uint64_t scratchpad_bytes = std::uint64_t{1} << 30;  // of a pool with a log store
+  bool warm = true;  // of a pool with a log store: fill the scratchpad beside the first steps (scratchpad/warming.h)
   bool trust_after_reboot = false;  // believe a process-level pool that was open when the machine went down
   std::optional<InGroup> group = std::nullopt;
 };

@@ -196,8 +196,9 @@ void Pool::make_backend(const std::string& directory, const OpenOptions& options
     dense_->finish();
     note_durable(*dense_->newest_step());
   };
-  backend_ = std::make_unique<LogBackend>(directory, *superblock_, background_,
-                                          LogBackend::Options{options.scratchpad_bytes, finish_dense, watcher, spans_});
+  backend_ = std::make_unique<LogBackend>(
+      directory, *superblock_, background_,
+      LogBackend::Options{options.scratchpad_bytes, options.warm, finish_dense, watcher, spans_});
 }
 
 void Pool::recover(const std::string& directory, const OpenOptions& options) {

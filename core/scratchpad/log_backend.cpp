@@ -83,6 +83,15 @@ void LogBackend::start(std::uint64_t epoch, const StepMark& mark) {
   superblock_.write_commit(fresh);
   merger_ = std::make_unique<LogMerger>(store_, options_.spans);
   merger_->allow(mark.step);
+  if (options_.warm) begin_to_warm();
+}
+
+// A scratchpad that has no room for a row is an error of the first step that wants one, not of opening.
+void LogBackend::begin_to_warm() {
+  try {
+    warming_ = std::make_unique<Warming>(store_, scratchpad());
+  } catch (const Error&) {
+  }
 }
 
 // Capture.
@@ -339,6 +348,7 @@ bool LogBackend::step_has_begun() const {
 
 void LogBackend::import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
                              std::span<const float> state) {
+  warming_.reset();
   scratchpad_.reset();  // it may hold what the rows were
   store_.import_rows(static_cast<std::uint32_t>(table), first, weights, state);
 }
@@ -361,6 +371,7 @@ void LogBackend::close(bool) {
 }
 
 void LogBackend::stop() noexcept {
+  if (warming_) warming_->stop();
   if (merger_) merger_->stop();
 }
 
@@ -375,6 +386,10 @@ std::optional<Traffic> LogBackend::traffic() const {
     traffic.window_shrunk = pad.holds_delayed;
     traffic.stall_seconds = pad.seconds_stalled;
     traffic.scratchpad_rows = scratchpad_->num_rows();
+  }
+  if (warming_) {
+    traffic.rows_warmed = warming_->num_rows();
+    traffic.is_warming = !warming_->is_over();
   }
   {
     const std::lock_guard lock(mutex_);

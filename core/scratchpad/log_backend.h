@@ -33,6 +33,7 @@
 #include "log_store/log_store.h"
 #include "media/spare_buffers.h"
 #include "scratchpad/scratchpad.h"
+#include "scratchpad/warming.h"
 #include "step/row_backend.h"
 
 namespace holdfast {
@@ -41,6 +42,7 @@ class LogBackend final : public RowBackend {
  public:
   struct Options {
     std::uint64_t scratchpad_bytes;
+    bool warm;  // fill the scratchpad beside the first steps
     // Of the background thread: finishes the pending dense write, where it is of a step before `step`.
     std::function<void(std::uint64_t step)> finish_dense;
     BlockWatcher* watcher;  // for tests
@@ -116,6 +118,7 @@ class LogBackend final : public RowBackend {
   void note_stall(std::chrono::steady_clock::time_point began);
   void append_when_there_is_room(const PackedRecord& record);
   Scratchpad& scratchpad();
+  void begin_to_warm();
 
   Superblock& superblock_;
   Background& background_;
@@ -140,7 +143,8 @@ class LogBackend final : public RowBackend {
   double seconds_without_room_ = 0;
 
   std::unique_ptr<Scratchpad> scratchpad_;  // made by the first row that it is needed for
-  std::unique_ptr<LogMerger> merger_;  // last: its thread ends before anything it uses
+  std::unique_ptr<LogMerger> merger_;  // these last: their threads end before anything they use
+  std::unique_ptr<Warming> warming_;
 };
 
 }  // namespace holdfast

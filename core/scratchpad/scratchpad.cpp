@@ -81,7 +81,11 @@ Scratchpad::Scratchpad(const std::vector<RowTable>& tables, std::uint64_t bytes,
       throw Error(ErrorKind::config, "a scratchpad of " + std::to_string(bytes) + " bytes has no room for a row of " +
                                          std::to_string(size.row_bytes()) + " bytes; make scratchpad_bytes larger");
     }
-    shelves_.push_back(std::make_unique<Shelf>(*size.table, size.num_slots));
+    shelves_.push_back(std::make_unique<Shelf>(*size.table, size.num_slots, size.num_rows));
+  }
+  for (std::uint32_t t = 0; t < tables_.size(); ++t) {
+    const std::vector<RowPiece> pieces = tables_[t].owned_pieces();
+    if (holds_all(t) && pieces.size() == 1) slot_of_[t] = SlotMap(pieces[0].first, pieces[0].num_rows);
   }
 }
 
@@ -172,7 +176,7 @@ std::shared_ptr<Scratchpad::Hold> Scratchpad::enqueue(const std::shared_ptr<cons
     turns_->live.emplace(turns_->num_holds + 1, hold.get());
     hold->order_ = ++turns_->num_holds;
   }
-  collecting_.submit([this, hold] { collect(hold); });
+  collecting_.submit([this, of = hold]() mutable { collect(std::move(of)); });
   return hold;
 }
 
@@ -223,7 +227,7 @@ bool Scratchpad::wait_until_ready(const Hold& hold) {
 
 // Collecting: on a thread of its own.
 
-void Scratchpad::collect(const std::shared_ptr<Hold>& hold) {
+void Scratchpad::collect(std::shared_ptr<Hold> hold) {
   try {
     const StageSpans::Timing timing(spans_, Stage::collect);
     const std::size_t num_tables = hold->spec_->tables.size();
@@ -245,7 +249,7 @@ void Scratchpad::collect(const std::shared_ptr<Hold>& hold) {
       counters.rows_missed += hold->num_missed_;
       if (!hold->announced_) counters.rows_demanded += hold->num_missed_;
     }
-    exchanging_.submit([this, hold] { exchange(hold); });
+    exchanging_.submit([this, of = std::move(hold)]() mutable { exchange(std::move(of)); });
   } catch (...) {
     fail(std::current_exception());
   }
@@ -258,12 +262,12 @@ void Scratchpad::collect_table(Hold& hold, std::size_t t, const std::vector<std:
   auto& missed = hold.missed_[t];
   slots.resize(rows.size());
   std::unique_lock lock(map_mutex_);
-  RowIndex& slot_of = slot_of_[table];
+  SlotMap& slot_of = slot_of_[table];
   // Those that are in, first: so their misses of the processor's caches overlap, and none of them is evicted here.
   for (std::size_t u = 0; u < rows.size(); ++u) {
     slot_of.prefetch_ahead(rows.data(), u, rows.size());
     const auto found = slot_of.find(rows[u]);
-    slots[u] = found ? static_cast<std::uint32_t>(*found) : no_slot;
+    slots[u] = found.value_or(no_slot);
     if (found) __builtin_prefetch(&shelf.use[*found], 1);
   }
   for (const std::uint32_t slot : slots) {
@@ -283,10 +287,9 @@ void Scratchpad::collect_table(Hold& hold, std::size_t t, const std::vector<std:
       }
       slot = take_slot(shelf, hold.oldest_live_);
     }
-    shelf.set_key(*slot, table, row);
     shelf.set_use(*slot, hold.order_, 0);
     shelf.filled[*slot].store(false, std::memory_order_relaxed);
-    shelf.trial.push_back(*slot);
+    shelf.note_arrival(*slot, table, row);
     slot_of.insert(row, *slot);
     slots[u] = *slot;
     missed.rows.push_back(row);
@@ -347,7 +350,7 @@ void Scratchpad::take_back_slots() {
 
 // Exchanging and inserting: on another thread.
 
-void Scratchpad::exchange(const std::shared_ptr<Hold>& hold) {
+void Scratchpad::exchange(std::shared_ptr<Hold> hold) {
   try {
     const std::size_t num_tables = hold->spec_->tables.size();
     if (staging_->tables.size() < num_tables) staging_->tables.resize(num_tables);
@@ -374,6 +377,7 @@ void Scratchpad::exchange(const std::shared_ptr<Hold>& hold) {
       const std::lock_guard lock(turns_->mutex);
       hold->ready_ = true;
     }
+    hold.reset();  // before whoever waits goes on: a step may be over before this thread runs again
     turns_->turned.notify_all();
   } catch (...) {
     fail(std::current_exception());
@@ -422,6 +426,78 @@ void Scratchpad::keep(const Hold& hold) {
     Shelf& shelf = shelf_of(hold.spec_->tables[t].number);
     for (const std::uint32_t slot : hold.slots_[t]) shelf.use[slot] = Shelf::kept;
   }
+}
+
+// Rows that come in without a hold.
+
+bool Scratchpad::has_free_slots(std::uint32_t table) const {
+  const std::lock_guard lock(map_mutex_);
+  const Shelf& shelf = shelf_of(table);
+  return shelf.num_used < shelf.num_slots;
+}
+
+std::vector<std::uint64_t> Scratchpad::absent(std::uint32_t table, std::uint64_t first, std::uint64_t end) const {
+  std::vector<std::uint64_t> rows(end - first);
+  std::iota(rows.begin(), rows.end(), first);
+  keep_absent(table, rows);
+  return rows;
+}
+
+void Scratchpad::keep_absent(std::uint32_t table, std::vector<std::uint64_t>& rows) const {
+  const std::lock_guard lock(map_mutex_);
+  const SlotMap& slot_of = slot_of_[table];
+  std::size_t kept = 0;
+  for (std::size_t u = 0; u < rows.size(); ++u) {
+    slot_of.prefetch_ahead(rows.data(), u, rows.size());
+    if (!slot_of.find(rows[u])) rows[kept++] = rows[u];
+  }
+  rows.resize(kept);
+}
+
+// Some at a time: whoever collects a batch waits for the map no longer than it takes to copy so many.
+std::size_t Scratchpad::warm(const TableRows& rows) {
+  constexpr std::size_t at_once = 1024;
+  const Shelf& shelf = shelf_of(rows.table);
+  std::size_t num_warmed = 0;
+  for (std::size_t first = 0; first < rows.num_rows; first += at_once) {
+    const WorkingRows& all = rows.rows;
+    const WorkingRows some{
+        all.rows + first, all.weights + first * shelf.weight_bytes,
+        reinterpret_cast<float*>(reinterpret_cast<std::byte*>(all.state) + first * shelf.state_bytes)};
+    num_warmed += warm_some({rows.table, std::min(at_once, rows.num_rows - first), some});
+  }
+  return num_warmed;
+}
+
+// Slots are given in order, so rows that come in one after another are copied together.
+std::size_t Scratchpad::warm_some(const TableRows& rows) {
+  Shelf& shelf = shelf_of(rows.table);
+  const std::lock_guard lock(map_mutex_);
+  SlotMap& slot_of = slot_of_[rows.table];
+  const std::size_t before = shelf.num_used;
+  for (std::size_t u = 0; u < rows.num_rows;) {
+    const std::size_t begin = u;
+    const auto first_slot = static_cast<std::uint32_t>(shelf.num_used);
+    for (; u < rows.num_rows && shelf.num_used < shelf.num_slots; ++u) {
+      const std::uint64_t row = rows.rows.rows[u];
+      if ((row & fresh_bit) != 0 || slot_of.find(row)) break;
+      const auto slot = static_cast<std::uint32_t>(shelf.num_used++);
+      shelf.note_arrival(slot, rows.table, row);  // of no hold, as the zeros say that a new slot's use begins with
+      slot_of.insert(row, slot);
+    }
+    const std::size_t count = u - begin;
+    std::memcpy(shelf.weights.data() + first_slot * shelf.weight_bytes, rows.rows.weights + begin * shelf.weight_bytes,
+                count * shelf.weight_bytes);
+    if (shelf.state_bytes != 0) {
+      std::memcpy(shelf.state.data() + first_slot * shelf.state_bytes,
+                  reinterpret_cast<const std::byte*>(rows.rows.state) + begin * shelf.state_bytes,
+                  count * shelf.state_bytes);
+    }
+    for (std::size_t i = 0; i < count; ++i) shelf.filled[first_slot + i].store(true, std::memory_order_release);
+    if (shelf.num_used == shelf.num_slots) break;
+    if (u < rows.num_rows) ++u;  // fresh, or in
+  }
+  return shelf.num_used - before;
 }
 
 void Scratchpad::read(const Plan& plan, const std::vector<WorkingRows>& rows) {

@@ -10,7 +10,10 @@
 // - A slot is given to another row only when every hold that uses it is let go: as a rule when the newest one and every
 //   hold before that are, and where that gives no room by a look at all of them. So what a step still needs stays; and
 //   what it wrote stays until it can be read below, if that is when its hold is let go.
-// - The order of holds and what they evict decide which rows are fetched when, never what a row is.
+// - A row may come in without a hold (warm) while its shelf has free slots. A shelf with a free slot has never evicted, so
+//   a row that is not in was not in since the scratchpad was made, and nobody has changed it since: what was read of it
+//   below, at any time since then, is its newest version.
+// - The order of holds, what they evict and what came in without one decide which rows are fetched when, never what a row is.
 // - After a failed fetch every hold throws that failure: slots may hold anything.
 // - expect, hold and read are called by one thread; a hold may be let go by any.
 #pragma once
@@ -29,9 +32,9 @@
 #include "base/stage_spans.h"
 #include "kernels/kernels.h"
 #include "log_store/log_store.h"
-#include "rows/row_index.h"
 #include "rows/row_table.h"
 #include "scratchpad/shelf.h"
+#include "scratchpad/slot_map.h"
 #include "step/collection.h"
 
 namespace holdfast {
@@ -106,6 +109,17 @@ class Scratchpad {
   // The rows of a hold stay in for good: a static cache.
   void keep(const Hold& hold);
 
+  // Of the table's rows [first, end) those that are not in; none where there is no room for them.
+  std::vector<std::uint64_t> absent(std::uint32_t table, std::uint64_t first, std::uint64_t end) const;
+  // Leaves those of `rows` that are not in.
+  void keep_absent(std::uint32_t table, std::vector<std::uint64_t>& rows) const;
+  // Rows as they are below, ascending: those that are not in come in, while there are free slots; fresh ones do not.
+  // Returns how many came in. Thread-safe.
+  std::size_t warm(const TableRows& rows);
+  // Whether all rows of the table have room.
+  bool holds_all(std::uint32_t table) const { return shelf_of(table).holds_all; }
+  bool has_free_slots(std::uint32_t table) const;
+
   // Fills in the plan's rows without a trace.
   void read(const Plan& plan, const std::vector<WorkingRows>& rows);
 
@@ -124,15 +138,16 @@ class Scratchpad {
   // False where there is no room for the hold until others are let go.
   bool wait_until_ready(const Hold& hold);
 
-  void collect(const std::shared_ptr<Hold>& hold);
+  void collect(std::shared_ptr<Hold> hold);
   void collect_table(Hold& hold, std::size_t t, const std::vector<std::uint64_t>& rows);
   std::optional<std::uint32_t> take_slot(Shelf& shelf, std::uint64_t oldest_live);
   bool wait_for_room(Hold& hold);
   void take_back_slots();
   static void copy_row(const Shelf& shelf, const SlotRows& from, std::size_t i, const WorkingRows& to, std::size_t u);
-  void exchange(const std::shared_ptr<Hold>& hold);
+  void exchange(std::shared_ptr<Hold> hold);
   void insert(Hold& hold, std::span<const TableRows> fetched);
   void fail(std::exception_ptr failure);
+  std::size_t warm_some(const TableRows& rows);
 
   std::vector<RowTable> tables_;
   Fetch fetch_;
@@ -142,7 +157,7 @@ class Scratchpad {
   std::unique_ptr<Staging> staging_;  // of exchange
 
   mutable std::mutex map_mutex_;  // which row is in which slot; taken before that of Turns
-  std::vector<RowIndex> slot_of_;  // per table
+  std::vector<SlotMap> slot_of_;  // per table
 
   std::shared_ptr<Turns> turns_;  // holds may outlive the scratchpad
 

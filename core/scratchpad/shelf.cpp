@@ -32,18 +32,19 @@ void share_out(std::uint64_t bytes, std::span<Shelving::Size> sizes) {
 
 }  // namespace
 
-Shelf::Shelf(const RowTable& table, std::size_t num_slots_)
+Shelf::Shelf(const RowTable& table, std::size_t num_slots_, std::uint64_t num_rows)
     : spec(table.spec),
       weight_bytes(table.weight_bytes()),
       state_bytes(table.state_bytes()),
       num_slots(num_slots_),
+      holds_all(num_slots_ == num_rows),
       weights(num_slots * weight_bytes),
       state(num_slots * state_bytes),
       key(num_slots),
       use(num_slots),
       filled(num_slots) {}
 
-std::optional<std::uint32_t> Shelf::evict(std::uint64_t oldest_live, std::span<RowIndex> slot_of_table) {
+std::optional<std::uint32_t> Shelf::evict(std::uint64_t oldest_live, std::span<SlotMap> slot_of_table) {
   bool other_queue = false;  // where the one whose turn it is begins with slots that are needed
   for (std::size_t turns = 2 * (most_lives + 1) * (trial.size() + main.size()); turns != 0; --turns) {
     const bool trial_is_full = trial.size() > num_slots / trial_share;
@@ -68,7 +69,7 @@ std::optional<std::uint32_t> Shelf::evict(std::uint64_t oldest_live, std::span<R
 }
 
 // Slots leave in no order of memory: what is known of one is asked for two distances ahead, its place in the map one.
-void Shelf::prefetch_turns(const std::deque<std::uint32_t>& queue, std::span<RowIndex> slot_of_table) const {
+void Shelf::prefetch_turns(const std::deque<std::uint32_t>& queue, std::span<SlotMap> slot_of_table) const {
   if (queue.size() <= 2 * prefetch_distance) return;
   const std::uint32_t later = queue[2 * prefetch_distance];
   __builtin_prefetch(&use[later], 1);

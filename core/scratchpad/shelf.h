@@ -17,13 +17,14 @@
 
 #include "base/huge_array.h"
 #include "kernels/kernels.h"
-#include "rows/row_index.h"
 #include "rows/row_table.h"
+#include "scratchpad/slot_map.h"
 
 namespace holdfast {
 
 struct Shelf {
-  Shelf(const RowTable& table, std::size_t num_slots);
+  // num_rows: of all tables whose rows have this size.
+  Shelf(const RowTable& table, std::size_t num_slots, std::uint64_t num_rows);
 
   SlotRows rows() const { return {weights.data(), reinterpret_cast<float*>(state.data())}; }
 
@@ -43,16 +44,23 @@ struct Shelf {
   void set_key(std::uint32_t slot, std::uint32_t table, std::uint64_t row) {
     key[slot] = table * RowIndex::end_row + row;
   }
+  // On trial, where rows are evicted at all.
+  void note_arrival(std::uint32_t slot, std::uint32_t table, std::uint64_t row) {
+    if (holds_all) return;
+    set_key(slot, table, row);
+    trial.push_back(slot);
+  }
   std::uint32_t table_of(std::uint32_t slot) const { return static_cast<std::uint32_t>(key[slot] / RowIndex::end_row); }
   std::uint64_t row_of(std::uint32_t slot) const { return key[slot] % RowIndex::end_row; }
 
   // A slot whose row has left, also the map of its table; nothing where holds from `oldest_live` on need them all.
-  std::optional<std::uint32_t> evict(std::uint64_t oldest_live, std::span<RowIndex> slot_of_table);
+  std::optional<std::uint32_t> evict(std::uint64_t oldest_live, std::span<SlotMap> slot_of_table);
 
   const RowSpec spec;  // of one of the tables: sizes are those of all of them
   const std::size_t weight_bytes;
   const std::size_t state_bytes;
   const std::size_t num_slots;
+  const bool holds_all;  // every row has room: none is ever evicted, and queues and keys are not kept
   const HugeArray<std::byte> weights;
   const HugeArray<std::byte> state;
   std::size_t num_used = 0;  // slots below have a row
@@ -63,7 +71,7 @@ struct Shelf {
   std::deque<std::uint32_t> main;
 
  private:
-  void prefetch_turns(const std::deque<std::uint32_t>& queue, std::span<RowIndex> slot_of_table) const;
+  void prefetch_turns(const std::deque<std::uint32_t>& queue, std::span<SlotMap> slot_of_table) const;
 };
 
 // How a scratchpad's memory is shared out.

@@ -59,6 +59,8 @@ struct Traffic {
   std::uint64_t index_entries;  // rows whose newest version is in the log
   std::uint64_t index_bytes;
   std::uint64_t scratchpad_rows;  // that there is room for
+  std::uint64_t rows_warmed;  // that came into the scratchpad before anybody asked for them
+  bool is_warming;  // more of them may come
 };
 
 // Of a log that is folded home. wanted: it is, or is about to be; awaited: a record waits for it meanwhile; given_up: it

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from holdfast.pools.pool import Pool
     from holdfast.pools.tables import EmbeddingBagConfig
     from holdfast.rows.embedding import EmbeddingBagCollection, PooledFeatures, clip_grad_norm_
+    from holdfast.rows.look_ahead import prefetch
     from holdfast.state.reproducibility import prepare_environment
     from holdfast.train.checkpoint import Checkpoint
     from holdfast.train.metrics import ScoreCollector
@@ -36,6 +37,7 @@ __all__ = [
     "RowWiseAdam",
     "ScoreCollector",
     "clip_grad_norm_",
+    "prefetch",
     "prepare_environment",
 ]
 
@@ -49,6 +51,7 @@ _HOMES = {
     "pools.pool": ("Pool",),
     "pools.tables": ("EmbeddingBagConfig",),
     "rows.embedding": ("EmbeddingBagCollection", "PooledFeatures", "clip_grad_norm_"),
+    "rows.look_ahead": ("prefetch",),
     "state.reproducibility": ("prepare_environment",),
     "train.checkpoint": ("Checkpoint",),
     "train.metrics": ("ScoreCollector",),

@@ -275,9 +275,9 @@ class RecoveryReport:
 class Pool:
     """A pool opened for writing."""
 
-    def __init__(self, directory: str, *, relaxed: bool, dense_interval: int, grow_log: bool, scratchpad_bytes: int, trust_after_reboot: bool, group: tuple[Callable[[tuple[int, int, int], Sequence[tuple[int, int, int]]], tuple[int, int, int]], Callable[[], None]] | None = None) -> None:
+    def __init__(self, directory: str, *, relaxed: bool, dense_interval: int, grow_log: bool, scratchpad_bytes: int, trust_after_reboot: bool, warm: bool = True, group: tuple[Callable[[tuple[int, int, int], Sequence[tuple[int, int, int]]], tuple[int, int, int]], Callable[[], None]] | None = None) -> None:
         """
-        group: of a pool that belongs to one. First asked, with the pool's newest step and the steps of its dense states, for the step that the group goes back to, each (step, cursor, row_updates); then called when that can be done, and waited for. Nothing is written before both have returned.
+        warm: fill the scratchpad of a log store beside the first steps. group: of a pool that belongs to one. First asked, with the pool's newest step and the steps of its dense states, for the step that the group goes back to, each (step, cursor, row_updates); then called when that can be done, and waited for. Nothing is written before both have returned.
         """
 
     @staticmethod

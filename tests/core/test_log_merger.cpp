@@ -115,14 +115,15 @@ class Slow final : public BlockWatcher {
   std::atomic<std::uint64_t> writes{0};
 };
 
-// A log over a large table: steps of rows that lie in blocks of their own.
+// A log over a large table, whose rows lie by number: steps of rows that are in blocks of their own.
 struct Sparse {
   static constexpr std::uint64_t rows_per_step = 500;
   static constexpr std::uint64_t rows_apart = 400;  // seven blocks
   static constexpr std::uint64_t num_rows = 200'000'000;
 
   explicit Sparse(std::uint64_t ring_bytes) {
-    const std::vector<RowTable> tables = {{{16, RowDtype::f32, RowOptimizer::sgd, 0, 7, 0, -0.5f, 0.5f}, num_rows}};
+    std::vector<RowTable> tables = {{{16, RowDtype::f32, RowOptimizer::sgd, 0, 7, 0, -0.5f, 0.5f}, num_rows}};
+    tables[0].home_order = HomeOrder::by_row;
     LogStore::create(directory.path(), tables, ring_bytes, Caching::buffered);
     store = std::make_unique<LogStore>(directory.path(), tables, LogStoreOptions{Caching::buffered, {}, &disk});
     store->recover(1, every_step);
@@ -268,7 +269,8 @@ class Parts final : public BlockWatcher {
 void a_merge_that_has_time_to_spare_takes_short_parts() {
   constexpr std::uint64_t num_rows = 170'000;
   const TemporaryDirectory directory;
-  const std::vector<RowTable> tables = {{{16, RowDtype::f32, RowOptimizer::sgd, 0, 7, 0, -0.5f, 0.5f}, num_rows}};
+  std::vector<RowTable> tables = {{{16, RowDtype::f32, RowOptimizer::sgd, 0, 7, 0, -0.5f, 0.5f}, num_rows}};
+  tables[0].home_order = HomeOrder::by_row;  // whose blocks are read before they are written: that tells parts apart
   LogStore::create(directory.path(), tables, std::uint64_t{32} << 20, Caching::buffered);
   Parts parts;
   LogStore store(directory.path(), tables, {Caching::buffered, {}, &parts});

@@ -26,6 +26,7 @@ Iteration, also that of ``once``, gives the Batch; with a ``transform``, the pai
 - ``seek(num_samples)`` goes to any position of the stream. When it is no multiple of the batch size, batches are cut
   from there, full, and ``batch.number`` is ``first_sample // batch_size + 1``; ``batch.first_sample`` is always exact.
 - ``samples`` is the position after the last batch handed out; prefetched batches do not count.
+- What looks forward (``look_ahead``) sees each batch when it is made, and those that are ready when one is handed out.
 - No global random state (Python's, NumPy's, torch's) is read or changed.
 - An exception in a worker surfaces, as it is, in ``next``: the transform's from the ``next`` that would have given its
   batch; a DataError from the one that would have given the first batch with a sample of the bad block's group
@@ -40,9 +41,9 @@ Iteration, also that of ``once``, gives the Batch; with a ``transform``, the pai
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Generic, Self, TypeVar, cast, overload
+from typing import Any, Generic, Protocol, Self, TypeVar, cast, overload
 
 from holdfast.data.batch import Batch
 from holdfast.data.cut import StreamCut
@@ -54,6 +55,17 @@ from holdfast.errors import ConfigError, StepError
 
 Item = TypeVar("Item")
 Transformed = TypeVar("Transformed")
+
+
+class LooksAhead(Protocol):
+    """What is told of batches before they are handed out: see holdfast.rows.look_ahead."""
+
+    def plan(self, batch: object) -> Any:
+        """By a worker thread, of a batch that was made."""
+
+    def turn(self, batches: Sequence[Any]) -> None:
+        """By the thread that consumes: what `plan` gave of the batch that is handed out now, and of those after it."""
+
 
 _LANE_BATCH = "lane_batch_size"  # in a loader's state
 _MAX_WINDOW_SAMPLES = 131_072
@@ -154,7 +166,9 @@ class Loader(Generic[Item]):
         # one assignment moves both on, so that Ctrl-C cannot part them: (batches taken since _start, position after
         # them)
         self._taken = (0, 0)
-        self._pipeline: Pipeline[Item] | None = None
+        self._has_transform = transform is not None
+        self._look: LooksAhead | None = None
+        self._pipeline: Pipeline[tuple[Item, Any]] | None = None
         self._stop_pipeline: weakref.finalize[..., Loader[Item]] | None = None
         self._is_closed = False
 
@@ -187,8 +201,21 @@ class Loader(Generic[Item]):
         index = self._taken[0]
         delivery = self._pipeline.take(index)
         assert delivery is not None, "the training stream has no end"
+        if self._look is not None:
+            self._look.turn([planned for _, planned in (delivery.item, *self._ready_after(index))])
         self._taken = (index + 1, delivery.end)
-        return delivery.item
+        return delivery.item[0]
+
+    def _ready_after(self, index: int) -> Iterator[tuple[Item, Any]]:
+        assert self._pipeline is not None
+        while (coming := self._pipeline.peek(index := index + 1)) is not None:
+            yield coming.item
+
+    def look_ahead(self, look: LooksAhead) -> None:
+        """Has `look` told of the coming batches, from the next start of the threads on (the first ``next``, or the one
+        after a ``seek``). Without effect where there is a transform: whoever plans in it announces, too."""
+        if not self._has_transform:
+            self._look = look
 
     def seek(self, num_samples: int) -> None:
         """Go on at position ``num_samples`` of the stream (any, also far beyond the first epoch). ConfigError if
@@ -211,12 +238,12 @@ class Loader(Generic[Item]):
         cut = StreamCut(
             start=0, end=order.num_samples, batch_size=self._batch_size, part=self._part[0], of=self._part[1]
         )
-        pipeline = self._make_pipeline(order, cut)
+        pipeline = self._make_pipeline(order, cut, None)
         stop_at_exit = weakref.finalize(self, pipeline.stop)
         try:
             index = 0
             while (delivery := pipeline.take(index)) is not None:
-                yield delivery.item
+                yield delivery.item[0]
                 index += 1
         finally:
             stop_at_exit()
@@ -277,17 +304,20 @@ class Loader(Generic[Item]):
 
     def _start_pipeline(self) -> None:
         cut = StreamCut(start=self._start, end=None, batch_size=self._batch_size, part=self._part[0], of=self._part[1])
-        self._pipeline = self._make_pipeline(self._order, cut)
+        self._pipeline = self._make_pipeline(self._order, cut, self._look)
         self._stop_pipeline = weakref.finalize(self, self._pipeline.stop)
 
-    def _make_pipeline(self, order: SampleOrder, cut: StreamCut) -> Pipeline[Item]:
-        return Pipeline(self._source, order, cut, self._hand_over, num_workers=self._workers, prefetch=self._prefetch)
+    def _make_pipeline(self, order: SampleOrder, cut: StreamCut, look: LooksAhead | None) -> Pipeline[tuple[Item, Any]]:
+        hand_over = _with_plan(self._hand_over, look)
+        return Pipeline(self._source, order, cut, hand_over, num_workers=self._workers, prefetch=self._prefetch)
 
     def _halt(self) -> None:
         if self._stop_pipeline is not None:
             self._stop_pipeline()
         self._stop_pipeline = None
         self._pipeline = None
+        if self._look is not None:
+            self._look.turn([])
 
 
 def _order_of(source: Source, seed: int, window_samples: int | None, lanes: Lanes) -> SampleOrder:
@@ -302,3 +332,10 @@ def _hand_over_with(transform: Callable[[Batch], object] | None) -> Callable[[Ba
     if transform is None:
         return lambda batch: batch
     return lambda batch: (batch, transform(batch))
+
+
+def _with_plan(hand_over: Callable[[Batch], Item], look: LooksAhead | None) -> Callable[[Batch], tuple[Item, Any]]:
+    """The item, and what is known of it beforehand. Refers to these alone, never to the loader."""
+    if look is None:
+        return lambda batch: (hand_over(batch), ())
+    return lambda batch: (hand_over(batch), look.plan(batch))

@@ -117,6 +117,12 @@ class Pipeline(Generic[Item]):
             raise result
         return result
 
+    def peek(self, index: int) -> Delivery[Item] | None:
+        """Batch ``index`` of the cut, if it is made; None else, and where making it raised."""
+        with self._shared.condition:
+            result = self._shared.ready.get(index)
+        return None if isinstance(result, BaseException) else result
+
     def stop(self) -> None:
         """Let every thread finish the piece of work in its hands, and wait for them. May be called again."""
         with self._shared.condition:

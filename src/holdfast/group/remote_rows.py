@@ -69,6 +69,7 @@ class RemoteRows:
     device = torch.device("cpu")
     description = ""
     looks_forward = True
+    takes_hints = False  # the other ranks wait for what one announces
     answers_late = True
 
     def __init__(self, pool: SharedPool, number: int, tables: Sequence[EmbeddingBagConfig]) -> None:

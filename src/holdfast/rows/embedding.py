@@ -20,6 +20,7 @@ from holdfast.errors import ConfigError, DataError
 from holdfast.pools.optim import RowOptimizer, RowOptimizerSpec, RowWiseAdagrad
 from holdfast.pools.pool import Pool
 from holdfast.pools.tables import EmbeddingBagConfig, normalize_all
+from holdfast.rows.coming import Coming
 from holdfast.rows.row_access import BatchIds, LookedUp, PlannedFeatures, RowAccess
 
 
@@ -98,6 +99,7 @@ class EmbeddingBagCollection(nn.Module):
         # A plain tensor, not a parameter: it exists so that autograd comes here, and to carry factors of the gradient.
         self.anchor = torch.zeros((), requires_grad=True, device=self._access.device)
         self._blocks: dict[tuple[str, ...], tuple[int, ...]] = {}
+        self._coming: list[Coming] = []
         self.optimizer = RowOptimizer(self, spec)
         pool.collections.append(self)
 
@@ -148,12 +150,16 @@ class EmbeddingBagCollection(nn.Module):
     def forward(self, features: Features) -> PooledFeatures:
         if isinstance(features, LookedUp):
             return PooledFeatures(self._keys, self._dims, features.values)
-        planned = features if isinstance(features, PlannedFeatures) else self.plan(features, ahead=False)
+        planned = features if isinstance(features, PlannedFeatures) else self._planned(features)
         if self.training and torch.is_grad_enabled():
             out = self.lookup(self.capture(planned), planned)
         else:
             out = self._access.evaluate(planned)
         return PooledFeatures(self._keys, self._dims, out)
+
+    def _planned(self, features: KeyedJagged | Mapping[str, tuple[Tensor, Tensor]]) -> PlannedFeatures:
+        coming = next((coming for coming in self._coming if coming.is_of(features)), None)
+        return self.plan(features, ahead=False) if coming is None else coming.planned
 
     @property
     def device(self) -> torch.device:
@@ -179,6 +185,20 @@ class EmbeddingBagCollection(nn.Module):
         """Says that `planned` is going to be captured, after the batches that were announced before: where rows come
         through a scratchpad, they are fetched while earlier batches train. Keep `planned` until then."""
         self._access.announce(planned)
+
+    @property
+    def takes_hints(self) -> bool:
+        """Whether a batch that is announced may be left out after all."""
+        return self._access.takes_hints
+
+    def expect(self, coming: Coming) -> None:
+        """Announces a batch that may come, and keeps its plan until `forget`: a forward of the very features has it."""
+        self._coming.append(coming)
+        self.announce(coming.planned)
+
+    def forget(self, coming: Coming) -> None:
+        """It is over, or does not come."""
+        self._coming = [kept for kept in self._coming if kept is not coming]
 
     def capture(self, planned: PlannedFeatures) -> Any:
         """The capture verb: the plan's rows are the step's working set. Beside the pool's processor they are copied

@@ -50,6 +50,10 @@ class NearMemoryRows:
         return self._pool.looks_forward
 
     @property
+    def takes_hints(self) -> bool:
+        return True
+
+    @property
     def answers_late(self) -> bool:
         return False
 

@@ -89,6 +89,10 @@ class RowAccess(Protocol):
         """Whether it helps to announce batches."""
 
     @property
+    def takes_hints(self) -> bool:
+        """Whether a batch that is announced may be left out after all: neither slots nor other ranks wait for it."""
+
+    @property
     def answers_late(self) -> bool:
         """Whether it helps to compute something between a capture and its lookup, which waits for others."""
 

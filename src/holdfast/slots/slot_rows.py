@@ -50,6 +50,9 @@ class SlotRows:
     Raises OutOfDeviceMemory; WindowTooLarge, where one batch has more rows than there is room for.
     """
 
+    takes_hints = False  # a batch that is left out would hold its slots
+    answers_late = False
+
     def __init__(
         self,
         pool: Pool,
@@ -117,10 +120,6 @@ class SlotRows:
     @property
     def looks_forward(self) -> bool:
         return True
-
-    @property
-    def answers_late(self) -> bool:
-        return False
 
     def plan(self, batch: BatchIds, *, ahead: bool) -> _core.Plan:
         return plan_here(self._collection, batch, ahead=ahead)

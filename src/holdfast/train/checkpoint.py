@@ -17,12 +17,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from holdfast.data.loader import Loader
 from holdfast.device.arrivals import ArrivingLoss
 from holdfast.device.queues import Queue, new_queue
 from holdfast.errors import ConfigError, StateError
 from holdfast.group.rank_states import RankStates
 from holdfast.pools.dense_state import DenseState
 from holdfast.pools.pool import Pool
+from holdfast.rows.look_ahead import LookAhead
 from holdfast.state import state_tree
 from holdfast.state.generators import as_stateful, rng_state, set_rng_state
 from holdfast.state.loading import load_all
@@ -185,9 +187,11 @@ class Checkpoint:
 
     model: the dense part (tables in the pool are no part of its state_dict).
     optimizer: of the dense part, one or several. The collections' row optimizers are found through the pool.
-    scheduler, scaler, loader: where there are any. extra: more objects with state_dict, random number generators
-    (torch.Generator, numpy.random.Generator, random.Random), or plain values, by name. All but plain values are put
-    back in place by `resume`; `saved` gives these.
+    scheduler, scaler, loader: where there are any. Of a ``holdfast.data.Loader`` without a transform the coming batches
+    are planned, and their rows fetched, from now on; `holdfast.prefetch` makes others do so.
+    extra: more objects with state_dict, random number generators (torch.Generator, numpy.random.Generator,
+    random.Random), or plain values, by name. All but plain values are put back in place by `resume`; `saved` gives
+    these.
 
     What is not named here is not kept but for the global generators of torch, Python and NumPy: docs/STATE.md lists
     what a loop may hold besides.
@@ -215,6 +219,8 @@ class Checkpoint:
             )
         self._pool = pool
         self._loader = loader
+        if isinstance(loader, Loader):
+            loader.look_ahead(LookAhead(pool))
         self._losses: Queue | None = None
         self._state = TrainingState(
             model=model,

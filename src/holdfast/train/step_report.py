@@ -45,7 +45,7 @@ class StepReport:
 
 
 # How much there is, not how much was done.
-_STANDING = ("index_entries", "index_bytes", "scratchpad_rows", "device_slots")
+_STANDING = ("index_entries", "index_bytes", "scratchpad_rows", "is_warming", "device_slots")
 
 
 def traffic_since(before: dict[str, float] | None, after: dict[str, float] | None) -> dict[str, float] | None:

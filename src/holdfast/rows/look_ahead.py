@@ -1,0 +1,259 @@
+"""Looking forward for loops that take their batches one by one: the coming ones are planned and announced meanwhile.
+
+    for batch in holdfast.prefetch(batches, pool): ...      # any iterable: a DataLoader, a generator, a list
+
+A ``holdfast.data.Loader`` that a Checkpoint is given needs no such call.
+
+Invariants
+- Nothing depends on it but time. A plan stands for the very features object that it was made of, with the very tensors,
+  unchanged; whoever gives a collection anything else has it planned then. What is announced is a hint.
+- Whatever goes wrong while a batch is planned ahead goes wrong once more when it is its turn, and is raised there.
+- Only the thread that takes batches takes them from what is wrapped, announces, and lets go; planning alone is done in
+  another.
+- A batch is taken ahead of time only if that draws no random number from the process's own generators: a resumed run
+  would draw others.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.errors import HoldfastError, StateError
+from holdfast.pools.pool import Pool
+from holdfast.rows.coming import Coming, tensors_of
+from holdfast.rows.embedding import EmbeddingBagCollection, KeyedJagged
+
+Item = TypeVar("Item")
+Planned = tuple[tuple[EmbeddingBagCollection, Coming], ...]
+
+_AHEAD = 3  # batches beyond the one that trains
+_DEEPEST = 4  # levels of tuples, mappings and dataclasses in which a batch's features are looked for
+
+
+class LookAhead:
+    """Plans batches for the collections of `pool` whose rows come through a scratchpad, and announces them.
+
+    features: finds in a batch what collections are going to be called with; default: whatever in it has their keys.
+    """
+
+    def __init__(self, pool: Pool, features: Callable[[Any], Any] | None = None) -> None:
+        self._pool = pool
+        self._features = features
+        self._announced: list[Planned] = []
+
+    def plan(self, batch: object) -> Planned:
+        """By any thread. What cannot be planned is left out."""
+        collections = [rows for rows in self._pool.collections if rows.looks_forward and rows.takes_hints]
+        if not collections:
+            return ()
+        planned = []
+        for features in _features_in(batch if self._features is None else self._features(batch), _DEEPEST):
+            keys = set(features.keys())
+            for rows in collections:
+                if keys.issuperset(rows.keys()):
+                    with suppress(Exception):  # it says so again when they are looked up
+                        planned.append((rows, Coming(features, tensors_of(features), rows.plan(features))))
+        return tuple(planned)
+
+    def turn(self, batches: Sequence[Planned]) -> None:
+        """The first of `batches` is handed out now, the others follow: those that were not announced are; of any that
+        is not among them nothing is kept."""
+        for gone in [batch for batch in self._announced if not any(batch is one for one in batches)]:
+            for rows, coming in gone:
+                rows.forget(coming)
+        for batch in batches:
+            if any(batch is one for one in self._announced):
+                continue
+            for rows, coming in batch:
+                with suppress(HoldfastError):  # of a pool that is closed, or has failed: its next verb says so
+                    rows.expect(coming)
+        self._announced = list(batches)
+
+
+@dataclasses.dataclass(slots=True)
+class _Taken:
+    """A batch that was taken; or how taking it ended. at: where the source says that it is after it."""
+
+    batch: Any = None
+    planned: Future[Planned] | None = None
+    at: dict[str, Any] | None = None
+    error: Exception | None = None
+
+
+class Prefetched(Generic[Item]):
+    """See prefetch. What was taken ahead is kept through a loop that is left early."""
+
+    def __init__(self, batches: Iterable[Item], pool: Pool, features: Callable[[Any], Any] | None, ahead: int) -> None:
+        self._batches = batches
+        self._look = LookAhead(pool, features)
+        self._ahead = ahead
+        self._planning: ThreadPoolExecutor | None = None
+        self._source: Iterator[Item] | None = None
+        self._coming: deque[_Taken] = deque()
+        self._at: dict[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[Item]:
+        """Begins anew, unless what is wrapped is an iterator: that goes on."""
+        if not hasattr(self._batches, "__next__"):
+            self._drop()
+        return self
+
+    def __next__(self) -> Item:
+        if self._source is None:
+            self._source = iter(self._batches)
+        if not self._coming:
+            self._coming.append(self._take())
+        while len(self._coming) <= self._ahead and self._coming[-1].error is None:
+            self._coming.append(self._take_early())
+        first = self._coming[0]
+        if first.planned is not None:
+            self._look.turn([first.planned.result(), *self._planned_by_now()])
+        # Last of all, so that Ctrl-C loses no batch.
+        self._at = first.at
+        self._coming.popleft()
+        if first.error is not None:
+            raise first.error
+        return first.batch  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        """``samples``, ``state_dict`` and what else is asked for: of what is wrapped, after the batch handed out."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._batches, name)
+
+    @property
+    def samples(self) -> int:
+        """Where the source was after the batch that was handed out last, if it counts its samples."""
+        return int(self._batches.samples if self._at is None else self._at["samples"])  # type: ignore[attr-defined]
+
+    def seek(self, num_samples: int) -> None:
+        self._drop()
+        self._batches.seek(num_samples)  # type: ignore[attr-defined]
+
+    def state_dict(self) -> Any:
+        """The source's, after the batch that was handed out last."""
+        return self._batches.state_dict() if self._at is None else self._at["state"]  # type: ignore[attr-defined]
+
+    def load_state_dict(self, state: Any) -> None:
+        self._drop()
+        self._batches.load_state_dict(state)  # type: ignore[attr-defined]
+
+    def _drop(self) -> None:
+        self._coming.clear()
+        self._look.turn([])
+        self._source = None
+        self._at = None
+
+    def _take(self) -> _Taken:
+        assert self._source is not None
+        try:
+            batch = next(self._source)
+        except Exception as error:  # StopIteration, too: whose turn it is, is told
+            return _Taken(error=error)
+        if self._planning is None:
+            self._planning = ThreadPoolExecutor(1, thread_name_prefix="holdfast-plan")
+        return _Taken(batch, self._planning.submit(self._look.plan, batch), self._where())
+
+    def _take_early(self) -> _Taken:
+        before = _generators()
+        taken = self._take()
+        if taken.error is None and _differ(before, _generators()):
+            raise StateError(
+                "prefetch: taking a batch drew from the process's own random number generators (torch, NumPy or "
+                "Python), so batches that are taken ahead would be others after a resume: give what makes them a "
+                "generator of its own, or do not wrap it"
+            )
+        return taken
+
+    def _where(self) -> dict[str, Any] | None:
+        at: dict[str, Any] = {}
+        if hasattr(self._batches, "samples"):
+            at["samples"] = self._batches.samples
+        if hasattr(self._batches, "state_dict"):
+            at["state"] = copy.deepcopy(self._batches.state_dict())
+        return at or None
+
+    def _planned_by_now(self) -> list[Planned]:
+        planned = []
+        for taken in list(self._coming)[1:]:
+            if taken.planned is None or not taken.planned.done() or taken.planned.exception() is not None:
+                break
+            planned.append(taken.planned.result())
+        return planned
+
+
+def prefetch(
+    batches: Iterable[Item],
+    pool: Pool,
+    *,
+    features: Callable[[Item], Any] | None = None,
+    ahead: int = _AHEAD,
+) -> Prefetched[Item]:
+    """Gives what `batches` gives, and has the rows of the coming batches fetched while one trains.
+
+    batches: any iterable; wrapped once, it is iterated as it would be without. What it draws at random comes from
+        generators of its own. Where it has ``state_dict``, ``samples`` or ``seek``, so has what this returns, and they
+        speak of the batch that was handed out last: give that to the Checkpoint.
+    features: of a batch, what a collection is called with; default: the features in it that have the collection's
+        keys, in tuples, mappings and dataclasses. What is called with them must be the same objects: features that
+        the model makes itself are planned again, and their rows are there.
+    ahead: so many batches beyond the one handed out are taken.
+
+    Without effect, but for batches taken ahead, where rows are not fetched through a scratchpad, and where several
+    ranks share them: there every rank has to announce the same batches, which only a loop that does so itself can say.
+    """
+    return Prefetched(batches, pool, features, ahead)
+
+
+def _features_in(batch: Any, levels: int) -> Iterator[Any]:
+    if isinstance(batch, KeyedJagged):
+        yield batch
+        return
+    if levels == 0 or isinstance(batch, (Tensor, str, bytes)):
+        return
+    if isinstance(batch, Mapping):
+        if batch and all(_is_bag(value) for value in batch.values()):
+            yield batch
+            return
+        parts: Iterable[Any] = batch.values()
+    elif isinstance(batch, (tuple, list)):
+        parts = batch
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        parts = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
+    else:
+        return
+    for part in parts:
+        yield from _features_in(part, levels - 1)
+
+
+def _is_bag(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, Tensor) for part in value)
+
+
+def _generators() -> tuple[Any, ...]:
+    numpy_state = np.random.get_state()  # noqa: NPY002
+    return torch.get_rng_state(), random.getstate(), numpy_state
+
+
+def _differ(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    (torch_one, python_one, numpy_one), (torch_other, python_other, numpy_other) = one, other
+    return (
+        not torch.equal(torch_one, torch_other)
+        or python_one != python_other
+        or numpy_one[2] != numpy_other[2]
+        or not np.array_equal(numpy_one[1], numpy_other[1])
+    )
