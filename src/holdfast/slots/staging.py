@@ -49,8 +49,8 @@ class StagedPart:
 
 @dataclass(slots=True, eq=False)
 class Coming:
-    """A batch that was announced. parts: once it has slots. batch: once the device was told of it. error: instead of
-    either."""
+    """A batch that was announced. parts: once it has slots, until the device was told of it. batch: from then on.
+    error: instead of either."""
 
     planned: PlannedFeatures
     parts: list[StagedPart] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Coming:
 
     @property
     def is_staged(self) -> bool:
-        return bool(self.parts) or self.error is not None
+        return bool(self.parts) or self.batch is not None or self.error is not None
 
 
 class Staging:
@@ -102,6 +102,7 @@ class Staging:
             if coming.batch is None and coming.error is None:
                 try:
                     coming.batch = self._bring(coming)
+                    coming.parts = []  # page-locked memory; its copies are on their way
                 except BaseException as error:
                     self._give_up(error)
                     if not isinstance(error, Exception):
