@@ -1,9 +1,9 @@
 """What the host does in a step of training on a device, without what it waits for: from the steps' reports alone.
 
 Two stages wait. ``plan`` begins with the loader's next batch, which a worker may not have planned yet: the report of
-that batch says when its planning ended. ``commit`` retires an earlier step, whose rows may not have come back yet: the
-report of that step says when its last work on the device ended. Whatever else these stages take is work, and so are all
-the others.
+that batch says when its planning ended. ``commit`` waits for an earlier step, whose rows may not have come back yet:
+the report of that step says when its last work on the device ended. Whatever else these stages take is work, the
+training thread's own or the pool's thread's that it waits for, and so are all the others.
 """
 
 from __future__ import annotations

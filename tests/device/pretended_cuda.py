@@ -9,12 +9,17 @@ Reported are
 - memory of the device that is given away while another queue than the one it was allocated in may still use it;
 - operators with operands on both sides.
 What makes the host wait without being asked to (`item`, copies that are not page-locked) is counted in `waits`.
+
+What other threads of the host would do is done by the one that asks: the pool's at once, and what waits for the device
+as late as somebody wants to know of it, so that the device is as far ahead as it can be.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -26,6 +31,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from holdfast.slots.ordered_thread import done_here
 
 CUDA = torch.device("cuda", 0)
 _aten = torch.ops.aten
@@ -306,13 +313,63 @@ class _Devices(TorchFunctionMode):
             machine.makes_on_device, machine.makes_pinned = before
 
 
+class _Here:
+    """See holdfast.slots.ordered_thread.OrderedThread. is_late: nothing is done before it is wanted."""
+
+    def __init__(self, *, is_late: bool) -> None:
+        self._is_late = is_late
+        self._undone: deque[_Late] = deque()
+
+    def ask(self, work: Callable[[], Any]) -> _Late:
+        self._undone.append(_Late(self, work))
+        future = self._undone[-1]
+        if not self._is_late:
+            self.settle()
+        return future
+
+    def settle(self) -> None:
+        if self._undone:
+            self.do_until(self._undone[-1])
+
+    def do_until(self, last: _Late) -> None:
+        while not last.done():
+            self._undone.popleft().run()
+
+    def close(self) -> None:
+        self.settle()
+
+
+class _Late:
+    """As much of a Future as is used."""
+
+    def __init__(self, thread: _Here, work: Callable[[], Any]) -> None:
+        self._thread, self._work = thread, work
+        self._done: Future[Any] | None = None
+
+    def run(self) -> None:
+        self._done = done_here(self._work)
+
+    def done(self) -> bool:
+        return self._done is not None
+
+    def exception(self) -> BaseException | None:
+        self._thread.do_until(self)
+        assert self._done is not None
+        return self._done.exception()
+
+    def result(self) -> Any:
+        self._thread.do_until(self)
+        assert self._done is not None
+        return self._done.result()
+
+
 @contextmanager
 def pretended_cuda(monkeypatch: Any) -> Iterator[Machine]:
     """Inside, "cuda" is a device like any other, for everything that asks holdfast.device.queues for its queues."""
     from holdfast.device import arrivals, kernels, queues
     from holdfast.rows import near_memory
     from holdfast.run import assembly as run
-    from holdfast.slots import access, home_mapping, slot_rows
+    from holdfast.slots import access, home_mapping, slot_rows, write_behind
     from holdfast.state import provenance
     from holdfast.train import checkpoint, dense_snapshot, trainer
 
@@ -321,6 +378,7 @@ def pretended_cuda(monkeypatch: Any) -> Iterator[Machine]:
         for name in ("new_queue", "current_queue"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, getattr(machine, name))
+    monkeypatch.setattr(write_behind, "OrderedThread", lambda name: _Here(is_late="device" in name))
     for module in (access, run):
         monkeypatch.setattr(module, "open_device", lambda name: CUDA if name == "cuda" else torch.device("cpu"))
     monkeypatch.setattr(home_mapping, "_register", lambda *_: "")

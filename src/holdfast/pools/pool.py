@@ -141,18 +141,14 @@ class Pool:
             trust_after_reboot=self._trust_after_reboot,
         )
         kept_as = "block" if self.looks_forward else "memory"
+        refusal = ""
         if self._medium not in ("auto", kept_as):
+            refusal = f"medium = {self._medium!r}, but the pool in {self.directory} was made as {kept_as!r}"
+        elif self._row_checksums and not self.checks_rows:
+            refusal = f"row_checksums = true, but the pool in {self.directory} was made without"
+        if refusal:
             self._core.close()
-            raise ConfigError(
-                f"medium = {self._medium!r}, but the pool in {self.directory} was made as {kept_as!r}: a pool cannot "
-                "change that, leave it out or start a new pool"
-            )
-        if self._row_checksums and not self.checks_rows:
-            self._core.close()
-            raise ConfigError(
-                f"row_checksums = true, but the pool in {self.directory} was made without: a pool cannot change that, "
-                "leave it out or start a new pool"
-            )
+            raise ConfigError(f"{refusal}: a pool cannot change that, leave it out or start a new pool")
 
     @property
     def looks_forward(self) -> bool:
@@ -203,6 +199,7 @@ class Pool:
 
     def _create(self, specs: list[_core.TableSpec]) -> None:
         if self._core is not None:
+            self.drain()
             while self._before_closing:
                 self._before_closing.pop()()
             self._core.close()
@@ -255,8 +252,8 @@ class Pool:
 
     @property
     def cursor(self) -> int:
-        """Samples consumed by committed steps."""
-        return self.core.cursor
+        """Samples consumed by the steps that the pool has."""
+        return self.core.cursor if self._behind is None else self._behind.reading.cursor
 
     @property
     def log_bytes_free(self) -> int:
@@ -265,7 +262,7 @@ class Pool:
 
     def traffic(self) -> dict[str, float] | None:
         """Rows and bytes since the pool was opened (core/step/row_backend.h); None where its rows are mapped."""
-        return self.core.traffic()
+        return self.core.traffic() if self._behind is None else self._behind.reading.traffic
 
     def take_spans(self) -> list[tuple[str, str, float, float]]:
         """Stage, thread, begin and end of what the pool's own threads did; each is given once."""
@@ -273,8 +270,8 @@ class Pool:
 
     @property
     def retired_step(self) -> int:
-        """The newest step that the pool has."""
-        return self.core.step
+        """The newest step that the pool is known to have."""
+        return self.core.step if self._behind is None else self._behind.reading.step
 
     @property
     def dense_due(self) -> bool:
@@ -336,6 +333,8 @@ class Pool:
     def dense_state(self) -> tuple[bytes, bytes] | None:
         """The newest dense state: JSON text and the bytes of tensors, as state_tree.unpack takes them; None in a new
         pool."""
+        if self._behind is not None:
+            self._behind.settle()
         return self.core.dense_state()
 
     def write_dense(self, state: DenseState | None) -> None:
@@ -355,10 +354,7 @@ class Pool:
 
     def retire(self) -> bool:
         """Waits until the pool has one step more that a device is ahead of it; False where there is none."""
-        if not self._behind:
-            return False
-        self._behind.retire()
-        return True
+        return self._behind is not None and self._behind.retire()
 
     def drain(self) -> None:
         """Waits until the pool has every committed step: rows that were updated on a device have come back."""
@@ -384,6 +380,8 @@ class Pool:
                 stack.callback(self._core.close)
                 while self._before_closing:
                     stack.callback(self._before_closing.pop())
+                if self._behind is not None:
+                    stack.callback(self._behind.close)
                 self.drain()
 
     def __enter__(self) -> Self:

@@ -1,6 +1,6 @@
 """Rows in slots of the device's memory: the scratchpad of an accelerator.
 
-    announce: plan → slots → missing rows read from the pool → copied over, and into their slots
+    announce (staging.py): plan → slots → missing rows read from the pool → copied over, and into their slots
     lookup, update: on the device, in the slots; the updated rows start on their way back
     retire (write_behind.py): the pool gets them
 
@@ -15,7 +15,6 @@ Invariants
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -26,14 +25,14 @@ from holdfast.device import kernels
 from holdfast.device.arrivals import Arriving
 from holdfast.device.faults import device_errors
 from holdfast.device.queues import Work, current_queue, host_empty, new_queue
-from holdfast.errors import StepError, WindowTooLarge
+from holdfast.errors import StepError
 from holdfast.pools.pool import Pool
 from holdfast.rows.row_access import BatchIds, PlannedFeatures, check_under_way, plan_here
 from holdfast.slots.home_mapping import HomeMapping
-from holdfast.slots.slot_batch import Part, Returning, SlotBatch, bytes_of, floats_of, unpack
+from holdfast.slots.slot_batch import Part, Returning, SlotBatch, unpack
 from holdfast.slots.slot_group import SlotGroup, row_bytes
+from holdfast.slots.staging import Coming, StagedPart, Staging
 
-_FETCHED_FIRST = 2  # batches that a pool on a disk fetches rows of, before they are wanted in slots
 _MOST_SLOTS = 2**31 - 1  # their numbers are int32
 
 COMPUTING = "device"  # names of queues, as a trace shows them
@@ -75,7 +74,6 @@ class SlotRows:
             alike.setdefault((spec.embedding_dim, spec.dtype, spec.pooling), []).append(table)
         wanted = [sum(row_bytes(specs[t]) * specs[t].num_embeddings for t in tables) for tables in alike.values()]
         share = min(1.0, num_bytes / sum(wanted))
-        self._num_bytes = num_bytes
         with device_errors("the scratchpad", bytes_wanted=math.ceil(share * sum(wanted))):
             self._groups = [
                 SlotGroup(
@@ -95,13 +93,11 @@ class SlotRows:
         self._seed = int(pool.core.header["seed"])
         self._to_device = new_queue(device)
         self._to_host = new_queue(device)
-        self._waiting: deque[PlannedFeatures] = deque()  # announced, and without slots yet
-        self._arriving: dict[int, SlotBatch] = {}  # by id of the plan
+        self._staging = Staging(pool, self._groups, mapping, device, num_bytes, self._bring)
         self._captured: list[SlotBatch] = []  # of the step that is under way
         self._gradient: tuple[SlotBatch, Tensor] | None = None  # of the step's one forward pass
         self._sums: list[Tensor] | None = None
         self._updated: Returning | None = None
-        self._num_delayed = 0  # announced batches that had to wait for slots
         self._bytes_in = 0
         self._bytes_out = 0
         self._behind.add(self)
@@ -125,109 +121,47 @@ class SlotRows:
         return plan_here(self._collection, batch, ahead=ahead)
 
     def announce(self, planned: PlannedFeatures) -> None:
-        if self._pool.looks_forward:
-            self._pool.core.announce(planned.plan)
-        self._waiting.append(planned)
-        leave = _FETCHED_FIRST if self._pool.looks_forward else 0
-        self._admit_waiting(leave)
-        self._num_delayed += len(self._waiting) > leave
+        self._staging.announce(planned)
 
-    def _admit_waiting(self, leave: int) -> None:
-        """Gives slots to the batches that were announced, but for the newest `leave`, as far as there is room."""
-        while len(self._waiting) > leave:
-            planned = self._waiting.popleft()  # one that fails waits no more
-            batch = self._admit(planned)
-            if batch is None:
-                self._waiting.appendleft(planned)
-                return
-            self._arriving[id(planned.plan)] = batch
-
-    def _admit(self, planned: PlannedFeatures) -> SlotBatch | None:
-        """None where there is no room before a step is retired."""
-        admissions: list[_core.Admission] = []
-        try:
-            for group in self._groups:
-                admission = group.directory.admit(planned.plan)
-                if admission is None:
-                    self._forget(admissions)
-                    return None
-                admissions.append(admission)
-            with device_errors("a batch's rows"), self._to_device as queue:
-                began = queue.mark(timed=True)
-                if self._mapping is not None and any(admission.num_missing for admission in admissions):
-                    self._mapping.materialize(planned.plan)
-                parts = [
-                    self._bring(group, admission) for group, admission in zip(self._groups, admissions, strict=True)
-                ]
-                arrived = queue.mark(timed=True)
-                return SlotBatch(planned, parts, arrived, [Work("rows in", _ROWS_IN, began, arrived)])
-        except WindowTooLarge as error:
-            self._forget(admissions)
-            raise WindowTooLarge(f"{error}; {self._bytes_wanted(planned.plan)}") from error
-        except BaseException:
-            self._forget(admissions)
-            raise
-
-    def _forget(self, admissions: list[_core.Admission]) -> None:
-        """Of the first groups: their bytes do not come."""
-        for group, admission in zip(self._groups, admissions, strict=False):
-            group.directory.forget(admission)
-
-    def _bytes_wanted(self, plan: _core.Plan) -> str:
-        wanted = math.ceil(max(group.bytes_wanted(plan) / group.share for group in self._groups))
-        there = f"device.scratchpad_bytes is {self._num_bytes:,}"
-        return f"{there}, this batch alone wants {wanted:,}, a window of several as many times that"
-
-    def _bring(self, group: SlotGroup, admission: _core.Admission) -> Part:
+    def _bring(self, coming: Coming) -> SlotBatch:
         """What the device needs to know of the batch, and the rows that it lacks, are on their way."""
-        packed = host_empty((admission.packed_bytes,), torch.uint8, self.device)
-        places = admission.pack(packed.numpy())
-        there = packed.to(self.device, non_blocking=True)
-        arrays = unpack(there, places)
-        part = Part(group, admission, arrays)
-        self._bytes_in += packed.nbytes
-        if admission.num_missing == 0:
-            return part
+        with device_errors("a batch's rows"), self._to_device as queue:
+            began = queue.mark(timed=True)
+            parts = [self._bring_part(*of_group) for of_group in zip(self._groups, coming.parts, strict=True)]
+            arrived = queue.mark(timed=True)
+        return SlotBatch(coming.planned, parts, arrived, [Work("rows in", _ROWS_IN, began, arrived)])
+
+    def _bring_part(self, group: SlotGroup, staged: StagedPart) -> Part:
+        arrays = unpack(staged.packed.to(self.device, non_blocking=True), staged.places)
         slots, missing = arrays["slots"], arrays["missing"]
-        if self._mapping is not None:
+        self._bytes_in += staged.packed.nbytes + staged.admission.num_missing * group.row_bytes
+        if staged.weights is not None:
+            kernels.scatter_rows(
+                staged.weights.to(self.device, non_blocking=True),
+                None if staged.state is None else staged.state.to(self.device, non_blocking=True),
+                slots,
+                missing,
+                group.weights,
+                group.state,
+            )
+        elif self._mapping is not None and staged.admission.num_missing:
             kernels.gather_home(
                 self._mapping.bases(), arrays["tables"], arrays["rows"], missing, slots, group.weights, group.state
             )
-            self._bytes_in += admission.num_missing * group.row_bytes
-            return part
-        weights, state = group.empty_rows(admission.num_missing, host=True)
-        self._pool.core.read_missing(admission, bytes_of(weights), floats_of(state))
-        self._bytes_in += admission.num_missing * group.row_bytes
-        kernels.scatter_rows(
-            weights.to(self.device, non_blocking=True),
-            None if state is None else state.to(self.device, non_blocking=True),
-            slots,
-            missing,
-            group.weights,
-            group.state,
-        )
-        return part
+        return Part(group, staged.admission, arrays)
 
     # A step.
 
     def capture(self, planned: PlannedFeatures) -> SlotBatch:
         self._behind.check()
-        key = id(planned.plan)
-        if key not in self._arriving and not any(waiting.plan is planned.plan for waiting in self._waiting):
-            self.announce(planned)
-        if key not in self._arriving:
-            later = [waiting.plan for waiting in reversed(self._waiting)].index(planned.plan)
-            self._admit_waiting(leave=later)
-            while key not in self._arriving:
-                if len(self._behind) == 0:
-                    raise StepError(
-                        f"the rows of a batch find no room among the {self.num_slots} slots of the scratchpad: earlier "
-                        "batches hold them that were announced or looked up, and not committed; commit those, or give "
-                        "device.scratchpad_bytes more"
-                    )
-                self._behind.retire()
-                self._admit_waiting(leave=later)
-        batch = self._arriving.pop(key)
+        while (batch := self._staging.take(planned)) is None:
+            if len(self._behind) == 0:
+                raise StepError(
+                    f"the rows of a batch find no room among the {self.num_slots} slots of the scratchpad: earlier "
+                    "batches hold them that were announced or looked up, and not committed; commit those, or give "
+                    "device.scratchpad_bytes more"
+                )
+            self._behind.retire()
         batch.step = self._pool.step + 1
         self._captured.append(batch)
         return batch
@@ -387,11 +321,10 @@ class SlotRows:
         return updated, let_go
 
     def traffic(self) -> dict[str, float]:
-        directories = [group.directory for group in self._groups]
         return {
-            "device_rows_hit": sum(directory.rows_hit for directory in directories),
-            "device_rows_missed": sum(directory.rows_missed for directory in directories),
-            "device_window_shrunk": self._num_delayed,
+            "device_rows_hit": self._staging.rows_hit,
+            "device_rows_missed": self._staging.rows_missed,
+            "device_window_shrunk": self._staging.num_delayed,
             "device_bytes_in": self._bytes_in,
             "device_bytes_out": self._bytes_out,
             "device_slots": self.num_slots,

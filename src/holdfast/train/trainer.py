@@ -287,6 +287,7 @@ class Trainer:
     def _retire_all(self) -> Iterator[StepReport]:
         while self.pool.retire():
             yield from self._retired()
+        yield from self._retired()
 
     def _retired(self) -> Iterator[StepReport]:
         """Of the issued steps, those that the pool has."""
