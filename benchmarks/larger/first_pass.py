@@ -1,8 +1,8 @@
 """``python -m larger.first_pass``, from benchmarks/: a hundred gigabytes of tables whose rows nobody has touched yet.
 
-Trains over new tables (20 of 20 million rows, dim 64, Zipf 1.05, by default), so that nearly every row that a batch wants
-for the first time is a new one, and says how long steps took: the mean, the median and the slowest, since that is where a
-merge is felt. The disk holds what was touched, not what the tables are. Prints one JSON object.
+Trains over new tables (20 of 20 million rows, dim 64, Zipf 1.05, by default), so that most of the rows that a batch
+wants were never written before, and says how long steps took: the mean, the median and the slowest, since that is where
+a merge is felt. The disk holds what was touched, not what the tables are. Prints one JSON object.
 
     python -m larger.first_pass --steps 1500                 # trains a new pool, and stops
     python -m larger.first_pass --steps 1500 --kill          # ... and is killed instead
@@ -100,7 +100,9 @@ def _traffic(system: Holdfast, directory: Path) -> dict[str, Any]:
     if not traffic:
         return {}
     written = traffic["appended_bytes"] + traffic["home_bytes_written"]
-    on_disk = int(subprocess.run(["du", "-s", "--block-size=1", directory], capture_output=True, check=True).stdout.split()[0])
+    on_disk = int(
+        subprocess.run(["du", "-s", "--block-size=1", directory], capture_output=True, check=True).stdout.split()[0]
+    )
     return {
         "merges": traffic["merges"],
         "written_over_updated": round(written / max(1, traffic["updated_row_bytes"]), 2),

@@ -91,7 +91,7 @@ def test_uniform_rows_miss_a_scratchpad_by_what_it_has_no_room_for():
     room = OPTIONS.scratchpad_bytes / (68 + 39)
     assert work.hit_rate == pytest.approx(room / ROWS, rel=0.03)
     assert work.missed_rows == pytest.approx(UNIQUE * (1 - room / ROWS), rel=0.03)
-    # 8 images of 72 bytes have a part of a sector; few rows share one, some are read in one request with their neighbours.
+    # Eight images of 72 bytes have a part of a sector; few rows share one, some are read with their neighbours.
     assert 0.3 * work.missed_rows < work.fetch_requests < work.missed_rows
 
 

@@ -54,9 +54,9 @@ class TableEntry(TableFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """version: of the manifest, which says of which version of the pool format the parts are. uuid: of the pool, hexadecimal. store: ``in_place`` or
-    ``log``. owner_of: the writer of each shard. load: lookups of each shard when they were dealt out. generation: how
-    often they were."""
+    """version: of the manifest, which says of which version of the pool format the parts are. uuid: of the pool,
+    hexadecimal. store: ``in_place`` or ``log``. owner_of: the writer of each shard. load: lookups of each shard when
+    they were dealt out. generation: how often they were."""
 
     version: int = VERSION
     uuid: str

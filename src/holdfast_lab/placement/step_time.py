@@ -16,12 +16,12 @@
 - The log holds n steps when the merge takes them. Their w(n) different rows go home together, but for those that come
   again in the k steps that are durable by then, in the mean over tables: so a step moves (w(n + k) - w(k)) / n.
 - Rows lie one behind another, in an order that says nothing of how often they are wanted (by first touch it does: an
-  upper bound), so that a unit has a part of u/b + 1 rows of b bytes. k rows in N touch the part 1 - (1 - k/N)^r of the
-  units that have a part of r rows (Yao, *Approximating Block Accesses in Database Organizations*, CACM 20(4), 1977; for k
-  much smaller than N). Where units are touched with probability p, a request ends where the next g are not: a part
-  (1 - p)^g of the touched units begins one, and gaps of k < g units, of which each touched unit begins a part
-  p (1 - p)^k, are moved with them. Gaps that cost less than a request decide g: 2 blocks for merges, 8 sectors for
-  fetches. Home is taken to have all rows.
+  upper bound), so that a unit of u bytes has a part of u/b + 1 rows of b bytes. k rows in N touch the part
+  1 - (1 - k/N)^r of the units that have a part of r rows (Yao, *Approximating Block Accesses in Database
+  Organizations*, CACM 20(4), 1977; for k much smaller than N). Where units are touched with probability p, a request
+  ends where the next g are not: a part (1 - p)^g of the touched units begins one, and gaps of k < g units, of which
+  each touched unit begins a part p (1 - p)^k, are moved with them. Gaps that cost less than a request decide g: 2
+  blocks for merges, 8 sectors for fetches. Home is taken to have all rows.
 """
 
 from __future__ import annotations
