@@ -84,7 +84,8 @@ double LogStore::rows_per_home_block() const {
   {
     const std::lock_guard lock(mutex_);
     for (const Table& table : tables_) {
-      for (const Home& home : table.homes) rows += static_cast<double>(home.num_images());
+      // The first that come to a home lie together.
+      for (const Home& home : table.homes) rows += static_cast<double>(std::max<std::uint64_t>(1, home.num_images()));
     }
   }
   return rows / num_home_blocks();
