@@ -62,10 +62,10 @@ class AddressMap {
 
     bool has(std::size_t bit) const { return (bits[bit / word_bits] >> bit % word_bits & 1) != 0; }
     std::size_t before(std::size_t bit) const {
-      std::size_t count_before = 0;
+      int count_before = 0;
       for (std::size_t word = 0; word < bit / word_bits; ++word) count_before += std::popcount(bits[word]);
       const std::uint64_t below = (std::uint64_t{1} << bit % word_bits) - 1;
-      return count_before + std::popcount(bits[bit / word_bits] & below);
+      return static_cast<std::size_t>(count_before + std::popcount(bits[bit / word_bits] & below));
     }
   };
   static_assert(sizeof(Group) == 48);
