@@ -121,12 +121,21 @@ class LiveCopy::LogSource final : public Source {
   RowVersions& versions() override { return follower_.versions(); }
 
  private:
+  // A writer may use space of the log again between the look at its checkpoint and the scan: what does not hold is looked
+  // at once more.
   static std::unique_ptr<LogStore> scanned(const std::string& directory, const std::vector<RowTable>& tables,
                                            const Identity& identity) {
-    auto store =
-        std::make_unique<LogStore>(directory, tables, LogStoreOptions{.writable = false, .identity = identity});
-    store->scan();
-    return store;
+    constexpr int turns = 10;
+    for (int turn = 1;; ++turn) {
+      try {
+        auto store =
+            std::make_unique<LogStore>(directory, tables, LogStoreOptions{.writable = false, .identity = identity});
+        store->scan();
+        return store;
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::corrupted || turn == turns) throw;
+      }
+    }
   }
 
   std::unique_ptr<LogStore> store_;

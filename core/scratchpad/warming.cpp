@@ -23,6 +23,7 @@ Warming::Warming(LogStore& store, Scratchpad& scratchpad)
       }
     }
   }
+  threads_.reserve(num_threads);  // a thread that has no place in it would end the process
   try {
     for (unsigned i = 0; i < num_threads; ++i) {
       threads_.push_back(start_thread("hf-warm", [this, i] { run(i == 0); }));
