@@ -10,6 +10,7 @@
 #include "base/checksum.h"
 #include "base/error.h"
 #include "base/format.h"
+#include "log_store/numbered_checksum.h"
 
 namespace holdfast {
 namespace {
@@ -28,8 +29,7 @@ constexpr std::uint64_t blocks_at_once = 2048;  // written or read
 std::uint64_t blocks_for(std::uint64_t count) { return (count + block_rows - 1) / block_rows; }
 
 std::uint32_t checksum_of(const std::byte* sector, std::uint64_t number, std::uint32_t seed) {
-  const std::uint32_t of_number = crc32c(seed, reinterpret_cast<const std::byte*>(&number), sizeof(number));
-  return crc32c(of_number, sector, checksum_offset);
+  return numbered_checksum(sector, checksum_offset, number, seed);
 }
 
 bool holds(const std::byte* sector, std::uint64_t number, std::uint32_t seed) {

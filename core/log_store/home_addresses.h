@@ -43,7 +43,6 @@ class HomeAddresses {
 
   // Where row number `row` of the home has its image.
   std::optional<std::uint64_t> find(std::uint64_t row) const { return map_.find(row); }
-  void prefetch(std::uint64_t row) const { map_.prefetch(row); }
   std::optional<std::uint64_t> next_row(std::uint64_t row) const { return map_.next(row); }
   // Gives the row, which has none, the next address. Throws full where 2^32 - 1 rows have one.
   std::uint64_t add(std::uint64_t row);

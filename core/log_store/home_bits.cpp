@@ -5,7 +5,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "base/checksum.h"
+#include "log_store/numbered_checksum.h"
 
 namespace holdfast {
 namespace {
@@ -16,9 +16,8 @@ constexpr std::uint64_t blocks_at_once = 2048;  // written or read
 
 std::uint64_t blocks_for(std::uint64_t num_rows) { return num_rows / bits_per_block + 1; }
 
-// Of what the block says, and of which it is.
 std::uint32_t checksum_of(const std::byte* block, std::uint64_t number, std::uint32_t seed) {
-  return crc32c(crc32c(seed, reinterpret_cast<const std::byte*>(&number), sizeof(number)), block, bit_bytes);
+  return numbered_checksum(block, bit_bytes, number, seed);
 }
 
 bool is_empty(const std::byte* block) {

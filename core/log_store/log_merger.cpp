@@ -149,9 +149,9 @@ double LogMerger::growth_beside(double takes) const {
   return std::clamp(growth, 0.0, std::max(0.0, full * ring - spare - used));
 }
 
-void LogMerger::begin_merge() {
+void LogMerger::begin_merge(std::uint64_t most_bytes) {
   used_when_begun_ = store_.used_bytes();
-  allowed_growth_ = growth_beside(static_cast<double>(std::min(portion_bytes(), used_when_begun_)));
+  allowed_growth_ = growth_beside(static_cast<double>(std::min(most_bytes, used_when_begun_)));
   appended_in_rests_ = 0;
   progress_ = 0;
   has_time_to_spare_ = share_to_begin_at() > latest;
@@ -203,7 +203,7 @@ void LogMerger::run() {
     const std::uint64_t limit = limit_step_;
     const std::uint64_t most_bytes = portion_bytes();
     const LogStoreCounters before = store_.counters();
-    begin_merge();
+    begin_merge(most_bytes);
     lock.unlock();
     part_began_ = StageSpans::Clock::now();
     std::uint64_t merged = 0;

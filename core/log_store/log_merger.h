@@ -66,7 +66,7 @@ class LogMerger {
   bool must_wait(std::uint64_t bytes) const;
   std::uint64_t portion_bytes() const;
   double growth_beside(double takes) const;
-  void begin_merge();
+  void begin_merge(std::uint64_t most_bytes);
   void end_part();
   void learn(std::uint64_t merged);
   void learn_crowding(std::uint64_t merged, const LogStoreCounters& before);

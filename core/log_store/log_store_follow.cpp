@@ -16,7 +16,8 @@ namespace {
 
 constexpr std::size_t buffer_bytes = std::size_t{8} << 20;  // of home, read at once, and
 constexpr std::size_t least_bytes = std::size_t{256} << 10;
-constexpr std::size_t joined_gap_bytes = std::size_t{16} << 10;  // reading these costs less than one more request
+constexpr std::size_t copied_gap_bytes = std::size_t{16}
+                                         << 10;  // read with what is beside: a copy wants most of a home
 
 // Of `out`, row i.
 void put_image(const RowLayout& layout, std::uint64_t row, const std::byte* image, const WorkingRows& out,
@@ -147,7 +148,7 @@ HomeRead LogStore::read_by_address(std::uint32_t number, std::uint64_t first, co
   std::vector<ImageState> states(rows.size());
   const SpareBuffers::Borrowed buffer = spare_.borrow(buffer_bytes);
   for (std::size_t done = 0; done < items.size();) {
-    SectorRuns runs(buffer.buffer(), {.read_gap_bytes = joined_gap_bytes, .unit_bytes = unit_bytes_});
+    SectorRuns runs(buffer.buffer(), {.read_gap_bytes = copied_gap_bytes, .unit_bytes = unit_bytes_});
     std::vector<const std::byte*> images;
     for (const Item& item : std::span(items).subspan(done)) {
       const std::byte* image = runs.place(*table.homes[item.file - 1].file, item.offset, layout.image_bytes());
