@@ -26,7 +26,7 @@ MANY_STEPS = tuple(
         evaluates=number % 6 == 2,
         updates=number % 7 != 5,
     )
-    for number in range(36)
+    for number in range(56)
 )
 
 
