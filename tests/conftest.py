@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -18,6 +19,38 @@ from holdfast.state.reproducibility import prepare_environment
 SEED = 20261120
 
 prepare_environment()  # before anything computes: what MKL reads at its first call it keeps
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sample",
+        type=int,
+        metavar="N",
+        help="of a test that has more cases than N, N of them, and no test that is marked thorough (make test)",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves a sample, where one is asked for: the same at every run, evenly spread over a test's cases."""
+    sample: int | None = config.getoption("--sample")
+    if sample is None:
+        return
+    num_cases = Counter(function_of(item) for item in items)
+    places: Counter[str] = Counter()
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        function = function_of(item)
+        place, cases = places[function], num_cases[function]
+        places[function] += 1
+        is_drawn = cases <= sample or (place + 1) * sample // cases > place * sample // cases
+        (kept if is_drawn and item.get_closest_marker("thorough") is None else left_out).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
+
+
+def function_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
 
 
 @pytest.fixture(autouse=True)

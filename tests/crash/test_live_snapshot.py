@@ -23,6 +23,8 @@ from holdfast.admin.snapshot import SnapshotSummary, copying, open_chain, restor
 from holdfast.errors import PoolError, StepError
 from holdfast.pools.read_only import at_rest
 
+pytestmark = pytest.mark.thorough
+
 ENDLESS = 1_000_000
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "memory": {"medium": "memory"},

@@ -25,6 +25,8 @@ from gpu.shapes import make_case
 from holdfast.train.step_report import Span, StepReport
 from larger.workload import IdDrawer
 
+pytestmark = pytest.mark.thorough
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 

@@ -25,6 +25,8 @@ from holdfast.models.dlrm import DLRM
 from holdfast.rows.row_access import LookedUp
 from holdfast.train.dense_part import DenseOptions, DensePart, OnePart, in_parts
 
+pytestmark = pytest.mark.thorough
+
 CPU = torch.device("cpu")
 BATCH_SIZE = 32
 SIZES = [32, 32, 32, 9, 32, 32]  # of batches; the fourth is the last of an epoch

@@ -14,6 +14,8 @@ import pytest
 
 from kernel_cases import needs_triton
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, int, str, str]]:

@@ -13,6 +13,8 @@ import pytest
 
 from group_runs import SRC
 
+pytestmark = pytest.mark.thorough
+
 RANK = """
 import json, os, pathlib, sys
 from holdfast.group.group import Group

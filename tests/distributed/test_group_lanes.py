@@ -15,6 +15,8 @@ from group_runs import WHOLE, Act, Life, Ranks, digest, small
 from holdfast.data.lanes import Lanes
 from holdfast.data.shuffle import SampleOrder
 
+pytestmark = pytest.mark.thorough
+
 STEPS = 30
 SAMPLES, ROW_GROUP = 620, 50
 BLOCKS = [ROW_GROUP] * (SAMPLES // ROW_GROUP) + [SAMPLES % ROW_GROUP]

@@ -13,7 +13,7 @@ from namespaces import Network, why_not, why_not_slow
 
 REASON = why_not()
 REASON_SLOW = why_not_slow()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+pytestmark = [pytest.mark.thorough, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
 
 TIMEOUT = 2.0
 GRACE = 0.5

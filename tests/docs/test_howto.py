@@ -14,6 +14,8 @@ import torch
 from holdfast import _core
 from pages import ROOT, blocks_of, reader_environment, run_blocks, write_files
 
+pytestmark = pytest.mark.thorough
+
 HOWTO = ROOT / "docs/howto"
 PEERS_PYTHON = Path(os.environ.get("HOLDFAST_PEERS_PYTHON", ROOT / ".venv-peers/bin/python"))
 

@@ -9,6 +9,8 @@ import pytest
 
 from pages import ROOT, run_blocks
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.timeout(300)  # on a busy machine
 def test_a_reader_of_the_tutorial_ends_with_a_served_model(pool_root: Path) -> None:

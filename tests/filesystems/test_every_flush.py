@@ -25,7 +25,10 @@ from verbs import VERBS
 SEED = 20261125
 CUTS = 6  # of those at flushes, in make test
 
-pytestmark = pytest.mark.skipif(shutil.which("nbdfuse") is None, reason="no nbdfuse (package nbdfuse of Debian)")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(shutil.which("nbdfuse") is None, reason="no nbdfuse (package nbdfuse of Debian)"),
+]
 
 
 def run_in_child(function: Callable[[Path], None], root: Path) -> None:

@@ -24,6 +24,8 @@ from test_kill import IN_A_SMALL_ROW_LOG
 from test_row_log_faults import Rows, trained
 from test_row_log_faults import digest as digest_of_rows
 
+pytestmark = pytest.mark.thorough
+
 SEED = 20261125
 STEPS = 48
 STORES: dict[str, dict[str, Any]] = {

@@ -19,7 +19,7 @@ from verbs import VERBS
 CUTS = 30
 SOAK_CUTS = 1_000
 
-pytestmark = pytest.mark.timeout(300)  # what all of them share is recorded in the first
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]  # what all of them share is recorded in the first
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ import pytest
 
 from proofs import Proof, proving
 
+pytestmark = pytest.mark.thorough
+
 UNDISTURBED = ("--steps", "4", "--runs", "2", "--kills", "0")
 # A seed that draws a kill beside a commit, late enough: one by time may come before there is any state to lose.
 KILLED = ("--steps", "6", "--runs", "1", "--kills", "1", "--seed", "65")

@@ -13,6 +13,8 @@ import pytest
 
 from proofs import USERS, Proof, prove
 
+pytestmark = pytest.mark.thorough
+
 SCRIPTS = sorted(path.stem for path in USERS.glob("*.py"))
 ON_A_DISK = ("accumulation_in_bfloat16", "holdfast_loader_dlrm")
 

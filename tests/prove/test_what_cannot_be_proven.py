@@ -16,6 +16,8 @@ import pytest
 from holdfast import EmbeddingBagCollection, EmbeddingBagConfig, Pool
 from proofs import PLANTED, Proof, prove, prove_planted, proving, start
 
+pytestmark = pytest.mark.thorough
+
 ONE = ("--steps", "3", "--runs", "1", "--kills", "0")
 # By itself, before it commits step 28: earlier steps are durable then, however busy the machine is.
 KILLED = ("--steps", "30", "--runs", "1", "--kills", "1", "--seed", "38")

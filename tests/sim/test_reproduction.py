@@ -10,6 +10,8 @@ from holdfast_lab.sim.library import read_library
 from holdfast_lab.sim.paper import Reproduction, num_parts, read_facts, reproduce
 from holdfast_lab.sim.report.reproduction import write_paper
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def found() -> Reproduction:

@@ -11,6 +11,8 @@ import pytest
 
 from holdfast import _core
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 PEERS_PYTHON = Path(os.environ.get("HOLDFAST_PEERS_PYTHON", ROOT / ".venv-peers/bin/python"))
 

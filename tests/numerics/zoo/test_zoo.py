@@ -8,6 +8,8 @@ import os
 import pytest
 from zoo_runs import Case, Findings, build_shim, numbers, run_zoo
 
+pytestmark = pytest.mark.thorough
+
 CASE = Case("fp32", 2, "Linear 64", "Adam plain")
 
 
