@@ -113,10 +113,12 @@ class Host:
         run("mount", "-o", "loop", self._image, self.path)
 
     def fill(self) -> None:
-        reserve(self.path / "ballast", 0)
+        """Takes the space that is free now; what a deleted image had comes back only when its loop device is gone."""
+        reserve(self.path / f"ballast-{len(list(self.path.glob('ballast-*')))}", 0)
 
     def free(self) -> None:
-        (self.path / "ballast").unlink()
+        for ballast in self.path.glob("ballast-*"):
+            ballast.unlink()
 
     def close(self) -> None:
         run("umount", "-l", self.path)
