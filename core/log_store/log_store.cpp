@@ -1,10 +1,12 @@
 #include "log_store/log_store.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <utility>
 
 #include "base/error.h"
+#include "base/native_thread.h"
 #include "base/parallel.h"
 #include "log_store/log_record.h"
 #include "log_store/sector_runs.h"
@@ -149,11 +151,16 @@ void LogStore::read_addresses() {
   }
   if (homes.empty()) return;
   const std::uint64_t least_rows = log_.home_rows().value_or(0);
-  if (least_rows < rows_worth_threads) {
-    for (Home* home : homes) home->addresses->read();
-  } else {
-    parallel_for(homes.size(), [&](std::size_t i) { homes[i]->addresses->read(); });
-  }
+  // Some wait for the device while others compute: where there are many homes, each reads its own.
+  const std::size_t num_threads =
+      least_rows < rows_worth_threads ? 1 : 2 * static_cast<std::size_t>(holdfast::num_threads());
+  const bool one_by_one = homes.size() < num_threads;
+  std::atomic<std::size_t> next_home{0};
+  in_threads(one_by_one ? 1 : num_threads, "hf-addresses", [&](std::size_t) {
+    for (std::size_t i = next_home++; i < homes.size(); i = next_home++) {
+      homes[i]->addresses->read(one_by_one ? num_threads : 1);
+    }
+  });
   std::uint64_t num_rows = 0;
   for (Home* home : homes) {
     home->end_of_images = home->addresses->count();
