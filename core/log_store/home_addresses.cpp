@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/format.h"
 #include "base/native_thread.h"
+#include "base/parallel.h"
 #include "log_store/numbered_checksum.h"
 
 namespace holdfast {
@@ -76,6 +77,17 @@ std::uint64_t HomeAddresses::read_count() const {
                                           " rows have addresses, of " + std::to_string(num_rows_));
   }
   return header.count;
+}
+
+// Some threads wait for the device while others compute. Where there are as many homes, each thread reads its own.
+void HomeAddresses::read_all(std::span<HomeAddresses* const> homes, std::uint64_t num_rows) {
+  constexpr std::uint64_t rows_worth_threads = 1 << 18;
+  const std::size_t most_threads = num_rows < rows_worth_threads ? 1 : 2 * static_cast<std::size_t>(num_threads());
+  const std::size_t num_outside = homes.size() < most_threads ? 1 : most_threads;
+  std::atomic<std::size_t> next{0};
+  in_threads(num_outside, "hf-addresses", [&](std::size_t) {
+    for (std::size_t i = next++; i < homes.size(); i = next++) homes[i]->read(most_threads / num_outside);
+  });
 }
 
 void HomeAddresses::read(std::size_t num_threads) {

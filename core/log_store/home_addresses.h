@@ -37,9 +37,9 @@ class HomeAddresses {
   // seed: what its checksums go on from (identity.h).
   HomeAddresses(std::unique_ptr<BlockFile> file, BlockQueue& queue, std::uint64_t num_rows, std::uint32_t seed);
 
-  // Reads the file, once, with so many threads. Throws corrupted. Who reads beside a writer may be a moment early: what does
-  // not hold is looked at again.
-  void read(std::size_t num_threads);
+  // Reads the files, each once, on all processors. num_rows: of all of them, about. Throws corrupted. Who reads beside a
+  // writer may be a moment early: what does not hold is looked at again.
+  static void read_all(std::span<HomeAddresses* const> homes, std::uint64_t num_rows);
   // How many rows the header counts, without reading them.
   std::uint64_t read_count() const;
 
@@ -62,6 +62,7 @@ class HomeAddresses {
   std::vector<std::uint64_t> rows_at(std::uint64_t first, std::uint64_t count) const;
 
  private:
+  void read(std::size_t num_threads);
   void load(std::uint64_t count, std::size_t num_threads);
   template <class Visit>
   void visit_sectors(std::uint64_t first_block, std::uint64_t num_blocks, std::uint64_t first, std::uint64_t end,

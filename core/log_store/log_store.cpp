@@ -1,12 +1,10 @@
 #include "log_store/log_store.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <utility>
 
 #include "base/error.h"
-#include "base/native_thread.h"
 #include "base/parallel.h"
 #include "log_store/log_record.h"
 #include "log_store/sector_runs.h"
@@ -25,7 +23,6 @@ namespace {
 constexpr std::size_t buffer_bytes = std::size_t{8} << 20;      // of sectors, read or written at once
 constexpr std::size_t joined_gap_bytes = 7 * format::sector_bytes;  // reading these costs less than one more request
 constexpr std::size_t tables_with_few_files = 200;  // each has two
-constexpr std::uint64_t rows_worth_threads = 1 << 20;  // whose addresses are read
 constexpr std::uint64_t largest_ring_bytes = RowIndex::end_location;
 
 Opening opening_of(const LogStoreOptions& options) {
@@ -151,16 +148,9 @@ void LogStore::read_addresses() {
   }
   if (homes.empty()) return;
   const std::uint64_t least_rows = log_.home_rows().value_or(0);
-  // Some wait for the device while others compute: where there are many homes, each reads its own.
-  const std::size_t num_threads =
-      least_rows < rows_worth_threads ? 1 : 2 * static_cast<std::size_t>(holdfast::num_threads());
-  const bool one_by_one = homes.size() < num_threads;
-  std::atomic<std::size_t> next_home{0};
-  in_threads(one_by_one ? 1 : num_threads, "hf-addresses", [&](std::size_t) {
-    for (std::size_t i = next_home++; i < homes.size(); i = next_home++) {
-      homes[i]->addresses->read(one_by_one ? num_threads : 1);
-    }
-  });
+  std::vector<HomeAddresses*> addresses;
+  for (Home* home : homes) addresses.push_back(home->addresses.get());
+  HomeAddresses::read_all(addresses, least_rows);
   std::uint64_t num_rows = 0;
   for (Home* home : homes) {
     home->end_of_images = home->addresses->count();
