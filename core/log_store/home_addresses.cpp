@@ -86,16 +86,17 @@ void HomeAddresses::read_all(std::span<HomeAddresses* const> homes, std::uint64_
   const std::size_t num_outside = homes.size() < most_threads ? 1 : most_threads;
   std::atomic<std::size_t> next{0};
   in_threads(num_outside, "hf-addresses", [&](std::size_t) {
-    for (std::size_t i = next++; i < homes.size(); i = next++) homes[i]->read(most_threads / num_outside);
+    AddressMap::Loading::Memory memory(most_threads / num_outside);
+    for (std::size_t i = next++; i < homes.size(); i = next++) homes[i]->read(memory);
   });
 }
 
-void HomeAddresses::read(std::size_t num_threads) {
+void HomeAddresses::read(AddressMap::Loading::Memory& memory) {
   constexpr auto moment = std::chrono::milliseconds(1);
   constexpr int turns = 20;
   for (int turn = 1;; ++turn) {
     try {
-      load(read_count(), num_threads);
+      load(read_count(), memory);
       return;
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::corrupted || turn == turns) throw;
@@ -104,12 +105,12 @@ void HomeAddresses::read(std::size_t num_threads) {
   }
 }
 
-void HomeAddresses::load(std::uint64_t count, std::size_t num_threads) {
+void HomeAddresses::load(std::uint64_t count, AddressMap::Loading::Memory& memory) {
   const std::uint64_t end_block = blocks_for(count);
   const std::size_t some = std::min(end_block, blocks_loaded_at_once);
-  AddressMap::Loading loading(map_, count, num_threads);
+  AddressMap::Loading loading(map_, count, memory);
   std::atomic<std::uint64_t> next_block{0};
-  in_threads(num_threads, "hf-addresses", [&](std::size_t part) {
+  in_threads(memory.size(), "hf-addresses", [&](std::size_t part) {
     const SectorBuffer buffer(some * block_bytes);
     for (;;) {
       const std::uint64_t block = next_block.fetch_add(some);
@@ -174,16 +175,15 @@ std::vector<std::uint64_t> HomeAddresses::rows_at(std::uint64_t first, std::uint
   return rows;
 }
 
-// So many at once that the chapters of the map which are made anew do not take much memory beside those that there are.
+// Chapters of the map are made anew beside those that there are: so many rows at once that these do not take too much memory.
 std::uint64_t HomeAddresses::add(std::span<const std::uint64_t> rows, std::mutex& finders) {
-  constexpr std::size_t bytes_at_once = std::size_t{64} << 20;
-  constexpr std::size_t least_at_once = 256;
+  constexpr std::size_t most_bytes = std::size_t{256} << 20;
   if (rows.size() > AddressMap::most_addresses - map_.size()) {
     throw Error(ErrorKind::full, file_->name() + ": a home has room for 2^32 - 1 rows; more shards give more homes");
   }
   const std::uint64_t first = map_.size();
   for (std::size_t done = 0; done < rows.size();) {
-    const std::size_t at_once = std::max(least_at_once, bytes_at_once / (map_.chapter_bytes() + sizeof(std::uint64_t)));
+    const std::size_t at_once = map_.memory_bytes() <= most_bytes ? rows.size() : most_bytes / map_.chapter_bytes();
     const auto some = rows.subspan(done, std::min(at_once, rows.size() - done));
     AddressMap::Additions additions = map_.prepare(some);
     unwritten_.insert(unwritten_.end(), some.begin(), some.end());

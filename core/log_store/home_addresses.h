@@ -62,8 +62,9 @@ class HomeAddresses {
   std::vector<std::uint64_t> rows_at(std::uint64_t first, std::uint64_t count) const;
 
  private:
-  void read(std::size_t num_threads);
-  void load(std::uint64_t count, std::size_t num_threads);
+  // With a thread for each part of the memory.
+  void read(AddressMap::Loading::Memory& memory);
+  void load(std::uint64_t count, AddressMap::Loading::Memory& memory);
   template <class Visit>
   void visit_sectors(std::uint64_t first_block, std::uint64_t num_blocks, std::uint64_t first, std::uint64_t end,
                      const SectorBuffer& buffer, const Visit& visit) const;

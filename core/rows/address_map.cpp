@@ -359,12 +359,13 @@ void AddressMap::add(Additions& additions) noexcept {
 
 std::size_t AddressMap::chapter_bytes() const { return num_chapters_ == 0 ? 0 : memory_bytes_ / num_chapters_; }
 
-AddressMap::Loading::Loading(AddressMap& map, std::uint64_t num_rows, std::size_t num_parts) : map_(map) {
+AddressMap::Loading::Loading(AddressMap& map, std::uint64_t num_rows, Memory& memory) : map_(map) {
   const std::size_t num_chapters = map.chapters_.size();
   const std::size_t most_pieces = num_rows / (piece_entries - 1) + std::min<std::size_t>(num_rows, num_chapters) + 2;
-  for (std::size_t i = 0; i < num_parts; ++i) {
-    parts_.push_back({HugeArray<std::uint64_t>(most_pieces * piece_entries), std::vector<std::uint64_t>(num_chapters),
-                      std::vector<std::uint64_t>(num_chapters, nowhere)});
+  for (HugeArray<std::uint64_t>& entries : memory) {
+    if (entries.size() < most_pieces * piece_entries) entries = HugeArray<std::uint64_t>(most_pieces * piece_entries);
+    parts_.push_back(
+        {entries.data(), std::vector<std::uint64_t>(num_chapters), std::vector<std::uint64_t>(num_chapters, nowhere)});
   }
 }
 

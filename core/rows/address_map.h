@@ -111,7 +111,11 @@ class AddressMap::Additions {
 // is written at random lies in the processor's caches.
 class AddressMap::Loading {
  public:
-  Loading(AddressMap& map, std::uint64_t num_rows, std::size_t num_parts);
+  // Of each part, what its rows are gathered in; whoever fills one map after another keeps it, and is given no new pages.
+  using Memory = std::vector<HugeArray<std::uint64_t>>;
+
+  // With as many parts as there is memory for.
+  Loading(AddressMap& map, std::uint64_t num_rows, Memory& memory);
 
   void put(std::size_t part, std::uint64_t row, std::uint64_t address) {
     Part& to = parts_[part];
@@ -127,7 +131,7 @@ class AddressMap::Loading {
   static constexpr std::uint64_t nowhere = piece_entries - 1;
 
   struct Part {
-    HugeArray<std::uint64_t> entries;
+    std::uint64_t* entries;
     std::vector<std::uint64_t> begins;  // of each chapter, its first piece
     std::vector<std::uint64_t> ends;  // and where the next entry goes
     std::uint64_t num_pieces = 1;  // the first one is no chapter's

@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t fewest_slots = 64;
 constexpr std::size_t full_percent = 72;
 constexpr std::size_t grown_percent = 55;
-constexpr std::size_t slots_moved_at_once = 16;  // so that all have moved long before the new ones are full
+constexpr std::size_t slots_moved_at_once = 8;  // so that all have moved long before the new ones are full
 
 }  // namespace
 

@@ -40,7 +40,8 @@ void add(AddressMap& map, const std::vector<std::uint64_t>& rows) {
 std::unique_ptr<AddressMap> load(std::uint64_t num_rows, const std::vector<std::uint64_t>& rows, std::size_t num_parts,
                                  std::optional<std::uint64_t>& twice) {
   auto map = std::make_unique<AddressMap>(num_rows);
-  AddressMap::Loading loading(*map, rows.size(), num_parts);
+  AddressMap::Loading::Memory memory(num_parts);
+  AddressMap::Loading loading(*map, rows.size(), memory);
   for (std::size_t i = 0; i < rows.size(); ++i) loading.put(i / 700 % num_parts, rows[i], i);
   twice = loading.finish();
   return map;
