@@ -175,7 +175,7 @@ build/asan.tested build/tsan.tested: build/%.tested:
 build/.bench: build/.native $(wildcard benchmarks/core/*.cpp)
 	$(CMAKE) -S . -B build/bench -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DHOLDFAST_BUILD_PYTHON=OFF \
 	  -DHOLDFAST_BUILD_BENCHMARKS=ON
-	$(CMAKE) --build build/bench --parallel $(JOBS) --target kernels_bench log_store_bench bare
+	$(CMAKE) --build build/bench --parallel $(JOBS) --target kernels_bench log_store_bench addresses_bench bare
 	touch $@
 
 # The peers pin other packages than holdfast, and every one of them: see the head of the file.

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from larger.one import prepare_process
 
 if TYPE_CHECKING:
-    from larger.systems import Holdfast
+    from larger.systems import Holdfast, Step
     from larger.workload import Workload
 
 _ROOT = Path(__file__).parents[2]
@@ -47,6 +47,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--log-bytes", type=int, default=1 << 30)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--disk", type=Path, default=_ROOT / "runs/first_pass", help="a directory on the disk")
+    parser.add_argument("--slowest", type=int, default=3, help="steps of which it says where their time went")
     parser.add_argument("--again", action="store_true", help="go on with the pool that is there")
     parser.add_argument("--kill", action="store_true", help="end by SIGKILL; the pool stays")
     parser.add_argument("--keep", action="store_true", help="the pool stays")
@@ -74,13 +75,15 @@ def _workload(given: argparse.Namespace) -> Workload:
 
 def _train(given: argparse.Namespace, system: Holdfast) -> dict[str, Any]:
     times: list[float] = []
+    steps: list[Step] = []
     first = time.perf_counter()
     for _ in range(given.steps):
         began = time.perf_counter()
-        system.step()
+        steps.append(system.step())
         times.append(1000 * (time.perf_counter() - began))
     seconds = time.perf_counter() - first
     ranked = sorted(times)
+    by_time = sorted(range(given.steps), key=times.__getitem__, reverse=True)
     median = statistics.median(times)
     return {
         "steps": given.steps,
@@ -91,7 +94,17 @@ def _train(given: argparse.Namespace, system: Holdfast) -> dict[str, Any]:
         "p99_over_median": round(ranked[int(0.99 * len(ranked))] / median, 2),
         "worst_over_median": round(ranked[-1] / median, 2),
         "worst_ms": round(ranked[-1], 1),
-        "worst_step": times.index(ranked[-1]),
+        "slowest": [_told(number, times[number], steps[number]) for number in by_time[: given.slowest]],
+    }
+
+
+def _told(number: int, ms: float, step: Step) -> dict[str, Any]:
+    """Where a step's time went: its stages one after the other, and what ended beside it."""
+    return {
+        "step": number,
+        "ms": round(ms, 1),
+        "stages": {stage: round(of_stage, 1) for stage, of_stage in step.stage_ms.items()},
+        "beside": {stage: round(of_stage, 1) for stage, of_stage in step.background_ms.items()},
     }
 
 

@@ -55,11 +55,13 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """lag: steps that are committed and not yet durable (None: the system makes no promise)."""
+    """lag: steps that are committed and not yet durable (None: the system makes no promise). background_ms: what ended
+    beside the step, on the pool's own threads, added up by stage."""
 
     loss: float
     lag: int | None = None
     stage_ms: dict[str, float] = field(default_factory=dict)
+    background_ms: dict[str, float] = field(default_factory=dict)
 
 
 class System(ABC):
@@ -118,7 +120,15 @@ class Holdfast(System):
 
     def step(self) -> Step:
         report = next(self._steps)
-        return Step(loss=report.loss, lag=report.step - report.durable_step, stage_ms=report.stage_ms)
+        background_ms: dict[str, float] = {}
+        for stage, span in report.background:
+            background_ms[stage] = background_ms.get(stage, 0.0) + 1e3 * (span.ended - span.began)
+        return Step(
+            loss=report.loss,
+            lag=report.step - report.durable_step,
+            stage_ms=report.stage_ms,
+            background_ms=background_ms,
+        )
 
     def traffic(self) -> dict[str, float]:
         core: Any = self.trainer.pool.core

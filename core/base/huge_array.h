@@ -53,6 +53,16 @@ class HugeArray {
     if (data_ != nullptr) ::madvise(data_, bytes(), MADV_DONTFORK);
   }
 
+  // Elements [begin, end) are zeros by now: those of whole huge pages take no memory until they are touched again. Returns
+  // the first one that it is worth to begin with next time.
+  std::size_t give_back(std::size_t begin, std::size_t end) const {
+    const std::size_t from = format::align_up(begin * sizeof(T), huge_page);
+    const std::size_t to = end * sizeof(T) / huge_page * huge_page;
+    if (from >= to) return begin;
+    ::madvise(reinterpret_cast<std::byte*>(data_) + from, to - from, MADV_DONTNEED);
+    return to / sizeof(T);
+  }
+
   std::size_t size() const { return size_; }
   T* data() const { return data_; }
   T& operator[](std::size_t i) const { return data_[i]; }

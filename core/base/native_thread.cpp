@@ -5,9 +5,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <exception>
 #include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 
@@ -30,6 +32,34 @@ std::thread start_thread(const char* name, std::function<void()> run) {
     return thread;
   } catch (const std::system_error& error) {
     throw Error(ErrorKind::failed, std::string("starting the thread ") + name + ": " + error.code().message());
+  }
+}
+
+void in_threads(std::size_t count, const char* name, const std::function<void(std::size_t)>& body) {
+  if (count == 1) return body(0);
+  std::vector<std::exception_ptr> failures(count);
+  std::vector<std::thread> threads;
+  const auto join = [&] {
+    for (std::thread& thread : threads) thread.join();
+  };
+  try {
+    threads.reserve(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      threads.push_back(start_thread(name, [&, i] {
+        try {
+          body(i);
+        } catch (...) {
+          failures[i] = std::current_exception();
+        }
+      }));
+    }
+  } catch (...) {
+    join();
+    throw;
+  }
+  join();
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
   }
 }
 

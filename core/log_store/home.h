@@ -39,12 +39,6 @@ struct Home {
     if (bits != nullptr && !bits->may_have(number_of(row))) return std::nullopt;
     return row - first;
   }
-  // Where the row is going to be written: it gets an address if it has none.
-  std::uint64_t address_for(std::uint64_t row) {
-    if (!addresses) return row - first;
-    const auto found = addresses->find(row - first);
-    return found ? *found : addresses->add(row - first);
-  }
 };
 
 RowLayout layout_of(const RowTable& table);

@@ -1,6 +1,8 @@
 #include "log_store/home_addresses.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <string>
@@ -10,6 +12,8 @@
 #include "base/checksum.h"
 #include "base/error.h"
 #include "base/format.h"
+#include "base/native_thread.h"
+#include "base/parallel.h"
 #include "log_store/numbered_checksum.h"
 
 namespace holdfast {
@@ -25,6 +29,7 @@ constexpr std::size_t sector_rows = (sector_bytes - sizeof(std::uint32_t)) / row
 constexpr std::size_t checksum_offset = sector_bytes - sizeof(std::uint32_t);
 constexpr std::size_t block_rows = block_bytes / sector_bytes * sector_rows;
 constexpr std::uint64_t blocks_at_once = 2048;  // written or read
+constexpr std::uint64_t blocks_loaded_at_once = 512;  // by one of several threads
 
 std::uint64_t blocks_for(std::uint64_t count) { return (count + block_rows - 1) / block_rows; }
 
@@ -74,13 +79,24 @@ std::uint64_t HomeAddresses::read_count() const {
   return header.count;
 }
 
-void HomeAddresses::read() {
+// Some threads wait for the device while others compute. Where there are as many homes, each thread reads its own.
+void HomeAddresses::read_all(std::span<HomeAddresses* const> homes, std::uint64_t num_rows) {
+  constexpr std::uint64_t rows_worth_threads = 1 << 18;
+  const std::size_t most_threads = num_rows < rows_worth_threads ? 1 : 2 * static_cast<std::size_t>(num_threads());
+  const std::size_t num_outside = homes.size() < most_threads ? 1 : most_threads;
+  std::atomic<std::size_t> next{0};
+  in_threads(num_outside, "hf-addresses", [&](std::size_t) {
+    AddressMap::Loading::Memory memory(most_threads / num_outside);
+    for (std::size_t i = next++; i < homes.size(); i = next++) homes[i]->read(memory);
+  });
+}
+
+void HomeAddresses::read(AddressMap::Loading::Memory& memory) {
   constexpr auto moment = std::chrono::milliseconds(1);
   constexpr int turns = 20;
   for (int turn = 1;; ++turn) {
     try {
-      const std::vector<std::uint64_t> rows = rows_at(0, read_count());
-      load(rows);
+      load(read_count(), memory);
       return;
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::corrupted || turn == turns) throw;
@@ -89,59 +105,93 @@ void HomeAddresses::read() {
   }
 }
 
-void HomeAddresses::load(std::span<const std::uint64_t> rows) {
-  if (const auto twice = map_.load(rows)) {
+void HomeAddresses::load(std::uint64_t count, AddressMap::Loading::Memory& memory) {
+  const std::uint64_t end_block = blocks_for(count);
+  const std::size_t some = std::min(end_block, blocks_loaded_at_once);
+  AddressMap::Loading loading(map_, count, memory);
+  std::atomic<std::uint64_t> next_block{0};
+  in_threads(memory.size(), "hf-addresses", [&](std::size_t part) {
+    const SectorBuffer buffer(some * block_bytes);
+    for (;;) {
+      const std::uint64_t block = next_block.fetch_add(some);
+      if (block >= end_block) return;
+      visit_sectors(block, std::min<std::uint64_t>(some, end_block - block), 0, count, buffer,
+                    [&](std::uint64_t address, std::span<const std::uint64_t> rows) {
+                      for (const std::uint64_t row : rows) loading.put(part, row, address++);
+                    });
+    }
+  });
+  if (const auto twice = loading.finish()) {
     throw Error(ErrorKind::corrupted, file_->name() + ": row " + std::to_string(*twice) + " has two addresses");
   }
-  durable_count_ = rows.size();
-  unwritten_.assign(rows.end() - static_cast<std::ptrdiff_t>(rows.size() % block_rows), rows.end());
+  durable_count_ = count;
+  unwritten_ = rows_at(count / block_rows * block_rows, count % block_rows);
+}
+
+// What the sectors of these blocks say of addresses [first, end): of each sector the first of its addresses, and the rows.
+template <class Visit>
+void HomeAddresses::visit_sectors(std::uint64_t first_block, std::uint64_t num_blocks, std::uint64_t first,
+                                  std::uint64_t end, const SectorBuffer& buffer, const Visit& visit) const {
+  queue_.read_range(*file_, rows_offset + first_block * block_bytes, num_blocks * block_bytes, buffer.data());
+  const std::uint64_t first_sector = first_block * (block_bytes / sector_bytes);
+  for (std::uint64_t i = 0; i < num_blocks * (block_bytes / sector_bytes); ++i) {
+    const std::uint64_t address = (first_sector + i) * sector_rows;  // of its first row
+    if (address + sector_rows <= first || address >= end) continue;
+    const std::byte* sector = buffer.data() + i * sector_bytes;
+    const auto place = [&] { return file_->place(rows_offset + (first_sector + i) * sector_bytes); };
+    if (!holds(sector, first_sector + i, seed_)) {
+      throw Error(ErrorKind::corrupted, place() + ": addresses of rows do not hold their checksum");
+    }
+    std::array<std::uint64_t, sector_rows> rows;
+    std::uint64_t last_row = 0;
+    const std::size_t begin_row = std::max(first, address) - address;
+    const std::size_t end_row = std::min(end, address + sector_rows) - address;
+    for (std::size_t r = begin_row; r < end_row; ++r) {
+      std::uint64_t row;  // the sector has more bytes behind its last row's
+      std::memcpy(&row, sector + r * row_bytes, sizeof(row));
+      rows[r] = row & ((std::uint64_t{1} << 8 * row_bytes) - 1);
+      last_row = std::max(last_row, rows[r]);
+    }
+    if (last_row >= num_rows_) {
+      throw Error(ErrorKind::corrupted,
+                  place() + ": row " + std::to_string(last_row) + " of a home of " + std::to_string(num_rows_));
+    }
+    visit(address + begin_row, std::span(rows).subspan(begin_row, end_row - begin_row));
+  }
 }
 
 std::vector<std::uint64_t> HomeAddresses::rows_at(std::uint64_t first, std::uint64_t count) const {
   std::vector<std::uint64_t> rows;
+  if (count == 0) return rows;
   rows.reserve(count);
-  const std::uint64_t first_block = first / block_rows;
   const std::uint64_t end_block = blocks_for(first + count);
-  const SectorBuffer buffer(std::min(end_block - first_block, blocks_at_once) * block_bytes);
-  for (std::uint64_t block = first_block; block < end_block;) {
-    const std::uint64_t some = std::min(end_block - block, blocks_at_once);
-    queue_.read_range(*file_, rows_offset + block * block_bytes, some * block_bytes, buffer.data());
-    const std::uint64_t sectors = some * (block_bytes / sector_bytes);
-    const std::uint64_t first_sector = block * (block_bytes / sector_bytes);
-    for (std::uint64_t i = 0; i < sectors; ++i) {
-      const std::uint64_t address = (first_sector + i) * sector_rows;  // of its first row
-      if (address + sector_rows <= first || address >= first + count) continue;
-      const std::byte* sector = buffer.data() + i * sector_bytes;
-      if (!holds(sector, first_sector + i, seed_)) {
-        throw Error(ErrorKind::corrupted, file_->place(rows_offset + (first_sector + i) * sector_bytes) +
-                                              ": addresses of rows do not hold their checksum");
-      }
-      for (std::uint64_t a = std::max(first, address); a < std::min(first + count, address + sector_rows); ++a) {
-        std::uint64_t row = 0;
-        std::memcpy(&row, sector + (a - address) * row_bytes, row_bytes);
-        if (row >= num_rows_) {
-          throw Error(ErrorKind::corrupted, file_->place(rows_offset + (first_sector + i) * sector_bytes) + ": row " +
-                                                std::to_string(row) + " of a home of " + std::to_string(num_rows_));
-        }
-        rows.push_back(row);
-      }
-    }
-    block += some;
+  const SectorBuffer buffer(std::min(end_block - first / block_rows, blocks_at_once) * block_bytes);
+  for (std::uint64_t block = first / block_rows; block < end_block; block += blocks_at_once) {
+    visit_sectors(block, std::min(end_block - block, blocks_at_once), first, first + count, buffer,
+                  [&](std::uint64_t, std::span<const std::uint64_t> of_sector) {
+                    rows.insert(rows.end(), of_sector.begin(), of_sector.end());
+                  });
   }
   return rows;
 }
 
-std::uint64_t HomeAddresses::add(std::uint64_t row) {
-  if (map_.size() == AddressMap::most_addresses) {
+// Chapters of the map are made anew beside those that there are: so many rows at once that these do not take too much memory.
+std::uint64_t HomeAddresses::add(std::span<const std::uint64_t> rows, std::mutex& finders) {
+  constexpr std::size_t most_bytes = std::size_t{256} << 20;
+  if (rows.size() > AddressMap::most_addresses - map_.size()) {
     throw Error(ErrorKind::full, file_->name() + ": a home has room for 2^32 - 1 rows; more shards give more homes");
   }
-  unwritten_.push_back(row);
-  try {
-    return map_.add(row);
-  } catch (...) {
-    unwritten_.pop_back();
-    throw;
+  const std::uint64_t first = map_.size();
+  for (std::size_t done = 0; done < rows.size();) {
+    const std::size_t at_once = map_.memory_bytes() <= most_bytes ? rows.size() : most_bytes / map_.chapter_bytes();
+    const auto some = rows.subspan(done, std::min(at_once, rows.size() - done));
+    AddressMap::Additions additions = map_.prepare(some);
+    unwritten_.insert(unwritten_.end(), some.begin(), some.end());
+    const std::lock_guard lock(finders);
+    map_.add(additions);
+    done += some.size();
   }
+  return first;
 }
 
 void HomeAddresses::sync() {

@@ -12,12 +12,14 @@
 //   image was not written yet is of a row that the log has: nobody reads it.
 // - A lost name loses its row: what does not hold is corrupted. That a header which counts fewer was put back is seen by
 //   the checkpoint, which says how many rows all homes have.
-// - Only one thread at a time adds and syncs; whoever finds meanwhile is kept apart by the caller's mutex while it adds.
+// - Only one thread at a time adds and syncs; whoever finds meanwhile is kept apart by the caller's mutex. That thread
+//   itself may find without.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
@@ -35,17 +37,20 @@ class HomeAddresses {
   // seed: what its checksums go on from (identity.h).
   HomeAddresses(std::unique_ptr<BlockFile> file, BlockQueue& queue, std::uint64_t num_rows, std::uint32_t seed);
 
-  // Reads the file, once. Throws corrupted. Who reads beside a writer may be a moment early: what does not hold is looked at
-  // again.
-  void read();
+  // Reads the files, each once, on all processors. num_rows: of all of them, about. Throws corrupted. Who reads beside a
+  // writer may be a moment early: what does not hold is looked at again.
+  static void read_all(std::span<HomeAddresses* const> homes, std::uint64_t num_rows);
   // How many rows the header counts, without reading them.
   std::uint64_t read_count() const;
 
   // Where row number `row` of the home has its image.
   std::optional<std::uint64_t> find(std::uint64_t row) const { return map_.find(row); }
   std::optional<std::uint64_t> next_row(std::uint64_t row) const { return map_.next(row); }
-  // Gives the row, which has none, the next address. Throws full where 2^32 - 1 rows have one.
-  std::uint64_t add(std::uint64_t row);
+  void prefetch(std::uint64_t row) const { map_.prefetch(row); }
+  // Gives these rows, which have none and are all different, the next addresses, in their order; returns the first. Whoever
+  // finds meanwhile holds `finders`, which is held for moments. Throws full where 2^32 - 1 rows have one: then nothing was
+  // added, or a part of them from the first on.
+  std::uint64_t add(std::span<const std::uint64_t> rows, std::mutex& finders);
   // What was added is durable, and counts.
   void sync();
   // The header is on the device, whatever became of the sync of the process that wrote it.
@@ -57,7 +62,12 @@ class HomeAddresses {
   std::vector<std::uint64_t> rows_at(std::uint64_t first, std::uint64_t count) const;
 
  private:
-  void load(std::span<const std::uint64_t> rows);
+  // With a thread for each part of the memory.
+  void read(AddressMap::Loading::Memory& memory);
+  void load(std::uint64_t count, AddressMap::Loading::Memory& memory);
+  template <class Visit>
+  void visit_sectors(std::uint64_t first_block, std::uint64_t num_blocks, std::uint64_t first, std::uint64_t end,
+                     const SectorBuffer& buffer, const Visit& visit) const;
   void write_header(std::uint64_t count);
 
   std::unique_ptr<BlockFile> file_;

@@ -78,7 +78,9 @@ class LogMerger {
   std::condition_variable turned_;
   std::uint64_t limit_step_ = 0;
   std::uint64_t num_merges_ = 0;
-  double appended_per_merged_ = 0.25;  // bytes appended in the time that merging a byte takes; to begin with, a guess
+  // Bytes appended in the time that merging a byte takes. To begin with, a guess that is rather too high: where the first
+  // merge begins too late, every step until its end waits.
+  double appended_per_merged_ = 0.75;
   double crowding_;  // how many more rows of a block of home a merge writes with one, for each byte of the log
   std::uint64_t used_when_begun_ = 0;  // bytes of the log, when the merge in progress began
   double allowed_growth_ = 0;  // of the log, in bytes, until that merge's end

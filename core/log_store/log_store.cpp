@@ -23,7 +23,6 @@ namespace {
 constexpr std::size_t buffer_bytes = std::size_t{8} << 20;      // of sectors, read or written at once
 constexpr std::size_t joined_gap_bytes = 7 * format::sector_bytes;  // reading these costs less than one more request
 constexpr std::size_t tables_with_few_files = 200;  // each has two
-constexpr std::uint64_t rows_worth_threads = 1 << 20;  // whose addresses are read
 constexpr std::uint64_t largest_ring_bytes = RowIndex::end_location;
 
 Opening opening_of(const LogStoreOptions& options) {
@@ -149,11 +148,9 @@ void LogStore::read_addresses() {
   }
   if (homes.empty()) return;
   const std::uint64_t least_rows = log_.home_rows().value_or(0);
-  if (least_rows < rows_worth_threads) {
-    for (Home* home : homes) home->addresses->read();
-  } else {
-    parallel_for(homes.size(), [&](std::size_t i) { homes[i]->addresses->read(); });
-  }
+  std::vector<HomeAddresses*> addresses;
+  for (Home* home : homes) addresses.push_back(home->addresses.get());
+  HomeAddresses::read_all(addresses, least_rows);
   std::uint64_t num_rows = 0;
   for (Home* home : homes) {
     home->end_of_images = home->addresses->count();

@@ -231,7 +231,7 @@ class LogStore {
   // Rows whose newest version lies in the `bytes` of the ring before `back` from its head, by where they lie: whoever
   // fetches them in this order reads the log from one end to the other. Of those that are appended or merged meanwhile
   // any may be there.
-  std::vector<LoggedRow> rows_in_log_behind(std::uint64_t back, std::uint64_t bytes) const;
+  std::vector<LoggedRow> rows_in_log_behind(std::uint64_t back, std::uint64_t bytes);
 
   // Of a record of these rows, and of one that is made of these drafts.
   std::uint64_t record_bytes(std::span<const TableRows> tables) const { return shape_of(tables).header.bytes; }
@@ -441,7 +441,7 @@ class LogStore {
   std::vector<Located> newest_of(std::span<const Part> parts, std::span<const Located> wanted, const Between& between);
   std::uint64_t share_of(const Table& table, std::uint64_t row, std::uint64_t num_shares) const;
   void choose(std::uint32_t table, const Share& share, const Stretch& merged, const Stretch& standing,
-              std::vector<Located>& chosen, std::vector<Located>& undecided, const Between& between) const;
+              std::vector<Located>& chosen, std::vector<Located>& undecided, const Between& between);
   std::size_t read_images(std::uint32_t table, std::span<const Located> chosen, const SectorBuffer& buffer,
                           const PartSize& most, Versions& versions);
   struct Written {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -77,12 +78,15 @@ class LogStore::Merge {
 
   // Returns how many bytes of the log it took. Throws GivenUp.
   std::uint64_t run() {
-    for (std::uint32_t t = 0; t < store_.tables_.size(); ++t) all_bytes_ += index_image_bytes(t);
+    // As it is now: the index grows by what is appended meanwhile, and shares of that would add up to more than one.
+    std::vector<double> begun;
+    for (std::uint32_t t = 0; t < store_.tables_.size(); ++t) begun.push_back(index_image_bytes(t));
+    all_bytes_ = std::accumulate(begun.begin(), begun.end(), 0.0);
     for (Table& table : store_.tables_) {
       for (Home& home : table.homes) home.addresses_when_begun = home.addresses ? home.addresses->count() : 0;
     }
     for (int i = 0; i < first_rests; ++i) rest(long_rest, share_of_first_rests);
-    for (std::uint32_t t = 0; t < store_.tables_.size(); ++t) merge_table(t);
+    for (std::uint32_t t = 0; t < store_.tables_.size(); ++t) merge_table(t, begun[t]);
     for (int i = 0; i < most_last_rests && !is_decided(); ++i) rest(long_rest, 1.0);
     settle();
     store_.latching([&] {
@@ -114,7 +118,8 @@ class LogStore::Merge {
     return static_cast<double>(store_.tables_[t].index.size() * image_bytes(t));
   }
 
-  void merge_table(std::uint32_t t) {
+  // begun_bytes: of the table's rows that had a version in the log when the merge began.
+  void merge_table(std::uint32_t t, double begun_bytes) {
     Table& table = store_.tables_[t];
     const std::uint64_t num_rows = table.what.owned_rows();
     const double bytes = index_image_bytes(t);
@@ -125,7 +130,7 @@ class LogStore::Merge {
         static_cast<std::uint64_t>(std::min(1.0, taken) * bytes / static_cast<double>(store_.merge_bytes_)) + 1;
     const std::uint64_t num_shares = bytes == 0 ? 0 : std::min(most_shares, num_rows);
     for (std::uint64_t number = 0; number < num_shares; ++number) {
-      const double share = all_bytes_ == 0 ? 0 : bytes / static_cast<double>(num_shares) / all_bytes_;
+      const double share = all_bytes_ == 0 ? 0 : begun_bytes / static_cast<double>(num_shares) / all_bytes_;
       look_at_limit();
       chosen_.clear();
       looks_.push_back({store_.log_.last().step, share});
@@ -313,17 +318,19 @@ std::uint64_t LogStore::share_of(const Table& table, std::uint64_t row, std::uin
 // The index's rows of the share. Those whose newest version is in a record that is merged are chosen; where a later one
 // stands there is nothing to do; of the others, `undecided`, the index does not say whether one that is merged has them.
 void LogStore::choose(std::uint32_t number, const Share& share, const Stretch& merged, const Stretch& standing,
-                      std::vector<Located>& chosen, std::vector<Located>& undecided, const Between& between) const {
-  const Table& table = tables_[number];
+                      std::vector<Located>& chosen, std::vector<Located>& undecided, const Between& between) {
+  Table& table = tables_[number];
   const std::size_t decided_before = undecided.size();
   std::size_t num_slots = 0;
   for (std::size_t slot = 0;;) {
     between();
     const std::lock_guard lock(mutex_);
-    if (slot != 0 && table.index.num_slots() != num_slots) {  // it has grown, and entries lie elsewhere: from the start
-      slot = 0;
+    if (table.index.is_growing() || (slot != 0 && table.index.num_slots() != num_slots)) {
+      table.index.grow_on(merge_slots_);
+      slot = 0;  // entries lie elsewhere: from the start
       chosen.clear();
       undecided.resize(decided_before);
+      if (table.index.is_growing()) continue;
     }
     num_slots = table.index.num_slots();
     if (slot == num_slots) return;
@@ -465,16 +472,36 @@ void LogStore::sync_merged(Table& table) {
 }
 
 // Says where at home the versions go, and sorts them by it. Rows without an address get one, those of which the log was
-// told last first: rows that are wanted often, as a rule, which so come to lie together.
+// told last first: rows that are wanted often, as a rule, which so come to lie together. Nobody else gives addresses, so
+// that they are looked for while others look, too.
 void LogStore::settle_addresses(Table& table, std::vector<Version>& versions) {
-  constexpr std::size_t at_once = 4096;  // while fetches wait
-  for (std::size_t left = versions.size(); left != 0;) {
-    const std::lock_guard lock(mutex_);
-    for (const std::size_t stop = left - std::min(left, at_once); left != stop; --left) {
-      Version& version = versions[left - 1];
-      version.home = static_cast<std::uint32_t>(table.home_of(version.row));
-      version.address = table.homes[version.home].address_for(version.row);
+  constexpr std::size_t ahead = 16;
+  struct New {
+    std::vector<std::uint64_t> rows;
+    std::vector<std::size_t> versions;
+  };
+  std::vector<New> of_homes(table.homes.size());
+  for (std::size_t i = versions.size(); i-- > 0;) {
+    Version& version = versions[i];
+    version.home = static_cast<std::uint32_t>(table.home_of(version.row));
+    const Home& home = table.homes[version.home];
+    version.address = version.row - home.first;
+    if (!home.addresses) continue;
+    if (i >= ahead && versions[i - ahead].row >= home.first && versions[i - ahead].row < home.end) {
+      home.addresses->prefetch(versions[i - ahead].row - home.first);
     }
+    if (const auto found = home.addresses->find(version.address)) {
+      version.address = *found;
+    } else {
+      of_homes[version.home].rows.push_back(version.address);
+      of_homes[version.home].versions.push_back(i);
+    }
+  }
+  for (std::size_t number = 0; number < of_homes.size(); ++number) {
+    const New& added = of_homes[number];
+    if (added.rows.empty()) continue;
+    std::uint64_t address = table.homes[number].addresses->add(added.rows, mutex_);
+    for (const std::size_t i : added.versions) versions[i].address = address++;
   }
   std::ranges::sort(versions, {}, [](const Version& version) { return std::pair(version.home, version.address); });
 }
@@ -564,10 +591,18 @@ void LogStore::note_log_reads(std::uint64_t requests, std::uint64_t bytes) {
 
 // The records' rows are home: the index forgets them, then their space may be used again.
 void LogStore::give_up(const Records& records) {
+  const auto is_home = [&](std::uint64_t location) { return lies_in(records.stretch, location); };
   for (Table& table : tables_) {
-    const std::lock_guard lock(mutex_);
-    ++index_version_;
-    table.index.erase_if([&](std::uint64_t location) { return lies_in(records.stretch, location); });
+    std::size_t num_slots = 0;
+    for (std::size_t slot = 0; slot == 0 || slot != num_slots;) {
+      const std::lock_guard lock(mutex_);
+      ++index_version_;
+      if (table.index.is_growing() || table.index.num_slots() != num_slots) slot = 0;
+      table.index.grow_on(merge_slots_);
+      if (table.index.is_growing()) continue;
+      num_slots = table.index.num_slots();
+      slot = table.index.erase_if(slot, merge_slots_, is_home);
+    }
   }
   log_.forget(records.records.size());
 }

@@ -46,7 +46,7 @@ std::vector<std::uint64_t> LogStore::rows_in_log(std::uint32_t table, std::uint6
   return {begin, begin + static_cast<std::ptrdiff_t>(std::min(left, count))};
 }
 
-std::vector<LoggedRow> LogStore::rows_in_log_behind(std::uint64_t back, std::uint64_t bytes) const {
+std::vector<LoggedRow> LogStore::rows_in_log_behind(std::uint64_t back, std::uint64_t bytes) {
   require_readable();
   const std::uint64_t used = log_.used_bytes();
   const std::uint64_t from_head = std::min(used, back + bytes);
@@ -56,7 +56,9 @@ std::vector<LoggedRow> LogStore::rows_in_log_behind(std::uint64_t back, std::uin
   for (std::uint32_t t = 0; t < tables_.size(); ++t) {
     for (std::size_t slot = 0;;) {
       const std::lock_guard lock(mutex_);
-      const RowIndex& index = tables_[t].index;
+      RowIndex& index = tables_[t].index;
+      index.grow_on(merge_slots_);  // before its entries are visited: while it grows they may be twice
+      if (index.is_growing()) continue;
       if (slot >= index.num_slots()) break;
       slot = index.visit(slot, merge_slots_, [&](std::uint64_t row, std::uint64_t location) {
         if (lies_in(stretch, location)) rows.push_back({location, row, t});

@@ -1,83 +1,426 @@
 #include "rows/address_map.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstring>
+
+#include "base/parallel.h"
 
 namespace holdfast {
+namespace {
+
+constexpr std::size_t group_rows = 256;
+constexpr std::size_t num_groups = AddressMap::chapter_rows / group_rows;
+constexpr std::size_t word_bits = 64;
+constexpr std::size_t group_words = group_rows / word_bits;
+constexpr std::size_t word_bytes = sizeof(std::uint64_t);
+
+// Of each way: how many rows a chapter has at most, and how long it is without its addresses.
+constexpr std::size_t starts_bytes = num_groups * sizeof(std::uint16_t);
+constexpr std::size_t bits_bytes = group_words * word_bytes + sizeof(std::uint16_t);  // of a group
+constexpr std::size_t most_few = starts_bytes;  // there both ways take as much
+constexpr std::size_t most_some = num_groups * bits_bytes - starts_bytes;
+
+constexpr std::size_t padding = 4;  // addresses are read by four bytes
+
+template <class T>
+T load(const std::byte* from) {
+  T value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+template <class T>
+void store(std::byte* to, T value) {
+  std::memcpy(to, &value, sizeof(value));
+}
+
+std::uint32_t address_at(const std::byte* addresses, std::size_t i, std::size_t width) {
+  return load<std::uint32_t>(addresses + i * width) & ~std::uint32_t{0} >> (4 - width) * 8;
+}
+
+// Those after it are written later.
+void put_address(std::byte* addresses, std::size_t i, std::size_t width, std::uint32_t address) {
+  store(addresses + i * width, address);
+}
+
+std::size_t width_of(std::uint64_t address) {
+  return address < std::uint64_t{1} << 16 ? 2 : address < std::uint64_t{1} << 24 ? 3 : 4;
+}
+
+std::size_t start_of(const std::byte* block, std::size_t group) {
+  return load<std::uint16_t>(block + group * sizeof(std::uint16_t));
+}
+
+std::size_t end_of(const std::byte* block, std::size_t group, std::size_t count) {
+  return group + 1 == num_groups ? count : start_of(block, group + 1);
+}
+
+std::uint64_t word_of(const std::byte* block, std::size_t group, std::size_t word) {
+  return load<std::uint64_t>(block + group * bits_bytes + word * word_bytes);
+}
+
+// Of a chapter of many rows, how many come before that one.
+std::size_t rank_of(const std::byte* block, std::size_t key) {
+  const std::size_t group = key / group_rows;
+  const std::size_t bit = key % group_rows;
+  int rank = load<std::uint16_t>(block + group * bits_bytes + group_words * word_bytes);
+  for (std::size_t word = 0; word < bit / word_bits; ++word) rank += std::popcount(word_of(block, group, word));
+  const std::uint64_t below = (std::uint64_t{1} << bit % word_bits) - 1;
+  return static_cast<std::size_t>(rank + std::popcount(word_of(block, group, bit / word_bits) & below));
+}
+
+// Of a chapter of few rows, the first that is not before `key`.
+std::size_t first_few(const std::byte* keys, std::size_t count, std::size_t key) {
+  std::size_t begin = 0;
+  for (std::size_t left = count; left != 0;) {
+    const std::size_t half = left / 2;
+    const bool is_before = load<std::uint16_t>(keys + (begin + half) * sizeof(std::uint16_t)) < key;
+    begin = is_before ? begin + half + 1 : begin;
+    left = is_before ? left - half - 1 : half;
+  }
+  return begin;
+}
+
+}  // namespace
+
+struct AddressMap::Page {
+  std::array<std::uint64_t, chapter_rows / word_bits> bits{};
+  std::array<std::uint32_t, chapter_rows> addresses;  // of rows that have a bit
+  std::size_t count = 0;
+  std::uint32_t last_address = 0;  // the greatest
+
+  bool put(std::size_t key, std::uint32_t address) {
+    std::uint64_t& word = bits[key / word_bits];
+    const std::uint64_t bit = std::uint64_t{1} << key % word_bits;
+    addresses[key] = address;
+    last_address = std::max(last_address, address);
+    const bool is_new = (word & bit) == 0;
+    word |= bit;
+    count += is_new ? 1 : 0;
+    return is_new;
+  }
+  // Of `num_words` words from one on, ascending.
+  template <class Visit>
+  void visit(std::size_t word, std::size_t num_words, Visit&& visit_row) const {
+    for (const std::size_t end = word + num_words; word < end; ++word) {
+      for (std::uint64_t left = bits[word]; left != 0; left &= left - 1) {
+        visit_row(word * word_bits + static_cast<std::size_t>(std::countr_zero(left)));
+      }
+    }
+  }
+  void clear() {
+    bits.fill(0);
+    count = 0;
+    last_address = 0;
+  }
+};
 
 AddressMap::~AddressMap() {
-  if (size_ == 0) return;  // a look at groups that were never touched would take memory
-  for (std::optional<std::uint64_t> row = next(0); row;) {
-    delete[] groups_[*row / group_rows].addresses;
-    row = next((*row / group_rows + 1) * group_rows);
+  if (size_ == 0) return;  // a look at chapters that were never touched would take memory
+  for (const Chapter& chapter : chapters_) delete[] chapter.block;
+}
+
+AddressMap::Additions::~Additions() {
+  for (const auto& [number, chapter] : chapters_) delete[] chapter.block;
+}
+
+std::size_t AddressMap::bytes_of(std::size_t count, std::size_t width) {
+  if (count == 0) return 0;
+  if (count <= most_few) return count * (sizeof(std::uint16_t) + width) + padding;
+  if (count <= most_some) return starts_bytes + count * (1 + width) + padding;
+  return num_groups * bits_bytes + count * width + padding;
+}
+
+AddressMap::Chapter AddressMap::make(std::size_t count, std::size_t width) {
+  return {new std::byte[bytes_of(count, width)], static_cast<std::uint16_t>(count - 1),
+          static_cast<std::uint8_t>(width)};
+}
+
+std::optional<std::uint64_t> AddressMap::find(std::uint64_t row) const {
+  const Chapter& chapter = chapters_[row / chapter_rows];
+  const std::size_t count = chapter.count();
+  if (count == 0) return std::nullopt;
+  const std::size_t key = row % chapter_rows;
+  const std::size_t group = key / group_rows;
+  const std::byte* block = chapter.block;
+  if (count > most_some) {
+    const std::size_t bit = key % group_rows;
+    if ((word_of(block, group, bit / word_bits) >> bit % word_bits & 1) == 0) return std::nullopt;
+    return address_at(block + num_groups * bits_bytes, rank_of(block, key), chapter.width);
   }
-}
-
-// With an eighth to grow, so that few rows that come make a group move.
-std::uint32_t AddressMap::room_for(std::uint32_t count) {
-  return std::min<std::uint32_t>(group_rows, count + std::max<std::uint32_t>(4, count / 8));
-}
-
-void AddressMap::move(Group& group, std::uint32_t room) {
-  auto* addresses = new std::uint32_t[room];
-  if (group.room != 0) std::copy(group.addresses, group.addresses + group.count, addresses);
-  delete[] group.addresses;
-  memory_bytes_ += (room - group.room) * sizeof(std::uint32_t) + (group.room == 0 ? sizeof(Group) : 0);
-  group.addresses = addresses;
-  group.room = room;
-}
-
-// Three passes, each with its misses of the processor's caches ahead of it: who has how many, room for them, and then each
-// address once, at its place.
-std::optional<std::uint64_t> AddressMap::load(std::span<const std::uint64_t> rows) {
-  constexpr std::size_t ahead = 24;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (i + ahead < rows.size()) prefetch(rows[i + ahead]);
-    Group& group = groups_[rows[i] / group_rows];
-    const std::size_t bit = rows[i] % group_rows;
-    if (group.has(bit)) return rows[i];
-    group.bits[bit / word_bits] |= std::uint64_t{1} << bit % word_bits;
-    ++group.count;
+  if (count > most_few) {
+    const std::size_t start = start_of(block, group);
+    const std::size_t in_group = end_of(block, group, count) - start;
+    const std::byte* rows = block + starts_bytes + start * (1 + chapter.width);
+    const void* at = std::memchr(rows, static_cast<int>(key % group_rows), in_group);
+    if (at == nullptr) return std::nullopt;
+    return address_at(rows + in_group, static_cast<std::size_t>(static_cast<const std::byte*>(at) - rows),
+                      chapter.width);
   }
-  size_ = rows.size();  // from now on the destructor has something to do
-  for (Group& group : groups_) {
-    if (group.count != 0) move(group, room_for(group.count));
-  }
-  const auto slot_of = [&](std::uint64_t row) {
-    Group& group = groups_[row / group_rows];
-    return group.addresses + group.before(row % group_rows);
-  };
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (i + 2 * ahead < rows.size()) prefetch(rows[i + 2 * ahead]);
-    if (i + ahead < rows.size()) __builtin_prefetch(slot_of(rows[i + ahead]), 1);
-    *slot_of(rows[i]) = static_cast<std::uint32_t>(i);
-  }
-  return std::nullopt;
+  const std::size_t at = first_few(block, count, key);
+  if (at == count || load<std::uint16_t>(block + at * sizeof(std::uint16_t)) != key) return std::nullopt;
+  return address_at(block + count * sizeof(std::uint16_t), at, chapter.width);
 }
 
-std::uint64_t AddressMap::add(std::uint64_t row) {
-  Group& group = groups_[row / group_rows];
-  const std::size_t bit = row % group_rows;
-  if (group.count == group.room) move(group, room_for(group.count));
-  std::uint32_t* at = group.addresses + group.before(bit);
-  std::copy_backward(at, group.addresses + group.count, group.addresses + group.count + 1);
-  *at = static_cast<std::uint32_t>(size_);
-  ++group.count;
-  group.bits[bit / word_bits] |= std::uint64_t{1} << bit % word_bits;
-  return size_++;
+void AddressMap::prefetch(std::uint64_t row) const {
+  const Chapter& chapter = chapters_[row / chapter_rows];
+  const std::size_t count = chapter.count();
+  const std::size_t group = row % chapter_rows / group_rows;
+  __builtin_prefetch(chapter.block + (count > most_some ? group * bits_bytes : group * sizeof(std::uint16_t)));
 }
 
-std::optional<std::uint64_t> AddressMap::next(std::uint64_t row) const {
-  std::size_t first_bit = row % group_rows;
-  for (std::size_t number = row / group_rows; number < groups_.size(); ++number, first_bit = 0) {
-    const Group& group = groups_[number];
-    std::uint64_t mask = ~std::uint64_t{0} << first_bit % word_bits;
-    for (std::size_t word = first_bit / word_bits; word < group.bits.size(); ++word, mask = ~std::uint64_t{0}) {
-      if (const std::uint64_t left = group.bits[word] & mask; left != 0) {
-        return number * group_rows + word * word_bits + static_cast<std::size_t>(std::countr_zero(left));
+std::optional<std::size_t> AddressMap::next_in(const Chapter& chapter, std::size_t key) {
+  const std::size_t count = chapter.count();
+  const std::byte* block = chapter.block;
+  if (count == 0) return std::nullopt;
+  if (count <= most_few) {
+    const std::size_t at = first_few(block, count, key);
+    if (at == count) return std::nullopt;
+    return load<std::uint16_t>(block + at * sizeof(std::uint16_t));
+  }
+  for (std::size_t group = key / group_rows, first = key % group_rows; group < num_groups; ++group, first = 0) {
+    if (count <= most_some) {
+      const std::size_t start = start_of(block, group);
+      const std::byte* rows = block + starts_bytes + start * (1 + chapter.width);
+      const std::byte* end = rows + (end_of(block, group, count) - start);
+      const std::byte* at =
+          std::find_if(rows, end, [&](std::byte b) { return std::to_integer<std::size_t>(b) >= first; });
+      if (at != end) return group * group_rows + std::to_integer<std::size_t>(*at);
+      continue;
+    }
+    std::uint64_t mask = ~std::uint64_t{0} << first % word_bits;
+    for (std::size_t word = first / word_bits; word < group_words; ++word, mask = ~std::uint64_t{0}) {
+      if (const std::uint64_t left = word_of(block, group, word) & mask; left != 0) {
+        return group * group_rows + word * word_bits + static_cast<std::size_t>(std::countr_zero(left));
       }
     }
   }
   return std::nullopt;
+}
+
+std::optional<std::uint64_t> AddressMap::next(std::uint64_t row) const {
+  std::size_t key = row % chapter_rows;
+  for (std::size_t number = row / chapter_rows; number < chapters_.size(); ++number, key = 0) {
+    if (const auto found = next_in(chapters_[number], key)) return number * chapter_rows + *found;
+  }
+  return std::nullopt;
+}
+
+// The page is empty afterwards.
+AddressMap::Chapter AddressMap::pack(Page& page) {
+  const std::size_t count = page.count;
+  const std::size_t width = width_of(page.last_address);
+  const Chapter chapter = make(count, width);
+  std::byte* const block = chapter.block;
+  std::size_t done = 0;
+  if (count > most_some) {
+    std::byte* to = block + num_groups * bits_bytes;
+    for (std::size_t group = 0; group < num_groups; ++group) {
+      std::byte* const of_group = block + group * bits_bytes;
+      std::memcpy(of_group, &page.bits[group * group_words], group_words * word_bytes);
+      store(of_group + group_words * word_bytes,
+            static_cast<std::uint16_t>(static_cast<std::size_t>(to - block - num_groups * bits_bytes) / width));
+      page.visit(group * group_words, group_words, [&](std::size_t key) {
+        store(to, page.addresses[key]);
+        to += width;
+      });
+    }
+  } else if (count > most_few) {
+    std::byte* to = block + starts_bytes;
+    for (std::size_t group = 0; group < num_groups; ++group) {
+      store(block + group * sizeof(std::uint16_t), static_cast<std::uint16_t>(done));
+      const std::size_t before = done;
+      page.visit(group * group_words, group_words, [&](std::size_t key) {
+        *to++ = static_cast<std::byte>(key % group_rows);
+        ++done;
+      });
+      page.visit(group * group_words, group_words, [&, i = std::size_t{0}](std::size_t key) mutable {
+        put_address(to, i++, width, page.addresses[key]);
+      });
+      to += (done - before) * width;
+    }
+  } else {
+    page.visit(0, page.bits.size(), [&](std::size_t key) {
+      store(block + done++ * sizeof(std::uint16_t), static_cast<std::uint16_t>(key));
+    });
+    page.visit(0, page.bits.size(), [&, i = std::size_t{0}](std::size_t key) mutable {
+      put_address(block + count * sizeof(std::uint16_t), i++, width, page.addresses[key]);
+    });
+  }
+  page.clear();
+  return chapter;
+}
+
+void AddressMap::spread(const Chapter& chapter, Page& page) {
+  const std::size_t count = chapter.count();
+  const std::byte* block = chapter.block;
+  if (count == 0) return;
+  if (count <= most_few) {
+    for (std::size_t i = 0; i < count; ++i) {
+      page.put(load<std::uint16_t>(block + i * sizeof(std::uint16_t)),
+               address_at(block + count * sizeof(std::uint16_t), i, chapter.width));
+    }
+    return;
+  }
+  for (std::size_t group = 0; group < num_groups; ++group) {
+    if (count <= most_some) {
+      const std::size_t start = start_of(block, group);
+      const std::size_t in_group = end_of(block, group, count) - start;
+      const std::byte* rows = block + starts_bytes + start * (1 + chapter.width);
+      for (std::size_t i = 0; i < in_group; ++i) {
+        page.put(group * group_rows + std::to_integer<std::size_t>(rows[i]),
+                 address_at(rows + in_group, i, chapter.width));
+      }
+      continue;
+    }
+    std::size_t rank = rank_of(block, group * group_rows);
+    for (std::size_t word = 0; word < group_words; ++word) {
+      for (std::uint64_t left = word_of(block, group, word); left != 0; left &= left - 1) {
+        page.put(group * group_rows + word * word_bits + static_cast<std::size_t>(std::countr_zero(left)),
+                 address_at(block + num_groups * bits_bytes, rank++, chapter.width));
+      }
+    }
+  }
+}
+
+// Ascending by row. The page is empty, before and afterwards.
+AddressMap::Chapter AddressMap::with(const Chapter& chapter, std::span<const Addition> added, Page& page) {
+  std::uint32_t last_address = 0;
+  for (const Addition& addition : added) last_address = std::max(last_address, addition.address);
+  if (chapter.count() > most_some && width_of(last_address) <= chapter.width) return with_more_bits(chapter, added);
+  spread(chapter, page);
+  for (const Addition& addition : added) page.put(addition.row % chapter_rows, addition.address);
+  return pack(page);
+}
+
+// Addresses between two that are added are copied together.
+AddressMap::Chapter AddressMap::with_more_bits(const Chapter& chapter, std::span<const Addition> added) {
+  const std::size_t width = chapter.width;
+  const Chapter more = make(chapter.count() + added.size(), width);
+  constexpr std::size_t addresses_at = num_groups * bits_bytes;
+  const std::byte* from = chapter.block + addresses_at;
+  std::byte* to = more.block + addresses_at;
+  std::memcpy(more.block, chapter.block, addresses_at);
+  std::size_t copied = 0;
+  const auto copy_up_to = [&](std::size_t end) {
+    std::memcpy(to, from + copied * width, (end - copied) * width);
+    to += (end - copied) * width;
+    copied = end;
+  };
+  for (const Addition& addition : added) {
+    const std::size_t key = addition.row % chapter_rows;
+    copy_up_to(rank_of(chapter.block, key));
+    store(to, addition.address);
+    to += width;
+    std::byte* const word = more.block + key / group_rows * bits_bytes + key % group_rows / word_bits * word_bytes;
+    store(word, load<std::uint64_t>(word) | std::uint64_t{1} << key % word_bits);
+  }
+  copy_up_to(chapter.count());
+  std::size_t rank = 0;
+  for (std::size_t group = 0; group < num_groups; ++group) {
+    store(more.block + group * bits_bytes + group_words * word_bytes, static_cast<std::uint16_t>(rank));
+    for (std::size_t word = 0; word < group_words; ++word) {
+      rank += static_cast<std::size_t>(std::popcount(word_of(more.block, group, word)));
+    }
+  }
+  return more;
+}
+
+AddressMap::Additions AddressMap::prepare(std::span<const std::uint64_t> rows) const {
+  std::vector<Addition> added;
+  added.reserve(rows.size());
+  for (const std::uint64_t row : rows) added.push_back({row, static_cast<std::uint32_t>(size_ + added.size())});
+  std::ranges::sort(added, {}, &Addition::row);
+  const auto page = std::make_unique<Page>();
+  Additions additions;
+  additions.chapters_.reserve(std::min(rows.size(), chapters_.size()));
+  for (std::size_t begin = 0, end = 0; begin < added.size(); begin = end) {
+    const std::size_t number = added[begin].row / chapter_rows;
+    while (end < added.size() && added[end].row / chapter_rows == number) ++end;
+    additions.chapters_.emplace_back(number,
+                                     with(chapters_[number], std::span(added).subspan(begin, end - begin), *page));
+  }
+  additions.num_rows_ = rows.size();
+  return additions;
+}
+
+void AddressMap::add(Additions& additions) noexcept {
+  for (auto& [number, chapter] : additions.chapters_) {
+    Chapter& old = chapters_[number];
+    num_chapters_ += old.block == nullptr ? 1 : 0;
+    memory_bytes_ += bytes_of(chapter) - bytes_of(old) + (old.block == nullptr ? sizeof(Chapter) : 0);
+    std::swap(old, chapter);
+  }
+  size_ += additions.num_rows_;
+}
+
+std::size_t AddressMap::chapter_bytes() const { return num_chapters_ == 0 ? 0 : memory_bytes_ / num_chapters_; }
+
+AddressMap::Loading::Loading(AddressMap& map, std::uint64_t num_rows, Memory& memory) : map_(map) {
+  const std::size_t num_chapters = map.chapters_.size();
+  const std::size_t most_pieces = num_rows / (piece_entries - 1) + std::min<std::size_t>(num_rows, num_chapters) + 2;
+  for (HugeArray<std::uint64_t>& entries : memory) {
+    if (entries.size() < most_pieces * piece_entries) entries = HugeArray<std::uint64_t>(most_pieces * piece_entries);
+    parts_.push_back(
+        {entries.data(), std::vector<std::uint64_t>(num_chapters), std::vector<std::uint64_t>(num_chapters, nowhere)});
+  }
+}
+
+void AddressMap::Loading::begin_piece(Part& part, std::size_t chapter) {
+  std::uint64_t& end = part.ends[chapter];
+  const std::uint64_t next = part.num_pieces++ * piece_entries;
+  (end == nowhere ? part.begins[chapter] : part.entries[end]) = next;
+  end = next;
+}
+
+std::optional<std::uint64_t> AddressMap::Loading::gather(std::size_t chapter, Page& page) const {
+  std::optional<std::uint64_t> twice;
+  for (const Part& part : parts_) {
+    const std::uint64_t end = part.ends[chapter];
+    if (end == nowhere) continue;
+    for (std::uint64_t piece = part.begins[chapter];;) {
+      const bool is_last = end - piece < piece_entries;
+      const std::uint64_t stop = is_last ? end : piece + piece_entries - 1;
+      for (std::uint64_t i = piece; i < stop; ++i) {
+        const std::uint64_t key = part.entries[i] >> 32;
+        if (!page.put(key, static_cast<std::uint32_t>(part.entries[i]))) twice = chapter * chapter_rows + key;
+      }
+      if (is_last) break;
+      piece = part.entries[stop];
+    }
+  }
+  return twice;
+}
+
+std::optional<std::uint64_t> AddressMap::Loading::finish() {
+  constexpr std::size_t chapters_at_once = 64;
+  const std::size_t num_chapters = map_.chapters_.size();
+  std::atomic<std::uint64_t> num_rows{0};
+  std::atomic<std::uint64_t> bytes{0};
+  std::atomic<std::uint64_t> num_filled{0};
+  std::atomic<std::uint64_t> twice{~std::uint64_t{0}};
+  map_.size_ = AddressMap::most_addresses;  // from now on its destructor has something to do
+  parallel_for((num_chapters + chapters_at_once - 1) / chapters_at_once, [&](std::size_t some) {
+    const auto page = std::make_unique<Page>();
+    for (std::size_t i = some * chapters_at_once; i < std::min(num_chapters, (some + 1) * chapters_at_once); ++i) {
+      if (const auto row = gather(i, *page)) twice = *row;
+      if (page->count == 0) continue;
+      num_rows += page->count;
+      map_.chapters_[i] = pack(*page);
+      bytes += bytes_of(map_.chapters_[i]) + sizeof(Chapter);
+      ++num_filled;
+    }
+  });
+  map_.size_ = num_rows;
+  map_.memory_bytes_ = bytes;
+  map_.num_chapters_ = num_filled;
+  if (twice == ~std::uint64_t{0}) return std::nullopt;
+  for (Chapter& chapter : map_.chapters_) delete[] std::exchange(chapter, {}).block;
+  map_.size_ = 0;
+  return twice.load();
 }
 
 }  // namespace holdfast

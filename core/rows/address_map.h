@@ -2,20 +2,26 @@
 //
 // Invariants
 // - A row's address never changes, and no two rows have the same.
-// - Rows are in groups of 256: bits say which of a group's rows have an address, and theirs lie in an array, by row. So a
-//   row takes 4 bytes and what its group's array is larger than it need be, an eighth as a rule; a group 48, once one of its
-//   rows has an address.
+// - Rows are in chapters of 16384. A chapter is a block of memory, made anew when rows are added: so it is never larger than
+//   it need be, and as its rows are few or many it names them in the way that takes least. Addresses have two bytes while
+//   all of a chapter's are that small, then three, then four.
+//     few:   the rows' numbers, two bytes each, ascending; then their addresses
+//     some:  where the rows of each 256 begin, two bytes each; then for each of these its rows, a byte each, ascending, and
+//            their addresses
+//     many:  for each 256 a bit for every row, and how many come before, two bytes; then the addresses, by row
+//   A row that is looked for is found after one or two misses of the processor's caches, as a rule.
 // - What fails for want of memory changes nothing.
-// - Not thread-safe.
+// - Not thread-safe, but for `prepare`, beside which others may look.
 #pragma once
 
-#include <array>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "base/huge_array.h"
 
@@ -24,58 +30,118 @@ namespace holdfast {
 class AddressMap {
  public:
   static constexpr std::uint64_t most_addresses = std::numeric_limits<std::uint32_t>::max();
+  static constexpr std::size_t chapter_rows = 16384;
 
-  explicit AddressMap(std::uint64_t num_rows) : groups_(num_rows / group_rows + 1) {}
+  explicit AddressMap(std::uint64_t num_rows) : chapters_(num_rows / chapter_rows + 1) {}
   ~AddressMap();
   AddressMap(const AddressMap&) = delete;
   AddressMap& operator=(const AddressMap&) = delete;
 
-  std::optional<std::uint64_t> find(std::uint64_t row) const {
-    const Group& group = groups_[row / group_rows];
-    const std::size_t bit = row % group_rows;
-    if (!group.has(bit)) return std::nullopt;
-    return group.addresses[group.before(bit)];
-  }
+  std::optional<std::uint64_t> find(std::uint64_t row) const;
   // Asks for the memory that a call for `row` is going to read first.
-  void prefetch(std::uint64_t row) const { __builtin_prefetch(groups_.data() + row / group_rows); }
-  // Gives addresses to rows, from 0 on, in a map that has none; all of them are below num_rows. Returns the first that is
-  // there twice, and the map is of no use then.
-  std::optional<std::uint64_t> load(std::span<const std::uint64_t> rows);
-  // Gives the next address to `row`, which has none. There are fewer than most_addresses.
-  std::uint64_t add(std::uint64_t row);
+  void prefetch(std::uint64_t row) const;
   // The first row at or after `row` that has an address.
   std::optional<std::uint64_t> next(std::uint64_t row) const;
+
+  class Additions;
+  // What gives these rows, which have none and are all different, the next addresses, in their order. There are fewer
+  // than most_addresses then.
+  Additions prepare(std::span<const std::uint64_t> rows) const;
+  // Nothing was added since they were prepared. What the map does not need any more goes with them.
+  void add(Additions& additions) noexcept;
+
+  class Loading;
 
   // How many rows have one: the next address.
   std::uint64_t size() const { return size_; }
   std::size_t memory_bytes() const { return memory_bytes_; }
+  // Of a chapter that has rows, the mean.
+  std::size_t chapter_bytes() const;
 
  private:
-  static constexpr std::size_t group_rows = 256;
-  static constexpr std::size_t word_bits = 64;
+  // All zeros: none of its rows has an address.
+  struct Chapter {
+    std::byte* block;
+    std::uint16_t count_less_one;
+    std::uint8_t width;  // of an address, in bytes
 
-  struct Group {  // all zeros: none of its rows has an address
-    std::array<std::uint64_t, group_rows / word_bits> bits;
-    std::uint32_t* addresses;  // of its rows that have one, ascending by row
-    std::uint32_t count;
-    std::uint32_t room;
-
-    bool has(std::size_t bit) const { return (bits[bit / word_bits] >> bit % word_bits & 1) != 0; }
-    std::size_t before(std::size_t bit) const {
-      int count_before = 0;
-      for (std::size_t word = 0; word < bit / word_bits; ++word) count_before += std::popcount(bits[word]);
-      const std::uint64_t below = (std::uint64_t{1} << bit % word_bits) - 1;
-      return static_cast<std::size_t>(count_before + std::popcount(bits[bit / word_bits] & below));
-    }
+    std::size_t count() const { return block == nullptr ? 0 : std::size_t{count_less_one} + 1; }
   };
-  static_assert(sizeof(Group) == 48);
+  static_assert(sizeof(Chapter) == 16);
+  // What is added to a chapter.
+  struct Addition {
+    std::uint64_t row;
+    std::uint32_t address;
+  };
+  struct Page;  // a chapter, spread out
 
-  static std::uint32_t room_for(std::uint32_t count);
-  void move(Group& group, std::uint32_t room);
+  static std::size_t bytes_of(std::size_t count, std::size_t width);
+  static std::size_t bytes_of(const Chapter& chapter) { return bytes_of(chapter.count(), chapter.width); }
+  static Chapter make(std::size_t count, std::size_t width);
+  static Chapter pack(Page& page);
+  static void spread(const Chapter& chapter, Page& page);
+  static Chapter with(const Chapter& chapter, std::span<const Addition> added, Page& page);
+  static Chapter with_more_bits(const Chapter& chapter, std::span<const Addition> added);
+  static std::optional<std::size_t> next_in(const Chapter& chapter, std::size_t key);
 
-  HugeArray<Group> groups_;
+  HugeArray<Chapter> chapters_;
   std::uint64_t size_ = 0;
   std::size_t memory_bytes_ = 0;
+  std::size_t num_chapters_ = 0;  // that have rows
+};
+
+// Chapters as they are going to be; once they were added, as they were.
+class AddressMap::Additions {
+ public:
+  Additions() = default;
+  ~Additions();
+  Additions(Additions&& other) noexcept
+      : chapters_(std::exchange(other.chapters_, {})), num_rows_(std::exchange(other.num_rows_, 0)) {}
+  Additions& operator=(Additions&&) = delete;
+
+ private:
+  friend class AddressMap;
+
+  std::vector<std::pair<std::size_t, Chapter>> chapters_;
+  std::uint64_t num_rows_ = 0;
+};
+
+// Fills a map that has no rows: they are put in in any order, by several threads, each of which has a part of its own; then
+// all chapters are made at once. Rows of a chapter are gathered first, in pieces of memory that are chained, so that what
+// is written at random lies in the processor's caches.
+class AddressMap::Loading {
+ public:
+  // Of each part, what its rows are gathered in; whoever fills one map after another keeps it, and is given no new pages.
+  using Memory = std::vector<HugeArray<std::uint64_t>>;
+
+  // With as many parts as there is memory for.
+  Loading(AddressMap& map, std::uint64_t num_rows, Memory& memory);
+
+  void put(std::size_t part, std::uint64_t row, std::uint64_t address) {
+    Part& to = parts_[part];
+    std::uint64_t& end = to.ends[row / chapter_rows];
+    if (end % piece_entries == piece_entries - 1) begin_piece(to, row / chapter_rows);
+    to.entries[end++] = row % chapter_rows << 32 | address;
+  }
+  // Returns a row that is there twice; then the map has none.
+  std::optional<std::uint64_t> finish();
+
+ private:
+  static constexpr std::size_t piece_entries = 256;  // the last one says which piece comes next
+  static constexpr std::uint64_t nowhere = piece_entries - 1;
+
+  struct Part {
+    std::uint64_t* entries;
+    std::vector<std::uint64_t> begins;  // of each chapter, its first piece
+    std::vector<std::uint64_t> ends;  // and where the next entry goes
+    std::uint64_t num_pieces = 1;  // the first one is no chapter's
+  };
+
+  static void begin_piece(Part& part, std::size_t chapter);
+  std::optional<std::uint64_t> gather(std::size_t chapter, Page& page) const;
+
+  AddressMap& map_;
+  std::vector<Part> parts_;
 };
 
 }  // namespace holdfast

@@ -1,6 +1,7 @@
 // The address map against a plain map, dense and sparse.
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <random>
 #include <string>
@@ -30,46 +31,97 @@ void check_equal(const AddressMap& map, const std::map<std::uint64_t, std::uint6
   }
 }
 
+void add(AddressMap& map, const std::vector<std::uint64_t>& rows) {
+  AddressMap::Additions additions = map.prepare(rows);
+  map.add(additions);
+}
+
+// Which has rows[i] at address i.
+std::unique_ptr<AddressMap> load(std::uint64_t num_rows, const std::vector<std::uint64_t>& rows, std::size_t num_parts,
+                                 std::optional<std::uint64_t>& twice) {
+  auto map = std::make_unique<AddressMap>(num_rows);
+  AddressMap::Loading::Memory memory(num_parts);
+  AddressMap::Loading loading(*map, rows.size(), memory);
+  for (std::size_t i = 0; i < rows.size(); ++i) loading.put(i / 700 % num_parts, rows[i], i);
+  twice = loading.finish();
+  return map;
+}
+
+// Rows drawn from the first of `num_rows`: chapters have from few of them to nearly all.
 void addresses_are_given_in_order_and_stay(std::uint64_t seed) {
   std::mt19937_64 random(seed);
-  for (const std::uint64_t num_rows : {1ULL, 255ULL, 256ULL, 5000ULL, 1ULL << 32}) {
-    check::context = std::to_string(num_rows) + " rows";
-    AddressMap map(num_rows);
+  struct Shape {
+    std::uint64_t num_rows;
+    std::uint64_t drawn_from;
+    std::size_t most;
+  };
+  for (const Shape& shape :
+       {Shape{1, 1, 1}, Shape{255, 255, 255}, Shape{20000, 20000, 19000}, Shape{20000, 20000, 60},
+        Shape{100000, 100000, 90000}, Shape{1 << 20, 1 << 20, 20000}, Shape{1 << 20, 1 << 18, 9000},
+        Shape{std::uint64_t{1} << 32, std::uint64_t{1} << 32, 20000}}) {
+    check::context = std::to_string(shape.num_rows) + " rows, " + std::to_string(shape.most) + " at most";
+    AddressMap map(shape.num_rows);
     std::map<std::uint64_t, std::uint64_t> model;
-    for (std::uint64_t i = 0; i < std::min<std::uint64_t>(num_rows, 20000); ++i) {
-      const std::uint64_t row = i % 3 == 0 ? num_rows - 1 - i / 3 : random() % num_rows;
-      if (model.contains(row)) continue;
-      const std::uint64_t address = map.add(row);
-      CHECK(address == model.size());
-      model[row] = address;
+    const auto some_rows = [&](std::size_t count) {
+      std::vector<std::uint64_t> rows;
+      for (std::size_t i = 0; i < count; ++i) {
+        const std::uint64_t row =
+            i % 50 == 0 ? shape.num_rows - 1 - i / 50 % shape.num_rows : random() % shape.drawn_from;
+        if (model.try_emplace(row, model.size()).second) rows.push_back(row);
+      }
+      return rows;
+    };
+    while (model.size() < shape.most) {
+      add(map, some_rows(1 + random() % shape.most));
+      check_equal(map, model, shape.num_rows, random);
     }
-    check_equal(map, model, num_rows, random);
     // What is loaded is what was given, and goes on.
     std::vector<std::uint64_t> rows(model.size());
     for (const auto& [row, address] : model) rows[address] = row;
-    AddressMap loaded(num_rows);
-    CHECK(!loaded.load(rows));
-    check_equal(loaded, model, num_rows, random);
-    for (std::uint64_t i = 0; i < 2000; ++i) {
-      const std::uint64_t row = random() % num_rows;
-      if (model.contains(row)) continue;
-      model[row] = loaded.add(row);
-    }
-    check_equal(loaded, model, num_rows, random);
+    std::optional<std::uint64_t> twice;
+    const auto loaded = load(shape.num_rows, rows, 1 + random() % 3, twice);
+    CHECK(!twice);
+    CHECK(loaded->memory_bytes() == map.memory_bytes());
+    check_equal(*loaded, model, shape.num_rows, random);
+    add(*loaded, some_rows(2000));
+    check_equal(*loaded, model, shape.num_rows, random);
     rows.push_back(rows[rows.size() / 2]);
-    AddressMap twice(num_rows);
-    CHECK(twice.load(rows) == rows.back());
+    const auto empty = load(shape.num_rows, rows, 2, twice);
+    CHECK(twice == rows.back());
+    CHECK(empty->size() == 0 && !empty->next(0));
   }
+}
+
+// Addresses past 2^16 and 2^24, in chapters that have smaller ones, of each way in which a chapter names its rows.
+void addresses_become_wider() {
+  constexpr std::uint64_t num_rows = std::uint64_t{3} << 23;
+  const auto nth_row = [](std::uint64_t i) { return i * 5 % num_rows; };  // prime to it: every row once
+  AddressMap map(num_rows);
+  std::vector<std::uint64_t> rows;
+  constexpr std::uint64_t some = 1 << 19;
+  constexpr std::uint64_t all = (std::uint64_t{1} << 24) + some;
+  for (std::uint64_t done = 0; done < all; done += some) {
+    rows.clear();
+    for (std::uint64_t i = done; i < done + some; ++i) rows.push_back(nth_row(i));
+    add(map, rows);
+  }
+  CHECK(map.size() == all);
+  std::uint64_t num_right = 0;
+  for (std::uint64_t i = 0; i < all; ++i) num_right += map.find(nth_row(i)) == i ? 1 : 0;
+  CHECK(num_right == all);
+  CHECK(!map.find(nth_row(all)));
 }
 
 void a_touched_row_takes_few_bytes() {
   constexpr std::uint64_t num_rows = 1 << 20;
-  AddressMap every(num_rows);
-  for (std::uint64_t row = 0; row < num_rows; ++row) every.add(row * 7919 % num_rows);
-  CHECK(every.memory_bytes() <= num_rows * 9 / 2);
-  AddressMap half(num_rows);
-  for (std::uint64_t row = 0; row < num_rows; row += 2) half.add(row);
-  CHECK(half.memory_bytes() <= num_rows / 2 * 5);
+  for (const std::uint64_t every : {1, 2, 10, 64, 1000}) {
+    check::context = "one row of " + std::to_string(every);
+    AddressMap map(num_rows);
+    std::vector<std::uint64_t> rows;
+    for (std::uint64_t row = 0; row < num_rows; row += every) rows.push_back(row);
+    add(map, rows);
+    CHECK(map.memory_bytes() <= rows.size() * (every <= 2 ? 4 : 6));
+  }
 }
 
 }  // namespace
@@ -78,6 +130,7 @@ void a_touched_row_takes_few_bytes() {
 int main(int argc, char** argv) {
   using namespace holdfast;
   addresses_are_given_in_order_and_stay(check::seed_from(argc, argv));
+  addresses_become_wider();
   a_touched_row_takes_few_bytes();
   return check::passed();
 }

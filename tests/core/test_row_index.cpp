@@ -55,13 +55,47 @@ void random_calls_agree_with_a_map(std::mt19937_64& random) {
     check_same(index, model, rows);
     if (round % 8 == 7) {
       const auto is_forgotten = [](std::uint64_t location) { return location % 3 == 0; };
-      index.erase_if(is_forgotten);
+      index.grow_on(index.num_slots());
+      for (std::size_t slot = 0; slot != index.num_slots();) slot = index.erase_if(slot, 11, is_forgotten);
       std::erase_if(model, [&](const auto& entry) { return is_forgotten(entry.second); });
       check_same(index, model, rows);
     }
   }
   index.clear();
   check_same(index, {}, rows);
+}
+
+void it_answers_at_every_moment_of_its_growth() {
+  RowIndex index;
+  std::map<std::uint64_t, std::uint64_t> model;
+  std::size_t num_moments = 0;
+  for (std::uint64_t row = 0; row < 5000; ++row) {
+    index.insert(row * 3, row);
+    model[row * 3] = row;
+    if (row % 5 == 0) {
+      index.erase_if_equal(row, row / 3);
+      if (row % 3 == 0) model.erase(row);
+    }
+    if (!index.is_growing() || row % 16 != 0) continue;
+    ++num_moments;
+    check_same(index, model, {0, 1, 3 * row, 3 * row + 3, 3 * row / 2});
+    if (row % 64 == 0) {
+      index.grow_on(100);
+      check_same(index, model, {0, 1, 3 * row, 3 * row + 3, 3 * row / 2});
+    }
+  }
+  CHECK(num_moments > 30);
+}
+
+// Whose memory is given back by huge pages.
+void a_large_one_keeps_every_row_as_it_grows() {
+  RowIndex index;
+  constexpr std::uint64_t num_rows = 1500000;
+  for (std::uint64_t row = 0; row < num_rows; ++row) index.insert(row, row ^ 1);
+  std::uint64_t num_found = 0;
+  for (std::uint64_t row = 0; row < num_rows; ++row) num_found += index.find(row) == (row ^ 1) ? 1 : 0;
+  CHECK(num_found == num_rows);
+  CHECK(index.size() == num_rows);
 }
 
 void an_entry_takes_fourteen_to_eighteen_bytes_while_the_index_grows() {
@@ -80,6 +114,8 @@ void an_entry_takes_fourteen_to_eighteen_bytes_while_the_index_grows() {
 int main(int argc, char** argv) {
   std::mt19937_64 random(check::seed_from(argc, argv));
   holdfast::random_calls_agree_with_a_map(random);
+  holdfast::it_answers_at_every_moment_of_its_growth();
+  holdfast::a_large_one_keeps_every_row_as_it_grows();
   holdfast::an_entry_takes_fourteen_to_eighteen_bytes_while_the_index_grows();
   return check::passed();
 }
