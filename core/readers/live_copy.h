@@ -65,8 +65,9 @@ class LiveCopy {
   void raise_floor(std::uint64_t floor);
   void fix_at(std::uint64_t step);
 
-  // Copies the rows at or after `first` that an update ever wrote, ascending, `count` at most; moves `first` behind
-  // what was looked at (to the table's end, where that is all). Returns how many rows that were.
+  // Copies rows that an update ever wrote, from place `first` on in the order in which they lie in the pool, `count` at
+  // most; moves `first` behind what was looked at (to the table's end, where that is all). Places begin with 0. Returns
+  // how many rows that were.
   std::size_t copy_rows(std::uint32_t table, std::uint64_t& first, const WorkingRows& out, std::size_t count);
 
   // The initial values of rows.
