@@ -66,6 +66,7 @@ void bind_live_copy(nb::module_& m) {
       .def_prop_ro("header", [](const LiveCopy& copy) { return to_dict(copy.header(), copy.level()); })
       .def_prop_ro("tables", [](const LiveCopy& copy) { return specs_of(copy.table_records()); })
       .def_prop_ro("fixes_first", &LiveCopy::fixes_first, "Whether fix comes before the rows, or after them.")
+      .def_prop_ro("rows_ascend", &LiveCopy::rows_ascend, "Whether copy_rows gives rows in order of their numbers.")
       .def_prop_ro("newest_dense_step", &LiveCopy::newest_dense_step)
       .def(
           "fix",
@@ -85,7 +86,8 @@ void bind_live_copy(nb::module_& m) {
       .def("fix_at", &LiveCopy::fix_at, "step"_a, Unlocked(),
            "Of a part: decides on a step that all parts have committed.")
       .def("copy_rows", &next_rows<&LiveCopy::copy_rows>, "table"_a, "first"_a, "rows"_a, "weights"_a, "state"_a,
-           "Touched rows at or after `first`, as many as there is room for: how many, and where to go on.")
+           "Touched rows from place `first` on as they lie in the pool, as many as there is room for: how many, and where "
+           "to go on.")
       .def(
           "initial_rows",
           [](const LiveCopy& copy, std::uint32_t table, const ConstRowNumbers& rows, const Bytes& weights) {

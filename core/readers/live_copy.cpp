@@ -173,6 +173,11 @@ LiveCopy::~LiveCopy() { stop(); }
 
 bool LiveCopy::fixes_first() const { return source_->fixes_first(); }
 
+bool LiveCopy::rows_ascend() const {
+  return fixes_first() ||
+         std::ranges::none_of(tables_, [](const RowTable& t) { return t.home_order == HomeOrder::by_first_touch; });
+}
+
 // A header is written after its payload and cleared before that is overwritten, so it says enough.
 std::optional<std::uint64_t> LiveCopy::newest_dense_step() const {
   std::optional<std::uint64_t> step;

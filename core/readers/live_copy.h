@@ -50,6 +50,8 @@ class LiveCopy {
   const std::vector<format::TableRecord>& table_records() const { return superblock_->tables(); }
   const std::vector<RowTable>& tables() const { return tables_; }
   bool fixes_first() const;
+  // Whether copy_rows gives a table's rows in order of their numbers.
+  bool rows_ascend() const;
   // As the slots are now; nothing where they hold none.
   std::optional<std::uint64_t> newest_dense_step() const;
 

@@ -64,7 +64,7 @@ def restore(
 ) -> None:
     """Make a pool of a snapshot: training goes on from it exactly as it did from that step.
 
-    Every file is verified before anything is made. A snapshot that was taken with --since needs the one that it names,
+    The pool appears when every file was read and holds. A snapshot that was taken with --since needs the one that it names,
     where it was; the whole chain is followed. `holdfast digest` of the new pool is that of the run at that step. Of a
     pool of several ranks it makes as many parts.
     """
@@ -72,6 +72,6 @@ def restore(
     from holdfast.train.observe import counting
 
     total = sum(part.num_bytes for part in open_chain(snapshot))
-    with counting("verifying", total, is_bytes=True) as on_bytes, counting("rows written", None) as on_rows:
-        made = restore_snapshot(snapshot, pool, medium=medium.value, on_bytes=on_bytes, on_rows=on_rows)
+    with counting("restoring", total, is_bytes=True) as on_bytes:
+        made = restore_snapshot(snapshot, pool, medium=medium.value, on_bytes=on_bytes)
     print(f"{pool}: step {made.step}, {made.rows:,} rows from {made.snapshots} snapshot(s)")  # noqa: T201

@@ -3,7 +3,7 @@
 
 - `PoolCopy` is of a pool of one writer; `group_copying.GroupCopy` of the parts of several as one.
 - A table's rows are numbered by row; those of a table that is split over a group's shards by place, which is what its
-  writers go by. Both ascend.
+  writers go by.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ class LivePool(Protocol):
     @property
     def fixes_first(self) -> bool: ...
     @property
+    def rows_ascend(self) -> bool: ...
+    @property
     def newest_dense_step(self) -> int | None: ...
     def fix(self) -> Fixed: ...
     def settle(self) -> None: ...
     def rows(self, number: int) -> Iterator[Rows]:
-        """Those of a table that an update ever wrote."""
+        """Those of a table that an update ever wrote; where not `rows_ascend`, as they lie in the pool."""
 
     def corrections(self, number: int) -> Iterator[Rows]:
         """Those that count instead of what `rows` gave."""
@@ -69,6 +71,10 @@ class PoolCopy:
     @property
     def fixes_first(self) -> bool:
         return self._copy.fixes_first
+
+    @property
+    def rows_ascend(self) -> bool:
+        return self._copy.rows_ascend
 
     @property
     def newest_dense_step(self) -> int | None:

@@ -7,15 +7,18 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from holdfast.admin.snapshot.chain import Merged, Snapshot, open_chain, shards_of
+from holdfast.admin.snapshot.ahead import ahead
+from holdfast.admin.snapshot.chain import Snapshot, merged_rows, open_chain, shards_of
 from holdfast.admin.snapshot.copying import LivePool, PoolCopy
 from holdfast.admin.snapshot.form import (
+    ASCENDING_VERSION,
     DENSE_FILES,
     FORMAT,
     MANIFEST,
@@ -23,6 +26,7 @@ from holdfast.admin.snapshot.form import (
     FileInfo,
     layer_name,
 )
+from holdfast.admin.snapshot.layer_file import put_in_order
 from holdfast.admin.snapshot.output import Output, new_directory
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.data.output import check_output
@@ -108,6 +112,7 @@ class _Taking:
         self._copy = _copy_of(pool)
         self._tables = self._copy.tables
         self._files: dict[str, FileInfo] = {}
+        self._version = ASCENDING_VERSION
         none = [Rows(np.empty(0, np.uint64), np.empty((0, table.row_bytes), np.uint8)) for table in self._tables]
         self._unseen = {number: [rows] for number, rows in enumerate(none)}  # of the parents, and not copied
         mine = (self._copy.header["seed"], self._tables, shards_of(self._copy.group))
@@ -157,15 +162,29 @@ class _Taking:
     def _write_layer(self, number: int, layer: str) -> int:
         """Returns how many rows were written."""
         name = layer_name(number, layer)
-        written = 0
-        with Output(self._partial / name) as out:
-            found = self._counted(self._copy.rows(number) if layer == "rows" else self._copy.corrections(number))
+        row_bytes = self._tables[number].row_bytes
+        found = self._counted(self._copy.rows(number) if layer == "rows" else self._copy.corrections(number))
+        with ExitStack() as stack:
+            found = stack.enter_context(ahead(found))
+            if layer == "rows" and not self._copy.rows_ascend:
+                if not self._parents:
+                    with Output(self._partial / name) as out:
+                        written = out.write_runs(found, row_bytes)
+                    return self._note_layer(name, out, written)
+                found = stack.enter_context(put_in_order(found, row_bytes, self._partial / f"{name}.runs"))
             if self._parents:
                 found = self._changed(number, found) if layer == "rows" else self._corrected(number, found)
-            for rows in found:
-                out.write_chunk(rows)
-                written += len(rows)
+            written = 0
+            with Output(self._partial / name) as out:
+                for rows in found:
+                    out.write_chunk(rows)
+                    written += len(rows)
+        return self._note_layer(name, out, written)
+
+    def _note_layer(self, name: str, out: Output, written: int) -> int:
         self._files[name] = out.info
+        if out.num_runs > 1:
+            self._version = VERSION
         return written
 
     def _counted(self, found: Iterator[Rows]) -> Iterator[Rows]:
@@ -177,7 +196,7 @@ class _Taking:
     def _changed(self, number: int, found: Iterator[Rows]) -> Iterator[Rows]:
         """Those that are not as the parents have them. What the parents alone have waits for the corrections: it is in
         the pool's log, or the pool was rolled back behind it."""
-        parents = Merged.of(self._parents, number)
+        parents = merged_rows(self._parents, number)
         for rows in found:
             known = parents.take(int(rows.rows[-1]))
             if known is None:
@@ -215,7 +234,7 @@ class _Taking:
             parent = {"id": self._parents[0].id, "path": path}
         said: dict[str, Any] = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": self._version,
             "id": uuid.uuid4().hex,
             "parent": parent,
             "pool": header["uuid"].hex(),
