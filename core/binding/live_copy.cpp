@@ -86,7 +86,8 @@ void bind_live_copy(nb::module_& m) {
       .def("fix_at", &LiveCopy::fix_at, "step"_a, Unlocked(),
            "Of a part: decides on a step that all parts have committed.")
       .def("copy_rows", &next_rows<&LiveCopy::copy_rows>, "table"_a, "first"_a, "rows"_a, "weights"_a, "state"_a,
-           "Touched rows from place `first` on as they lie in the pool, as many as there is room for: how many, and where "
+           "Touched rows from place `first` on as they lie in the pool, as many as there is room for: how many, and "
+           "where "
            "to go on.")
       .def(
           "initial_rows",
@@ -97,6 +98,13 @@ void bind_live_copy(nb::module_& m) {
             copy.initial_rows(table, rows.data(), rows.shape(0), reinterpret_cast<std::byte*>(weights.data()));
           },
           "table"_a, "rows"_a, "weights"_a, Unlocked())
+      .def_prop_ro(
+          "fixed_record", &LiveCopy::fixed_record,
+          "After fix: position and checksum of the newest record of a step up to it, where there is a row log.")
+      .def("log_goes_on_from", &LiveCopy::log_goes_on_from, "record"_a,
+           "Whether everything that was written since that record was in the log when this began, so that corrections "
+           "have it.")
+      .def_prop_ro("home_rows", &LiveCopy::home_rows, "By table, how many rows homes have, where that is known.")
       .def("settle", &LiveCopy::settle, Unlocked())
       .def("corrections", &next_rows<&LiveCopy::corrections>, "table"_a, "first"_a, "rows"_a, "weights"_a, "state"_a,
            "After settle: rows that count instead of those that were copied, likewise.");

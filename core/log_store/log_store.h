@@ -142,7 +142,7 @@ struct LogStoreCounters {
 
 // A record that was read whole, in memory of its own.
 struct FollowedRecord {
-  StepMark mark;
+  RowLog::Link link;
   SpareBuffers::Borrowed data;
 };
 
@@ -197,8 +197,9 @@ class LogStore {
 
   // After scan, in a store that is not writable and is no view: follow gives the records that scan found, oldest first,
   // then those that a writer has appended since, one at a call; nothing while there is no further one. Throws corrupted
-  // where a record that was there does not hold any more.
-  void follow_from_tail();
+  // where a record that was there does not hold any more. Returns the links of
+  // the record before the first one, and of those that scan found.
+  std::vector<RowLog::Link> follow_from_tail();
   std::optional<FollowedRecord> follow();
   void visit_rows(
       const FollowedRecord& record,
@@ -287,6 +288,8 @@ class LogStore {
   std::uint64_t merged_step() const { return log_.merged_step(); }
   std::uint64_t ring_bytes() const { return log_.ring_bytes(); }
   std::uint64_t used_bytes() const { return log_.used_bytes(); }  // of the ring
+  // By table, how many rows its homes have room for, or have where they lie by first touch.
+  std::vector<std::uint64_t> home_rows() const;
   // Of the tables, as far as they lie here: how many rows a block of home has, and how many blocks.
   double rows_per_home_block() const;
   double num_home_blocks() const;

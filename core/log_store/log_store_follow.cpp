@@ -37,19 +37,22 @@ bool holds(const std::byte* record, const RowLogHeader& expected, std::uint32_t 
 
 }  // namespace
 
-void LogStore::follow_from_tail() {
+std::vector<RowLog::Link> LogStore::follow_from_tail() {
   if (writable_ || !scanned_) {
     throw Error(ErrorKind::step, log_.file().name() + ": who follows opens for reading only, and scans first");
   }
   unread_ = log_.live();
+  std::vector<RowLog::Link> links = {unread_.empty() ? log_.newest() : unread_.front().previous};
+  for (const RowLog::Live& record : unread_) links.push_back(record.link);
   log_.forget(unread_.size());
+  return links;
 }
 
 std::optional<FollowedRecord> LogStore::follow() {
   if (unread_.empty()) {
     const auto header = log_.next();
     if (!header) return std::nullopt;
-    FollowedRecord record{{header->step, header->cursor, header->row_updates}, spare_.borrow(header->bytes)};
+    FollowedRecord record{RowLog::Live::of(*header).link, spare_.borrow(header->bytes)};
     queue_.read_range(log_.file(), log_.offset_of(header->position), header->bytes, record.data.data());
     if (!holds(record.data.data(), *header, log_.seed())) return std::nullopt;  // it is being written
     const RowLog::Live live = RowLog::Live::of(*header);
@@ -59,7 +62,7 @@ std::optional<FollowedRecord> LogStore::follow() {
     return record;
   }
   const RowLog::Live live = unread_.front();
-  FollowedRecord record{live.link.mark, spare_.borrow(live.bytes)};
+  FollowedRecord record{live.link, spare_.borrow(live.bytes)};
   log_.read(live, live.bytes, record.data.data());
   if (!holds(record.data.data(), log_record::header_of(record.data.data()), log_.seed())) {
     throw Error(ErrorKind::corrupted, log_.place(live.link.position) + ": the record's checksum does not hold");

@@ -119,6 +119,16 @@ void LogStore::import_over(std::uint32_t number, const Imported& imported, std::
   }
 }
 
+std::vector<std::uint64_t> LogStore::home_rows() const {
+  std::vector<std::uint64_t> rows;
+  const std::lock_guard lock(mutex_);
+  for (const Table& table : tables_) {
+    rows.push_back(0);
+    for (const Home& home : table.homes) rows.back() += home.num_images();
+  }
+  return rows;
+}
+
 // As far as rows are there, where they lie by first touch.
 double LogStore::num_home_blocks() const {
   double bytes = 0;

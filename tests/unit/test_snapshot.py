@@ -149,6 +149,42 @@ def test_rows_that_lie_by_first_touch_are_copied_in_runs_and_make_the_same_pool(
         assert holdfast("verify", root / f"changed-{medium}").code == 0
 
 
+def test_since_a_snapshot_that_the_log_goes_on_from_home_is_not_read(holdfast: Commands) -> None:
+    root = holdfast.root
+    small, large = "pool.log_bytes=32768", "pool.log_bytes=4194304"
+    for pool, log_bytes in (("turned", small), ("there", large)):
+        block = ("--set", "pool.medium=block", "--set", log_bytes)
+        assert holdfast.train(pool, "--set", "train.steps=20", *block).code == 0
+        take_snapshot(root / pool, root / f"{pool}-full")
+        steps = 24 if pool == "there" else 60
+        assert holdfast.train(pool, "--set", f"train.steps={steps}", *block).code == 0
+        after = take_snapshot(root / pool, root / f"{pool}-since", since=root / f"{pool}-full")
+        assert after.corrections > 0
+        restore_snapshot(root / f"{pool}-since", root / f"{pool}-restored")
+        assert pool_digest(root / f"{pool}-restored") == holdfast.digest(pool)
+        assert (after.rows == 0) == (pool == "there")
+        # Another pool with the same seed and, from here on, other steps: its log is not the one that went on.
+        other = take_snapshot(root / f"{pool}-restored", root / f"{pool}-other", since=root / f"{pool}-full")
+        restore_snapshot(root / f"{pool}-other", root / f"{pool}-again")
+        assert other.step == after.step
+        assert pool_digest(root / f"{pool}-again") == holdfast.digest(pool)
+
+
+def test_a_pool_that_was_put_back_and_went_another_way_is_compared_in_full(holdfast: Commands) -> None:
+    root = holdfast.root
+    block = ("--set", "pool.medium=block", "--set", "pool.log_bytes=4194304")
+    assert holdfast.train("pool", "--set", "train.steps=3", *block).code == 0
+    shutil.copytree(root / "pool", root / "put_back")
+    assert holdfast.train("pool", "--set", "train.steps=6", *block).code == 0
+    take_snapshot(root / "pool", root / "full")
+    shutil.rmtree(root / "pool")
+    (root / "put_back").rename(root / "pool")
+    assert holdfast.train("pool", "--set", "train.steps=9", "--set", "embedding.lr=0.5", *block).code == 0
+    take_snapshot(root / "pool", root / "changed", since=root / "full")
+    restore_snapshot(root / "changed", root / "restored")
+    assert pool_digest(root / "restored") == holdfast.digest("pool")
+
+
 @pytest.mark.parametrize("medium", ["memory", "block"])
 def test_a_snapshot_may_be_since_any_of_a_pool_with_the_same_seed(holdfast: Commands, medium: str) -> None:
     root = holdfast.root

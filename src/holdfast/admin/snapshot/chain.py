@@ -57,6 +57,7 @@ class Snapshot:
     cursor: int
     row_updates: int
     tables: tuple[TableInfo, ...]
+    record: tuple[int, int] | None  # of the pool's row log, the newest of a step up to this one: position and checksum
     group: Manifest | None  # of a pool of several writers: a split table's rows are numbered by place then
     files: Mapping[str, FileInfo]
 
@@ -87,6 +88,9 @@ class Snapshot:
                 raise ValueError("a number that is none")
             for table in tables:
                 _ = table.layout  # raises where a number means nothing
+            record = said.get("record")
+            if record is not None:
+                record = (int(record["position"]), int(record["crc32c"]))
             group = None if "group" not in said else Manifest.from_json(json.dumps(said["group"]), str(file))
             if group is not None and tuple(TableInfo.of(entry.spec) for entry in group.tables) != tables:
                 raise ValueError("a group's tables that are others")
@@ -97,6 +101,7 @@ class Snapshot:
                 parent=None if said["parent"] is None else (said["parent"]["id"], said["parent"]["path"]),
                 row_checksums=bool(said.get("row_checksums", False)),  # not in the manifests of older builds
                 tables=tables,
+                record=record,
                 group=group,
                 files=files,
                 **{name: said[name] for name in _PLAIN_FIELDS},

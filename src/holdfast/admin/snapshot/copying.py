@@ -26,6 +26,10 @@ Fixed = tuple[int, int, int, tuple[bytes, bytes] | None]
 """Step, cursor, row_updates; structure and tensors of the dense state."""
 
 
+Record = tuple[int, int]
+"""Position and checksum of one in a row log."""
+
+
 class LivePool(Protocol):
     """What `taking` copies. Rows come before `fix`, or after it where `fixes_first`; then `settle`, then corrections.
 
@@ -44,6 +48,17 @@ class LivePool(Protocol):
     def rows_ascend(self) -> bool: ...
     @property
     def newest_dense_step(self) -> int | None: ...
+    @property
+    def home_rows(self) -> list[int] | None:
+        """By table, about how many rows `rows` is going to give, where that is known."""
+
+    @property
+    def fixed_record(self) -> Record | None:
+        """After `fix`: names the row log's newest record of a step up to the fixed one, where there is one log."""
+
+    def log_goes_on_from(self, record: Record) -> bool:
+        """Whether the corrections have everything that was written since that record."""
+
     def fix(self) -> Fixed: ...
     def settle(self) -> None: ...
     def rows(self, number: int) -> Iterator[Rows]:
@@ -79,6 +94,17 @@ class PoolCopy:
     @property
     def newest_dense_step(self) -> int | None:
         return self._copy.newest_dense_step
+
+    @property
+    def home_rows(self) -> list[int] | None:
+        return self._copy.home_rows
+
+    @property
+    def fixed_record(self) -> Record | None:
+        return self._copy.fixed_record
+
+    def log_goes_on_from(self, record: Record) -> bool:
+        return self._copy.log_goes_on_from(record)
 
     def fix(self) -> Fixed:
         return self._copy.fix()

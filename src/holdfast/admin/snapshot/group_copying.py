@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast import _core
-from holdfast.admin.snapshot.copying import Fixed, initial_weights, stream
+from holdfast.admin.snapshot.copying import Fixed, Record, initial_weights, stream
 from holdfast.admin.snapshot.form import TableInfo
 from holdfast.admin.snapshot.merged import Merged
 from holdfast.admin.snapshot.rows import Rows
@@ -65,6 +65,12 @@ class GroupCopy:
         if step is None or step > min(part.newest_step() for part in self._parts):
             return None
         return step
+
+    home_rows = None
+    fixed_record = None
+
+    def log_goes_on_from(self, record: Record) -> bool:
+        return False  # there is a log for each writer, and none for all
 
     def fix(self) -> Fixed:
         for _ in range(_TURNS):

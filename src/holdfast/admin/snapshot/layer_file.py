@@ -1,7 +1,7 @@
 """A file of a table's rows, in chunks. docs/FORMAT.md has the bytes.
 
-A chunk's rows ascend. Chunks that ascend one behind another are a run; a file has one, or several, which its reader puts
-in order: one chunk of each in memory.
+A chunk's rows ascend. Chunks that ascend one behind another are a run; a file has one, or several, which its reader
+puts in order: one chunk of each in memory.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class _Chunk:
 
 
 class LayerFile:
-    """Reads one. row_bytes: of a row's weights and state; end: rows are below it; num_bytes: of the file; ascends: it is
-    to have one run. Raises Corrupted wherever something does not hold."""
+    """Reads one. row_bytes: of a row's weights and state; end: rows are below it; num_bytes: of the file; ascends: it
+    is to have one run. Raises Corrupted wherever something does not hold."""
 
     def __init__(self, path: Path, *, row_bytes: int, end: int, num_bytes: int, ascends: bool) -> None:
         self.path = path
@@ -102,7 +102,10 @@ class LayerFile:
             raise Corrupted(bad + "a chunk's checksum does not hold")
         rows = np.frombuffer(payload, "<u8", chunk.num_rows)
         data = np.frombuffer(payload, np.uint8, offset=8 * chunk.num_rows).reshape(chunk.num_rows, -1)
-        if not (chunk.first_row == rows[0] and rows[-1] == chunk.last_row < self._end) or not (rows[1:] > rows[:-1]).all():
+        if (
+            not (chunk.first_row == rows[0] and rows[-1] == chunk.last_row < self._end)
+            or not (rows[1:] > rows[:-1]).all()
+        ):
             raise Corrupted(bad + "rows that are out of order")
         return Rows(rows, data)
 

@@ -1,4 +1,5 @@
-"""Making a pool of a snapshot and those that it is based on: it has its name when each of their files was read and held."""
+"""Making a pool of a snapshot and those that it is based on: it has its name when each of their files was read and
+holds."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some rows of a table, each once; ascending where nothing else is said. rows: uint64 ``[n]``; data: uint8 ``[n, bytes]``, a row's weights and
-    behind them its state."""
+    """Some rows of a table, each once; ascending where nothing else is said. rows: uint64 ``[n]``; data: uint8
+    ``[n, bytes]``, a row's weights and behind them its state."""
 
     rows: NDArray[np.uint64]
     data: NDArray[np.uint8]
