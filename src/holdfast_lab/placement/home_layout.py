@@ -1,9 +1,9 @@
 """What lies where at home, where rows lie by first touch, and what a merge visits there. Pure, from numbers to numbers.
 
 Rows get their places in the order in which they are first written, so those that are wanted about as often lie
-together. The model cuts a table where its ladder does, into *classes* of rows by how often they are wanted, the
-hottest first: each is a home of its own, in which the rows of a merge are anywhere. A row of a class of n rows, of which
-a batch has u, is in a batch with the probability u/n, whatever the batches before had.
+together. The model cuts a table where its ladder does, into *classes* of rows by how often they are wanted, the hottest
+first: each is a home of its own, in which the rows of a merge are anywhere. A row of a class of n rows, of which a
+batch has u, is in a batch with the probability u/n, whatever the batches before had.
 
 - A merge takes the rows of s steps that do not come again in the k steps behind them: of a class,
   n (1 - (1 - u/n)^s) (1 - u/n)^k; scaled, so that all classes together have as many as reuse.py counted.
