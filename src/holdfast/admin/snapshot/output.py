@@ -60,7 +60,7 @@ class Output:
         with _writing(self._path):
             while view:
                 view = view[self._file.write(view) :]
-            if self._bytes - self._begun >= _WRITE_BACK_BYTES:
+            if self._durable and self._bytes - self._begun >= _WRITE_BACK_BYTES:
                 self._begin_write_back()
 
     def _begin_write_back(self) -> None:
