@@ -59,6 +59,8 @@ class HomeAddresses {
  private:
   void load(std::span<const std::uint64_t> rows);
   void write_header(std::uint64_t count);
+  void unpack(const std::byte* sector, std::uint64_t number, std::uint64_t first, std::uint64_t end,
+              std::vector<std::uint64_t>& rows) const;
 
   std::unique_ptr<BlockFile> file_;
   BlockQueue& queue_;

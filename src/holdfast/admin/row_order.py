@@ -66,8 +66,9 @@ def rows_in_order(
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="holdfast-rows-", dir=scratch)))
         tables = []
         for number, table in enumerate(copy.tables):
-            with ahead(_counted(copy.rows(number), on_rows)) as found:
-                tables.append(stack.enter_context(put_in_order(found, table.row_bytes, directory / str(number))))
+            with ahead(copy.rows(number)) as found:
+                rows = put_in_order(_counted(found, on_rows), table.row_bytes, directory / str(number))
+                tables.append(stack.enter_context(rows))
         copy.fix()
         copy.settle()
         yield OrderedRows(copy, [Merged([copy.corrections(number), rows]) for number, rows in enumerate(tables)])

@@ -176,7 +176,7 @@ def _show_passes(passes: Passes) -> None:
     )
     print(  # noqa: T201
         f"With new tables a first pass over the data takes {first}, a later one {later}. Then the pool takes "
-        f"{size_words(passes.disk_bytes)} on the disk, and a day writes {size_words(passes.written_bytes_per_day)} there."
+        f"{size_words(passes.disk_bytes)} on the disk, and {size_words(passes.written_bytes_per_day)} go there a day."
     )
 
 

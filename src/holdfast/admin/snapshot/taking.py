@@ -185,9 +185,8 @@ class _Taking:
             found = self._copy.corrections(number)
         else:
             found = iter(()) if self._goes_on else self._copy.rows(number)
-        found = self._counted(found)
         with ExitStack() as stack:
-            found = stack.enter_context(ahead(found))
+            found = self._counted(stack.enter_context(ahead(found)))
             if layer == "rows" and not self._copy.rows_ascend:
                 if not self._parents:
                     with Output(self._partial / name) as out:
