@@ -66,6 +66,7 @@ void bind_live_copy(nb::module_& m) {
       .def_prop_ro("header", [](const LiveCopy& copy) { return to_dict(copy.header(), copy.level()); })
       .def_prop_ro("tables", [](const LiveCopy& copy) { return specs_of(copy.table_records()); })
       .def_prop_ro("fixes_first", &LiveCopy::fixes_first, "Whether fix comes before the rows, or after them.")
+      .def_prop_ro("rows_ascend", &LiveCopy::rows_ascend, "Whether copy_rows gives rows in order of their numbers.")
       .def_prop_ro("newest_dense_step", &LiveCopy::newest_dense_step)
       .def(
           "fix",
@@ -85,7 +86,9 @@ void bind_live_copy(nb::module_& m) {
       .def("fix_at", &LiveCopy::fix_at, "step"_a, Unlocked(),
            "Of a part: decides on a step that all parts have committed.")
       .def("copy_rows", &next_rows<&LiveCopy::copy_rows>, "table"_a, "first"_a, "rows"_a, "weights"_a, "state"_a,
-           "Touched rows at or after `first`, as many as there is room for: how many, and where to go on.")
+           "Touched rows from place `first` on as they lie in the pool, as many as there is room for: how many, and "
+           "where "
+           "to go on.")
       .def(
           "initial_rows",
           [](const LiveCopy& copy, std::uint32_t table, const ConstRowNumbers& rows, const Bytes& weights) {
@@ -95,6 +98,13 @@ void bind_live_copy(nb::module_& m) {
             copy.initial_rows(table, rows.data(), rows.shape(0), reinterpret_cast<std::byte*>(weights.data()));
           },
           "table"_a, "rows"_a, "weights"_a, Unlocked())
+      .def_prop_ro(
+          "fixed_record", &LiveCopy::fixed_record,
+          "After fix: position and checksum of the newest record of a step up to it, where there is a row log.")
+      .def("log_goes_on_from", &LiveCopy::log_goes_on_from, "record"_a,
+           "Whether everything that was written since that record was in the log when this began, so that corrections "
+           "have it.")
+      .def_prop_ro("home_rows", &LiveCopy::home_rows, "By table, how many rows homes have, where that is known.")
       .def("settle", &LiveCopy::settle, Unlocked())
       .def("corrections", &next_rows<&LiveCopy::corrections>, "table"_a, "first"_a, "rows"_a, "weights"_a, "state"_a,
            "After settle: rows that count instead of those that were copied, likewise.");

@@ -305,6 +305,16 @@ void bind_pool(nb::module_& m) {
                              state ? std::span<const float>(state->data(), state->shape(0)) : std::span<const float>());
           },
           "table"_a, "first"_a, "weights"_a, "state"_a.none())
+      .def(
+          "import_rows",
+          [](Pool& pool, std::size_t table, const ConstRowNumbers& rows, const Bytes& weights,
+             const std::optional<FloatVector>& state) {
+            const nb::gil_scoped_release unlocked;
+            pool.import_rows(table, std::span<const std::uint64_t>(rows.data(), rows.shape(0)),
+                             {reinterpret_cast<const std::byte*>(weights.data()), weights.shape(0)},
+                             state ? std::span<const float>(state->data(), state->shape(0)) : std::span<const float>());
+          },
+          "table"_a, "rows"_a, "weights"_a, "state"_a.none())
       .def("keep_rows", &Pool::keep_rows, "table"_a, "rows"_a, Unlocked(),
            "These rows, ascending, stay in the scratchpad for good, where there is one: a static cache.")
       .def("end_steps", &Pool::end_steps, Unlocked(),

@@ -63,7 +63,7 @@ class InPlaceBackend final : public RowBackend {
   bool log_is_low() const override;
   bool step_has_begun() const override { return !parts_.empty(); }
 
-  void import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
+  void import_rows(std::size_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> weights,
                    std::span<const float> state) override;
   void close(bool updated) override;
   void stop() noexcept override {}

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <iterator>
 #include <new>
-#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -255,30 +254,32 @@ void InPlaceStore::finish_rows(const Table& table, const WorkingRows& working, s
   medium_.persist_point();
 }
 
-void InPlaceStore::import_rows(std::size_t index, std::uint64_t first, std::span<const std::byte> weights,
-                               std::span<const float> state) {
+void InPlaceStore::import_rows(std::size_t index, std::span<const std::uint64_t> rows,
+                               std::span<const std::byte> weights, std::span<const float> state) {
   Table& table = tables_[index];
-  const std::size_t count = weights.size() / table.weight_bytes();
-  if (weights.size() != count * table.weight_bytes() || !table.has_range(first, count) ||
-      (!state.empty() && state.size() != count * table.spec.state_floats)) {
+  const bool are_there = std::ranges::all_of(rows, [&](std::uint64_t row) { return table.has_range(row, 1); });
+  if (!are_there || weights.size() != rows.size() * table.weight_bytes() ||
+      (!state.empty() && state.size() != rows.size() * table.spec.state_floats)) {
     throw Error(ErrorKind::config, "imported rows do not fit table '" + table.name + "'");
   }
-  std::vector<std::uint64_t> rows(count);
-  std::iota(rows.begin(), rows.end(), first);
-  const WorkingRows imported{rows.data(), nullptr, nullptr};
-  prepare(index, imported, 0, count);
+  std::vector<std::uint64_t> numbers(rows.begin(), rows.end());
+  const WorkingRows imported{numbers.data(), nullptr, nullptr};
+  prepare(index, imported, 0, rows.size());
   const HomeRows home = table.home();
-  std::memcpy(home.weights + first * table.weight_bytes(), weights.data(), weights.size());
-  if (!state.empty()) {
-    std::memcpy(home.state + first * table.spec.state_floats, state.data(), state.size_bytes());
-  } else if (home.state != nullptr) {
-    std::memset(home.state + first * table.spec.state_floats, 0, count * table.state_bytes());
-  }
-  for (std::uint64_t& row : rows) {
+  const std::size_t state_floats = table.spec.state_floats;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::uint64_t row = rows[i];
+    std::memcpy(home.weights + row * table.weight_bytes(), weights.data() + i * table.weight_bytes(),
+                table.weight_bytes());
+    if (!state.empty()) {
+      std::copy_n(state.data() + i * state_floats, state_floats, home.state + row * state_floats);
+    } else if (home.state != nullptr) {
+      std::fill_n(home.state + row * state_floats, state_floats, 0.0f);
+    }
     home.touched[row / 64] |= std::uint64_t{1} << (row % 64);
-    row |= fresh_bit;  // flush its touched bit too
+    numbers[i] |= fresh_bit;  // flush its touched bit too
   }
-  finish_rows(table, imported, 0, count);
+  finish_rows(table, imported, 0, rows.size());
 }
 
 std::vector<std::uint64_t> InPlaceStore::touched_rows(std::size_t index, std::uint64_t first, std::size_t count) const {

@@ -107,8 +107,8 @@ class InPlaceStore {
   // Where all of a table's rows are one mapping each for weights and state: not where they lie in several shards.
   std::optional<RowMapping> mapping(std::size_t table) const;
 
-  // Overwrites rows [first, ...) without a log; throws config when the arrays do not fit the table.
-  void import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
+  // Overwrites rows without a log; throws config when the arrays do not fit the table.
+  void import_rows(std::size_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> weights,
                    std::span<const float> state);
 
   // For messages: this row does not hold its checksum.

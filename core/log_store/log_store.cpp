@@ -167,10 +167,15 @@ void LogStore::read_addresses() {
 
 std::size_t LogStore::Table::home_of(std::uint64_t row) const {
   const auto after = std::ranges::upper_bound(homes, row, {}, &Home::first);
-  if (after == homes.begin() || row >= (after - 1)->end) {
+  if (!has(row)) {
     throw Error(ErrorKind::config, "row " + std::to_string(row) + " of table '" + what.name + "' is not in this store");
   }
   return static_cast<std::size_t>(after - homes.begin()) - 1;
+}
+
+bool LogStore::Table::has(std::uint64_t row) const {
+  const auto after = std::ranges::upper_bound(homes, row, {}, &Home::first);
+  return after != homes.begin() && row < (after - 1)->end;
 }
 
 // Recovery.

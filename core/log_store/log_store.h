@@ -142,7 +142,7 @@ struct LogStoreCounters {
 
 // A record that was read whole, in memory of its own.
 struct FollowedRecord {
-  StepMark mark;
+  RowLog::Link link;
   SpareBuffers::Borrowed data;
 };
 
@@ -153,7 +153,7 @@ struct LoggedRow {
   std::uint32_t table;
 };
 
-// What was read of a home: so many rows; it goes on at row `next`.
+// What was read of a table's homes: so many rows; it goes on at place `next`.
 struct HomeRead {
   std::size_t num_rows;
   std::uint64_t next;
@@ -197,8 +197,9 @@ class LogStore {
 
   // After scan, in a store that is not writable and is no view: follow gives the records that scan found, oldest first,
   // then those that a writer has appended since, one at a call; nothing while there is no further one. Throws corrupted
-  // where a record that was there does not hold any more.
-  void follow_from_tail();
+  // where a record that was there does not hold any more. Returns the links of
+  // the record before the first one, and of those that scan found.
+  std::vector<RowLog::Link> follow_from_tail();
   std::optional<FollowedRecord> follow();
   void visit_rows(
       const FollowedRecord& record,
@@ -213,8 +214,9 @@ class LogStore {
   std::optional<std::string> broken_checkpoint() const { return log_.broken_checkpoint(); }
   std::optional<std::uint64_t> offset_of_broken_checkpoint() const { return log_.offset_of_broken_checkpoint(); }
   const std::string& log_name() const { return log_.file().name(); }
-  // Rows at or after `first` as home has them at that instant, ascending, `count` at most; those of them that do not
-  // hold, because they are being written, are listed in `torn` instead. What is in the log alone is not there.
+  // Rows as home has them at that instant, from place `first` on in the order in which they lie there, `count` at most;
+  // those of them that do not hold, because they are being written, are listed in `torn` instead. What is in the log
+  // alone is not there. Places begin with 0, and end with the table's number of rows.
   HomeRead read_home(std::uint32_t table, std::uint64_t first, const WorkingRows& out, std::size_t count,
                      std::vector<std::uint64_t>& torn);
 
@@ -269,10 +271,13 @@ class LogStore {
       const Limit& limit, const Rest& rest = [](std::chrono::nanoseconds, double) { return true; },
       const GivesUp& gives_up = [] { return false; }, std::uint64_t most_bytes = ~std::uint64_t{0});
 
-  // Writes rows [first, ...) straight home; their state becomes zeros where `state` is empty. Only while the log holds
-  // no record, and alone. Durable after sync_home; what a failure or a crash before that leaves of them is unknown: of
-  // one that was there before an image may not hold, until it is imported once more.
+  // Writes these rows, in any order and each once, straight home; their state becomes zeros where `state` is empty. Only
+  // while the log holds no record, and alone. Durable after sync_home; what a failure or a crash before that leaves of
+  // them is unknown, but for rows that home may have had before: these go through the log, so each is old or new.
   // Throws config where the arrays do not fit the table.
+  void import_rows(std::uint32_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> weights,
+                   std::span<const float> state);
+  // The same of rows [first, ...).
   void import_rows(std::uint32_t table, std::uint64_t first, std::span<const std::byte> weights,
                    std::span<const float> state);
   void sync_home();
@@ -283,6 +288,8 @@ class LogStore {
   std::uint64_t merged_step() const { return log_.merged_step(); }
   std::uint64_t ring_bytes() const { return log_.ring_bytes(); }
   std::uint64_t used_bytes() const { return log_.used_bytes(); }  // of the ring
+  // By table, how many rows its homes have room for, or have where they lie by first touch.
+  std::vector<std::uint64_t> home_rows() const;
   // Of the tables, as far as they lie here: how many rows a block of home has, and how many blocks.
   double rows_per_home_block() const;
   double num_home_blocks() const;
@@ -299,6 +306,7 @@ class LogStore {
 
     // Of a row that is in one; throws config otherwise.
     std::size_t home_of(std::uint64_t row) const;
+    bool has(std::uint64_t row) const;
   };
   // A record's shape: its header's sizes, and its sections.
   struct Shape {
@@ -384,6 +392,8 @@ class LogStore {
   };
   class Fetching;
 
+  std::optional<std::uint64_t> append_record(const PackedRecord& packed);
+  std::uint64_t merge_records(const Limit& limit, const Rest& rest, const GivesUp& gives_up, std::uint64_t most_bytes);
   // Where the index says that a section's images are, one behind another.
   class Locations {
    public:
@@ -423,14 +433,10 @@ class LogStore {
   std::vector<std::uint64_t> rows_with_tag(const Table& table, std::uint64_t first, std::uint64_t end,
                                            std::size_t count);
   std::optional<Piece> next_piece(const Table& table, const Home& home, std::uint64_t address, std::uint64_t bytes);
-  HomeRead read_by_row(std::uint32_t table, std::uint64_t first, const WorkingRows& out, std::size_t count,
-                       std::vector<std::uint64_t>& torn);
-  HomeRead read_by_address(std::uint32_t table, std::uint64_t first, const WorkingRows& out, std::size_t count,
-                           std::vector<std::uint64_t>& torn);
   void verify_home(std::uint32_t number, std::vector<std::string>& problems);
   void verify_record(const RowLog::Live& record, std::vector<std::string>& problems);
 
-  Records records_between(std::uint64_t after_step, std::uint64_t limit_step,
+  Records records_between(std::optional<std::uint64_t> after_step, std::uint64_t limit_step,
                           std::uint64_t most_bytes = ~std::uint64_t{0}) const;
   bool lies_in(const Stretch& stretch, std::uint64_t location) const;
   // Called again and again by what takes long in a merge; throws where that is given up.
@@ -452,10 +458,17 @@ class LogStore {
   void read_homes(Table& table, const SectorRuns& runs);
   Written write_home(Table& table, std::span<const Version> versions, const std::byte* version_images,
                      const SectorBuffer& buffer, const PartSize& most);
-  void note_imported(const Table& table, std::uint64_t first, std::uint64_t end);
   std::optional<std::uint64_t> sync_home_rows();
-  void write_rows(std::uint32_t number, std::uint64_t first, std::size_t count, const std::byte* weights,
-                  const float* state);
+  // Rows that are imported, their weights and their state, if they have some.
+  struct Imported {
+    std::span<const std::uint64_t> rows;
+    const std::byte* weights;
+    const float* state;
+  };
+  void import_some(std::uint32_t number, const Imported& imported);
+  void import_fresh(std::uint32_t number, const Imported& imported, std::span<const std::size_t> which);
+  void import_over(std::uint32_t number, const Imported& imported, std::vector<std::size_t> which);
+  void note_imported(const Table& table, const Imported& imported, std::span<const std::size_t> which);
   void note_home(std::span<const std::uint64_t> numbers);
   void give_up(const Records& records);
   void note_log_reads(std::uint64_t requests, std::uint64_t bytes);

@@ -161,6 +161,11 @@ std::optional<std::uint64_t> LogStore::append(const PackedRecord& packed) {
     throw Error(ErrorKind::step, "step " + std::to_string(header.step) + " cannot follow step " +
                                      std::to_string(log_.last().step) + " in " + log_.file().name());
   }
+  return append_record(packed);
+}
+
+std::optional<std::uint64_t> LogStore::append_record(const PackedRecord& packed) {
+  const RowLogHeader& header = packed.header_;
   std::optional<std::uint64_t> position;
   {
     const std::lock_guard lock(mutex_);

@@ -6,7 +6,6 @@
 #include "base/error.h"
 #include "log_store/log_record.h"
 #include "log_store/log_store.h"
-#include "log_store/sector_runs.h"
 
 namespace holdfast {
 
@@ -16,8 +15,6 @@ namespace {
 
 constexpr std::size_t buffer_bytes = std::size_t{8} << 20;  // of home, read at once, and
 constexpr std::size_t least_bytes = std::size_t{256} << 10;
-constexpr std::size_t copied_gap_bytes = std::size_t{16}
-                                         << 10;  // read with what is beside: a copy wants most of a home
 
 // Of `out`, row i.
 void put_image(const RowLayout& layout, std::uint64_t row, const std::byte* image, const WorkingRows& out,
@@ -27,16 +24,6 @@ void put_image(const RowLayout& layout, std::uint64_t row, const std::byte* imag
   if (layout.state_bytes() == 0) return;
   std::memcpy(reinterpret_cast<std::byte*>(out.state) + i * layout.state_bytes(), image + layout.weight_bytes(),
               layout.state_bytes());
-}
-
-void move_row(const RowLayout& layout, const WorkingRows& rows, std::size_t from, std::size_t to) {
-  if (from == to) return;
-  rows.rows[to] = rows.rows[from];
-  std::memcpy(rows.weights + to * layout.weight_bytes(), rows.weights + from * layout.weight_bytes(),
-              layout.weight_bytes());
-  if (layout.state_bytes() == 0) return;
-  auto* state = reinterpret_cast<std::byte*>(rows.state);
-  std::memcpy(state + to * layout.state_bytes(), state + from * layout.state_bytes(), layout.state_bytes());
 }
 
 bool holds(const std::byte* record, const RowLogHeader& expected, std::uint32_t seed) {
@@ -50,19 +37,22 @@ bool holds(const std::byte* record, const RowLogHeader& expected, std::uint32_t 
 
 }  // namespace
 
-void LogStore::follow_from_tail() {
+std::vector<RowLog::Link> LogStore::follow_from_tail() {
   if (writable_ || !scanned_) {
     throw Error(ErrorKind::step, log_.file().name() + ": who follows opens for reading only, and scans first");
   }
   unread_ = log_.live();
+  std::vector<RowLog::Link> links = {unread_.empty() ? log_.newest() : unread_.front().previous};
+  for (const RowLog::Live& record : unread_) links.push_back(record.link);
   log_.forget(unread_.size());
+  return links;
 }
 
 std::optional<FollowedRecord> LogStore::follow() {
   if (unread_.empty()) {
     const auto header = log_.next();
     if (!header) return std::nullopt;
-    FollowedRecord record{{header->step, header->cursor, header->row_updates}, spare_.borrow(header->bytes)};
+    FollowedRecord record{RowLog::Live::of(*header).link, spare_.borrow(header->bytes)};
     queue_.read_range(log_.file(), log_.offset_of(header->position), header->bytes, record.data.data());
     if (!holds(record.data.data(), *header, log_.seed())) return std::nullopt;  // it is being written
     const RowLog::Live live = RowLog::Live::of(*header);
@@ -72,7 +62,7 @@ std::optional<FollowedRecord> LogStore::follow() {
     return record;
   }
   const RowLog::Live live = unread_.front();
-  FollowedRecord record{live.link.mark, spare_.borrow(live.bytes)};
+  FollowedRecord record{live.link, spare_.borrow(live.bytes)};
   log_.read(live, live.bytes, record.data.data());
   if (!holds(record.data.data(), log_record::header_of(record.data.data()), log_.seed())) {
     throw Error(ErrorKind::corrupted, log_.place(live.link.position) + ": the record's checksum does not hold");
@@ -100,77 +90,37 @@ void LogStore::visit_rows(
   }
 }
 
+// Homes lie one behind another here, each with so many places as it has images, or rows.
 HomeRead LogStore::read_home(std::uint32_t number, std::uint64_t first, const WorkingRows& out, std::size_t count,
                              std::vector<std::uint64_t>& torn) {
-  return tables_.at(number).what.home_order == HomeOrder::by_first_touch
-             ? read_by_address(number, first, out, count, torn)
-             : read_by_row(number, first, out, count, torn);
-}
-
-HomeRead LogStore::read_by_row(std::uint32_t number, std::uint64_t first, const WorkingRows& out, std::size_t count,
-                               std::vector<std::uint64_t>& torn) {
-  const Table& table = tables_[number];
+  const Table& table = tables_.at(number);
   const RowLayout& layout = table.layout;
   HomeRead read{0, first};
+  std::uint64_t begin = 0;  // place of the home's first image
   for (const Home& home : table.homes) {
-    for (read.next = std::max(read.next, home.first); read.next < home.end;) {
+    if (!home.addresses) begin = home.first;
+    const std::uint64_t end = begin + home.num_images();
+    for (read.next = std::max(read.next, begin); read.next < end;) {
       const std::uint64_t wanted = layout.bytes_for(count - read.num_rows);
       const auto piece =
-          next_piece(table, home, read.next - home.first, std::clamp<std::uint64_t>(wanted, least_bytes, buffer_bytes));
+          next_piece(table, home, read.next - begin, std::clamp<std::uint64_t>(wanted, least_bytes, buffer_bytes));
       if (!piece) break;
       for (std::size_t i = 0; i < piece->rows.size(); ++i) {
         if (read.num_rows == count) return read;
         const std::uint64_t row = piece->rows[i];
-        read.next = row + 1;
+        read.next = begin + piece->first_address + i + 1;
         const std::byte* image = piece->image(layout, i);
         const ImageState state = check_image(layout, number, row, image);
-        if (state == ImageState::damaged) torn.push_back(row);
+        // An address is written before it counts.
+        const bool is_torn = state == ImageState::damaged || (state == ImageState::untouched && home.addresses);
+        if (is_torn) torn.push_back(row);
         if (state == ImageState::whole) put_image(layout, row, image, out, read.num_rows++);
       }
     }
-    read.next = std::max(read.next, home.end);
+    read.next = std::max(read.next, end);
+    begin = end;
   }
-  return {read.num_rows, table.what.num_rows};
-}
-
-HomeRead LogStore::read_by_address(std::uint32_t number, std::uint64_t first, const WorkingRows& out, std::size_t count,
-                                   std::vector<std::uint64_t>& torn) {
-  const Table& table = tables_[number];
-  const RowLayout& layout = table.layout;
-  const std::vector<std::uint64_t> rows = rows_with_address(table, first, table.what.num_rows, count);
-  std::vector<Item> items;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    const std::size_t home = table.home_of(rows[i]);
-    const std::uint64_t address = *table.homes[home].address_of(rows[i], nullptr);
-    items.push_back({layout.offset_of(address), 0, static_cast<std::uint32_t>(home + 1), i});
-  }
-  std::ranges::sort(items, lies_before);
-  std::vector<ImageState> states(rows.size());
-  const SpareBuffers::Borrowed buffer = spare_.borrow(buffer_bytes);
-  for (std::size_t done = 0; done < items.size();) {
-    SectorRuns runs(buffer.buffer(), {.read_gap_bytes = copied_gap_bytes, .unit_bytes = unit_bytes_});
-    std::vector<const std::byte*> images;
-    for (const Item& item : std::span(items).subspan(done)) {
-      const std::byte* image = runs.place(*table.homes[item.file - 1].file, item.offset, layout.image_bytes());
-      if (image == nullptr) break;
-      images.push_back(image);
-    }
-    queue_.read_many(runs.reads());
-    for (const std::byte* image : images) {
-      const std::size_t i = items[done++].row;
-      states[i] = check_image(layout, number, rows[i], image);
-      put_image(layout, rows[i], image, out, i);
-    }
-  }
-  std::size_t num_whole = 0;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (states[i] == ImageState::whole) {
-      move_row(layout, out, i, num_whole++);
-    } else {
-      torn.push_back(rows[i]);
-    }
-  }
-  return {num_whole, rows.size() < count ? table.what.num_rows : rows.back() + 1};
+  return {read.num_rows, std::max(read.next, table.what.num_rows)};
 }
 
 }  // namespace holdfast

@@ -1,6 +1,8 @@
 // The log store's way home that an import takes.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <utility>
 
 #include "base/error.h"
 #include "base/parallel.h"
@@ -18,55 +20,113 @@ constexpr std::size_t most_writes = 8 * BlockQueue::depth;
 
 void LogStore::import_rows(std::uint32_t table, std::uint64_t first, std::span<const std::byte> weights,
                            std::span<const float> state) {
+  std::vector<std::uint64_t> rows(weights.size() / tables_.at(table).what.weight_bytes());
+  std::iota(rows.begin(), rows.end(), first);
+  import_rows(table, rows, weights, state);
+}
+
+void LogStore::import_rows(std::uint32_t number, std::span<const std::uint64_t> rows,
+                           std::span<const std::byte> weights, std::span<const float> state) {
   const std::lock_guard turn(merge_mutex_);
   require_usable();
-  const RowTable& what = tables_.at(table).what;
-  const std::size_t count = weights.size() / what.weight_bytes();
-  if (weights.size() != count * what.weight_bytes() || !what.has_range(first, count) ||
-      (!state.empty() && state.size() != count * what.spec.state_floats)) {
-    throw Error(ErrorKind::config, "imported rows do not fit table '" + what.name + "'");
+  const Table& table = tables_.at(number);
+  const bool are_there = std::ranges::all_of(rows, [&](std::uint64_t row) { return table.has(row); });
+  if (!are_there || weights.size() != rows.size() * table.layout.weight_bytes() ||
+      (!state.empty() && state.size() != rows.size() * table.what.spec.state_floats)) {
+    throw Error(ErrorKind::config, "imported rows do not fit table '" + table.what.name + "'");
   }
   if (!log_.live().empty()) {
     throw Error(ErrorKind::step, log_.file().name() + ": rows are imported while the log is empty; merge first");
   }
   latching([&] {
-    note_imported(tables_[table], first, first + count);
-    const RowLayout& layout = tables_[table].layout;
-    const std::size_t rows_at_once = std::max<std::size_t>(1, images_bytes / layout.image_bytes());
-    for (std::uint64_t done = 0; done < count;) {
-      const std::uint64_t some = std::min<std::uint64_t>(count - done, rows_at_once);
-      const std::byte* of_weights = weights.data() + done * layout.weight_bytes();
-      const float* of_state = state.empty() ? nullptr : state.data() + done * what.spec.state_floats;
-      write_rows(table, first + done, some, of_weights, of_state);
+    const std::size_t rows_at_once = std::max<std::size_t>(1, images_bytes / table.layout.image_bytes());
+    for (std::size_t done = 0; done < rows.size();) {
+      const std::size_t some = std::min(rows.size() - done, rows_at_once);
+      import_some(number, {rows.subspan(done, some), weights.data() + done * table.layout.weight_bytes(),
+                           state.empty() ? nullptr : state.data() + done * table.what.spec.state_floats});
       done += some;
     }
   });
 }
 
-void LogStore::write_rows(std::uint32_t number, std::uint64_t first, std::size_t count, const std::byte* weights,
-                          const float* state) {
+// Rows that home may have are written over.
+void LogStore::import_some(std::uint32_t number, const Imported& imported) {
+  const Table& table = tables_[number];
+  std::vector<std::size_t> fresh;
+  std::vector<std::size_t> known;
+  for (std::size_t i = 0; i < imported.rows.size(); ++i) {
+    const Home& home = table.homes[table.home_of(imported.rows[i])];
+    (home.address_of(imported.rows[i], home_bits_.get()) ? known : fresh).push_back(i);
+  }
+  import_over(number, imported, std::move(known));
+  import_fresh(number, imported, fresh);
+}
+
+// Nothing has a version of these: what a crash leaves of them is of rows that have no address yet.
+void LogStore::import_fresh(std::uint32_t number, const Imported& imported, std::span<const std::size_t> which) {
+  if (which.empty()) return;
   Table& table = tables_[number];
-  table.homes[table.home_of(first)].is_importing = true;
+  note_imported(table, imported, which);
   const RowLayout& layout = table.layout;
   const std::vector<float> zeros(table.what.spec.state_floats);
-  std::vector<std::byte> images(count * layout.image_bytes());
+  std::vector<std::byte> images(which.size() * layout.image_bytes());
   const std::size_t chunk_rows = std::max<std::size_t>(1, chunk_bytes / layout.image_bytes());
-  parallel_for((count + chunk_rows - 1) / chunk_rows, [&](std::size_t chunk) {
-    for (std::size_t i = chunk * chunk_rows; i < std::min(count, (chunk + 1) * chunk_rows); ++i) {
-      const float* of_row = state == nullptr ? zeros.data() : state + i * table.what.spec.state_floats;
-      write_image(layout, number, first + i, weights + i * layout.weight_bytes(), of_row,
-                  images.data() + i * layout.image_bytes());
+  parallel_for((which.size() + chunk_rows - 1) / chunk_rows, [&](std::size_t chunk) {
+    for (std::size_t k = chunk * chunk_rows; k < std::min(which.size(), (chunk + 1) * chunk_rows); ++k) {
+      const std::size_t i = which[k];
+      const float* of_row = imported.state == nullptr ? zeros.data() : imported.state + i * zeros.size();
+      write_image(layout, number, imported.rows[i], imported.weights + i * layout.weight_bytes(), of_row,
+                  images.data() + k * layout.image_bytes());
     }
   });
   std::vector<Version> versions;
-  versions.reserve(count);
-  for (std::size_t i = count; i-- > 0;) versions.push_back({first + i, i * layout.image_bytes()});
+  versions.reserve(which.size());
+  for (std::size_t k = which.size(); k-- > 0;) versions.push_back({imported.rows[which[k]], k * layout.image_bytes()});
   settle_addresses(table, versions);  // which begins with the last of them
+  for (const Version& version : versions) table.homes[version.home].is_importing = true;
   const SpareBuffers::Borrowed buffer = spare_.borrow(buffer_bytes);
   for (std::size_t done = 0; done < versions.size();) {
     const auto some = std::span(versions).subspan(done);
     done += write_home(table, some, images.data(), buffer.buffer(), {buffer_bytes, most_writes}).versions;
   }
+}
+
+// Torn at home they would be lost. So they are records of the newest step, which merges take home like any other.
+void LogStore::import_over(std::uint32_t number, const Imported& imported, std::vector<std::size_t> which) {
+  const RowLayout& layout = tables_[number].layout;
+  const std::size_t state_floats = layout.state_bytes() / sizeof(float);
+  std::ranges::sort(which, {}, [&](std::size_t i) { return imported.rows[i]; });
+  const std::size_t record_rows = std::max<std::size_t>(
+      1, (log_.ring_bytes() / 2 - format::block_bytes) / (layout.unit_bytes() + sizeof(std::uint64_t)));
+  for (std::size_t done = 0; done < which.size();) {
+    const auto some = std::span(which).subspan(done, std::min(which.size() - done, record_rows));
+    std::vector<std::uint64_t> rows;
+    std::vector<std::byte> weights(some.size() * layout.weight_bytes());
+    std::vector<float> state(some.size() * state_floats);
+    for (std::size_t k = 0; k < some.size(); ++k) {
+      rows.push_back(imported.rows[some[k]]);
+      std::memcpy(weights.data() + k * layout.weight_bytes(), imported.weights + some[k] * layout.weight_bytes(),
+                  layout.weight_bytes());
+      if (imported.state == nullptr) continue;
+      std::copy_n(imported.state + some[k] * state_floats, state_floats, state.data() + k * state_floats);
+    }
+    const TableRows of_table{number, rows.size(), {rows.data(), weights.data(), state.data()}};
+    const StepMark mark = log_.last();
+    append_record(pack(mark, {&of_table, 1}));
+    log_.sync();
+    merge_records([&] { return mark.step; }, [](auto...) { return true; }, [] { return false; }, ~std::uint64_t{0});
+    done += some.size();
+  }
+}
+
+std::vector<std::uint64_t> LogStore::home_rows() const {
+  std::vector<std::uint64_t> rows;
+  const std::lock_guard lock(mutex_);
+  for (const Table& table : tables_) {
+    rows.push_back(0);
+    for (const Home& home : table.homes) rows.back() += home.num_images();
+  }
+  return rows;
 }
 
 // As far as rows are there, where they lie by first touch.
@@ -94,13 +154,15 @@ double LogStore::rows_per_home_block() const {
 // No log has these rows: what a crash leaves of them at home is there for whoever looks. So the checkpoint gives the
 // bits up before the first of them is written, and takes them back once they are durable. Addresses count when they and
 // their images are durable.
-void LogStore::note_imported(const Table& table, std::uint64_t first, std::uint64_t end) {
-  if (!home_bits_ || first == end) return;
+void LogStore::note_imported(const Table& table, const Imported& imported, std::span<const std::size_t> which) {
+  if (!home_bits_) return;
   log_.set_home_rows(std::nullopt);
   if (log_.home_rows()) log_.checkpoint();
-  const Home& home = table.homes[table.home_of(first)];
   const std::lock_guard lock(mutex_);
-  for (std::uint64_t row = first; row < end; ++row) home_bits_->add(home.number_of(row));
+  for (const std::size_t i : which) {
+    const std::uint64_t row = imported.rows[i];
+    home_bits_->add(table.homes[table.home_of(row)].number_of(row));
+  }
 }
 
 // What a merge wrote it has synced; where it was given up, that is not relied on, and may be gigabytes.

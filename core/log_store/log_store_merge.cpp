@@ -264,7 +264,12 @@ class LogStore::Merge {
 std::uint64_t LogStore::merge(const Limit& limit, const Rest& rest, const GivesUp& gives_up, std::uint64_t most_bytes) {
   const std::lock_guard turn(merge_mutex_);
   require_usable();
-  Records records = records_between(0, limit(), most_bytes);
+  return merge_records(limit, rest, gives_up, most_bytes);
+}
+
+std::uint64_t LogStore::merge_records(const Limit& limit, const Rest& rest, const GivesUp& gives_up,
+                                      std::uint64_t most_bytes) {
+  Records records = records_between(std::nullopt, limit(), most_bytes);
   if (records.records.empty()) return 0;
   wait_for_fetches();
   try {
@@ -275,13 +280,13 @@ std::uint64_t LogStore::merge(const Limit& limit, const Rest& rest, const GivesU
 }
 
 // Durable ones.
-LogStore::Records LogStore::records_between(std::uint64_t after_step, std::uint64_t limit_step,
+LogStore::Records LogStore::records_between(std::optional<std::uint64_t> after_step, std::uint64_t limit_step,
                                             std::uint64_t most_bytes) const {
   const std::uint64_t limit = std::min(limit_step, log_.durable_step());
   Records found;
   for (const RowLog::Live& record : log_.live()) {
     if (record.link.mark.step > limit) break;
-    if (record.link.mark.step <= after_step) continue;
+    if (after_step && record.link.mark.step <= *after_step) continue;
     if (!found.records.empty() && record.end() - found.records.front().link.position > most_bytes) break;
     found.records.push_back(record);
   }

@@ -409,6 +409,11 @@ StepMark RowLog::last() const {
   return newest_.last.mark;
 }
 
+RowLog::Link RowLog::newest() const {
+  const std::lock_guard lock(mutex_);
+  return newest_.last;
+}
+
 std::uint64_t RowLog::durable_step() const {
   const std::lock_guard lock(mutex_);
   return durable_.last.mark.step;

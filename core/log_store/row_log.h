@@ -42,6 +42,8 @@ class RowLog {
     std::uint64_t position = format::no_position;
     std::uint32_t crc = 0;
     StepMark mark{};
+
+    bool operator==(const Link& other) const { return position == other.position && crc == other.crc; }
   };
   // A record that is needed.
   struct Live {
@@ -121,6 +123,7 @@ class RowLog {
   // The records that are needed, oldest first.
   std::deque<Live> live() const;
   StepMark last() const;
+  Link newest() const;  // of the chain; the record itself may be gone
   std::uint64_t durable_step() const;
   std::uint64_t merged_step() const;
   // Position of the oldest record that is needed; the head where there is none.

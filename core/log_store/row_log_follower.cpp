@@ -1,5 +1,6 @@
 #include "log_store/row_log_follower.h"
 
+#include <algorithm>
 #include <string>
 
 #include "base/error.h"
@@ -14,20 +15,28 @@ namespace {
 
 }  // namespace
 
-RowLogFollower::RowLogFollower(LogStore& store) : store_(store), newest_(store.last()), versions_(store.tables()) {
-  store_.follow_from_tail();
+RowLogFollower::RowLogFollower(LogStore& store)
+    : store_(store),
+      newest_(store.last()),
+      begun_(store.follow_from_tail()),
+      kept_(begun_.front()),
+      versions_(store.tables()) {}
+
+bool RowLogFollower::goes_on_from(const RowLog::Link& record) const {
+  return record.position != format::no_position && std::ranges::find(begun_, record) != begun_.end();
 }
 
 bool RowLogFollower::advance() {
   auto record = store_.follow();
   if (!record) return false;
-  if (record->mark.step > newest_.step) newest_ = record->mark;
+  if (record->link.mark.step > newest_.step) newest_ = record->link.mark;
   pending_.push_back(std::move(*record));
   return true;
 }
 
 void RowLogFollower::keep_up_to(std::uint64_t step) {
-  for (; !pending_.empty() && pending_.front().mark.step <= step; pending_.pop_front()) {
+  for (; !pending_.empty() && pending_.front().link.mark.step <= step; pending_.pop_front()) {
+    kept_ = pending_.front().link;
     store_.visit_rows(pending_.front(), [this](std::uint32_t table, std::uint64_t row, const std::byte* image) {
       versions_.replace(table, row, image);
     });

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <vector>
 
 #include "log_store/log_store.h"
 #include "rows/row_versions.h"
@@ -29,6 +30,12 @@ class RowLogFollower {
   // Takes what was appended since; the newest step of it.
   std::uint64_t newest_step();
 
+  // After fix: the newest record of a step up to the fixed one, whether or not it is in the log.
+  RowLog::Link fixed_record() const { return kept_; }
+  // Whether the log went on from this record when this began: homes had no version that is newer, and the log all of
+  // those.
+  bool goes_on_from(const RowLog::Link& record) const;
+
   // The newest of each row, of steps up to the fixed one.
   RowVersions& versions() { return versions_; }
 
@@ -39,6 +46,8 @@ class RowLogFollower {
   LogStore& store_;
   std::deque<FollowedRecord> pending_;
   StepMark newest_;
+  std::vector<RowLog::Link> begun_;  // the record before the log's first one when this began, and the log's
+  RowLog::Link kept_;  // the newest that was taken
   RowVersions versions_;
 };
 

@@ -193,9 +193,12 @@ class Pool {
   // where it was not due. Waits.
   void write_dense(const Dense& dense);
 
-  // Stores rows of a new pool, before its first step, from elsewhere: rows [first, ...) of a table, weights as its
-  // dtype keeps them and, where `state` is not empty, optimizer state. Not logged: build the pool under another name
-  // and rename it.
+  // Stores rows of a new pool, before its first step, from elsewhere: rows of a table, in any order and each once, weights
+  // as its dtype keeps them and, where `state` is not empty, optimizer state. Not logged: build the pool under another
+  // name and rename it.
+  void import_rows(std::size_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> weights,
+                   std::span<const float> state);
+  // The same of rows [first, ...).
   void import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
                    std::span<const float> state);
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <functional>
 #include <new>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -110,11 +111,18 @@ void Pool::write_dense(const Dense& dense) {
 
 void Pool::import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
                        std::span<const float> state) {
+  std::vector<std::uint64_t> rows(weights.size() / backend_->tables().at(table).weight_bytes());
+  std::iota(rows.begin(), rows.end(), first);
+  import_rows(table, rows, weights, state);
+}
+
+void Pool::import_rows(std::size_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> weights,
+                       std::span<const float> state) {
   check_open();
   const bool is_new = step_ == 0 || (report_.epoch == 1 && step_ == report_.step);
   if (!is_new || backend_->step_has_begun())
     throw Error(ErrorKind::step, "rows are imported before the first step only");
-  latching([&] { backend_->import_rows(table, first, weights, state); });
+  latching([&] { backend_->import_rows(table, rows, weights, state); });
 }
 
 void Pool::flush() {

@@ -41,6 +41,9 @@ class LiveCopy::Source {
                                 std::size_t count) = 0;
   virtual void settle() = 0;
   virtual RowVersions& versions() = 0;
+  virtual std::optional<RecordName> fixed_record() const { return std::nullopt; }
+  virtual bool log_goes_on_from(const RecordName&) const { return false; }
+  virtual std::vector<std::uint64_t> home_rows() const { return {}; }
 };
 
 class LiveCopy::InPlaceSource final : public Source {
@@ -119,6 +122,15 @@ class LiveCopy::LogSource final : public Source {
     }
   }
   RowVersions& versions() override { return follower_.versions(); }
+  std::optional<RecordName> fixed_record() const override {
+    const RowLog::Link record = follower_.fixed_record();
+    if (record.position == format::no_position) return std::nullopt;
+    return RecordName(record.position, record.crc);
+  }
+  bool log_goes_on_from(const RecordName& record) const override {
+    return follower_.goes_on_from({record.first, record.second});
+  }
+  std::vector<std::uint64_t> home_rows() const override { return store_->home_rows(); }
 
  private:
   // A writer may use space of the log again between the look at its checkpoint and the scan: what does not hold is looked
@@ -173,6 +185,11 @@ LiveCopy::~LiveCopy() { stop(); }
 
 bool LiveCopy::fixes_first() const { return source_->fixes_first(); }
 
+bool LiveCopy::rows_ascend() const {
+  return fixes_first() ||
+         std::ranges::none_of(tables_, [](const RowTable& t) { return t.home_order == HomeOrder::by_first_touch; });
+}
+
 // A header is written after its payload and cleared before that is overwritten, so it says enough.
 std::optional<std::uint64_t> LiveCopy::newest_dense_step() const {
   std::optional<std::uint64_t> step;
@@ -187,6 +204,21 @@ std::optional<std::uint64_t> LiveCopy::newest_dense_step() const {
     step = std::max(step.value_or(0), header.step);
   }
   return step;
+}
+
+std::optional<std::vector<std::uint64_t>> LiveCopy::home_rows() const {
+  if (rows_ascend()) return std::nullopt;
+  return source_->home_rows();
+}
+
+std::optional<LiveCopy::RecordName> LiveCopy::fixed_record() const {
+  const std::lock_guard lock(mutex_);
+  return source_->fixed_record();
+}
+
+bool LiveCopy::log_goes_on_from(const RecordName& record) const {
+  const std::lock_guard lock(mutex_);
+  return source_->log_goes_on_from(record);
 }
 
 void LiveCopy::run() {

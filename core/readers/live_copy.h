@@ -24,6 +24,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/step_mark.h"
@@ -50,6 +51,8 @@ class LiveCopy {
   const std::vector<format::TableRecord>& table_records() const { return superblock_->tables(); }
   const std::vector<RowTable>& tables() const { return tables_; }
   bool fixes_first() const;
+  // Whether copy_rows gives a table's rows in order of their numbers.
+  bool rows_ascend() const;
   // As the slots are now; nothing where they hold none.
   std::optional<std::uint64_t> newest_dense_step() const;
 
@@ -65,8 +68,19 @@ class LiveCopy {
   void raise_floor(std::uint64_t floor);
   void fix_at(std::uint64_t step);
 
-  // Copies the rows at or after `first` that an update ever wrote, ascending, `count` at most; moves `first` behind
-  // what was looked at (to the table's end, where that is all). Returns how many rows that were.
+  // By table, how many rows homes had when this began; nothing where that is not known.
+  std::optional<std::vector<std::uint64_t>> home_rows() const;
+  // Names the newest record of a step up to the fixed one: position and checksum. After fix; nothing where rows lie in
+  // place, or nothing was ever logged.
+  using RecordName = std::pair<std::uint64_t, std::uint32_t>;
+  std::optional<RecordName> fixed_record() const;
+  // Whether everything that was written since that record was in the log when this began: then corrections have all of
+  // it, and no row need be copied.
+  bool log_goes_on_from(const RecordName& record) const;
+
+  // Copies rows that an update ever wrote, from place `first` on in the order in which they lie in the pool, `count` at
+  // most; moves `first` behind what was looked at (to the table's end, where that is all). Places begin with 0. Returns
+  // how many rows that were.
   std::size_t copy_rows(std::uint32_t table, std::uint64_t& first, const WorkingRows& out, std::size_t count);
 
   // The initial values of rows.
@@ -92,7 +106,7 @@ class LiveCopy {
   std::array<std::unique_ptr<File>, 2> dense_;
   std::uint64_t epoch_;
 
-  std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards what follows
   std::unique_ptr<Source> source_;
   std::condition_variable stopped_;
   bool fixing_ = false;  // the step may be older than the newest dense state, from now on

@@ -117,7 +117,7 @@ class RowBackend {
   // Has the current step captured rows?
   virtual bool step_has_begun() const = 0;
 
-  virtual void import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
+  virtual void import_rows(std::size_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> weights,
                            std::span<const float> state) = 0;
   // No step follows: those that are on their way are not held up for the sake of later ones.
   virtual void end_steps() {}

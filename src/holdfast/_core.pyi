@@ -1,5 +1,5 @@
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, overload
 
 import numpy
 from numpy.typing import NDArray
@@ -398,7 +398,11 @@ class Pool:
 
     def write_dense(self, structure: bytes, tensors: Sequence[tuple[int, int, int]], tensors_bytes: int) -> None: ...
 
+    @overload
     def import_rows(self, table: int, first: int, weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], state: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None) -> None: ...
+
+    @overload
+    def import_rows(self, table: int, rows: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], state: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None) -> None: ...
 
     def keep_rows(self, table: int, rows: Sequence[int]) -> None:
         """
@@ -543,6 +547,10 @@ class LiveCopy:
         """Whether fix comes before the rows, or after them."""
 
     @property
+    def rows_ascend(self) -> bool:
+        """Whether copy_rows gives rows in order of their numbers."""
+
+    @property
     def newest_dense_step(self) -> int | None: ...
 
     def fix(self) -> tuple[int, int, int, tuple[bytes, bytes] | None]:
@@ -561,10 +569,25 @@ class LiveCopy:
 
     def copy_rows(self, table: int, first: int, rows: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu')], weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], state: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> tuple[int, int]:
         """
-        Touched rows at or after `first`, as many as there is room for: how many, and where to go on.
+        Touched rows from place `first` on as they lie in the pool, as many as there is room for: how many, and where to go on.
         """
 
     def initial_rows(self, table: int, rows: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
+
+    @property
+    def fixed_record(self) -> tuple[int, int] | None:
+        """
+        After fix: position and checksum of the newest record of a step up to it, where there is a row log.
+        """
+
+    def log_goes_on_from(self, record: tuple[int, int]) -> bool:
+        """
+        Whether everything that was written since that record was in the log when this began, so that corrections have it.
+        """
+
+    @property
+    def home_rows(self) -> list[int] | None:
+        """By table, how many rows homes have, where that is known."""
 
     def settle(self) -> None: ...
 

@@ -19,9 +19,10 @@ import pytest
 
 from cli_runs import Commands, pool_digest
 from holdfast import _core
-from holdfast.admin.snapshot import Snapshot, open_chain, restore_snapshot, take_snapshot, taking
-from holdfast.admin.snapshot.chain import Merged
+from holdfast.admin.snapshot import Snapshot, open_chain, output, restore_snapshot, take_snapshot, taking
+from holdfast.admin.snapshot.chain import merged_rows
 from holdfast.admin.snapshot.form import CHUNK, CHUNK_MAGIC, MANIFEST, crc_of
+from holdfast.admin.snapshot.merged import Merged
 from holdfast.admin.snapshot.output import new_directory
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.errors import (
@@ -105,7 +106,7 @@ def test_help_teaches(holdfast: Commands) -> None:
 
 
 def test_an_incremental_snapshot_has_the_changed_rows_alone(chain: Path) -> None:
-    before = Merged.of(open_chain(chain / "full"), 0)
+    before = merged_rows(open_chain(chain / "full"), 0)
     known = {int(row): bytes(data) for rows in before for row, data in zip(rows.rows, rows.data, strict=True)}
     changed = [rows for layer in ("rows", "corrections") for rows in Snapshot.open(chain / "changed").layer(0, layer)]
     found = {int(row): bytes(data) for rows in changed for row, data in zip(rows.rows, rows.data, strict=True)}
@@ -123,6 +124,65 @@ def test_since_a_snapshot_of_the_same_step_nothing_has_changed(holdfast: Command
     assert (nothing.rows, nothing.corrections) == (0, 0)
     restore_snapshot(root / "nothing", root / "restored")
     assert pool_digest(root / "restored") == pool_digest(root / "pool")
+
+
+def test_rows_that_lie_by_first_touch_are_copied_in_runs_and_make_the_same_pool(
+    holdfast: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "RUN_BYTES", 3000)
+    monkeypatch.setattr(output, "RUN_CHUNK_BYTES", 700)
+    root = holdfast.root
+    log = ("--set", "pool.medium=block", "--set", "pool.log_bytes=32768")
+    assert holdfast.train("pool", "--set", "train.steps=20", *log).code == 0
+    at_20 = holdfast.digest("pool")
+    take_snapshot(root / "pool", root / "full")
+    assert holdfast.train("pool", "--set", "train.steps=40", *log).code == 0
+    take_snapshot(root / "pool", root / "changed", since=root / "full")
+    assert json.loads((root / "full" / MANIFEST).read_text())["version"] == 2
+    found = [int(row) for rows in Snapshot.open(root / "full").layer(2, "rows") for row in rows.rows]
+    assert found == sorted(set(found))
+    for medium in ("memory", "block"):
+        restore_snapshot(root / "full", root / f"full-{medium}", medium=medium)
+        assert pool_digest(root / f"full-{medium}") == at_20
+        restore_snapshot(root / "changed", root / f"changed-{medium}", medium=medium)
+        assert pool_digest(root / f"changed-{medium}") == holdfast.digest("pool")
+        assert holdfast("verify", root / f"changed-{medium}").code == 0
+
+
+def test_since_a_snapshot_that_the_log_goes_on_from_home_is_not_read(holdfast: Commands) -> None:
+    root = holdfast.root
+    small, large = "pool.log_bytes=32768", "pool.log_bytes=4194304"
+    for pool, log_bytes in (("turned", small), ("there", large)):
+        block = ("--set", "pool.medium=block", "--set", log_bytes)
+        assert holdfast.train(pool, "--set", "train.steps=20", *block).code == 0
+        take_snapshot(root / pool, root / f"{pool}-full")
+        steps = 24 if pool == "there" else 60
+        assert holdfast.train(pool, "--set", f"train.steps={steps}", *block).code == 0
+        after = take_snapshot(root / pool, root / f"{pool}-since", since=root / f"{pool}-full")
+        assert after.corrections > 0
+        restore_snapshot(root / f"{pool}-since", root / f"{pool}-restored")
+        assert pool_digest(root / f"{pool}-restored") == holdfast.digest(pool)
+        assert (after.rows == 0) == (pool == "there")
+        # Another pool with the same seed and, from here on, other steps: its log is not the one that went on.
+        other = take_snapshot(root / f"{pool}-restored", root / f"{pool}-other", since=root / f"{pool}-full")
+        restore_snapshot(root / f"{pool}-other", root / f"{pool}-again")
+        assert other.step == after.step
+        assert pool_digest(root / f"{pool}-again") == holdfast.digest(pool)
+
+
+def test_a_pool_that_was_put_back_and_went_another_way_is_compared_in_full(holdfast: Commands) -> None:
+    root = holdfast.root
+    block = ("--set", "pool.medium=block", "--set", "pool.log_bytes=4194304")
+    assert holdfast.train("pool", "--set", "train.steps=3", *block).code == 0
+    shutil.copytree(root / "pool", root / "put_back")
+    assert holdfast.train("pool", "--set", "train.steps=6", *block).code == 0
+    take_snapshot(root / "pool", root / "full")
+    shutil.rmtree(root / "pool")
+    (root / "put_back").rename(root / "pool")
+    assert holdfast.train("pool", "--set", "train.steps=9", "--set", "embedding.lr=0.5", *block).code == 0
+    take_snapshot(root / "pool", root / "changed", since=root / "full")
+    restore_snapshot(root / "changed", root / "restored")
+    assert pool_digest(root / "restored") == holdfast.digest("pool")
 
 
 @pytest.mark.parametrize("medium", ["memory", "block"])
@@ -287,7 +347,7 @@ def test_a_manifest_that_does_not_fit_is_refused(chain: Path) -> None:
         refused(chain, error, match, "full")
         (chain / "full" / MANIFEST).write_bytes(kept)
 
-    other_manifest(FormatMismatch, "version 2", lambda said: said.update(version=2))
+    other_manifest(FormatMismatch, "version 3", lambda said: said.update(version=3))
     other_manifest(FormatMismatch, "not the manifest", lambda said: said.update(format="another"))
     other_manifest(Corrupted, "no manifest", lambda said: said.pop("step"))
     other_manifest(Corrupted, "no manifest", lambda said: said["tables"][0].pop("name"))
@@ -379,7 +439,7 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(chain: Path, monkeypatch: p
 def test_a_kill_in_the_middle_leaves_nothing_under_the_name(chain: Path, command: str) -> None:
     what = {
         "snapshot": "snapshot.take_snapshot(root / 'pool', root / 'new', on_rows=wait)",
-        "restore": "snapshot.restore_snapshot(root / 'full', root / 'new', on_rows=wait)",
+        "restore": "snapshot.restore_snapshot(root / 'full', root / 'new', on_bytes=wait)",
     }[command]
     code = (
         "import sys, time, pathlib\nfrom holdfast.admin import snapshot\nroot = pathlib.Path(sys.argv[1])\n"

@@ -14,9 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from cli_runs import Commands, pool_digest
 from holdfast.admin import tensor_files
+from holdfast.admin.digest import digest_pool
 from holdfast.admin.exporting import export_pool
 from holdfast.admin.importing import import_pool
 from holdfast.admin.inspection import inspect_pool
+from holdfast.admin.row_order import rows_in_order
+from holdfast.admin.snapshot import output
 from holdfast.admin.tensor_files import SafetensorsFile, TorchFile
 from holdfast.errors import ConfigError, Corrupted, FormatMismatch, HoldfastError, PoolExists
 from holdfast.files.config import read_config
@@ -55,6 +58,26 @@ def export(directory: Path, out: Path) -> dict[str, torch.Tensor]:
     with at_rest(directory) as (reader, _):
         export_pool(reader, out)
     return load_file(out)
+
+
+def test_rows_that_were_put_in_order_make_the_same_export_and_digest(
+    holdfast: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "RUN_BYTES", 2000)
+    monkeypatch.setattr(output, "RUN_CHUNK_BYTES", 500)
+    directory = holdfast.root / "pool"
+    train(run_config(holdfast, "pool.medium=block", "pool.log_bytes=32768"), directory, 24)
+    with at_rest(directory) as (reader, _):
+        read: list[int] = []
+        with rows_in_order(directory, holdfast.root, read.append) as ordered:
+            assert ordered is not None and sum(read) > 0
+            export_pool(reader, holdfast.root / "ordered.safetensors", ordered=ordered)
+        export_pool(reader, holdfast.root / "as_they_lie.safetensors")
+        with rows_in_order(directory, holdfast.root) as ordered:
+            assert digest_pool(reader, None, ordered) == digest_pool(reader)
+    exports = [(holdfast.root / f"{name}.safetensors").read_bytes() for name in ("ordered", "as_they_lie")]
+    assert exports[0] == exports[1]
+    assert not list(holdfast.root.glob("holdfast-rows-*"))
 
 
 def read_table(directory: Path, number: int) -> np.ndarray:

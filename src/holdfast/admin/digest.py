@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from holdfast.admin.row_order import OrderedRows
 from holdfast.errors import StateError
 from holdfast.pools.optim import OPTIMIZERS
 from holdfast.pools.read_only import PoolReader, layout_of, touched_rows
@@ -57,14 +58,16 @@ class PoolDigest:
         return sha.hexdigest()
 
 
-def digest_pool(reader: PoolReader, on_rows: Callable[[int], None] | None = None) -> PoolDigest:
+def digest_pool(
+    reader: PoolReader, on_rows: Callable[[int], None] | None = None, ordered: OrderedRows | None = None
+) -> PoolDigest:
     """The digest of a pool that is at rest (see pools/read_only.py). on_rows: told how many touched rows were just
-    read."""
+    read. ordered: its rows, where somebody has put them in order; without, each is read where it lies."""
     commit = reader.commit
     tables = {}
     rows_counted = 0
     for number, table in enumerate(reader.tables):
-        tables[table.name], counted = _table_digest(reader, number, on_rows)
+        tables[table.name], counted = _table_digest(reader, number, on_rows, ordered)
         rows_counted += counted
     return PoolDigest(
         step=commit["step"],
@@ -76,7 +79,9 @@ def digest_pool(reader: PoolReader, on_rows: Callable[[int], None] | None = None
     )
 
 
-def _table_digest(reader: PoolReader, number: int, on_rows: Callable[[int], None] | None) -> tuple[str, int]:
+def _table_digest(
+    reader: PoolReader, number: int, on_rows: Callable[[int], None] | None, ordered: OrderedRows | None
+) -> tuple[str, int]:
     table = reader.tables[number]
     layout = layout_of(table)
     sha = hashlib.sha256()
@@ -86,7 +91,7 @@ def _table_digest(reader: PoolReader, number: int, on_rows: Callable[[int], None
     _text(sha, DTYPES[table.dtype])
     _text(sha, OPTIMIZERS[table.optimizer])
     counted = 0
-    for chunk in touched_rows(reader, number):
+    for chunk in touched_rows(reader, number) if ordered is None else ordered.chunks(number):
         lines = np.empty((len(chunk.rows), 8 + layout.weight_bytes + layout.state_bytes), np.uint8)
         lines[:, :8] = chunk.rows.astype("<u8").view(np.uint8).reshape(-1, 8)
         lines[:, 8 : 8 + layout.weight_bytes] = chunk.weights

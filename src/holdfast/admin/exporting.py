@@ -10,14 +10,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast import _core
+from holdfast.admin.row_order import OrderedRows
+from holdfast.admin.snapshot.ahead import ahead
 from holdfast.admin.tensor_files import (
     DTYPE_NAMES,
     Entry,
@@ -34,10 +37,15 @@ from holdfast.state import state_tree
 
 
 def export_pool(
-    reader: PoolReader, out_path: Path, *, overwrite: bool = False, on_bytes: Progress | None = None
+    reader: PoolReader,
+    out_path: Path,
+    *,
+    overwrite: bool = False,
+    on_bytes: Progress | None = None,
+    ordered: OrderedRows | None = None,
 ) -> int:
     """Writes the pool (at rest, see pools/read_only.py) to a file that is there when it is complete. Returns its
-    bytes."""
+    bytes. ordered: its rows, where somebody has put them in order; without, each is read where it lies."""
     model = _dense_model(reader)
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {
         f"model.{name}": (_dtype_name(name, tensor.dtype), tuple(tensor.shape)) for name, tensor in model.items()
@@ -65,7 +73,8 @@ def export_pool(
             data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
             write_at(out.fileno(), data, len(header) + entries[f"model.{name}"].begin)
         for number in range(len(reader.tables)):
-            _export_table(reader, number, out.fileno(), len(header), entries, on_bytes)
+            rows = _rows_of(reader, number) if ordered is None else _ordered_rows(reader, number, ordered)
+            _export_table(reader, number, rows, out.fileno(), len(header), entries, on_bytes)
         return out.seek(0, os.SEEK_END)
 
 
@@ -75,9 +84,39 @@ def export_bytes(reader: PoolReader) -> int:
     return sum(rows * (layout.weight_bytes + layout.state_bytes) for rows, layout in layouts)
 
 
+_Slice = tuple[int, NDArray[np.uint8], NDArray[np.uint8]]
+"""A first row, and from there on weights and state."""
+
+
+def _rows_of(reader: PoolReader, number: int) -> Iterator[_Slice]:
+    layout = layout_of(reader.tables[number])
+    for first, count in row_chunks(reader.tables[number].num_embeddings, layout):
+        weights = np.empty((count, layout.weight_bytes), np.uint8)
+        state = np.empty((count, layout.state_bytes), np.uint8)
+        reader.read_rows(number, first, count, weights.reshape(-1), state.reshape(-1))
+        yield first, weights, state
+
+
+def _ordered_rows(reader: PoolReader, number: int, ordered: OrderedRows) -> Iterator[_Slice]:
+    layout = layout_of(reader.tables[number])
+    touched = ordered.of(number)
+    for first, count in row_chunks(reader.tables[number].num_embeddings, layout):
+        data = np.empty((count, layout.weight_bytes + layout.state_bytes), np.uint8)
+        is_untouched = np.ones(count, np.bool_)
+        if (found := touched.take(first + count - 1)) is not None:
+            places = (found.rows - np.uint64(first)).astype(np.int64)
+            data[places] = found.data
+            is_untouched[places] = False
+        untouched = np.flatnonzero(is_untouched)
+        if len(untouched):
+            data[untouched] = ordered.initial(number, untouched.astype(np.uint64) + np.uint64(first)).data
+        yield first, data[:, : layout.weight_bytes], data[:, layout.weight_bytes :]
+
+
 def _export_table(
     reader: PoolReader,
     number: int,
+    rows: Iterator[_Slice],
     out_fd: int,
     data_begin: int,
     entries: Mapping[str, Entry],
@@ -85,19 +124,18 @@ def _export_table(
 ) -> None:
     table = reader.tables[number]
     layout = layout_of(table)
-    for first, count in row_chunks(table.num_embeddings, layout):
-        weights = np.empty((count, layout.weight_bytes), np.uint8)
-        state = np.empty((count, layout.state_bytes), np.uint8)
-        reader.read_rows(number, first, count, weights.reshape(-1), state.reshape(-1))
-        write_at(out_fd, weights, data_begin + entries[_weight_name(table)].begin + first * layout.weight_bytes)
-        column = 0
-        for name, width in layout.state:
-            part = np.ascontiguousarray(state[:, column : column + 4 * width])
-            begin = data_begin + entries[f"optimizer.{table.name}.{name}"].begin
-            write_at(out_fd, part, begin + first * 4 * width)
-            column += 4 * width
-        if on_bytes is not None:
-            on_bytes(count * (layout.weight_bytes + layout.state_bytes))
+    with ahead(rows) as made:
+        for first, weights, state in made:
+            begin = data_begin + entries[_weight_name(table)].begin + first * layout.weight_bytes
+            write_at(out_fd, np.ascontiguousarray(weights), begin)
+            column = 0
+            for name, width in layout.state:
+                part = np.ascontiguousarray(state[:, column : column + 4 * width])
+                begin = data_begin + entries[f"optimizer.{table.name}.{name}"].begin
+                write_at(out_fd, part, begin + first * 4 * width)
+                column += 4 * width
+            if on_bytes is not None:
+                on_bytes(len(weights) * (layout.weight_bytes + layout.state_bytes))
 
 
 def _dense_model(reader: PoolReader) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast import _core
+from holdfast.admin.snapshot.ahead import ahead
 from holdfast.admin.snapshot.output import new_directory
 from holdfast.admin.tensor_files import (
     Progress,
@@ -37,7 +39,6 @@ from holdfast.run.assembly import assemble
 from holdfast.run.sections import RunConfig
 from holdfast.train.trainer import Trainer
 
-_PAGE_BYTES = 4096
 # Other names under which the same state goes, by our own.
 _STATE_ALIASES = {
     "momentum1": ("momentum1", "sum"),
@@ -138,24 +139,41 @@ def _import_table(
     table = pool.tables[number]
     layout = layout_of(table)
     dtype = TORCH_DTYPES[table.dtype]
-    for first, count in row_chunks(table.num_embeddings, layout):
-        weights = _as_bytes(file.rows(source["weight"], first, count).to(dtype), count)
-        state = np.zeros((count, layout.state_bytes), np.uint8)
-        column = 0
-        for name, width in layout.state:
-            if name in source:
-                part = file.rows(source[name], first, count).to(torch.float32)
-                state[:, column : column + 4 * width] = _as_bytes(part, count)
-            column += 4 * width
-        initial = np.empty_like(weights)
-        zeros = np.empty_like(state)
-        reader.read_rows(number, first, count, initial.reshape(-1), zeros.reshape(-1))
-        differs = (weights != initial).any(axis=1) | state.any(axis=1)
-        for begin, end in _spans(differs, max_gap=max(1, _PAGE_BYTES // layout.weight_bytes)):
-            floats = state[begin:end].reshape(-1).view(np.float32) if layout.state else None
-            pool.import_rows(number, first + begin, weights[begin:end].reshape(-1), floats)
-        if on_bytes is not None:
-            on_bytes(count * (layout.weight_bytes + layout.state_bytes))
+
+    def changed() -> Iterator[tuple[int, NDArray[np.uint64], NDArray[np.uint8], NDArray[np.uint8]]]:
+        """By slice of the table: how many rows it has; those that differ from their initial values, weights, state."""
+        for first, count in row_chunks(table.num_embeddings, layout):
+            weights = _as_bytes(file.rows(source["weight"], first, count).to(dtype), count)
+            state = np.zeros((count, layout.state_bytes), np.uint8)
+            column = 0
+            for name, width in layout.state:
+                if name in source:
+                    part = file.rows(source[name], first, count).to(torch.float32)
+                    state[:, column : column + 4 * width] = _as_bytes(part, count)
+                column += 4 * width
+            initial = np.empty_like(weights)
+            zeros = np.empty_like(state)
+            reader.read_rows(number, first, count, initial.reshape(-1), zeros.reshape(-1))
+            differs = (_as_words(weights) != _as_words(initial)).any(axis=1) | state.any(axis=1)
+            if differs.all():
+                yield count, np.arange(first, first + count, dtype=np.uint64), weights, state
+            else:
+                rows = np.flatnonzero(differs)
+                yield count, rows.astype(np.uint64) + np.uint64(first), weights[rows], state[rows]
+
+    with ahead(changed()) as found:
+        for count, rows, weights, state in found:
+            if len(rows):
+                floats = state.reshape(-1).view(np.float32) if layout.state else None
+                pool.import_rows(number, rows, weights.reshape(-1), floats)
+            if on_bytes is not None:
+                on_bytes(count * (layout.weight_bytes + layout.state_bytes))
+
+
+def _as_words(data: NDArray[np.uint8]) -> NDArray[Any]:
+    """The same bytes, as few elements as their width allows."""
+    width = next(width for width in (8, 4, 2, 1) if data.shape[1] % width == 0)
+    return data.view(f"u{width}")
 
 
 def _import_dense(file: TensorFile, trainer: Trainer, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
@@ -189,14 +207,3 @@ def _check_shape(name: str, found: tuple[int, ...], wanted: tuple[tuple[int, ...
 def _as_bytes(tensor: Tensor, count: int) -> NDArray[np.uint8]:
     data: NDArray[np.uint8] = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
     return data.reshape(count, -1)
-
-
-def _spans(chosen: NDArray[np.bool_], max_gap: int) -> Iterator[tuple[int, int]]:
-    """Ranges that hold every chosen row; gaps of `max_gap` rows or fewer are bridged."""
-    rows = np.flatnonzero(chosen)
-    if rows.size == 0:
-        return
-    breaks = np.flatnonzero(np.diff(rows) > max_gap + 1)
-    begins = np.concatenate(([rows[0]], rows[breaks + 1]))
-    ends = np.concatenate((rows[breaks], [rows[-1]])) + 1
-    yield from zip(begins.tolist(), ends.tolist(), strict=True)

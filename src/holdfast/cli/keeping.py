@@ -46,8 +46,8 @@ def snapshot(
     from holdfast.admin.snapshot import take_snapshot
     from holdfast.train.observe import counting
 
-    with counting("rows read", None) as on_rows:
-        taken = take_snapshot(pool, dest, step=step, since=since, on_rows=on_rows)
+    with counting("copying", None, is_bytes=True) as on_bytes:
+        taken = take_snapshot(pool, dest, step=step, since=since, on_bytes=on_bytes)
     what = "rows" if since is None else "rows that changed"
     print(  # noqa: T201
         f"{dest}: step {taken.step}, {taken.rows:,} {what} and {taken.corrections:,} corrections, "
@@ -64,14 +64,14 @@ def restore(
 ) -> None:
     """Make a pool of a snapshot: training goes on from it exactly as it did from that step.
 
-    Every file is verified before anything is made. A snapshot that was taken with --since needs the one that it names,
-    where it was; the whole chain is followed. `holdfast digest` of the new pool is that of the run at that step. Of a
-    pool of several ranks it makes as many parts.
+    The pool appears when every file was read and holds. A snapshot that was taken with --since needs the one that it
+    names, where it was; the whole chain is followed. `holdfast digest` of the new pool is that of the run at that step.
+    Of a pool of several ranks it makes as many parts.
     """
     from holdfast.admin.snapshot import open_chain, restore_snapshot
     from holdfast.train.observe import counting
 
     total = sum(part.num_bytes for part in open_chain(snapshot))
-    with counting("verifying", total, is_bytes=True) as on_bytes, counting("rows written", None) as on_rows:
-        made = restore_snapshot(snapshot, pool, medium=medium.value, on_bytes=on_bytes, on_rows=on_rows)
+    with counting("restoring", total, is_bytes=True) as on_bytes:
+        made = restore_snapshot(snapshot, pool, medium=medium.value, on_bytes=on_bytes)
     print(f"{pool}: step {made.step}, {made.rows:,} rows from {made.snapshots} snapshot(s)")  # noqa: T201

@@ -22,6 +22,8 @@ def export(
     size; the file appears when it is complete.
     """
     from holdfast.admin.exporting import export_bytes, export_pool
+    from holdfast.admin.row_order import rows_in_order
+    from holdfast.data.output import check_output
     from holdfast.pools.read_only import at_rest
     from holdfast.train.observe import counting
 
@@ -31,7 +33,9 @@ def export(
     ):
         if recovery is not None and not recovery.clean:
             print(f"{pool}: was not closed cleanly, recovered to step {recovery.step}", file=sys.stderr)  # noqa: T201
-        total = export_pool(reader, out, overwrite=overwrite, on_bytes=on_bytes)
+        check_output(out, overwrite=overwrite)  # before rows are put in order
+        with rows_in_order(pool, out.parent) as ordered:
+            total = export_pool(reader, out, overwrite=overwrite, on_bytes=on_bytes, ordered=ordered)
         step = reader.commit["step"]
     print(f"{out}: {total:,} bytes, step {step}")  # noqa: T201
 

@@ -62,13 +62,15 @@ def digest(pool: PoolArgument, as_json: JsonOption = False) -> None:
     that was not closed cleanly is recovered first. --json shows the parts too.
     """
     from holdfast.admin.digest import digest_pool
+    from holdfast.admin.row_order import rows_in_order
     from holdfast.pools.read_only import at_rest
     from holdfast.train.observe import counting
 
     with at_rest(pool) as (reader, recovery), counting("rows read", None) as on_rows:
         if recovery is not None and not recovery.clean:
             print(f"{pool}: was not closed cleanly, recovered to step {recovery.step}", file=sys.stderr)  # noqa: T201
-        found = digest_pool(reader, on_rows)
+        with rows_in_order(pool, on_rows=on_rows) as ordered:
+            found = digest_pool(reader, None if ordered else on_rows, ordered)
     if not as_json:
         print(found.whole)  # noqa: T201
         return

@@ -41,6 +41,7 @@ from rich.progress import (
     TaskID,
     TextColumn,
     TimeRemainingColumn,
+    TransferSpeedColumn,
 )
 
 from holdfast.errors import ConfigError
@@ -260,9 +261,9 @@ def counting(what: str, total: int | None, *, is_bytes: bool = False) -> Iterato
     if not console.is_terminal:
         yield lambda done, total=None, /: None
         return
-    count = DownloadColumn() if is_bytes else MofNCompleteColumn()
+    counts = [DownloadColumn(), TransferSpeedColumn()] if is_bytes else [MofNCompleteColumn()]
     with Progress(
-        TextColumn(what), BarColumn(), count, TimeRemainingColumn(), console=console, transient=True
+        TextColumn(what), BarColumn(), *counts, TimeRemainingColumn(), console=console, transient=True
     ) as progress:
         task = progress.add_task("", total=total)
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from holdfast_lab.placement.plan import Plan, TierUse
+    from holdfast_lab.placement.step_plan import Passes
     from holdfast_lab.placement.step_time import StepTime
 
 tiers_app = typer.Typer(no_args_is_help=True, help="The memory tiers of this machine.")
@@ -85,7 +86,7 @@ def plan(
     from holdfast_lab.placement.access_profile import read_profile
     from holdfast_lab.placement.demand import demand_of
     from holdfast_lab.placement.plan import plan_placement
-    from holdfast_lab.placement.step_plan import plan_step
+    from holdfast_lab.placement.step_plan import passes_of, step_inputs
     from holdfast_lab.placement.tiers import read_tiers
 
     keep_freed_memory()  # as `holdfast train` does
@@ -94,16 +95,21 @@ def plan(
     counted = None if profile_path is None else read_profile(profile_path)
     source = open_source(config.data)
     demand, basis = demand_of(config, source, counted)
-    step = None if tiers.host is None else plan_step(config, source, tiers, counted)
+    inputs = None if tiers.host is None else step_inputs(config, source, tiers, counted)
+    step = None if inputs is None else inputs.predict()
+    passes = None if inputs is None else passes_of(inputs, source.num_samples / config.train.batch_size)
     pace = step.ms if step_ms is None and step is not None else step_ms
     found = plan_placement(demand, tiers.tiers, batch_ms=pace)
     if as_json:
         plain = {"basis": basis, **to_plain(found), "step": None if step is None else to_plain(step)}
+        plain["passes"] = None if passes is None else to_plain(passes)
         print(json.dumps(plain, indent=2))  # noqa: T201
     else:
         _show(found, basis, "measured" if step_ms is not None else "that" if step is None else "the predicted step's")
         if step is not None:
             _show_step(step)
+        if passes is not None:
+            _show_passes(passes)
 
 
 def probe(
@@ -159,6 +165,19 @@ def _show_step(step: StepTime) -> None:
             f"Of a step's rows {work.hit_rate:.1%} are in the scratchpad, {work.missed_rows:,.0f} are fetched in "
             f"{work.fetch_requests:,.0f} reads; {work.moved_rows:,.0f} are merged in {work.merge_requests:,.0f}."
         )
+
+
+def _show_passes(passes: Passes) -> None:
+    from holdfast.admin.inspection import size_words
+
+    first, later = (
+        f"{seconds / 3600:,.2f} hours ({step.ms:.1f} ms a step, limited by {step.limited_by})"
+        for seconds, step in ((passes.first_s, passes.first), (passes.later_s, passes.later))
+    )
+    print(  # noqa: T201
+        f"With new tables a first pass over the data takes {first}, a later one {later}. Then the pool takes "
+        f"{size_words(passes.disk_bytes)} on the disk, and {size_words(passes.written_bytes_per_day)} go there a day."
+    )
 
 
 def _show(plan: Plan, basis: str, pace: str) -> None:

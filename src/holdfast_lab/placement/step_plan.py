@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.data.source import Source
 from holdfast.errors import ConfigError
@@ -18,6 +18,7 @@ from holdfast_lab.placement.reuse import ReuseCurve
 from holdfast_lab.placement.step_time import StepCosts, StepOptions, StepTime, predict_step, step_costs
 from holdfast_lab.placement.tiers import Tier, Tiers
 
+_SECONDS_PER_DAY = 86_400
 _MEDIUM_OF = {"in_place": "memory", "log": "block"}
 _KINDS_OF = {"in_place": ("byte", "dram"), "log": ("block",)}
 
@@ -75,6 +76,40 @@ def step_inputs(
             log_bytes=log_bytes,
             workers=config.train.workers,
         ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """Of a log store whose tables are new: a step in the middle of the first pass over the data and one of a later
+    pass, seconds of either pass, what the pool takes on the disk when all of the data was seen, and what later passes
+    write there.
+    """
+
+    first: StepTime
+    later: StepTime
+    first_s: float
+    later_s: float
+    disk_bytes: float
+    written_bytes_per_day: float
+
+
+def passes_of(inputs: StepInputs, num_steps: float) -> Passes | None:
+    """num_steps: of one pass. None where rows are overwritten in place."""
+    if inputs.host.store != "log" or num_steps < 2:
+        return None
+    middle, end = (replace(inputs.options, steps_before=steps) for steps in (num_steps / 2, num_steps))
+    first, later = (replace(inputs, options=options).predict() for options in (middle, end))
+    assert later.store_work is not None
+    work = later.store_work
+    written = work.record_bytes + inputs.demand.dense_bytes_per_batch + work.all_written_bytes
+    return Passes(
+        first=first,
+        later=later,
+        first_s=num_steps * first.ms / 1e3,
+        later_s=num_steps * later.ms / 1e3,
+        disk_bytes=work.home_bytes + inputs.options.log_bytes,
+        written_bytes_per_day=written * _SECONDS_PER_DAY / (later.ms / 1e3),
     )
 
 

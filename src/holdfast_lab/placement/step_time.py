@@ -15,13 +15,11 @@
   (S3-FIFO keeps a little more than that: an upper bound.) Announced rows come in early, but not more of them.
 - The log holds n steps when the merge takes them. Their w(n) different rows go home together, but for those that come
   again in the k steps that are durable by then, in the mean over tables: so a step moves (w(n + k) - w(k)) / n.
-- Rows lie one behind another, in an order that says nothing of how often they are wanted (by first touch it does: an
-  upper bound), so that a unit of u bytes has a part of u/b + 1 rows of b bytes. k rows in N touch the part
-  1 - (1 - k/N)^r of the units that have a part of r rows (Yao, *Approximating Block Accesses in Database
-  Organizations*, CACM 20(4), 1977; for k much smaller than N). Where units are touched with probability p, a request
-  ends where the next g are not: a part (1 - p)^g of the touched units begins one, and gaps of k < g units, of which
-  each touched unit begins a part p (1 - p)^k, are moved with them. Gaps that cost less than a request decide g: 2
-  blocks for merges, 8 sectors for fetches. Home is taken to have all rows.
+- What a merge visits at home, home_layout.py says. Rows are fetched from anywhere at home. Where units are touched with
+  probability p, a request ends where the next g are not: a part (1 - p)^g of the touched units begins one, and gaps of
+  k < g units, of which each touched unit begins a part p (1 - p)^k, are moved with them. Gaps that cost less than a
+  request decide g: 2 blocks for merges, 8 sectors for fetches.
+- After s steps home has w(s) rows. A row that no step had before is not read: m(s) of a batch's.
 """
 
 from __future__ import annotations
@@ -31,6 +29,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from holdfast.errors import ConfigError
+from holdfast_lab.placement.home_layout import (
+    ADDRESS_BYTES,
+    BLOCK_BYTES,
+    TAG_BYTES,
+    block_requests,
+    classes_of,
+    home_rows,
+    merge_load,
+)
 from holdfast_lab.placement.host import Host
 from holdfast_lab.placement.network_time import NetworkTime
 from holdfast_lab.placement.program import Demand, TableDemand
@@ -38,11 +45,9 @@ from holdfast_lab.placement.reuse import ReuseCurve, characteristic_time
 from holdfast_lab.placement.row_costs import RowAmounts
 from holdfast_lab.placement.tiers import Tier
 
-_SECTOR_BYTES, _BLOCK_BYTES, _TAG_BYTES = 512, 4096, 4  # docs/FORMAT.md: row images
+_SECTOR_BYTES = 512
 _SLOT_BYTES = 39  # of the scratchpad beside a row (core/scratchpad/scratchpad.cpp)
 _FETCH_GAP_SECTORS = 7  # between two sectors that are read in one request, at most (core/log_store/log_store.cpp)
-_MERGE_READ_GAP_BLOCKS = 2  # between two blocks that a merge reads in one request (core/log_store/log_store_merge.cpp)
-_MERGE_WRITE_GAP_BLOCKS = 1  # and between two that it writes in one
 _MERGED_PART = 0.65  # of the log, at a time: between 0.5 and 0.8, as its pace allows (core/log_store/log_merger.cpp)
 _STANDING_PART = 0.15  # of the log: half of what comes in while it is being merged, until 0.95 are full
 
@@ -50,7 +55,9 @@ _STANDING_PART = 0.15  # of the log: half of what comes in while it is being mer
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStoreWork:
     """What a log store does in a step, in means. Rows, requests and bytes; hit_rate: of unique rows, 0 to 1.
-    record_bytes: of the step in the row log. room_rows: of the scratchpad, at any time."""
+    record_bytes: of the step in the row log. room_rows: of the scratchpad, at any time. new_rows: of moved_rows, those
+    that home did not have. read_bytes and written_bytes: beyond a block for each request, all_written_bytes: with it.
+    home_bytes: what rows and addresses take on the disk by then; the log is beside them."""
 
     hit_rate: float
     missed_rows: float
@@ -61,6 +68,9 @@ class LogStoreWork:
     written_bytes: float
     record_bytes: float
     room_rows: float
+    new_rows: float
+    all_written_bytes: float
+    home_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,16 +93,19 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOptions:
-    """Of the run: scratchpad_bytes and log_bytes of its pool (of a log store alone), workers of its loader."""
+    """Of the run: scratchpad_bytes and log_bytes of its pool (of a log store alone), workers of its loader.
+    steps_before: of a log store, how many steps there were since its tables were new; None: every row was written."""
 
     scratchpad_bytes: int
     log_bytes: int
     workers: int = 1
+    steps_before: float | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if getattr(self, field.name) < 1:
-                raise ConfigError(f"{field.name} = {getattr(self, field.name)}; it must be at least 1")
+            value = getattr(self, field.name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{field.name} = {value}; it must be at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,16 +226,33 @@ def _log_store_work(demand: Demand, curves: Sequence[ReuseCurve], options: StepO
     record_bytes = sum(_record_bytes(table, _unique(table)) for table in demand.tables)
     num_steps = max(1.0, _MERGED_PART * options.log_bytes / record_bytes) if record_bytes else 1.0
     later_steps = _STANDING_PART / _MERGED_PART * num_steps
-    fetch_requests = merge_requests = moved_rows = read_bytes = written_bytes = 0.0
+    fetch_requests = merge_requests = moved_rows = new_rows = read_bytes = written_bytes = all_written_bytes = (
+        home_bytes
+    ) = 0.0
+    before = options.steps_before
+    if before is not None:
+        missed = [max(0.0, m - curve.touches(before)) for m, curve in zip(missed, curves, strict=True)]
     for table, curve, missed_rows in zip(demand.tables, curves, missed, strict=True):
-        fetch_requests += _requests(table, missed_rows, _SECTOR_BYTES, _FETCH_GAP_SECTORS)[0]
-        merged_rows = curve.distinct(num_steps + later_steps) - curve.distinct(later_steps)
-        moved_rows += merged_rows / num_steps
-        writes, written = _requests(table, merged_rows, _BLOCK_BYTES, _MERGE_WRITE_GAP_BLOCKS)
-        reads, read = _requests(table, merged_rows, _BLOCK_BYTES, _MERGE_READ_GAP_BLOCKS)
-        merge_requests += (writes + reads) / num_steps
-        written_bytes += max(0.0, written - writes) * _BLOCK_BYTES / num_steps
-        read_bytes += max(0.0, read - reads) * _BLOCK_BYTES / num_steps
+        image_bytes = table.row_bytes + TAG_BYTES
+        at_home = home_rows(curve, table.rows, before)
+        home_bytes += at_home * (image_bytes + ADDRESS_BYTES)
+        fetch_requests += block_requests(
+            max(1.0, at_home), missed_rows, image_bytes, _SECTOR_BYTES, _FETCH_GAP_SECTORS
+        )[0]
+        load = merge_load(
+            classes_of(table.ladder),
+            table.row_bytes,
+            curve,
+            num_steps=num_steps,
+            later_steps=later_steps,
+            steps_before=before,
+        )
+        moved_rows += load.rows / num_steps
+        new_rows += load.new_rows / num_steps
+        all_written_bytes += load.written_bytes / num_steps
+        merge_requests += (load.read_requests + load.write_requests) / num_steps
+        written_bytes += max(0.0, load.written_bytes - load.write_requests * BLOCK_BYTES) / num_steps
+        read_bytes += max(0.0, load.read_bytes - load.read_requests * BLOCK_BYTES) / num_steps
     return LogStoreWork(
         hit_rate=1.0 - sum(missed) / rows if rows else 1.0,
         missed_rows=sum(missed),
@@ -233,6 +263,9 @@ def _log_store_work(demand: Demand, curves: Sequence[ReuseCurve], options: StepO
         written_bytes=written_bytes,
         record_bytes=record_bytes,
         room_rows=room,
+        new_rows=new_rows,
+        all_written_bytes=all_written_bytes,
+        home_bytes=home_bytes,
     )
 
 
@@ -243,16 +276,6 @@ def _scratchpad_rows(tables: Sequence[TableDemand], scratchpad_bytes: int) -> fl
     return min(all_rows, scratchpad_bytes / slot_bytes)
 
 
-def _requests(table: TableDemand, rows: float, unit_bytes: int, gap_units: int) -> tuple[float, float]:
-    """(requests, units moved) where `rows` different rows of the table are read or written in whole units, gaps of up
-    to `gap_units` included."""
-    image_bytes = table.row_bytes + _TAG_BYTES
-    units = math.ceil(table.rows * image_bytes / unit_bytes)
-    share = 1.0 - (1.0 - min(1.0, rows / table.rows)) ** (1.0 + unit_bytes / image_bytes)
-    gaps = sum(k * share * (1.0 - share) ** k for k in range(1, gap_units + 1))
-    return units * share * (1.0 - share) ** (gap_units + 1), units * share * (1.0 + gaps)
-
-
 def _record_bytes(table: TableDemand, rows: float) -> float:
     """What so many rows take in the row log: their numbers, and their images."""
-    return rows * (table.record_bytes + _TAG_BYTES)
+    return rows * (table.record_bytes + TAG_BYTES)

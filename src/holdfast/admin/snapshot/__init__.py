@@ -16,7 +16,7 @@ Invariants
 - A snapshot is a directory that was renamed when everything in it was durable; until then it has another name.
 - Files are data. Every byte is under a checksum, every number is checked before it is used, nothing is unpickled.
 - Of a row that several layers have, the newest layer's counts: corrections before rows, a snapshot before its parent.
-- A restore reads every file of the chain once before it makes anything.
+- A restored pool has its name when every file of the chain was read and holds.
 """
 
 from holdfast.admin.snapshot.chain import Snapshot, open_chain

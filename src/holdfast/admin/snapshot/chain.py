@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from holdfast.admin.snapshot.form import (
+    ASCENDING_VERSION,
     CHUNK,
-    CHUNK_MAGIC,
     DENSE_FILES,
     FORMAT,
     LAYERS,
@@ -28,6 +28,8 @@ from holdfast.admin.snapshot.form import (
     crc_of,
     layer_name,
 )
+from holdfast.admin.snapshot.layer_file import LayerFile, opened
+from holdfast.admin.snapshot.merged import Merged
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.errors import BrokenChain, Corrupted, FormatMismatch
 from holdfast.files.manifests import checksum_of
@@ -43,6 +45,7 @@ class Snapshot:
     """What a manifest says. Raises FormatMismatch, Corrupted where it does not hold (`open`)."""
 
     path: Path
+    version: int
     id: str
     parent: tuple[str, str] | None  # its id, and its path from here
     pool: str
@@ -54,6 +57,7 @@ class Snapshot:
     cursor: int
     row_updates: int
     tables: tuple[TableInfo, ...]
+    record: tuple[int, int] | None  # of the pool's row log, the newest of a step up to this one: position and checksum
     group: Manifest | None  # of a pool of several writers: a split table's rows are numbered by place then
     files: Mapping[str, FileInfo]
 
@@ -69,10 +73,10 @@ class Snapshot:
             said = json.loads(text)
             if said["format"] != FORMAT:
                 raise FormatMismatch(f"{file}: not the manifest of a snapshot")
-            if said["version"] != VERSION:
+            if said["version"] not in (ASCENDING_VERSION, VERSION):
                 raise FormatMismatch(
-                    f"{file}: format version {said['version']}, this build knows version {VERSION}; use the holdfast "
-                    "that wrote it"
+                    f"{file}: format version {said['version']}, this build knows versions {ASCENDING_VERSION} to "
+                    f"{VERSION}; use the holdfast that wrote it"
                 )
             if said.pop("crc32c") != checksum_of(said):
                 raise Corrupted(f"{file}: the manifest's checksum does not hold")
@@ -84,15 +88,20 @@ class Snapshot:
                 raise ValueError("a number that is none")
             for table in tables:
                 _ = table.layout  # raises where a number means nothing
+            record = said.get("record")
+            if record is not None:
+                record = (int(record["position"]), int(record["crc32c"]))
             group = None if "group" not in said else Manifest.from_json(json.dumps(said["group"]), str(file))
             if group is not None and tuple(TableInfo.of(entry.spec) for entry in group.tables) != tables:
                 raise ValueError("a group's tables that are others")
             return cls(
                 path=path,
+                version=said["version"],
                 id=said["id"],
                 parent=None if said["parent"] is None else (said["parent"]["id"], said["parent"]["path"]),
                 row_checksums=bool(said.get("row_checksums", False)),  # not in the manifests of older builds
                 tables=tables,
+                record=record,
                 group=group,
                 files=files,
                 **{name: said[name] for name in _PLAIN_FIELDS},
@@ -122,66 +131,67 @@ class Snapshot:
 
     def verify(self, on_bytes: Callable[[int], None] | None = None) -> None:
         """Reads every file. Raises Corrupted, which names the first that does not hold."""
+        self.check_files()
+        for name in self.files:
+            if name in DENSE_FILES:
+                data = self.read(name)
+                if on_bytes is not None:
+                    on_bytes(len(data))
+        for number in range(len(self.tables)):
+            for layer in LAYERS:
+                for rows in self.chunks(number, layer):
+                    if on_bytes is not None:
+                        on_bytes(CHUNK.size + rows.num_bytes)
+
+    def check_files(self) -> None:
+        """That the manifest has what a snapshot of these tables has. Raises Corrupted."""
         expected = {layer_name(number, layer) for number in range(len(self.tables)) for layer in LAYERS}
         if set(self.files) not in (expected, expected | set(DENSE_FILES)):
             raise Corrupted(f"{self.path / MANIFEST}: these are not the files of {len(self.tables)} tables")
-        for name in self.files:
-            for part in self._checked(name):
-                if on_bytes is not None:
-                    on_bytes(len(part))
-        for number in range(len(self.tables)):
-            for layer in LAYERS:
-                for _ in self.layer(number, layer):
-                    pass
 
     def _checked(self, name: str) -> Iterator[bytes]:
-        info = self.files[name]
         path = self.path / name
         crc = length = 0
-        with _opened(path) as file:
+        with opened(path) as file:
             while part := file.read(_READ_BYTES):
                 crc, length = crc_of(part, crc), length + len(part)
                 yield part
+        self._check_whole(path, length, crc)
+
+    def _check_whole(self, path: Path, length: int, crc: int) -> None:
+        info = self.files[path.name]
         if length != info.bytes:
             raise Corrupted(f"{path}: {length} bytes, the manifest says {info.bytes}")
         if crc != info.crc32c:
             raise Corrupted(f"{path}: the file's checksum does not hold")
 
+    def chunks(self, number: int, layer: str) -> Iterator[Rows]:
+        """The rows of one file of a table as they lie there: each chunk ascends. Raises Corrupted, at the end where the
+        file as a whole is not what the manifest says."""
+        file = self._file(number, layer)
+        yield from file.chunks()
+        self._check_whole(file.path, file.length, file.crc)
+
     def layer(self, number: int, layer: str) -> Iterator[Rows]:
-        """The rows of one file of a table, a chunk at a time. Raises Corrupted."""
-        row_bytes = self.tables[number].row_bytes
-        end = self.tables[number].num_embeddings if self.group is None else self.group.tables[number].end
-        path = self.path / layer_name(number, layer)
-        left = self.files[path.name].bytes
-        next_row = offset = 0
-        with _opened(path) as file:
-            while left > 0:
-                bad = f"{path} at offset {offset}: "
-                head = file.read(CHUNK.size)
-                if len(head) < CHUNK.size or crc_of(head[:-4]) != int.from_bytes(head[-4:], "little"):
-                    raise Corrupted(bad + "the checksum of a chunk's head does not hold")
-                magic, num_rows, first_row, last_row, payload_bytes, payload_crc, _, _ = CHUNK.unpack(head)
-                if magic != CHUNK_MAGIC or num_rows == 0 or payload_bytes != num_rows * (8 + row_bytes):
-                    raise Corrupted(bad + "a chunk's head says what cannot be")
-                if payload_bytes > left - CHUNK.size:
-                    raise Corrupted(bad + "a chunk ends beyond the file")
-                payload = file.read(payload_bytes)
-                if len(payload) < payload_bytes or crc_of(payload) != payload_crc:
-                    raise Corrupted(bad + "a chunk's checksum does not hold")
-                found = Rows(
-                    np.frombuffer(payload, "<u8", num_rows),
-                    np.frombuffer(payload, np.uint8, offset=8 * num_rows).reshape(num_rows, row_bytes),
-                )
-                rows = found.rows
-                if (
-                    not (next_row <= first_row == rows[0] and rows[-1] == last_row < end)
-                    or not (rows[1:] > rows[:-1]).all()
-                ):
-                    raise Corrupted(bad + "rows that are out of order")
-                next_row = last_row + 1
-                offset += CHUNK.size + payload_bytes
-                left -= CHUNK.size + payload_bytes
-                yield found
+        """The rows of one file of a table, ascending, some at a time. Raises Corrupted."""
+        return self._file(number, layer).ascending()
+
+    def numbers(self, number: int, layer: str) -> NDArray[np.uint64]:
+        """The numbers of the rows of one file of a table, ascending. Raises Corrupted."""
+        found = [rows.rows for rows in self.chunks(number, layer)]
+        return np.sort(np.concatenate(found)) if found else np.empty(0, np.uint64)
+
+    def _file(self, number: int, layer: str) -> LayerFile:
+        name = layer_name(number, layer)
+        table = self.tables[number]
+        end = table.num_embeddings if self.group is None else self.group.tables[number].end
+        return LayerFile(
+            self.path / name,
+            row_bytes=table.row_bytes,
+            end=end,
+            num_bytes=self.files[name].bytes,
+            ascends=self.version == ASCENDING_VERSION,
+        )
 
 
 def open_chain(path: Path) -> list[Snapshot]:
@@ -212,41 +222,6 @@ def shards_of(group: Manifest | None) -> list[tuple[int, int]]:
     return [] if group is None else [(entry.first_shard, entry.table_shards) for entry in group.tables]
 
 
-class Merged:
-    """The rows of a table as a stack of layers has them, ascending. Iterates over `Rows`."""
-
-    def __init__(self, layers: Sequence[Iterator[Rows]]) -> None:
-        """layers: the one that counts first, first."""
-        self._layers = list(layers)
-        self._heads = [next(layer, None) for layer in self._layers]
-
-    @classmethod
-    def of(cls, chain: Sequence[Snapshot], number: int) -> Merged:
-        return cls([snapshot.layer(number, layer) for snapshot in chain for layer in LAYERS])
-
-    def take(self, last: int) -> Rows | None:
-        """The rows up to `last` that were not taken before; None where there are none."""
-        parts = []
-        for i in range(len(self._layers)):
-            while (head := self._heads[i]) is not None and head.rows[0] <= last:
-                end = int(np.searchsorted(head.rows, np.uint64(last), side="right"))
-                parts.append(head[:end])
-                self._heads[i] = head[end:] if end < len(head) else next(self._layers[i], None)
-        if len(parts) <= 1:
-            return parts[0] if parts else None
-        return Rows.joined(parts)
-
-    def __iter__(self) -> Iterator[Rows]:
-        while ends := [int(head.rows[-1]) for head in self._heads if head is not None]:
-            if (rows := self.take(min(ends))) is not None:
-                yield rows
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        raise Corrupted(f"{path} is missing; the snapshot has lost a file") from None
-    with file:
-        yield file
+def merged_rows(chain: Sequence[Snapshot], number: int) -> Merged:
+    """The rows of a table as a chain has them, ascending."""
+    return Merged([snapshot.layer(number, layer) for snapshot in chain for layer in LAYERS])

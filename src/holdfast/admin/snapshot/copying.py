@@ -3,7 +3,7 @@
 
 - `PoolCopy` is of a pool of one writer; `group_copying.GroupCopy` of the parts of several as one.
 - A table's rows are numbered by row; those of a table that is split over a group's shards by place, which is what its
-  writers go by. Both ascend.
+  writers go by.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ Fixed = tuple[int, int, int, tuple[bytes, bytes] | None]
 """Step, cursor, row_updates; structure and tensors of the dense state."""
 
 
+Record = tuple[int, int]
+"""Position and checksum of one in a row log."""
+
+
 class LivePool(Protocol):
     """What `taking` copies. Rows come before `fix`, or after it where `fixes_first`; then `settle`, then corrections.
 
@@ -41,11 +45,24 @@ class LivePool(Protocol):
     @property
     def fixes_first(self) -> bool: ...
     @property
+    def rows_ascend(self) -> bool: ...
+    @property
     def newest_dense_step(self) -> int | None: ...
+    @property
+    def home_rows(self) -> list[int] | None:
+        """By table, about how many rows `rows` is going to give, where that is known."""
+
+    @property
+    def fixed_record(self) -> Record | None:
+        """After `fix`: names the row log's newest record of a step up to the fixed one, where there is one log."""
+
+    def log_goes_on_from(self, record: Record) -> bool:
+        """Whether the corrections have everything that was written since that record."""
+
     def fix(self) -> Fixed: ...
     def settle(self) -> None: ...
     def rows(self, number: int) -> Iterator[Rows]:
-        """Those of a table that an update ever wrote."""
+        """Those of a table that an update ever wrote; where not `rows_ascend`, as they lie in the pool."""
 
     def corrections(self, number: int) -> Iterator[Rows]:
         """Those that count instead of what `rows` gave."""
@@ -71,8 +88,23 @@ class PoolCopy:
         return self._copy.fixes_first
 
     @property
+    def rows_ascend(self) -> bool:
+        return self._copy.rows_ascend
+
+    @property
     def newest_dense_step(self) -> int | None:
         return self._copy.newest_dense_step
+
+    @property
+    def home_rows(self) -> list[int] | None:
+        return self._copy.home_rows
+
+    @property
+    def fixed_record(self) -> Record | None:
+        return self._copy.fixed_record
+
+    def log_goes_on_from(self, record: Record) -> bool:
+        return self._copy.log_goes_on_from(record)
 
     def fix(self) -> Fixed:
         return self._copy.fix()

@@ -13,11 +13,14 @@ from holdfast.files.manifests import TableFields
 from holdfast.pools.read_only import RowLayout, layout_of
 
 FORMAT = "holdfast snapshot"
-VERSION = 1
+ASCENDING_VERSION = 1  # of a snapshot whose layers are one ascending run each
+VERSION = 2
 MANIFEST = "manifest.json"
 DENSE_FILES = ("dense.structure", "dense.tensors")
 LAYERS = ("corrections", "rows")  # of one snapshot, the one that counts first
 CHUNK = struct.Struct("<8sQQQQI16sI")  # magic, num_rows, first_row, last_row, payload_bytes, payload_crc, reserved, crc
+RUN_BYTES = 256 << 20  # of rows that are put in order at a time,
+RUN_CHUNK_BYTES = 1 << 20  # and of a chunk of them: one of every run is in memory where runs are read as one
 CHUNK_MAGIC = b"HFSNAPCH"
 
 

@@ -10,6 +10,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast import _core
-from holdfast.admin.snapshot.chain import Merged
-from holdfast.admin.snapshot.copying import Fixed, initial_weights, stream
+from holdfast.admin.snapshot.copying import Fixed, Record, initial_weights, stream
 from holdfast.admin.snapshot.form import TableInfo
+from holdfast.admin.snapshot.merged import Merged
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.errors import Overtaken
 from holdfast.group import manifest as manifests
@@ -54,12 +55,22 @@ class GroupCopy:
         return self._parts[0].fixes_first
 
     @property
+    def rows_ascend(self) -> bool:
+        return all(part.rows_ascend for part in self._parts)
+
+    @property
     def newest_dense_step(self) -> int | None:
         """None until all writers have it, too."""
         step = self._slots.newest_dense_step
         if step is None or step > min(part.newest_step() for part in self._parts):
             return None
         return step
+
+    home_rows = None
+    fixed_record = None
+
+    def log_goes_on_from(self, record: Record) -> bool:
+        return False  # there is a log for each writer, and none for all
 
     def fix(self) -> Fixed:
         for _ in range(_TURNS):
@@ -82,22 +93,22 @@ class GroupCopy:
             raise Overtaken(f"{self._directory}: its shards were dealt out anew")
 
     def rows(self, number: int) -> Iterator[Rows]:
-        for rows in self._streams(number, "copy_rows"):
+        streams = self._streams(number, "copy_rows")
+        for rows in Merged(streams) if self.rows_ascend else chain.from_iterable(streams):
             if (step := self.newest_dense_step) is not None:
                 for part in self._parts:
                     part.raise_floor(step)
             yield rows
 
     def corrections(self, number: int) -> Iterator[Rows]:
-        return self._streams(number, "corrections")
+        return iter(Merged(self._streams(number, "corrections")))
 
-    def _streams(self, number: int, of: str) -> Iterator[Rows]:
+    def _streams(self, number: int, of: str) -> list[Iterator[Rows]]:
         entry = self.group.tables[number]
         parts = self._parts
         if entry.table_shards == 1:
             parts = [parts[self.group.owner_of[entry.first_shard]]]
-        streams = [stream(getattr(part, of), number, self.tables[number], entry.end) for part in parts]
-        return streams[0] if len(streams) == 1 else iter(Merged(streams))
+        return [stream(getattr(part, of), number, self.tables[number], entry.end) for part in parts]
 
     def initial_weights(self, number: int, rows: NDArray[np.uint64]) -> NDArray[np.uint8]:
         return initial_weights(self._parts[0], number, self.tables[number], rows)

@@ -29,17 +29,17 @@ class _GroupHomes:
     """See snapshot.restoring.Homes."""
 
     manifest: Manifest
-    parts: Sequence[tuple[_core.Pool, _core.Reader]]
+    pools: Sequence[_core.Pool]
 
-    def of(self, number: int, rows: Rows) -> Iterator[tuple[_core.Pool, _core.Reader, Rows]]:
+    def of(self, number: int, rows: Rows) -> Iterator[tuple[_core.Pool, Rows]]:
         entry = self.manifest.tables[number]
         if entry.table_shards == 1:
-            yield (*self.parts[self.manifest.owner_of[entry.first_shard]], rows)
+            yield self.pools[self.manifest.owner_of[entry.first_shard]], rows
             return
         shards = (rows.rows >> np.uint64(stride_bits(entry.num_embeddings, entry.table_shards))).astype(np.int64)
-        breaks = np.flatnonzero(np.diff(shards)) + 1
-        for begin, end in zip((0, *breaks), (*breaks, len(rows)), strict=True):
-            yield (*self.parts[self.manifest.owner_of[int(shards[begin])]], rows[begin:end])
+        owners = np.array([self.manifest.owner_of[shard] for shard in range(entry.table_shards)])[shards]
+        for owner in np.unique(owners):
+            yield self.pools[owner], rows[owners == owner]
 
 
 @contextmanager
@@ -72,5 +72,4 @@ def made_in_group(
         pools, of_dense, _ = open_together(writers, dense, options, OneRank())
         for pool in (*pools, *([] if of_dense is None else [of_dense])):
             stack.callback(pool.close)
-        readers = [_core.Reader(str(path)) for path in writers]
-        yield _GroupHomes(manifest, list(zip(pools, readers, strict=True)))
+        yield _GroupHomes(manifest, pools)

@@ -15,19 +15,26 @@ from typing import Self
 
 import numpy as np
 
-from holdfast.admin.snapshot.form import CHUNK, CHUNK_MAGIC, FileInfo, crc_of
+from holdfast.admin.snapshot.form import CHUNK, CHUNK_MAGIC, RUN_BYTES, RUN_CHUNK_BYTES, FileInfo, crc_of
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.errors import PoolFailed, PoolFull
 from holdfast.files.durable import sync_path
 from holdfast.files.locks import FileLock
 
+_WRITE_BACK_BYTES = 32 << 20
+
 
 class Output:
     """A file that is durable when the block ends; `info` says what is in it. Raises PoolFull, PoolFailed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, durable: bool = True) -> None:
+        """durable: else what ends a block well makes it a file, no more."""
         self._path = path
+        self._durable = durable
         self._bytes = self._crc = 0
+        self._begun = 0  # up to there write-back has begun
+        self.num_runs = 0  # of chunks that ascend
+        self._last_row = 1 << 64
 
     def __enter__(self) -> Self:
         with _writing(self._path):
@@ -38,7 +45,7 @@ class Output:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._file, _writing(self._path):
-            if error is None:
+            if error is None and self._durable:
                 os.fsync(self._file.fileno())
 
     @property
@@ -53,12 +60,48 @@ class Output:
         with _writing(self._path):
             while view:
                 view = view[self._file.write(view) :]
+            if self._durable and self._bytes - self._begun >= _WRITE_BACK_BYTES:
+                self._begin_write_back()
+
+    def _begin_write_back(self) -> None:
+        """The disk has something to do before the end, when all of it is waited for; and memory is not filled with what
+        nobody is going to read."""
+        before = max(0, self._begun - _WRITE_BACK_BYTES)  # its last part is being written meanwhile
+        os.posix_fadvise(self._file.fileno(), before, self._bytes - before, os.POSIX_FADV_DONTNEED)
+        self._begun = self._bytes
+
+    def write_runs(self, found: Iterator[Rows], row_bytes: int) -> int:
+        """Rows in any order, as ascending runs of `RUN_BYTES`, which it keeps in memory. Returns how many rows."""
+        most = max(1, RUN_BYTES // (8 + row_bytes))
+        run = Rows(np.empty(most, np.uint64), np.empty((most, row_bytes), np.uint8))
+        written = kept = 0
+        for rows in found:
+            for begin in range(0, len(rows), most):
+                part = rows[begin : begin + most]
+                if kept + len(part) > most:
+                    self._write_run(run[:kept])
+                    kept = 0
+                run.rows[kept : kept + len(part)] = part.rows
+                run.data[kept : kept + len(part)] = part.data
+                kept += len(part)
+            written += len(rows)
+        self._write_run(run[:kept])
+        return written
+
+    def _write_run(self, run: Rows) -> None:
+        order = np.argsort(run.rows, kind="stable")
+        step = max(1, RUN_CHUNK_BYTES // (8 + run.data.shape[1]))
+        for begin in range(0, len(order), step):
+            part = order[begin : begin + step]
+            self.write_chunk(Rows(run.rows[part], run.data.take(part, axis=0)))
 
     def write_chunk(self, rows: Rows) -> None:
         """These rows, one at least, as a chunk of a layer."""
         numbers = np.ascontiguousarray(rows.rows, "<u8").view(np.uint8)
         data = np.ascontiguousarray(rows.data).reshape(-1)
         first, last = int(rows.rows[0]), int(rows.rows[-1])
+        self.num_runs += first <= self._last_row
+        self._last_row = last
         payload_crc = crc_of(data, crc_of(numbers))
         head = CHUNK.pack(CHUNK_MAGIC, len(rows), first, last, len(numbers) + len(data), payload_crc, b"", 0)
         self.write(head[:-4] + crc_of(head[:-4]).to_bytes(4, "little"))

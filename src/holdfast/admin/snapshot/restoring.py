@@ -1,4 +1,5 @@
-"""Making a pool of a snapshot and those that it is based on: each of their files is read before anything is made."""
+"""Making a pool of a snapshot and those that it is based on: it has its name when each of their files was read and
+holds."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from holdfast import _core
-from holdfast.admin.snapshot.chain import Merged, Snapshot, open_chain
-from holdfast.admin.snapshot.form import DENSE_FILES
+from holdfast.admin.snapshot.ahead import ahead
+from holdfast.admin.snapshot.chain import Snapshot, open_chain
+from holdfast.admin.snapshot.form import DENSE_FILES, LAYERS
 from holdfast.admin.snapshot.output import new_directory
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.errors import PoolExists
@@ -20,14 +23,14 @@ from holdfast.files.durable import make_directory
 from holdfast.pools.directory import Medium, default_scratchpad_bytes, wants_log_store
 from holdfast.pools.read_only import RowLayout, new_log_bytes, open_untrained
 
-_PAGE_BYTES = 4096
+_IMPORT_BYTES = 32 << 20
 
 
 class Homes(Protocol):
     """Where a table's rows go."""
 
-    def of(self, number: int, rows: Rows) -> Iterator[tuple[_core.Pool, _core.Reader, Rows]]:
-        """The rows, cut so that each part goes to one pool, in one piece."""
+    def of(self, number: int, rows: Rows) -> Iterator[tuple[_core.Pool, Rows]]:
+        """The rows, by the pool that they go to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +38,9 @@ class OneHome:
     """Of a pool of one writer."""
 
     core: _core.Pool
-    reader: _core.Reader
 
-    def of(self, number: int, rows: Rows) -> Iterator[tuple[_core.Pool, _core.Reader, Rows]]:
-        yield self.core, self.reader, rows
+    def of(self, number: int, rows: Rows) -> Iterator[tuple[_core.Pool, Rows]]:
+        yield self.core, rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +58,11 @@ def restore_snapshot(
     *,
     medium: Medium = "auto",
     on_bytes: Callable[[int], None] | None = None,
-    on_rows: Callable[[int], None] | None = None,
 ) -> RestoreSummary:
     """Makes a pool of a snapshot and those that it is based on; it is there when it is complete, and training goes on
     from it as it would have from the pool of that step. A snapshot of a pool of several writers makes one of as many.
 
-    medium: as in `holdfast.Pool`. on_bytes: told how much was just verified, on_rows: how many rows were just written.
+    medium: as in `holdfast.Pool`. on_bytes: told how many bytes of rows were just written.
 
     Raises PoolExists, BrokenChain, Corrupted, FormatMismatch, PoolFull, PoolFailed; then there is no pool.
     """
@@ -69,7 +70,10 @@ def restore_snapshot(
         raise PoolExists(f"{pool} is there already; a restore makes a new pool, name another directory")
     chain = open_chain(snapshot)
     for part in chain:
-        part.verify(on_bytes)
+        part.check_files()
+        for name in DENSE_FILES:
+            if name in part.files:
+                part.read(name)
     newest = chain[0]
     make_directory(pool.parent)
     rows = 0
@@ -82,7 +86,7 @@ def restore_snapshot(
             log_bytes = new_log_bytes(log_store, specs, default_scratchpad_bytes(), num_writers=num_writers)
         with _made(partial, newest, log_store=log_store, log_bytes=log_bytes) as homes:
             for number in range(len(newest.tables)):
-                rows += _restore_table(chain, number, homes, on_rows)
+                rows += _restore_table(chain, number, homes, on_bytes)
     return RestoreSummary(step=newest.step, rows=rows, snapshots=len(chain))
 
 
@@ -107,7 +111,7 @@ def _made_alone(directory: Path, newest: Snapshot, *, log_store: bool, log_bytes
     )
     core = open_untrained(directory)
     try:
-        yield OneHome(core, _core.Reader(str(directory)))
+        yield OneHome(core)
         write_dense(core, newest)
     finally:
         core.close()
@@ -122,30 +126,56 @@ def write_dense(core: _core.Pool, newest: Snapshot) -> None:
         core.write_dense(structure, parts, len(data))
 
 
-def _restore_table(chain: Sequence[Snapshot], number: int, homes: Homes, on_rows: Callable[[int], None] | None) -> int:
+def _restore_table(chain: Sequence[Snapshot], number: int, homes: Homes, on_bytes: Callable[[int], None] | None) -> int:
     total = 0
-    for found in Merged.of(chain, number):
-        for core, reader, rows in homes.of(number, found):
-            _import(core, reader, number, chain[0].tables[number].layout, rows)
-        total += len(found)
-        if on_rows is not None:
-            on_rows(len(found))
+    for layer, newer in reversed(_layers(chain, number)):
+        with ahead(_gathered(layer)) as found:
+            for rows in found:
+                taken = rows[~_are_in(newer, rows.rows)]
+                for core, part in homes.of(number, taken):
+                    _import(core, number, chain[0].tables[number].layout, part)
+                total += len(taken)
+                if on_bytes is not None:
+                    on_bytes(rows.num_bytes)
     return total
 
 
-def _import(core: _core.Pool, reader: _core.Reader, number: int, layout: RowLayout, found: Rows) -> None:
-    max_gap = max(1, _PAGE_BYTES // layout.weight_bytes)
-    breaks = np.flatnonzero(np.diff(found.rows) > max_gap + 1) + 1
-    for begin, end in zip((0, *breaks), (*breaks, len(found)), strict=True):
-        part = found[begin:end]
-        first = int(part.rows[0])
-        count = int(part.rows[-1]) - first + 1
-        weights = np.empty((count, layout.weight_bytes), np.uint8)
-        state = np.empty((count, layout.state_bytes), np.uint8)
-        if count > len(part):  # what lies between has its initial value
-            reader.read_rows(number, first, count, weights.reshape(-1), state.reshape(-1))
-        place = (part.rows - np.uint64(first)).astype(np.int64)
-        weights[place] = part.data[:, : layout.weight_bytes]
-        state[place] = part.data[:, layout.weight_bytes :]
-        floats = state.reshape(-1).view(np.float32) if layout.state else None
-        core.import_rows(number, first, weights.reshape(-1), floats)
+def _layers(chain: Sequence[Snapshot], number: int) -> list[tuple[Iterator[Rows], NDArray[np.uint64]]]:
+    """The files of a table's rows, the newest one first, each with the numbers of the rows that newer ones have."""
+    newer = np.empty(0, np.uint64)
+    layers = []
+    files = [(snapshot, layer) for snapshot in chain for layer in LAYERS]
+    for snapshot, layer in files:
+        layers.append((snapshot.chunks(number, layer), newer))
+        if (snapshot, layer) != files[-1]:
+            newer = np.union1d(newer, snapshot.numbers(number, layer))
+    return layers
+
+
+def _are_in(numbers: NDArray[np.uint64], rows: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    if len(numbers) == 0:
+        return np.zeros(len(rows), np.bool_)
+    found: NDArray[np.bool_] = numbers[np.minimum(np.searchsorted(numbers, rows), len(numbers) - 1)] == rows
+    return found
+
+
+def _gathered(chunks: Iterator[Rows]) -> Iterator[Rows]:
+    """Several chunks at a time: home is written by long requests."""
+    kept: list[Rows] = []
+    for rows in chunks:
+        kept.append(rows)
+        if sum(part.num_bytes for part in kept) >= _IMPORT_BYTES:
+            yield _together(kept)
+            kept = []
+    if kept:
+        yield _together(kept)
+
+
+def _together(parts: Sequence[Rows]) -> Rows:
+    return Rows(np.concatenate([part.rows for part in parts]), np.concatenate([part.data for part in parts]))
+
+
+def _import(core: _core.Pool, number: int, layout: RowLayout, rows: Rows) -> None:
+    weights = np.ascontiguousarray(rows.data[:, : layout.weight_bytes]).reshape(-1)
+    state = np.ascontiguousarray(rows.data[:, layout.weight_bytes :]).reshape(-1)
+    core.import_rows(number, np.ascontiguousarray(rows.rows), weights, state.view(np.float32) if layout.state else None)

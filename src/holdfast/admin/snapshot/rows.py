@@ -12,17 +12,26 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some rows of a table, ascending, each once. rows: uint64 ``[n]``; data: uint8 ``[n, bytes]``, a row's weights and
-    behind them its state."""
+    """Some rows of a table, each once; ascending where nothing else is said. rows: uint64 ``[n]``; data: uint8
+    ``[n, bytes]``, a row's weights and behind them its state."""
 
     rows: NDArray[np.uint64]
     data: NDArray[np.uint8]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows.nbytes + self.data.nbytes
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, part: slice | NDArray[Any]) -> Rows:
         return Rows(self.rows[part], self.data[part])
+
+    def ascending(self) -> Rows:
+        """The same rows in order of their numbers."""
+        order = np.argsort(self.rows, kind="stable")
+        return Rows(self.rows[order], self.data[order])
 
     def same_as(self, other: Rows) -> NDArray[np.bool_]:
         """bool ``[n]``: which of these rows the other has too, with the same data."""

@@ -7,15 +7,18 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from holdfast.admin.snapshot.chain import Merged, Snapshot, open_chain, shards_of
+from holdfast.admin.snapshot.ahead import ahead
+from holdfast.admin.snapshot.chain import Snapshot, merged_rows, open_chain, shards_of
 from holdfast.admin.snapshot.copying import LivePool, PoolCopy
 from holdfast.admin.snapshot.form import (
+    ASCENDING_VERSION,
     DENSE_FILES,
     FORMAT,
     MANIFEST,
@@ -23,6 +26,8 @@ from holdfast.admin.snapshot.form import (
     FileInfo,
     layer_name,
 )
+from holdfast.admin.snapshot.layer_file import put_in_order
+from holdfast.admin.snapshot.merged import Merged
 from holdfast.admin.snapshot.output import Output, new_directory
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.data.output import check_output
@@ -52,11 +57,13 @@ def take_snapshot(
     step: int | None = None,
     since: Path | None = None,
     on_rows: Callable[[int], None] | None = None,
+    on_bytes: Callable[[int, int | None], None] | None = None,
 ) -> SnapshotSummary:
     """Copies the pool as it is at the end of its newest step that has a dense state; a run may go on meanwhile.
 
     step: this step, for whose dense state it waits. since: an earlier snapshot; only rows that differ from it are
-    written, and a restore needs both. on_rows: told how many rows were just read.
+    written, and a restore needs both. on_rows: told how many rows were just read; on_bytes: how
+    many bytes that were, and of how many in all where that is known.
 
     A pool of several writers is copied as one where all of their parts can be reached.
 
@@ -71,7 +78,7 @@ def take_snapshot(
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             with new_directory(dest, "partial") as partial:
-                return _Taking(pool, partial, dest, parents, on_rows).take(step)
+                return _Taking(pool, partial, dest, parents, on_rows, on_bytes).take(step)
         except (Overtaken, Corrupted) as error:
             # Beside a run, what does not hold may have been written over; in a pool at rest it is damaged.
             at_rest = not is_in_use(pool)
@@ -98,16 +105,24 @@ class _Taking:
     """One attempt at a snapshot, in the directory `partial`."""
 
     def __init__(
-        self, pool: Path, partial: Path, dest: Path, parents: Sequence[Snapshot], on_rows: Callable[[int], None] | None
+        self,
+        pool: Path,
+        partial: Path,
+        dest: Path,
+        parents: Sequence[Snapshot],
+        on_rows: Callable[[int], None] | None,
+        on_bytes: Callable[[int, int | None], None] | None,
     ) -> None:
         self._pool = pool
         self._partial = partial
         self._dest = dest
         self._parents = parents
         self._on_rows = on_rows
+        self._on_bytes = on_bytes
         self._copy = _copy_of(pool)
         self._tables = self._copy.tables
         self._files: dict[str, FileInfo] = {}
+        self._version = ASCENDING_VERSION
         none = [Rows(np.empty(0, np.uint64), np.empty((0, table.row_bytes), np.uint8)) for table in self._tables]
         self._unseen = {number: [rows] for number, rows in enumerate(none)}  # of the parents, and not copied
         mine = (self._copy.header["seed"], self._tables, shards_of(self._copy.group))
@@ -115,6 +130,14 @@ class _Taking:
             raise ConfigError(
                 f"--since: {parents[0].path} is of a pool with other tables, shards or another seed than {pool}"
             )
+        record = None
+        if parents and parents[0].pool == self._copy.header["uuid"].hex():
+            record = parents[0].record
+        self._goes_on = record is not None and self._copy.log_goes_on_from(record)
+        self._total_bytes = None
+        if (home_rows := self._copy.home_rows) is not None and not self._goes_on:
+            sizes = zip(home_rows, self._tables, strict=True)
+            self._total_bytes = sum(rows * (8 + table.row_bytes) for rows, table in sizes)
 
     def take(self, step: int | None) -> SnapshotSummary:
         copy = self._copy
@@ -157,15 +180,32 @@ class _Taking:
     def _write_layer(self, number: int, layer: str) -> int:
         """Returns how many rows were written."""
         name = layer_name(number, layer)
-        written = 0
-        with Output(self._partial / name) as out:
-            found = self._counted(self._copy.rows(number) if layer == "rows" else self._copy.corrections(number))
+        row_bytes = self._tables[number].row_bytes
+        if layer == "corrections":
+            found = self._copy.corrections(number)
+        else:
+            found = iter(()) if self._goes_on else self._copy.rows(number)
+        with ExitStack() as stack:
+            found = self._counted(stack.enter_context(ahead(found)))
+            if layer == "rows" and not self._copy.rows_ascend:
+                if not self._parents:
+                    with Output(self._partial / name) as out:
+                        written = out.write_runs(found, row_bytes)
+                    return self._note_layer(name, out, written)
+                found = stack.enter_context(put_in_order(found, row_bytes, self._partial / f"{name}.runs"))
             if self._parents:
-                found = self._changed(number, found) if layer == "rows" else self._corrected(number, found)
-            for rows in found:
-                out.write_chunk(rows)
-                written += len(rows)
+                found = self._differing(number, layer, found)
+            written = 0
+            with Output(self._partial / name) as out:
+                for rows in found:
+                    out.write_chunk(rows)
+                    written += len(rows)
+        return self._note_layer(name, out, written)
+
+    def _note_layer(self, name: str, out: Output, written: int) -> int:
         self._files[name] = out.info
+        if out.num_runs > 1:
+            self._version = VERSION
         return written
 
     def _counted(self, found: Iterator[Rows]) -> Iterator[Rows]:
@@ -173,11 +213,27 @@ class _Taking:
             yield rows
             if self._on_rows is not None:
                 self._on_rows(len(rows))
+            if self._on_bytes is not None:
+                self._on_bytes(rows.num_bytes, self._total_bytes)
+
+    def _differing(self, number: int, layer: str, found: Iterator[Rows]) -> Iterator[Rows]:
+        if self._goes_on:
+            return self._logged_since(number, found) if layer == "corrections" else found
+        return self._changed(number, found) if layer == "rows" else self._corrected(number, found)
+
+    def _logged_since(self, number: int, corrections: Iterator[Rows]) -> Iterator[Rows]:
+        """Those that are not as the parent's log had them: what was there stands, and nothing is lost."""
+        parents = Merged([self._parents[0].layer(number, "corrections")])
+        for rows in corrections:
+            known = parents.take(int(rows.rows[-1]))
+            changed = rows if known is None else rows[~rows.same_as(known)]
+            if len(changed):
+                yield changed
 
     def _changed(self, number: int, found: Iterator[Rows]) -> Iterator[Rows]:
         """Those that are not as the parents have them. What the parents alone have waits for the corrections: it is in
         the pool's log, or the pool was rolled back behind it."""
-        parents = Merged.of(self._parents, number)
+        parents = merged_rows(self._parents, number)
         for rows in found:
             known = parents.take(int(rows.rows[-1]))
             if known is None:
@@ -213,9 +269,10 @@ class _Taking:
         if self._parents:
             path = os.path.relpath(self._parents[0].path.resolve(), self._dest.parent.resolve() / self._dest.name)
             parent = {"id": self._parents[0].id, "path": path}
+        record = self._copy.fixed_record
         said: dict[str, Any] = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": self._version,
             "id": uuid.uuid4().hex,
             "parent": parent,
             "pool": header["uuid"].hex(),
@@ -227,6 +284,7 @@ class _Taking:
             "cursor": cursor,
             "row_updates": row_updates,
             "tables": [asdict(table) for table in self._tables],
+            **({} if record is None else {"record": {"position": record[0], "crc32c": record[1]}}),
             **({} if self._copy.group is None else {"group": json.loads(self._copy.group.to_json())}),
             "files": {name: asdict(info) for name, info in self._files.items()},
         }

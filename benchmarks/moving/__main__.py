@@ -1,0 +1,236 @@
+"""``python -m moving``, from benchmarks/: how fast a log store's rows move about, beside what its disk reaches.
+
+Makes a pool of one table whose rows came in random order, so that rows with neighbouring numbers lie scattered at home,
+and times each command of the command line as a process of its own, with nothing of the files in the page cache where
+that can be emptied (root). Beside them: a plain copy past the page cache, reading and writing at the same time, and
+reading alone. A command's rate is that of the rows' bytes, whatever it reads and writes for them, over its seconds
+without those in which Python starts and imports.
+
+    python -m moving --disk DIR                        # 8 million rows of 264 bytes, 1% of them changed
+    python -m moving --disk DIR --only snapshot,since  # the pool and its first snapshot are made, and these
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_ROOT = Path(__file__).parents[2]
+_PIECE_BYTES = 8 << 20
+_ROWS_AT_ONCE = 100_000
+_BATCH = 8000
+VERBS = ("verify", "snapshot", "since", "restore", "restore_since", "export", "import", "digest")
+
+_CONFIG = """
+[data.synthetic]
+num_samples = 100_000_000
+rows = [{table_rows}]
+num_dense = 3
+
+[embedding]
+dim = 64
+optimizer = "rowwise_adagrad"
+lr = 0.05
+
+[model]
+bottom = [8, 64]
+top = [8, 1]
+
+[optimizer]
+name = "sgd"
+lr = 0.01
+
+[pool]
+medium = "block"
+log_bytes = {log_bytes}
+scratchpad_bytes = 268_435_456
+
+[train]
+batch_size = {batch}
+"""
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m moving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=8_000_000, help="that are touched; the table has a quarter more")
+    parser.add_argument("--changed", type=float, default=0.01, help="share of the rows that changed since the snapshot")
+    parser.add_argument("--log-bytes", type=int, default=256 << 20)
+    parser.add_argument("--disk", type=Path, default=_ROOT / "runs/moving", help="a directory on the disk")
+    parser.add_argument("--only", default=",".join(VERBS), help=f"of {', '.join(VERBS)}")
+    parser.add_argument("--keep", action="store_true", help="the pool stays, and is used again")
+    return parser.parse_args()
+
+
+def _drop_page_cache() -> bool:
+    os.sync()
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("1")
+    except OSError:
+        return False
+    return True
+
+
+def _stream(path: Path, num_bytes: int, *, writing: bool) -> None:
+    """All of a file, one piece at a time, past the page cache."""
+    flags = os.O_WRONLY | os.O_CREAT if writing else os.O_RDONLY
+    piece = mmap.mmap(-1, _PIECE_BYTES)
+    fd = os.open(path, flags | os.O_DIRECT, 0o600)
+    try:
+        for offset in range(0, num_bytes, _PIECE_BYTES):
+            if writing:
+                os.pwritev(fd, [piece], offset)
+            else:
+                os.preadv(fd, [piece], offset)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _seconds(*work: Callable[[], None]) -> float:
+    """Of all at the same time."""
+    threads = [threading.Thread(target=one) for one in work]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - began
+
+
+def disk_rates(directory: Path, num_bytes: int = 2 << 30) -> dict[str, float]:
+    """Bytes a second of reading alone, and of a copy: as many bytes read and written meanwhile."""
+    source, copies = directory / "rate-source", [directory / f"rate-copy-{i}" for i in range(2)]
+    half = num_bytes // 2
+    try:
+        _stream(source, num_bytes, writing=True)
+        read_s = _seconds(*[lambda: _stream(source, num_bytes, writing=False)])
+        copy_s = _seconds(
+            lambda: _stream(source, num_bytes, writing=False),
+            lambda: _stream(copies[0], half, writing=True),
+            lambda: _stream(copies[1], half, writing=True),
+        )
+    finally:
+        for path in (source, *copies):
+            path.unlink(missing_ok=True)
+    return {"read": num_bytes / read_s, "copy": num_bytes / copy_s}
+
+
+def _starting_s() -> float:
+    """Of Python and what every command imports."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import holdfast.admin.snapshot, holdfast.train.observe"], check=True)
+    return time.perf_counter() - began
+
+
+def _command(*words: object) -> dict[str, Any]:
+    """Runs holdfast with these words; its seconds, and what it asked of the disk."""
+    _drop_page_cache()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "holdfast", *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+    seconds = time.perf_counter() - began
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {
+        "seconds": round(seconds, 2),
+        "cpu_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 2),
+        "read_mb": round((after.ru_inblock - before.ru_inblock) * 512 / 1e6),
+        "written_mb": round((after.ru_oublock - before.ru_oublock) * 512 / 1e6),
+        "peak_memory_mb": round(after.ru_maxrss / 1024),  # of the largest command so far
+    }
+
+
+def _make_pool(config: Path, pool: Path, num_rows: int, table_rows: int) -> None:
+    from holdfast.files.config import read_config
+    from holdfast.run.assembly import assemble
+    from holdfast.run.sections import RunConfig
+
+    run = read_config(RunConfig, config)
+    random = np.random.default_rng(1)
+    order = random.permutation(table_rows)[:num_rows].astype(np.uint64)
+    with assemble(run, pool) as trainer:
+        for first in range(0, num_rows, _ROWS_AT_ONCE):
+            rows = order[first : first + _ROWS_AT_ONCE]
+            weights = random.random((len(rows), 64), np.float32)
+            state = random.random(len(rows), np.float32)
+            trainer.pool.core.import_rows(0, rows, weights.view(np.uint8).reshape(-1), state)
+        trainer.recover()
+
+
+def _measure(given: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    only = given.only.split(",")
+    table_rows = given.rows * 5 // 4
+    config, pool, full, changed = (directory / name for name in ("run.toml", "pool", "full", "changed"))
+    config.write_text(_CONFIG.format(table_rows=table_rows, log_bytes=given.log_bytes, batch=_BATCH))
+    row_bytes = given.rows * (64 * 4 + 4)
+    found: dict[str, Any] = {"row_mb": round(row_bytes / 1e6), "page_cache_dropped": _drop_page_cache()}
+    found["starting_s"] = round(_starting_s(), 2)
+    found["disk_mb_per_s"] = {what: round(rate / 1e6) for what, rate in disk_rates(directory).items()}
+    if not pool.exists():
+        _make_pool(config, pool, given.rows, table_rows)
+        _command("train", config, "--pool", pool, "--set", "train.steps=1")
+
+    def measure(name: str, *words: object, limit: str = "copy") -> None:
+        if name not in only:
+            return
+        taken = _command(*words)
+        rate = row_bytes / (taken["seconds"] - found["starting_s"]) / 1e6
+        taken |= {"mb_per_s": round(rate), f"of_{limit}": round(rate / found["disk_mb_per_s"][limit], 2)}
+        found[name] = taken
+        print(name, json.dumps(taken), file=sys.stderr, flush=True)
+
+    def remove(path: Path) -> None:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    restored, exported, imported = directory / "restored", directory / "rows.safetensors", directory / "imported"
+    for path in (full, changed, restored, exported, imported):
+        remove(path)
+    measure("verify", "verify", pool, limit="read")
+    measure("digest", "digest", pool, limit="read")
+    measure("snapshot", "snapshot", pool, full)
+    measure("restore", "restore", full, restored)
+    remove(restored)
+    measure("export", "export", pool, exported)
+    measure("import", "import", exported, config, "--pool", imported)
+    remove(exported)
+    remove(imported)
+    if "since" in only:
+        steps = 1 + round(given.changed * table_rows / _BATCH)
+        _command("train", config, "--pool", pool, "--set", f"train.steps={steps}")
+        measure("since", "snapshot", pool, changed, "--since", full)
+        found["since"]["new_mb"] = round(sum(file.stat().st_size for file in changed.iterdir()) / 1e6)
+        measure("restore_since", "restore", changed, restored)
+    for path in (full, changed, restored):
+        remove(path)
+    return found
+
+
+def main() -> None:
+    given = _arguments()
+    given.disk.mkdir(parents=True, exist_ok=True)
+    try:
+        found = _measure(given, given.disk)
+    finally:
+        if not given.keep:
+            shutil.rmtree(given.disk)
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""A large log store's rows in order of their numbers.
+
+At home they lie by first touch. To read each where it lies would be a request a row; so homes are read from one end to
+the other into a scratch file of ascending runs, and those as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from holdfast.admin.snapshot.ahead import ahead
+from holdfast.admin.snapshot.copying import PoolCopy
+from holdfast.admin.snapshot.layer_file import put_in_order
+from holdfast.admin.snapshot.merged import Merged
+from holdfast.admin.snapshot.rows import Rows
+from holdfast.pools.directory import is_of_group
+from holdfast.pools.read_only import RowChunk
+
+
+class OrderedRows:
+    """The touched rows of a pool at rest. Each table is asked for once."""
+
+    def __init__(self, copy: PoolCopy, tables: list[Merged]) -> None:
+        self._copy = copy
+        self._tables = tables
+
+    def of(self, number: int) -> Merged:
+        """A table's, ascending."""
+        return self._tables[number]
+
+    def initial(self, number: int, rows: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> Rows:
+        """What these rows are before any update."""
+        table = self._copy.tables[number]
+        data = np.zeros((len(rows), table.row_bytes), np.uint8)
+        data[:, : table.layout.weight_bytes] = self._copy.initial_weights(number, rows)
+        return Rows(rows, data)
+
+    def chunks(self, number: int) -> Iterator[RowChunk]:
+        """As pools.read_only.touched_rows has them."""
+        weight_bytes = self._copy.tables[number].layout.weight_bytes
+        with ahead(iter(self.of(number))) as found:
+            for rows in found:
+                differs = (rows.data != self.initial(number, rows.rows).data).any(axis=1)
+                yield RowChunk(rows.rows, rows.data[:, :weight_bytes], rows.data[:, weight_bytes:], differs)
+
+
+@contextmanager
+def rows_in_order(
+    pool: Path, scratch: Path | None = None, on_rows: Callable[[int], None] | None = None
+) -> Iterator[OrderedRows | None]:
+    """For a pool at rest whose rows lie by first touch; None for any other, whose rows are read in order as they are.
+
+    scratch: a directory for files as large as the touched rows, which are removed; the system's one for temporary files
+    where none is named. on_rows: told how many rows were just read from the pool.
+    """
+    copy = None if is_of_group(pool) else PoolCopy(pool)
+    if copy is None or copy.rows_ascend:
+        yield None
+        return
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(TemporaryDirectory(prefix="holdfast-rows-", dir=scratch)))
+        tables = []
+        for number, table in enumerate(copy.tables):
+            with ahead(copy.rows(number)) as found:
+                rows = put_in_order(_counted(found, on_rows), table.row_bytes, directory / str(number))
+                tables.append(stack.enter_context(rows))
+        copy.fix()
+        copy.settle()
+        yield OrderedRows(copy, [Merged([copy.corrections(number), rows]) for number, rows in enumerate(tables)])
+
+
+def _counted(found: Iterator[Rows], on_rows: Callable[[int], None] | None) -> Iterator[Rows]:
+    for rows in found:
+        yield rows
+        if on_rows is not None:
+            on_rows(len(rows))
