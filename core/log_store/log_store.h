@@ -146,11 +146,19 @@ struct FollowedRecord {
   SpareBuffers::Borrowed data;
 };
 
-// A row whose newest version is in the log.
-struct LoggedRow {
-  std::uint64_t location;  // ascends with the ring's bytes
+// A row's newest version, where it was read to.
+struct SweptRow {
   std::uint64_t row;
+  const std::byte* weights;
+  const std::byte* state;
+};
+
+// Of one of a table's homes, images [first, end).
+struct HomeStretch {
   std::uint32_t table;
+  std::uint32_t home;
+  std::uint64_t first;
+  std::uint64_t end;
 };
 
 // What was read of a home: so many rows; it goes on at row `next`.
@@ -228,10 +236,18 @@ class LogStore {
   // appended meanwhile any may be there.
   std::vector<std::uint64_t> touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count);
 
-  // Rows whose newest version lies in the `bytes` of the ring before `back` from its head, by where they lie: whoever
-  // fetches them in this order reads the log from one end to the other. Of those that are appended or merged meanwhile
-  // any may be there.
-  std::vector<LoggedRow> rows_in_log_behind(std::uint64_t back, std::uint64_t bytes) const;
+  // For whoever wants all that there is: it is read in long pieces, and `take` gets rows of one table as they were at some
+  // time in the call, some at a time. What is appended or merged beside it, it may have or not.
+  using Take = std::function<void(std::uint32_t table, std::span<const SweptRow> rows)>;
+  // What homes have of the table, in stretches of about so many bytes, by where they lie. Not beside a merge.
+  std::vector<HomeStretch> home_stretches(std::uint32_t table, std::uint64_t bytes) const;
+  // Of a stretch the rows of which the log has no version.
+  void sweep_home(const HomeStretch& stretch, const Take& take);
+  // The rows whose newest version lies in the `bytes` of the ring before `back` from its head, of tables that are wanted.
+  void sweep_log(std::uint64_t back, std::uint64_t bytes, const std::function<bool(std::uint32_t table)>& is_wanted,
+                 const Take& take);
+  // Which of the rows such calls may give.
+  std::vector<bool> may_be_swept(std::uint32_t table, std::span<const std::uint64_t> rows) const;
 
   // Of a record of these rows, and of one that is made of these drafts.
   std::uint64_t record_bytes(std::span<const TableRows> tables) const { return shape_of(tables).header.bytes; }
@@ -375,14 +391,38 @@ class LogStore {
     const Home* home;
     std::uint64_t first_address;
     std::vector<std::uint64_t> rows;  // by address
-    std::uint64_t offset;  // in its file, of what was read
+    std::uint64_t offset;  // in its file, of what is read
+    std::uint64_t bytes;
     SpareBuffers::Borrowed data;
 
     const std::byte* image(const RowLayout& layout, std::size_t i) const {
       return data.data() + (layout.offset_of(first_address + i) - offset);
     }
   };
-  class Fetching;
+  // While it lives, the extents that a fetch resolved rows into are not used again.
+  class Fetching {
+   public:
+    Fetching(LogStore& store, std::uint64_t number) : store_(store), number_(number) {}
+    ~Fetching() {
+      {
+        const std::lock_guard lock(store_.mutex_);
+        store_.fetches_.erase(number_);
+      }
+      store_.fetch_done_.notify_all();
+    }
+    Fetching(const Fetching&) = delete;
+    Fetching& operator=(const Fetching&) = delete;
+
+   private:
+    LogStore& store_;
+    std::uint64_t number_;
+  };
+  // A row whose newest version is in the log.
+  struct LoggedRow {
+    std::uint64_t location;  // ascends with the ring's bytes
+    std::uint64_t row;
+    std::uint32_t table;
+  };
 
   // Where the index says that a section's images are, one behind another.
   class Locations {
@@ -422,6 +462,14 @@ class LogStore {
                                                std::size_t count) const;
   std::vector<std::uint64_t> rows_with_tag(const Table& table, std::uint64_t first, std::uint64_t end,
                                            std::size_t count);
+  std::vector<LoggedRow> rows_in_log_behind(std::uint64_t back, std::uint64_t bytes,
+                                            const std::function<bool(std::uint32_t table)>& is_wanted) const;
+  std::size_t take_logged(std::span<const LoggedRow> rows, const SectorBuffer& buffer, const Take& take);
+  std::vector<std::size_t> not_in_log(const Table& table, std::span<const std::uint64_t> rows) const;
+  std::uint64_t begin_fetch(bool reads_log);
+  void note_fetched(std::uint64_t rows, std::uint64_t bytes, std::uint64_t requests);
+  std::optional<Piece> place_piece(const Table& table, const Home& home, std::uint64_t address, std::uint64_t bytes);
+  void read_piece(Piece& piece);
   std::optional<Piece> next_piece(const Table& table, const Home& home, std::uint64_t address, std::uint64_t bytes);
   HomeRead read_by_row(std::uint32_t table, std::uint64_t first, const WorkingRows& out, std::size_t count,
                        std::vector<std::uint64_t>& torn);

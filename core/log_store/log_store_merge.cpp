@@ -401,7 +401,7 @@ std::vector<LogStore::Located> LogStore::newest_of(std::span<const Part> parts, 
       const std::uint64_t num_rows = some[part].section.num_rows;
       Locations locations = locations_of(some[part].position, some[part].section);
       for (std::uint64_t i = 0; i < num_rows; ++i) {
-        missing.prefetch_ahead(numbers[part], i, num_rows);
+        prefetch_ahead(missing, numbers[part], i, num_rows);
         const std::uint64_t row = numbers[part][i];
         const std::uint64_t location = locations.next();
         if (!missing.find(row)) continue;

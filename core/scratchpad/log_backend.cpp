@@ -81,9 +81,9 @@ void LogBackend::start(std::uint64_t epoch, const StepMark& mark) {
   fresh.row_updates = mark.row_updates;
   fresh.last_record = format::no_position;
   superblock_.write_commit(fresh);
+  if (options_.warm) begin_to_warm();
   merger_ = std::make_unique<LogMerger>(store_, options_.spans);
   merger_->allow(mark.step);
-  if (options_.warm) begin_to_warm();
 }
 
 // A scratchpad that has no room for a row is an error of the first step that wants one, not of opening.

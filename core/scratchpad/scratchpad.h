@@ -81,6 +81,7 @@ class Scratchpad {
     std::vector<std::vector<std::uint32_t>> slots_;
     std::vector<Missed> missed_;  // per table of the plan
     std::uint64_t num_missed_ = 0;
+    bool leaves_rows_ = false;  // to the sweep
     std::uint64_t oldest_live_ = 0;  // hold, when this one last looked
     bool announced_;  // by expect; these, and what follows, are guarded by the mutex of Turns
     bool given_up_ = false;
@@ -109,13 +110,16 @@ class Scratchpad {
   // The rows of a hold stay in for good: a static cache.
   void keep(const Hold& hold);
 
-  // Of the table's rows [first, end) those that are not in; none where there is no room for them.
-  std::vector<std::uint64_t> absent(std::uint32_t table, std::uint64_t first, std::uint64_t end) const;
-  // Leaves those of `rows` that are not in.
-  void keep_absent(std::uint32_t table, std::vector<std::uint64_t>& rows) const;
-  // Rows as they are below, ascending: those that are not in come in, while there are free slots; fresh ones do not.
-  // Returns how many came in. Thread-safe.
-  std::size_t warm(const TableRows& rows);
+  // A sweep begins, or has ended: all rows that there are of tables that have room for all of theirs come in without a
+  // hold. While it is not far from its end, the missed rows of holds are left to it, but for the last few: fetching
+  // rows one by one costs the disk a hundred times what they cost a sweep. may_come: which of a table's rows it may bring.
+  using MayCome = std::function<std::vector<bool>(std::uint32_t table, std::span<const std::uint64_t> rows)>;
+  void begin_sweep(MayCome may_come);
+  void note_sweep(double share);  // that is done
+  void end_sweep();
+  // Rows as they are below: those that are not in come in, while there are free slots, and so do those that a hold left
+  // to the sweep. Returns how many came in. Thread-safe.
+  std::size_t warm(std::uint32_t table, std::span<const SweptRow> rows);
   // Whether all rows of the table have room.
   bool holds_all(std::uint32_t table) const { return shelf_of(table).holds_all; }
   bool has_free_slots(std::uint32_t table) const;
@@ -147,10 +151,14 @@ class Scratchpad {
   void exchange(std::shared_ptr<Hold> hold);
   void insert(Hold& hold, std::span<const TableRows> fetched);
   void fail(std::exception_ptr failure);
-  std::size_t warm_some(const TableRows& rows);
+  std::size_t warm_some(std::uint32_t table, std::span<const SweptRow> rows);
+  bool is_sweeping() const;
+  void leave_to_sweep(const Hold& hold);
+  void claim(Hold& hold);
 
   std::vector<RowTable> tables_;
   Fetch fetch_;
+  MayCome may_come_;  // while there is a sweep
   StageSpans& spans_;
   std::vector<std::unique_ptr<Shelf>> shelves_;
   std::vector<std::size_t> shelf_of_table_;
