@@ -11,6 +11,7 @@ namespace {
 // Of the log, what is in use when a merge begins: never less, never more.
 constexpr double earliest = 0.4;
 constexpr double latest = 0.7;
+constexpr double least_in_use = 1 << 30;  // bytes of the log, of which that is a share, if it has as many
 constexpr double share_of_work = 0.5;  // of a merge's time, so that it ends before the log is full
 // Where records wait for merges, the log comes to be so full when one ends, less two records; and never fuller than `full`.
 constexpr double mark = 0.9;
@@ -112,9 +113,13 @@ Merging LogMerger::merging() const {
 // Of the log, what may be in use when a merge begins that is to end before the log is full.
 double LogMerger::share_to_begin_at() const { return 1 / (1 + appended_per_merged_ / share_of_work); }
 
+// A log that is larger than home is for merges that cannot keep up with what is appended: each costs home, so it is to take
+// as much as there can be. Others have nothing to gain from more than that, and whoever opens the pool reads it all.
 std::uint64_t LogMerger::bytes_to_begin_at() const {
-  const double share = std::clamp(share_to_begin_at(), earliest, latest);
-  return static_cast<std::uint64_t>(share * static_cast<double>(store_.ring_bytes()));
+  const double share = share_to_begin_at();
+  auto bytes = static_cast<double>(store_.ring_bytes());
+  if (share > earliest) bytes = std::min(bytes, std::max(least_in_use, store_.num_home_blocks() * format::block_bytes));
+  return static_cast<std::uint64_t>(std::clamp(share, earliest, latest) * bytes);
 }
 
 bool LogMerger::wants_to_merge() const {

@@ -2,7 +2,8 @@
 //
 // Invariants
 // - It merges no step after the limit that it was told last: recovery may have to go back to that one.
-// - It begins as late as it may, between four and seven tenths of the log, and takes all that may be merged: the longer
+// - It begins as late as it may, between four and seven tenths of the log (of as much of it as home has, where that is
+//   less and merges keep up), and takes all that may be merged: the longer
 //   a version waits, the more often a newer one of the same row, or of a row in the same block, comes along and is
 //   written with it. How much is appended meanwhile, it learns from the merges before.
 // - Where merges cannot keep up with what is appended, every record waits a little, none for long: beside a merge the
