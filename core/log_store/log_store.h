@@ -285,6 +285,13 @@ class LogStore {
       const Limit& limit, const Rest& rest = [](std::chrono::nanoseconds, double) { return true; },
       const GivesUp& gives_up = [] { return false; }, std::uint64_t most_bytes = ~std::uint64_t{0});
 
+  // Where rows are in memory as well, a merge need not read them in the log: of those of the rows of which it has the very
+  // version that was appended last, `copy` writes weights and state to `out`, each row `stride` bytes behind the one
+  // before, and says which they are. It is called until another one is given, or none.
+  using CopyFromMemory = std::function<std::vector<bool>(std::uint32_t table, std::span<const std::uint64_t> rows,
+                                                         std::byte* out, std::size_t stride)>;
+  void merge_from_memory(CopyFromMemory copy);
+
   // Writes rows [first, ...) straight home; their state becomes zeros where `state` is empty. Only while the log holds
   // no record, and alone. Durable after sync_home; what a failure or a crash before that leaves of them is unknown: of
   // one that was there before an image may not hold, until it is imported once more.
@@ -468,7 +475,8 @@ class LogStore {
   std::vector<std::size_t> not_in_log(const Table& table, std::span<const std::uint64_t> rows) const;
   std::uint64_t begin_fetch(bool reads_log);
   void note_fetched(std::uint64_t rows, std::uint64_t bytes, std::uint64_t requests);
-  std::optional<Piece> place_piece(const Table& table, const Home& home, std::uint64_t address, std::uint64_t bytes);
+  std::optional<Piece> place_piece(const Table& table, const Home& home, std::uint64_t address, std::uint64_t bytes,
+                                   std::uint64_t end);
   void read_piece(Piece& piece);
   std::optional<Piece> next_piece(const Table& table, const Home& home, std::uint64_t address, std::uint64_t bytes);
   HomeRead read_by_row(std::uint32_t table, std::uint64_t first, const WorkingRows& out, std::size_t count,
@@ -490,6 +498,8 @@ class LogStore {
   std::uint64_t share_of(const Table& table, std::uint64_t row, std::uint64_t num_shares) const;
   void choose(std::uint32_t table, const Share& share, const Stretch& merged, const Stretch& standing,
               std::vector<Located>& chosen, std::vector<Located>& undecided, const Between& between) const;
+  void copy_images(std::uint32_t table, std::span<const Located> chosen, Versions& versions,
+                   std::vector<Located>& others);
   std::size_t read_images(std::uint32_t table, std::span<const Located> chosen, const SectorBuffer& buffer,
                           const PartSize& most, Versions& versions);
   struct Written {
@@ -534,6 +544,8 @@ class LogStore {
   SpareBuffers spare_;
   std::atomic<bool> failed_{false};
   std::mutex merge_mutex_;
+  std::mutex memory_mutex_;  // guards the next one, and calls of it
+  CopyFromMemory copy_from_memory_;
 
   std::mutex listing_mutex_;
   Listing listing_;  // of the table that was asked for last

@@ -46,12 +46,11 @@ std::vector<std::uint64_t> LogStore::rows_in_log(std::uint32_t table, std::uint6
   return {begin, begin + static_cast<std::ptrdiff_t>(std::min(left, count))};
 }
 
-// Where the next images of the home at or after the address lie that are not in a hole, about `bytes` of them, and whose
-// they are; none where only holes follow.
+// Where the next images of the home at or after the address and before `end` lie that are not in a hole, about `bytes` of
+// them, and whose they are; none where only holes follow.
 std::optional<LogStore::Piece> LogStore::place_piece(const Table& table, const Home& home, std::uint64_t address,
-                                                     std::uint64_t bytes) {
+                                                     std::uint64_t bytes, std::uint64_t end) {
   const RowLayout& layout = table.layout;
-  const std::uint64_t end = home.num_images();
   if (!home.addresses) {
     const std::uint64_t data = home.file->next_data(address / layout.unit_rows() * layout.unit_bytes());
     address = std::max(address, data / layout.unit_bytes() * layout.unit_rows());
@@ -80,7 +79,7 @@ void LogStore::read_piece(Piece& piece) {
 
 std::optional<LogStore::Piece> LogStore::next_piece(const Table& table, const Home& home, std::uint64_t address,
                                                     std::uint64_t bytes) {
-  std::optional<Piece> piece = place_piece(table, home, address, bytes);
+  std::optional<Piece> piece = place_piece(table, home, address, bytes, home.num_images());
   if (piece) read_piece(*piece);
   return piece;
 }

@@ -59,8 +59,8 @@ void LogStore::sweep_home(const HomeStretch& stretch, const Take& take) {
   const Home& home = table.homes.at(stretch.home);
   const Fetching fetching(*this, begin_fetch(false));
   std::optional<Piece> piece =
-      place_piece(table, home, stretch.first, table.layout.bytes_for(stretch.end - stretch.first));
-  if (!piece || piece->first_address >= stretch.end) return;
+      place_piece(table, home, stretch.first, table.layout.bytes_for(stretch.end - stretch.first), stretch.end);
+  if (!piece) return;
   const std::vector<std::size_t> at_home = not_in_log(table, piece->rows);
   if (at_home.empty()) return;
   read_piece(*piece);

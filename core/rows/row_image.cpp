@@ -41,6 +41,10 @@ void write_image(const RowLayout& layout, std::uint64_t table, std::uint64_t row
                  const float* state, std::byte* image) {
   std::memcpy(image, weights, layout.weight_bytes());
   if (layout.state_bytes() != 0) std::memcpy(image + layout.weight_bytes(), state, layout.state_bytes());
+  tag_image(layout, table, row, image);
+}
+
+void tag_image(const RowLayout& layout, std::uint64_t table, std::uint64_t row, std::byte* image) {
   const std::uint32_t tag = tag_of(layout, table, row, image);
   std::memcpy(image + layout.weight_bytes() + layout.state_bytes(), &tag, sizeof(tag));
 }

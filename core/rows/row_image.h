@@ -50,6 +50,9 @@ class RowLayout {
 void write_image(const RowLayout& layout, std::uint64_t table, std::uint64_t row, const std::byte* weights,
                  const float* state, std::byte* image);
 
+// Gives the image of `row`, whose weights and state are there, its tag.
+void tag_image(const RowLayout& layout, std::uint64_t table, std::uint64_t row, std::byte* image);
+
 // Whether anything was ever written there: all that its tag says.
 bool has_tag(const RowLayout& layout, const std::byte* image);
 

@@ -101,6 +101,9 @@ Scratchpad& LogBackend::scratchpad() {
     scratchpad_ = std::make_unique<Scratchpad>(
         tables(), options_.scratchpad_bytes, [this](std::span<const TableRows> wanted) { store_.fetch(wanted); },
         options_.spans);
+    store_.merge_from_memory(
+        [pad = scratchpad_.get()](std::uint32_t table, std::span<const std::uint64_t> rows, std::byte* out,
+                                  std::size_t stride) { return pad->copy_settled(table, rows, out, stride); });
   }
   return *scratchpad_;
 }
@@ -349,6 +352,7 @@ bool LogBackend::step_has_begun() const {
 void LogBackend::import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
                              std::span<const float> state) {
   warming_.reset();
+  store_.merge_from_memory(nullptr);
   scratchpad_.reset();  // it may hold what the rows were
   store_.import_rows(static_cast<std::uint32_t>(table), first, weights, state);
 }

@@ -423,7 +423,8 @@ void Scratchpad::leave_to_sweep(const Hold& hold) {
   const auto num_left = [&] {
     std::size_t count = 0;
     for (const auto& [shelf, slots] : left) {
-      for (const std::uint32_t slot : slots) count += shelf->filling[slot].load(std::memory_order_relaxed) == Filling::left;
+      for (const std::uint32_t slot : slots)
+        count += shelf->filling[slot].load(std::memory_order_relaxed) == Filling::left;
     }
     return count;
   };
@@ -567,6 +568,42 @@ std::size_t Scratchpad::warm_some(std::uint32_t table, std::span<const SweptRow>
     ++num_warmed;
   }
   return num_warmed;
+}
+
+// Some at a time, as above. No hold is collected meanwhile, so none comes to use a row that none uses.
+std::vector<bool> Scratchpad::copy_settled(std::uint32_t table, std::span<const std::uint64_t> rows, std::byte* out,
+                                           std::size_t stride) const {
+  constexpr std::size_t at_once = 1024;
+  const Shelf& shelf = shelf_of(table);
+  std::vector<bool> has(rows.size());
+  std::vector<std::optional<std::uint32_t>> slots(at_once);
+  for (std::size_t first = 0; first < rows.size(); first += at_once) {
+    const std::size_t count = std::min(at_once, rows.size() - first);
+    const std::lock_guard lock(map_mutex_);
+    const std::uint64_t oldest_live = [&] {
+      const std::lock_guard turn(turns_->mutex);
+      return turns_->live.empty() ? turns_->num_holds + 1 : turns_->oldest_live();
+    }();
+    const SlotMap& slot_of = slot_of_[table];
+    for (std::size_t i = 0; i < count; ++i) {
+      prefetch_ahead(slot_of, rows.data() + first, i, count);
+      slots[i] = slot_of.find(rows[first + i]);
+      if (slots[i]) __builtin_prefetch(&shelf.use[*slots[i]]);
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto slot = slots[i];
+      has[first + i] = slot && shelf.newest_hold(*slot) < oldest_live &&
+                       shelf.filling[*slot].load(std::memory_order_acquire) == Filling::filled;
+      if (has[first + i]) __builtin_prefetch(shelf.weights.data() + *slot * shelf.weight_bytes);
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      if (!has[first + i]) continue;
+      std::byte* values = out + (first + i) * stride;
+      std::memcpy(values, shelf.weights.data() + *slots[i] * shelf.weight_bytes, shelf.weight_bytes);
+      std::memcpy(values + shelf.weight_bytes, shelf.state.data() + *slots[i] * shelf.state_bytes, shelf.state_bytes);
+    }
+  }
+  return has;
 }
 
 void Scratchpad::read(const Plan& plan, const std::vector<WorkingRows>& rows) {

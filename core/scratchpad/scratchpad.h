@@ -124,6 +124,11 @@ class Scratchpad {
   bool holds_all(std::uint32_t table) const { return shelf_of(table).holds_all; }
   bool has_free_slots(std::uint32_t table) const;
 
+  // Of the rows that are in and that no hold uses, weights and state, each row `stride` bytes behind the one before; says
+  // which these are. That is the version that was appended last: whoever changed one had a hold until it was. Thread-safe.
+  std::vector<bool> copy_settled(std::uint32_t table, std::span<const std::uint64_t> rows, std::byte* out,
+                                 std::size_t stride) const;
+
   // Fills in the plan's rows without a trace.
   void read(const Plan& plan, const std::vector<WorkingRows>& rows);
 

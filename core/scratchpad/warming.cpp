@@ -14,10 +14,7 @@ constexpr std::uint64_t stretch_bytes = std::uint64_t{64} << 20;  // of the log,
 }  // namespace
 
 Warming::Warming(LogStore& store, Scratchpad& scratchpad)
-    : store_(store),
-      scratchpad_(scratchpad),
-      all_rows_(store.index_entries()),
-      num_running_(num_threads) {
+    : store_(store), scratchpad_(scratchpad), all_rows_(store.index_entries()), num_running_(num_threads) {
   const auto num_tables = static_cast<std::uint32_t>(store_.tables().size());
   for (std::uint32_t table = 0; table < num_tables; ++table) {
     if (!scratchpad_.holds_all(table)) continue;
@@ -26,9 +23,8 @@ Warming::Warming(LogStore& store, Scratchpad& scratchpad)
       all_rows_ += stretch.end - stretch.first;
     }
   }
-  scratchpad_.begin_sweep([this](std::uint32_t table, std::span<const std::uint64_t> rows) {
-    return store_.may_be_swept(table, rows);
-  });
+  scratchpad_.begin_sweep(
+      [this](std::uint32_t table, std::span<const std::uint64_t> rows) { return store_.may_be_swept(table, rows); });
   threads_.reserve(num_threads);  // a thread that has no place in it would end the process
   try {
     for (unsigned i = 0; i < num_threads; ++i) {

@@ -96,6 +96,30 @@ def test_tables_that_fit_are_in_the_scratchpad_soon_and_no_step_waits_for_their_
     life.pool.close()
 
 
+def test_home_is_read_in_the_order_in_which_its_rows_were_written(tmp_path: Path) -> None:
+    life = Life(tmp_path / "pool")
+    life.steps(300)
+    assert life.traffic()["merges"] > 0
+    life.pool.close()
+    life = Life(tmp_path / "pool")
+    found = life.warm_up()
+    at_home = found["rows_warmed"] - found["index_entries"]
+    assert at_home > ROWS / 4
+    assert found["fetch_reads"] < ROWS / 100
+    assert found["rows_initial"] == 0
+    life.steps(5)
+    life.pool.close()
+
+
+def test_what_is_in_memory_a_merge_does_not_read_in_the_log(tmp_path: Path) -> None:
+    life = Life(tmp_path / "pool")
+    life.steps(300)
+    found = life.traffic()
+    assert found["merges"] > 0
+    assert found["log_bytes_read"] < found["merged_bytes"] / 4
+    life.pool.close()
+
+
 def test_rows_that_nobody_has_written_are_not_brought_in(tmp_path: Path) -> None:
     life = Life(tmp_path / "pool")
     life.steps(3)
