@@ -34,6 +34,8 @@
 //   that it moves in the log, so no row is read at home while it is being written there.
 // - One thread appends, recovers, rolls back and imports; drafts, fetch, touched_rows, sync and merge may be called from
 //   any. Of a fetch and an append at the same time the fetch sees all of a row or nothing of it.
+// - Rows that a merge takes from memory are what the log has of them: who copies them says that nothing newer was appended
+//   then, and the index says afterwards that nothing newer was appended than what the merge chose.
 // - A merge takes memory for a few sections of records and for a bounded part of the images that it moves, whatever the
 //   size of the log and of the tables.
 // - A full medium is an error (full) after which nothing has changed. After any other failure of an append's or a
@@ -472,6 +474,8 @@ class LogStore {
   std::vector<LoggedRow> rows_in_log_behind(std::uint64_t back, std::uint64_t bytes,
                                             const std::function<bool(std::uint32_t table)>& is_wanted) const;
   std::size_t take_logged(std::span<const LoggedRow> rows, const SectorBuffer& buffer, const Take& take);
+  void give_swept(std::uint32_t table, std::span<const std::uint64_t> rows, std::span<const std::byte* const> images,
+                  const Take& take, const std::function<std::string(std::size_t)>& place) const;
   std::vector<std::size_t> not_in_log(const Table& table, std::span<const std::uint64_t> rows) const;
   std::uint64_t begin_fetch(bool reads_log);
   void note_fetched(std::uint64_t rows, std::uint64_t bytes, std::uint64_t requests);

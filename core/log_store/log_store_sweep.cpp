@@ -64,20 +64,34 @@ void LogStore::sweep_home(const HomeStretch& stretch, const Take& take) {
   const std::vector<std::size_t> at_home = not_in_log(table, piece->rows);
   if (at_home.empty()) return;
   read_piece(*piece);
-  std::vector<SweptRow> rows;
-  rows.reserve(at_home.size());
+  std::vector<std::uint64_t> rows;
+  std::vector<const std::byte*> images;
   for (const std::size_t i : at_home) {
-    const std::uint64_t row = piece->rows[i];
     const std::byte* image = piece->image(table.layout, i);
-    const ImageState state = check_image(table.layout, stretch.table, row, image);
-    if (state == ImageState::damaged || (state == ImageState::untouched && home.addresses)) {
-      const std::uint64_t offset = table.layout.offset_of(piece->first_address + i);
-      throw Error(ErrorKind::corrupted, damaged(home.file->place(offset), stretch.table, row));
-    }
-    if (state == ImageState::whole) rows.push_back({row, image, image + table.layout.weight_bytes()});
+    if (!home.addresses && !has_tag(table.layout, image)) continue;  // nobody wrote it
+    rows.push_back(piece->rows[i]);
+    images.push_back(image);
   }
   note_fetched(rows.size(), piece->bytes, 1);
-  take(stretch.table, rows);
+  const auto offset_of = [&](std::size_t i) {
+    return piece->offset + static_cast<std::uint64_t>(images[i] - piece->data.data());
+  };
+  give_swept(stretch.table, rows, images, take, [&](std::size_t i) { return home.file->place(offset_of(i)); });
+}
+
+// place: of the image of a row, for messages.
+void LogStore::give_swept(std::uint32_t table, std::span<const std::uint64_t> rows,
+                          std::span<const std::byte* const> images, const Take& take,
+                          const std::function<std::string(std::size_t)>& place) const {
+  const RowLayout& layout = tables_[table].layout;
+  const std::size_t whole = count_whole(layout, table, rows, images);
+  if (whole != rows.size()) throw Error(ErrorKind::corrupted, damaged(place(whole), table, rows[whole]));
+  std::vector<SweptRow> swept;
+  swept.reserve(rows.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    swept.push_back({rows[i], images[i], images[i] + layout.weight_bytes()});
+  }
+  take(table, swept);
 }
 
 void LogStore::sweep_log(std::uint64_t back, std::uint64_t bytes,
@@ -126,17 +140,13 @@ std::size_t LogStore::take_logged(std::span<const LoggedRow> logged, const Secto
   }
   queue_.read_many(runs.reads());
   note_fetched(images.size(), runs.read_bytes(), runs.reads().size());
-  std::vector<SweptRow> rows;
-  for (std::size_t i = 0; i < images.size(); ++i) {
-    const auto [location, row, table] = logged[i];
-    const RowLayout& layout = tables_[table].layout;
-    if (check_image(layout, table, row, images[i]) != ImageState::whole) {
-      throw Error(ErrorKind::corrupted, damaged(log_.file().place(offset_of_location(location)), table, row));
-    }
-    rows.push_back({row, images[i], images[i] + layout.weight_bytes()});
-    if (i + 1 < images.size() && logged[i + 1].table == table) continue;
-    take(table, rows);
-    rows.clear();
+  std::vector<std::uint64_t> rows;
+  for (std::size_t i = 0, first = 0; i < images.size(); ++i) {
+    rows.push_back(logged[i].row);
+    if (i + 1 < images.size() && logged[i + 1].table == logged[i].table) continue;
+    give_swept(logged[i].table, std::span(rows).subspan(first), std::span(images).subspan(first, i + 1 - first), take,
+               [&](std::size_t of) { return log_.file().place(offset_of_location(logged[first + of].location)); });
+    first = i + 1;
   }
   return images.size();
 }

@@ -58,6 +58,24 @@ ImageState check_image(const RowLayout& layout, std::uint64_t table, std::uint64
   return zeros ? ImageState::untouched : ImageState::damaged;
 }
 
+std::size_t count_whole(const RowLayout& layout, std::uint64_t table, std::span<const std::uint64_t> rows,
+                        std::span<const std::byte* const> images) {
+  const std::size_t value_bytes = layout.weight_bytes() + layout.state_bytes();
+  std::size_t whole = 0;
+  for (; whole + checksums_at_once <= rows.size(); whole += checksums_at_once) {
+    const std::byte* const* image = images.data() + whole;
+    RowNumbers numbers;
+    std::copy_n(rows.data() + whole, checksums_at_once, numbers.begin());
+    const RowTags tags =
+        row_tags(layout.tag_seed(), table, numbers, {image[0], image[1], image[2], image[3]}, value_bytes);
+    bool hold = true;
+    for (std::size_t i = 0; i < checksums_at_once; ++i) hold = hold && tags[i] == tag_at(layout, image[i]);
+    if (!hold) break;
+  }
+  while (whole < rows.size() && check_image(layout, table, rows[whole], images[whole]) == ImageState::whole) ++whole;
+  return whole;
+}
+
 void pack_images(const RowLayout& layout, std::uint64_t table, const WorkingRows& working, std::size_t count,
                  std::byte* images) {
   const std::size_t value_bytes = layout.weight_bytes() + layout.state_bytes();

@@ -357,6 +357,7 @@ void Scratchpad::take_back_slots() {
   }
   for (std::size_t i = 0; i < shelves_.size(); ++i) {
     Shelf& shelf = *shelves_[i];
+    if (shelf.holds_all) continue;  // there is room
     for (std::uint32_t slot = 0; slot < shelf.num_used; ++slot) {
       if (!used[i][slot] && shelf.use[slot] != Shelf::kept) shelf.set_use(slot, 0, shelf.lives(slot));
     }
@@ -575,6 +576,7 @@ std::vector<bool> Scratchpad::copy_settled(std::uint32_t table, std::span<const 
                                            std::size_t stride) const {
   constexpr std::size_t at_once = 1024;
   const Shelf& shelf = shelf_of(table);
+  if (!shelf.holds_all) return {};
   std::vector<bool> has(rows.size());
   std::vector<std::optional<std::uint32_t>> slots(at_once);
   for (std::size_t first = 0; first < rows.size(); first += at_once) {
@@ -600,6 +602,7 @@ std::vector<bool> Scratchpad::copy_settled(std::uint32_t table, std::span<const 
       if (!has[first + i]) continue;
       std::byte* values = out + (first + i) * stride;
       std::memcpy(values, shelf.weights.data() + *slots[i] * shelf.weight_bytes, shelf.weight_bytes);
+      if (shelf.state_bytes == 0) continue;
       std::memcpy(values + shelf.weight_bytes, shelf.state.data() + *slots[i] * shelf.state_bytes, shelf.state_bytes);
     }
   }

@@ -13,6 +13,8 @@
 // - A row may come in without a hold (warm) while its shelf has free slots. A shelf with a free slot has never evicted, so
 //   a row that is not in was not in since the scratchpad was made, and nobody has changed it since: what was read of it
 //   below, at any time since then, is its newest version.
+// - So a hold may leave rows that it misses to a sweep, in tables whose rows all have room: their slots are its own, and
+//   filled by whoever comes first, until it claims those that are left. It is ready when all are filled.
 // - The order of holds, what they evict and what came in without one decide which rows are fetched when, never what a row is.
 // - After a failed fetch every hold throws that failure: slots may hold anything.
 // - expect, hold and read are called by one thread; a hold may be let go by any.
@@ -124,8 +126,8 @@ class Scratchpad {
   bool holds_all(std::uint32_t table) const { return shelf_of(table).holds_all; }
   bool has_free_slots(std::uint32_t table) const;
 
-  // Of the rows that are in and that no hold uses, weights and state, each row `stride` bytes behind the one before; says
-  // which these are. That is the version that was appended last: whoever changed one had a hold until it was. Thread-safe.
+  // Of a table whose rows all have room: of those rows that are in and that no hold uses, weights and state, each row `stride` bytes behind the one before; says
+  // which these are, or nothing. That is the version that was appended last: whoever changed one had a hold until it was. Thread-safe.
   std::vector<bool> copy_settled(std::uint32_t table, std::span<const std::uint64_t> rows, std::byte* out,
                                  std::size_t stride) const;
 
