@@ -12,6 +12,9 @@ namespace {
 constexpr double earliest = 0.4;
 constexpr double latest = 0.7;
 constexpr double least_in_use = 1 << 30;  // bytes of the log, of which that is a share, if it has as many
+// Bytes of the log that a merge gets done in a second: a guess, where none has been made.
+constexpr double guessed_merge_rate = 500e6;
+constexpr std::chrono::duration<double> guesses_after{0.5};
 constexpr double share_of_work = 0.5;  // of a merge's time, so that it ends before the log is full
 // Where records wait for merges, the log comes to be so full when one ends, less two records; and never fuller than `full`.
 constexpr double mark = 0.9;
@@ -66,12 +69,24 @@ bool LogMerger::must_wait(std::uint64_t bytes) const {
 bool LogMerger::wait_for_turn(std::uint64_t bytes) {
   std::unique_lock lock(mutex_);
   largest_record_bytes_ = std::max(largest_record_bytes_, bytes);
+  if (num_merges_ == 0) guess_pace(bytes);
   if (!must_wait(bytes)) return false;
   ++num_waiting_;
   turned_.notify_all();
   turned_.wait(lock, [&] { return !must_wait(bytes); });
   --num_waiting_;
   return true;
+}
+
+// Before the first merge has said how it gets on: from how fast the log fills.
+void LogMerger::guess_pace(std::uint64_t bytes) {
+  const auto now = StageSpans::Clock::now();
+  if (appended_ == 0) first_append_ = now;
+  const std::chrono::duration<double> took = now - first_append_;
+  const auto appended = static_cast<double>(appended_);
+  appended_ += bytes;
+  if (took < guesses_after) return;
+  appended_per_merged_ = std::max(appended_per_merged_, appended / took.count() / guessed_merge_rate);
 }
 
 void LogMerger::let_through() {

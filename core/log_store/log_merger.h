@@ -65,6 +65,7 @@ class LogMerger {
   bool is_stopping() const;
   bool rest(std::chrono::nanoseconds wanted, double progress);
   bool must_wait(std::uint64_t bytes) const;
+  void guess_pace(std::uint64_t bytes);
   std::uint64_t portion_bytes() const;
   double growth_beside(double takes) const;
   void begin_merge(std::uint64_t most_bytes);
@@ -81,6 +82,8 @@ class LogMerger {
   std::uint64_t num_merges_ = 0;
   double appended_per_merged_ = 0.25;  // bytes appended in the time that merging a byte takes; to begin with, a guess
   double crowding_;  // how many more rows of a block of home a merge writes with one, for each byte of the log
+  std::uint64_t appended_ = 0;  // bytes, before the first merge is done
+  StageSpans::Clock::time_point first_append_;
   std::uint64_t used_when_begun_ = 0;  // bytes of the log, when the merge in progress began
   double allowed_growth_ = 0;  // of the log, in bytes, until that merge's end
   double progress_ = 0;  // of that merge
