@@ -66,6 +66,8 @@ void LogStore::sweep_home(const HomeStretch& stretch, const Take& take) {
   read_piece(*piece);
   std::vector<std::uint64_t> rows;
   std::vector<const std::byte*> images;
+  rows.reserve(at_home.size());
+  images.reserve(at_home.size());
   for (const std::size_t i : at_home) {
     const std::byte* image = piece->image(table.layout, i);
     if (!home.addresses && !has_tag(table.layout, image)) continue;  // nobody wrote it
@@ -79,19 +81,25 @@ void LogStore::sweep_home(const HomeStretch& stretch, const Take& take) {
   give_swept(stretch.table, rows, images, take, [&](std::size_t i) { return home.file->place(offset_of(i)); });
 }
 
-// place: of the image of a row, for messages.
+// Some at a time: what was checked is in the processor's caches when it is taken. place: of the image of a row, for
+// messages.
 void LogStore::give_swept(std::uint32_t table, std::span<const std::uint64_t> rows,
                           std::span<const std::byte* const> images, const Take& take,
                           const std::function<std::string(std::size_t)>& place) const {
+  constexpr std::size_t at_once = 1024;
   const RowLayout& layout = tables_[table].layout;
-  const std::size_t whole = count_whole(layout, table, rows, images);
-  if (whole != rows.size()) throw Error(ErrorKind::corrupted, damaged(place(whole), table, rows[whole]));
   std::vector<SweptRow> swept;
-  swept.reserve(rows.size());
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    swept.push_back({rows[i], images[i], images[i] + layout.weight_bytes()});
+  for (std::size_t first = 0; first < rows.size(); first += at_once) {
+    const auto some = rows.subspan(first, std::min(at_once, rows.size() - first));
+    const auto of_some = images.subspan(first, some.size());
+    const std::size_t whole = count_whole(layout, table, some, of_some);
+    if (whole != some.size()) throw Error(ErrorKind::corrupted, damaged(place(first + whole), table, some[whole]));
+    swept.clear();
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      swept.push_back({some[i], of_some[i], of_some[i] + layout.weight_bytes()});
+    }
+    take(table, swept);
   }
-  take(table, swept);
 }
 
 void LogStore::sweep_log(std::uint64_t back, std::uint64_t bytes,
