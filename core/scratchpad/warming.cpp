@@ -23,9 +23,11 @@ Warming::Warming(LogStore& store, Scratchpad& scratchpad)
       all_rows_ += stretch.end - stretch.first;
     }
   }
-  scratchpad_.begin_sweep(
-      [this](std::uint32_t table, std::span<const std::uint64_t> rows) { return store_.may_be_swept(table, rows); });
   threads_.reserve(num_threads);  // a thread that has no place in it would end the process
+  // Of the store alone: holds may ask when this is gone.
+  scratchpad_.begin_sweep([of = &store_](std::uint32_t table, std::span<const std::uint64_t> rows) {
+    return of->may_be_swept(table, rows);
+  });
   try {
     for (unsigned i = 0; i < num_threads; ++i) {
       threads_.push_back(start_thread("hf-warm", [this, i] { run(i == 0); }));
