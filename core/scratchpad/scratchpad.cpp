@@ -21,8 +21,9 @@ constexpr std::uint32_t no_slot = ~std::uint32_t{0};
 
 // So few missed rows of a hold are fetched beside a sweep: in a small part of a step's time.
 constexpr std::size_t few_rows = 4096;
-// And a sweep that would take longer than this yet is not waited for. In its first moments nobody knows how long it takes.
-constexpr std::chrono::duration<double> longest_wait{5.0};
+// A sweep is waited for as long as it takes no longer yet than fetching what a hold lacks twenty times: as much as the
+// batches after it would lack in that time. In its first moments nobody knows how long it takes.
+constexpr std::chrono::duration<double> worth_of_a_row{20 * 25e-6};
 constexpr std::chrono::duration<double> first_moments{0.25};
 
 }  // namespace
@@ -54,9 +55,9 @@ struct Scratchpad::Turns {
     return waiting != 0 && waiting <= order && waiting_for == oldest_live() && !out_of_order &&
            (given_up.empty() || *given_up.begin() > waiting);
   }
-  bool sweep_is_far_from_its_end() const {
+  bool sweep_takes_longer_than(std::chrono::duration<double> limit) const {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - sweep_began;
-    return took > first_moments && took * (1 - swept) > longest_wait * swept;
+    return took > first_moments && took * (1 - swept) > limit * swept;
   }
 };
 
@@ -432,8 +433,9 @@ void Scratchpad::leave_to_sweep(const Hold& hold) {
   Turns& turns = *turns_;
   std::unique_lock lock(turns.mutex);
   turns.turned.wait(lock, [&] {
-    return turns.stopping || turns.failure || !turns.sweeping || turns.sweep_is_far_from_its_end() ||
-           num_left() <= few_rows;
+    if (turns.stopping || turns.failure || !turns.sweeping) return true;
+    const std::size_t count = num_left();
+    return count <= few_rows || turns.sweep_takes_longer_than(static_cast<double>(count) * worth_of_a_row);
   });
 }
 
