@@ -81,8 +81,8 @@ void LogBackend::start(std::uint64_t epoch, const StepMark& mark) {
   fresh.row_updates = mark.row_updates;
   fresh.last_record = format::no_position;
   superblock_.write_commit(fresh);
-  if (options_.warm) begin_to_warm();
   merger_ = std::make_unique<LogMerger>(store_, options_.spans);
+  if (options_.warm) begin_to_warm();  // before a merge may begin
   merger_->allow(mark.step);
 }
 
