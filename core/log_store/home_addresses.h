@@ -57,6 +57,7 @@ class HomeAddresses {
   void write_header_again();
 
   std::uint64_t count() const { return map_.size(); }
+  std::uint64_t durable_count() const { return durable_count_; }  // for whoever adds and syncs
   std::size_t memory_bytes() const { return map_.memory_bytes(); }
   // The rows of `count` addresses from `first` on, as the file names them. Throws corrupted.
   std::vector<std::uint64_t> rows_at(std::uint64_t first, std::uint64_t count) const;

@@ -11,6 +11,10 @@ namespace {
 // Of the log, what is in use when a merge begins: never less, never more.
 constexpr double earliest = 0.4;
 constexpr double latest = 0.7;
+constexpr double least_in_use = 1 << 30;  // bytes of the log, of which that is a share, if it has as many
+// Bytes of the log that a merge gets done in a second: a guess, where none has been made.
+constexpr double guessed_merge_rate = 500e6;
+constexpr std::chrono::duration<double> guesses_after{0.5};
 constexpr double share_of_work = 0.5;  // of a merge's time, so that it ends before the log is full
 // Where records wait for merges, the log comes to be so full when one ends, less two records; and never fuller than `full`.
 constexpr double mark = 0.9;
@@ -65,12 +69,24 @@ bool LogMerger::must_wait(std::uint64_t bytes) const {
 bool LogMerger::wait_for_turn(std::uint64_t bytes) {
   std::unique_lock lock(mutex_);
   largest_record_bytes_ = std::max(largest_record_bytes_, bytes);
+  if (num_merges_ == 0) guess_pace(bytes);
   if (!must_wait(bytes)) return false;
   ++num_waiting_;
   turned_.notify_all();
   turned_.wait(lock, [&] { return !must_wait(bytes); });
   --num_waiting_;
   return true;
+}
+
+// Before the first merge has said how it gets on: from how fast the log fills.
+void LogMerger::guess_pace(std::uint64_t bytes) {
+  const auto now = StageSpans::Clock::now();
+  if (appended_ == 0) first_append_ = now;
+  const std::chrono::duration<double> took = now - first_append_;
+  const auto appended = static_cast<double>(appended_);
+  appended_ += bytes;
+  if (took < guesses_after) return;
+  appended_per_merged_ = std::max(appended_per_merged_, appended / took.count() / guessed_merge_rate);
 }
 
 void LogMerger::let_through() {
@@ -112,9 +128,13 @@ Merging LogMerger::merging() const {
 // Of the log, what may be in use when a merge begins that is to end before the log is full.
 double LogMerger::share_to_begin_at() const { return 1 / (1 + appended_per_merged_ / share_of_work); }
 
+// A log that is larger than home is for merges that cannot keep up with what is appended: each costs home, so it is to take
+// as much as there can be. Others have nothing to gain from more than that, and whoever opens the pool reads it all.
 std::uint64_t LogMerger::bytes_to_begin_at() const {
-  const double share = std::clamp(share_to_begin_at(), earliest, latest);
-  return static_cast<std::uint64_t>(share * static_cast<double>(store_.ring_bytes()));
+  const double share = share_to_begin_at();
+  auto bytes = static_cast<double>(store_.ring_bytes());
+  if (share > earliest) bytes = std::min(bytes, std::max(least_in_use, store_.num_home_blocks() * format::block_bytes));
+  return static_cast<std::uint64_t>(std::clamp(share, earliest, latest) * bytes);
 }
 
 bool LogMerger::wants_to_merge() const {

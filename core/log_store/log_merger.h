@@ -2,7 +2,8 @@
 //
 // Invariants
 // - It merges no step after the limit that it was told last: recovery may have to go back to that one.
-// - It begins as late as it may, between four and seven tenths of the log, and takes all that may be merged: the longer
+// - It begins as late as it may, between four and seven tenths of the log (of as much of it as home has, where that is
+//   less and merges keep up), and takes all that may be merged: the longer
 //   a version waits, the more often a newer one of the same row, or of a row in the same block, comes along and is
 //   written with it. How much is appended meanwhile, it learns from the merges before.
 // - Where merges cannot keep up with what is appended, every record waits a little, none for long: beside a merge the
@@ -64,6 +65,7 @@ class LogMerger {
   bool is_stopping() const;
   bool rest(std::chrono::nanoseconds wanted, double progress);
   bool must_wait(std::uint64_t bytes) const;
+  void guess_pace(std::uint64_t bytes);
   std::uint64_t portion_bytes() const;
   double growth_beside(double takes) const;
   void begin_merge(std::uint64_t most_bytes);
@@ -82,6 +84,8 @@ class LogMerger {
   // merge begins too late, every step until its end waits.
   double appended_per_merged_ = 0.75;
   double crowding_;  // how many more rows of a block of home a merge writes with one, for each byte of the log
+  std::uint64_t appended_ = 0;  // bytes, before the first merge is done
+  StageSpans::Clock::time_point first_append_;
   std::uint64_t used_when_begun_ = 0;  // bytes of the log, when the merge in progress began
   double allowed_growth_ = 0;  // of the log, in bytes, until that merge's end
   double progress_ = 0;  // of that merge

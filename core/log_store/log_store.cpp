@@ -47,25 +47,6 @@ bool are_by_first_touch(const std::vector<RowTable>& tables) {
 
 }  // namespace
 
-// While it lives, the extents that a fetch resolved rows into are not used again.
-class LogStore::Fetching {
- public:
-  Fetching(LogStore& store, std::uint64_t number) : store_(store), number_(number) {}
-  ~Fetching() {
-    {
-      const std::lock_guard lock(store_.mutex_);
-      store_.fetches_.erase(number_);
-    }
-    store_.fetch_done_.notify_all();
-  }
-  Fetching(const Fetching&) = delete;
-  Fetching& operator=(const Fetching&) = delete;
-
- private:
-  LogStore& store_;
-  std::uint64_t number_;
-};
-
 std::vector<LabelledName> LogStore::files(const std::vector<RowTable>& tables, const Identity& identity) {
   std::vector<LabelledName> files = {{row_log_name, {format::FileKind::row_log}, identity}};
   for (std::size_t i = 0; i < tables.size(); ++i) {
@@ -293,7 +274,7 @@ void LogStore::index_record(const RowLog::Live& record, const std::byte* data) {
     const std::uint64_t* rows = rows_of(data, section);
     Locations locations = locations_of(record.link.position, section);
     for (std::uint64_t i = 0; i < section.num_rows; ++i) {
-      table.index.prefetch_ahead(rows, i, section.num_rows);
+      prefetch_ahead(table.index, rows, i, section.num_rows);
       table.index.insert(rows[i], locations.next());
     }
   }
@@ -331,7 +312,7 @@ std::uint64_t LogStore::resolve(std::span<const TableRows> tables, std::vector<I
     std::size_t home = 0;
     for (std::size_t u = 0; u < tables[request].num_rows; ++u) {
       const std::uint64_t* rows = tables[request].rows.rows;
-      table.index.prefetch_ahead(rows, u, tables[request].num_rows);
+      prefetch_ahead(table.index, rows, u, tables[request].num_rows);
       const std::uint64_t row = rows[u];
       if (const auto location = table.index.find(row)) {
         in_log.push_back({offset_of_location(*location), request, 0, u});
@@ -375,11 +356,15 @@ std::size_t LogStore::read_items(std::span<const TableRows> tables, std::span<co
   }
   queue_.read_many(runs.reads());
   for (std::size_t i = 0; i < images.size(); ++i) take_image(tables[items[i].request], items[i], images[i]);
-  const std::lock_guard lock(mutex_);
-  counters_.fetched_rows += images.size();
-  counters_.fetched_bytes += runs.read_bytes();
-  counters_.fetch_requests += runs.reads().size();
+  note_fetched(images.size(), runs.read_bytes(), runs.reads().size());
   return images.size();
+}
+
+void LogStore::note_fetched(std::uint64_t rows, std::uint64_t bytes, std::uint64_t requests) {
+  const std::lock_guard lock(mutex_);
+  counters_.fetched_rows += rows;
+  counters_.fetched_bytes += bytes;
+  counters_.fetch_requests += requests;
 }
 
 void LogStore::take_image(const TableRows& request, const Item& item, const std::byte* image) const {

@@ -34,6 +34,8 @@
 //   that it moves in the log, so no row is read at home while it is being written there.
 // - One thread appends, recovers, rolls back and imports; drafts, fetch, touched_rows, sync and merge may be called from
 //   any. Of a fetch and an append at the same time the fetch sees all of a row or nothing of it.
+// - Rows that a merge takes from memory are what the log has of them: who copies them says that nothing newer was appended
+//   then, and the index says afterwards that nothing newer was appended than what the merge chose.
 // - A merge takes memory for a few sections of records and for a bounded part of the images that it moves, whatever the
 //   size of the log and of the tables.
 // - A full medium is an error (full) after which nothing has changed. After any other failure of an append's or a
@@ -146,11 +148,19 @@ struct FollowedRecord {
   SpareBuffers::Borrowed data;
 };
 
-// A row whose newest version is in the log.
-struct LoggedRow {
-  std::uint64_t location;  // ascends with the ring's bytes
+// A row's newest version, where it was read to.
+struct SweptRow {
   std::uint64_t row;
+  const std::byte* weights;
+  const std::byte* state;
+};
+
+// Of one of a table's homes, images [first, end).
+struct HomeStretch {
   std::uint32_t table;
+  std::uint32_t home;
+  std::uint64_t first;
+  std::uint64_t end;
 };
 
 // What was read of a table's homes: so many rows; it goes on at place `next`.
@@ -230,10 +240,18 @@ class LogStore {
   // appended meanwhile any may be there.
   std::vector<std::uint64_t> touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count);
 
-  // Rows whose newest version lies in the `bytes` of the ring before `back` from its head, by where they lie: whoever
-  // fetches them in this order reads the log from one end to the other. Of those that are appended or merged meanwhile
-  // any may be there.
-  std::vector<LoggedRow> rows_in_log_behind(std::uint64_t back, std::uint64_t bytes);
+  // For whoever wants all that there is: it is read in long pieces, and `take` gets rows of one table as they were at some
+  // time in the call, some at a time. What is appended or merged beside it, it may have or not.
+  using Take = std::function<void(std::uint32_t table, std::span<const SweptRow> rows)>;
+  // What homes have of the table, in stretches of about so many bytes, by where they lie. Not beside a merge.
+  std::vector<HomeStretch> home_stretches(std::uint32_t table, std::uint64_t bytes) const;
+  // Of a stretch the rows of which the log has no version.
+  void sweep_home(const HomeStretch& stretch, const Take& take);
+  // The rows whose newest version lies in the `bytes` of the ring before `back` from its head, of tables that are wanted.
+  void sweep_log(std::uint64_t back, std::uint64_t bytes, const std::function<bool(std::uint32_t table)>& is_wanted,
+                 const Take& take);
+  // Which of the rows such calls may give.
+  std::vector<bool> may_be_swept(std::uint32_t table, std::span<const std::uint64_t> rows) const;
 
   // Of a record of these rows, and of one that is made of these drafts.
   std::uint64_t record_bytes(std::span<const TableRows> tables) const { return shape_of(tables).header.bytes; }
@@ -270,6 +288,13 @@ class LogStore {
   std::uint64_t merge(
       const Limit& limit, const Rest& rest = [](std::chrono::nanoseconds, double) { return true; },
       const GivesUp& gives_up = [] { return false; }, std::uint64_t most_bytes = ~std::uint64_t{0});
+
+  // Where rows are in memory as well, a merge need not read them in the log: of those of the rows of which it has the very
+  // version that was appended last, `copy` writes weights and state to `out`, each row `stride` bytes behind the one
+  // before, and says which they are. It is called until another one is given, or none.
+  using CopyFromMemory = std::function<std::vector<bool>(std::uint32_t table, std::span<const std::uint64_t> rows,
+                                                         std::byte* out, std::size_t stride)>;
+  void merge_from_memory(CopyFromMemory copy);
 
   // Writes these rows, in any order and each once, straight home; their state becomes zeros where `state` is empty. Only
   // while the log holds no record, and alone. Durable after sync_home; what a failure or a crash before that leaves of
@@ -383,14 +408,38 @@ class LogStore {
     const Home* home;
     std::uint64_t first_address;
     std::vector<std::uint64_t> rows;  // by address
-    std::uint64_t offset;  // in its file, of what was read
+    std::uint64_t offset;  // in its file, of what is read
+    std::uint64_t bytes;
     SpareBuffers::Borrowed data;
 
     const std::byte* image(const RowLayout& layout, std::size_t i) const {
       return data.data() + (layout.offset_of(first_address + i) - offset);
     }
   };
-  class Fetching;
+  // While it lives, the extents that a fetch resolved rows into are not used again.
+  class Fetching {
+   public:
+    Fetching(LogStore& store, std::uint64_t number) : store_(store), number_(number) {}
+    ~Fetching() {
+      {
+        const std::lock_guard lock(store_.mutex_);
+        store_.fetches_.erase(number_);
+      }
+      store_.fetch_done_.notify_all();
+    }
+    Fetching(const Fetching&) = delete;
+    Fetching& operator=(const Fetching&) = delete;
+
+   private:
+    LogStore& store_;
+    std::uint64_t number_;
+  };
+  // A row whose newest version is in the log.
+  struct LoggedRow {
+    std::uint64_t location;  // ascends with the ring's bytes
+    std::uint64_t row;
+    std::uint32_t table;
+  };
 
   std::optional<std::uint64_t> append_record(const PackedRecord& packed);
   std::uint64_t merge_records(const Limit& limit, const Rest& rest, const GivesUp& gives_up, std::uint64_t most_bytes);
@@ -432,6 +481,17 @@ class LogStore {
                                                std::size_t count) const;
   std::vector<std::uint64_t> rows_with_tag(const Table& table, std::uint64_t first, std::uint64_t end,
                                            std::size_t count);
+  std::vector<LoggedRow> rows_in_log_behind(std::uint64_t back, std::uint64_t bytes,
+                                            const std::function<bool(std::uint32_t table)>& is_wanted);
+  std::size_t take_logged(std::span<const LoggedRow> rows, const SectorBuffer& buffer, const Take& take);
+  void give_swept(std::uint32_t table, std::span<const std::uint64_t> rows, std::span<const std::byte* const> images,
+                  const Take& take, const std::function<std::string(std::size_t)>& place) const;
+  std::vector<std::size_t> not_in_log(const Table& table, std::span<const std::uint64_t> rows) const;
+  std::uint64_t begin_fetch(bool reads_log);
+  void note_fetched(std::uint64_t rows, std::uint64_t bytes, std::uint64_t requests);
+  std::optional<Piece> place_piece(const Table& table, const Home& home, std::uint64_t address, std::uint64_t bytes,
+                                   std::uint64_t end);
+  void read_piece(Piece& piece);
   std::optional<Piece> next_piece(const Table& table, const Home& home, std::uint64_t address, std::uint64_t bytes);
   void verify_home(std::uint32_t number, std::vector<std::string>& problems);
   void verify_record(const RowLog::Live& record, std::vector<std::string>& problems);
@@ -448,6 +508,8 @@ class LogStore {
   std::uint64_t share_of(const Table& table, std::uint64_t row, std::uint64_t num_shares) const;
   void choose(std::uint32_t table, const Share& share, const Stretch& merged, const Stretch& standing,
               std::vector<Located>& chosen, std::vector<Located>& undecided, const Between& between);
+  void copy_images(std::uint32_t table, std::span<const Located> chosen, Versions& versions,
+                   std::vector<Located>& others);
   std::size_t read_images(std::uint32_t table, std::span<const Located> chosen, const SectorBuffer& buffer,
                           const PartSize& most, Versions& versions);
   struct Written {
@@ -499,6 +561,8 @@ class LogStore {
   SpareBuffers spare_;
   std::atomic<bool> failed_{false};
   std::mutex merge_mutex_;
+  std::mutex memory_mutex_;  // guards the next one, and calls of it
+  CopyFromMemory copy_from_memory_;
 
   std::mutex listing_mutex_;
   Listing listing_;  // of the table that was asked for last

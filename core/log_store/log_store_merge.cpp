@@ -41,6 +41,7 @@ constexpr std::chrono::milliseconds long_rest{200};
 constexpr int first_rests = 5;
 constexpr double share_of_first_rests = 0.2;
 constexpr int most_last_rests = 10;
+constexpr std::size_t copied_at_once = std::size_t{64} << 10;  // versions, from memory
 constexpr double share_of_reading = 0.2;  // of a merge's progress: what it reads of the log
 
 struct GivenUp {};
@@ -141,18 +142,31 @@ class LogStore::Merge {
     store_.sync_merged(table);
   }
 
-  // The images of what is chosen.
+  // The images of what is chosen: from memory, and then the others from the log.
   void read(std::uint32_t t, double share) {
     std::sort(chosen_.begin(), chosen_.end(),
               [](const Located& a, const Located& b) { return a.location < b.location; });
+    const std::size_t count = chosen_.size();
     versions_.rows.clear();
-    versions_.images.resize(chosen_.size() * image_bytes(t));
-    while (versions_.rows.size() < chosen_.size()) {
-      rest({}, progress_of(merged_share_ + share * done_of(versions_.rows.size(), chosen_.size())));
+    versions_.images.resize(count * image_bytes(t));
+    const auto rest_between = [&](std::size_t done) {
+      rest({}, progress_of(merged_share_ + share * done_of(done, count)));
+    };
+    in_log_.clear();
+    for (std::size_t done = 0; done < count;) {
+      const auto some = std::span(chosen_).subspan(done, std::min(copied_at_once, count - done));
+      store_.copy_images(t, some, versions_, in_log_);
+      done += some.size();
+      rest_between(versions_.rows.size());
+    }
+    for (std::size_t done = 0; done < in_log_.size();) {
+      const std::size_t before = versions_.rows.size();
       const auto began = std::chrono::steady_clock::now();
-      const std::size_t requests = store_.read_images(t, std::span(chosen_).subspan(versions_.rows.size()),
-                                                      buffer_.buffer(), {buffer_bytes, reads_.most()}, versions_);
+      const std::size_t requests = store_.read_images(t, std::span(in_log_).subspan(done), buffer_.buffer(),
+                                                      {buffer_bytes, reads_.most()}, versions_);
       reads_.learn(requests, std::chrono::steady_clock::now() - began);
+      done += versions_.rows.size() - before;
+      rest_between(versions_.rows.size());
     }
   }
 
@@ -252,6 +266,7 @@ class LogStore::Merge {
   std::vector<std::vector<Located>> undecided_;  // by table: rows whose newest version was neither merged nor stood
   std::optional<std::vector<std::vector<Part>>> parts_;  // of the records, once they were searched
   std::vector<Located> chosen_;
+  std::vector<Located> in_log_;  // of these, the ones that are in no memory
   Versions versions_;
   std::vector<Look> looks_;
   double all_bytes_ = 0;
@@ -350,6 +365,50 @@ void LogStore::choose(std::uint32_t number, const Share& share, const Stretch& m
   }
 }
 
+// Of one table's versions those that are in memory; `others` get the rest. What was appended last when it was copied is the
+// chosen version if that is what was appended last afterwards.
+void LogStore::copy_images(std::uint32_t number, std::span<const Located> chosen, Versions& versions,
+                           std::vector<Located>& others) {
+  const Table& table = tables_[number];
+  const RowLayout& layout = table.layout;
+  std::vector<std::uint64_t> rows;
+  for (const Located& version : chosen) rows.push_back(version.row);
+  std::vector<bool> has;
+  std::byte* const first = versions.images.data() + versions.rows.size() * layout.image_bytes();
+  {
+    const std::lock_guard turn(memory_mutex_);
+    if (copy_from_memory_) has = copy_from_memory_(number, rows, first, layout.image_bytes());
+  }
+  if (has.empty()) {
+    others.insert(others.end(), chosen.begin(), chosen.end());
+    return;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t i = 0; i < chosen.size(); ++i) {
+      prefetch_ahead(table.index, rows.data(), i, rows.size());
+      if (has[i]) has[i] = table.index.find(rows[i]) == chosen[i].location;
+    }
+  }
+  std::byte* next = first;
+  for (std::size_t i = 0; i < chosen.size(); ++i) {
+    if (!has[i]) {
+      others.push_back(chosen[i]);
+      continue;
+    }
+    const std::byte* values = first + i * layout.image_bytes();
+    if (next != values) std::memmove(next, values, layout.image_bytes());
+    tag_image(layout, number, rows[i], next);
+    versions.rows.push_back({rows[i], static_cast<std::uint64_t>(next - versions.images.data())});
+    next += layout.image_bytes();
+  }
+}
+
+void LogStore::merge_from_memory(CopyFromMemory copy) {
+  const std::lock_guard turn(memory_mutex_);
+  copy_from_memory_ = std::move(copy);
+}
+
 // Of one table's versions, by the order of the log, as many images as may be read at once, from the first one on;
 // `versions` has room for them. Returns how many requests that took.
 std::size_t LogStore::read_images(std::uint32_t number, std::span<const Located> chosen, const SectorBuffer& buffer,
@@ -413,7 +472,7 @@ std::vector<LogStore::Located> LogStore::newest_of(std::span<const Part> parts, 
       const std::uint64_t num_rows = some[part].section.num_rows;
       Locations locations = locations_of(some[part].position, some[part].section);
       for (std::uint64_t i = 0; i < num_rows; ++i) {
-        missing.prefetch_ahead(numbers[part], i, num_rows);
+        prefetch_ahead(missing, numbers[part], i, num_rows);
         const std::uint64_t row = numbers[part][i];
         const std::uint64_t location = locations.next();
         if (!missing.find(row)) continue;

@@ -46,35 +46,11 @@ std::vector<std::uint64_t> LogStore::rows_in_log(std::uint32_t table, std::uint6
   return {begin, begin + static_cast<std::ptrdiff_t>(std::min(left, count))};
 }
 
-std::vector<LoggedRow> LogStore::rows_in_log_behind(std::uint64_t back, std::uint64_t bytes) {
-  require_readable();
-  const std::uint64_t used = log_.used_bytes();
-  const std::uint64_t from_head = std::min(used, back + bytes);
-  if (from_head <= back) return {};
-  const Stretch stretch{(log_.tail() + used - from_head) % log_.ring_bytes(), from_head - back};
-  std::vector<LoggedRow> rows;
-  for (std::uint32_t t = 0; t < tables_.size(); ++t) {
-    for (std::size_t slot = 0;;) {
-      const std::lock_guard lock(mutex_);
-      RowIndex& index = tables_[t].index;
-      index.grow_on(merge_slots_);  // before its entries are visited: while it grows they may be twice
-      if (index.is_growing()) continue;
-      if (slot >= index.num_slots()) break;
-      slot = index.visit(slot, merge_slots_, [&](std::uint64_t row, std::uint64_t location) {
-        if (lies_in(stretch, location)) rows.push_back({location, row, t});
-      });
-    }
-  }
-  std::ranges::sort(rows, {}, &LoggedRow::location);
-  return rows;
-}
-
-// The next images of the home at or after the address that are not in a hole, about `bytes` of them, and whose they are;
-// none where only holes follow.
-std::optional<LogStore::Piece> LogStore::next_piece(const Table& table, const Home& home, std::uint64_t address,
-                                                    std::uint64_t bytes) {
+// Where the next images of the home at or after the address and before `end` lie that are not in a hole, about `bytes` of
+// them, and whose they are; none where only holes follow.
+std::optional<LogStore::Piece> LogStore::place_piece(const Table& table, const Home& home, std::uint64_t address,
+                                                     std::uint64_t bytes, std::uint64_t end) {
   const RowLayout& layout = table.layout;
-  const std::uint64_t end = home.num_images();
   if (!home.addresses) {
     const std::uint64_t data = home.file->next_data(address / layout.unit_rows() * layout.unit_bytes());
     address = std::max(address, data / layout.unit_bytes() * layout.unit_rows());
@@ -85,7 +61,7 @@ std::optional<LogStore::Piece> LogStore::next_piece(const Table& table, const Ho
   const std::uint64_t piece_end = std::min(end, (unit + units) * layout.unit_rows());
   const std::uint64_t offset = unit * layout.unit_bytes() / unit_bytes_ * unit_bytes_;
   const std::uint64_t data_end = format::align_up(layout.bytes_for(piece_end), unit_bytes_);
-  Piece piece{&home, address, {}, offset, spare_.borrow(data_end - offset)};
+  Piece piece{&home, address, {}, offset, data_end - offset, {}};
   if (home.addresses) {
     piece.rows = home.addresses->rows_at(address, piece_end - address);
   } else {
@@ -93,7 +69,18 @@ std::optional<LogStore::Piece> LogStore::next_piece(const Table& table, const Ho
     std::iota(piece.rows.begin(), piece.rows.end(), address);
   }
   for (std::uint64_t& row : piece.rows) row += home.first;
-  queue_.read_range(*home.file, offset, data_end - offset, piece.data.data());
+  return piece;
+}
+
+void LogStore::read_piece(Piece& piece) {
+  piece.data = spare_.borrow(piece.bytes);
+  queue_.read_range(*piece.home->file, piece.offset, piece.bytes, piece.data.data());
+}
+
+std::optional<LogStore::Piece> LogStore::next_piece(const Table& table, const Home& home, std::uint64_t address,
+                                                    std::uint64_t bytes) {
+  std::optional<Piece> piece = place_piece(table, home, address, bytes, home.num_images());
+  if (piece) read_piece(*piece);
   return piece;
 }
 

@@ -41,6 +41,10 @@ void write_image(const RowLayout& layout, std::uint64_t table, std::uint64_t row
                  const float* state, std::byte* image) {
   std::memcpy(image, weights, layout.weight_bytes());
   if (layout.state_bytes() != 0) std::memcpy(image + layout.weight_bytes(), state, layout.state_bytes());
+  tag_image(layout, table, row, image);
+}
+
+void tag_image(const RowLayout& layout, std::uint64_t table, std::uint64_t row, std::byte* image) {
   const std::uint32_t tag = tag_of(layout, table, row, image);
   std::memcpy(image + layout.weight_bytes() + layout.state_bytes(), &tag, sizeof(tag));
 }
@@ -52,6 +56,24 @@ ImageState check_image(const RowLayout& layout, std::uint64_t table, std::uint64
   if (tag != 0) return tag == tag_of(layout, table, row, image) ? ImageState::whole : ImageState::damaged;
   const bool zeros = std::all_of(image, image + layout.image_bytes(), [](std::byte b) { return b == std::byte{0}; });
   return zeros ? ImageState::untouched : ImageState::damaged;
+}
+
+std::size_t count_whole(const RowLayout& layout, std::uint64_t table, std::span<const std::uint64_t> rows,
+                        std::span<const std::byte* const> images) {
+  const std::size_t value_bytes = layout.weight_bytes() + layout.state_bytes();
+  std::size_t whole = 0;
+  for (; whole + checksums_at_once <= rows.size(); whole += checksums_at_once) {
+    const std::byte* const* image = images.data() + whole;
+    RowNumbers numbers;
+    std::copy_n(rows.data() + whole, checksums_at_once, numbers.begin());
+    const RowTags tags =
+        row_tags(layout.tag_seed(), table, numbers, {image[0], image[1], image[2], image[3]}, value_bytes);
+    bool hold = true;
+    for (std::size_t i = 0; i < checksums_at_once; ++i) hold = hold && tags[i] == tag_at(layout, image[i]);
+    if (!hold) break;
+  }
+  while (whole < rows.size() && check_image(layout, table, rows[whole], images[whole]) == ImageState::whole) ++whole;
+  return whole;
 }
 
 void pack_images(const RowLayout& layout, std::uint64_t table, const WorkingRows& working, std::size_t count,

@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "kernels/kernels.h"
 
@@ -50,10 +51,16 @@ class RowLayout {
 void write_image(const RowLayout& layout, std::uint64_t table, std::uint64_t row, const std::byte* weights,
                  const float* state, std::byte* image);
 
+// Gives the image of `row`, whose weights and state are there, its tag.
+void tag_image(const RowLayout& layout, std::uint64_t table, std::uint64_t row, std::byte* image);
+
 // Whether anything was ever written there: all that its tag says.
 bool has_tag(const RowLayout& layout, const std::byte* image);
 
 enum class ImageState { untouched, whole, damaged };
+// How many of the images, which are the rows', are whole, from the first one on.
+std::size_t count_whole(const RowLayout& layout, std::uint64_t table, std::span<const std::uint64_t> rows,
+                        std::span<const std::byte* const> images);
 ImageState check_image(const RowLayout& layout, std::uint64_t table, std::uint64_t row, const std::byte* image);
 
 // Writes the images of the first `count` of `working` to `images`, where a unit begins; the gaps too, in bytes_for(count)

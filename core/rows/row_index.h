@@ -40,11 +40,6 @@ class RowIndex {
     __builtin_prefetch(slot);
     __builtin_prefetch(slot + run_slots);
   }
-  // In a loop over i of rows[i], one of these calls for each: prefetches for a call further on.
-  void prefetch_ahead(const std::uint64_t* rows, std::size_t i, std::size_t num_rows) const {
-    constexpr std::size_t distance = 24;
-    if (i + distance < num_rows) prefetch(rows[i + distance]);
-  }
   // All entries, some slots at a time: those of `count` slots from `slot` on, or of as many as there are. Returns the
   // slot after them, num_slots() at the end. Where rows were inserted meanwhile, and num_slots is what it was, none of
   // the others is left out; none is seen twice, unless it grows.
@@ -140,5 +135,12 @@ class RowIndex {
   std::vector<Slot> kept_;  // of a run
   std::size_t size_ = 0;
 };
+
+// In a loop over i of rows[i], one of these calls for each that looks it up in `map`: prefetches for a call further on.
+template <class Map>
+void prefetch_ahead(const Map& map, const std::uint64_t* rows, std::size_t i, std::size_t num_rows) {
+  constexpr std::size_t distance = 24;
+  if (i + distance < num_rows) map.prefetch(rows[i + distance]);
+}
 
 }  // namespace holdfast

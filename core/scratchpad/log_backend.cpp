@@ -82,8 +82,8 @@ void LogBackend::start(std::uint64_t epoch, const StepMark& mark) {
   fresh.last_record = format::no_position;
   superblock_.write_commit(fresh);
   merger_ = std::make_unique<LogMerger>(store_, options_.spans);
+  if (options_.warm) begin_to_warm();  // before a merge may begin
   merger_->allow(mark.step);
-  if (options_.warm) begin_to_warm();
 }
 
 // A scratchpad that has no room for a row is an error of the first step that wants one, not of opening.
@@ -101,6 +101,14 @@ Scratchpad& LogBackend::scratchpad() {
     scratchpad_ = std::make_unique<Scratchpad>(
         tables(), options_.scratchpad_bytes, [this](std::span<const TableRows> wanted) { store_.fetch(wanted); },
         options_.spans);
+    // Looked at afterwards: by then it is known of every hold that was found to be over.
+    store_.merge_from_memory([pad = scratchpad_.get(), is_logged = is_logged_](std::uint32_t table,
+                                                                               std::span<const std::uint64_t> rows,
+                                                                               std::byte* out, std::size_t stride) {
+      std::vector<bool> has = pad->copy_settled(table, rows, out, stride);
+      if (!*is_logged) has.clear();
+      return has;
+    });
   }
   return *scratchpad_;
 }
@@ -205,6 +213,7 @@ void LogBackend::overwrite(const CollectionSpec& spec, const std::vector<Overwri
 void LogBackend::update(const std::shared_ptr<const Capture>& capture, const float* grad, const UpdateSpec& update) {
   const auto& held = static_cast<const HeldCapture&>(*capture);
   const Plan& plan = *capture->plan;
+  updated_holds_.push_back(held.hold);
   overwrite(*plan.spec, overwritten_by(held),
             [&](std::size_t t, std::size_t begin, std::size_t end, const WorkingRows& fresh) {
               const RowTable& table = tables()[plan.spec->tables[t].number];
@@ -213,7 +222,6 @@ void LogBackend::update(const std::shared_ptr<const Capture>& capture, const flo
               best_kernels().update_compact(table.spec, update, rows_from(begin, capture->tables[t], table),
                                             occurrences, grad, {fresh.weights, fresh.state}, 0, end - begin);
             });
-  updated_holds_.push_back(held.hold);
 }
 
 void LogBackend::update(const SummedGradients& gradients, const UpdateSpec& update) {
@@ -231,20 +239,21 @@ void LogBackend::update(const SummedGradients& gradients, const UpdateSpec& upda
   for (std::size_t t = 0; t < slots.size(); ++t) {
     overwritten.push_back({gradients.num_rows[t], gradients.rows[t], slots[t].data()});
   }
+  for (const auto& capture : gradients.captures) {
+    updated_holds_.push_back(static_cast<const HeldCapture&>(*capture).hold);
+  }
   overwrite(spec, overwritten, [&](std::size_t t, std::size_t begin, std::size_t end, const WorkingRows& fresh) {
     const RowTable& table = tables()[spec.tables[t].number];
     best_kernels().update_compact_from_sums(table.spec, update, rows_from(begin, gradients.rows[t], table),
                                             gradients.sums[t].data() + begin * table.spec.dim,
                                             {fresh.weights, fresh.state}, 0, end - begin);
   });
-  for (const auto& capture : gradients.captures) {
-    updated_holds_.push_back(static_cast<const HeldCapture&>(*capture).hold);
-  }
 }
 
 void LogBackend::put(const std::shared_ptr<const Capture>& capture, const std::vector<ReadyRows>& ready) {
   const auto& held = static_cast<const HeldCapture&>(*capture);
   const CollectionSpec& spec = *capture->plan->spec;
+  updated_holds_.push_back(held.hold);
   overwrite(spec, overwritten_by(held),
             [&](std::size_t t, std::size_t begin, std::size_t end, const WorkingRows& fresh) {
               const std::size_t weight_bytes = tables()[spec.tables[t].number].weight_bytes();
@@ -252,7 +261,6 @@ void LogBackend::put(const std::shared_ptr<const Capture>& capture, const std::v
               std::copy(ready[t].weights + begin * weight_bytes, ready[t].weights + end * weight_bytes, fresh.weights);
               std::copy(ready[t].state + begin * state_floats, ready[t].state + end * state_floats, fresh.state);
             });
-  updated_holds_.push_back(held.hold);
 }
 
 std::uint64_t LogBackend::materialize(const Plan&) {
@@ -266,20 +274,20 @@ std::function<void()> LogBackend::end_step(const StepMark& mark) {
   check_fits_log(store_.record_bytes(drafts_), "the step's");
   // Both in shared pointers, because what the background runs is copyable.
   const auto record = std::make_shared<PackedRecord>(store_.seal(mark, std::exchange(drafts_, {})));
-  const auto holds = std::make_shared<std::vector<HoldPtr>>(std::move(updated_holds_));
-  updated_holds_.clear();
+  const auto overwriting = std::make_shared<Overwriting>(Overwriting{{}, is_logged_});
+  overwriting->holds.swap(updated_holds_);
   captures_.clear();
   {
     const std::lock_guard lock(mutex_);
     unmergeable_.push_back({mark.step, record->bytes()});
     largest_record_bytes_ = std::max(largest_record_bytes_, record->bytes());
   }
-  return [this, record, holds] {
+  return [this, record, overwriting] {
     {
       const StageSpans::Timing timing(options_.spans, Stage::append);
       append(*record);
     }
-    holds->clear();
+    overwriting->holds.clear();
     const StageSpans::Timing timing(options_.spans, Stage::sync);
     store_.sync();
   };
@@ -349,6 +357,7 @@ bool LogBackend::step_has_begun() const {
 void LogBackend::import_rows(std::size_t table, std::span<const std::uint64_t> rows,
                              std::span<const std::byte> weights, std::span<const float> state) {
   warming_.reset();
+  store_.merge_from_memory(nullptr);
   scratchpad_.reset();  // it may hold what the rows were
   store_.import_rows(static_cast<std::uint32_t>(table), rows, weights, state);
 }

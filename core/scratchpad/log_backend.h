@@ -14,6 +14,7 @@
 // - The log has room for several of the largest records, so that it always comes to a step that may be merged.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -94,6 +95,15 @@ class LogBackend final : public RowBackend {
 
  private:
   using HoldPtr = std::shared_ptr<const Scratchpad::Hold>;
+  // Holds of rows that were overwritten, until their record is appended. Where they end before it is, the scratchpad has rows
+  // that the log does not have, and merges take nothing from it any more.
+  struct Overwriting {
+    std::vector<HoldPtr> holds;
+    std::shared_ptr<std::atomic<bool>> is_logged;  // all that was ever let go
+    ~Overwriting() {
+      if (!holds.empty()) *is_logged = false;
+    }
+  };
   struct HeldCapture final : Capture {
     HoldPtr hold;
     SpareBuffers::Borrowed memory;  // of the working set
@@ -131,7 +141,8 @@ class LogBackend final : public RowBackend {
   std::uint64_t num_captures_ = 0;
   std::vector<std::weak_ptr<const Capture>> captures_;
   std::vector<RecordDraft> drafts_;  // the new rows of each update
-  std::vector<HoldPtr> updated_holds_;
+  std::vector<HoldPtr> updated_holds_;  // before the first of their rows is overwritten
+  const std::shared_ptr<std::atomic<bool>> is_logged_ = std::make_shared<std::atomic<bool>>(true);
 
   mutable std::mutex mutex_;  // guards what follows
   struct Logged {

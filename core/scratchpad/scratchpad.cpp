@@ -19,6 +19,13 @@ namespace {
 
 constexpr std::uint32_t no_slot = ~std::uint32_t{0};
 
+// So few missed rows of a hold are fetched beside a sweep: in a small part of a step's time.
+constexpr std::size_t few_rows = 4096;
+// A sweep is waited for as long as it takes no longer yet than fetching what a hold lacks twenty times: as much as the
+// batches after it would lack in that time. In its first moments nobody knows how long it takes.
+constexpr std::chrono::duration<double> worth_of_a_row{20 * 25e-6};
+constexpr std::chrono::duration<double> first_moments{0.25};
+
 }  // namespace
 
 struct Scratchpad::Turns {
@@ -33,6 +40,9 @@ struct Scratchpad::Turns {
   std::uint64_t waiting_for = 0;  // the oldest live hold when it last looked
   std::exception_ptr failure;
   bool stopping = false;
+  bool sweeping = false;
+  std::chrono::steady_clock::time_point sweep_began;
+  double swept = 0;  // its share
   ScratchpadCounters counters{};
 
   std::uint64_t oldest_live() const { return live.begin()->first; }
@@ -44,6 +54,10 @@ struct Scratchpad::Turns {
   bool has_no_room(std::uint64_t order) const {
     return waiting != 0 && waiting <= order && waiting_for == oldest_live() && !out_of_order &&
            (given_up.empty() || *given_up.begin() > waiting);
+  }
+  bool sweep_takes_longer_than(std::chrono::duration<double> limit) const {
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - sweep_began;
+    return took > first_moments && took * (1 - swept) > limit * swept;
   }
 };
 
@@ -236,6 +250,7 @@ void Scratchpad::collect(std::shared_ptr<Hold> hold) {
     {
       const std::lock_guard lock(turns_->mutex);
       hold->oldest_live_ = turns_->oldest_live();
+      hold->leaves_rows_ = turns_->sweeping;
     }
     if (const auto plan = hold->plan_.lock()) {
       for (std::size_t t = 0; t < num_tables; ++t) collect_table(*hold, t, plan->tables[t].rows);
@@ -265,7 +280,7 @@ void Scratchpad::collect_table(Hold& hold, std::size_t t, const std::vector<std:
   SlotMap& slot_of = slot_of_[table];
   // Those that are in, first: so their misses of the processor's caches overlap, and none of them is evicted here.
   for (std::size_t u = 0; u < rows.size(); ++u) {
-    slot_of.prefetch_ahead(rows.data(), u, rows.size());
+    prefetch_ahead(slot_of, rows.data(), u, rows.size());
     const auto found = slot_of.find(rows[u]);
     slots[u] = found.value_or(no_slot);
     if (found) __builtin_prefetch(&shelf.use[*found], 1);
@@ -288,7 +303,8 @@ void Scratchpad::collect_table(Hold& hold, std::size_t t, const std::vector<std:
       slot = take_slot(shelf, hold.oldest_live_);
     }
     shelf.set_use(*slot, hold.order_, 0);
-    shelf.filled[*slot].store(false, std::memory_order_relaxed);
+    const bool leaves = hold.leaves_rows_ && shelf.holds_all;
+    shelf.filling[*slot].store(leaves ? Filling::left : Filling::under_way, std::memory_order_relaxed);
     shelf.note_arrival(*slot, table, row);
     slot_of.insert(row, *slot);
     slots[u] = *slot;
@@ -342,6 +358,7 @@ void Scratchpad::take_back_slots() {
   }
   for (std::size_t i = 0; i < shelves_.size(); ++i) {
     Shelf& shelf = *shelves_[i];
+    if (shelf.holds_all) continue;  // there is room
     for (std::uint32_t slot = 0; slot < shelf.num_used; ++slot) {
       if (!used[i][slot] && shelf.use[slot] != Shelf::kept) shelf.set_use(slot, 0, shelf.lives(slot));
     }
@@ -352,6 +369,10 @@ void Scratchpad::take_back_slots() {
 
 void Scratchpad::exchange(std::shared_ptr<Hold> hold) {
   try {
+    if (hold->leaves_rows_) {
+      leave_to_sweep(*hold);
+      claim(*hold);
+    }
     const std::size_t num_tables = hold->spec_->tables.size();
     if (staging_->tables.size() < num_tables) staging_->tables.resize(num_tables);
     std::vector<TableRows> wanted;
@@ -384,6 +405,59 @@ void Scratchpad::exchange(std::shared_ptr<Hold> hold) {
   }
 }
 
+// Returns when few of the hold's missed rows are left that a sweep may bring, or it is not worth waiting for.
+void Scratchpad::leave_to_sweep(const Hold& hold) {
+  struct Left {
+    const Shelf* shelf;
+    std::vector<std::uint32_t> slots;
+  };
+  std::vector<Left> left;
+  for (std::size_t t = 0; t < hold.missed_.size(); ++t) {
+    const std::uint32_t table = hold.spec_->tables[t].number;
+    const Hold::Missed& missed = hold.missed_[t];
+    if (missed.rows.empty() || !holds_all(table)) continue;
+    const std::vector<bool> may_come = may_come_(table, missed.rows);
+    Left& of_table = left.emplace_back(&shelf_of(table));
+    for (std::size_t i = 0; i < may_come.size(); ++i) {
+      if (may_come[i]) of_table.slots.push_back(missed.slots[i]);
+    }
+  }
+  const auto num_left = [&] {
+    std::size_t count = 0;
+    for (const auto& [shelf, slots] : left) {
+      for (const std::uint32_t slot : slots)
+        count += shelf->filling[slot].load(std::memory_order_relaxed) == Filling::left;
+    }
+    return count;
+  };
+  Turns& turns = *turns_;
+  std::unique_lock lock(turns.mutex);
+  turns.turned.wait(lock, [&] {
+    if (turns.stopping || turns.failure || !turns.sweeping) return true;
+    const std::size_t count = num_left();
+    return count <= few_rows || turns.sweep_takes_longer_than(static_cast<double>(count) * worth_of_a_row);
+  });
+}
+
+// What no sweep has brought by now the hold fetches itself.
+void Scratchpad::claim(Hold& hold) {
+  const std::lock_guard lock(map_mutex_);
+  for (std::size_t t = 0; t < hold.missed_.size(); ++t) {
+    Hold::Missed& missed = hold.missed_[t];
+    Shelf& shelf = shelf_of(hold.spec_->tables[t].number);
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < missed.slots.size(); ++i) {
+      std::atomic<Filling>& filling = shelf.filling[missed.slots[i]];
+      if (filling.load(std::memory_order_relaxed) == Filling::filled) continue;
+      filling.store(Filling::under_way, std::memory_order_relaxed);
+      missed.rows[kept] = missed.rows[i];
+      missed.slots[kept++] = missed.slots[i];
+    }
+    missed.rows.resize(kept);
+    missed.slots.resize(kept);
+  }
+}
+
 // `fetched` are the hold's missed rows, table by table.
 void Scratchpad::insert(Hold& hold, std::span<const TableRows> fetched) {
   const StageSpans::Timing timing(spans_, Stage::insert);
@@ -392,7 +466,9 @@ void Scratchpad::insert(Hold& hold, std::span<const TableRows> fetched) {
     if (missed.rows.empty()) continue;
     Shelf& shelf = shelf_of(of_table->table);
     best_kernels().scatter(shelf.spec, shelf.rows(), missed.slots.data(), of_table->rows, 0, missed.slots.size());
-    for (const std::uint32_t slot : missed.slots) shelf.filled[slot].store(true, std::memory_order_release);
+    for (const std::uint32_t slot : missed.slots) {
+      shelf.filling[slot].store(Filling::filled, std::memory_order_release);
+    }
     missed = {};
     ++of_table;
   }
@@ -436,68 +512,103 @@ bool Scratchpad::has_free_slots(std::uint32_t table) const {
   return shelf.num_used < shelf.num_slots;
 }
 
-std::vector<std::uint64_t> Scratchpad::absent(std::uint32_t table, std::uint64_t first, std::uint64_t end) const {
-  std::vector<std::uint64_t> rows(end - first);
-  std::iota(rows.begin(), rows.end(), first);
-  keep_absent(table, rows);
-  return rows;
+void Scratchpad::begin_sweep(MayCome may_come) {
+  may_come_ = std::move(may_come);
+  const std::lock_guard lock(turns_->mutex);
+  turns_->sweeping = true;
+  turns_->sweep_began = std::chrono::steady_clock::now();
+  turns_->swept = 0;
 }
 
-void Scratchpad::keep_absent(std::uint32_t table, std::vector<std::uint64_t>& rows) const {
-  const std::lock_guard lock(map_mutex_);
-  const SlotMap& slot_of = slot_of_[table];
-  std::size_t kept = 0;
-  for (std::size_t u = 0; u < rows.size(); ++u) {
-    slot_of.prefetch_ahead(rows.data(), u, rows.size());
-    if (!slot_of.find(rows[u])) rows[kept++] = rows[u];
+void Scratchpad::note_sweep(double share) {
+  {
+    const std::lock_guard lock(turns_->mutex);
+    turns_->swept = std::max(turns_->swept, share);
   }
-  rows.resize(kept);
+  turns_->turned.notify_all();
+}
+
+void Scratchpad::end_sweep() {
+  {
+    const std::lock_guard lock(turns_->mutex);
+    turns_->sweeping = false;
+  }
+  turns_->turned.notify_all();
 }
 
 // Some at a time: whoever collects a batch waits for the map no longer than it takes to copy so many.
-std::size_t Scratchpad::warm(const TableRows& rows) {
+std::size_t Scratchpad::warm(std::uint32_t table, std::span<const SweptRow> rows) {
   constexpr std::size_t at_once = 1024;
-  const Shelf& shelf = shelf_of(rows.table);
   std::size_t num_warmed = 0;
-  for (std::size_t first = 0; first < rows.num_rows; first += at_once) {
-    const WorkingRows& all = rows.rows;
-    const WorkingRows some{
-        all.rows + first, all.weights + first * shelf.weight_bytes,
-        reinterpret_cast<float*>(reinterpret_cast<std::byte*>(all.state) + first * shelf.state_bytes)};
-    num_warmed += warm_some({rows.table, std::min(at_once, rows.num_rows - first), some});
+  for (std::size_t first = 0; first < rows.size(); first += at_once) {
+    num_warmed += warm_some(table, rows.subspan(first, std::min(at_once, rows.size() - first)));
   }
   return num_warmed;
 }
 
-// Slots are given in order, so rows that come in one after another are copied together.
-std::size_t Scratchpad::warm_some(const TableRows& rows) {
-  Shelf& shelf = shelf_of(rows.table);
+std::size_t Scratchpad::warm_some(std::uint32_t table, std::span<const SweptRow> rows) {
+  constexpr std::size_t distance = 16;
+  Shelf& shelf = shelf_of(table);
   const std::lock_guard lock(map_mutex_);
-  SlotMap& slot_of = slot_of_[rows.table];
-  const std::size_t before = shelf.num_used;
-  for (std::size_t u = 0; u < rows.num_rows;) {
-    const std::size_t begin = u;
-    const auto first_slot = static_cast<std::uint32_t>(shelf.num_used);
-    for (; u < rows.num_rows && shelf.num_used < shelf.num_slots; ++u) {
-      const std::uint64_t row = rows.rows.rows[u];
-      if ((row & fresh_bit) != 0 || slot_of.find(row)) break;
-      const auto slot = static_cast<std::uint32_t>(shelf.num_used++);
-      shelf.note_arrival(slot, rows.table, row);  // of no hold, as the zeros say that a new slot's use begins with
-      slot_of.insert(row, slot);
+  SlotMap& slot_of = slot_of_[table];
+  std::size_t num_warmed = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (i + distance < rows.size()) slot_of.prefetch(rows[i + distance].row);
+    const SweptRow& row = rows[i];
+    std::optional<std::uint32_t> slot = slot_of.find(row.row);
+    if (slot && shelf.filling[*slot].load(std::memory_order_relaxed) != Filling::left) continue;
+    if (!slot) {
+      if (shelf.num_used == shelf.num_slots) continue;
+      slot = static_cast<std::uint32_t>(shelf.num_used++);
+      shelf.note_arrival(*slot, table, row.row);  // of no hold, as the zeros say that a new slot's use begins with
+      slot_of.insert(row.row, *slot);
     }
-    const std::size_t count = u - begin;
-    std::memcpy(shelf.weights.data() + first_slot * shelf.weight_bytes, rows.rows.weights + begin * shelf.weight_bytes,
-                count * shelf.weight_bytes);
+    std::memcpy(shelf.weights.data() + *slot * shelf.weight_bytes, row.weights, shelf.weight_bytes);
     if (shelf.state_bytes != 0) {
-      std::memcpy(shelf.state.data() + first_slot * shelf.state_bytes,
-                  reinterpret_cast<const std::byte*>(rows.rows.state) + begin * shelf.state_bytes,
-                  count * shelf.state_bytes);
+      std::memcpy(shelf.state.data() + *slot * shelf.state_bytes, row.state, shelf.state_bytes);
     }
-    for (std::size_t i = 0; i < count; ++i) shelf.filled[first_slot + i].store(true, std::memory_order_release);
-    if (shelf.num_used == shelf.num_slots) break;
-    if (u < rows.num_rows) ++u;  // fresh, or in
+    shelf.filling[*slot].store(Filling::filled, std::memory_order_release);
+    ++num_warmed;
   }
-  return shelf.num_used - before;
+  return num_warmed;
+}
+
+// Some at a time, as above. No hold is collected meanwhile, so none comes to use a row that none uses.
+std::vector<bool> Scratchpad::copy_settled(std::uint32_t table, std::span<const std::uint64_t> rows, std::byte* out,
+                                           std::size_t stride) const {
+  constexpr std::size_t at_once = 1024;
+  const Shelf& shelf = shelf_of(table);
+  if (!shelf.holds_all) return {};
+  std::vector<bool> has(rows.size());
+  std::vector<std::optional<std::uint32_t>> slots(at_once);
+  for (std::size_t first = 0; first < rows.size(); first += at_once) {
+    const std::size_t count = std::min(at_once, rows.size() - first);
+    const std::lock_guard lock(map_mutex_);
+    const std::uint64_t oldest_live = [&] {
+      const std::lock_guard turn(turns_->mutex);
+      return turns_->live.empty() ? turns_->num_holds + 1 : turns_->oldest_live();
+    }();
+    const SlotMap& slot_of = slot_of_[table];
+    for (std::size_t i = 0; i < count; ++i) {
+      prefetch_ahead(slot_of, rows.data() + first, i, count);
+      slots[i] = slot_of.find(rows[first + i]);
+      if (slots[i]) __builtin_prefetch(&shelf.use[*slots[i]]);
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto slot = slots[i];
+      has[first + i] = slot && shelf.newest_hold(*slot) < oldest_live &&
+                       shelf.filling[*slot].load(std::memory_order_acquire) == Filling::filled;
+      if (has[first + i]) __builtin_prefetch(shelf.weights.data() + *slot * shelf.weight_bytes);
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      if (!has[first + i]) continue;
+      std::byte* values = out + (first + i) * stride;
+      std::memcpy(values, shelf.weights.data() + *slots[i] * shelf.weight_bytes, shelf.weight_bytes);
+      if (shelf.state_bytes == 0) continue;
+      std::memcpy(values + shelf.weight_bytes, shelf.state.data() + *slots[i] * shelf.state_bytes, shelf.state_bytes);
+    }
+  }
+  return has;
 }
 
 void Scratchpad::read(const Plan& plan, const std::vector<WorkingRows>& rows) {
@@ -517,7 +628,7 @@ void Scratchpad::read(const Plan& plan, const std::vector<WorkingRows>& rows) {
       std::copy(wanted.begin(), wanted.end(), rows[t].rows);
       for (std::size_t u = 0; u < wanted.size(); ++u) {
         const auto slot = slot_of_[number].find(wanted[u]);
-        if (!slot || !shelf.filled[*slot].load(std::memory_order_acquire)) {
+        if (!slot || shelf.filling[*slot].load(std::memory_order_acquire) != Filling::filled) {
           missing[t].at.push_back(u);
           missing[t].rows.push_back(wanted[u]);
           continue;

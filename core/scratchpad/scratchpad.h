@@ -13,6 +13,8 @@
 // - A row may come in without a hold (warm) while its shelf has free slots. A shelf with a free slot has never evicted, so
 //   a row that is not in was not in since the scratchpad was made, and nobody has changed it since: what was read of it
 //   below, at any time since then, is its newest version.
+// - So a hold may leave rows that it misses to a sweep, in tables whose rows all have room: their slots are its own, and
+//   filled by whoever comes first, until it claims those that are left. It is ready when all are filled.
 // - The order of holds, what they evict and what came in without one decide which rows are fetched when, never what a row is.
 // - After a failed fetch every hold throws that failure: slots may hold anything.
 // - expect, hold and read are called by one thread; a hold may be let go by any.
@@ -81,6 +83,7 @@ class Scratchpad {
     std::vector<std::vector<std::uint32_t>> slots_;
     std::vector<Missed> missed_;  // per table of the plan
     std::uint64_t num_missed_ = 0;
+    bool leaves_rows_ = false;  // to the sweep
     std::uint64_t oldest_live_ = 0;  // hold, when this one last looked
     bool announced_;  // by expect; these, and what follows, are guarded by the mutex of Turns
     bool given_up_ = false;
@@ -109,16 +112,24 @@ class Scratchpad {
   // The rows of a hold stay in for good: a static cache.
   void keep(const Hold& hold);
 
-  // Of the table's rows [first, end) those that are not in; none where there is no room for them.
-  std::vector<std::uint64_t> absent(std::uint32_t table, std::uint64_t first, std::uint64_t end) const;
-  // Leaves those of `rows` that are not in.
-  void keep_absent(std::uint32_t table, std::vector<std::uint64_t>& rows) const;
-  // Rows as they are below, ascending: those that are not in come in, while there are free slots; fresh ones do not.
-  // Returns how many came in. Thread-safe.
-  std::size_t warm(const TableRows& rows);
+  // A sweep begins, or has ended: all rows that there are of tables that have room for all of theirs come in without a
+  // hold. While it is not far from its end, the missed rows of holds are left to it, but for the last few: fetching
+  // rows one by one costs the disk a hundred times what they cost a sweep. may_come: which of a table's rows it may bring.
+  using MayCome = std::function<std::vector<bool>(std::uint32_t table, std::span<const std::uint64_t> rows)>;
+  void begin_sweep(MayCome may_come);
+  void note_sweep(double share);  // that is done
+  void end_sweep();
+  // Rows as they are below: those that are not in come in, while there are free slots, and so do those that a hold left
+  // to the sweep. Returns how many came in. Thread-safe.
+  std::size_t warm(std::uint32_t table, std::span<const SweptRow> rows);
   // Whether all rows of the table have room.
   bool holds_all(std::uint32_t table) const { return shelf_of(table).holds_all; }
   bool has_free_slots(std::uint32_t table) const;
+
+  // Of a table whose rows all have room: of those rows that are in and that no hold uses, weights and state, each row `stride` bytes behind the one before; says
+  // which these are, or nothing. That is the version that was appended last: whoever changed one had a hold until it was. Thread-safe.
+  std::vector<bool> copy_settled(std::uint32_t table, std::span<const std::uint64_t> rows, std::byte* out,
+                                 std::size_t stride) const;
 
   // Fills in the plan's rows without a trace.
   void read(const Plan& plan, const std::vector<WorkingRows>& rows);
@@ -147,10 +158,14 @@ class Scratchpad {
   void exchange(std::shared_ptr<Hold> hold);
   void insert(Hold& hold, std::span<const TableRows> fetched);
   void fail(std::exception_ptr failure);
-  std::size_t warm_some(const TableRows& rows);
+  std::size_t warm_some(std::uint32_t table, std::span<const SweptRow> rows);
+  bool is_sweeping() const;
+  void leave_to_sweep(const Hold& hold);
+  void claim(Hold& hold);
 
   std::vector<RowTable> tables_;
   Fetch fetch_;
+  MayCome may_come_;  // while there is a sweep
   StageSpans& spans_;
   std::vector<std::unique_ptr<Shelf>> shelves_;
   std::vector<std::size_t> shelf_of_table_;

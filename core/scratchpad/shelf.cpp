@@ -42,7 +42,7 @@ Shelf::Shelf(const RowTable& table, std::size_t num_slots_, std::uint64_t num_ro
       state(num_slots * state_bytes),
       key(num_slots),
       use(num_slots),
-      filled(num_slots) {}
+      filling(num_slots) {}
 
 std::optional<std::uint32_t> Shelf::evict(std::uint64_t oldest_live, std::span<SlotMap> slot_of_table) {
   bool other_queue = false;  // where the one whose turn it is begins with slots that are needed

@@ -22,6 +22,10 @@
 
 namespace holdfast {
 
+// Whether a slot that was given to a row has its values. under_way: whoever gave it brings them; left: or a sweep does,
+// until that one claims it.
+enum class Filling : std::uint8_t { under_way, left, filled };
+
 struct Shelf {
   // num_rows: of all tables whose rows have this size.
   Shelf(const RowTable& table, std::size_t num_slots, std::uint64_t num_rows);
@@ -66,7 +70,7 @@ struct Shelf {
   std::size_t num_used = 0;  // slots below have a row
   const HugeArray<std::uint64_t> key;  // table and row
   const HugeArray<std::uint64_t> use;  // its newest hold, and its lives in the low bits
-  const HugeArray<std::atomic<bool>> filled;
+  const HugeArray<std::atomic<Filling>> filling;
   std::deque<std::uint32_t> trial;
   std::deque<std::uint32_t> main;
 

@@ -55,10 +55,6 @@ class SlotMap {
       hashed_.prefetch(row);
     }
   }
-  void prefetch_ahead(const std::uint64_t* rows, std::size_t i, std::size_t num_rows) const {
-    constexpr std::size_t distance = 24;
-    if (i + distance < num_rows) prefetch(rows[i + distance]);
-  }
 
  private:
   bool is_direct_;

@@ -30,7 +30,8 @@ class Life:
 
     def __init__(self, directory: Path, rows: int = ROWS, **options: Any) -> None:
         self.directory, self.num_rows = directory, rows
-        self.pool = holdfast.Pool(directory, seed=1, medium="block", log_bytes=4 << 20, **options)
+        options = {"log_bytes": 4 << 20} | options
+        self.pool = holdfast.Pool(directory, seed=1, medium="block", **options)
         table = holdfast.EmbeddingBagConfig(num_embeddings=rows, embedding_dim=DIM, name="t", feature_names=["f"])
         self.rows = holdfast.EmbeddingBagCollection(self.pool, [table], optimizer=holdfast.Adam(lr=0.1))
 
@@ -39,13 +40,13 @@ class Life:
         values = np.random.default_rng(5).random((self.num_rows, DIM), np.float32)
         self.pool.core.import_rows(0, 0, values.view(np.uint8).reshape(-1), None)
 
-    def steps(self, count: int) -> None:
+    def steps(self, count: int, samples: int = SAMPLES) -> None:
         for _ in range(count):
             generator = torch.Generator().manual_seed(self.pool.step)
-            ids = torch.randint(0, self.num_rows, (SAMPLES,), generator=generator)
-            (self.rows({"f": (ids, torch.arange(SAMPLES))}).values() ** 2).sum().backward()
+            ids = torch.randint(0, self.num_rows, (samples,), generator=generator)
+            (self.rows({"f": (ids, torch.arange(samples))}).values() ** 2).sum().backward()
             self.rows.optimizer.step()
-            self.pool.commit((self.pool.step + 1) * SAMPLES)
+            self.pool.commit((self.pool.step + 1) * samples)
 
     def traffic(self) -> dict[str, float]:
         traffic = self.pool.traffic()
@@ -75,6 +76,10 @@ def filled(directory: Path, steps: int = 0, **options: Any) -> Path:
 
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_cold(monkeypatch)
+
+
+def make_cold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools that are opened do not warm."""
     opened = _core.Pool
 
@@ -94,6 +99,33 @@ def test_tables_that_fit_are_in_the_scratchpad_soon_and_no_step_waits_for_their_
     # Home was read in large pieces, not row by row.
     assert found["fetch_reads"] < ROWS / 100
     life.pool.close()
+
+
+def test_home_is_read_in_the_order_in_which_its_rows_were_written(tmp_path: Path) -> None:
+    life = Life(tmp_path / "pool")
+    life.steps(300)
+    assert life.traffic()["merges"] > 0
+    life.pool.close()
+    life = Life(tmp_path / "pool")
+    found = life.warm_up()
+    at_home = found["rows_warmed"] - found["index_entries"]
+    assert at_home > ROWS / 4
+    assert found["fetch_reads"] < ROWS / 100
+    assert found["rows_initial"] == 0
+    life.steps(5)
+    life.pool.close()
+
+
+def test_what_is_in_memory_a_merge_does_not_read_in_the_log(tmp_path: Path) -> None:
+    life = Life(filled(tmp_path / "pool"))
+    life.steps(20)
+    life.pool.flush()
+    life.pool.core.empty_log()
+    found = life.traffic()
+    assert found["merged_bytes"] > 0
+    assert found["log_bytes_read"] == 0
+    end = life.end()
+    assert end == digest_pool(_core.Reader(str(filled(tmp_path / "whole", steps=20)))).whole
 
 
 def test_rows_that_nobody_has_written_are_not_brought_in(tmp_path: Path) -> None:
@@ -145,6 +177,33 @@ def test_lives_that_warm_end_with_the_bits_of_one_that_does_not(tmp_path: Path, 
     whole.fill()
     whole.steps(120)
     assert end == whole.end()
+
+
+def test_a_batch_that_leaves_its_rows_to_the_sweep_has_the_bits_of_one_that_fetches_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"rows": 150_000, "log_bytes": 64 << 20}
+    ends = []
+    for directory in (tmp_path / "left", tmp_path / "fetched"):
+        filled(directory, **options)
+        if directory.name == "fetched":
+            make_cold(monkeypatch)
+        life = Life(directory, **options)
+        life.steps(4, samples=20_000)  # the first two lack more rows than are fetched beside a sweep
+        assert life.traffic()["rows_missed"] > 0
+        ends.append(life.end())
+    assert ends[0] == ends[1]
+
+
+def test_a_batch_that_leaves_its_rows_to_the_sweep_does_not_wait_for_one_that_has_failed(tmp_path: Path) -> None:
+    options = {"rows": 150_000, "log_bytes": 64 << 20}
+    home = next((filled(tmp_path / "pool", steps=1, **options) / "shard-0000").glob("*.home"))
+    with home.open("r+b") as file:
+        file.write(b"\0\1\2\3")  # of the first row that was imported
+    life = Life(tmp_path / "pool", **options)
+    with pytest.raises(Corrupted):
+        life.steps(200, samples=20_000)
+    life.pool.__exit__(Corrupted, None, None)
 
 
 KILLED = """

@@ -21,6 +21,8 @@ _MIN_LOG_BYTES = 16 << 20
 _ROW_LOG_BYTES = 1 << 30  # of tables of up to eight times as much
 _LARGEST_ROW_LOG_BYTES = 16 << 30  # opening takes a third of a second for each GiB
 _ROW_LOG_SHARE = 8  # a larger log than one of so many of the tables' bytes saves little
+_TABLES_IN_MEMORY_TIMES = 4  # of tables that the scratchpad holds: any merge costs most of them, however much it takes
+_LARGEST_LOG_OF_TABLES_IN_MEMORY = 4 << 30
 _SMALL_TABLES_TIMES = 16  # with so many times their bytes there is room for six steps that have all of their rows
 _SCRATCHPAD_SHARE = 0.25  # of the memory that this process may use
 
@@ -94,10 +96,14 @@ def log_bytes_of(log_store: bool, table_bytes: int, scratchpad_bytes: int) -> in
 
     A row log of an eighth of its writer's tables: what a merge costs is blocks of home, which more rows share the
     larger the log is. Its index takes memory, a fifth of its bytes where rows are small, so it has no more than twice
-    those of the scratchpad; but 1 GiB it may always have, and small tables do not need as much."""
+    those of the scratchpad; but 1 GiB it may always have, and small tables do not need as much. Tables that the
+    scratchpad holds are trained as fast as steps are logged and merged: there the log is larger than they are, so that
+    what is merged is a small part of that."""
     if not log_store:
         return _MIN_LOG_BYTES
     wanted = max(table_bytes // _ROW_LOG_SHARE, min(_SMALL_TABLES_TIMES * table_bytes, _ROW_LOG_BYTES))
+    if table_bytes <= scratchpad_bytes:
+        wanted = max(wanted, min(_TABLES_IN_MEMORY_TIMES * table_bytes, _LARGEST_LOG_OF_TABLES_IN_MEMORY))
     most = min(max(_ROW_LOG_BYTES, 2 * scratchpad_bytes), _LARGEST_ROW_LOG_BYTES)
     return max(_MIN_LOG_BYTES, min(wanted, most))
 

@@ -1,0 +1,178 @@
+// The log store read in long pieces, by whoever wants most of what it has: a piece's rows are looked up first, then it is
+// read, then its images are given as they lie in the buffer.
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "log_store/log_store.h"
+#include "log_store/sector_runs.h"
+
+namespace holdfast {
+
+namespace {
+
+constexpr std::size_t rows_at_once = 4096;  // looked up while others wait for the index
+constexpr std::size_t buffer_bytes = std::size_t{4} << 20;  // of the log, read at once
+constexpr std::size_t log_gap_bytes = std::size_t{16} << 10;  // read with what is beside: most of a log is wanted
+
+}  // namespace
+
+std::vector<HomeStretch> LogStore::home_stretches(std::uint32_t number, std::uint64_t bytes) const {
+  const Table& table = tables_.at(number);
+  const std::uint64_t rows = std::max<std::uint64_t>(1, bytes / table.layout.image_bytes());
+  std::vector<HomeStretch> stretches;
+  for (std::uint32_t i = 0; i < table.homes.size(); ++i) {
+    const Home& home = table.homes[i];
+    const std::uint64_t end = home.addresses ? home.addresses->durable_count() : home.num_images();
+    for (std::uint64_t first = 0; first < end; first += rows) {
+      stretches.push_back({number, i, first, std::min(end, first + rows)});
+    }
+  }
+  return stretches;
+}
+
+std::uint64_t LogStore::begin_fetch(bool reads_log) {
+  const std::lock_guard lock(mutex_);
+  fetches_[num_fetches_ + 1] = reads_log ? log_.tail() : format::no_position;
+  return ++num_fetches_;
+}
+
+// Which of them: by position.
+std::vector<std::size_t> LogStore::not_in_log(const Table& table, std::span<const std::uint64_t> rows) const {
+  std::vector<std::size_t> found;
+  found.reserve(rows.size());
+  for (std::size_t i = 0; i < rows.size();) {
+    const std::lock_guard lock(mutex_);
+    for (const std::size_t stop = std::min(rows.size(), i + rows_at_once); i < stop; ++i) {
+      prefetch_ahead(table.index, rows.data(), i, rows.size());
+      if (!table.index.find(rows[i])) found.push_back(i);
+    }
+  }
+  return found;
+}
+
+// It is looked up before it is read: a merge that has taken a row home by then has written it, and one that begins later
+// waits for this fetch.
+void LogStore::sweep_home(const HomeStretch& stretch, const Take& take) {
+  require_readable();
+  const Table& table = tables_.at(stretch.table);
+  const Home& home = table.homes.at(stretch.home);
+  const Fetching fetching(*this, begin_fetch(false));
+  std::optional<Piece> piece =
+      place_piece(table, home, stretch.first, table.layout.bytes_for(stretch.end - stretch.first), stretch.end);
+  if (!piece) return;
+  const std::vector<std::size_t> at_home = not_in_log(table, piece->rows);
+  if (at_home.empty()) return;
+  read_piece(*piece);
+  std::vector<std::uint64_t> rows;
+  std::vector<const std::byte*> images;
+  rows.reserve(at_home.size());
+  images.reserve(at_home.size());
+  for (const std::size_t i : at_home) {
+    const std::byte* image = piece->image(table.layout, i);
+    if (!home.addresses && !has_tag(table.layout, image)) continue;  // nobody wrote it
+    rows.push_back(piece->rows[i]);
+    images.push_back(image);
+  }
+  note_fetched(rows.size(), piece->bytes, 1);
+  const auto offset_of = [&](std::size_t i) {
+    return piece->offset + static_cast<std::uint64_t>(images[i] - piece->data.data());
+  };
+  give_swept(stretch.table, rows, images, take, [&](std::size_t i) { return home.file->place(offset_of(i)); });
+}
+
+// Some at a time: what was checked is in the processor's caches when it is taken. place: of the image of a row, for
+// messages.
+void LogStore::give_swept(std::uint32_t table, std::span<const std::uint64_t> rows,
+                          std::span<const std::byte* const> images, const Take& take,
+                          const std::function<std::string(std::size_t)>& place) const {
+  constexpr std::size_t at_once = 1024;
+  const RowLayout& layout = tables_[table].layout;
+  std::vector<SweptRow> swept;
+  for (std::size_t first = 0; first < rows.size(); first += at_once) {
+    const auto some = rows.subspan(first, std::min(at_once, rows.size() - first));
+    const auto of_some = images.subspan(first, some.size());
+    const std::size_t whole = count_whole(layout, table, some, of_some);
+    if (whole != some.size()) throw Error(ErrorKind::corrupted, damaged(place(first + whole), table, some[whole]));
+    swept.clear();
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      swept.push_back({some[i], of_some[i], of_some[i] + layout.weight_bytes()});
+    }
+    take(table, swept);
+  }
+}
+
+void LogStore::sweep_log(std::uint64_t back, std::uint64_t bytes,
+                         const std::function<bool(std::uint32_t table)>& is_wanted, const Take& take) {
+  require_readable();
+  const Fetching fetching(*this, begin_fetch(true));
+  const std::vector<LoggedRow> logged = rows_in_log_behind(back, bytes, is_wanted);
+  const SpareBuffers::Borrowed buffer = spare_.borrow(buffer_bytes);
+  for (std::size_t done = 0; done < logged.size();) {
+    done += take_logged(std::span(logged).subspan(done), buffer.buffer(), take);
+  }
+}
+
+// By where they lie.
+std::vector<LogStore::LoggedRow> LogStore::rows_in_log_behind(
+    std::uint64_t back, std::uint64_t bytes, const std::function<bool(std::uint32_t table)>& is_wanted) {
+  const std::uint64_t used = log_.used_bytes();
+  const std::uint64_t from_head = std::min(used, back + bytes);
+  if (from_head <= back) return {};
+  const Stretch stretch{(log_.tail() + used - from_head) % log_.ring_bytes(), from_head - back};
+  std::vector<LoggedRow> rows;
+  for (std::uint32_t t = 0; t < tables_.size(); ++t) {
+    if (!is_wanted(t)) continue;
+    for (std::size_t slot = 0;;) {
+      const std::lock_guard lock(mutex_);
+      RowIndex& index = tables_[t].index;
+      index.grow_on(merge_slots_);  // before its entries are visited: while it grows they may be twice
+      if (index.is_growing()) continue;
+      if (slot >= index.num_slots()) break;
+      slot = index.visit(slot, merge_slots_, [&](std::uint64_t row, std::uint64_t location) {
+        if (lies_in(stretch, location)) rows.push_back({location, row, t});
+      });
+    }
+  }
+  std::ranges::sort(rows, {}, &LoggedRow::location);
+  return rows;
+}
+
+// As many of the rows, from the first on, as the buffer holds; returns how many. Sections of a record are of one table.
+std::size_t LogStore::take_logged(std::span<const LoggedRow> logged, const SectorBuffer& buffer, const Take& take) {
+  SectorRuns runs(buffer, {.read_gap_bytes = log_gap_bytes, .unit_bytes = unit_bytes_});
+  std::vector<const std::byte*> images;
+  for (const LoggedRow& row : logged) {
+    const std::byte* image =
+        runs.place(log_.file(), offset_of_location(row.location), tables_[row.table].layout.image_bytes());
+    if (image == nullptr) break;
+    images.push_back(image);
+  }
+  queue_.read_many(runs.reads());
+  note_fetched(images.size(), runs.read_bytes(), runs.reads().size());
+  std::vector<std::uint64_t> rows;
+  for (std::size_t i = 0, first = 0; i < images.size(); ++i) {
+    rows.push_back(logged[i].row);
+    if (i + 1 < images.size() && logged[i + 1].table == logged[i].table) continue;
+    give_swept(logged[i].table, std::span(rows).subspan(first), std::span(images).subspan(first, i + 1 - first), take,
+               [&](std::size_t of) { return log_.file().place(offset_of_location(logged[first + of].location)); });
+    first = i + 1;
+  }
+  return images.size();
+}
+
+std::vector<bool> LogStore::may_be_swept(std::uint32_t number, std::span<const std::uint64_t> rows) const {
+  const Table& table = tables_.at(number);
+  std::vector<bool> may_be(rows.size());
+  for (std::size_t i = 0; i < rows.size();) {
+    const std::lock_guard lock(mutex_);
+    for (const std::size_t stop = std::min(rows.size(), i + rows_at_once); i < stop; ++i) {
+      prefetch_ahead(table.index, rows.data(), i, rows.size());
+      const Home& home = table.homes[table.home_of(rows[i])];
+      may_be[i] = table.index.find(rows[i]) || home.address_of(rows[i], home_bits_.get());
+    }
+  }
+  return may_be;
+}
+
+}  // namespace holdfast
