@@ -198,8 +198,8 @@ void LogMerger::learn(std::uint64_t merged) {
       static_cast<double>(store_.used_bytes() + merged) - static_cast<double>(used_when_begun_ + appended_in_rests_);
   const double now = std::max(0.0, appended / static_cast<double>(merged));
   // Whoever waited for room would have appended more. To begin too late stalls training, too early costs a few
-  // requests: so a slow merge is believed at once, a fast one by and by.
-  constexpr double doubt = 0.75;
+  // requests: so a slow merge is believed at once, a fast one by and by, but for the first, before which nothing is known.
+  const double doubt = num_merges_ == 1 ? 0 : 0.75;
   appended_per_merged_ = is_urgent_ ? std::max(appended_per_merged_, 2 * now)
                                     : std::max(now, doubt * appended_per_merged_ + (1 - doubt) * now);
 }
