@@ -10,7 +10,6 @@
 #include "base/checksum.h"
 #include "base/error.h"
 #include "base/format.h"
-#include "log_store/numbered_checksum.h"
 
 namespace holdfast {
 namespace {
@@ -29,7 +28,8 @@ constexpr std::uint64_t blocks_at_once = 2048;  // written or read
 std::uint64_t blocks_for(std::uint64_t count) { return (count + block_rows - 1) / block_rows; }
 
 std::uint32_t checksum_of(const std::byte* sector, std::uint64_t number, std::uint32_t seed) {
-  return numbered_checksum(sector, checksum_offset, number, seed);
+  const std::uint32_t of_number = crc32c(seed, reinterpret_cast<const std::byte*>(&number), sizeof(number));
+  return crc32c(of_number, sector, checksum_offset);
 }
 
 bool holds(const std::byte* sector, std::uint64_t number, std::uint32_t seed) {
@@ -106,33 +106,29 @@ std::vector<std::uint64_t> HomeAddresses::rows_at(std::uint64_t first, std::uint
   for (std::uint64_t block = first_block; block < end_block;) {
     const std::uint64_t some = std::min(end_block - block, blocks_at_once);
     queue_.read_range(*file_, rows_offset + block * block_bytes, some * block_bytes, buffer.data());
+    const std::uint64_t sectors = some * (block_bytes / sector_bytes);
     const std::uint64_t first_sector = block * (block_bytes / sector_bytes);
-    for (std::uint64_t i = 0; i < some * (block_bytes / sector_bytes); ++i) {
-      unpack(buffer.data() + i * sector_bytes, first_sector + i, first, first + count, rows);
+    for (std::uint64_t i = 0; i < sectors; ++i) {
+      const std::uint64_t address = (first_sector + i) * sector_rows;  // of its first row
+      if (address + sector_rows <= first || address >= first + count) continue;
+      const std::byte* sector = buffer.data() + i * sector_bytes;
+      if (!holds(sector, first_sector + i, seed_)) {
+        throw Error(ErrorKind::corrupted, file_->place(rows_offset + (first_sector + i) * sector_bytes) +
+                                              ": addresses of rows do not hold their checksum");
+      }
+      for (std::uint64_t a = std::max(first, address); a < std::min(first + count, address + sector_rows); ++a) {
+        std::uint64_t row = 0;
+        std::memcpy(&row, sector + (a - address) * row_bytes, row_bytes);
+        if (row >= num_rows_) {
+          throw Error(ErrorKind::corrupted, file_->place(rows_offset + (first_sector + i) * sector_bytes) + ": row " +
+                                                std::to_string(row) + " of a home of " + std::to_string(num_rows_));
+        }
+        rows.push_back(row);
+      }
     }
     block += some;
   }
   return rows;
-}
-
-// Of sector `number`, the rows of the addresses [first, end), behind those that are there.
-void HomeAddresses::unpack(const std::byte* sector, std::uint64_t number, std::uint64_t first, std::uint64_t end,
-                           std::vector<std::uint64_t>& rows) const {
-  const std::uint64_t address = number * sector_rows;  // of its first row
-  if (address + sector_rows <= first || address >= end) return;
-  const auto place = [&] { return file_->place(rows_offset + number * sector_bytes); };
-  if (!holds(sector, number, seed_)) {
-    throw Error(ErrorKind::corrupted, place() + ": addresses of rows do not hold their checksum");
-  }
-  for (std::uint64_t a = std::max(first, address); a < std::min(end, address + sector_rows); ++a) {
-    std::uint64_t row = 0;
-    std::memcpy(&row, sector + (a - address) * row_bytes, row_bytes);
-    if (row >= num_rows_) {
-      throw Error(ErrorKind::corrupted,
-                  place() + ": row " + std::to_string(row) + " of a home of " + std::to_string(num_rows_));
-    }
-    rows.push_back(row);
-  }
 }
 
 std::uint64_t HomeAddresses::add(std::uint64_t row) {

@@ -43,6 +43,7 @@ class HomeAddresses {
 
   // Where row number `row` of the home has its image.
   std::optional<std::uint64_t> find(std::uint64_t row) const { return map_.find(row); }
+  void prefetch(std::uint64_t row) const { map_.prefetch(row); }
   std::optional<std::uint64_t> next_row(std::uint64_t row) const { return map_.next(row); }
   // Gives the row, which has none, the next address. Throws full where 2^32 - 1 rows have one.
   std::uint64_t add(std::uint64_t row);
@@ -59,8 +60,6 @@ class HomeAddresses {
  private:
   void load(std::span<const std::uint64_t> rows);
   void write_header(std::uint64_t count);
-  void unpack(const std::byte* sector, std::uint64_t number, std::uint64_t first, std::uint64_t end,
-              std::vector<std::uint64_t>& rows) const;
 
   std::unique_ptr<BlockFile> file_;
   BlockQueue& queue_;
