@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import cli
-from holdfast_lab.sim.paper import read_facts
+from holdfast_lab.sim.facts import read_facts
 
 
 def code_of(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:

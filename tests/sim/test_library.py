@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast_lab.sim.device import Device
+from holdfast_lab.sim.device import Device, Memory
+from holdfast_lab.sim.facts import read_facts
 from holdfast_lab.sim.library import PACKAGED, Library, read_device, read_library, read_model, read_system
+from holdfast_lab.sim.model import workload_of
 
 LIBRARY = read_library()
 
@@ -54,6 +56,15 @@ def test_every_packaged_system_runs_packaged_models(system, model):
     assert set(found.stage_s) == set(LIBRARY.system(system).active)
     assert set(found.joules_by_role) == set(LIBRARY.system(system).devices)
     assert max(found.busy_s.values()) <= found.batch_s * (1 + 1e-9) <= sum(found.stage_s.values()) * (1 + 2e-9)
+
+
+@pytest.mark.parametrize("rule", read_facts().energy_rules, ids=lambda rule: rule.title)
+def test_by_every_rule_the_modules_that_take_power_are_at_least_those_that_work(rule):
+    library = rule.library(LIBRARY)
+    memories = [each for each in library.devices.values() if isinstance(each, Memory)]
+    for model in library.models.values():
+        workload = workload_of(model)
+        assert all(0 < each.num_working(workload) <= each.num_modules(workload) for each in memories)
 
 
 def twice_as_slow(device: Device) -> Device:

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from holdfast_lab.sim.calibration import Fit, fit
+from holdfast_lab.sim.facts import Facts, read_facts
 from holdfast_lab.sim.library import Library, read_library
-from holdfast_lab.sim.paper import FITTED_MODELS, Facts, errors_of, read_facts, targets_of, time_ratios
+from holdfast_lab.sim.paper import FITTED_MODELS, errors_of, targets_of, time_ratios
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,9 @@ from holdfast_lab.commands.simulating import FolderOption, simulator_extra
 
 if TYPE_CHECKING:
     from holdfast_lab.sim.calibration import Fit
+    from holdfast_lab.sim.facts import Facts
     from holdfast_lab.sim.library import Library
-    from holdfast_lab.sim.paper import Errors, Facts
+    from holdfast_lab.sim.paper import Errors
 
 OutOption = Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where to write; made if it is not there.")]
 AllOption = Annotated[
@@ -39,7 +40,8 @@ def paper(
     with simulator_extra():
         from holdfast.data.output import check_output
         from holdfast.train.observe import counting
-        from holdfast_lab.sim.paper import num_parts, read_facts, reproduce
+        from holdfast_lab.sim.facts import read_facts
+        from holdfast_lab.sim.paper import num_parts, reproduce
         from holdfast_lab.sim.report.reproduction import write_paper
         from holdfast_lab.sim.scenario import read_folders
 
@@ -49,10 +51,10 @@ def paper(
         with counting("simulating", num_parts(facts)) as on_part:
             found = reproduce(library, facts, draws=draws, seed=seed, processes=processes, on_part=lambda: on_part(1))
         page = write_paper(out, found, library, overwrite=overwrite)
-    for ratio in (*found.ratios, *found.energy):
-        print(  # noqa: T201
-            f"{ratio.name}: {ratio.ours:.2f} (90%: {ratio.low:.2f} to {ratio.high:.2f}), the paper {ratio.paper:.2f}"
-        )
+    for rule, ratios in (("", found.ratios), *((f", where {each.rule}", each.saved) for each in found.energy)):
+        for ratio in ratios:
+            band = f"90%: {ratio.low:.2f} to {ratio.high:.2f}"
+            print(f"{ratio.name}{rule}: {ratio.ours:.2f} ({band}), the paper {ratio.paper:.2f}")  # noqa: T201
     print(f"{page}: mean error {_errors_words(found.errors)}")  # noqa: T201
 
 
@@ -69,7 +71,8 @@ def calibrate(
     """Fit what TrainingCXL leaves open to a part of its figures, and show the values with their priors."""
     with simulator_extra():
         from holdfast.data.output import check_output
-        from holdfast_lab.sim.paper import errors_of, read_facts
+        from holdfast_lab.sim.facts import read_facts
+        from holdfast_lab.sim.paper import errors_of
         from holdfast_lab.sim.scenario import read_folders
 
         facts = read_facts()
@@ -101,7 +104,7 @@ def sensitivity(
     """Draw what TrainingCXL's speedup depends on: one thing at a time, everything else as it was fitted."""
     with simulator_extra():
         from holdfast.data.output import check_output
-        from holdfast_lab.sim.paper import read_facts
+        from holdfast_lab.sim.facts import read_facts
         from holdfast_lab.sim.report.page import write_html
         from holdfast_lab.sim.report.reproduction import sensitivity_section
         from holdfast_lab.sim.scenario import read_folders

@@ -10,7 +10,7 @@ with a band. Nothing here knows the paper: targets and priors come from a file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -48,13 +48,41 @@ class Free:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """Something else assumed. values: of the library. multiples: keys whose values are that times the one at `of`."""
+
+    title: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    multiples: Mapping[str, float] = field(default_factory=dict)
+    of: str | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.multiples) != (self.of is not None):
+            raise ValueError("multiples and of mean something only together")
+
+    def library(self, library: Library) -> Library:
+        """Raises ConfigError."""
+        values = dict(self.values)
+        if self.of is not None:
+            values |= {key: times * library.value(self.of) for key, times in self.multiples.items()}
+        return library.changed(values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """What is asked of a run: seconds of a batch, or of some stages of it in sum, or joules of a batch."""
+    """What is asked of a run: seconds of a batch, or of some stages of it in sum, or joules of a batch. under: what is
+    assumed otherwise than the library says."""
 
     system: str
     model: str
     stages: tuple[str, ...] = ()
     unit: Literal["s", "J"] = "s"
+    under: Variant | None = None
+
+    @property
+    def run_key(self) -> tuple[str, str, str]:
+        """What is simulated for it: quantities with the same share a run."""
+        return ("" if self.under is None else self.under.title, self.system, self.model)
 
     @property
     def name(self) -> str:
@@ -127,8 +155,10 @@ def library_at(library: Library, free: Sequence[Free], z: Sequence[float] | Vect
 
 
 def predict(library: Library, quantities: Sequence[Quantity]) -> Vector:
-    runs = {(each.system, each.model): library.run(each.system, each.model) for each in quantities}
-    return np.array([each.of(runs[each.system, each.model]) for each in quantities])
+    variants = {each.under.title: each.under for each in quantities if each.under is not None}
+    libraries = {"": library} | {title: variant.library(library) for title, variant in variants.items()}
+    runs = {key: libraries[key[0]].run(key[1], key[2]) for key in dict.fromkeys(each.run_key for each in quantities)}
+    return np.array([each.of(runs[each.run_key]) for each in quantities])
 
 
 def fit(library: Library, free: Sequence[Free], targets: Sequence[Target], start: Sequence[float] | None = None) -> Fit:

@@ -27,6 +27,8 @@ from holdfast_lab.sim.system import System
 
 PACKAGED = Path(__file__).with_name("library")
 
+_OF_TABLES = ("rows", "lookups", "dim")
+
 T = TypeVar("T")
 
 
@@ -51,6 +53,19 @@ class Library:
 
     def device(self, name: str) -> Device:
         return _find(self.devices, name, "device")
+
+    def value(self, key: str) -> float:
+        """The number at "devices.NAME.FIELD" or "models.NAME.FIELD"; of a model's tables, that of the first. Raises
+        ConfigError."""
+        kind, _, rest = key.partition(".")
+        name, _, field = rest.partition(".")
+        declared: Any = self.device(name) if kind == "devices" else self.model(name)
+        if kind == "models" and field in _OF_TABLES:
+            declared = declared.tables[0]
+        value = getattr(declared, field, None)
+        if not isinstance(value, (int, float)):
+            raise ConfigError(f"{key}: there is no number there")
+        return float(value)
 
     def changed(self, values: Mapping[str, Any]) -> Library:
         """With other values: "devices.NAME.FIELD", "models.NAME.FIELD", "models.*.FIELD" for all models,
@@ -183,7 +198,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _model_with(model: Model, field: str, value: Any, key: str) -> Model:
-    if field in ("rows", "lookups", "dim"):
+    if field in _OF_TABLES:
         return _rebuilt(model, key, tables=tuple(_replaced(group, field, value, key) for group in model.tables))
     return _replaced(model, field, value, key)
 

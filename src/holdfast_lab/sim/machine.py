@@ -103,7 +103,7 @@ def simulate(
 
 def _joules(device: Device, workload: Workload, batch_s: float, busy_s: float) -> float:
     busy_s = min(busy_s / device.parallelism, batch_s)
-    modules = device.num_powered(workload) if isinstance(device, Memory) else 1.0
+    modules = device.num_modules(workload) if isinstance(device, Memory) else 1.0
     return modules * (device.idle_watts * batch_s + (device.busy_watts - device.idle_watts) * busy_s)
 
 
@@ -115,7 +115,7 @@ class _Machine:
         self._system = system
         self._devices = devices
         self._modules = {
-            role: device.num_modules(workload) if isinstance(device, Memory) else 1.0
+            role: device.num_working(workload) if isinstance(device, Memory) else 1.0
             for role, device in devices.items()
         }
         self._queues = {

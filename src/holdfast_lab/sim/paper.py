@@ -10,79 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from holdfast.files.config import read_config
-from holdfast_lab.sim.calibration import Fit, Free, Quantity, Region, Target, Vector, explore, fit, predict
-from holdfast_lab.sim.library import PACKAGED, Library
+from holdfast_lab.sim.calibration import Fit, Quantity, Region, Target, Vector, explore, fit, predict
+from holdfast_lab.sim.facts import Alternative, Facts, StageFact
+from holdfast_lab.sim.library import Library
 from holdfast_lab.sim.machine import Run
 
 FITTED_MODELS = ("rm1", "rm4")
 _BAR_SIGMA, _STAGE_SIGMA = 0.03, 0.07  # of reading; stages are short
-_COPIED = {"rm2": "rm1", "rm3": "rm4"}  # what no model at all would predict
 _HOST, _BEST = "pmem", "cxl"
 _BAND = (0.05, 0.95)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageFact:
-    system: str
-    model: str
-    stages: tuple[str, ...]
-    ms: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stated:
-    """speedup: PMEM's time over CXL's, mean over models. The others are parts of 1."""
-
-    speedup: float
-    cxl_d_over_pcie: float
-    cxl_over_cxl_b: float
-    energy_saved_against_pmem: float
-    rm2_energy_saved_against_dram: float
-    rm4_energy_saved_against_pmem: float
-    dram_takes_more_than_pmem: dict[str, bool]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
-    """values: of the library. medians: of free parameters, by name."""
-
-    title: str
-    values: dict[str, Any]
-    medians: dict[str, float] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What the paper says: milliseconds by system and model, stages, ratios. And what it leaves open."""
-
-    title: str
-    batch_ms: dict[str, dict[str, float]]
-    stated: Stated
-    stages: tuple[StageFact, ...]
-    free: tuple[Free, ...]
-    powers: tuple[Free, ...]
-    alternatives: tuple[Alternative, ...]
-
-    @property
-    def systems(self) -> tuple[str, ...]:
-        return tuple(self.batch_ms)
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        return tuple(self.batch_ms[_HOST])
-
-    @property
-    def copying_error(self) -> float:
-        """Of what no model at all predicts: each model that is not fitted takes what its neighbour takes."""
-        return _mean(
-            abs(row[source] / row[model] - 1) for row in self.batch_ms.values() for model, source in _COPIED.items()
-        )
+_ENERGY_SYSTEMS = ("dram", "pmem", "cxl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +69,16 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyRatios:
+    """By one rule of counting modules. dram_order: by model, DRAM's energy over PMEM's, and the probability that it is
+    on the paper's side of 1."""
+
+    rule: str
+    saved: tuple[Ratio, ...]
+    dram_order: Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
     """runs: by system and model, at the fit. draws: of the region; effective_draws: how many equal ones its weights are
     worth."""
@@ -141,18 +92,12 @@ class Reproduction:
     errors_of_all: Errors
     ratios: tuple[Ratio, ...]
     ratios_of_all: Mapping[str, float]
-    energy: tuple[Ratio, ...]
-    dram_order: Mapping[str, tuple[float, float]]
+    energy: tuple[EnergyRatios, ...]
     alternatives: Mapping[str, Errors]
     intervals: Mapping[str, tuple[float, float]]
     runs: Mapping[tuple[str, str], Run]
     draws: int
     effective_draws: float
-
-
-def read_facts(path: Path = PACKAGED / "paper.toml") -> Facts:
-    """Raises ConfigError."""
-    return read_config(Facts, path)
 
 
 def reproduce(
@@ -194,8 +139,7 @@ def reproduce(
         errors_of_all=errors_of(facts, fit_of_all),
         ratios=_ratios(facts, ours, region),
         ratios_of_all=time_ratios(facts, fit_of_all.library),
-        energy=_energy_ratios(facts, ours[energies:], region, energies),
-        dram_order=_dram_order(facts, ours[energies:], region, energies),
+        energy=_energy_ratios(facts, ours[energies:], region.predicted[:, energies:], region),
         alternatives=alternatives,
         intervals=_intervals(found, region),
         runs={
@@ -221,8 +165,12 @@ def _quantity(fact: StageFact) -> Quantity:
 
 
 def _energies(facts: Facts) -> list[Quantity]:
-    systems = ("dram", *facts.systems)
-    return [Quantity(system=system, model=model, unit="J") for system in systems for model in facts.models]
+    return [
+        Quantity(system=system, model=model, unit="J", under=rule)
+        for rule in facts.energy_rules
+        for system in _ENERGY_SYSTEMS
+        for model in facts.models
+    ]
 
 
 def targets_of(facts: Facts, models: Sequence[str]) -> list[Target]:
@@ -241,10 +189,8 @@ def targets_of(facts: Facts, models: Sequence[str]) -> list[Target]:
 
 def _errors_under(library: Library, facts: Facts, alternative: Alternative) -> Errors:
     """Of the same fit, with something else assumed."""
-    medians = alternative.medians or {}
-    free = [replace(each, median=medians.get(each.name, each.median)) for each in facts.free]
-    changed = library.changed(alternative.values)
-    return errors_of(facts, fit(changed, free, targets_of(facts, FITTED_MODELS)))
+    free = [replace(each, median=alternative.medians.get(each.name, each.median)) for each in facts.free]
+    return errors_of(facts, fit(alternative.library(library), free, targets_of(facts, FITTED_MODELS)))
 
 
 def errors_of(facts: Facts, found: Fit) -> Errors:
@@ -334,8 +280,36 @@ def _by_system(systems: Sequence[str], facts: Facts, values: Vector) -> dict[str
     return {system: values[:, i * count : (i + 1) * count] for i, system in enumerate(systems)}
 
 
-def _savings(facts: Facts, joules: Vector) -> dict[str, Vector]:
-    of = _by_system(("dram", *facts.systems), facts, joules)
+def _energy_ratios(facts: Facts, ours: Vector, drawn: Vector, region: Region) -> tuple[EnergyRatios, ...]:
+    """ours [quantities], drawn [n, quantities]: joules, by rule, system and model."""
+    stated = facts.stated
+    paper = {
+        "saved against PMEM, mean": stated.energy_saved_against_pmem,
+        "saved against PMEM, RM4": stated.rm4_energy_saved_against_pmem,
+        "saved against DRAM, RM2": stated.rm2_energy_saved_against_dram,
+    }
+    found = []
+    size = len(_ENERGY_SYSTEMS) * len(facts.models)
+    for number, rule in enumerate(facts.energy_rules):
+        of_rule = slice(number * size, (number + 1) * size)
+        here, there = (
+            _by_system(_ENERGY_SYSTEMS, facts, joules) for joules in (ours[None, of_rule], drawn[:, of_rule])
+        )
+        at_fit, in_region = _savings(facts, here), _savings(facts, there)
+        saved = [
+            Ratio(name=name, paper=value, ours=float(at_fit[name][0]), **_band(region, in_region[name]))
+            for name, value in paper.items()
+        ]
+        order = {
+            model: (float(here["dram"][0, i] / here[_HOST][0, i]), _probability_of_order(facts, i, there, region))
+            for i, model in enumerate(facts.models)
+        }
+        found.append(EnergyRatios(rule=rule.title, saved=tuple(saved), dram_order=order))
+    return tuple(found)
+
+
+def _savings(facts: Facts, of: Mapping[str, Vector]) -> dict[str, Vector]:
+    """of: joules [n, models] by system."""
     against_host = 1 - of[_BEST] / of[_HOST]
     at = facts.models.index
     return {
@@ -345,31 +319,9 @@ def _savings(facts: Facts, joules: Vector) -> dict[str, Vector]:
     }
 
 
-def _energy_ratios(facts: Facts, joules: Vector, region: Region, first: int) -> tuple[Ratio, ...]:
-    stated = facts.stated
-    paper = {
-        "saved against PMEM, mean": stated.energy_saved_against_pmem,
-        "saved against PMEM, RM4": stated.rm4_energy_saved_against_pmem,
-        "saved against DRAM, RM2": stated.rm2_energy_saved_against_dram,
-    }
-    here, drawn = _savings(facts, joules[None, :]), _savings(facts, region.predicted[:, first:])
-    return tuple(
-        Ratio(name=name, paper=value, ours=float(here[name][0]), **_band(region, drawn[name]))
-        for name, value in paper.items()
-    )
-
-
-def _dram_order(facts: Facts, joules: Vector, region: Region, first: int) -> dict[str, tuple[float, float]]:
-    """By model: DRAM's energy over PMEM's, and the probability that it is on the paper's side of 1."""
-    systems = ("dram", *facts.systems)
-    here = _by_system(systems, facts, joules[None])
-    drawn = _by_system(systems, facts, region.predicted[:, first:])
-    found = {}
-    for i, model in enumerate(facts.models):
-        takes_more = (drawn["dram"] > drawn[_HOST])[:, i]
-        agrees = takes_more == facts.stated.dram_takes_more_than_pmem[model]
-        found[model] = (float(here["dram"][0, i] / here[_HOST][0, i]), region.probability(agrees))
-    return found
+def _probability_of_order(facts: Facts, number: int, of: Mapping[str, Vector], region: Region) -> float:
+    takes_more = of["dram"][:, number] > of[_HOST][:, number]
+    return region.probability(takes_more == facts.stated.dram_takes_more_than_pmem[facts.models[number]])
 
 
 def _intervals(found: Fit, region: Region) -> dict[str, tuple[float, float]]:

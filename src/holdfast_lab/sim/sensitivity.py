@@ -91,7 +91,7 @@ def speedup(library: Library, models: Sequence[str], baseline: str, system: str 
 def curve(library: Library, models: Sequence[str], study: Study, x: Sequence[float] | None = None) -> Curve:
     """x: others than the study's."""
     points = study.x if x is None else x
-    here = [_value(library, key) for key in study.keys]
+    here = [library.value(key) for key in study.keys]
     speedups = []
     for point in points:
         values = {key: point * value if study.is_factor else point for key, value in zip(study.keys, here, strict=True)}
@@ -112,9 +112,3 @@ def against_baselines(library: Library, models: Sequence[str]) -> Mapping[str, M
         baseline: {model: library.run(baseline, model).batch_s / library.run("cxl", model).batch_s for model in models}
         for baseline in BASELINES
     }
-
-
-def _value(library: Library, key: str) -> float:
-    kind, name, field = key.split(".", 2)
-    declared = library.device(name) if kind == "devices" else library.model(name)
-    return float(getattr(declared, field))
