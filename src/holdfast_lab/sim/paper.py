@@ -1,39 +1,38 @@
-"""TrainingCXL's evaluation, reproduced: fitted to a part of its figures, asked for the rest.
+"""TrainingCXL's evaluation, reproduced.
 
-What the paper says, and what it leaves open, is data (library/paper.toml). Two of its four models and its timelines'
-stages are fitted; the other two, the ratios between systems and all of the energy are predictions.
+What the paper says, and what it leaves open, is data (library/paper.toml). The library's values are fitted to the bars
+of all four models and to the stages of the timelines; no energy is fitted. How good that is for a model that was not
+fitted is asked by leaving each out in turn (folds.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from holdfast_lab.sim.calibration import Fit, Quantity, Region, Target, Vector, explore, fit, predict
-from holdfast_lab.sim.facts import Alternative, Facts, StageFact
+from holdfast_lab.sim.calibration import Fit, Quantity, Region, Vector, explore, fit, predict
+from holdfast_lab.sim.facts import HOST, Facts, batches_of, quantity_of, targets_of
+from holdfast_lab.sim.folds import AS_DESCRIBED, Band, Structure, bands_of, structure_of, trials_of, weights_of
 from holdfast_lab.sim.library import Library
 from holdfast_lab.sim.machine import Run
 
-FITTED_MODELS = ("rm1", "rm4")
-_BAR_SIGMA, _STAGE_SIGMA = 0.03, 0.07  # of reading; stages are short
-_HOST, _BEST = "pmem", "cxl"
+_BEST = "cxl"
 _BAND = (0.05, 0.95)
 _ENERGY_SYSTEMS = ("dram", "pmem", "cxl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """paper, ours: milliseconds; low, high: the region's 90 %."""
+    """paper, ours: milliseconds. low, high: 90 %."""
 
     name: str
     system: str
     model: str
-    is_fitted: bool
     paper: float
     ours: float
     low: float
@@ -43,16 +42,20 @@ class Cell:
     def error(self) -> float:
         return self.ours / self.paper - 1.0
 
+    @property
+    def is_within(self) -> bool:
+        return self.low <= self.paper <= self.high
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """Mean absolute relative errors: of the fitted models, of the predicted ones, of these near the memory, and the
-    worst of the host's predicted ones. farthest_z: of a free parameter from its prior."""
+    """Mean absolute relative errors: of bars that were fitted, of bars whose model was left out, of these near memory,
+    and the worst of the host's. farthest_z: of a free parameter from its prior."""
 
     fitted: float
-    predicted: float
-    predicted_near_memory: float
-    worst_predicted_host: float
+    left_out: float
+    left_out_near_memory: float
+    worst_left_out_host: float
     worst_stage: float
     farthest_z: float
 
@@ -80,24 +83,27 @@ class EnergyRatios:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
-    """runs: by system and model, at the fit. draws: of the region; effective_draws: how many equal ones its weights are
-    worth."""
+    """cells, stages: as fitted, with the band that the fit leaves open. left_out: with the model left out. weights:
+    what each structure counts in the bands of a model that is left out. runs: by system and model, at the fit. draws:
+    of the region; effective_draws: how many equal ones its weights are worth."""
 
     facts: Facts
     fit: Fit
-    fit_of_all: Fit
     cells: tuple[Cell, ...]
     stages: tuple[Cell, ...]
-    errors: Errors
-    errors_of_all: Errors
+    left_out: tuple[Cell, ...]
+    weights: Mapping[str, Mapping[str, float]]
     ratios: tuple[Ratio, ...]
-    ratios_of_all: Mapping[str, float]
     energy: tuple[EnergyRatios, ...]
-    alternatives: Mapping[str, Errors]
+    errors: Mapping[str, Errors]
     intervals: Mapping[str, tuple[float, float]]
     runs: Mapping[tuple[str, str], Run]
     draws: int
     effective_draws: float
+
+    @property
+    def own_errors(self) -> Errors:
+        return self.errors[AS_DESCRIBED.title]
 
 
 def reproduce(
@@ -109,39 +115,38 @@ def reproduce(
     processes: int = 2,
     on_part: Callable[[], None] = lambda: None,
 ) -> Reproduction:
-    """Fits, explores, and refits under every alternative. on_part: called so often as `num_parts` says."""
-    asked = [*_batches(facts), *(_quantity(fact) for fact in facts.stages), *_energies(facts)]
-    targets, every = targets_of(facts, FITTED_MODELS), targets_of(facts, facts.models)
+    """Fits, explores, leaves each model out, and does so again under every alternative. on_part: called so often as
+    `num_parts` says."""
+    asked = [*batches_of(facts), *(quantity_of(fact) for fact in facts.stages), *_energies(facts)]
+    targets = targets_of(facts, facts.models)
     with ProcessPoolExecutor(processes) as pool:
         found = fit(library, facts.free, targets)
         on_part()
-        of_all = pool.submit(fit, library, facts.free, every, found.z)
-        others = {each.title: pool.submit(_errors_under, library, facts, each) for each in facts.alternatives}
-        found = found.with_priors(facts.powers)
+        every = (AS_DESCRIBED, *facts.alternatives)
+        awaited = [pool.submit(structure_of, library, facts, each, found.z) for each in every]
+        trials = pool.submit(trials_of, library, facts, found)
+        with_powers = found.with_priors(facts.powers)
         region = explore(
-            library, found, targets, asked, draws=draws, seed=seed, map_draws=partial(pool.map, chunksize=10)
+            library, with_powers, targets, asked, draws=draws, seed=seed, map_draws=partial(pool.map, chunksize=10)
         )
         on_part()
-        alternatives = {}
-        for title, errors in others.items():
-            alternatives[title] = errors.result()
+        structures = []
+        for each in awaited:
+            structures.append(each.result())
             on_part()
-        fit_of_all = of_all.result()
     ours = predict(found.library, asked)
-    energies = len(_batches(facts)) + len(facts.stages)  # the first of them among what is asked
+    energies = len(batches_of(facts)) + len(facts.stages)  # the first of them among what is asked
     return Reproduction(
         facts=facts,
-        fit=found,
-        fit_of_all=fit_of_all,
+        fit=with_powers,
         cells=_cells(facts, ours, region),
         stages=_stage_cells(facts, ours, region),
-        errors=errors_of(facts, found),
-        errors_of_all=errors_of(facts, fit_of_all),
+        left_out=_left_out(facts, structures, bands_of(facts, structures, trials.result(), seed=seed)),
+        weights={model: weights_of(facts, structures, trials.result(), model) for model in facts.models},
         ratios=_ratios(facts, ours, region),
-        ratios_of_all=time_ratios(facts, fit_of_all.library),
         energy=_energy_ratios(facts, ours[energies:], region.predicted[:, energies:], region),
-        alternatives=alternatives,
-        intervals=_intervals(found, region),
+        errors={each.alternative.title: _errors_of(facts, each) for each in structures},
+        intervals=_intervals(with_powers, region),
         runs={
             (system, model): found.library.run(system, model)
             for system in ("dram", *facts.systems)
@@ -153,15 +158,19 @@ def reproduce(
 
 
 def num_parts(facts: Facts) -> int:
-    return 2 + len(facts.alternatives)
+    return 3 + len(facts.alternatives)
 
 
-def _batches(facts: Facts) -> list[Quantity]:
-    return [Quantity(system=system, model=model) for system in facts.systems for model in facts.models]
+def mean_error(facts: Facts, library: Library, models: Sequence[str]) -> float:
+    """Of all bars of these models."""
+    bars = [each for each in batches_of(facts) if each.model in models]
+    paper_s = np.array([facts.batch_ms[each.system][each.model] * 1e-3 for each in bars])
+    return float(np.mean(np.abs(predict(library, bars) / paper_s - 1)))
 
 
-def _quantity(fact: StageFact) -> Quantity:
-    return Quantity(system=fact.system, model=fact.model, stages=fact.stages)
+def worst_stage_error(facts: Facts, library: Library) -> float:
+    seconds = predict(library, [quantity_of(fact) for fact in facts.stages])
+    return max(abs(float(s) * 1e3 / fact.ms - 1) for s, fact in zip(seconds, facts.stages, strict=True))
 
 
 def _energies(facts: Facts) -> list[Quantity]:
@@ -173,67 +182,64 @@ def _energies(facts: Facts) -> list[Quantity]:
     ]
 
 
-def targets_of(facts: Facts, models: Sequence[str]) -> list[Target]:
-    bars = [
-        Target(quantity=each, value=facts.batch_ms[each.system][each.model] * 1e-3, sigma=_BAR_SIGMA)
-        for each in _batches(facts)
-        if each.model in models
-    ]
-    stages = [
-        Target(quantity=_quantity(fact), value=fact.ms * 1e-3, sigma=_STAGE_SIGMA)
-        for fact in facts.stages
-        if fact.model in models
-    ]
-    return [*bars, *stages]
-
-
-def _errors_under(library: Library, facts: Facts, alternative: Alternative) -> Errors:
-    """Of the same fit, with something else assumed."""
-    free = [replace(each, median=alternative.medians.get(each.name, each.median)) for each in facts.free]
-    return errors_of(facts, fit(alternative.library(library), free, targets_of(facts, FITTED_MODELS)))
-
-
-def errors_of(facts: Facts, found: Fit) -> Errors:
-    batches = _batches(facts)
-    predicted = predict(found.library, batches)
-    of_cell = {
-        (each.system, each.model): abs(seconds * 1e3 / facts.batch_ms[each.system][each.model] - 1)
-        for each, seconds in zip(batches, predicted, strict=True)
+def _errors_of(facts: Facts, structure: Structure) -> Errors:
+    left_out = {
+        (system, fold.model): abs(ms / facts.batch_ms[system][fold.model] - 1)
+        for fold in structure.folds
+        for system, ms in zip(facts.systems, fold.milliseconds, strict=True)
     }
-    unseen = {cell: error for cell, error in of_cell.items() if cell[1] not in FITTED_MODELS}
-    stages = predict(found.library, [_quantity(fact) for fact in facts.stages])
-    num_free = len(facts.free)
+    library = structure.fit.library
     return Errors(
-        fitted=_mean(error for cell, error in of_cell.items() if cell not in unseen),
-        predicted=_mean(unseen.values()),
-        predicted_near_memory=_mean(error for cell, error in unseen.items() if cell[0] != _HOST),
-        worst_predicted_host=max(error for cell, error in unseen.items() if cell[0] == _HOST),
-        worst_stage=max(abs(s * 1e3 / fact.ms - 1) for s, fact in zip(stages, facts.stages, strict=True)),
-        farthest_z=max(found.z[:num_free], key=abs),
+        fitted=mean_error(facts, library, facts.models),
+        left_out=_mean(left_out.values()),
+        left_out_near_memory=_mean(error for (system, _), error in left_out.items() if system != HOST),
+        worst_left_out_host=max(error for (system, _), error in left_out.items() if system == HOST),
+        worst_stage=worst_stage_error(facts, library),
+        farthest_z=max(structure.fit.z, key=abs),
+    )
+
+
+def _left_out(facts: Facts, structures: Sequence[Structure], bands: Mapping[tuple[str, str], Band]) -> tuple[Cell, ...]:
+    """As described; the bands are over all structures."""
+    ours = {
+        (system, fold.model): ms
+        for fold in structures[0].folds
+        for system, ms in zip(facts.systems, fold.milliseconds, strict=True)
+    }
+    return tuple(
+        Cell(
+            name=each.name,
+            system=each.system,
+            model=each.model,
+            paper=facts.batch_ms[each.system][each.model],
+            ours=ours[each.system, each.model],
+            low=bands[each.system, each.model].low,
+            high=bands[each.system, each.model].high,
+        )
+        for each in batches_of(facts)
     )
 
 
 def _cells(facts: Facts, ours: Vector, region: Region) -> tuple[Cell, ...]:
     return tuple(
-        _cell(each, i, facts.batch_ms[each.system][each.model], ours, region, is_fitted=each.model in FITTED_MODELS)
-        for i, each in enumerate(_batches(facts))
+        _cell(each, i, facts.batch_ms[each.system][each.model], ours, region)
+        for i, each in enumerate(batches_of(facts))
     )
 
 
 def _stage_cells(facts: Facts, ours: Vector, region: Region) -> tuple[Cell, ...]:
     return tuple(
-        _cell(_quantity(fact), i, fact.ms, ours, region, is_fitted=True)
-        for i, fact in enumerate(facts.stages, len(_batches(facts)))
+        _cell(quantity_of(fact), i, fact.ms, ours, region)
+        for i, fact in enumerate(facts.stages, len(batches_of(facts)))
     )
 
 
-def _cell(asked: Quantity, i: int, paper_ms: float, ours: Vector, region: Region, *, is_fitted: bool) -> Cell:
+def _cell(asked: Quantity, i: int, paper_ms: float, ours: Vector, region: Region) -> Cell:
     """i: the quantity's place among all that were asked."""
     return Cell(
         name=asked.name,
         system=asked.system,
         model=asked.model,
-        is_fitted=is_fitted,
         paper=paper_ms,
         ours=ours[i] * 1e3,
         **_band(region, region.predicted[:, i] * 1e3),
@@ -243,14 +249,14 @@ def _cell(asked: Quantity, i: int, paper_ms: float, ours: Vector, region: Region
 def time_ratios(facts: Facts, library: Library) -> dict[str, float]:
     """Ratios between systems, means over the models."""
     return {
-        name: float(values[0]) for name, values in _ratios_of(facts, predict(library, _batches(facts))[None]).items()
+        name: float(values[0]) for name, values in _ratios_of(facts, predict(library, batches_of(facts))[None]).items()
     }
 
 
 def _ratios_of(facts: Facts, seconds: Vector) -> dict[str, Vector]:
     """Each ratio [n], of seconds [n, systems x models]."""
     of = _by_system(facts.systems, facts, seconds)
-    speedups = of[_HOST] / of[_BEST]
+    speedups = of[HOST] / of[_BEST]
     return {
         "PMEM / CXL, arithmetic mean": speedups.mean(axis=1),
         "PMEM / CXL, geometric mean": np.exp(np.log(speedups).mean(axis=1)),
@@ -260,8 +266,8 @@ def _ratios_of(facts: Facts, seconds: Vector) -> dict[str, Vector]:
 
 
 def _ratios(facts: Facts, ours: Vector, region: Region) -> tuple[Ratio, ...]:
-    count = len(_batches(facts))
-    bars = np.array([[facts.batch_ms[each.system][each.model] for each in _batches(facts)]])
+    count = len(batches_of(facts))
+    bars = np.array([[facts.batch_ms[each.system][each.model] for each in batches_of(facts)]])
     stated = {
         **{name: float(values[0]) for name, values in _ratios_of(facts, bars).items()},
         "PMEM / CXL, arithmetic mean": facts.stated.speedup,
@@ -301,7 +307,7 @@ def _energy_ratios(facts: Facts, ours: Vector, drawn: Vector, region: Region) ->
             for name, value in paper.items()
         ]
         order = {
-            model: (float(here["dram"][0, i] / here[_HOST][0, i]), _probability_of_order(facts, i, there, region))
+            model: (float(here["dram"][0, i] / here[HOST][0, i]), _probability_of_order(facts, i, there, region))
             for i, model in enumerate(facts.models)
         }
         found.append(EnergyRatios(rule=rule.title, saved=tuple(saved), dram_order=order))
@@ -310,7 +316,7 @@ def _energy_ratios(facts: Facts, ours: Vector, drawn: Vector, region: Region) ->
 
 def _savings(facts: Facts, of: Mapping[str, Vector]) -> dict[str, Vector]:
     """of: joules [n, models] by system."""
-    against_host = 1 - of[_BEST] / of[_HOST]
+    against_host = 1 - of[_BEST] / of[HOST]
     at = facts.models.index
     return {
         "saved against PMEM, mean": against_host.mean(axis=1),
@@ -320,7 +326,7 @@ def _savings(facts: Facts, of: Mapping[str, Vector]) -> dict[str, Vector]:
 
 
 def _probability_of_order(facts: Facts, number: int, of: Mapping[str, Vector], region: Region) -> float:
-    takes_more = of["dram"][:, number] > of[_HOST][:, number]
+    takes_more = of["dram"][:, number] > of[HOST][:, number]
     return region.probability(takes_more == facts.stated.dram_takes_more_than_pmem[facts.models[number]])
 
 
