@@ -16,14 +16,15 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from holdfast.errors import DoesNotFit
 from holdfast_lab.placement.tiers import read_tiers
 from holdfast_lab.sim.calibration import fit
 from holdfast_lab.sim.facts import HOST, Facts, read_facts, targets_of
 from holdfast_lab.sim.library import PACKAGED, Library, read_library
 from holdfast_lab.sim.paper import Cell, EnergyRatios, Reproduction, mean_error, reproduce
 from holdfast_lab.sim.report.content import Table
-from holdfast_lab.sim.report.reproduction import structures_table, weights_table, write_paper
-from holdfast_lab.sim.sensitivity import STUDIES, against_baselines, speedup
+from holdfast_lab.sim.report.reproduction import baselines_table, structures_table, weights_table, write_paper
+from holdfast_lab.sim.sensitivity import STUDIES, speedup
 from holdfast_lab.sim.tiering import compare
 
 DOCS = Path(__file__).parent
@@ -49,7 +50,7 @@ def main() -> None:
     page = PAGE.read_text(encoding="utf-8")
     for name, table in {**quick_tables(library, facts), **slow_tables(reproduced)}.items():
         page = with_table(page, name, table)
-    page = re.sub(r"<!-- fitted library: \w* -->", f"<!-- fitted library: {digest_of(PACKAGED)} -->", page)
+    page = re.sub(r"<!-- fitted library: \w* -->", f"<!-- fitted library: {digest_of(library, facts)} -->", page)
     PAGE.write_text(page, encoding="utf-8")
 
 
@@ -73,14 +74,12 @@ def plain(value: float) -> str:
     return f"{value / 1000.0**thousands:.4g}e{3 * thousands}"
 
 
-def digest_of(folder: Path) -> str:
-    """Of all declarations, whatever their comments say."""
-    lines = [
-        line.partition("#")[0].strip()
-        for path in sorted(folder.rglob("*.toml"))
-        for line in path.open(encoding="utf-8")
-    ]
-    return hashlib.sha256("\n".join(line for line in lines if line).encode()).hexdigest()[:16]
+def digest_of(library: Library, facts: Facts) -> str:
+    """Of all that fits are made of: the paper's facts, and its systems, devices and models as the library has them."""
+    systems = [library.system(name) for name in ("dram", *facts.systems)]
+    devices = [library.device(name) for name in dict.fromkeys(d for each in systems for d in each.devices.values())]
+    models = [library.model(name) for name in facts.models]
+    return hashlib.sha256(repr((facts, systems, devices, models)).encode()).hexdigest()[:16]
 
 
 def with_table(page: str, name: str, table: Table) -> str:
@@ -123,19 +122,21 @@ def _studies(library: Library, facts: Facts) -> Table:
 
 
 def _baselines(library: Library, facts: Facts) -> Table:
-    rows = [
-        (library.system(name).title, *(f"{ratios[model]:.2f}" for model in facts.models), f"{_mean(ratios):.2f}")
-        for name, ratios in against_baselines(library, facts.models).items()
-    ]
-    return Table(header=("over CXL", *_upper(facts.models), "mean"), rows=rows)
+    return baselines_table(library, facts.models)
 
 
 def _scratchpad(library: Library, _: Facts) -> Table:
-    rows = []
-    for model in _CACHED_MODELS:
-        times = [library.run(system, model).batch_s * 1e3 for system in ("dram", *_CACHED)]
-        rows.append((model, *(f"{ms:.1f}" for ms in times)))
+    rows = [
+        (model, *(_milliseconds(library, system, model) for system in ("dram", *_CACHED))) for model in _CACHED_MODELS
+    ]
     return Table(header=("ms a batch, 10 % of the rows in HBM", "DRAM", "look forward", "LRU", "static"), rows=rows)
+
+
+def _milliseconds(library: Library, system: str, model: str) -> str:
+    try:
+        return f"{library.run(system, model).batch_s * 1e3:.1f}"
+    except DoesNotFit:
+        return "does not fit"
 
 
 def _nodes(library: Library, _: Facts) -> Table:
@@ -227,10 +228,6 @@ def _saved(of_rule: EnergyRatios, number: int) -> str:
 
 def _upper(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name.upper() for name in names)
-
-
-def _mean(ratios: Mapping[str, float]) -> float:
-    return sum(ratios.values()) / len(ratios)
 
 
 def _percent(part: float) -> str:

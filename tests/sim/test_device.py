@@ -25,6 +25,7 @@ MEMORY = Memory(
 COMPUTE = Compute(kind="compute", flops_per_s=1e12)
 LINK = Link(kind="link", bandwidth_bytes_per_s=25e9)
 
+FOUR = replace(COMPUTE, count=4)
 ENDLESS = ("capacity_bytes", "modules_at_work")
 
 PER_SECOND = st.floats(1e6, 1e12)
@@ -145,6 +146,14 @@ def test_modules_share_all_work_of_a_memory(modules):
     assert seconds(MEMORY, **work, modules=modules) == exactly(seconds(MEMORY, **work) / modules)
 
 
+def test_processors_that_share_work_take_a_part_of_its_time_and_all_of_the_softwares():
+    work = {"flops": 1e12, "rows_read": 1e6}
+    one = replace(COMPUTE, row_s=1e-6)
+    assert seconds(replace(one, count=4), **work, calls=0) == exactly(seconds(one, **work, calls=0) / 4)
+    started = replace(FOUR, start_s=1e-3)
+    assert seconds(started, flops=4e12, calls=3) == exactly(1.0 + 3e-3)
+
+
 def test_modules_are_fixed_or_counted_by_table_or_as_many_more_as_hold_the_tables():
     three_tables = workload(1000, 2000, 3000)
     assert replace(MEMORY, modules=5).num_modules(three_tables) == 5
@@ -221,7 +230,7 @@ def test_no_number_may_be_negative_infinite_or_nan(device):
             for name in ("outstanding_requests", "granularity_bytes", "capacity_bytes", "modules", "modules_at_work")
         ),
         *((MEMORY, name) for name in ("row_write_efficiency", "stream_write_efficiency", "parallelism")),
-        *((COMPUTE, name) for name in ("flops_per_s", "efficiency", "parallelism")),
+        *((COMPUTE, name) for name in ("flops_per_s", "efficiency", "parallelism", "count")),
         *((LINK, name) for name in ("bandwidth_bytes_per_s", "parallelism")),
     ],
 )

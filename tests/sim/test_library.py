@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, DoesNotFit
 from holdfast_lab.sim.device import Device, Memory
 from holdfast_lab.sim.facts import read_facts
 from holdfast_lab.sim.library import PACKAGED, Library, read_device, read_library, read_model, read_system
 from holdfast_lab.sim.model import workload_of
+from holdfast_lab.sim.system import System
 
 LIBRARY = read_library()
 
@@ -37,6 +38,11 @@ def test_every_packaged_device_and_model_says_where_its_figures_are_from():
         assert len(declared.source) >= 5, name
 
 
+def holds_too_little(system: System, model: str) -> bool:
+    tables = LIBRARY.device(system.devices["tables"])
+    return workload_of(LIBRARY.model(model)).table_bytes > tables.modules * tables.capacity_bytes
+
+
 CACHES_MODELS = ("rm1", "kaggle")  # of which the ids are drawn, at a second a model and system
 
 
@@ -46,9 +52,10 @@ CACHES_MODELS = ("rm1", "kaggle")  # of which the ids are drawn, at a second a m
         (system, model)
         for system, declared in sorted(LIBRARY.systems.items())
         for model in (sorted(LIBRARY.models) if declared.cache is None else CACHES_MODELS)
+        if not (system.startswith("hbm") and holds_too_little(declared, model))
     ],
 )
-def test_every_packaged_system_runs_packaged_models(system, model):
+def test_every_packaged_system_runs_the_packaged_models_that_fit_it(system, model):
     found = LIBRARY.run(system, model)
     positive = [found.batch_s, found.joules_per_batch, *found.stage_s.values()]
     assert all(math.isfinite(number) and number > 0 for number in positive)
@@ -65,6 +72,45 @@ def test_by_every_rule_the_modules_that_take_power_are_at_least_those_that_work(
     for model in library.models.values():
         workload = workload_of(model)
         assert all(0 < each.num_working(workload) <= each.num_modules(workload) for each in memories)
+
+
+def test_tables_that_their_memory_does_not_hold_are_refused_by_name():
+    small = changed("devices.pmem-module.capacity_bytes", 1e6)
+    words = r"^system 'CXL': the tables take 532 GB, and tables \(pmem-module\) have .* MB: give it more modules"
+    with pytest.raises(DoesNotFit, match=words):
+        small.run("cxl", "mlperf")
+
+
+def test_a_scratchpad_that_the_gpu_does_not_hold_is_refused_by_name():
+    words = r"^system 'ScratchPipe': 0\.1 of all rows take 53\.2 GB, and cache \(rtx-3090-memory\) have 24 GB: make"
+    with pytest.raises(DoesNotFit, match=words):
+        LIBRARY.run("scratchpipe", "mlperf")
+    roomy = changed("devices.rtx-3090-memory.capacity_bytes", 54e9)
+    assert roomy.run("scratchpipe", "mlperf").batch_s > 0
+
+
+def test_tiers_hold_the_tables_together():
+    both = LIBRARY.changed({"devices.a100-hbm.capacity_bytes": 1e9, "devices.ddr4-server.capacity_bytes": 1e9})
+    assert both.run("mtrains", "mlperf").batch_s > 0
+    little = {"p4800x.capacity_bytes": 1e9, "pmem-host.capacity_bytes": 1e9, "pmem-host.modules_by": "fixed"}
+    flash = both.changed({f"devices.{key}": value for key, value in little.items()})
+    with pytest.raises(DoesNotFit, match=r"the tables take 532 GB, and tables \(ddr4-server\), hbm .*, byte .*, block "):
+        flash.run("mtrains", "mlperf")
+
+
+def test_where_all_rows_are_in_the_gpu_there_is_no_near_memory_that_is_faster():
+    times = {system: LIBRARY.run(system, "rm1").batch_s for system in ("hbm", "hbm-spread", "cxl")}
+    assert max(times["hbm"], times["hbm-spread"]) < times["cxl"]
+    with pytest.raises(DoesNotFit, match="All rows in one GPU"):
+        LIBRARY.run("hbm", "rm2")
+    assert LIBRARY.run("hbm-spread", "rm2").batch_s < LIBRARY.run("cxl", "rm2").batch_s
+
+
+def test_gpus_that_share_a_batch_sum_their_gradients_over_their_links():
+    spans = LIBRARY.run("hbm-sharded", "rm4").stage_s
+    link, workload = LIBRARY.device("pcie-peers-x4"), workload_of(LIBRARY.model("rm4"))
+    moved_s = 6 * workload.network_bytes / link.bandwidth_bytes_per_s
+    assert spans["all_reduce"] == pytest.approx(moved_s + link.latency_s + link.start_s)
 
 
 def twice_as_slow(device: Device) -> Device:

@@ -55,24 +55,27 @@ class _Device:
             is_finite = math.isfinite(value) or (field.name in _ENDLESS and value == math.inf)
             if not (is_finite and value >= 0):
                 raise ValueError(f"{field.name} = {value}; it must be 0 or more")
-            if value == 0 and (field.name.endswith(_DIVISORS) or field.name.startswith("modules")):
+            if value == 0 and (field.name.endswith(_DIVISORS) or field.name.startswith(("modules", "count"))):
                 raise ValueError(f"{field.name} = 0; it must be more than 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute(_Device):
-    """A processor. flops_per_s: its peak; efficiency: the part of it that is reached. start_s: of every call of
-    software, beside its work; row_s: of work on a row beside its memory's."""
+    """A processor, or `count` of them that share all work evenly. flops_per_s: the peak of one; efficiency: the part
+    of it that is reached. start_s: of every call of software, beside its work, on all of them at once; row_s: of work
+    on a row beside its memory's. idle_watts, busy_watts: of one."""
 
     kind: Literal["compute"]
     flops_per_s: float
+    count: int = 1
     efficiency: float = 1.0
     start_s: float = 0.0
     row_s: float = 0.0
 
     def seconds(self, work: Amounts, *, recently_written: bool, modules: float) -> float:
         rows = work.rows_read + work.rows_written
-        return work.calls * self.start_s + work.flops / (self.flops_per_s * self.efficiency) + rows * self.row_s
+        shared_s = work.flops / (self.flops_per_s * self.efficiency) + rows * self.row_s
+        return work.calls * self.start_s + shared_s / self.count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ import numpy as np
 
 from holdfast.errors import ConfigError
 from holdfast.files.config import read_config, read_layers, read_value
+from holdfast_lab.sim.capacity import check_capacity
 from holdfast_lab.sim.device import Compute, Device, Link, Memory
 from holdfast_lab.sim.machine import DEFAULT_BATCHES, Run, simulate
 from holdfast_lab.sim.model import Model, workload_of
@@ -89,22 +90,18 @@ class Library:
         return Library(devices, models, systems)
 
     def run(self, system: str | System, model: str | Model, *, batches: int = DEFAULT_BATCHES) -> Run:
-        """The simulated system. Raises ConfigError."""
+        """The simulated system. Raises ConfigError, and DoesNotFit where rows do not fit where it keeps them."""
         found = self.system(system) if isinstance(system, str) else system
         of_model = self.model(model) if isinstance(model, str) else model
+        devices, workload = {role: self.device(name) for role, name in found.devices.items()}, workload_of(of_model)
+        check_capacity(found, devices, workload)
         missed_rows = None
         if found.cache is not None:
             from holdfast_lab.sim.caches import missed_rows_per_batch
 
             missed_rows = missed_rows_per_batch(found.cache, of_model)
         try:
-            return simulate(
-                found,
-                {role: self.device(name) for role, name in found.devices.items()},
-                workload_of(of_model),
-                batches=batches,
-                missed_rows=missed_rows,
-            )
+            return simulate(found, devices, workload, batches=batches, missed_rows=missed_rows)
         except ValueError as error:
             raise ConfigError(f"system {found.title!r}: {error}") from error
 

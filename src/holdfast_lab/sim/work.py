@@ -19,6 +19,8 @@ def amounts_of(stage: Stage, workload: Workload, missed_rows: float | None = Non
     if stage.does == "log_network":
         volume = part * workload.network_bytes
         return Amounts(moved_bytes=volume, stream_written_bytes=volume, calls=stage.calls)
+    if stage.does == "all_reduce":
+        return Amounts(moved_bytes=part * workload.network_bytes, calls=stage.calls)
     if stage.does in ("move_pooled", "move_gradients"):
         return Amounts(moved_bytes=part * workload.pooled_bytes, calls=stage.calls)
     if stage.does == "move_indices":

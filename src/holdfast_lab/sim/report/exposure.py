@@ -21,7 +21,7 @@ PARTS: Final[Mapping[str, tuple[Does, ...]]] = {
     "update": ("update",),
     "lookup": ("lookup",),
     "cache": ("fetch", "evict"),
-    "transfer": ("move_rows", "move_pooled", "move_indices", "move_row_gradients", "move_gradients"),
+    "transfer": ("move_rows", "move_pooled", "move_indices", "move_row_gradients", "move_gradients", "all_reduce"),
     "row log": ("log_rows",),
     "MLP log": ("log_network",),
 }

@@ -48,26 +48,13 @@ def sensitivity_section(directory: Path, fitted: Library, models: Sequence[str],
     """What the speedup depends on: a figure a study, and what other baselines leave of it."""
     curves = [curve(fitted, models, study) for study in STUDIES]
     shown = [_draw(directory, each, overwrite) for each in curves]
-    baselines = against_baselines(fitted, models)
-    rows = [
-        (
-            fitted.system(baseline).title,
-            *(f"{of_model[each]:.2f}" for each in models),
-            f"{_mean(of_model.values()):.2f}",
-        )
-        for baseline, of_model in baselines.items()
-    ]
     spans = sorted(curves, key=lambda each: each.span, reverse=True)
     return Section(
         title="What the speedup depends on",
         text="One thing at a time, everything else as it was fitted. The first table has what other baselines leave of "
         "the speedup, the second how far each thing moves it over the range that is drawn.",
         tables=(
-            Table(
-                title="a baseline's time over that of CXL",
-                header=("baseline", *(each.upper() for each in models), "mean"),
-                rows=rows,
-            ),
+            baselines_table(fitted, models),
             Table(
                 title="the mean speedup",
                 header=("varied", "of", "from", "to", "speedup from", "to"),
@@ -80,6 +67,20 @@ def sensitivity_section(directory: Path, fitted: Library, models: Sequence[str],
         ),
         figures=tuple(shown),
     )  # fmt: skip
+
+
+def baselines_table(library: Library, models: Sequence[str]) -> Table:
+    rows = []
+    for baseline, ratios in against_baselines(library, models).items():
+        shown = ["does not fit" if ratio is None else f"{ratio:.2f}" for ratio in ratios.values()]
+        fitting = [ratio for ratio in ratios.values() if ratio is not None]
+        mean = f"{_mean(fitting):.2f}" if len(fitting) == len(models) else ""
+        rows.append((library.system(baseline).title, *shown, mean))
+    return Table(
+        title="a baseline's time over that of CXL",
+        header=("baseline, over CXL", *(each.upper() for each in models), "mean"),
+        rows=rows,
+    )
 
 
 def _draw(directory: Path, shown: Curve, overwrite: bool) -> Path:
