@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from holdfast.errors import ConfigError, DoesNotFit
+from holdfast_lab.sim.caches import missed_rows_per_batch
 from holdfast_lab.sim.device import Device, Memory
 from holdfast_lab.sim.facts import read_facts
 from holdfast_lab.sim.library import PACKAGED, Library, read_device, read_library, read_model, read_system
@@ -94,8 +95,26 @@ def test_tiers_hold_the_tables_together():
     assert both.run("mtrains", "mlperf").batch_s > 0
     little = {"p4800x.capacity_bytes": 1e9, "pmem-host.capacity_bytes": 1e9, "pmem-host.modules_by": "fixed"}
     flash = both.changed({f"devices.{key}": value for key, value in little.items()})
-    with pytest.raises(DoesNotFit, match=r"the tables take 532 GB, and tables \(ddr4-server\), hbm .*, byte .*, block "):
+    words = r"the tables take 532 GB, and tables \(ddr4-server\), hbm .*, byte .*, block "
+    with pytest.raises(DoesNotFit, match=words):
         flash.run("mtrains", "mlperf")
+
+
+def test_an_expander_with_a_scratchpad_updates_each_row_once_and_fetches_what_is_missed():
+    system = LIBRARY.system("expander")
+    assert {system.stages[name].rows for name in ("collect", "write_back")} == {"missed"}
+    assert system.stages["update"].rows == "unique"
+    slow = changed("devices.cxl-expander.read_bandwidth_bytes_per_s", 1e9)
+    assert slow.run("expander", "rm1").stage_s["collect"] > LIBRARY.run("expander", "rm1").stage_s["collect"]
+
+
+def test_near_memory_over_flash_is_bound_by_its_drives_random_reads():
+    run, drive = LIBRARY.run("nvme", "rm1"), LIBRARY.device("p4800x")
+    missed = missed_rows_per_batch(LIBRARY.system("nvme").cache, LIBRARY.model("rm1"))
+    assert run.stage_s["fetch"] == pytest.approx(missed * drive.read_latency_s / drive.outstanding_requests)
+    assert run.batch_s == pytest.approx(run.busy_s["tables"], rel=0.01)
+    logged_s = workload_of(LIBRARY.model("rm1")).unique_rows * 128 / drive.write_bandwidth_bytes_per_s
+    assert run.stage_s["log_rows_before"] == pytest.approx(logged_s)
 
 
 def test_where_all_rows_are_in_the_gpu_there_is_no_near_memory_that_is_faster():
@@ -317,5 +336,21 @@ def test_a_mistake_in_a_users_copy_names_file_and_key_and_the_nearest_valid_one(
     text = (PACKAGED / kind / f"{name}.toml").read_text()
     assert old in text
     (folder / kind / f"{name}.toml").write_text(text.replace(old, new, 1))
+    library = read_library([folder])
     with pytest.raises(ConfigError, match=problem):
-        read_library([folder])
+        getattr(library, kind.removesuffix("s"))(name)
+    with pytest.raises(ConfigError, match=problem):
+        library.changed({f"{kind}.{name}.source": "other"})
+    assert set(library.broken) >= {f"{kind}.{name}"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "system"), [("devices", "pcie", "cxl"), ("models", "rm1", "cxl"), ("systems", "cxl-d", "pmem")]
+)
+def test_a_broken_file_stops_only_what_asks_for_it(folder, kind, name, system):
+    (folder / kind / f"{name}.toml").write_text("not TOML")
+    library = read_library([folder])
+    assert library.run(system, "rm2").batch_s == LIBRARY.run(system, "rm2").batch_s
+    stopped = {"devices": ("pmem", "rm2"), "models": ("cxl", "rm1"), "systems": ("cxl", "rm2")}[kind]
+    with pytest.raises(ConfigError, match=rf"{name}\.toml: .*Expected"):
+        library.run(*stopped)
