@@ -351,6 +351,6 @@ def test_a_broken_file_stops_only_what_asks_for_it(folder, kind, name, system):
     (folder / kind / f"{name}.toml").write_text("not TOML")
     library = read_library([folder])
     assert library.run(system, "rm2").batch_s == LIBRARY.run(system, "rm2").batch_s
-    stopped = {"devices": ("pmem", "rm2"), "models": ("cxl", "rm1"), "systems": ("cxl", "rm2")}[kind]
+    stopped = {"devices": ("pmem", "rm2"), "models": ("cxl", "rm1"), "systems": ("cxl-d", "rm2")}[kind]
     with pytest.raises(ConfigError, match=rf"{name}\.toml: .*Expected"):
         library.run(*stopped)
