@@ -86,6 +86,9 @@ format: .venv/.installed  ## rewrite the sources the way lint wants them
 docs: .venv/.installed  ## rewrite docs/API.md and docs/CONFIG.md from the code
 	$(BIN)/python docs/reference.py
 
+simulator: .venv/.installed  ## fit the simulator's values anew, and rewrite them and docs/SIMULATOR.md's tables
+	$(BIN)/python docs/simulator.py
+
 stub: build/.native  ## rewrite src/holdfast/_core.pyi from the built core
 	$(BIN)/python -m nanobind.stubgen -q -m holdfast._core -o src/holdfast/_core.pyi
 

@@ -152,16 +152,22 @@ def test_a_share_beyond_all_rows_is_refused():
         missed_rows_per_batch(Cache(policy="lru", share=1.5), model())
 
 
+def library_of_quick_copies():
+    """In which software is no bottleneck, so that links are by their bytes."""
+    return read_library().changed({"devices.pcie.start_s": 100e-6, "devices.pcie.bandwidth_bytes_per_s": 25e9})
+
+
 @pytest.mark.parametrize("name", ["rm1", "deeprecsys-rm1", "kaggle"])
-def test_scratchpipe_takes_as_long_as_its_busiest_device_and_lru_waits_for_its_misses(name):
-    library = read_library()
+def test_scratchpipe_takes_as_long_as_its_busiest_device_or_what_training_waits_for_and_lru_waits_for_its_misses(name):
+    library = library_of_quick_copies()
     forward, lru = (library.run(system, name) for system in ("scratchpipe", "scratchpipe-lru"))
-    assert forward.batch_s == pytest.approx(max(forward.busy_s.values()), rel=0.01)
+    loop_s = sum(forward.stage_s[stage] for stage in ("lookup", "interaction_top", "update"))
+    assert forward.batch_s == pytest.approx(max(loop_s, *forward.busy_s.values()), rel=0.015)
     assert lru.batch_s >= forward.batch_s
 
 
 def test_a_slower_link_costs_scratchpipe_nothing_until_it_is_the_busiest():
-    library = read_library()
+    library = library_of_quick_copies()
     before = library.run("scratchpipe", "rm1")
     spare = before.batch_s / before.busy_s["link"]
     link = library.device("pcie")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import cli
-from holdfast_lab.sim.paper import read_facts
+from holdfast_lab.sim.facts import read_facts
 
 
 def code_of(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -24,13 +24,20 @@ def code_of(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 def test_calibrate_fits_every_free_parameter(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert code_of(monkeypatch, "calibrate", "--json") == 0
+    assert code_of(monkeypatch, "calibrate", "--leave-out", "rm2", "--leave-out", "rm3", "--json") == 0
     plain = json.loads(capfd.readouterr().out)
     free = {each.name: each for each in read_facts().free}
     assert set(plain["parameters"]) == set(free)
     for name, found in plain["parameters"].items():
-        assert found["value"] == pytest.approx(free[name].value(found["sigmas"]))
-    assert 0 < plain["errors"]["fitted"] < plain["errors"]["predicted"]
+        assert found["value"] == free[name].fitted(found["sigmas"])
+    assert 0 < plain["errors"]["fitted"] < plain["errors"]["left_out"]
+
+
+def test_a_model_that_the_paper_has_not_cannot_be_left_out(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(monkeypatch, "calibrate", "--leave-out", "kaggle") != 0
+    assert "'kaggle' is none of rm1, rm2, rm3, rm4" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["paper", "sensitivity"])

@@ -65,6 +65,39 @@ def test_list_names_everything_that_run_takes(sim: Sim) -> None:
             assert what["source"]
 
 
+def test_show_has_every_value_of_a_system_with_where_it_is_from_and_what_it_overrides(sim: Sim) -> None:
+    parts = answer(sim, "show", "cxl-b")
+    of_system = parts.pop("")
+    link = of_system["devices.link"]
+    assert (link["value"], Path(link["file"]).stem, link["overridden"]) == ("cxl", "cxl-d", {"pmem": "pcie"})
+    title = of_system["title"]
+    assert title["value"] == "CXL-B"
+    assert list(title["overridden"].items()) == [("cxl-d", "CXL-D"), ("pcie", "PCIe"), ("pmem", "PMEM")]
+    scenario = read_scenario("cxl-b", "rm1")
+    assert set(parts) == {f"{role}: {name}" for role, name in scenario.declared.devices.items()}
+    for name, stage in scenario.declared.stages.items():
+        assert tuple(of_system[f"stages.{name}.after"]["value"]) == stage.after
+    shown = sim("show", "cxl-b").out
+    assert "[stages.lookup]" in shown and 'link = "cxl"  # cxl-d, over pmem: "pcie"' in shown
+
+
+def test_a_users_file_is_shown_over_the_packages_and_by_its_path(sim: Sim, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text('base = "cxl"\ntitle = "Mine"\n')
+    title = answer(sim, "show", str(mine))[""]["title"]
+    assert (title["value"], Path(title["file"])) == ("Mine", mine)
+    assert title["overridden"]["cxl"] == "CXL"
+
+
+def test_list_says_which_files_are_not_usable_and_goes_on(sim: Sim, tmp_path: Path) -> None:
+    (tmp_path / "devices").mkdir()
+    (tmp_path / "devices" / "bad.toml").write_text("[device]\nkind = 'lnk'\n")
+    shown = sim("list", "--folder", tmp_path)
+    assert shown.code == 0 and "not usable: " in shown.out and "bad.toml: device.kind" in " ".join(shown.out.split())
+    assert set(answer(sim, "list", "--folder", tmp_path)["not_usable"]) == {"devices.bad"}
+    assert sim("run", "cxl", "--model", "rm1", "--folder", tmp_path).code == 0
+
+
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_what_is_exposed_of_stages_sums_to_the_batch(sim: Sim, system: str) -> None:
     plain = answer(sim, "run", system, "--model", "rm1")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast_lab.sim.device import Amounts, Compute, Device, Link, Memory
+from holdfast_lab.sim.device import Amounts, Compute, Device, Link, Memory, Modules
 from holdfast_lab.sim.model import Model, TableGroup, workload_of
 
 MEMORY = Memory(
@@ -23,6 +24,9 @@ MEMORY = Memory(
 )
 COMPUTE = Compute(kind="compute", flops_per_s=1e12)
 LINK = Link(kind="link", bandwidth_bytes_per_s=25e9)
+
+FOUR = replace(COMPUTE, count=4)
+ENDLESS = ("capacity_bytes", "modules_at_work")
 
 PER_SECOND = st.floats(1e6, 1e12)
 LATENCY = st.floats(1e-9, 1e-3)
@@ -142,23 +146,41 @@ def test_modules_share_all_work_of_a_memory(modules):
     assert seconds(MEMORY, **work, modules=modules) == exactly(seconds(MEMORY, **work) / modules)
 
 
-def test_modules_are_fixed_or_counted_by_table_by_row_bytes_or_by_capacity():
+def test_processors_that_share_work_take_a_part_of_its_time_and_all_of_the_softwares():
+    work = {"flops": 1e12, "rows_read": 1e6}
+    one = replace(COMPUTE, row_s=1e-6)
+    assert seconds(replace(one, count=4), **work, calls=0) == exactly(seconds(one, **work, calls=0) / 4)
+    started = replace(FOUR, start_s=1e-3)
+    assert seconds(started, flops=4e12, calls=3) == exactly(1.0 + 3e-3)
+
+
+def test_modules_are_fixed_or_counted_by_table_or_as_many_more_as_hold_the_tables():
     three_tables = workload(1000, 2000, 3000)
     assert replace(MEMORY, modules=5).num_modules(three_tables) == 5
     assert replace(MEMORY, modules=5, modules_by="by_table").num_modules(three_tables) == 15
-    assert replace(MEMORY, modules=5, modules_by="by_row_bytes").num_modules(three_tables) == 5 * 3 * 32 * 4
-    by_capacity = replace(MEMORY, modules=2, modules_by="by_capacity", capacity_bytes=6000 * 32)
-    assert by_capacity.num_modules(three_tables) == 2 * 4
-    roomy = replace(by_capacity, capacity_bytes=1e12)
-    assert roomy.num_modules(three_tables) == 2
+    small = replace(MEMORY, modules=2, modules_by="by_capacity", capacity_bytes=6000 * 32)
+    assert small.num_modules(three_tables) == 4
+    assert replace(small, capacity_bytes=6000 * 32 * 0.99).num_modules(three_tables) == 5
+    assert replace(small, capacity_bytes=1e12).num_modules(three_tables) == 2
 
 
-def test_modules_that_take_power_are_those_that_work_unless_it_is_said():
+def test_modules_beyond_what_a_host_reaches_hold_rows_and_take_power_but_share_no_work():
     tables = workload(1000, 2000)
-    working = replace(MEMORY, modules=3, modules_by="by_table")
-    assert working.num_powered(tables) == 6
-    assert replace(working, powered_modules=4, powered_by="fixed").num_powered(tables) == 4
-    assert replace(working, powered_modules=4, powered_by="by_table").num_powered(tables) == 8
+    memory = replace(MEMORY, modules=3, modules_by="by_table", modules_at_work=4)
+    assert (memory.num_modules(tables), memory.num_working(tables)) == (6, 4)
+    assert replace(memory, modules_at_work=math.inf).num_working(tables) == 6
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    modules=st.floats(0.01, 100),
+    by=st.sampled_from(get_args(Modules)),
+    most=st.floats(0.1, 100),
+    rows=st.floats(1, 1e9),
+)
+def test_no_module_works_that_takes_no_power(modules, by, most, rows):
+    memory = replace(MEMORY, modules=modules, modules_by=by, modules_at_work=most, capacity_bytes=1e9)
+    assert 0 < memory.num_working(workload(rows)) <= memory.num_modules(workload(rows))
 
 
 def test_a_memory_without_a_capacity_holds_everything_in_one():
@@ -194,7 +216,7 @@ def test_no_number_may_be_negative_infinite_or_nan(device):
     numbers = [each.name for each in fields(device) if isinstance(getattr(device, each.name), (int, float))]
     assert len(numbers) >= 6
     for name in numbers:
-        for wrong in (-1.0, math.nan, -math.inf, *([] if name == "capacity_bytes" else [math.inf])):
+        for wrong in (-1.0, math.nan, -math.inf, *([] if name in ENDLESS else [math.inf])):
             with pytest.raises(ValueError, match=rf"^{name} = {wrong}; it must be 0 or more$"):
                 replace(device, **{name: wrong})
 
@@ -203,9 +225,12 @@ def test_no_number_may_be_negative_infinite_or_nan(device):
     ("device", "name"),
     [
         *((MEMORY, name) for name in ("read_bandwidth_bytes_per_s", "write_bandwidth_bytes_per_s")),
-        *((MEMORY, name) for name in ("outstanding_requests", "granularity_bytes", "capacity_bytes", "modules")),
+        *(
+            (MEMORY, name)
+            for name in ("outstanding_requests", "granularity_bytes", "capacity_bytes", "modules", "modules_at_work")
+        ),
         *((MEMORY, name) for name in ("row_write_efficiency", "stream_write_efficiency", "parallelism")),
-        *((COMPUTE, name) for name in ("flops_per_s", "efficiency", "parallelism")),
+        *((COMPUTE, name) for name in ("flops_per_s", "efficiency", "parallelism", "count")),
         *((LINK, name) for name in ("bandwidth_bytes_per_s", "parallelism")),
     ],
 )
@@ -215,6 +240,6 @@ def test_what_is_divided_by_may_not_be_zero(device, name):
 
 
 def test_latencies_penalties_and_powers_may_be_zero():
-    free = replace(MEMORY, read_latency_s=0, write_latency_s=0, raw_window_s=0, idle_watts=0, powered_modules=0)
-    assert free.num_powered(workload(10)) == 0
+    free = replace(MEMORY, read_latency_s=0, write_latency_s=0, raw_window_s=0, idle_watts=0)
+    assert seconds(free, rows_read=1.0, row_bytes=256) == exactly(256 / 16e9)
     assert replace(LINK, latency_s=0, start_s=0).bandwidth_bytes_per_s == 25e9

@@ -10,9 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.errors import ConfigError
-from holdfast_lab.sim.device import Device
+from holdfast.errors import ConfigError, DoesNotFit
+from holdfast_lab.sim.caches import missed_rows_per_batch
+from holdfast_lab.sim.device import Device, Memory
+from holdfast_lab.sim.facts import read_facts
 from holdfast_lab.sim.library import PACKAGED, Library, read_device, read_library, read_model, read_system
+from holdfast_lab.sim.model import workload_of
+from holdfast_lab.sim.system import System
 
 LIBRARY = read_library()
 
@@ -35,6 +39,11 @@ def test_every_packaged_device_and_model_says_where_its_figures_are_from():
         assert len(declared.source) >= 5, name
 
 
+def holds_too_little(system: System, model: str) -> bool:
+    tables = LIBRARY.device(system.devices["tables"])
+    return workload_of(LIBRARY.model(model)).table_bytes > tables.modules * tables.capacity_bytes
+
+
 CACHES_MODELS = ("rm1", "kaggle")  # of which the ids are drawn, at a second a model and system
 
 
@@ -44,9 +53,10 @@ CACHES_MODELS = ("rm1", "kaggle")  # of which the ids are drawn, at a second a m
         (system, model)
         for system, declared in sorted(LIBRARY.systems.items())
         for model in (sorted(LIBRARY.models) if declared.cache is None else CACHES_MODELS)
+        if not (system.startswith("hbm") and holds_too_little(declared, model))
     ],
 )
-def test_every_packaged_system_runs_packaged_models(system, model):
+def test_every_packaged_system_runs_the_packaged_models_that_fit_it(system, model):
     found = LIBRARY.run(system, model)
     positive = [found.batch_s, found.joules_per_batch, *found.stage_s.values()]
     assert all(math.isfinite(number) and number > 0 for number in positive)
@@ -54,6 +64,72 @@ def test_every_packaged_system_runs_packaged_models(system, model):
     assert set(found.stage_s) == set(LIBRARY.system(system).active)
     assert set(found.joules_by_role) == set(LIBRARY.system(system).devices)
     assert max(found.busy_s.values()) <= found.batch_s * (1 + 1e-9) <= sum(found.stage_s.values()) * (1 + 2e-9)
+
+
+@pytest.mark.parametrize("rule", read_facts().energy_rules, ids=lambda rule: rule.title)
+def test_by_every_rule_the_modules_that_take_power_are_at_least_those_that_work(rule):
+    library = rule.library(LIBRARY)
+    memories = [each for each in library.devices.values() if isinstance(each, Memory)]
+    for model in library.models.values():
+        workload = workload_of(model)
+        assert all(0 < each.num_working(workload) <= each.num_modules(workload) for each in memories)
+
+
+def test_tables_that_their_memory_does_not_hold_are_refused_by_name():
+    small = changed("devices.pmem-module.capacity_bytes", 1e6)
+    words = r"^system 'CXL': the tables take 532 GB, and tables \(pmem-module\) have .* MB: give it more modules"
+    with pytest.raises(DoesNotFit, match=words):
+        small.run("cxl", "mlperf")
+
+
+def test_a_scratchpad_that_the_gpu_does_not_hold_is_refused_by_name():
+    words = r"^system 'ScratchPipe': 0\.1 of all rows take 53\.2 GB, and cache \(rtx-3090-memory\) have 24 GB: make"
+    with pytest.raises(DoesNotFit, match=words):
+        LIBRARY.run("scratchpipe", "mlperf")
+    roomy = changed("devices.rtx-3090-memory.capacity_bytes", 54e9)
+    assert roomy.run("scratchpipe", "mlperf").batch_s > 0
+
+
+def test_tiers_hold_the_tables_together():
+    both = LIBRARY.changed({"devices.a100-hbm.capacity_bytes": 1e9, "devices.ddr4-server.capacity_bytes": 1e9})
+    assert both.run("mtrains", "mlperf").batch_s > 0
+    little = {"p4800x.capacity_bytes": 1e9, "pmem-host.capacity_bytes": 1e9, "pmem-host.modules_by": "fixed"}
+    flash = both.changed({f"devices.{key}": value for key, value in little.items()})
+    words = r"the tables take 532 GB, and tables \(ddr4-server\), hbm .*, byte .*, block "
+    with pytest.raises(DoesNotFit, match=words):
+        flash.run("mtrains", "mlperf")
+
+
+def test_an_expander_with_a_scratchpad_updates_each_row_once_and_fetches_what_is_missed():
+    system = LIBRARY.system("expander")
+    assert {system.stages[name].rows for name in ("collect", "write_back")} == {"missed"}
+    assert system.stages["update"].rows == "unique"
+    slow = changed("devices.cxl-expander.read_bandwidth_bytes_per_s", 1e9)
+    assert slow.run("expander", "rm1").stage_s["collect"] > LIBRARY.run("expander", "rm1").stage_s["collect"]
+
+
+def test_near_memory_over_flash_is_bound_by_its_drives_random_reads():
+    run, drive = LIBRARY.run("nvme", "rm1"), LIBRARY.device("p4800x")
+    missed = missed_rows_per_batch(LIBRARY.system("nvme").cache, LIBRARY.model("rm1"))
+    assert run.stage_s["fetch"] == pytest.approx(missed * drive.read_latency_s / drive.outstanding_requests)
+    assert run.batch_s == pytest.approx(run.busy_s["tables"], rel=0.01)
+    logged_s = workload_of(LIBRARY.model("rm1")).unique_rows * 128 / drive.write_bandwidth_bytes_per_s
+    assert run.stage_s["log_rows_before"] == pytest.approx(logged_s)
+
+
+def test_where_all_rows_are_in_the_gpu_there_is_no_near_memory_that_is_faster():
+    times = {system: LIBRARY.run(system, "rm1").batch_s for system in ("hbm", "hbm-spread", "cxl")}
+    assert max(times["hbm"], times["hbm-spread"]) < times["cxl"]
+    with pytest.raises(DoesNotFit, match="All rows in one GPU"):
+        LIBRARY.run("hbm", "rm2")
+    assert LIBRARY.run("hbm-spread", "rm2").batch_s < LIBRARY.run("cxl", "rm2").batch_s
+
+
+def test_gpus_that_share_a_batch_sum_their_gradients_over_their_links():
+    spans = LIBRARY.run("hbm-sharded", "rm4").stage_s
+    link, workload = LIBRARY.device("pcie-peers-x4"), workload_of(LIBRARY.model("rm4"))
+    moved_s = 6 * workload.network_bytes / link.bandwidth_bytes_per_s
+    assert spans["all_reduce"] == pytest.approx(moved_s + link.latency_s + link.start_s)
 
 
 def twice_as_slow(device: Device) -> Device:
@@ -260,5 +336,21 @@ def test_a_mistake_in_a_users_copy_names_file_and_key_and_the_nearest_valid_one(
     text = (PACKAGED / kind / f"{name}.toml").read_text()
     assert old in text
     (folder / kind / f"{name}.toml").write_text(text.replace(old, new, 1))
+    library = read_library([folder])
     with pytest.raises(ConfigError, match=problem):
-        read_library([folder])
+        getattr(library, kind.removesuffix("s"))(name)
+    with pytest.raises(ConfigError, match=problem):
+        library.changed({f"{kind}.{name}.source": "other"})
+    assert set(library.broken) >= {f"{kind}.{name}"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "system"), [("devices", "pcie", "cxl"), ("models", "rm1", "cxl"), ("systems", "cxl-d", "pmem")]
+)
+def test_a_broken_file_stops_only_what_asks_for_it(folder, kind, name, system):
+    (folder / kind / f"{name}.toml").write_text("not TOML")
+    library = read_library([folder])
+    assert library.run(system, "rm2").batch_s == LIBRARY.run(system, "rm2").batch_s
+    stopped = {"devices": ("pmem", "rm2"), "models": ("cxl", "rm1"), "systems": ("cxl-d", "rm2")}[kind]
+    with pytest.raises(ConfigError, match=rf"{name}\.toml: .*Expected"):
+        library.run(*stopped)

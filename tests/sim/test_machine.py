@@ -307,7 +307,7 @@ def test_the_energy_of_a_device_that_serves_several_at_once_counts_its_busy_part
     assert found.joules_by_role["gpu"] == exactly(10 * 4 + 100 * 3 / 2)
 
 
-def test_every_powered_module_of_a_memory_takes_its_power():
+def test_every_module_of_a_memory_takes_its_power_also_those_that_the_host_does_not_reach():
     memory = Memory(
         kind="memory",
         read_bandwidth_bytes_per_s=1.0,
@@ -319,8 +319,8 @@ def test_every_powered_module_of_a_memory_takes_its_power():
     stages = {"a": stage("tables", 3.0, "previous.b"), "b": stage("link", 1.0, "a")}
     of_one_j = 2 * 4 + 4 * 3
     assert run(stages, tables=memory).joules_by_role["tables"] == exactly(5 * of_one_j)
-    others = replace(memory, powered_modules=7, powered_by="fixed")
-    assert run(stages, tables=others).joules_by_role["tables"] == exactly(7 * of_one_j)
+    idler = replace(memory, modules=7, modules_at_work=5)
+    assert run(stages, tables=idler).joules_by_role["tables"] == exactly(7 * of_one_j)
 
 
 ROWS_BYTES_PER_S = WORKLOAD.accesses * WORKLOAD.row_bytes  # so that reading a batch's rows takes a second

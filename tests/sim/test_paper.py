@@ -1,10 +1,14 @@
+"""The packaged values are those that TrainingCXL's figures give, and what follows from them is what it found."""
+
 from __future__ import annotations
+
+import math
 
 import pytest
 
-from holdfast_lab.sim.calibration import Fit, fit
+from holdfast_lab.sim.facts import Facts, read_facts
 from holdfast_lab.sim.library import Library, read_library
-from holdfast_lab.sim.paper import FITTED_MODELS, Facts, errors_of, read_facts, targets_of, time_ratios
+from holdfast_lab.sim.paper import mean_error, time_ratios, worst_stage_error
 
 
 @pytest.fixture(scope="module")
@@ -13,35 +17,30 @@ def facts() -> Facts:
 
 
 @pytest.fixture(scope="module")
-def found(facts: Facts) -> Fit:
-    return fit(read_library(), facts.free, targets_of(facts, FITTED_MODELS))
+def library() -> Library:
+    return read_library()
 
 
-@pytest.fixture(scope="module")
-def library(found: Fit) -> Library:
-    return found.library
+def test_a_bare_run_of_the_papers_systems_and_models_is_within_a_twentieth_of_its_bars(
+    facts: Facts, library: Library
+) -> None:
+    assert mean_error(facts, library, facts.models) < 0.05
+    assert worst_stage_error(facts, library) < 0.15
 
 
-def test_what_is_fitted_agrees_within_a_twentieth_and_its_stages_within_a_seventh(facts: Facts, found: Fit) -> None:
-    errors = errors_of(facts, found)
-    assert errors.fitted < 0.05
-    assert errors.worst_stage < 0.15
-
-
-def test_models_that_were_not_fitted_are_predicted_better_than_by_copying(facts: Facts, found: Fit) -> None:
-    errors = errors_of(facts, found)
-    assert errors.predicted < 0.10 < 0.15 < facts.copying_error
-    assert errors.predicted_near_memory < 0.06
-    assert errors.worst_predicted_host < 0.35
-
-
-def test_every_parameter_is_within_two_sigmas_of_its_prior(facts: Facts, found: Fit) -> None:
-    assert abs(errors_of(facts, found).farthest_z) < 2.0
+def test_every_fitted_value_stands_in_the_library_and_is_within_two_sigmas_of_its_prior(
+    facts: Facts, library: Library
+) -> None:
+    for free in facts.free:
+        for key in free.keys:
+            kind, name, field = key.split(".", 2)
+            value = library.value(key) if kind != "systems" else library.system("pmem").stages["interaction_top"].calls
+            assert abs(math.log(value / free.median)) < 2.0 * free.sigma, (free.name, name, field)
 
 
 def test_ratios_between_systems_are_the_papers(facts: Facts, library: Library) -> None:
     ratios = time_ratios(facts, library)
-    assert ratios["PMEM / CXL, arithmetic mean"] == pytest.approx(facts.stated.speedup, rel=0.15)
+    assert ratios["PMEM / CXL, arithmetic mean"] == pytest.approx(facts.stated.speedup, rel=0.05)
     assert ratios["CXL-D / PCIe"] == pytest.approx(facts.stated.cxl_d_over_pcie, abs=0.05)
     assert ratios["CXL / CXL-B"] == pytest.approx(facts.stated.cxl_over_cxl_b, abs=0.05)
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from holdfast.errors import ConfigError
-from holdfast_lab.sim.fabric import LEVELS, Fabric, Load, bounds_by_level, load_of
+from holdfast.errors import DoesNotFit
+from holdfast_lab.sim.fabric import LEVELS, Fabric, Load, bounds_by_level, check_expanders, load_of
 from holdfast_lab.sim.library import read_library
 from holdfast_lab.sim.model import workload_of
 from holdfast_lab.sim.scale import simulate_scale, sweep_trainers
@@ -144,9 +144,20 @@ def test_thousands_of_devices_can_be_simulated():
     assert 0 < run.batches_per_s <= 1.02 * run.bound_batches_per_s
 
 
-def test_a_batch_cannot_ask_more_expanders_than_there_are():
-    with pytest.raises(ConfigError, match="fan_out = 2; there are 1"):
-        simulate_scale(replace(FABRIC, expanders=1), LOAD)
+def test_a_batch_asks_all_expanders_where_there_are_fewer_than_it_would_ask():
+    fabric = Fabric(trainers=4, expanders=1)
+    found = simulate_scale(fabric, LOAD, seed=3)
+    assert found.fabric.expanders == 1
+    assert found.latencies_s == simulate_scale(fabric, replace(LOAD, fan_out=1), seed=3).latencies_s
+
+
+def test_expanders_that_do_not_hold_the_tables_are_refused_with_how_many_would():
+    memory = replace(read_library().device("cxl-expander"), capacity_bytes=1e9)
+    workload = workload_of(read_library().changed({"models.rm1.rows": 1e6}).model("rm1"))
+    assert workload.table_bytes == 2.56e9
+    check_expanders(3, memory, workload, "small")
+    with pytest.raises(DoesNotFit, match=r"the tables take 2.56 GB, and 2 expanders \(small\) have 2 GB: it takes 3 "):
+        check_expanders(2, memory, workload, "small")
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,14 @@ import typer
 
 from holdfast.cli.options import JsonOption, OverwriteOption
 from holdfast.cli.tables import plain_console, plain_table
-from holdfast_lab.commands.simulating import FolderOption, simulator_extra
+from holdfast_lab.commands.simulating import FolderOption, ValuesOption, simulator_extra
 
 if TYPE_CHECKING:
     from holdfast_lab.sim.calibration import Fit
-    from holdfast_lab.sim.library import Library
-    from holdfast_lab.sim.paper import Errors, Facts
+    from holdfast_lab.sim.facts import Facts
+    from holdfast_lab.sim.paper import Reproduction
 
 OutOption = Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where to write; made if it is not there.")]
-AllOption = Annotated[
-    bool, typer.Option("--all-models", help="Fit all of the paper's models, so that nothing is left to predict.")
-]
 PAGE = "index.html"
 
 
@@ -32,14 +29,15 @@ def paper(
     folder: FolderOption = None,
     overwrite: OverwriteOption = False,
 ) -> None:
-    """Reproduce TrainingCXL's evaluation: fit a part of its figures, predict the rest, and write all side by side.
+    """Reproduce TrainingCXL's evaluation: fit its times, leave each model out in turn, and write all side by side.
 
     Figures (PNG and CSV) and index.html, one page that needs no other file. Takes less than a minute on two cores.
     """
     with simulator_extra():
         from holdfast.data.output import check_output
         from holdfast.train.observe import counting
-        from holdfast_lab.sim.paper import num_parts, read_facts, reproduce
+        from holdfast_lab.sim.facts import read_facts
+        from holdfast_lab.sim.paper import num_parts, reproduce
         from holdfast_lab.sim.report.reproduction import write_paper
         from holdfast_lab.sim.scenario import read_folders
 
@@ -49,11 +47,11 @@ def paper(
         with counting("simulating", num_parts(facts)) as on_part:
             found = reproduce(library, facts, draws=draws, seed=seed, processes=processes, on_part=lambda: on_part(1))
         page = write_paper(out, found, library, overwrite=overwrite)
-    for ratio in (*found.ratios, *found.energy):
-        print(  # noqa: T201
-            f"{ratio.name}: {ratio.ours:.2f} (90%: {ratio.low:.2f} to {ratio.high:.2f}), the paper {ratio.paper:.2f}"
-        )
-    print(f"{page}: mean error {_errors_words(found.errors)}")  # noqa: T201
+    for rule, ratios in (("", found.ratios), *((f", where {each.rule}", each.saved) for each in found.energy)):
+        for ratio in ratios:
+            band = f"90%: {ratio.low:.2f} to {ratio.high:.2f}"
+            print(f"{ratio.name}{rule}: {ratio.ours:.2f} ({band}), the paper {ratio.paper:.2f}")  # noqa: T201
+    print(f"{page}: mean error {_errors_words(found)}")  # noqa: T201
 
 
 def calibrate(
@@ -61,22 +59,36 @@ def calibrate(
         Path | None,
         typer.Option("-o", "--out", metavar="FILE.toml", help="Where to write the values, for --values of others."),
     ] = None,
-    all_models: AllOption = False,
+    leave_out: Annotated[
+        list[str] | None,
+        typer.Option("--leave-out", metavar="MODEL", help="A model of the paper's not to fit. May be repeated."),
+    ] = None,
     folder: FolderOption = None,
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Fit what TrainingCXL leaves open to a part of its figures, and show the values with their priors."""
+    """Fit what TrainingCXL leaves open to its times, and show the values with their priors.
+
+    Without --leave-out these are the values that the package has.
+    """
     with simulator_extra():
         from holdfast.data.output import check_output
-        from holdfast_lab.sim.paper import errors_of, read_facts
+        from holdfast_lab.sim.calibration import fit
+        from holdfast_lab.sim.facts import read_facts, targets_of
         from holdfast_lab.sim.scenario import read_folders
 
         facts = read_facts()
         if out is not None:
             check_output(out, overwrite=overwrite)
-        found = _fitted(read_folders(folder or []), facts, all_models=all_models)
-        errors = errors_of(facts, found)
+        left_out = leave_out or []
+        for model in left_out:
+            if model not in facts.models:
+                raise typer.BadParameter(f"{model!r} is none of {', '.join(facts.models)}", param_hint="--leave-out")
+        fitted = [model for model in facts.models if model not in left_out]
+        if not fitted:
+            raise typer.BadParameter("nothing is left to fit", param_hint="--leave-out")
+        found = fit(read_folders(folder or []), facts.free, targets_of(facts, fitted))
+        errors = _plain_errors(found, facts, fitted, left_out)
     if out is not None:
         _write_values(out, found, overwrite=overwrite)
     if as_json:
@@ -85,23 +97,27 @@ def calibrate(
     console = plain_console()
     table = plain_table("parameter", "key", right=("prior", "fitted", "sigmas"))
     for each, z in zip(found.free, found.z, strict=True):
-        numbers = (f"{each.median:.4g}", f"{each.value(z):.4g}", f"{z:+.2f}")
+        numbers = (f"{each.median:.4g}", f"{each.fitted(z):.4g}", f"{z:+.2f}")
         for number, key in enumerate(each.keys):
             table.add_row(each.name if number == 0 else "", key, *numbers)
     console.print(table)
-    console.print(f"\nMean error {_errors_words(errors)}.")
+    of_left_out = f", {errors['left_out']:.1%} of {' and '.join(left_out)}" if left_out else ""
+    console.print(
+        f"\nMean error {errors['fitted']:.1%} of what is fitted{of_left_out}; worst stage {errors['worst_stage']:.1%}."
+    )
 
 
 def sensitivity(
     out: OutOption,
-    all_models: AllOption = False,
+    values: ValuesOption = None,
     folder: FolderOption = None,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Draw what TrainingCXL's speedup depends on: one thing at a time, everything else as it was fitted."""
     with simulator_extra():
         from holdfast.data.output import check_output
-        from holdfast_lab.sim.paper import read_facts
+        from holdfast_lab.sim.facts import read_facts
+        from holdfast_lab.sim.library import read_tree
         from holdfast_lab.sim.report.page import write_html
         from holdfast_lab.sim.report.reproduction import sensitivity_section
         from holdfast_lab.sim.scenario import read_folders
@@ -109,8 +125,10 @@ def sensitivity(
         facts = read_facts()
         out.mkdir(parents=True, exist_ok=True)
         check_output(out / PAGE, overwrite=overwrite)
-        fitted = _fitted(read_folders(folder or []), facts, all_models=all_models).library
-        section = sensitivity_section(out, fitted, facts.models, overwrite=overwrite)
+        library = read_folders(folder or [])
+        if values is not None:
+            library = library.changed(read_tree(values))
+        section = sensitivity_section(out, library, facts.models, overwrite=overwrite)
         write_html(out / PAGE, section.title, [section], overwrite=overwrite)
     console = plain_console()
     for shown in section.tables:
@@ -123,13 +141,6 @@ def sensitivity(
     print(out / PAGE)  # noqa: T201
 
 
-def _fitted(library: Library, facts: Facts, *, all_models: bool) -> Fit:
-    from holdfast_lab.sim.calibration import fit
-    from holdfast_lab.sim.paper import FITTED_MODELS, targets_of
-
-    return fit(library, facts.free, targets_of(facts, facts.models if all_models else FITTED_MODELS))
-
-
 def _write_values(path: Path, found: Fit, *, overwrite: bool) -> None:
     from holdfast.data.output import whole_file
 
@@ -139,27 +150,34 @@ def _write_values(path: Path, found: Fit, *, overwrite: bool) -> None:
     ]
     for each, z in zip(found.free, found.z, strict=True):
         lines.append(f"# {each.name}: {z:+.2f} sigmas")
-        lines += [f"{json.dumps(key)} = {each.value(z)!r}" for key in each.keys]
+        lines += [f"{json.dumps(key)} = {each.fitted(z)!r}" for key in each.keys]
     with whole_file(path, overwrite=overwrite) as partial:
         partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _plain_fit(found: Fit, errors: Errors) -> dict[str, object]:
-    from holdfast.files.config import to_plain
+def _plain_errors(found: Fit, facts: Facts, fitted: list[str], left_out: list[str]) -> dict[str, float]:
+    from holdfast_lab.sim.paper import mean_error, worst_stage_error
 
+    errors = {"fitted": mean_error(facts, found.library, fitted)}
+    if left_out:
+        errors["left_out"] = mean_error(facts, found.library, left_out)
+    return {**errors, "worst_stage": worst_stage_error(facts, found.library)}
+
+
+def _plain_fit(found: Fit, errors: dict[str, float]) -> dict[str, object]:
     return {
         "parameters": {
-            each.name: {"keys": list(each.keys), "median": each.median, "value": each.value(z), "sigmas": z}
+            each.name: {"keys": list(each.keys), "median": each.median, "value": each.fitted(z), "sigmas": z}
             for each, z in zip(found.free, found.z, strict=True)
         },
-        "errors": to_plain(errors),
+        "errors": errors,
     }
 
 
-def _errors_words(errors: Errors) -> str:
-    from holdfast_lab.sim.paper import FITTED_MODELS
-
+def _errors_words(found: Reproduction) -> str:
+    errors = found.own_errors
     return (
-        f"{errors.fitted:.1%} of {' and '.join(each.upper() for each in FITTED_MODELS)}, {errors.predicted:.1%} of the "
-        f"others ({errors.predicted_near_memory:.1%} near memory); worst stage {errors.worst_stage:.1%}"
+        f"{errors.left_out:.1%} of a model that is left out ({errors.left_out_near_memory:.1%} near memory), "
+        f"{sum(cell.is_within for cell in found.left_out)} of {len(found.left_out)} within their bands; "
+        f"{errors.fitted:.1%} of what is fitted, worst stage {errors.worst_stage:.1%}"
     )

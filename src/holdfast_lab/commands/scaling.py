@@ -50,9 +50,9 @@ def scale(
     with simulator_extra():
         from holdfast.train.observe import counting
         from holdfast_lab.sim.device import Compute, Memory
-        from holdfast_lab.sim.fabric import Fabric, load_of
+        from holdfast_lab.sim.fabric import Fabric, check_expanders, load_of
         from holdfast_lab.sim.model import workload_of
-        from holdfast_lab.sim.scale import sweep_trainers
+        from holdfast_lab.sim.scale import expanders_of, sweep_trainers
         from holdfast_lab.sim.scenario import read_scenario
         from holdfast_lab.sim.sweep import parse_variation
 
@@ -61,10 +61,13 @@ def scale(
         if not isinstance(processor, Compute) or not isinstance(module, Memory):
             raise ConfigError(f"--gpu {gpu} has to be a processor, and --memory {memory} a memory")
         counts = [int(value) for value in parse_variation(f"trainers={trainers}").values]
-        load = load_of(workload_of(scenario.library.model(scenario.model)), processor, module)
+        workload = workload_of(scenario.library.model(scenario.model))
+        load = load_of(workload, processor, module)
+        if per_trainer is None:
+            check_expanders(expanders, module, workload, memory)
         fabric = Fabric(
             trainers=1,
-            expanders=max(expanders, load.fan_out),
+            expanders=expanders,
             spines=spines,
             leaf_link_bytes_per_s=leaf_link,
             devices_per_leaf=devices_per_leaf,
@@ -72,6 +75,8 @@ def scale(
         runs = []
         with counting("simulating", len(counts)) as on_run:
             for count in counts:
+                if per_trainer is not None:
+                    check_expanders(expanders_of(count, per_trainer), module, workload, memory)
                 runs += sweep_trainers(fabric, load, [count], expanders_per_trainer=per_trainer, seed=seed)
                 on_run(1)
         if out is not None:

@@ -82,6 +82,44 @@ def list_(folder: FolderOption = None, as_json: JsonOption = False) -> None:
         _show_library(library)
 
 
+def show(system: SystemArgument, folder: FolderOption = None, as_json: JsonOption = False) -> None:
+    """A system with everything that it builds on: each value, the file that it is from, and what it overrides."""
+    with simulator_extra():
+        from holdfast_lab.sim.library import PACKAGED, declared_file, system_files
+        from holdfast_lab.sim.resolved import grouped, lines_of, shown
+        from holdfast_lab.sim.scenario import read_folders
+
+        folders = folder or []
+        library = read_folders(folders)
+        is_path = system.endswith(".toml") or "/" in system
+        path = Path(system) if is_path else declared_file("systems", system, folders)
+        if not is_path:
+            library.system(system)  # says what is wrong with it
+        chain = system_files(path, (PACKAGED, *folders))
+        parts = {"": lines_of(chain)}
+        devices = {line.key.partition(".")[2]: line.value for line in parts[""] if line.key.startswith("devices.")}
+        for role, name in devices.items():
+            library.device(name)
+            lines = lines_of([declared_file("devices", name, folders)])
+            parts[f"{role}: {name}"] = lines
+    if as_json:
+        plain = {
+            part: {
+                line.key: {"value": line.value, "file": str(line.file), "overridden": dict(line.overridden)}
+                for line in lines
+            }
+            for part, lines in parts.items()
+        }
+        print(json.dumps(plain, indent=2))  # noqa: T201
+        return
+    print(f"# {' <- '.join(each.stem for each in reversed(chain))}: {chain[-1]}")  # noqa: T201
+    for part, lines in parts.items():
+        for table, together in grouped(lines).items():
+            print(f"\n[{table}]" if not part and table else f"\n# {part}" if part else "")  # noqa: T201
+            for line in together:
+                print(shown(line))  # noqa: T201
+
+
 def run(
     system: SystemArgument,
     model: ModelOption,
@@ -239,6 +277,7 @@ def _plain_library(library: Library) -> dict[str, Any]:
             for name, each in library.models.items()
         },
         "devices": {name: {"kind": each.kind, "source": each.source} for name, each in library.devices.items()},
+        "not_usable": {name: str(error) for name, error in library.broken.items()},
     }
 
 
@@ -256,6 +295,8 @@ def _show_library(library: Library) -> None:
     for table in (systems, models, devices):
         console.print(table)
         console.print()
+    for error in library.broken.values():
+        console.print(f"not usable: {error}")
 
 
 def _shape_words(model: Model) -> str:
@@ -362,6 +403,7 @@ def _show_sweep(points: list[Point], variation: Variation) -> None:
 
 
 add_command(app, "list", list_)
+add_command(app, "show", show)
 add_command(app, "run", run)
 add_command(app, "copy", copy)
 add_command(app, "sweep", sweep)

@@ -10,7 +10,7 @@ with a band. Nothing here knows the paper: targets and priors come from a file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +23,8 @@ from holdfast_lab.sim.machine import Run
 _STEP = 0.02  # of standardised parameters: schedules have kinks, and this steps over narrow ones
 _WIDER = 1.05  # than the curvature says, so that what is drawn covers the region's tails
 _FARTHEST_Z = 6.0
+_MOST_STEPS = 25
+_SMALL_GAIN = 0.02  # of the sum of squares
 
 Vector = NDArray[np.float64]
 Map = Callable[[Callable[[Vector], tuple[float, Vector]], Iterable[Vector]], Iterable[tuple[float, Vector]]]
@@ -46,15 +48,47 @@ class Free:
     def value(self, z: float) -> float:
         return float(self.median * np.exp(self.sigma * z))
 
+    def fitted(self, z: float) -> float:
+        """As it is written down: four digits."""
+        return float(f"{self.value(z):.4g}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """Something else assumed. values: of the library. multiples: keys whose values are that times the one at `of`."""
+
+    title: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    multiples: Mapping[str, float] = field(default_factory=dict)
+    of: str | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.multiples) != (self.of is not None):
+            raise ValueError("multiples and of mean something only together")
+
+    def library(self, library: Library) -> Library:
+        """Raises ConfigError."""
+        values = dict(self.values)
+        if self.of is not None:
+            values |= {key: times * library.value(self.of) for key, times in self.multiples.items()}
+        return library.changed(values)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """What is asked of a run: seconds of a batch, or of some stages of it in sum, or joules of a batch."""
+    """What is asked of a run: seconds of a batch, or of some stages of it in sum, or joules of a batch. under: what is
+    assumed otherwise than the library says."""
 
     system: str
     model: str
     stages: tuple[str, ...] = ()
     unit: Literal["s", "J"] = "s"
+    under: Variant | None = None
+
+    @property
+    def run_key(self) -> tuple[str, str, str]:
+        """What is simulated for it: quantities with the same share a run."""
+        return ("" if self.under is None else self.under.title, self.system, self.model)
 
     @property
     def name(self) -> str:
@@ -78,12 +112,13 @@ class Target:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """z: distances from the priors' medians, in their sigmas. cost: what was made least, the sum of all squares.
-    covariance: of z, from the curvature."""
+    slopes [targets, parameters]: of the targets' logarithms, over z. covariance: of z, from the curvature."""
 
     free: tuple[Free, ...]
     z: tuple[float, ...]
     cost: float
     library: Library
+    slopes: Vector
     covariance: Vector
 
     def with_priors(self, more: Sequence[Free]) -> Fit:
@@ -91,12 +126,22 @@ class Fit:
         size, num_all = len(self.z), len(self.z) + len(more)
         covariance = np.eye(num_all)
         covariance[:size, :size] = self.covariance
-        z = (*self.z, *(0.0 for _ in more))
-        return Fit(free=(*self.free, *more), z=z, cost=self.cost, library=self.library, covariance=covariance)
+        return replace(
+            self,
+            free=(*self.free, *more),
+            z=(*self.z, *(0.0 for _ in more)),
+            slopes=np.pad(self.slopes, ((0, 0), (0, len(more)))),
+            covariance=covariance,
+        )
 
     @property
     def values(self) -> Mapping[str, float]:
-        return {each.name: each.value(z) for each, z in zip(self.free, self.z, strict=True)}
+        return {each.name: each.fitted(z) for each, z in zip(self.free, self.z, strict=True)}
+
+    @property
+    def library_values(self) -> Mapping[str, float]:
+        """By key of the library."""
+        return _written(self.free, self.z)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +172,10 @@ def library_at(library: Library, free: Sequence[Free], z: Sequence[float] | Vect
 
 
 def predict(library: Library, quantities: Sequence[Quantity]) -> Vector:
-    runs = {(each.system, each.model): library.run(each.system, each.model) for each in quantities}
-    return np.array([each.of(runs[each.system, each.model]) for each in quantities])
+    variants = {each.under.title: each.under for each in quantities if each.under is not None}
+    libraries = {"": library} | {title: variant.library(library) for title, variant in variants.items()}
+    runs = {key: libraries[key[0]].run(key[1], key[2]) for key in dict.fromkeys(each.run_key for each in quantities)}
+    return np.array([each.of(runs[each.run_key]) for each in quantities])
 
 
 def fit(library: Library, free: Sequence[Free], targets: Sequence[Target], start: Sequence[float] | None = None) -> Fit:
@@ -147,8 +194,55 @@ def fit(library: Library, free: Sequence[Free], targets: Sequence[Target], start
         free=tuple(free),
         z=tuple(float(z) for z in found.x),
         cost=2.0 * float(found.cost),
-        library=library_at(library, free, found.x),
+        library=library.changed(_written(free, found.x)),
+        slopes=found.jac[: len(targets)] * np.array([target.sigma for target in targets])[:, None],
         covariance=np.linalg.inv(found.jac.T @ found.jac),
+    )
+
+
+def slopes_at(library: Library, free: Sequence[Free], targets: Sequence[Target], z: Sequence[float]) -> Vector:
+    """[targets, parameters]: of the targets' logarithms, over z."""
+    quantities = [target.quantity for target in targets]
+
+    def logarithms(at: Vector) -> Vector:
+        return np.asarray(np.log(predict(library_at(library, free, at), quantities)))
+
+    here = logarithms(np.array(z))
+    steps = np.eye(len(free)) * _STEP
+    return np.stack([(logarithms(np.array(z) + step) - here) / _STEP for step in steps], axis=1)
+
+
+def refit(library: Library, free: Sequence[Free], targets: Sequence[Target], z: Sequence[float], slopes: Vector) -> Fit:
+    """As `fit`, from a fit to other targets or under other assumptions that is not far away: with the slopes that were
+    found there, which every step corrects by what it finds (Broyden). A tenth of the runs."""
+    quantities = [target.quantity for target in targets]
+    jacobian = np.concatenate([slopes / np.array([target.sigma for target in targets])[:, None], np.eye(len(free))])
+
+    def residuals(at: Vector) -> Vector:
+        return _residuals(predict(library_at(library, free, at), quantities), targets, at)
+
+    here = np.array(z)
+    errors = residuals(here)
+    for _ in range(_MOST_STEPS):
+        whole = -np.linalg.lstsq(jacobian, errors, rcond=None)[0]
+        gained = 0.0
+        for part in (1.0, 0.4, 0.15):
+            step = part * whole
+            after = residuals(here + step)
+            jacobian += np.outer(after - errors - jacobian @ step, step) / (step @ step)
+            gained = float(errors @ errors - after @ after)
+            if gained > 0:
+                here, errors = here + step, after
+                break
+        if gained < _SMALL_GAIN:
+            break
+    return Fit(
+        free=tuple(free),
+        z=tuple(float(each) for each in here),
+        cost=float(errors @ errors),
+        library=library.changed(_written(free, here)),
+        slopes=jacobian[: len(targets)] * np.array([target.sigma for target in targets])[:, None],
+        covariance=np.linalg.inv(jacobian.T @ jacobian),
     )
 
 
@@ -186,6 +280,10 @@ class _Assessment:
         predicted = predict(library_at(self.library, self.free, z), quantities)
         residuals = _residuals(predicted[: len(self.targets)], self.targets, z)
         return -0.5 * float(residuals @ residuals), predicted[len(self.targets) :]
+
+
+def _written(free: Sequence[Free], z: Sequence[float] | Vector) -> dict[str, float]:
+    return {key: each.fitted(at) for each, at in zip(free, z, strict=True) for key in each.keys}
 
 
 def _residuals(predicted: Vector, targets: Sequence[Target], z: Any) -> Vector:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from holdfast_lab.sim.model import Workload
 
-Modules = Literal["fixed", "by_table", "by_row_bytes", "by_capacity"]
+Modules = Literal["fixed", "by_table", "by_capacity"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,7 @@ class Amounts:
 
 
 _DIVISORS = ("_per_s", "efficiency", "outstanding_requests", "granularity_bytes", "capacity_bytes", "parallelism")
+_ENDLESS = ("capacity_bytes", "modules_at_work")
 _ROUNDING = 1e-12  # of a mean of whole numbers
 
 
@@ -51,39 +52,41 @@ class _Device:
             value = getattr(self, field.name)
             if not isinstance(value, (int, float)):
                 continue
-            is_finite = math.isfinite(value) or (field.name == "capacity_bytes" and value == math.inf)
+            is_finite = math.isfinite(value) or (field.name in _ENDLESS and value == math.inf)
             if not (is_finite and value >= 0):
                 raise ValueError(f"{field.name} = {value}; it must be 0 or more")
-            if value == 0 and (field.name.endswith(_DIVISORS) or field.name == "modules"):
+            if value == 0 and (field.name.endswith(_DIVISORS) or field.name.startswith(("modules", "count"))):
                 raise ValueError(f"{field.name} = 0; it must be more than 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute(_Device):
-    """A processor. flops_per_s: its peak; efficiency: the part of it that is reached. start_s: of every call of
-    software, beside its work; row_s: of work on a row beside its memory's."""
+    """A processor, or `count` of them that share all work evenly. flops_per_s: the peak of one; efficiency: the part
+    of it that is reached. start_s: of every call of software, beside its work, on all of them at once; row_s: of work
+    on a row beside its memory's. idle_watts, busy_watts: of one."""
 
     kind: Literal["compute"]
     flops_per_s: float
+    count: int = 1
     efficiency: float = 1.0
     start_s: float = 0.0
     row_s: float = 0.0
 
     def seconds(self, work: Amounts, *, recently_written: bool, modules: float) -> float:
         rows = work.rows_read + work.rows_written
-        return work.calls * self.start_s + work.flops / (self.flops_per_s * self.efficiency) + rows * self.row_s
+        shared_s = work.flops / (self.flops_per_s * self.efficiency) + rows * self.row_s
+        return work.calls * self.start_s + shared_s / self.count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory(_Device):
-    """Memory of one module, or of `modules` of them, times the number of tables ("by_table"), times the bytes of one
-    row of each table ("by_row_bytes": tables of equal numbers of rows), or as many as hold the tables ("by_capacity");
-    work spreads over them evenly.
+    """Memory of one module, or of `modules` of them, times the number of tables ("by_table"), or more of them where the
+    tables need more ("by_capacity"). All of them take power, and work spreads over them evenly, but over no more than
+    modules_at_work (a host reaches what its channels let it).
 
     Rows at random places: each as whole granules at the bandwidth, or at most outstanding_requests a latency, whichever
     takes longer. Reads and writes take turns. Rows that were written less than raw_window_s ago take raw_penalty times
-    as long to read. busy_watts, idle_watts, capacity_bytes: of a module. powered_modules: that take power, counted
-    likewise, where they are others than those that share the work (the host reaches what its channels let it).
+    as long to read. Bandwidths, outstanding_requests, busy_watts, idle_watts, capacity_bytes: of a module.
     """
 
     kind: Literal["memory"]
@@ -99,26 +102,20 @@ class Memory(_Device):
     raw_window_s: float = 0.0
     modules: float = 1.0
     modules_by: Modules = "fixed"
-    powered_modules: float | None = None
-    powered_by: Modules = "by_row_bytes"
+    modules_at_work: float = math.inf
     capacity_bytes: float = math.inf
 
     def num_modules(self, workload: Workload) -> float:
-        return self._counted(self.modules, self.modules_by, workload)
+        """That are there, and take power."""
+        if self.modules_by == "by_table":
+            return self.modules * workload.num_tables
+        if self.modules_by == "by_capacity":
+            return max(self.modules, math.ceil(workload.table_bytes / self.capacity_bytes))
+        return self.modules
 
-    def num_powered(self, workload: Workload) -> float:
-        if self.powered_modules is None:
-            return self.num_modules(workload)
-        return self._counted(self.powered_modules, self.powered_by, workload)
-
-    def _counted(self, modules: float, by: Modules, workload: Workload) -> float:
-        if by == "by_table":
-            return modules * workload.num_tables
-        if by == "by_row_bytes":
-            return modules * workload.tables_row_bytes
-        if by == "by_capacity":
-            return modules * max(1.0, workload.table_bytes / self.capacity_bytes)
-        return modules
+    def num_working(self, workload: Workload) -> float:
+        """That share the work: never more than there are."""
+        return min(self.num_modules(workload), self.modules_at_work)
 
     def seconds(self, work: Amounts, *, recently_written: bool, modules: float) -> float:
         granules = math.ceil(work.row_bytes / self.granularity_bytes * (1.0 - _ROUNDING))

@@ -11,6 +11,8 @@ from typing import Literal
 
 import numpy as np
 
+from holdfast.errors import DoesNotFit
+from holdfast_lab.sim.capacity import size_words
 from holdfast_lab.sim.device import Amounts, Compute, Memory
 from holdfast_lab.sim.model import Workload
 
@@ -82,6 +84,16 @@ def load_of(workload: Workload, compute: Compute, memory: Memory, *, fan_out: in
         pooled_bytes=workload.pooled_bytes,
         fan_out=fan_out,
     )
+
+
+def check_expanders(expanders: int, memory: Memory, workload: Workload, name: str) -> None:
+    """That they hold the tables together. Raises DoesNotFit that says how many would."""
+    needed = math.ceil(workload.table_bytes / (memory.capacity_bytes * memory.num_modules(workload)))
+    if expanders < needed:
+        raise DoesNotFit(
+            f"the tables take {size_words(workload.table_bytes)}, and {expanders} expanders ({name}) have "
+            f"{size_words(expanders * memory.capacity_bytes)}: it takes {needed:,} of them, or larger ones"
+        )
 
 
 def bounds_by_level(fabric: Fabric, load: Load) -> dict[str, float]:

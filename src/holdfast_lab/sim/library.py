@@ -10,8 +10,8 @@ import dataclasses
 import difflib
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,12 +20,15 @@ import numpy as np
 
 from holdfast.errors import ConfigError
 from holdfast.files.config import read_config, read_layers, read_value
+from holdfast_lab.sim.capacity import check_capacity
 from holdfast_lab.sim.device import Compute, Device, Link, Memory
 from holdfast_lab.sim.machine import DEFAULT_BATCHES, Run, simulate
 from holdfast_lab.sim.model import Model, workload_of
 from holdfast_lab.sim.system import System
 
 PACKAGED = Path(__file__).with_name("library")
+
+_OF_TABLES = ("rows", "lookups", "dim")
 
 T = TypeVar("T")
 
@@ -37,20 +40,42 @@ class _DeviceFile:
 
 @dataclass(frozen=True)
 class Library:
-    """Everything that is declared, by kind and name."""
+    """Everything that is declared, by kind and name. broken: "devices.NAME" and so on, what is wrong with files that
+    cannot be read; whoever asks for one of these is told, and nobody else."""
 
     devices: Mapping[str, Device]
     models: Mapping[str, Model]
     systems: Mapping[str, System]
+    broken: Mapping[str, ConfigError] = field(default_factory=dict)
 
     def model(self, name: str) -> Model:
+        self._check("models", name)
         return _find(self.models, name, "model")
 
     def system(self, name: str) -> System:
+        self._check("systems", name)
         return _find(self.systems, name, "system")
 
     def device(self, name: str) -> Device:
+        self._check("devices", name)
         return _find(self.devices, name, "device")
+
+    def _check(self, kind: str, name: str) -> None:
+        if (error := self.broken.get(f"{kind}.{name}")) is not None:
+            raise error
+
+    def value(self, key: str) -> float:
+        """The number at "devices.NAME.FIELD" or "models.NAME.FIELD"; of a model's tables, that of the first. Raises
+        ConfigError."""
+        kind, _, rest = key.partition(".")
+        name, _, field = rest.partition(".")
+        declared: Any = self.device(name) if kind == "devices" else self.model(name)
+        if kind == "models" and field in _OF_TABLES:
+            declared = declared.tables[0]
+        value = getattr(declared, field, None)
+        if not isinstance(value, (int, float)):
+            raise ConfigError(f"{key}: there is no number there")
+        return float(value)
 
     def changed(self, values: Mapping[str, Any]) -> Library:
         """With other values: "devices.NAME.FIELD", "models.NAME.FIELD", "models.*.FIELD" for all models,
@@ -60,6 +85,7 @@ class Library:
         for key, value in values.items():
             kind, _, rest = key.partition(".")
             name, _, field = rest.partition(".")
+            self._check(kind, name)
             if kind == "devices":
                 devices[name] = _replaced(_find(devices, name, "device", key), field, value, key)
             elif kind == "models":
@@ -71,39 +97,45 @@ class Library:
                     systems[each] = _system_with(_find(systems, each, "system", key), field, value, key)
             else:
                 raise ConfigError(f"{key}: it begins with none of devices, models, systems")
-        return Library(devices, models, systems)
+        return Library(devices, models, systems, self.broken)
 
     def run(self, system: str | System, model: str | Model, *, batches: int = DEFAULT_BATCHES) -> Run:
-        """The simulated system. Raises ConfigError."""
+        """The simulated system. Raises ConfigError, and DoesNotFit where rows do not fit where it keeps them."""
         found = self.system(system) if isinstance(system, str) else system
         of_model = self.model(model) if isinstance(model, str) else model
+        devices, workload = {role: self.device(name) for role, name in found.devices.items()}, workload_of(of_model)
+        check_capacity(found, devices, workload)
         missed_rows = None
         if found.cache is not None:
             from holdfast_lab.sim.caches import missed_rows_per_batch
 
             missed_rows = missed_rows_per_batch(found.cache, of_model)
         try:
-            return simulate(
-                found,
-                {role: self.device(name) for role, name in found.devices.items()},
-                workload_of(of_model),
-                batches=batches,
-                missed_rows=missed_rows,
-            )
+            return simulate(found, devices, workload, batches=batches, missed_rows=missed_rows)
         except ValueError as error:
             raise ConfigError(f"system {found.title!r}: {error}") from error
 
 
 def read_library(folders: Sequence[Path] = ()) -> Library:
-    """The package's declarations, and those in `devices`, `models` and `systems` of the user's folders on top.
-
-    Raises ConfigError that names file and key.
-    """
+    """The package's declarations, and those in `devices`, `models` and `systems` of the user's folders on top. A file
+    that is wrong is kept as such: its ConfigError, which names file and key, is raised where it is asked for."""
     roots = [PACKAGED, *folders]
+    broken: dict[str, ConfigError] = {}
+
+    def declared(kind: str, read: Callable[[Path], T]) -> dict[str, T]:
+        found = {}
+        for name, path in _files(roots, kind).items():
+            try:
+                found[name] = read(path)
+            except ConfigError as error:
+                broken[f"{kind}.{name}"] = error
+        return found
+
     return Library(
-        devices={name: read_device(path) for name, path in _files(roots, "devices").items()},
-        models={name: read_model(path) for name, path in _files(roots, "models").items()},
-        systems={name: read_system(path, roots) for name, path in _files(roots, "systems").items()},
+        devices=declared("devices", read_device),
+        models=declared("models", read_model),
+        systems=declared("systems", lambda path: read_system(path, roots)),
+        broken=broken,
     )
 
 
@@ -117,6 +149,11 @@ def read_model(path: Path) -> Model:
 
 def read_system(path: Path, roots: Iterable[Path] = (PACKAGED,)) -> System:
     """With everything that its base says, and its base's base."""
+    return read_layers(System, system_files(path, roots))
+
+
+def system_files(path: Path, roots: Iterable[Path] = (PACKAGED,)) -> list[Path]:
+    """What a system is made of: its file, last, after those of the systems that it builds on. Raises ConfigError."""
     known = _files(roots, "systems")
     chain = [path]
     while (base := _base_of(chain[0])) is not None:
@@ -128,7 +165,7 @@ def read_system(path: Path, roots: Iterable[Path] = (PACKAGED,)) -> System:
             circle = " on ".join(each.stem for each in [*reversed(chain), below])
             raise ConfigError(f"{chain[0]}: base: systems build on each other: {circle}")
         chain.insert(0, below)
-    return read_layers(System, chain)
+    return chain
 
 
 def read_tree(path: Path) -> dict[str, Any]:
@@ -142,6 +179,12 @@ def read_tree(path: Path) -> dict[str, Any]:
 def _base_of(path: Path) -> str | None:
     base = read_tree(path).get("base")
     return base if isinstance(base, str) else None
+
+
+def declared_file(kind: str, name: str, folders: Sequence[Path] = ()) -> Path:
+    """Of the package or the user's folders. Raises ConfigError."""
+    files = _files([PACKAGED, *folders], kind)
+    return _find(files, name, kind.removesuffix("s"))
 
 
 def _files(roots: Iterable[Path], kind: str) -> dict[str, Path]:
@@ -183,7 +226,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _model_with(model: Model, field: str, value: Any, key: str) -> Model:
-    if field in ("rows", "lookups", "dim"):
+    if field in _OF_TABLES:
         return _rebuilt(model, key, tables=tuple(_replaced(group, field, value, key) for group in model.tables))
     return _replaced(model, field, value, key)
 

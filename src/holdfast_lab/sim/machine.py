@@ -18,7 +18,7 @@ from typing import Any
 
 import simpy
 
-from holdfast_lab.sim.device import Amounts, Device, Memory
+from holdfast_lab.sim.device import Amounts, Compute, Device, Memory
 from holdfast_lab.sim.model import Workload
 from holdfast_lab.sim.steady import steady_batches
 from holdfast_lab.sim.system import PREVIOUS, Stage, System
@@ -103,8 +103,12 @@ def simulate(
 
 def _joules(device: Device, workload: Workload, batch_s: float, busy_s: float) -> float:
     busy_s = min(busy_s / device.parallelism, batch_s)
-    modules = device.num_powered(workload) if isinstance(device, Memory) else 1.0
-    return modules * (device.idle_watts * batch_s + (device.busy_watts - device.idle_watts) * busy_s)
+    count = 1.0
+    if isinstance(device, Memory):
+        count = device.num_modules(workload)
+    elif isinstance(device, Compute):
+        count = device.count
+    return count * (device.idle_watts * batch_s + (device.busy_watts - device.idle_watts) * busy_s)
 
 
 class _Machine:
@@ -115,7 +119,7 @@ class _Machine:
         self._system = system
         self._devices = devices
         self._modules = {
-            role: device.num_modules(workload) if isinstance(device, Memory) else 1.0
+            role: device.num_working(workload) if isinstance(device, Memory) else 1.0
             for role, device in devices.items()
         }
         self._queues = {

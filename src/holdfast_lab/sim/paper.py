@@ -1,98 +1,38 @@
-"""TrainingCXL's evaluation, reproduced: fitted to a part of its figures, asked for the rest.
+"""TrainingCXL's evaluation, reproduced.
 
-What the paper says, and what it leaves open, is data (library/paper.toml). Two of its four models and its timelines'
-stages are fitted; the other two, the ratios between systems and all of the energy are predictions.
+What the paper says, and what it leaves open, is data (library/paper.toml). The library's values are fitted to the bars
+of all four models and to the stages of the timelines; no energy is fitted. How good that is for a model that was not
+fitted is asked by leaving each out in turn (folds.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from holdfast.files.config import read_config
-from holdfast_lab.sim.calibration import Fit, Free, Quantity, Region, Target, Vector, explore, fit, predict
-from holdfast_lab.sim.library import PACKAGED, Library
+from holdfast_lab.sim.calibration import Fit, Quantity, Region, Vector, explore, fit, predict
+from holdfast_lab.sim.facts import HOST, Facts, batches_of, quantity_of, targets_of
+from holdfast_lab.sim.folds import AS_DESCRIBED, Band, Structure, bands_of, structure_of, trials_of, weights_of
+from holdfast_lab.sim.library import Library
 from holdfast_lab.sim.machine import Run
 
-FITTED_MODELS = ("rm1", "rm4")
-_BAR_SIGMA, _STAGE_SIGMA = 0.03, 0.07  # of reading; stages are short
-_COPIED = {"rm2": "rm1", "rm3": "rm4"}  # what no model at all would predict
-_HOST, _BEST = "pmem", "cxl"
+_BEST = "cxl"
 _BAND = (0.05, 0.95)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageFact:
-    system: str
-    model: str
-    stages: tuple[str, ...]
-    ms: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stated:
-    """speedup: PMEM's time over CXL's, mean over models. The others are parts of 1."""
-
-    speedup: float
-    cxl_d_over_pcie: float
-    cxl_over_cxl_b: float
-    energy_saved_against_pmem: float
-    rm2_energy_saved_against_dram: float
-    rm4_energy_saved_against_pmem: float
-    dram_takes_more_than_pmem: dict[str, bool]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
-    """values: of the library. medians: of free parameters, by name."""
-
-    title: str
-    values: dict[str, Any]
-    medians: dict[str, float] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What the paper says: milliseconds by system and model, stages, ratios. And what it leaves open."""
-
-    title: str
-    batch_ms: dict[str, dict[str, float]]
-    stated: Stated
-    stages: tuple[StageFact, ...]
-    free: tuple[Free, ...]
-    powers: tuple[Free, ...]
-    alternatives: tuple[Alternative, ...]
-
-    @property
-    def systems(self) -> tuple[str, ...]:
-        return tuple(self.batch_ms)
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        return tuple(self.batch_ms[_HOST])
-
-    @property
-    def copying_error(self) -> float:
-        """Of what no model at all predicts: each model that is not fitted takes what its neighbour takes."""
-        return _mean(
-            abs(row[source] / row[model] - 1) for row in self.batch_ms.values() for model, source in _COPIED.items()
-        )
+_ENERGY_SYSTEMS = ("dram", "pmem", "cxl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """paper, ours: milliseconds; low, high: the region's 90 %."""
+    """paper, ours: milliseconds. low, high: 90 %."""
 
     name: str
     system: str
     model: str
-    is_fitted: bool
     paper: float
     ours: float
     low: float
@@ -102,16 +42,20 @@ class Cell:
     def error(self) -> float:
         return self.ours / self.paper - 1.0
 
+    @property
+    def is_within(self) -> bool:
+        return self.low <= self.paper <= self.high
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """Mean absolute relative errors: of the fitted models, of the predicted ones, of these near the memory, and the
-    worst of the host's predicted ones. farthest_z: of a free parameter from its prior."""
+    """Mean absolute relative errors: of bars that were fitted, of bars whose model was left out, of these near memory,
+    and the worst of the host's. farthest_z: of a free parameter from its prior."""
 
     fitted: float
-    predicted: float
-    predicted_near_memory: float
-    worst_predicted_host: float
+    left_out: float
+    left_out_near_memory: float
+    worst_left_out_host: float
     worst_stage: float
     farthest_z: float
 
@@ -128,31 +72,38 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyRatios:
+    """By one rule of counting modules. dram_order: by model, DRAM's energy over PMEM's, and the probability that it is
+    on the paper's side of 1."""
+
+    rule: str
+    saved: tuple[Ratio, ...]
+    dram_order: Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
-    """runs: by system and model, at the fit. draws: of the region; effective_draws: how many equal ones its weights are
-    worth."""
+    """cells, stages: as fitted, with the band that the fit leaves open. left_out: with the model left out. weights:
+    what each structure counts in the bands of a model that is left out. runs: by system and model, at the fit. draws:
+    of the region; effective_draws: how many equal ones its weights are worth."""
 
     facts: Facts
     fit: Fit
-    fit_of_all: Fit
     cells: tuple[Cell, ...]
     stages: tuple[Cell, ...]
-    errors: Errors
-    errors_of_all: Errors
+    left_out: tuple[Cell, ...]
+    weights: Mapping[str, Mapping[str, float]]
     ratios: tuple[Ratio, ...]
-    ratios_of_all: Mapping[str, float]
-    energy: tuple[Ratio, ...]
-    dram_order: Mapping[str, tuple[float, float]]
-    alternatives: Mapping[str, Errors]
+    energy: tuple[EnergyRatios, ...]
+    errors: Mapping[str, Errors]
     intervals: Mapping[str, tuple[float, float]]
     runs: Mapping[tuple[str, str], Run]
     draws: int
     effective_draws: float
 
-
-def read_facts(path: Path = PACKAGED / "paper.toml") -> Facts:
-    """Raises ConfigError."""
-    return read_config(Facts, path)
+    @property
+    def own_errors(self) -> Errors:
+        return self.errors[AS_DESCRIBED.title]
 
 
 def reproduce(
@@ -164,40 +115,38 @@ def reproduce(
     processes: int = 2,
     on_part: Callable[[], None] = lambda: None,
 ) -> Reproduction:
-    """Fits, explores, and refits under every alternative. on_part: called so often as `num_parts` says."""
-    asked = [*_batches(facts), *(_quantity(fact) for fact in facts.stages), *_energies(facts)]
-    targets, every = targets_of(facts, FITTED_MODELS), targets_of(facts, facts.models)
+    """Fits, explores, leaves each model out, and does so again under every alternative. on_part: called so often as
+    `num_parts` says."""
+    asked = [*batches_of(facts), *(quantity_of(fact) for fact in facts.stages), *_energies(facts)]
+    targets = targets_of(facts, facts.models)
     with ProcessPoolExecutor(processes) as pool:
         found = fit(library, facts.free, targets)
         on_part()
-        of_all = pool.submit(fit, library, facts.free, every, found.z)
-        others = {each.title: pool.submit(_errors_under, library, facts, each) for each in facts.alternatives}
-        found = found.with_priors(facts.powers)
+        every = (AS_DESCRIBED, *facts.alternatives)
+        awaited = [pool.submit(structure_of, library, facts, each, found.z) for each in every]
+        trials = pool.submit(trials_of, library, facts, found)
+        with_powers = found.with_priors(facts.powers)
         region = explore(
-            library, found, targets, asked, draws=draws, seed=seed, map_draws=partial(pool.map, chunksize=10)
+            library, with_powers, targets, asked, draws=draws, seed=seed, map_draws=partial(pool.map, chunksize=10)
         )
         on_part()
-        alternatives = {}
-        for title, errors in others.items():
-            alternatives[title] = errors.result()
+        structures = []
+        for each in awaited:
+            structures.append(each.result())
             on_part()
-        fit_of_all = of_all.result()
     ours = predict(found.library, asked)
-    energies = len(_batches(facts)) + len(facts.stages)  # the first of them among what is asked
+    energies = len(batches_of(facts)) + len(facts.stages)  # the first of them among what is asked
     return Reproduction(
         facts=facts,
-        fit=found,
-        fit_of_all=fit_of_all,
+        fit=with_powers,
         cells=_cells(facts, ours, region),
         stages=_stage_cells(facts, ours, region),
-        errors=errors_of(facts, found),
-        errors_of_all=errors_of(facts, fit_of_all),
+        left_out=_left_out(facts, structures, bands_of(facts, structures, trials.result(), seed=seed)),
+        weights={model: weights_of(facts, structures, trials.result(), model) for model in facts.models},
         ratios=_ratios(facts, ours, region),
-        ratios_of_all=time_ratios(facts, fit_of_all.library),
-        energy=_energy_ratios(facts, ours[energies:], region, energies),
-        dram_order=_dram_order(facts, ours[energies:], region, energies),
-        alternatives=alternatives,
-        intervals=_intervals(found, region),
+        energy=_energy_ratios(facts, ours[energies:], region.predicted[:, energies:], region),
+        errors={each.alternative.title: _errors_of(facts, each) for each in structures},
+        intervals=_intervals(with_powers, region),
         runs={
             (system, model): found.library.run(system, model)
             for system in ("dram", *facts.systems)
@@ -209,85 +158,88 @@ def reproduce(
 
 
 def num_parts(facts: Facts) -> int:
-    return 2 + len(facts.alternatives)
+    return 3 + len(facts.alternatives)
 
 
-def _batches(facts: Facts) -> list[Quantity]:
-    return [Quantity(system=system, model=model) for system in facts.systems for model in facts.models]
+def mean_error(facts: Facts, library: Library, models: Sequence[str]) -> float:
+    """Of all bars of these models."""
+    bars = [each for each in batches_of(facts) if each.model in models]
+    paper_s = np.array([facts.batch_ms[each.system][each.model] * 1e-3 for each in bars])
+    return float(np.mean(np.abs(predict(library, bars) / paper_s - 1)))
 
 
-def _quantity(fact: StageFact) -> Quantity:
-    return Quantity(system=fact.system, model=fact.model, stages=fact.stages)
+def worst_stage_error(facts: Facts, library: Library) -> float:
+    seconds = predict(library, [quantity_of(fact) for fact in facts.stages])
+    return max(abs(float(s) * 1e3 / fact.ms - 1) for s, fact in zip(seconds, facts.stages, strict=True))
 
 
 def _energies(facts: Facts) -> list[Quantity]:
-    systems = ("dram", *facts.systems)
-    return [Quantity(system=system, model=model, unit="J") for system in systems for model in facts.models]
-
-
-def targets_of(facts: Facts, models: Sequence[str]) -> list[Target]:
-    bars = [
-        Target(quantity=each, value=facts.batch_ms[each.system][each.model] * 1e-3, sigma=_BAR_SIGMA)
-        for each in _batches(facts)
-        if each.model in models
+    return [
+        Quantity(system=system, model=model, unit="J", under=rule)
+        for rule in facts.energy_rules
+        for system in _ENERGY_SYSTEMS
+        for model in facts.models
     ]
-    stages = [
-        Target(quantity=_quantity(fact), value=fact.ms * 1e-3, sigma=_STAGE_SIGMA)
-        for fact in facts.stages
-        if fact.model in models
-    ]
-    return [*bars, *stages]
 
 
-def _errors_under(library: Library, facts: Facts, alternative: Alternative) -> Errors:
-    """Of the same fit, with something else assumed."""
-    medians = alternative.medians or {}
-    free = [replace(each, median=medians.get(each.name, each.median)) for each in facts.free]
-    changed = library.changed(alternative.values)
-    return errors_of(facts, fit(changed, free, targets_of(facts, FITTED_MODELS)))
-
-
-def errors_of(facts: Facts, found: Fit) -> Errors:
-    batches = _batches(facts)
-    predicted = predict(found.library, batches)
-    of_cell = {
-        (each.system, each.model): abs(seconds * 1e3 / facts.batch_ms[each.system][each.model] - 1)
-        for each, seconds in zip(batches, predicted, strict=True)
+def _errors_of(facts: Facts, structure: Structure) -> Errors:
+    left_out = {
+        (system, fold.model): abs(ms / facts.batch_ms[system][fold.model] - 1)
+        for fold in structure.folds
+        for system, ms in zip(facts.systems, fold.milliseconds, strict=True)
     }
-    unseen = {cell: error for cell, error in of_cell.items() if cell[1] not in FITTED_MODELS}
-    stages = predict(found.library, [_quantity(fact) for fact in facts.stages])
-    num_free = len(facts.free)
+    library = structure.fit.library
     return Errors(
-        fitted=_mean(error for cell, error in of_cell.items() if cell not in unseen),
-        predicted=_mean(unseen.values()),
-        predicted_near_memory=_mean(error for cell, error in unseen.items() if cell[0] != _HOST),
-        worst_predicted_host=max(error for cell, error in unseen.items() if cell[0] == _HOST),
-        worst_stage=max(abs(s * 1e3 / fact.ms - 1) for s, fact in zip(stages, facts.stages, strict=True)),
-        farthest_z=max(found.z[:num_free], key=abs),
+        fitted=mean_error(facts, library, facts.models),
+        left_out=_mean(left_out.values()),
+        left_out_near_memory=_mean(error for (system, _), error in left_out.items() if system != HOST),
+        worst_left_out_host=max(error for (system, _), error in left_out.items() if system == HOST),
+        worst_stage=worst_stage_error(facts, library),
+        farthest_z=max(structure.fit.z, key=abs),
+    )
+
+
+def _left_out(facts: Facts, structures: Sequence[Structure], bands: Mapping[tuple[str, str], Band]) -> tuple[Cell, ...]:
+    """As described; the bands are over all structures."""
+    ours = {
+        (system, fold.model): ms
+        for fold in structures[0].folds
+        for system, ms in zip(facts.systems, fold.milliseconds, strict=True)
+    }
+    return tuple(
+        Cell(
+            name=each.name,
+            system=each.system,
+            model=each.model,
+            paper=facts.batch_ms[each.system][each.model],
+            ours=ours[each.system, each.model],
+            low=bands[each.system, each.model].low,
+            high=bands[each.system, each.model].high,
+        )
+        for each in batches_of(facts)
     )
 
 
 def _cells(facts: Facts, ours: Vector, region: Region) -> tuple[Cell, ...]:
     return tuple(
-        _cell(each, i, facts.batch_ms[each.system][each.model], ours, region, is_fitted=each.model in FITTED_MODELS)
-        for i, each in enumerate(_batches(facts))
+        _cell(each, i, facts.batch_ms[each.system][each.model], ours, region)
+        for i, each in enumerate(batches_of(facts))
     )
 
 
 def _stage_cells(facts: Facts, ours: Vector, region: Region) -> tuple[Cell, ...]:
     return tuple(
-        _cell(_quantity(fact), i, fact.ms, ours, region, is_fitted=True)
-        for i, fact in enumerate(facts.stages, len(_batches(facts)))
+        _cell(quantity_of(fact), i, fact.ms, ours, region)
+        for i, fact in enumerate(facts.stages, len(batches_of(facts)))
     )
 
 
-def _cell(asked: Quantity, i: int, paper_ms: float, ours: Vector, region: Region, *, is_fitted: bool) -> Cell:
+def _cell(asked: Quantity, i: int, paper_ms: float, ours: Vector, region: Region) -> Cell:
     """i: the quantity's place among all that were asked."""
     return Cell(
         name=asked.name,
         system=asked.system,
         model=asked.model,
-        is_fitted=is_fitted,
         paper=paper_ms,
         ours=ours[i] * 1e3,
         **_band(region, region.predicted[:, i] * 1e3),
@@ -297,14 +249,14 @@ def _cell(asked: Quantity, i: int, paper_ms: float, ours: Vector, region: Region
 def time_ratios(facts: Facts, library: Library) -> dict[str, float]:
     """Ratios between systems, means over the models."""
     return {
-        name: float(values[0]) for name, values in _ratios_of(facts, predict(library, _batches(facts))[None]).items()
+        name: float(values[0]) for name, values in _ratios_of(facts, predict(library, batches_of(facts))[None]).items()
     }
 
 
 def _ratios_of(facts: Facts, seconds: Vector) -> dict[str, Vector]:
     """Each ratio [n], of seconds [n, systems x models]."""
     of = _by_system(facts.systems, facts, seconds)
-    speedups = of[_HOST] / of[_BEST]
+    speedups = of[HOST] / of[_BEST]
     return {
         "PMEM / CXL, arithmetic mean": speedups.mean(axis=1),
         "PMEM / CXL, geometric mean": np.exp(np.log(speedups).mean(axis=1)),
@@ -314,8 +266,8 @@ def _ratios_of(facts: Facts, seconds: Vector) -> dict[str, Vector]:
 
 
 def _ratios(facts: Facts, ours: Vector, region: Region) -> tuple[Ratio, ...]:
-    count = len(_batches(facts))
-    bars = np.array([[facts.batch_ms[each.system][each.model] for each in _batches(facts)]])
+    count = len(batches_of(facts))
+    bars = np.array([[facts.batch_ms[each.system][each.model] for each in batches_of(facts)]])
     stated = {
         **{name: float(values[0]) for name, values in _ratios_of(facts, bars).items()},
         "PMEM / CXL, arithmetic mean": facts.stated.speedup,
@@ -334,9 +286,37 @@ def _by_system(systems: Sequence[str], facts: Facts, values: Vector) -> dict[str
     return {system: values[:, i * count : (i + 1) * count] for i, system in enumerate(systems)}
 
 
-def _savings(facts: Facts, joules: Vector) -> dict[str, Vector]:
-    of = _by_system(("dram", *facts.systems), facts, joules)
-    against_host = 1 - of[_BEST] / of[_HOST]
+def _energy_ratios(facts: Facts, ours: Vector, drawn: Vector, region: Region) -> tuple[EnergyRatios, ...]:
+    """ours [quantities], drawn [n, quantities]: joules, by rule, system and model."""
+    stated = facts.stated
+    paper = {
+        "saved against PMEM, mean": stated.energy_saved_against_pmem,
+        "saved against PMEM, RM4": stated.rm4_energy_saved_against_pmem,
+        "saved against DRAM, RM2": stated.rm2_energy_saved_against_dram,
+    }
+    found = []
+    size = len(_ENERGY_SYSTEMS) * len(facts.models)
+    for number, rule in enumerate(facts.energy_rules):
+        of_rule = slice(number * size, (number + 1) * size)
+        here, there = (
+            _by_system(_ENERGY_SYSTEMS, facts, joules) for joules in (ours[None, of_rule], drawn[:, of_rule])
+        )
+        at_fit, in_region = _savings(facts, here), _savings(facts, there)
+        saved = [
+            Ratio(name=name, paper=value, ours=float(at_fit[name][0]), **_band(region, in_region[name]))
+            for name, value in paper.items()
+        ]
+        order = {
+            model: (float(here["dram"][0, i] / here[HOST][0, i]), _probability_of_order(facts, i, there, region))
+            for i, model in enumerate(facts.models)
+        }
+        found.append(EnergyRatios(rule=rule.title, saved=tuple(saved), dram_order=order))
+    return tuple(found)
+
+
+def _savings(facts: Facts, of: Mapping[str, Vector]) -> dict[str, Vector]:
+    """of: joules [n, models] by system."""
+    against_host = 1 - of[_BEST] / of[HOST]
     at = facts.models.index
     return {
         "saved against PMEM, mean": against_host.mean(axis=1),
@@ -345,31 +325,9 @@ def _savings(facts: Facts, joules: Vector) -> dict[str, Vector]:
     }
 
 
-def _energy_ratios(facts: Facts, joules: Vector, region: Region, first: int) -> tuple[Ratio, ...]:
-    stated = facts.stated
-    paper = {
-        "saved against PMEM, mean": stated.energy_saved_against_pmem,
-        "saved against PMEM, RM4": stated.rm4_energy_saved_against_pmem,
-        "saved against DRAM, RM2": stated.rm2_energy_saved_against_dram,
-    }
-    here, drawn = _savings(facts, joules[None, :]), _savings(facts, region.predicted[:, first:])
-    return tuple(
-        Ratio(name=name, paper=value, ours=float(here[name][0]), **_band(region, drawn[name]))
-        for name, value in paper.items()
-    )
-
-
-def _dram_order(facts: Facts, joules: Vector, region: Region, first: int) -> dict[str, tuple[float, float]]:
-    """By model: DRAM's energy over PMEM's, and the probability that it is on the paper's side of 1."""
-    systems = ("dram", *facts.systems)
-    here = _by_system(systems, facts, joules[None])
-    drawn = _by_system(systems, facts, region.predicted[:, first:])
-    found = {}
-    for i, model in enumerate(facts.models):
-        takes_more = (drawn["dram"] > drawn[_HOST])[:, i]
-        agrees = takes_more == facts.stated.dram_takes_more_than_pmem[model]
-        found[model] = (float(here["dram"][0, i] / here[_HOST][0, i]), region.probability(agrees))
-    return found
+def _probability_of_order(facts: Facts, number: int, of: Mapping[str, Vector], region: Region) -> float:
+    takes_more = of["dram"][:, number] > of[HOST][:, number]
+    return region.probability(takes_more == facts.stated.dram_takes_more_than_pmem[facts.models[number]])
 
 
 def _intervals(found: Fit, region: Region) -> dict[str, tuple[float, float]]:

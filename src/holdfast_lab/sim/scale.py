@@ -72,10 +72,9 @@ class ScaleRun:
 
 
 def simulate_scale(fabric: Fabric, load: Load, *, seed: int = 0, batches: int | None = None) -> ScaleRun:
-    """batches: about how many of each trainer are simulated; None: as many as take seconds. Raises ConfigError where
-    there are fewer expanders than a batch asks, or no batch ends in time."""
-    if load.fan_out > fabric.expanders:
-        raise ConfigError(f"fan_out = {load.fan_out}; there are {fabric.expanders} expanders for a batch to ask")
+    """batches: about how many of each trainer are simulated; None: as many as take seconds. Where there are fewer
+    expanders than a batch asks, it asks all of them. Raises ConfigError where no batch ends in time."""
+    load = replace(load, fan_out=min(load.fan_out, fabric.expanders))
     bounds = bounds_by_level(fabric, load)
     if batches is None:
         affordable = _MOST_MESSAGES // (2 * load.fan_out * fabric.trainers)
@@ -105,10 +104,14 @@ def sweep_trainers(
     for count in trainers:
         expanders = fabric.expanders
         if expanders_per_trainer is not None:
-            expanders = max(load.fan_out, round(count * expanders_per_trainer))
+            expanders = expanders_of(count, expanders_per_trainer)
         changed = replace(fabric, trainers=count, expanders=expanders)
         runs.append(simulate_scale(changed, load, seed=seed, batches=batches))
     return runs
+
+
+def expanders_of(trainers: int, per_trainer: float) -> int:
+    return max(1, round(trainers * per_trainer))
 
 
 class _Queue:

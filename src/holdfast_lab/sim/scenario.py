@@ -84,7 +84,7 @@ def read_scenario(
         path = Path(model)
         model = path.stem
         models[model] = _read_model_or_run(path)
-    scenario = Scenario(library=Library(library.devices, models, systems), system=system, model=model)
+    scenario = Scenario(library=replace(library, models=models, systems=systems), system=system, model=model)
     scenario.library.system(system)  # a wrong name is said as such, and not as that of a setting
     scenario.library.model(model)
     for setting in settings:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from holdfast.errors import DoesNotFit
 from holdfast_lab.sim.library import Library
 
 
@@ -80,7 +81,9 @@ STUDIES = (
         x=(4e9, 8e9, 16e9, 32e9, 64e9, 128e9),
     ),
 )
-BASELINES = ("pmem", "pmem-pipelined", "pmem-cached", "dram")
+BASELINES = (
+    "pmem", "pmem-pipelined", "pmem-cached", "dram", "dram-pooled", "scratchpipe", "hbm", "hbm-spread", "hbm-sharded",
+)  # fmt: skip
 
 
 def speedup(library: Library, models: Sequence[str], baseline: str, system: str = "cxl") -> float:
@@ -91,7 +94,7 @@ def speedup(library: Library, models: Sequence[str], baseline: str, system: str 
 def curve(library: Library, models: Sequence[str], study: Study, x: Sequence[float] | None = None) -> Curve:
     """x: others than the study's."""
     points = study.x if x is None else x
-    here = [_value(library, key) for key in study.keys]
+    here = [library.value(key) for key in study.keys]
     speedups = []
     for point in points:
         values = {key: point * value if study.is_factor else point for key, value in zip(study.keys, here, strict=True)}
@@ -106,15 +109,13 @@ def curve(library: Library, models: Sequence[str], study: Study, x: Sequence[flo
     )
 
 
-def against_baselines(library: Library, models: Sequence[str]) -> Mapping[str, Mapping[str, float]]:
-    """By baseline and model: its time over that of TrainingCXL's system."""
-    return {
-        baseline: {model: library.run(baseline, model).batch_s / library.run("cxl", model).batch_s for model in models}
-        for baseline in BASELINES
-    }
+def against_baselines(library: Library, models: Sequence[str]) -> Mapping[str, Mapping[str, float | None]]:
+    """By baseline and model: its time over that of TrainingCXL's system; None where the rows do not fit."""
+    return {baseline: {model: _time_over_cxl(library, baseline, model) for model in models} for baseline in BASELINES}
 
 
-def _value(library: Library, key: str) -> float:
-    kind, name, field = key.split(".", 2)
-    declared = library.device(name) if kind == "devices" else library.model(name)
-    return float(getattr(declared, field))
+def _time_over_cxl(library: Library, baseline: str, model: str) -> float | None:
+    try:
+        return library.run(baseline, model).batch_s / library.run("cxl", model).batch_s
+    except DoesNotFit:
+        return None

@@ -15,7 +15,8 @@ from typing import Literal
 
 Does = Literal[
     "bottom_forward", "interaction_top", "bottom_backward", "lookup", "update", "log_rows", "log_network",
-    "move_pooled", "move_gradients", "move_rows", "move_row_gradients", "move_indices", "fetch", "evict", "given",
+    "move_pooled", "move_gradients", "move_rows", "move_row_gradients", "move_indices", "fetch", "evict",
+    "append_rows", "all_reduce", "given",
 ]  # fmt: skip
 RowScope = Literal["accesses", "unique", "missed"]
 

@@ -19,6 +19,8 @@ def amounts_of(stage: Stage, workload: Workload, missed_rows: float | None = Non
     if stage.does == "log_network":
         volume = part * workload.network_bytes
         return Amounts(moved_bytes=volume, stream_written_bytes=volume, calls=stage.calls)
+    if stage.does == "all_reduce":
+        return Amounts(moved_bytes=part * workload.network_bytes, calls=stage.calls)
     if stage.does in ("move_pooled", "move_gradients"):
         return Amounts(moved_bytes=part * workload.pooled_bytes, calls=stage.calls)
     if stage.does == "move_indices":
@@ -32,6 +34,7 @@ def amounts_of(stage: Stage, workload: Workload, missed_rows: float | None = Non
         "lookup": Amounts(rows_read=rows, flops=volume / 4),
         "update": Amounts(rows_read=rows, rows_written=rows, flops=2 * volume / 4),
         "log_rows": Amounts(rows_read=rows, stream_written_bytes=volume, moved_bytes=volume),
+        "append_rows": Amounts(stream_written_bytes=volume, moved_bytes=volume),
         "fetch": Amounts(rows_read=rows, moved_bytes=volume),
         "evict": Amounts(rows_written=rows, moved_bytes=volume),
     }[stage.does]

@@ -21,8 +21,8 @@ PARTS: Final[Mapping[str, tuple[Does, ...]]] = {
     "update": ("update",),
     "lookup": ("lookup",),
     "cache": ("fetch", "evict"),
-    "transfer": ("move_rows", "move_pooled", "move_indices", "move_row_gradients", "move_gradients"),
-    "row log": ("log_rows",),
+    "transfer": ("move_rows", "move_pooled", "move_indices", "move_row_gradients", "move_gradients", "all_reduce"),
+    "row log": ("log_rows", "append_rows"),
     "MLP log": ("log_network",),
 }
 OTHER = "other"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from holdfast_lab.sim.library import Library
-from holdfast_lab.sim.paper import Cell, Errors, Reproduction
+from holdfast_lab.sim.paper import Cell, EnergyRatios, Reproduction
 from holdfast_lab.sim.report import figures
 from holdfast_lab.sim.report.content import (
     Line,
@@ -48,26 +48,13 @@ def sensitivity_section(directory: Path, fitted: Library, models: Sequence[str],
     """What the speedup depends on: a figure a study, and what other baselines leave of it."""
     curves = [curve(fitted, models, study) for study in STUDIES]
     shown = [_draw(directory, each, overwrite) for each in curves]
-    baselines = against_baselines(fitted, models)
-    rows = [
-        (
-            fitted.system(baseline).title,
-            *(f"{of_model[each]:.2f}" for each in models),
-            f"{_mean(of_model.values()):.2f}",
-        )
-        for baseline, of_model in baselines.items()
-    ]
     spans = sorted(curves, key=lambda each: each.span, reverse=True)
     return Section(
         title="What the speedup depends on",
         text="One thing at a time, everything else as it was fitted. The first table has what other baselines leave of "
         "the speedup, the second how far each thing moves it over the range that is drawn.",
         tables=(
-            Table(
-                title="a baseline's time over that of CXL",
-                header=("baseline", *(each.upper() for each in models), "mean"),
-                rows=rows,
-            ),
+            baselines_table(fitted, models),
             Table(
                 title="the mean speedup",
                 header=("varied", "of", "from", "to", "speedup from", "to"),
@@ -80,6 +67,20 @@ def sensitivity_section(directory: Path, fitted: Library, models: Sequence[str],
         ),
         figures=tuple(shown),
     )  # fmt: skip
+
+
+def baselines_table(library: Library, models: Sequence[str]) -> Table:
+    rows = []
+    for baseline, ratios in against_baselines(library, models).items():
+        shown = ["does not fit" if ratio is None else f"{ratio:.2f}" for ratio in ratios.values()]
+        fitting = [ratio for ratio in ratios.values() if ratio is not None]
+        mean = f"{_mean(fitting):.2f}" if len(fitting) == len(models) else ""
+        rows.append((library.system(baseline).title, *shown, mean))
+    return Table(
+        title="a baseline's time over that of CXL",
+        header=("baseline, over CXL", *(each.upper() for each in models), "mean"),
+        rows=rows,
+    )
 
 
 def _draw(directory: Path, shown: Curve, overwrite: bool) -> Path:
@@ -108,23 +109,23 @@ def _times(directory: Path, found: Reproduction, library: Library, overwrite: bo
         for system in facts.systems
     ]
     points = [
-        Prediction(
-            label=cell.name, group="fitted" if cell.is_fitted else "predicted", simulated=cell.ours, measured=cell.paper
-        )
-        for cell in found.cells
+        Prediction(label=cell.name, group="left out", simulated=cell.ours, measured=cell.paper)
+        for cell in found.left_out
     ]
+    errors = found.own_errors
+    within = sum(cell.is_within for cell in found.left_out)
     return Section(
         title="Time of a batch",
-        text=f"Fitted to {' and '.join(each.upper() for each in _fitted_models(found))} and to the stages below; the "
-        "other models are predictions. The bands hold 90 % of what the fit leaves open.\n\n"
-        f"Mean error: {_percent(found.errors.fitted)} of what is fitted, {_percent(found.errors.predicted)} of what is "
-        f"predicted ({_percent(found.errors.predicted_near_memory)} without the host's PMEM, whose worst is "
-        f"{_percent(found.errors.worst_predicted_host)}); copying RM1 to RM2 and RM4 to RM3, without any model, is "
-        f"{_percent(facts.copying_error)} off. Fitted to all four: {_percent(_of_all(found))}, and a mean speedup of "
-        f"{found.ratios_of_all['PMEM / CXL, arithmetic mean']:.2f}.",
+        text="Every model is left out in turn, and predicted by what is fitted to the other three. Its bands hold 90 % "
+        "of what parameters leave open, of what else could be assumed, and of what all of that leaves out.\n\n"
+        f"Mean error of the models left out: {_percent(errors.left_out)}; near memory "
+        f"{_percent(errors.left_out_near_memory)}, where copying the nearest of the other models is "
+        f"{_percent(facts.copying_error(facts.near_memory))} off. {within} of {len(found.left_out)} are within their "
+        f"bands. As fitted to all four, {_percent(errors.fitted)} off, they are the library's values.",
         tables=(
-            _cells_table("milliseconds a batch", found.cells),
-            _cells_table("milliseconds of stages, fitted", found.stages),
+            cells_table("milliseconds a batch, each model left out", found.left_out),
+            cells_table("milliseconds a batch, fitted to all", found.cells),
+            cells_table("milliseconds of stages, fitted", found.stages),
             Table(
                 title="ratios, means over the models",
                 header=("ratio", "paper", "simulated", "90 %"),
@@ -161,29 +162,11 @@ def _energy(directory: Path, found: Reproduction, overwrite: bool) -> Section:
         for model in facts.models
         for system in ("dram", *facts.systems)
     ]
-    rows = [
-        (r.name, _percent(r.paper), _percent(r.ours), f"{_percent(r.low)} to {_percent(r.high)}") for r in found.energy
-    ]
-    orders = [
-        (
-            model.upper(),
-            "more" if facts.stated.dram_takes_more_than_pmem[model] else "less",
-            f"{ratio:.2f}",
-            _percent(probability),
-        )
-        for model, (ratio, probability) in found.dram_order.items()
-    ]
     return Section(
         title="Energy",
-        text="Nothing is fitted to it: it follows from times and from powers with their priors.",
-        tables=(
-            Table(title="energy that CXL saves", header=("saved", "paper", "simulated", "90 %"), rows=rows),
-            Table(
-                title="DRAM's energy over PMEM's",
-                header=("model", "paper: DRAM takes", "simulated", "probability of the paper's order"),
-                rows=orders,
-            ),
-        ),
+        text="Nothing is fitted to it: it follows from times and from powers with their priors. The modules that give "
+        "bandwidth are those that take power; how many a system has is a rule. The bars are by the first.",
+        tables=tuple(table for by_rule in found.energy for table in _energy_tables(found, by_rule)),
         figures=(
             figures.energies(
                 directory / "energy.png",
@@ -196,9 +179,38 @@ def _energy(directory: Path, found: Reproduction, overwrite: bool) -> Section:
     )
 
 
+def _energy_tables(found: Reproduction, by_rule: EnergyRatios) -> tuple[Table, Table]:
+    takes_more = found.facts.stated.dram_takes_more_than_pmem
+    return (
+        Table(
+            title=f"energy that CXL saves, where {by_rule.rule}",
+            header=("saved", "paper", "simulated", "90 %"),
+            rows=[
+                (r.name, _percent(r.paper), _percent(r.ours), f"{_percent(r.low)} to {_percent(r.high)}")
+                for r in by_rule.saved
+            ],
+        ),
+        Table(
+            title=f"DRAM's energy over PMEM's, where {by_rule.rule}",
+            header=("model", "paper: DRAM takes", "simulated", "probability of the paper's order"),
+            rows=[
+                (model.upper(), "more" if takes_more[model] else "less", f"{ratio:.2f}", _percent(probability))
+                for model, (ratio, probability) in by_rule.dram_order.items()
+            ],
+        ),
+    )
+
+
 def _parameters(found: Reproduction) -> Section:
     rows = [
-        (each.name, f"{each.median:.4g}", f"{each.value(z):.4g}", f"{z:+.1f}", _interval(found, each.name), each.source)
+        (
+            each.name,
+            f"{each.median:.4g}",
+            f"{each.fitted(z):.4g}",
+            f"{z:+.1f}",
+            _interval(found, each.name),
+            each.source,
+        )
         for each, z in zip(found.fit.free, found.fit.z, strict=True)
     ]
     return Section(
@@ -211,57 +223,57 @@ def _parameters(found: Reproduction) -> Section:
 
 
 def _structure(found: Reproduction) -> Section:
-    rows = [_errors_row("as described", found.errors)]
-    rows += [_errors_row(title, errors) for title, errors in found.alternatives.items()]
     return Section(
         title="Other assumptions",
-        text="The same fit with something else assumed. The last column is the parameter that is farthest from its "
-        "prior, in sigmas.",
-        tables=(
-            Table(
-                header=("assumed", "fitted", "predicted", "near memory", "PMEM, worst", "stages, worst", "farthest"),
-                rows=rows,
-            ),
-        ),
+        text="The same with something else assumed: fitted to all, and with each model left out. The second table has "
+        "what each counts in the bands of a model that is left out, by its evidence from the other three.",
+        tables=(structures_table(found), weights_table(found)),
     )
 
 
-def _errors_row(title: str, errors: Errors) -> tuple[str, ...]:
-    return (
-        title,
-        _percent(errors.fitted),
-        _percent(errors.predicted),
-        _percent(errors.predicted_near_memory),
-        _percent(errors.worst_predicted_host),
-        _percent(errors.worst_stage),
-        f"{errors.farthest_z:+.1f}",
-    )
-
-
-def _cells_table(title: str, cells: Sequence[Cell]) -> Table:
+def structures_table(found: Reproduction) -> Table:
+    header = ("assumed", "fitted", "left out", "near memory", "PMEM, worst", "stages, worst", "farthest, sigmas")
     return Table(
-        title=title,
-        header=("", "", "paper", "simulated", "error", "90 %"),
+        header=header,
         rows=[
             (
-                cell.name,
-                "fitted" if cell.is_fitted else "predicted",
-                f"{cell.paper:.2f}",
-                f"{cell.ours:.2f}",
-                f"{cell.error:+.1%}",
-                f"{cell.low:.2f} to {cell.high:.2f}",
+                title,
+                _percent(errors.fitted),
+                _percent(errors.left_out),
+                _percent(errors.left_out_near_memory),
+                _percent(errors.worst_left_out_host),
+                _percent(errors.worst_stage),
+                f"{errors.farthest_z:+.1f}",
             )
-            for cell in cells
+            for title, errors in found.errors.items()
         ],
     )
 
 
-def _fitted_models(found: Reproduction) -> list[str]:
-    return list(dict.fromkeys(cell.model for cell in found.cells if cell.is_fitted))
+def weights_table(found: Reproduction) -> Table:
+    models = found.facts.models
+    return Table(
+        header=("assumed", *(f"without {model.upper()}" for model in models)),
+        rows=[(title, *(f"{found.weights[model][title]:.0%}" for model in models)) for title in found.errors],
+    )
 
 
-def _of_all(found: Reproduction) -> float:
-    return (found.errors_of_all.fitted + found.errors_of_all.predicted) / 2
+def cells_table(title: str, cells: Sequence[Cell]) -> Table:
+    return Table(
+        title=title,
+        header=("", "paper", "simulated", "error", "90 %", ""),
+        rows=[
+            (
+                cell.name,
+                f"{cell.paper:.2f}",
+                f"{cell.ours:.2f}",
+                f"{cell.error:+.1%}",
+                f"{cell.low:.2f} to {cell.high:.2f}",
+                "" if cell.is_within else "outside",
+            )
+            for cell in cells
+        ],
+    )
 
 
 def _interval(found: Reproduction, name: str) -> str:

@@ -1,0 +1,253 @@
+"""Fits the simulator's packaged values to TrainingCXL's figures, and writes them and every table of docs/SIMULATOR.md:
+`make simulator`, in two minutes.
+
+A fitted value stands in the library on a line that says so (`# fitted`). A table stands on the page between
+`<!-- table NAME -->` and `<!-- end -->`. Those that are simulated in seconds are compared by a test with what the
+library says; the others rest on fits, and the page says of which library (a digest).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from holdfast.errors import DoesNotFit
+from holdfast_lab.placement.tiers import read_tiers
+from holdfast_lab.sim.calibration import fit
+from holdfast_lab.sim.facts import HOST, Facts, read_facts, targets_of
+from holdfast_lab.sim.library import PACKAGED, Library, read_library
+from holdfast_lab.sim.paper import Cell, EnergyRatios, Reproduction, mean_error, reproduce
+from holdfast_lab.sim.report.content import Table
+from holdfast_lab.sim.report.reproduction import baselines_table, structures_table, weights_table, write_paper
+from holdfast_lab.sim.sensitivity import STUDIES, speedup
+from holdfast_lab.sim.tiering import compare
+
+DOCS = Path(__file__).parent
+PAGE = DOCS / "SIMULATOR.md"
+_CACHED = ("scratchpipe", "scratchpipe-lru", "scratchpipe-static")
+_CACHED_MODELS = ("rm1", "rm2", "deeprecsys-rm1", "kaggle", "mlperf")
+_MANY_ROWS = 400_000_000  # of MLPerf's tables, ten times theirs
+_FIGURES = {"batch-time.png": "simulator-times.png", "timelines.png": "simulator-timelines.png"}
+_TABLE = r"<!-- table {name} -->\n.*?<!-- end -->"
+
+
+def main() -> None:
+    facts = read_facts()
+    found = fit(read_library(), facts.free, targets_of(facts, facts.models))
+    for key, value in found.library_values.items():
+        write_value(PACKAGED, key, value)
+    library = read_library()
+    reproduced = reproduce(library, facts)
+    with tempfile.TemporaryDirectory() as folder:
+        write_paper(Path(folder), reproduced, reproduced.fit.library)
+        for drawn, name in _FIGURES.items():
+            shutil.copyfile(Path(folder) / drawn, DOCS / name)
+    page = PAGE.read_text(encoding="utf-8")
+    for name, table in {**quick_tables(library, facts), **slow_tables(reproduced)}.items():
+        page = with_table(page, name, table)
+    page = re.sub(r"<!-- fitted library: \w* -->", f"<!-- fitted library: {digest_of(library, facts)} -->", page)
+    PAGE.write_text(page, encoding="utf-8")
+
+
+def write_value(folder: Path, key: str, value: float) -> None:
+    """Where the library's file has it, on the one line of that name that is fitted."""
+    kind, name, field = key.split(".", 2)
+    path = folder / kind / (f"{HOST}.toml" if name == "*" else f"{name}.toml")  # the base of all systems
+    text = path.read_text(encoding="utf-8")
+    line = rf"(?m)^({field.rpartition('.')[2]} = )\S+(\s+# fitted)"
+    changed, count = re.subn(line, lambda found: f"{found[1]}{plain(value)}{found[2]}", text)
+    if count != 1:
+        raise SystemExit(f"{path}: {count} lines of {field} are fitted, not one")
+    path.write_text(changed, encoding="utf-8")
+
+
+def plain(value: float) -> str:
+    """With four digits, and an exponent of thousands."""
+    thousands = math.floor(math.log10(value) / 3)
+    if thousands == 0 or (thousands == -1 and value >= 0.1):
+        return f"{value:.4g}"
+    return f"{value / 1000.0**thousands:.4g}e{3 * thousands}"
+
+
+def digest_of(library: Library, facts: Facts) -> str:
+    """Of all that fits are made of: the paper's facts, and its systems, devices and models as the library has them."""
+    systems = [library.system(name) for name in ("dram", *facts.systems)]
+    devices = [library.device(name) for name in dict.fromkeys(d for each in systems for d in each.devices.values())]
+    models = [library.model(name) for name in facts.models]
+    return hashlib.sha256(repr((facts, systems, devices, models)).encode()).hexdigest()[:16]
+
+
+def with_table(page: str, name: str, table: Table) -> str:
+    rows = [table.header, tuple("---" for _ in table.header), *table.rows]
+    shown = "\n".join(f"| {' | '.join(str(cell) for cell in row)} |" for row in rows)
+    pattern = re.compile(_TABLE.format(name=re.escape(name)), re.DOTALL)
+    if not pattern.search(page):
+        raise SystemExit(f"{PAGE}: there is no place for the table {name}")
+    return pattern.sub(lambda _: f"<!-- table {name} -->\n{shown}\n<!-- end -->", page)
+
+
+# Tables that are simulated in seconds ---------------------------------------------------------------------------------
+
+
+def quick_tables(library: Library, facts: Facts) -> dict[str, Table]:
+    return {name: table(library, facts) for name, table in QUICK_TABLES.items()}
+
+
+def _fitted(library: Library, facts: Facts) -> Table:
+    rows = []
+    for system in facts.systems:
+        ours = {model: library.run(system, model).batch_s * 1e3 for model in facts.models}
+        cells = [f"{facts.batch_ms[system][model]} → {ours[model]:.1f}" for model in facts.models]
+        rows.append((library.system(system).title, *cells))
+    return Table(header=("ms a batch: paper → fitted", *_upper(facts.models)), rows=rows)
+
+
+def _studies(library: Library, facts: Facts) -> Table:
+    rows = []
+    for study in STUDIES:
+        here = [library.value(key) for key in study.keys]
+        changes = [
+            {key: point * (value if study.is_factor else 1.0) for key, value in zip(study.keys, here, strict=True)}
+            for point in study.x
+        ]
+        speedups = [speedup(library.changed(each), facts.models, study.baseline, study.system) for each in changes]
+        shown = ", ".join(f"{point:.4g}: {value:.2f}" for point, value in zip(study.x, speedups, strict=True))
+        rows.append((study.name, study.x_name, f"{study.baseline} / {study.system}", shown))
+    return Table(header=("varied", "of", "ratio", "mean over the models at each"), rows=rows)
+
+
+def _baselines(library: Library, facts: Facts) -> Table:
+    return baselines_table(library, facts.models)
+
+
+def _scratchpad(library: Library, _: Facts) -> Table:
+    rows = [
+        (model, *(_milliseconds(library, system, model) for system in ("dram", *_CACHED))) for model in _CACHED_MODELS
+    ]
+    return Table(header=("ms a batch, 10 % of the rows in HBM", "DRAM", "look forward", "LRU", "static"), rows=rows)
+
+
+def _milliseconds(library: Library, system: str, model: str) -> str:
+    try:
+        return f"{library.run(system, model).batch_s * 1e3:.1f}"
+    except DoesNotFit:
+        return "does not fit"
+
+
+def _nodes(library: Library, _: Facts) -> Table:
+    model = library.changed({"models.mlperf.rows": _MANY_ROWS}).model("mlperf")
+    saving = compare(model, read_tiers(DOCS.parent / "examples/tiers.toml").tiers)
+    rows = [
+        (name, str(each.nodes), each.limiting_stage, f"{each.batch_s * 1e3:.3f}")
+        for name, each in (("HBM and DRAM", saving.fast_only), ("all tiers", saving.all_tiers))
+    ]
+    return Table(header=("memory of a node", "nodes", "limited by", "ms of memory a batch"), rows=rows)
+
+
+# Tables that rest on fits ---------------------------------------------------------------------------------------------
+
+
+def slow_tables(found: Reproduction) -> dict[str, Table]:
+    return {name: table(found) for name, table in SLOW_TABLES.items()}
+
+
+def _left_out(found: Reproduction) -> Table:
+    cells = {(cell.system, cell.model): cell for cell in found.left_out}
+    rows = [
+        (found.fit.library.system(system).title, *(_with_band(cells[system, model]) for model in found.facts.models))
+        for system in found.facts.systems
+    ]
+    return Table(header=("ms a batch: paper → predicted (90 %)", *_upper(found.facts.models)), rows=rows)
+
+
+def _with_band(cell: Cell) -> str:
+    shown = f"{cell.paper} → {cell.ours:.1f} ({cell.low:.1f} to {cell.high:.1f})"
+    return shown if cell.is_within else f"**{shown}**"
+
+
+def _bars(found: Reproduction) -> Table:
+    errors, facts = found.own_errors, found.facts
+    within = sum(cell.is_within for cell in found.left_out)
+    copied, copied_near = facts.copying_error(facts.systems), facts.copying_error(facts.near_memory)
+    rm3 = [abs(cell.error) for cell in found.left_out if cell.model == "rm3" and cell.system != HOST]
+    copied_rm3 = _nearest_to_rm3(facts)
+    fitted = _percent(mean_error(facts, found.fit.library, facts.models))
+    rows: list[tuple[str, str, str]] = [
+        (
+            "a model left out, mean error",
+            _percent(errors.left_out),
+            f"≤ 8 %; copying the nearest other {_percent(copied)}",
+        ),
+        ("of these, near memory", _percent(errors.left_out_near_memory), f"≤ 4 %; copying {_percent(copied_near)}"),
+        ("of these, RM3", _percent(sum(rm3) / len(rm3)), f"copying {_percent(copied_rm3)}"),
+        ("of these, the host's PMEM, worst", _percent(errors.worst_left_out_host), "≤ 35 %"),
+        ("bars within their 90 % band", f"{within} of {len(found.left_out)}", "≥ 17 of 20"),
+        ("bare `sim run`, mean error of the 20", fitted, "≤ 5 %"),
+        ("worst of nine stages", _percent(errors.worst_stage), "≤ 15 %"),
+        ("farthest parameter from its prior", f"{abs(errors.farthest_z):.1f} σ", "≤ 2 σ"),
+    ]
+    rows += [
+        (ratio.name, f"{ratio.ours:.2f} ({ratio.low:.2f} to {ratio.high:.2f})", f"{ratio.paper:.2f}")
+        for ratio in found.ratios
+    ]
+    return Table(header=("", "simulated (90 % of the region)", "paper, or bar"), rows=rows)
+
+
+def _nearest_to_rm3(facts: Facts) -> float:
+    of = facts.batch_ms
+    return min(
+        sum(abs(of[system][other] / of[system]["rm3"] - 1) for system in facts.near_memory) / len(facts.near_memory)
+        for other in facts.models
+        if other != "rm3"
+    )
+
+
+def _energy(found: Reproduction) -> Table:
+    paper = {"saved against PMEM, mean": "76 %", "saved against PMEM, RM4": "62 % in the text, 53 % in the bar"}
+    rows = []
+    for number, ratio in enumerate(found.energy[0].saved):
+        stated = paper.get(ratio.name, _percent(ratio.paper))
+        rows.append((ratio.name, stated, *(_saved(each, number) for each in found.energy)))
+    takes_more = found.facts.stated.dram_takes_more_than_pmem
+    for model in found.facts.models:
+        stated = "more" if takes_more[model] else "less"
+        ratios = (f"{each.dram_order[model][0]:.2f}" for each in found.energy)
+        rows.append((f"DRAM's energy over PMEM's, {model.upper()}", stated, *ratios))
+    return Table(header=("", "paper", *(each.rule for each in found.energy)), rows=rows)
+
+
+def _saved(of_rule: EnergyRatios, number: int) -> str:
+    ratio = of_rule.saved[number]
+    return f"{ratio.ours:.0%} ({ratio.low:.0%} to {ratio.high:.0%})"
+
+
+def _upper(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name.upper() for name in names)
+
+
+def _percent(part: float) -> str:
+    return f"{part:.1%}"
+
+
+QUICK_TABLES: Mapping[str, Callable[[Library, Facts], Table]] = {
+    "fitted": _fitted,
+    "one thing at a time": _studies,
+    "baselines": _baselines,
+    "scratchpad": _scratchpad,
+    "nodes": _nodes,
+}
+SLOW_TABLES: Mapping[str, Callable[[Reproduction], Table]] = {
+    "left out": _left_out,
+    "bars": _bars,
+    "energy": _energy,
+    "structures": structures_table,
+    "weights": weights_table,
+}
+
+if __name__ == "__main__":
+    main()
