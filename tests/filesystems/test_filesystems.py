@@ -184,6 +184,12 @@ def open_again(disk: LoopDisk, pool: Path) -> Rows:
     return Rows(pool)
 
 
+def train_without_space(rows: Rows, host: Host) -> None:
+    for _ in range(50):
+        host.fill()
+        rows.steps(100)
+
+
 @on_every_file_system
 def test_what_a_disk_that_failed_did_not_take_is_not_believed_by_the_next_run(
     disk: LoopDisk, host: Host, pool_root: Path
@@ -193,9 +199,7 @@ def test_what_a_disk_that_failed_did_not_take_is_not_believed_by_the_next_run(
     rows.steps(3)
     try:
         with pytest.raises(PoolError):
-            for _ in range(50):
-                host.fill()
-                rows.steps(100)
+            train_without_space(rows, host)
         durable = rows.pool.durable_step
         with pytest.raises(PoolError):
             rows.pool.close()
