@@ -126,8 +126,9 @@ class Scratchpad {
   bool holds_all(std::uint32_t table) const { return shelf_of(table).holds_all; }
   bool has_free_slots(std::uint32_t table) const;
 
-  // Of a table whose rows all have room: of those rows that are in and that no hold uses, weights and state, each row `stride` bytes behind the one before; says
-  // which these are, or nothing. That is the version that was appended last: whoever changed one had a hold until it was. Thread-safe.
+  // Of a table whose rows all have room: weights and state of those of the rows that are in and that no hold uses, each
+  // row `stride` bytes behind the one before. Says which these are, or nothing. What it copies is the version that was
+  // appended last: whoever changed a row had a hold until it was. Thread-safe.
   std::vector<bool> copy_settled(std::uint32_t table, std::span<const std::uint64_t> rows, std::byte* out,
                                  std::size_t stride) const;
 
@@ -159,7 +160,6 @@ class Scratchpad {
   void insert(Hold& hold, std::span<const TableRows> fetched);
   void fail(std::exception_ptr failure);
   std::size_t warm_some(std::uint32_t table, std::span<const SweptRow> rows);
-  bool is_sweeping() const;
   void leave_to_sweep(const Hold& hold);
   void claim(Hold& hold);
 
