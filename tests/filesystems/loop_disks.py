@@ -46,8 +46,14 @@ def unmount(path: Path) -> None:
 
 
 def reserve(path: Path, spare_bytes: int) -> None:
-    """Makes a file of all the space that its file system has, but for `spare_bytes`."""
-    with path.open("wb") as file:
+    """Makes a file of all the space that its file system has, but for `spare_bytes`; none where it has none at all."""
+    try:
+        file = path.open("wb")
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        return
+    with file:
         end, piece = 0, 64 * MIB
         while piece >= 64 << 10:
             try:
