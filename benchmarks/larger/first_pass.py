@@ -46,7 +46,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--scratchpad-bytes", type=int, default=2 << 30)
     parser.add_argument("--log-bytes", type=int, default=1 << 30)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--disk", type=Path, default=_ROOT / "runs/first_pass", help="a directory on the disk")
+    parser.add_argument(
+        "--disk",
+        type=Path,
+        default=_ROOT / "runs",
+        help="on the disk: DISK/first_pass is the pool's",
+    )
     parser.add_argument("--slowest", type=int, default=3, help="steps of which it says where their time went")
     parser.add_argument("--again", action="store_true", help="go on with the pool that is there")
     parser.add_argument("--kill", action="store_true", help="end by SIGKILL; the pool stays")
@@ -137,7 +142,7 @@ def main() -> None:
     from larger.workload import FileOfBatches, write_ids
 
     workload = _workload(given)
-    medium = Path("/dev/shm/first_pass") if given.in_memory else given.disk
+    medium = (Path("/dev/shm") if given.in_memory else given.disk) / "first_pass"  # which is removed
     ids, directory = medium / "ids", medium / "pool"
     if not given.again:
         shutil.rmtree(medium, ignore_errors=True)
