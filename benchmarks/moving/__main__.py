@@ -72,9 +72,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=8_000_000, help="that are touched; the table has a quarter more")
     parser.add_argument("--changed", type=float, default=0.01, help="share of the rows that changed since the snapshot")
     parser.add_argument("--log-bytes", type=int, default=256 << 20)
-    parser.add_argument(
-        "--disk", type=Path, default=_ROOT / "runs", help="on the disk: DISK/moving is the pool's"
-    )
+    parser.add_argument("--disk", type=Path, default=_ROOT / "runs", help="on the disk: DISK/moving is the pool's")
     parser.add_argument("--only", default=",".join(VERBS), help=f"of {', '.join(VERBS)}")
     parser.add_argument("--keep", action="store_true", help="the pool stays, and is used again")
     return parser.parse_args()
