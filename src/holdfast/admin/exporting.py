@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast import _core
+from holdfast.admin.ahead import ahead
 from holdfast.admin.row_order import OrderedRows
-from holdfast.admin.snapshot.ahead import ahead
 from holdfast.admin.tensor_files import (
     DTYPE_NAMES,
     Entry,

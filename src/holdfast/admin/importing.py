@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast import _core
-from holdfast.admin.snapshot.ahead import ahead
+from holdfast.admin.ahead import ahead
 from holdfast.admin.snapshot.output import new_directory
 from holdfast.admin.tensor_files import (
     Progress,

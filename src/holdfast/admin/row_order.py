@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from holdfast.admin.snapshot.ahead import ahead
+from holdfast.admin.ahead import ahead
 from holdfast.admin.snapshot.copying import PoolCopy
 from holdfast.admin.snapshot.layer_file import put_in_order
 from holdfast.admin.snapshot.merged import Merged

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast import _core
-from holdfast.admin.snapshot.ahead import ahead
+from holdfast.admin.ahead import ahead
 from holdfast.admin.snapshot.chain import Snapshot, open_chain
 from holdfast.admin.snapshot.form import DENSE_FILES, LAYERS
 from holdfast.admin.snapshot.output import new_directory
@@ -131,7 +131,7 @@ def _restore_table(chain: Sequence[Snapshot], number: int, homes: Homes, on_byte
     for layer, newer in reversed(_layers(chain, number)):
         with ahead(_gathered(layer)) as found:
             for rows in found:
-                taken = rows[~_are_in(newer, rows.rows)]
+                taken = rows[~rows.are_among(newer)]
                 for core, part in homes.of(number, taken):
                     _import(core, number, chain[0].tables[number].layout, part)
                 total += len(taken)
@@ -150,13 +150,6 @@ def _layers(chain: Sequence[Snapshot], number: int) -> list[tuple[Iterator[Rows]
         if (snapshot, layer) != files[-1]:
             newer = np.union1d(newer, snapshot.numbers(number, layer))
     return layers
-
-
-def _are_in(numbers: NDArray[np.uint64], rows: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    if len(numbers) == 0:
-        return np.zeros(len(rows), np.bool_)
-    found: NDArray[np.bool_] = numbers[np.minimum(np.searchsorted(numbers, rows), len(numbers) - 1)] == rows
-    return found
 
 
 def _gathered(chunks: Iterator[Rows]) -> Iterator[Rows]:

@@ -37,9 +37,16 @@ class Rows:
         """bool ``[n]``: which of these rows the other has too, with the same data."""
         if len(other) == 0:
             return np.zeros(len(self), np.bool_)
-        place = np.minimum(np.searchsorted(other.rows, self.rows), len(other) - 1)
+        place = _places_in(other.rows, self.rows)
         same: NDArray[np.bool_] = (other.rows[place] == self.rows) & (other.data[place] == self.data).all(axis=1)
         return same
+
+    def are_among(self, numbers: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """bool ``[n]``: which of these rows have one of the numbers, which ascend."""
+        if len(numbers) == 0:
+            return np.zeros(len(self), np.bool_)
+        among: NDArray[np.bool_] = numbers[_places_in(numbers, self.rows)] == self.rows
+        return among
 
     def without(self, other: Rows) -> Rows:
         """Those that the other does not have."""
@@ -50,3 +57,8 @@ class Rows:
         """All of them; of a row that several parts have, the first part's."""
         rows, first = np.unique(np.concatenate([part.rows for part in parts]), return_index=True)
         return cls(rows, np.concatenate([part.data for part in parts])[first])
+
+
+def _places_in(numbers: NDArray[np.uint64], rows: NDArray[np.uint64]) -> NDArray[np.intp]:
+    """Where each row would be among numbers that ascend, one at least."""
+    return np.minimum(np.searchsorted(numbers, rows), len(numbers) - 1)

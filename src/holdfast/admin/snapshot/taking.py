@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.admin.snapshot.ahead import ahead
+from holdfast.admin.ahead import ahead
 from holdfast.admin.snapshot.chain import Snapshot, merged_rows, open_chain, shards_of
 from holdfast.admin.snapshot.copying import LivePool, PoolCopy
 from holdfast.admin.snapshot.form import (
