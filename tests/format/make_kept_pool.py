@@ -1,7 +1,7 @@
 """Makes the kept pools of today's format version, one of each store: pools/vN-STORE.tar.gz, and .json with what must be
 found in it.
 
-Run it once for each version, with the holdfast that writes it: python tests/format/make_kept_pool.py
+Run it once for each version, with the holdfast that writes it: PYTHONPATH=tests python tests/format/make_kept_pool.py
 A pool that is there is never made anew: it is the only witness of what that version wrote.
 """
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from left_behind import left_behind
 from torch import Tensor
 
 from holdfast import Adam, EmbeddingBagCollection, EmbeddingBagConfig, JaggedFeatures, Pool, RowWiseAdagrad, _core
@@ -107,7 +107,7 @@ def dense_state(step: int) -> tuple[DenseState, list[Tensor]]:
 def image_of(writer: Writer, to: Path) -> Path:
     """What a process that dies now leaves behind (at level `process`: what the mappings show)."""
     writer.pool.flush()
-    return shutil.copytree(writer.pool.directory, to)
+    return left_behind(writer.pool.directory, to)
 
 
 # The states: of a pool of five steps.

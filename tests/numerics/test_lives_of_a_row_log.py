@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from left_behind import left_behind
 
 from small_runs import Run, Step, Training, Way, digest, train
 
@@ -41,15 +42,6 @@ LIVES = st.lists(
 )
 
 
-def image(directory: Path, to: Path) -> Path:
-    """What a process that dies now leaves behind. A merge may be at work: the log is copied first, for home may have
-    more than the log's checkpoint says, and never less."""
-    to.mkdir()
-    shutil.copy(directory / "row-log-0000", to)
-    shutil.copytree(directory, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("row-log-0000", "lock"))
-    return to
-
-
 def live(directory: Path, way: Way, events: list[str], end: str, after: Path) -> Path:
     """One life of the pool in `directory`; returns where the next one goes on."""
     with Training(directory, RUN, way) as training:
@@ -69,7 +61,7 @@ def live(directory: Path, way: Way, events: list[str], end: str, after: Path) ->
         training.pool.flush()
         if end == "crash in a step":
             training.begin_step(SCRIPT[training.pool.step])
-        return image(directory, after)
+        return left_behind(directory, after)
 
 
 RUN = Run(steps=SCRIPT)

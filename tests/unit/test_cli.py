@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from left_behind import left_behind
 
 from cli_runs import CONFIG, Commands, start
 from holdfast.errors import ConfigError
@@ -98,7 +98,7 @@ def crashed_copy(holdfast: Commands, name: str, steps: int) -> None:
         for _, _ in zip(range(steps), trainer.steps(), strict=False):
             pass
         trainer.pool.flush()
-        shutil.copytree(holdfast.root / f"{name}.alive", holdfast.root / name)
+        left_behind(holdfast.root / f"{name}.alive", holdfast.root / name)
 
 
 def test_exact_recovery_goes_back_and_relaxed_recovery_keeps_the_newest_rows(holdfast: Commands) -> None:

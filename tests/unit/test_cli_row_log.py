@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from left_behind import left_behind
 
 from cli_runs import Commands, start
 from holdfast.files.config import read_config
@@ -153,7 +154,7 @@ def test_a_crashed_pool_is_described_verified_and_recovered(holdfast: Commands) 
         for _, _ in zip(range(10), trainer.steps(), strict=False):
             pass
         trainer.pool.flush()
-        shutil.copytree(holdfast.root / "alive", holdfast.root / "pool")
+        left_behind(holdfast.root / "alive", holdfast.root / "pool")
     found = inspected(holdfast)
     assert (found["clean"], found["in_use"], found["step"], found["dense_step"]) == (False, False, 10, 0)
     assert found["recovery"]["exact_step"] == 0
