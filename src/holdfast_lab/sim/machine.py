@@ -18,7 +18,7 @@ from typing import Any
 
 import simpy
 
-from holdfast_lab.sim.device import Amounts, Compute, Device, Memory
+from holdfast_lab.sim.device import Amounts, Compute, Device, Fabric, Memory, Processor
 from holdfast_lab.sim.model import Workload
 from holdfast_lab.sim.steady import steady_batches
 from holdfast_lab.sim.system import PREVIOUS, Stage, System
@@ -108,6 +108,8 @@ def _joules(device: Device, workload: Workload, batch_s: float, busy_s: float) -
         count = device.num_modules(workload)
     elif isinstance(device, Compute):
         count = device.count
+    elif isinstance(device, (Processor, Fabric)):
+        count = workload.gpus
     return count * (device.idle_watts * batch_s + (device.busy_watts - device.idle_watts) * busy_s)
 
 
@@ -119,7 +121,7 @@ class _Machine:
         self._system = system
         self._devices = devices
         self._modules = {
-            role: device.num_working(workload) if isinstance(device, Memory) else 1.0
+            role: device.num_working(workload) if isinstance(device, Memory) else float(workload.gpus)
             for role, device in devices.items()
         }
         self._queues = {

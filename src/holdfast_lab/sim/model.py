@@ -15,6 +15,10 @@ from typing import Literal
 
 import numpy as np
 
+Precision = Literal["fp32", "tf32", "half"]
+Sharding = Literal["table", "row"]
+ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "tf32": 4, "half": 2}
+
 _HEAD_RANKS = 256
 _RANKS_PER_OCTAVE = 16  # of the ranks beyond, which stand for their neighbours
 
@@ -38,7 +42,8 @@ class TableGroup:
 class Model:
     """A DLRM and its batches. bottom, top: sizes of the MLPs' layers without their input. weight_bytes, state_bytes: of
     a row's elements, and of its optimizer state in all; parameter_bytes: what a checkpoint keeps of each parameter of
-    the MLPs. top_input: where it is not what the interaction gives."""
+    the MLPs. precision: of the MLPs' products; in "half" (fp16 or bf16) vectors of fp32 are cast for them.
+    top_input: where it is not what the interaction gives."""
 
     batch_size: float
     tables: tuple[TableGroup, ...]
@@ -47,6 +52,7 @@ class Model:
     num_dense: int = 13
     zipf_exponent: float = 1.05
     interaction: Literal["dot", "concat"] = "dot"
+    precision: Precision = "fp32"
     weight_bytes: float = 4.0
     state_bytes: float = 0.0
     parameter_bytes: float = 4.0
@@ -85,7 +91,8 @@ class Workload:
     """A batch in means, over all tables. accesses: ids; unique_rows: different rows; repeated_accesses,
     repeated_rows: of each, those of rows that the batch before had. row_bytes: of weights and state, the mean over
     accesses; tables_row_bytes: of one row of each table. pooled_bytes: what lookups give, and gradients are. Flops: of
-    the forward pass."""
+    the forward pass. bottom_layers, top_layers: sizes with their input. gpus: that share it; skew: rows and vectors of
+    the GPU with the most, over the mean; partial_vectors: how many of them a pooled vector is summed from."""
 
     batch_size: float
     num_tables: int
@@ -102,6 +109,12 @@ class Workload:
     interaction_flops: float
     network_bytes: float
     index_bytes: float
+    bottom_layers: tuple[int, ...]
+    top_layers: tuple[int, ...]
+    precision: Precision
+    gpus: int = 1
+    skew: float = 1.0
+    partial_vectors: float = 1.0
 
     @property
     def overlap(self) -> float:
@@ -141,6 +154,9 @@ def workload_of(model: Model) -> Workload:
         interaction_flops=2 * model.batch_size * vectors**2 * dim if model.interaction == "dot" else 0.0,
         network_bytes=(model.bottom_parameters + model.top_parameters) * model.parameter_bytes,
         index_bytes=8 * accesses,
+        bottom_layers=(model.num_dense, *model.bottom),
+        top_layers=(model.top_input, *model.top),
+        precision=model.precision,
     )
 
 
