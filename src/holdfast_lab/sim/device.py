@@ -51,9 +51,11 @@ class Amounts:
     skew: float = 1.0
 
 
-_DIVISORS = ("_per_s", "efficiency", "outstanding_requests", "granularity_bytes", "capacity_bytes", "parallelism")
+_DIVISORS = (
+    "_per_s", "efficiency", "outstanding_requests", "granularity_bytes", "line_bytes", "capacity_bytes", "parallelism",
+)  # fmt: skip
 _COUNTS = ("modules", "count", "units")
-_ENDLESS = ("capacity_bytes", "modules_at_work")
+_ENDLESS = ("capacity_bytes", "modules_at_work", "outstanding_requests")
 _ROUNDING = 1e-12  # of a mean of whole numbers
 
 
@@ -104,13 +106,17 @@ class Memory(_Device):
     modules_at_work (a host reaches what its channels let it).
 
     Rows at random places: each as whole granules at the bandwidth, or at most outstanding_requests a latency, whichever
-    takes longer. Reads and writes take turns. Rows that were written less than raw_window_s ago take raw_penalty times
-    as long to read. Bandwidths, outstanding_requests, busy_watts, idle_watts, capacity_bytes: of a module.
+    takes longer. Reads and writes take turns, or go at once, at mixed_bandwidth_bytes_per_s together where there is
+    one. Rows that were written less than raw_window_s ago take raw_penalty times as long to read. shared: stages that
+    need it at once share its bandwidth fairly, instead of taking turns. Bandwidths, outstanding_requests, busy_watts,
+    idle_watts, capacity_bytes: of a module.
     """
 
     kind: Literal["memory"]
     read_bandwidth_bytes_per_s: float
     write_bandwidth_bytes_per_s: float
+    mixed_bandwidth_bytes_per_s: float | None = None
+    shared: bool = False
     read_latency_s: float = 0.0
     write_latency_s: float = 0.0
     outstanding_requests: float = 64.0
@@ -147,7 +153,11 @@ class Memory(_Device):
         stream_rate = self.write_bandwidth_bytes_per_s * self.stream_write_efficiency
         read_s += work.stream_read_bytes / (self.read_bandwidth_bytes_per_s * modules)
         write_s += work.stream_written_bytes / (stream_rate * modules)
-        return read_s + write_s
+        if self.mixed_bandwidth_bytes_per_s is None:
+            return read_s + write_s
+        moved_bytes = (work.rows_read + work.rows_written) * row_bytes
+        moved_bytes += work.stream_read_bytes + work.stream_written_bytes
+        return max(read_s, write_s, moved_bytes / (self.mixed_bandwidth_bytes_per_s * modules))
 
     def _rows(self, rows: float, row_bytes: float, bytes_per_s: float, latency_s: float, modules: float) -> float:
         if rows == 0:
@@ -157,15 +167,20 @@ class Memory(_Device):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link(_Device):
-    """A link. latency_s: of every transfer; start_s: of every call of software that begins or ends one."""
+    """A link. latency_s: of every transfer; start_s: of every call of software that begins or ends one. It has at most
+    outstanding_requests lines of line_bytes under way: so many a latency, if that is less than its bandwidth."""
 
     kind: Literal["link"]
     bandwidth_bytes_per_s: float
     latency_s: float = 0.0
     start_s: float = 0.0
+    outstanding_requests: float = math.inf
+    line_bytes: int = 64
 
     def seconds(self, work: Amounts, *, recently_written: bool, modules: float) -> float:
-        moved_s = (work.moved_bytes + work.reduced_bytes) / self.bandwidth_bytes_per_s
+        moved_bytes = work.moved_bytes + work.reduced_bytes
+        waiting_s = moved_bytes / self.line_bytes * self.latency_s / self.outstanding_requests
+        moved_s = max(moved_bytes / self.bandwidth_bytes_per_s, waiting_s)
         return self.latency_s + work.calls * self.start_s + moved_s
 
 
