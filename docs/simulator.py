@@ -14,6 +14,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from holdfast.errors import DoesNotFit
@@ -31,6 +32,15 @@ DOCS = Path(__file__).parent
 PAGE = DOCS / "SIMULATOR.md"
 _CACHED = ("scratchpipe", "scratchpipe-lru", "scratchpipe-static")
 _CACHED_MODELS = ("rm1", "rm2", "deeprecsys-rm1", "kaggle", "mlperf")
+_GPUS = (
+    ("A100, NVLink, whole tables", "a100-80gb", "nvlink-a100", "table"),
+    ("A100, NVLink, rows", "a100-80gb", "nvlink-a100", "row"),
+    ("A100, PCIe of one host, whole tables", "a100-80gb", "pcie-fabric", "table"),
+    ("H100, NVLink, whole tables", "h100", "nvlink-h100", "table"),
+    ("H200, NVLink, whole tables", "h200", "nvlink-h100", "table"),
+)
+_COUNTS = (1, 2, 4, 8)
+_MANY_SAMPLES = 65_536
 _MANY_ROWS = 400_000_000  # of MLPerf's tables, ten times theirs
 _FIGURES = {"batch-time.png": "simulator-times.png", "timelines.png": "simulator-timelines.png"}
 _TABLE = r"<!-- table {name} -->\n.*?<!-- end -->"
@@ -139,6 +149,30 @@ def _milliseconds(library: Library, system: str, model: str) -> str:
         return "does not fit"
 
 
+def _gpus(library: Library, _: Facts) -> Table:
+    model = replace(library.model("deeprecsys-rm1"), batch_size=_MANY_SAMPLES, precision="tf32")
+    rows = []
+    for title, gpu, peers, sharding in _GPUS:
+        devices = {"gpu": gpu, "peers": peers}
+        systems = [replace(library.system("gpus"), devices=devices, gpus=n, sharding=sharding) for n in _COUNTS]
+        runs = [library.run(system, model) for system in systems]
+        cells = (f"{run.batch_s * 1e3:.1f} ms, {run.joules_per_batch:.1f} J" for run in runs)
+        rows.append((title, *cells))
+    return Table(header=("deeprecsys-rm1, 65,536 samples, TF32", *(f"{n} GPUs" for n in _COUNTS)), rows=rows)
+
+
+def _parts(library: Library, facts: Facts) -> Table:
+    runs = {model: library.run("cxl", model) for model in facts.models}
+    devices = library.system("cxl").devices
+    rows = [
+        (f"{role}: {name}", *(f"{runs[model].busy_s[role] * 1e3:.3f}" for model in facts.models))
+        for role, name in devices.items()
+        if any(run.busy_s[role] for run in runs.values())
+    ]
+    rows.append(("a batch", *(f"{runs[model].batch_s * 1e3:.3f}" for model in facts.models)))
+    return Table(header=("CXL: part, and ms of a batch that it works", *_upper(facts.models)), rows=rows)
+
+
 def _nodes(library: Library, _: Facts) -> Table:
     model = library.changed({"models.mlperf.rows": _MANY_ROWS}).model("mlperf")
     saving = compare(model, read_tiers(DOCS.parent / "examples/tiers.toml").tiers)
@@ -240,6 +274,8 @@ QUICK_TABLES: Mapping[str, Callable[[Library, Facts], Table]] = {
     "baselines": _baselines,
     "scratchpad": _scratchpad,
     "nodes": _nodes,
+    "gpus": _gpus,
+    "parts": _parts,
 }
 SLOW_TABLES: Mapping[str, Callable[[Reproduction], Table]] = {
     "left out": _left_out,

@@ -53,6 +53,14 @@ ValuesOption = Annotated[
     Path | None,
     typer.Option("--values", metavar="FILE.toml", help="Values that `holdfast sim calibrate -o FILE.toml` has fitted."),
 ]
+ProfileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile",
+        metavar="PROFILE.json",
+        help="What `holdfast profile` has counted of the run that is the model: its ids instead of Zipf's law.",
+    ),
+]
 BatchesOption = Annotated[
     int,
     typer.Option("--batches", min=4, help="Batches to run, and more where the schedule is not steady by then."),
@@ -66,6 +74,7 @@ def run(
     values: ValuesOption = None,
     folder: FolderOption = None,
     batches: BatchesOption = 6,
+    profile: ProfileOption = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write all stages as a trace for ui.perfetto.dev.")
     ] = None,
@@ -78,7 +87,7 @@ def run(
     top MLP, bottom MLP forward and backward, update, lookup, cache, transfers, row log, MLP log.
     """
     with simulator_extra():
-        scenario = _scenario(system, model, settings, folder, values)
+        scenario = _scenario(system, model, settings, folder, values, profile)
         from holdfast.data.output import check_output
         from holdfast_lab.sim.chrome_trace import write_trace
 
@@ -154,14 +163,19 @@ def simulator_extra() -> Iterator[None]:
 
 
 def _scenario(
-    system: str, model: str, settings: list[str] | None, folder: list[Path] | None, values: Path | None
+    system: str,
+    model: str,
+    settings: list[str] | None,
+    folder: list[Path] | None,
+    values: Path | None,
+    profile: Path | None = None,
 ) -> Scenario:
     from holdfast_lab.sim.scenario import read_scenario
 
     for setting in settings or []:
         if "=" not in setting:
             raise typer.BadParameter(f"{setting!r} is no KEY=VALUE", param_hint="--set")
-    return read_scenario(system, model, settings or [], folder or [], values)
+    return read_scenario(system, model, settings or [], folder or [], values, profile)
 
 
 def _scenarios(
