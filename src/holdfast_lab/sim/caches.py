@@ -42,6 +42,7 @@ _IDS_STREAM, _AGES_STREAM, _OFFSETS_STREAM = 1, 6, 7  # the first is that of dat
 _MOST_ROWS = 1 << 18
 _MOST_DRAWS = 1_500_000
 _FEWEST_BATCHES, _MOST_BATCHES = 2, 1000
+_RAREST = 1e-300  # a rate of rows that a profile has never seen
 _BATCHES_BEFORE = 3  # in collect, exchange and insert while one is planned
 _BATCHES_AHEAD = 2  # that collect before a row that left now is written back
 
@@ -146,7 +147,7 @@ class _Sample:
     def last_used_first(self) -> NDArray[np.int64]:
         """All rows by how long ago they were last used, before the first batch."""
         numbers = uniforms(stream_key(_SEED, _AGES_STREAM), 0, self.num_rows)
-        ages: NDArray[np.float64] = -np.log1p(-numbers) / self.rates
+        ages: NDArray[np.float64] = -np.log1p(-numbers) / np.maximum(self.rates, _RAREST)
         return np.asarray(np.argsort(ages, kind="stable"), np.int64)
 
     def _kept_ranks(self, number: int) -> NDArray[np.int64]:
