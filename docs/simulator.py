@@ -42,7 +42,7 @@ _GPUS = (
 _COUNTS = (1, 2, 4, 8)
 _MANY_SAMPLES = 65_536
 _MANY_ROWS = 400_000_000  # of MLPerf's tables, ten times theirs
-_FIGURES = {"batch-time.png": "simulator-times.png", "timelines.png": "simulator-timelines.png"}
+_FIGURES = {"batch-time.svg": "simulator-times.svg", "timelines.svg": "simulator-timelines.svg"}
 _TABLE = r"<!-- table {name} -->\n.*?<!-- end -->"
 
 

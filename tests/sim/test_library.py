@@ -354,3 +354,11 @@ def test_a_broken_file_stops_only_what_asks_for_it(folder, kind, name, system):
     stopped = {"devices": ("pmem", "rm2"), "models": ("cxl", "rm1"), "systems": ("cxl-d", "rm2")}[kind]
     with pytest.raises(ConfigError, match=rf"{name}\.toml: .*Expected"):
         library.run(*stopped)
+
+
+@pytest.mark.parametrize("system", ["pcie", "cxl-d", "cxl-b", "cxl"])
+def test_near_memory_nothing_else_wants_the_modules_while_one_does(system):
+    library = read_library()
+    shared = library.changed({"devices.pmem-module.shared": True, "devices.near-memory-logic.parallelism": 2})
+    for model in ("rm1", "rm2", "rm3", "rm4"):
+        assert shared.run(system, model).batch_s == pytest.approx(library.run(system, model).batch_s, rel=1e-9)

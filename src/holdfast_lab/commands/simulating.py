@@ -78,6 +78,9 @@ def run(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write all stages as a trace for ui.perfetto.dev.")
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Write index.html there, and its figures.")
+    ] = None,
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -96,7 +99,14 @@ def run(
         found = scenario.run(batches)
     if trace is not None:
         write_trace(trace, found, scenario.declared, overwrite=overwrite)
-    if as_json:
+    if out is not None:
+        with simulator_extra():
+            from holdfast_lab.sim.report.run_page import write_run
+
+            told = _plain_run(found, scenario)
+            page = write_run(out, found, scenario.declared, told, _summary(found, scenario, told), overwrite=overwrite)
+        print(page)  # noqa: T201
+    elif as_json:
         print(json.dumps(_plain_run(found, scenario), indent=2))  # noqa: T201
     else:
         _show_run(found, scenario)
@@ -239,11 +249,7 @@ def _show_run(found: Run, scenario: Scenario) -> None:
 
     console = plain_console()
     plain = _plain_run(found, scenario)
-    samples = scenario.library.model(scenario.model).batch_size
-    console.print(
-        f"{found.system} with {scenario.model}: {plain['batch_ms']:.3f} ms per batch of {samples:,.0f} samples "
-        f"({plain['samples_per_s']:,.0f} samples/s), {plain['joules_per_batch']:.3f} J."
-    )
+    console.print(_summary(found, scenario, plain))
     letters = stage_letters(list(plain["stages"]))
     stages = plain_table("", "stage", "on", right=("ms", "exposed ms", "of the batch"))
     for name, stage in plain["stages"].items():
@@ -264,6 +270,14 @@ def _show_run(found: Run, scenario: Scenario) -> None:
     console.print("\nOne batch; small letters are stages of the batches before and after it.")
     for line in timeline_lines(timeline, letters, plain["batch_ms"]):
         console.print(line)
+
+
+def _summary(found: Run, scenario: Scenario, plain: dict[str, Any]) -> str:
+    samples = scenario.library.model(scenario.model).batch_size
+    return (
+        f"{found.system} with {scenario.model}: {plain['batch_ms']:.3f} ms per batch of {samples:,.0f} samples "
+        f"({plain['samples_per_s']:,.0f} samples/s), {plain['joules_per_batch']:.3f} J."
+    )
 
 
 def _show_sweep(points: list[Point], variation: Variation) -> None:
