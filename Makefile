@@ -86,7 +86,7 @@ format: .venv/.installed  ## rewrite the sources the way lint wants them
 docs: .venv/.installed  ## rewrite docs/API.md and docs/CONFIG.md from the code
 	$(BIN)/python docs/reference.py
 
-simulator: .venv/.installed  ## fit the simulator's values anew, and rewrite them and docs/SIMULATOR.md's tables
+simulator: .venv/.installed  ## fit the simulator's values anew, and rewrite them, its pages' tables and figures
 	$(BIN)/python docs/simulator.py
 
 stub: build/.native  ## rewrite src/holdfast/_core.pyi from the built core

@@ -14,25 +14,56 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from holdfast.errors import DoesNotFit
+from holdfast.errors import ConfigError, DoesNotFit
 from holdfast_lab.placement.tiers import read_tiers
 from holdfast_lab.sim.calibration import fit
 from holdfast_lab.sim.facts import HOST, Facts, read_facts, targets_of
 from holdfast_lab.sim.library import PACKAGED, Library, read_library
+from holdfast_lab.sim.model import Sharding
 from holdfast_lab.sim.paper import Cell, EnergyRatios, Reproduction, mean_error, reproduce
-from holdfast_lab.sim.report.content import Table
+from holdfast_lab.sim.report.content import Line, Table
+from holdfast_lab.sim.report.figures import lines
 from holdfast_lab.sim.report.reproduction import baselines_table, structures_table, weights_table, write_paper
 from holdfast_lab.sim.sensitivity import STUDIES, speedup
 from holdfast_lab.sim.tiering import compare
 
 DOCS = Path(__file__).parent
 PAGE = DOCS / "SIMULATOR.md"
+PAGES = (PAGE, DOCS / "SCRATCHPIPE.md", DOCS / "MTRAINS.md")
 _CACHED = ("scratchpipe", "scratchpipe-lru", "scratchpipe-static")
 _CACHED_MODELS = ("rm1", "rm2", "deeprecsys-rm1", "kaggle", "mlperf")
-_MANY_ROWS = 400_000_000  # of MLPerf's tables, ten times theirs
-_FIGURES = {"batch-time.png": "simulator-times.png", "timelines.png": "simulator-timelines.png"}
+_ON_V100 = "scratchpipe-v100"
+_SWEEPS: Mapping[str, tuple[str, tuple[float, ...]]] = {
+    "Zipf's exponent": ("models.deeprecsys-rm1.zipf_exponent", (0.6, 0.8, 0.9, 1.05, 1.2)),
+    "rows in the cache": ("systems.*.cache.share", (0.02, 0.05, 0.1, 0.2)),
+    "elements of a row": ("models.deeprecsys-rm1.dim", (16, 32, 64, 128)),
+    "ids of a table and sample": ("models.deeprecsys-rm1.lookups", (1, 20, 80, 160)),
+}
+_TWENTY_IDS = {"models.deeprecsys-rm1.lookups": 20}
+_TARGETS_MS = (0.4, 0.5, 0.7, 1.0, 2.0, 5.0)
+_BIG_MODEL = {"models.mlperf.rows": 400_000_000}  # ten times MLPerf's rows: 5.3 TB
+_FAST_NODE = (
+    4.92,
+    700.0 + 32.0,
+)  # $/h and W: an H100 of Amazon's p5 (Capacity Blocks, January 2025), and 256 GB of DRAM
+_MORE_TIERS = (
+    0.23,
+    25.0 + 14.0,
+)  # 512 GB of expander and 4 TB of NVMe at examples/tiers.toml's prices, over three years
+_GPUS: tuple[tuple[str, str, str, Sharding], ...] = (
+    ("A100, NVLink, whole tables", "a100-80gb", "nvlink-a100", "table"),
+    ("A100, NVLink, rows", "a100-80gb", "nvlink-a100", "row"),
+    ("A100, PCIe of one host, whole tables", "a100-80gb", "pcie-fabric", "table"),
+    ("H100, NVLink, whole tables", "h100", "nvlink-h100", "table"),
+    ("H200, NVLink, whole tables", "h200", "nvlink-h100", "table"),
+)
+_COUNTS = (1, 2, 4, 8)
+_MANY_SAMPLES = 65_536
+_FIGURES = {"batch-time.svg": "simulator-times.svg", "timelines.svg": "simulator-timelines.svg"}
+_NO_ROOM = "does not fit"
 _TABLE = r"<!-- table {name} -->\n.*?<!-- end -->"
 
 
@@ -47,11 +78,14 @@ def main() -> None:
         write_paper(Path(folder), reproduced, reproduced.fit.library)
         for drawn, name in _FIGURES.items():
             shutil.copyfile(Path(folder) / drawn, DOCS / name)
-    page = PAGE.read_text(encoding="utf-8")
-    for name, table in {**quick_tables(library, facts), **slow_tables(reproduced)}.items():
-        page = with_table(page, name, table)
-    page = re.sub(r"<!-- fitted library: \w* -->", f"<!-- fitted library: {digest_of(library, facts)} -->", page)
-    PAGE.write_text(page, encoding="utf-8")
+        swept = swept_tables(library, Path(folder))
+    tables = {**quick_tables(library, facts), **slow_tables(reproduced), **swept}
+    for path in PAGES:
+        page = path.read_text(encoding="utf-8")
+        for name in re.findall(r"<!-- table (.*) -->", page):
+            page = with_table(page, name, tables[name])
+        page = re.sub(r"<!-- fitted library: \w* -->", f"<!-- fitted library: {digest_of(library, facts)} -->", page)
+        path.write_text(page, encoding="utf-8")
 
 
 def write_value(folder: Path, key: str, value: float) -> None:
@@ -75,10 +109,11 @@ def plain(value: float) -> str:
 
 
 def digest_of(library: Library, facts: Facts) -> str:
-    """Of all that fits are made of: the paper's facts, and its systems, devices and models as the library has them."""
-    systems = [library.system(name) for name in ("dram", *facts.systems)]
+    """Of all that fits and sweeps are made of: the paper's facts, and systems, devices and models as the library has
+    them."""
+    systems = [library.system(name) for name in ("dram", *facts.systems, *_CACHED, _ON_V100)]
     devices = [library.device(name) for name in dict.fromkeys(d for each in systems for d in each.devices.values())]
-    models = [library.model(name) for name in facts.models]
+    models = [library.model(name) for name in (*facts.models, "deeprecsys-rm1", "mlperf")]
     return hashlib.sha256(repr((facts, systems, devices, models)).encode()).hexdigest()[:16]
 
 
@@ -135,18 +170,121 @@ def _scratchpad(library: Library, _: Facts) -> Table:
 def _milliseconds(library: Library, system: str, model: str) -> str:
     try:
         return f"{library.run(system, model).batch_s * 1e3:.1f}"
-    except DoesNotFit:
-        return "does not fit"
+    except (ConfigError, DoesNotFit):  # a cache that is too small for its window is refused, too
+        return _NO_ROOM
+
+
+def _gpus(library: Library, _: Facts) -> Table:
+    model = replace(library.model("deeprecsys-rm1"), batch_size=_MANY_SAMPLES, precision="tf32")
+    rows = []
+    for title, gpu, peers, sharding in _GPUS:
+        devices = {"gpu": gpu, "peers": peers}
+        systems = [replace(library.system("gpus"), devices=devices, gpus=n, sharding=sharding) for n in _COUNTS]
+        runs = [library.run(system, model) for system in systems]
+        cells = (f"{run.batch_s * 1e3:.1f} ms, {run.joules_per_batch:.1f} J" for run in runs)
+        rows.append((title, *cells))
+    return Table(header=("deeprecsys-rm1, 65,536 samples, TF32", *(f"{n} GPUs" for n in _COUNTS)), rows=rows)
+
+
+def _parts(library: Library, facts: Facts) -> Table:
+    runs = {model: library.run("cxl", model) for model in facts.models}
+    devices = library.system("cxl").devices
+    rows = [
+        (f"{role}: {name}", *(f"{runs[model].busy_s[role] * 1e3:.3f}" for model in facts.models))
+        for role, name in devices.items()
+        if any(run.busy_s[role] for run in runs.values())
+    ]
+    rows.append(("a batch", *(f"{runs[model].batch_s * 1e3:.3f}" for model in facts.models)))
+    return Table(header=("CXL: part, and ms of a batch that it works", *_upper(facts.models)), rows=rows)
 
 
 def _nodes(library: Library, _: Facts) -> Table:
-    model = library.changed({"models.mlperf.rows": _MANY_ROWS}).model("mlperf")
+    model = library.changed(_BIG_MODEL).model("mlperf")
     saving = compare(model, read_tiers(DOCS.parent / "examples/tiers.toml").tiers)
     rows = [
         (name, str(each.nodes), each.limiting_stage, f"{each.batch_s * 1e3:.3f}")
         for name, each in (("HBM and DRAM", saving.fast_only), ("all tiers", saving.all_tiers))
     ]
     return Table(header=("memory of a node", "nodes", "limited by", "ms of memory a batch"), rows=rows)
+
+
+# Tables that take sweeps ----------------------------------------------------------------------------------------------
+
+
+def swept_tables(library: Library, folder: Path) -> dict[str, Table]:
+    """And their figures, beside the pages. folder: for what else figures leave behind."""
+    sweeps, targets = _scratchpipe_sweeps(library), _mtrains_targets(library)
+    skew = next(iter(_SWEEPS))
+    of_skew = [[str(cell) for cell in row[1:]] for row in sweeps.rows if row[0] == skew]
+    of_target = [[str(cell) for cell in row] for row in targets.rows]
+    systems = [_line(name, of_skew, column) for column, name in enumerate(sweeps.header[2:-1], start=1)]
+    nodes = [_line("HBM and DRAM", of_target, 1), _line("all tiers", of_target, 2)]
+    _drawn(folder, "scratchpipe", systems, "A batch, a tenth of the rows cached", skew, "ms")
+    _drawn(folder, "mtrains", nodes, "Nodes for 5.3 TB of tables", "ms that memory may take for a batch", "nodes")
+    return {"scratchpipe sweeps": sweeps, "mtrains targets": targets}
+
+
+def _line(label: str, rows: Sequence[Sequence[str]], column: int) -> Line:
+    there = [row for row in rows if row[column] != _NO_ROOM]
+    return Line(label=label, x=[float(row[0]) for row in there], y=[float(row[column]) for row in there])
+
+
+def _drawn(folder: Path, name: str, shown: Sequence[Line], title: str, x_name: str, y_name: str) -> None:
+    lines(folder / f"{name}.svg", shown, title=title, x_name=x_name, y_name=y_name)
+    shutil.copyfile(folder / f"{name}.svg", DOCS / f"{name}.svg")
+
+
+def _scratchpipe_sweeps(library: Library) -> Table:
+    on_v100 = library.system(_ON_V100).devices
+    systems = {
+        name: replace(each, devices={role: on_v100[role] for role in each.devices})
+        for name, each in ((name, library.system(name)) for name in ("dram", *reversed(_CACHED)))
+    }
+    here = replace(library, systems={**library.systems, **systems}).changed(_TWENTY_IDS)
+    rows = []
+    for varied, (key, values) in _SWEEPS.items():
+        for value in values:
+            changed = _with_share(here, value) if "*" in key else here.changed({key: value})
+            cells = [_milliseconds(changed, name, "deeprecsys-rm1") for name in systems]
+            fits = cells[-1] != _NO_ROOM
+            rows.append((varied, f"{value:g}", *cells, f"{float(cells[0]) / float(cells[-1]):.1f}" if fits else ""))
+    head = ("DRAM", "static", "LRU", "look forward", "DRAM over look forward")
+    return Table(header=("varied", "at", *head), rows=rows)
+
+
+def _with_share(library: Library, share: float) -> Library:
+    cached = {
+        name: replace(each, cache=replace(each.cache, share=share))
+        for name, each in library.systems.items()
+        if each.cache
+    }
+    return replace(library, systems={**library.systems, **cached})
+
+
+def _mtrains_targets(library: Library) -> Table:
+    """Of nodes that all take as long as the target: their memory is no slower, and their GPU is taken to be as fast."""
+    model, tiers = library.changed(_BIG_MODEL).model("mlperf"), read_tiers(DOCS.parent / "examples/tiers.toml").tiers
+    rows = []
+    for target_ms in _TARGETS_MS:
+        saving = compare(model, tiers, most_batch_s=target_ms * 1e-3)
+        fast, every = saving.fast_only.nodes, saving.all_tiers.nodes
+        usd, watts = _FAST_NODE
+        costs = [(fast * usd, fast * watts), (every * (usd + _MORE_TIERS[0]), every * (watts + _MORE_TIERS[1]))]
+        samples_per_s = model.batch_size / (target_ms * 1e-3)
+        cells = [
+            f"{usd_per_h / 3600 / samples_per_s * 1e9:.1f}, {w / samples_per_s * 1e3:.1f}" for usd_per_h, w in costs
+        ]
+        limit = f"{saving.all_tiers.limiting_stage}, {saving.all_tiers.batch_s * 1e3:.2f} ms"
+        rows.append((f"{target_ms:g}", str(fast), str(every), f"{fast / every:.1f}", limit, *cells))
+    head = (
+        "nodes, HBM and DRAM",
+        "nodes, all tiers",
+        "times fewer",
+        "limited by",
+        "$ and kJ of 10⁹ and 10⁶ samples, HBM and DRAM",
+        "all tiers",
+    )
+    return Table(header=("ms a batch at most", *head), rows=rows)
 
 
 # Tables that rest on fits ---------------------------------------------------------------------------------------------
@@ -240,7 +378,10 @@ QUICK_TABLES: Mapping[str, Callable[[Library, Facts], Table]] = {
     "baselines": _baselines,
     "scratchpad": _scratchpad,
     "nodes": _nodes,
+    "gpus": _gpus,
+    "parts": _parts,
 }
+SWEPT_TABLES = ("scratchpipe sweeps", "mtrains targets")
 SLOW_TABLES: Mapping[str, Callable[[Reproduction], Table]] = {
     "left out": _left_out,
     "bars": _bars,

@@ -4,7 +4,7 @@
 
 Probes disk and memory once, counts the ids of every configuration, simulates its loop (holdfast_lab.sim.here), and
 trains it with the systems of ``larger``, each in a process of its own. Writes report.md, results.json and stages.png.
-Exit status 1 where a step is off by more than 30%, or the mean is by more than 15%, with a line for each.
+Exit status 1 where a step is off by more than 25%, or the mean is by more than 10%, with a line for each.
 """
 
 from __future__ import annotations

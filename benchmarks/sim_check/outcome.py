@@ -13,7 +13,7 @@ from holdfast_lab.sim.here import Loop, simulate_here
 from placement_check.configurations import Configuration
 from placement_check.outcome import Outcome
 
-WORST_BAR, MEAN_BAR = 0.30, 0.15
+WORST_BAR, MEAN_BAR = 0.25, 0.10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,20 @@ def outcome_of(
 def errors(outcomes: Sequence[SimOutcome]) -> list[float]:
     """Of those that were measured, without signs."""
     return [abs(each.error) for each in outcomes if each.error is not None]
+
+
+def formula_errors(outcomes: Sequence[SimOutcome]) -> list[float]:
+    """Of the slowest device alone, without signs."""
+    return [
+        abs(each.prediction.analytic_ms / each.measured_ms - 1) for each in outcomes if each.measured_ms is not None
+    ]
+
+
+def stage_error(outcome: SimOutcome) -> float:
+    """The part of a step that is simulated in the wrong stage, or not at all."""
+    predicted, measured = outcome.prediction.stage_ms, outcome.measured_stage_ms
+    apart = [abs(predicted.get(stage, 0.0) - measured.get(stage, 0.0)) for stage in {*predicted, *measured}]
+    return sum(apart) / sum(measured.values())
 
 
 def complaint_of_all(outcomes: Sequence[SimOutcome]) -> list[str]:

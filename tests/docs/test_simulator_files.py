@@ -12,17 +12,18 @@ from typing import get_args
 
 import pytest
 
-from holdfast_lab.sim.device import Compute, Link, Memory
+from holdfast_lab.sim.device import Compute, Fabric, Link, Memory, Processor, Rate
 from holdfast_lab.sim.model import Model, TableGroup
 from holdfast_lab.sim.system import Cache, Does, Stage, System
 from pages import ROOT
 
 FILES = (ROOT / "docs/SIMULATOR_FILES.md").read_text(encoding="utf-8")
 KEYS = {key for row in re.findall(r"(?m)^\| (`.*?) \|", FILES) for key in re.findall(r"`(\w+)`", row)}
+DECLARED = (Compute, Memory, Link, Processor, Rate, Fabric, Model, TableGroup, System, Stage, Cache)
 MOST_LINES = 20
 
 
-@pytest.mark.parametrize("declared", [Compute, Memory, Link, Model, TableGroup, System, Stage, Cache])
+@pytest.mark.parametrize("declared", DECLARED)
 def test_every_key_of_a_file_is_on_the_page(declared: type) -> None:
     missing = [field.name for field in fields(declared) if field.name not in KEYS]
     assert not missing
@@ -31,8 +32,7 @@ def test_every_key_of_a_file_is_on_the_page(declared: type) -> None:
 def test_every_kind_of_work_is_on_the_page_and_no_key_is_that_does_not_exist() -> None:
     kinds = set(get_args(Does))
     assert kinds <= KEYS
-    every = (Compute, Memory, Link, Model, TableGroup, System, Stage, Cache)
-    assert KEYS - kinds == {field.name for declared in every for field in fields(declared)} | {"does"}
+    assert KEYS - kinds == {field.name for declared in DECLARED for field in fields(declared)} | {"does"}
 
 
 def test_a_reader_has_four_gpus_and_an_expander_in_twenty_lines(tmp_path: Path) -> None:

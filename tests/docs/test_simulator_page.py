@@ -14,7 +14,8 @@ from holdfast_lab.sim.facts import read_facts
 from holdfast_lab.sim.library import PACKAGED, read_device, read_library, read_model, read_system
 from pages import ROOT
 
-PAGE = (ROOT / "docs/SIMULATOR.md").read_text(encoding="utf-8")
+PAGES = [(ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("SIMULATOR", "SCRATCHPIPE", "MTRAINS")]
+PAGE = PAGES[0]
 
 
 @pytest.fixture(scope="module")
@@ -28,16 +29,14 @@ def test_every_table_that_is_simulated_in_seconds_is_the_one_on_the_page(script:
 
 
 def test_tables_that_rest_on_fits_are_of_the_library_as_it_is(script: dict[str, Any]) -> None:
-    digest = re.search(r"<!-- fitted library: (\w*) -->", PAGE)
-    assert digest is not None
-    assert digest[1] == script["digest_of"](read_library(), read_facts()), (
-        "a declaration has changed since the fit: `make simulator`"
-    )
+    digest = script["digest_of"](read_library(), read_facts())
+    for page in PAGES:
+        assert f"<!-- fitted library: {digest} -->" in page, "a declaration has changed since the fit: `make simulator`"
 
 
-def test_every_table_of_the_page_has_a_maker(script: dict[str, Any]) -> None:
-    names = re.findall(r"<!-- table (.*) -->", PAGE)
-    made = {**script["SLOW_TABLES"], **script["QUICK_TABLES"]}
+def test_every_table_of_the_pages_has_a_maker(script: dict[str, Any]) -> None:
+    names = [name for page in PAGES for name in re.findall(r"<!-- table (.*) -->", page)]
+    made = [*script["SLOW_TABLES"], *script["QUICK_TABLES"], *script["SWEPT_TABLES"]]
     assert sorted(names) == sorted(made)
 
 

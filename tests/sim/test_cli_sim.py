@@ -242,6 +242,19 @@ def rows_of(path: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def test_a_run_is_written_as_a_page_with_its_figures_and_numbers(sim: Sim) -> None:
+    arguments = ("run", "cxl", "--model", "rm1", "-o", "out")
+    result = sim(*arguments)
+    assert (result.code, result.out.strip()) == (0, "out/index.html"), result.err
+    names = {"index.html", *(f"{figure}.{kind}" for figure in ("batch-time", "timeline") for kind in ("svg", "csv"))}
+    assert {path.name for path in Path("out").iterdir()} == names
+    text = Path("out/index.html").read_text()
+    assert f"{answer(sim, 'run', 'cxl', '--model', 'rm1')['batch_ms']:.3f} ms per batch" in text
+    assert text.count("<svg ") == 2 and "checkpoint-dma" in text
+    assert sim(*arguments).code == 1
+    assert sim(*arguments, "--overwrite").code == 0
+
+
 def test_a_sweep_writes_the_numbers_that_run_gives(sim: Sim) -> None:
     vary = "model.batch_size=64:1024:3"
     result = sim("sweep", "cxl", "--model", "rm1", "--against", "pmem", "--vary", vary, "-o", "out")

@@ -26,7 +26,7 @@ COMPUTE = Compute(kind="compute", flops_per_s=1e12)
 LINK = Link(kind="link", bandwidth_bytes_per_s=25e9)
 
 FOUR = replace(COMPUTE, count=4)
-ENDLESS = ("capacity_bytes", "modules_at_work")
+ENDLESS = ("capacity_bytes", "modules_at_work", "outstanding_requests")
 
 PER_SECOND = st.floats(1e6, 1e12)
 LATENCY = st.floats(1e-9, 1e-3)
@@ -211,6 +211,22 @@ def test_a_link_takes_a_latency_a_start_for_every_call_and_its_bytes_over_the_ba
     assert seconds(link, calls=calls, moved_bytes=moved) == exactly(3e-6 + calls * 1e-4 + moved / 25e9)
 
 
+def test_a_link_moves_no_more_than_its_lines_under_way_allow():
+    far = replace(LINK, latency_s=3.2e-6, outstanding_requests=64)
+    assert seconds(far, moved_bytes=1.28e9) == exactly(3.2e-6 + 1.0)
+    assert seconds(replace(far, outstanding_requests=1e4), moved_bytes=25e9) == exactly(3.2e-6 + 1.0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(read=ROWS, written=ROWS)
+def test_reads_and_writes_that_go_at_once_take_the_longer_and_no_less_than_both_together(read, written):
+    alone = [seconds(MEMORY, rows_read=read, row_bytes=256), seconds(MEMORY, rows_written=written, row_bytes=256)]
+    both = {"rows_read": read, "rows_written": written, "row_bytes": 256.0}
+    assert seconds(replace(MEMORY, mixed_bandwidth_bytes_per_s=1e30), **both) == exactly(max(alone))
+    together = replace(MEMORY, mixed_bandwidth_bytes_per_s=1e9)
+    assert seconds(together, **both) == exactly(max((read + written) * 256 / 1e9, *alone))
+
+
 @pytest.mark.parametrize("device", [MEMORY, COMPUTE, LINK], ids=lambda device: device.kind)
 def test_no_number_may_be_negative_infinite_or_nan(device):
     numbers = [each.name for each in fields(device) if isinstance(getattr(device, each.name), (int, float))]
@@ -231,7 +247,7 @@ def test_no_number_may_be_negative_infinite_or_nan(device):
         ),
         *((MEMORY, name) for name in ("row_write_efficiency", "stream_write_efficiency", "parallelism")),
         *((COMPUTE, name) for name in ("flops_per_s", "efficiency", "parallelism", "count")),
-        *((LINK, name) for name in ("bandwidth_bytes_per_s", "parallelism")),
+        *((LINK, name) for name in ("bandwidth_bytes_per_s", "parallelism", "outstanding_requests", "line_bytes")),
     ],
 )
 def test_what_is_divided_by_may_not_be_zero(device, name):

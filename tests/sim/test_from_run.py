@@ -13,9 +13,13 @@ from holdfast.files.config import read_config
 from holdfast.run.assembly import make_network
 from holdfast.run.sections import RunConfig
 from holdfast.run.sources import open_source
+from holdfast_lab.placement.access_profile import profile_accesses
+from holdfast_lab.sim.caches import missed_rows_per_batch
 from holdfast_lab.sim.from_run import model_of_run
 from holdfast_lab.sim.library import read_library
-from holdfast_lab.sim.model import workload_of
+from holdfast_lab.sim.model import Model, TableGroup, workload_of
+from holdfast_lab.sim.scenario import read_scenario
+from holdfast_lab.sim.system import Cache
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "criteo_synthetic.toml"
 
@@ -84,6 +88,44 @@ def test_of_files_the_skew_is_what_the_caller_says_and_else_none(tmp_path):
 def test_a_run_can_be_simulated_on_any_system():
     run = read_library().run("cxl", model_of_run(config_of()))
     assert run.batch_s > 0.0
+
+
+def test_a_profile_gives_the_skew_of_the_ids_that_it_counted():
+    config = config_of(
+        "data={synthetic={num_samples=40000, rows=[2000, 2000], lookups=[4, 1], zipf_exponent=1.1}}",
+        "train.batch_size=1024",
+    )
+    config = replace(config, validation=None)
+    profile = profile_accesses(open_source(config.data), config.train, num_batches=39)
+    counted, drawn = model_of_run(config, profile), model_of_run(config)
+    assert all(group.hottest for group in counted.tables) and "profile" in counted.source
+    unique = sum(table.unique_rows_per_batch for table in profile.tables)
+    assert workload_of(counted).unique_rows == pytest.approx(unique, rel=0.03)
+    for policy in ("static", "lru"):
+        cache = Cache(policy=policy, share=0.2)
+        missed = [missed_rows_per_batch(cache, model) for model in (counted, drawn)]
+        assert missed[0] == pytest.approx(missed[1], rel=0.1)
+
+
+def test_rows_that_are_all_alike_are_so_by_either_law():
+    groups = TableGroup(rows=1000, dim=16, hottest=((1000, 1.0),)), TableGroup(rows=1000, dim=16)
+    counted, law = (
+        workload_of(Model(batch_size=700, tables=(group,), bottom=(16,), top=(1,), zipf_exponent=0.0))
+        for group in groups
+    )
+    assert counted.unique_rows == pytest.approx(law.unique_rows, rel=1e-6)
+    assert counted.overlap == pytest.approx(law.overlap, rel=1e-6)
+
+
+@pytest.mark.parametrize("hottest", [((10, 0.5),), ((10, 0.5), (1000, 0.9)), ((10, 0.5), (5, 0.6), (1000, 1.0))])
+def test_parts_of_accesses_ascend_to_all_rows(hottest):
+    with pytest.raises(ValueError, match=r"^hottest = "):
+        TableGroup(rows=1000, dim=16, hottest=hottest)
+
+
+def test_a_profile_of_a_model_that_is_no_run_is_refused():
+    with pytest.raises(ConfigError, match=r"--profile: it is of a run's ids; .*not 'rm1'"):
+        read_scenario("cxl", "rm1", profile=Path("p.json"))
 
 
 def test_missing_data_are_told(tmp_path):

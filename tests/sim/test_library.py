@@ -40,11 +40,17 @@ def test_every_packaged_device_and_model_says_where_its_figures_are_from():
 
 
 def holds_too_little(system: System, model: str) -> bool:
-    tables = LIBRARY.device(system.devices["tables"])
-    return workload_of(LIBRARY.model(model)).table_bytes > tables.modules * tables.capacity_bytes
+    """Of systems of GPUs."""
+    tables = LIBRARY.device(system.devices.get("tables", system.devices["gpu"]))
+    modules = tables.modules if isinstance(tables, Memory) else system.gpus
+    return workload_of(LIBRARY.model(model)).table_bytes > modules * tables.capacity_bytes
 
 
 CACHES_MODELS = ("rm1", "kaggle")  # of which the ids are drawn, at a second a model and system
+
+
+def kinds(stage, system) -> set[str]:
+    return {LIBRARY.device(system.devices[role]).kind for role in stage.on}
 
 
 @pytest.mark.parametrize(
@@ -53,12 +59,18 @@ CACHES_MODELS = ("rm1", "kaggle")  # of which the ids are drawn, at a second a m
         (system, model)
         for system, declared in sorted(LIBRARY.systems.items())
         for model in (sorted(LIBRARY.models) if declared.cache is None else CACHES_MODELS)
-        if not (system.startswith("hbm") and holds_too_little(declared, model))
+        if not (system in ("gpus", "hbm", "hbm-sharded", "hbm-spread") and holds_too_little(declared, model))
     ],
 )
 def test_every_packaged_system_runs_the_packaged_models_that_fit_it(system, model):
     found = LIBRARY.run(system, model)
-    positive = [found.batch_s, found.joules_per_batch, *found.stage_s.values()]
+    declared = LIBRARY.system(system)
+    alone = {
+        name for name, stage in declared.active.items() if declared.gpus == 1 and "fabric" in kinds(stage, declared)
+    }
+    assert all(found.stage_s[name] == 0 for name in alone)
+    positive = [found.batch_s, found.joules_per_batch]
+    positive += [seconds for name, seconds in found.stage_s.items() if name not in alone]
     assert all(math.isfinite(number) and number > 0 for number in positive)
     assert all(math.isfinite(joules) and joules >= 0 for joules in found.joules_by_role.values())
     assert set(found.stage_s) == set(LIBRARY.system(system).active)
@@ -135,9 +147,13 @@ def test_gpus_that_share_a_batch_sum_their_gradients_over_their_links():
 def twice_as_slow(device: Device) -> Device:
     values = {}
     for field in fields(device):
-        if field.name.endswith("_per_s"):
+        if field.name == "rates":
+            values["rates"] = {
+                name: replace(rate, flops_per_s=rate.flops_per_s / 2) for name, rate in device.rates.items()
+            }
+        elif field.name.endswith("_per_s") and getattr(device, field.name) is not None:
             values[field.name] = getattr(device, field.name) / 2
-        elif field.name.endswith("_s"):
+        elif field.name.endswith("_s") and getattr(device, field.name) is not None:
             values[field.name] = getattr(device, field.name) * 2
     return replace(device, **values)
 
@@ -354,3 +370,11 @@ def test_a_broken_file_stops_only_what_asks_for_it(folder, kind, name, system):
     stopped = {"devices": ("pmem", "rm2"), "models": ("cxl", "rm1"), "systems": ("cxl-d", "rm2")}[kind]
     with pytest.raises(ConfigError, match=rf"{name}\.toml: .*Expected"):
         library.run(*stopped)
+
+
+@pytest.mark.parametrize("system", ["pcie", "cxl-d", "cxl-b", "cxl"])
+def test_near_memory_nothing_else_wants_the_modules_while_one_does(system):
+    library = read_library()
+    shared = library.changed({"devices.pmem-module.shared": True, "devices.near-memory-logic.parallelism": 2})
+    for model in ("rm1", "rm2", "rm3", "rm4"):
+        assert shared.run(system, model).batch_s == pytest.approx(library.run(system, model).batch_s, rel=1e-9)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast_lab.sim.device import Compute, Device, Link, Memory
-from holdfast_lab.sim.machine import Run, simulate
+from holdfast_lab.sim.machine import Run, simulate, speed_of_sharer
 from holdfast_lab.sim.model import Model, TableGroup, workload_of
 from holdfast_lab.sim.system import PREVIOUS, Stage, System
 
@@ -428,6 +428,38 @@ def test_a_stage_in_slices_lets_others_have_the_device_between_them():
 
     assert ends_s(100.0) == {"merge": 6.0, "wait": 1.5, "fetch": 7.0}
     assert ends_s(1.0) == {"merge": 7.0, "wait": 1.5, "fetch": 3.0}
+
+
+SHARED = Memory(kind="memory", read_bandwidth_bytes_per_s=1e9, write_bandwidth_bytes_per_s=1e9, shared=True)
+SLOW = Link(kind="link", bandwidth_bytes_per_s=0.25e9)
+
+
+@pytest.mark.parametrize(
+    ("on", "longer"),
+    [(("memory", "memory"), 2.0), (("memory", "memory link"), 4 / 3), (("memory link", "memory"), 4 / 3)],
+)
+def test_two_that_ask_a_shared_memory_at_once_get_what_they_need_or_half(on, longer):
+    befores = ("previous.a", "previous.b")
+    stages = {name: work(each, "log_network", *befores) for name, each in zip("ab", on, strict=True)}
+    alone = run({"a": work("memory", "log_network", "previous.a")}, memory=SHARED, link=SLOW)
+    both = run(stages, memory=SHARED, link=SLOW)
+    for name, each in zip("ab", on, strict=True):
+        # over the link it needs a quarter of the memory, which is less than its share
+        assert both.stage_s[name] == exactly((4 if "link" in each else longer) * alone.batch_s)
+
+
+@pytest.mark.parametrize(
+    ("part", "parts", "speed"),
+    [
+        (1.0, [1.0], 1.0),
+        (1.0, [1.0, 0.25], 0.75),
+        (0.25, [0.25, 1.0], 1.0),
+        (0.5, [0.5, 0.5], 1.0),
+        (0.8, [0.8, 0.8], 0.625),
+    ],
+)
+def test_a_share_is_what_is_needed_or_an_equal_part_of_what_others_leave(part, parts, speed):
+    assert speed_of_sharer(part, parts) == exactly(speed)
 
 
 def test_a_timeline_shows_the_asked_batches_of_steady_state_from_the_first_ones_begin():

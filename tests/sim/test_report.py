@@ -97,7 +97,8 @@ def test_a_timeline_shows_whole_batches_one_after_the_other() -> None:
         lanes = {bar.lane for bar in timeline.bars if bar.stage == stage}
         for lane in lanes:
             shown = [bar for bar in timeline.bars if bar.stage == stage and bar.lane == lane]
-            assert [bar.batch for bar in shown] == [0, 1]
+            ahead = 2 if stage == "doorbell" else 0  # ids are there before their batch begins
+            assert [bar.batch for bar in shown] == [ahead, ahead + 1]
             assert all(bar.end_ms - bar.begin_ms == pytest.approx(run.stage_s[stage] * 1e3) for bar in shown)
             assert shown[1].begin_ms - shown[0].begin_ms == pytest.approx(run.batch_s * 1e3)
     assert timeline.ends_ms == pytest.approx((run.batch_s * 1e3, 2 * run.batch_s * 1e3))
@@ -165,6 +166,39 @@ def test_figures_come_with_all_their_numbers(tmp_path: Path) -> None:
     for path in tmp_path.glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG")
     assert len(list(tmp_path.iterdir())) == 10
+
+
+def test_an_svg_has_the_colours_of_the_theme_and_no_ground_of_its_own(tmp_path: Path) -> None:
+    run = LIBRARY.run("cxl", "rm1")
+    figures.timelines(tmp_path / "t.svg", [timeline_of(run, LIBRARY.system("cxl"))], title=EVIL)
+    text = (tmp_path / "t.svg").read_text()
+    assert "prefers-color-scheme: dark" in text and "stroke: var(--text)" in text
+    drawn = text[text.index("</style>") :]
+    assert not re.search(r"#000000|#ffffff|#444444", drawn)
+    assert "<script" not in drawn and "&lt;script&gt;" in drawn
+
+
+def test_svgs_on_a_page_share_no_names_and_scroll_where_there_is_no_room(tmp_path: Path) -> None:
+    run = LIBRARY.run("cxl", "rm1")
+    shown = [timeline_of(run, LIBRARY.system("cxl"))]
+    paths = [figures.timelines(tmp_path / f"{name}.svg", shown, title="") for name in ("a", "b")]
+    names = [set(re.findall(r'id="([hpm][0-9a-f]{10})"', path.read_text())) for path in paths]
+    assert names[0] and not names[0] & names[1]
+    write_html(tmp_path / "page.html", "page", [Section(title="Both", figures=tuple(paths))])
+    text = (tmp_path / "page.html").read_text()
+    assert text.count('<figure class="wide"') == text.count("<svg ") == 2
+    assert re.search(r"svg \{[^}]*min-width: 36rem", text) and re.search(r"\.wide \{ overflow-x: auto", text)
+
+
+def test_a_stack_that_would_flatten_the_others_is_cut_and_says_its_height(tmp_path: Path) -> None:
+    runs = {name: LIBRARY.run(name, "rm2") for name in ("ssd", "pcie", "cxl-d", "cxl")}
+    bars = [breakdown_of(run, LIBRARY.system(name), model="RM2") for name, run in runs.items()]
+    assert bars[0].batch_ms > 100 * bars[1].batch_ms
+    figures.batch_breakdowns(tmp_path / "t.svg", bars, title="")
+    text = (tmp_path / "t.svg").read_text()
+    heights = [float(n) for n in re.findall(r">(\d+\.?\d*)</text>", text)]
+    assert f">{bars[0].batch_ms:.1f}</text>" in text
+    assert max(h for h in heights if h != round(bars[0].batch_ms, 1)) < 3 * bars[1].batch_ms
 
 
 def test_the_same_numbers_give_the_same_bytes(tmp_path: Path) -> None:

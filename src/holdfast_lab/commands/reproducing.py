@@ -31,7 +31,7 @@ def paper(
 ) -> None:
     """Reproduce TrainingCXL's evaluation: fit its times, leave each model out in turn, and write all side by side.
 
-    Figures (PNG and CSV) and index.html, one page that needs no other file. Takes less than a minute on two cores.
+    Figures (SVG and CSV) and index.html, one page that needs no other file. Takes less than a minute on two cores.
     """
     with simulator_extra():
         from holdfast.data.output import check_output

@@ -53,6 +53,14 @@ ValuesOption = Annotated[
     Path | None,
     typer.Option("--values", metavar="FILE.toml", help="Values that `holdfast sim calibrate -o FILE.toml` has fitted."),
 ]
+ProfileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile",
+        metavar="PROFILE.json",
+        help="What `holdfast profile` has counted of the run that is the model: its ids instead of Zipf's law.",
+    ),
+]
 BatchesOption = Annotated[
     int,
     typer.Option("--batches", min=4, help="Batches to run, and more where the schedule is not steady by then."),
@@ -66,8 +74,12 @@ def run(
     values: ValuesOption = None,
     folder: FolderOption = None,
     batches: BatchesOption = 6,
+    profile: ProfileOption = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write all stages as a trace for ui.perfetto.dev.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Write index.html there, and its figures.")
     ] = None,
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
@@ -78,7 +90,7 @@ def run(
     top MLP, bottom MLP forward and backward, update, lookup, cache, transfers, row log, MLP log.
     """
     with simulator_extra():
-        scenario = _scenario(system, model, settings, folder, values)
+        scenario = _scenario(system, model, settings, folder, values, profile)
         from holdfast.data.output import check_output
         from holdfast_lab.sim.chrome_trace import write_trace
 
@@ -87,7 +99,14 @@ def run(
         found = scenario.run(batches)
     if trace is not None:
         write_trace(trace, found, scenario.declared, overwrite=overwrite)
-    if as_json:
+    if out is not None:
+        with simulator_extra():
+            from holdfast_lab.sim.report.run_page import write_run
+
+            told = _plain_run(found, scenario)
+            page = write_run(out, found, scenario.declared, told, _summary(found, scenario, told), overwrite=overwrite)
+        print(page)  # noqa: T201
+    elif as_json:
         print(json.dumps(_plain_run(found, scenario), indent=2))  # noqa: T201
     else:
         _show_run(found, scenario)
@@ -154,14 +173,19 @@ def simulator_extra() -> Iterator[None]:
 
 
 def _scenario(
-    system: str, model: str, settings: list[str] | None, folder: list[Path] | None, values: Path | None
+    system: str,
+    model: str,
+    settings: list[str] | None,
+    folder: list[Path] | None,
+    values: Path | None,
+    profile: Path | None = None,
 ) -> Scenario:
     from holdfast_lab.sim.scenario import read_scenario
 
     for setting in settings or []:
         if "=" not in setting:
             raise typer.BadParameter(f"{setting!r} is no KEY=VALUE", param_hint="--set")
-    return read_scenario(system, model, settings or [], folder or [], values)
+    return read_scenario(system, model, settings or [], folder or [], values, profile)
 
 
 def _scenarios(
@@ -225,11 +249,7 @@ def _show_run(found: Run, scenario: Scenario) -> None:
 
     console = plain_console()
     plain = _plain_run(found, scenario)
-    samples = scenario.library.model(scenario.model).batch_size
-    console.print(
-        f"{found.system} with {scenario.model}: {plain['batch_ms']:.3f} ms per batch of {samples:,.0f} samples "
-        f"({plain['samples_per_s']:,.0f} samples/s), {plain['joules_per_batch']:.3f} J."
-    )
+    console.print(_summary(found, scenario, plain))
     letters = stage_letters(list(plain["stages"]))
     stages = plain_table("", "stage", "on", right=("ms", "exposed ms", "of the batch"))
     for name, stage in plain["stages"].items():
@@ -250,6 +270,14 @@ def _show_run(found: Run, scenario: Scenario) -> None:
     console.print("\nOne batch; small letters are stages of the batches before and after it.")
     for line in timeline_lines(timeline, letters, plain["batch_ms"]):
         console.print(line)
+
+
+def _summary(found: Run, scenario: Scenario, plain: dict[str, Any]) -> str:
+    samples = scenario.library.model(scenario.model).batch_size
+    return (
+        f"{found.system} with {scenario.model}: {plain['batch_ms']:.3f} ms per batch of {samples:,.0f} samples "
+        f"({plain['samples_per_s']:,.0f} samples/s), {plain['joules_per_batch']:.3f} J."
+    )
 
 
 def _show_sweep(points: list[Point], variation: Variation) -> None:

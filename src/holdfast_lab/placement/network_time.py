@@ -1,10 +1,11 @@
 """How long the network of a run takes on this machine, and the reading of its batches: a few seconds of the real thing.
 
-The network's forward, backward and optimizer run on batches of the run's own data, with random numbers for the rows.
-Half of the time a thread beside it keeps one CPU busy for a part of the time, as background work of a pool does, and
-what that costs the network is measured, too. Where all CPUs are in use, that is about a second for each second of CPU,
-because the threads of a parallel region wait for the one that was displaced; where some are idle, next to nothing. The
-work comes in pieces of a fraction of a millisecond, which also cost waking up: a second of them may cost more than one.
+The network's forward, backward and optimizer run on batches of the run's own data, with random numbers for the rows,
+and with caches that hold something else before each step, as the verbs on rows leave them. Half of the time a thread
+beside it keeps one CPU busy for a part of the time, as background work of a pool does, and what that costs the network
+is measured, too. Where all CPUs are in use, that is about a second for each second of CPU, because the threads of a
+parallel region wait for the one that was displaced; where some are idle, next to nothing. The work comes in pieces of a
+fraction of a millisecond, which also cost waking up: a second of them may cost more than one.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from holdfast.rows.row_access import LookedUp
 from holdfast.run.assembly import make_network, seed_generators
 from holdfast.run.sections import RunConfig
 from holdfast.train.trainer import make_loader
+from holdfast_lab.placement.cold_caches import OtherWork
 
 _NUM_BATCHES = 6
 _NUM_READ, _READING_S = 64, 2.0  # batches that are read to tell what reading costs, in so long at most
@@ -65,19 +67,16 @@ def time_network(config: RunConfig, source: Source) -> NetworkTime:
     seed_generators(config.train.seed)
     step = _stepper(config, source, batches)
     step()
+    others = OtherWork()
     alone: list[float] = []
-    beside: list[tuple[float, float]] = []  # and CPU seconds of what was beside it
+    displaced: list[float] = []
     for _ in range(_ROUNDS):
-        seconds, _ = _time(step)
+        seconds, _ = _time(step, others, lambda: 0.0)
         alone.append(seconds)
         with _work_beside() as cpu_seconds:
-            begin = cpu_seconds()
-            seconds, count = _time(step)
-            beside.append((seconds, (cpu_seconds() - begin) / count))
-    # Of the rounds that were disturbed least: whatever else runs on the machine only adds to a step.
-    network_s, (longer_s, busy_s) = min(alone), min(beside)
-    displaced = max(0.0, longer_s - network_s) / busy_s if busy_s else 0.0
-    return NetworkTime(network_s=network_s, displaced=displaced, reading_s=reading_s)
+            longer_s, busy_s = _time(step, others, cpu_seconds)
+        displaced.append(max(0.0, longer_s - seconds) / busy_s if busy_s else 0.0)
+    return NetworkTime(network_s=statistics.median(alone), displaced=statistics.median(displaced), reading_s=reading_s)
 
 
 def _read(config: RunConfig, source: Source) -> tuple[list[Batch], float]:
@@ -129,15 +128,18 @@ def _stepper(config: RunConfig, source: Source, batches: list[Batch]) -> Callabl
     return step
 
 
-def _time(step: Callable[[], None]) -> tuple[float, int]:
-    """Seconds of a step, the mean of a round, and how many steps that were."""
-    count, seconds = 0, 0.0
-    begin = time.perf_counter()
-    while seconds < _ROUND_S or count < _MIN_STEPS:
+def _time(step: Callable[[], None], others: OtherWork, cpu_seconds: Callable[[], float]) -> tuple[float, float]:
+    """Of a step, the mean of a round: its seconds, and those of CPU that are used beside it meanwhile."""
+    count, seconds, busy_s = 0, 0.0, 0.0
+    until = time.perf_counter() + _ROUND_S
+    while time.perf_counter() < until or count < _MIN_STEPS:
+        others.fill_caches()
+        busy_before, begin = cpu_seconds(), time.perf_counter()
         step()
+        seconds += time.perf_counter() - begin
+        busy_s += cpu_seconds() - busy_before
         count += 1
-        seconds = time.perf_counter() - begin
-    return seconds / count, count
+    return seconds / count, busy_s / count
 
 
 @contextmanager

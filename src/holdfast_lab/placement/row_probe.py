@@ -2,7 +2,8 @@
 
 Small runs without a network, each of which is heavy in something else: few rows, narrow rows, wide rows, many ids a
 row, a large dense state, rows that must be fetched, rows that must be merged. In the quiet ones the next step begins
-when nothing goes on in the background, so that the training thread is timed alone. Costs are the non-negative ones
+when nothing goes on in the background, so that the training thread is timed alone, and its caches hold something else
+before each verb, as the network and the other verbs leave them. Costs are the non-negative ones
 that explain all of them best (relative least squares). Other threads are timed by their own CPU clocks.
 
 The pool lies in a directory of its own within the one that is probed, which is removed, however this ends.
@@ -14,10 +15,10 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -31,9 +32,12 @@ from holdfast.rows.embedding import EmbeddingBagCollection
 from holdfast.rows.row_access import PlannedFeatures
 from holdfast.train.checkpoint import Checkpoint
 from holdfast.train.observe import Advance
+from holdfast_lab.placement.cold_caches import OtherWork
 from holdfast_lab.placement.host import Host, StoreKind
 from holdfast_lab.placement.row_costs import VERBS, RowCosts
 from holdfast_lab.placement.thread_time import thread_seconds
+
+T = TypeVar("T")
 
 _NUM_TABLES = 8
 _HOT_SHARE, _HOT_ROWS = 0.97, 0.01  # of the skewed runs: so much of the ids falls on that part of the rows
@@ -90,7 +94,7 @@ NUM_STEPS = len(_QUIET) + 6
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
     """Means per step of a run, in seconds. rows: unique; wall: of the whole step. main: of the training thread's verbs,
-    of each of them, and plan: the least, because whatever else runs on the machine only adds to it."""
+    of each of them, and plan: medians."""
 
     shape: _Shape
     ids: float
@@ -233,6 +237,8 @@ class _Run:
         self._coming: deque[PlannedFeatures] = deque()
         self._num_planned = 0
         self._plan_s: list[float] = []
+        self._others = OtherWork()
+        self._seconds: dict[str, float] = {}
 
     def measure(self) -> _Seen:
         """Batches that come again are trained on once before anything counts."""
@@ -251,9 +257,9 @@ class _Run:
             ids=float(_NUM_TABLES * shape.bags * shape.lookups),
             rows=statistics.mean(rows for _, rows in steps),
             wall=wall / shape.steps,
-            main=min(sum(seconds.values()) for seconds, _ in steps),
-            verbs={verb: min(seconds[verb] for seconds, _ in steps) for verb in VERBS},
-            plan=min(self._plan_s),
+            main=statistics.median(sum(seconds.values()) for seconds, _ in steps),
+            verbs={verb: statistics.median(seconds[verb] for seconds, _ in steps) for verb in VERBS},
+            plan=statistics.median(self._plan_s),
             threads=_per_name(threads_before, threads_after, shape.steps),
             traffic={name: (count - traffic_before[name]) / shape.steps for name, count in traffic_after.items()},
         )
@@ -266,19 +272,20 @@ class _Run:
             self._pool.flush()
             time.sleep(_QUIET_S)
         planned = self._coming.popleft()
-        marks = [time.perf_counter()]
-        capture = self._rows.capture(planned)
-        marks.append(time.perf_counter())
-        pooled = self._rows.lookup(capture, planned)
-        marks.append(time.perf_counter())
-        pooled.backward(self._gradient)  # type: ignore[no-untyped-call]
-        marks.append(time.perf_counter())
-        self._rows.optimizer.step()
-        marks.append(time.perf_counter())
-        self._checkpoint.commit(self._num_planned)
-        marks.append(time.perf_counter())
-        seconds = {verb: end - begin for verb, (begin, end) in zip(VERBS, pairwise(marks), strict=True)}
-        return seconds, capture.plan.num_unique
+        capture = self._timed("capture", lambda: self._rows.capture(planned))
+        pooled = self._timed("lookup", lambda: self._rows.lookup(capture, planned))
+        self._timed("train", lambda: pooled.backward(self._gradient))  # type: ignore[no-untyped-call]
+        self._timed("update", lambda: self._rows.optimizer.step())
+        self._timed("commit", lambda: self._checkpoint.commit(self._num_planned))
+        return dict(self._seconds), capture.plan.num_unique
+
+    def _timed(self, verb: str, work: Callable[[], T]) -> T:
+        if self._shape.quiet:
+            self._others.fill_caches()
+        begin = time.perf_counter()
+        done = work()
+        self._seconds[verb] = time.perf_counter() - begin
+        return done
 
     def _plan(self) -> None:
         batch = self._batches[self._num_planned % len(self._batches)]

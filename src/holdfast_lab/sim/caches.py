@@ -1,7 +1,8 @@
 """What a cache of rows misses, simulated over a stream of ids.
 
 A batch is looked up at once: its misses are its different rows that were not there before it. Ids are those of the
-made-up data (Zipf's law; the stream of `SyntheticSource`, without the permutation that says which row a rank means).
+made-up data (Zipf's law; the stream of `SyntheticSource`, without the permutation that says which row a rank means), or
+drawn as a profile's counts say.
 
 - *static*: the rows that are asked for most, over all tables, and never another.
 - *lru*: a batch's rows all come in, and those go that were unused for longest.
@@ -41,6 +42,7 @@ _IDS_STREAM, _AGES_STREAM, _OFFSETS_STREAM = 1, 6, 7  # the first is that of dat
 _MOST_ROWS = 1 << 18
 _MOST_DRAWS = 1_500_000
 _FEWEST_BATCHES, _MOST_BATCHES = 2, 1000
+_RAREST = 1e-300  # a rate of rows that a profile has never seen
 _BATCHES_BEFORE = 3  # in collect, exchange and insert while one is planned
 _BATCHES_AHEAD = 2  # that collect before a row that left now is written back
 
@@ -54,7 +56,10 @@ def missed_rows_per_batch(cache: Cache, model: Model) -> float:
         raise ConfigError(f"cache.share = {cache.share}; it is a part of all rows, from 0 to 1")
     tables = tuple(
         _Tables(
-            count=group.count, rows=max(1, round(group.rows)), draws=max(1, round(model.batch_size * group.lookups))
+            count=group.count,
+            rows=max(1, round(group.rows)),
+            draws=max(1, round(model.batch_size * group.lookups)),
+            hottest=group.hottest,
         )
         for group in model.tables
     )
@@ -68,6 +73,22 @@ class _Tables:
     count: int
     rows: int
     draws: int
+    hottest: tuple[tuple[float, float], ...] = ()
+
+
+class _LadderLaw:
+    """Ranks from 1, hottest first, of which those between two rungs are alike; as ZipfLaw."""
+
+    def __init__(self, hottest: Sequence[tuple[float, float]]) -> None:
+        self._ends, self._shares = np.array([(0.0, 0.0), *hottest]).T
+
+    def ranks(self, uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
+        places = np.interp(uniforms, self._shares, self._ends)
+        return np.asarray(1 + np.minimum(places, self._ends[-1] - 1), np.int64)
+
+    def probability(self, ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+        rates: NDArray[np.float64] = np.diff(self._shares) / np.diff(self._ends)
+        return rates[np.searchsorted(self._ends, ranks) - 1]
 
 
 @lru_cache(maxsize=256)
@@ -103,7 +124,10 @@ class _Sample:
         all_rows = sum(group.count * group.rows for group in tables)
         self.one_in = float(max(*(group.count for group in tables), 1, -(-all_rows // _MOST_ROWS)))
         self._tables = tables
-        self._laws = [ZipfLaw(num_ranks=group.rows, exponent=exponent) for group in tables]
+        self._laws = [
+            _LadderLaw(group.hottest) if group.hottest else ZipfLaw(num_ranks=group.rows, exponent=exponent)
+            for group in tables
+        ]
         self._steps = [self.one_in / group.count for group in tables]
         self._offsets = uniforms(stream_key(_SEED, _OFFSETS_STREAM), 0, len(tables))
         self._kept = [self._kept_ranks(number) for number in range(len(tables))]
@@ -123,7 +147,7 @@ class _Sample:
     def last_used_first(self) -> NDArray[np.int64]:
         """All rows by how long ago they were last used, before the first batch."""
         numbers = uniforms(stream_key(_SEED, _AGES_STREAM), 0, self.num_rows)
-        ages: NDArray[np.float64] = -np.log1p(-numbers) / self.rates
+        ages: NDArray[np.float64] = -np.log1p(-numbers) / np.maximum(self.rates, _RAREST)
         return np.asarray(np.argsort(ages, kind="stable"), np.int64)
 
     def _kept_ranks(self, number: int) -> NDArray[np.int64]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast.errors import DoesNotFit
-from holdfast_lab.sim.device import Device, Memory
+from holdfast_lab.sim.device import Device, Memory, Processor
 from holdfast_lab.sim.model import Workload
 from holdfast_lab.sim.system import Does, System
 
@@ -15,7 +15,7 @@ _OF_ROWS: frozenset[Does] = frozenset({"lookup", "update", "fetch", "evict", "lo
 
 def check_capacity(system: System, devices: Mapping[str, Device], workload: Workload) -> None:
     """devices: by role. Raises DoesNotFit that names role and device."""
-    memories = {role: device for role, device in devices.items() if isinstance(device, Memory)}
+    memories = {role: device for role, device in devices.items() if isinstance(device, (Memory, Processor))}
     if system.cache is not None and CACHE_ROLE in memories:
         needed = system.cache.share * workload.table_bytes
         _check({CACHE_ROLE: memories[CACHE_ROLE]}, needed, f"{system.cache.share:.3g} of all rows", system, workload)
@@ -32,8 +32,10 @@ def size_words(size_bytes: float) -> str:
     return f"{size_bytes / 1e3:.3g} kB"
 
 
-def _check(memories: Mapping[str, Memory], needed_bytes: float, what: str, system: System, workload: Workload) -> None:
-    there = sum(memory.num_modules(workload) * memory.capacity_bytes for memory in memories.values())
+def _check(
+    memories: Mapping[str, Memory | Processor], needed_bytes: float, what: str, system: System, workload: Workload
+) -> None:
+    there = sum(_modules(memory, workload) * memory.capacity_bytes for memory in memories.values())
     if needed_bytes <= there:
         return
     names = ", ".join(f"{role} ({system.devices[role]})" for role in memories)
@@ -42,3 +44,7 @@ def _check(memories: Mapping[str, Memory], needed_bytes: float, what: str, syste
         f"system {system.title!r}: {what} take {size_words(needed_bytes)}, and {names} have {size_words(there)}: "
         f"{remedy}, or a larger capacity_bytes, or train fewer rows"
     )
+
+
+def _modules(memory: Memory | Processor, workload: Workload) -> float:
+    return memory.num_modules(workload) if isinstance(memory, Memory) else workload.gpus

@@ -20,8 +20,8 @@ def model_of_run(
     """Opens the data, because they say how many ids a sample has. What is measured or assumed of them is in the model's
     `source`.
 
-    zipf_exponent: of the ids, where they are not generated; None: all rows alike, which is the worst case of every
-    cache, and what `holdfast plan` assumes without a profile. The profile's counts of ids are taken, not its skew.
+    zipf_exponent: of the ids, where they are not generated and there is no profile; None: all rows alike, which is the
+    worst case of every cache, and what `holdfast plan` assumes. Of a profile, what falls on the hottest rows is taken.
     Raises ConfigError and DataError, as opening the data does.
     """
     from holdfast.data import SyntheticSource
@@ -43,7 +43,7 @@ def model_of_run(
         exponent = 0.0 if zipf_exponent is None else zipf_exponent
     model = Model(
         batch_size=config.train.batch_size,
-        tables=_groups(demand, config.embedding.dim, config.train.batch_size),
+        tables=_groups(demand, config.embedding.dim, config.train.batch_size, is_counted=profile is not None),
         bottom=network.bottom,
         top=network.top,
         num_dense=source.num_dense,
@@ -57,12 +57,19 @@ def model_of_run(
     return _with_parameter_bytes(model, demand)
 
 
-def _groups(demand: Demand, dim: int, batch_size: int) -> tuple[TableGroup, ...]:
-    """Neighbours that are alike, together."""
-    shapes = [(table.rows, table.accesses_per_batch / batch_size) for table in demand.tables]
+def _groups(demand: Demand, dim: int, batch_size: int, *, is_counted: bool) -> tuple[TableGroup, ...]:
+    """Neighbours that are alike, together. is_counted: their ladders are of real ids."""
+    shapes = [
+        (
+            table.rows,
+            table.accesses_per_batch / batch_size,
+            tuple((float(rung.rows), rung.access_share) for rung in table.ladder) if is_counted else (),
+        )
+        for table in demand.tables
+    ]
     return tuple(
-        TableGroup(count=len(list(alike)), rows=rows, dim=dim, lookups=lookups)
-        for (rows, lookups), alike in groupby(shapes)
+        TableGroup(count=len(list(alike)), rows=rows, dim=dim, lookups=lookups, hottest=hottest)
+        for (rows, lookups, hottest), alike in groupby(shapes)
     )
 
 

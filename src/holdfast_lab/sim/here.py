@@ -234,5 +234,6 @@ def _workload(batch: RowAmounts) -> Workload:
         "unique_rows": batch.rows,
         "row_bytes": batch.row_bytes / max(1.0, batch.rows),
         "network_bytes": batch.dense_bytes,
+        "gpus": 1,
     }
     return Workload(**{field.name: known.get(field.name, 0) for field in fields(Workload)})

@@ -21,9 +21,10 @@ import numpy as np
 from holdfast.errors import ConfigError
 from holdfast.files.config import read_config, read_layers, read_value
 from holdfast_lab.sim.capacity import check_capacity
-from holdfast_lab.sim.device import Compute, Device, Link, Memory
+from holdfast_lab.sim.device import Compute, Device, Fabric, Link, Memory, Processor
 from holdfast_lab.sim.machine import DEFAULT_BATCHES, Run, simulate
 from holdfast_lab.sim.model import Model, workload_of
+from holdfast_lab.sim.sharding import sharded
 from holdfast_lab.sim.system import System
 
 PACKAGED = Path(__file__).with_name("library")
@@ -35,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _DeviceFile:
-    device: Compute | Memory | Link
+    device: Compute | Memory | Link | Processor | Fabric
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ class Library:
         """The simulated system. Raises ConfigError, and DoesNotFit where rows do not fit where it keeps them."""
         found = self.system(system) if isinstance(system, str) else system
         of_model = self.model(model) if isinstance(model, str) else model
-        devices, workload = {role: self.device(name) for role, name in found.devices.items()}, workload_of(of_model)
+        devices = {role: self.device(name) for role, name in found.devices.items()}
+        workload = sharded(workload_of(of_model), of_model, found, devices)
         check_capacity(found, devices, workload)
         missed_rows = None
         if found.cache is not None:

@@ -4,6 +4,8 @@ Invariants
 - A stage begins when everything that it waits for has ended and it has all of its devices, and holds them until it
   ends, or its slice does. It asks for one after the other, in the order of all stages, and keeps the first while it
   waits for the next: so no two stages wait for each other.
+- A memory that is shared serves all who ask at once: who needs less of it than a fair share gets that, the others what
+  is left, in equal parts.
 - A processor's holder and what runs beside it share it fairly: who asks for less than its share gets all of that.
 - The number of batches under way is bounded: else stages that wait for no other batch would run ahead without end. The
   bound takes nothing from a pipeline, whose stages have devices of their own, nor from what stages say themselves.
@@ -18,7 +20,7 @@ from typing import Any
 
 import simpy
 
-from holdfast_lab.sim.device import Amounts, Compute, Device, Memory
+from holdfast_lab.sim.device import Amounts, Compute, Device, Fabric, Memory, Processor
 from holdfast_lab.sim.model import Workload
 from holdfast_lab.sim.steady import steady_batches
 from holdfast_lab.sim.system import PREVIOUS, Stage, System
@@ -108,6 +110,8 @@ def _joules(device: Device, workload: Workload, batch_s: float, busy_s: float) -
         count = device.num_modules(workload)
     elif isinstance(device, Compute):
         count = device.count
+    elif isinstance(device, (Processor, Fabric)):
+        count = workload.gpus
     return count * (device.idle_watts * batch_s + (device.busy_watts - device.idle_watts) * busy_s)
 
 
@@ -119,18 +123,20 @@ class _Machine:
         self._system = system
         self._devices = devices
         self._modules = {
-            role: device.num_working(workload) if isinstance(device, Memory) else 1.0
+            role: device.num_working(workload) if isinstance(device, Memory) else float(workload.gpus)
             for role, device in devices.items()
         }
         self._queues = {
             role: simpy.PriorityResource(self._environment, capacity=device.parallelism)
             for role, device in devices.items()
+            if not _is_shared(device)
         }
         self._amounts = {name: amounts_of(stage, workload, missed_rows) for name, stage in system.active.items()}
         self._waits = {name: system.waits(name) for name in system.active}
         self._beside: dict[str, list[float]] = {role: [] for stage in system.active.values() for role in stage.beside}
         self._num_holders = dict.fromkeys(self._beside, 0)
-        self._sharing_changed = {role: self._environment.event() for role in self._beside}
+        self._shares: dict[str, list[float]] = {role: [] for role, each in devices.items() if _is_shared(each)}
+        self._sharing_changed = {role: self._environment.event() for role in (*self._beside, *self._shares)}
         self._rows_written_at: dict[str, float] = {}
         self._spans: list[Span] = []
 
@@ -172,49 +178,55 @@ class _Machine:
             yield event
         ready_s = begin_s = self._environment.now
         left_s: float | None = None
+        parts: dict[str, float] = {}
         while left_s is None or left_s > 0:
             held = []
-            for role in sorted(stage.on):
+            for role in sorted(set(stage.on) - self._shares.keys()):
                 request = self._queues[role].request(priority=stage.priority)
                 yield request
                 held.append((role, request))
             if left_s is None:
                 begin_s = self._environment.now
-                left_s = self._stage_seconds(name, stage)
+                left_s, parts = self._stage_seconds(name, stage)
             slice_s = min(left_s, stage.slice_s)
-            yield from self._work(slice_s, stage)
+            yield from self._work(slice_s, stage, parts)
             left_s -= slice_s
-            for role, request in held:
+            for role in stage.on:
                 if self._amounts[name].rows_written > 0:
                     self._rows_written_at[role] = self._environment.now
+            for role, request in held:
                 self._queues[role].release(request)
         self._spans.append(Span(batch, name, ready_s, begin_s, self._environment.now))
         done.succeed()
 
-    def _work(self, seconds: float, stage: Stage) -> Generator[simpy.Event, Any, None]:
-        """So many seconds of a stage that holds its devices, and more where a processor is shared."""
+    def _work(self, seconds: float, stage: Stage, parts: Mapping[str, float]) -> Generator[simpy.Event, Any, None]:
+        """So many seconds of a stage that holds its devices, and more where a processor, or a memory of which it needs
+        `parts`, is shared."""
         held = [role for role in stage.on if role in self._beside]
-        if not held and not stage.beside:
+        if not held and not stage.beside and not parts:
             yield self._environment.timeout(seconds)
             return
         for role in held:
             self._num_holders[role] += 1
-        for role, part in stage.beside.items():
-            self._beside[role].append(part)
-        self._tell_sharing_changed(held, stage)
+        asked = [*((self._beside[role], part) for role, part in stage.beside.items())]
+        asked += [(self._shares[role], part) for role, part in parts.items()]
+        for shares, part in asked:
+            shares.append(part)
+        roles = (*held, *stage.beside, *parts)
+        self._tell_sharing_changed(roles)
         left_s = seconds
         while left_s > 0:
-            speed, began_s = self._speed(held, stage), self._environment.now
+            speed, began_s = self._speed(held, stage, parts), self._environment.now
             done = self._environment.timeout(left_s / speed) if speed > 0 else self._environment.event()
-            yield self._environment.any_of([done, *(self._sharing_changed[role] for role in (*held, *stage.beside))])
+            yield self._environment.any_of([done, *(self._sharing_changed[role] for role in roles)])
             left_s = 0.0 if done.processed else left_s - (self._environment.now - began_s) * speed
         for role in held:
             self._num_holders[role] -= 1
-        for role, part in stage.beside.items():
-            self._beside[role].remove(part)
-        self._tell_sharing_changed(held, stage)
+        for shares, part in asked:
+            shares.remove(part)
+        self._tell_sharing_changed(roles)
 
-    def _speed(self, held: Sequence[str], stage: Stage) -> float:
+    def _speed(self, held: Sequence[str], stage: Stage, parts: Mapping[str, float]) -> float:
         """Of its seconds a second, as things are."""
         of_held = [speed_of_holder(self._beside[role]) for role in held]
         of_others = [
@@ -222,18 +234,22 @@ class _Machine:
             for role, part in stage.beside.items()
             if part > 0 and self._num_holders[role] > 0
         ]
-        return min([1.0, *of_held, *of_others])
+        of_shared = [speed_of_sharer(part, self._shares[role]) for role, part in parts.items()]
+        return min([1.0, *of_held, *of_others, *of_shared])
 
-    def _tell_sharing_changed(self, held: Sequence[str], stage: Stage) -> None:
-        for role in (*held, *stage.beside):
+    def _tell_sharing_changed(self, roles: Sequence[str]) -> None:
+        for role in roles:
             changed = self._sharing_changed[role]
             self._sharing_changed[role] = self._environment.event()
             changed.succeed()
 
-    def _stage_seconds(self, name: str, stage: Stage) -> float:
+    def _stage_seconds(self, name: str, stage: Stage) -> tuple[float, dict[str, float]]:
+        """And what part of them it needs each shared memory for."""
         if stage.seconds is not None:
-            return stage.seconds
-        return max(self._seconds(role, self._amounts[name]) for role in stage.on)
+            return stage.seconds, {}
+        of_roles = {role: self._seconds(role, self._amounts[name]) for role in stage.on}
+        longest_s = max(of_roles.values())
+        return longest_s, {role: of_roles[role] / longest_s for role in of_roles if role in self._shares and longest_s}
 
     def _seconds(self, role: str, work: Amounts) -> float:
         device = self._devices[role]
@@ -241,6 +257,21 @@ class _Machine:
         window_s = device.raw_window_s if isinstance(device, Memory) else 0.0
         recently = written_at is not None and self._environment.now - written_at < window_s
         return device.seconds(work, recently_written=recently, modules=self._modules[role])
+
+
+def _is_shared(device: Device) -> bool:
+    return isinstance(device, Memory) and device.shared
+
+
+def speed_of_sharer(part: float, parts: Sequence[float]) -> float:
+    """Of who needs a part of a device that others need `parts` of as well, its own among them."""
+    left = 1.0
+    for number, each in enumerate(sorted(parts)):
+        fair = left / (len(parts) - number)
+        if each > fair:
+            return min(1.0, fair / part)
+        left -= each
+    return 1.0
 
 
 def speed_of_holder(parts: Sequence[float]) -> float:

@@ -1,7 +1,8 @@
 """Models: what a batch asks for.
 
-How many different rows a batch has, and how many of them the batch before had, follow from the skew law of the made-up
-data (Zipf's): with n draws of a table's rows, a row of probability p is in a batch with probability 1 - (1 - p)^n.
+How many different rows a batch has, and how many of them the batch before had, follow from the skew: Zipf's law, as the
+made-up data has it, or what falls on the hottest rows of real ids. With n draws of a table's rows, a row of probability
+p is in a batch with probability 1 - (1 - p)^n.
 """
 
 from __future__ import annotations
@@ -15,30 +16,42 @@ from typing import Literal
 
 import numpy as np
 
+Precision = Literal["fp32", "tf32", "half"]
+Sharding = Literal["table", "row"]
+ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "tf32": 4, "half": 2}
+
 _HEAD_RANKS = 256
 _RANKS_PER_OCTAVE = 16  # of the ranks beyond, which stand for their neighbours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableGroup:
-    """`count` tables alike. lookups: ids of a table and sample."""
+    """`count` tables alike. lookups: ids of a table and sample. hottest: instead of Zipf's law, pairs (k, the part of
+    accesses that falls on the k hottest rows), ascending; the last is of all rows, and rows between two are alike."""
 
     count: int = 1
     rows: float
     dim: int
     lookups: float = 1.0
+    hottest: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("count", "rows", "dim", "lookups"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} = {getattr(self, name)}; it must be more than 0, and finite")
+        rungs = [(0.0, 0.0), *self.hottest]
+        if self.hottest and self.hottest[-1] != (self.rows, 1.0):
+            raise ValueError(f"hottest = {list(self.hottest)}; its last pair must be [{self.rows:g}, 1.0]")
+        if any(rows <= before or share < below for (before, below), (rows, share) in pairwise(rungs)):
+            raise ValueError(f"hottest = {list(self.hottest)}; rows and parts must ascend")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A DLRM and its batches. bottom, top: sizes of the MLPs' layers without their input. weight_bytes, state_bytes: of
     a row's elements, and of its optimizer state in all; parameter_bytes: what a checkpoint keeps of each parameter of
-    the MLPs. top_input: where it is not what the interaction gives."""
+    the MLPs. precision: of the MLPs' products; in "half" (fp16 or bf16) vectors of fp32 are cast for them.
+    top_input: where it is not what the interaction gives."""
 
     batch_size: float
     tables: tuple[TableGroup, ...]
@@ -47,6 +60,7 @@ class Model:
     num_dense: int = 13
     zipf_exponent: float = 1.05
     interaction: Literal["dot", "concat"] = "dot"
+    precision: Precision = "fp32"
     weight_bytes: float = 4.0
     state_bytes: float = 0.0
     parameter_bytes: float = 4.0
@@ -85,7 +99,8 @@ class Workload:
     """A batch in means, over all tables. accesses: ids; unique_rows: different rows; repeated_accesses,
     repeated_rows: of each, those of rows that the batch before had. row_bytes: of weights and state, the mean over
     accesses; tables_row_bytes: of one row of each table. pooled_bytes: what lookups give, and gradients are. Flops: of
-    the forward pass."""
+    the forward pass. bottom_layers, top_layers: sizes with their input. gpus: that share it; skew: rows and vectors of
+    the GPU with the most, over the mean; partial_vectors: how many of them a pooled vector is summed from."""
 
     batch_size: float
     num_tables: int
@@ -102,6 +117,12 @@ class Workload:
     interaction_flops: float
     network_bytes: float
     index_bytes: float
+    bottom_layers: tuple[int, ...]
+    top_layers: tuple[int, ...]
+    precision: Precision
+    gpus: int = 1
+    skew: float = 1.0
+    partial_vectors: float = 1.0
 
     @property
     def overlap(self) -> float:
@@ -113,7 +134,7 @@ def workload_of(model: Model) -> Workload:
     accesses = unique = repeated_accesses = repeated_rows = row_bytes = table_bytes = tables_row_bytes = pooled = 0.0
     for group in model.tables:
         draws = model.batch_size * group.lookups
-        of_table = _overlap(group.rows, model.zipf_exponent, draws)
+        of_table = _overlap(group.rows, model.zipf_exponent, draws, group.hottest)
         group_row_bytes = group.dim * model.weight_bytes + model.state_bytes
         accesses += group.count * draws
         unique += group.count * of_table.unique
@@ -141,6 +162,9 @@ def workload_of(model: Model) -> Workload:
         interaction_flops=2 * model.batch_size * vectors**2 * dim if model.interaction == "dot" else 0.0,
         network_bytes=(model.bottom_parameters + model.top_parameters) * model.parameter_bytes,
         index_bytes=8 * accesses,
+        bottom_layers=(model.num_dense, *model.bottom),
+        top_layers=(model.top_input, *model.top),
+        precision=model.precision,
     )
 
 
@@ -152,11 +176,16 @@ class _Overlap:
 
 
 @lru_cache(maxsize=4096)
-def _overlap(rows: float, exponent: float, draws: float) -> _Overlap:
+def _overlap(rows: float, exponent: float, draws: float, hottest: tuple[tuple[float, float], ...] = ()) -> _Overlap:
     """Of one table: different rows of `draws` draws, those of them that another `draws` had, and the draws of these."""
-    ranks, counts = _ranks(rows)
-    masses = ranks**-exponent
-    probabilities = masses / np.sum(masses * counts)
+    if hottest:
+        ends, shares = np.array([(0.0, 0.0), *hottest]).T
+        counts = np.diff(ends)
+        probabilities = np.diff(shares) / counts
+    else:
+        ranks, counts = _ranks(rows)
+        masses = ranks**-exponent
+        probabilities = masses / np.sum(masses * counts)
     there = -np.expm1(draws * np.log1p(-np.minimum(probabilities, 1 - 1e-12)))
     return _Overlap(
         unique=float(np.sum(there * counts)),

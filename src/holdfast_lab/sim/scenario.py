@@ -69,9 +69,10 @@ def read_scenario(
     settings: Sequence[str] = (),
     folders: Sequence[Path] = (),
     values: Path | None = None,
+    profile: Path | None = None,
 ) -> Scenario:
     """settings: "KEY=VALUE", applied in order, after what the TOML file `values` has by the keys of `Library.changed`.
-    Raises ConfigError."""
+    profile: of the ids of the run that is the model. Raises ConfigError."""
     library = read_folders(folders)
     if values is not None:
         library = library.changed(read_tree(values))
@@ -83,7 +84,9 @@ def read_scenario(
     if _is_path(model, models):
         path = Path(model)
         model = path.stem
-        models[model] = _read_model_or_run(path)
+        models[model] = _read_model_or_run(path, profile)
+    elif profile is not None:
+        raise ConfigError(f"--profile: it is of a run's ids; give --model that run's configuration, not {model!r}")
     scenario = Scenario(library=replace(library, models=models, systems=systems), system=system, model=model)
     scenario.library.system(system)  # a wrong name is said as such, and not as that of a setting
     scenario.library.model(model)
@@ -121,15 +124,18 @@ def _is_path(text: str, known: Mapping[str, object]) -> bool:
     return text not in known and (text.endswith(".toml") or "/" in text)
 
 
-def _read_model_or_run(path: Path) -> Model:
+def _read_model_or_run(path: Path, profile: Path | None) -> Model:
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         tree = {}  # read_model says what is wrong
     if "data" not in tree:
+        if profile is not None:
+            raise ConfigError(f"--profile: it is of a run's ids, and {path} is no run's configuration")
         return read_model(path)
     from holdfast.files.config import read_config
     from holdfast.run.sections import RunConfig
+    from holdfast_lab.placement.access_profile import read_profile
     from holdfast_lab.sim.from_run import model_of_run
 
-    return model_of_run(read_config(RunConfig, path))
+    return model_of_run(read_config(RunConfig, path), None if profile is None else read_profile(profile))

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Literal
 
+from holdfast_lab.sim.model import Sharding
+
 Does = Literal[
     "bottom_forward", "interaction_top", "bottom_backward", "lookup", "update", "log_rows", "log_network",
     "move_pooled", "move_gradients", "move_rows", "move_row_gradients", "move_indices", "fetch", "evict",
@@ -70,7 +72,8 @@ class Cache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """devices: by role, the name of a device; one that no stage uses takes power as well.
+    """devices: by role, the name of a device; one that no stage uses takes power as well. gpus: how many there are of
+    each processor (device.Processor), which share samples evenly, and tables as `sharding` says (sharding.py).
 
     Raises ValueError where a stage waits for one that is not there, or for itself, or names a role without a device.
     """
@@ -80,9 +83,13 @@ class System:
     devices: dict[str, str]
     stages: dict[str, Stage]
     cache: Cache | None = None
+    gpus: int = 1
+    sharding: Sharding = "table"
     source: str = ""
 
     def __post_init__(self) -> None:
+        if self.gpus < 1:
+            raise ValueError(f"gpus = {self.gpus}; there is at least one")
         for name, stage in self.stages.items():
             if not (stage.on or stage.does == "given") or len(set(stage.on)) < len(stage.on):
                 raise ValueError(f"stages.{name}.on = {list(stage.on)}; it names one device at least, and none twice")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast_lab.sim.device import Amounts
+from holdfast_lab.sim.kernels import network_kernels, row_kernels
 from holdfast_lab.sim.model import Workload
 from holdfast_lab.sim.system import RowScope, Stage
 
@@ -15,14 +16,20 @@ def amounts_of(stage: Stage, workload: Workload, missed_rows: float | None = Non
     if stage.does == "given":
         return Amounts()
     if stage.does in ("bottom_forward", "interaction_top", "bottom_backward"):
-        return Amounts(flops=part * _network_flops(stage, workload), calls=stage.calls)
+        return Amounts(
+            flops=part * _network_flops(stage, workload),
+            calls=stage.calls,
+            kernels=network_kernels(stage.does, workload),
+            precision=workload.precision,
+        )
     if stage.does == "log_network":
         volume = part * workload.network_bytes
         return Amounts(moved_bytes=volume, stream_written_bytes=volume, calls=stage.calls)
     if stage.does == "all_reduce":
-        return Amounts(moved_bytes=part * workload.network_bytes, calls=stage.calls)
+        return Amounts(reduced_bytes=part * workload.network_bytes, calls=stage.calls)
     if stage.does in ("move_pooled", "move_gradients"):
-        return Amounts(moved_bytes=part * workload.pooled_bytes, calls=stage.calls)
+        volume = part * workload.pooled_bytes * workload.partial_vectors
+        return Amounts(moved_bytes=volume, skew=workload.skew, calls=stage.calls)
     if stage.does == "move_indices":
         return Amounts(moved_bytes=part * workload.index_bytes, calls=stage.calls)
     rows = part * _rows(stage.rows, workload, missed_rows)
@@ -40,7 +47,14 @@ def amounts_of(stage: Stage, workload: Workload, missed_rows: float | None = Non
     }[stage.does]
     # An update and a log read rows that this batch's lookup has read: what was written lately is no news to them.
     overlap = overlap if stage.does in ("lookup", "fetch") else 0.0
-    return replace(of_rows, row_bytes=workload.row_bytes, overlap=overlap, calls=stage.calls)
+    return replace(
+        of_rows,
+        row_bytes=workload.row_bytes,
+        overlap=overlap,
+        calls=stage.calls,
+        kernels=row_kernels(stage.does, workload, part),
+        skew=workload.skew,
+    )
 
 
 def _network_flops(stage: Stage, workload: Workload) -> float:

@@ -1,9 +1,14 @@
-"""How figures look and how they are kept: plain axes, the same colours everywhere, PNG and CSV side by side."""
+"""How figures look and how they are kept: plain axes, the same colours everywhere, the picture and a CSV side by side.
+
+A picture is a PNG, or an SVG whose text and lines have the colours of the theme that it is seen in, light or dark.
+"""
 
 from __future__ import annotations
 
 import csv
+import io
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -43,6 +48,13 @@ _ROLE_COLORS: Mapping[str, str] = {
 }
 _OTHER_COLORS = ("#b05c5c", "#7fb3d3", "#d9a09a", "#d98c3f", "#9a9a9a", "#bcd4e4", "#777777")
 _DPI = 144
+_THEME = """<style>
+:root { --text: #1f2328; --pale: #57606a; --ground: #ffffff; }
+@media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --pale: #9da7b1; --ground: #0d1117; } }
+text { fill: var(--text); }
+</style>
+"""
+_THEMED = {"#000000": "var(--text)", TEXT_COLOR: "var(--pale)", "#ffffff": "var(--ground)"}
 _DECADES = 1.2  # of values on an axis, from which it is logarithmic
 _LONG_DECADES = 3.0  # of an axis, from which only its decades are named
 
@@ -114,12 +126,30 @@ def short_number(value: float) -> str:
 
 
 def save(figure: Figure, path: Path, header: Sequence[str], rows: Iterable[Sequence[Cell]], *, overwrite: bool) -> Path:
-    """The figure as `path`, a PNG, and the rows beside it."""
+    """The figure as `path`, a PNG or SVG, and the rows beside it."""
     check_output(path, overwrite=overwrite)
     write_csv(path.with_suffix(".csv"), header, rows, overwrite=overwrite)
     with whole_file(path, overwrite=overwrite) as partial:
-        figure.savefig(partial, format="png")
+        if path.suffix == ".svg":
+            partial.write_text(_svg_of(figure, path.stem), encoding="utf-8")
+        else:
+            figure.savefig(partial, format="png")
     return path
+
+
+def _svg_of(figure: Figure, name: str) -> str:
+    """Without a ground of its own, in the theme's colours. name: different figures on a page have different ones."""
+    from matplotlib import rc_context
+
+    text = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    drawn = text.getvalue()[text.getvalue().index("<svg") :]
+    for color, themed in _THEMED.items():
+        drawn = drawn.replace(color, themed)
+    drawn = re.sub(r"(?s)\s*<metadata>.*?</metadata>", "", drawn)
+    tag, _, rest = drawn.partition(">")
+    return f"{tag}>\n{_THEME}{rest}"
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Cell]], *, overwrite: bool) -> None:

@@ -1,4 +1,4 @@
-"""The figures, from plain data: each a PNG, and a CSV of the same name with every number that is drawn.
+"""The figures, from plain data: each a PNG or SVG, and a CSV of the same name with every number that is drawn.
 
 Where a file is there already, they raise ConfigError, unless overwrite is set.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ _VISIBLE = 2e-3  # of a stack: less than that is in the CSV only
 _LEVEL_LABELS = 6  # so many stand side by side
 _THIN = 0.005  # of a timeline's width: a bar without a white edge, which would be all of it
 _LETTER = 0.0105  # of a timeline's width
+_BROKEN = 2.5  # times as high as all others: such stacks are cut
 _BAND = 1.1  # of a parity plot: so far from the line a point may be
 _NAME_ROOM = 0.07  # of the logarithm: what a name takes of the height of a parity plot
 
@@ -228,7 +230,8 @@ def _lines_table(shown: Sequence[Line], x_name: str, y_name: str) -> Table:
 
 
 def _draw_stacks(axes: Axes, stacks: Sequence[_Stack], colors: Mapping[str, str], *, measured: str, label: str) -> None:
-    """In groups by model, parts in the order of `colors` from below, each stack's height over it."""
+    """In groups by model, parts in the order of `colors` from below, each stack's height over it. Stacks that would
+    flatten all others are cut, and say so."""
     models = _in_order(stack.model for stack in stacks)
     systems = _in_order(stack.system for stack in stacks)
     places = [models.index(stack.model) * (len(systems) + 1.0) + systems.index(stack.system) for stack in stacks]
@@ -244,9 +247,13 @@ def _draw_stacks(axes: Axes, stacks: Sequence[_Stack], colors: Mapping[str, str]
         axes.scatter(
             at_marks, values, marker="D", s=16, color="white", edgecolor="black", linewidth=0.9, label=measured
         )
-    top = max([stack.height for stack in stacks] + [mark for _, mark in marks])
+    top = _top([max(stack.height, stack.mark or 0.0) for stack in stacks])
     for at, stack in zip(places, stacks, strict=True):
         over = max(stack.height, (stack.mark or 0.0) + 0.012 * top) + 0.012 * top
+        if over > 1.05 * top:
+            over = 1.02 * top
+            for below_top in (0.06, 0.09):
+                axes.plot([at - 0.5, at + 0.5], [(1 - below_top) * top, (1.02 - below_top) * top], color="white", lw=2)
         axes.text(at, over, label.format(stack.height), ha="center", va="bottom", fontsize=SMALL - 1)
     axes.set_ylim(0, 1.08 * top)
     axes.set_xlim(min(places) - 0.8, max(places) + 0.8)
@@ -260,6 +267,15 @@ def _draw_stacks(axes: Axes, stacks: Sequence[_Stack], colors: Mapping[str, str]
         )  # fmt: skip
     axes.set_title(axes.get_title(loc="left"), fontsize=TITLE, loc="left", pad=18)
     legend_aside(axes, is_from_below=True)
+
+
+def _top(heights: Sequence[float]) -> float:
+    """Of what is drawn: somewhat over the highest below a gap that would flatten it."""
+    ascending = sorted(heights)
+    for lower, higher in pairwise(ascending[len(ascending) // 2 :]):
+        if higher > _BROKEN * lower > 0:
+            return 1.2 * lower
+    return ascending[-1]
 
 
 def _draw_timeline(axes: Axes, timeline: Timeline, until_ms: float) -> None:

@@ -1,6 +1,7 @@
 """One HTML page: headings, paragraphs, tables and figures, all in one file that needs nothing else.
 
-Everything that is shown is escaped, so nothing of what a file declares becomes markup; figures are in the page itself.
+Everything that is shown is escaped, so nothing of what a file declares becomes markup; figures are in the page itself,
+SVG as it is drawn, in the page's colours.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ th { white-space: nowrap; }
 td.number { text-align: right; white-space: nowrap; }
 tbody tr:nth-child(even) { background: var(--band); }
 figure { margin: 1rem 0; }
+svg { display: block; width: 100%; min-width: 36rem; max-width: 60rem; height: auto; }
 img { max-width: 100%; background: #ffffff; padding: 0.5rem; box-sizing: border-box; border: 1px solid var(--line); }
 """
 
@@ -61,8 +63,12 @@ def _section(number: int, section: Section) -> Iterator[str]:
     for paragraph in filter(None, (each.strip() for each in section.text.split("\n\n"))):
         yield f"<p>{escape(paragraph)}</p>"
     for figure in section.figures:
-        data = base64.b64encode(figure.read_bytes()).decode("ascii")
         name = escape(f"{section.title}: {figure.stem}")
+        if figure.suffix == ".svg":
+            drawn = figure.read_text(encoding="utf-8")
+            yield f'<figure class="wide" role="img" aria-label="{name}">{drawn}</figure>'
+            continue
+        data = base64.b64encode(figure.read_bytes()).decode("ascii")
         yield f'<figure><img alt="{name}" src="data:image/png;base64,{data}"></figure>'
     for table in section.tables:
         yield from _table(table)

@@ -26,7 +26,7 @@ _RELATIVE_TO = "PMEM"
 
 
 def write_paper(directory: Path, found: Reproduction, library: Library, *, overwrite: bool = False) -> Path:
-    """Figures as PNG and CSV, and `index.html` with all of them, whose path it returns. library: what was fitted.
+    """Figures as SVG and CSV, and `index.html` with all of them, whose path it returns. library: what was fitted.
 
     Raises ConfigError where one of the files is there already.
     """
@@ -86,7 +86,7 @@ def baselines_table(library: Library, models: Sequence[str]) -> Table:
 def _draw(directory: Path, shown: Curve, overwrite: bool) -> Path:
     name = "".join(letter if letter.isalnum() else "-" for letter in shown.name)
     return figures.lines(
-        directory / f"sensitivity-{name}.png",
+        directory / f"sensitivity-{name}.svg",
         [Line(label=f"over {shown.baseline}", x=shown.x, y=shown.speedups)],
         title=f"Speedup over {shown.baseline.upper()}: {shown.name} (dotted: as fitted)",
         x_name=shown.x_name,
@@ -136,9 +136,9 @@ def _times(directory: Path, found: Reproduction, library: Library, overwrite: bo
         ),
         figures=(
             figures.batch_breakdowns(
-                directory / "batch-time.png", bars, title="Where a batch's time goes", overwrite=overwrite
+                directory / "batch-time.svg", bars, title="Where a batch's time goes", overwrite=overwrite
             ),
-            figures.parity(directory / "parity.png", points, title="Simulated and read", overwrite=overwrite),
+            figures.parity(directory / "parity.svg", points, title="Simulated and read", overwrite=overwrite),
         ),
     )
 
@@ -151,7 +151,7 @@ def _timelines(directory: Path, found: Reproduction, library: Library, overwrite
     return Section(
         title="Timelines",
         text="What every device does in two batches of steady state.",
-        figures=(figures.timelines(directory / "timelines.png", shown, title=title, overwrite=overwrite),),
+        figures=(figures.timelines(directory / "timelines.svg", shown, title=title, overwrite=overwrite),),
     )
 
 
@@ -169,7 +169,7 @@ def _energy(directory: Path, found: Reproduction, overwrite: bool) -> Section:
         tables=tuple(table for by_rule in found.energy for table in _energy_tables(found, by_rule)),
         figures=(
             figures.energies(
-                directory / "energy.png",
+                directory / "energy.svg",
                 bars,
                 relative_to=_RELATIVE_TO,
                 title="Energy of a batch",

@@ -1,0 +1,1 @@
+"""NVIDIA's published DLRM figures beside the simulator's."""

@@ -1,0 +1,26 @@
+"""Held-out figures of NVIDIA's: simulated with what was declared before they were compared, reported as they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvidia_dlrm.__main__ import REPORT, bars, declared, digest, read_rows, report_of
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return read_rows()
+
+
+def test_what_rows_are_simulated_with_is_what_was_frozen_before_the_comparison():
+    assert digest() == declared()["digest"]
+
+
+def test_the_committed_report_is_what_the_simulator_says(rows):
+    assert REPORT.read_text(encoding="utf-8") == report_of(rows), "cd benchmarks && python -m nvidia_dlrm"
+
+
+def test_unseen_gpus_are_within_the_bars_that_are_met(rows):
+    median, _, eight, _ = bars(rows)
+    assert median.found <= median.bar
+    assert eight.found <= eight.bar
