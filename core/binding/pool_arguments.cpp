@@ -85,6 +85,11 @@ InGroup in_group(const Agree& agree, const Ready& ready) {
           }};
 }
 
+DialSpec dial_spec(const DialFigures& figures) {
+  const auto& [read_rate, write_rate, read_latency, write_latency, outstanding, granularity, sync_latency] = figures;
+  return {read_rate, write_rate, read_latency, write_latency, outstanding, granularity, sync_latency};
+}
+
 std::optional<Uuid> uuid_of(const nb::bytes& uuid) {
   Uuid found{};
   if (uuid.size() == 0) return std::nullopt;

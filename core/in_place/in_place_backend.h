@@ -96,6 +96,8 @@ class InPlaceBackend final : public RowBackend {
 
   std::shared_ptr<LoggedCapture> reserve(std::shared_ptr<const Plan> plan, std::uint64_t step);
   void grow_log(std::size_t record_bytes);
+  DialWork reads_of(const Plan& plan) const;
+  DialWork writes_of(const CollectionSpec& spec, const std::function<std::uint64_t(std::size_t t)>& num_rows) const;
   enum class Rows { copied_now, copied_later };
   void fill(LoggedCapture& capture, Rows rows);
   void submit_seal(LoggedCapture& capture);

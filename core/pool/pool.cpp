@@ -279,6 +279,12 @@ std::optional<Traffic> Pool::traffic() const {
   return backend_->traffic();
 }
 
+std::optional<Dial::Counts> Pool::dial_counts() const {
+  check_here();
+  if (!dial_) return std::nullopt;
+  return dial_->counts();
+}
+
 std::vector<StageSpans::Span> Pool::take_spans() {
   check_here();
   return spans_.take();

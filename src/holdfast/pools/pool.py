@@ -25,6 +25,7 @@ from holdfast.errors import (
 )
 from holdfast.files.durable import make_directory
 from holdfast.pools.dense_state import DenseState, commit_to
+from holdfast.pools.dial import MediumDial
 from holdfast.pools.directory import (
     Medium,
     RecoveryMode,
@@ -72,6 +73,9 @@ class Pool:
     dense_interval: steps from one dense state to the next; 1 loses at most the step in flight.
     recovery: ``exact`` rolls rows back to the newest dense state; ``relaxed`` keeps the newest rows beside it.
     trust_after_reboot: believe a ``process``-level pool that was open when the machine went down.
+    synchronous: make nothing durable beside training: the log is written when the update wants it, and a commit returns
+        when its step is durable. What a checkpoint on the critical path costs, for comparison.
+    dial: a declared medium; the real one is made as slow as that. For measurements: ``level`` is the real one's.
     group: how several processes share a pool. Under torchrun, with more than one, and in the directory of such a pool,
         what is made is a SharedPool; everywhere else this is of no effect.
 
@@ -99,6 +103,8 @@ class Pool:
         dense_interval: int = 1,
         recovery: RecoveryMode = "exact",
         trust_after_reboot: bool = False,
+        synchronous: bool = False,
+        dial: MediumDial | None = None,
         group: GroupOptions | None = None,
     ) -> None:
         check_options(dense_interval, log_bytes, recovery, medium, scratchpad_bytes)
@@ -114,6 +120,8 @@ class Pool:
         self._dense_interval = dense_interval
         self._relaxed = recovery == "relaxed"
         self._trust_after_reboot = trust_after_reboot
+        self._synchronous = synchronous
+        self._dial = dial
         self._core: _core.Pool | None = None
         self._behind: WriteBehind | None = None
         self._before_closing: list[Callable[[], object]] = []
@@ -139,6 +147,8 @@ class Pool:
             grow_log=self._log_bytes is None,
             scratchpad_bytes=self._scratchpad_bytes,
             trust_after_reboot=self._trust_after_reboot,
+            synchronous=self._synchronous,
+            dial=None if self._dial is None else self._dial.figures,
         )
         kept_as = "block" if self.looks_forward else "memory"
         refusal = ""
@@ -230,7 +240,8 @@ class Pool:
     @property
     def description(self) -> str:
         """What the pool lies on, and what its durable steps survive."""
-        return describe_medium(self.core.medium, self.core.header)
+        dialled = "" if self._dial is None else f", made as slow as {self._dial}"
+        return describe_medium(self.core.medium, self.core.header) + dialled
 
     @property
     def level(self) -> str:

@@ -37,10 +37,12 @@ CHANGEABLE = (
     "embedding.weight_decay",
     "optimizer",  # but for its name
     "pool.dense_interval",
+    "pool.dial",
     "pool.log_bytes",
     "pool.medium",  # Pool compares it with how its rows are kept
     "pool.row_checksums",  # likewise
     "pool.scratchpad_bytes",
+    "pool.synchronous",
     "group.timeout",
     "device",  # the pool does not care; the bits of the steps to come do
     _DEVICE_SETTINGS,
