@@ -117,15 +117,15 @@ void bind_pool(nb::module_& m) {
           "states, for the step that the group goes back to, each (step, cursor, row_updates); then called when that "
           "can be done, and waited for. Nothing is written before both have returned. "
           "synchronous: nothing is made durable beside training. "
-          "dial: what the medium is made as slow as: bytes a second read and written, latencies of a read and a write, "
-          "outstanding requests, granularity in bytes, latency of a sync.")
-      .def_prop_ro("dial_counts",
-                   [](const Pool& pool) -> nb::object {
-                     const auto counts = pool.dial_counts();
-                     return counts ? nb::object(to_dict(*counts)) : nb::none();
-                   },
-                   nb::sig("def dial_counts(self) -> dict[str, float] | None"),
-                   "What was asked of a dialled medium since the pool was opened; None where it is as it is.")
+          "dial: what the medium is made as slow as, in the order of DialSpec (core/media/dial.h).")
+      .def_prop_ro(
+          "dial_counts",
+          [](const Pool& pool) -> nb::object {
+            const auto counts = pool.dial_counts();
+            return counts ? nb::object(to_dict(*counts)) : nb::none();
+          },
+          nb::sig("def dial_counts(self) -> dict[str, float] | None"),
+          "What was asked of a dialled medium since the pool was opened; None where it is as it is.")
       .def_prop_ro("recovery", &Pool::recovery, nb::rv_policy::copy)
       .def_prop_ro("tables", [](const Pool& pool) { return specs_of(pool.table_records()); })
       .def_prop_ro("header", [](const Pool& pool) { return to_dict(pool.header(), pool.level()); })

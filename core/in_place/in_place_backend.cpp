@@ -102,7 +102,32 @@ DialWork InPlaceBackend::reads_of(const Plan& plan) const {
 DialWork InPlaceBackend::writes_of(const CollectionSpec& spec,
                                    const std::function<std::uint64_t(std::size_t t)>& num_rows) const {
   DialWork work;
-  for (std::size_t t = 0; t < spec.tables.size(); ++t) store_.add_writes(work, spec.tables[t].number, num_rows(t));
+  const Dial* dial = medium_.dial();
+  if (dial == nullptr) return work;
+  std::uint64_t bytes = 0;
+  for (std::size_t t = 0; t < spec.tables.size(); ++t) {
+    const RowTable& table = store_.table(spec.tables[t].number);
+    store_.add_writes(work, spec.tables[t].number, num_rows(t));
+    bytes += num_rows(t) * (table.weight_bytes() + table.state_bytes());
+  }
+  work.stream_read_bytes = static_cast<std::uint64_t>(static_cast<double>(bytes) * dial->uncached(bytes));
+  return work;
+}
+
+DialWork InPlaceBackend::lookups_of(const Plan& plan, const std::vector<std::uint64_t>& num_lookups) const {
+  DialWork work;
+  const Dial* dial = medium_.dial();
+  if (dial == nullptr) return work;
+  std::uint64_t bytes = 0;
+  for (std::size_t t = 0; t < plan.tables.size(); ++t) {
+    const RowTable& table = store_.table(plan.spec->tables[t].number);
+    bytes += plan.tables[t].num_unique() * (table.weight_bytes() + table.state_bytes());
+  }
+  const double uncached = dial->uncached(bytes);
+  for (std::size_t t = 0; t < plan.tables.size(); ++t) {
+    const auto reads = static_cast<std::uint64_t>(static_cast<double>(num_lookups[t]) * uncached);
+    dial->add_reads(work, reads, store_.table(plan.spec->tables[t].number).weight_bytes());
+  }
   return work;
 }
 
@@ -361,13 +386,11 @@ void InPlaceBackend::update(const SummedGradients& gradients, const UpdateSpec& 
   const Ahead* ahead = gradients.captures.size() == 1 ? forwarding(*gradients.captures.front()) : nullptr;
   const auto num_rows = [&](std::size_t t) { return gradients.num_rows[t]; };
   DialService service(medium_.dial(), writes_of(*gradients.spec, num_rows));
-  for_rows(
-      *gradients.spec, num_rows,
-      [&](std::size_t t, std::size_t begin, std::size_t end) {
-        store_.update_from_sums(gradients.spec->tables[t].number, spec, gradients.rows[t], gradients.sums[t].data(),
-                                ahead != nullptr ? ahead->forward[t].data() : nullptr,
-                                ahead != nullptr ? &ahead->capture->tables[t] : nullptr, begin, end);
-      });
+  for_rows(*gradients.spec, num_rows, [&](std::size_t t, std::size_t begin, std::size_t end) {
+    store_.update_from_sums(gradients.spec->tables[t].number, spec, gradients.rows[t], gradients.sums[t].data(),
+                            ahead != nullptr ? ahead->forward[t].data() : nullptr,
+                            ahead != nullptr ? &ahead->capture->tables[t] : nullptr, begin, end);
+  });
   service.finish();
 }
 

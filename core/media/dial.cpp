@@ -39,26 +39,24 @@ void require(bool holds, const char* name, double value) {
   if (!holds) throw Error(ErrorKind::config, std::string("dial: ") + name + " = " + std::to_string(value));
 }
 
-std::uint64_t granules(std::size_t bytes, std::uint64_t granularity) {
-  return (bytes + granularity - 1) / granularity;
-}
+std::uint64_t granules(std::size_t bytes, std::uint64_t granularity) { return (bytes + granularity - 1) / granularity; }
 
 }  // namespace
 
 Dial::Dial(const DialSpec& spec) : spec_(spec) {
-  const auto positive = [](const char* name, double value) {
-    require(std::isfinite(value) && value > 0, name, value);
-  };
+  const auto positive = [](const char* name, double value) { require(std::isfinite(value) && value > 0, name, value); };
   const auto not_negative = [](const char* name, double value) {
     require(std::isfinite(value) && value >= 0, name, value);
   };
   positive("read_bytes_per_s", spec.read_bytes_per_s);
   positive("write_bytes_per_s", spec.write_bytes_per_s);
+  positive("stream_write_bytes_per_s", spec.stream_write_bytes_per_s);
   positive("outstanding_requests", spec.outstanding_requests);
   positive("granularity_bytes", static_cast<double>(spec.granularity_bytes));
   not_negative("read_latency_s", spec.read_latency_s);
   not_negative("write_latency_s", spec.write_latency_s);
   not_negative("sync_latency_s", spec.sync_latency_s);
+  require(spec.cache_bytes >= 0, "cache_bytes", spec.cache_bytes);  // without end, too
   calibrate();
 }
 
@@ -89,6 +87,10 @@ void Dial::add_writes(DialWork& work, std::uint64_t count, std::size_t bytes_eac
   work.written_granules += count * granules(bytes_each, spec_.granularity_bytes);
 }
 
+double Dial::uncached(std::uint64_t bytes) const {
+  return bytes == 0 ? 0.0 : std::max(0.0, 1.0 - spec_.cache_bytes / static_cast<double>(bytes));
+}
+
 double Dial::seconds(const DialWork& work) const {
   const auto of_requests = [this](std::uint64_t requests, std::uint64_t moved, double bytes_per_s, double latency_s) {
     const double streaming = static_cast<double>(moved * spec_.granularity_bytes) / bytes_per_s;
@@ -97,7 +99,7 @@ double Dial::seconds(const DialWork& work) const {
   return of_requests(work.read_requests, work.read_granules, spec_.read_bytes_per_s, spec_.read_latency_s) +
          of_requests(work.write_requests, work.written_granules, spec_.write_bytes_per_s, spec_.write_latency_s) +
          static_cast<double>(work.stream_read_bytes) / spec_.read_bytes_per_s +
-         static_cast<double>(work.stream_written_bytes) / spec_.write_bytes_per_s +
+         static_cast<double>(work.stream_written_bytes) / spec_.stream_write_bytes_per_s +
          static_cast<double>(work.syncs) * spec_.sync_latency_s;
 }
 

@@ -22,11 +22,13 @@ namespace holdfast {
 struct DialSpec {
   double read_bytes_per_s;
   double write_bytes_per_s;
+  double stream_write_bytes_per_s;  // in long runs: logs and dense states
   double read_latency_s;
   double write_latency_s;
   double outstanding_requests;  // that are under way at a time, each of them for a latency
   std::uint64_t granularity_bytes;  // what the medium moves at least
   double sync_latency_s;  // of a flush of a block medium, beside what it writes
+  double cache_bytes;  // of the processor beside the medium; of a batch's rows beyond it, each use is a read
 };
 
 // What a piece of work moves. Requests are at random places, each of them in whole granules; streams are long runs.
@@ -54,6 +56,9 @@ class Dial {
   void add_reads(DialWork& work, std::uint64_t count, std::size_t bytes_each) const;
   void add_writes(DialWork& work, std::uint64_t count, std::size_t bytes_each) const;
 
+  // Of a batch's rows, which were read and take so many bytes, the part that the cache has no room for.
+  double uncached(std::uint64_t bytes) const;
+
   // How long the declared medium takes for the work alone. Reads and writes take turns; of requests the bandwidth or the
   // latencies of those outstanding decide, whichever takes longer.
   double seconds(const DialWork& work) const;
@@ -63,7 +68,7 @@ class Dial {
     DialWork work;
     double declared_s;
     double waited_s;  // by threads, of which several may wait at a time
-    double late_s;    // that real work took longer than its share of the declared medium would have
+    double late_s;  // that real work took longer than its share of the declared medium would have
   };
   Counts counts() const;
 

@@ -71,6 +71,11 @@ def refuse_changes(saved: Mapping[str, Any], config: RunConfig) -> None:
     """ConfigError for the first field that differs and cannot."""
     plain = to_plain(config)
     saved = {**{section: plain[section] for section in ("group", "device")}, **saved}  # of before there were these
+    if (saved["device"].get("dial") is None) != (config.device.dial is None):
+        raise ConfigError(
+            "device.dial: a pool is trained with a declared accelerator, which learns nothing, from its first step on "
+            "or never: start a new pool"
+        )
     saved["train"] = {"lanes": 1, **saved.get("train", {})}
     owned = frozenset() if config.scheduler is None else config.scheduler.try_out(config.optimizer)
     changes = differences(saved, plain)
