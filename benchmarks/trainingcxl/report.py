@@ -150,19 +150,18 @@ def write_report(record: Mapping[str, Any], directory: Path) -> None:
         "# TrainingCXL's evaluation, run",
         "",
         (
-            "**Timing only.** `cd benchmarks && python -m trainingcxl`. Rows, logs, dense states and the protocol that "
-            "makes them durable are holdfast's own and real; media wait for what they are declared to take "
-            "(`[pool.dial]`), and the "
-            "dense part waits for a declared RTX 3090 (`[device.dial]`) and learns nothing. All declared times are "
-            "stretched "
-            f"{_stretches(cells)} times while they run, so that two cores' own work is small beside them; times here are "
-            "divided by that. `trainingcxl/media.py` has every declared figure with its source; none is fitted to a run."
+            "**Timing only.** `cd benchmarks && python -m trainingcxl`. Rows, logs, dense states and the "
+            "protocol that makes them durable are holdfast's own and real; media wait for what they are "
+            "declared to take (`[pool.dial]`), and the dense part waits for a declared RTX 3090 "
+            f"(`[device.dial]`) and learns nothing. All declared times are stretched {_stretches(cells)} times "
+            "while they run, so that two cores' own work is small beside them; times here are divided by that. "
+            "`trainingcxl/media.py` has every declared figure with its source; none is fitted to a run."
         ),
         "",
         (
-            f"{machine['processor']}, {machine['cpus']} CPUs, {machine['kernel']}; pools on {machine['medium']}; holdfast "
-            f"{machine['holdfast_commit']}. Batches of {BATCH}, {ROWS:,} rows a table (the fit to the paper has 4 million, "
-            "which this machine does not hold), Zipf 1.05."
+            f"{machine['processor']}, {machine['cpus']} CPUs, {machine['kernel']}; pools on "
+            f"{machine['medium']}; holdfast {machine['holdfast_commit']}. Batches of {BATCH}, {ROWS:,} rows a "
+            "table (the fit to the paper has 4 million, which this machine does not hold), Zipf 1.05."
         ),
         "",
         *markdown_table(["", "", "bar", ""], [bar.row() for bar in bars(record)]),
@@ -184,10 +183,9 @@ def write_report(record: Mapping[str, Any], directory: Path) -> None:
         "![](batches.png)",
         "",
         (
-            "Joules a batch: declared power over declared and measured times (`trainingcxl/energy.py`), as Figure 13; and "
-            "what the processor here really spent, CPU seconds × 15 W a core (no RAPL is to be read in this virtual "
-            "machine), "
-            "which near memory stands for the logic there."
+            "Joules a batch: declared power over declared and measured times (`trainingcxl/energy.py`), as "
+            "Figure 13; and what the processor here really spent, CPU seconds × 15 W a core (no RAPL is to be "
+            "read in this virtual machine), which near memory stands for the logic there."
         ),
         "",
         *table(lambda m, s: "–" if f"{m}/{s}" not in cells else _energy_text(cells[f"{m}/{s}"], s)),
@@ -235,8 +233,8 @@ def _fidelity(cells: Cells) -> list[str]:
     ]
     return [
         (
-            "Of a batch, ms: what was asked of the medium, by how much real work was slower than that, the process's CPU "
-            "time, the fastest and the slowest batch; and CPUs that others used before the run."
+            "Of a batch, ms: what was asked of the medium, by how much real work was slower than that, the "
+            "process's CPU time, the fastest and the slowest batch; and CPUs that others used before the run."
         ),
         "",
         *markdown_table(["", "asked", "late", "CPU", "batches", "others"], rows),
