@@ -86,7 +86,8 @@ def test_a_run_that_is_resumed_ends_as_one_that_was_not(tmp_path: Path, relaxed:
         for stop in stops:
             run = config(tmp_path, text.replace("steps = 4", f"steps = {stop}"))
             with open_trainer(run, tmp_path / name) as trainer:
-                assert len(list(trainer.steps())) == stop - trainer.checkpoint.resume() or stop == trainer.pool.step
+                list(trainer.steps())
+                assert trainer.pool.step == stop
     digests = {digest_pool(open_reader(tmp_path / name)).whole for name in ("whole", "cut")}
     assert len(digests) == 1
 

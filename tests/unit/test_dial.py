@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -182,7 +183,7 @@ def test_a_group_s_pool_takes_no_dial(tmp_path: Path):
 
 def test_figures_override_those_of_the_medium_and_all_are_stretched():
     dial = MediumDial(like="pmem", read_latency_s=1e-6, stretch=10)
-    assert dial.figures == pytest.approx((3.9e9, 1.4e9, 1e-5, 6.02e-6, 60, 256, 0.0))
+    assert dial.figures == pytest.approx((3.9e9, 1.4e9, 1.4e9, 1e-5, 6.02e-6, 60, 256, 0.0, math.inf))
 
 
 def test_a_probe_of_a_dialled_medium_finds_it_no_faster_than_declared(tmp_path: Path):
@@ -204,3 +205,25 @@ def test_a_dial_is_named_or_read_from_a_file(tmp_path: Path):
     assert dial_of(str(path)) == MediumDial(like="pmem", stretch=20)
     with pytest.raises(ConfigError, match="no such file"):
         dial_of("tape")
+
+
+def test_rows_that_the_cache_has_no_room_for_are_read_by_every_lookup_and_by_the_update(tmp_path: Path):
+    half = unique(0) * 4 * DIM / 2
+    steps = Steps(tmp_path, dial=MediumDial(**{**FAST, "cache_bytes": half}))
+    pooled = steps.forward(0)
+    assert asked(steps.pool)["read_requests"] == unique(0) + BATCH // 2  # captured, then half of the lookups
+    pooled.sum().backward()
+    steps.rows.optimizer.step()
+    assert asked(steps.pool)["stream_read_bytes"] == half
+
+
+def test_a_relaxed_lookup_asks_for_as_many_lookups_in_its_two_parts(tmp_path: Path):
+    steps = Steps(tmp_path, dial=MediumDial(**{**FAST, "cache_bytes": 0.0}))
+    first, then = (steps.rows.plan(features(seed)) for seed in (0, 1))
+    capture = steps.rows.capture(first)
+    steps.rows.lookup(capture, first)
+    before = asked(steps.pool)["read_requests"]
+    steps.rows.lookup_ahead(then, first)
+    own = np.setdiff1d(features(1).values().numpy(), features(0).values().numpy())
+    own_lookups = int(np.isin(features(1).values().numpy(), own).sum())
+    assert asked(steps.pool)["read_requests"] - before == len(own) + own_lookups
