@@ -39,7 +39,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m trainingcxl", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", default=",".join(SHAPES), help="of " + ", ".join(SHAPES))
+    parser.add_argument(
+        "--models", default=",".join(SHAPES), help="of " + ", ".join(SHAPES) + "; none of them: the report alone"
+    )
     parser.add_argument("--systems", default=",".join(CONFIGURATIONS), help="of " + ", ".join(CONFIGURATIONS))
     parser.add_argument("--medium", type=Path, default=Path("/dev/shm"), help="where pools lie; faster than declared")
     parser.add_argument("--stretch", type=float, default=STRETCH, help="of all declared times")
@@ -49,13 +51,15 @@ def main() -> None:
     arguments.report_dir.mkdir(parents=True, exist_ok=True)
     path = arguments.record or arguments.report_dir / "results.json"
     record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"cells": {}}
-    for model in arguments.models.split(","):
+    for model in filter(None, arguments.models.split(",")):
         for system in arguments.systems.split(","):
             cell = _cell(SHAPES[model], CONFIGURATIONS[system], arguments)
             record["cells"][f"{model}/{system}"] = cell
-            print(f"{model} {system}: {cell['batch_ms']:.2f} ms, simulated {cell['simulated_ms']:.2f}", file=sys.stderr)
+            print(f"{model} {system}: {cell['batch_ms']:.2f} ms", file=sys.stderr)
             record["machine"] = machine.describe(arguments.medium, ROOT)
             path.write_text(json.dumps(record, indent=1).replace(f"{ROOT}/", "") + "\n")
+    _simulate(record)
+    path.write_text(json.dumps(record, indent=1).replace(f"{ROOT}/", "") + "\n")
     write_report(record, arguments.report_dir)
     print((arguments.report_dir / "report.md").read_text())
     if missed := complaints(record):
@@ -78,7 +82,6 @@ def _cell(shape: Shape, configuration: Configuration, arguments: argparse.Namesp
             command, cwd=BENCHMARKS, stdout=subprocess.PIPE, text=True, check=True, timeout=_MOST_SECONDS
         )
     measured = json.loads(done.stdout.splitlines()[-1])
-    predicted = simulated(shape, configuration, accelerator)
     return {
         "batch_ms": measured["batch_ms"] / stretch,
         "each_ms": [each / stretch for each in measured["each_ms"]],
@@ -88,13 +91,21 @@ def _cell(shape: Shape, configuration: Configuration, arguments: argparse.Namesp
         "verbs": [(stage, begin / stretch, end / stretch) for stage, begin, end in measured["verbs"]],
         "background": [(stage, begin / stretch, end / stretch) for stage, begin, end in measured["background"]],
         "stretch": stretch,
-        "simulated_ms": 1e3 * predicted.batch_s,
-        "simulated_stage_ms": {stage: 1e3 * length for stage, length in predicted.stage_s.items()},
         "accelerator_ms": 1e3 * accelerator.total_s,
         "modules": configuration.medium(shape).modules,
         "run": text,
         "others_cpus": others,
     }
+
+
+def _simulate(record: dict[str, Any]) -> None:
+    """Puts the simulator's figures beside those that were measured."""
+    for name, cell in record["cells"].items():
+        model, _, system = name.partition("/")
+        shape = SHAPES[model]
+        predicted = simulated(shape, CONFIGURATIONS[system], accelerator_of(shape))
+        cell["simulated_ms"] = 1e3 * predicted.batch_s
+        cell["simulated_stage_ms"] = {stage: 1e3 * length for stage, length in predicted.stage_s.items()}
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from trainingcxl.models import BATCH, NUM_DENSE, ROWS, ZIPF, Shape
 from trainingcxl.systems import SSD_SCRATCHPAD, Accelerator, Configuration
 
 _NUMBER_BYTES = 8  # of a row, in the log
+_SLICE_S = 20e-6  # what works on the medium at the same time takes turns about so
 _GPU = ("bottom_forward", "interaction_top", "bottom_backward")
 
 
@@ -159,11 +160,13 @@ def _given(seconds: float, *, on: tuple[str, ...] = ("gpu",), after: tuple[str, 
 
 
 def _rows(does: str, *, rows: str = "unique", part: float = 1.0, after: tuple[str, ...]) -> Stage:
-    return Stage(does=does, rows=rows, part=part, on=("main", "medium"), after=after)  # type: ignore[arg-type]
+    on = ("main", "medium")
+    return Stage(does=does, rows=rows, part=part, on=on, after=after, slice_s=_SLICE_S)  # type: ignore[arg-type]
 
 
 def _background(does: str, *, rows: str = "unique", part: float = 1.0, after: tuple[str, ...]) -> Stage:
-    return Stage(does=does, rows=rows, part=part, on=("background", "medium"), after=after)  # type: ignore[arg-type]
+    on = ("background", "medium")
+    return Stage(does=does, rows=rows, part=part, on=on, after=after, slice_s=_SLICE_S)  # type: ignore[arg-type]
 
 
 def _with(stage: Stage, **changes: object) -> Stage:
