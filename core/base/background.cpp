@@ -13,7 +13,7 @@ Background::Ticket Background::submit(std::function<void()> job) {
   {
     const std::lock_guard lock(queue_mutex_);
     if (failure_) std::rethrow_exception(failure_);
-    if (!thread_.joinable()) thread_ = start_thread(name_, [this] { run(); });
+    if (is_beside_ && !thread_.joinable()) thread_ = start_thread(name_, [this] { run(); });
     queue_.push_back(std::move(job));
     ticket = ++submitted_;
   }
@@ -24,6 +24,11 @@ Background::Ticket Background::submit(std::function<void()> job) {
 bool Background::done(Ticket ticket) const {
   const std::lock_guard lock(queue_mutex_);
   return completed_ >= ticket;
+}
+
+bool Background::has_jobs() const {
+  const std::lock_guard lock(queue_mutex_);
+  return !queue_.empty();
 }
 
 void Background::check() const {
@@ -95,6 +100,10 @@ void Background::stop() {
   }
   wake_.notify_all();
   if (thread_.joinable()) thread_.join();
+  while (!is_beside_ && has_jobs()) {
+    const std::lock_guard running(run_mutex_);
+    run_next();
+  }
 }
 
 }  // namespace holdfast

@@ -31,6 +31,9 @@ class Background {
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
 
+  // Jobs run when somebody waits for one of them or a later one, in that thread, and at stop: nothing is done beside what
+  // the caller does. Before the first job.
+  void run_when_awaited() { is_beside_ = false; }
   // Queues a job; the thread is started by the first one.
   Ticket submit(std::function<void()> job);
   // Returns when the job of `ticket` is done.
@@ -48,8 +51,10 @@ class Background {
  private:
   void run();
   void run_next();
+  bool has_jobs() const;
 
   const char* name_;
+  bool is_beside_ = true;  // has a thread of its own
   mutable std::mutex queue_mutex_;
   FairMutex run_mutex_;  // held while a job runs; taken before queue_mutex_
   std::condition_variable wake_;

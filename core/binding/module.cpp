@@ -75,6 +75,7 @@ NB_MODULE(_core, m) {
   bind_reader(m);
   bind_live_copy(m);
   bind_repair(m);
+  bind_dial_probe(m);
 
   m.def(
       "crc32c", [](std::uint32_t crc, const ConstBytes& data) { return crc32c(crc, data.data(), data.size()); },

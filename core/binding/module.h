@@ -13,6 +13,7 @@ void bind_pool(nanobind::module_& m);
 void bind_reader(nanobind::module_& m);
 void bind_live_copy(nanobind::module_& m);
 void bind_repair(nanobind::module_& m);
+void bind_dial_probe(nanobind::module_& m);
 void bind_shards(nanobind::module_& m);
 void bind_unpublished(nanobind::module_& m);
 

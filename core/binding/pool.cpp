@@ -95,23 +95,37 @@ void bind_pool(nb::module_& m) {
           "__init__",
           [](Pool* self, const std::string& directory, bool relaxed, std::uint32_t dense_interval, bool grow_log,
              std::uint64_t scratchpad_bytes, bool trust_after_reboot, bool warm,
-             const std::optional<std::tuple<Agree, Ready>>& group) {
-            OpenOptions options{relaxed ? Recovery::relaxed : Recovery::exact,
-                                dense_interval,
-                                grow_log,
-                                scratchpad_bytes,
-                                warm,
-                                trust_after_reboot};
+             const std::optional<std::tuple<Agree, Ready>>& group, bool synchronous,
+             const std::optional<DialFigures>& dial) {
+            OpenOptions options{.recovery = relaxed ? Recovery::relaxed : Recovery::exact,
+                                .dense_interval = dense_interval,
+                                .grow_log = grow_log,
+                                .scratchpad_bytes = scratchpad_bytes,
+                                .warm = warm,
+                                .synchronous = synchronous,
+                                .trust_after_reboot = trust_after_reboot};
+            if (dial) options.dial = dial_spec(*dial);
             if (group) options.group = in_group(std::get<0>(*group), std::get<1>(*group));
             const nb::gil_scoped_release unlocked;
             new (self) Pool(directory, options);
           },
           "directory"_a, nb::kw_only(), "relaxed"_a, "dense_interval"_a, "grow_log"_a, "scratchpad_bytes"_a,
-          "trust_after_reboot"_a, "warm"_a = true, "group"_a = nb::none(),
+          "trust_after_reboot"_a, "warm"_a = true, "group"_a = nb::none(), "synchronous"_a = false,
+          "dial"_a = nb::none(),
           "warm: fill the scratchpad of a log store beside the first steps. "
           "group: of a pool that belongs to one. First asked, with the pool's newest step and the steps of its dense "
           "states, for the step that the group goes back to, each (step, cursor, row_updates); then called when that "
-          "can be done, and waited for. Nothing is written before both have returned.")
+          "can be done, and waited for. Nothing is written before both have returned. "
+          "synchronous: nothing is made durable beside training. "
+          "dial: what the medium is made as slow as, in the order of DialSpec (core/media/dial.h).")
+      .def_prop_ro(
+          "dial_counts",
+          [](const Pool& pool) -> nb::object {
+            const auto counts = pool.dial_counts();
+            return counts ? nb::object(to_dict(*counts)) : nb::none();
+          },
+          nb::sig("def dial_counts(self) -> dict[str, float] | None"),
+          "What was asked of a dialled medium since the pool was opened; None where it is as it is.")
       .def_prop_ro("recovery", &Pool::recovery, nb::rv_policy::copy)
       .def_prop_ro("tables", [](const Pool& pool) { return specs_of(pool.table_records()); })
       .def_prop_ro("header", [](const Pool& pool) { return to_dict(pool.header(), pool.level()); })

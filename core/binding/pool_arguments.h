@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "binding/arrays.h"
+#include "media/dial.h"
 #include "pool/pool.h"
 
 namespace holdfast {
@@ -48,6 +49,10 @@ StepMark step_mark(const Mark& mark);
 
 // The callables live as long as the call that they are arguments of.
 InGroup in_group(const Agree& agree, const Ready& ready);
+
+// A DialSpec's figures, in its order.
+using DialFigures = std::tuple<double, double, double, double, double, double, std::uint64_t, double, double>;
+DialSpec dial_spec(const DialFigures& figures);
 
 // 16 bytes, or none.
 std::optional<Uuid> uuid_of(const nanobind::bytes& uuid);

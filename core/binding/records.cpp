@@ -112,6 +112,21 @@ nb::dict to_dict(const Traffic& traffic) {
   return out;
 }
 
+nb::dict to_dict(const Dial::Counts& counts) {
+  nb::dict out;
+  out["read_requests"] = counts.work.read_requests;
+  out["read_granules"] = counts.work.read_granules;
+  out["write_requests"] = counts.work.write_requests;
+  out["written_granules"] = counts.work.written_granules;
+  out["stream_read_bytes"] = counts.work.stream_read_bytes;
+  out["stream_written_bytes"] = counts.work.stream_written_bytes;
+  out["syncs"] = counts.work.syncs;
+  out["declared_s"] = counts.declared_s;
+  out["waited_s"] = counts.waited_s;
+  out["late_s"] = counts.late_s;
+  return out;
+}
+
 void bind_records(nb::module_& m) {
   nb::class_<TableSpec>(m, "TableSpec", "One table as the pool keeps it; dtype, optimizer and pooling by number.")
       .def(

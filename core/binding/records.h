@@ -39,6 +39,7 @@ nanobind::bytes to_bytes(std::span<const std::byte> data);
 nanobind::dict to_dict(const format::PoolHeader& header, format::Level level);
 nanobind::dict to_dict(const format::CommitRecord& commit);
 nanobind::dict to_dict(const Traffic& traffic);
+nanobind::dict to_dict(const Dial::Counts& counts);
 
 // The shards of one writer of several.
 template <class Pool>

@@ -179,7 +179,7 @@ void DenseSlots::stage(std::uint64_t epoch, const StepMark& mark, std::span<cons
 
   const std::size_t payload = payload_bytes(header);
   const std::size_t needed = format::align_up(format::dense_payload_offset + payload, format::block_bytes);
-  const bool in_place = medium_.level() == format::Level::process;
+  const bool in_place = is_staged_in_place();
   valid_[slot].reset();
   if (in_place) clear_header(slot);
   if (file.size() < needed) {
@@ -231,6 +231,11 @@ void DenseSlots::stage(std::uint64_t epoch, const StepMark& mark, std::span<cons
   pending_ = Pending{slot, header, in_place ? padded : 0};
 }
 
+// A dialled medium is no memory to stage in, whatever it really is.
+bool DenseSlots::is_staged_in_place() const {
+  return medium_.level() == format::Level::process && medium_.dial() == nullptr;
+}
+
 void DenseSlots::clear_header(std::size_t slot) { write_header(slot, {}); }
 
 void DenseSlots::write_header(std::size_t slot, const format::DenseHeader& header) {
@@ -257,9 +262,11 @@ bool DenseSlots::advance(std::size_t bytes) {
   const std::size_t left = format::align_up(total, format::block_bytes) - from;
   const std::size_t part = bytes < left ? format::align_up(bytes, format::block_bytes) : left;
   std::byte* payload = file.data() + format::dense_payload_offset;
+  DialService service(medium_.dial(), {.stream_written_bytes = part});
   if (from == 0) clear_header(pending_->slot);
   if (part != 0) file.write(format::dense_payload_offset + from, staging_.data() + from, part);
   medium_.persist(payload + from, part);
+  service.finish();
   pending_->done_bytes += part;
   if (pending_->done_bytes < total) return false;
 

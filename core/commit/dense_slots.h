@@ -97,6 +97,7 @@ class DenseSlots {
   static std::size_t payload_bytes(const format::DenseHeader& header);
   std::optional<format::DenseHeader> read(std::size_t slot, bool clean);
   std::size_t idle_slot() const;
+  bool is_staged_in_place() const;
   void clear_header(std::size_t slot);
   void write_header(std::size_t slot, const format::DenseHeader& header);
 
@@ -108,7 +109,7 @@ class DenseSlots {
   std::array<bool, 2> torn_{};
   std::array<bool, 2> damaged_{};
   std::optional<Pending> pending_;
-  // Level power only: at level process the idle slot's mapping is the staging buffer. Whole blocks, which a file takes
+  // Level power, or a dialled medium: elsewhere the idle slot's mapping is the staging buffer. Whole blocks, which a file takes
   // without a copy in the page cache.
   SectorBuffer staging_;
 };

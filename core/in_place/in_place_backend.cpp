@@ -89,6 +89,48 @@ void InPlaceBackend::start(std::uint64_t epoch, const StepMark& mark) {
   undo_.reset();
 }
 
+// What a dialled medium is asked for.
+
+DialWork InPlaceBackend::reads_of(const Plan& plan) const {
+  DialWork work;
+  for (std::size_t t = 0; t < plan.tables.size(); ++t) {
+    store_.add_reads(work, plan.spec->tables[t].number, plan.tables[t].num_unique());
+  }
+  return work;
+}
+
+DialWork InPlaceBackend::writes_of(const CollectionSpec& spec,
+                                   const std::function<std::uint64_t(std::size_t t)>& num_rows) const {
+  DialWork work;
+  const Dial* dial = medium_.dial();
+  if (dial == nullptr) return work;
+  std::uint64_t bytes = 0;
+  for (std::size_t t = 0; t < spec.tables.size(); ++t) {
+    const RowTable& table = store_.table(spec.tables[t].number);
+    store_.add_writes(work, spec.tables[t].number, num_rows(t));
+    bytes += num_rows(t) * (table.weight_bytes() + table.state_bytes());
+  }
+  work.stream_read_bytes = static_cast<std::uint64_t>(static_cast<double>(bytes) * dial->uncached(bytes));
+  return work;
+}
+
+DialWork InPlaceBackend::lookups_of(const Plan& plan, const std::vector<std::uint64_t>& num_lookups) const {
+  DialWork work;
+  const Dial* dial = medium_.dial();
+  if (dial == nullptr) return work;
+  std::uint64_t bytes = 0;
+  for (std::size_t t = 0; t < plan.tables.size(); ++t) {
+    const RowTable& table = store_.table(plan.spec->tables[t].number);
+    bytes += plan.tables[t].num_unique() * (table.weight_bytes() + table.state_bytes());
+  }
+  const double uncached = dial->uncached(bytes);
+  for (std::size_t t = 0; t < plan.tables.size(); ++t) {
+    const auto reads = static_cast<std::uint64_t>(static_cast<double>(num_lookups[t]) * uncached);
+    dial->add_reads(work, reads, store_.table(plan.spec->tables[t].number).weight_bytes());
+  }
+  return work;
+}
+
 // Capture.
 
 std::shared_ptr<InPlaceBackend::LoggedCapture> InPlaceBackend::reserve(std::shared_ptr<const Plan> plan,
@@ -154,6 +196,7 @@ void InPlaceBackend::grow_log(std::size_t record_bytes) {
 void InPlaceBackend::fill(LoggedCapture& capture, Rows rows_are) {
   const std::byte* const payload = log_.at(capture.position) + sizeof(RecordHeader);
   PartsChecksum checksum(capture.bytes - sizeof(RecordHeader), log_.seed());
+  DialService service(medium_.dial(), rows_are == Rows::copied_now ? reads_of(*capture.plan) : DialWork{});
   const auto add = [&](const void* part, std::size_t bytes) {
     checksum.add(static_cast<std::size_t>(static_cast<const std::byte*>(part) - payload), part, bytes);
   };
@@ -177,6 +220,7 @@ void InPlaceBackend::fill(LoggedCapture& capture, Rows rows_are) {
     throw;
   }
   if (rows_are == Rows::copied_later) return;
+  service.finish();
   add(payload, capture.tables.size() * sizeof(RecordSection));
   capture.payload_crc = checksum.value();
 }
@@ -282,12 +326,20 @@ bool InPlaceBackend::capture_ahead(std::shared_ptr<const Plan> next, std::uint64
     if (begin < then.size()) own[t].emplace_back(begin, then.size());
   });
   ahead.copied = background_.submit([this, capture = ahead.capture, own = std::move(own)] {
+    DialWork reads;
+    for (std::size_t t = 0; t < own.size(); ++t) {
+      std::uint64_t num_rows = 0;
+      for (const auto& [begin, end] : own[t]) num_rows += end - begin;
+      store_.add_reads(reads, capture->plan->spec->tables[t].number, num_rows);
+    }
+    DialService service(medium_.dial(), reads);
     for (std::size_t t = 0; t < own.size(); ++t) {
       const std::uint32_t number = capture->plan->spec->tables[t].number;
       for (const auto& [begin, end] : own[t]) {
         if (store_.try_capture(number, capture->tables[t], begin, end) != end) capture->is_damaged = true;
       }
     }
+    service.finish();
   });
   ahead_ = std::move(ahead);
   return true;
@@ -298,9 +350,11 @@ void InPlaceBackend::add_part(const std::shared_ptr<LoggedCapture>& capture) {
 }
 
 void InPlaceBackend::read(const Plan& plan, const std::vector<WorkingRows>& rows) {
+  DialService service(medium_.dial(), reads_of(plan));
   fill_rows(plan, rows, [&](std::uint32_t table, const WorkingRows& of_table, std::size_t begin, std::size_t end) {
     store_.capture(table, of_table, begin, end);
   });
+  service.finish();
 }
 
 // Update.
@@ -318,30 +372,37 @@ void InPlaceBackend::begin_update() {
 void InPlaceBackend::update(const std::shared_ptr<const Capture>& capture, const float* grad, const UpdateSpec& spec) {
   const Plan& plan = *capture->plan;
   const Ahead* ahead = forwarding(*capture);
+  DialService service(medium_.dial(),
+                      writes_of(*plan.spec, [&](std::size_t t) { return plan.tables[t].num_unique(); }));
   for_rows(plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
     store_.update(plan.spec->tables[t].number, spec, capture->tables[t], occurrences_of(plan.tables[t]), grad,
                   ahead != nullptr ? ahead->forward[t].data() : nullptr,
                   ahead != nullptr ? &ahead->capture->tables[t] : nullptr, begin, end);
   });
+  service.finish();
 }
 
 void InPlaceBackend::update(const SummedGradients& gradients, const UpdateSpec& spec) {
   const Ahead* ahead = gradients.captures.size() == 1 ? forwarding(*gradients.captures.front()) : nullptr;
-  for_rows(
-      *gradients.spec, [&](std::size_t t) { return gradients.num_rows[t]; },
-      [&](std::size_t t, std::size_t begin, std::size_t end) {
-        store_.update_from_sums(gradients.spec->tables[t].number, spec, gradients.rows[t], gradients.sums[t].data(),
-                                ahead != nullptr ? ahead->forward[t].data() : nullptr,
-                                ahead != nullptr ? &ahead->capture->tables[t] : nullptr, begin, end);
-      });
+  const auto num_rows = [&](std::size_t t) { return gradients.num_rows[t]; };
+  DialService service(medium_.dial(), writes_of(*gradients.spec, num_rows));
+  for_rows(*gradients.spec, num_rows, [&](std::size_t t, std::size_t begin, std::size_t end) {
+    store_.update_from_sums(gradients.spec->tables[t].number, spec, gradients.rows[t], gradients.sums[t].data(),
+                            ahead != nullptr ? ahead->forward[t].data() : nullptr,
+                            ahead != nullptr ? &ahead->capture->tables[t] : nullptr, begin, end);
+  });
+  service.finish();
 }
 
 void InPlaceBackend::put(const std::shared_ptr<const Capture>& capture, const std::vector<ReadyRows>& ready) {
   drop_ahead();
   const Plan& plan = *capture->plan;
+  DialService service(medium_.dial(),
+                      writes_of(*plan.spec, [&](std::size_t t) { return plan.tables[t].num_unique(); }));
   for_rows(plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
     store_.put(plan.spec->tables[t].number, capture->tables[t], ready[t], begin, end);
   });
+  service.finish();
 }
 
 void InPlaceBackend::finish_update(std::size_t num_captures) {

@@ -47,6 +47,7 @@ class InPlaceBackend final : public RowBackend {
   void keep_rows(std::uint32_t, std::vector<std::uint64_t>) override {}
   void read(const Plan& plan, const std::vector<WorkingRows>& rows) override;
 
+  DialWork lookups_of(const Plan& plan, const std::vector<std::uint64_t>& num_lookups) const override;
   void begin_update() override;
   void update(const std::shared_ptr<const Capture>& capture, const float* grad, const UpdateSpec& spec) override;
   void update(const SummedGradients& gradients, const UpdateSpec& spec) override;
@@ -96,6 +97,9 @@ class InPlaceBackend final : public RowBackend {
 
   std::shared_ptr<LoggedCapture> reserve(std::shared_ptr<const Plan> plan, std::uint64_t step);
   void grow_log(std::size_t record_bytes);
+  DialWork reads_of(const Plan& plan) const;
+  // Of an update: rows home, and those read again that the cache had no room for.
+  DialWork writes_of(const CollectionSpec& spec, const std::function<std::uint64_t(std::size_t t)>& num_rows) const;
   enum class Rows { copied_now, copied_later };
   void fill(LoggedCapture& capture, Rows rows);
   void submit_seal(LoggedCapture& capture);

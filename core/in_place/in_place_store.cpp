@@ -208,6 +208,24 @@ void InPlaceStore::put(std::size_t index, const WorkingRows& working, const Read
   finish_rows(table, working, begin, end);
 }
 
+void InPlaceStore::add_reads(DialWork& work, std::size_t index, std::uint64_t num_rows) const {
+  const Dial* dial = medium_.dial();
+  if (dial == nullptr) return;
+  const Table& table = tables_[index];
+  dial->add_reads(work, num_rows, table.weight_bytes());
+  dial->add_reads(work, num_rows, table.state_bytes());
+  if (table.tags.file) dial->add_reads(work, num_rows, RowChecksums::row_bytes);
+}
+
+void InPlaceStore::add_writes(DialWork& work, std::size_t index, std::uint64_t num_rows) const {
+  const Dial* dial = medium_.dial();
+  if (dial == nullptr) return;
+  const Table& table = tables_[index];
+  dial->add_writes(work, num_rows, table.weight_bytes());
+  dial->add_writes(work, num_rows, table.state_bytes());
+  if (table.tags.file) dial->add_writes(work, num_rows, RowChecksums::row_bytes);
+}
+
 std::size_t InPlaceStore::materialize(std::size_t index, std::span<const std::uint64_t> rows) {
   const Table& table = tables_[index];
   const HomeRows home = table.home();

@@ -101,6 +101,11 @@ class InPlaceStore {
   void put(std::size_t table, const WorkingRows& working, const ReadyRows& ready, std::size_t begin, std::size_t end);
   void restore(std::size_t table, const WorkingRows& working, std::size_t begin, std::size_t end);
 
+  // What reading, or writing, so many rows of a table at random places asks of a dialled medium. Touched bits are few
+  // enough to stay in caches, and are not counted.
+  void add_reads(DialWork& work, std::size_t table, std::uint64_t num_rows) const;
+  void add_writes(DialWork& work, std::size_t table, std::uint64_t num_rows) const;
+
   // Writes the initial value of each of `rows` that is untouched to its place at home, for whoever reads there without
   // asking; it stays untouched. Returns how many were. Not while rows are updated: one could become touched meanwhile.
   std::size_t materialize(std::size_t table, std::span<const std::uint64_t> rows);

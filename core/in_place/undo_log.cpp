@@ -37,6 +37,8 @@ void UndoLog::seal(std::uint64_t step, std::uint64_t position, std::size_t bytes
   std::byte* data = at(position);
   std::byte* payload = data + sizeof(RecordHeader);
   const std::size_t payload_bytes = bytes - sizeof(RecordHeader);
+  // Capture's stores went to the processor's caches; here they go to the medium.
+  DialService service(medium_.dial(), {.stream_written_bytes = bytes});
   medium_.flush(payload, payload_bytes);
   RecordHeader header{};
   header.magic = format::record_magic;
@@ -53,6 +55,7 @@ void UndoLog::seal(std::uint64_t step, std::uint64_t position, std::size_t bytes
   medium_.persist_point();
   std::memcpy(data, &header, sizeof(header));
   medium_.persist(data, sizeof(header));
+  service.finish();
   last_ = Link::to(header);
 }
 

@@ -94,6 +94,8 @@ LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, c
                                           " bytes, the row log was made with " +
                                           std::to_string(format::row_log_ring_offset + options.ring_bytes));
   }
+  queue_.set_dial(options.dial);
+  log_.set_dial(options.dial);
   unit_bytes_ = log_.file().unit_bytes();
   std::uint64_t num_rows = 0;
   for (std::size_t i = 0; i < tables.size(); ++i) {
@@ -102,6 +104,7 @@ LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, c
     for (const RowPiece& piece : table.what.owned_pieces()) {
       Home& home = table.homes.emplace_back(
           open_home(directory, table.what, i, piece, options.caching, options.watcher, opening_of(options), queue_));
+      home.file->set_dial(options.dial);
       home.first_number = num_rows;
       num_rows += piece.num_rows;
       unit_bytes_ = std::max(unit_bytes_, home.file->unit_bytes());

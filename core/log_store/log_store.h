@@ -113,6 +113,7 @@ struct LogStoreOptions {
   Caching caching = Caching::direct;
   BlockQueue::Way way = BlockQueue::Way::io_uring;
   BlockWatcher* watcher = nullptr;  // for tests
+  Dial* dial = nullptr;  // of the device; null: as it is
   bool writable = true;
   std::uint64_t ring_bytes = 0;  // that the log was made with; 0: whatever it has
   Identity identity{};  // of the pool

@@ -93,6 +93,7 @@ class RowLog {
   std::optional<std::uint64_t> offset_of_broken_checkpoint() const;
   std::optional<std::string> broken_checkpoint() const;
   const BlockFile& file() const { return file_; }
+  void set_dial(Dial* dial) { file_.set_dial(dial); }
 
   // How many rows are home at least, by the newest checkpoint, where that is known; and what those that follow are to
   // say, which checkpoint makes durable at once. Whoever does not know it writes checkpoints that say nothing.

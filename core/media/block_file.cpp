@@ -144,6 +144,7 @@ void BlockFile::check_write(std::uint64_t offset, std::size_t bytes, const std::
 
 void BlockFile::write(std::uint64_t offset, std::size_t bytes, const std::byte* src) {
   check_write(offset, bytes, src);
+  DialService service(dial_, {.stream_written_bytes = bytes});
   for (std::size_t done = 0; done < bytes;) {
     const ssize_t n = ::pwrite(fd_, src + done, bytes - done, static_cast<off_t>(offset + done));
     if (n < 0 && errno == EINTR) continue;
@@ -152,17 +153,20 @@ void BlockFile::write(std::uint64_t offset, std::size_t bytes, const std::byte* 
     const auto moved = static_cast<std::size_t>(n);
     done += done + moved == bytes ? moved : moved / unit_bytes_ * unit_bytes_;  // a short one ends at a whole unit
   }
+  service.finish();
 }
 
 void BlockFile::sync() {
   check(0, 0, nullptr);
   if (watcher_ != nullptr) watcher_->before_sync(*this);
   Medium::count_persist_point();
+  DialService service(dial_, {.syncs = 1});
   if (::fdatasync(fd_) != 0) {
     const int error = errno;
     failed_ = true;
     throw Error(ErrorKind::failed, "syncing " + path_ + ": " + std::strerror(error));
   }
+  service.finish();
   if (watcher_ != nullptr) watcher_->after_sync(*this);
 }
 

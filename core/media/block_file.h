@@ -24,6 +24,7 @@
 
 #include "base/format.h"
 #include "base/huge_array.h"
+#include "media/dial.h"
 
 namespace holdfast {
 
@@ -87,6 +88,9 @@ class BlockFile {
   // Whether a read gives what the device has, for certain, and never what the page cache has kept.
   bool reads_device() const { return reads_device_; }
 
+  // Writes and syncs take as long as the dial says; null: as they do.
+  void set_dial(Dial* dial) { dial_ = dial; }
+
   // Throws full where there is no space, failed otherwise. Any part of the range may have been written then.
   void write(std::uint64_t offset, std::size_t bytes, const std::byte* src);
   // Everything that was written is durable.
@@ -112,6 +116,7 @@ class BlockFile {
   bool reads_device_ = false;
   std::uint64_t bytes_ = 0;
   BlockWatcher* watcher_;
+  Dial* dial_ = nullptr;
   std::atomic<bool> failed_{false};
 };
 

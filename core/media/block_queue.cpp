@@ -67,6 +67,19 @@ struct Transfer {
   }
 };
 
+DialWork work_of(const Dial* dial, std::span<const Transfer> transfers) {
+  DialWork work;
+  if (dial == nullptr) return work;
+  for (const Transfer& transfer : transfers) {
+    if (transfer.is_write) {
+      dial->add_writes(work, 1, transfer.bytes);
+    } else {
+      dial->add_reads(work, 1, transfer.bytes);
+    }
+  }
+  return work;
+}
+
 // One io_uring. Used by one thread.
 class Ring {
  public:
@@ -385,7 +398,9 @@ void BlockQueue::read_many(std::span<const BlockRead> reads) {
     read.file->check_read(read.offset, read.bytes, read.dst);
     if (read.bytes != 0) transfers.push_back({read.file, read.offset, read.bytes, read.dst, false});
   }
+  DialService service(dial_, work_of(dial_, transfers));
   engine_->finish(transfers);
+  service.finish();
 }
 
 void BlockQueue::write_many(std::span<const BlockWrite> writes) {
@@ -398,7 +413,9 @@ void BlockQueue::write_many(std::span<const BlockWrite> writes) {
       transfers.push_back({write.file, write.offset, write.bytes, const_cast<std::byte*>(write.src), true});
     }
   }
+  DialService service(dial_, work_of(dial_, transfers));
   engine_->finish(transfers);
+  service.finish();
 }
 
 }  // namespace holdfast

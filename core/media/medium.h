@@ -17,9 +17,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/format.h"
+#include "media/dial.h"
 
 namespace holdfast {
 
@@ -107,6 +109,10 @@ class Medium {
     count_persist_point();
   }
 
+  // Makes it as slow as the dial says, for whoever asks `dial`: the stores above it. Null: as it is.
+  void set_dial(std::shared_ptr<Dial> dial) { dial_ = std::move(dial); }
+  Dial* dial() const { return dial_.get(); }
+
   // Kills the process with SIGKILL at the n-th persist point from now (0: never). For crash tests.
   static void kill_at_persist_point(std::int64_t n) { kill_at_.store(n); }
   // What is left of n: crash tests count the points of a run with a large n.
@@ -117,6 +123,8 @@ class Medium {
   }
 
  private:
+  std::shared_ptr<Dial> dial_;
+
   static void strike_persist_point();
   static std::atomic<std::int64_t> kill_at_;
 };

@@ -1,6 +1,7 @@
 #include "pool/pool.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <utility>
 
@@ -134,7 +135,10 @@ bool Pool::capture_ahead(std::shared_ptr<const Plan> next) {
 void Pool::lookup(const Capture& capture, float* out) const {
   check_open();
   check_capture(capture);
+  DialService service(dial_.get(),
+                      dial_ ? backend_->lookups_of(*capture.plan, num_lookups(*capture.plan)) : DialWork{});
   pool_features(*capture.plan, capture.tables, backend_->tables(), out);
+  service.finish();
 }
 
 void Pool::evaluate(const Plan& plan, float* out) {
@@ -150,14 +154,26 @@ void Pool::lookup_ahead(const Plan& next, const Plan& now, float* out) {
   check_rows(next);
   check_same_collection(next, now);
   const auto read = [&](const Plan& plan, const std::vector<WorkingRows>& rows) { backend_->read(plan, rows); };
+  DialWork work;
+  if (dial_) {
+    std::vector<std::uint64_t> own = num_lookups(next);
+    const std::vector<std::uint64_t> shared = num_shared_lookups(next, now);
+    std::ranges::transform(own, shared, own.begin(), std::minus<>());
+    work = backend_->lookups_of(next, own);
+  }
+  DialService service(dial_.get(), work);
   latching([&] { relaxed_lookup_.pool_own(next, now, backend_->tables(), read, out); });
+  service.finish();
 }
 
 void Pool::lookup_rest(const Capture& capture, const Plan& now, float* out) const {
   check_open();
   check_capture(capture);
   check_same_collection(*capture.plan, now);
+  DialService service(dial_.get(),
+                      dial_ ? backend_->lookups_of(*capture.plan, num_shared_lookups(*capture.plan, now)) : DialWork{});
   pool_shared(*capture.plan, now, capture.tables, backend_->tables(), out);
+  service.finish();
 }
 
 void Pool::read_missing(const Admission& admission, std::span<std::byte> weights, std::span<float> state) {
@@ -277,6 +293,12 @@ std::uint64_t Pool::log_bytes_free() const {
 std::optional<Traffic> Pool::traffic() const {
   check_here();
   return backend_->traffic();
+}
+
+std::optional<Dial::Counts> Pool::dial_counts() const {
+  check_here();
+  if (!dial_) return std::nullopt;
+  return dial_->counts();
 }
 
 std::vector<StageSpans::Span> Pool::take_spans() {

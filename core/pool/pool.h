@@ -84,6 +84,10 @@ struct OpenOptions {
   bool grow_log = true;  // make the undo log larger when batches want it
   std::uint64_t scratchpad_bytes = std::uint64_t{1} << 30;  // of a pool with a log store
   bool warm = true;  // of a pool with a log store: fill the scratchpad beside the first steps (scratchpad/warming.h)
+  // Nothing is made durable beside training: the log is written when the update wants it, and a commit returns when its
+  // step is durable. What checkpoints on the critical path do, for comparison.
+  bool synchronous = false;
+  std::optional<DialSpec> dial = std::nullopt;  // the medium is made as slow as this
   bool trust_after_reboot = false;  // believe a process-level pool that was open when the machine went down
   std::optional<InGroup> group = std::nullopt;
 };
@@ -222,6 +226,8 @@ class Pool {
   std::uint64_t log_bytes_free() const;
   Merging merging() const { return backend_->merging(); }
   std::optional<Traffic> traffic() const;
+  // What was asked of a dialled medium; nothing where it is as it is.
+  std::optional<Dial::Counts> dial_counts() const;
   // When the stages beside training ran that ended since the last call.
   std::vector<StageSpans::Span> take_spans();
 
@@ -268,6 +274,8 @@ class Pool {
   RecoveryReport report_{};
   std::uint32_t dense_interval_ = 1;
   bool in_group_ = false;
+  bool synchronous_ = false;
+  std::shared_ptr<Dial> dial_;  // null: the medium is as it is
 
   std::uint64_t step_ = 0;  // committed
   std::uint64_t cursor_ = 0;

@@ -70,6 +70,7 @@ void Pool::commit_mark(const StepMark& mark, const Dense* dense) {
         background_.submit([this, mark, dense_parts, has_dense = has_dense_, make_durable = std::move(make_durable)] {
           make_step_durable(mark, make_durable, dense_parts, has_dense);
         });
+    if (synchronous_) background_.wait(last_commits_[1]);
   } catch (...) {
     check_open();
     background_.fail(std::current_exception());

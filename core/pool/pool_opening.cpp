@@ -169,6 +169,10 @@ Pool::Pool(const std::string& directory, const OpenOptions& options, std::unique
   const auto started = std::chrono::steady_clock::now();
   dense_interval_ = options.dense_interval;
   in_group_ = options.group.has_value();
+  synchronous_ = options.synchronous;
+  if (synchronous_) background_.run_when_awaited();
+  if (options.dial) dial_ = std::make_shared<Dial>(*options.dial);
+  medium_->set_dial(dial_);
   superblock_ = std::make_unique<Superblock>(*medium_, true);
   if (const auto reason = superblock_->reason_to_distrust(); reason && !options.trust_after_reboot) {
     throw Error(ErrorKind::untrusted, directory + " " + *reason +
@@ -198,7 +202,7 @@ void Pool::make_backend(const std::string& directory, const OpenOptions& options
   };
   backend_ = std::make_unique<LogBackend>(
       directory, *superblock_, background_,
-      LogBackend::Options{options.scratchpad_bytes, options.warm, finish_dense, watcher, spans_});
+      LogBackend::Options{options.scratchpad_bytes, options.warm, finish_dense, watcher, spans_, dial_.get()});
 }
 
 void Pool::recover(const std::string& directory, const OpenOptions& options) {

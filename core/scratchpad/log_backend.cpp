@@ -50,6 +50,7 @@ LogBackend::LogBackend(const std::string& directory, Superblock& superblock, Bac
       options_(std::move(options)),
       store_(directory, tables(),
              {.watcher = options_.watcher,
+              .dial = options_.dial,
               .ring_bytes = superblock.header().log_bytes,
               .identity = superblock.identity()}),
       newest_(store_.scan()) {}

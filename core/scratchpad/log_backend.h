@@ -48,6 +48,7 @@ class LogBackend final : public RowBackend {
     std::function<void(std::uint64_t step)> finish_dense;
     BlockWatcher* watcher;  // for tests
     StageSpans& spans;
+    Dial* dial = nullptr;  // of the device; null: as it is
   };
 
   // adopt: homes are there, and are taken as they are.

@@ -113,4 +113,21 @@ void pool_shared(const Plan& next, const Plan& now, const std::vector<WorkingRow
   pool_part(Part::shared, next, places, rows, tables, out);
 }
 
+std::vector<std::uint64_t> num_lookups(const Plan& plan) {
+  std::vector<std::uint64_t> counts;
+  for (const TablePlan& table : plan.tables) counts.push_back(table.num_lookups());
+  return counts;
+}
+
+std::vector<std::uint64_t> num_shared_lookups(const Plan& next, const Plan& now) {
+  std::vector<std::uint64_t> counts(next.tables.size());
+  parallel_for(next.tables.size(), [&](std::size_t t) {
+    const TablePlan& table = next.tables[t];
+    for_split(table.rows, now.tables[t].rows, [&](std::size_t u, bool shared) {
+      if (shared) counts[t] += table.row_start[u + 1] - table.row_start[u];
+    });
+  });
+  return counts;
+}
+
 }  // namespace holdfast

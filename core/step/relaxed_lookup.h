@@ -34,4 +34,8 @@ class RelaxedLookup {
 void pool_shared(const Plan& next, const Plan& now, const std::vector<WorkingRows>& rows,
                  const std::vector<RowTable>& tables, float* out);
 
+// Lookups of each table of a plan, and those of them that are of rows that `now` has.
+std::vector<std::uint64_t> num_lookups(const Plan& plan);
+std::vector<std::uint64_t> num_shared_lookups(const Plan& next, const Plan& now);
+
 }  // namespace holdfast

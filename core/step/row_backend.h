@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "base/step_mark.h"
+#include "media/dial.h"
 #include "rows/row_table.h"
 #include "step/capture.h"
 
@@ -94,6 +95,9 @@ class RowBackend {
   virtual void keep_rows(std::uint32_t table, std::vector<std::uint64_t> rows) = 0;
   // Fills `rows`, one for each of the plan's tables, without a trace.
   virtual void read(const Plan& plan, const std::vector<WorkingRows>& rows) = 0;
+
+  // What pooling a batch's rows, which were copied, asks of a dialled medium: of each table so many of its lookups.
+  virtual DialWork lookups_of(const Plan&, const std::vector<std::uint64_t>&) const { return {}; }
 
   virtual void begin_update() = 0;
   virtual void update(const std::shared_ptr<const Capture>& capture, const float* grad, const UpdateSpec& spec) = 0;

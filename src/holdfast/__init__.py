@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from holdfast.device.options import DeviceConfig
     from holdfast.errors import HoldfastError
     from holdfast.group.options import GroupOptions
+    from holdfast.pools.dial import MediumDial
     from holdfast.pools.optim import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
     from holdfast.pools.pool import Pool
     from holdfast.pools.tables import EmbeddingBagConfig
@@ -31,6 +32,7 @@ __all__ = [
     "GroupOptions",
     "HoldfastError",
     "JaggedFeatures",
+    "MediumDial",
     "Pool",
     "PooledFeatures",
     "RowWiseAdagrad",
@@ -47,6 +49,7 @@ _HOMES = {
     "device.options": ("DeviceConfig",),
     "errors": ("HoldfastError",),
     "group.options": ("GroupOptions",),
+    "pools.dial": ("MediumDial",),
     "pools.optim": ("SGD", "Adagrad", "Adam", "RowWiseAdagrad", "RowWiseAdam"),
     "pools.pool": ("Pool",),
     "pools.tables": ("EmbeddingBagConfig",),

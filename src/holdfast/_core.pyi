@@ -275,9 +275,9 @@ class RecoveryReport:
 class Pool:
     """A pool opened for writing."""
 
-    def __init__(self, directory: str, *, relaxed: bool, dense_interval: int, grow_log: bool, scratchpad_bytes: int, trust_after_reboot: bool, warm: bool = True, group: tuple[Callable[[tuple[int, int, int], Sequence[tuple[int, int, int]]], tuple[int, int, int]], Callable[[], None]] | None = None) -> None:
+    def __init__(self, directory: str, *, relaxed: bool, dense_interval: int, grow_log: bool, scratchpad_bytes: int, trust_after_reboot: bool, warm: bool = True, group: tuple[Callable[[tuple[int, int, int], Sequence[tuple[int, int, int]]], tuple[int, int, int]], Callable[[], None]] | None = None, synchronous: bool = False, dial: tuple[float, float, float, float, float, float, int, float, float] | None = None) -> None:
         """
-        warm: fill the scratchpad of a log store beside the first steps. group: of a pool that belongs to one. First asked, with the pool's newest step and the steps of its dense states, for the step that the group goes back to, each (step, cursor, row_updates); then called when that can be done, and waited for. Nothing is written before both have returned.
+        warm: fill the scratchpad of a log store beside the first steps. group: of a pool that belongs to one. First asked, with the pool's newest step and the steps of its dense states, for the step that the group goes back to, each (step, cursor, row_updates); then called when that can be done, and waited for. Nothing is written before both have returned. synchronous: nothing is made durable beside training. dial: what the medium is made as slow as, in the order of DialSpec (core/media/dial.h).
         """
 
     @staticmethod
@@ -290,6 +290,12 @@ class Pool:
     def take_back(directory: str) -> None:
         """
         Lets a pool in which nothing was ever done be made anew. Raises PoolExists where something was.
+        """
+
+    @property
+    def dial_counts(self) -> dict[str, float] | None:
+        """
+        What was asked of a dialled medium since the pool was opened; None where it is as it is.
         """
 
     @property
@@ -610,6 +616,31 @@ def plan_superblock_repair(directory: str) -> tuple[str, bytes, str] | None:
     """
     The superblock or its copy, whichever of the two is lost or does not hold, and can be made of the other: (name, bytes, why). Raises Corrupted, FormatMismatch where what it was cannot be told.
     """
+
+class DialProbe:
+    """Reads and writes a file of its own on a dialled medium."""
+
+    def __init__(self, directory: str, name: str, bytes: int, *, block: bool, dial: tuple[float, float, float, float, float, float, int, float, float]) -> None:
+        """Makes the file, and writes it once; the caller removes it."""
+
+    @property
+    def unit_bytes(self) -> int:
+        """What random pieces are multiples of."""
+
+    def read_all(self) -> None:
+        """All of the file, in long runs."""
+
+    def write_all(self) -> None: ...
+
+    def sync(self) -> None: ...
+
+    def read_at_random(self, count: int, bytes_each: int) -> None:
+        """As many at a time as the medium takes."""
+
+    def write_at_random(self, count: int, bytes_each: int) -> None: ...
+
+    def read_one_by_one(self, count: int, bytes_each: int) -> None:
+        """Each begins when the one before has come."""
 
 def crc32c(crc: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """

@@ -22,6 +22,7 @@ from holdfast.data.batch import Batch
 from holdfast.device.options import DeviceConfig
 from holdfast.errors import PoolError
 from holdfast.models import DLRM
+from holdfast.pools.dial import MediumDial
 from holdfast.pools.optim import SGD, Adagrad, Adam, RowOptimizerSpec, RowWiseAdagrad, RowWiseAdam
 from holdfast.pools.pool import Pool
 from holdfast.pools.tables import EmbeddingBagConfig
@@ -68,6 +69,8 @@ class Options:
     way: str = "near_memory"
     slot_bytes: int | None = None
     relaxed_lookup: bool = False
+    synchronous: bool = False
+    dial: str | None = None
 
 
 class Watch:
@@ -216,6 +219,8 @@ def train(directory: str, options: Options, watch: Watch | None = None) -> dict[
         medium=options.medium,  # type: ignore[arg-type]
         log_bytes=options.log_bytes,
         row_checksums=options.row_checksums,
+        synchronous=options.synchronous,
+        dial=None if options.dial is None else MediumDial(like=options.dial),  # type: ignore[arg-type]
         scratchpad_bytes=options.scratchpad_bytes,
         dense_interval=options.dense_interval,
         recovery=options.recovery,  # type: ignore[arg-type]

@@ -177,7 +177,7 @@ def _words_at_start(trainer: Trainer) -> Iterator[str]:
 def describe_start(trainer: Trainer) -> str:
     """What opening the pool found and did, in one line."""
     pool = trainer.pool
-    where = f", {trainer.rows.description}" if trainer.rows.description else ""
+    where = f", {trainer.description}" if trainer.description else ""
     if pool.is_new:
         return (
             f"{pool.directory}: new pool on {pool.description}; training starts at step 1 of {trainer.last_step}{where}"

@@ -38,6 +38,7 @@ from holdfast.group.rank_states import checksum_of
 from holdfast.group.remote_rows import RemoteRows
 from holdfast.group.serving import Verb, message, serve_until
 from holdfast.pools.dense_state import DenseState
+from holdfast.pools.dial import MediumDial
 from holdfast.pools.directory import Medium, RecoveryMode, check_options, default_scratchpad_bytes
 from holdfast.pools.optim import RowOptimizerSpec
 from holdfast.pools.pool import Pool
@@ -75,11 +76,15 @@ class SharedPool(Pool):
         dense_interval: int = 1,
         recovery: RecoveryMode = "exact",
         trust_after_reboot: bool = False,
+        synchronous: bool = False,
+        dial: MediumDial | None = None,
         group: GroupOptions | None = None,
         ranks: Group | None = None,
         measure: Measure | None = None,
     ) -> None:
         refuse_group()
+        if synchronous or dial is not None:
+            raise ConfigError("dial and synchronous are for a pool of one process: leave them out")
         check_options(dense_interval, log_bytes, recovery, medium, scratchpad_bytes)
         self.directory = pool_directory(directory)
         options = group or GroupOptions()

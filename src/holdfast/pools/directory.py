@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from holdfast import _core
 from holdfast.errors import ConfigError, Corrupted, PoolOfGroup
+from holdfast.pools.dial import MediumDial
 
 RecoveryMode = Literal["exact", "relaxed"]
 Medium = Literal["auto", "memory", "block"]
@@ -108,12 +109,25 @@ def log_bytes_of(log_store: bool, table_bytes: int, scratchpad_bytes: int) -> in
     return max(_MIN_LOG_BYTES, min(wanted, most))
 
 
-def describe_medium(medium: str, header: Mapping[str, Any]) -> str:
-    """In words. medium: as the core describes it. header: of the pool."""
+def refusal_of(directory: Path, medium: Medium, log_store: bool, *, lacks_checksums: bool) -> str:
+    """Why a pool that is there is not what is asked for; empty where it is. log_store: how it keeps its rows.
+    lacks_checksums: which are wanted."""
+    kept_as = "block" if log_store else "memory"
+    why = ""
+    if medium not in ("auto", kept_as):
+        why = f"medium = {medium!r}, but the pool in {directory} was made as {kept_as!r}"
+    elif lacks_checksums:
+        why = f"row_checksums = true, but the pool in {directory} was made without"
+    return f"{why}: a pool cannot change that, leave it out or start a new pool" if why else ""
+
+
+def describe_medium(medium: str, header: Mapping[str, Any], dial: MediumDial | None = None) -> str:
+    """In words. medium: as the core describes it. header: of the pool. dial: that it is under."""
     kind, level = medium.rpartition(", ")[0], header["level"]
     survives = "power loss" if level == "power" else "any death of the process, not of the machine"
     moved = ", which it did where it was made" if level == "process" and header["level_at_creation"] == "power" else ""
-    return f"{kind} (level {level}: survives {survives}{moved})"
+    dialled = "" if dial is None else f", made as slow as {dial}"
+    return f"{kind} (level {level}: survives {survives}{moved}){dialled}"
 
 
 def check_options(

@@ -25,6 +25,7 @@ from holdfast.errors import (
 )
 from holdfast.files.durable import make_directory
 from holdfast.pools.dense_state import DenseState, commit_to
+from holdfast.pools.dial import MediumDial
 from holdfast.pools.directory import (
     Medium,
     RecoveryMode,
@@ -34,6 +35,7 @@ from holdfast.pools.directory import (
     describe_medium,
     exists,
     is_shared,
+    refusal_of,
     wants_log_store,
 )
 from holdfast.pools.one_rank import OneRank
@@ -72,6 +74,8 @@ class Pool:
     dense_interval: steps from one dense state to the next; 1 loses at most the step in flight.
     recovery: ``exact`` rolls rows back to the newest dense state; ``relaxed`` keeps the newest rows beside it.
     trust_after_reboot: believe a ``process``-level pool that was open when the machine went down.
+    synchronous: make nothing durable beside training; a commit returns when its step is durable. For comparison.
+    dial: for measurements, a declared medium that the real one is made as slow as; ``level`` is the real one's.
     group: how several processes share a pool. Under torchrun, with more than one, and in the directory of such a pool,
         what is made is a SharedPool; everywhere else this is of no effect.
 
@@ -99,6 +103,8 @@ class Pool:
         dense_interval: int = 1,
         recovery: RecoveryMode = "exact",
         trust_after_reboot: bool = False,
+        synchronous: bool = False,
+        dial: MediumDial | None = None,
         group: GroupOptions | None = None,
     ) -> None:
         check_options(dense_interval, log_bytes, recovery, medium, scratchpad_bytes)
@@ -106,14 +112,14 @@ class Pool:
         self.is_new = not exists(self.directory)
         if self.is_new:
             check_vacant(self.directory)
-        self._seed = seed
-        self._medium = medium
+        self._seed, self._medium = seed, medium
         self._log_bytes = log_bytes
         self._row_checksums = row_checksums
         self._scratchpad_bytes = default_scratchpad_bytes() if scratchpad_bytes is None else scratchpad_bytes
         self._dense_interval = dense_interval
         self._relaxed = recovery == "relaxed"
         self._trust_after_reboot = trust_after_reboot
+        self._synchronous, self._dial = synchronous, dial
         self._core: _core.Pool | None = None
         self._behind: WriteBehind | None = None
         self._before_closing: list[Callable[[], object]] = []
@@ -139,16 +145,13 @@ class Pool:
             grow_log=self._log_bytes is None,
             scratchpad_bytes=self._scratchpad_bytes,
             trust_after_reboot=self._trust_after_reboot,
+            synchronous=self._synchronous,
+            dial=None if self._dial is None else self._dial.figures,
         )
-        kept_as = "block" if self.looks_forward else "memory"
-        refusal = ""
-        if self._medium not in ("auto", kept_as):
-            refusal = f"medium = {self._medium!r}, but the pool in {self.directory} was made as {kept_as!r}"
-        elif self._row_checksums and not self.checks_rows:
-            refusal = f"row_checksums = true, but the pool in {self.directory} was made without"
-        if refusal:
+        lacks = self._row_checksums and not self.checks_rows
+        if refusal := refusal_of(self.directory, self._medium, self.looks_forward, lacks_checksums=lacks):
             self._core.close()
-            raise ConfigError(f"{refusal}: a pool cannot change that, leave it out or start a new pool")
+            raise ConfigError(refusal)
 
     @property
     def looks_forward(self) -> bool:
@@ -190,8 +193,7 @@ class Pool:
         return find_tables(self.core.tables, specs, optimizers, f"the pool in {self.directory}")
 
     def _may_grow(self) -> bool:
-        """Whether nothing has happened in the pool yet, which may be one whose process died between two of its
-        collections: then it is made anew with the tables of a further one."""
+        """Whether nothing has happened in the pool yet: it is made anew with the tables of a further collection."""
         if self.step > 0 or self.core.dense_state() is not None:
             return False
         reader = _core.Reader(str(self.directory))
@@ -230,7 +232,7 @@ class Pool:
     @property
     def description(self) -> str:
         """What the pool lies on, and what its durable steps survive."""
-        return describe_medium(self.core.medium, self.core.header)
+        return describe_medium(self.core.medium, self.core.header, self._dial)
 
     @property
     def level(self) -> str:

@@ -123,6 +123,8 @@ def assemble(
         "row_checksums": config.pool.row_checksums,
         "scratchpad_bytes": config.pool.scratchpad_bytes,
         "dense_interval": config.pool.dense_interval,
+        "synchronous": config.pool.synchronous,
+        "dial": config.pool.dial,
         "recovery": recovery,
         "trust_after_reboot": trust_after_reboot,
     }

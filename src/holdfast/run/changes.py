@@ -37,10 +37,12 @@ CHANGEABLE = (
     "embedding.weight_decay",
     "optimizer",  # but for its name
     "pool.dense_interval",
+    "pool.dial",
     "pool.log_bytes",
     "pool.medium",  # Pool compares it with how its rows are kept
     "pool.row_checksums",  # likewise
     "pool.scratchpad_bytes",
+    "pool.synchronous",
     "group.timeout",
     "device",  # the pool does not care; the bits of the steps to come do
     _DEVICE_SETTINGS,
@@ -69,6 +71,11 @@ def refuse_changes(saved: Mapping[str, Any], config: RunConfig) -> None:
     """ConfigError for the first field that differs and cannot."""
     plain = to_plain(config)
     saved = {**{section: plain[section] for section in ("group", "device")}, **saved}  # of before there were these
+    if (saved["device"].get("dial") is None) != (config.device.dial is None):
+        raise ConfigError(
+            "device.dial: a pool is trained with a declared accelerator, which learns nothing, from its first step on "
+            "or never: start a new pool"
+        )
     saved["train"] = {"lanes": 1, **saved.get("train", {})}
     owned = frozenset() if config.scheduler is None else config.scheduler.try_out(config.optimizer)
     changes = differences(saved, plain)

@@ -13,6 +13,7 @@ from holdfast.errors import ConfigError
 from holdfast.files.config import OWN_KEYS, UNRECORDED, OwnKeys
 from holdfast.files.config_text import nearest
 from holdfast.group.options import GroupConfig
+from holdfast.pools.dial import MediumDial
 from holdfast.pools.optim import SGD, Adagrad, Adam, RowOptimizerSpec, RowWiseAdagrad, RowWiseAdam
 from holdfast.pools.tables import EmbeddingBagConfig
 from holdfast.run.network import BuiltModelConfig, ModelConfig
@@ -151,7 +152,8 @@ class PoolConfig:
     has an eighth of the bytes of the tables that its process owns, 1 GiB at least (16 times the tables' bytes where
     these are fewer), and 16 GiB or twice the scratchpad at most; where the scratchpad holds all rows four times the
     tables' bytes, 4 GiB at most. row_checksums: keep a checksum of every row of a new pool in place; a log store always
-    does.
+    does. synchronous: make nothing durable beside training, for comparison. dial: for measurements, a declared medium
+    that the real one is made as slow as.
     """
 
     seed: int = 0
@@ -160,6 +162,8 @@ class PoolConfig:
     dense_interval: int = 1
     log_bytes: int | None = None
     row_checksums: bool = False
+    synchronous: bool = field(default=False, metadata=UNRECORDED)
+    dial: MediumDial | None = field(default=None, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

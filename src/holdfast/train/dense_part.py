@@ -117,6 +117,20 @@ class DensePart:
             )
             self._update = RecordedUpdate(optimizer, device, recorder)
 
+    description = ""
+    """What stands in for it, in words; here nothing does."""
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether it computes while the processor does something else."""
+        return self.device.type != "cpu"
+
+    def wait_for_gradients(self) -> None:
+        """Of the pooled vectors, where nobody else waits for them."""
+
+    def wait(self) -> None:
+        """For the end of the last step's computation, where nobody else waits for it."""
+
     def forward_bottom(self, dense: Tensor) -> Bottom:
         """The bottom MLP of a batch, which waits for no pooled vectors; `train` takes what it returns.
 

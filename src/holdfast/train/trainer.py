@@ -31,7 +31,8 @@ from holdfast.pools.pool import Pool
 from holdfast.rows.embedding import EmbeddingBagCollection, clip_grad_norm_
 from holdfast.rows.row_access import Captured, PlannedFeatures
 from holdfast.train.checkpoint import Checkpoint
-from holdfast.train.dense_part import DenseOptions, DensePart, in_parts
+from holdfast.train.declared_dense import dense_part
+from holdfast.train.dense_part import in_parts
 from holdfast.train.evaluation import EvaluationStopped, collect_scores
 from holdfast.train.metrics import Evaluation, evaluate_packed
 from holdfast.train.options import TrainConfig, last_step_of
@@ -122,12 +123,12 @@ class Trainer:
         self.dense_optimizer = dense_optimizer
         device = device or DeviceConfig()
         self._relaxed_lookup = device.relaxed_lookup
-        self._dense = DensePart(
+        self._dense = dense_part(
             in_parts(model, num_dense=source.num_dense, pooled_width=rows.output_width),
             dense_optimizer,
             rows.device,
-            DenseOptions(bf16=config.bf16, compile=device.compile, graphs=device.graphs),
-            batch_size=config.batch_size,
+            device,
+            config,
             scheduler=scheduler,
         )
         self._clock = Clock(rows.device)
@@ -151,6 +152,11 @@ class Trainer:
         self._upcoming: deque[_Upcoming] = deque()
         self._issued: deque[_Issued] = deque()
         self._before: PlannedFeatures | None = None  # of the step before the first of this life
+
+    @property
+    def description(self) -> str:
+        """Where rows are looked up and updated, or what stands in for the dense part; in words."""
+        return self._dense.description or self.rows.description
 
     @property
     def speaks(self) -> bool:
@@ -236,7 +242,7 @@ class Trainer:
                 self._before = None
             dense, labels = current.dense.take(), current.labels.take()
             bottom = None
-            if self.rows.device.type != "cpu":
+            if self._dense.is_beside:
                 bottom = self._dense.forward_bottom(dense)  # computes while rows are looked up
                 watch.lap("train")
             capture = self.rows.capture(current.planned)
@@ -264,11 +270,14 @@ class Trainer:
             if self._relaxed_lookup and self._upcoming:
                 self.rows.lookup_ahead(self._upcoming[0].planned, current.planned)
                 watch.lap("lookup_ahead")
+            self._dense.wait_for_gradients()
             if not self.pool.commits_behind:
                 NonFiniteLoss.check(arriving.value(), self.pool.step + 1)
                 watch.lap("train")
             self.rows.optimizer.step()  # update
             watch.lap("update")
+            self._dense.wait()
+            watch.lap("train")
             step = self.checkpoint.commit_with(
                 current.batch.first_sample + self.config.batch_size, arriving, exchange=self._exchange
             )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from holdfast_lab.placement.plan import Plan, TierUse
+    from holdfast_lab.placement.probe import Probe
     from holdfast_lab.placement.step_plan import Passes
     from holdfast_lab.placement.step_time import StepTime
 
@@ -117,6 +118,14 @@ def probe(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="TIERS.toml", help="The file to write. Default: print it.")
     ] = None,
+    dial: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MEDIUM",
+            help="Measure the directory's medium under a dial ([pool.dial]): pmem, cxl-dram, cxl-pmem, ssd, or a TOML "
+            "file of its keys.",
+        ),
+    ] = None,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Measure this machine's DRAM, the medium of a directory, and what rows of a pool there cost, in half a minute.
@@ -132,8 +141,11 @@ def probe(
 
     if out is not None:
         check_output(out, overwrite=overwrite)
-    with counting("probing", NUM_STEPS) as on_step:
-        found = measure(directory, on_step=on_step)
+    if dial is None:
+        with counting("probing", NUM_STEPS) as on_step:
+            found = measure(directory, on_step=on_step)
+    else:
+        found = _measure_dialled(directory, dial)
     text = tiers_toml(found.tiers, found.notes, found.host)
     if out is None:
         sys.stdout.write(text)
@@ -150,6 +162,19 @@ def probe(
             f"{tier.name}: {rates}; {tier.random_reads_per_s or 0:,.0f} random reads/s; {tier.read_latency_ns:,.0f} ns"
         )
     print(f"{out}: {len(found.tiers)} tiers")  # noqa: T201
+
+
+def _measure_dialled(directory: Path, dial: str) -> Probe:
+    from holdfast.train.observe import counting
+    from holdfast_lab.placement.dial_probe import NUM_STEPS, dial_of, probe_dialled
+    from holdfast_lab.placement.probe import Probe
+
+    declared = dial_of(dial)
+    with counting("probing", NUM_STEPS) as on_step:
+        found = probe_dialled(directory, declared, on_step=on_step)
+    notes = [f"Measured by `holdfast tiers probe --dial {dial}`: a real medium, made as slow as {declared}."]
+    notes += [str(figure) for figure in found.figures]
+    return Probe((found.tier,), tuple(notes), None)
 
 
 def _show_step(step: StepTime) -> None:
