@@ -65,7 +65,9 @@ void bind_reader(nb::module_& m) {
           "collection",
           [](const Reader& reader, const std::vector<std::uint32_t>& tables,
              const std::vector<std::tuple<std::string, std::uint32_t>>& features) {
-            return make_collection(reader.table_records(), tables, features);
+            const nb::gil_scoped_release unlocked;
+            return make_collection(reader.table_records(), tables, features,
+                                   [&](std::uint32_t table) { return reader.keys(table); });
           },
           "tables"_a, "features"_a)
       .def(

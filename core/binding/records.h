@@ -28,6 +28,7 @@ struct TableSpec {
   float init_high;
   std::uint32_t first_shard;
   std::uint32_t table_shards;
+  std::uint32_t keys;
 };
 
 format::TableRecord record_of(const TableSpec& spec);

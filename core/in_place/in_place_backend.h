@@ -46,6 +46,12 @@ class InPlaceBackend final : public RowBackend {
   bool capture_ahead(std::shared_ptr<const Plan> next, std::uint64_t step) override;
   void keep_rows(std::uint32_t, std::vector<std::uint64_t>) override {}
   void read(const Plan& plan, const std::vector<WorkingRows>& rows) override;
+  std::vector<std::uint64_t> touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count) override {
+    return store_.touched_rows(table, first, count);
+  }
+  void read_state(std::uint32_t table, const WorkingRows& rows, std::size_t count) override {
+    store_.read_state(table, rows, count);
+  }
 
   void begin_update() override;
   void update(const std::shared_ptr<const Capture>& capture, const float* grad, const UpdateSpec& spec) override;
@@ -80,6 +86,10 @@ class InPlaceBackend final : public RowBackend {
     std::optional<std::uint32_t> payload_crc;  // of the record, where it was taken along with the copy
     Background::Ticket sealed = 0;             // 0: the seal is not submitted yet
     bool is_damaged = false;                   // a row does not hold its checksum
+    bool has_reused_rows = false;              // of a key that left them: this capture cannot be made ahead
+    // By table, the working set where it is not the record itself: where a row was another key's, whose value is the
+    // before-image.
+    std::vector<std::vector<std::byte>> apart;
   };
   struct Ahead {
     std::shared_ptr<LoggedCapture> capture;
@@ -98,6 +108,7 @@ class InPlaceBackend final : public RowBackend {
   void grow_log(std::size_t record_bytes);
   enum class Rows { copied_now, copied_later };
   void fill(LoggedCapture& capture, Rows rows);
+  void set_apart(LoggedCapture& capture, std::size_t table);
   void submit_seal(LoggedCapture& capture);
   void add_part(const std::shared_ptr<LoggedCapture>& capture);
   void drop_dead_captures();

@@ -298,6 +298,16 @@ std::vector<std::uint64_t> InPlaceStore::touched_rows(std::size_t index, std::ui
   return rows;
 }
 
+void InPlaceStore::read_state(std::size_t index, const WorkingRows& rows, std::size_t count) const {
+  const Table& table = tables_[index];
+  if (table.tags.file) return capture(index, rows, 0, count);
+  const HomeRows home = table.home();
+  const std::size_t state_floats = table.spec.state_floats;
+  for (std::size_t u = 0; u < count; ++u) {
+    std::memcpy(rows.state + u * state_floats, home.state + rows.rows[u] * state_floats, table.state_bytes());
+  }
+}
+
 void InPlaceStore::add_touched_rows(const Table& table, std::uint64_t first, std::uint64_t end, std::size_t count,
                                     std::vector<std::uint64_t>& rows) {
   const HomeRows home = table.home();

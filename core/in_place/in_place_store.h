@@ -119,6 +119,8 @@ class InPlaceStore {
   // The touched rows at or after `first`, ascending, `count` at most. Skips holes of the file, not rows. A row that has
   // a checksum is one of them, whatever its touched bit says: whoever reads it finds out.
   std::vector<std::uint64_t> touched_rows(std::size_t table, std::uint64_t first, std::size_t count) const;
+  // The state of `count` touched rows. Throws corrupted where a row does not hold its checksum.
+  void read_state(std::size_t table, const WorkingRows& rows, std::size_t count) const;
 
   void sync();
 

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "step/gradients.h"
+#include "step/key_rows.h"
 
 namespace holdfast {
 
@@ -84,6 +85,33 @@ void Pool::check_rows(const Plan& plan) const {
   if (shards()) require_own_rows(plan, backend_->tables());
 }
 
+// Without rows for all of its keys, its new ones could not be kept.
+void Pool::check_trains(const Plan& plan) const {
+  if (!plan.reads_only || !has_keys(plan)) return;
+  throw Error(ErrorKind::step, "the batch was planned to be evaluated, without rows for its new keys: plan it to train");
+}
+
+void Pool::read_rows(const Plan& plan, const std::vector<WorkingRows>& rows) {
+  read_with_keys(plan, backend_->tables(), rows,
+                 [&](const Plan& stored, const std::vector<WorkingRows>& of_stored) { backend_->read(stored, of_stored); });
+}
+
+std::shared_ptr<KeyDirectory> Pool::keys(std::uint32_t number) {
+  check_open();
+  const RowTable& table = backend_->tables().at(number);
+  if (!table.has_keys()) return nullptr;
+  std::shared_ptr<KeyDirectory>& directory = directories_[number];
+  if (directory == nullptr) {
+    latching([&] {
+      directory = directory_of(
+          table,
+          [&](std::uint64_t first, std::size_t count) { return backend_->touched_rows(number, first, count); },
+          [&](const WorkingRows& rows, std::size_t count) { backend_->read_state(number, rows, count); });
+    });
+  }
+  return directory;
+}
+
 void Pool::check_capture(const Capture& capture) const {
   if (capture.pool != number_) throw Error(ErrorKind::step, "the capture is another pool's, or of an earlier opening");
   if (capture.step == step_ + 1) return;
@@ -99,6 +127,7 @@ void Pool::check_captures(const std::vector<RowGradients>& gradients) const {
 void Pool::announce(std::shared_ptr<const Plan> plan) {
   check_open();
   check_rows(*plan);
+  check_trains(*plan);
   latching([&] { backend_->announce(std::move(plan)); });
 }
 
@@ -118,6 +147,7 @@ std::shared_ptr<Capture> Pool::capture(std::shared_ptr<const Plan> plan) {
                                      " has updated its rows already: commit it before the next forward pass");
   }
   check_rows(*plan);
+  check_trains(*plan);
   return latching([&] {
     auto capture = backend_->capture(std::move(plan), step_ + 1);
     capture->pool = number_;
@@ -128,6 +158,7 @@ std::shared_ptr<Capture> Pool::capture(std::shared_ptr<const Plan> plan) {
 bool Pool::capture_ahead(std::shared_ptr<const Plan> next) {
   check_open();
   check_rows(*next);
+  check_trains(*next);
   return !updated_ && latching([&] { return backend_->capture_ahead(std::move(next), step_ + 1); });
 }
 
@@ -141,7 +172,7 @@ void Pool::evaluate(const Plan& plan, float* out) {
   check_here();
   if (closed_) throw Error(ErrorKind::step, "the pool is closed");
   check_rows(plan);
-  const auto read = [&](const std::vector<WorkingRows>& rows) { backend_->read(plan, rows); };
+  const auto read = [&](const std::vector<WorkingRows>& rows) { read_rows(plan, rows); };
   latching([&] { evaluator_.pool(plan, backend_->tables(), read, out); });
 }
 
@@ -149,7 +180,7 @@ void Pool::lookup_ahead(const Plan& next, const Plan& now, float* out) {
   check_open();
   check_rows(next);
   check_same_collection(next, now);
-  const auto read = [&](const Plan& plan, const std::vector<WorkingRows>& rows) { backend_->read(plan, rows); };
+  const auto read = [&](const Plan& plan, const std::vector<WorkingRows>& rows) { read_rows(plan, rows); };
   latching([&] { relaxed_lookup_.pool_own(next, now, backend_->tables(), read, out); });
 }
 
@@ -254,6 +285,11 @@ void Pool::put(const std::vector<RowsPart>& parts) {
   check_open();
   for (const RowsPart& part : parts) check_capture(*part.capture);
   const std::vector<ReadyCapture> captures = ready_captures(backend_->tables(), parts);
+  for (const ReadyCapture& ready : captures) {
+    if (has_keys(*ready.capture->plan)) {
+      throw Error(ErrorKind::config, "rows of a table with keys are updated by the pool, not elsewhere");
+    }
+  }
   std::vector<const CollectionSpec*> specs;
   for (const ReadyCapture& ready : captures) specs.push_back(ready.capture->plan->spec.get());
   latching([&] {
@@ -302,6 +338,7 @@ std::uint64_t Pool::materialize(const Plan& plan) {
 UpdateSpec Pool::of_this_step(UpdateSpec spec) const {
   spec.step = row_updates_ + 1;
   spec.rounding_seed = header().seed;
+  spec.pool_step = static_cast<std::uint32_t>(step_ + 1);
   return spec;
 }
 

@@ -44,6 +44,8 @@ class Reader {
   }
 
   void evaluate(const Plan& plan, float* out);
+  // Which of a table's rows has which key, as Pool::keys.
+  std::shared_ptr<KeyDirectory> keys(std::uint32_t table) const;
 
   // The touched rows at or after `first`, ascending, `count` at most.
   std::vector<std::uint64_t> touched_rows(std::size_t table, std::uint64_t first, std::size_t count) const {

@@ -95,6 +95,11 @@ class RowBackend {
   // Fills `rows`, one for each of the plan's tables, without a trace.
   virtual void read(const Plan& plan, const std::vector<WorkingRows>& rows) = 0;
 
+  // The touched rows of a table at or after `first`, ascending, `count` at most; and the state of some rows. Before the
+  // first step that updates any of them.
+  virtual std::vector<std::uint64_t> touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count) = 0;
+  virtual void read_state(std::uint32_t table, const WorkingRows& rows, std::size_t count) = 0;
+
   virtual void begin_update() = 0;
   virtual void update(const std::shared_ptr<const Capture>& capture, const float* grad, const UpdateSpec& spec) = 0;
   virtual void update(const SummedGradients& gradients, const UpdateSpec& spec) = 0;

@@ -32,7 +32,7 @@ from holdfast.admin.tensor_files import (
 from holdfast.data.output import whole_file
 from holdfast.errors import ConfigError
 from holdfast.pools.read_only import PoolReader, layout_of
-from holdfast.pools.tables import TORCH_DTYPES
+from holdfast.pools.tables import TORCH_DTYPES, refuse_keys
 from holdfast.state import state_tree
 
 
@@ -46,6 +46,7 @@ def export_pool(
 ) -> int:
     """Writes the pool (at rest, see pools/read_only.py) to a file that is there when it is complete. Returns its
     bytes. ordered: its rows, where somebody has put them in order; without, each is read where it lies."""
+    refuse_keys(reader.tables, "an export")
     model = _dense_model(reader)
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {
         f"model.{name}": (_dtype_name(name, tensor.dtype), tuple(tensor.shape)) for name, tensor in model.items()

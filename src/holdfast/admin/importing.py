@@ -34,7 +34,7 @@ from holdfast.admin.tensor_files import (
 from holdfast.errors import ConfigError, PoolExists
 from holdfast.files.durable import make_directory
 from holdfast.pools.read_only import PoolReader, layout_of
-from holdfast.pools.tables import TORCH_DTYPES
+from holdfast.pools.tables import TORCH_DTYPES, refuse_keys
 from holdfast.run.assembly import assemble
 from holdfast.run.sections import RunConfig
 from holdfast.train.trainer import Trainer
@@ -82,6 +82,7 @@ def import_pool(
 def _import_all(file: TensorFile, trainer: Trainer, directory: Path, on_bytes: Progress | None) -> ImportSummary:
     shapes = file.shapes()
     tables = trainer.pool.core.tables
+    refuse_keys(tables, "an import")
     sources = [_table_sources(table, shapes) for table in tables]
     dense = _import_dense(file, trainer, shapes)
     used = {name for source in sources for name in source.values()} | set(dense.values())

@@ -24,6 +24,7 @@ class TableFields:
     pooling: int
     init_low: float
     init_high: float
+    keys: int = 0
 
     @classmethod
     def of(cls, spec: _core.TableSpec) -> Self:

@@ -127,7 +127,8 @@ class EmbeddingConfig:
         low = None if self.init_bound is None else -self.init_bound
         return [
             EmbeddingBagConfig(
-                num_embeddings=feature.num_embeddings,
+                num_embeddings=None if feature.keys else feature.num_embeddings,
+                capacity=feature.num_embeddings if feature.keys else None,
                 embedding_dim=self.dim,
                 name=feature.name,
                 feature_names=[feature.name],
