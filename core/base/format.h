@@ -148,7 +148,10 @@ struct TableRecord {
   std::uint32_t first_shard;  // of a whole table: the one with its rows; of a split one: what it is turned by
   std::uint32_t table_shards;  // 0: of a pool without shards; 1: whole; else num_shards: split over all of them
   std::uint32_t keys;  // KeyKind: what the rows of a table with id_map dynamic are found by
-  std::uint8_t reserved[188];
+  std::uint64_t ttl_steps;  // of a table with keys: see KeyPolicy
+  std::uint64_t max_keys;
+  std::uint32_t admit_after;
+  std::uint8_t reserved[168];
   std::uint32_t crc;
 };
 static_assert(sizeof(TableRecord) == 512 && offsetof(TableRecord, crc) == 508);

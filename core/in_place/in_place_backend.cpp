@@ -171,7 +171,7 @@ void InPlaceBackend::fill(LoggedCapture& capture, Rows rows_are) {
       if (rows_are == Rows::copied_later) return;
       store_.capture(number, working, begin, end);
       const RowTable& table = store_.table(number);
-      if (table.has_keys() && start_fresh_keys(table, working, begin, end)) reuses[t] = true;
+      if (table.has_keys() && start_fresh_keys(table, oldest_of(number), working, begin, end)) reuses[t] = true;
       add(working.rows + begin, (end - begin) * sizeof(std::uint64_t));
       add(working.weights + begin * table.weight_bytes(), (end - begin) * table.weight_bytes());
       add(working.state + begin * table.spec.state_floats, (end - begin) * table.state_bytes());
@@ -192,7 +192,8 @@ void InPlaceBackend::fill(LoggedCapture& capture, Rows rows_are) {
 // The record keeps what the rows were, whoever's; what is computed from is their keys'.
 void InPlaceBackend::set_apart(LoggedCapture& capture, std::size_t t) {
   WorkingRows& working = capture.tables[t];
-  const RowTable& table = store_.table(capture.plan->spec->tables[t].number);
+  const std::uint32_t number = capture.plan->spec->tables[t].number;
+  const RowTable& table = store_.table(number);
   const std::size_t num_rows = capture.plan->tables[t].num_unique();
   const std::size_t weight_bytes = format::line_up(num_rows * table.weight_bytes());
   capture.apart[t].resize(weight_bytes + num_rows * table.state_bytes() + format::line_bytes);
@@ -201,7 +202,7 @@ void InPlaceBackend::set_apart(LoggedCapture& capture, std::size_t t) {
   std::memcpy(apart + weight_bytes, working.state, num_rows * table.state_bytes());
   working.weights = apart;
   working.state = reinterpret_cast<float*>(apart + weight_bytes);
-  start_keys(table, working, 0, num_rows);
+  start_keys(table, oldest_of(number), working, 0, num_rows);
 }
 
 void InPlaceBackend::submit_seal(LoggedCapture& capture) {
@@ -313,7 +314,9 @@ bool InPlaceBackend::capture_ahead(std::shared_ptr<const Plan> next, std::uint64
         const WorkingRows& rows = capture->tables[t];
         const RowTable& table = store_.table(number);
         if (store_.try_capture(number, rows, begin, end) != end) capture->is_damaged = true;
-        if (table.has_keys() && start_fresh_keys(table, rows, begin, end)) capture->has_reused_rows = true;
+        if (table.has_keys() && start_fresh_keys(table, oldest_of(number), rows, begin, end)) {
+          capture->has_reused_rows = true;
+        }
       }
     }
   });

@@ -9,6 +9,8 @@ namespace holdfast {
 namespace {
 
 constexpr std::size_t prefetch_distance = 24;
+// Looked at for each new key: where as many keys are left behind as come, so many rows for each that is found lie idle.
+constexpr std::size_t slots_a_new_key = 8;
 
 // Calls body(i, key) for each of the keys, whose slots are asked for some calls earlier.
 template <class Slots, class Body>
@@ -23,8 +25,8 @@ void for_keys(const Slots& slots, std::span<const std::int64_t> keys, const Body
 
 }  // namespace
 
-KeyDirectory::KeyDirectory(std::string table, std::uint64_t num_rows, std::uint64_t seed)
-    : table_(std::move(table)), num_rows_(num_rows), slots_(Policy{seed}) {}
+KeyDirectory::KeyDirectory(std::string table, std::uint64_t num_rows, std::uint64_t seed, bool leaves_keys)
+    : table_(std::move(table)), num_rows_(num_rows), slots_(Policy{seed}), leaves_keys_(leaves_keys) {}
 
 // Of two rows with one key, the one that was updated later is its row: the other was given up in between.
 void KeyDirectory::add(std::span<const std::uint64_t> rows, std::span<const KeyRecord> records) {
@@ -47,18 +49,52 @@ void KeyDirectory::add(std::span<const std::uint64_t> rows, std::span<const KeyR
   }
 }
 
-void KeyDirectory::place(std::span<const std::int64_t> keys, std::int64_t* rows) {
+std::uint64_t KeyDirectory::place(std::span<const std::int64_t> keys, std::int64_t* rows) {
   const std::lock_guard lock(mutex_);
+  const auto last_step = static_cast<std::uint32_t>(step_ + steps_ahead);
   for_keys(slots_, keys, [&](std::size_t i, std::uint64_t key) {
-    const Slot* const slot = slots_.find(key);
+    Slot* const slot = slots_.find(key);
     if (slot != nullptr) {
+      if (leaves_keys_ && slot->step < last_step) slot->step = last_step;
       rows[i] = std::int64_t{slot->row_plus_one} - 1;
       return;
     }
+    if (leaves_keys_) free_rows(slots_a_new_key);
     const std::uint32_t row = take_row();
-    slots_.insert({key, row + 1, 0});
+    slots_.insert({key, row + 1, last_step});
     rows[i] = row;
   });
+  return step_;
+}
+
+bool KeyDirectory::keep(std::span<const std::uint64_t> keys, std::span<const std::uint64_t> rows, std::uint64_t step) {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    Slot* const slot = slots_.find(keys[i]);
+    if (slot == nullptr || slot->row_plus_one != rows[i] + 1) return false;
+    slot->step = std::max(slot->step, static_cast<std::uint32_t>(step));
+  }
+  return true;
+}
+
+void KeyDirectory::pass(std::uint64_t step, std::uint64_t oldest) {
+  const std::lock_guard lock(mutex_);
+  step_ = step;
+  oldest_ = oldest;
+}
+
+// A row may be taken while the table grows: then slots are looked at that have moved, or are skipped this time.
+void KeyDirectory::free_rows(std::size_t num_slots) {
+  if (oldest_ == 0) return;
+  if (hand_ >= slots_.num_slots()) hand_ = 0;
+  left_behind_.clear();
+  hand_ = slots_.visit(hand_, num_slots, [&](const Slot& slot) {
+    if (slot.step < oldest_) left_behind_.push_back(slot);
+  });
+  for (const Slot& slot : left_behind_) {
+    slots_.erase(slot.key);
+    free_.push_back(slot.row_plus_one - 1);
+  }
 }
 
 void KeyDirectory::find(std::span<const std::int64_t> keys, std::int64_t* rows) const {
@@ -74,6 +110,11 @@ std::uint32_t KeyDirectory::take_row() {
     const std::uint32_t row = free_.back();
     free_.pop_back();
     return row;
+  }
+  if (end_row_ == num_rows_ && leaves_keys_) {
+    hand_ = 0;
+    free_rows(slots_.num_slots());
+    if (!free_.empty()) return take_row();
   }
   if (end_row_ == num_rows_) {
     throw Error(ErrorKind::full, "table '" + table_ + "' has a key in each of its " + std::to_string(num_rows_) +

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/parallel.h"
 #include "step/gradients.h"
-#include "step/key_rows.h"
 
 namespace holdfast {
 
@@ -92,24 +92,66 @@ void Pool::check_trains(const Plan& plan) const {
 }
 
 void Pool::read_rows(const Plan& plan, const std::vector<WorkingRows>& rows) {
-  read_with_keys(plan, backend_->tables(), rows,
-                 [&](const Plan& stored, const std::vector<WorkingRows>& of_stored) { backend_->read(stored, of_stored); });
+  read_with_keys(
+      plan, backend_->tables(), rows,
+      [&](const Plan& stored, const std::vector<WorkingRows>& of_stored) { backend_->read(stored, of_stored); },
+      [&](std::uint32_t number) { return backend_->oldest_of(number); });
 }
 
 std::shared_ptr<KeyDirectory> Pool::keys(std::uint32_t number) {
   check_open();
   const RowTable& table = backend_->tables().at(number);
   if (!table.has_keys()) return nullptr;
-  std::shared_ptr<KeyDirectory>& directory = directories_[number];
-  if (directory == nullptr) {
+  TableKeys& keys = keys_[number];
+  if (keys.directory == nullptr) {
     latching([&] {
-      directory = directory_of(
-          table,
+      keys = keys_of(
+          table, step_,
           [&](std::uint64_t first, std::size_t count) { return backend_->touched_rows(number, first, count); },
           [&](const WorkingRows& rows, std::size_t count) { backend_->read_state(number, rows, count); });
     });
+    backend_->leave_keys_behind(number, keys.ages.oldest());
   }
-  return directory;
+  return keys.directory;
+}
+
+bool Pool::leaves_keys(const Plan& plan) const {
+  return std::ranges::any_of(plan.spec->tables, [&](const CollectionSpec::Table& table) {
+    return backend_->tables()[table.number].key_policy.leaves_keys();
+  });
+}
+
+void Pool::leave_keys_behind() {
+  for (std::uint32_t number = 0; number < keys_.size(); ++number) {
+    TableKeys& keys = keys_[number];
+    if (keys.directory == nullptr || !backend_->tables()[number].key_policy.leaves_keys()) continue;
+    const std::uint64_t oldest = keys.ages.leave_behind(step_);
+    backend_->leave_keys_behind(number, oldest);
+    keys.directory->pass(step_, oldest);
+  }
+}
+
+// Of a batch that was planned long ago, keys may have been left behind since, and their rows be others'.
+void Pool::keep_keys(const Plan& plan) {
+  for (std::size_t t = 0; t < plan.tables.size(); ++t) {
+    const CollectionSpec::Table& table = plan.spec->tables[t];
+    const TablePlan& of_table = plan.tables[t];
+    if (!backend_->tables()[table.number].key_policy.leaves_keys()) continue;
+    if (step_ + 1 <= of_table.planned_after + KeyDirectory::steps_ahead) continue;
+    if (table.keys->keep(of_table.keys, of_table.rows, step_ + 1)) continue;
+    throw Error(ErrorKind::step, "the batch was planned when step " + std::to_string(of_table.planned_after) +
+                                     " was over, and keys of it have left their rows since: plan it again");
+  }
+}
+
+// Of a step's update: `rows` are as the step found them.
+void Pool::count_keys(const CollectionSpec& spec, const std::vector<WorkingRows>& rows,
+                      const std::vector<std::uint64_t>& num_rows) {
+  parallel_for(spec.tables.size(), [&](std::size_t t) {
+    const std::uint32_t number = spec.tables[t].number;
+    const RowTable& table = backend_->tables()[number];
+    if (table.key_policy.leaves_keys()) count_update(table, rows[t], num_rows[t], step_ + 1, keys_[number].ages);
+  });
 }
 
 void Pool::check_capture(const Capture& capture) const {
@@ -148,6 +190,7 @@ std::shared_ptr<Capture> Pool::capture(std::shared_ptr<const Plan> plan) {
   }
   check_rows(*plan);
   check_trains(*plan);
+  keep_keys(*plan);
   return latching([&] {
     auto capture = backend_->capture(std::move(plan), step_ + 1);
     capture->pool = number_;
@@ -159,6 +202,7 @@ bool Pool::capture_ahead(std::shared_ptr<const Plan> next) {
   check_open();
   check_rows(*next);
   check_trains(*next);
+  if (leaves_keys(*next)) return false;  // which of its keys are left behind, this step decides
   return !updated_ && latching([&] { return backend_->capture_ahead(std::move(next), step_ + 1); });
 }
 
@@ -180,6 +224,11 @@ void Pool::lookup_ahead(const Plan& next, const Plan& now, float* out) {
   check_open();
   check_rows(next);
   check_same_collection(next, now);
+  if (leaves_keys(next)) {
+    throw Error(ErrorKind::config,
+                "a relaxed lookup reads the next batch before this one is updated, which decides what keys are left "
+                "behind: leave out relaxed_lookup, or ttl_steps and max_keys");
+  }
   const auto read = [&](const Plan& plan, const std::vector<WorkingRows>& rows) { read_rows(plan, rows); };
   latching([&] { relaxed_lookup_.pool_own(next, now, backend_->tables(), read, out); });
 }
@@ -266,6 +315,9 @@ void Pool::update(const std::vector<RowGradients>& gradients, const UpdateSpec& 
     begin_update({only.capture->plan->spec.get()});
     backend_->update(only.capture, only.grad, of_this_step(spec));
     backend_->finish_update(1);
+    std::vector<std::uint64_t> num_rows;
+    for (const TablePlan& table : only.capture->plan->tables) num_rows.push_back(table.num_unique());
+    count_keys(*only.capture->plan->spec, only.capture->tables, num_rows);
   });
   updated_ = true;
 }
@@ -277,6 +329,7 @@ void Pool::update(const SummedGradients& gradients, const UpdateSpec& spec) {
     begin_update({gradients.spec.get()});
     backend_->update(gradients, of_this_step(spec));
     backend_->finish_update(gradients.captures.size());
+    count_keys(*gradients.spec, gradients.rows, gradients.num_rows);
   });
   updated_ = true;
 }

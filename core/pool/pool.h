@@ -35,6 +35,7 @@
 #include "pool/pool_lock.h"
 #include "step/capture.h"
 #include "step/collection.h"
+#include "step/key_rows.h"
 #include "step/lookup.h"
 #include "step/put_rows.h"
 #include "step/relaxed_lookup.h"
@@ -247,6 +248,12 @@ class Pool {
   void check_here() const;
   void check_rows(const Plan& plan) const;
   void check_trains(const Plan& plan) const;
+  void keep_keys(const Plan& plan);
+  // Of all tables, for the step after step().
+  void leave_keys_behind();
+  void count_keys(const CollectionSpec& spec, const std::vector<WorkingRows>& rows,
+                  const std::vector<std::uint64_t>& num_rows);
+  bool leaves_keys(const Plan& plan) const;
   // Of a plan, as they are at the end of the newest committed step; without a trace.
   void read_rows(const Plan& plan, const std::vector<WorkingRows>& rows);
   void check_capture(const Capture& capture) const;
@@ -287,7 +294,7 @@ class Pool {
   Background::Ticket last_commits_[2] = {0, 0};  // the older one first
   Evaluator evaluator_;
   RelaxedLookup relaxed_lookup_;
-  std::vector<std::shared_ptr<KeyDirectory>> directories_;  // by table; of those with keys, once they were asked for
+  std::vector<TableKeys> keys_;  // by table; of those with keys, once they were asked for
 
   std::atomic<std::uint64_t> durable_step_{0};
   std::atomic<std::uint64_t> rows_durable_step_{0};

@@ -188,7 +188,7 @@ Pool::Pool(const std::string& directory, const OpenOptions& options, std::unique
   }
   make_backend(directory, options, watcher);
   updated_tables_.resize(backend_->tables().size());
-  directories_.resize(backend_->tables().size());
+  keys_.resize(backend_->tables().size());
   dense_ = std::make_unique<DenseSlots>(*medium_, open_dense_files(*medium_, true), superblock_->identity());
   dense_->allocate();
   recover(directory, options);

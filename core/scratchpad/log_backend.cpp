@@ -28,6 +28,13 @@ WorkingRows rows_from(std::size_t begin, const WorkingRows& rows, const RowTable
           rows.keys == nullptr ? nullptr : rows.keys + begin};
 }
 
+// The new rows of `old` lie compact in `fresh`, from `begin` on.
+void hold_back(const RowTable& table, const WorkingRows& old, const WorkingRows& fresh, std::size_t begin,
+               std::size_t end) {
+  if (table.key_policy.admit_after < 2) return;
+  hold_back_keys(table, old, {fresh.weights, fresh.state}, begin, end, [&](std::size_t u) { return u - begin; });
+}
+
 // Room for so many rows of these numbers, the thread's own until it asks again.
 WorkingRows scratch_rows(std::uint64_t* rows, std::size_t count, const RowTable& table) {
   static thread_local std::vector<std::byte> memory;
@@ -137,7 +144,7 @@ std::shared_ptr<Capture> LogBackend::capture(std::shared_ptr<const Plan> plan, s
     std::copy(rows + begin, rows + end, capture->tables[t].rows + begin);
     const std::uint32_t number = plan->spec->tables[t].number;
     scratchpad_->gather(number, capture->hold->slots(t), capture->tables[t], begin, end);
-    if (tables()[number].has_keys()) start_keys(tables()[number], capture->tables[t], begin, end);
+    if (tables()[number].has_keys()) start_keys(tables()[number], oldest_of(number), capture->tables[t], begin, end);
   });
   capture->bytes = record_bytes;
   captures_.push_back(capture);
@@ -226,6 +233,7 @@ void LogBackend::update(const std::shared_ptr<const Capture>& capture, const flo
               occurrences.row_start += begin;
               best_kernels().update_compact(table.spec, update, rows_from(begin, capture->tables[t], table),
                                             occurrences, grad, {fresh.weights, fresh.state}, 0, end - begin);
+              hold_back(table, capture->tables[t], fresh, begin, end);
             });
 }
 
@@ -252,6 +260,7 @@ void LogBackend::update(const SummedGradients& gradients, const UpdateSpec& upda
     best_kernels().update_compact_from_sums(table.spec, update, rows_from(begin, gradients.rows[t], table),
                                             gradients.sums[t].data() + begin * table.spec.dim,
                                             {fresh.weights, fresh.state}, 0, end - begin);
+    hold_back(table, gradients.rows[t], fresh, begin, end);
   });
 }
 

@@ -37,7 +37,7 @@ void plan_keyed_table(std::vector<FeatureInput> features, const CollectionSpec::
   rows.resize(keys.size());
   std::uint64_t num_unplaced = 0;
   if (new_keys == NewKeys::placed) {
-    table.keys->place(keys, rows.data());
+    plan.planned_after = table.keys->place(keys, rows.data());
   } else {
     table.keys->find(keys, rows.data());
     num_unplaced = number_unplaced(keys, rows, table.num_rows);

@@ -10,9 +10,9 @@ namespace {
 
 constexpr std::size_t rows_at_once = 1 << 14;
 
-bool is_its_keys(const RowTable& table, const WorkingRows& rows, std::size_t u) {
+bool is_its_keys(const RowTable& table, std::uint64_t oldest, const WorkingRows& rows, std::size_t u) {
   const KeyRecord record = key_record(table, rows, u);
-  return record.updates != 0 && record.key == rows.keys[u];
+  return record.updates != 0 && record.key == rows.keys[u] && record.step >= oldest;
 }
 
 std::uint64_t directory_seed(const RowTable& table) {
@@ -36,10 +36,11 @@ void start_key(const RowTable& table, const WorkingRows& rows, std::size_t u) {
   std::memset(rows.state + u * table.spec.state_floats, 0, table.state_bytes());
 }
 
-bool start_fresh_keys(const RowTable& table, const WorkingRows& rows, std::size_t begin, std::size_t end) {
+bool start_fresh_keys(const RowTable& table, std::uint64_t oldest, const WorkingRows& rows, std::size_t begin,
+                      std::size_t end) {
   bool others = false;
   for (std::size_t u = begin; u < end; ++u) {
-    if (is_its_keys(table, rows, u)) continue;
+    if (is_its_keys(table, oldest, rows, u)) continue;
     if ((rows.rows[u] & fresh_bit) != 0) {
       start_key(table, rows, u);
     } else {
@@ -49,9 +50,10 @@ bool start_fresh_keys(const RowTable& table, const WorkingRows& rows, std::size_
   return others;
 }
 
-void start_keys(const RowTable& table, const WorkingRows& rows, std::size_t begin, std::size_t end) {
+void start_keys(const RowTable& table, std::uint64_t oldest, const WorkingRows& rows, std::size_t begin,
+                std::size_t end) {
   for (std::size_t u = begin; u < end; ++u) {
-    if (!is_its_keys(table, rows, u)) start_key(table, rows, u);
+    if (!is_its_keys(table, oldest, rows, u)) start_key(table, rows, u);
   }
 }
 
@@ -72,10 +74,12 @@ bool has_keys(const Plan& plan) {
   return std::ranges::any_of(plan.spec->tables, [](const auto& table) { return table.keys != nullptr; });
 }
 
-std::shared_ptr<KeyDirectory> directory_of(
-    const RowTable& table, const std::function<std::vector<std::uint64_t>(std::uint64_t, std::size_t)>& touched_rows,
-    const std::function<void(const WorkingRows&, std::size_t)>& read) {
-  auto directory = std::make_shared<KeyDirectory>(table.name, table.num_rows, directory_seed(table));
+TableKeys keys_of(const RowTable& table, std::uint64_t step,
+                  const std::function<std::vector<std::uint64_t>(std::uint64_t, std::size_t)>& touched_rows,
+                  const std::function<void(const WorkingRows&, std::size_t)>& read) {
+  const bool leaves_keys = table.key_policy.leaves_keys();
+  TableKeys keys{std::make_shared<KeyDirectory>(table.name, table.num_rows, directory_seed(table), leaves_keys),
+                 KeyAges(table.key_policy)};
   std::vector<std::byte> weights(rows_at_once * table.weight_bytes());
   std::vector<float> state(rows_at_once * table.spec.state_floats);
   std::vector<KeyRecord> records;
@@ -89,10 +93,21 @@ std::shared_ptr<KeyDirectory> directory_of(
     for (std::size_t u = 0; u < rows.size(); ++u) {
       rows[u] &= ~fresh_bit;
       records.push_back(key_record(table, found, u));
+      if (leaves_keys && records.back().updates != 0) keys.ages.add(records.back().step, 1);
     }
-    directory->add(rows, records);
+    keys.directory->add(rows, records);
   }
-  return directory;
+  keys.directory->pass(step, keys.ages.leave_behind(step));
+  return keys;
+}
+
+void count_update(const RowTable& table, const WorkingRows& rows, std::size_t num_rows, std::uint64_t step,
+                  KeyAges& ages) {
+  for (std::size_t u = 0; u < num_rows; ++u) {
+    const KeyRecord record = key_record(table, rows, u);
+    if (record.updates != 0) ages.remove(record.step);
+  }
+  ages.add(step, num_rows);
 }
 
 }  // namespace holdfast

@@ -42,6 +42,7 @@ struct TablePlan {
   std::vector<std::uint64_t> keys;  // of a table with keys: [num_unique], the rows'; else empty
   // Where keys may have no rows, as an evaluation finds them: these come last, by numbers that no row has.
   std::size_t num_placed = 0;
+  std::uint64_t planned_after = 0;  // of a table with keys: the step that was over when their rows were found
 
   std::size_t num_unique() const { return rows.size(); }
   std::size_t num_lookups() const { return position.size(); }

@@ -1,17 +1,20 @@
 """The rows of a table with keys in order of their keys, whatever rows the keys have.
 
-A row is its key's where the record at the end of its state says so. Two rows may have records of one key, where it left
-one of them and came back: the one that was updated later is its row.
+A row is its key's where the record at the end of its state says so, and the key is not left behind (ttl_steps,
+max_keys). Two rows may have records of one key, where it left one of them and came back: the one that was updated later
+is its row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast import _core
 from holdfast.pools.read_only import KEY_RECORD, PoolReader, layout_of, touched_rows
 
 _CHUNK_ROWS = 16_384
@@ -33,8 +36,16 @@ def key_records(state: NDArray[np.uint8]) -> NDArray[np.void]:
     return np.ascontiguousarray(state[:, -KEY_RECORD.itemsize :]).view(KEY_RECORD).reshape(-1)
 
 
-def keyed_rows(reader: PoolReader, number: int) -> tuple[NDArray[np.uint64], NDArray[np.void]]:
-    """Of a table with keys: the rows that are some key's, in order of their keys, and their records."""
+class KeyedRows(NamedTuple):
+    """Rows, uint64 ``[n]``, and their records, KEY_RECORD ``[n]``, in order of their keys."""
+
+    rows: NDArray[np.uint64]
+    records: NDArray[np.void]
+
+
+def keyed_rows(reader: PoolReader, number: int) -> KeyedRows:
+    """Of a table with keys: the rows that are some key's, in order of their keys, and their records. Keys that are left
+    behind have none."""
     rows, records = [np.empty(0, np.uint64)], [np.empty(0, KEY_RECORD)]
     for chunk in touched_rows(reader, number):
         of_chunk = key_records(chunk.state)
@@ -42,17 +53,32 @@ def keyed_rows(reader: PoolReader, number: int) -> tuple[NDArray[np.uint64], NDA
         rows.append(chunk.rows[has_key])
         records.append(of_chunk[has_key])
     all_rows, all_records = np.concatenate(rows), np.concatenate(records)
+    counts = all_records["step"] >= oldest_step(reader.tables[number], all_records["step"], reader.commit["step"])
+    all_rows, all_records = all_rows[counts], all_records[counts]
     order = np.lexsort((all_records["step"], all_records["key"]))
     all_rows, all_records = all_rows[order], all_records[order]
     is_last = np.ones(len(order), np.bool_)
     is_last[:-1] = all_records["key"][1:] != all_records["key"][:-1]
-    return all_rows[is_last], all_records[is_last]
+    return KeyedRows(all_rows[is_last], all_records[is_last])
 
 
-def by_key(reader: PoolReader, number: int) -> Iterator[KeyedChunk]:
-    """The rows of a table with keys, in order of their keys."""
+def oldest_step(table: _core.TableSpec, steps: NDArray[np.uint32], step: int) -> int:
+    """Keys that were updated before this step are left behind at the end of `step`, as core/keys/key_ages.h has it.
+    steps: of all records that there are."""
+    oldest = max(0, step + 1 - table.ttl_steps) if table.ttl_steps else 0
+    if table.max_keys:
+        found, counts = np.unique(steps[steps >= oldest], return_counts=True)
+        for of_step, later in zip(found[1:], np.cumsum(counts[::-1])[::-1], strict=False):
+            if later <= table.max_keys:
+                break
+            oldest = int(of_step)
+    return oldest
+
+
+def by_key(reader: PoolReader, number: int, keyed: KeyedRows | None = None) -> Iterator[KeyedChunk]:
+    """The rows of a table with keys, in order of their keys. keyed: which they are, where that was found before."""
     layout = layout_of(reader.tables[number])
-    rows, records = keyed_rows(reader, number)
+    rows, records = keyed or keyed_rows(reader, number)
     for first in range(0, len(rows), _CHUNK_ROWS):
         some = rows[first : first + _CHUNK_ROWS]
         order = np.argsort(some)

@@ -30,6 +30,13 @@ class EmbeddingBagConfig:
         it; what has no row reads as its initial value. No two keys ever share a row.
     capacity: rows that a table with keys can have; a key for which there is none left is PoolFull. Files are sparse:
         what is not used takes no room. Default: 2^26.
+    ttl_steps, max_keys, admit_after: of a table with keys. A key that no step updated for more than ttl_steps steps is
+        left behind, and so are, where there would be more than max_keys, those that were updated longest ago: all of a
+        step at a time, never those of the newest one. Which are is a function of the committed steps. What is left
+        behind reads as its initial value and begins anew if it comes again; its row is another key's some time later,
+        at 32 steps at the earliest, so capacity has to be the larger by what comes in so many steps, and by an eighth.
+        admit_after: the step that brings a key for the so-manieth time is the first that trains it; until then it
+        counts, and reads as its initial value.
     weight_init_min, weight_init_max: rows start uniform in [min, max); default ±1/sqrt(num_embeddings), as TorchRec's
         (with keys: of the capacity). The initial value of a row is a function of (pool seed, table, row), with keys of
         (pool seed, table, key), so a table costs nothing until rows are used.
@@ -45,6 +52,9 @@ class EmbeddingBagConfig:
     weight_init_max: float | None = None
     keys: str | None = None
     capacity: int | None = None
+    ttl_steps: int | None = None
+    max_keys: int | None = None
+    admit_after: int | None = None
 
     @property
     def num_rows(self) -> int:
@@ -102,6 +112,7 @@ def normalize(table: Any) -> EmbeddingBagConfig:
         weight_init_max=high,
         keys=keys,
         capacity=None if keys is None else num_rows,
+        **_policy_of(table, keys, num_rows, bad),
     )
 
 
@@ -124,6 +135,23 @@ def _rows_of(table: Any, bad: Callable[[str, object, str], ConfigError]) -> tupl
     if not 1 <= num_rows <= 1 << 40:
         raise bad("num_embeddings", num_rows, "between 1 and 2^40")
     return num_rows, None
+
+
+def _policy_of(
+    table: Any, keys: str | None, num_rows: int, bad: Callable[[str, object, str], ConfigError]
+) -> dict[str, int | None]:
+    """Which keys keep their rows."""
+    most = {"ttl_steps": 1 << 31, "max_keys": num_rows, "admit_after": 1 << 31}
+    policy = {}
+    for name, largest in most.items():
+        value = policy[name] = getattr(table, name, None)
+        if value is None:
+            continue
+        if keys is None:
+            raise bad(name, value, "None where there are no keys")
+        if not 1 <= value <= largest:
+            raise bad(name, value, f"between 1 and {largest}")
+    return policy
 
 
 def normalize_all(tables: Iterable[Any]) -> list[EmbeddingBagConfig]:
@@ -157,6 +185,9 @@ def to_spec(config: EmbeddingBagConfig, optimizer: int) -> _core.TableSpec:
         init_low=config.weight_init_min,
         init_high=config.weight_init_max,
         keys=0 if config.keys is None else KEYS.index(config.keys),
+        ttl_steps=config.ttl_steps or 0,
+        max_keys=config.max_keys or 0,
+        admit_after=config.admit_after or 0,
     )
 
 
@@ -165,6 +196,7 @@ def check_same(there: _core.TableSpec, wanted: _core.TableSpec, optimizers: Sequ
     words = {"dtype": DTYPES, "pooling": POOLINGS, "optimizer": optimizers, "keys": KEYS}
     names = {"num_embeddings": "capacity"} if there.keys and wanted.keys else {}
     fields = ("keys", "num_embeddings", "embedding_dim", "dtype", "optimizer", "pooling", "init_low", "init_high")
+    fields += ("ttl_steps", "max_keys", "admit_after")
     for field in fields:
         old, new = getattr(there, field), getattr(wanted, field)
         if field in words:
