@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cli_runs import Commands
+from cli_runs import Commands, Result
 
 CONFIG = """
 [data.parquet]
@@ -77,13 +77,17 @@ def clicks(pool_root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
     return holdfast
 
 
+def train(run: Commands, pool: str, *overrides: str) -> Result:
+    return run.train(pool, *(part for override in overrides for part in ("--set", override)))
+
+
 def keys_of(run: Commands, pool: str) -> dict[str, dict[str, int]]:
     found = json.loads(run("inspect", run.root / pool, "--json").out)
     return {table["name"]: table["keys"] for table in found["tables"]}
 
 
 def test_a_run_trains_and_evaluates_on_ids_that_nobody_counted(clicks: Commands) -> None:
-    assert clicks.train("pool", "train.eval_every=10").code == 0
+    assert train(clicks, "pool", "train.eval_every=10").code == 0
     found = keys_of(clicks, "pool")
     assert found["item"] == {"live": 200, "not_admitted": 0, "left_behind": 0}
     assert found["seen"]["live"] > 100
@@ -93,27 +97,27 @@ def test_a_run_trains_and_evaluates_on_ids_that_nobody_counted(clicks: Commands)
 
 
 def test_evaluation_and_loader_threads_leave_no_trace_in_keys(clicks: Commands) -> None:
-    clicks.train("plain")
-    clicks.train("curious", "train.eval_every=4", "train.workers=3", "train.prefetch=5")
-    clicks.train("logged", "pool.medium='block'", "train.workers=2")
+    train(clicks, "plain")
+    train(clicks, "curious", "train.eval_every=4", "train.workers=3", "train.prefetch=5")
+    train(clicks, "logged", "pool.medium='block'", "train.workers=2")
     assert clicks.digest("plain").tables == clicks.digest("curious").tables == clicks.digest("logged").tables
 
 
 def test_a_snapshot_and_what_is_restored_of_it_have_the_keys(clicks: Commands) -> None:
-    clicks.train("pool", "train.steps=12")
+    train(clicks, "pool", "train.steps=12")
     pool, first, second = (str(clicks.root / name) for name in ("pool", "first", "second"))
     assert clicks("snapshot", pool, first).code == 0
-    clicks.train("pool")
+    train(clicks, "pool")
     assert clicks("snapshot", pool, second, "--since", first).code == 0
     assert clicks("restore", second, clicks.root / "restored").code == 0
     assert clicks.digest("restored") == clicks.digest("pool")
-    clicks.train("pool", "train.steps=40")
-    clicks.train("restored", "train.steps=40")
+    train(clicks, "pool", "train.steps=40")
+    train(clicks, "restored", "train.steps=40")
     assert clicks.digest("restored") == clicks.digest("pool")
 
 
 def test_keys_move_out_beside_their_rows_and_in_again(clicks: Commands) -> None:
-    clicks.train("pool")
+    train(clicks, "pool")
     out = clicks.root / "out.safetensors"
     assert clicks("export", clicks.root / "pool", out).code == 0
     exported = load_file(out)
@@ -127,12 +131,12 @@ def test_keys_move_out_beside_their_rows_and_in_again(clicks: Commands) -> None:
     assert clicks("export", clicks.root / "imported", again).code == 0
     for name, tensor in load_file(again).items():
         assert torch.equal(tensor, exported[name]), name
-    assert clicks.train("imported", "train.steps=3").code == 0
+    assert train(clicks, "imported", "train.steps=3").code == 0
     assert keys_of(clicks, "imported")["item"]["live"] == 200
 
 
 def test_keys_are_left_behind_by_the_configuration(clicks: Commands) -> None:
-    clicks.train("pool", "embedding.ttl_steps=3", "embedding.admit_after=2")
+    train(clicks, "pool", "embedding.ttl_steps=3", "embedding.admit_after=2")
     found = keys_of(clicks, "pool")["item"]
     assert found["left_behind"] > 0
     assert found["not_admitted"] > 0
@@ -149,6 +153,6 @@ def test_keys_are_left_behind_by_the_configuration(clicks: Commands) -> None:
     ],
 )
 def test_what_keys_cannot_be_is_refused_by_name(clicks: Commands, override: str, named: str) -> None:
-    result = clicks.train("pool", override)
+    result = train(clicks, "pool", override)
     assert result.code == 1
     assert named in result.err
