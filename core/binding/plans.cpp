@@ -59,8 +59,7 @@ Collection make_collection(const std::vector<format::TableRecord>& records, cons
     const bool is_split = layout && layout->is_split();
     const Pooling pooling = static_cast<Pooling>(record.pooling);
     spec->tables.push_back({number, layout ? layout->end_place() : record.num_embeddings, record.embedding_dim,
-                            is_split ? Pooling::sum : pooling, is_split && pooling == Pooling::mean,
-                            keys_of(number)});
+                            is_split ? Pooling::sum : pooling, is_split && pooling == Pooling::mean, keys_of(number)});
   }
   spec->output_width = 0;
   for (const auto& [name, table] : features) {

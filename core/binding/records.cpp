@@ -16,9 +16,9 @@ namespace holdfast {
 namespace {
 
 TableSpec spec_of(const format::TableRecord& record) {
-  return {record.name,      record.num_embeddings, record.embedding_dim, record.dtype,        record.optimizer,
-          record.pooling,   record.init_low,       record.init_high,     record.first_shard,  record.table_shards,
-          record.keys,      record.ttl_steps,      record.max_keys,      record.admit_after};
+  return {record.name,    record.num_embeddings, record.embedding_dim, record.dtype,       record.optimizer,
+          record.pooling, record.init_low,       record.init_high,     record.first_shard, record.table_shards,
+          record.keys,    record.ttl_steps,      record.max_keys,      record.admit_after};
 }
 
 }  // namespace
@@ -129,13 +129,13 @@ void bind_records(nb::module_& m) {
              std::uint32_t dtype, std::uint32_t optimizer, std::uint32_t pooling, float init_low, float init_high,
              std::uint32_t first_shard, std::uint32_t table_shards, std::uint32_t keys, std::uint64_t ttl_steps,
              std::uint64_t max_keys, std::uint32_t admit_after) {
-            new (self) TableSpec{std::move(name), num_embeddings, embedding_dim, dtype,       optimizer,
-                                 pooling,         init_low,       init_high,     first_shard, table_shards,
-                                 keys,            ttl_steps,      max_keys,      admit_after};
+            new (self)
+                TableSpec{std::move(name), num_embeddings, embedding_dim, dtype, optimizer, pooling,  init_low,
+                          init_high,       first_shard,    table_shards,  keys,  ttl_steps, max_keys, admit_after};
           },
           nb::kw_only(), "name"_a, "num_embeddings"_a, "embedding_dim"_a, "dtype"_a, "optimizer"_a, "pooling"_a,
-          "init_low"_a, "init_high"_a, "first_shard"_a = 0, "table_shards"_a = 0, "keys"_a = 0,
-          "ttl_steps"_a = 0, "max_keys"_a = 0, "admit_after"_a = 0,
+          "init_low"_a, "init_high"_a, "first_shard"_a = 0, "table_shards"_a = 0, "keys"_a = 0, "ttl_steps"_a = 0,
+          "max_keys"_a = 0, "admit_after"_a = 0,
           "table_shards: 0 in a pool without shards, 1 for a whole table in first_shard, else all of the pool's. "
           "keys: 0 where ids are row numbers, 1 where they are keys of 64 bits.")
       .def_ro("name", &TableSpec::name)

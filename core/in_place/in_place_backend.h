@@ -93,7 +93,7 @@ class InPlaceBackend final : public RowBackend {
   };
   struct Ahead {
     std::shared_ptr<LoggedCapture> capture;
-    std::weak_ptr<const Capture> current;             // of the step that hands rows over
+    std::weak_ptr<const Capture> current;  // of the step that hands rows over
     std::vector<std::vector<std::uint32_t>> forward;  // per table: current's row → capture's row
     Background::Ticket copied;
     bool complete;  // the current step's update has handed its rows over
@@ -125,7 +125,7 @@ class InPlaceBackend final : public RowBackend {
   std::optional<UndoPlan> undo_;  // between check_roll_back and start
   std::uint64_t epoch_ = 0;
   std::uint64_t num_captures_ = 0;
-  bool updated_ = false;     // the current step has written rows home
+  bool updated_ = false;  // the current step has written rows home
   std::vector<Part> parts_;  // of the current step, in the order of the log
   std::optional<Ahead> ahead_;
 };

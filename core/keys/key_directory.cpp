@@ -1,6 +1,7 @@
 #include "keys/key_directory.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "base/error.h"
@@ -8,18 +9,24 @@
 namespace holdfast {
 namespace {
 
-constexpr std::size_t prefetch_distance = 24;
+constexpr std::size_t prefetch_distance = 32;  // a power of two
 // Looked at for each new key: where as many keys are left behind as come, so many rows for each that is found lie idle.
 constexpr std::size_t slots_a_new_key = 8;
 
-// Calls body(i, key) for each of the keys, whose slots are asked for some calls earlier.
+// Calls body(i, key, hash) for each of the keys, whose slots are asked for some calls earlier.
 template <class Slots, class Body>
 void for_keys(const Slots& slots, std::span<const std::int64_t> keys, const Body& body) {
+  std::array<std::uint64_t, prefetch_distance> hashes;  // of the keys that come next
   const auto key_at = [&](std::size_t i) { return static_cast<std::uint64_t>(keys[i]); };
-  for (std::size_t i = 0; i < std::min(prefetch_distance, keys.size()); ++i) slots.prefetch(key_at(i));
+  const auto ask_for = [&](std::size_t i) {
+    const std::uint64_t hash = hashes[i % prefetch_distance] = slots.hash(key_at(i));
+    slots.prefetch(hash);
+  };
+  for (std::size_t i = 0; i < std::min(prefetch_distance, keys.size()); ++i) ask_for(i);
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (i + prefetch_distance < keys.size()) slots.prefetch(key_at(i + prefetch_distance));
-    body(i, key_at(i));
+    const std::uint64_t hash = hashes[i % prefetch_distance];
+    if (i + prefetch_distance < keys.size()) ask_for(i + prefetch_distance);
+    body(i, key_at(i), hash);
   }
 }
 
@@ -52,8 +59,8 @@ void KeyDirectory::add(std::span<const std::uint64_t> rows, std::span<const KeyR
 std::uint64_t KeyDirectory::place(std::span<const std::int64_t> keys, std::int64_t* rows) {
   const std::lock_guard lock(mutex_);
   const auto last_step = static_cast<std::uint32_t>(step_ + steps_ahead);
-  for_keys(slots_, keys, [&](std::size_t i, std::uint64_t key) {
-    Slot* const slot = slots_.find(key);
+  for_keys(slots_, keys, [&](std::size_t i, std::uint64_t key, std::uint64_t hash) {
+    Slot* const slot = slots_.find(key, hash);
     if (slot != nullptr) {
       if (leaves_keys_ && slot->step < last_step) slot->step = last_step;
       rows[i] = std::int64_t{slot->row_plus_one} - 1;
@@ -99,8 +106,8 @@ void KeyDirectory::free_rows(std::size_t num_slots) {
 
 void KeyDirectory::find(std::span<const std::int64_t> keys, std::int64_t* rows) const {
   const std::lock_guard lock(mutex_);
-  for_keys(slots_, keys, [&](std::size_t i, std::uint64_t key) {
-    const Slot* const slot = slots_.find(key);
+  for_keys(slots_, keys, [&](std::size_t i, std::uint64_t key, std::uint64_t hash) {
+    const Slot* const slot = slots_.find(key, hash);
     rows[i] = slot == nullptr ? no_row : std::int64_t{slot->row_plus_one} - 1;
   });
 }

@@ -88,7 +88,8 @@ void Pool::check_rows(const Plan& plan) const {
 // Without rows for all of its keys, its new ones could not be kept.
 void Pool::check_trains(const Plan& plan) const {
   if (!plan.reads_only || !has_keys(plan)) return;
-  throw Error(ErrorKind::step, "the batch was planned to be evaluated, without rows for its new keys: plan it to train");
+  throw Error(ErrorKind::step,
+              "the batch was planned to be evaluated, without rows for its new keys: plan it to train");
 }
 
 void Pool::read_rows(const Plan& plan, const std::vector<WorkingRows>& rows) {

@@ -1,6 +1,9 @@
-// The directory of keys, and the table that it is made of, against std::unordered_map.
+// The directory of keys, and the table that it is made of, against models.
+//
+//   test_key_directory [SEED [CALLS]]
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <random>
 #include <unordered_map>
 #include <vector>
@@ -8,6 +11,7 @@
 #include "base/counter_rng.h"
 #include "base/growing_table.h"
 #include "check.h"
+#include "keys/key_ages.h"
 #include "keys/key_directory.h"
 #include "thrown.h"
 
@@ -98,6 +102,57 @@ void every_key_keeps_a_row_of_its_own(const char* what, const KeyOf& key_of) {
   CHECK(directory.memory_bytes() <= 25 * static_cast<std::size_t>(num_keys));
 }
 
+// Keys come and go, step by step: a window that moves over them, some of them from anywhere, half of them chosen so that
+// they share all but a few bits. The model says of each row whose it is, and of each key what row it had last and when.
+void keys_that_come_and_go_have_rows_of_their_own(std::mt19937_64& random, std::uint64_t num_keys,
+                                                  std::uint64_t num_calls) {
+  constexpr std::size_t of_step = 4096;
+  constexpr std::uint32_t none = ~std::uint32_t{0};
+  const std::uint64_t universe = 2 * num_keys;
+  const KeyPolicy policy{.ttl_steps = num_keys / of_step / 4, .max_keys = num_keys / 2};
+  KeyDirectory directory("t", num_keys, random(), true);
+  KeyAges ages(policy);
+  std::vector<std::uint32_t> row_of(universe, none), step_of(universe), key_of(num_keys, none);
+  std::vector<std::uint32_t> ids(of_step);
+  std::vector<std::int64_t> keys(of_step), rows(of_step);
+  std::uint64_t oldest = 0, num_reused = 0, num_anew = 0;
+  const auto lives = [&](std::uint32_t id) { return step_of[id] != 0 && step_of[id] >= oldest; };
+  for (std::uint32_t step = 1; std::uint64_t{step} * of_step <= num_calls; ++step) {
+    const std::uint64_t window = step * std::uint64_t{of_step / 8};
+    for (std::size_t i = 0; i < of_step; ++i) {
+      const std::uint64_t at = random() % 16 == 0 ? random() : window + random() % (num_keys / 8);
+      ids[i] = static_cast<std::uint32_t>(at % universe);
+      const std::uint64_t chosen = ~((std::uint64_t{ids[i]} & 0xffff) << 48 | std::uint64_t{ids[i]} >> 16 << 12);
+      keys[i] = static_cast<std::int64_t>(ids[i] % 2 == 0 ? counter_rng::mix64(ids[i]) : chosen);
+    }
+    directory.place(keys, rows.data());
+    for (std::size_t i = 0; i < of_step; ++i) {
+      const std::uint32_t id = ids[i];
+      const auto row = static_cast<std::uint32_t>(rows[i]);
+      const std::uint32_t before = key_of[row];
+      if (lives(id)) CHECK(row_of[id] == row);
+      if (before != none && before != id) {
+        CHECK(row_of[before] != row || !lives(before));
+        ++num_reused;
+      }
+      if (!lives(id) && step_of[id] != 0) ++num_anew;
+      if (step_of[id] != step) {
+        if (lives(id)) ages.remove(step_of[id]);
+        ages.add(step, 1);
+      }
+      row_of[id] = row;
+      key_of[row] = id;
+      step_of[id] = step;
+    }
+    oldest = ages.leave_behind(step);
+    directory.pass(step, oldest);
+  }
+  CHECK(num_reused > num_calls / 100);
+  CHECK(num_anew > num_calls / 1000);
+  // Nobody's newest row was lost, either.
+  for (std::uint32_t id = 0; id < universe; ++id) CHECK(!lives(id) || key_of[row_of[id]] == id);
+}
+
 void a_key_without_a_row_is_said_to_have_none() {
   KeyDirectory directory("t", 10, 1);
   placed(directory, {5, -5});
@@ -145,6 +200,9 @@ int main(int argc, char** argv) {
     return static_cast<std::int64_t>(counter_rng::mix64(static_cast<std::uint64_t>(i)));
   });
   every_key_keeps_a_row_of_its_own("multiples of a power of two", [](std::int64_t i) { return i << 40; });
+  check::context = "keys that come and go";
+  keys_that_come_and_go_have_rows_of_their_own(random, 200'000,
+                                               argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 10'000'000);
   check::context = "directory";
   a_key_without_a_row_is_said_to_have_none();
   a_table_without_a_row_left_is_full_and_keeps_its_keys();
