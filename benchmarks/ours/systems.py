@@ -14,13 +14,15 @@ import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 import holdfast
 from holdfast import _core
+from holdfast.pools.read_only import KEY_RECORD
 from holdfast.train.step_report import Stopwatch
 from ours.bare import BareTables
 from peers.systems import EPSILON, LEARNING_RATE
@@ -95,31 +97,41 @@ class Holdfast(System):
         self._directory = directory
         self._num_tables = shape.num_tables
         self._has_state = optimizer != "sgd"
-        self.pool = holdfast.Pool(directory, seed=1, dense_interval=dense_interval, row_checksums=row_checksums)
-        keys = [f"f{number}" for number in range(shape.num_tables)]
-        spec = (
+        self._options = {"seed": 1, "dense_interval": dense_interval, "row_checksums": row_checksums}
+        self._optimizer = (
             holdfast.SGD(lr=LEARNING_RATE)
             if optimizer == "sgd"
             else holdfast.RowWiseAdagrad(lr=LEARNING_RATE, eps=EPSILON)
         )
-        self.rows = holdfast.EmbeddingBagCollection(
-            self.pool,
-            [
-                holdfast.EmbeddingBagConfig(
-                    name=f"t{number}",
-                    num_embeddings=shape.num_embeddings,
-                    embedding_dim=shape.embedding_dim,
-                    feature_names=[key],
-                )
-                for number, key in enumerate(keys)
-            ],
-            optimizer=spec,
-        )
-        self.embeddings = self.rows
-        self._features = [holdfast.JaggedFeatures(keys, batch.ids, batch.offsets) for batch in batches]
+        self._open(shape)
+        self._features = [
+            holdfast.JaggedFeatures(self.rows.keys(), self.ids(shape, batch, number), batch.offsets)
+            for number, batch in enumerate(batches)
+        ]
         self._checkpoint: holdfast.Checkpoint | None = None
         self._small_checkpoint: holdfast.Checkpoint | None = None
         self._largest_capture_bytes = 0
+
+    def _open(self, shape: Shape) -> None:
+        self.pool = holdfast.Pool(self._directory, **self._options)  # type: ignore[arg-type]
+        tables = [
+            holdfast.EmbeddingBagConfig(
+                name=f"t{number}",
+                embedding_dim=shape.embedding_dim,
+                feature_names=[f"f{number}"],
+                **self.table_size(shape),
+            )
+            for number in range(shape.num_tables)
+        ]
+        self.rows = holdfast.EmbeddingBagCollection(self.pool, tables, optimizer=self._optimizer)
+        self.embeddings = self.rows
+
+    def table_size(self, shape: Shape) -> dict[str, Any]:
+        return {"num_embeddings": shape.num_embeddings}
+
+    def ids(self, shape: Shape, batch: Batch, number: int) -> Tensor:
+        """What the tables are asked for of the batch, which is the so-manieth."""
+        return batch.ids
 
     def fill(self, shape: Shape) -> None:
         for number, values in enumerate(initial_tables(shape)):
@@ -184,6 +196,42 @@ class Holdfast(System):
 
     def close(self) -> None:
         self.pool.close()
+
+
+class Keyed(Holdfast):
+    """The same rows under keys all over the 64 bits, each where its number would have it. new_share: of a batch's ids,
+    that no batch had before."""
+
+    _SCATTER = -0x61C8864680B583EB
+
+    def __init__(self, *arguments: Any, new_share: float, **options: Any) -> None:
+        self._new_share = new_share
+        super().__init__(*arguments, **options)
+
+    def table_size(self, shape: Shape) -> dict[str, Any]:
+        return {"num_embeddings": None, "capacity": 16 * shape.num_embeddings}
+
+    def ids(self, shape: Shape, batch: Batch, number: int) -> Tensor:
+        keys = batch.ids.clone()
+        if self._new_share > 0:
+            of_table = keys.view(shape.num_tables, -1)
+            count = int(of_table.shape[1] * self._new_share)
+            place = torch.randperm(of_table.shape[1], generator=torch.Generator().manual_seed(number))[:count]
+            of_table[:, place] = shape.num_embeddings + number * count + torch.arange(count)
+        return keys * self._SCATTER
+
+    def fill(self, shape: Shape) -> None:
+        records = np.zeros(shape.num_embeddings, KEY_RECORD)
+        records["key"] = (torch.arange(shape.num_embeddings) * self._SCATTER).numpy()
+        records["updates"] = 1
+        state = np.zeros((shape.num_embeddings, 4 * self._has_state + KEY_RECORD.itemsize), np.uint8)
+        state[:, 4 * self._has_state :] = records.view(np.uint8).reshape(len(records), -1)
+        rows = np.arange(shape.num_embeddings, dtype=np.uint64)
+        for number, values in enumerate(initial_tables(shape)):
+            weights = values.view(torch.uint8).reshape(-1).numpy()
+            self.pool.core.import_rows(number, rows, weights, state.view(np.float32).reshape(-1))
+        self.pool.close()
+        self._open(shape)  # the directories are filled then
 
 
 class Bare(System):

@@ -21,6 +21,7 @@ inline constexpr std::uint32_t shards_version = 3;     // all of these are of po
 inline constexpr std::uint32_t identity_version = 4;   // the oldest whose files say whose they are
 inline constexpr std::uint32_t first_touch_version = 5;  // the oldest whose log stores lay rows by first touch, densely
 inline constexpr std::uint32_t max_shards = 4096;
+inline constexpr std::uint64_t max_keyed_rows = 0xfffffffe;  // of a table with keys
 inline constexpr std::size_t block_bytes = 4096;  // nothing that is rewritten shares a block with anything else
 inline constexpr std::size_t line_bytes = 64;  // log records and dense tensors are aligned to this
 inline constexpr std::size_t sector_bytes = 512;  // what a block device writes atomically
@@ -48,7 +49,8 @@ inline constexpr std::uint64_t label_magic = magic_of("HFLABEL\n");
 
 enum class Level : std::uint32_t { process = 0, power = 1 };
 enum class Store : std::uint32_t { in_place = 0, log = 1 };  // log: since version 2
-enum class IdMap : std::uint32_t { identity = 0, hashed = 1, dynamic = 2 };  // only identity is written so far
+enum class IdMap : std::uint32_t { identity = 0, hashed = 1, dynamic = 2 };  // hashed is not written so far
+enum class KeyKind : std::uint32_t { none = 0, int64 = 1 };
 enum class FileKind : std::uint32_t {
   log = 0,
   row_log = 1,
@@ -136,8 +138,8 @@ struct TableRecord {
   std::uint32_t embedding_dim;
   std::uint32_t dtype;  // RowDtype
   std::uint32_t optimizer;  // RowOptimizer
-  std::uint32_t state_floats;
-  std::uint32_t id_map;  // IdMap
+  std::uint32_t state_floats;  // of the optimizer, and 4 of the row's key
+  std::uint32_t id_map;  // IdMap; dynamic: rows have keys, and are told apart by them
   std::uint32_t pooling;  // Pooling
   float init_low;
   float init_high;
@@ -145,7 +147,11 @@ struct TableRecord {
   std::uint32_t number;  // 1 + the table's; 0 in pools that were made before it was written
   std::uint32_t first_shard;  // of a whole table: the one with its rows; of a split one: what it is turned by
   std::uint32_t table_shards;  // 0: of a pool without shards; 1: whole; else num_shards: split over all of them
-  std::uint8_t reserved[192];
+  std::uint32_t keys;  // KeyKind: what the rows of a table with id_map dynamic are found by
+  std::uint64_t ttl_steps;  // of a table with keys: see KeyPolicy
+  std::uint64_t max_keys;
+  std::uint32_t admit_after;
+  std::uint8_t reserved[168];
   std::uint32_t crc;
 };
 static_assert(sizeof(TableRecord) == 512 && offsetof(TableRecord, crc) == 508);

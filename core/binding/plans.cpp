@@ -25,11 +25,12 @@ using Words = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::dev
 
 std::shared_ptr<Plan> plan_of(Collection& collection, const Ids& ids, const Offsets& offsets,
                               const std::optional<ConstFloatVector>& weights,
-                              const std::vector<std::uint32_t>& block_of, std::size_t num_blocks, bool parallel) {
+                              const std::vector<std::uint32_t>& block_of, std::size_t num_blocks, bool parallel,
+                              bool evaluates) {
   const BatchIds batch = batch_of(ids, offsets, weights, block_of, num_blocks, collection.spec->features.size());
   auto plan = collection.plans->take();
   const nb::gil_scoped_release unlocked;
-  plan_batch(batch, parallel, *plan);
+  plan_batch(batch, parallel, *plan, evaluates ? NewKeys::unplaced : NewKeys::placed);
   return plan;
 }
 
@@ -48,7 +49,8 @@ std::shared_ptr<Plan> routed_plan_of(Collection& collection, const CountMatrix& 
 }  // namespace
 
 Collection make_collection(const std::vector<format::TableRecord>& records, const std::vector<std::uint32_t>& tables,
-                           const std::vector<std::tuple<std::string, std::uint32_t>>& features) {
+                           const std::vector<std::tuple<std::string, std::uint32_t>>& features,
+                           const std::function<std::shared_ptr<KeyDirectory>(std::uint32_t)>& keys_of) {
   auto spec = std::make_shared<CollectionSpec>();
   for (const std::uint32_t number : tables) {
     const format::TableRecord& record = records.at(number);
@@ -57,7 +59,7 @@ Collection make_collection(const std::vector<format::TableRecord>& records, cons
     const bool is_split = layout && layout->is_split();
     const Pooling pooling = static_cast<Pooling>(record.pooling);
     spec->tables.push_back({number, layout ? layout->end_place() : record.num_embeddings, record.embedding_dim,
-                            is_split ? Pooling::sum : pooling, is_split && pooling == Pooling::mean});
+                            is_split ? Pooling::sum : pooling, is_split && pooling == Pooling::mean, keys_of(number)});
   }
   spec->output_width = 0;
   for (const auto& [name, table] : features) {
@@ -83,7 +85,9 @@ void bind_plans(nb::module_& m) {
   nb::class_<Collection>(m, "Collection", "Which features read which tables of a pool.")
       .def_prop_ro("output_width", [](const Collection& c) { return c.spec->output_width; })
       .def("plan", &plan_of, "ids"_a, "offsets"_a, "weights"_a.none(), "block_of"_a, "num_blocks"_a, "parallel"_a,
-           "Plans a batch; ids int64, offsets int32 or int64 [num_blocks * batch_size + 1]. Raises IdError.")
+           "evaluates"_a = false,
+           "Plans a batch; ids int64, offsets int32 or int64 [num_blocks * batch_size + 1]. evaluates: it is only "
+           "looked up, so new keys get no rows. Raises IdError, PoolFull.")
       .def(
           "plan_routed", &routed_plan_of, "counts"_a, "messages"_a, "parallel"_a,
           "Plans what trainers sent, their messages one after the other; counts int64 [num_trainers, num_features, 2], "

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -20,8 +21,10 @@ struct Collection {
   std::shared_ptr<PlanPool> plans;
 };
 
+// keys_of: the directory of a table, by number; null where its ids are row numbers.
 Collection make_collection(const std::vector<format::TableRecord>& records, const std::vector<std::uint32_t>& tables,
-                           const std::vector<std::tuple<std::string, std::uint32_t>>& features);
+                           const std::vector<std::tuple<std::string, std::uint32_t>>& features,
+                           const std::function<std::shared_ptr<KeyDirectory>(std::uint32_t)>& keys_of);
 
 template <class Matrix>
 void check_shape(const Plan& plan, const Matrix& matrix) {

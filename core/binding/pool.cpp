@@ -135,9 +135,11 @@ void bind_pool(nb::module_& m) {
       .def_prop_ro("level", [](const Pool& pool) { return pool.level() == format::Level::power ? "power" : "process"; })
       .def(
           "collection",
-          [](const Pool& pool, const std::vector<std::uint32_t>& tables,
+          [](Pool& pool, const std::vector<std::uint32_t>& tables,
              const std::vector<std::tuple<std::string, std::uint32_t>>& features) {
-            return make_collection(pool.table_records(), tables, features);
+            const nb::gil_scoped_release unlocked;
+            return make_collection(pool.table_records(), tables, features,
+                                   [&](std::uint32_t table) { return pool.keys(table); });
           },
           "tables"_a, "features"_a, "features: (name, index into tables), in the order of the output.")
       .def("dense_state",

@@ -63,9 +63,11 @@ void bind_reader(nb::module_& m) {
           "Step, cursor and row_updates of all dense states that hold.")
       .def(
           "collection",
-          [](const Reader& reader, const std::vector<std::uint32_t>& tables,
+          [](Reader& reader, const std::vector<std::uint32_t>& tables,
              const std::vector<std::tuple<std::string, std::uint32_t>>& features) {
-            return make_collection(reader.table_records(), tables, features);
+            const nb::gil_scoped_release unlocked;
+            return make_collection(reader.table_records(), tables, features,
+                                   [&](std::uint32_t table) { return reader.keys(table); });
           },
           "tables"_a, "features"_a)
       .def(

@@ -17,7 +17,8 @@ namespace {
 
 TableSpec spec_of(const format::TableRecord& record) {
   return {record.name,    record.num_embeddings, record.embedding_dim, record.dtype,       record.optimizer,
-          record.pooling, record.init_low,       record.init_high,     record.first_shard, record.table_shards};
+          record.pooling, record.init_low,       record.init_high,     record.first_shard, record.table_shards,
+          record.keys,    record.ttl_steps,      record.max_keys,      record.admit_after};
 }
 
 }  // namespace
@@ -38,6 +39,14 @@ format::TableRecord record_of(const TableSpec& spec) {
   record.init_high = spec.init_high;
   record.first_shard = spec.first_shard;
   record.table_shards = spec.table_shards;
+  record.keys = spec.keys;
+  record.ttl_steps = spec.ttl_steps;
+  record.max_keys = spec.max_keys;
+  record.admit_after = spec.admit_after;
+  if (spec.keys != static_cast<std::uint32_t>(format::KeyKind::none)) {
+    record.id_map = static_cast<std::uint32_t>(format::IdMap::dynamic);
+    record.state_floats += key_record_floats;
+  }
   std::memcpy(record.name, spec.name.data(), spec.name.size());
   return record;
 }
@@ -133,13 +142,17 @@ void bind_records(nb::module_& m) {
           "__init__",
           [](TableSpec* self, std::string name, std::uint64_t num_embeddings, std::uint32_t embedding_dim,
              std::uint32_t dtype, std::uint32_t optimizer, std::uint32_t pooling, float init_low, float init_high,
-             std::uint32_t first_shard, std::uint32_t table_shards) {
-            new (self) TableSpec{std::move(name), num_embeddings, embedding_dim, dtype,       optimizer,
-                                 pooling,         init_low,       init_high,     first_shard, table_shards};
+             std::uint32_t first_shard, std::uint32_t table_shards, std::uint32_t keys, std::uint64_t ttl_steps,
+             std::uint64_t max_keys, std::uint32_t admit_after) {
+            new (self)
+                TableSpec{std::move(name), num_embeddings, embedding_dim, dtype, optimizer, pooling,  init_low,
+                          init_high,       first_shard,    table_shards,  keys,  ttl_steps, max_keys, admit_after};
           },
           nb::kw_only(), "name"_a, "num_embeddings"_a, "embedding_dim"_a, "dtype"_a, "optimizer"_a, "pooling"_a,
-          "init_low"_a, "init_high"_a, "first_shard"_a = 0, "table_shards"_a = 0,
-          "table_shards: 0 in a pool without shards, 1 for a whole table in first_shard, else all of the pool's.")
+          "init_low"_a, "init_high"_a, "first_shard"_a = 0, "table_shards"_a = 0, "keys"_a = 0, "ttl_steps"_a = 0,
+          "max_keys"_a = 0, "admit_after"_a = 0,
+          "table_shards: 0 in a pool without shards, 1 for a whole table in first_shard, else all of the pool's. "
+          "keys: 0 where ids are row numbers, 1 where they are keys of 64 bits.")
       .def_ro("name", &TableSpec::name)
       .def_ro("num_embeddings", &TableSpec::num_embeddings)
       .def_ro("embedding_dim", &TableSpec::embedding_dim)
@@ -149,7 +162,11 @@ void bind_records(nb::module_& m) {
       .def_ro("init_low", &TableSpec::init_low)
       .def_ro("init_high", &TableSpec::init_high)
       .def_ro("first_shard", &TableSpec::first_shard)
-      .def_ro("table_shards", &TableSpec::table_shards);
+      .def_ro("table_shards", &TableSpec::table_shards)
+      .def_ro("keys", &TableSpec::keys)
+      .def_ro("ttl_steps", &TableSpec::ttl_steps)
+      .def_ro("max_keys", &TableSpec::max_keys)
+      .def_ro("admit_after", &TableSpec::admit_after);
 }
 
 }  // namespace holdfast

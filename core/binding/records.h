@@ -28,6 +28,10 @@ struct TableSpec {
   float init_high;
   std::uint32_t first_shard;
   std::uint32_t table_shards;
+  std::uint32_t keys;
+  std::uint64_t ttl_steps;
+  std::uint64_t max_keys;
+  std::uint32_t admit_after;
 };
 
 format::TableRecord record_of(const TableSpec& spec);

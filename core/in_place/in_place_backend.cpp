@@ -11,6 +11,7 @@
 #include "base/parallel.h"
 #include "layout/pool_files.h"
 #include "step/gradients.h"
+#include "step/key_rows.h"
 #include "step/lookup.h"
 
 namespace holdfast {
@@ -175,6 +176,8 @@ std::shared_ptr<InPlaceBackend::LoggedCapture> InPlaceBackend::reserve(std::shar
     clear_gaps(sections[t], store_.table(sections[t].table), data);
     capture->tables.push_back(rows_of(sections[t], data));
   }
+  name_keys(*capture->plan, capture->tables);
+  capture->apart.resize(sections.size());
   return capture;
 }
 
@@ -200,6 +203,7 @@ void InPlaceBackend::fill(LoggedCapture& capture, Rows rows_are) {
   const auto add = [&](const void* part, std::size_t bytes) {
     checksum.add(static_cast<std::size_t>(static_cast<const std::byte*>(part) - payload), part, bytes);
   };
+  std::vector<std::atomic<bool>> reuses(capture.tables.size());
   try {
     for_rows(*capture.plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
       const std::uint64_t* rows = capture.plan->tables[t].rows.data();
@@ -210,6 +214,7 @@ void InPlaceBackend::fill(LoggedCapture& capture, Rows rows_are) {
       if (rows_are == Rows::copied_later) return;
       store_.capture(number, working, begin, end);
       const RowTable& table = store_.table(number);
+      if (table.has_keys() && start_fresh_keys(table, oldest_of(number), working, begin, end)) reuses[t] = true;
       add(working.rows + begin, (end - begin) * sizeof(std::uint64_t));
       add(working.weights + begin * table.weight_bytes(), (end - begin) * table.weight_bytes());
       add(working.state + begin * table.spec.state_floats, (end - begin) * table.state_bytes());
@@ -221,8 +226,27 @@ void InPlaceBackend::fill(LoggedCapture& capture, Rows rows_are) {
   }
   if (rows_are == Rows::copied_later) return;
   service.finish();
+  for (std::size_t t = 0; t < reuses.size(); ++t) {
+    if (reuses[t]) set_apart(capture, t);
+  }
   add(payload, capture.tables.size() * sizeof(RecordSection));
   capture.payload_crc = checksum.value();
+}
+
+// The record keeps what the rows were, whoever's; what is computed from is their keys'.
+void InPlaceBackend::set_apart(LoggedCapture& capture, std::size_t t) {
+  WorkingRows& working = capture.tables[t];
+  const std::uint32_t number = capture.plan->spec->tables[t].number;
+  const RowTable& table = store_.table(number);
+  const std::size_t num_rows = capture.plan->tables[t].num_unique();
+  const std::size_t weight_bytes = format::line_up(num_rows * table.weight_bytes());
+  capture.apart[t].resize(weight_bytes + num_rows * table.state_bytes() + format::line_bytes);
+  std::byte* const apart = line_aligned(capture.apart[t]);
+  std::memcpy(apart, working.weights, num_rows * table.weight_bytes());
+  std::memcpy(apart + weight_bytes, working.state, num_rows * table.state_bytes());
+  working.weights = apart;
+  working.state = reinterpret_cast<float*>(apart + weight_bytes);
+  start_keys(table, oldest_of(number), working, 0, num_rows);
 }
 
 void InPlaceBackend::submit_seal(LoggedCapture& capture) {
@@ -257,8 +281,10 @@ void InPlaceBackend::drop_dead_captures() {
     std::byte* from = log_.at(capture->position);
     std::byte* to = log_.at(*position);
     std::memcpy(to + sizeof(RecordHeader), bytes.data() + sizeof(RecordHeader), bytes.size() - sizeof(RecordHeader));
-    for (WorkingRows& rows : capture->tables) {
+    for (std::size_t t = 0; t < capture->tables.size(); ++t) {
+      WorkingRows& rows = capture->tables[t];
       rows.rows = reinterpret_cast<std::uint64_t*>(to + (reinterpret_cast<std::byte*>(rows.rows) - from));
+      if (!capture->apart[t].empty()) continue;
       rows.weights = to + (rows.weights - from);
       rows.state = reinterpret_cast<float*>(to + (reinterpret_cast<std::byte*>(rows.state) - from));
     }
@@ -336,7 +362,12 @@ bool InPlaceBackend::capture_ahead(std::shared_ptr<const Plan> next, std::uint64
     for (std::size_t t = 0; t < own.size(); ++t) {
       const std::uint32_t number = capture->plan->spec->tables[t].number;
       for (const auto& [begin, end] : own[t]) {
-        if (store_.try_capture(number, capture->tables[t], begin, end) != end) capture->is_damaged = true;
+        const WorkingRows& rows = capture->tables[t];
+        const RowTable& table = store_.table(number);
+        if (store_.try_capture(number, rows, begin, end) != end) capture->is_damaged = true;
+        if (table.has_keys() && start_fresh_keys(table, oldest_of(number), rows, begin, end)) {
+          capture->has_reused_rows = true;
+        }
       }
     }
     service.finish();
@@ -364,7 +395,8 @@ void InPlaceBackend::begin_update() {
   for (const Part& part : parts_) background_.wait(part.sealed);
   if (ahead_) {
     background_.wait(ahead_->copied);
-    if (ahead_->capture->is_damaged) drop_ahead();  // the next step captures its rows itself, and says which
+    // The next step captures its rows itself; of damaged ones it says which.
+    if (ahead_->capture->is_damaged || ahead_->capture->has_reused_rows) drop_ahead();
   }
   medium_.persist_point();
 }

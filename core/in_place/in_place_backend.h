@@ -46,6 +46,12 @@ class InPlaceBackend final : public RowBackend {
   bool capture_ahead(std::shared_ptr<const Plan> next, std::uint64_t step) override;
   void keep_rows(std::uint32_t, std::vector<std::uint64_t>) override {}
   void read(const Plan& plan, const std::vector<WorkingRows>& rows) override;
+  std::vector<std::uint64_t> touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count) override {
+    return store_.touched_rows(table, first, count);
+  }
+  void read_state(std::uint32_t table, const WorkingRows& rows, std::size_t count) override {
+    store_.read_state(table, rows, count);
+  }
 
   DialWork lookups_of(const Plan& plan, const std::vector<std::uint64_t>& num_lookups) const override;
   void begin_update() override;
@@ -81,10 +87,14 @@ class InPlaceBackend final : public RowBackend {
     std::optional<std::uint32_t> payload_crc;  // of the record, where it was taken along with the copy
     Background::Ticket sealed = 0;             // 0: the seal is not submitted yet
     bool is_damaged = false;                   // a row does not hold its checksum
+    bool has_reused_rows = false;              // of a key that left them: this capture cannot be made ahead
+    // By table, the working set where it is not the record itself: where a row was another key's, whose value is the
+    // before-image.
+    std::vector<std::vector<std::byte>> apart;
   };
   struct Ahead {
     std::shared_ptr<LoggedCapture> capture;
-    std::weak_ptr<const Capture> current;             // of the step that hands rows over
+    std::weak_ptr<const Capture> current;  // of the step that hands rows over
     std::vector<std::vector<std::uint32_t>> forward;  // per table: current's row → capture's row
     Background::Ticket copied;
     bool complete;  // the current step's update has handed its rows over
@@ -102,6 +112,7 @@ class InPlaceBackend final : public RowBackend {
   DialWork writes_of(const CollectionSpec& spec, const std::function<std::uint64_t(std::size_t t)>& num_rows) const;
   enum class Rows { copied_now, copied_later };
   void fill(LoggedCapture& capture, Rows rows);
+  void set_apart(LoggedCapture& capture, std::size_t table);
   void submit_seal(LoggedCapture& capture);
   void add_part(const std::shared_ptr<LoggedCapture>& capture);
   void drop_dead_captures();
@@ -118,7 +129,7 @@ class InPlaceBackend final : public RowBackend {
   std::optional<UndoPlan> undo_;  // between check_roll_back and start
   std::uint64_t epoch_ = 0;
   std::uint64_t num_captures_ = 0;
-  bool updated_ = false;     // the current step has written rows home
+  bool updated_ = false;  // the current step has written rows home
   std::vector<Part> parts_;  // of the current step, in the order of the log
   std::optional<Ahead> ahead_;
 };

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "layout/label.h"
+#include "step/key_rows.h"
 
 namespace holdfast {
 namespace {
@@ -190,6 +191,7 @@ void InPlaceStore::update(std::size_t index, const UpdateSpec& spec, const Worki
                           const WorkingRows* next, std::size_t begin, std::size_t end) {
   const Table& table = tables_[index];
   kernels_.update(table.spec, spec, table.home(), working, occurrences, grad, forward, next, begin, end);
+  hold_back(table, working, begin, end);
   finish_rows(table, working, begin, end);
 }
 
@@ -198,6 +200,7 @@ void InPlaceStore::update_from_sums(std::size_t index, const UpdateSpec& spec, c
                                     std::size_t begin, std::size_t end) {
   const Table& table = tables_[index];
   kernels_.update_from_sums(table.spec, spec, table.home(), working, sums, forward, next, begin, end);
+  hold_back(table, working, begin, end);
   finish_rows(table, working, begin, end);
 }
 
@@ -253,6 +256,13 @@ void InPlaceStore::restore(std::size_t index, const WorkingRows& working, std::s
   const Table& table = tables_[index];
   kernels_.restore(table.spec, table.home(), working, begin, end);
   finish_rows(table, working, begin, end);
+}
+
+void InPlaceStore::hold_back(const Table& table, const WorkingRows& working, std::size_t begin, std::size_t end) {
+  if (table.key_policy.admit_after < 2) return;
+  const HomeRows home = table.home();
+  hold_back_keys(table, working, {home.weights, home.state}, begin, end,
+                 [&](std::size_t u) { return working.rows[u] & ~fresh_bit; });
 }
 
 // Rows [begin, end) of `working` are home: their checksums, and the way to the medium.
@@ -314,6 +324,16 @@ std::vector<std::uint64_t> InPlaceStore::touched_rows(std::size_t index, std::ui
     }
   }
   return rows;
+}
+
+void InPlaceStore::read_state(std::size_t index, const WorkingRows& rows, std::size_t count) const {
+  const Table& table = tables_[index];
+  if (table.tags.file) return capture(index, rows, 0, count);
+  const HomeRows home = table.home();
+  const std::size_t state_floats = table.spec.state_floats;
+  for (std::size_t u = 0; u < count; ++u) {
+    std::memcpy(rows.state + u * state_floats, home.state + rows.rows[u] * state_floats, table.state_bytes());
+  }
 }
 
 void InPlaceStore::add_touched_rows(const Table& table, std::uint64_t first, std::uint64_t end, std::size_t count,

@@ -124,6 +124,8 @@ class InPlaceStore {
   // The touched rows at or after `first`, ascending, `count` at most. Skips holes of the file, not rows. A row that has
   // a checksum is one of them, whatever its touched bit says: whoever reads it finds out.
   std::vector<std::uint64_t> touched_rows(std::size_t table, std::uint64_t first, std::size_t count) const;
+  // The state of `count` touched rows. Throws corrupted where a row does not hold its checksum.
+  void read_state(std::size_t table, const WorkingRows& rows, std::size_t count) const;
 
   void sync();
 
@@ -133,6 +135,7 @@ class InPlaceStore {
                                std::vector<std::uint64_t>& rows);
   static void add_touched_or_tagged_rows(const Table& table, std::uint64_t first, std::uint64_t end, std::size_t count,
                                          std::vector<std::uint64_t>& rows);
+  static void hold_back(const Table& table, const WorkingRows& working, std::size_t begin, std::size_t end);
   void finish_rows(const Table& table, const WorkingRows& working, std::size_t begin, std::size_t end);
 
   Medium& medium_;

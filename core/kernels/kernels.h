@@ -40,7 +40,17 @@ struct RowSpec {
   std::uint32_t stride_bits = 0;  // the row's own number: own_row(shard_bits, stride_bits, first_shard, place)
   std::uint32_t first_shard = 0;
   std::uint32_t tag_seed = 0;  // of whoever owns the rows: what their tags go on from
+  std::uint32_t key_floats = 0;  // of state_floats, the last: of a table with keys, the row's KeyRecord; else 0
 };
+
+// Whose a row is, in a table with keys: the end of its state. All zeros: nobody's yet.
+struct KeyRecord {
+  std::uint64_t key;
+  std::uint32_t step;     // of the pool, that updated the row last
+  std::uint32_t updates;  // steps that updated it since it became the key's
+};
+static_assert(sizeof(KeyRecord) == 16);
+inline constexpr std::uint32_t key_record_floats = sizeof(KeyRecord) / 4;
 
 constexpr std::uint32_t bytes_of(RowDtype dtype) { return dtype == RowDtype::f32 ? 4 : 2; }
 
@@ -83,6 +93,7 @@ struct WorkingRows {
   std::uint64_t* rows;
   std::byte* weights;
   float* state;
+  const std::uint64_t* keys = nullptr;  // of a table with keys: whose the rows are; null where nobody asks
 };
 inline constexpr std::uint64_t fresh_bit = std::uint64_t{1} << 63;
 
@@ -106,6 +117,7 @@ struct UpdateSpec {
   std::uint64_t step;
   std::uint64_t
       rounding_seed;  // of the stochastic rounding of f16 and bf16 rows: f(rounding_seed, table, row, step, element)
+  std::uint32_t pool_step = 0;  // the step that is under way, as records of keys have it
 };
 
 // Where bags take rows from and put their sums.
@@ -128,7 +140,7 @@ struct PoolSpec {
 struct Kernels {
   const char* name;  // "avx512", "avx2", "scalar"
 
-  // Writes the initial weights of `row`. State starts at zero.
+  // Writes the initial weights of `row`; in a table with keys, of the key. State starts at zero.
   void (*initial_row)(const RowSpec& spec, std::uint64_t row, std::byte* weights);
 
   // Copies rows [begin, end) of `working.rows` (row numbers, fresh bit clear on entry) from home to working: weights
@@ -167,7 +179,8 @@ struct Kernels {
   bool (*all_finite)(const float* values, std::size_t count);
 
   // new = f(old, gradient), for rows [begin, end) of working: reads working (never writes it), writes home weights
-  // and state, marks fresh rows as touched. The gradient of row u is the sum of its occurrences' (fused).
+  // and state, marks fresh rows as touched. The gradient of row u is the sum of its occurrences' (fused). Where the table
+  // has keys, working.keys says whose the rows are; their new records say so, too.
   // `forward[u]`, where `forward` is not null and the entry is not no_forward, is the position in `next` that gets
   // the new weights and state too (its fresh bit is cleared).
   void (*update)(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home, const WorkingRows& working,

@@ -204,13 +204,14 @@ void move_slots(const SlotRows& there, const std::uint32_t* slots, const Working
 }
 
 // Calls body.operator()<WeightBytes, StateBytes>(weight_bytes, state_bytes) with the sizes as constants where they
-// are common: SGD and row-wise Adagrad on rows of 16 to 512 bytes.
+// are common: SGD and row-wise Adagrad (with keys, too) on rows of 16 to 512 bytes.
 template <class Body>
 HOLDFAST_INLINE void with_sizes(const RowSpec& spec, Body&& body) {
   const std::size_t weight_bytes = std::size_t{spec.dim} * (spec.dtype == RowDtype::f32 ? 4 : 2);
   const std::size_t state_bytes = std::size_t{spec.state_floats} * 4;
   const auto with_state = [&]<std::size_t WeightBytes>() {
     if (state_bytes == 4) return body.template operator()<WeightBytes, 4>(weight_bytes, state_bytes);
+    if (state_bytes == 20) return body.template operator()<WeightBytes, 20>(weight_bytes, state_bytes);
     return body.template operator()<WeightBytes, 0>(weight_bytes, state_bytes);
   };
   switch (weight_bytes) {

@@ -168,6 +168,21 @@ __attribute__((noinline)) void sum_group(Shape<Dim> shape, const Occurrences& oc
   }
 }
 
+// What a row's stochastic rounding goes by: its own number, or its key.
+HOLDFAST_INLINE std::uint64_t number_of(const RowSpec& spec, const WorkingRows& working, std::size_t u,
+                                        std::uint64_t row) {
+  if (working.keys != nullptr) return working.keys[u];
+  return own_row(spec.shard_bits, spec.stride_bits, spec.first_shard, row);
+}
+
+HOLDFAST_INLINE void write_key_record(const float* old_record, std::uint64_t key, std::uint32_t step,
+                                      float* new_record) {
+  KeyRecord record;
+  __builtin_memcpy(&record, old_record, sizeof record);
+  record = {key, step, record.updates + (record.updates != ~std::uint32_t{0} ? 1 : 0)};
+  __builtin_memcpy(new_record, &record, sizeof record);
+}
+
 // Where new rows go: to their places at home, or compact.
 enum class Target { home, compact };
 
@@ -224,8 +239,7 @@ void update_rows(Shape<Dim> shape, const RowSpec& spec, const UpdateSpec& update
           .old_state = working.state + u * state_floats,
           .new_weights = elements<Format>(home.weights + place * weight_bytes),
           .new_state = home.state + place * state_floats,
-          .rounding = {rounds ? absorb(rounding_key, own_row(spec.shard_bits, spec.stride_bits, spec.first_shard, row))
-                              : 0},
+          .rounding = {rounds ? absorb(rounding_key, number_of(spec, working, u, row)) : 0},
           .streams = streams,
       };
       Lanes* const g = gradients + (u - group) * blocks;
@@ -238,6 +252,11 @@ void update_rows(Shape<Dim> shape, const RowSpec& spec, const UpdateSpec& update
         });
       }
       Optimizer::apply(shape, step, g, row_update);
+      if (working.keys != nullptr) {
+        const std::size_t record = state_floats - key_record_floats;
+        write_key_record(row_update.old_state + record, working.keys[u], update.pool_step,
+                         row_update.new_state + record);
+      }
 
       if (target == Target::compact) continue;
       if ((working.rows[u] & fresh_bit) != 0) mark_touched(home.touched, row);

@@ -77,12 +77,22 @@ void check_table(const TableRecord& table, const PoolHeader& header, const std::
   if (table.embedding_dim == 0 || table.embedding_dim > 4096) bad("impossible embedding_dim");
   if (table.dtype > static_cast<std::uint32_t>(RowDtype::bf16)) bad("unknown row dtype");
   if (table.optimizer > static_cast<std::uint32_t>(RowOptimizer::rowwise_adam)) bad("unknown row optimizer");
-  if (table.state_floats != state_floats_of(static_cast<RowOptimizer>(table.optimizer), table.embedding_dim)) {
+  const bool has_keys = table.id_map == static_cast<std::uint32_t>(format::IdMap::dynamic);
+  const std::uint32_t state_floats = state_floats_of(static_cast<RowOptimizer>(table.optimizer), table.embedding_dim);
+  if (table.state_floats != state_floats + (has_keys ? key_record_floats : 0)) {
     bad("state_floats does not fit the optimizer");
   }
   if (table.pooling > 1) bad("unknown pooling");
-  if (table.id_map != static_cast<std::uint32_t>(format::IdMap::identity)) {
-    throw Error(ErrorKind::format_mismatch, where + ": this build knows no id map but identity");
+  if (table.id_map != static_cast<std::uint32_t>(format::IdMap::identity) && !has_keys) {
+    throw Error(ErrorKind::format_mismatch, where + ": this build knows no id map but identity and dynamic");
+  }
+  if (table.keys > static_cast<std::uint32_t>(format::KeyKind::int64)) {
+    throw Error(ErrorKind::format_mismatch, where + ": this build knows no keys but of 64 bits");
+  }
+  if (has_keys != (table.keys != static_cast<std::uint32_t>(format::KeyKind::none))) bad("id map and keys do not fit");
+  if (has_keys && table.num_embeddings > format::max_keyed_rows) bad("impossible number of rows for a table with keys");
+  if (has_keys && format::has_shards(header)) {
+    throw Error(ErrorKind::format_mismatch, where + ": this build knows no keys in a pool of several writers");
   }
   if (table.name[sizeof(table.name) - 1] != '\0') bad("a name without end");
   const bool is_whole = table.table_shards == 1 && table.first_shard < header.num_shards;

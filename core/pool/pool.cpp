@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/parallel.h"
 #include "step/gradients.h"
 
 namespace holdfast {
@@ -85,6 +86,76 @@ void Pool::check_rows(const Plan& plan) const {
   if (shards()) require_own_rows(plan, backend_->tables());
 }
 
+// Without rows for all of its keys, its new ones could not be kept.
+void Pool::check_trains(const Plan& plan) const {
+  if (!plan.reads_only || !has_keys(plan)) return;
+  throw Error(ErrorKind::step,
+              "the batch was planned to be evaluated, without rows for its new keys: plan it to train");
+}
+
+void Pool::read_rows(const Plan& plan, const std::vector<WorkingRows>& rows) {
+  read_with_keys(
+      plan, backend_->tables(), rows,
+      [&](const Plan& stored, const std::vector<WorkingRows>& of_stored) { backend_->read(stored, of_stored); },
+      [&](std::uint32_t number) { return backend_->oldest_of(number); });
+}
+
+std::shared_ptr<KeyDirectory> Pool::keys(std::uint32_t number) {
+  check_open();
+  const RowTable& table = backend_->tables().at(number);
+  if (!table.has_keys()) return nullptr;
+  TableKeys& keys = keys_[number];
+  if (keys.directory == nullptr) {
+    latching([&] {
+      keys = keys_of(
+          table, step_,
+          [&](std::uint64_t first, std::size_t count) { return backend_->touched_rows(number, first, count); },
+          [&](const WorkingRows& rows, std::size_t count) { backend_->read_state(number, rows, count); });
+    });
+    backend_->leave_keys_behind(number, keys.ages.oldest());
+  }
+  return keys.directory;
+}
+
+bool Pool::leaves_keys(const Plan& plan) const {
+  return std::ranges::any_of(plan.spec->tables, [&](const CollectionSpec::Table& table) {
+    return backend_->tables()[table.number].key_policy.leaves_keys();
+  });
+}
+
+void Pool::leave_keys_behind() {
+  for (std::uint32_t number = 0; number < keys_.size(); ++number) {
+    TableKeys& keys = keys_[number];
+    if (keys.directory == nullptr || !backend_->tables()[number].key_policy.leaves_keys()) continue;
+    const std::uint64_t oldest = keys.ages.leave_behind(step_);
+    backend_->leave_keys_behind(number, oldest);
+    keys.directory->pass(step_, oldest);
+  }
+}
+
+// Of a batch that was planned long ago, keys may have been left behind since, and their rows be others'.
+void Pool::keep_keys(const Plan& plan) {
+  for (std::size_t t = 0; t < plan.tables.size(); ++t) {
+    const CollectionSpec::Table& table = plan.spec->tables[t];
+    const TablePlan& of_table = plan.tables[t];
+    if (!backend_->tables()[table.number].key_policy.leaves_keys()) continue;
+    if (step_ + 1 <= of_table.planned_after + KeyDirectory::steps_ahead) continue;
+    if (table.keys->keep(of_table.keys, of_table.rows, step_ + 1)) continue;
+    throw Error(ErrorKind::step, "the batch was planned when step " + std::to_string(of_table.planned_after) +
+                                     " was over, and keys of it have left their rows since: plan it again");
+  }
+}
+
+// Of a step's update: `rows` are as the step found them.
+void Pool::count_keys(const CollectionSpec& spec, const std::vector<WorkingRows>& rows,
+                      const std::vector<std::uint64_t>& num_rows) {
+  parallel_for(spec.tables.size(), [&](std::size_t t) {
+    const std::uint32_t number = spec.tables[t].number;
+    const RowTable& table = backend_->tables()[number];
+    if (table.key_policy.leaves_keys()) count_update(table, rows[t], num_rows[t], step_ + 1, keys_[number].ages);
+  });
+}
+
 void Pool::check_capture(const Capture& capture) const {
   if (capture.pool != number_) throw Error(ErrorKind::step, "the capture is another pool's, or of an earlier opening");
   if (capture.step == step_ + 1) return;
@@ -100,6 +171,7 @@ void Pool::check_captures(const std::vector<RowGradients>& gradients) const {
 void Pool::announce(std::shared_ptr<const Plan> plan) {
   check_open();
   check_rows(*plan);
+  check_trains(*plan);
   latching([&] { backend_->announce(std::move(plan)); });
 }
 
@@ -119,6 +191,8 @@ std::shared_ptr<Capture> Pool::capture(std::shared_ptr<const Plan> plan) {
                                      " has updated its rows already: commit it before the next forward pass");
   }
   check_rows(*plan);
+  check_trains(*plan);
+  keep_keys(*plan);
   return latching([&] {
     auto capture = backend_->capture(std::move(plan), step_ + 1);
     capture->pool = number_;
@@ -129,6 +203,8 @@ std::shared_ptr<Capture> Pool::capture(std::shared_ptr<const Plan> plan) {
 bool Pool::capture_ahead(std::shared_ptr<const Plan> next) {
   check_open();
   check_rows(*next);
+  check_trains(*next);
+  if (leaves_keys(*next)) return false;  // which of its keys are left behind, this step decides
   return !updated_ && latching([&] { return backend_->capture_ahead(std::move(next), step_ + 1); });
 }
 
@@ -145,7 +221,7 @@ void Pool::evaluate(const Plan& plan, float* out) {
   check_here();
   if (closed_) throw Error(ErrorKind::step, "the pool is closed");
   check_rows(plan);
-  const auto read = [&](const std::vector<WorkingRows>& rows) { backend_->read(plan, rows); };
+  const auto read = [&](const std::vector<WorkingRows>& rows) { read_rows(plan, rows); };
   latching([&] { evaluator_.pool(plan, backend_->tables(), read, out); });
 }
 
@@ -153,7 +229,12 @@ void Pool::lookup_ahead(const Plan& next, const Plan& now, float* out) {
   check_open();
   check_rows(next);
   check_same_collection(next, now);
-  const auto read = [&](const Plan& plan, const std::vector<WorkingRows>& rows) { backend_->read(plan, rows); };
+  if (leaves_keys(next)) {
+    throw Error(ErrorKind::config,
+                "a relaxed lookup reads the next batch before this one is updated, which decides what keys are left "
+                "behind: leave out relaxed_lookup, or ttl_steps and max_keys");
+  }
+  const auto read = [&](const Plan& plan, const std::vector<WorkingRows>& rows) { read_rows(plan, rows); };
   DialWork work;
   if (dial_) {
     std::vector<std::uint64_t> own = num_lookups(next);
@@ -251,6 +332,9 @@ void Pool::update(const std::vector<RowGradients>& gradients, const UpdateSpec& 
     begin_update({only.capture->plan->spec.get()});
     backend_->update(only.capture, only.grad, of_this_step(spec));
     backend_->finish_update(1);
+    std::vector<std::uint64_t> num_rows;
+    for (const TablePlan& table : only.capture->plan->tables) num_rows.push_back(table.num_unique());
+    count_keys(*only.capture->plan->spec, only.capture->tables, num_rows);
   });
   updated_ = true;
 }
@@ -262,6 +346,7 @@ void Pool::update(const SummedGradients& gradients, const UpdateSpec& spec) {
     begin_update({gradients.spec.get()});
     backend_->update(gradients, of_this_step(spec));
     backend_->finish_update(gradients.captures.size());
+    count_keys(*gradients.spec, gradients.rows, gradients.num_rows);
   });
   updated_ = true;
 }
@@ -270,6 +355,11 @@ void Pool::put(const std::vector<RowsPart>& parts) {
   check_open();
   for (const RowsPart& part : parts) check_capture(*part.capture);
   const std::vector<ReadyCapture> captures = ready_captures(backend_->tables(), parts);
+  for (const ReadyCapture& ready : captures) {
+    if (has_keys(*ready.capture->plan)) {
+      throw Error(ErrorKind::config, "rows of a table with keys are updated by the pool, not elsewhere");
+    }
+  }
   std::vector<const CollectionSpec*> specs;
   for (const ReadyCapture& ready : captures) specs.push_back(ready.capture->plan->spec.get());
   latching([&] {
@@ -324,6 +414,7 @@ std::uint64_t Pool::materialize(const Plan& plan) {
 UpdateSpec Pool::of_this_step(UpdateSpec spec) const {
   spec.step = row_updates_ + 1;
   spec.rounding_seed = header().seed;
+  spec.pool_step = static_cast<std::uint32_t>(step_ + 1);
   return spec;
 }
 

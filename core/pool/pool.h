@@ -35,6 +35,7 @@
 #include "pool/pool_lock.h"
 #include "step/capture.h"
 #include "step/collection.h"
+#include "step/key_rows.h"
 #include "step/lookup.h"
 #include "step/put_rows.h"
 #include "step/relaxed_lookup.h"
@@ -216,6 +217,10 @@ class Pool {
   // Whether this process is a fork of the one that opened the pool.
   bool is_inherited() const { return !made_here_.is_here(); }
 
+  // Which of a table's rows has which key, where ids of the table are keys; else nothing. Filled from the rows when it is
+  // asked for first, before the first step that updates them.
+  std::shared_ptr<KeyDirectory> keys(std::uint32_t table);
+
   std::uint64_t step() const { return step_; }
   std::uint64_t cursor() const { return cursor_; }
   std::uint64_t row_updates() const { return row_updates_; }
@@ -248,6 +253,15 @@ class Pool {
   void check_open() const;
   void check_here() const;
   void check_rows(const Plan& plan) const;
+  void check_trains(const Plan& plan) const;
+  void keep_keys(const Plan& plan);
+  // Of all tables, for the step after step().
+  void leave_keys_behind();
+  void count_keys(const CollectionSpec& spec, const std::vector<WorkingRows>& rows,
+                  const std::vector<std::uint64_t>& num_rows);
+  bool leaves_keys(const Plan& plan) const;
+  // Of a plan, as they are at the end of the newest committed step; without a trace.
+  void read_rows(const Plan& plan, const std::vector<WorkingRows>& rows);
   void check_capture(const Capture& capture) const;
   void check_captures(const std::vector<RowGradients>& gradients) const;
   // Runs a verb's work; where it throws, what counts as a failure stays one.
@@ -288,6 +302,7 @@ class Pool {
   Background::Ticket last_commits_[2] = {0, 0};  // the older one first
   Evaluator evaluator_;
   RelaxedLookup relaxed_lookup_;
+  std::vector<TableKeys> keys_;  // by table; of those with keys, once they were asked for
 
   std::atomic<std::uint64_t> durable_step_{0};
   std::atomic<std::uint64_t> rows_durable_step_{0};

@@ -80,6 +80,7 @@ void Pool::commit_mark(const StepMark& mark, const Dense* dense) {
   cursor_ = mark.cursor;
   row_updates_ = mark.row_updates;
   updated_ = false;
+  leave_keys_behind();
   updated_tables_.assign(updated_tables_.size(), false);
 }
 

@@ -94,6 +94,17 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
   const ShardSet owned = checked_shards(options.sharding, tables);
   std::optional<format::ShardsRecord> shards;
   if (options.sharding) shards = shards_record(owned, options.sharding->group_uuid);
+  for (const format::TableRecord& table : tables) {
+    if (table.id_map != static_cast<std::uint32_t>(format::IdMap::dynamic)) continue;
+    if (options.sharding) {
+      throw Error(ErrorKind::config,
+                  "table '" + std::string(table.name) + "' has keys, which a pool of several writers cannot have yet");
+    }
+    if (table.num_embeddings > format::max_keyed_rows) {
+      throw Error(ErrorKind::config, "table '" + std::string(table.name) + "' has keys: it can have " +
+                                         std::to_string(format::max_keyed_rows) + " rows at most");
+    }
+  }
   const format::PoolHeader header = new_header(options, *medium, log_bytes);
   const Identity identity = Superblock::identity_of(header);
   const std::vector<RowTable> row_tables = row_tables_of(
@@ -181,6 +192,7 @@ Pool::Pool(const std::string& directory, const OpenOptions& options, std::unique
   }
   make_backend(directory, options, watcher);
   updated_tables_.resize(backend_->tables().size());
+  keys_.resize(backend_->tables().size());
   dense_ = std::make_unique<DenseSlots>(*medium_, open_dense_files(*medium_, true), superblock_->identity());
   dense_->allocate();
   recover(directory, options);

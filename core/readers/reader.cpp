@@ -9,6 +9,7 @@
 #include "layout/pool_files.h"
 #include "media/directory.h"
 #include "readers/superblock_repair.h"
+#include "step/key_rows.h"
 
 namespace holdfast {
 
@@ -32,8 +33,25 @@ std::optional<DenseCopy> Reader::dense_state(std::uint64_t last) const {
 
 void Reader::evaluate(const Plan& plan, float* out) {
   if (shards()) require_own_rows(plan, tables());
-  const auto read = [&](const std::vector<WorkingRows>& rows) { rows_->read(plan, rows); };
+  const auto read = [&](const std::vector<WorkingRows>& rows) {
+    read_with_keys(
+        plan, tables(), rows,
+        [&](const Plan& stored, const std::vector<WorkingRows>& of_stored) { rows_->read(stored, of_stored); },
+        [&](std::uint32_t number) { return oldest_[number]; });
+  };
   evaluator_.pool(plan, tables(), read, out);
+}
+
+std::shared_ptr<KeyDirectory> Reader::keys(std::uint32_t number) {
+  const RowTable& table = tables().at(number);
+  if (!table.has_keys()) return nullptr;
+  const TableKeys keys = keys_of(
+      table, rows_->newest().step,
+      [&](std::uint64_t first, std::size_t count) { return rows_->touched_rows(number, first, count); },
+      [&](const WorkingRows& rows, std::size_t count) { rows_->read(number, rows, count); });
+  oldest_.resize(tables().size());
+  oldest_[number] = keys.ages.oldest();
+  return keys.directory;
 }
 
 void Reader::gather_rows(std::size_t index, std::vector<std::uint64_t> rows, std::byte* weights, float* state,

@@ -44,6 +44,8 @@ class Reader {
   }
 
   void evaluate(const Plan& plan, float* out);
+  // Which of a table's rows has which key, as Pool::keys.
+  std::shared_ptr<KeyDirectory> keys(std::uint32_t table);
 
   // The touched rows at or after `first`, ascending, `count` at most.
   std::vector<std::uint64_t> touched_rows(std::size_t table, std::uint64_t first, std::size_t count) const {
@@ -65,6 +67,7 @@ class Reader {
   OwnedHere<Superblock> superblock_;
   OwnedHere<RowView> rows_;
   Evaluator evaluator_;
+  std::vector<std::uint64_t> oldest_;  // by table, of those whose keys were asked for
 };
 
 }  // namespace holdfast

@@ -14,6 +14,7 @@
 #include "base/format.h"
 #include "base/identity.h"
 #include "kernels/kernels.h"
+#include "keys/key_ages.h"
 #include "rows/shards.h"
 
 namespace holdfast {
@@ -39,9 +40,11 @@ struct RowTable {
   std::vector<RowPiece> pieces{};       // there: those that this writer owns, by place
   Identity identity{};                  // of whoever owns the rows: of the group, where there is one
   HomeOrder home_order = HomeOrder::by_first_touch;
+  KeyPolicy key_policy{};  // of a table with keys
 
   std::size_t weight_bytes() const { return std::size_t{spec.dim} * bytes_of(spec.dtype); }
   std::size_t state_bytes() const { return std::size_t{spec.state_floats} * 4; }
+  bool has_keys() const { return spec.key_floats != 0; }
 
   // What this writer has of the table; all of it, where the pool has no other writer.
   std::vector<RowPiece> owned_pieces() const { return layout ? pieces : std::vector<RowPiece>{{0, 0, num_rows}}; }
@@ -105,6 +108,10 @@ inline std::vector<RowTable> row_tables_of(const std::vector<format::TableRecord
          record.state_floats, seed, i, record.init_low, record.init_high},
         record.num_embeddings,
         record.name};
+    if (record.id_map == static_cast<std::uint32_t>(format::IdMap::dynamic)) {
+      table.spec.key_floats = key_record_floats;
+      table.key_policy = {record.ttl_steps, record.max_keys, record.admit_after};
+    }
     table.identity = identity;
     table.home_order = home_order;
     table.spec.tag_seed = identity.seed();

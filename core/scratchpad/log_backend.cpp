@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/parallel.h"
 #include "step/gradients.h"
+#include "step/key_rows.h"
 #include "step/lookup.h"
 
 namespace holdfast {
@@ -23,7 +24,15 @@ std::vector<std::uint64_t> num_rows_of(const Plan& plan) {
 }
 
 WorkingRows rows_from(std::size_t begin, const WorkingRows& rows, const RowTable& table) {
-  return {rows.rows + begin, rows.weights + begin * table.weight_bytes(), rows.state + begin * table.spec.state_floats};
+  return {rows.rows + begin, rows.weights + begin * table.weight_bytes(), rows.state + begin * table.spec.state_floats,
+          rows.keys == nullptr ? nullptr : rows.keys + begin};
+}
+
+// The new rows of `old` lie compact in `fresh`, from `begin` on.
+void hold_back(const RowTable& table, const WorkingRows& old, const WorkingRows& fresh, std::size_t begin,
+               std::size_t end) {
+  if (table.key_policy.admit_after < 2) return;
+  hold_back_keys(table, old, {fresh.weights, fresh.state}, begin, end, [&](std::size_t u) { return u - begin; });
 }
 
 // Room for so many rows of these numbers, the thread's own until it asks again.
@@ -130,10 +139,13 @@ std::shared_ptr<Capture> LogBackend::capture(std::shared_ptr<const Plan> plan, s
   capture->step = step;
   capture->order = ++num_captures_;
   capture->tables = borrow_rows(*plan->spec, num_rows_of(*plan), capture->memory);
+  name_keys(*plan, capture->tables);
   for_rows(*plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
     const std::uint64_t* rows = plan->tables[t].rows.data();
     std::copy(rows + begin, rows + end, capture->tables[t].rows + begin);
-    scratchpad_->gather(plan->spec->tables[t].number, capture->hold->slots(t), capture->tables[t], begin, end);
+    const std::uint32_t number = plan->spec->tables[t].number;
+    scratchpad_->gather(number, capture->hold->slots(t), capture->tables[t], begin, end);
+    if (tables()[number].has_keys()) start_keys(tables()[number], oldest_of(number), capture->tables[t], begin, end);
   });
   capture->bytes = record_bytes;
   captures_.push_back(capture);
@@ -222,6 +234,7 @@ void LogBackend::update(const std::shared_ptr<const Capture>& capture, const flo
               occurrences.row_start += begin;
               best_kernels().update_compact(table.spec, update, rows_from(begin, capture->tables[t], table),
                                             occurrences, grad, {fresh.weights, fresh.state}, 0, end - begin);
+              hold_back(table, capture->tables[t], fresh, begin, end);
             });
 }
 
@@ -248,6 +261,7 @@ void LogBackend::update(const SummedGradients& gradients, const UpdateSpec& upda
     best_kernels().update_compact_from_sums(table.spec, update, rows_from(begin, gradients.rows[t], table),
                                             gradients.sums[t].data() + begin * table.spec.dim,
                                             {fresh.weights, fresh.state}, 0, end - begin);
+    hold_back(table, gradients.rows[t], fresh, begin, end);
   });
 }
 

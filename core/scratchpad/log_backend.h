@@ -67,6 +67,13 @@ class LogBackend final : public RowBackend {
   bool capture_ahead(std::shared_ptr<const Plan>, std::uint64_t) override { return false; }
   void keep_rows(std::uint32_t table, std::vector<std::uint64_t> rows) override;
   void read(const Plan& plan, const std::vector<WorkingRows>& rows) override;
+  std::vector<std::uint64_t> touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count) override {
+    return store_.touched_rows(table, first, count);
+  }
+  void read_state(std::uint32_t table, const WorkingRows& rows, std::size_t count) override {
+    const TableRows wanted{table, count, rows};
+    store_.fetch({&wanted, 1});
+  }
 
   void begin_update() override {}
   void update(const std::shared_ptr<const Capture>& capture, const float* grad, const UpdateSpec& spec) override;

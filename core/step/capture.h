@@ -35,6 +35,7 @@ struct SummedGradients {
   std::vector<WorkingRows> rows;        // per table, the rows before the step
   std::vector<std::vector<float>> sums; // per table [num_rows, dim]
   std::vector<std::vector<std::byte>> storage;  // of `rows` where several captures were merged
+  std::vector<std::vector<std::uint64_t>> keys;  // likewise, of tables with keys
   std::vector<std::shared_ptr<const Capture>> captures;
   double sum_of_squares;  // over all elements, before any scaling
 };

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/reuse_pool.h"
+#include "keys/key_directory.h"
 #include "step/plan.h"
 
 namespace holdfast {
@@ -24,6 +25,7 @@ struct CollectionSpec {
     std::uint32_t dim;
     Pooling pooling;
     bool mean_elsewhere = false;  // the bags are parts of longer ones, whose mean is taken where these are whole
+    std::shared_ptr<KeyDirectory> keys{};  // of a table whose ids are keys
   };
   std::vector<Table> tables;
   std::vector<Feature> features;  // in the order of the output
@@ -49,6 +51,7 @@ struct Plan : std::enable_shared_from_this<Plan> {
   std::size_t num_bags = 0;
   std::size_t output_width = 0;
   bool weighted = false;  // some of its ids have per-sample weights
+  bool reads_only = false;  // made to be evaluated: new keys have no rows
   std::vector<TablePlan> tables;
   std::vector<PlanFeature> features;
   // Feature f's ids in the batch: [first, second). A routed plan has none.
@@ -80,7 +83,11 @@ class PlanPool {
   std::shared_ptr<ReusePool<Plan>> plans_ = std::make_shared<ReusePool<Plan>>();
 };
 
-// BadId names the feature; its `feature` is numbered as in the collection.
-void plan_batch(const BatchIds& batch, bool parallel, Plan& plan);
+// What is done with keys that have no rows yet: they get some, in order of occurrence; or none, and only their initial
+// values are read.
+enum class NewKeys { placed, unplaced };
+
+// BadId names the feature; its `feature` is numbered as in the collection. Throws full where new keys find no rows.
+void plan_batch(const BatchIds& batch, bool parallel, Plan& plan, NewKeys new_keys = NewKeys::placed);
 
 }  // namespace holdfast

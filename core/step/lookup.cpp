@@ -69,7 +69,14 @@ std::vector<WorkingRows> RowScratch::rows_for(const Plan& plan, const std::vecto
   std::byte* data = line_aligned(memory_);
   std::vector<WorkingRows> rows;
   for (const format::RecordSection& section : sections) rows.push_back(rows_of(section, data));
+  name_keys(plan, rows);
   return rows;
+}
+
+void name_keys(const Plan& plan, std::vector<WorkingRows>& rows) {
+  for (std::size_t t = 0; t < plan.tables.size(); ++t) {
+    if (!plan.tables[t].keys.empty()) rows[t].keys = plan.tables[t].keys.data();
+  }
 }
 
 void Evaluator::pool(const Plan& plan, const std::vector<RowTable>& tables, const Read& read, float* out) {

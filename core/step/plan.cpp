@@ -199,6 +199,8 @@ void plan_table(std::span<const FeatureInput> features, std::uint64_t num_rows, 
     }
   };
   scaled ? cut(std::true_type{}) : cut(std::false_type{});
+  plan.keys.clear();
+  plan.num_placed = num_unique;
 }
 
 }  // namespace holdfast

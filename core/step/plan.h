@@ -39,6 +39,11 @@ struct TablePlan {
   std::vector<float> bag_scale;                 // [num_lookups], original order: per-sample weights; empty without
   std::vector<std::uint32_t> bag_start;  // per feature [its num_bags + 1]: indexes into position
 
+  std::vector<std::uint64_t> keys;  // of a table with keys: [num_unique], the rows'; else empty
+  // Where keys may have no rows, as an evaluation finds them: these come last, by numbers that no row has.
+  std::size_t num_placed = 0;
+  std::uint64_t planned_after = 0;  // of a table with keys: the step that was over when their rows were found
+
   std::size_t num_unique() const { return rows.size(); }
   std::size_t num_lookups() const { return position.size(); }
 };

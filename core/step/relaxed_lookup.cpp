@@ -90,12 +90,17 @@ void RelaxedLookup::pool_own(const Plan& next, const Plan& now, const std::vecto
   parallel_for(next.tables.size(), [&](std::size_t t) {
     const auto& of_next = next.tables[t].rows;
     auto& rows = own.tables[t].rows;
+    auto& keys = own.tables[t].keys;
+    const auto& keys_of_next = next.tables[t].keys;
     rows.reserve(of_next.size());
     places[t].resize(of_next.size());
     for_split(of_next, now.tables[t].rows, [&](std::size_t u, bool shared) {
       places[t][u] = shared ? elsewhere : static_cast<std::uint32_t>(rows.size());
-      if (!shared) rows.push_back(of_next[u]);
+      if (shared) return;
+      rows.push_back(of_next[u]);
+      if (!keys_of_next.empty()) keys.push_back(keys_of_next[u]);
     });
+    own.tables[t].num_placed = rows.size();
   });
   const std::vector<WorkingRows> rows = scratch_.rows_for(own, tables);
   read(own, rows);

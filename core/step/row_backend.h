@@ -70,12 +70,16 @@ enum class Merging { none, wanted, awaited, given_up };
 
 class RowBackend {
  public:
-  explicit RowBackend(std::vector<RowTable> tables) : tables_(std::move(tables)) {}
+  explicit RowBackend(std::vector<RowTable> tables) : tables_(std::move(tables)), oldest_(tables_.size()) {}
   virtual ~RowBackend() = default;
   RowBackend(const RowBackend&) = delete;
   RowBackend& operator=(const RowBackend&) = delete;
 
   const std::vector<RowTable>& tables() const { return tables_; }
+
+  // Of a table with keys, before a step: records of keys that were updated before `oldest` do not count any more.
+  void leave_keys_behind(std::uint32_t table, std::uint64_t oldest) { oldest_.at(table) = oldest; }
+  std::uint64_t oldest_of(std::uint32_t table) const { return oldest_[table]; }
 
   // The newest step whose rows are all there.
   virtual StepMark newest() = 0;
@@ -98,6 +102,10 @@ class RowBackend {
 
   // What pooling a batch's rows, which were copied, asks of a dialled medium: of each table so many of its lookups.
   virtual DialWork lookups_of(const Plan&, const std::vector<std::uint64_t>&) const { return {}; }
+  // The touched rows of a table at or after `first`, ascending, `count` at most; and the state of some rows. Before the
+  // first step that updates any of them.
+  virtual std::vector<std::uint64_t> touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count) = 0;
+  virtual void read_state(std::uint32_t table, const WorkingRows& rows, std::size_t count) = 0;
 
   virtual void begin_update() = 0;
   virtual void update(const std::shared_ptr<const Capture>& capture, const float* grad, const UpdateSpec& spec) = 0;
@@ -139,6 +147,7 @@ class RowBackend {
 
  private:
   std::vector<RowTable> tables_;
+  std::vector<std::uint64_t> oldest_;
 };
 
 }  // namespace holdfast

@@ -18,7 +18,7 @@ import torch
 
 from holdfast import _core
 from holdfast.data import Loader, SyntheticConfig, SyntheticSource
-from holdfast.data.batch import Batch
+from holdfast.data.batch import Batch, JaggedFeatures
 from holdfast.device.options import DeviceConfig
 from holdfast.errors import PoolError
 from holdfast.models import DLRM
@@ -46,7 +46,7 @@ DIM = 8
 class Options:
     """One run. window: batches whose rows are announced, the current one included. lr_change: (step, factor): from that
     step on learning rates are multiplied by factor. put_back: see DensePart. way, slot_bytes: DeviceConfig's rows and
-    scratchpad_bytes, on the processor."""
+    scratchpad_bytes, on the processor. keys: the tables' ids are keys, which nobody counted."""
 
     steps: int = 8
     batch_size: int = 24
@@ -71,6 +71,12 @@ class Options:
     relaxed_lookup: bool = False
     synchronous: bool = False
     dial: str | None = None
+    keys: bool = False
+
+
+def scattered(features: JaggedFeatures) -> JaggedFeatures:
+    """Keys instead of ids: another one each, all over the 64 bits, half of them negative."""
+    return JaggedFeatures(features.keys(), features.values() * -0x61C8864680B583EB + 0x1234567, features.offsets())
 
 
 class Watch:
@@ -120,7 +126,8 @@ class TinyRun:
             pool,
             [
                 EmbeddingBagConfig(
-                    num_embeddings=count,
+                    num_embeddings=None if options.keys else count,
+                    capacity=2 * count if options.keys else None,
                     embedding_dim=DIM,
                     name=f"table_{i}",
                     feature_names=[source.features[i].name],
@@ -144,7 +151,7 @@ class TinyRun:
             source,
             batch_size=options.batch_size,
             seed=11,
-            transform=lambda batch: self.rows.plan(batch.features),
+            transform=lambda batch: self.rows.plan(scattered(batch.features) if options.keys else batch.features),
         )
         self.checkpoint = Checkpoint(
             pool, model=self.model, optimizer=self.dense, scheduler=self.schedules, loader=self.loader

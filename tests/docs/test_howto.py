@@ -31,6 +31,11 @@ def test_a_model_of_embedding_bags_moves_into_a_pool(pool_root: Path) -> None:
     assert before(torch.tensor([3, 4]), torch.tensor([1, 2, 3]), torch.tensor([0, 2])).shape == (2,)
 
 
+def test_a_run_trains_on_ids_that_nobody_counted(pool_root: Path) -> None:
+    *_, inspected = run_blocks(HOWTO / "use-keys.md", pool_root)
+    assert "item: " in inspected and "rows of keys that were left behind" in inspected
+
+
 def test_a_model_of_ones_own_trains_from_the_command_line(pool_root: Path) -> None:
     run_blocks(HOWTO / "train-your-own-model.md", pool_root)
 

@@ -11,7 +11,10 @@ What counts, in this order; integers are 8 bytes, little-endian, texts UTF-8 wit
    says how the run was started (steps, workers, paths), and where it matters it shows in the rest. So is
    ``provenance``, which says what computed it;
 3. per table in order of name: the digest of name, rows, dim, dtype, optimizer, and then of each row whose value or
-   optimizer state differs from its initial one, in order: row number, bytes of the weights, bytes of the state.
+   optimizer state differs from its initial one, in order: row number, bytes of the weights, bytes of the state. Of a
+   table with keys: the text ``keys``, name, dim, dtype, optimizer, and of each key that has a row, in order of the
+   keys: its record (key, newest step, number of updates), bytes of the weights, bytes of the optimizer's state. Which
+   row it has, and how many rows there could be, does not count.
 
 Left out: epochs, the pool's id and seed, logs, which rows were touched only to end with their initial bits.
 """
@@ -26,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from holdfast.admin.by_key import by_key
 from holdfast.admin.row_order import OrderedRows
 from holdfast.errors import StateError
 from holdfast.pools.optim import OPTIMIZERS
@@ -83,6 +87,8 @@ def _table_digest(
     reader: PoolReader, number: int, on_rows: Callable[[int], None] | None, ordered: OrderedRows | None
 ) -> tuple[str, int]:
     table = reader.tables[number]
+    if table.keys:
+        return _keyed_table_digest(reader, number, on_rows)
     layout = layout_of(table)
     sha = hashlib.sha256()
     _text(sha, table.name)
@@ -99,6 +105,24 @@ def _table_digest(
         differing = lines[chunk.differs]
         sha.update(differing.data)
         counted += len(differing)
+        if on_rows is not None:
+            on_rows(len(chunk.rows))
+    return sha.hexdigest(), counted
+
+
+def _keyed_table_digest(reader: PoolReader, number: int, on_rows: Callable[[int], None] | None) -> tuple[str, int]:
+    table = reader.tables[number]
+    sha = hashlib.sha256()
+    _text(sha, "keys")
+    _text(sha, table.name)
+    _integer(sha, table.embedding_dim)
+    _text(sha, DTYPES[table.dtype])
+    _text(sha, OPTIMIZERS[table.optimizer])
+    counted = 0
+    for chunk in by_key(reader, number):
+        records = chunk.records.view(np.uint8).reshape(len(chunk.rows), -1)
+        sha.update(np.concatenate((records, chunk.weights, chunk.state), axis=1).data)
+        counted += len(chunk.rows)
         if on_rows is not None:
             on_rows(len(chunk.rows))
     return sha.hexdigest(), counted

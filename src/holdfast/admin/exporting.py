@@ -3,6 +3,7 @@
 - ``embedding_bags.<table>.weight``: ``[rows, dim]``, TorchRec's name, in the table's dtype;
 - ``optimizer.<table>.<state>``: float32, per row (``[rows]``) or per element (``[rows, dim]``): ``momentum1`` of both
   Adagrads, ``exp_avg`` and ``exp_avg_sq`` of both Adams, none of SGD. The names do not depend on how tables are cut;
+- of a table with keys: ``embedding_bags.<table>.keys``, int64 ``[rows]``, ascending, beside the rows of these keys;
 - ``model.<name>``: the dense part by the names of its state_dict (its optimizer stays behind);
 - metadata: ``holdfast.step``, ``holdfast.row_updates`` and ``format`` = ``pt``.
 """
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from holdfast import _core
 from holdfast.admin.ahead import ahead
+from holdfast.admin.by_key import KeyedRows, by_key, keyed_rows
 from holdfast.admin.row_order import OrderedRows
 from holdfast.admin.tensor_files import (
     DTYPE_NAMES,
@@ -47,16 +49,17 @@ def export_pool(
     """Writes the pool (at rest, see pools/read_only.py) to a file that is there when it is complete. Returns its
     bytes. ordered: its rows, where somebody has put them in order; without, each is read where it lies."""
     model = _dense_model(reader)
+    keyed = {number: keyed_rows(reader, number) for number, table in enumerate(reader.tables) if table.keys}
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {
         f"model.{name}": (_dtype_name(name, tensor.dtype), tuple(tensor.shape)) for name, tensor in model.items()
     }
-    for table in reader.tables:
-        tensors[_weight_name(table)] = (
-            DTYPE_NAMES[TORCH_DTYPES[table.dtype]],
-            (table.num_embeddings, table.embedding_dim),
-        )
+    for number, table in enumerate(reader.tables):
+        num_rows = len(keyed[number].rows) if table.keys else table.num_embeddings
+        if table.keys:
+            tensors[_keys_name(table)] = ("I64", (num_rows,))
+        tensors[_weight_name(table)] = (DTYPE_NAMES[TORCH_DTYPES[table.dtype]], (num_rows, table.embedding_dim))
         for name, width in layout_of(table).state:
-            shape = (table.num_embeddings,) if width == 1 else (table.num_embeddings, width)
+            shape = (num_rows,) if width == 1 else (num_rows, width)
             tensors[f"optimizer.{table.name}.{name}"] = ("F32", shape)
     commit = reader.commit
     metadata = {
@@ -72,7 +75,13 @@ def export_pool(
         for name, tensor in model.items():
             data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
             write_at(out.fileno(), data, len(header) + entries[f"model.{name}"].begin)
-        for number in range(len(reader.tables)):
+        for number, table in enumerate(reader.tables):
+            if table.keys:
+                keys = np.ascontiguousarray(keyed[number].records["key"]).view(np.uint8)
+                write_at(out.fileno(), keys, len(header) + entries[_keys_name(table)].begin)
+                rows = _keyed_rows(reader, number, keyed[number])
+                _export_table(reader, number, rows, out.fileno(), len(header), entries, on_bytes)
+                continue
             rows = _rows_of(reader, number) if ordered is None else _ordered_rows(reader, number, ordered)
             _export_table(reader, number, rows, out.fileno(), len(header), entries, on_bytes)
         return out.seek(0, os.SEEK_END)
@@ -80,8 +89,12 @@ def export_pool(
 
 def export_bytes(reader: PoolReader) -> int:
     """Bytes of the tables' part of an export: what `on_bytes` adds up to."""
-    layouts = [(table.num_embeddings, layout_of(table)) for table in reader.tables]
-    return sum(rows * (layout.weight_bytes + layout.state_bytes) for rows, layout in layouts)
+    total = 0
+    for number, table in enumerate(reader.tables):
+        layout = layout_of(table)
+        num_rows = len(keyed_rows(reader, number).rows) if table.keys else table.num_embeddings
+        total += num_rows * (layout.weight_bytes + layout.state_bytes)
+    return total
 
 
 _Slice = tuple[int, NDArray[np.uint8], NDArray[np.uint8]]
@@ -95,6 +108,13 @@ def _rows_of(reader: PoolReader, number: int) -> Iterator[_Slice]:
         state = np.empty((count, layout.state_bytes), np.uint8)
         reader.read_rows(number, first, count, weights.reshape(-1), state.reshape(-1))
         yield first, weights, state
+
+
+def _keyed_rows(reader: PoolReader, number: int, keyed: KeyedRows) -> Iterator[_Slice]:
+    first = 0
+    for chunk in by_key(reader, number, keyed):
+        yield first, chunk.weights, chunk.state
+        first += len(chunk.rows)
 
 
 def _ordered_rows(reader: PoolReader, number: int, ordered: OrderedRows) -> Iterator[_Slice]:
@@ -151,6 +171,10 @@ def _dtype_name(name: str, dtype: torch.dtype) -> str:
     if dtype not in DTYPE_NAMES:
         raise ConfigError(f"export: model.{name} is {dtype}, for which safetensors has no name here")
     return DTYPE_NAMES[dtype]
+
+
+def _keys_name(table: _core.TableSpec) -> str:
+    return f"embedding_bags.{table.name}.keys"
 
 
 def _weight_name(table: _core.TableSpec) -> str:

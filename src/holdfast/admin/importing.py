@@ -33,7 +33,7 @@ from holdfast.admin.tensor_files import (
 )
 from holdfast.errors import ConfigError, PoolExists
 from holdfast.files.durable import make_directory
-from holdfast.pools.read_only import PoolReader, layout_of
+from holdfast.pools.read_only import KEY_RECORD, PoolReader, layout_of
 from holdfast.pools.tables import TORCH_DTYPES
 from holdfast.run.assembly import assemble
 from holdfast.run.sections import RunConfig
@@ -90,7 +90,7 @@ def _import_all(file: TensorFile, trainer: Trainer, directory: Path, on_bytes: P
         _import_table(file, trainer.pool.core, reader, number, source, on_bytes)
     return ImportSummary(
         tables=len(tables),
-        state=tuple(name for source in sources for key, name in source.items() if key != "weight"),
+        state=tuple(name for source in sources for key, name in source.items() if key not in ("weight", "keys")),
         dense=tuple(dense),
         dense_missing=tuple(name for name in trainer.model.state_dict() if name not in dense),
         unused=tuple(name for name in shapes if name not in used),
@@ -111,19 +111,30 @@ def _table_sources(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]]
             f"table '{table.name}': the file has no name that ends in embedding_bags.{table.name}.weight "
             f"(it has tables {', '.join(there) or 'none'})"
         )
-    _check_shape(weight, shapes[weight], ((table.num_embeddings, table.embedding_dim),))
     sources = {"weight": weight}
+    num_rows = table.num_embeddings
+    if table.keys:
+        num_rows = shapes[weight][0]
+        if num_rows > table.num_embeddings:
+            raise ConfigError(
+                f"table '{table.name}': the file has {num_rows} rows, its capacity is {table.num_embeddings}"
+            )
+        keys = _only(shapes, rf"(?:^|\.)embedding_bags\.{name}\.keys$", f"keys of table '{table.name}'")
+        if keys is not None:
+            _check_shape(keys, shapes[keys], ((num_rows,),))
+            sources["keys"] = keys
+    _check_shape(weight, shapes[weight], ((num_rows, table.embedding_dim),))
     for state, width in layout_of(table).state:
         for alias in _STATE_ALIASES[state]:
             pattern = rf"(?:^|\.)(?:optimizer\.{name}|embedding_bags\.{name}\.weight(?:\.{name})?)\.{alias}$"
             found = _only(shapes, pattern, f"optimizer state {state} of table '{table.name}'")
             if found is not None:
-                rows = table.num_embeddings
-                _check_shape(found, shapes[found], ((rows, width), (rows,)) if width == 1 else ((rows, width),))
+                wanted = ((num_rows, width), (num_rows,)) if width == 1 else ((num_rows, width),)
+                _check_shape(found, shapes[found], wanted)
                 sources[state] = found
                 break
     parts = len(layout_of(table).state)
-    if 0 < len(sources) - 1 < parts:
+    if 0 < len(sources.keys() - {"weight", "keys"}) < parts:
         raise ConfigError(f"table '{table.name}': the file has only {', '.join(sources)}; part of its state is missing")
     return sources
 
@@ -139,10 +150,12 @@ def _import_table(
     table = pool.tables[number]
     layout = layout_of(table)
     dtype = TORCH_DTYPES[table.dtype]
+    records = _records(file, table, source)
+    num_rows = table.num_embeddings if records is None else len(records)
 
     def changed() -> Iterator[tuple[int, NDArray[np.uint64], NDArray[np.uint8], NDArray[np.uint8]]]:
         """By slice of the table: how many rows it has; those that differ from their initial values, weights, state."""
-        for first, count in row_chunks(table.num_embeddings, layout):
+        for first, count in row_chunks(num_rows, layout):
             weights = _as_bytes(file.rows(source["weight"], first, count).to(dtype), count)
             state = np.zeros((count, layout.state_bytes), np.uint8)
             column = 0
@@ -151,6 +164,8 @@ def _import_table(
                     part = file.rows(source[name], first, count).to(torch.float32)
                     state[:, column : column + 4 * width] = _as_bytes(part, count)
                 column += 4 * width
+            if records is not None:
+                state[:, column:] = records[first : first + count].view(np.uint8).reshape(count, -1)
             initial = np.empty_like(weights)
             zeros = np.empty_like(state)
             reader.read_rows(number, first, count, initial.reshape(-1), zeros.reshape(-1))
@@ -164,10 +179,30 @@ def _import_table(
     with ahead(changed()) as found:
         for count, rows, weights, state in found:
             if len(rows):
-                floats = state.reshape(-1).view(np.float32) if layout.state else None
+                floats = state.reshape(-1).view(np.float32) if layout.state_bytes else None
                 pool.import_rows(number, rows, weights.reshape(-1), floats)
             if on_bytes is not None:
                 on_bytes(count * (layout.weight_bytes + layout.state_bytes))
+
+
+def _records(file: TensorFile, table: _core.TableSpec, source: Mapping[str, str]) -> NDArray[np.void] | None:
+    """Of a table with keys, the records of the file's rows: of its keys, or of the rows' numbers where it has none.
+    They count as updated when the new pool begins, and as admitted."""
+    if not table.keys:
+        return None
+    num_rows = file.shapes()[source["weight"]][0]
+    records = np.zeros(num_rows, KEY_RECORD)
+    keys = np.arange(num_rows)
+    if "keys" in source:
+        found = file.rows(source["keys"], 0, num_rows)
+        if found.dtype != torch.int64:
+            raise ConfigError(f"{source['keys']} in the file has the type {found.dtype}, keys are int64")
+        keys = found.numpy()
+        if len(np.unique(keys)) != num_rows:
+            raise ConfigError(f"{source['keys']} in the file has a key more than once")
+    records["key"] = keys
+    records["updates"] = max(1, table.admit_after)
+    return records
 
 
 def _as_words(data: NDArray[np.uint8]) -> NDArray[Any]:

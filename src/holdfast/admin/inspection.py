@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import _core
+from holdfast.admin.by_key import keyed_rows
 from holdfast.pools.directory import is_of_group
 from holdfast.pools.optim import OPTIMIZERS
 from holdfast.pools.read_only import PoolReader, check_exists, is_in_use, layout_of, medium_words
@@ -29,7 +30,8 @@ def inspect_pool(directory: Path) -> dict[str, Any]:
     found = describe_pool(directory, reader, in_use=in_use, logs_in=[directory], dense_in=directory)
     found["recovery"] = _recovery(reader.clean, in_use, found["step"], found["dense_step"])
     found["tables"] = [
-        describe_table(directory, table, number) | {"touched_rows": _count_touched(reader, number)}
+        describe_table(directory, table, number)
+        | {"touched_rows": _count_touched(reader, number), "keys": _count_keys(reader, number)}
         for number, table in enumerate(reader.tables)
     ]
     return found
@@ -115,6 +117,13 @@ def describe(found: dict[str, Any]) -> Iterator[str]:
             f"{table['optimizer']:<22}  {table.get('lies_in', '')}".rstrip()
         )
 
+    for table in found["tables"]:
+        if keys := table.get("keys"):
+            yield (
+                f"  {table['name']}: {keys['live']:,} keys, of which {keys['not_admitted']:,} only count yet; "
+                f"{keys['left_behind']:,} rows of keys that were left behind"
+            )
+
 
 def describe_table(directory: Path, table: _core.TableSpec, number: int) -> dict[str, Any]:
     """But for how many of its rows were touched."""
@@ -136,6 +145,20 @@ def describe_table(directory: Path, table: _core.TableSpec, number: int) -> dict
 def log_bytes(*directories: Path) -> int:
     """Of the logs that lie there."""
     return _apparent([path for where in directories for what in ("log-*", "row-log-*") for path in where.glob(what)])
+
+
+def _count_keys(reader: _core.Reader, number: int) -> dict[str, int] | None:
+    """Of a table with keys: how many have rows, how many of these are not trained yet, and how many rows are those of
+    keys that were left behind."""
+    table = reader.tables[number]
+    if not table.keys:
+        return None
+    _, records = keyed_rows(reader, number)
+    return {
+        "live": len(records),
+        "not_admitted": int((records["updates"] < table.admit_after).sum()),
+        "left_behind": _count_touched(reader, number) - len(records),
+    }
 
 
 def _count_touched(reader: _core.Reader, number: int) -> int:

@@ -44,6 +44,10 @@ def synth(
     dense: Annotated[int, typer.Option(min=0, help="With --tables: dense columns.")] = 13,
     signal: Annotated[float, typer.Option(help="How predictable clicks are: deviation of the planted logit.")] = 1.65,
     zipf: Annotated[float, typer.Option(help="Skew of the ids; 0 is uniform.")] = 1.05,
+    drift: Annotated[
+        float, typer.Option(min=0.0, help="Items born a sample and table; then ids are keys of items that come and go.")
+    ] = 0.0,
+    first: Annotated[int, typer.Option(min=0, help="Number of the first sample: with --drift, the time.")] = 0,
     model_seed: Annotated[int, typer.Option(min=0, help="Which model is planted, and which rows are hot.")] = 0,
     sample_seed: Annotated[int, typer.Option(min=0, help="Which samples are drawn; another one for validation.")] = 0,
     overwrite: OverwriteOption = False,
@@ -67,7 +71,7 @@ def synth(
             model_seed=model_seed,
             sample_seed=sample_seed,
         )
-    config = replace(config, signal=signal, zipf_exponent=zipf)
+    config = replace(config, signal=signal, zipf_exponent=zipf, drift=drift, first_sample=first)
     with counting_up_to("generating") as progress:
         written = write_synthetic(config, out, overwrite=overwrite, progress=progress)
     print(f"{out}: {written:,} samples")  # noqa: T201

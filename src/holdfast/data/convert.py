@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.data.arrow_file import ParquetAppender
-from holdfast.data.criteo import BadRows, CriteoTsvConfig, CriteoTsvSource
+from holdfast.data.criteo import MISSING_KEY, BadRows, CriteoTsvConfig, CriteoTsvSource
 from holdfast.data.output import whole_file
 from holdfast.data.parquet import ParquetConfig, SparseColumn
 from holdfast.data.tsv import ParsedLines
@@ -85,7 +85,12 @@ def converted_config(config: CriteoTsvConfig, paths: Sequence[Path | str]) -> Pa
         label=LABEL_NAME,
         dense=config.dense,
         sparse={
-            feature.name: SparseColumn(column=feature.name, num_embeddings=feature.num_embeddings)
+            feature.name: SparseColumn(
+                column=feature.name,
+                num_embeddings=feature.num_embeddings,
+                keys=feature.keys,
+                missing_id=MISSING_KEY if feature.keys else None,
+            )
             for feature in config.features
         },
         dense_transform=config.dense_transform,

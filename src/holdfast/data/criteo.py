@@ -33,6 +33,7 @@ from holdfast.data.tsv import (
 )
 from holdfast.data.tsv_index import Progress, TextBlock, index_files
 from holdfast.errors import ConfigError, DataError
+from holdfast.files.config import UNRECORDED
 
 DENSE_NAMES = tuple(f"I{number}" for number in range(1, 14))
 CATEGORICAL_NAMES = tuple(f"C{number}" for number in range(1, 27))
@@ -40,6 +41,7 @@ CATEGORICAL_NAMES = tuple(f"C{number}" for number in range(1, 27))
 OnBadRow = Literal["error", "skip"]
 
 _MAX_EXAMPLES = 10
+MISSING_KEY = -1  # Criteo's own fields have 32 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +51,12 @@ class CriteoTsvConfig:
     paths: one or more files; their samples follow each other. dense, categorical: names of the columns, in the files'
     order (a line has ``1 + len(dense) + len(categorical)`` fields); Criteo's are I1 to I13 and C1 to C26.
     num_embeddings: rows of every table, but for the columns that num_embeddings_by_column names.
-    num_embeddings_by_column: rows of the tables of single columns. dense_transform: ``"log1p"`` or ``"none"``.
-    missing_dense_value: what stands for a missing value. categorical_encoding: ``"hex"`` (Criteo's own) or ``"text"``,
-    any bytes. on_bad_row: ``"error"`` raises DataError at the first malformed line, ``"skip"`` counts it and goes on.
-    block_lines: lines that are read together. Raises ConfigError that names the field.
+    num_embeddings_by_column: rows of the tables of single columns. keys: values find their rows by themselves, without
+    a hash; num_embeddings is then how many rows a table can have. A missing value is the key -1. dense_transform:
+    ``"log1p"`` or ``"none"``. missing_dense_value: what stands for a missing value. categorical_encoding: ``"hex"``
+    (Criteo's own) or ``"text"``, any bytes. on_bad_row: ``"error"`` raises DataError at the first malformed line,
+    ``"skip"`` counts it and goes on. block_lines: lines that are read together. Raises ConfigError that names the
+    field.
     """
 
     paths: Sequence[Path | str]
@@ -65,6 +69,7 @@ class CriteoTsvConfig:
     categorical_encoding: CategoryEncoding = "hex"
     on_bad_row: OnBadRow = "error"
     block_lines: int = 4096
+    keys: bool = field(default=False, metadata=UNRECORDED)
 
     def __post_init__(self) -> None:
         # a lone string would pass for a sequence of one-letter paths
@@ -81,6 +86,10 @@ class CriteoTsvConfig:
             if num_embeddings < 1:
                 raise ConfigError(f"criteo num_embeddings: must be at least 1, not {num_embeddings} {name}".rstrip())
         check_dense_transform("criteo dense_transform", self.dense_transform)
+        if self.keys and self.categorical_encoding != "hex":
+            raise ConfigError(
+                "criteo keys: texts cannot be keys yet; give categorical_encoding = 'hex', or leave keys out"
+            )
         if self.categorical_encoding not in ("hex", "text"):
             raise ConfigError(f"criteo categorical_encoding: 'hex' or 'text', not {self.categorical_encoding!r}")
         if self.on_bad_row not in ("error", "skip"):
@@ -95,7 +104,11 @@ class CriteoTsvConfig:
     @property
     def features(self) -> tuple[Feature, ...]:
         return tuple(
-            Feature(name=name, num_embeddings=self.num_embeddings_by_column.get(name, self.num_embeddings))
+            Feature(
+                name=name,
+                num_embeddings=self.num_embeddings_by_column.get(name, self.num_embeddings),
+                keys=self.keys,
+            )
             for name in self.categorical
         )
 
@@ -184,7 +197,7 @@ class CriteoTsvSource:
             labels=parsed.labels.astype(np.float32),
             dense=np.ascontiguousarray(dense.T),
             bags=tuple(
-                FixedBags(hash_values(values, feature.num_embeddings, missing)[:, None])
+                FixedBags(_ids(feature, values, missing)[:, None])
                 for feature, values, missing in zip(
                     self._features, parsed.categories, parsed.categories_missing, strict=True
                 )
@@ -201,6 +214,7 @@ class CriteoTsvSource:
             config.categorical_encoding,
             config.on_bad_row,
             config.block_lines,
+            *(["keys"] if config.keys else []),
         )
         files = (self._index.file_sizes, self._index.file_checksums)
         return {"kind": "criteo_tsv", "columns": _digest(columns), "files": _digest(files)}
@@ -228,6 +242,12 @@ class CriteoTsvSource:
             if parsed.num_samples:
                 blocks.append(replace(block, num_samples=parsed.num_samples))
         return tuple(blocks), bad_rows
+
+
+def _ids(feature: Feature, values: NDArray[np.int64], missing: NDArray[np.bool_]) -> NDArray[np.int64]:
+    if feature.keys:
+        return np.where(missing, MISSING_KEY, values)
+    return hash_values(values, feature.num_embeddings, missing)
 
 
 def bad_line_message(path: Path, bad: BadLine) -> str:

@@ -10,6 +10,8 @@
   multi-hot).
 - ``"hash"``: ids as hashing.py says; null is id 0, whether it stands for a row, a list or an item of a list. An empty
   list is an empty bag.
+- ``keys``: integers of any kind, each a key of the table, which takes as many as come (up to num_embeddings). Null is
+  ``missing_id``, as with ``"identity"``.
 - ``"identity"``: integers that are ids already, in [0, num_embeddings); IdError names file and row of another. Null is
   ``missing_id``; without one it is a DataError.
 - The label is 0 or 1 (integer, bool or floating), never null. Dense columns are integers or floating: see dense.py for
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -36,8 +38,9 @@ from holdfast.data.arrow_file import Column, ListColumn, NumberColumn, ParquetRe
 from holdfast.data.block import Bags, FixedBags, JaggedBags, SampleBlock
 from holdfast.data.dense import DenseTransform, check_dense_transform, dense_features
 from holdfast.data.hashing import MISSING_ID, hash_values, text_values
-from holdfast.data.source import Feature
+from holdfast.data.source import DEFAULT_CAPACITY, Feature
 from holdfast.errors import ConfigError, DataError, IdError
+from holdfast.files.config import UNRECORDED
 
 Hashing = Literal["hash", "identity"]
 
@@ -46,26 +49,45 @@ Hashing = Literal["hash", "identity"]
 class SparseColumn:
     """Which column a categorical feature comes from, the rows of its table, and how values become ids.
 
-    column: of integers or texts, or of lists of them. num_embeddings: rows of the table. hashing: ``"hash"`` any values
-    to ids, or take ``"identity"`` where they are ids already. missing_id: of null, with identity.
+    column: of integers or texts, or of lists of them. num_embeddings: rows of the table; with keys, that it can have
+    (default 2^26). hashing: ``"hash"`` any values to ids, or take ``"identity"`` where they are ids already.
+    missing_id: of null, with identity or keys. keys: the values themselves find their rows, without a hash: integers
+    alone.
     """
 
     column: str
-    num_embeddings: int
+    num_embeddings: int | None = None
     hashing: Hashing = "hash"
     missing_id: int | None = None
+    keys: bool = field(default=False, metadata=UNRECORDED)
 
     def __post_init__(self) -> None:
-        if self.num_embeddings < 1:
+        if self.num_embeddings is None and not self.keys:
+            raise ConfigError(f"parquet sparse {self.column}: num_embeddings is missing; or say keys = true")
+        if self.num_embeddings is not None and self.num_embeddings < 1:
             raise ConfigError(f"parquet sparse {self.column}: num_embeddings is {self.num_embeddings}, not at least 1")
         if self.hashing not in ("hash", "identity"):
             raise ConfigError(
                 f"parquet sparse {self.column}: hashing must be 'hash' or 'identity', not {self.hashing!r}"
             )
+        if self.keys:
+            if self.hashing != "hash":
+                raise ConfigError(f"parquet sparse {self.column}: hashing is {self.hashing!r}, where keys need none")
+            return
         if self.missing_id is not None and self.hashing == "hash":
             raise ConfigError(f"parquet sparse {self.column}: missing_id is {MISSING_ID} where values are hashed")
-        if self.missing_id is not None and not 0 <= self.missing_id < self.num_embeddings:
+        if self.missing_id is not None and not 0 <= self.missing_id < self.num_rows:
             raise ConfigError(f"parquet sparse {self.column}: missing_id {self.missing_id} is no row of the table")
+
+    @property
+    def num_rows(self) -> int:
+        """That the table has, or can have."""
+        return DEFAULT_CAPACITY if self.num_embeddings is None else self.num_embeddings
+
+    @property
+    def null_id(self) -> int | None:
+        """What stands for null; None where nothing does."""
+        return MISSING_ID if self.hashing == "hash" and not self.keys else self.missing_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +156,8 @@ class ParquetSource:
     @property
     def features(self) -> tuple[Feature, ...]:
         return tuple(
-            Feature(name=name, num_embeddings=sparse.num_embeddings) for name, sparse in self._config.sparse.items()
+            Feature(name=name, num_embeddings=sparse.num_rows, keys=sparse.keys)
+            for name, sparse in self._config.sparse.items()
         )
 
     @property
@@ -175,7 +198,9 @@ class ParquetSource:
             config.label,
             config.dense,
             [
-                (name, sparse.column, sparse.num_embeddings, sparse.hashing, sparse.missing_id)
+                (name, sparse.column, "keys", sparse.missing_id)
+                if sparse.keys
+                else (name, sparse.column, sparse.num_embeddings, sparse.hashing, sparse.missing_id)
                 for name, sparse in config.sparse.items()
             ],
             config.dense_transform,
@@ -203,11 +228,12 @@ def _check_columns(reader: ParquetReader, config: ParquetConfig) -> None:
             raise ConfigError(f"{reader.path}: column {name!r} must hold numbers, but holds {reader.kind(name)}")
     for name, sparse in config.sparse.items():
         item_kind = reader.kind(sparse.column).removeprefix("list of ")
-        allowed = ("integer", "text") if sparse.hashing == "hash" else ("integer",)
+        way = "keys" if sparse.keys else sparse.hashing
+        allowed = ("integer", "text") if way == "hash" else ("integer",)
         if item_kind not in allowed:
             raise ConfigError(
                 f"{reader.path}: column {sparse.column!r} of feature {name!r} must hold {' or '.join(allowed)} "
-                f"to be used with {sparse.hashing!r}, but holds {item_kind}"
+                f"to be used with {way!r}, but holds {item_kind}"
             )
 
 
@@ -228,11 +254,10 @@ def _bags(group: _RowGroup, name: str, sparse: SparseColumn, column: Column) -> 
     ids = _ids(group, name, sparse, column.items, rows)
     lengths = column.lengths
     if column.missing.any():
-        missing_id = MISSING_ID if sparse.hashing == "hash" else sparse.missing_id
-        if missing_id is None:
+        if sparse.null_id is None:
             raise _null_error(group, name, int(np.argmax(column.missing)))
         lengths = np.where(column.missing, 1, lengths)
-        ids = np.insert(ids, np.searchsorted(rows, np.flatnonzero(column.missing)), missing_id)
+        ids = np.insert(ids, np.searchsorted(rows, np.flatnonzero(column.missing)), sparse.null_id)
     return JaggedBags(ids, np.concatenate([[0], np.cumsum(lengths)]))
 
 
@@ -248,18 +273,20 @@ def _ids(
         values = text_values(column.data, column.starts, column.lengths)
     else:
         values = column.values.astype(np.int64, copy=False)
-    if sparse.hashing == "hash":
-        return hash_values(values, sparse.num_embeddings, column.missing)
+    if sparse.hashing == "hash" and not sparse.keys:
+        return hash_values(values, sparse.num_rows, column.missing)
     if column.missing.any():
         if sparse.missing_id is None:
             first = int(np.argmax(column.missing))
             raise _null_error(group, name, first if rows is None else int(rows[first]))
         values = np.where(column.missing, sparse.missing_id, values)
-    is_bad = (values < 0) | (values >= sparse.num_embeddings)
+    if sparse.keys:
+        return values
+    is_bad = (values < 0) | (values >= sparse.num_rows)
     if is_bad.any():
         first = int(np.argmax(is_bad))
         place = group.row(first if rows is None else int(rows[first]))
-        raise IdError(f"{place}: feature {name}: id {values[first]} is not in [0, {sparse.num_embeddings})")
+        raise IdError(f"{place}: feature {name}: id {values[first]} is not in [0, {sparse.num_rows})")
     return values
 
 

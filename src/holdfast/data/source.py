@@ -17,13 +17,18 @@ from numpy.typing import NDArray
 from holdfast.data.block import SampleBlock
 from holdfast.errors import ConfigError
 
+DEFAULT_CAPACITY = 1 << 26
+"""Rows that a table with keys can have, where nobody says."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """A categorical feature: its ids lie in ``[0, num_embeddings)``."""
+    """A categorical feature: its ids lie in ``[0, num_embeddings)``; or, with keys, they are any 64 bits, and its table
+    can have rows for so many of them."""
 
     name: str
     num_embeddings: int
+    keys: bool = False
 
 
 class Source(Protocol):
@@ -68,5 +73,5 @@ def check_columns(validation: Source | None, training: Source) -> None:
             raise ConfigError(f"validation: {what}: {theirs}, where the training data have {ours}")
 
 
-def _sizes(source: Source) -> list[tuple[str, int]]:
-    return [(feature.name, feature.num_embeddings) for feature in source.features]
+def _sizes(source: Source) -> list[tuple[str, int | str]]:
+    return [(feature.name, "keys" if feature.keys else feature.num_embeddings) for feature in source.features]

@@ -3,6 +3,8 @@
 
 - Ids: ``lookups`` per bag and table, popularity rank by Zipf's law, rank to row by a permutation, so hot rows are not
   neighbours.
+- With ``drift``, items come and go: so many are born a sample and table, the youngest is the most popular, and one that
+  is as old as ``rows`` later ones is never seen again. Their ids are keys, all over the 64 bits.
 - Dense: integer counts ``floor(expm1(6 u**2))`` with ``u`` uniform (0 to 402, mostly small), given as ``log1p(count)``.
 - Labels: see planted.py. Scale and intercept are set so that, on 8,192 samples kept for that, the logit's standard
   deviation is ``signal`` and the mean click probability ``click_rate``. With the defaults the planted probabilities
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -29,11 +31,13 @@ from numpy.typing import NDArray
 
 from holdfast.data.block import FixedBags, SampleBlock
 from holdfast.data.counter import stream_key, uniforms
+from holdfast.data.hashing import mix64
 from holdfast.data.planted import PlantedModel, expected_auc
 from holdfast.data.scatter import Scatter
-from holdfast.data.source import Feature
+from holdfast.data.source import DEFAULT_CAPACITY, Feature
 from holdfast.data.zipf import ZipfLaw
 from holdfast.errors import ConfigError
+from holdfast.files.config import UNRECORDED
 
 CRITEO_CARDINALITIES = (
     1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194,
@@ -54,8 +58,8 @@ class SyntheticConfig:
     num_samples: samples in an epoch. rows: rows of each table. lookups: ids per bag of each table, or one number for
     all. num_dense: dense columns. zipf_exponent: skew of the ids; 0 is uniform. signal: standard deviation of the
     planted logit. click_rate: mean click probability. model_seed: which model is planted and which rows are hot.
-    sample_seed: which samples are drawn. first_sample: index of the first sample. Raises ConfigError that names the
-    field.
+    sample_seed: which samples are drawn. first_sample: index of the first sample. drift: items born a sample; then rows
+    is how many are seen at a time. Raises ConfigError that names the field.
     """
 
     num_samples: int
@@ -68,6 +72,7 @@ class SyntheticConfig:
     model_seed: int = 0
     sample_seed: int = 0
     first_sample: int = 0
+    drift: float = field(default=0.0, metadata=UNRECORDED)
 
     def __post_init__(self) -> None:
         # canonical types, so that equal configs have equal fingerprints
@@ -76,7 +81,7 @@ class SyntheticConfig:
             object.__setattr__(self, "lookups", tuple(int(count) for count in self.lookups))
             num_given = len(self.lookups_per_table)
             _require(num_given == len(self.rows), "lookups", f"one number or {len(self.rows)}", f"{num_given} numbers")
-        for name in ("zipf_exponent", "signal", "click_rate"):
+        for name in ("zipf_exponent", "signal", "click_rate", "drift"):
             object.__setattr__(self, name, float(getattr(self, name)))
         _require(self.num_samples >= 1, "num_samples", "at least 1", self.num_samples)
         _require(len(self.rows) >= 1, "rows", "at least one table", self.rows)
@@ -86,6 +91,7 @@ class SyntheticConfig:
         _require(0.0 <= self.zipf_exponent <= 8.0, "zipf_exponent", "in [0, 8]", self.zipf_exponent)
         _require(0.0 <= self.signal <= 100.0, "signal", "in [0, 100]", self.signal)
         _require(0.0 < self.click_rate < 1.0, "click_rate", "in (0, 1)", self.click_rate)
+        _require(0.0 <= self.drift <= 1000.0, "drift", "in [0, 1000]", self.drift)
         for name in ("model_seed", "sample_seed", "first_sample"):
             _require(0 <= getattr(self, name) < 2**63, name, "in [0, 2**63)", getattr(self, name))
 
@@ -156,8 +162,10 @@ class SyntheticSource:
 
     @property
     def features(self) -> tuple[Feature, ...]:
+        keys = self._config.drift > 0
         return tuple(
-            Feature(name=f"C{table}", num_embeddings=num_rows) for table, num_rows in enumerate(self._config.rows, 1)
+            Feature(name=f"C{table}", num_embeddings=DEFAULT_CAPACITY if keys else num_rows, keys=keys)
+            for table, num_rows in enumerate(self._config.rows, 1)
         )
 
     @property
@@ -187,7 +195,10 @@ class SyntheticSource:
         )
 
     def fingerprint(self) -> Mapping[str, str | int]:
-        described = repr(sorted(asdict(self._config).items()))
+        fields = asdict(self._config)
+        if not self._config.drift:
+            del fields["drift"]  # as before there was such a field
+        described = repr(sorted(fields.items()))
         return {"kind": "synthetic", "config": hashlib.blake2b(described.encode(), digest_size=16).hexdigest()}
 
     def draw(self, begin: int, count: int) -> SyntheticSamples:
@@ -215,11 +226,21 @@ class SyntheticSource:
             numbers = uniforms(key, first * num_lookups, count * num_lookups).reshape(count, num_lookups)
             table_ranks = self._laws[table].ranks(numbers)
             ranks.append(table_ranks)
-            ids.append(self._scatters[table](table_ranks - 1))
+            if self._config.drift:
+                ids.append(self._items(table, first, table_ranks))
+            else:
+                ids.append(self._scatters[table](table_ranks - 1))
         num_dense = self._config.num_dense
         numbers = uniforms(stream_key(seed, _DENSE_STREAM), first * num_dense, count * num_dense)
         counts = np.floor(np.expm1(6.0 * np.square(numbers))).astype(np.int64).reshape(count, num_dense)
         return tuple(ids), tuple(ranks), counts
+
+    def _items(self, table: int, first: int, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The keys of items of these ranks by age, as the samples from `first` on see them."""
+        born = np.floor(np.arange(first, first + len(ranks), dtype=np.float64) * self._config.drift).astype(np.int64)
+        numbers = born[:, None] + self._config.rows[table] - ranks
+        key = np.uint64(stream_key(self._config.model_seed, _ROWS_STREAM, table))
+        return mix64(numbers.view(np.uint64) ^ key).view(np.int64)
 
     def _calibrate(self) -> tuple[float, float]:
         """Scale and intercept of the logit; a function of all of the config but which samples it names."""

@@ -50,6 +50,8 @@ def write_synthetic(
     if path.suffix in (".tsv", ".txt"):
         if max(config.lookups_per_table) > 1:
             raise ConfigError("synthetic lookups: text holds one id per column; write .parquet for bags of several")
+        if config.drift:
+            raise ConfigError("synthetic drift: text holds ids of 8 hexadecimal digits; write .parquet for keys")
         if max(config.rows) > 1 << 32:
             raise ConfigError("synthetic rows: text holds ids of 8 hexadecimal digits, so at most 2**32 rows")
     elif path.suffix not in (".parquet", ".pq"):
@@ -77,7 +79,9 @@ def written_config(config: SyntheticConfig, paths: Sequence[Path | str]) -> Parq
         label=_LABEL_NAME,
         dense=_dense_names(config),
         sparse={
-            name: SparseColumn(column=name, num_embeddings=num_rows, hashing="identity")
+            name: SparseColumn(column=name, keys=True)
+            if config.drift
+            else SparseColumn(column=name, num_embeddings=num_rows, hashing="identity")
             for name, num_rows in zip(_table_names(config), config.rows, strict=True)
         },
         dense_transform="log1p",

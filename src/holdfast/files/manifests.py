@@ -24,10 +24,19 @@ class TableFields:
     pooling: int
     init_low: float
     init_high: float
+    keys: int = 0
+    ttl_steps: int = 0
+    max_keys: int = 0
+    admit_after: int = 0
 
     @classmethod
     def of(cls, spec: _core.TableSpec) -> Self:
         return cls(**{field.name: getattr(spec, field.name) for field in fields(cls)})
+
+    def said(self) -> dict[str, Any]:
+        """As a manifest has it; of a table without keys nothing is said of them, as before there were any."""
+        of_keys = ("keys", "ttl_steps", "max_keys", "admit_after")
+        return {name: value for name, value in asdict(self).items() if name not in of_keys or value}
 
     @property
     def spec(self) -> _core.TableSpec:

@@ -149,7 +149,7 @@ class Manifest:
             )
 
     def to_json(self) -> str:
-        said = {"format": _FORMAT, **asdict(self)}
+        said = {"format": _FORMAT, **asdict(self), "tables": [table.said() for table in self.tables]}
         return json.dumps({**said, "crc32c": checksum_of(said)})
 
     @classmethod

@@ -102,7 +102,7 @@ class RemoteRows:
 
     # Before a batch's step.
 
-    def plan(self, batch: BatchIds, *, ahead: bool) -> _core.Route:
+    def plan(self, batch: BatchIds, *, ahead: bool, evaluates: bool) -> _core.Route:
         """Where the ids of this trainer's part go. Raises IdError (names feature, sample and value)."""
         _ = self._pool.opened
         num_bags = (len(batch.offsets) - 1) // batch.num_keys

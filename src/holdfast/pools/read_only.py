@@ -31,21 +31,25 @@ if TYPE_CHECKING:
 LOCK_FILE = "lock"
 _SCRATCHPAD_BYTES = 64 << 20  # nothing is trained: only what recovery needs is opened
 _DTYPE_BYTES = (4, 2, 2)
+KEY_RECORD = np.dtype([("key", "<i8"), ("step", "<u4"), ("updates", "<u4")])
+"""Whose a row is: its key, the step that updated it last, and how many steps did (core/kernels/kernels.h)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
     """How a table's rows lie in memory: bytes of weights and float32 values of optimizer state by their names.
 
-    state: (name, values a row) in the order in which a row keeps them; the names are FBGEMM's and PyTorch's.
+    state: (name, values a row) in the order in which a row keeps them; the names are FBGEMM's and PyTorch's. key_bytes:
+        behind them, in a table with keys: the row's KEY_RECORD.
     """
 
     weight_bytes: int
     state: tuple[tuple[str, int], ...]
+    key_bytes: int = 0
 
     @property
     def state_bytes(self) -> int:
-        return 4 * sum(width for _, width in self.state)
+        return 4 * sum(width for _, width in self.state) + self.key_bytes
 
 
 def new_log_bytes(
@@ -66,7 +70,11 @@ def layout_of(table: _core.TableSpec) -> RowLayout:
         (("exp_avg", dim), ("exp_avg_sq", dim)),
         (("exp_avg", dim), ("exp_avg_sq", 1)),
     )
-    return RowLayout(weight_bytes=dim * _DTYPE_BYTES[table.dtype], state=state[table.optimizer])
+    return RowLayout(
+        weight_bytes=dim * _DTYPE_BYTES[table.dtype],
+        state=state[table.optimizer],
+        key_bytes=KEY_RECORD.itemsize if table.keys else 0,
+    )
 
 
 def open_untrained(directory: Path) -> _core.Pool:

@@ -4,29 +4,45 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from holdfast import _core
+from holdfast.data.source import DEFAULT_CAPACITY
 from holdfast.errors import ConfigError
 
 DTYPES = ("fp32", "fp16", "bf16")
 TORCH_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 POOLINGS = ("sum", "mean")
+KEYS = ("none", "int64")  # in the order of the pool's format (core/base/format.h, KeyKind)
+MAX_CAPACITY = (1 << 32) - 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingBagConfig:
     """One table. TorchRec's own ``EmbeddingBagConfig`` is taken as well, wherever this one is.
 
-    weight_init_min, weight_init_max: rows start uniform in [min, max); default ±1/sqrt(num_embeddings), as TorchRec's.
-    The initial value of a row is a function of (pool seed, table, row), so a table costs nothing until rows are used.
+    num_embeddings: rows; ids are their numbers. None: ids are keys, any 64 bits (``keys="int64"``), that nobody has to
+        count. A key gets a row when a batch to train brings it first, and its record is part of the step that trains
+        it; what has no row reads as its initial value. No two keys ever share a row.
+    capacity: rows that a table with keys can have; a key for which there is none left is PoolFull. Files are sparse:
+        what is not used takes no room. Default: 2^26.
+    ttl_steps, max_keys, admit_after: of a table with keys. A key that no step updated for more than ttl_steps steps is
+        left behind, and so are, where there would be more than max_keys, those that were updated longest ago: all of a
+        step at a time, never those of the newest one. Which are is a function of the committed steps. What is left
+        behind reads as its initial value and begins anew if it comes again; its row is another key's some time later,
+        at 32 steps at the earliest, so capacity has to be the larger by what comes in so many steps, and by an eighth.
+        admit_after: the step that brings a key for the so-manieth time is the first that trains it; until then it
+        counts, and reads as its initial value.
+    weight_init_min, weight_init_max: rows start uniform in [min, max); default ±1/sqrt(num_embeddings), as TorchRec's
+        (with keys: of the capacity). The initial value of a row is a function of (pool seed, table, row), with keys of
+        (pool seed, table, key), so a table costs nothing until rows are used.
     """
 
-    num_embeddings: int
+    num_embeddings: int | None
     embedding_dim: int
     name: str
     feature_names: Sequence[str]
@@ -34,6 +50,18 @@ class EmbeddingBagConfig:
     pooling: str = "sum"
     weight_init_min: float | None = None
     weight_init_max: float | None = None
+    keys: str | None = None
+    capacity: int | None = None
+    ttl_steps: int | None = None
+    max_keys: int | None = None
+    admit_after: int | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Of a table that was normalized: the rows that it has, or can have."""
+        rows = self.num_embeddings if self.keys is None else self.capacity
+        assert rows is not None
+        return rows
 
 
 def normalize(table: Any) -> EmbeddingBagConfig:
@@ -55,9 +83,8 @@ def normalize(table: Any) -> EmbeddingBagConfig:
             raise bad(field, word, " or ".join(choices))
         return word
 
-    num_embeddings, embedding_dim = int(table.num_embeddings), int(table.embedding_dim)
-    if not 1 <= num_embeddings <= 1 << 40:
-        raise bad("num_embeddings", num_embeddings, "between 1 and 2^40")
+    embedding_dim = int(table.embedding_dim)
+    num_rows, keys = _rows_of(table, bad)
     if not 1 <= embedding_dim <= 4096:
         raise bad("embedding_dim", embedding_dim, "between 1 and 4096")
     features = [str(feature) for feature in table.feature_names]
@@ -70,12 +97,12 @@ def normalize(table: Any) -> EmbeddingBagConfig:
         low, high = init_fn.keywords.get("a", 0.0), init_fn.keywords.get("b", 1.0)
     elif init_fn is not None:
         raise bad("init_fn", "a function", "None: rows are initialised on first use, set weight_init_min and _max")
-    bound = 1.0 / math.sqrt(num_embeddings)
+    bound = 1.0 / math.sqrt(num_rows)
     low, high = -bound if low is None else float(low), bound if high is None else float(high)
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
         raise bad("weight_init_min, weight_init_max", (low, high), "finite and in order")
     return EmbeddingBagConfig(
-        num_embeddings=num_embeddings,
+        num_embeddings=num_rows if keys is None else None,
         embedding_dim=embedding_dim,
         name=name,
         feature_names=features,
@@ -83,7 +110,48 @@ def normalize(table: Any) -> EmbeddingBagConfig:
         pooling=choice("pooling", "sum", POOLINGS),
         weight_init_min=low,
         weight_init_max=high,
+        keys=keys,
+        capacity=None if keys is None else num_rows,
+        **_policy_of(table, keys, num_rows, bad),
     )
+
+
+def _rows_of(table: Any, bad: Callable[[str, object, str], ConfigError]) -> tuple[int, str | None]:
+    """How many rows the table has, or can have, and its kind of keys."""
+    keys, capacity = getattr(table, "keys", None), getattr(table, "capacity", None)
+    if table.num_embeddings is None or keys is not None:
+        if table.num_embeddings is not None:
+            raise bad("num_embeddings", table.num_embeddings, "None where there are keys: capacity limits their rows")
+        keys = "int64" if keys is None else keys
+        if keys not in KEYS[1:]:
+            raise bad("keys", keys, " or ".join(repr(kind) for kind in KEYS[1:]))
+        num_rows = DEFAULT_CAPACITY if capacity is None else int(capacity)
+        if not 1 <= num_rows <= MAX_CAPACITY:
+            raise bad("capacity", capacity, "between 1 and 2^32 - 2")
+        return num_rows, keys
+    if capacity is not None:
+        raise bad("capacity", capacity, "None where num_embeddings says how many rows there are")
+    num_rows = int(table.num_embeddings)
+    if not 1 <= num_rows <= 1 << 40:
+        raise bad("num_embeddings", num_rows, "between 1 and 2^40")
+    return num_rows, None
+
+
+def _policy_of(
+    table: Any, keys: str | None, num_rows: int, bad: Callable[[str, object, str], ConfigError]
+) -> dict[str, int | None]:
+    """Which keys keep their rows."""
+    most = {"ttl_steps": 1 << 31, "max_keys": num_rows, "admit_after": 1 << 31}
+    policy = {}
+    for name, largest in most.items():
+        value = policy[name] = getattr(table, name, None)
+        if value is None:
+            continue
+        if keys is None:
+            raise bad(name, value, "None where there are no keys")
+        if not 1 <= value <= largest:
+            raise bad(name, value, f"between 1 and {largest}")
+    return policy
 
 
 def normalize_all(tables: Iterable[Any]) -> list[EmbeddingBagConfig]:
@@ -109,28 +177,44 @@ def to_spec(config: EmbeddingBagConfig, optimizer: int) -> _core.TableSpec:
     assert config.weight_init_min is not None and config.weight_init_max is not None
     return _core.TableSpec(
         name=config.name,
-        num_embeddings=config.num_embeddings,
+        num_embeddings=config.num_rows,
         embedding_dim=config.embedding_dim,
         dtype=DTYPES.index(config.data_type),
         optimizer=optimizer,
         pooling=POOLINGS.index(config.pooling),
         init_low=config.weight_init_min,
         init_high=config.weight_init_max,
+        keys=0 if config.keys is None else KEYS.index(config.keys),
+        ttl_steps=config.ttl_steps or 0,
+        max_keys=config.max_keys or 0,
+        admit_after=config.admit_after or 0,
     )
 
 
 def check_same(there: _core.TableSpec, wanted: _core.TableSpec, optimizers: Sequence[str]) -> None:
     """Raises ConfigError that names the field in which a pool's table differs from the one that is asked for."""
-    words = {"dtype": DTYPES, "pooling": POOLINGS, "optimizer": optimizers}
-    fields = ("num_embeddings", "embedding_dim", "dtype", "optimizer", "pooling", "init_low", "init_high")
+    words = {"dtype": DTYPES, "pooling": POOLINGS, "optimizer": optimizers, "keys": KEYS}
+    names = {"num_embeddings": "capacity"} if there.keys and wanted.keys else {}
+    fields = ("keys", "num_embeddings", "embedding_dim", "dtype", "optimizer", "pooling", "init_low", "init_high")
+    fields += ("ttl_steps", "max_keys", "admit_after")
     for field in fields:
         old, new = getattr(there, field), getattr(wanted, field)
         if field in words:
             old, new = words[field][old], words[field][new]
         if old != new:
             raise ConfigError(
-                f"table '{there.name}': the pool was made with {field} = {old}, now it is {new}; "
+                f"table '{there.name}': the pool was made with {names.get(field, field)} = {old}, now it is {new}; "
                 "go back to the old value, or start a new pool"
+            )
+
+
+def refuse_keys(tables: Iterable[EmbeddingBagConfig | _core.TableSpec], where: str) -> None:
+    """Raises ConfigError for a table with keys; where: what cannot have one yet."""
+    for table in tables:
+        if table.keys:
+            raise ConfigError(
+                f"table '{table.name}' has keys, which {where} cannot have yet; give the table num_embeddings, and ids "
+                "below it"
             )
 
 

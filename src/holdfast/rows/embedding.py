@@ -116,12 +116,19 @@ class EmbeddingBagCollection(nn.Module):
         return sum(self._dims)
 
     def plan(
-        self, features: KeyedJagged | Mapping[str, tuple[Tensor, Tensor]], *, ahead: bool = True
+        self,
+        features: KeyedJagged | Mapping[str, tuple[Tensor, Tensor]],
+        *,
+        ahead: bool = True,
+        evaluates: bool = False,
     ) -> PlannedFeatures:
         """The plan verb: the batch's unique rows and where they occur. Needs the ids alone, so it may run in another
         thread (`ahead`), for every batch that is on its way.
 
-        Raises IdError (names feature, sample and value), DataError, ConfigError.
+        evaluates: the batch is not going to be trained. Of a table with keys, a plan to train gives new keys their
+        rows, in the order in which batches are planned; to evaluate, they get none.
+
+        Raises IdError (names feature, sample and value), DataError, ConfigError; PoolFull where new keys find no rows.
         """
         jagged = JaggedFeatures.from_bags(features) if isinstance(features, Mapping) else features
         keys = tuple(jagged.keys())
@@ -140,7 +147,7 @@ class EmbeddingBagCollection(nn.Module):
                 blocks=block_of,
                 num_keys=len(keys),
             )
-            plan = self._access.plan(batch, ahead=ahead)
+            plan = self._access.plan(batch, ahead=ahead, evaluates=evaluates)
         except (ValueError, TypeError) as error:
             if isinstance(error, DataError):
                 raise
@@ -150,16 +157,16 @@ class EmbeddingBagCollection(nn.Module):
     def forward(self, features: Features) -> PooledFeatures:
         if isinstance(features, LookedUp):
             return PooledFeatures(self._keys, self._dims, features.values)
-        planned = features if isinstance(features, PlannedFeatures) else self._planned(features)
-        if self.training and torch.is_grad_enabled():
-            out = self.lookup(self.capture(planned), planned)
-        else:
-            out = self._access.evaluate(planned)
+        trains = self.training and torch.is_grad_enabled()
+        planned = features if isinstance(features, PlannedFeatures) else self._planned(features, evaluates=not trains)
+        out = self.lookup(self.capture(planned), planned) if trains else self._access.evaluate(planned)
         return PooledFeatures(self._keys, self._dims, out)
 
-    def _planned(self, features: KeyedJagged | Mapping[str, tuple[Tensor, Tensor]]) -> PlannedFeatures:
+    def _planned(
+        self, features: KeyedJagged | Mapping[str, tuple[Tensor, Tensor]], *, evaluates: bool
+    ) -> PlannedFeatures:
         coming = next((coming for coming in self._coming if coming.is_of(features)), None)
-        return self.plan(features, ahead=False) if coming is None else coming.planned
+        return self.plan(features, ahead=False, evaluates=evaluates) if coming is None else coming.planned
 
     @property
     def device(self) -> torch.device:

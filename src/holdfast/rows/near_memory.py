@@ -57,8 +57,8 @@ class NearMemoryRows:
     def answers_late(self) -> bool:
         return False
 
-    def plan(self, batch: BatchIds, *, ahead: bool) -> _core.Plan:
-        return plan_here(self._collection, batch, ahead=ahead)
+    def plan(self, batch: BatchIds, *, ahead: bool, evaluates: bool) -> _core.Plan:
+        return plan_here(self._collection, batch, ahead=ahead, evaluates=evaluates)
 
     def announce(self, planned: PlannedFeatures) -> None:
         self._pool.core.announce(planned.plan)

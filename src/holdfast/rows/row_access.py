@@ -63,9 +63,9 @@ class Captured(Protocol):
         """That they take in the log; known when the pool has the step."""
 
 
-def plan_here(collection: _core.Collection, batch: BatchIds, *, ahead: bool) -> _core.Plan:
+def plan_here(collection: _core.Collection, batch: BatchIds, *, ahead: bool, evaluates: bool = False) -> _core.Plan:
     """The plan verb over tables that this process has."""
-    return collection.plan(batch.ids, batch.offsets, batch.weights, batch.blocks, batch.num_keys, not ahead)
+    return collection.plan(batch.ids, batch.offsets, batch.weights, batch.blocks, batch.num_keys, not ahead, evaluates)
 
 
 def check_under_way(captured: Captured, last_step: int, verb: str) -> None:
@@ -96,8 +96,9 @@ class RowAccess(Protocol):
     def answers_late(self) -> bool:
         """Whether it helps to compute something between a capture and its lookup, which waits for others."""
 
-    def plan(self, batch: BatchIds, *, ahead: bool) -> Any:
-        """PlannedFeatures.plan of a batch. May run in any thread (`ahead`)."""
+    def plan(self, batch: BatchIds, *, ahead: bool, evaluates: bool) -> Any:
+        """PlannedFeatures.plan of a batch. May run in any thread (`ahead`). evaluates: it is not going to be trained,
+        so that new keys get no rows."""
 
     def announce(self, planned: PlannedFeatures) -> None: ...
     def capture(self, planned: PlannedFeatures) -> Any: ...

@@ -96,7 +96,8 @@ class EmbeddingConfig:
 
     dim: weights of a row. dtype: of the weights; optimizer state is float32. pooling: of a bag's rows. optimizer:
     FBGEMM's definitions, see holdfast.pools.optim. lr, weight_decay: of the rows' optimizer. eps, betas: where it has
-    them; None: its default. init_bound: rows start uniform in ±init_bound; None: 1/sqrt(rows of the table).
+    them; None: its default. init_bound: rows start uniform in ±init_bound; None: 1/sqrt(rows of the table). ttl_steps,
+    max_keys, admit_after: of the tables of features with keys, see holdfast.EmbeddingBagConfig.
     """
 
     dim: int
@@ -108,6 +109,9 @@ class EmbeddingConfig:
     eps: float | None = None
     betas: tuple[float, float] | None = None
     weight_decay: float = 0.0
+    ttl_steps: int | None = field(default=None, metadata=UNRECORDED)
+    max_keys: int | None = field(default=None, metadata=UNRECORDED)
+    admit_after: int | None = field(default=None, metadata=UNRECORDED)
 
     def __post_init__(self) -> None:
         if self.dim < 1:
@@ -126,9 +130,14 @@ class EmbeddingConfig:
 
     def tables(self, features: Sequence[Feature]) -> list[EmbeddingBagConfig]:
         low = None if self.init_bound is None else -self.init_bound
+        policy = {name: getattr(self, name) for name in ("ttl_steps", "max_keys", "admit_after")}
+        for name, value in policy.items():
+            if value is not None and not any(feature.keys for feature in features):
+                raise ConfigError(f"embedding.{name} = {value}: none of the data's features has keys")
         return [
             EmbeddingBagConfig(
-                num_embeddings=feature.num_embeddings,
+                num_embeddings=None if feature.keys else feature.num_embeddings,
+                capacity=feature.num_embeddings if feature.keys else None,
                 embedding_dim=self.dim,
                 name=feature.name,
                 feature_names=[feature.name],
@@ -136,6 +145,7 @@ class EmbeddingConfig:
                 pooling=self.pooling,
                 weight_init_min=low,
                 weight_init_max=self.init_bound,
+                **(policy if feature.keys else {}),
             )
             for feature in features
         ]

@@ -117,7 +117,7 @@ class SlotRows:
     def looks_forward(self) -> bool:
         return True
 
-    def plan(self, batch: BatchIds, *, ahead: bool) -> _core.Plan:
+    def plan(self, batch: BatchIds, *, ahead: bool, evaluates: bool) -> _core.Plan:
         return plan_here(self._collection, batch, ahead=ahead)
 
     def announce(self, planned: PlannedFeatures) -> None:

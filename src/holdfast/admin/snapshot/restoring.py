@@ -171,4 +171,6 @@ def _together(parts: Sequence[Rows]) -> Rows:
 def _import(core: _core.Pool, number: int, layout: RowLayout, rows: Rows) -> None:
     weights = np.ascontiguousarray(rows.data[:, : layout.weight_bytes]).reshape(-1)
     state = np.ascontiguousarray(rows.data[:, layout.weight_bytes :]).reshape(-1)
-    core.import_rows(number, np.ascontiguousarray(rows.rows), weights, state.view(np.float32) if layout.state else None)
+    core.import_rows(
+        number, np.ascontiguousarray(rows.rows), weights, state.view(np.float32) if layout.state_bytes else None
+    )

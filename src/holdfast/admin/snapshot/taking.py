@@ -283,7 +283,7 @@ class _Taking:
             "step": step,
             "cursor": cursor,
             "row_updates": row_updates,
-            "tables": [asdict(table) for table in self._tables],
+            "tables": [table.said() for table in self._tables],
             **({} if record is None else {"record": {"position": record[0], "crc32c": record[1]}}),
             **({} if self._copy.group is None else {"group": json.loads(self._copy.group.to_json())}),
             "files": {name: asdict(info) for name, info in self._files.items()},

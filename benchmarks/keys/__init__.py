@@ -1,0 +1,1 @@
+"""Keys against hashing, on data whose items come and go."""

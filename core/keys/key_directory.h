@@ -1,0 +1,94 @@
+// Key directory: which row of a table has which key. Of a table whose ids are keys, 64 bits of anything.
+//
+// Invariants
+// - Two keys never have the same row. A key keeps its row until it is left behind (key_ages.h); some time later the row is
+//   free for another one. That is never while a batch that wants the key may be on its way: planning puts off the end of a
+//   key by `steps_ahead`, and who captures a batch that was planned earlier than that asks for its rows again (`keep`).
+// - Rows are handed out in the order in which `place` meets new keys: a function of its calls, of those of `pass`, and of
+//   what was there when the pool was opened. Nothing that a row holds depends on which row it is (initial values and rounding go by the key).
+// - The directory is an index, in memory. What says for good whose a row is, is the record at the end of its state
+//   (KeyRecord, kernels.h), which the update of a step writes with the row; a directory is filled from these when the pool
+//   is opened. A key that was placed, and whose step never came, keeps its row until then.
+// - Hashes are seeded by the pool's identity, so that nobody who chooses keys chooses where they go.
+// - Thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/counter_rng.h"
+#include "base/growing_table.h"
+#include "kernels/kernels.h"
+
+namespace holdfast {
+
+class KeyDirectory {
+ public:
+  static constexpr std::int64_t no_row = -1;
+  static constexpr std::uint64_t steps_ahead = 32;
+
+  // table: its name, for messages. num_rows: that it has, at most format::max_keyed_rows. leaves_keys: some are left
+  // behind.
+  KeyDirectory(std::string table, std::uint64_t num_rows, std::uint64_t seed, bool leaves_keys = false);
+
+  // What a pool holds when it is opened: rows that an update wrote, ascending, and their records. Then `place` begins.
+  void add(std::span<const std::uint64_t> rows, std::span<const KeyRecord> records);
+
+  // The rows of keys; a new key gets the next free one. Throws full where there is none left: the keys before it have
+  // theirs. Returns the step that `pass` told last: the batch may be captured up to steps_ahead later.
+  std::uint64_t place(std::span<const std::int64_t> keys, std::int64_t* rows);
+  // The keys have these rows still, and a batch of step `step` is going to update them. Returns whether that is so.
+  bool keep(std::span<const std::uint64_t> keys, std::span<const std::uint64_t> rows, std::uint64_t step);
+  // Step `step` is over; keys whose newest update was before `oldest` are left behind.
+  void pass(std::uint64_t step, std::uint64_t oldest);
+  // The same of keys that may have none: no_row.
+  void find(std::span<const std::int64_t> keys, std::int64_t* rows) const;
+
+  // All rows that were ever handed out are below.
+  std::uint64_t end_row() const;
+  std::uint64_t num_rows() const { return num_rows_; }
+  std::size_t num_keys() const;
+  std::size_t memory_bytes() const;
+
+ private:
+  struct Slot {
+    std::uint64_t key;
+    std::uint32_t row_plus_one;  // 0: empty
+    std::uint32_t step;  // no update of the key is newer
+  };
+  struct Policy {
+    using Slot = KeyDirectory::Slot;
+    using Key = std::uint64_t;
+    // 20 to 25 bytes a key, 22 on average.
+    static constexpr std::size_t full_percent = 80;
+    static constexpr std::size_t grown_percent = 64;
+
+    std::uint64_t seed = 0;
+
+    std::uint64_t hash(std::uint64_t key) const { return counter_rng::absorb(seed, key); }
+    static std::uint64_t key_of(const Slot& slot) { return slot.key; }
+    static bool is_empty(const Slot& slot) { return slot.row_plus_one == 0; }
+  };
+
+  std::uint32_t take_row();
+  // Frees rows of keys that were left behind, looking at so many slots.
+  void free_rows(std::size_t num_slots);
+
+  const std::string table_;
+  const std::uint64_t num_rows_;
+  mutable std::mutex mutex_;
+  GrowingTable<Policy> slots_;
+  std::vector<std::uint32_t> free_;  // rows below end_row_ without a key; the last one is handed out first
+  std::uint64_t end_row_ = 0;
+  const bool leaves_keys_;
+  std::uint64_t step_ = 0;
+  std::uint64_t oldest_ = 0;
+  std::size_t hand_ = 0;  // the slot that is looked at next
+  std::vector<Slot> left_behind_;  // found, and on their way out
+};
+
+}  // namespace holdfast

@@ -1,0 +1,158 @@
+"""Runs whose data bring keys, by their configuration alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from cli_runs import Commands, Result
+
+CONFIG = """
+[data.parquet]
+paths = ["clicks.parquet"]
+label = "click"
+dense = ["age"]
+dense_transform = "log1p"
+
+[data.parquet.sparse.item]
+column = "item"
+keys = true
+
+[data.parquet.sparse.seen]
+column = "seen"
+keys = true
+missing_id = -7
+num_embeddings = 3000
+
+[data.parquet.sparse.country]
+column = "country"
+num_embeddings = 20
+
+[validation]
+paths = ["later.parquet"]
+
+[embedding]
+dim = 4
+lr = 0.05
+
+[model]
+bottom = [8, 4]
+top = [8, 1]
+
+[train]
+batch_size = 32
+steps = 30
+"""
+
+
+def write_clicks(path: Path, first_item: int, seed: int) -> None:
+    """Items all over the 64 bits; a list of the items that were seen before, now and then null."""
+    draw = np.random.default_rng(seed)
+    ids = np.concatenate((np.arange(200), draw.integers(0, 200, 440)))  # each of 200 once at least
+    items = draw.permutation((ids + first_item) * -0x61C8864680B583EB)
+    seen = [None if draw.random() < 0.1 else list(draw.choice(items, draw.integers(0, 4))) for _ in items]
+    table = {
+        "click": draw.integers(0, 2, 640),
+        "age": draw.integers(0, 90, 640),
+        "item": items,
+        "seen": pa.array(seen, pa.list_(pa.int64())),
+        "country": draw.integers(0, 300, 640),
+    }
+    pq.write_table(pa.table(table), path, row_group_size=100)
+
+
+@pytest.fixture
+def clicks(pool_root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Commands:
+    holdfast = Commands(pool_root, monkeypatch, capfd)
+    write_clicks(holdfast.root / "clicks.parquet", 0, 1)
+    write_clicks(holdfast.root / "later.parquet", 100, 2)
+    holdfast.config.write_text(CONFIG)
+    return holdfast
+
+
+def train(run: Commands, pool: str, *overrides: str) -> Result:
+    return run.train(pool, *(part for override in overrides for part in ("--set", override)))
+
+
+def keys_of(run: Commands, pool: str) -> dict[str, dict[str, int]]:
+    found = json.loads(run("inspect", run.root / pool, "--json").out)
+    return {table["name"]: table["keys"] for table in found["tables"]}
+
+
+def test_a_run_trains_and_evaluates_on_ids_that_nobody_counted(clicks: Commands) -> None:
+    assert train(clicks, "pool", "train.eval_every=10").code == 0
+    found = keys_of(clicks, "pool")
+    assert found["item"] == {"live": 200, "not_admitted": 0, "left_behind": 0}
+    assert found["seen"]["live"] > 100
+    assert found["country"] is None
+    assert clicks("verify", clicks.root / "pool").code == 0
+    assert "item: 200 keys" in clicks("inspect", clicks.root / "pool").out
+
+
+def test_evaluation_and_loader_threads_leave_no_trace_in_keys(clicks: Commands) -> None:
+    train(clicks, "plain")
+    train(clicks, "curious", "train.eval_every=4", "train.workers=3", "train.prefetch=5")
+    train(clicks, "logged", "pool.medium='block'", "train.workers=2")
+    assert clicks.digest("plain").tables == clicks.digest("curious").tables == clicks.digest("logged").tables
+
+
+def test_a_snapshot_and_what_is_restored_of_it_have_the_keys(clicks: Commands) -> None:
+    train(clicks, "pool", "train.steps=12")
+    pool, first, second = (str(clicks.root / name) for name in ("pool", "first", "second"))
+    assert clicks("snapshot", pool, first).code == 0
+    train(clicks, "pool")
+    assert clicks("snapshot", pool, second, "--since", first).code == 0
+    assert clicks("restore", second, clicks.root / "restored").code == 0
+    assert clicks.digest("restored") == clicks.digest("pool")
+    train(clicks, "pool", "train.steps=40")
+    train(clicks, "restored", "train.steps=40")
+    assert clicks.digest("restored") == clicks.digest("pool")
+
+
+def test_keys_move_out_beside_their_rows_and_in_again(clicks: Commands) -> None:
+    train(clicks, "pool")
+    out = clicks.root / "out.safetensors"
+    assert clicks("export", clicks.root / "pool", out).code == 0
+    exported = load_file(out)
+    keys, rows = (exported[f"embedding_bags.item.{what}"] for what in ("keys", "weight"))
+    items = pq.read_table(clicks.root / "clicks.parquet")["item"].to_pylist()
+    assert keys.tolist() == sorted(set(items))
+    assert rows.shape == (200, 4)
+    assert exported["optimizer.item.momentum1"].shape == (200,)
+    assert clicks("import", out, clicks.config, "--pool", clicks.root / "imported").code == 0
+    again = clicks.root / "again.safetensors"
+    assert clicks("export", clicks.root / "imported", again).code == 0
+    for name, tensor in load_file(again).items():
+        assert torch.equal(tensor, exported[name]), name
+    assert train(clicks, "imported", "train.steps=3").code == 0
+    assert keys_of(clicks, "imported")["item"]["live"] == 200
+
+
+def test_keys_are_left_behind_by_the_configuration(clicks: Commands) -> None:
+    train(clicks, "pool", "embedding.ttl_steps=3", "embedding.admit_after=2")
+    found = keys_of(clicks, "pool")["item"]
+    assert found["left_behind"] > 0
+    assert found["not_admitted"] > 0
+    assert found["live"] + found["left_behind"] == 200
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("data.parquet.sparse.country.num_embeddings=0", "num_embeddings is 0"),
+        ("data.parquet.sparse.item.hashing='identity'", "hashing is 'identity', where keys need none"),
+        ("embedding.ttl_steps=0", "ttl_steps = 0; it must be between"),
+        ("device.rows='scratchpad'", "table 'item' has keys, which device.rows = 'scratchpad' cannot have yet"),
+    ],
+)
+def test_what_keys_cannot_be_is_refused_by_name(clicks: Commands, override: str, named: str) -> None:
+    result = train(clicks, "pool", override)
+    assert result.code == 1
+    assert named in result.err
