@@ -390,7 +390,7 @@ class Opener:
     def _start(self) -> subprocess.Popen[str]:
         line = [sys.executable, __file__, str(self.seed)]
         one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        environment = {**os.environ, **one}
+        environment = {**os.environ, **one, "PYTHONPATH": str(Path(__file__).parents[1])}  # what tests share
         process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         assert process.stdout is not None
         self.targets = {tuple(target) for target in json.loads(process.stdout.readline())}
