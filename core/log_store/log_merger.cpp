@@ -30,6 +30,7 @@ constexpr std::uint64_t portions = 16;  // of the log
 constexpr std::uint64_t least_portion = std::uint64_t{8} << 20;
 // Rows beside each in its block, in a merge of the whole log, with which there is little gain in its size.
 constexpr double most_crowding = 0.75;
+constexpr double least_rows = 256;  // that were home before, of a merge that says how they lie
 // No rest is longer, whatever is wanted: a part also takes the time for which the whole process was stopped in it.
 constexpr std::chrono::milliseconds longest_rest{200};
 
@@ -204,12 +205,16 @@ void LogMerger::learn(std::uint64_t merged) {
                                     : std::max(now, doubt * appended_per_merged_ + (1 - doubt) * now);
 }
 
-// A merge of a part of the log is thinner than one of all of it.
+// A merge of a part of the log is thinner than one of all of it. Rows that it was the first to write lie together however
+// many there were: they say nothing.
 void LogMerger::learn_crowding(std::uint64_t merged, const LogStoreCounters& before) {
   const LogStoreCounters now = store_.counters();
-  const auto rows = static_cast<double>(now.merged_rows - before.merged_rows);
-  const auto blocks = static_cast<double>(now.home_bytes_written - before.home_bytes_written) / format::block_bytes;
-  if (blocks == 0) return;
+  const std::uint64_t placed = now.placed_rows - before.placed_rows;
+  const std::uint64_t placed_bytes = now.placed_bytes - before.placed_bytes;
+  const auto rows = static_cast<double>(now.merged_rows - before.merged_rows - placed);
+  const auto bytes = static_cast<double>(now.home_bytes_written - before.home_bytes_written);
+  const double blocks = (bytes - static_cast<double>(placed_bytes)) / format::block_bytes;
+  if (rows < least_rows || blocks < 1) return;
   // Of rows that are strewn at random a block gets as many more than one as half of what it gets on average.
   const double more = std::max(0.0, rows / blocks - 1);
   crowding_ = (more + std::min(more, 1.0)) / static_cast<double>(merged);

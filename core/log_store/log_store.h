@@ -134,6 +134,8 @@ struct LogStoreCounters {
   std::uint64_t merged_bytes;  // of the log, given up
   std::uint64_t standing_bytes;  // of later records that stood when a merge chose its rows: each merge's mean, added up
   std::uint64_t merged_rows;  // written home
+  std::uint64_t placed_rows;  // of these: ones that got their address then
+  std::uint64_t placed_bytes;  // of their images
   std::uint64_t merge_log_bytes_read;  // of the log, by merges
   std::uint64_t merge_log_requests;
   std::uint64_t home_bytes_read;
@@ -302,9 +304,6 @@ class LogStore {
   // them is unknown, but for rows that home may have had before: these go through the log, so each is old or new.
   // Throws config where the arrays do not fit the table.
   void import_rows(std::uint32_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> weights,
-                   std::span<const float> state);
-  // The same of rows [first, ...).
-  void import_rows(std::uint32_t table, std::uint64_t first, std::span<const std::byte> weights,
                    std::span<const float> state);
   void sync_home();
 
@@ -502,6 +501,25 @@ class LogStore {
   bool lies_in(const Stretch& stretch, std::uint64_t location) const;
   // Called again and again by what takes long in a merge; throws where that is given up.
   using Between = std::function<void()>;
+  // Goes through a table's index part by part, each from a slot on, under the mutex: visit_part returns the slot after it. `begin`
+  // says that what was seen so far is going to be seen again, since entries came to lie elsewhere meanwhile.
+  template <class Begin, class Visit>
+  void visit_index(Table& table, const Begin& begin, const Between& between, const Visit& visit_part) {
+    std::size_t num_slots = 0;
+    for (std::size_t slot = 0;;) {
+      between();
+      const std::lock_guard lock(mutex_);
+      if (table.index.is_growing() || table.index.num_slots() != num_slots) {
+        table.index.grow_on(merge_slots_);
+        if (table.index.is_growing()) continue;
+        num_slots = table.index.num_slots();
+        begin();
+        slot = 0;
+      }
+      if (slot == num_slots) return;
+      slot = visit_part(slot);
+    }
+  }
   std::vector<std::vector<Part>> parts_of(const Records& records, const Between& between);
   std::span<const Part> some_parts(std::span<const Part> parts) const;
   SpareBuffers::Borrowed read_row_numbers(std::span<const Part> parts, std::vector<const std::uint64_t*>& numbers);

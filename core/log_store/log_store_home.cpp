@@ -1,4 +1,4 @@
-// The log store's way home that an import takes.
+// Home as it is written: by merges, and by imports, whose way home begins here.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/parallel.h"
 #include "log_store/log_store.h"
+#include "log_store/sector_runs.h"
 
 namespace holdfast {
 namespace {
@@ -17,13 +18,6 @@ constexpr std::size_t chunk_bytes = std::size_t{64} << 10;  // and by one thread
 constexpr std::size_t most_writes = 8 * BlockQueue::depth;
 
 }  // namespace
-
-void LogStore::import_rows(std::uint32_t table, std::uint64_t first, std::span<const std::byte> weights,
-                           std::span<const float> state) {
-  std::vector<std::uint64_t> rows(weights.size() / tables_.at(table).what.weight_bytes());
-  std::iota(rows.begin(), rows.end(), first);
-  import_rows(table, rows, weights, state);
-}
 
 void LogStore::import_rows(std::uint32_t number, std::span<const std::uint64_t> rows,
                            std::span<const std::byte> weights, std::span<const float> state) {
@@ -197,6 +191,130 @@ std::optional<std::uint64_t> LogStore::sync_home_rows() {
   }
   if (home_rows) log_.set_home_rows(home_rows);
   return home_rows;
+}
+
+// Where a merge has written.
+void LogStore::sync_merged(Table& table) {
+  latching([&] {
+    for (Home& home : table.homes) {
+      if (std::exchange(home.is_merging, false)) home.file->sync();
+    }
+  });
+}
+
+// Says where at home the versions go, and sorts them by it. Rows without an address get one, those of which the log was
+// told last first: rows that are wanted often, as a rule, which so come to lie together. Nobody else gives addresses, so
+// that they are looked for while others look, too.
+void LogStore::settle_addresses(Table& table, std::vector<Version>& versions) {
+  constexpr std::size_t ahead = 16;
+  struct New {
+    std::vector<std::uint64_t> rows;
+    std::vector<std::size_t> versions;
+  };
+  std::vector<New> of_homes(table.homes.size());
+  for (std::size_t i = versions.size(); i-- > 0;) {
+    Version& version = versions[i];
+    version.home = static_cast<std::uint32_t>(table.home_of(version.row));
+    const Home& home = table.homes[version.home];
+    version.address = version.row - home.first;
+    if (!home.addresses) continue;
+    if (i >= ahead && versions[i - ahead].row >= home.first && versions[i - ahead].row < home.end) {
+      home.addresses->prefetch(versions[i - ahead].row - home.first);
+    }
+    if (const auto found = home.addresses->find(version.address)) {
+      version.address = *found;
+    } else {
+      of_homes[version.home].rows.push_back(version.address);
+      of_homes[version.home].versions.push_back(i);
+    }
+  }
+  for (std::size_t number = 0; number < of_homes.size(); ++number) {
+    const New& added = of_homes[number];
+    if (added.rows.empty()) continue;
+    std::uint64_t address = table.homes[number].addresses->add(added.rows, mutex_);
+    for (const std::size_t i : added.versions) versions[i].address = address++;
+    const std::lock_guard lock(mutex_);
+    counters_.placed_rows += added.rows.size();
+    counters_.placed_bytes += added.rows.size() * table.layout.image_bytes();
+  }
+  std::ranges::sort(versions, {}, [](const Version& version) { return std::pair(version.home, version.address); });
+}
+
+// What lies beside the versions in the blocks that are written. Behind its last address a home has nothing.
+void LogStore::read_homes(Table& table, const SectorRuns& runs) {
+  std::vector<BlockRead> reads;
+  std::uint64_t bytes = 0;
+  for (auto home = table.homes.begin(); const BlockRead& read : runs.reads()) {
+    while (home->file.get() != read.file) ++home;
+    const std::uint64_t end = table.layout.bytes_for(home->end_of_images);
+    if (home->addresses && read.offset >= end) {
+      std::memset(read.dst, 0, read.bytes);
+      continue;
+    }
+    reads.push_back(read);
+    bytes += read.bytes;
+  }
+  queue_.read_many(reads);
+  const std::lock_guard lock(mutex_);
+  counters_.home_bytes_read += bytes;
+  counters_.home_read_requests += reads.size();
+}
+
+// Writes as many of the versions, from the first on, as may be written at once. By whole blocks of the file system: single
+// sectors in holes cost it six times the CPU, and the medium rewrites a block either way. A block between two that are
+// written is written back as it was read.
+LogStore::Written LogStore::write_home(Table& table, std::span<const Version> versions, const std::byte* version_images,
+                                       const SectorBuffer& buffer, const PartSize& most) {
+  const RowLayout& layout = table.layout;
+  // No other row is in what is written: it need not be read.
+  const bool alone = layout.unit_rows() == 1 && layout.unit_bytes() % unit_bytes_ == 0;
+  RunShape shape{.unit_bytes = unit_bytes_, .most_bytes = most.bytes, .most_writes = most.requests};
+  if (!alone) {
+    shape.read_gap_bytes = read_gap_bytes;
+    shape.write_gap_bytes = write_gap_bytes;
+    shape.unit_bytes = format::block_bytes;
+  }
+  SectorRuns runs(buffer, shape);
+  std::vector<std::byte*> images;
+  std::vector<std::uint64_t> numbers;
+  std::pair<std::uint32_t, std::uint64_t> changed{0, 0};  // of a home, the sectors up to there are counted
+  std::uint64_t changed_sectors = 0;
+  for (const Version& version : versions) {
+    Home& home = table.homes[version.home];
+    const std::uint64_t offset = layout.offset_of(version.address);
+    std::byte* image = runs.place(*home.file, offset, layout.image_bytes());
+    if (image == nullptr) break;
+    home.is_merging = true;
+    images.push_back(image);
+    if (home_bits_) numbers.push_back(home.number_of(version.row));
+    if (changed.first != version.home) changed = {version.home, 0};
+    const std::uint64_t end = (offset + layout.image_bytes() - 1) / format::sector_bytes + 1;
+    changed_sectors += end - std::max(changed.second, offset / format::sector_bytes);
+    changed.second = end;
+  }
+  note_home(numbers);
+  if (!alone) read_homes(table, runs);
+  for (std::size_t i = 0; i < images.size(); ++i) {
+    if (alone) std::memset(images[i], 0, layout.unit_bytes());
+    std::memcpy(images[i], version_images + versions[i].image, layout.image_bytes());
+  }
+  queue_.write_many(runs.writes());
+  for (const Version& version : versions.first(images.size())) {
+    std::uint64_t& end = table.homes[version.home].end_of_images;
+    end = std::max(end, version.address + 1);
+  }
+  const std::lock_guard lock(mutex_);
+  counters_.home_bytes_written += runs.written_bytes();
+  counters_.home_write_requests += runs.writes().size();
+  counters_.home_sectors_changed += changed_sectors;
+  return {images.size(), runs.writes().size()};
+}
+
+// Rows that are going to be written home, by their numbers.
+void LogStore::note_home(std::span<const std::uint64_t> numbers) {
+  if (!home_bits_) return;
+  const std::lock_guard lock(mutex_);
+  for (const std::uint64_t number : numbers) home_bits_->add(number);
 }
 
 }  // namespace holdfast

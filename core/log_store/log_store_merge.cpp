@@ -1,6 +1,5 @@
-// The log store's way home that a merge takes: table by table, and a large table a range of rows at a time. The index
-// says which rows have their newest version in the records that are merged, and where; those are read by the order of
-// the log and written by the order of home.
+// The log store's way home that a merge takes: table by table, and a large table a range of rows at a time. Versions are
+// read by the order of the log and written by the order of home.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -15,9 +14,6 @@
 
 namespace holdfast {
 
-using format::RowLogSection;
-using log_record::sections_of;
-
 namespace {
 
 // A part of a merge: so much is read, then written. Beside training a thread waits for its turn after each of the two,
@@ -31,10 +27,6 @@ constexpr std::size_t least_requests = 16;
 constexpr std::size_t most_writes = 8 * BlockQueue::depth;
 constexpr std::size_t most_reads = 64 * BlockQueue::depth;
 constexpr int rests_per_part = 3;
-// A device reads what is between two blocks while it would turn to another request, which also takes a microsecond of
-// CPU. What is written wears it out: there one block goes with its neighbours, no more.
-constexpr std::size_t read_gap_bytes = 2 * format::block_bytes;
-constexpr std::size_t write_gap_bytes = format::block_bytes;
 // A merge begins and ends with rests. Before the first look, rows come again that it need not write; they are the first
 // share of its progress. At the end, the last steps that it met come to stand, as a rule.
 constexpr std::chrono::milliseconds long_rest{200};
@@ -312,339 +304,10 @@ LogStore::Records LogStore::records_between(std::optional<std::uint64_t> after_s
   return found;
 }
 
-bool LogStore::lies_in(const Stretch& stretch, std::uint64_t location) const {
-  const std::uint64_t distance =
-      location >= stretch.begin ? location - stretch.begin : location + log_.ring_bytes() - stretch.begin;
-  return distance < stretch.bytes;
-}
-
-// Shares are of neighbours at home, so that what is written at once lies close; those that have no address yet are
-// shared out by number.
-std::uint64_t LogStore::share_of(const Table& table, std::uint64_t row, std::uint64_t num_shares) const {
-  const Home& home = table.homes[table.home_of(row)];
-  std::uint64_t number = row - home.first;
-  if (home.addresses) {
-    const auto address = home.addresses->find(number);
-    if (address && *address < home.addresses_when_begun) {
-      const auto rows_per_address =
-          static_cast<double>(home.end - home.first) / static_cast<double>(home.addresses_when_begun);
-      number = static_cast<std::uint64_t>(static_cast<double>(*address) * rows_per_address);
-    }
-  }
-  const std::uint64_t of_table = home.first_number - table.homes.front().first_number + number;
-  return std::min(of_table * num_shares / table.what.owned_rows(), num_shares - 1);
-}
-
-// The index's rows of the share. Those whose newest version is in a record that is merged are chosen; where a later one
-// stands there is nothing to do; of the others, `undecided`, the index does not say whether one that is merged has them.
-void LogStore::choose(std::uint32_t number, const Share& share, const Stretch& merged, const Stretch& standing,
-                      std::vector<Located>& chosen, std::vector<Located>& undecided, const Between& between) {
-  Table& table = tables_[number];
-  const std::size_t decided_before = undecided.size();
-  std::size_t num_slots = 0;
-  for (std::size_t slot = 0;;) {
-    between();
-    const std::lock_guard lock(mutex_);
-    if (table.index.is_growing() || (slot != 0 && table.index.num_slots() != num_slots)) {
-      table.index.grow_on(merge_slots_);
-      slot = 0;  // entries lie elsewhere: from the start
-      chosen.clear();
-      undecided.resize(decided_before);
-      if (table.index.is_growing()) continue;
-    }
-    num_slots = table.index.num_slots();
-    if (slot == num_slots) return;
-    slot = table.index.visit(slot, merge_slots_, [&](std::uint64_t row, std::uint64_t location) {
-      if (share.of != 1 && share_of(table, row, share.of) != share.number) return;
-      if (lies_in(merged, location)) {
-        chosen.push_back({row, location});
-      } else if (!lies_in(standing, location)) {
-        undecided.push_back({row, location});
-      }
-    });
-  }
-}
-
-// Of one table's versions those that are in memory; `others` get the rest. What was appended last when it was copied is the
-// chosen version if that is what was appended last afterwards.
-void LogStore::copy_images(std::uint32_t number, std::span<const Located> chosen, Versions& versions,
-                           std::vector<Located>& others) {
-  const Table& table = tables_[number];
-  const RowLayout& layout = table.layout;
-  std::vector<std::uint64_t> rows;
-  for (const Located& version : chosen) rows.push_back(version.row);
-  std::vector<bool> has;
-  std::byte* const first = versions.images.data() + versions.rows.size() * layout.image_bytes();
-  {
-    const std::lock_guard turn(memory_mutex_);
-    if (copy_from_memory_) has = copy_from_memory_(number, rows, first, layout.image_bytes());
-  }
-  if (has.empty()) {
-    others.insert(others.end(), chosen.begin(), chosen.end());
-    return;
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    for (std::size_t i = 0; i < chosen.size(); ++i) {
-      prefetch_ahead(table.index, rows.data(), i, rows.size());
-      if (has[i]) has[i] = table.index.find(rows[i]) == chosen[i].location;
-    }
-  }
-  std::byte* next = first;
-  for (std::size_t i = 0; i < chosen.size(); ++i) {
-    if (!has[i]) {
-      others.push_back(chosen[i]);
-      continue;
-    }
-    const std::byte* values = first + i * layout.image_bytes();
-    if (next != values) std::memmove(next, values, layout.image_bytes());
-    tag_image(layout, number, rows[i], next);
-    versions.rows.push_back({rows[i], static_cast<std::uint64_t>(next - versions.images.data())});
-    next += layout.image_bytes();
-  }
-}
-
-void LogStore::merge_from_memory(CopyFromMemory copy) {
-  const std::lock_guard turn(memory_mutex_);
-  copy_from_memory_ = std::move(copy);
-}
-
-// Of one table's versions, by the order of the log, as many images as may be read at once, from the first one on;
-// `versions` has room for them. Returns how many requests that took.
-std::size_t LogStore::read_images(std::uint32_t number, std::span<const Located> chosen, const SectorBuffer& buffer,
-                                  const PartSize& most, Versions& versions) {
-  const Table& table = tables_[number];
-  const std::size_t image_bytes = table.layout.image_bytes();
-  SectorRuns runs(buffer, {.read_gap_bytes = read_gap_bytes,
-                           .write_gap_bytes = read_gap_bytes,
-                           .unit_bytes = unit_bytes_,
-                           .most_bytes = most.bytes,
-                           .most_writes = most.requests});
-  std::vector<const std::byte*> images;
-  for (const Located& version : chosen) {
-    const std::byte* image = runs.place(log_.file(), offset_of_location(version.location), image_bytes);
-    if (image == nullptr) break;
-    images.push_back(image);
-  }
-  queue_.read_many(runs.reads());
-  note_log_reads(runs.reads().size(), runs.read_bytes());
-  for (std::size_t i = 0; i < images.size(); ++i) {
-    const auto [row, location] = chosen[i];
-    if (check_image(table.layout, number, row, images[i]) != ImageState::whole) {
-      throw Error(ErrorKind::corrupted, damaged(log_.file().place(offset_of_location(location)), number, row));
-    }
-    const std::size_t at = versions.rows.size() * image_bytes;
-    std::memcpy(versions.images.data() + at, images[i], image_bytes);
-    versions.rows.push_back({row, at});
-  }
-  return runs.reads().size();
-}
-
-// By table, those of the newest record first. The row numbers are checked here, and read again when they are wanted.
-std::vector<std::vector<LogStore::Part>> LogStore::parts_of(const Records& records, const Between& between) {
-  std::vector<std::vector<Part>> parts(tables_.size());
-  std::uint64_t bytes = 0;
-  for (auto record = records.records.rbegin(); record != records.records.rend(); ++record) {
-    between();
-    const SpareBuffers::Borrowed data = read_rows(*record);
-    for (const RowLogSection& section : sections_of(data.data())) {
-      parts[section.table].push_back({record->link.position, section});
-    }
-    bytes += record->images_offset;
-  }
-  note_log_reads(records.records.size(), bytes);
-  return parts;
-}
-
-// Where the parts, the newest one first, have these rows; those that are in none of them have no place in the list.
-std::vector<LogStore::Located> LogStore::newest_of(std::span<const Part> parts, std::span<const Located> wanted,
-                                                   const Between& between) {
-  RowIndex missing;
-  for (const Located& version : wanted) missing.insert(version.row, 0);
-  std::vector<Located> found;
-  for (std::size_t done = 0; done < parts.size() && missing.size() != 0;) {
-    between();
-    const auto some = some_parts(parts.subspan(done));
-    done += some.size();
-    std::vector<const std::uint64_t*> numbers;
-    const auto data = read_row_numbers(some, numbers);
-    for (std::size_t part = 0; part < some.size(); ++part) {
-      const std::uint64_t num_rows = some[part].section.num_rows;
-      Locations locations = locations_of(some[part].position, some[part].section);
-      for (std::uint64_t i = 0; i < num_rows; ++i) {
-        prefetch_ahead(missing, numbers[part], i, num_rows);
-        const std::uint64_t row = numbers[part][i];
-        const std::uint64_t location = locations.next();
-        if (!missing.find(row)) continue;
-        missing.erase_if_equal(row, 0);
-        found.push_back({row, location});
-      }
-    }
-  }
-  return found;
-}
-
-// As many as there is room for at once; at least one.
-std::span<const LogStore::Part> LogStore::some_parts(std::span<const Part> parts) const {
-  std::size_t bytes = 0;
-  std::size_t count = 0;
-  for (const Part& part : parts) {
-    bytes += part.section.num_rows * sizeof(std::uint64_t);
-    if (bytes > std::min(buffer_bytes, merge_bytes_) && count != 0) break;
-    ++count;
-  }
-  return parts.first(count);
-}
-
-// The parts' row numbers, which live as long as what is returned.
-SpareBuffers::Borrowed LogStore::read_row_numbers(std::span<const Part> parts,
-                                                  std::vector<const std::uint64_t*>& numbers) {
-  const auto extent_of = [unit = unit_bytes_](const RowLogSection& section) {
-    const std::uint64_t begin = section.rows_offset / unit * unit;
-    const std::uint64_t end = section.rows_offset + section.num_rows * sizeof(std::uint64_t);
-    return std::pair(begin, format::align_up(end, unit) - begin);
-  };
-  std::size_t bytes = 0;
-  for (const Part& part : parts) bytes += extent_of(part.section).second;
-  SpareBuffers::Borrowed data = spare_.borrow(bytes);
-  std::vector<BlockRead> reads;
-  std::byte* next = data.data();
-  for (const Part& part : parts) {
-    const auto [begin, extent_bytes] = extent_of(part.section);
-    reads.push_back({&log_.file(), log_.offset_of(part.position) + begin, extent_bytes, next});
-    numbers.push_back(reinterpret_cast<const std::uint64_t*>(next + (part.section.rows_offset - begin)));
-    next += extent_bytes;
-  }
-  queue_.read_many(reads);
-  note_log_reads(reads.size(), bytes);
-  return data;
-}
-
 void LogStore::wait_for_fetches() {
   std::unique_lock lock(mutex_);
   const std::uint64_t begun = num_fetches_;
   fetch_done_.wait(lock, [&] { return fetches_.empty() || fetches_.begin()->first > begun; });
-}
-
-// Where a merge has written.
-void LogStore::sync_merged(Table& table) {
-  latching([&] {
-    for (Home& home : table.homes) {
-      if (std::exchange(home.is_merging, false)) home.file->sync();
-    }
-  });
-}
-
-// Says where at home the versions go, and sorts them by it. Rows without an address get one, those of which the log was
-// told last first: rows that are wanted often, as a rule, which so come to lie together. Nobody else gives addresses, so
-// that they are looked for while others look, too.
-void LogStore::settle_addresses(Table& table, std::vector<Version>& versions) {
-  constexpr std::size_t ahead = 16;
-  struct New {
-    std::vector<std::uint64_t> rows;
-    std::vector<std::size_t> versions;
-  };
-  std::vector<New> of_homes(table.homes.size());
-  for (std::size_t i = versions.size(); i-- > 0;) {
-    Version& version = versions[i];
-    version.home = static_cast<std::uint32_t>(table.home_of(version.row));
-    const Home& home = table.homes[version.home];
-    version.address = version.row - home.first;
-    if (!home.addresses) continue;
-    if (i >= ahead && versions[i - ahead].row >= home.first && versions[i - ahead].row < home.end) {
-      home.addresses->prefetch(versions[i - ahead].row - home.first);
-    }
-    if (const auto found = home.addresses->find(version.address)) {
-      version.address = *found;
-    } else {
-      of_homes[version.home].rows.push_back(version.address);
-      of_homes[version.home].versions.push_back(i);
-    }
-  }
-  for (std::size_t number = 0; number < of_homes.size(); ++number) {
-    const New& added = of_homes[number];
-    if (added.rows.empty()) continue;
-    std::uint64_t address = table.homes[number].addresses->add(added.rows, mutex_);
-    for (const std::size_t i : added.versions) versions[i].address = address++;
-  }
-  std::ranges::sort(versions, {}, [](const Version& version) { return std::pair(version.home, version.address); });
-}
-
-// What lies beside the versions in the blocks that are written. Behind its last address a home has nothing.
-void LogStore::read_homes(Table& table, const SectorRuns& runs) {
-  std::vector<BlockRead> reads;
-  std::uint64_t bytes = 0;
-  for (auto home = table.homes.begin(); const BlockRead& read : runs.reads()) {
-    while (home->file.get() != read.file) ++home;
-    const std::uint64_t end = table.layout.bytes_for(home->end_of_images);
-    if (home->addresses && read.offset >= end) {
-      std::memset(read.dst, 0, read.bytes);
-      continue;
-    }
-    reads.push_back(read);
-    bytes += read.bytes;
-  }
-  queue_.read_many(reads);
-  const std::lock_guard lock(mutex_);
-  counters_.home_bytes_read += bytes;
-  counters_.home_read_requests += reads.size();
-}
-
-// Writes as many of the versions, from the first on, as may be written at once. By whole blocks of the file system: single
-// sectors in holes cost it six times the CPU, and the medium rewrites a block either way. A block between two that are
-// written is written back as it was read.
-LogStore::Written LogStore::write_home(Table& table, std::span<const Version> versions, const std::byte* version_images,
-                                       const SectorBuffer& buffer, const PartSize& most) {
-  const RowLayout& layout = table.layout;
-  // No other row is in what is written: it need not be read.
-  const bool alone = layout.unit_rows() == 1 && layout.unit_bytes() % unit_bytes_ == 0;
-  RunShape shape{.unit_bytes = unit_bytes_, .most_bytes = most.bytes, .most_writes = most.requests};
-  if (!alone) {
-    shape.read_gap_bytes = read_gap_bytes;
-    shape.write_gap_bytes = write_gap_bytes;
-    shape.unit_bytes = format::block_bytes;
-  }
-  SectorRuns runs(buffer, shape);
-  std::vector<std::byte*> images;
-  std::vector<std::uint64_t> numbers;
-  std::pair<std::uint32_t, std::uint64_t> changed{0, 0};  // of a home, the sectors up to there are counted
-  std::uint64_t changed_sectors = 0;
-  for (const Version& version : versions) {
-    Home& home = table.homes[version.home];
-    const std::uint64_t offset = layout.offset_of(version.address);
-    std::byte* image = runs.place(*home.file, offset, layout.image_bytes());
-    if (image == nullptr) break;
-    home.is_merging = true;
-    images.push_back(image);
-    if (home_bits_) numbers.push_back(home.number_of(version.row));
-    if (changed.first != version.home) changed = {version.home, 0};
-    const std::uint64_t end = (offset + layout.image_bytes() - 1) / format::sector_bytes + 1;
-    changed_sectors += end - std::max(changed.second, offset / format::sector_bytes);
-    changed.second = end;
-  }
-  note_home(numbers);
-  if (!alone) read_homes(table, runs);
-  for (std::size_t i = 0; i < images.size(); ++i) {
-    if (alone) std::memset(images[i], 0, layout.unit_bytes());
-    std::memcpy(images[i], version_images + versions[i].image, layout.image_bytes());
-  }
-  queue_.write_many(runs.writes());
-  for (const Version& version : versions.first(images.size())) {
-    std::uint64_t& end = table.homes[version.home].end_of_images;
-    end = std::max(end, version.address + 1);
-  }
-  const std::lock_guard lock(mutex_);
-  counters_.home_bytes_written += runs.written_bytes();
-  counters_.home_write_requests += runs.writes().size();
-  counters_.home_sectors_changed += changed_sectors;
-  return {images.size(), runs.writes().size()};
-}
-
-// Rows that are going to be written home, by their numbers.
-void LogStore::note_home(std::span<const std::uint64_t> numbers) {
-  if (!home_bits_) return;
-  const std::lock_guard lock(mutex_);
-  for (const std::uint64_t number : numbers) home_bits_->add(number);
 }
 
 void LogStore::note_log_reads(std::uint64_t requests, std::uint64_t bytes) {
@@ -657,16 +320,12 @@ void LogStore::note_log_reads(std::uint64_t requests, std::uint64_t bytes) {
 void LogStore::give_up(const Records& records) {
   const auto is_home = [&](std::uint64_t location) { return lies_in(records.stretch, location); };
   for (Table& table : tables_) {
-    std::size_t num_slots = 0;
-    for (std::size_t slot = 0; slot == 0 || slot != num_slots;) {
-      const std::lock_guard lock(mutex_);
-      ++index_version_;
-      if (table.index.is_growing() || table.index.num_slots() != num_slots) slot = 0;
-      table.index.grow_on(merge_slots_);
-      if (table.index.is_growing()) continue;
-      num_slots = table.index.num_slots();
-      slot = table.index.erase_if(slot, merge_slots_, is_home);
-    }
+    visit_index(
+        table, [] {}, [] {},
+        [&](std::size_t slot) {
+          ++index_version_;
+          return table.index.erase_if(slot, merge_slots_, is_home);
+        });
   }
   log_.forget(records.records.size());
 }

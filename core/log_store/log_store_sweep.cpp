@@ -123,16 +123,15 @@ std::vector<LogStore::LoggedRow> LogStore::rows_in_log_behind(
   std::vector<LoggedRow> rows;
   for (std::uint32_t t = 0; t < tables_.size(); ++t) {
     if (!is_wanted(t)) continue;
-    for (std::size_t slot = 0;;) {
-      const std::lock_guard lock(mutex_);
-      RowIndex& index = tables_[t].index;
-      index.grow_on(merge_slots_);  // before its entries are visited: while it grows they may be twice
-      if (index.is_growing()) continue;
-      if (slot >= index.num_slots()) break;
-      slot = index.visit(slot, merge_slots_, [&](std::uint64_t row, std::uint64_t location) {
-        if (lies_in(stretch, location)) rows.push_back({location, row, t});
-      });
-    }
+    Table& table = tables_[t];
+    const std::size_t of_others = rows.size();
+    visit_index(
+        table, [&] { rows.resize(of_others); }, [] {},
+        [&](std::size_t slot) {
+          return table.index.visit(slot, merge_slots_, [&](std::uint64_t row, std::uint64_t location) {
+            if (lies_in(stretch, location)) rows.push_back({location, row, t});
+          });
+        });
   }
   std::ranges::sort(rows, {}, &LoggedRow::location);
   return rows;

@@ -15,6 +15,11 @@
 
 namespace holdfast {
 
+// A device reads what is between two blocks while it would turn to another request, which also takes a microsecond of
+// CPU. What is written wears it out: there one block goes with its neighbours, no more.
+inline constexpr std::size_t read_gap_bytes = 2 * format::block_bytes;
+inline constexpr std::size_t write_gap_bytes = format::block_bytes;
+
 // How runs are made. unit_bytes: what is read and written as a whole. read_gap_bytes: two units so far apart are read
 // with what is between them; write_gap_bytes, not more than that: and so they are written back. most_bytes, most_writes:
 // further units find no room.

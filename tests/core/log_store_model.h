@@ -176,6 +176,12 @@ struct OwnedRows {
   std::vector<float> state;
 };
 
+inline std::vector<std::uint64_t> rows_from(std::uint64_t first, std::uint64_t count) {
+  std::vector<std::uint64_t> rows(count);
+  std::iota(rows.begin(), rows.end(), first);
+  return rows;
+}
+
 inline std::vector<TableRows> views(std::vector<OwnedRows>& owned) {
   std::vector<TableRows> views;
   for (OwnedRows& rows : owned) views.push_back(rows.view());
@@ -217,11 +223,7 @@ inline std::vector<std::uint64_t> random_rows(std::uint64_t num_rows, std::size_
   return {rows.begin(), rows.end()};
 }
 
-inline std::vector<std::uint64_t> every_row_of(const RowTable& table) {
-  std::vector<std::uint64_t> rows(table.num_rows);
-  std::iota(rows.begin(), rows.end(), 0);
-  return rows;
-}
+inline std::vector<std::uint64_t> every_row_of(const RowTable& table) { return rows_from(0, table.num_rows); }
 
 // Random new values for random rows of some of the tables, and mostly for their first rows too: these are hot.
 inline std::vector<OwnedRows> random_update(const std::vector<RowTable>& tables, std::size_t most,
