@@ -22,7 +22,7 @@ namespace holdfast {
 struct KeyPolicy {
   std::uint64_t ttl_steps = 0;  // a key that no step updated for more than so many steps is left behind; 0: never
   std::uint64_t max_keys = 0;  // with more than so many, those go that were updated longest ago; 0: no limit
-  std::uint32_t admit_after = 0;  // the first that trains is a key's so-manieth step; until then it counts, and no more
+  std::uint32_t admit_after = 0;  // the number of a key's first step that trains it; until then it counts, and no more
 
   bool leaves_keys() const { return ttl_steps != 0 || max_keys != 0; }
 };

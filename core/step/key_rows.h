@@ -75,7 +75,7 @@ void hold_back_keys(const RowTable& table, const WorkingRows& old, const SlotRow
                     std::size_t end, const RowOf& row_of) {
   const std::size_t state_floats = table.spec.state_floats;
   for (std::size_t u = begin; u < end; ++u) {
-    // Its step is this key's so-manieth.
+    // The steps that brought the key, this one among them.
     if (key_record(table, old, u).updates + 1 >= table.key_policy.admit_after) continue;
     const std::size_t row = row_of(u);
     std::memcpy(fresh.weights + row * table.weight_bytes(), old.weights + u * table.weight_bytes(),

@@ -35,7 +35,7 @@ class EmbeddingBagConfig:
         step at a time, never those of the newest one. Which are is a function of the committed steps. What is left
         behind reads as its initial value and begins anew if it comes again; its row is another key's some time later,
         at 32 steps at the earliest, so capacity has to be the larger by what comes in so many steps, and by an eighth.
-        admit_after: the step that brings a key for the so-manieth time is the first that trains it; until then it
+        admit_after: the step that brings a key for the `admit_after`-th time is the first that trains it; until then it
         counts, and reads as its initial value.
     weight_init_min, weight_init_max: rows start uniform in [min, max); default ±1/sqrt(num_embeddings), as TorchRec's
         (with keys: of the capacity). The initial value of a row is a function of (pool seed, table, row), with keys of
