@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from holdfast import _core
-from holdfast.data.source import DEFAULT_CAPACITY
+from holdfast.data.source import DEFAULT_CAPACITY, Feature
 from holdfast.errors import ConfigError
 
 DTYPES = ("fp32", "fp16", "bf16")
@@ -208,7 +208,7 @@ def check_same(there: _core.TableSpec, wanted: _core.TableSpec, optimizers: Sequ
             )
 
 
-def refuse_keys(tables: Iterable[EmbeddingBagConfig | _core.TableSpec], where: str) -> None:
+def refuse_keys(tables: Iterable[EmbeddingBagConfig | _core.TableSpec | Feature], where: str) -> None:
     """Raises ConfigError for a table with keys; where: what cannot have one yet."""
     for table in tables:
         if table.keys:
