@@ -96,8 +96,8 @@ class Loader(Generic[Item]):
     1). part: (i, n): of every batch the i-th of n even parts, in order of samples, as one of n trainers takes it;
     number and first_sample stay those of the batch. lanes: of the stream; where the number of parts divides it, each
     part decodes its share of the data. Another number is another order, so it is for good. The window is divided among
-    the lanes, and each lane of a part holds two blocks at least. in_order: ``transform`` runs for one batch at a time, in
-    their order, however many workers there are. Raises ConfigError that names the argument.
+    the lanes, and each lane of a part holds two blocks at least. in_order: ``transform`` runs for one batch at a time,
+    in their order, however many workers there are. Raises ConfigError that names the argument.
     """
 
     @overload

@@ -112,7 +112,7 @@ class EmbeddingBagCollection(nn.Module):
 
     @property
     def has_keys(self) -> bool:
-        """Whether ids of some table are keys: then new ones get their rows in the order in which batches are planned."""
+        """Whether ids of some table are keys: new ones get their rows in the order in which batches are planned."""
         return any(table.keys is not None for table in self._tables)
 
     @property
