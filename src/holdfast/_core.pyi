@@ -10,9 +10,9 @@ class TableSpec:
     One table as the pool keeps it; dtype, optimizer and pooling by number.
     """
 
-    def __init__(self, *, name: str, num_embeddings: int, embedding_dim: int, dtype: int, optimizer: int, pooling: int, init_low: float, init_high: float, first_shard: int = 0, table_shards: int = 0) -> None:
+    def __init__(self, *, name: str, num_embeddings: int, embedding_dim: int, dtype: int, optimizer: int, pooling: int, init_low: float, init_high: float, first_shard: int = 0, table_shards: int = 0, keys: int = 0, ttl_steps: int = 0, max_keys: int = 0, admit_after: int = 0) -> None:
         """
-        table_shards: 0 in a pool without shards, 1 for a whole table in first_shard, else all of the pool's.
+        table_shards: 0 in a pool without shards, 1 for a whole table in first_shard, else all of the pool's. keys: 0 where ids are row numbers, 1 where they are keys of 64 bits.
         """
 
     @property
@@ -44,6 +44,18 @@ class TableSpec:
 
     @property
     def table_shards(self) -> int: ...
+
+    @property
+    def keys(self) -> int: ...
+
+    @property
+    def ttl_steps(self) -> int: ...
+
+    @property
+    def max_keys(self) -> int: ...
+
+    @property
+    def admit_after(self) -> int: ...
 
 class Plan:
     """A batch's unique rows per table and where they occur."""
@@ -77,9 +89,9 @@ class Collection:
     @property
     def output_width(self) -> int: ...
 
-    def plan(self, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray, dict(shape=(None,), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, block_of: Sequence[int], num_blocks: int, parallel: bool) -> Plan:
+    def plan(self, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray, dict(shape=(None,), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, block_of: Sequence[int], num_blocks: int, parallel: bool, evaluates: bool = False) -> Plan:
         """
-        Plans a batch; ids int64, offsets int32 or int64 [num_blocks * batch_size + 1]. Raises IdError.
+        Plans a batch; ids int64, offsets int32 or int64 [num_blocks * batch_size + 1]. evaluates: it is only looked up, so new keys get no rows. Raises IdError, PoolFull.
         """
 
     def plan_routed(self, counts: Annotated[NDArray[numpy.int64], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], messages: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], parallel: bool) -> Plan:

@@ -139,10 +139,10 @@ def _rows_of(table: Any, bad: Callable[[str, object, str], ConfigError]) -> tupl
 
 def _policy_of(
     table: Any, keys: str | None, num_rows: int, bad: Callable[[str, object, str], ConfigError]
-) -> dict[str, int | None]:
+) -> dict[str, Any]:
     """Which keys keep their rows."""
     most = {"ttl_steps": 1 << 31, "max_keys": num_rows, "admit_after": 1 << 31}
-    policy = {}
+    policy: dict[str, Any] = {}
     for name, largest in most.items():
         value = policy[name] = getattr(table, name, None)
         if value is None:
