@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import Any
 
 _DENSE_INTERVALS = {"committed": 1, "relaxed_10": 10, "relaxed_100": 100, "checksummed": 1}
-_NEW_KEYS = {"keyed": 0.0, "keyed_new": 0.1}  # share of a batch's ids
+_KEYED = {  # new_share, ttl_steps
+    "keyed": (0.0, None),
+    "keyed_new": (0.1, None),
+    "keyed_ttl": (0.1, 20),
+}
 _LOGS = {"bare": None, "redo_sync": "redo", "undo_sync": "undo"}
 _OTHER_MODES = ("opened", "memory", "recovery_fill", "recovery_open")
 _LIBRARY = Path(__file__).parents[2] / "build/bench/libbare.so"
@@ -24,7 +28,7 @@ _LIBRARY = Path(__file__).parents[2] / "build/bench/libbare.so"
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m ours", description=__doc__)
     parser.add_argument("--shape", default="kaggle", choices=["kaggle", "rm1", "rm3"])
-    parser.add_argument("--mode", default="committed", choices=[*_DENSE_INTERVALS, *_NEW_KEYS, *_LOGS, *_OTHER_MODES])
+    parser.add_argument("--mode", default="committed", choices=[*_DENSE_INTERVALS, *_KEYED, *_LOGS, *_OTHER_MODES])
     parser.add_argument("--optimizer", default="rowwise_adagrad", choices=["rowwise_adagrad", "sgd"])
     parser.add_argument("--bf16", action="store_true", help="bf16 autocast around the model; tables stay fp32")
     parser.add_argument("--medium", type=Path, default=Path("/dev/shm"), help="where the pool is made (recovery: is)")
@@ -60,9 +64,9 @@ def _measure_steps(arguments: argparse.Namespace, directory: Path) -> dict[str, 
             dense_bytes=64 << 20,
             log=_LOGS[arguments.mode],
         )
-    elif arguments.mode in _NEW_KEYS:
-        new_share = _NEW_KEYS[arguments.mode]
-        system = Keyed(shape, arguments.optimizer, directory, batches, new_share=new_share)
+    elif arguments.mode in _KEYED:
+        new_share, ttl_steps = _KEYED[arguments.mode]
+        system = Keyed(shape, arguments.optimizer, directory, batches, new_share=new_share, ttl_steps=ttl_steps)
     else:
         system = Holdfast(
             shape,

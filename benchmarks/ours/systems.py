@@ -200,16 +200,17 @@ class Holdfast(System):
 
 class Keyed(Holdfast):
     """The same rows under keys all over the 64 bits, each where its number would have it. new_share: of a batch's ids,
-    that no batch had before."""
+    that no batch had before. ttl_steps: keys that no step updated for longer are left behind."""
 
     _SCATTER = -0x61C8864680B583EB
 
-    def __init__(self, *arguments: Any, new_share: float, **options: Any) -> None:
+    def __init__(self, *arguments: Any, new_share: float, ttl_steps: int | None = None, **options: Any) -> None:
         self._new_share = new_share
+        self._ttl_steps = ttl_steps
         super().__init__(*arguments, **options)
 
     def table_size(self, shape: Shape) -> dict[str, Any]:
-        return {"num_embeddings": None, "capacity": 16 * shape.num_embeddings}
+        return {"num_embeddings": None, "capacity": 16 * shape.num_embeddings, "ttl_steps": self._ttl_steps}
 
     def ids(self, shape: Shape, batch: Batch, number: int) -> Tensor:
         keys = batch.ids.clone()

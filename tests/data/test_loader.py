@@ -213,6 +213,23 @@ def test_with_one_worker_the_transform_sees_batches_in_order(numbered):
     assert seen == list(range(1, len(seen) + 1))
 
 
+def test_in_order_the_transform_sees_one_batch_at_a_time_whatever_the_workers(numbered):
+    seen, at_once = [], []
+
+    def transform(batch):
+        at_once.append(batch.number)
+        assert at_once == [batch.number], "another batch is in the transform"
+        seen.append(batch.number)
+        at_once.pop()
+
+    with Loader(
+        numbered([7, 3, 5]), batch_size=4, seed=1, workers=4, prefetch=6, transform=transform, in_order=True
+    ) as loader:
+        for _ in range(40):
+            next(loader)
+    assert seen == list(range(1, len(seen) + 1))
+
+
 def test_error_in_a_worker_surfaces_as_it_is_after_the_batches_before_it(numbered):
     source = numbered([10] * 30, bad_blocks=[17, 20])
     with Loader(source, batch_size=10, seed=0, shuffle=False, workers=3, prefetch=6) as loader:

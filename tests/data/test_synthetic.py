@@ -183,6 +183,26 @@ def test_validation_data_shares_the_planted_model():
     assert auc(seen.labels, scores) > 0.7
 
 
+def test_with_drift_items_come_and_go_and_the_youngest_are_the_most_popular():
+    config = SyntheticConfig(num_samples=10, rows=(1000, 50), num_dense=2, drift=0.25)
+    early, late = (SyntheticSource(config).draw(begin, 4000) for begin in (0, 100_000))
+    assert not set(early.ids[0].ravel()) & set(late.ids[0].ravel()), "25,000 items later all are others"
+    assert (np.unique(early.ids[0]) < 0).any(), "keys are of all 64 bits"
+    last_seen = {key: i for i, key in enumerate(early.ids[1][:, 0].tolist())}
+    first_seen = {key: i for i, key in reversed(list(enumerate(early.ids[1][:, 0].tolist())))}
+    assert max(last_seen[key] - first_seen[key] for key in last_seen) <= 50 / 0.25, "an item lives for 50 births"
+    assert len(last_seen) > 900, "a thousand are born"
+    ages = (np.arange(4000) * 0.25).astype(int) + 1000 - early.ranks[0][:, 0]  # an item's number
+    assert len(set(zip(ages.tolist(), early.ids[0][:, 0].tolist(), strict=True))) == len(set(ages.tolist()))
+
+
+def test_drift_is_no_part_of_data_that_do_not_drift():
+    config = SyntheticConfig(num_samples=10, rows=(5,))
+    assert SyntheticSource(config).fingerprint() == SyntheticSource(replace(config, drift=0.0)).fingerprint()
+    assert SyntheticSource(config).fingerprint() != SyntheticSource(replace(config, drift=0.5)).fingerprint()
+    assert [feature.keys for feature in SyntheticSource(replace(config, drift=0.5)).features] == [True]
+
+
 def test_expected_auc_of_certain_and_of_equal_probabilities():
     assert expected_auc(np.array([0.0, 0.0, 1.0, 1.0])) == 1.0
     assert abs(expected_auc(np.full(5000, 0.3)) - 0.5) < 1e-9

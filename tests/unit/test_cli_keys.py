@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from cli_runs import Commands, Result
+from holdfast import _core
+from holdfast.admin.by_key import keyed_rows
 
 CONFIG = """
 [data.parquet]
@@ -101,6 +103,8 @@ def test_evaluation_and_loader_threads_leave_no_trace_in_keys(clicks: Commands) 
     train(clicks, "curious", "train.eval_every=4", "train.workers=3", "train.prefetch=5")
     train(clicks, "logged", "pool.medium='block'", "train.workers=2")
     assert clicks.digest("plain").tables == clicks.digest("curious").tables == clicks.digest("logged").tables
+    rows = [keyed_rows(_core.Reader(str(clicks.root / pool)), 0).rows for pool in ("plain", "curious", "logged")]
+    assert rows[0].tolist() == rows[1].tolist() == rows[2].tolist()
 
 
 def test_a_snapshot_and_what_is_restored_of_it_have_the_keys(clicks: Commands) -> None:
@@ -141,6 +145,11 @@ def test_keys_are_left_behind_by_the_configuration(clicks: Commands) -> None:
     assert found["left_behind"] > 0
     assert found["not_admitted"] > 0
     assert found["live"] + found["left_behind"] == 200
+
+
+def test_a_profile_and_a_plan_refuse_keys(clicks: Commands) -> None:
+    result = clicks("profile", clicks.config, "--out", clicks.root / "profile.json", "--steps", "3")
+    assert (result.code, "has keys, which a profile cannot have yet" in result.err) == (1, True)
 
 
 @pytest.mark.parametrize(

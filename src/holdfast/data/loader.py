@@ -60,6 +60,10 @@ Transformed = TypeVar("Transformed")
 class LooksAhead(Protocol):
     """What is told of batches before they are handed out: see holdfast.rows.look_ahead."""
 
+    @property
+    def in_order(self) -> bool:
+        """Whether `plan` wants the batches one at a time, in their order."""
+
     def plan(self, batch: object) -> Any:
         """By a worker thread, of a batch that was made."""
 
@@ -92,7 +96,8 @@ class Loader(Generic[Item]):
     1). part: (i, n): of every batch the i-th of n even parts, in order of samples, as one of n trainers takes it;
     number and first_sample stay those of the batch. lanes: of the stream; where the number of parts divides it, each
     part decodes its share of the data. Another number is another order, so it is for good. The window is divided among
-    the lanes, and each lane of a part holds two blocks at least. Raises ConfigError that names the argument.
+    the lanes, and each lane of a part holds two blocks at least. in_order: ``transform`` runs for one batch at a time,
+    in their order, however many workers there are. Raises ConfigError that names the argument.
     """
 
     @overload
@@ -109,6 +114,7 @@ class Loader(Generic[Item]):
         part: tuple[int, int] = (0, 1),
         lanes: int = 1,
         transform: None = None,
+        in_order: bool = False,
     ) -> None: ...
 
     @overload
@@ -125,6 +131,7 @@ class Loader(Generic[Item]):
         part: tuple[int, int] = (0, 1),
         lanes: int = 1,
         transform: Callable[[Batch], Transformed],
+        in_order: bool = False,
     ) -> None: ...
 
     def __init__(
@@ -140,6 +147,7 @@ class Loader(Generic[Item]):
         part: tuple[int, int] = (0, 1),
         lanes: int = 1,
         transform: Callable[[Batch], object] | None = None,
+        in_order: bool = False,
     ) -> None:
         for name, value in (("batch_size", batch_size), ("workers", workers), ("prefetch", prefetch)):
             if value < 1:
@@ -156,6 +164,7 @@ class Loader(Generic[Item]):
         self._batch_size = batch_size
         self._seed = seed
         self._workers = workers
+        self._in_order = in_order
         self._prefetch = prefetch
         self._part = part
         self._window_samples = (shuffle_window_samples or default_window_samples(source)) if shuffle else None
@@ -309,7 +318,15 @@ class Loader(Generic[Item]):
 
     def _make_pipeline(self, order: SampleOrder, cut: StreamCut, look: LooksAhead | None) -> Pipeline[tuple[Item, Any]]:
         hand_over = _with_plan(self._hand_over, look)
-        return Pipeline(self._source, order, cut, hand_over, num_workers=self._workers, prefetch=self._prefetch)
+        return Pipeline(
+            self._source,
+            order,
+            cut,
+            hand_over,
+            num_workers=self._workers,
+            prefetch=self._prefetch,
+            in_order=self._in_order or (look is not None and look.in_order),
+        )
 
     def _halt(self) -> None:
         if self._stop_pipeline is not None:

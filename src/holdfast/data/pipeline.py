@@ -8,6 +8,7 @@
 - An exception belongs to the batch that needed the work: earlier batches are handed out first, then it surfaces in the
   consumer.
 - A batch stays until its successor is asked for, so a consumer interrupted while it takes one may ask again.
+- Where it is asked for, the transform runs for one batch at a time, in their order; all else is made beside it.
 - Threads never refer to the loader, so that a forgotten loader can be collected and stops them.
 """
 
@@ -59,6 +60,7 @@ class _Shared(Generic[Item]):
     awaited: dict[int, list[Group]] | None = None  # what the next batch to be claimed needs, by lane
     ready: dict[int, Delivery[Item] | BaseException] = field(default_factory=dict)
     num_claimed: int = 0  # batches that a worker has made or is making
+    num_handed_over: int = 0  # batches whose transform is over; where these run in order
     num_wanted: int = 0  # index of the batch that the consumer holds or waits for
     is_stopped: bool = False
     fatal: BaseException | None = None
@@ -76,7 +78,9 @@ class Pipeline(Generic[Item]):
         *,
         num_workers: int,
         prefetch: int,
+        in_order: bool = False,
     ) -> None:
+        self._in_order = in_order
         self._source = source
         self._keys = [feature.name for feature in source.features]
         self._order = order
@@ -257,9 +261,19 @@ class Pipeline(Generic[Item]):
                 ] or [(no_samples(len(self._keys), self._source.num_dense), slice(0, 0))]
                 number = begin // self._cut.batch_size + 1
                 batch = assemble(self._keys, pieces, number=number, first_sample=begin)
+                self._await_turn(index)
                 result = Delivery(self._hand_over(batch), end)
         except BaseException as error:
             result = error
+        self._await_turn(index)
         with self._shared.condition:
+            self._shared.num_handed_over = index + 1
             self._shared.ready[index] = result
             self._shared.condition.notify_all()
+
+    def _await_turn(self, index: int) -> None:
+        """Waits until the transforms of all batches before this one are over, where they run in order."""
+        shared = self._shared
+        with shared.condition:
+            while self._in_order and shared.num_handed_over < index and not shared.is_stopped:
+                shared.condition.wait()

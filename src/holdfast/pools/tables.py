@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from holdfast import _core
-from holdfast.data.source import DEFAULT_CAPACITY
+from holdfast.data.source import DEFAULT_CAPACITY, Feature
 from holdfast.errors import ConfigError
 
 DTYPES = ("fp32", "fp16", "bf16")
@@ -139,10 +139,10 @@ def _rows_of(table: Any, bad: Callable[[str, object, str], ConfigError]) -> tupl
 
 def _policy_of(
     table: Any, keys: str | None, num_rows: int, bad: Callable[[str, object, str], ConfigError]
-) -> dict[str, int | None]:
+) -> dict[str, Any]:
     """Which keys keep their rows."""
     most = {"ttl_steps": 1 << 31, "max_keys": num_rows, "admit_after": 1 << 31}
-    policy = {}
+    policy: dict[str, Any] = {}
     for name, largest in most.items():
         value = policy[name] = getattr(table, name, None)
         if value is None:
@@ -208,7 +208,7 @@ def check_same(there: _core.TableSpec, wanted: _core.TableSpec, optimizers: Sequ
             )
 
 
-def refuse_keys(tables: Iterable[EmbeddingBagConfig | _core.TableSpec], where: str) -> None:
+def refuse_keys(tables: Iterable[EmbeddingBagConfig | _core.TableSpec | Feature], where: str) -> None:
     """Raises ConfigError for a table with keys; where: what cannot have one yet."""
     for table in tables:
         if table.keys:

@@ -111,6 +111,11 @@ class EmbeddingBagCollection(nn.Module):
         return self._keys
 
     @property
+    def has_keys(self) -> bool:
+        """Whether ids of some table are keys: new ones get their rows in the order in which batches are planned."""
+        return any(table.keys is not None for table in self._tables)
+
+    @property
     def output_width(self) -> int:
         """Columns of the pooled output: the sum of the features' dims."""
         return sum(self._dims)

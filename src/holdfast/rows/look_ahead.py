@@ -52,6 +52,11 @@ class LookAhead:
         self._features = features
         self._announced: list[Planned] = []
 
+    @property
+    def in_order(self) -> bool:
+        """Whether planning gives new keys their rows."""
+        return any(rows.has_keys for rows in self._pool.collections)
+
     def plan(self, batch: object) -> Planned:
         """By any thread. What cannot be planned is left out."""
         collections = [rows for rows in self._pool.collections if rows.looks_forward and rows.takes_hints]

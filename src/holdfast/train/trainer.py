@@ -42,10 +42,15 @@ Item = TypeVar("Item")
 
 
 def make_loader(
-    source: Source, config: TrainConfig, transform: Callable[[Batch], Item], part: tuple[int, int] = (0, 1)
+    source: Source,
+    config: TrainConfig,
+    transform: Callable[[Batch], Item],
+    part: tuple[int, int] = (0, 1),
+    *,
+    in_order: bool = False,
 ) -> Loader[tuple[Batch, Item]]:
-    """The batches that training with `config` sees, in its order, each with what `transform` makes of it. part: of
-    every batch, as Loader takes it."""
+    """The batches that training with `config` sees, in its order, each with what `transform` makes of it. part,
+    in_order: as Loader takes them."""
     return Loader(
         source,
         batch_size=config.batch_size,
@@ -56,6 +61,7 @@ def make_loader(
         part=part,
         lanes=config.lanes,
         transform=transform,
+        in_order=in_order,
     )
 
 
@@ -137,7 +143,9 @@ class Trainer:
         self._part_count = pool.part[1]
         if config.batch_size < self._part_count:
             raise ConfigError(f"train.batch_size = {config.batch_size} is less than the {self._part_count} trainers")
-        self.loader: Loader[_Planned] = make_loader(source, config, lambda batch: _plan(rows, batch), pool.part)
+        self.loader: Loader[_Planned] = make_loader(
+            source, config, lambda batch: _plan(rows, batch), pool.part, in_order=rows.has_keys
+        )
         self.checkpoint = Checkpoint(
             pool,
             model=model,

@@ -34,6 +34,7 @@ from holdfast.data.output import whole_file
 from holdfast.data.source import Feature, Source
 from holdfast.errors import ConfigError, IdError
 from holdfast.files.config import read_json, to_plain
+from holdfast.pools.tables import refuse_keys
 from holdfast.train.options import TrainConfig
 from holdfast.train.trainer import make_loader
 from holdfast_lab.placement.ladder import Rung, check_ladder
@@ -121,6 +122,7 @@ def profile_accesses(
     if not 1 <= num_batches <= _TOUCH_MASK:
         raise ConfigError(f"profile: {num_batches} batches; it must be 1 to {_TOUCH_MASK:,}, say fewer with --steps")
     features = source.features
+    refuse_keys(features, "a profile")
     counters = _counters([feature.num_embeddings for feature in features], memory_bytes)
     words = memory_bytes // 2 // 4 // len(features)
     reuses = [ReuseCounter(feature.num_embeddings, num_batches, words) for feature in features]

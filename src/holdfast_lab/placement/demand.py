@@ -18,7 +18,7 @@ from holdfast.data.block import FixedBags
 from holdfast.data.zipf import ZipfLaw
 from holdfast.errors import ConfigError
 from holdfast.pools.read_only import layout_of
-from holdfast.pools.tables import normalize_all, to_spec
+from holdfast.pools.tables import normalize_all, refuse_keys, to_spec
 from holdfast.run.assembly import make_network
 from holdfast.run.network import ModelConfig
 from holdfast.run.optimizers import OptimizerConfig, TorchOptimizerConfig
@@ -40,6 +40,7 @@ def demand_of(config: RunConfig, source: Source, profile: AccessProfile | None) 
     Raises ConfigError where the profile is of other tables or another batch size, DataError where the first samples
     cannot be read (only without a profile, to see how many ids a sample has).
     """
+    refuse_keys(source.features, "a plan")
     tables = normalize_all(config.embedding.tables(source.features))
     layouts = [layout_of(to_spec(table, config.embedding.spec().kind)) for table in tables]
     accesses_per_batch, ladders, basis = _accesses(config, source, profile)
