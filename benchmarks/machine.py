@@ -7,7 +7,7 @@ import platform
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 _USER, _NICE, _SYSTEM, _IDLE, _IOWAIT, _IRQ, _SOFTIRQ, _STEAL = range(8)
 
@@ -28,6 +28,27 @@ def others_busy(seconds: float = 0.3) -> dict[str, float]:
         "stolen_cpus": num_cpus * spent[_STEAL] / total,
         "load_average": os.getloadavg()[0],
     }
+
+
+class Beside:
+    """Around a block: cpus, that others used meanwhile, stolen ones among them. Own are this process and its children
+    that have ended."""
+
+    cpus = 0.0
+
+    def __enter__(self) -> Self:
+        self._before = self._now()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        seconds, used_s, own_s = (after - then for after, then in zip(self._now(), self._before, strict=True))
+        self.cpus = max(0.0, used_s - own_s) / max(seconds, 1e-9)
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        ticks, own = _cpu_ticks(), os.times()
+        used = sum(ticks) - ticks[_IDLE] - ticks[_IOWAIT]
+        return time.monotonic(), used / os.sysconf("SC_CLK_TCK"), sum(own[:4])
 
 
 def wait_until_idle(patience_s: float, *, most_cpus: float = 0.2) -> bool:

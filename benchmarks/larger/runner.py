@@ -138,6 +138,11 @@ class Runner:
         self.side_by_side({key: run})
         return self.results[key]
 
+    def measure_again(self, key: str, run: Run) -> dict[str, Any]:
+        """As `measure`, also where there is a result already."""
+        self.results.pop(key, None)
+        return self.measure(key, run)
+
     def side_by_side(self, runs: dict[str, Run]) -> None:
         """The same of several, in turns; see turns.py. What was measured before is not measured again."""
         missing = {key: run for key, run in runs.items() if key not in self.results}

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """measured: what larger.one said, or {"error": ...}. others_cpus: in use before it ran. bar: of the error."""
+    """measured: what larger.one said, or {"error": ...}. others_cpus: in use by others meanwhile. bar: of the error."""
 
     name: str
     predicted_ms: float

@@ -16,11 +16,11 @@ from placement_check.configurations import Configuration
 
 
 class Predictor:
-    """disk, memory: directories that are probed, each when it is first asked for."""
+    """disk, memory: directories that are probed. tiers: what was found, of memory (True) or the disk."""
 
     def __init__(self, disk: Path, memory: Path) -> None:
         self._disk, self._memory = disk, memory
-        self._tiers: dict[bool, Tiers] = {}
+        self.tiers: dict[bool, Tiers] = {}
         self._networks: dict[str, NetworkTime] = {}
 
     def inputs(self, configuration: Configuration, source: FileOfBatches) -> StepInputs:
@@ -28,17 +28,15 @@ class Predictor:
         else a machine does changes."""
         config = configuration.run_config()
         profile = profile_accesses(source, config.train, num_batches=source.num_batches)
-        tiers = self._probed(configuration.in_memory)
+        tiers = self.tiers[configuration.in_memory]
         network = self._networks[configuration.name] = time_network(config, source)
         return step_inputs(config, source, tiers, profile, network=network)
 
     def record(self) -> dict[str, Any]:
         """All that predictions rest on but the profiles."""
-        tiers = {"memory" if in_memory else "disk": asdict(tiers) for in_memory, tiers in self._tiers.items()}
+        tiers = {"memory" if in_memory else "disk": asdict(tiers) for in_memory, tiers in self.tiers.items()}
         return {"tiers": tiers, "networks": {name: asdict(network) for name, network in self._networks.items()}}
 
-    def _probed(self, in_memory: bool) -> Tiers:
-        if in_memory not in self._tiers:
-            found = probe(self._memory if in_memory else self._disk, on_step=lambda _done, _total=None: None)
-            self._tiers[in_memory] = Tiers(tiers=found.tiers, host=found.host)
-        return self._tiers[in_memory]
+    def probed(self, *, in_memory: bool) -> Tiers:
+        found = probe(self._memory if in_memory else self._disk, on_step=lambda _done, _total=None: None)
+        return Tiers(tiers=found.tiers, host=found.host)

@@ -17,7 +17,7 @@ BAR = 0.25
 _HEAD = (
     "`cd benchmarks && python -m placement_check`: costs by `holdfast tiers probe`, access statistics by `holdfast "
     "profile`, both as `holdfast plan` takes them; then training, each in a process of its own. In ms. Measured is the "
-    "mean of a window. `others`: CPUs that other processes used before the run."
+    "mean of a window. `others`: CPUs that other processes used meanwhile, of the quietest of three tries at most."
 )
 _PARTS = ("network_ms", "rows_ms", "displaced_ms", "loader_ms", "disk_ms", "log_ms")
 

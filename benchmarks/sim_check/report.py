@@ -24,7 +24,7 @@ _HEAD = (
     "`cd benchmarks && python -m sim_check`: costs by `holdfast tiers probe`, access statistics by `holdfast profile`, "
     "the loop simulated from both (`holdfast_lab.sim.here`); then training, each in a process of its own. Nothing is "
     "fitted to what was measured. In ms, means of a window. `slowest device`: what `holdfast plan` predicts, which "
-    "knows no waiting. `others`: CPUs that other processes used before the run."
+    "knows no waiting. `others`: CPUs that other processes used meanwhile, in the quietest of three tries."
 )
 _STAGES_HEAD = (
     "By stage of the training thread, predicted / measured. A stage ends where the next one begins, so waiting is part "

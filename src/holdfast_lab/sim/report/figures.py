@@ -250,11 +250,14 @@ def _draw_stacks(axes: Axes, stacks: Sequence[_Stack], colors: Mapping[str, str]
     top = _top([max(stack.height, stack.mark or 0.0) for stack in stacks])
     for at, stack in zip(places, stacks, strict=True):
         over = max(stack.height, (stack.mark or 0.0) + 0.012 * top) + 0.012 * top
-        if over > 1.05 * top:
-            over = 1.02 * top
-            for below_top in (0.06, 0.09):
-                axes.plot([at - 0.5, at + 0.5], [(1 - below_top) * top, (1.02 - below_top) * top], color="white", lw=2)
-        axes.text(at, over, label.format(stack.height), ha="center", va="bottom", fontsize=SMALL - 1)
+        is_cut = over > 1.05 * top
+        if is_cut:
+            for share in (0.91, 0.94):
+                axes.plot([at - 0.5, at + 0.5], [share * top, (share + 0.02) * top], color="white", lw=2)
+        axes.text(
+            at, 1.02 * top if is_cut else over, label.format(stack.height), ha="center", va="bottom",
+            fontsize=SMALL - 1, color="#111111" if is_cut else "black",
+        )  # fmt: skip
     axes.set_ylim(0, 1.08 * top)
     axes.set_xlim(min(places) - 0.8, max(places) + 0.8)
     axes.set_xticks(places, [stack.system for stack in stacks], rotation=90, fontsize=SMALL)
