@@ -57,7 +57,7 @@ def _measure(run: Path, pool: Path, warmup: int, steps: int) -> dict[str, Any]:
     verbs = []
     for report in reports:
         at = 1e3 * (report.began - began[0])
-        for stage, length in report.stage_ms.items():
+        for stage, length in report.laps:
             verbs.append((stage, at, at + length))
             at += length
     return {

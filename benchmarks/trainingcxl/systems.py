@@ -40,21 +40,20 @@ CONFIGURATIONS = {
             synchronous=True,
             block=True,
         ),
-        Configuration(
-            name="pmem",
-            title="PMEM",
-            medium=lambda shape: pmem_of_host(),
-            link=PCIE,
-            near=False,
-            synchronous=True,
-        ),
-        Configuration(
-            name="pmem-2",
-            title="PMEM, 2 channels",
-            medium=lambda shape: pmem_of_host(channels=2),
-            link=PCIE,
-            near=False,
-            synchronous=True,
+        *(
+            Configuration(
+                name=name,
+                title=title,
+                medium=lambda shape, way=way: pmem_of_host(way),  # type: ignore[misc]
+                link=PCIE,
+                near=False,
+                synchronous=True,
+            )
+            for name, title, way in (
+                ("pmem", "PMEM, six modules", "modules"),
+                ("pmem-third", "PMEM, a third of DRAM", "third"),
+                ("pmem-2", "PMEM, the paper's table", "table"),
+            )
         ),
         Configuration(name="pcie", title="PCIe", medium=cxl_mem, link=PCIE, near=True, synchronous=True),
         Configuration(name="cxl-d", title="CXL-D", medium=cxl_mem, link=CXL, near=True, synchronous=True),

@@ -22,7 +22,8 @@ class StepReport:
     """What one step did.
 
     began: when, in seconds of ``time.perf_counter``. stage_ms: wall time of each verb, one after the other from there;
-    plan is the wait for the loader, which plans ahead, and planning is when it did. logged_bytes: what the step wrote
+    plan is the wait for the loader, which plans ahead, and planning is when it did. laps: the same times in the order
+    in which they were spent, each piece of a verb that comes in several. logged_bytes: what the step wrote
     to the log; log_bytes_free: what the log has left after commit. traffic: rows and bytes of this step and of what ran
     beside it, where rows come through a scratchpad (names as in core/step/row_backend.h; of a device's, device_...).
     device: when the device did what of this step, by its own clock; where rows are updated there. background: what ran
@@ -40,6 +41,7 @@ class StepReport:
     logged_bytes: int
     log_bytes_free: int
     traffic: dict[str, float] | None = None
+    laps: list[tuple[str, float]] = field(default_factory=list)
     device: dict[str, Span] = field(default_factory=dict)
     background: list[tuple[str, Span]] = field(default_factory=list)
 
@@ -65,9 +67,12 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.stage_ms: dict[str, float] = {}
+        self.laps: list[tuple[str, float]] = []
         self.began = self._last = time.perf_counter()
 
     def lap(self, stage: str) -> None:
         now = time.perf_counter()
-        self.stage_ms[stage] = self.stage_ms.get(stage, 0.0) + (now - self._last) * 1e3
+        ms = (now - self._last) * 1e3
+        self.stage_ms[stage] = self.stage_ms.get(stage, 0.0) + ms
+        self.laps.append((stage, ms))
         self._last = now

@@ -129,14 +129,8 @@ class Trainer:
         self.dense_optimizer = dense_optimizer
         device = device or DeviceConfig()
         self._relaxed_lookup = device.relaxed_lookup
-        self._dense = dense_part(
-            in_parts(model, num_dense=source.num_dense, pooled_width=rows.output_width),
-            dense_optimizer,
-            rows.device,
-            device,
-            config,
-            scheduler=scheduler,
-        )
+        parts = in_parts(model, num_dense=source.num_dense, pooled_width=rows.output_width)
+        self._dense = dense_part(parts, dense_optimizer, rows.device, device, config, scheduler=scheduler)
         self._clock = Clock(rows.device)
         self._to_device = new_queue(rows.device)
         self._losses = new_queue(rows.device)
@@ -317,6 +311,7 @@ class Trainer:
                 samples=issued.samples,
                 began=issued.watch.began,
                 stage_ms=issued.watch.stage_ms,
+                laps=issued.watch.laps,
                 planning=issued.planning,
                 logged_bytes=issued.captured.bytes,
                 log_bytes_free=self.pool.log_bytes_free,
