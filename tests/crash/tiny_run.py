@@ -45,7 +45,7 @@ DIM = 8
 class Options:
     """One run. window: batches whose rows are announced, the current one included. lr_change: (step, factor): from that
     step on learning rates are multiplied by factor. put_back: see DensePart. way, slot_bytes: DeviceConfig's rows and
-    scratchpad_bytes, on the processor. keys: the tables' ids are keys, which nobody counted."""
+    scratchpad_bytes, on the processor. keys: the tables' ids are keys, which nobody counted; ttl_steps: of them."""
 
     steps: int = 8
     batch_size: int = 24
@@ -69,6 +69,7 @@ class Options:
     slot_bytes: int | None = None
     relaxed_lookup: bool = False
     keys: bool = False
+    ttl_steps: int | None = None
 
 
 def scattered(features: JaggedFeatures) -> JaggedFeatures:
@@ -125,6 +126,7 @@ class TinyRun:
                 EmbeddingBagConfig(
                     num_embeddings=None if options.keys else count,
                     capacity=2 * count if options.keys else None,
+                    ttl_steps=options.ttl_steps,
                     embedding_dim=DIM,
                     name=f"table_{i}",
                     feature_names=[source.features[i].name],
