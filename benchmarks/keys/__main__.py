@@ -69,7 +69,7 @@ class Hashed:
 
     def read_block(self, index: int) -> SampleBlock:
         block = self._source.read_block(index)
-        bags = tuple(FixedBags(hash_values(bag.ids, self._num_rows)) for bag in block.bags)  # type: ignore[union-attr]
+        bags = tuple(FixedBags(hash_values(bag.ids, self._num_rows)) for bag in block.bags)
         return replace(block, bags=bags)
 
     def fingerprint(self) -> dict[str, str | int]:

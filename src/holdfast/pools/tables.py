@@ -195,8 +195,10 @@ def check_same(there: _core.TableSpec, wanted: _core.TableSpec, optimizers: Sequ
     """Raises ConfigError that names the field in which a pool's table differs from the one that is asked for."""
     words = {"dtype": DTYPES, "pooling": POOLINGS, "optimizer": optimizers, "keys": KEYS}
     names = {"num_embeddings": "capacity"} if there.keys and wanted.keys else {}
-    fields = ("keys", "num_embeddings", "embedding_dim", "dtype", "optimizer", "pooling", "init_low", "init_high")
-    fields += ("ttl_steps", "max_keys", "admit_after")
+    fields = (
+        *("keys", "num_embeddings", "embedding_dim", "dtype", "optimizer", "pooling", "init_low", "init_high"),
+        *("ttl_steps", "max_keys", "admit_after"),
+    )
     for field in fields:
         old, new = getattr(there, field), getattr(wanted, field)
         if field in words:
