@@ -55,12 +55,29 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "dtype": "bf16",
         "dense_interval": 2,
     },
-    "keys": {"keys": True, "dense_interval": 2},
-    "keys_captured_ahead_bf16": {"keys": True, "capture_ahead": True, "dtype": "bf16", "row_checksums": True},
+    "keys_captured_ahead_bf16": {
+        "keys": True,
+        "capture_ahead": True,
+        "dtype": "bf16",
+        "row_checksums": True,
+        "relaxed_lookup": True,
+    },
+    "keys_left_behind": {"keys": True, "ttl_steps": 2, "dense_interval": 3, "steps": 11},
     "keys_micro_batches_skipped_steps": {"keys": True, "micro_batches": 2, "skip_every": 3, "optimizer": "adam"},
-    "keys_row_log": {**IN_A_SMALL_ROW_LOG, "keys": True, "steps": 14, "log_bytes": 90 << 10, "dense_interval": 2},
+    "keys_row_log": {
+        **IN_A_SMALL_ROW_LOG,
+        "keys": True,
+        "ttl_steps": 3,
+        "steps": 14,
+        "log_bytes": 90 << 10,
+        "dense_interval": 2,
+    },
 }
-STRIDES = {"default": 1, "row_log_of_seven_records": 2}
+STRIDES = {
+    "default": 1,
+    "row_log_of_seven_records": 2,
+    **{name: 13 for name in CONFIGURATIONS if name.startswith("keys")},
+}
 
 
 @pytest.fixture
