@@ -33,6 +33,7 @@ SSD_STRETCH = 4.0  # a batch takes a second as it is
 WARMUP, STEPS = 3, 10  # as many as there are batches from one log of the parameters to the next
 SSD_STEPS = 3
 _MOST_SECONDS = 600
+_BATCHES_KEPT = 4  # of spans, for pictures
 
 
 def main() -> None:
@@ -88,14 +89,22 @@ def _cell(shape: Shape, configuration: Configuration, arguments: argparse.Namesp
         "stage_ms": {stage: length / stretch for stage, length in measured["stage_ms"].items()},
         "dial": measured["dial"],
         "cpu_s": measured["cpu_s"],
-        "verbs": [(stage, begin / stretch, end / stretch) for stage, begin, end in measured["verbs"]],
-        "background": [(stage, begin / stretch, end / stretch) for stage, begin, end in measured["background"]],
+        "verbs": _first_batches(measured["verbs"], measured["each_ms"], stretch),
+        "background": _first_batches(measured["background"], measured["each_ms"], stretch),
         "stretch": stretch,
         "accelerator_ms": 1e3 * accelerator.total_s,
         "modules": configuration.medium(shape).modules,
         "run": text,
         "others_cpus": others,
     }
+
+
+def _first_batches(spans: list[tuple[str, float, float]], each_ms: list[float], stretch: float) -> list[Any]:
+    """What a picture of two batches shows, unstretched."""
+    end_of_all = sum(each_ms[:_BATCHES_KEPT])
+    return [
+        (stage, round(begin / stretch, 5), round(end / stretch, 5)) for stage, begin, end in spans if begin < end_of_all
+    ]
 
 
 def _simulate(record: dict[str, Any]) -> None:

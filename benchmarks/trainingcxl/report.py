@@ -25,6 +25,7 @@ _HEADLINE_BAR = 5.2
 _LADDER_BARS = (("cxl-d", "cxl-b", 0.10), ("cxl-b", "cxl", 0.08))
 _DURABLE_BAR = 0.03
 _MEAN_ERROR_BAR, _WORST_ERROR_BAR = 0.15, 0.30
+_TIMES = ("batch_ms", "simulated_ms")
 PMEMS = ("pmem-third", "pmem", "pmem-2")
 _NEAR = ("pcie", "cxl-d", "cxl-b", "cxl")
 
@@ -156,6 +157,9 @@ def write_report(record: Mapping[str, Any], directory: Path) -> None:
         *markdown_table(["", "", "bar", ""], [bar.row() for bar in bars(record)]),
         f"The simulator has every model's systems in the right order: {'yes' if _order_is_right(cells) else '**no**'}.",
         "",
+        "PMEM over CXL, measured, simulated; the paper's. Means are arithmetic and geometric:",
+        "",
+        *_headline(cells, models),
         "ms a batch, beside the simulator's with the same declared figures:",
         "",
         *table(beside),
@@ -183,6 +187,27 @@ def write_report(record: Mapping[str, Any], directory: Path) -> None:
         *_fidelity(cells),
     ]
     (directory / "report.md").write_text("\n".join(lines) + "\n")
+
+
+def _headline(cells: Cells, models: list[str]) -> list[str]:
+    """The cells of the first bars."""
+    rows = []
+    for system in PMEMS:
+        there = [model for model in models if f"{model}/{system}" in cells and f"{model}/cxl" in cells]
+        found = [[cells[f"{m}/{system}"][key] / cells[f"{m}/cxl"][key] for m in there] for key in _TIMES]
+        row = [f"{measured:.2f}, {predicted:.2f}" for measured, predicted in zip(*found, strict=True)]
+        means = [f"{statistics.fmean(each):.2f}; {statistics.geometric_mean(each):.2f}" for each in found if each]
+        rows.append([CONFIGURATIONS[system].title, *_in_places(models, there, row), *(means or ["–", "–"])])
+    paper = [a / b for a, b in zip(PAPER_MS["pmem"], PAPER_MS["cxl"], strict=True)]
+    of_paper = {model: f"{ratio:.2f}" for model, ratio in zip(SHAPES, paper, strict=True)}
+    mean = f"{statistics.fmean(paper):.2f}; {statistics.geometric_mean(paper):.2f}"
+    rows.append(["the paper", *(of_paper[model] for model in models), mean, "–"])
+    return markdown_table(["", *(model.upper() for model in models), "mean, measured", "mean, simulated"], rows)
+
+
+def _in_places(models: list[str], there: list[str], texts: list[str]) -> list[str]:
+    by_model = dict(zip(there, texts, strict=True))
+    return [by_model.get(model, "–") for model in models]
 
 
 def _stretches(cells: Cells) -> str:
