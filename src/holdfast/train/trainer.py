@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Self, TypeAlias, TypeVar
+from typing import Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from holdfast.group.serving import Verb
 from holdfast.pools.pool import Pool
 from holdfast.rows.embedding import EmbeddingBagCollection, clip_grad_norm_
 from holdfast.rows.row_access import Captured, PlannedFeatures
+from holdfast.train.batches import make_loader
 from holdfast.train.checkpoint import Checkpoint
 from holdfast.train.declared_dense import dense_part
 from holdfast.train.dense_part import in_parts
@@ -37,33 +39,6 @@ from holdfast.train.evaluation import EvaluationStopped, collect_scores
 from holdfast.train.metrics import Evaluation, evaluate_packed
 from holdfast.train.options import TrainConfig, last_step_of
 from holdfast.train.step_report import Span, StepReport, Stopwatch, background_of, traffic_since
-
-Item = TypeVar("Item")
-
-
-def make_loader(
-    source: Source,
-    config: TrainConfig,
-    transform: Callable[[Batch], Item],
-    part: tuple[int, int] = (0, 1),
-    *,
-    in_order: bool = False,
-) -> Loader[tuple[Batch, Item]]:
-    """The batches that training with `config` sees, in its order, each with what `transform` makes of it. part,
-    in_order: as Loader takes them."""
-    return Loader(
-        source,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        shuffle=config.shuffle,
-        workers=config.workers,
-        prefetch=config.prefetch,
-        part=part,
-        lanes=config.lanes,
-        transform=transform,
-        in_order=in_order,
-    )
-
 
 _Planned: TypeAlias = tuple[Batch, tuple[PlannedFeatures, Span]]
 
@@ -137,9 +112,8 @@ class Trainer:
         self._part_count = pool.part[1]
         if config.batch_size < self._part_count:
             raise ConfigError(f"train.batch_size = {config.batch_size} is less than the {self._part_count} trainers")
-        self.loader: Loader[_Planned] = make_loader(
-            source, config, lambda batch: _plan(rows, batch), pool.part, in_order=rows.has_keys
-        )
+        plan = partial(_plan, rows)
+        self.loader: Loader[_Planned] = make_loader(source, config, plan, pool.part, in_order=rows.has_keys)
         self.checkpoint = Checkpoint(
             pool,
             model=model,

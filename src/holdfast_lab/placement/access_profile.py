@@ -35,8 +35,8 @@ from holdfast.data.source import Feature, Source
 from holdfast.errors import ConfigError, IdError
 from holdfast.files.config import read_json, to_plain
 from holdfast.pools.tables import refuse_keys
+from holdfast.train.batches import make_loader
 from holdfast.train.options import TrainConfig
-from holdfast.train.trainer import make_loader
 from holdfast_lab.placement.ladder import Rung, check_ladder
 from holdfast_lab.placement.reuse import ReuseCounter, ReuseRung, check_reuse
 

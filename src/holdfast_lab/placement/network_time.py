@@ -28,7 +28,7 @@ from holdfast.data.source import Source
 from holdfast.rows.row_access import LookedUp
 from holdfast.run.assembly import make_network, seed_generators
 from holdfast.run.sections import RunConfig
-from holdfast.train.trainer import make_loader
+from holdfast.train.batches import make_loader
 from holdfast_lab.placement.cold_caches import OtherWork
 
 _NUM_BATCHES = 6
