@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 _DENSE_INTERVALS = {"committed": 1, "relaxed_10": 10, "relaxed_100": 100, "checksummed": 1}
-_KEYED = {  # new_share, ttl_steps
-    "keyed": (0.0, None),
-    "keyed_new": (0.1, None),
-    "keyed_ttl": (0.1, 20),
+_REOPENED: dict[str, dict[str, Any]] = {
+    "fixed": {"keys": False},
+    "fixed_new": {"keys": False, "new_share": 0.1},
+    "keyed": {"keys": True},
+    "keyed_new": {"keys": True, "new_share": 0.1},
+    "keyed_ttl": {"keys": True, "new_share": 0.1, "ttl_steps": 20},
 }
 _LOGS = {"bare": None, "redo_sync": "redo", "undo_sync": "undo"}
 _OTHER_MODES = ("opened", "memory", "recovery_fill", "recovery_open")
@@ -28,7 +30,7 @@ _LIBRARY = Path(__file__).parents[2] / "build/bench/libbare.so"
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m ours", description=__doc__)
     parser.add_argument("--shape", default="kaggle", choices=["kaggle", "rm1", "rm3"])
-    parser.add_argument("--mode", default="committed", choices=[*_DENSE_INTERVALS, *_KEYED, *_LOGS, *_OTHER_MODES])
+    parser.add_argument("--mode", default="committed", choices=[*_DENSE_INTERVALS, *_REOPENED, *_LOGS, *_OTHER_MODES])
     parser.add_argument("--optimizer", default="rowwise_adagrad", choices=["rowwise_adagrad", "sgd"])
     parser.add_argument("--bf16", action="store_true", help="bf16 autocast around the model; tables stay fp32")
     parser.add_argument("--medium", type=Path, default=Path("/dev/shm"), help="where the pool is made (recovery: is)")
@@ -46,7 +48,7 @@ def _arguments() -> argparse.Namespace:
 
 def _measure_steps(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
     from ours.measure import Training, time_embeddings, time_steps
-    from ours.systems import Bare, Holdfast, Keyed, rows_digest
+    from ours.systems import Bare, Holdfast, Reopened, rows_digest
     from peers.batches import make_batches
     from peers.shapes import SHAPES
 
@@ -64,9 +66,8 @@ def _measure_steps(arguments: argparse.Namespace, directory: Path) -> dict[str, 
             dense_bytes=64 << 20,
             log=_LOGS[arguments.mode],
         )
-    elif arguments.mode in _KEYED:
-        new_share, ttl_steps = _KEYED[arguments.mode]
-        system = Keyed(shape, arguments.optimizer, directory, batches, new_share=new_share, ttl_steps=ttl_steps)
+    elif arguments.mode in _REOPENED:
+        system = Reopened(shape, arguments.optimizer, directory, batches, **_REOPENED[arguments.mode])
     else:
         system = Holdfast(
             shape,

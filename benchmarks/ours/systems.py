@@ -198,39 +198,50 @@ class Holdfast(System):
         self.pool.close()
 
 
-class Keyed(Holdfast):
-    """The same rows under keys all over the 64 bits, each where its number would have it. new_share: of a batch's ids,
-    that no batch had before. ttl_steps: keys that no step updated for longer are left behind."""
+class Reopened(Holdfast):
+    """The same rows in a pool that was opened again, of tables with room for more. keys: each row is found by a key of
+    the 64 bits. new_share: of a batch's different ids, so many that no batch had before. ttl_steps: keys that no step
+    updated for longer are left behind."""
 
     _SCATTER = -0x61C8864680B583EB
 
-    def __init__(self, *arguments: Any, new_share: float, ttl_steps: int | None = None, **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, keys: bool, new_share: float = 0.0, ttl_steps: int | None = None, **options: Any
+    ) -> None:
+        self._keys = keys
         self._new_share = new_share
         self._ttl_steps = ttl_steps
         super().__init__(*arguments, **options)
 
     def table_size(self, shape: Shape) -> dict[str, Any]:
-        return {"num_embeddings": None, "capacity": 16 * shape.num_embeddings, "ttl_steps": self._ttl_steps}
+        rows = 16 * shape.num_embeddings
+        if not self._keys:
+            return {"num_embeddings": rows}
+        return {"num_embeddings": None, "capacity": rows, "ttl_steps": self._ttl_steps}
 
     def ids(self, shape: Shape, batch: Batch, number: int) -> Tensor:
-        keys = batch.ids.clone()
-        if self._new_share > 0:
-            of_table = keys.view(shape.num_tables, -1)
-            count = int(of_table.shape[1] * self._new_share)
-            place = torch.randperm(of_table.shape[1], generator=torch.Generator().manual_seed(number))[:count]
-            of_table[:, place] = shape.num_embeddings + number * count + torch.arange(count)
-        return keys * self._SCATTER
+        ids = batch.ids.clone()
+        of_tables = ids.view(shape.num_tables, -1)
+        draw = torch.Generator().manual_seed(number)
+        for table in range(shape.num_tables if self._new_share > 0 else 0):
+            count = int(len(of_tables[table].unique()) * self._new_share)
+            place = torch.randperm(of_tables.shape[1], generator=draw)[:count]
+            first = shape.num_embeddings + number * int(of_tables.shape[1] * self._new_share)
+            of_tables[table, place] = first + torch.arange(count)
+        return ids * self._SCATTER if self._keys else ids
 
     def fill(self, shape: Shape) -> None:
-        records = np.zeros(shape.num_embeddings, KEY_RECORD)
-        records["key"] = (torch.arange(shape.num_embeddings) * self._SCATTER).numpy()
-        records["updates"] = 1
-        state = np.zeros((shape.num_embeddings, 4 * self._has_state + KEY_RECORD.itemsize), np.uint8)
-        state[:, 4 * self._has_state :] = records.view(np.uint8).reshape(len(records), -1)
-        rows = np.arange(shape.num_embeddings, dtype=np.uint64)
+        count = shape.num_embeddings
+        state = np.zeros((count, 4 * self._has_state + self._keys * KEY_RECORD.itemsize), np.uint8)
+        if self._keys:
+            records = np.zeros(count, KEY_RECORD)
+            records["key"] = (torch.arange(count) * self._SCATTER).numpy()
+            records["updates"] = 1
+            state[:, 4 * self._has_state :] = records.view(np.uint8).reshape(count, -1)
+        rows = np.arange(count, dtype=np.uint64)
+        floats = state.view(np.float32).reshape(-1) if state.size else None
         for number, values in enumerate(initial_tables(shape)):
-            weights = values.view(torch.uint8).reshape(-1).numpy()
-            self.pool.core.import_rows(number, rows, weights, state.view(np.float32).reshape(-1))
+            self.pool.core.import_rows(number, rows, values.view(torch.uint8).reshape(-1).numpy(), floats)
         self.pool.close()
         self._open(shape)  # the directories are filled then
 

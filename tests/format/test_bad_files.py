@@ -486,14 +486,22 @@ def test_what_the_format_has_room_for_and_this_build_does_not_know_is_a_format_m
 
 def test_an_unknown_id_map_is_a_format_mismatch(copy_of: CopyOf):
     directory = copy_of(closed_cleanly)
-    put(directory / "pool.holdfast", PoolImage.table_offset(1), TABLE, id_map=2)
+    put(directory / "pool.holdfast", PoolImage.table_offset(1), TABLE, id_map=1)
     refuses(directory, FormatMismatch, f"pool.holdfast at offset {PoolImage.table_offset(1)}", "id map")
+
+
+def test_unknown_keys_are_a_format_mismatch(copy_of: CopyOf):
+    directory = copy_of(closed_cleanly)
+    put(directory / "pool.holdfast", PoolImage.table_offset(1), TABLE, keys=2)
+    refuses(directory, FormatMismatch, f"pool.holdfast at offset {PoolImage.table_offset(1)}", "keys")
 
 
 @pytest.mark.parametrize(
     "values",
     [
         {"num_embeddings": 0},
+        {"keys": 1},  # whose ids are row numbers
+        {"id_map": 2},  # without state for keys
         {"num_embeddings": (1 << 40) + 1},
         {"embedding_dim": 0},
         {"embedding_dim": 4097},

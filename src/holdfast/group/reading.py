@@ -205,8 +205,9 @@ class GroupCollection:
         block_of: Sequence[int],
         num_blocks: int,
         parallel: bool,
+        evaluates: bool = True,
     ) -> GroupPlan:
-        """As _core.Collection's."""
+        """As _core.Collection's; evaluates: all of them are, and no table has keys."""
         num_bags = (len(offsets) - 1) // num_blocks
         route = self._router.route(ids, offsets, weights, block_of, num_blocks, 0, num_bags)
         ends = np.cumsum(route.message_words)
