@@ -63,7 +63,7 @@ def test_the_same_work_has_the_name_that_a_real_run_gives_it() -> None:
         }
         assert event_name(system, "log_network") == "commit"
         names = {event_name(system, stage) for stage in system.active}
-        assert names - REAL_NAMES == {"move pooled", "move gradients"}
+        assert names - REAL_NAMES == {"doorbell", "move pooled", "move gradients"}
 
 
 def test_a_relaxed_row_log_is_a_capture_as_well() -> None:

@@ -7,6 +7,7 @@ batch has u, is in a batch with the probability u/n, whatever the batches before
 
 - A merge takes the rows of s steps that do not come again in the k steps behind them: of a class,
   n (1 - (1 - u/n)^s) (1 - u/n)^k; scaled, so that all classes together have as many as reuse.py counted.
+- A scratchpad whose rows were used in the last t batches misses u (1 - u/n)^t of a class, scaled likewise.
 - After t steps a class has n (1 - (1 - u/n)^t) rows at home. The others of a merge's are new: they are appended, in
   requests of a megabyte.
 - k rows of N at home touch the part 1 - (1 - k/N)^r of the blocks that have a part of r rows (Yao, *Approximating Block
@@ -25,6 +26,8 @@ from holdfast_lab.placement.reuse import ReuseCurve
 BLOCK_BYTES, TAG_BYTES, ADDRESS_BYTES = 4096, 4, 5  # docs/FORMAT.md: row images, addresses
 _READ_GAP_BLOCKS = 2  # between two blocks that a merge reads in one request (core/log_store/log_store_merge.cpp)
 _WRITE_GAP_BLOCKS = 1  # and between two that it writes in one
+_SECTOR_BYTES = 512
+_FETCH_GAP_SECTORS = 7  # between two sectors that are read in one request, at most (core/log_store/log_store.cpp)
 _RUN_BYTES = 1 << 20  # of rows that come new, in one request (core/log_store/sector_runs.h)
 
 
@@ -42,6 +45,10 @@ class RowClass:
     def merged(self, num_steps: float, later_steps: float) -> float:
         """Those of `num_steps` steps that the `later_steps` behind them do not have."""
         return self.distinct(num_steps) * self._missed(later_steps)
+
+    def fetched(self, last_used_steps: float) -> float:
+        """Of a batch's rows, those that the batches so far back did not have."""
+        return self.unique_rows_per_batch * self._missed(last_used_steps)
 
     def _missed(self, num_steps: float) -> float:
         return float((1.0 - min(1.0, self.unique_rows_per_batch / self.num_rows)) ** num_steps)
@@ -79,6 +86,21 @@ def classes_of(ladder: Sequence[Rung]) -> list[RowClass]:
 def home_rows(curve: ReuseCurve, num_rows: int, num_steps: float | None) -> float:
     """How many rows of a table are at home after so many steps; all of them where `num_steps` is None."""
     return float(num_rows) if num_steps is None else curve.distinct(num_steps)
+
+
+def fetch_requests(
+    classes: Sequence[RowClass], row_bytes: int, missed: float, *, last_used_steps: float, steps_before: float | None
+) -> float:
+    """For so many missed rows of a batch. The others as in `merge_load`."""
+    by_rates = [of_class.fetched(last_used_steps) for of_class in classes]
+    scale = missed / sum(by_rates) if sum(by_rates) else 0.0
+    requests = 0.0
+    for of_class, rows in zip(classes, by_rates, strict=True):
+        at_home = max(1.0, of_class.num_rows if steps_before is None else of_class.distinct(steps_before))
+        requests += block_requests(
+            at_home, min(at_home, rows * scale), row_bytes + TAG_BYTES, _SECTOR_BYTES, _FETCH_GAP_SECTORS
+        )[0]
+    return requests
 
 
 def merge_load(

@@ -15,10 +15,10 @@
   (S3-FIFO keeps a little more than that: an upper bound.) Announced rows come in early, but not more of them.
 - The log holds n steps when the merge takes them. Their w(n) different rows go home together, but for those that come
   again in the k steps that are durable by then, in the mean over tables: so a step moves (w(n + k) - w(k)) / n.
-- What a merge visits at home, home_layout.py says. Rows are fetched from anywhere at home. Where units are touched with
-  probability p, a request ends where the next g are not: a part (1 - p)^g of the touched units begins one, and gaps of
-  k < g units, of which each touched unit begins a part p (1 - p)^k, are moved with them. Gaps that cost less than a
-  request decide g: 2 blocks for merges, 8 sectors for fetches.
+- What a merge and what fetches visit at home, home_layout.py says. Where units are touched with probability p, a
+  request ends where the next g are not: a part (1 - p)^g of the touched units begins one, and gaps of k < g units, of
+  which each touched unit begins a part p (1 - p)^k, are moved with them. Gaps that cost less than a request decide g: 2
+  blocks for merges, 8 sectors for fetches.
 - After s steps home has w(s) rows. A row that no step had before is not read: m(s) of a batch's.
 """
 
@@ -33,8 +33,8 @@ from holdfast_lab.placement.home_layout import (
     ADDRESS_BYTES,
     BLOCK_BYTES,
     TAG_BYTES,
-    block_requests,
     classes_of,
+    fetch_requests,
     home_rows,
     merge_load,
 )
@@ -45,9 +45,7 @@ from holdfast_lab.placement.reuse import ReuseCurve, characteristic_time
 from holdfast_lab.placement.row_costs import RowAmounts
 from holdfast_lab.placement.tiers import Tier
 
-_SECTOR_BYTES = 512
 _SLOT_BYTES = 39  # of the scratchpad beside a row (core/scratchpad/scratchpad.cpp)
-_FETCH_GAP_SECTORS = 7  # between two sectors that are read in one request, at most (core/log_store/log_store.cpp)
 _MERGED_PART = 0.65  # of the log, at a time: between 0.5 and 0.8, as its pace allows (core/log_store/log_merger.cpp)
 _STANDING_PART = 0.15  # of the log: half of what comes in while it is being merged, until 0.95 are full
 
@@ -226,7 +224,7 @@ def _log_store_work(demand: Demand, curves: Sequence[ReuseCurve], options: StepO
     record_bytes = sum(_record_bytes(table, _unique(table)) for table in demand.tables)
     num_steps = max(1.0, _MERGED_PART * options.log_bytes / record_bytes) if record_bytes else 1.0
     later_steps = _STANDING_PART / _MERGED_PART * num_steps
-    fetch_requests = merge_requests = moved_rows = new_rows = read_bytes = written_bytes = all_written_bytes = (
+    num_fetches = merge_requests = moved_rows = new_rows = read_bytes = written_bytes = all_written_bytes = (
         home_bytes
     ) = 0.0
     before = options.steps_before
@@ -236,9 +234,9 @@ def _log_store_work(demand: Demand, curves: Sequence[ReuseCurve], options: StepO
         image_bytes = table.row_bytes + TAG_BYTES
         at_home = home_rows(curve, table.rows, before)
         home_bytes += at_home * (image_bytes + ADDRESS_BYTES)
-        fetch_requests += block_requests(
-            max(1.0, at_home), missed_rows, image_bytes, _SECTOR_BYTES, _FETCH_GAP_SECTORS
-        )[0]
+        num_fetches += fetch_requests(
+            classes_of(table.ladder), table.row_bytes, missed_rows, last_used_steps=time, steps_before=before
+        )
         load = merge_load(
             classes_of(table.ladder),
             table.row_bytes,
@@ -256,7 +254,7 @@ def _log_store_work(demand: Demand, curves: Sequence[ReuseCurve], options: StepO
     return LogStoreWork(
         hit_rate=1.0 - sum(missed) / rows if rows else 1.0,
         missed_rows=sum(missed),
-        fetch_requests=fetch_requests,
+        fetch_requests=num_fetches,
         merge_requests=merge_requests,
         moved_rows=moved_rows,
         read_bytes=read_bytes + record_bytes,  # a merge reads the log
