@@ -275,7 +275,8 @@ static_assert(sizeof(RowLogSection) == 64);
 struct HomeAddressesHeader {
   std::uint64_t magic;
   std::uint64_t count;
-  std::uint8_t reserved[44];
+  std::uint32_t own_seed;  // 1: checksums go on from a seed of the file's own; 0: from the pool's, as they did at first
+  std::uint8_t reserved[40];
   std::uint32_t crc;
 };
 static_assert(sizeof(HomeAddressesHeader) == 64 && offsetof(HomeAddressesHeader, crc) == 60);

@@ -77,7 +77,8 @@ Home open_home(const std::string& directory, const RowTable& table, std::size_t 
   }
   Home home{piece.first, piece.end(), std::move(files[0]), nullptr, 0};
   if (files.size() == 2) {
-    home.addresses = std::make_unique<HomeAddresses>(std::move(files[1]), queue, piece.num_rows, table.identity.seed());
+    home.addresses = std::make_unique<HomeAddresses>(std::move(files[1]), queue, piece.num_rows,
+                                                     addresses_of(table, number, piece).role, table.identity.seed());
   }
   return home;
 }

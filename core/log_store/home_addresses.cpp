@@ -51,6 +51,11 @@ void pack(const std::uint64_t* rows, std::size_t count, std::uint64_t number, st
   std::memcpy(sector + checksum_offset, &checksum, sizeof(checksum));
 }
 
+std::uint32_t seed_of(const FileRole& role, std::uint32_t pool_seed) {
+  const std::array<std::uint32_t, 2> file = {role.table, role.shard};
+  return crc32c(pool_seed, reinterpret_cast<const std::byte*>(file.data()), sizeof(file));
+}
+
 }  // namespace
 
 std::uint64_t HomeAddresses::file_bytes(std::uint64_t num_rows) {
@@ -58,17 +63,28 @@ std::uint64_t HomeAddresses::file_bytes(std::uint64_t num_rows) {
 }
 
 HomeAddresses::HomeAddresses(std::unique_ptr<BlockFile> file, BlockQueue& queue, std::uint64_t num_rows,
-                             std::uint32_t seed)
-    : file_(std::move(file)), queue_(queue), num_rows_(num_rows), seed_(seed), map_(num_rows) {}
+                             const FileRole& role, std::uint32_t seed)
+    : file_(std::move(file)),
+      queue_(queue),
+      num_rows_(num_rows),
+      pool_seed_(seed),
+      own_seed_(seed_of(role, seed)),
+      map_(num_rows) {}
 
-std::uint64_t HomeAddresses::read_count() const {
+std::uint64_t HomeAddresses::read_count() const { return read_header().count; }
+
+format::HomeAddressesHeader HomeAddresses::read_header() const {
   const SectorBuffer block(block_bytes);
   queue_.read_range(*file_, 0, block_bytes, block.data());
   HomeAddressesHeader header;
   std::memcpy(&header, block.data(), sizeof(header));
   const auto* bytes = reinterpret_cast<const std::byte*>(&header);
-  if (std::all_of(bytes, bytes + sizeof(header), [](std::byte b) { return b == std::byte{0}; })) return 0;
-  if (header.magic != format::home_addresses_magic || header.crc != crc_of(header, seed_)) {
+  if (std::all_of(bytes, bytes + sizeof(header), [](std::byte b) { return b == std::byte{0}; })) {
+    header.own_seed = 1;
+    return header;
+  }
+  if (header.magic != format::home_addresses_magic || header.own_seed > 1 ||
+      header.crc != crc_of(header, header.own_seed == 1 ? own_seed_ : pool_seed_)) {
     throw Error(ErrorKind::corrupted,
                 file_->place(0) + ": the header of a home's addresses does not hold its checksum");
   }
@@ -76,7 +92,7 @@ std::uint64_t HomeAddresses::read_count() const {
     throw Error(ErrorKind::corrupted, file_->place(0) + ": " + std::to_string(header.count) +
                                           " rows have addresses, of " + std::to_string(num_rows_));
   }
-  return header.count;
+  return header;
 }
 
 // Some threads wait for the device while others compute. Where there are as many homes, each thread reads its own.
@@ -96,7 +112,10 @@ void HomeAddresses::read(AddressMap::Loading::Memory& memory) {
   constexpr int turns = 20;
   for (int turn = 1;; ++turn) {
     try {
-      load(read_count(), memory);
+      const HomeAddressesHeader header = read_header();
+      has_own_seed_ = header.own_seed;
+      seed_ = has_own_seed_ == 1 ? own_seed_ : pool_seed_;
+      load(header.count, memory);
       return;
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::corrupted || turn == turns) throw;
@@ -225,6 +244,7 @@ void HomeAddresses::write_header(std::uint64_t count) {
   HomeAddressesHeader header{};
   header.magic = format::home_addresses_magic;
   header.count = count;
+  header.own_seed = has_own_seed_;
   header.crc = crc_of(header, seed_);
   const SectorBuffer block(block_bytes);
   std::memcpy(block.data(), &header, sizeof(header));

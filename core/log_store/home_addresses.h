@@ -10,8 +10,9 @@
 //   merge that did not come to its end: the log has those rows, and they are given addresses anew.
 // - A row has an address or a version in the log if, and only if, it was ever updated or imported. An address of which the
 //   image was not written yet is of a row that the log has: nobody reads it.
-// - A lost name loses its row: what does not hold is corrupted. That a header which counts fewer was put back is seen by
-//   the checkpoint, which says how many rows all homes have.
+// - A lost name loses its row: what does not hold is corrupted, and checksums go on from a seed of the file's own, so that
+//   what another home's file has does not hold. That a header which counts fewer was put back is seen by the checkpoint,
+//   which says how many rows all homes have.
 // - Only one thread at a time adds and syncs; whoever finds meanwhile is kept apart by the caller's mutex. That thread
 //   itself may find without.
 #pragma once
@@ -24,6 +25,8 @@
 #include <span>
 #include <vector>
 
+#include "base/format.h"
+#include "layout/label.h"
 #include "media/block_file.h"
 #include "media/block_queue.h"
 #include "rows/address_map.h"
@@ -34,8 +37,9 @@ class HomeAddresses {
  public:
   // Of the file of a home that has so many rows.
   static std::uint64_t file_bytes(std::uint64_t num_rows);
-  // seed: what its checksums go on from (identity.h).
-  HomeAddresses(std::unique_ptr<BlockFile> file, BlockQueue& queue, std::uint64_t num_rows, std::uint32_t seed);
+  // role: which of the pool's files it is; seed: the pool's (identity.h).
+  HomeAddresses(std::unique_ptr<BlockFile> file, BlockQueue& queue, std::uint64_t num_rows, const FileRole& role,
+                std::uint32_t seed);
 
   // Reads the files, each once, on all processors. num_rows: of all of them, about. Throws corrupted. Who reads beside a
   // writer may be a moment early: what does not hold is looked at again.
@@ -63,6 +67,7 @@ class HomeAddresses {
   std::vector<std::uint64_t> rows_at(std::uint64_t first, std::uint64_t count) const;
 
  private:
+  format::HomeAddressesHeader read_header() const;
   // With a thread for each part of the memory.
   void read(AddressMap::Loading::Memory& memory);
   void load(std::uint64_t count, AddressMap::Loading::Memory& memory);
@@ -74,7 +79,10 @@ class HomeAddresses {
   std::unique_ptr<BlockFile> file_;
   BlockQueue& queue_;
   std::uint64_t num_rows_;
-  std::uint32_t seed_;
+  std::uint32_t pool_seed_;
+  std::uint32_t own_seed_;
+  std::uint32_t has_own_seed_ = 1;
+  std::uint32_t seed_ = own_seed_;  // that its checksums go on from
   AddressMap map_;
   std::uint64_t durable_count_ = 0;
   std::vector<std::uint64_t> unwritten_;  // rows from the last block's first on, by address
