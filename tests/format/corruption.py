@@ -1,8 +1,8 @@
 """Corrupted pools: damages pools of both stores at random and judges what comes of opening them.
 
-A case is a function of a seed and a number. `python tests/format/corruption.py SEED NUMBER` replays one. The cases run
-in a process of their own, with little memory and little time, because a crash, a hang and memory without bound are
-findings.
+A case is a function of a seed and a number. `PYTHONPATH=tests python tests/format/corruption.py SEED NUMBER` replays
+one. The cases run in a process of their own, with little memory and little time, because a crash, a hang and memory
+without bound are findings.
 
 The judge knows one right answer to each pool: the state at the end of the step that the whole pool recovers to. An
 error is as good. What docs/FORMAT.md says cannot be told from a crash, or carries no checksum, is in `excuses_for` and

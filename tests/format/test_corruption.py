@@ -27,7 +27,7 @@ def problems_of(opener: Opener, count: int, verdicts: list[Verdict]) -> list[str
         verdict = opener.judge(number)
         verdicts.append(verdict)
         if verdict.problem:
-            replay = f"python tests/format/corruption.py {opener.seed} {number}"
+            replay = f"PYTHONPATH=tests python tests/format/corruption.py {opener.seed} {number}"
             problems.append(f"{verdict.pool}; {verdict.damage}\n  {verdict.problem}\n  {replay}")
     return problems
 
