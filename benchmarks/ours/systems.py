@@ -224,7 +224,8 @@ class Reopened(Holdfast):
         of_tables = ids.view(shape.num_tables, -1)
         draw = torch.Generator().manual_seed(number)
         for table in range(shape.num_tables if self._new_share > 0 else 0):
-            count = int(len(of_tables[table].unique()) * self._new_share)
+            different = of_tables[table].unique()  # type: ignore[no-untyped-call]
+            count = int(len(different) * self._new_share)
             place = torch.randperm(of_tables.shape[1], generator=draw)[:count]
             first = shape.num_embeddings + number * int(of_tables.shape[1] * self._new_share)
             of_tables[table, place] = first + torch.arange(count)
