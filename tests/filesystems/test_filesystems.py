@@ -176,12 +176,12 @@ def test_a_full_file_system_ends_a_run_which_goes_on_when_there_is_space(
 def open_again(disk: LoopDisk, pool: Path) -> Rows:
     """On the disk as the kernel has it, or, where the file system has given up with the disk, mounted anew."""
     try:
-        return Rows(pool)
+        return Rows(pool, rows=MANY_ROWS)
     except (PoolError, OSError):
         pass  # and nothing holds the pool's files when it is unmounted
     gc.collect()
     disk.remount()
-    return Rows(pool)
+    return Rows(pool, rows=MANY_ROWS)
 
 
 def train_without_space(rows: Rows, host: Host) -> None:
@@ -195,7 +195,7 @@ def test_what_a_disk_that_failed_did_not_take_is_not_believed_by_the_next_run(
     disk: LoopDisk, host: Host, pool_root: Path
 ) -> None:
     pool = disk.path / "pool"
-    rows = Rows(pool)
+    rows = Rows(pool, rows=MANY_ROWS)  # new ones come on and on, and want space
     rows.steps(3)
     try:
         with pytest.raises(PoolError):
@@ -217,13 +217,13 @@ def test_what_a_disk_that_failed_did_not_take_is_not_believed_by_the_next_run(
     del rows
     gc.collect()
     disk.unmount()
-    with left.mounted() as path, Rows(path / "pool") as rows:
+    with left.mounted() as path, Rows(path / "pool", rows=MANY_ROWS) as rows:
         assert rows.pool.step >= durable
         rows.steps(durable + 20 - rows.pool.step)
         rows.pool.close()
         assert _core.Reader(str(path / "pool")).verify() == []
         assert digest_of_rows(path / "pool") == digest_of_rows(
-            trained(pool_root / "whole", durable + 20, medium="memory")
+            trained(pool_root / "whole", durable + 20, rows=MANY_ROWS, medium="memory")
         )
 
 
