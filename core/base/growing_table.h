@@ -2,9 +2,10 @@
 // what it is found by, is the policy's.
 //
 // A search begins where a group of slots does, and looks at the whole group before it branches: which slot of it is the
-// one cannot be predicted, whether it is one of it can. With slots of 16 bytes a group is a line.
+// one cannot be predicted, whether it is one of it can. With slots of 16 bytes, groups of four are lines.
 //
-// A policy has: Slot (trivially copyable; all zeros: empty), Key, full_percent and grown_percent; key_of(slot),
+// A policy has: Slot (trivially copyable; all zeros: empty), Key, full_percent and grown_percent, group_slots;
+// run_slots, that a search which may end in another line than it began looks at, as a rule, or 0; key_of(slot),
 // is_empty(slot), and hash(key), whose upper 32 bits count.
 //
 // Invariants
@@ -22,6 +23,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "base/huge_array.h"
 
@@ -44,22 +46,48 @@ class GrowingTable {
     Slot* const slot = slots.data() + slot_of(slots, key, hash);
     return policy_.is_empty(*slot) ? nullptr : slot;
   }
-  // Of a key that is not there.
+  // Replaces what was there of its key.
   void insert(const Slot& slot) {
-    if ((size_ + 1) * 100 > slots_.size() * Policy::full_percent) begin_to_grow();
     const Key key = policy_.key_of(slot);
     const std::uint64_t hash = policy_.hash(key);
-    const HugeArray<Slot>& slots = slots_of(hash);
-    slots[slot_of(slots, key, hash)] = slot;
-    ++size_;
-    grow_on(slots_moved_at_once);
+    const HugeArray<Slot>* slots = &slots_of(hash);
+    std::size_t at = slot_of(*slots, key, hash);
+    const bool is_new = policy_.is_empty((*slots)[at]);
+    if (is_new) {
+      if ((size_ + 1) * 100 > slots_.size() * Policy::full_percent) {
+        begin_to_grow();
+        slots = &slots_of(hash);
+        at = slot_of(*slots, key, hash);
+      }
+      ++size_;
+    }
+    (*slots)[at] = slot;
+    if (is_new) grow_on(slots_moved_at_once);
   }
-  // Of a key that is there.
-  void erase(const Key& key) {
+  // Of a key that is there, and of whose slot that holds.
+  template <class IsMeant>
+  void erase(const Key& key, const IsMeant& is_meant) {
     const std::uint64_t hash = policy_.hash(key);
     const HugeArray<Slot>& slots = slots_of(hash);
-    close_gap(slots, slot_of(slots, key, hash));
+    const std::size_t slot = slot_of(slots, key, hash);
+    if (policy_.is_empty(slots[slot]) || !is_meant(slots[slot])) return;
     --size_;
+    close_gap(slots, slot);
+  }
+  void erase(const Key& key) {
+    erase(key, [](const Slot&) { return true; });
+  }
+  // Erases entries of which that holds, some slots at a time, as `visit` goes through them; it does not grow.
+  template <class IsMeant>
+  std::size_t erase_if(std::size_t slot, std::size_t count, const IsMeant& is_meant) {
+    const std::size_t end = std::min(slots_.size(), slot + count);
+    while (slot < end) slot += erase_in_run(slot, is_meant);
+    return std::min(slot, slots_.size());
+  }
+  void clear() {
+    slots_ = HugeArray<Slot>(fewest_slots);
+    old_ = {};
+    size_ = 0;
   }
   // Asks for the memory that a call for a key of that hash is going to read, so that misses of the processor's caches
   // overlap. Inlined by order: GCC 12 leaves out calls of a function that does nothing but this.
@@ -67,9 +95,11 @@ class GrowingTable {
     const HugeArray<Slot>& slots = slots_of(hash);
     const Slot* const slot = slots.data() + first_slot(slots, hash);
     __builtin_prefetch(slot);
+    if constexpr (Policy::run_slots != 0) __builtin_prefetch(slot + Policy::run_slots);
   }
   // All entries, some slots at a time: those of `count` slots from `slot` on, or of as many as there are. Returns the
-  // slot after them, num_slots() at the end. visit_entry must not change the table.
+  // slot after them, num_slots() at the end. visit_entry must not change the table. Where keys were inserted meanwhile, and
+  // num_slots is what it was, none of the others is left out; none is seen twice, unless it grows.
   template <class Visit>
   std::size_t visit(std::size_t slot, std::size_t count, const Visit& visit_entry) const {
     const std::size_t end = std::min(num_slots(), slot + count);
@@ -81,6 +111,28 @@ class GrowingTable {
   }
   std::size_t num_slots() const { return old_.size() + slots_.size(); }
   bool is_growing() const { return old_.size() != 0; }
+  // Moves the entries of so many slots, and of some more. It stops before an empty slot. What was inserted meanwhile may
+  // lie behind the last one, where everything has moved.
+  void grow_on(std::size_t count) {
+    if (!is_growing()) return;
+    const std::size_t moved_before = num_moved_;
+    for (std::size_t slot = (old_start_ + num_moved_) % old_.size();; slot = after(old_, slot)) {
+      const Slot moved = old_[slot];
+      if (!policy_.is_empty(moved)) {
+        const Key key = policy_.key_of(moved);
+        slots_[slot_of(slots_, key, policy_.hash(key))] = moved;
+        old_[slot] = Slot{};
+      } else if (num_moved_ - moved_before >= count || num_moved_ >= old_.size()) {
+        break;
+      }
+      ++num_moved_;
+    }
+    if (num_moved_ >= old_.size()) {
+      old_ = {};
+    } else {
+      kept_back_ = old_.give_back(kept_back_, std::min(old_.size(), old_start_ + num_moved_));
+    }
+  }
   std::size_t size() const { return size_; }
   std::size_t memory_bytes() const {
     if (!is_growing()) return slots_.size() * sizeof(Slot);
@@ -92,7 +144,7 @@ class GrowingTable {
  private:
   static constexpr std::size_t fewest_slots = 64;
   static constexpr std::size_t slots_moved_at_once = 8;  // so that all have moved long before the new ones are full
-  static constexpr std::size_t group_slots = 4;
+  static constexpr std::size_t group_slots = Policy::group_slots;
 
   // Any number of groups will do: the hash is scaled, not cut.
   static std::size_t first_slot(const HugeArray<Slot>& slots, std::uint64_t hash) {
@@ -136,6 +188,30 @@ class GrowingTable {
     }
     slots[gap] = Slot{};
   }
+  // Of the slots from there up to an empty one, all of which that is asked for: what stays finds its place again. Returns
+  // how many slots that were, at least one.
+  template <class IsMeant>
+  std::size_t erase_in_run(std::size_t slot, const IsMeant& is_meant) {
+    kept_.clear();
+    std::size_t num_erased = 0;
+    std::size_t num_slots = 0;
+    for (std::size_t at = slot; !policy_.is_empty(slots_[at]); at = after(slots_, at), ++num_slots) {
+      if (is_meant(slots_[at])) {
+        ++num_erased;
+      } else {
+        kept_.push_back(slots_[at]);
+      }
+    }
+    if (num_erased != 0) {
+      for (std::size_t i = 0, at = slot; i < num_slots; ++i, at = after(slots_, at)) slots_[at] = Slot{};
+      for (const Slot& kept : kept_) {
+        const Key key = policy_.key_of(kept);
+        slots_[slot_of(slots_, key, policy_.hash(key))] = kept;
+      }
+      size_ -= num_erased;
+    }
+    return num_slots + 1;
+  }
   // Where there is no memory for more slots, those that there are stay as they are. What is inserted into the last run
   // may reach into the first slots: they move before, and more of them at each insert, so that it meets none that has
   // not.
@@ -149,27 +225,6 @@ class GrowingTable {
     kept_back_ = old_start_;
     grow_on(slots_moved_at_once);
   }
-  // It stops before an empty slot. What was inserted meanwhile may lie behind the last one, where everything has moved.
-  void grow_on(std::size_t count) {
-    if (!is_growing()) return;
-    const std::size_t moved_before = num_moved_;
-    for (std::size_t slot = (old_start_ + num_moved_) % old_.size();; slot = after(old_, slot)) {
-      const Slot moved = old_[slot];
-      if (!policy_.is_empty(moved)) {
-        const Key key = policy_.key_of(moved);
-        slots_[slot_of(slots_, key, policy_.hash(key))] = moved;
-        old_[slot] = Slot{};
-      } else if (num_moved_ - moved_before >= count || num_moved_ >= old_.size()) {
-        break;
-      }
-      ++num_moved_;
-    }
-    if (num_moved_ >= old_.size()) {
-      old_ = {};
-    } else {
-      kept_back_ = old_.give_back(kept_back_, std::min(old_.size(), old_start_ + num_moved_));
-    }
-  }
 
   Policy policy_;
   HugeArray<Slot> slots_;
@@ -178,6 +233,7 @@ class GrowingTable {
   std::size_t num_moved_ = 0;  // slots from there on
   std::size_t kept_back_ = 0;  // of these, the first whose memory was not given back
   std::size_t size_ = 0;
+  std::vector<Slot> kept_;  // of the run that entries are erased in
 };
 
 }  // namespace holdfast

@@ -66,6 +66,8 @@ class KeyDirectory {
     // 20 to 25 bytes a key, 22 on average.
     static constexpr std::size_t full_percent = 80;
     static constexpr std::size_t grown_percent = 64;
+    static constexpr std::size_t group_slots = 4;
+    static constexpr std::size_t run_slots = 0;
 
     std::uint64_t seed = 0;
 

@@ -27,6 +27,8 @@ struct EntryPolicy {
   using Key = std::uint64_t;
   static constexpr std::size_t full_percent = 80;
   static constexpr std::size_t grown_percent = 64;
+  static constexpr std::size_t group_slots = 4;
+  static constexpr std::size_t run_slots = 0;
   std::uint64_t seed = 0;
   bool all_collide = false;
   std::uint64_t hash(std::uint64_t key) const {
