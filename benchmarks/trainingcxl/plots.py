@@ -14,6 +14,7 @@ from trainingcxl.systems import CONFIGURATIONS
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 _COLORS = {
@@ -48,18 +49,20 @@ def plot_stages(cells: Cells, models: Sequence[str], systems: Sequence[str], pat
         axes.tick_params(axis="y", labelsize=7)
         plain(axes, model.upper())
     rows[0][0].set_ylabel("ms a batch; line: simulated", fontsize=8)
-    verbs = [verb for verb in _COLORS if verb not in ("persist", "dense")]
-    handles = [Rectangle((0, 0), 1, 1, color=_COLORS[verb]) for verb in verbs]
-    figure.legend(
-        handles,
-        [v.replace("_", " ") for v in verbs],
-        fontsize=7,
-        frameon=False,
-        loc="outside upper center",
-        ncols=len(verbs),
-    )
+    _name_colors(figure, [verb for verb in _COLORS if verb not in ("persist", "dense")], font_size=7)
     figure.savefig(path)
     plt.close(figure)
+
+
+def _name_colors(figure: Figure, stages: Sequence[str], *, font_size: int) -> None:
+    figure.legend(
+        [Rectangle((0, 0), 1, 1, color=_COLORS[stage]) for stage in stages],
+        [stage.replace("_", " ") for stage in stages],
+        fontsize=font_size,
+        frameon=False,
+        loc="outside upper center",
+        ncols=len(stages),
+    )
 
 
 def plot_batches(cells: Cells, model: str, systems: Sequence[str], path: Path) -> None:
@@ -86,15 +89,7 @@ def plot_batches(cells: Cells, model: str, systems: Sequence[str], path: Path) -
         axes.tick_params(axis="x", labelsize=7)
         plain(axes, CONFIGURATIONS[system].title)
     rows[-1][0].set_xlabel(f"ms, two batches of {model.upper()}", fontsize=8)
-    handles = [Rectangle((0, 0), 1, 1, color=color) for color in _COLORS.values()]
-    figure.legend(
-        handles,
-        [stage.replace("_", " ") for stage in _COLORS],
-        fontsize=6,
-        frameon=False,
-        loc="outside upper center",
-        ncols=len(_COLORS),
-    )
+    _name_colors(figure, list(_COLORS), font_size=6)
     figure.savefig(path)
     plt.close(figure)
 
