@@ -84,7 +84,7 @@ format::HomeAddressesHeader HomeAddresses::read_header() const {
     return header;
   }
   if (header.magic != format::home_addresses_magic || header.own_seed > 1 ||
-      header.crc != crc_of(header, header.own_seed == 1 ? own_seed_ : pool_seed_)) {
+      header.crc != crc_of(header, seed(header.own_seed == 1))) {
     throw Error(ErrorKind::corrupted,
                 file_->place(0) + ": the header of a home's addresses does not hold its checksum");
   }
@@ -113,8 +113,7 @@ void HomeAddresses::read(AddressMap::Loading::Memory& memory) {
   for (int turn = 1;; ++turn) {
     try {
       const HomeAddressesHeader header = read_header();
-      has_own_seed_ = header.own_seed;
-      seed_ = has_own_seed_ == 1 ? own_seed_ : pool_seed_;
+      has_own_seed_ = header.own_seed == 1;
       load(header.count, memory);
       return;
     } catch (const Error& error) {
@@ -158,7 +157,7 @@ void HomeAddresses::visit_sectors(std::uint64_t first_block, std::uint64_t num_b
     if (address + sector_rows <= first || address >= end) continue;
     const std::byte* sector = buffer.data() + i * sector_bytes;
     const auto place = [&] { return file_->place(rows_offset + (first_sector + i) * sector_bytes); };
-    if (!holds(sector, first_sector + i, seed_)) {
+    if (!holds(sector, first_sector + i, seed(has_own_seed_))) {
       throw Error(ErrorKind::corrupted, place() + ": addresses of rows do not hold their checksum");
     }
     std::array<std::uint64_t, sector_rows> rows;
@@ -224,7 +223,7 @@ void HomeAddresses::sync() {
       const std::uint64_t number = done * (block_bytes / sector_bytes) + i;  // of the sectors that are written
       const std::uint64_t first = std::min<std::uint64_t>(number * sector_rows, unwritten_.size());
       const std::uint64_t count = std::min<std::uint64_t>(sector_rows, unwritten_.size() - first);
-      pack(unwritten_.data() + first, count, first_block * (block_bytes / sector_bytes) + number, seed_,
+      pack(unwritten_.data() + first, count, first_block * (block_bytes / sector_bytes) + number, seed(has_own_seed_),
            buffer.data() + i * sector_bytes);
     }
     queue_.write_range(*file_, rows_offset + (first_block + done) * block_bytes, some * block_bytes, buffer.data());
@@ -244,8 +243,8 @@ void HomeAddresses::write_header(std::uint64_t count) {
   HomeAddressesHeader header{};
   header.magic = format::home_addresses_magic;
   header.count = count;
-  header.own_seed = has_own_seed_;
-  header.crc = crc_of(header, seed_);
+  header.own_seed = has_own_seed_ ? 1 : 0;
+  header.crc = crc_of(header, seed(has_own_seed_));
   const SectorBuffer block(block_bytes);
   std::memcpy(block.data(), &header, sizeof(header));
   queue_.write_range(*file_, 0, file_->unit_bytes(), block.data());

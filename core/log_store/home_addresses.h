@@ -68,6 +68,7 @@ class HomeAddresses {
 
  private:
   format::HomeAddressesHeader read_header() const;
+  std::uint32_t seed(bool is_own) const { return is_own ? own_seed_ : pool_seed_; }
   // With a thread for each part of the memory.
   void read(AddressMap::Loading::Memory& memory);
   void load(std::uint64_t count, AddressMap::Loading::Memory& memory);
@@ -81,8 +82,7 @@ class HomeAddresses {
   std::uint64_t num_rows_;
   std::uint32_t pool_seed_;
   std::uint32_t own_seed_;
-  std::uint32_t has_own_seed_ = 1;
-  std::uint32_t seed_ = own_seed_;  // that its checksums go on from
+  bool has_own_seed_ = true;  // its checksums go on from that, not from the pool's
   AddressMap map_;
   std::uint64_t durable_count_ = 0;
   std::vector<std::uint64_t> unwritten_;  // rows from the last block's first on, by address
