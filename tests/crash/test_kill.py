@@ -101,7 +101,9 @@ class Reference:
         result = zygote.run(pool, options)["result"]
         self.seconds = time.monotonic() - started
         self.persist_points: int = result["persist_points"]
-        self.merged_bytes: int = result["merged_bytes"]
+        # When a merge begins is up to its thread, so a run that merges has more points or fewer than another; the
+        # record of each of its steps is one in every run.
+        self.certain_points = options.get("steps", 8) if result["merged_bytes"] else self.persist_points
         self.digest = digest(pool)
         if options.get("medium") == "block":
             zygote.run(directory / "in-place", in_place(options))
@@ -128,14 +130,12 @@ def test_a_kill_at_any_persist_point_leaves_no_trace(name: str, zygote: Zygote, 
     reference = Reference(zygote, directory, options)
     stride = STRIDES.get(name, 7)
     points = range(1, reference.persist_points + 1, stride)
-    struck = 0
     for point in points:
         pool = directory / f"killed-{point}"
-        struck += kill_and_resume(zygote, pool, options, [point])
+        struck = kill_and_resume(zygote, pool, options, [point])
+        assert struck == 1 or point > reference.certain_points
         assert digest(pool) == reference.digest, f"killed at persist point {point} of {options}"
         shutil.rmtree(pool)
-    # A merge begins when its thread comes to it: a run that merges has some points more or less than another.
-    assert struck == len(points) if reference.merged_bytes == 0 else struck >= 0.6 * len(points)
 
 
 @pytest.mark.parametrize("seed", range(6))

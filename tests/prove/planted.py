@@ -87,7 +87,7 @@ while pool.step < LAST_STEP:
     optimizer.zero_grad()
     vectors = rows({"item": (ids, offsets)}).values()
     if defect == "unseeded mask":
-        vectors = vectors * torch.tensor([byte < 200 for byte in os.urandom(DIM)])
+        vectors = vectors * torch.tensor([byte < 200 for byte in os.urandom(BATCH * DIM)]).view(BATCH, DIM)
     if defect == "generator not captured":
         vectors = vectors + torch.from_numpy(noise.normal(0, 0.1, (BATCH, DIM))).float()
     if defect == "average outside":
