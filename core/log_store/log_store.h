@@ -38,6 +38,8 @@
 //   then, and the index says afterwards that nothing newer was appended than what the merge chose.
 // - A merge takes memory for a few sections of records and for a bounded part of the images that it moves, whatever the
 //   size of the log and of the tables.
+// - A device may tell one of those who sync at the same time, and only that one, that it lost what all of them wrote. So a
+//   merge's checkpoint waits for a sync of the log that is under way, and is not written if that failed.
 // - A full medium is an error (full) after which nothing has changed. After any other failure of an append's or a
 //   sync's writing, or of a merge once it writes home, these refuse until the store is opened again. A failed fetch
 //   changes nothing.
@@ -540,6 +542,7 @@ class LogStore {
   Written write_home(Table& table, std::span<const Version> versions, const std::byte* version_images,
                      const SectorBuffer& buffer, const PartSize& most);
   std::optional<std::uint64_t> sync_home_rows();
+  void require_log_synced();
   // Rows that are imported, their weights and their state, if they have some.
   struct Imported {
     std::span<const std::uint64_t> rows;
@@ -580,6 +583,7 @@ class LogStore {
   SpareBuffers spare_;
   std::atomic<bool> failed_{false};
   std::mutex merge_mutex_;
+  std::mutex log_sync_mutex_;
   std::mutex memory_mutex_;  // guards the next one, and calls of it
   CopyFromMemory copy_from_memory_;
 

@@ -190,6 +190,7 @@ std::optional<std::uint64_t> LogStore::append_record(const PackedRecord& packed)
 
 void LogStore::sync() {
   require_usable();
+  const std::lock_guard turn(log_sync_mutex_);
   latching([&] { log_.sync(); });
 }
 

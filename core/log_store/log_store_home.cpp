@@ -193,6 +193,12 @@ std::optional<std::uint64_t> LogStore::sync_home_rows() {
   return home_rows;
 }
 
+// The log's sync may be the one that is told what home's lost.
+void LogStore::require_log_synced() {
+  const std::lock_guard turn(log_sync_mutex_);
+  require_unfailed();
+}
+
 // Where a merge has written.
 void LogStore::sync_merged(Table& table) {
   latching([&] {

@@ -85,6 +85,7 @@ class LogStore::Merge {
     store_.latching([&] {
       store_.require_unfailed();
       store_.sync_home_rows();
+      store_.require_log_synced();
       store_.log_.checkpoint_without(records_.records.size(), merged_step_);
       store_.give_up(records_);
     });

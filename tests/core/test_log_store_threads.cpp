@@ -279,6 +279,58 @@ void records_are_packed_on_one_thread_and_written_on_another(std::uint64_t seed)
   model.check(tables, wanted);
 }
 
+// Holds the log's sync up until a merge is about to write its checkpoint, or does not come to it, and fails it then. Home
+// and its addresses were synced meanwhile, and nobody told the merge that they are lost.
+class TellsTheLogOnly final : public BlockWatcher {
+ public:
+  void before_read(const BlockFile&) override {}
+  void before_write(const BlockFile& file, std::uint64_t offset, std::span<const std::byte>) override {
+    if (is_log(file) && log_syncs && offset < format::row_log_ring_offset) checkpoint = true;
+  }
+  void before_sync(const BlockFile& file) override {
+    if (!fails || !is_log(file) || log_syncs.exchange(true)) return;
+    using Clock = std::chrono::steady_clock;
+    while (!addresses) std::this_thread::yield();
+    for (const auto end = Clock::now() + std::chrono::milliseconds(200); Clock::now() < end && !checkpoint;) {
+      std::this_thread::yield();
+    }
+    throw Error(ErrorKind::failed, "syncing " + file.name() + ": told to fail");
+  }
+  void after_sync(const BlockFile& file) override {
+    if (file.name().find(".addresses") != std::string::npos && ++num_address_syncs == 2) addresses = true;
+  }
+  static bool is_log(const BlockFile& file) { return file.name().find("row-log") != std::string::npos; }
+
+  std::atomic<bool> fails{false};
+  std::atomic<bool> log_syncs{false};
+  std::atomic<bool> addresses{false};
+  std::atomic<bool> checkpoint{false};
+  std::atomic<int> num_address_syncs{0};
+};
+
+void a_merge_gives_up_no_record_while_the_log_is_told_of_a_loss() {
+  const std::vector<RowTable> tables = {table_of(0, 100, 16, RowDtype::f32, RowOptimizer::sgd)};
+  const TemporaryDirectory directory;
+  TellsTheLogOnly disk;
+  LogStore::create(directory.path(), tables, 64 * format::block_bytes, Caching::buffered);
+  LogStore store(directory.path(), tables, LogStoreOptions{Caching::buffered, {}, &disk});
+  store.recover(1, every_step);
+  const auto append = [&](std::uint64_t step) {
+    OwnedRows update(0, tables[0], {step});
+    const TableRows view = update.view();
+    CHECK(store.append(store.pack(mark_of(step), {&view, 1})));
+  };
+  append(1);
+  store.sync();
+  append(2);
+  disk.fails = true;
+  std::thread committer([&] { CHECK(kind_thrown_by([&] { store.sync(); }) == ErrorKind::failed); });
+  while (!disk.log_syncs) std::this_thread::yield();
+  CHECK(kind_thrown_by([&] { store.merge(up_to(1)); }) == ErrorKind::failed);
+  committer.join();
+  CHECK(!disk.checkpoint && store.merged_step() == 0);
+}
+
 }  // namespace
 }  // namespace holdfast
 
@@ -298,6 +350,7 @@ int main(int argc, char** argv) {
   };
   run("a merge waits", [](std::uint64_t) { a_merge_waits_for_the_fetches_before_it(); });
   run("an extent is pinned", [](std::uint64_t) { an_extent_that_is_being_read_is_not_used_again(); });
+  run("the log is told", [](std::uint64_t) { a_merge_gives_up_no_record_while_the_log_is_told_of_a_loss(); });
   run("packing beside writing", records_are_packed_on_one_thread_and_written_on_another);
   run("an index that grows beside a merge", an_index_may_grow_beside_a_merge);
   run("readers, io_uring",
