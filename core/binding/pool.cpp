@@ -142,6 +142,8 @@ void bind_pool(nb::module_& m) {
                                    [&](std::uint32_t table) { return pool.keys(table); });
           },
           "tables"_a, "features"_a, "features: (name, index into tables), in the order of the output.")
+      .def("take_keys", &Pool::take_keys, "former"_a,
+           "Of a pool in whose place this one was made, with more tables: its collections plan for this one.")
       .def("dense_state",
            [](Pool& pool) -> std::optional<std::tuple<nb::bytes, nb::bytes>> {
              const auto state = pool.dense_state();

@@ -78,7 +78,7 @@ void Pool::check_rows(const Plan& plan) const {
   for (const CollectionSpec::Table& table : plan.spec->tables) {
     const auto& tables = backend_->tables();
     if (table.number < tables.size() && table.num_rows == tables[table.number].num_rows &&
-        table.dim == tables[table.number].spec.dim) {
+        table.dim == tables[table.number].spec.dim && table.keys == keys_[table.number].directory) {
       continue;
     }
     throw Error(ErrorKind::config, "the plan was made by a collection of another pool, which has other tables");
@@ -115,6 +115,10 @@ std::shared_ptr<KeyDirectory> Pool::keys(std::uint32_t number) {
     backend_->leave_keys_behind(number, keys.ages.oldest());
   }
   return keys.directory;
+}
+
+void Pool::take_keys(const Pool& former) {
+  for (std::size_t number = 0; number < former.keys_.size(); ++number) keys_.at(number) = former.keys_[number];
 }
 
 bool Pool::leaves_keys(const Plan& plan) const {

@@ -220,6 +220,9 @@ class Pool {
   // Which of a table's rows has which key, where ids of the table are keys; else nothing. Filled from the rows when it is
   // asked for first, before the first step that updates them.
   std::shared_ptr<KeyDirectory> keys(std::uint32_t table);
+  // This pool was made anew, with more tables, in the place of one that nothing had happened in, and which is closed: collections
+  // that were made of it plan with its directories.
+  void take_keys(const Pool& former);
 
   std::uint64_t step() const { return step_; }
   std::uint64_t cursor() const { return cursor_; }

@@ -336,6 +336,11 @@ class Pool:
     def collection(self, tables: Sequence[int], features: Sequence[tuple[str, int]]) -> Collection:
         """features: (name, index into tables), in the order of the output."""
 
+    def take_keys(self, former: Pool) -> None:
+        """
+        Of a pool in whose place this one was made, with more tables: its collections plan for this one.
+        """
+
     def dense_state(self) -> tuple[bytes, bytes] | None: ...
 
     def announce(self, plan: Plan) -> None:

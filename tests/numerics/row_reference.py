@@ -132,21 +132,29 @@ def power_of(base: float, exponent: int) -> float:
 
 @dataclass
 class TableReference:
-    """One table: every row's value and optimizer state as float32, and the hyperparameters of its optimizer."""
+    """One table: every row's value and optimizer state as float32, and the hyperparameters of its optimizer. keys: of
+    the rows, where ids are keys."""
 
     config: EmbeddingBagConfig
     number: int
     seed: int
     optimizer: RowOptimizerSpec
+    keys: Sequence[int] | None = None
     weights: Tensor = field(init=False)
     state: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        rows = [initial_row(self.config, self.number, self.seed, row) for row in range(self.config.num_embeddings)]
-        self.weights = torch.stack(rows)
+        self.weights = torch.stack([self.initial(row) for row in range(self.config.num_embeddings)])
         dim = self.config.embedding_dim
         width = {SGD: 0, RowWiseAdagrad: 1, Adagrad: dim, Adam: 2 * dim, RowWiseAdam: dim + 1}[type(self.optimizer)]
         self.state = torch.zeros(self.config.num_embeddings, width)
+
+    def initial(self, row: int) -> Tensor:
+        return initial_row(self.config, self.number, self.seed, self.counted_as(row))
+
+    def counted_as(self, row: int) -> int:
+        """The 64 bits by which its random numbers go."""
+        return row if self.keys is None else self.keys[row] & ((1 << 64) - 1)
 
     def bag_factor(self, length: int) -> Tensor:
         """What a mean multiplies its sum with."""
@@ -187,7 +195,7 @@ class TableReference:
                 g = g + f32(spec.weight_decay) * w
             new = self._updated(w, state, g, learning_rate, step)
             if self.config.data_type != "fp32":
-                key = key_of(STOCHASTIC_ROUNDING, self.seed, self.number, step, row)
+                key = key_of(STOCHASTIC_ROUNDING, self.seed, self.number, step, self.counted_as(row))
                 new = round_stochastically(new, storage_dtype(self.config), key)
             self.weights[row] = new
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from holdfast import _core
+from holdfast.admin.by_key import by_key
 from holdfast.state import state_tree
 from model import Dense, State, rng_now
 from twin import read_table
@@ -30,17 +31,37 @@ def rows_differ(directory: Path, state: State, *, exact_touched: bool = True) ->
     """exact_touched: in a pool that was restored, rows between others may count as touched, too."""
     reader = _core.Reader(str(directory))
     for number, (weights, of_rows) in enumerate(state.rows):
-        for what, found, wanted in zip(
-            ("weights", "state"), read_table(directory, number), (weights, of_rows), strict=True
-        ):
+        keys = state.keys[number]
+        if keys is None:
+            together = read_table(directory, number)
+            touched = set(reader.touched_rows(number, 0, len(weights)))
+        else:
+            # Rows that are no key's have no place here: they are as they begin, as a lookup has them.
+            together = weights.clone(), of_rows.clone()
+            touched = read_keys(directory, number, keys, *together)
+        for what, found, wanted in zip(("weights", "state"), together, (weights, of_rows), strict=True):
             if not same_bits(found, wanted):
                 bad = (found.view(torch.int32) != wanted.view(torch.int32)).any(1).nonzero().flatten().tolist()
                 return f"{what} of rows {bad} of table {number} are not those of step {state.step}"
-        touched = set(reader.touched_rows(number, 0, len(weights)))
-        missing = state.touched[number] - touched if not exact_touched else touched ^ state.touched[number]
+        missing = set(state.touched[number]) - touched if not exact_touched else touched ^ set(state.touched[number])
         if missing:
             return f"rows {sorted(missing)} of table {number}: touched, or not, otherwise than at step {state.step}"
     return None
+
+
+def read_keys(directory: Path, number: int, keys: list[int], weights: Tensor, state: Tensor) -> set[int]:
+    """Puts what a pool has of a table's keys where they are in `keys`; returns where it has any."""
+    reader = _core.Reader(str(directory))
+    dtype = (torch.float32, torch.float16, torch.bfloat16)[reader.tables[number].dtype]
+    places = {key: place for place, key in enumerate(keys)}
+    found = set()
+    for chunk in by_key(reader, number):
+        for key, values, floats in zip(chunk.records["key"].tolist(), chunk.weights, chunk.state, strict=True):
+            place = places[key]
+            weights[place] = torch.from_numpy(values.copy()).view(dtype).float()
+            state[place] = torch.from_numpy(np.frombuffer(floats.tobytes(), np.float32).copy())
+            found.add(place)
+    return found
 
 
 def stored_dense_differs(directory: Path, state: State) -> str | None:

@@ -24,12 +24,23 @@ BIG = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
+    """keyed: its ids are keys, of which there are as many as `rows` says. ttl_steps: of keys; 0: they stay."""
+
     rows: int
     dim: int
     dtype: str
     pooling: str
     features: int
     init: tuple[float, float] | None
+    keyed: bool
+    ttl_steps: int
+
+    def id_of(self, row: int) -> int:
+        """What a batch has: the row, or its key, which is anything of 64 bits."""
+        if not self.keyed:
+            return row
+        bits = ((row + 1) * 0x9E3779B97F4A7C15) & ((1 << 64) - 1) if row % 5 else row
+        return bits - ((bits >> 63) << 64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +96,7 @@ class Run:
         ]
 
     def batch(self, number: int) -> tuple[dict[str, list[list[int]]], dict[str, list[list[float]]] | None]:
-        """Bags and weights of batch `number`, by feature: a function of seed and number."""
+        """Bags of rows and weights of batch `number`, by feature: a function of seed and number."""
         rng = np.random.default_rng((self.seed, number))
         bags: dict[str, list[list[int]]] = {}
         for c, t, feature in self.features():
@@ -95,6 +106,14 @@ class Run:
         if not self.weighted:
             return bags, None
         return bags, {f: [rng.standard_normal(len(bag)).astype(np.float32).tolist() for bag in bags[f]] for f in bags}
+
+    def fed(self, number: int) -> tuple[dict[str, list[list[int]]], dict[str, list[list[float]]] | None]:
+        """The same batch as a user has it, with ids."""
+        bags, weights = self.batch(number)
+        for c, t, feature in self.features():
+            table = self.collections[c].tables[t]
+            bags[feature] = [[table.id_of(row) for row in bag] for bag in bags[feature]]
+        return bags, weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +183,8 @@ def draw(seed: int) -> Episode:
     return Episode(seed=seed, run=run, lives=lives)
 
 
-def _table(rng: random.Random) -> Table:
+def _table(rng: random.Random, relaxed_lookup: bool) -> Table:
+    keyed = rng.random() < 0.3
     return Table(
         rows=rng.choice((1, 2, 3, 7, 20, 33, 64, 100, 257)),
         dim=rng.choice((1, 2, 3, 4, 8, 16, 17, 33)),
@@ -172,20 +192,22 @@ def _table(rng: random.Random) -> Table:
         pooling=rng.choice(("sum", "mean")),
         features=rng.choice((1, 1, 2)),
         init=rng.choice((None, None, (0.25, 0.25), (-1.0, 3.0))),
+        keyed=keyed,
+        ttl_steps=rng.choice((0, 1, 2, 4)) if keyed and not relaxed_lookup else 0,
     )
 
 
 def _run(rng: random.Random) -> Run:
+    relaxed_lookup = rng.random() < 0.15
     collections = tuple(
         Collection(
-            tables=tuple(_table(rng) for _ in range(rng.choice((1, 1, 2, 3)))),
+            tables=tuple(_table(rng, relaxed_lookup) for _ in range(rng.choice((1, 1, 2, 3)))),
             optimizer=rng.choice(ROW_OPTIMIZERS),
             lr=rng.choice((0.01, 0.1)),
             weight_decay=rng.choice((0.0, 0.0, 0.05)),
         )
         for _ in range(rng.choice((1, 1, 1, 2, 3)))
     )
-    relaxed_lookup = rng.random() < 0.15
     rare = rng.choice((0.0, 0.15, 0.4))
     scripts = tuple(
         Step(

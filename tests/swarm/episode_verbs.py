@@ -77,7 +77,7 @@ class Verb:
             EmbeddingBagCollection(pool, configs_of(self.run, c), optimizer=spec_of(self.run, c)).eval()  # type: ignore[arg-type]
             for c in range(len(self.run.collections))
         ]
-        return torch.cat([rows(jagged(*self.run.batch(3))).values() for rows in collections], dim=1)
+        return torch.cat([rows(jagged(*self.run.fed(3))).values() for rows in collections], dim=1)
 
     def _digest(self) -> int:
         with at_rest(self.directory) as (reader, _):
@@ -111,9 +111,16 @@ class Verb:
         def tensor(name: str, dtype: torch.dtype) -> torch.Tensor:
             begin, end = header[name]["data_offsets"]
             raw = np.frombuffer(data[8 + length + begin : 8 + length + end], np.uint8).copy()
-            return torch.from_numpy(raw).view(dtype)
+            return torch.from_numpy(raw).view(dtype) if len(raw) else torch.empty(0, dtype=dtype)
 
-        for name, dtype, (weights, _) in zip(names, dtypes, state.rows, strict=True):
+        for number, (name, dtype, (weights, _)) in enumerate(zip(names, dtypes, state.rows, strict=True)):
+            if (keys := state.keys[number]) is not None:
+                # Those that the pool has, in their order.
+                places = sorted(state.touched[number], key=keys.__getitem__)
+                weights = weights[places]
+                found = tensor(f"embedding_bags.{name}.keys", torch.int64).tolist()
+                if found != [keys[row] for row in places]:
+                    raise Wrong(f"export: {name} has keys {found} at step {step}")
             if not checks.same_bits(tensor(f"embedding_bags.{name}.weight", dtype).float(), weights.reshape(-1)):
                 raise Wrong(f"export: {name} is not that of step {step}")
         if not has_dense and step > 0:

@@ -269,12 +269,7 @@ class LifeOf:
         """What leaves no trace."""
         script = self.run.scripts[number - 1]
         if script.bad_ids:
-            bags = {feature: [[1 << 30]] for _, _, feature in self.run.features()}
-            try:
-                self.collections[0].plan(jagged(bags))
-                raise Wrong("an id out of range was taken")
-            except IdError:
-                pass
+            self._bring_bad_ids()
         if script.thrown_away:
             self._forward(self._plan(10_000 + number))
         if script.nan:
@@ -286,8 +281,22 @@ class LifeOf:
                 pass
         self._point("planned")
 
+    def _bring_bad_ids(self) -> None:
+        tables = self.run.collections[0].tables
+        if all(table.keyed for table in tables):
+            return  # to which no id is bad
+        bags = {}
+        for c, t, feature in self.run.features():
+            table = self.run.collections[c].tables[t]
+            bags[feature] = [[table.id_of(0) if table.keyed else 1 << 30]]
+        try:
+            self.collections[0].plan(jagged(bags))
+            raise Wrong("an id out of range was taken")
+        except IdError:
+            pass
+
     def _plan(self, number: int) -> list[PlannedFeatures]:
-        together = jagged(*self.run.batch(number))
+        together = jagged(*self.run.fed(number))
         return [rows.plan(together) for rows in self.collections]
 
     def _take(self, number: int) -> list[PlannedFeatures]:
@@ -337,7 +346,7 @@ class LifeOf:
     def _evaluate(self, number: int, cursor: int) -> None:
         rows_then = self.model.states[number - 1].rows
         with torch.no_grad():
-            found = torch.cat([rows(jagged(*self.run.batch(cursor + 3))).values() for rows in self.collections], dim=1)
+            found = torch.cat([rows(jagged(*self.run.fed(cursor + 3))).values() for rows in self.collections], dim=1)
         if not checks.same_bits(found, self.model.pool(cursor + 3, rows_then, plain=True)):
             raise Wrong(f"the evaluation in step {number} differs")
 

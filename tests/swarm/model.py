@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from draw import Run
+from draw import Run, Table
 from holdfast import SGD, Adagrad, Adam, EmbeddingBagConfig, RowWiseAdagrad, RowWiseAdam
 from holdfast.pools.optim import RowOptimizerSpec
 from row_reference import RowGradients, TableReference, f32
@@ -35,19 +35,38 @@ def spec_of(run: Run, number: int) -> RowOptimizerSpec:
 
 
 def configs_of(run: Run, number: int) -> list[EmbeddingBagConfig]:
+    """As a user declares the tables: where keys stay there is a row for each, and no more."""
     return [
-        EmbeddingBagConfig(
-            num_embeddings=table.rows,
-            embedding_dim=table.dim,
-            name=f"c{number}t{t}",
-            feature_names=[f"c{number}t{t}f{f}" for f in range(table.features)],
-            data_type=table.dtype,
-            pooling=table.pooling,
-            weight_init_min=None if table.init is None else table.init[0],
-            weight_init_max=None if table.init is None else table.init[1],
+        replace(
+            counted,
+            num_embeddings=None,
+            capacity=table.rows if table.ttl_steps == 0 else 40 * table.rows,
+            ttl_steps=table.ttl_steps or None,
         )
-        for t, table in enumerate(run.collections[number].tables)
+        if table.keyed
+        else counted
+        for table, counted in zip(run.collections[number].tables, counted_configs_of(run, number), strict=True)
     ]
+
+
+def counted_configs_of(run: Run, number: int) -> list[EmbeddingBagConfig]:
+    """The same tables with as many rows as there are ids."""
+    configs = []
+    for t, table in enumerate(run.collections[number].tables):
+        low, high = table.init or ((-0.125, 0.125) if table.ttl_steps else (None, None))
+        configs.append(
+            EmbeddingBagConfig(
+                num_embeddings=table.rows,
+                embedding_dim=table.dim,
+                name=f"c{number}t{t}",
+                feature_names=[f"c{number}t{t}f{f}" for f in range(table.features)],
+                data_type=table.dtype,
+                pooling=table.pooling,
+                weight_init_min=low,
+                weight_init_max=high,
+            )
+        )
+    return configs
 
 
 def rng_now() -> tuple[Any, ...]:
@@ -107,13 +126,15 @@ class Dense:
 @dataclass(frozen=True, kw_only=True)
 class State:
     """At the end of a step. rows: weights (16-bit ones widened) and state of every table. touched: rows that an update
-    has written. lrs: of the row optimizers."""
+    has written, but for keys that are left behind, and the step of the newest one. keys: of the rows, where they have
+    any. lrs: of the row optimizers."""
 
     step: int
     cursor: int
     row_updates: int
     rows: list[tuple[Tensor, Tensor]]
-    touched: list[frozenset[int]]
+    touched: list[dict[int, int]]
+    keys: list[list[int] | None]
     dense: dict[str, Any]
     lrs: list[float]
     rng: tuple[Any, ...]
@@ -130,15 +151,21 @@ class Model:
         for c in range(len(run.collections)):
             first = sum(len(tables) for tables in self.tables)
             spec = spec_of(run, c)
-            configs = enumerate(configs_of(run, c), first)
-            self.tables.append([TableReference(config, number, SEED_OF_POOL, spec) for number, config in configs])
+            drawn = zip(run.collections[c].tables, counted_configs_of(run, c), strict=True)
+            self.tables.append(
+                [
+                    TableReference(config, number, SEED_OF_POOL, spec, _keys_of(table))
+                    for number, (table, config) in enumerate(drawn, first)
+                ]
+            )
         self._flat = [table for tables in self.tables for table in tables]
+        self._ttl_steps = [table.ttl_steps for collection in run.collections for table in collection.tables]
         # Stand-ins that schedules drive; their learning rates are the rows'.
         self._row_optimizers = [
             torch.optim.SGD([torch.zeros((), requires_grad=True)], lr=collection.lr) for collection in run.collections
         ]
         self.dense = Dense(run, list(self._row_optimizers))
-        self.states = [self._snapshot(0, 0, 0, [frozenset()] * len(self._flat), [])]
+        self.states = [self._snapshot(0, 0, 0, [{} for _ in self._flat], [])]
         self.extend()
 
     def extend(self) -> None:
@@ -161,7 +188,7 @@ class Model:
         set_rng(rng)
 
     def _snapshot(
-        self, step: int, cursor: int, row_updates: int, touched: list[frozenset[int]], pooled: list[Tensor]
+        self, step: int, cursor: int, row_updates: int, touched: list[dict[int, int]], pooled: list[Tensor]
     ) -> State:
         return State(
             step=step,
@@ -169,6 +196,7 @@ class Model:
             row_updates=row_updates,
             rows=[(table.weights.clone(), table.state.clone()) for table in self._flat],
             touched=touched,
+            keys=[None if table.keys is None else list(table.keys) for table in self._flat],
             dense=copy.deepcopy(self.dense.state()),
             lrs=[optimizer.param_groups[0]["lr"] for optimizer in self._row_optimizers],
             rng=rng_now(),
@@ -189,18 +217,27 @@ class Model:
             self.dense.loss(pooled).backward()
             assert pooled.grad is not None
             self._add_gradients(sums, number, pooled.grad)
-        touched = list(before.touched)
+        step = before.step + 1
+        touched = [dict(of_table) for of_table in before.touched]
         flat = 0
         for c, tables in enumerate(self.tables):
             for table, of_table in zip(tables, sums[c], strict=True):
                 if script.updates[c]:
                     lr = self._row_optimizers[c].param_groups[0]["lr"]
                     table.update(of_table, before.row_updates + 1, lr=lr)
-                    touched[flat] |= frozenset(of_table)
+                    touched[flat] |= dict.fromkeys(of_table, step)
+                self._leave_behind(flat, touched[flat], step)
                 flat += 1
         self.dense.end_step()
         cursor, updates = before.cursor + script.micro_batches, before.row_updates + any(script.updates)
-        self.states.append(self._snapshot(before.step + 1, cursor, updates, touched, outputs))
+        self.states.append(self._snapshot(step, cursor, updates, touched, outputs))
+
+    def _leave_behind(self, flat: int, touched: dict[int, int], step: int) -> None:
+        """Keys that no step has updated for too long begin anew."""
+        ttl_steps, table = self._ttl_steps[flat], self._flat[flat]
+        for row in [row for row, newest in touched.items() if ttl_steps and newest <= step - ttl_steps]:
+            del touched[row]
+            table.weights[row], table.state[row] = table.initial(row), 0
 
     def pool(self, number: int, rows: list[tuple[Tensor, Tensor]] | None = None, *, plain: bool = False) -> Tensor:
         """The pooled output of batch `number`; rows: others than the newest. plain: whatever relaxed_lookup says."""
@@ -243,6 +280,10 @@ def _pool(
         total = sums[0] + sums[1] if shared else sums[0]
         pooled.append(table.bag_factor(len(bag)) * total if table.config.pooling == "mean" else total)
     return torch.stack(pooled)
+
+
+def _keys_of(table: Table) -> list[int] | None:
+    return [table.id_of(row) for row in range(table.rows)] if table.keyed else None
 
 
 def seed_everything(seed: int) -> None:

@@ -50,6 +50,9 @@ def test_nothing_is_never_drawn() -> None:
     counts = Counter(option for seed in range(600) for option in options_of(draw(seed)))
     verbs = {f"then: {name}" for name in VERBS_AT_REST} | {f"beside: {name}" for name in VERBS_BESIDE}
     kills = {f"kill {how}" for how in ("persist point", "call", "point", "time", "term")}
-    rows = {f"rows {name}" for name in (*ROW_OPTIMIZERS, "fp32, sum", "fp16, mean", "bf16, mean")}
+    rows = {
+        f"rows {name}"
+        for name in (*ROW_OPTIMIZERS, "with keys", "with keys, left behind", "fp32, sum", "fp16, mean", "bf16, mean")
+    }
     for wanted in (*verbs, *kills, *rows, *(f"run optimizer: {name}" for name in DENSE_OPTIMIZERS)):
         assert counts[wanted] > 10, f"{wanted}: {counts[wanted]} of 600"

@@ -263,6 +263,24 @@ def test_keys_are_left_behind_and_begin_anew_as_in_a_model(pool_root: Path, poli
         assert max(reader.touched_rows(0, 0, 1000)) < 0.8 * len(seen), "rows are another key's after a while"
 
 
+def test_a_further_collection_changes_nothing_of_which_keys_are_left_behind(pool_root: Path) -> None:
+    """The pool is made anew with its table, under a collection that is there already."""
+    with Pool(pool_root / "pool", seed=1, medium="memory") as pool:
+        rows = EmbeddingBagCollection(pool, [table(feature_names=["item"], ttl_steps=2)], optimizer=SGD(lr=1.0))
+        more = EmbeddingBagCollection(pool, [table(name="more", feature_names=["more"], ttl_steps=2)])
+        seen = []
+        for step in range(1, 6):
+            key = torch.tensor([5 if step in (1, 5) else 6])
+            pooled = rows({"item": (key, torch.tensor([0, 1]))}).values()
+            seen.append(pooled.detach())
+            (pooled.sum() + more({"more": (key, torch.tensor([0, 1]))}).values().sum()).backward()
+            rows.optimizer.step()
+            more.optimizer.step()
+            pool.commit(step)
+        assert torch.equal(seen[0], seen[4])
+        assert not torch.equal(seen[1], seen[3])
+
+
 @pytest.mark.parametrize("policy", ["both", "all"])
 def test_lives_that_end_anywhere_leave_the_same_keys_behind(pool_root: Path, policy: str) -> None:
     options = {"capacity": 400, **POLICIES[policy]}

@@ -200,11 +200,12 @@ class Pool:
         return not any(reader.touched_rows(table, 0, 1) for table in range(len(reader.tables)))
 
     def _create(self, specs: list[_core.TableSpec]) -> None:
-        if self._core is not None:
+        former = self._core
+        if former is not None:
             self.drain()
             while self._before_closing:
                 self._before_closing.pop()()
-            self._core.close()
+            former.close()
             _core.Pool.take_back(str(self.directory))
         try:
             make_directory(self.directory)
@@ -223,6 +224,8 @@ class Pool:
             row_checksums=self._row_checksums and not log_store,
         )
         self._open()
+        if former is not None:
+            self.core.take_keys(former)
 
     @property
     def recovered(self) -> _core.RecoveryReport:
