@@ -2,8 +2,9 @@
 
 A disk is a file on a file system of its own that clones files (XFS): a clone is the disk as it is at that instant, with
 whatever had been written to it, flushed or not, and without what the kernel still has in memory. Where that file system
-is full, the disk fails writes to blocks that it was never given. The loop driver believes in a write of which only a part
-was done, as no disk does: so a disk is written a block at a time, which is done or is not.
+is full, the disk fails writes to blocks that it was never given. The loop driver
+believes in a write of which only a part was done, as no disk does: so a disk is written a block at a time, which is
+done or is not.
 """
 
 from __future__ import annotations

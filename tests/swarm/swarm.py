@@ -146,8 +146,8 @@ def options_of(episode: Any) -> list[str]:
     for collection in episode.run.collections:
         found.append(f"rows {collection.optimizer}")
         found += [f"rows {table.dtype}, {table.pooling}" for table in collection.tables]
-        for table in collection.tables:
-            found += [f"rows with keys{', left behind' if table.ttl_steps else ''}"] if table.keyed else []
+        keyed = [table for table in collection.tables if table.keyed]
+        found += [f"rows with keys{', left behind' if table.ttl_steps else ''}" for table in keyed]
     for life in episode.lives:
         if life.kill is not None:
             stage = life.kill.stage if life.kill.stage in ("opening", "closing") else "a step"
