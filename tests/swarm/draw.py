@@ -24,7 +24,8 @@ BIG = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """keyed: its ids are keys, of which there are as many as `rows` says. ttl_steps: of keys; 0: they stay."""
+    """keyed: its ids are keys, as many as `rows` says. ttl_steps, max_keys, admit_after: of keys; 0: all of them stay, from
+    the first step on."""
 
     rows: int
     dim: int
@@ -34,6 +35,12 @@ class Table:
     init: tuple[float, float] | None
     keyed: bool
     ttl_steps: int
+    max_keys: int
+    admit_after: int
+
+    @property
+    def leaves_keys(self) -> bool:
+        return self.ttl_steps > 0 or self.max_keys > 0
 
     def id_of(self, row: int) -> int:
         """What a batch has: the row, or its key, which is anything of 64 bits."""
@@ -194,6 +201,8 @@ def _table(rng: random.Random, relaxed_lookup: bool) -> Table:
         init=rng.choice((None, None, (0.25, 0.25), (-1.0, 3.0))),
         keyed=keyed,
         ttl_steps=rng.choice((0, 1, 2, 4)) if keyed and not relaxed_lookup else 0,
+        max_keys=rng.choice((0, 0, 3, 9)) if keyed and not relaxed_lookup else 0,
+        admit_after=rng.choice((0, 0, 2, 3)) if keyed else 0,
     )
 
 

@@ -40,8 +40,10 @@ def configs_of(run: Run, number: int) -> list[EmbeddingBagConfig]:
         replace(
             counted,
             num_embeddings=None,
-            capacity=table.rows if table.ttl_steps == 0 else 40 * table.rows,
+            capacity=40 * table.rows if table.leaves_keys else table.rows,
             ttl_steps=table.ttl_steps or None,
+            max_keys=table.max_keys or None,
+            admit_after=table.admit_after or None,
         )
         if table.keyed
         else counted
@@ -53,7 +55,7 @@ def counted_configs_of(run: Run, number: int) -> list[EmbeddingBagConfig]:
     """The same tables with as many rows as there are ids."""
     configs = []
     for t, table in enumerate(run.collections[number].tables):
-        low, high = table.init or ((-0.125, 0.125) if table.ttl_steps else (None, None))
+        low, high = table.init or ((-0.125, 0.125) if table.leaves_keys else (None, None))
         configs.append(
             EmbeddingBagConfig(
                 num_embeddings=table.rows,
@@ -126,14 +128,14 @@ class Dense:
 @dataclass(frozen=True, kw_only=True)
 class State:
     """At the end of a step. rows: weights (16-bit ones widened) and state of every table. touched: rows that an update
-    has written, but for keys that are left behind, and the step of the newest one. keys: of the rows, where they have
-    any. lrs: of the row optimizers."""
+    has written, but for keys that are left behind: the step of the newest update, and how many there were. keys: of the
+    rows, where they have any. lrs: of the row optimizers."""
 
     step: int
     cursor: int
     row_updates: int
     rows: list[tuple[Tensor, Tensor]]
-    touched: list[dict[int, int]]
+    touched: list[dict[int, tuple[int, int]]]
     keys: list[list[int] | None]
     dense: dict[str, Any]
     lrs: list[float]
@@ -159,7 +161,7 @@ class Model:
                 ]
             )
         self._flat = [table for tables in self.tables for table in tables]
-        self._ttl_steps = [table.ttl_steps for collection in run.collections for table in collection.tables]
+        self._drawn = [table for collection in run.collections for table in collection.tables]
         # Stand-ins that schedules drive; their learning rates are the rows'.
         self._row_optimizers = [
             torch.optim.SGD([torch.zeros((), requires_grad=True)], lr=collection.lr) for collection in run.collections
@@ -188,7 +190,7 @@ class Model:
         set_rng(rng)
 
     def _snapshot(
-        self, step: int, cursor: int, row_updates: int, touched: list[dict[int, int]], pooled: list[Tensor]
+        self, step: int, cursor: int, row_updates: int, touched: list[dict[int, tuple[int, int]]], pooled: list[Tensor]
     ) -> State:
         return State(
             step=step,
@@ -224,18 +226,26 @@ class Model:
             for table, of_table in zip(tables, sums[c], strict=True):
                 if script.updates[c]:
                     lr = self._row_optimizers[c].param_groups[0]["lr"]
-                    table.update(of_table, before.row_updates + 1, lr=lr)
-                    touched[flat] |= dict.fromkeys(of_table, step)
+                    touched[flat] |= {row: (step, touched[flat].get(row, (0, 0))[1] + 1) for row in of_table}
+                    admitted = [row for row in of_table if touched[flat][row][1] >= self._drawn[flat].admit_after]
+                    table.update({row: of_table[row] for row in admitted}, before.row_updates + 1, lr=lr)
                 self._leave_behind(flat, touched[flat], step)
                 flat += 1
         self.dense.end_step()
         cursor, updates = before.cursor + script.micro_batches, before.row_updates + any(script.updates)
         self.states.append(self._snapshot(step, cursor, updates, touched, outputs))
 
-    def _leave_behind(self, flat: int, touched: dict[int, int], step: int) -> None:
-        """Keys that no step has updated for too long begin anew."""
-        ttl_steps, table = self._ttl_steps[flat], self._flat[flat]
-        for row in [row for row, newest in touched.items() if ttl_steps and newest <= step - ttl_steps]:
+    def _leave_behind(self, flat: int, touched: dict[int, tuple[int, int]], step: int) -> None:
+        """Keys that no step has updated for too long, or longest where there are too many, begin anew."""
+        drawn, table = self._drawn[flat], self._flat[flat]
+        oldest = step + 1 - drawn.ttl_steps if drawn.ttl_steps else 0
+        steps = sorted({newest for newest, _ in touched.values()})
+        while drawn.max_keys and len(steps) > 1:
+            if sum(newest >= max(oldest, steps[0]) for newest, _ in touched.values()) <= drawn.max_keys:
+                break
+            steps.pop(0)
+            oldest = max(oldest, steps[0])
+        for row in [row for row, (newest, _) in touched.items() if newest < oldest]:
             del touched[row]
             table.weights[row], table.state[row] = table.initial(row), 0
 

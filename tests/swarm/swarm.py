@@ -147,7 +147,7 @@ def options_of(episode: Any) -> list[str]:
         found.append(f"rows {collection.optimizer}")
         found += [f"rows {table.dtype}, {table.pooling}" for table in collection.tables]
         keyed = [table for table in collection.tables if table.keyed]
-        found += [f"rows with keys{', left behind' if table.ttl_steps else ''}" for table in keyed]
+        found += [f"rows with keys{', left behind' if table.leaves_keys else ''}" for table in keyed]
     for life in episode.lives:
         if life.kill is not None:
             stage = life.kill.stage if life.kill.stage in ("opening", "closing") else "a step"
