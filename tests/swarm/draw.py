@@ -24,8 +24,8 @@ BIG = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """keyed: its ids are keys, as many as `rows` says. ttl_steps, max_keys, admit_after: of keys; 0: all of them stay, from
-    the first step on."""
+    """keyed: its ids are keys, as many as `rows` says. ttl_steps, max_keys, admit_after: of keys; 0: all
+    of them stay, from the first step on."""
 
     rows: int
     dim: int
