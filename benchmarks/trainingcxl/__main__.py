@@ -31,6 +31,7 @@ BENCHMARKS = ROOT / "benchmarks"
 STRETCH = 50.0
 SSD_STRETCH = 4.0  # a batch takes a second as it is
 WARMUP, STEPS = 3, 10  # as many as there are batches from one log of the parameters to the next
+NEAR_STEPS = 4 * STEPS  # of the systems that are a few percent apart, whose batches are short
 SSD_STEPS = 3
 _MOST_SECONDS = 600
 _BATCHES_KEPT = 4  # of spans, for pictures
@@ -70,7 +71,7 @@ def main() -> None:
 def _cell(shape: Shape, configuration: Configuration, arguments: argparse.Namespace) -> dict[str, Any]:
     """What one run measured, in unstretched time, and what the simulator says."""
     stretch = SSD_STRETCH if configuration.block else arguments.stretch
-    steps = SSD_STEPS if configuration.block else STEPS
+    steps = SSD_STEPS if configuration.block else NEAR_STEPS if configuration.near else STEPS
     accelerator = accelerator_of(shape)
     text = run_toml(shape, configuration, accelerator, stretch, WARMUP + steps + 1)
     others = machine.others_busy(1.0)["cpus"]
