@@ -231,9 +231,10 @@ def _check_columns(reader: ParquetReader, config: ParquetConfig) -> None:
         way = "keys" if sparse.keys else sparse.hashing
         allowed = ("integer", "text") if way == "hash" else ("integer",)
         if item_kind not in allowed:
+            instead = ": with num_embeddings in the place of keys its values are hashed" if sparse.keys else ""
             raise ConfigError(
-                f"{reader.path}: column {sparse.column!r} of feature {name!r} must hold {' or '.join(allowed)} "
-                f"to be used with {way!r}, but holds {item_kind}"
+                f"{reader.path}: column {sparse.column!r} of feature {name!r} must hold {' or '.join(allowed)} values "
+                f"to be used with {way!r}, but holds {item_kind}{instead}"
             )
 
 
@@ -291,7 +292,7 @@ def _ids(
 
 
 def _null_error(group: _RowGroup, name: str, position: int) -> DataError:
-    return DataError(f"{group.row(position)}: feature {name}: null, and its SparseColumn has no missing_id")
+    return DataError(f"{group.row(position)}: feature {name}: null; missing_id says which id stands for it")
 
 
 def _digest(described: object) -> str:
