@@ -3,6 +3,8 @@
 //   keys_bench KEYS        inserts so many, then looks for them: all over the table, and by Zipf's law
 //   keys_bench plan        plans the batches of rm1 (80 lookups a bag, Zipf's law, a million keys a table), by row
 //                          numbers and by keys, of which none and a tenth are new
+//   keys_bench leave       places batches of which a tenth is new, while as many keys are left behind as come, beside
+//                          batches without new ones: how evenly that goes
 //
 // Whether it holds against a model, however long: test_key_directory SEED CALLS.
 #include <time.h>
@@ -153,12 +155,41 @@ void measure_plans() {
   }
 }
 
+// Keys that are not new are of the last ten batches.
+void measure_leaving(bool brings_new) {
+  constexpr std::size_t num_keys = 26'000, ttl = 20, num_steps = 1200, warmup = 200;
+  KeyDirectory directory("t", 10'000'000, 12345, true);
+  std::vector<std::int64_t> keys(num_keys), rows(num_keys);
+  std::vector<double> took;
+  std::mt19937_64 random(1);
+  std::uint64_t next_key = num_keys;
+  for (std::uint64_t step = 1; step <= num_steps; ++step) {
+    for (std::size_t i = 0; i < num_keys; ++i) {
+      keys[i] =
+          scattered(i % 10 == 0 && (brings_new || step <= warmup) ? next_key++ : next_key - 1 - random() % num_keys);
+    }
+    const auto began = Clock::now();
+    directory.place(keys, rows.data());
+    if (step > warmup) took.push_back(seconds_since(began) * 1e3);
+    directory.pass(step, step > ttl ? step - ttl : 0);
+  }
+  std::sort(took.begin(), took.end());
+  std::printf("%s: %.3f ms a batch, 99th percentile %.2f of it; %zu keys, %llu rows\n",
+              brings_new ? "as many leave as come" : "none come", took[took.size() / 2],
+              took[took.size() * 99 / 100] / took[took.size() / 2], directory.num_keys(),
+              static_cast<unsigned long long>(directory.end_row()));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   if (argc > 1 && std::string_view(argv[1]) == "plan") {
     measure_plans();
+    return 0;
+  }
+  if (argc > 1 && std::string_view(argv[1]) == "leave") {
+    for (const bool brings_new : {false, true}) measure_leaving(brings_new);
     return 0;
   }
   measure(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 10'000'000);
