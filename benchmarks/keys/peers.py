@@ -2,7 +2,7 @@
 
 All train the same batches, of which a tenth of the different keys are new. The peers get what is best for them:
 TorchRec's managed collision modules remap the keys, and FBGEMM's fused operator reads the rows; a Python dict maps keys
-to the rows of nn.EmbeddingBag with sparse gradients. Neither commits anything. holdfast's step is a durable one, and
+to rows of nn.EmbeddingBag with sparse gradients. Neither commits anything. holdfast's step is a durable one, and
 its tables hold a million keys before the first. ``--system`` measures one peer, with the peers' Python.
 """
 
