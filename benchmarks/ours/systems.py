@@ -25,6 +25,7 @@ from holdfast import _core
 from holdfast.pools.read_only import KEY_RECORD
 from holdfast.train.step_report import Stopwatch
 from ours.bare import BareTables
+from peers.batches import SCATTER, with_new_ids
 from peers.systems import EPSILON, LEARNING_RATE
 
 if TYPE_CHECKING:
@@ -203,8 +204,6 @@ class Reopened(Holdfast):
     the 64 bits. new_share: of a batch's different ids, so many that no batch had before. ttl_steps: keys that no step
     updated for longer are left behind."""
 
-    _SCATTER = -0x61C8864680B583EB
-
     def __init__(
         self, *arguments: Any, keys: bool, new_share: float = 0.0, ttl_steps: int | None = None, **options: Any
     ) -> None:
@@ -220,23 +219,15 @@ class Reopened(Holdfast):
         return {"num_embeddings": None, "capacity": rows, "ttl_steps": self._ttl_steps}
 
     def ids(self, shape: Shape, batch: Batch, number: int) -> Tensor:
-        ids = batch.ids.clone()
-        of_tables = ids.view(shape.num_tables, -1)
-        draw = torch.Generator().manual_seed(number)
-        for table in range(shape.num_tables if self._new_share > 0 else 0):
-            different = of_tables[table].unique()  # type: ignore[no-untyped-call]
-            count = int(len(different) * self._new_share)
-            place = torch.randperm(of_tables.shape[1], generator=draw)[:count]
-            first = shape.num_embeddings + number * int(of_tables.shape[1] * self._new_share)
-            of_tables[table, place] = first + torch.arange(count)
-        return ids * self._SCATTER if self._keys else ids
+        ids = with_new_ids(shape, batch, number, self._new_share)
+        return ids * SCATTER if self._keys else ids
 
     def fill(self, shape: Shape) -> None:
         count = shape.num_embeddings
         state = np.zeros((count, 4 * self._has_state + self._keys * KEY_RECORD.itemsize), np.uint8)
         if self._keys:
             records = np.zeros(count, KEY_RECORD)
-            records["key"] = (torch.arange(count) * self._SCATTER).numpy()
+            records["key"] = (torch.arange(count) * SCATTER).numpy()
             records["updates"] = 1
             state[:, 4 * self._has_state :] = records.view(np.uint8).reshape(count, -1)
         rows = np.arange(count, dtype=np.uint64)

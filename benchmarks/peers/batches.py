@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from peers.shapes import Shape
 
 ZIPF_EXPONENT = 1.05
+SCATTER = -0x61C8864680B583EB  # odd, so that multiplying tells apart keys of 64 bits
 _HASH_MULTIPLIER = 2_654_435_761  # prime, so that multiplying permutes the rows of a table of any smaller size
 
 
@@ -53,3 +54,17 @@ def make_batches(shape: Shape, num_batches: int, seed: int = 1) -> list[Batch]:
             )
         )
     return batches
+
+
+def with_new_ids(shape: Shape, batch: Batch, number: int, share: float) -> Tensor:
+    """The ids of batch ``number``, where so many of the different ones are replaced by such as no batch had before."""
+    ids = batch.ids.clone()
+    of_tables = ids.view(shape.num_tables, -1)
+    draw = torch.Generator().manual_seed(number)
+    for table in range(shape.num_tables if share > 0 else 0):
+        different = of_tables[table].unique()  # type: ignore[no-untyped-call]
+        count = int(len(different) * share)
+        place = torch.randperm(of_tables.shape[1], generator=draw)[:count]
+        first = shape.num_embeddings + number * int(of_tables.shape[1] * share)
+        of_tables[table, place] = first + torch.arange(count)
+    return ids

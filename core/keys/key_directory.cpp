@@ -33,7 +33,7 @@ void for_keys(const Slots& slots, std::span<const std::int64_t> keys, const Body
 }  // namespace
 
 KeyDirectory::KeyDirectory(std::string table, std::uint64_t num_rows, std::uint64_t seed, bool leaves_keys)
-    : table_(std::move(table)), num_rows_(num_rows), slots_(Policy{seed}), leaves_keys_(leaves_keys) {}
+    : table_(std::move(table)), num_rows_(num_rows), seed_(seed), slots_(Policy{seed}), leaves_keys_(leaves_keys) {}
 
 // Of two rows with one key, the one that was updated later is its row: the other was given up in between.
 void KeyDirectory::add(std::span<const std::uint64_t> rows, std::span<const KeyRecord> records) {

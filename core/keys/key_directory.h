@@ -48,6 +48,7 @@ class KeyDirectory {
   // The same of keys that may have none: no_row.
   void find(std::span<const std::int64_t> keys, std::int64_t* rows) const;
 
+  std::uint64_t seed() const { return seed_; }
   // All rows that were ever handed out are below.
   std::uint64_t end_row() const;
   std::uint64_t num_rows() const { return num_rows_; }
@@ -67,7 +68,7 @@ class KeyDirectory {
     static constexpr std::size_t full_percent = 80;
     static constexpr std::size_t grown_percent = 64;
     static constexpr std::size_t group_slots = 4;
-    static constexpr std::size_t run_slots = 0;
+    static constexpr std::size_t run_slots = 4;  // a fifth of the keys lie in the line behind their first
 
     std::uint64_t seed = 0;
 
@@ -82,6 +83,7 @@ class KeyDirectory {
 
   const std::string table_;
   const std::uint64_t num_rows_;
+  const std::uint64_t seed_;
   mutable std::mutex mutex_;
   GrowingTable<Policy> slots_;
   std::vector<std::uint32_t> free_;  // rows below end_row_ without a key; the last one is handed out first

@@ -3,53 +3,34 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
-#include <unordered_map>
 
 #include "base/parallel.h"
+#include "step/distinct_keys.h"
 
 namespace holdfast {
 namespace {
 
-// Rows of keys that have none: each its own, from `first_row` on. Returns how many.
-std::uint64_t number_unplaced(std::span<const std::int64_t> keys, std::span<std::int64_t> rows,
-                              std::uint64_t first_row) {
-  std::unordered_map<std::int64_t, std::int64_t> unplaced;
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (rows[i] != KeyDirectory::no_row) continue;
-    rows[i] = unplaced.try_emplace(keys[i], static_cast<std::int64_t>(first_row + unplaced.size())).first->second;
-  }
-  return unplaced.size();
-}
-
-// Plans a table whose ids are keys: their rows are looked up first, feature by feature, in order of occurrence.
-void plan_keyed_table(std::vector<FeatureInput> features, const CollectionSpec::Table& table, NewKeys new_keys,
+// Plans a table whose ids are keys: the rows of those that are different are looked up first, in the order in which they
+// come, feature by feature.
+void plan_keyed_table(std::span<const FeatureInput> features, const CollectionSpec::Table& table, NewKeys new_keys,
                       TablePlan& plan) {
-  static thread_local std::vector<std::int64_t> keys;
+  static thread_local DistinctKeys distinct;
   static thread_local std::vector<std::int64_t> rows;
-  keys.clear();
-  std::vector<std::size_t> first_of;
-  for (std::size_t f = 0; f < features.size(); ++f) {
-    checked_num_ids(features[f].bags, f);
-    const auto ids = all_ids(features[f].bags);
-    first_of.push_back(keys.size());
-    keys.insert(keys.end(), ids.begin(), ids.end());
-  }
-  rows.resize(keys.size());
+  std::size_t num_ids = 0;
+  for (std::size_t f = 0; f < features.size(); ++f) num_ids += checked_num_ids(features[f].bags, f);
+  distinct.begin(table.keys->seed(), num_ids);
+  for (const FeatureInput& feature : features) distinct.add(all_ids(feature.bags));
+  rows.resize(distinct.keys().size());
   std::uint64_t num_unplaced = 0;
   if (new_keys == NewKeys::placed) {
-    plan.planned_after = table.keys->place(keys, rows.data());
+    plan.planned_after = table.keys->place(distinct.keys(), rows.data());
   } else {
-    table.keys->find(keys, rows.data());
-    num_unplaced = number_unplaced(keys, rows, table.num_rows);
+    table.keys->find(distinct.keys(), rows.data());
+    for (std::int64_t& row : rows) {
+      if (row == KeyDirectory::no_row) row = static_cast<std::int64_t>(table.num_rows + num_unplaced++);
+    }
   }
-  for (std::size_t f = 0; f < features.size(); ++f) {
-    // What the offsets point to begins where the feature's rows do.
-    const std::int64_t first = with_offsets(features[f].bags, [](auto offsets) { return std::int64_t{offsets[0]}; });
-    features[f].bags.ids = rows.data() + (static_cast<std::int64_t>(first_of[f]) - first);
-  }
-  plan_table(features, num_unplaced == 0 ? table.keys->end_row() : table.num_rows + num_unplaced, table.pooling, plan);
-  plan.keys.resize(plan.num_unique());
-  for (std::size_t p = 0; p < keys.size(); ++p) plan.keys[plan.position[p]] = static_cast<std::uint64_t>(keys[p]);
+  plan_numbered_table(features, {distinct.keys(), rows, distinct.counts(), distinct.number_of()}, table.pooling, plan);
   plan.num_placed = plan.num_unique() - num_unplaced;
 }
 

@@ -53,4 +53,17 @@ struct TablePlan {
 // fit 32 bits.
 void plan_table(std::span<const FeatureInput> features, std::uint64_t num_rows, Pooling pooling, TablePlan& plan);
 
+// Distinct ids, each by a number below rows.size(), and the rows that they have.
+struct NumberedRows {
+  std::span<const std::int64_t> keys;         // by number
+  std::span<const std::int64_t> rows;         // by number; each its own
+  std::span<const std::uint32_t> counts;      // by number: of its lookups
+  std::span<const std::uint32_t> number_of;   // [num_lookups], original order
+};
+
+// The same plan of ids whose rows are known by their numbers: what is sorted is the rows, not the lookups. It fills in
+// the rows' keys.
+void plan_numbered_table(std::span<const FeatureInput> features, const NumberedRows& numbered, Pooling pooling,
+                         TablePlan& plan);
+
 }  // namespace holdfast

@@ -1,10 +1,12 @@
 // plan_table against a std::map, and what it refuses.
 #include <cstring>
+#include <limits>
 #include <map>
 #include <vector>
 
 #include "check.h"
 #include "draws.h"
+#include "step/distinct_keys.h"
 #include "step/plan.h"
 
 namespace holdfast {
@@ -137,6 +139,50 @@ void plan_is_what_a_map_says(Random& random) {
   }
 }
 
+// Keys are numbers of 64 bits, among them the ends of the range; their rows are the ids that a plan by rows has.
+void plan_by_numbers_is_the_one_by_rows(Random& random) {
+  const auto key_of = [](std::int64_t row) {
+    return row < 2 ? std::numeric_limits<std::int64_t>::min() + row
+                   : static_cast<std::int64_t>(static_cast<std::uint64_t>(row) * 0x9e3779b97f4a7c15u);
+  };
+  TablePlan plan;
+  DistinctKeys distinct;  // one for all batches, as in production
+  for (int i = 0; i < 2000; ++i) {
+    const std::uint64_t num_rows = 2 + (one_in(random, 4)   ? below(random, 4)
+                                        : one_in(random, 3) ? below(random, std::uint64_t{1} << 45)
+                                                            : below(random, 100000));
+    const std::size_t num_bags = below(random, one_in(random, 10) ? 2000 : 60);
+    const auto features = random_features(random, num_bags, num_rows, one_in(random, 3), one_in(random, 3));
+    auto keyed = features;
+    std::map<std::int64_t, std::int64_t> row_of;
+    std::size_t num_ids = 0;
+    for (Feature& feature : keyed) {
+      for (std::size_t at = static_cast<std::size_t>(feature.offsets[0]); at < feature.ids.size(); ++at, ++num_ids) {
+        const std::int64_t row = feature.ids[at];
+        row_of[feature.ids[at] = key_of(row)] = row;
+      }
+    }
+    distinct.begin(random(), num_ids);
+    for (const FeatureInput& input : inputs_of(keyed)) distinct.add(all_ids(input.bags));
+    CHECK(distinct.keys().size() == row_of.size() && distinct.number_of().size() == num_ids);
+    std::vector<std::int64_t> rows;
+    std::size_t counted = 0;
+    for (const std::uint32_t number : distinct.number_of()) {  // in the order in which they come first
+      CHECK(number <= rows.size());
+      if (number == rows.size()) rows.push_back(row_of.at(distinct.keys()[number]));
+    }
+    for (const std::uint32_t count : distinct.counts()) counted += count;
+    CHECK(rows.size() == row_of.size() && counted == num_ids);
+    const Pooling pooling = one_in(random, 2) ? Pooling::sum : Pooling::mean;
+    plan_numbered_table(inputs_of(keyed), {distinct.keys(), rows, distinct.counts(), distinct.number_of()}, pooling,
+                        plan);
+    check_plan(plan, features, pooling);
+    for (std::size_t u = 0; u < plan.num_unique(); ++u) {
+      CHECK(static_cast<std::int64_t>(plan.keys[u]) == key_of(static_cast<std::int64_t>(plan.rows[u])));
+    }
+  }
+}
+
 void vectors_keep_their_memory(Random& random) {
   TablePlan plan;
   const auto features = random_features(random, 500, 1000, true);
@@ -207,6 +253,7 @@ int main(int argc, char** argv) {
   using namespace holdfast;
   Random random(check::seed_from(argc, argv));
   plan_is_what_a_map_says(random);
+  plan_by_numbers_is_the_one_by_rows(random);
   vectors_keep_their_memory(random);
   bad_ids_are_named(random);
   bad_offsets_are_named();
