@@ -66,11 +66,17 @@ class Library:
             raise error
 
     def value(self, key: str) -> float:
-        """The number at "devices.NAME.FIELD" or "models.NAME.FIELD"; of a model's tables, that of the first. Raises
-        ConfigError."""
+        """The number at "devices.NAME.FIELD", "models.NAME.FIELD" or "systems.NAME.stages.STAGE.FIELD", as `changed`
+        writes it; of a model's tables, and of "systems.*", that of the first. Raises ConfigError."""
         kind, _, rest = key.partition(".")
         name, _, field = rest.partition(".")
-        declared: Any = self.device(name) if kind == "devices" else self.model(name)
+        declared: Any
+        if kind == "systems":
+            _, stage, field = field.rsplit(".", 2)
+            having = _systems_having(self.systems, f"stages.{stage}", key) if name == "*" else [name]
+            declared = _find(self.system(having[0]).stages, stage, "stage", key)
+        else:
+            declared = self.device(name) if kind == "devices" else self.model(name)
         if kind == "models" and field in _OF_TABLES:
             declared = declared.tables[0]
         value = getattr(declared, field, None)
