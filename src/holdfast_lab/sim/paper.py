@@ -116,7 +116,8 @@ def reproduce(
     on_part: Callable[[], None] = lambda: None,
 ) -> Reproduction:
     """Fits, explores, leaves each model out, and does so again under every alternative. The fit begins where the
-    library is, which is not far: it ends where one from the priors does. on_part: called so often as `num_parts` says."""
+    library is, which is not far: it ends where one from the priors does. on_part: called so often as
+    `num_parts` says."""
     asked = [*batches_of(facts), *(quantity_of(fact) for fact in facts.stages), *_energies(facts)]
     targets = targets_of(facts, facts.models)
     with ProcessPoolExecutor(processes) as pool:
