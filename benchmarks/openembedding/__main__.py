@@ -23,6 +23,7 @@ REPORT = FOLDER.parent / "reports/openembedding/report.md"
 MODEL = "industrial"
 STATED_SKEW = ((0.0005, 0.857), (0.001, 0.895), (0.01, 0.957))  # the hottest rows, their part of the accesses
 _CORES = 24
+_DEFAULT_EXPONENT = 1.05  # of the library's models
 _SUMMED_ONE_BY_ONE = 1000
 
 _HEAD = """# OpenEmbedding, simulated unseen
@@ -82,13 +83,15 @@ def _skew(model: Model) -> list[Statement]:
     rows = sum(group.count * group.rows for group in model.tables)
     (first, of_first), *others = STATED_SKEW
     exponent = _exponent(rows, first, of_first)
-    default = Model.__dataclass_fields__["zipf_exponent"].default
     return [
         *(
             _accesses(part, stated, share_of_hottest(rows, part, exponent), f"exponent {exponent:.2f}, of the first")
             for part, stated in others
         ),
-        *(_accesses(p, stated, share_of_hottest(rows, p, default), "exponent 1.05") for p, stated in STATED_SKEW),
+        *(
+            _accesses(p, stated, share_of_hottest(rows, p, _DEFAULT_EXPONENT), f"exponent {_DEFAULT_EXPONENT}")
+            for p, stated in STATED_SKEW
+        ),
     ]
 
 
@@ -116,7 +119,7 @@ def _zipf_sum(rows: float, exponent: float) -> float:
     begin, end = _SUMMED_ONE_BY_ONE + 0.5, rows + 0.5
     if exponent == 1.0:
         return head + math.log(end / begin)
-    return head + (end ** (1 - exponent) - begin ** (1 - exponent)) / (1 - exponent)
+    return head + (math.pow(end, 1 - exponent) - math.pow(begin, 1 - exponent)) / (1 - exponent)
 
 
 def _recovery(library: Library) -> list[Statement]:
