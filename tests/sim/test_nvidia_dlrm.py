@@ -17,7 +17,9 @@ def test_what_rows_are_simulated_with_is_what_was_frozen_before_the_comparison()
 
 
 def test_the_committed_report_is_what_the_simulator_says(rows):
-    assert REPORT.read_text(encoding="utf-8") == report_of(rows, read_rows_with_terms()), "cd benchmarks && python -m nvidia_dlrm"
+    assert REPORT.read_text(encoding="utf-8") == report_of(rows, read_rows_with_terms()), (
+        "cd benchmarks && python -m nvidia_dlrm"
+    )
 
 
 def test_unseen_gpus_are_within_the_bars_that_are_met(rows):
