@@ -27,7 +27,7 @@ def part_of(whole: dict[str, Any], names: list[str], *, commit: str) -> dict[str
     part = copy.deepcopy(whole)
     part["machine"]["holdfast_commit"] = commit
     for key in ("commands", "results", "predicted", "others_cpus"):
-        part[key] = {name: value for name, value in whole[key].items() if name in names}
+        part[key] = {name: value for name, value in part[key].items() if name in names}
     return part
 
 
