@@ -86,8 +86,8 @@ class Library:
 
     def changed(self, values: Mapping[str, Any]) -> Library:
         """With other values: "devices.NAME.FIELD", "models.NAME.FIELD", "models.*.FIELD" for all models,
-        "systems.NAME.stages.STAGE.FIELD", "systems.*.stages.STAGE.FIELD" for all systems that have the stage.
-        Of a model's tables, "rows" is a field too. Raises ConfigError."""
+        "systems.NAME.stages.STAGE.FIELD", "systems.*.stages.STAGE.FIELD" for all systems that have the stage,
+        "systems.NAME.cache.FIELD" likewise. Of a model's tables, "rows" is a field too. Raises ConfigError."""
         devices, models, systems = dict(self.devices), dict(self.models), dict(self.systems)
         for key, value in values.items():
             kind, _, rest = key.partition(".")
@@ -242,6 +242,8 @@ def _model_with(model: Model, field: str, value: Any, key: str) -> Model:
 def _systems_having(systems: Mapping[str, System], field: str, key: str) -> list[str]:
     """The names of those with the stage, or the role of a device, that `field` is about."""
     part, _, rest = field.partition(".")
+    if part == "cache":
+        return [name for name, system in systems.items() if system.cache is not None]
     if part not in ("stages", "devices"):
         return list(systems)
     asked = rest.partition(".")[0]
@@ -257,6 +259,10 @@ def _system_with(system: System, field: str, value: Any, key: str) -> System:
     if part == "devices":
         _find(system.devices, rest, "role", key)
         return _rebuilt(system, key, devices={**system.devices, rest: read_value(str, value, key)})
+    if part == "cache" and rest:
+        if system.cache is None:
+            raise ConfigError(f"{key}: system {system.title!r} has no cache")
+        return _rebuilt(system, key, cache=_replaced(system.cache, rest, value, key))
     if part != "stages":
         return _replaced(system, field, value, key)
     stage, _, name = rest.partition(".")

@@ -36,7 +36,7 @@ def sweeps_table(library: Library) -> Table:
     rows = []
     for varied, (key, values) in _SWEEPS.items():
         for value in values:
-            changed = _with_share(here, value) if "*" in key else here.changed({key: value})
+            changed = here.changed({key: value})
             cells = [milliseconds(changed, name, MODEL) for name in systems]
             fits = cells[-1] != NO_ROOM
             rows.append((varied, f"{value:g}", *cells, f"{float(cells[0]) / float(cells[-1]):.1f}" if fits else ""))
@@ -75,12 +75,3 @@ def line(label: str, rows: list[list[str]], column: int) -> Line:
     """What there is of a column, over the first one."""
     there = [row for row in rows if row[column] != NO_ROOM]
     return Line(label=label, x=[float(row[0]) for row in there], y=[float(row[column]) for row in there])
-
-
-def _with_share(library: Library, share: float) -> Library:
-    cached = {
-        name: replace(each, cache=replace(each.cache, share=share))
-        for name, each in library.systems.items()
-        if each.cache
-    }
-    return replace(library, systems={**library.systems, **cached})
