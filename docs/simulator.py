@@ -17,18 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast.errors import ConfigError, DoesNotFit
-from holdfast_lab.placement.tiers import read_tiers
 from holdfast_lab.sim.calibration import fit
 from holdfast_lab.sim.facts import HOST, Facts, read_facts, targets_of
 from holdfast_lab.sim.library import PACKAGED, Library, read_library
 from holdfast_lab.sim.model import Sharding, workload_of
 from holdfast_lab.sim.paper import Cell, EnergyRatios, Reproduction, mean_error, reproduce
-from holdfast_lab.sim.report.content import Line, Table, timeline_of
-from holdfast_lab.sim.report.figures import lines
+from holdfast_lab.sim.report import mtrains, scratchpipe
+from holdfast_lab.sim.report.content import Table, timeline_of
 from holdfast_lab.sim.report.reproduction import baselines_table, structures_table, weights_table, write_paper
 from holdfast_lab.sim.sensitivity import STUDIES, speedup
-from holdfast_lab.sim.tiering import compare
 
 DOCS = Path(__file__).parent
 PAGE = DOCS / "SIMULATOR.md"
@@ -36,24 +33,6 @@ PAGES = (PAGE, DOCS / "SCRATCHPIPE.md", DOCS / "MTRAINS.md")
 _CACHED = ("scratchpipe", "scratchpipe-lru", "scratchpipe-static")
 _CACHED_MODELS = ("rm1", "rm2", "deeprecsys-rm1", "kaggle", "mlperf")
 _ENDING = ("log_network", "interaction_top")
-_ON_V100 = "scratchpipe-v100"
-_SWEEPS: Mapping[str, tuple[str, tuple[float, ...]]] = {
-    "Zipf's exponent": ("models.deeprecsys-rm1.zipf_exponent", (0.6, 0.8, 0.9, 1.05, 1.2)),
-    "rows in the cache": ("systems.*.cache.share", (0.02, 0.05, 0.1, 0.2)),
-    "elements of a row": ("models.deeprecsys-rm1.dim", (16, 32, 64, 128)),
-    "ids of a table and sample": ("models.deeprecsys-rm1.lookups", (1, 20, 80, 160)),
-}
-_TWENTY_IDS = {"models.deeprecsys-rm1.lookups": 20}
-_TARGETS_MS = (0.4, 0.5, 0.7, 1.0, 2.0, 5.0)
-_BIG_MODEL = {"models.mlperf.rows": 400_000_000}  # ten times MLPerf's rows: 5.3 TB
-_FAST_NODE = (
-    4.92,
-    700.0 + 32.0,
-)  # $/h and W: an H100 of Amazon's p5 (Capacity Blocks, January 2025), and 256 GB of DRAM
-_MORE_TIERS = (
-    0.23,
-    25.0 + 14.0,
-)  # 512 GB of expander and 4 TB of NVMe at examples/tiers.toml's prices, over three years
 _GPUS: tuple[tuple[str, str, str, Sharding], ...] = (
     ("A100, NVLink, whole tables", "a100-80gb", "nvlink-a100", "table"),
     ("A100, NVLink, rows", "a100-80gb", "nvlink-a100", "row"),
@@ -64,7 +43,6 @@ _GPUS: tuple[tuple[str, str, str, Sharding], ...] = (
 _COUNTS = (1, 2, 4, 8)
 _MANY_SAMPLES = 65_536
 _FIGURES = {"batch-time.svg": "simulator-times.svg", "timelines.svg": "simulator-timelines.svg"}
-_NO_ROOM = "does not fit"
 _TABLE = r"<!-- table {name} -->\n.*?<!-- end -->"
 
 
@@ -112,7 +90,7 @@ def plain(value: float) -> str:
 def digest_of(library: Library, facts: Facts) -> str:
     """Of all that fits and sweeps are made of: the paper's facts, and systems, devices and models as the library has
     them."""
-    systems = [library.system(name) for name in ("dram", *facts.systems, *_CACHED, _ON_V100)]
+    systems = [library.system(name) for name in ("dram", *facts.systems, *_CACHED, scratchpipe.HARDWARE)]
     devices = [library.device(name) for name in dict.fromkeys(d for each in systems for d in each.devices.values())]
     models = [library.model(name) for name in (*facts.models, "deeprecsys-rm1", "mlperf")]
     return hashlib.sha256(repr((facts, systems, devices, models)).encode()).hexdigest()[:16]
@@ -163,16 +141,10 @@ def _baselines(library: Library, facts: Facts) -> Table:
 
 def _scratchpad(library: Library, _: Facts) -> Table:
     rows = [
-        (model, *(_milliseconds(library, system, model) for system in ("dram", *_CACHED))) for model in _CACHED_MODELS
+        (model, *(scratchpipe.milliseconds(library, system, model) for system in ("dram", *_CACHED)))
+        for model in _CACHED_MODELS
     ]
     return Table(header=("ms a batch, 10 % of the rows in HBM", "DRAM", "look forward", "LRU", "static"), rows=rows)
-
-
-def _milliseconds(library: Library, system: str, model: str) -> str:
-    try:
-        return f"{library.run(system, model).batch_s * 1e3:.1f}"
-    except (ConfigError, DoesNotFit):  # a cache that is too small for its window is refused, too
-        return _NO_ROOM
 
 
 def _gpus(library: Library, _: Facts) -> Table:
@@ -228,13 +200,7 @@ def _at(*ms: float) -> str:
 
 
 def _nodes(library: Library, _: Facts) -> Table:
-    model = library.changed(_BIG_MODEL).model("mlperf")
-    saving = compare(model, read_tiers(DOCS.parent / "examples/tiers.toml").tiers)
-    rows = [
-        (name, str(each.nodes), each.limiting_stage, f"{each.batch_s * 1e3:.3f}")
-        for name, each in (("HBM and DRAM", saving.fast_only), ("all tiers", saving.all_tiers))
-    ]
-    return Table(header=("memory of a node", "nodes", "limited by", "ms of memory a batch"), rows=rows)
+    return mtrains.nodes_table(library)
 
 
 # Tables that take sweeps ----------------------------------------------------------------------------------------------
@@ -242,78 +208,14 @@ def _nodes(library: Library, _: Facts) -> Table:
 
 def swept_tables(library: Library, folder: Path) -> dict[str, Table]:
     """And their figures, beside the pages. folder: for what else figures leave behind."""
-    sweeps, targets = _scratchpipe_sweeps(library), _mtrains_targets(library)
-    skew = next(iter(_SWEEPS))
-    of_skew = [[str(cell) for cell in row[1:]] for row in sweeps.rows if row[0] == skew]
-    of_target = [[str(cell) for cell in row] for row in targets.rows]
-    systems = [_line(name, of_skew, column) for column, name in enumerate(sweeps.header[2:-1], start=1)]
-    nodes = [_line("HBM and DRAM", of_target, 1), _line("all tiers", of_target, 2)]
-    _drawn(folder, "scratchpipe", systems, "A batch, a tenth of the rows cached", skew, "ms")
-    _drawn(folder, "mtrains", nodes, "Nodes for 5.3 TB of tables", "ms that memory may take for a batch", "nodes")
-    return {"scratchpipe sweeps": sweeps, "mtrains targets": targets}
-
-
-def _line(label: str, rows: Sequence[Sequence[str]], column: int) -> Line:
-    there = [row for row in rows if row[column] != _NO_ROOM]
-    return Line(label=label, x=[float(row[0]) for row in there], y=[float(row[column]) for row in there])
-
-
-def _drawn(folder: Path, name: str, shown: Sequence[Line], title: str, x_name: str, y_name: str) -> None:
-    lines(folder / f"{name}.svg", shown, title=title, x_name=x_name, y_name=y_name)
-    shutil.copyfile(folder / f"{name}.svg", DOCS / f"{name}.svg")
-
-
-def _scratchpipe_sweeps(library: Library) -> Table:
-    on_v100 = library.system(_ON_V100).devices
-    systems = {
-        name: replace(each, devices={role: on_v100[role] for role in each.devices})
-        for name, each in ((name, library.system(name)) for name in ("dram", *reversed(_CACHED)))
-    }
-    here = replace(library, systems={**library.systems, **systems}).changed(_TWENTY_IDS)
-    rows = []
-    for varied, (key, values) in _SWEEPS.items():
-        for value in values:
-            changed = _with_share(here, value) if "*" in key else here.changed({key: value})
-            cells = [_milliseconds(changed, name, "deeprecsys-rm1") for name in systems]
-            fits = cells[-1] != _NO_ROOM
-            rows.append((varied, f"{value:g}", *cells, f"{float(cells[0]) / float(cells[-1]):.1f}" if fits else ""))
-    head = ("DRAM", "static", "LRU", "look forward", "DRAM over look forward")
-    return Table(header=("varied", "at", *head), rows=rows)
-
-
-def _with_share(library: Library, share: float) -> Library:
-    cached = {
-        name: replace(each, cache=replace(each.cache, share=share))
-        for name, each in library.systems.items()
-        if each.cache
-    }
-    return replace(library, systems={**library.systems, **cached})
-
-
-def _mtrains_targets(library: Library) -> Table:
-    """Of nodes that all take as long as the target: their memory is no slower, and their GPU is taken to be as fast."""
-    model, tiers = library.changed(_BIG_MODEL).model("mlperf"), read_tiers(DOCS.parent / "examples/tiers.toml").tiers
-    rows = []
-    for target_ms in _TARGETS_MS:
-        saving = compare(model, tiers, most_batch_s=target_ms * 1e-3)
-        fast, every = saving.fast_only.nodes, saving.all_tiers.nodes
-        usd, watts = _FAST_NODE
-        costs = [(fast * usd, fast * watts), (every * (usd + _MORE_TIERS[0]), every * (watts + _MORE_TIERS[1]))]
-        samples_per_s = model.batch_size / (target_ms * 1e-3)
-        cells = [
-            f"{usd_per_h / 3600 / samples_per_s * 1e9:.1f}, {w / samples_per_s * 1e3:.1f}" for usd_per_h, w in costs
-        ]
-        limit = f"{saving.all_tiers.limiting_stage}, {saving.all_tiers.batch_s * 1e3:.2f} ms"
-        rows.append((f"{target_ms:g}", str(fast), str(every), f"{fast / every:.1f}", limit, *cells))
-    head = (
-        "nodes, HBM and DRAM",
-        "nodes, all tiers",
-        "times fewer",
-        "limited by",
-        "$ and kJ of 10⁹ and 10⁶ samples, HBM and DRAM",
-        "all tiers",
+    sweeps, targets = scratchpipe.sweeps_table(library), mtrains.targets_table(library)
+    drawn = (
+        scratchpipe.skew_figure(folder / "scratchpipe.svg", sweeps),
+        mtrains.targets_figure(folder / "mtrains.svg", targets),
     )
-    return Table(header=("ms a batch at most", *head), rows=rows)
+    for path in drawn:
+        shutil.copyfile(path, DOCS / path.name)
+    return {"scratchpipe sweeps": sweeps, "mtrains targets": targets}
 
 
 # Tables that rest on fits ---------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 
 Probes disk and memory once, counts the ids of every configuration, simulates its loop (holdfast_lab.sim.here), and
 trains it with the systems of ``larger``, each in a process of its own. Writes report.md, results.json and stages.png.
+``python -m sim_check.join`` puts parts (``--only``) together.
 Exit status 1 where a step is off by more than 25%, or the mean is by more than 10%, with a line for each.
 """
 
@@ -38,6 +39,7 @@ def main() -> None:
             configuration, inputs, measured, others_cpus, threads=THREADS
         ),
     )
+    record["others_cpus"] = {each.name: each.others_cpus for each in outcomes}
     directory = report_directory(arguments, "sim-check")
     write_record(record, {each.name: each.prediction for each in outcomes}, directory)
     write_report(outcomes, record, directory)

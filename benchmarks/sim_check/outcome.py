@@ -18,13 +18,14 @@ WORST_BAR, MEAN_BAR = 0.25, 0.10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What the simulator said, and from what. analytic_ms: of `holdfast plan`, the slowest device alone."""
+    """What the simulator said, and from what. analytic_ms: of `holdfast plan`, the slowest device alone. costs: None
+    where it is read from a record, which has them."""
 
     ms: float
     stage_ms: Mapping[str, float]
     busy_ms: Mapping[str, float]
     analytic_ms: float
-    costs: StepCosts
+    costs: StepCosts | None
     loop: Loop
 
 

@@ -378,3 +378,14 @@ def test_near_memory_nothing_else_wants_the_modules_while_one_does(system):
     shared = library.changed({"devices.pmem-module.shared": True, "devices.near-memory-logic.parallelism": 2})
     for model in ("rm1", "rm2", "rm3", "rm4"):
         assert shared.run(system, model).batch_s == pytest.approx(library.run(system, model).batch_s, rel=1e-9)
+
+
+def test_a_caches_share_is_changed_in_one_system_or_in_all_that_have_a_cache():
+    library = read_library()
+    one = library.changed({"systems.scratchpipe.cache.share": 0.3})
+    assert [one.system(name).cache.share for name in ("scratchpipe", "scratchpipe-lru")] == [0.3, 0.1]
+    every = library.changed({"systems.*.cache.share": 0.3})
+    assert {each.cache.share for each in every.systems.values() if each.cache} == {0.3}
+    assert every.system("dram") == library.system("dram")
+    with pytest.raises(ConfigError, match=r"systems\.dram\.cache\.share: system 'DRAM' has no cache"):
+        library.changed({"systems.dram.cache.share": 0.3})

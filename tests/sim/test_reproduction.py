@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_lab.sim.facts import read_facts
+from holdfast_lab.sim.calibration import fit
+from holdfast_lab.sim.facts import read_facts, targets_of
 from holdfast_lab.sim.library import read_library
 from holdfast_lab.sim.paper import Reproduction, num_parts, reproduce
 from holdfast_lab.sim.report.reproduction import write_paper
@@ -38,6 +39,12 @@ def test_the_packaged_values_are_those_of_the_fit(found: Reproduction) -> None:
             assert library.value(key) == pytest.approx(value, rel=0.02), key
     for (system, model), run in found.runs.items():
         assert library.run(system, model).batch_s == pytest.approx(run.batch_s, rel=2e-3)
+
+
+def test_a_fit_from_the_priors_ends_where_one_from_the_library_does(found: Reproduction) -> None:
+    facts = read_facts()
+    from_priors = fit(read_library(), facts.free, targets_of(facts, facts.models))
+    assert from_priors.z == pytest.approx(found.fit.z[: len(facts.free)], abs=0.02)
 
 
 def test_every_bar_of_the_paper_has_a_value_and_a_band_about_it(found: Reproduction) -> None:

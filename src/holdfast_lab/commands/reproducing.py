@@ -1,4 +1,4 @@
-"""``holdfast sim paper``, ``calibrate`` and ``sensitivity``: TrainingCXL's evaluation, from the simulator."""
+"""``holdfast sim paper``, ``calibrate`` and ``sensitivity``: the papers' evaluations, from the simulator."""
 
 from __future__ import annotations
 
@@ -29,24 +29,36 @@ def paper(
     folder: FolderOption = None,
     overwrite: OverwriteOption = False,
 ) -> None:
-    """Reproduce TrainingCXL's evaluation: fit its times, leave each model out in turn, and write all side by side.
+    """Reproduce three papers. TrainingCXL's evaluation: fit its times, leave each model out in turn, and write all side
+    by side. ScratchPipe's system and MTrainS's nodes: over what their workloads and targets may vary.
 
-    Figures (SVG and CSV) and index.html, one page that needs no other file. Takes less than a minute on two cores.
+    Figures (SVG and CSV) and index.html, one page that needs no other file. Takes about a minute on two cores.
     """
     with simulator_extra():
+        from concurrent.futures import ProcessPoolExecutor
+
         from holdfast.data.output import check_output
         from holdfast.train.observe import counting
         from holdfast_lab.sim.facts import read_facts
         from holdfast_lab.sim.paper import num_parts, reproduce
+        from holdfast_lab.sim.report import mtrains, scratchpipe
         from holdfast_lab.sim.report.reproduction import write_paper
         from holdfast_lab.sim.scenario import read_folders
 
         library, facts = read_folders(folder or []), read_facts()
         out.mkdir(parents=True, exist_ok=True)
         check_output(out / PAGE, overwrite=overwrite)
-        with counting("simulating", num_parts(facts)) as on_part:
+        # Beside the fit, which is one process's.
+        with ProcessPoolExecutor(1) as aside, counting("simulating", num_parts(facts)) as on_part:
+            tables = (scratchpipe.sweeps_table, mtrains.targets_table, mtrains.nodes_table)
+            awaited = [aside.submit(table, library) for table in tables]
             found = reproduce(library, facts, draws=draws, seed=seed, processes=processes, on_part=lambda: on_part(1))
-        page = write_paper(out, found, library, overwrite=overwrite)
+            sweeps, targets, nodes = (each.result() for each in awaited)
+        others = (
+            scratchpipe.section(out, sweeps, overwrite=overwrite),
+            mtrains.section(out, targets, nodes, overwrite=overwrite),
+        )
+        page = write_paper(out, found, library, others, overwrite=overwrite)
     for rule, ratios in (("", found.ratios), *((f", where {each.rule}", each.saved) for each in found.energy)):
         for ratio in ratios:
             band = f"90%: {ratio.low:.2f} to {ratio.high:.2f}"

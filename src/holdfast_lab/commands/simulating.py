@@ -61,6 +61,15 @@ ProfileOption = Annotated[
         help="What `holdfast profile` has counted of the run that is the model: its ids instead of Zipf's law.",
     ),
 ]
+ReplayOption = Annotated[
+    int | None,
+    typer.Option(
+        "--replay",
+        metavar="BATCHES",
+        min=1,
+        help="Replay so many batches of the run that is the model: its ids, as they come, instead of Zipf's law.",
+    ),
+]
 BatchesOption = Annotated[
     int,
     typer.Option("--batches", min=4, help="Batches to run, and more where the schedule is not steady by then."),
@@ -75,6 +84,7 @@ def run(
     folder: FolderOption = None,
     batches: BatchesOption = 6,
     profile: ProfileOption = None,
+    replay: ReplayOption = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write all stages as a trace for ui.perfetto.dev.")
     ] = None,
@@ -90,7 +100,7 @@ def run(
     top MLP, bottom MLP forward and backward, update, lookup, cache, transfers, row log, MLP log.
     """
     with simulator_extra():
-        scenario = _scenario(system, model, settings, folder, values, profile)
+        scenario = _scenario(system, model, settings, folder, values, profile, replay)
         from holdfast.data.output import check_output
         from holdfast_lab.sim.chrome_trace import write_trace
 
@@ -129,6 +139,8 @@ def sweep(
     values: ValuesOption = None,
     folder: FolderOption = None,
     batches: BatchesOption = 6,
+    profile: ProfileOption = None,
+    replay: ReplayOption = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="DIR", help="Where to write sweep.csv and sweep.png.")
     ] = None,
@@ -143,7 +155,7 @@ def sweep(
         from holdfast_lab.sim.sweep import sweep as vary_value
 
         variation = parse_variation(vary)
-        scenarios = _scenarios([system, *(against or [])], model, settings, folder, values)
+        scenarios = _scenarios([system, *(against or [])], model, settings, folder, values, profile, replay)
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             for name in ("sweep.csv", "sweep.png"):
@@ -178,22 +190,29 @@ def _scenario(
     settings: list[str] | None,
     folder: list[Path] | None,
     values: Path | None,
-    profile: Path | None = None,
+    profile: Path | None,
+    replay: int | None,
 ) -> Scenario:
     from holdfast_lab.sim.scenario import read_scenario
 
     for setting in settings or []:
         if "=" not in setting:
             raise typer.BadParameter(f"{setting!r} is no KEY=VALUE", param_hint="--set")
-    return read_scenario(system, model, settings or [], folder or [], values, profile)
+    return read_scenario(system, model, settings or [], folder or [], values, profile, replay)
 
 
 def _scenarios(
-    systems: list[str], model: str, settings: list[str] | None, folder: list[Path] | None, values: Path | None
+    systems: list[str],
+    model: str,
+    settings: list[str] | None,
+    folder: list[Path] | None,
+    values: Path | None,
+    profile: Path | None,
+    replay: int | None,
 ) -> dict[str, Scenario]:
     """By the system's name, or by what was given where two have the same name."""
     given = list(dict.fromkeys(systems))
-    found = [_scenario(system, model, settings, folder, values) for system in given]
+    found = [_scenario(system, model, settings, folder, values, profile, replay) for system in given]
     names = [scenario.system for scenario in found]
     return {
         name if names.count(name) == 1 else text: scenario

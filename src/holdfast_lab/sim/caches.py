@@ -1,8 +1,8 @@
 """What a cache of rows misses, simulated over a stream of ids.
 
 A batch is looked up at once: its misses are its different rows that were not there before it. Ids are those of the
-made-up data (Zipf's law; the stream of `SyntheticSource`, without the permutation that says which row a rank means), or
-drawn as a profile's counts say.
+made-up data (Zipf's law; the stream of `SyntheticSource`, without the permutation that says which row a rank means),
+drawn as a profile's counts say, or those of a run, replayed.
 
 - *static*: the rows that are asked for most, over all tables, and never another.
 - *lru*: a batch's rows all come in, and those go that were unused for longest.
@@ -35,6 +35,7 @@ from holdfast.data.counter import stream_key, uniforms
 from holdfast.data.zipf import ZipfLaw
 from holdfast.errors import ConfigError
 from holdfast_lab.sim.model import Model
+from holdfast_lab.sim.replay import Replay, ReplayedModel
 from holdfast_lab.sim.system import Cache
 
 _SEED = 0
@@ -54,6 +55,8 @@ def missed_rows_per_batch(cache: Cache, model: Model) -> float:
     """
     if not 0.0 <= cache.share <= 1.0:
         raise ConfigError(f"cache.share = {cache.share}; it is a part of all rows, from 0 to 1")
+    if isinstance(model, ReplayedModel):
+        return _missed_in_replay(cache, model.replay)
     tables = tuple(
         _Tables(
             count=group.count,
@@ -103,15 +106,38 @@ def _missed_rows(
     batches = sample.batches(settling + counted + ahead)
     capacity = round(share * sample.num_rows)
     if policy == "static":
-        kept = np.zeros(sample.num_rows, np.bool_)
-        kept[np.argsort(-sample.rates, kind="stable")[:capacity]] = True
-        missed = [int(np.count_nonzero(~kept[rows])) for rows in batches]
+        missed = _missed_of_hottest(sample.rates, capacity, batches)
     else:
-        recency = _Recency(sample, capacity, batches)
+        recency = _Recency(sample.last_used_first(), capacity, batches)
         if ahead:
             _check_scratchpad(batches, capacity, sample.num_rows)
         missed = [recency.step(number, ahead) for number in range(settling + counted)]
     return sample.one_in * float(np.mean(missed[settling:]))
+
+
+def _missed_in_replay(cache: Cache, replay: Replay) -> float:
+    ids = replay.rows_of_batches()
+    batches = [_in_order_of_last_use(rows) for rows in ids]
+    capacity = round(cache.share * replay.num_rows)
+    settling = len(batches) // 2
+    if cache.policy == "static":
+        asked = np.bincount(np.concatenate(ids[:settling]), minlength=replay.num_rows)
+        return float(np.mean(_missed_of_hottest(asked, capacity, batches[settling:])))
+    ahead = _BATCHES_AHEAD if cache.policy == "look_forward" else 0
+    if ahead:
+        _check_scratchpad(batches, capacity, replay.num_rows)
+    recency = _Recency(np.arange(replay.num_rows), capacity, batches, is_empty=True)
+    missed = [recency.step(number, ahead) for number in range(len(batches) - ahead)]
+    return float(np.mean(missed[settling:]))
+
+
+def _missed_of_hottest(
+    asked: NDArray[np.float64] | NDArray[np.int64], capacity: int, batches: Sequence[NDArray[np.int64]]
+) -> list[int]:
+    """Of each batch, where the rows that are asked for most are in the cache. asked: how often, of each row."""
+    kept = np.zeros(asked.size, np.bool_)
+    kept[np.argsort(-asked, kind="stable")[:capacity]] = True
+    return [int(np.count_nonzero(~kept[rows])) for rows in batches]
 
 
 class _Sample:
@@ -182,12 +208,20 @@ class _Recency:
     """A cache that forgets what was unused for longest. A log holds the uses, oldest first; one that is not the last of
     its row is stale."""
 
-    def __init__(self, sample: _Sample, capacity: int, batches: Sequence[NDArray[np.int64]]) -> None:
+    def __init__(
+        self,
+        last_used_first: NDArray[np.int64],
+        capacity: int,
+        batches: Sequence[NDArray[np.int64]],
+        *,
+        is_empty: bool = False,
+    ) -> None:
+        """last_used_first: all rows, of which as many as there is room for are there, unless it begins empty."""
         self._capacity = capacity
         self._batches = batches
-        there = sample.last_used_first()[:capacity][::-1]
+        there = last_used_first[: 0 if is_empty else capacity][::-1]
         self._log = np.empty(capacity + 2 * sum(rows.size for rows in batches), np.int64)
-        self._last_use = np.full(sample.num_rows, -1)  # a place in the log; -1: not in the cache
+        self._last_use = np.full(last_used_first.size, -1)  # a place in the log; -1: not in the cache
         self._head = self._tail = self._num_rows = 0
         self._use(there)
         self._num_rows = there.size

@@ -23,6 +23,7 @@ from holdfast_lab.sim.machine import Run
 _STEP = 0.02  # of standardised parameters: schedules have kinks, and this steps over narrow ones
 _WIDER = 1.05  # than the curvature says, so that what is drawn covers the region's tails
 _FARTHEST_Z = 6.0
+_NEARLY_FARTHEST_Z = 5.9
 _MOST_STEPS = 25
 _SMALL_GAIN = 0.02  # of the sum of squares
 
@@ -51,6 +52,10 @@ class Free:
     def fitted(self, z: float) -> float:
         """As it is written down: four digits."""
         return float(f"{self.value(z):.4g}")
+
+    def z_of(self, value: float) -> float:
+        """What has that value."""
+        return float(np.log(value / self.median) / self.sigma)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +174,12 @@ class Region:
 
 def library_at(library: Library, free: Sequence[Free], z: Sequence[float] | Vector) -> Library:
     return library.changed({key: each.value(at) for each, at in zip(free, z, strict=True) for key in each.keys})
+
+
+def z_in(library: Library, free: Sequence[Free]) -> tuple[float, ...]:
+    """What the library has, no farther from the priors than a fit goes."""
+    found = (each.z_of(library.value(each.keys[0])) for each in free)
+    return tuple(float(np.clip(z, -_NEARLY_FARTHEST_Z, _NEARLY_FARTHEST_Z)) for z in found)
 
 
 def predict(library: Library, quantities: Sequence[Quantity]) -> Vector:

@@ -66,11 +66,17 @@ class Library:
             raise error
 
     def value(self, key: str) -> float:
-        """The number at "devices.NAME.FIELD" or "models.NAME.FIELD"; of a model's tables, that of the first. Raises
-        ConfigError."""
+        """The number at "devices.NAME.FIELD", "models.NAME.FIELD" or "systems.NAME.stages.STAGE.FIELD", as `changed`
+        writes it; of a model's tables, and of "systems.*", that of the first. Raises ConfigError."""
         kind, _, rest = key.partition(".")
         name, _, field = rest.partition(".")
-        declared: Any = self.device(name) if kind == "devices" else self.model(name)
+        declared: Any
+        if kind == "systems":
+            _, stage, field = field.rsplit(".", 2)
+            having = _systems_having(self.systems, f"stages.{stage}", key) if name == "*" else [name]
+            declared = _find(self.system(having[0]).stages, stage, "stage", key)
+        else:
+            declared = self.device(name) if kind == "devices" else self.model(name)
         if kind == "models" and field in _OF_TABLES:
             declared = declared.tables[0]
         value = getattr(declared, field, None)
@@ -80,8 +86,8 @@ class Library:
 
     def changed(self, values: Mapping[str, Any]) -> Library:
         """With other values: "devices.NAME.FIELD", "models.NAME.FIELD", "models.*.FIELD" for all models,
-        "systems.NAME.stages.STAGE.FIELD", "systems.*.stages.STAGE.FIELD" for all systems that have the stage.
-        Of a model's tables, "rows" is a field too. Raises ConfigError."""
+        "systems.NAME.stages.STAGE.FIELD", "systems.*.stages.STAGE.FIELD" for all systems that have the stage,
+        "systems.NAME.cache.FIELD" likewise. Of a model's tables, "rows" is a field too. Raises ConfigError."""
         devices, models, systems = dict(self.devices), dict(self.models), dict(self.systems)
         for key, value in values.items():
             kind, _, rest = key.partition(".")
@@ -236,6 +242,8 @@ def _model_with(model: Model, field: str, value: Any, key: str) -> Model:
 def _systems_having(systems: Mapping[str, System], field: str, key: str) -> list[str]:
     """The names of those with the stage, or the role of a device, that `field` is about."""
     part, _, rest = field.partition(".")
+    if part == "cache":
+        return [name for name, system in systems.items() if system.cache is not None]
     if part not in ("stages", "devices"):
         return list(systems)
     asked = rest.partition(".")[0]
@@ -251,6 +259,10 @@ def _system_with(system: System, field: str, value: Any, key: str) -> System:
     if part == "devices":
         _find(system.devices, rest, "role", key)
         return _rebuilt(system, key, devices={**system.devices, rest: read_value(str, value, key)})
+    if part == "cache" and rest:
+        if system.cache is None:
+            raise ConfigError(f"{key}: system {system.title!r} has no cache")
+        return _rebuilt(system, key, cache=_replaced(system.cache, rest, value, key))
     if part != "stages":
         return _replaced(system, field, value, key)
     stage, _, name = rest.partition(".")

@@ -22,6 +22,7 @@ import simpy
 
 from holdfast_lab.sim.device import Amounts, Compute, Device, Fabric, Memory, Processor
 from holdfast_lab.sim.model import Workload
+from holdfast_lab.sim.queues import DeviceQueue
 from holdfast_lab.sim.steady import steady_batches
 from holdfast_lab.sim.system import PREVIOUS, Stage, System
 from holdfast_lab.sim.work import amounts_of
@@ -127,7 +128,7 @@ class _Machine:
             for role, device in devices.items()
         }
         self._queues = {
-            role: simpy.PriorityResource(self._environment, capacity=device.parallelism)
+            role: DeviceQueue(self._environment, device.parallelism)
             for role, device in devices.items()
             if not _is_shared(device)
         }
@@ -182,9 +183,8 @@ class _Machine:
         while left_s is None or left_s > 0:
             held = []
             for role in sorted(set(stage.on) - self._shares.keys()):
-                request = self._queues[role].request(priority=stage.priority)
-                yield request
-                held.append((role, request))
+                yield self._queues[role].request(stage.priority)
+                held.append(role)
             if left_s is None:
                 begin_s = self._environment.now
                 left_s, parts = self._stage_seconds(name, stage)
@@ -194,8 +194,8 @@ class _Machine:
             for role in stage.on:
                 if self._amounts[name].rows_written > 0:
                     self._rows_written_at[role] = self._environment.now
-            for role, request in held:
-                self._queues[role].release(request)
+            for role in held:
+                self._queues[role].give_back()
         self._spans.append(Span(batch, name, ready_s, begin_s, self._environment.now))
         done.succeed()
 

@@ -93,6 +93,23 @@ class Model:
             return self.bottom[-1] + vectors * (vectors - 1) // 2
         return self.bottom[-1] + sum(group.count * group.dim for group in self.tables)
 
+    def touched(self) -> Sequence[Touched]:
+        """Of a table of each group, by the law of its ids."""
+        return [
+            _touched_by_law(group.rows, self.zipf_exponent, self.batch_size * group.lookups, group.hottest)
+            for group in self.tables
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """What a batch touches of one table, in means: different rows, those of them that the batch before had, and the
+    accesses to these."""
+
+    unique: float
+    repeated_rows: float
+    repeated_accesses: float
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
@@ -132,9 +149,8 @@ class Workload:
 
 def workload_of(model: Model) -> Workload:
     accesses = unique = repeated_accesses = repeated_rows = row_bytes = table_bytes = tables_row_bytes = pooled = 0.0
-    for group in model.tables:
+    for group, of_table in zip(model.tables, model.touched(), strict=True):
         draws = model.batch_size * group.lookups
-        of_table = _overlap(group.rows, model.zipf_exponent, draws, group.hottest)
         group_row_bytes = group.dim * model.weight_bytes + model.state_bytes
         accesses += group.count * draws
         unique += group.count * of_table.unique
@@ -168,16 +184,11 @@ def workload_of(model: Model) -> Workload:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Overlap:
-    unique: float
-    repeated_rows: float
-    repeated_accesses: float
-
-
 @lru_cache(maxsize=4096)
-def _overlap(rows: float, exponent: float, draws: float, hottest: tuple[tuple[float, float], ...] = ()) -> _Overlap:
-    """Of one table: different rows of `draws` draws, those of them that another `draws` had, and the draws of these."""
+def _touched_by_law(
+    rows: float, exponent: float, draws: float, hottest: tuple[tuple[float, float], ...] = ()
+) -> Touched:
+    """By so many draws, with as many before them."""
     if hottest:
         ends, shares = np.array([(0.0, 0.0), *hottest]).T
         counts = np.diff(ends)
@@ -187,7 +198,7 @@ def _overlap(rows: float, exponent: float, draws: float, hottest: tuple[tuple[fl
         masses = ranks**-exponent
         probabilities = masses / np.sum(masses * counts)
     there = -np.expm1(draws * np.log1p(-np.minimum(probabilities, 1 - 1e-12)))
-    return _Overlap(
+    return Touched(
         unique=float(np.sum(there * counts)),
         repeated_rows=float(np.sum(there**2 * counts)),
         repeated_accesses=float(np.sum(draws * probabilities * there * counts)),

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast_lab.sim.calibration import Fit, Quantity, Region, Vector, explore, fit, predict
+from holdfast_lab.sim.calibration import Fit, Quantity, Region, Vector, explore, fit, predict, z_in
 from holdfast_lab.sim.facts import HOST, Facts, batches_of, quantity_of, targets_of
 from holdfast_lab.sim.folds import AS_DESCRIBED, Band, Structure, bands_of, structure_of, trials_of, weights_of
 from holdfast_lab.sim.library import Library
@@ -115,12 +115,13 @@ def reproduce(
     processes: int = 2,
     on_part: Callable[[], None] = lambda: None,
 ) -> Reproduction:
-    """Fits, explores, leaves each model out, and does so again under every alternative. on_part: called so often as
+    """Fits, explores, leaves each model out, and does so again under every alternative. The fit begins where the
+    library is, which is not far: it ends where one from the priors does. on_part: called so often as
     `num_parts` says."""
     asked = [*batches_of(facts), *(quantity_of(fact) for fact in facts.stages), *_energies(facts)]
     targets = targets_of(facts, facts.models)
     with ProcessPoolExecutor(processes) as pool:
-        found = fit(library, facts.free, targets)
+        found = fit(library, facts.free, targets, z_in(library, facts.free))
         on_part()
         every = (AS_DESCRIBED, *facts.alternatives)
         awaited = [pool.submit(structure_of, library, facts, each, found.z) for each in every]

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from holdfast.errors import ConfigError
 from holdfast_lab.sim.library import PACKAGED, Library, nearest, read_library, read_model, read_system, read_tree
@@ -70,9 +70,12 @@ def read_scenario(
     folders: Sequence[Path] = (),
     values: Path | None = None,
     profile: Path | None = None,
+    replay: int | None = None,
 ) -> Scenario:
     """settings: "KEY=VALUE", applied in order, after what the TOML file `values` has by the keys of `Library.changed`.
-    profile: of the ids of the run that is the model. Raises ConfigError."""
+    profile: of the ids of the run that is the model; replay: so many of its batches. Raises ConfigError."""
+    if profile is not None and replay is not None:
+        raise ConfigError("--replay: ids are counted by --profile, or replayed, not both")
     library = read_folders(folders)
     if values is not None:
         library = library.changed(read_tree(values))
@@ -84,9 +87,9 @@ def read_scenario(
     if _is_path(model, models):
         path = Path(model)
         model = path.stem
-        models[model] = _read_model_or_run(path, profile)
-    elif profile is not None:
-        raise ConfigError(f"--profile: it is of a run's ids; give --model that run's configuration, not {model!r}")
+        models[model] = _read_model_or_run(path, profile, replay)
+    elif profile is not None or replay is not None:
+        _refuse_ids(profile, f"give --model that run's configuration, not {model!r}")
     scenario = Scenario(library=replace(library, models=models, systems=systems), system=system, model=model)
     scenario.library.system(system)  # a wrong name is said as such, and not as that of a setting
     scenario.library.model(model)
@@ -124,18 +127,32 @@ def _is_path(text: str, known: Mapping[str, object]) -> bool:
     return text not in known and (text.endswith(".toml") or "/" in text)
 
 
-def _read_model_or_run(path: Path, profile: Path | None) -> Model:
+def _read_model_or_run(path: Path, profile: Path | None, replay: int | None) -> Model:
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         tree = {}  # read_model says what is wrong
     if "data" not in tree:
-        if profile is not None:
-            raise ConfigError(f"--profile: it is of a run's ids, and {path} is no run's configuration")
+        if profile is not None or replay is not None:
+            _refuse_ids(profile, f"{path} is no run's configuration")
         return read_model(path)
     from holdfast.files.config import read_config
     from holdfast.run.sections import RunConfig
     from holdfast_lab.placement.access_profile import read_profile
     from holdfast_lab.sim.from_run import model_of_run
 
-    return model_of_run(read_config(RunConfig, path), None if profile is None else read_profile(profile))
+    config = read_config(RunConfig, path)
+    model = model_of_run(config, None if profile is None else read_profile(profile))
+    if replay is None:
+        return model
+    from holdfast.run.sources import open_source
+    from holdfast.train.observe import counting
+    from holdfast_lab.sim.replay import replay_of, replayed_model
+
+    with counting("reading batches", replay) as on_batch:
+        ids = replay_of(open_source(config.data), config.train, num_batches=replay, on_batch=on_batch)
+    return replayed_model(model, ids)
+
+
+def _refuse_ids(profile: Path | None, why: str) -> NoReturn:
+    raise ConfigError(f"{'--replay' if profile is None else '--profile'}: it is of a run's ids; {why}")

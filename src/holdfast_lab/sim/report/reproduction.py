@@ -1,4 +1,4 @@
-"""The pages of `holdfast sim paper`: what TrainingCXL found, what the simulator finds, and how well it knows."""
+"""The page of `holdfast sim paper`: what TrainingCXL found, what the simulator finds, and how well it knows."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ _TIMELINE_MODEL = "rm1"
 _RELATIVE_TO = "PMEM"
 
 
-def write_paper(directory: Path, found: Reproduction, library: Library, *, overwrite: bool = False) -> Path:
-    """Figures as SVG and CSV, and `index.html` with all of them, whose path it returns. library: what was fitted.
+def write_paper(
+    directory: Path, found: Reproduction, library: Library, others: Sequence[Section] = (), *, overwrite: bool = False
+) -> Path:
+    """Figures as SVG and CSV, and `index.html` with all of them, whose path it returns. library: what was fitted;
+    others: of other papers, at the page's end.
 
     Raises ConfigError where one of the files is there already.
     """
@@ -38,6 +41,7 @@ def write_paper(directory: Path, found: Reproduction, library: Library, *, overw
         _parameters(found),
         _structure(found),
         sensitivity_section(directory, found.fit.library, found.facts.models, overwrite=overwrite),
+        *others,
     ]
     page = directory / "index.html"
     write_html(page, found.facts.title, sections, overwrite=overwrite)

@@ -1,0 +1,1 @@
+"""OpenEmbedding (Chen et al., ICDE 2023), simulated unseen."""

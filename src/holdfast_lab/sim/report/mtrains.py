@@ -1,0 +1,94 @@
+"""MTrainS (Kassa et al. 2023): how many nodes a target takes with HBM and DRAM alone, and with all tiers of a node, and
+what that costs in dollars and watts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from holdfast_lab.placement.tiers import Tier, read_tiers
+from holdfast_lab.sim.library import PACKAGED, Library
+from holdfast_lab.sim.model import Model
+from holdfast_lab.sim.report import figures
+from holdfast_lab.sim.report.content import Section, Table
+from holdfast_lab.sim.report.scratchpipe import line
+from holdfast_lab.sim.tiering import compare
+
+NODE = PACKAGED / "node.toml"  # as examples/tiers.toml
+_BIG_MODEL = {"models.mlperf.rows": 400_000_000}  # ten times MLPerf's rows: 5.3 TB
+_TARGETS_MS = (0.4, 0.5, 0.7, 1.0, 2.0, 5.0)
+_FAST_NODE = (
+    4.92,
+    700.0 + 32.0,
+)  # $/h and W: an H100 of Amazon's p5 (Capacity Blocks, January 2025), and 256 GB of DRAM
+_MORE_TIERS = (
+    0.23,
+    25.0 + 14.0,
+)  # 512 GB of expander and 4 TB of NVMe at the node's prices, over three years
+_HEAD = (
+    "ms a batch at most",
+    "nodes, HBM and DRAM",
+    "nodes, all tiers",
+    "times fewer",
+    "limited by",
+    "$ and kJ of 10⁹ and 10⁶ samples, HBM and DRAM",
+    "all tiers",
+)
+
+
+def big_model(library: Library) -> Model:
+    return library.changed(_BIG_MODEL).model("mlperf")
+
+
+def node_tiers() -> Sequence[Tier]:
+    return read_tiers(NODE).tiers
+
+
+def nodes_table(library: Library) -> Table:
+    """Whatever memory takes for a batch."""
+    saving = compare(big_model(library), node_tiers())
+    rows = [
+        (name, str(each.nodes), each.limiting_stage, f"{each.batch_s * 1e3:.3f}")
+        for name, each in (("HBM and DRAM", saving.fast_only), ("all tiers", saving.all_tiers))
+    ]
+    return Table(header=("memory of a node", "nodes", "limited by", "ms of memory a batch"), rows=rows)
+
+
+def targets_table(library: Library) -> Table:
+    """Of nodes that all take as long as the target: their memory is no slower, and their GPU is taken to be as fast."""
+    model, tiers = big_model(library), node_tiers()
+    rows = []
+    for target_ms in _TARGETS_MS:
+        saving = compare(model, tiers, most_batch_s=target_ms * 1e-3)
+        fast, every = saving.fast_only.nodes, saving.all_tiers.nodes
+        usd, watts = _FAST_NODE
+        costs = [(fast * usd, fast * watts), (every * (usd + _MORE_TIERS[0]), every * (watts + _MORE_TIERS[1]))]
+        samples_per_s = model.batch_size / (target_ms * 1e-3)
+        cells = [
+            f"{usd_per_h / 3600 / samples_per_s * 1e9:.1f}, {w / samples_per_s * 1e3:.1f}" for usd_per_h, w in costs
+        ]
+        limit = f"{saving.all_tiers.limiting_stage}, {saving.all_tiers.batch_s * 1e3:.2f} ms"
+        rows.append((f"{target_ms:g}", str(fast), str(every), f"{fast / every:.1f}", limit, *cells))
+    return Table(header=_HEAD, rows=rows)
+
+
+def targets_figure(path: Path, targets: Table, *, overwrite: bool = False) -> Path:
+    rows = [[str(cell) for cell in row] for row in targets.rows]
+    shown = [line("HBM and DRAM", rows, 1), line("all tiers", rows, 2)]
+    title, x_name = "Nodes for 5.3 TB of tables", "ms that memory may take for a batch"
+    return figures.lines(path, shown, title=title, x_name=x_name, y_name="nodes", overwrite=overwrite)
+
+
+def section(directory: Path, targets: Table, nodes: Table, *, overwrite: bool) -> Section:
+    """targets, nodes: of `targets_table`, `nodes_table`."""
+    usd, watts = _FAST_NODE
+    return Section(
+        title="MTrainS",
+        text="Kassa et al. 2023, who found 4 to 8 times fewer nodes where capacity had forced them: MLPerf's model "
+        "with ten times the rows, placed over the tiers of a node by the integer program of `holdfast plan`. A target "
+        f"is what memory may take for a batch of all nodes. Declared: ${usd} an hour and {watts:.0f} W of a node with "
+        f"HBM and DRAM, ${_MORE_TIERS[0]} and {_MORE_TIERS[1]:.0f} W more with all tiers.",
+        tables=(replace(nodes, title="without a target"), replace(targets, title="by target")),
+        figures=(targets_figure(directory / "mtrains.svg", targets, overwrite=overwrite),),
+    )
