@@ -191,7 +191,7 @@ void InPlaceStore::update(std::size_t index, const UpdateSpec& spec, const Worki
                           const WorkingRows* next, std::size_t begin, std::size_t end) {
   const Table& table = tables_[index];
   kernels_.update(table.spec, spec, table.home(), working, occurrences, grad, forward, next, begin, end);
-  hold_back(table, working, begin, end);
+  hold_back(table, working, forward, next, begin, end);
   finish_rows(table, working, begin, end);
 }
 
@@ -200,7 +200,7 @@ void InPlaceStore::update_from_sums(std::size_t index, const UpdateSpec& spec, c
                                     std::size_t begin, std::size_t end) {
   const Table& table = tables_[index];
   kernels_.update_from_sums(table.spec, spec, table.home(), working, sums, forward, next, begin, end);
-  hold_back(table, working, begin, end);
+  hold_back(table, working, forward, next, begin, end);
   finish_rows(table, working, begin, end);
 }
 
@@ -258,11 +258,18 @@ void InPlaceStore::restore(std::size_t index, const WorkingRows& working, std::s
   finish_rows(table, working, begin, end);
 }
 
-void InPlaceStore::hold_back(const Table& table, const WorkingRows& working, std::size_t begin, std::size_t end) {
+// At home, and where the update has handed them to the next step's capture.
+void InPlaceStore::hold_back(const Table& table, const WorkingRows& working, const std::uint32_t* forward,
+                             const WorkingRows* next, std::size_t begin, std::size_t end) {
   if (table.key_policy.admit_after < 2) return;
   const HomeRows home = table.home();
   hold_back_keys(table, working, {home.weights, home.state}, begin, end,
                  [&](std::size_t u) { return working.rows[u] & ~fresh_bit; });
+  if (forward == nullptr) return;
+  for (std::size_t u = begin; u < end; ++u) {
+    if (forward[u] == no_forward) continue;
+    hold_back_keys(table, working, {next->weights, next->state}, u, u + 1, [&](std::size_t) { return forward[u]; });
+  }
 }
 
 // Rows [begin, end) of `working` are home: their checksums, and the way to the medium.

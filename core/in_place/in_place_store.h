@@ -135,7 +135,8 @@ class InPlaceStore {
                                std::vector<std::uint64_t>& rows);
   static void add_touched_or_tagged_rows(const Table& table, std::uint64_t first, std::uint64_t end, std::size_t count,
                                          std::vector<std::uint64_t>& rows);
-  static void hold_back(const Table& table, const WorkingRows& working, std::size_t begin, std::size_t end);
+  static void hold_back(const Table& table, const WorkingRows& working, const std::uint32_t* forward,
+                        const WorkingRows* next, std::size_t begin, std::size_t end);
   void finish_rows(const Table& table, const WorkingRows& working, std::size_t begin, std::size_t end);
 
   Medium& medium_;

@@ -263,6 +263,23 @@ def test_keys_are_left_behind_and_begin_anew_as_in_a_model(pool_root: Path, poli
         assert max(reader.touched_rows(0, 0, 1000)) < 0.8 * len(seen), "rows are another key's after a while"
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_rows_that_are_handed_to_the_next_step_are_those_that_are_home(pool_root: Path, policy: str) -> None:
+    digests = []
+    for name in ("ahead", "in its step"):
+        run = Run(pool_root / name, STORES["memory"], capacity=400, **POLICIES[policy])
+        planned = run.rows.plan(drifting_batch(1))
+        for step in range(1, 30):
+            run.model(run.rows.lookup(run.rows.capture(planned), planned)).square().mean().backward()
+            planned = run.rows.plan(drifting_batch(step + 1))
+            if name == "ahead":
+                run.rows.capture_ahead(planned)
+            run.rows.optimizer.step()
+            run.checkpoint.commit()
+        digests.append(run.close())
+    assert digests[0] == digests[1]
+
+
 def test_a_further_collection_changes_nothing_of_which_keys_are_left_behind(pool_root: Path) -> None:
     """The pool is made anew with its table, under a collection that is there already."""
     with Pool(pool_root / "pool", seed=1, medium="memory") as pool:
