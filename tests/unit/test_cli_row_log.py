@@ -96,6 +96,8 @@ def test_metrics_say_what_share_was_found_in_the_scratchpad_and_how_much_more_wa
                 line["traffic"]["rows_hit"] / looked_for, abs=1e-6
             )
     assert total("rows_hit") > 0 and total("rows_missed") > 0
+    # A log of 16 blocks, of which each step takes one: none is left out, and a merge has to end before the last.
+    assert total("appended_bytes") >= 17 * 4096
     assert total("home_bytes_written") > 0
     assert steps[-1]["rates"]["write_amplification"] == pytest.approx(
         total("appended_bytes", "home_bytes_written") / total("updated_row_bytes"), abs=1e-4

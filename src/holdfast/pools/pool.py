@@ -215,14 +215,8 @@ class Pool:
             raise PoolError(f"making {self.directory}: {error.strerror}") from error
         log_store = wants_log_store(self.directory, self._medium)
         log_bytes = self._log_bytes or new_log_bytes(log_store, specs, self._scratchpad_bytes)
-        _core.Pool.create(
-            str(self.directory),
-            self._seed,
-            log_bytes,
-            specs,
-            log_store=log_store,
-            row_checksums=self._row_checksums and not log_store,
-        )
+        directory, checks_rows = str(self.directory), self._row_checksums and not log_store
+        _core.Pool.create(directory, self._seed, log_bytes, specs, log_store=log_store, row_checksums=checks_rows)
         self._open()
         if former is not None:
             self.core.take_keys(former)

@@ -128,6 +128,7 @@ class Trainer:
         self._upcoming: deque[_Upcoming] = deque()
         self._issued: deque[_Issued] = deque()
         self._before: PlannedFeatures | None = None  # of the step before the first of this life
+        self._told: dict[str, float] | None = None  # of the pool's traffic
 
     @property
     def description(self) -> str:
@@ -165,6 +166,7 @@ class Trainer:
 
         On a device it may have begun later steps by then; but where an evaluation is due after a step it has not.
         Raises NonFiniteLoss, and the pool stays where it was."""
+        self._told = self._traffic()
         if not self.pool.group.is_trainer:
             yield from self._serve()
             return
@@ -189,7 +191,6 @@ class Trainer:
         """The steps of a rank that owns rows and trains nothing."""
         while self.pool.step < self.last_step and not self.stopped:
             watch = Stopwatch()
-            traffic_before = self._traffic()
             self.pool.serve_until(Verb.COMMIT)
             watch.lap("serve")
             self.stopped = self._stopping()
@@ -203,13 +204,12 @@ class Trainer:
                 planning=Span("", watch.began, watch.began),
                 logged_bytes=0,
                 log_bytes_free=self.pool.log_bytes_free,
-                traffic=traffic_since(traffic_before, self._traffic()),
+                traffic=self._traffic_since_told(),
                 background=background_of(self.pool),
             )
 
     def _step(self) -> _Issued:
         watch = Stopwatch()
-        traffic_before = self._traffic()
         with device_errors(f"step {self.pool.step + 1}", step=lambda: self.pool.retired_step):
             current = self._take()  # plan
             watch.lap("plan")
@@ -266,7 +266,7 @@ class Trainer:
             planning=current.planning,
             work=[trained, *self.rows.work_of(capture)] if self.pool.commits_behind else [],
             captured=capture,
-            traffic=traffic_since(traffic_before, self._traffic()),
+            traffic=self._traffic_since_told(),
         )
 
     def _retire_all(self) -> Iterator[StepReport]:
@@ -293,6 +293,11 @@ class Trainer:
                 device={work.name: Span(work.queue, *self._clock.span(work)) for work in issued.work},
                 background=background_of(self.pool),
             )
+
+    def _traffic_since_told(self) -> dict[str, float] | None:
+        """What a report says of it: with what ran between two steps, so that reports add up to all there was."""
+        before, self._told = self._told, self._traffic()
+        return traffic_since(before, self._told)
 
     def _traffic(self) -> dict[str, float] | None:
         """Of the pool's scratchpad and of the device's."""
