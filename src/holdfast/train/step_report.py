@@ -25,7 +25,8 @@ class StepReport:
     plan is the wait for the loader, which plans ahead, and planning is when it did. laps: the same times in the order
     in which they were spent, each piece of a verb that comes in several. logged_bytes: what the step wrote
     to the log; log_bytes_free: what the log has left after commit. traffic: rows and bytes since the report before (of
-    this step and of what ran beside it), where rows come through a scratchpad (names as in core/step/row_backend.h; of a device's, device_...).
+    this step and of what ran beside it), where rows come through a scratchpad (names as in core/step/row_backend.h; of
+    a device's, device_...).
     device: when the device did what of this step, by its own clock; where rows are updated there. background: what ran
     beside training, on the pool's own threads, and ended since the report before, whichever step it was for: (stage,
     when); stages as in core/base/stage_spans.h.
