@@ -157,6 +157,7 @@ void plan_by_numbers_is_the_one_by_rows(Random& random) {
     std::map<std::int64_t, std::int64_t> row_of;
     std::size_t num_ids = 0;
     for (Feature& feature : keyed) {
+      feature.weights.reserve(feature.weights.size() + 1);  // never null, which a copy of none would be
       for (std::size_t at = static_cast<std::size_t>(feature.offsets[0]); at < feature.ids.size(); ++at, ++num_ids) {
         const std::int64_t row = feature.ids[at];
         row_of[feature.ids[at] = key_of(row)] = row;
