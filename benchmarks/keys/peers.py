@@ -50,7 +50,7 @@ def _measure_peer(arguments: argparse.Namespace) -> dict[str, Any]:
     from peers.batches import SCATTER, make_batches, with_new_ids
     from peers.measure import Training, make_model, time_steps
     from peers.shapes import SHAPES
-    from peers.systems import EmbeddingBagTables, FbgemmTables, fill_tables
+    from peers.systems import EmbeddingBagTables, FbgemmTables, fill_tables, torchrec_configs
 
     torch.set_num_threads(arguments.threads)
     shape = SHAPES[arguments.shape]
@@ -62,7 +62,6 @@ def _measure_peer(arguments: argparse.Namespace) -> dict[str, Any]:
     class ManagedCollisions(FbgemmTables):
         def __init__(self) -> None:
             super().__init__(shape, "rowwise_adagrad")
-            from torchrec.modules.embedding_configs import EmbeddingBagConfig
             from torchrec.modules.mc_modules import (
                 DistanceLFU_EvictionPolicy,
                 ManagedCollisionCollection,
@@ -81,16 +80,7 @@ def _measure_peer(arguments: argparse.Namespace) -> dict[str, Any]:
                 )
                 for number in range(shape.num_tables)
             }
-            configs = [
-                EmbeddingBagConfig(
-                    name=f"t{number}",
-                    embedding_dim=shape.embedding_dim,
-                    num_embeddings=shape.num_embeddings,
-                    feature_names=[name],
-                )
-                for number, name in enumerate(self._names)
-            ]
-            self.collisions = ManagedCollisionCollection(modules, configs)
+            self.collisions = ManagedCollisionCollection(modules, torchrec_configs(shape))
 
         def forward(self, sparse: tuple[Tensor, Tensor]) -> Tensor:
             keys, offsets = sparse

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from peers.batches import Batch
-from peers.systems import EPSILON, LEARNING_RATE, PeerTables, fill_table
+from peers.systems import EPSILON, LEARNING_RATE, PeerTables, fill_table, torchrec_configs
 
 if TYPE_CHECKING:
     from peers.shapes import Shape
@@ -30,7 +30,6 @@ class ShardedTables(PeerTables):
     def __init__(self, shape: Shape, optimizer: str) -> None:
         super().__init__()
         from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
-        from torchrec.modules.embedding_configs import EmbeddingBagConfig
         from torchrec.modules.embedding_modules import EmbeddingBagCollection
         from torchrec.optim import RowWiseAdagrad
         from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -41,15 +40,7 @@ class ShardedTables(PeerTables):
         self._keys = [f"f{number}" for number in range(shape.num_tables)]
         self._keyed_jagged_tensor: Any = KeyedJaggedTensor
         self.collection: Any = EmbeddingBagCollection(
-            tables=[
-                EmbeddingBagConfig(
-                    name=f"t{number}",
-                    embedding_dim=shape.embedding_dim,
-                    num_embeddings=shape.num_embeddings,
-                    feature_names=[key],
-                )
-                for number, key in enumerate(self._keys)
-            ],
+            tables=torchrec_configs(shape),
             device=torch.device("meta"),
         )
         options = {"lr": LEARNING_RATE} | ({} if optimizer == "sgd" else {"eps": EPSILON})

@@ -27,6 +27,21 @@ LEARNING_RATE = 0.01
 EPSILON = 1e-8
 
 
+def torchrec_configs(shape: Shape) -> list[Any]:
+    """TorchRec's configurations of a shape's tables, each with a feature of its own."""
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig
+
+    return [
+        EmbeddingBagConfig(
+            name=f"t{number}",
+            embedding_dim=shape.embedding_dim,
+            num_embeddings=shape.num_embeddings,
+            feature_names=[f"f{number}"],
+        )
+        for number in range(shape.num_tables)
+    ]
+
+
 class PeerTables(nn.Module):
     """All tables of a shape, with their optimizer. ``optimizer_label`` says what the optimizer really is."""
 
@@ -105,7 +120,6 @@ class TorchrecTables(PeerTables):
 
     def __init__(self, shape: Shape, optimizer: str) -> None:
         super().__init__()
-        from torchrec.modules.embedding_configs import EmbeddingBagConfig
         from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
         from torchrec.optim import RowWiseAdagrad
         from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -115,15 +129,7 @@ class TorchrecTables(PeerTables):
         self._keys = [f"f{number}" for number in range(shape.num_tables)]
         self._keyed_jagged_tensor: Any = KeyedJaggedTensor
         self.collection = FusedEmbeddingBagCollection(
-            tables=[
-                EmbeddingBagConfig(
-                    name=f"t{number}",
-                    embedding_dim=shape.embedding_dim,
-                    num_embeddings=shape.num_embeddings,
-                    feature_names=[key],
-                )
-                for number, key in enumerate(self._keys)
-            ],
+            tables=torchrec_configs(shape),
             optimizer_type=kind,
             optimizer_kwargs={"lr": LEARNING_RATE} | ({} if optimizer == "sgd" else {"eps": EPSILON}),
             device=torch.device("cpu"),

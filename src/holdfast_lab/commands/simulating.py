@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -155,7 +155,10 @@ def sweep(
         from holdfast_lab.sim.sweep import sweep as vary_value
 
         variation = parse_variation(vary)
-        scenarios = _scenarios([system, *(against or [])], model, settings, folder, values, profile, replay)
+        scenarios = _by_name(
+            [system, *(against or [])],
+            lambda one: _scenario(one, model, settings, folder, values, profile, replay),
+        )
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             for name in ("sweep.csv", "sweep.png"):
@@ -201,18 +204,10 @@ def _scenario(
     return read_scenario(system, model, settings or [], folder or [], values, profile, replay)
 
 
-def _scenarios(
-    systems: list[str],
-    model: str,
-    settings: list[str] | None,
-    folder: list[Path] | None,
-    values: Path | None,
-    profile: Path | None,
-    replay: int | None,
-) -> dict[str, Scenario]:
+def _by_name(systems: list[str], read: Callable[[str], Scenario]) -> dict[str, Scenario]:
     """By the system's name, or by what was given where two have the same name."""
     given = list(dict.fromkeys(systems))
-    found = [_scenario(system, model, settings, folder, values, profile, replay) for system in given]
+    found = [read(system) for system in given]
     names = [scenario.system for scenario in found]
     return {
         name if names.count(name) == 1 else text: scenario
