@@ -169,8 +169,8 @@ class GrowingTable {
       const Slot* const first = slots.data() + group;
       unsigned ends = 0;
       for (unsigned i = 0; i < group_slots; ++i) {
-        const bool is_end = policy_.is_empty(first[i]) | (policy_.key_of(first[i]) == key);
-        ends |= unsigned{is_end} << i;
+        const unsigned is_end = unsigned{policy_.is_empty(first[i])} | unsigned{policy_.key_of(first[i]) == key};
+        ends |= is_end << i;
       }
       if (ends != 0) [[likely]]
         return group + static_cast<std::size_t>(std::countr_zero(ends));

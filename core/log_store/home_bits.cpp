@@ -66,7 +66,8 @@ void HomeBits::read() {
         std::memset(block(first), 0xff, bit_bytes);
         is_new_[first] = true;
       }
-      for (std::size_t i = 0; i < bit_bytes; ++i) count_ += std::popcount(std::to_integer<unsigned>(block(first)[i]));
+      for (std::size_t i = 0; i < bit_bytes; ++i)
+        count_ += static_cast<std::size_t>(std::popcount(std::to_integer<unsigned>(block(first)[i])));
     }
   }
 }

@@ -105,7 +105,7 @@ void DialProbe::write_at_random(std::uint64_t count, std::size_t bytes_each) {
   std::vector<std::uint64_t> to = places(count, bytes_each);
   if (blocks_) {
     std::ranges::sort(to);
-    to.erase(std::ranges::unique(to).begin(), to.end());
+    to.erase(std::unique(to.begin(), to.end()), to.end());
     std::vector<BlockWrite> writes;
     for (std::size_t i = 0; i < to.size(); ++i) {
       writes.push_back({blocks_.get(), to[i], bytes_each, buffer_.data() + i % room * bytes_each});

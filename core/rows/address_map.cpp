@@ -168,6 +168,7 @@ std::optional<std::uint64_t> AddressMap::find(std::uint64_t row) const {
 void AddressMap::prefetch(std::uint64_t row) const {
   const Chapter& chapter = chapters_[row / chapter_rows];
   const std::size_t count = chapter.count();
+  if (count == 0) return;
   const std::size_t group = row % chapter_rows / group_rows;
   __builtin_prefetch(chapter.block + (count > most_some ? group * bits_bytes : group * sizeof(std::uint16_t)));
 }
@@ -222,7 +223,7 @@ AddressMap::Chapter AddressMap::pack(Page& page) {
       std::byte* const of_group = block + group * bits_bytes;
       std::memcpy(of_group, &page.bits[group * group_words], group_words * word_bytes);
       store(of_group + group_words * word_bytes,
-            static_cast<std::uint16_t>(static_cast<std::size_t>(to - block - num_groups * bits_bytes) / width));
+            static_cast<std::uint16_t>((static_cast<std::size_t>(to - block) - num_groups * bits_bytes) / width));
       page.visit(group * group_words, group_words, [&](std::size_t key) {
         store(to, page.addresses[key]);
         to += width;

@@ -417,7 +417,7 @@ void Scratchpad::leave_to_sweep(const Hold& hold) {
     const Hold::Missed& missed = hold.missed_[t];
     if (missed.rows.empty() || !holds_all(table)) continue;
     const std::vector<bool> may_come = may_come_(table, missed.rows);
-    Left& of_table = left.emplace_back(&shelf_of(table));
+    Left& of_table = left.emplace_back(Left{&shelf_of(table), {}});
     for (std::size_t i = 0; i < may_come.size(); ++i) {
       if (may_come[i]) of_table.slots.push_back(missed.slots[i]);
     }

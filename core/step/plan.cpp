@@ -168,7 +168,9 @@ bool sort_by_digit(std::span<const std::uint64_t> words, unsigned shift, std::ui
 void plan_table(std::span<const FeatureInput> features, std::uint64_t num_rows, Pooling pooling, TablePlan& plan) {
   const bool mean = pooling == Pooling::mean;
   const Extent extent = extent_of(features, mean);
-  const auto [num_lookups, num_bag_starts, weighted, scaled] = extent;
+  const std::size_t num_lookups = extent.num_lookups;
+  const bool weighted = extent.weighted;
+  const bool scaled = extent.scaled;
   const unsigned row_bits = row_bits_of(num_rows);
   const unsigned shift = shift_of(num_lookups, row_bits);
 
