@@ -46,7 +46,7 @@ double seconds_since(Clock::time_point began) { return std::chrono::duration<dou
 std::int64_t scattered(std::uint64_t i) { return static_cast<std::int64_t>(counter_rng::mix64(i + 1)); }
 
 void measure(std::uint64_t num_keys) {
-  KeyDirectory directory("t", num_keys, 12345);
+  KeyDirectory directory("t", KeyShards::whole(num_keys), 12345);
   std::vector<std::int64_t> keys(batch), rows(batch);
   double slowest = 0;
   const auto began = Clock::now();
@@ -112,7 +112,7 @@ void measure_plans() {
     for (std::uint32_t t = 0; t < num_tables; ++t) {
       std::shared_ptr<KeyDirectory> keys;
       if (by != By::numbers) {
-        keys = std::make_shared<KeyDirectory>("t", 2 * num_rows, 12345 + t);
+        keys = std::make_shared<KeyDirectory>("t", KeyShards::whole(2 * num_rows), 12345 + t);
         std::vector<std::int64_t> all(num_rows);
         for (std::size_t i = 0; i < num_rows; ++i) all[i] = scattered(i);
         keys->place(all, rows.data());
@@ -158,7 +158,7 @@ void measure_plans() {
 // Keys that are not new are of the last ten batches.
 void measure_leaving(bool brings_new) {
   constexpr std::size_t num_keys = 26'000, ttl = 20, num_steps = 1200, warmup = 200;
-  KeyDirectory directory("t", 10'000'000, 12345, true);
+  KeyDirectory directory("t", KeyShards::whole(10'000'000), 12345, true);
   std::vector<std::int64_t> keys(num_keys), rows(num_keys);
   std::vector<double> took;
   std::mt19937_64 random(1);
@@ -177,7 +177,7 @@ void measure_leaving(bool brings_new) {
   std::printf("%s: %.3f ms a batch, 99th percentile %.2f of it; %zu keys, %llu rows\n",
               brings_new ? "as many leave as come" : "none come", took[took.size() / 2],
               took[took.size() * 99 / 100] / took[took.size() / 2], directory.num_keys(),
-              static_cast<unsigned long long>(directory.end_row()));
+              static_cast<unsigned long long>(directory.num_rows_used()));
 }
 
 }  // namespace

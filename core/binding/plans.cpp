@@ -35,14 +35,15 @@ std::shared_ptr<Plan> plan_of(Collection& collection, const Ids& ids, const Offs
 }
 
 std::shared_ptr<Plan> routed_plan_of(Collection& collection, const CountMatrix& counts, const Words& messages,
-                                     bool parallel) {
+                                     bool parallel, bool evaluates) {
   if (counts.shape(1) != collection.spec->features.size() || counts.shape(2) != 2) {
     throw nb::value_error("expected counts [num_trainers, num_features, 2]");
   }
   auto plan = collection.plans->take();
   const std::vector<BagCounts> of_trainers = counts_in(counts);
   const nb::gil_scoped_release unlocked;
-  plan_routed({of_trainers.data(), counts.shape(0), {messages.data(), messages.size()}}, parallel, *plan);
+  plan_routed({of_trainers.data(), counts.shape(0), {messages.data(), messages.size()}}, parallel, *plan,
+              evaluates ? NewKeys::unplaced : NewKeys::placed);
   return plan;
 }
 
@@ -89,9 +90,10 @@ void bind_plans(nb::module_& m) {
            "Plans a batch; ids int64, offsets int32 or int64 [num_blocks * batch_size + 1]. evaluates: it is only "
            "looked up, so new keys get no rows. Raises IdError, PoolFull.")
       .def(
-          "plan_routed", &routed_plan_of, "counts"_a, "messages"_a, "parallel"_a,
+          "plan_routed", &routed_plan_of, "counts"_a, "messages"_a, "parallel"_a, "evaluates"_a = false,
           "Plans what trainers sent, their messages one after the other; counts int64 [num_trainers, num_features, 2], "
-          "as their routes say for this owner. The output is [1, output_width], trainer by trainer. Raises DataError.");
+          "as their routes say for this owner. The output is [1, output_width], trainer by trainer. evaluates: it is only "
+          "looked up, so new keys get no rows. Raises DataError, PoolFull.");
 }
 
 }  // namespace holdfast

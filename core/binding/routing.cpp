@@ -14,6 +14,7 @@
 
 #include "binding/arrays.h"
 #include "binding/module.h"
+#include "keys/key_shards.h"
 #include "routing/router.h"
 
 namespace nb = nanobind;
@@ -22,18 +23,20 @@ using namespace nb::literals;
 namespace holdfast {
 namespace {
 
-// (num_embeddings, embedding_dim, pooling, first_shard, is_split).
-using TableTuple = std::tuple<std::uint64_t, std::uint32_t, std::uint32_t, std::uint32_t, bool>;
+// (num_embeddings, embedding_dim, pooling, first_shard, is_split, (pool seed, table's number) where its ids are keys).
+using TableTuple = std::tuple<std::uint64_t, std::uint32_t, std::uint32_t, std::uint32_t, bool,
+                              std::optional<std::tuple<std::uint64_t, std::uint64_t>>>;
 
 RouterSpec spec_of(const std::vector<TableTuple>& tables,
                    const std::vector<std::tuple<std::string, std::uint32_t>>& features,
                    const std::vector<std::uint32_t>& owner_of_shard, std::uint32_t num_owners) {
   RouterSpec spec;
   const std::uint32_t num_shards = static_cast<std::uint32_t>(owner_of_shard.size());
-  for (const auto& [num_rows, dim, pooling, shard, is_split] : tables) {
+  for (const auto& [num_rows, dim, pooling, shard, is_split, keys] : tables) {
     const ShardLayout layout =
         is_split ? ShardLayout::split(num_rows, num_shards, shard) : ShardLayout::whole(num_rows, shard);
-    spec.tables.push_back({layout, dim, static_cast<Pooling>(pooling)});
+    const std::uint64_t key_seed = keys ? key_shard_seed(std::get<0>(*keys), std::get<1>(*keys)) : 0;
+    spec.tables.push_back({layout, dim, static_cast<Pooling>(pooling), keys.has_value(), key_seed});
   }
   for (const auto& [name, table] : features) spec.features.push_back({name, table});
   spec.owner_of_shard = owner_of_shard;
@@ -117,7 +120,8 @@ void bind_routing(nb::module_& m) {
              const std::vector<std::uint32_t>& owner_of_shard,
              std::uint32_t num_owners) { new (self) Router(spec_of(tables, features, owner_of_shard, num_owners)); },
           "tables"_a, "features"_a, "owner_of_shard"_a, "num_owners"_a,
-          "tables: (num_embeddings, embedding_dim, pooling, first_shard, whether it is split).")
+          "tables: (num_embeddings, embedding_dim, pooling, first_shard, whether it is split, (pool seed, the table's "
+          "number) where its ids are keys, else None).")
       .def_prop_ro("output_width", [](const Router& router) { return router.spec().output_width; })
       .def(
           "message_words",

@@ -32,26 +32,44 @@ void for_keys(const Slots& slots, std::span<const std::int64_t> keys, const Body
 
 }  // namespace
 
-KeyDirectory::KeyDirectory(std::string table, std::uint64_t num_rows, std::uint64_t seed, bool leaves_keys)
-    : table_(std::move(table)), num_rows_(num_rows), seed_(seed), slots_(Policy{seed}), leaves_keys_(leaves_keys) {}
+KeyDirectory::KeyDirectory(std::string table, KeyShards shards, std::uint64_t seed, bool leaves_keys)
+    : table_(std::move(table)),
+      shards_(std::move(shards)),
+      seed_(seed),
+      slots_(Policy{seed}),
+      leaves_keys_(leaves_keys) {
+  for (const KeyShards::Piece& piece : shards_.pieces) {
+    pieces_.push_back({piece.first, piece.first + piece.num_rows, {}});
+  }
+}
 
 // Of two rows with one key, the one that was updated later is its row: the other was given up in between.
 void KeyDirectory::add(std::span<const std::uint64_t> rows, std::span<const KeyRecord> records) {
   const std::lock_guard lock(mutex_);
+  std::size_t p = 0;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const std::uint32_t row = static_cast<std::uint32_t>(rows[i]);
     const KeyRecord& record = records[i];
-    for (; end_row_ < row; ++end_row_) free_.push_back(static_cast<std::uint32_t>(end_row_));
-    end_row_ = std::uint64_t{row} + 1;
+    while (row >= pieces_[p].end) ++p;
+    Piece& piece = pieces_[p];
+    piece.skip_to(row);
+    piece.next_row = std::uint64_t{row} + 1;
     if (record.updates == 0) {
-      free_.push_back(row);
-    } else if (Slot* const slot = slots_.find(record.key); slot == nullptr) {
+      piece.free.push_back(row);
+      continue;
+    }
+    if (shards_.piece_of_key(record.key) != p) {
+      throw Error(ErrorKind::corrupted, "table '" + table_ + "': row " + std::to_string(row) + " has key " +
+                                            std::to_string(static_cast<std::int64_t>(record.key)) +
+                                            ", which belongs into another shard");
+    }
+    if (Slot* const slot = slots_.find(record.key); slot == nullptr) {
       slots_.insert({record.key, row + 1, record.step});
     } else if (slot->step < record.step) {
-      free_.push_back(std::exchange(slot->row_plus_one, row + 1) - 1);
+      piece.free.push_back(std::exchange(slot->row_plus_one, row + 1) - 1);
       slot->step = record.step;
     } else {
-      free_.push_back(row);
+      piece.free.push_back(row);
     }
   }
 }
@@ -67,7 +85,7 @@ std::uint64_t KeyDirectory::place(std::span<const std::int64_t> keys, std::int64
       return;
     }
     if (leaves_keys_) free_rows(slots_a_new_key);
-    const std::uint32_t row = take_row();
+    const std::uint32_t row = take_row(key);
     slots_.insert({key, row + 1, last_step});
     rows[i] = row;
   });
@@ -100,7 +118,7 @@ void KeyDirectory::free_rows(std::size_t num_slots) {
   });
   for (const Slot& slot : left_behind_) {
     slots_.erase(slot.key);
-    free_.push_back(slot.row_plus_one - 1);
+    piece_of(slot.key).free.push_back(slot.row_plus_one - 1);
   }
 }
 
@@ -108,31 +126,39 @@ void KeyDirectory::find(std::span<const std::int64_t> keys, std::int64_t* rows) 
   const std::lock_guard lock(mutex_);
   for_keys(slots_, keys, [&](std::size_t i, std::uint64_t key, std::uint64_t hash) {
     const Slot* const slot = slots_.find(key, hash);
+    if (slot == nullptr && shards_.piece_of_key(key) == KeyShards::not_here) refuse_foreign(key);
     rows[i] = slot == nullptr ? no_row : std::int64_t{slot->row_plus_one} - 1;
   });
 }
 
-std::uint32_t KeyDirectory::take_row() {
-  if (!free_.empty()) {
-    const std::uint32_t row = free_.back();
-    free_.pop_back();
-    return row;
-  }
-  if (end_row_ == num_rows_ && leaves_keys_) {
-    hand_ = 0;
-    free_rows(slots_.num_slots());
-    if (!free_.empty()) return take_row();
-  }
-  if (end_row_ == num_rows_) {
-    throw Error(ErrorKind::full, "table '" + table_ + "' has a key in each of its " + std::to_string(num_rows_) +
-                                     " rows, and none for a new one; make the pool with a larger capacity");
-  }
-  return static_cast<std::uint32_t>(end_row_++);
+KeyDirectory::Piece& KeyDirectory::piece_of(std::uint64_t key) {
+  const std::uint32_t piece = shards_.piece_of_key(key);
+  if (piece == KeyShards::not_here) refuse_foreign(key);
+  return pieces_[piece];
 }
 
-std::uint64_t KeyDirectory::end_row() const {
-  const std::lock_guard lock(mutex_);
-  return end_row_;
+void KeyDirectory::refuse_foreign(std::uint64_t key) const {
+  throw Error(ErrorKind::data, "table '" + table_ + "': key " + std::to_string(static_cast<std::int64_t>(key)) +
+                                   " is of a shard that another rank owns");
+}
+
+std::uint32_t KeyDirectory::take_row(std::uint64_t key) {
+  Piece& piece = piece_of(key);
+  if (piece.free.empty() && piece.next_row == piece.end && leaves_keys_) {
+    hand_ = 0;
+    free_rows(slots_.num_slots());
+  }
+  if (!piece.free.empty()) {
+    const std::uint32_t row = piece.free.back();
+    piece.free.pop_back();
+    return row;
+  }
+  if (piece.next_row < piece.end) return static_cast<std::uint32_t>(piece.next_row++);
+  const KeyShards::Piece& rows = shards_.pieces[shards_.piece_of_key(key)];
+  throw Error(ErrorKind::full,
+              "table '" + table_ + "' has a key in each of its " + std::to_string(rows.num_rows) + " rows" +
+                  (shards_.num_shards() == 1 ? "" : " of shard " + std::to_string(shards_.shard_of_key(key))) +
+                  ", and none for a new one; make the pool with a larger capacity");
 }
 
 std::size_t KeyDirectory::num_keys() const {
@@ -140,9 +166,18 @@ std::size_t KeyDirectory::num_keys() const {
   return slots_.size();
 }
 
+std::uint64_t KeyDirectory::num_rows_used() const {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t used = 0;
+  for (std::size_t p = 0; p < pieces_.size(); ++p) used += pieces_[p].next_row - shards_.pieces[p].first;
+  return used;
+}
+
 std::size_t KeyDirectory::memory_bytes() const {
   const std::lock_guard lock(mutex_);
-  return slots_.memory_bytes() + free_.capacity() * sizeof(std::uint32_t);
+  std::size_t bytes = slots_.memory_bytes();
+  for (const Piece& piece : pieces_) bytes += piece.free.capacity() * sizeof(std::uint32_t);
+  return bytes;
 }
 
 }  // namespace holdfast

@@ -1,6 +1,8 @@
 // Key directory: which row of a table has which key. Of a table whose ids are keys, 64 bits of anything.
 //
 // Invariants
+// - Of a table in shards a key's row lies in the shard that its hash says (key_shards.h), for good, and a directory has
+//   the keys of those shards that its pool's writer owns. Nothing else depends on shards.
 // - Two keys never have the same row. A key keeps its row until it is left behind (key_ages.h); some time later the row is
 //   free for another one. That is never while a batch that wants the key may be on its way: planning puts off the end of a
 //   key by `steps_ahead`, and who captures a batch that was planned earlier than that asks for its rows again (`keep`).
@@ -23,6 +25,7 @@
 #include "base/counter_rng.h"
 #include "base/growing_table.h"
 #include "kernels/kernels.h"
+#include "keys/key_shards.h"
 
 namespace holdfast {
 
@@ -31,28 +34,28 @@ class KeyDirectory {
   static constexpr std::int64_t no_row = -1;
   static constexpr std::uint64_t steps_ahead = 32;
 
-  // table: its name, for messages. num_rows: that it has, at most format::max_keyed_rows. leaves_keys: some are left
-  // behind.
-  KeyDirectory(std::string table, std::uint64_t num_rows, std::uint64_t seed, bool leaves_keys = false);
+  // table: its name, for messages. shards: the rows that there are for keys, all of them at most format::max_keyed_rows.
+  // leaves_keys: some are left behind.
+  KeyDirectory(std::string table, KeyShards shards, std::uint64_t seed, bool leaves_keys = false);
 
   // What a pool holds when it is opened: rows that an update wrote, ascending, and their records. Then `place` begins.
+  // Throws corrupted where a key lies in a shard that is not its own.
   void add(std::span<const std::uint64_t> rows, std::span<const KeyRecord> records);
 
-  // The rows of keys; a new key gets the next free one. Throws full where there is none left: the keys before it have
-  // theirs. Returns the step that `pass` told last: the batch may be captured up to steps_ahead later.
+  // The rows of keys; a new key gets the next free one. Throws full where there is none left, and data where a key is of
+  // no shard that is here: the keys before it have theirs. Returns the step that `pass` told last: the batch may be captured up to steps_ahead later.
   std::uint64_t place(std::span<const std::int64_t> keys, std::int64_t* rows);
   // The keys have these rows still, and a batch of step `step` is going to update them. Returns whether that is so.
   bool keep(std::span<const std::uint64_t> keys, std::span<const std::uint64_t> rows, std::uint64_t step);
   // Step `step` is over; keys whose newest update was before `oldest` are left behind.
   void pass(std::uint64_t step, std::uint64_t oldest);
-  // The same of keys that may have none: no_row.
+  // The same of keys that may have none: no_row. Throws data as `place` does.
   void find(std::span<const std::int64_t> keys, std::int64_t* rows) const;
 
   std::uint64_t seed() const { return seed_; }
-  // All rows that were ever handed out are below.
-  std::uint64_t end_row() const;
-  std::uint64_t num_rows() const { return num_rows_; }
   std::size_t num_keys() const;
+  // How many rows were ever handed out, or were found when the pool was opened.
+  std::uint64_t num_rows_used() const;
   std::size_t memory_bytes() const;
 
  private:
@@ -77,17 +80,31 @@ class KeyDirectory {
     static bool is_empty(const Slot& slot) { return slot.row_plus_one == 0; }
   };
 
-  std::uint32_t take_row();
+  // Rows of one shard.
+  struct Piece {
+    std::uint64_t next_row;  // those from here on were never handed out
+    std::uint64_t end;
+    std::vector<std::uint32_t> free;  // of those before, without a key; the last one is handed out first
+
+    // Those before `row` are free.
+    void skip_to(std::uint64_t row) {
+      while (next_row < row) free.push_back(static_cast<std::uint32_t>(next_row++));
+    }
+  };
+
+  // Throws data.
+  Piece& piece_of(std::uint64_t key);
+  [[noreturn]] void refuse_foreign(std::uint64_t key) const;
+  std::uint32_t take_row(std::uint64_t key);
   // Frees rows of keys that were left behind, looking at so many slots.
   void free_rows(std::size_t num_slots);
 
   const std::string table_;
-  const std::uint64_t num_rows_;
+  const KeyShards shards_;
   const std::uint64_t seed_;
   mutable std::mutex mutex_;
   GrowingTable<Policy> slots_;
-  std::vector<std::uint32_t> free_;  // rows below end_row_ without a key; the last one is handed out first
-  std::uint64_t end_row_ = 0;
+  std::vector<Piece> pieces_;  // of the shards that are here
   const bool leaves_keys_;
   std::uint64_t step_ = 0;
   std::uint64_t oldest_ = 0;

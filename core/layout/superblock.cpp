@@ -91,8 +91,8 @@ void check_table(const TableRecord& table, const PoolHeader& header, const std::
   }
   if (has_keys != (table.keys != static_cast<std::uint32_t>(format::KeyKind::none))) bad("id map and keys do not fit");
   if (has_keys && table.num_embeddings > format::max_keyed_rows) bad("impossible number of rows for a table with keys");
-  if (has_keys && format::has_shards(header)) {
-    throw Error(ErrorKind::format_mismatch, where + ": this build knows no keys in a pool of several writers");
+  if (has_keys && format::has_shards(header) && table.max_keys != 0) {
+    throw Error(ErrorKind::format_mismatch, where + ": this build knows no max_keys in a pool of several writers");
   }
   if (table.name[sizeof(table.name) - 1] != '\0') bad("a name without end");
   const bool is_whole = table.table_shards == 1 && table.first_shard < header.num_shards;

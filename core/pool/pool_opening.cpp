@@ -83,6 +83,26 @@ format::PoolHeader new_header(const PoolOptions& options, const Medium& medium, 
   return header;
 }
 
+void check_keyed(const format::TableRecord& table) {
+  const auto layout = shard_layout_of(table);
+  const std::string name(table.name);
+  if (layout && layout->end_place() > format::max_keyed_rows) {
+    throw Error(ErrorKind::config, "table '" + name + "' has keys: over " + std::to_string(layout->num_shards()) +
+                                       " shards it needs " + std::to_string(layout->end_place()) + " places, and " +
+                                       std::to_string(format::max_keyed_rows) +
+                                       " are the most; make its capacity smaller, or the pool with fewer shards");
+  }
+  if (table.num_embeddings > format::max_keyed_rows) {
+    throw Error(ErrorKind::config, "table '" + name + "' has keys: it can have " +
+                                       std::to_string(format::max_keyed_rows) + " rows at most");
+  }
+  if (layout && table.max_keys != 0) {
+    throw Error(ErrorKind::config, "table '" + name + "': max_keys = " + std::to_string(table.max_keys) +
+                                       ", which counts the keys of all shards, and each writer knows its own: in a pool of "
+                                       "several writers leave keys behind by ttl_steps");
+  }
+}
+
 }  // namespace
 
 void Pool::create(const std::string& directory, const PoolOptions& options, std::vector<format::TableRecord> tables) {
@@ -96,14 +116,7 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
   if (options.sharding) shards = shards_record(owned, options.sharding->group_uuid);
   for (const format::TableRecord& table : tables) {
     if (table.id_map != static_cast<std::uint32_t>(format::IdMap::dynamic)) continue;
-    if (options.sharding) {
-      throw Error(ErrorKind::config,
-                  "table '" + std::string(table.name) + "' has keys, which a pool of several writers cannot have yet");
-    }
-    if (table.num_embeddings > format::max_keyed_rows) {
-      throw Error(ErrorKind::config, "table '" + std::string(table.name) + "' has keys: it can have " +
-                                         std::to_string(format::max_keyed_rows) + " rows at most");
-    }
+    check_keyed(table);
   }
   const format::PoolHeader header = new_header(options, *medium, log_bytes);
   const Identity identity = Superblock::identity_of(header);

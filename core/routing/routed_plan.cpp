@@ -51,7 +51,7 @@ class Decoded {
   // The part's bags, with weights where it has them.
   FeatureInput add(const CollectionSpec& spec, const Part& part, const PlanFeature& feature) {
     const auto& table = spec.tables[feature.table];
-    const bool wide = words_of_place(table.num_rows) == 2;
+    const bool wide = words_of_place(table.end_id()) == 2;
     const std::size_t num_bags = static_cast<std::size_t>(part.counts.bags);
     const std::size_t num_ids = part.counts.ids;
     const JaggedIds bags{next_id_, next_offset_, true, num_bags};
@@ -110,11 +110,12 @@ void check_counts(const CollectionSpec& spec, std::size_t trainer, std::size_t f
 
 }  // namespace
 
-void plan_routed(const RoutedIds& routed, bool parallel, Plan& plan) {
+void plan_routed(const RoutedIds& routed, bool parallel, Plan& plan, NewKeys new_keys) {
   const CollectionSpec& spec = *plan.spec;
   const std::size_t num_features = spec.features.size();
   plan.num_bags = 1;
   plan.weighted = false;
+  plan.reads_only = new_keys == NewKeys::unplaced;
   plan.tables.resize(spec.tables.size());
   plan.features.assign(num_features * routed.num_trainers, {});
   plan.spans.clear();
@@ -129,7 +130,7 @@ void plan_routed(const RoutedIds& routed, bool parallel, Plan& plan) {
       const BagCounts& counts = routed.counts[m * num_features + f];
       check_counts(spec, m, f, counts);
       plan.weighted |= counts.weighted != 0;
-      const std::uint64_t words = message_words(counts, table.num_rows, table.mean_elsewhere);
+      const std::uint64_t words = message_words(counts, table.end_id(), table.mean_elsewhere);
       if (words > routed.messages.size() - num_words) {
         refuse(spec, m, f,
                "ends before its ids do: it needs " + std::to_string(num_words + words) + " words, and there are " +
@@ -173,6 +174,7 @@ void plan_routed(const RoutedIds& routed, bool parallel, Plan& plan) {
     for (const Part& part : parts[t]) {
       inputs.push_back(decoded.add(spec, part, plan.features[part.feature * routed.num_trainers + part.trainer]));
     }
+    if (table.keys != nullptr) return plan_keyed_table(inputs, table, new_keys, plan.tables[t]);
     try {
       plan_table(inputs, table.num_rows, table.pooling, plan.tables[t]);
     } catch (const BadId& bad) {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "keys/key_shards.h"
 
 namespace holdfast {
 namespace {
@@ -49,10 +50,27 @@ void write_place(std::uint32_t*& to, std::uint64_t place, bool wide) {
   if (wide) *to++ = static_cast<std::uint32_t>(place >> 32);
 }
 
-// Places of a split table's feature, in order, and what each owner gets of them. Returns whether all ids are rows.
-bool count_split(const RouterSpec& spec, const ShardLayout& layout, const JaggedIds& feature, std::uint64_t* place,
-                 std::span<Tally> tallies) {
-  const std::uint64_t shard_mask = layout.num_shards() - 1;
+// Ids of a split table as they travel, and their shards: places of rows, or keys.
+struct Places {
+  const ShardLayout& layout;
+  std::uint64_t place_of(std::uint64_t id) const { return layout.place_of(id); }
+  std::uint64_t shard_of(std::uint64_t place) const { return place >> layout.stride_bits & (layout.num_shards() - 1); }
+};
+struct Keys {
+  const RouterSpec::Table& table;
+  std::uint64_t place_of(std::uint64_t key) const { return key; }
+  std::uint64_t shard_of(std::uint64_t key) const { return key_shard(table.key_seed, key, table.layout.num_shards()); }
+};
+
+template <class Body>
+auto with_shards(const RouterSpec::Table& table, const Body& body) {
+  return table.has_keys ? body(Keys{table}) : body(Places{table.layout});
+}
+
+// What travels of a split table's feature, in order, and what each owner gets of it. Returns the largest id.
+template <class Shards>
+std::uint64_t count_split(const RouterSpec& spec, const Shards& shards, const JaggedIds& feature, std::uint64_t* place,
+                          std::span<Tally> tallies) {
   const std::uint32_t* const owner_of = spec.owner_of_shard.data();
   std::uint64_t largest = 0;
   std::size_t num_ids = 0;
@@ -61,20 +79,20 @@ bool count_split(const RouterSpec& spec, const ShardLayout& layout, const Jagged
       for (auto i = offsets[bag]; i < offsets[bag + 1]; ++i) {
         const std::uint64_t id = static_cast<std::uint64_t>(feature.ids[i]);  // a negative id becomes a huge one
         largest = std::max(largest, id);
-        const std::uint64_t at = layout.place_of(id);
+        const std::uint64_t at = shards.place_of(id);
         place[num_ids++] = at;
-        Tally& tally = tallies[owner_of[at >> layout.stride_bits & shard_mask]];
+        Tally& tally = tallies[owner_of[shards.shard_of(at)]];
         tally.bags += tally.last_bag != bag;
         tally.last_bag = bag;
         ++tally.ids;
       }
     }
   });
-  return num_ids == 0 || largest < layout.num_rows;
+  return largest;
 }
 
 // The same of a whole table's feature, all of which one owner gets.
-bool count_whole(const ShardLayout& layout, const JaggedIds& feature, Tally& tally) {
+std::uint64_t count_whole(const JaggedIds& feature, Tally& tally) {
   std::uint64_t largest = 0;
   const auto ids = all_ids(feature);
   for (const std::int64_t id : ids) largest = std::max(largest, static_cast<std::uint64_t>(id));
@@ -82,12 +100,12 @@ bool count_whole(const ShardLayout& layout, const JaggedIds& feature, Tally& tal
   with_offsets(feature, [&](auto offsets) {
     for (std::size_t bag = 0; bag < feature.num_bags; ++bag) tally.bags += offsets[bag + 1] != offsets[bag];
   });
-  return ids.empty() || largest < layout.num_rows;
+  return largest;
 }
 
 // weights: of the batch's ids, where they are `weighted`. source: of the feature's.
-template <bool weighted>
-void write_split(const RouterSpec& spec, const ShardLayout& layout, const JaggedIds& feature,
+template <bool weighted, class Shards>
+void write_split(const RouterSpec& spec, const Shards& shards, const JaggedIds& feature,
                  const std::uint64_t* place, bool wide, std::span<Cursor> cursors, const float* weights,
                  std::uint32_t* source) {
   const std::uint32_t* const owner_of = spec.owner_of_shard.data();
@@ -95,7 +113,7 @@ void write_split(const RouterSpec& spec, const ShardLayout& layout, const Jagged
     for (std::uint32_t bag = 0; bag < feature.num_bags; ++bag) {
       for (auto i = offsets[bag]; i < offsets[bag + 1]; ++i) {
         const std::uint64_t at = *place++;
-        Cursor& cursor = cursors[owner_of[at >> layout.stride_bits]];
+        Cursor& cursor = cursors[owner_of[shards.shard_of(at)]];
         if (cursor.last_bag != bag) cursor.begin_bag(bag);
         ++*cursor.length;
         write_place(cursor.place, at, wide);
@@ -204,12 +222,14 @@ void count_ids(const std::vector<JaggedIds>& features, const std::vector<std::ui
   route.counts.assign(spec.num_owners * num_features, {0, 0, 0});
   std::vector<Tally> tallies;
   for (std::size_t f = 0; f < num_features; ++f) {
-    const ShardLayout& layout = spec.tables[spec.features[f].table].layout;
+    const RouterSpec::Table& table = spec.tables[spec.features[f].table];
+    const ShardLayout& layout = table.layout;
     tallies.assign(spec.num_owners, {});
-    const bool good = layout.is_split()
-                          ? count_split(spec, layout, features[f], places, tallies)
-                          : count_whole(layout, features[f], tallies[spec.owner_of_shard[layout.first_shard]]);
-    if (!good) {
+    const std::uint64_t largest =
+        layout.is_split()
+            ? with_shards(table, [&](auto shards) { return count_split(spec, shards, features[f], places, tallies); })
+            : count_whole(features[f], tallies[spec.owner_of_shard[layout.first_shard]]);
+    if (!table.has_keys && !all_ids(features[f]).empty() && largest >= layout.num_rows) {
       with_name(spec, f, [&] { throw_first_bad_id(features[f], number_in_table[f], layout.num_rows); });
     }
     if (layout.is_split()) places += all_ids(features[f]).size();
@@ -246,7 +266,7 @@ std::vector<std::size_t> lay_out(Route& route) {
     const RouterSpec::Table& table = spec.tables[spec.features[part % num_features].table];
     const std::size_t vectors = static_cast<std::size_t>(route.counts[part].bags);
     const std::size_t words =
-        message_words(route.counts[part], table.layout.end_place(), spec.takes_mean(part % num_features));
+        message_words(route.counts[part], table.end_id(), spec.takes_mean(part % num_features));
     first_word[part] = std::exchange(num_words, num_words + words);
     route.first_vector[part] = std::exchange(num_vectors, num_vectors + vectors);
     route.first_float[part] = std::exchange(num_floats, num_floats + vectors * table.dim);
@@ -269,8 +289,9 @@ void write_messages(const std::vector<JaggedIds>& features, const float* weights
   std::uint32_t unread_length;
   std::vector<Cursor> cursors(spec.num_owners);
   for (std::size_t f = 0; f < num_features; ++f) {
-    const ShardLayout& layout = spec.tables[spec.features[f].table].layout;
-    const bool wide = words_of_place(layout.end_place()) == 2;
+    const RouterSpec::Table& table = spec.tables[spec.features[f].table];
+    const ShardLayout& layout = table.layout;
+    const bool wide = words_of_place(table.end_id()) == 2;
     for (std::size_t o = 0; o < spec.num_owners; ++o) {
       const std::size_t part = o * num_features + f;
       const BagCounts& counts = route.counts[part];
@@ -293,10 +314,14 @@ void write_messages(const std::vector<JaggedIds>& features, const float* weights
         if (num_ids > 0) std::memcpy(cursor.weight, weights + route.spans[f].first, num_ids * sizeof(float));
         std::iota(source, source + num_ids, cursor.source);
       }
-    } else if (route.weighted) {
-      write_split<true>(spec, layout, features[f], places, wide, cursors, weights, source);
     } else {
-      write_split<false>(spec, layout, features[f], places, wide, cursors, weights, source);
+      with_shards(table, [&](auto shards) {
+        if (route.weighted) {
+          write_split<true>(spec, shards, features[f], places, wide, cursors, weights, source);
+        } else {
+          write_split<false>(spec, shards, features[f], places, wide, cursors, weights, source);
+        }
+      });
     }
     if (layout.is_split()) places += num_ids;
     if (!route.weighted) continue;
@@ -385,8 +410,7 @@ std::shared_ptr<Route> Router::route(const BatchIds& batch, std::size_t first, s
 std::uint64_t Router::words_of(const BagCounts* counts) const {
   std::uint64_t words = 0;
   for (std::size_t f = 0; f < spec_->features.size(); ++f) {
-    const ShardLayout& layout = spec_->tables[spec_->features[f].table].layout;
-    words += message_words(counts[f], layout.end_place(), spec_->takes_mean(f));
+    words += message_words(counts[f], spec_->tables[spec_->features[f].table].end_id(), spec_->takes_mean(f));
   }
   return words;
 }

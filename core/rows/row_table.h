@@ -118,9 +118,11 @@ inline std::vector<RowTable> row_tables_of(const std::vector<format::TableRecord
     table.layout = shard_layout_of(record);
     if (table.layout) {
       table.num_rows = table.layout->end_place();
-      table.spec.shard_bits = table.layout->shard_bits;
-      table.spec.stride_bits = table.layout->stride_bits;
-      table.spec.first_shard = table.layout->first_shard;
+      if (!table.has_keys()) {  // else initial values and rounding go by keys
+        table.spec.shard_bits = table.layout->shard_bits;
+        table.spec.stride_bits = table.layout->stride_bits;
+        table.spec.first_shard = table.layout->first_shard;
+      }
       for (std::uint32_t shard = 0; shard < max_shards; ++shard) {
         const std::uint64_t rows = owned[shard] ? table.layout->rows_in(shard) : 0;
         if (rows != 0) table.pieces.push_back({shard, table.layout->first_place(shard), rows});

@@ -8,10 +8,7 @@
 #include "step/distinct_keys.h"
 
 namespace holdfast {
-namespace {
 
-// Plans a table whose ids are keys: the rows of those that are different are looked up first, in the order in which they
-// come, feature by feature.
 void plan_keyed_table(std::span<const FeatureInput> features, const CollectionSpec::Table& table, NewKeys new_keys,
                       TablePlan& plan) {
   static thread_local DistinctKeys distinct;
@@ -33,8 +30,6 @@ void plan_keyed_table(std::span<const FeatureInput> features, const CollectionSp
   plan_numbered_table(features, {distinct.keys(), rows, distinct.counts(), distinct.number_of()}, table.pooling, plan);
   plan.num_placed = plan.num_unique() - num_unplaced;
 }
-
-}  // namespace
 
 std::size_t Plan::num_unique() const {
   std::size_t sum = 0;

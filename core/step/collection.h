@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +27,9 @@ struct CollectionSpec {
     Pooling pooling;
     bool mean_elsewhere = false;  // the bags are parts of longer ones, whose mean is taken where these are whole
     std::shared_ptr<KeyDirectory> keys{};  // of a table whose ids are keys
+
+    // Of the ids as trainers send them: all are below.
+    std::uint64_t end_id() const { return keys == nullptr ? num_rows : ~std::uint64_t{0}; }
   };
   std::vector<Table> tables;
   std::vector<Feature> features;  // in the order of the output
@@ -86,6 +90,11 @@ class PlanPool {
 // What is done with keys that have no rows yet: they get some, in order of occurrence; or none, and only their initial
 // values are read.
 enum class NewKeys { placed, unplaced };
+
+// Plans a table whose ids are keys: the rows of those that are different are looked up first, in the order in which they
+// come, feature by feature. Throws full where new keys find no rows, data where a key is of no shard that is here.
+void plan_keyed_table(std::span<const FeatureInput> features, const CollectionSpec::Table& table, NewKeys new_keys,
+                      TablePlan& plan);
 
 // BadId names the feature; its `feature` is numbered as in the collection. Throws full where new keys find no rows.
 void plan_batch(const BatchIds& batch, bool parallel, Plan& plan, NewKeys new_keys = NewKeys::placed);

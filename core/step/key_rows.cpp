@@ -23,6 +23,18 @@ std::uint64_t directory_seed(const RowTable& table) {
   return seed;
 }
 
+// Of those rows that this writer has.
+KeyShards key_shards_of(const RowTable& table) {
+  const std::uint64_t num_shards = table.layout && table.layout->is_split() ? table.layout->num_shards() : 1;
+  KeyShards shards{{}, {}, key_shard_seed(table.spec.seed, table.spec.table)};
+  shards.piece_of.assign(num_shards, KeyShards::not_here);
+  for (const RowPiece& piece : table.owned_pieces()) {
+    shards.piece_of[num_shards == 1 ? 0 : piece.shard] = static_cast<std::uint32_t>(shards.pieces.size());
+    shards.pieces.push_back({piece.first, piece.num_rows});
+  }
+  return shards;
+}
+
 }  // namespace
 
 KeyRecord key_record(const RowTable& table, const WorkingRows& rows, std::size_t u) {
@@ -78,7 +90,7 @@ TableKeys keys_of(const RowTable& table, std::uint64_t step,
                   const std::function<std::vector<std::uint64_t>(std::uint64_t, std::size_t)>& touched_rows,
                   const std::function<void(const WorkingRows&, std::size_t)>& read) {
   const bool leaves_keys = table.key_policy.leaves_keys();
-  TableKeys keys{std::make_shared<KeyDirectory>(table.name, table.num_rows, directory_seed(table), leaves_keys),
+  TableKeys keys{std::make_shared<KeyDirectory>(table.name, key_shards_of(table), directory_seed(table), leaves_keys),
                  KeyAges(table.key_policy)};
   std::vector<std::byte> weights(rows_at_once * table.weight_bytes());
   std::vector<float> state(rows_at_once * table.spec.state_floats);

@@ -87,7 +87,7 @@ void every_key_keeps_a_row_of_its_own(const char* what, const KeyOf& key_of) {
   check::context = what;
   constexpr std::int64_t num_keys = 2'000'000;
   constexpr std::int64_t batch = 4096;
-  KeyDirectory directory("t", num_keys, 7);
+  KeyDirectory directory("t", KeyShards::whole(num_keys), 7);
   for (std::int64_t first = 0; first < num_keys; first += batch) {
     std::vector<std::int64_t> keys;
     for (std::int64_t i = first; i < std::min(num_keys, first + batch); ++i) keys.push_back(key_of(i));
@@ -100,7 +100,7 @@ void every_key_keeps_a_row_of_its_own(const char* what, const KeyOf& key_of) {
     for (std::size_t i = 0; i < keys.size(); ++i) CHECK(found[i] == static_cast<std::int64_t>(i) * first / batch);
   }
   CHECK(directory.num_keys() == static_cast<std::size_t>(num_keys));
-  CHECK(directory.end_row() == static_cast<std::uint64_t>(num_keys));
+  CHECK(directory.num_rows_used() == static_cast<std::uint64_t>(num_keys));
   CHECK(directory.memory_bytes() <= 25 * static_cast<std::size_t>(num_keys));
 }
 
@@ -112,7 +112,7 @@ void keys_that_come_and_go_have_rows_of_their_own(std::mt19937_64& random, std::
   constexpr std::uint32_t none = ~std::uint32_t{0};
   const std::uint64_t universe = 2 * num_keys;
   const KeyPolicy policy{.ttl_steps = num_keys / of_step / 4, .max_keys = num_keys / 2};
-  KeyDirectory directory("t", num_keys, random(), true);
+  KeyDirectory directory("t", KeyShards::whole(num_keys), random(), true);
   KeyAges ages(policy);
   std::vector<std::uint32_t> row_of(universe, none), step_of(universe), key_of(num_keys, none);
   std::vector<std::uint32_t> ids(of_step);
@@ -156,7 +156,7 @@ void keys_that_come_and_go_have_rows_of_their_own(std::mt19937_64& random, std::
 }
 
 void a_key_without_a_row_is_said_to_have_none() {
-  KeyDirectory directory("t", 10, 1);
+  KeyDirectory directory("t", KeyShards::whole(10), 1);
   placed(directory, {5, -5});
   const std::vector<std::int64_t> keys = {4, -5, 5};
   std::vector<std::int64_t> rows(3);
@@ -166,14 +166,14 @@ void a_key_without_a_row_is_said_to_have_none() {
 }
 
 void a_table_without_a_row_left_is_full_and_keeps_its_keys() {
-  KeyDirectory directory("clicks", 3, 1);
+  KeyDirectory directory("clicks", KeyShards::whole(3), 1);
   CHECK((placed(directory, {7, 8, 7}) == std::vector<std::int64_t>{0, 1, 0}));
   CHECK(kind_thrown_by([&] { placed(directory, {9, 10}); }) == ErrorKind::full);
   CHECK((placed(directory, {9, 8, 7}) == std::vector<std::int64_t>{2, 1, 0}));
 }
 
 void a_directory_is_filled_from_records() {
-  KeyDirectory directory("t", 8, 1);
+  KeyDirectory directory("t", KeyShards::whole(8), 1);
   // Rows 1 and 4 were never a key's; key 50 left row 2 and came back in row 6; key 60 left row 5 for row 3.
   const std::vector<std::uint64_t> rows = {0, 2, 3, 4, 5, 6};
   const std::vector<KeyRecord> records = {{40, 9, 1}, {50, 3, 7}, {60, 8, 2}, {0, 0, 0}, {60, 7, 2}, {50, 9, 1}};

@@ -5,11 +5,14 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/error.h"
 #include "check.h"
 #include "draws.h"
+#include "keys/key_directory.h"
 #include "routing/routed_plan.h"
 #include "routing/router.h"
 #include "step/gradients.h"
@@ -44,14 +47,30 @@ struct Group {
             num_samples,  block_of};
   }
 
+  // The keys that an owner may have rows for; of one process: all.
+  std::shared_ptr<KeyDirectory> keys_of(const RouterSpec::Table& table, std::optional<std::uint32_t> owner) const {
+    if (!table.has_keys) return nullptr;
+    const ShardLayout& layout = table.layout;
+    if (!owner) return std::make_shared<KeyDirectory>("t", KeyShards::whole(layout.num_rows), 1);
+    KeyShards shards{{}, {}, table.key_seed};
+    for (std::uint32_t s = 0; s < (layout.is_split() ? layout.num_shards() : 1); ++s) {
+      const std::uint32_t shard = layout.is_split() ? s : layout.first_shard;
+      const bool is_here = spec.owner_of_shard[shard] == *owner;
+      shards.piece_of.push_back(is_here ? static_cast<std::uint32_t>(shards.pieces.size()) : KeyShards::not_here);
+      if (is_here) shards.pieces.push_back({layout.first_place(shard), layout.rows_in(shard)});
+    }
+    return std::make_shared<KeyDirectory>("t", shards, 2);
+  }
+
   // Of one process (own rows), or of an owner (places).
-  std::shared_ptr<CollectionSpec> collection(bool of_owner) const {
+  std::shared_ptr<CollectionSpec> collection(std::optional<std::uint32_t> owner) const {
     auto collection = std::make_shared<CollectionSpec>();
     for (std::uint32_t t = 0; t < spec.tables.size(); ++t) {
-      const auto& [layout, dim, pooling] = spec.tables[t];
-      collection->tables.push_back({t, of_owner ? layout.end_place() : layout.num_rows, dim,
-                                    of_owner && layout.is_split() ? Pooling::sum : pooling,
-                                    of_owner && layout.is_split() && pooling == Pooling::mean});
+      const auto& [layout, dim, pooling, has_keys, key_seed] = spec.tables[t];
+      collection->tables.push_back({t, owner ? layout.end_place() : layout.num_rows, dim,
+                                    owner && layout.is_split() ? Pooling::sum : pooling,
+                                    owner && layout.is_split() && pooling == Pooling::mean,
+                                    keys_of(spec.tables[t], owner)});
     }
     collection->output_width = 0;
     for (const RouterSpec::Feature& feature : spec.features) {
@@ -70,14 +89,17 @@ Group random_group(Random& random) {
     group.spec.owner_of_shard.push_back(static_cast<std::uint32_t>(below(random, group.spec.num_owners)));
   }
   for (std::size_t t = 1 + below(random, 3); t > 0; --t) {
-    const std::uint64_t num_rows = 1 + (one_in(random, 5)   ? below(random, std::uint64_t{1} << 40)
+    const bool has_keys = one_in(random, 3);
+    const std::uint64_t num_rows = 1 + (has_keys            ? std::uint64_t{num_shards} * 4000
+                                        : one_in(random, 5) ? below(random, std::uint64_t{1} << 40)
                                         : one_in(random, 3) ? below(random, 4)
                                                             : below(random, 3000));
     const std::uint32_t shard = static_cast<std::uint32_t>(below(random, num_shards));
     constexpr std::uint32_t dims[] = {1, 4, 5, 16, 32};
     group.spec.tables.push_back(
         {one_in(random, 2) ? ShardLayout::whole(num_rows, shard) : ShardLayout::split(num_rows, num_shards, shard),
-         dims[below(random, std::size(dims))], one_in(random, 2) ? Pooling::sum : Pooling::mean});
+         dims[below(random, std::size(dims))], one_in(random, 2) ? Pooling::sum : Pooling::mean, has_keys,
+         key_shard_seed(1, t)});
   }
   const std::size_t num_features = one_in(random, 10) ? 0 : 1 + below(random, 5);
   group.num_samples = one_in(random, 10) ? 0 : 1 + below(random, 60);
@@ -86,10 +108,14 @@ Group random_group(Random& random) {
     group.spec.features.push_back({"f" + std::to_string(f), table});
     const std::uint64_t num_rows = group.spec.tables[table].layout.num_rows;
     const std::uint64_t hot = 1 + below(random, one_in(random, 3) ? std::min<std::uint64_t>(num_rows, 3) : num_rows);
+    const bool has_keys = group.spec.tables[table].has_keys;
     const std::uint64_t kind = below(random, 5);  // no ids, one for each sample, or any number
     for (std::size_t sample = 0; sample < group.num_samples; ++sample) {
       const std::uint64_t length = kind == 0 ? 0 : kind < 3 ? 1 : one_in(random, 3) ? 0 : below(random, 12);
-      for (std::uint64_t i = 0; i < length; ++i) group.ids.push_back(static_cast<std::int64_t>(below(random, hot)));
+      for (std::uint64_t i = 0; i < length; ++i) {
+        const std::uint64_t id = below(random, hot);
+        group.ids.push_back(static_cast<std::int64_t>(has_keys ? counter_rng::mix64(id) : id));
+      }
       group.offsets.push_back(static_cast<std::int64_t>(group.ids.size()));
     }
   }
@@ -125,12 +151,16 @@ void check_route(const Group& group, const Route& route, std::size_t first, std:
         std::int32_t length = 0;
         const std::size_t bag = f * group.num_samples + sample;
         for (std::int64_t i = group.offsets[bag]; i < group.offsets[bag + 1]; ++i) {
-          const std::uint64_t place =
-              layout.place_of(static_cast<std::uint64_t>(group.ids[static_cast<std::size_t>(i)]));
-          if (group.spec.owner_of_shard[layout.shard_of(place)] != o) continue;
+          const RouterSpec::Table& table = group.table_of(f);
+          const std::uint64_t id = static_cast<std::uint64_t>(group.ids[static_cast<std::size_t>(i)]);
+          const std::uint64_t place = table.has_keys ? id : layout.place_of(id);
+          const std::uint64_t shard = !layout.is_split() ? layout.first_shard
+                                      : table.has_keys   ? key_shard(table.key_seed, id, layout.num_shards())
+                                                         : layout.shard_of(place);
+          if (group.spec.owner_of_shard[shard] != o) continue;
           ++length;
           places.push_back(static_cast<std::int32_t>(place));
-          if (layout.end_place() > std::uint64_t{1} << 32) places.push_back(static_cast<std::int32_t>(place >> 32));
+          if (table.has_keys || layout.end_place() > std::uint64_t{1} << 32) places.push_back(static_cast<std::int32_t>(place >> 32));
           weights.push_back(std::bit_cast<std::int32_t>(group.weights[static_cast<std::size_t>(i)]));
         }
         if (length == 0) continue;
@@ -160,7 +190,7 @@ void check_route(const Group& group, const Route& route, std::size_t first, std:
   for (std::size_t v = 0; v < bag_of.size(); ++v) CHECK((route.bag_of[v] & ~Route::adds_bit) == bag_of[v]);
 }
 
-// The rows of a plan, whose weights are a function of table and row. Of an owner's plan they are known by place.
+// The rows of a plan, whose weights are a function of table and row, or key. Of an owner's plan they are known by place.
 class Rows {
  public:
   Rows(const Group& group, const Plan& plan, bool places) {
@@ -169,8 +199,11 @@ class Rows {
       tables_.push_back({{table.dim, RowDtype::f32, RowOptimizer::sgd, 0, 1, t, 0, 0}, table.layout.num_rows});
       numbers_.emplace_back();
       weights_.emplace_back();
-      for (const std::uint64_t number : plan.tables[t].rows) {
-        const std::uint64_t row = places ? table.layout.row_of(number) : number;
+      for (std::size_t u = 0; u < plan.tables[t].num_unique(); ++u) {
+        const std::uint64_t number = plan.tables[t].rows[u];
+        const std::uint64_t row = table.has_keys ? plan.tables[t].keys[u]
+                                  : places       ? table.layout.row_of(number)
+                                                 : number;
         numbers_.back().push_back(row);
         Random random(row * 8 + t);
         for (std::uint32_t k = 0; k < table.dim; ++k) weights_.back().push_back(random_float(random));
@@ -229,11 +262,11 @@ bool same_bits(const float* a, const float* b, std::size_t count) {
 
 void check_pooled(const Group& group, const std::vector<float>& one_process, const std::vector<float>& out,
                   std::size_t first_sample) {
-  const std::size_t width = group.collection(false)->output_width;
+  const std::size_t width = group.collection(std::nullopt)->output_width;
   for (std::size_t sample = 0; sample * width < out.size(); ++sample) {
     std::size_t column = 0;
     for (std::size_t f = 0; f < group.spec.features.size(); ++f) {
-      const auto& [layout, dim, pooling] = group.table_of(f);
+      const auto& [layout, dim, pooling, has_keys, key_seed] = group.table_of(f);
       const float* const mine = out.data() + sample * width + column;
       const float* const theirs = one_process.data() + (first_sample + sample) * width + column;
       if (!layout.is_split() || group.spec.num_owners == 1) {
@@ -269,12 +302,16 @@ void a_group_does_what_one_process_does(Random& random) {
   for (int i = 0; i < 600; ++i) {
     Group group = random_group(random);
     const Router router(group.spec);
-    PlanPool plans(group.collection(true));
+    std::vector<std::unique_ptr<PlanPool>> plans;
+    for (std::uint32_t o = 0; o < group.spec.num_owners; ++o) {
+      plans.push_back(std::make_unique<PlanPool>(group.collection(o)));
+    }
+    const auto of_all = group.collection(std::nullopt);
     for (int batch = 0; batch < 2; ++batch) {
       if (batch == 1) group.weighted = !group.weighted;
       const auto of_one_process = std::make_shared<Plan>();
       Plan& one_plan = *of_one_process;
-      one_plan.spec = group.collection(false);
+      one_plan.spec = of_all;
       plan_batch(group.batch(), false, one_plan);
       const Rows one_rows(group, one_plan, false);
       const std::vector<float> pooled = one_rows.pool(one_plan);
@@ -288,7 +325,7 @@ void a_group_does_what_one_process_does(Random& random) {
       std::vector<std::shared_ptr<Plan>> owner_plans;
       std::vector<std::vector<float>> received(routes.size());
       for (std::uint32_t o = 0; o < group.spec.num_owners; ++o) {
-        owner_plans.push_back(plan_of_owner(group, plans, routes, o, one_in(random, 2)));
+        owner_plans.push_back(plan_of_owner(group, *plans[o], routes, o, one_in(random, 2)));
         const Plan& plan = *owner_plans.back();
         const std::vector<float> out = Rows(group, plan, true).pool(plan);
         auto next = out.begin();
@@ -367,11 +404,12 @@ void bad_ids_are_named_as_one_process_names_them(Random& random) {
     const std::size_t bag = static_cast<std::size_t>(
         std::upper_bound(group.offsets.begin(), group.offsets.end(), static_cast<std::int64_t>(at)) -
         group.offsets.begin() - 1);
+    if (group.table_of(bag / group.num_samples).has_keys) continue;  // of which any id is one
     const std::uint64_t num_rows = group.table_of(bag / group.num_samples).layout.num_rows;
     group.ids[at] = one_in(random, 2) ? -1 - static_cast<std::int64_t>(random() >> 1)
                                       : static_cast<std::int64_t>(num_rows + (random() >> 20));
     Plan plan;
-    plan.spec = group.collection(false);
+    plan.spec = group.collection(std::nullopt);
     const Router router(group.spec);
     const std::size_t first = below(random, bag % group.num_samples + 1);
     CHECK(bad_id_of([&] { plan_batch(group.batch(), false, plan); }) ==

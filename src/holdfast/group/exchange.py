@@ -5,7 +5,7 @@ gradients of weights, where these are wanted. Counts and ids of a batch travel w
 owners plan ahead, and fetch rows ahead where these come from a disk.
 
 - Bytes of a step, to other ranks, which `Group.sent_bytes` counts: for every id 4 bytes (8 where a table has more than
-  2**32 places), 4 for the length of a bag with several ids, and 4 * dim for every non-empty bag at each of its owners,
+  2**32 places, or keys), 4 for the length of a bag with several ids, and 4 * dim for every non-empty bag at each of its owners,
   once there and once back; a table that lies whole has one owner, so its vectors are whole and come once. Counts are
   16 bytes a feature, from each trainer to each owner, and 40 for how far a rank is, to every other. A per-sample weight
   is 4 bytes, and 4 for its gradient; where a split table's mean is taken, 4 more go with each bag.
@@ -13,8 +13,8 @@ owners plan ahead, and fetch rows ahead where these come from a disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -27,7 +27,11 @@ from holdfast.group.pool import Status
 
 _IDS = 0xFFFF_FFFF  # the bit above says that they have weights (core/routing/route_message.h)
 
-PlanRouted = Callable[[NDArray[np.int64], NDArray[np.int32]], _core.Plan]
+
+class PlanRouted(Protocol):
+    def __call__(
+        self, counts: NDArray[np.int64], messages: NDArray[np.int32], *, evaluates: bool
+    ) -> _core.Plan: ...
 
 
 @dataclass(slots=True)
@@ -102,13 +106,13 @@ class Exchange:
         batch.messages = torch.empty(sum(received_words), dtype=torch.int32)
         batch.ids = group.all_to_all(batch.messages, received_words, message, sent_words, "ids")
 
-    def plan(self, batch: Travelling) -> None:
-        """Waits for the ids; plans them on owners."""
+    def plan(self, batch: Travelling, *, evaluates: bool) -> None:
+        """Waits for the ids; plans them on owners. evaluates: new keys get no rows."""
         assert batch.ids is not None and batch.messages is not None
         batch.ids.wait()
         if self._group.is_owner:
             assert batch.counts is not None
-            batch.plan = self._plan(batch.counts, batch.messages.numpy())
+            batch.plan = self._plan(batch.counts, batch.messages.numpy(), evaluates=evaluates)
         batch.messages = batch.ids = None
         batch.is_planned = True
 

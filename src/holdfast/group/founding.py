@@ -180,7 +180,7 @@ def deal_out_anew(
     finally:
         for pool in [*pools, *([] if dense is None else [dense])]:
             pool.close()
-    layout = [TableShards(table.first_shard, table.table_shards) for table in manifest.tables]
+    layout = shards_of_tables(manifest.tables, manifest.seed)
     load = measure(layout, manifest.num_shards, mark[1])
     fresh = manifest.next_generation(assign(load, num_owners), load)
     generation = generation_directory(directory, fresh.generation)
@@ -275,14 +275,14 @@ def make_dense(directory: Path, manifest: Manifest, *, begin: Mark = (0, 0, 0)) 
 def _first_manifest(directory: Path, foundation: Foundation, num_owners: int, measure: Measure) -> Manifest:
     rows = [table.num_embeddings for table in foundation.tables]
     layout = lay_out(rows, num_shards=foundation.num_shards, split_rows=foundation.split_rows)
-    load = measure(layout, foundation.num_shards, 0)
+    entries = tuple(
+        replace(TableEntry.of(table), first_shard=shards.first_shard, table_shards=shards.num_shards)
+        for table, shards in zip(foundation.tables, layout, strict=True)
+    )
+    load = measure(shards_of_tables(entries, foundation.seed), foundation.num_shards, 0)
     log_store = wants_log_store(directory, foundation.medium)  # type: ignore[arg-type]
     log_bytes = foundation.log_bytes or new_log_bytes(
         log_store, foundation.tables, foundation.scratchpad_bytes, num_writers=num_owners
-    )
-    entries = (
-        replace(TableEntry.of(table), first_shard=shards.first_shard, table_shards=shards.num_shards)
-        for table, shards in zip(foundation.tables, layout, strict=True)
     )
     return Manifest(
         uuid=manifests.new_uuid(),
@@ -290,11 +290,18 @@ def _first_manifest(directory: Path, foundation: Foundation, num_owners: int, me
         store="log" if log_store else "in_place",
         log_bytes=log_bytes,
         row_checksums=foundation.row_checksums and not log_store,
-        tables=tuple(entries),
+        tables=entries,
         generation=1,
         owner_of=tuple(assign(load, num_owners)),
         load=tuple(load),
     )
+
+
+def shards_of_tables(tables: Sequence[TableEntry], seed: int) -> list[TableShards]:
+    return [
+        TableShards(table.first_shard, table.table_shards, (seed, number) if table.keys else None)
+        for number, table in enumerate(tables)
+    ]
 
 
 def check_kept_as(directory: Path, manifest: Manifest, medium: str, *, row_checksums: bool) -> None:

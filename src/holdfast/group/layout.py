@@ -26,10 +26,12 @@ _LOAD_BATCHES = 8
 @dataclass(frozen=True, slots=True)
 class TableShards:
     """Where a table's rows lie. num_shards: 1, then `first_shard` has all of them, or all of the pool's, then it is
-    what the table is turned by against others."""
+    what the table is turned by against others. keys: where its ids are keys, the pool's seed and the table's number,
+    from which their shards follow."""
 
     first_shard: int
     num_shards: int
+    keys: tuple[int, int] | None = None
 
 
 def check_num_shards(num_shards: int, num_owners: int) -> None:
@@ -57,7 +59,7 @@ def lay_out(rows_of_tables: Sequence[int], *, num_shards: int, split_rows: int) 
 def measure_load(
     source: Source,
     table_of_feature: Sequence[int],
-    rows_of_tables: Sequence[int],
+    rows_of_tables: Sequence[int | None],
     layout: Sequence[TableShards],
     *,
     num_shards: int,
@@ -67,7 +69,8 @@ def measure_load(
     lanes: int = 1,
     first_sample: int = 0,
 ) -> list[int]:
-    """Lookups of each shard in the first batches of training from `first_sample` on; features in the source's order."""
+    """Lookups of each shard in the first batches of training from `first_sample` on; features in the source's order.
+    rows_of_tables: None where a table's ids are keys."""
     load = np.zeros(num_shards, np.int64)
     with Loader(source, batch_size=batch_size, seed=seed, shuffle=shuffle, lanes=lanes) as loader:
         loader.seek(first_sample)
@@ -90,13 +93,18 @@ def expected_load(features_of: Sequence[int], layout: Sequence[TableShards], num
     return load
 
 
-def _count(rows: NDArray[np.int64], num_rows: int, table: TableShards, num_shards: int) -> NDArray[np.int64]:
+def _count(ids: NDArray[np.int64], num_rows: int | None, table: TableShards, num_shards: int) -> NDArray[np.int64]:
     if table.num_shards == 1:
         counts = np.zeros(num_shards, np.int64)
-        counts[table.first_shard] = len(rows)
+        counts[table.first_shard] = len(ids)
         return counts
-    places: NDArray[np.int64] = _core.places_of(num_rows, num_shards, table.first_shard, np.ascontiguousarray(rows))
-    shards = places >> stride_bits(num_rows, num_shards)
+    ids = np.ascontiguousarray(ids)
+    shards: NDArray[np.int64]
+    if table.keys is not None:
+        shards = _core.shards_of_keys(*table.keys, num_shards, ids)
+    else:
+        assert num_rows is not None
+        shards = _core.places_of(num_rows, num_shards, table.first_shard, ids) >> stride_bits(num_rows, num_shards)
     return np.bincount(shards, minlength=num_shards).astype(np.int64)
 
 

@@ -88,8 +88,8 @@ class Manifest:
         places: NDArray[np.int64] = entry.places_of(rows)
         return places, owner_of[places >> stride_bits(entry.num_embeddings, entry.table_shards)]
 
-    def router(self, tables: Sequence[TableEntry], features: Sequence[tuple[str, int]]) -> _core.Router:
-        """Of batches with these features (name, index into `tables`)."""
+    def router(self, tables: Sequence[int], features: Sequence[tuple[str, int]]) -> _core.Router:
+        """Of batches with these features (name, index into `tables`, which are numbers)."""
         described = [
             (
                 entry.num_embeddings,
@@ -97,8 +97,9 @@ class Manifest:
                 entry.pooling,
                 entry.first_shard,
                 entry.table_shards > 1,
+                (self.seed, number) if entry.keys else None,
             )
-            for entry in tables
+            for number, entry in ((number, self.tables[number]) for number in tables)
         ]
         return _core.Router(described, features, self.owner_of, self.num_writers)
 

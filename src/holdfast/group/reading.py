@@ -194,7 +194,7 @@ class GroupCollection:
 
     def __init__(self, reader: GroupReader, tables: Sequence[int], features: Sequence[tuple[str, int]]) -> None:
         manifest = reader.manifest
-        self._router = manifest.router([manifest.tables[number] for number in tables], features)
+        self._router = manifest.router(tables, features)
         self._parts = [member.collection(tables, features) for member in reader.members]
 
     def plan(
@@ -207,14 +207,14 @@ class GroupCollection:
         parallel: bool,
         evaluates: bool = True,
     ) -> GroupPlan:
-        """As _core.Collection's; evaluates: all of them are, and no table has keys."""
+        """As _core.Collection's; evaluates: all of them are."""
         num_bags = (len(offsets) - 1) // num_blocks
         route = self._router.route(ids, offsets, weights, block_of, num_blocks, 0, num_bags)
         ends = np.cumsum(route.message_words)
         parts = []
         for writer, part in enumerate(self._parts):
             message = route.message[ends[writer] - route.message_words[writer] : ends[writer]]
-            parts.append(part.plan_routed(route.counts[writer : writer + 1], message, parallel))
+            parts.append(part.plan_routed(route.counts[writer : writer + 1], message, parallel, True))
         return GroupPlan(route, parts, self._router.output_width)
 
 

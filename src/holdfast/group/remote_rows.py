@@ -90,15 +90,17 @@ class RemoteRows:
         opened = self._pool.opened
         numbers = {entry.name: number for number, entry in enumerate(opened.manifest.tables)}
         mine = [numbers[table.name] for table in self._tables]
-        self._router = opened.manifest.router([opened.manifest.tables[number] for number in mine], self._features)
+        self._router = opened.manifest.router(mine, self._features)
         self._member = opened.member
         if self._member is not None:
             self._collection = self._member.collection(mine, self._features)
         self._exchange = Exchange(opened.group, self._router, len(self._features), self._plan_routed)
 
-    def _plan_routed(self, counts: NDArray[np.int64], messages: NDArray[np.int32]) -> _core.Plan:
+    def _plan_routed(
+        self, counts: NDArray[np.int64], messages: NDArray[np.int32], *, evaluates: bool
+    ) -> _core.Plan:
         assert self._collection is not None
-        return self._collection.plan_routed(counts, messages, True)
+        return self._collection.plan_routed(counts, messages, True, evaluates)
 
     # Before a batch's step.
 
@@ -127,7 +129,7 @@ class RemoteRows:
             self._exchange.send_ids(batch)
             self._pool.take_note(batch.statuses)
             return
-        self._exchange.plan(batch)
+        self._exchange.plan(batch, evaluates=not trains)
         if trains and batch.plan is not None and self._pool.looks_forward:
             assert self._member is not None
             self._member.announce(batch.plan)

@@ -43,7 +43,7 @@ from holdfast.pools.directory import Medium, RecoveryMode, check_options, defaul
 from holdfast.pools.optim import RowOptimizerSpec
 from holdfast.pools.pool import Pool
 from holdfast.pools.proving_hook import pool_directory, refuse_group
-from holdfast.pools.tables import EmbeddingBagConfig, refuse_keys, to_spec
+from holdfast.pools.tables import EmbeddingBagConfig, to_spec
 
 if TYPE_CHECKING:
     from holdfast.device.arrivals import ArrivingLoss
@@ -139,8 +139,12 @@ class SharedPool(Pool):
                 "a collection is made after the pool of several ranks was opened: make all of them before the "
                 "Checkpoint and the first batch"
             )
-        refuse_keys(tables, "a pool of several writers")
         for table in tables:
+            if table.max_keys is not None:
+                raise ConfigError(
+                    f"table '{table.name}': max_keys = {table.max_keys}, which counts the keys of all ranks, and each "
+                    "knows its own: leave it out, and leave keys behind by ttl_steps"
+                )
             if table.name in self._features_of:
                 raise ConfigError(f"table '{table.name}' is declared by two collections")
             self._specs.append(to_spec(table, optimizer.kind))
