@@ -92,7 +92,8 @@ void bind_plans(nb::module_& m) {
       .def(
           "plan_routed", &routed_plan_of, "counts"_a, "messages"_a, "parallel"_a, "evaluates"_a = false,
           "Plans what trainers sent, their messages one after the other; counts int64 [num_trainers, num_features, 2], "
-          "as their routes say for this owner. The output is [1, output_width], trainer by trainer. evaluates: it is only "
+          "as their routes say for this owner. The output is [1, output_width], trainer by trainer. evaluates: it is "
+          "only "
           "looked up, so new keys get no rows. Raises DataError, PoolFull.");
 }
 

@@ -74,7 +74,9 @@ void bind_shards(nb::module_& m) {
       [](std::uint64_t pool_seed, std::uint64_t table, std::uint32_t num_shards, const Ids& keys) {
         checked_layout(0, num_shards, 0);
         const std::uint64_t seed = key_shard_seed(pool_seed, table);
-        return mapped(keys, [](std::uint64_t) { return true; }, [&](std::uint64_t key) { return key_shard(seed, key, num_shards); });
+        return mapped(
+            keys, [](std::uint64_t) { return true; },
+            [&](std::uint64_t key) { return key_shard(seed, key, num_shards); });
       },
       "pool_seed"_a, "table"_a, "num_shards"_a, "keys"_a,
       "The shards of keys of table number `table`, where it is split over so many.");

@@ -16,8 +16,7 @@ namespace holdfast {
 
 // Of a table whose ids are keys: `seed` for key_shard.
 inline std::uint64_t key_shard_seed(std::uint64_t pool_seed, std::uint64_t table) {
-  constexpr std::uint64_t purpose = 0x6b65792073686172;  // tells this use of the seed from others
-  return counter_rng::absorb(counter_rng::absorb(purpose, pool_seed), table);
+  return counter_rng::absorb(counter_rng::absorb(counter_rng::shards_of_keys, pool_seed), table);
 }
 
 // num_shards: that the table is cut into, a power of two.
@@ -34,7 +33,7 @@ struct KeyShards {
     std::uint64_t num_rows;
   };
 
-  std::vector<Piece> pieces;            // that are here, ascending
+  std::vector<Piece> pieces;  // that are here, ascending
   std::vector<std::uint32_t> piece_of;  // of each of the table's shards, or not_here
   std::uint64_t seed = 0;
 

@@ -97,9 +97,10 @@ void check_keyed(const format::TableRecord& table) {
                                        std::to_string(format::max_keyed_rows) + " rows at most");
   }
   if (layout && table.max_keys != 0) {
-    throw Error(ErrorKind::config, "table '" + name + "': max_keys = " + std::to_string(table.max_keys) +
-                                       ", which counts the keys of all shards, and each writer knows its own: in a pool of "
-                                       "several writers leave keys behind by ttl_steps");
+    throw Error(ErrorKind::config,
+                "table '" + name + "': max_keys = " + std::to_string(table.max_keys) +
+                    ", which counts the keys of all shards, and each writer knows its own: in a pool of "
+                    "several writers leave keys behind by ttl_steps");
   }
 }
 

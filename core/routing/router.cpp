@@ -105,9 +105,8 @@ std::uint64_t count_whole(const JaggedIds& feature, Tally& tally) {
 
 // weights: of the batch's ids, where they are `weighted`. source: of the feature's.
 template <bool weighted, class Shards>
-void write_split(const RouterSpec& spec, const Shards& shards, const JaggedIds& feature,
-                 const std::uint64_t* place, bool wide, std::span<Cursor> cursors, const float* weights,
-                 std::uint32_t* source) {
+void write_split(const RouterSpec& spec, const Shards& shards, const JaggedIds& feature, const std::uint64_t* place,
+                 bool wide, std::span<Cursor> cursors, const float* weights, std::uint32_t* source) {
   const std::uint32_t* const owner_of = spec.owner_of_shard.data();
   with_offsets(feature, [&](auto offsets) {
     for (std::uint32_t bag = 0; bag < feature.num_bags; ++bag) {
@@ -265,8 +264,7 @@ std::vector<std::size_t> lay_out(Route& route) {
   for (std::size_t part = 0; part < num_parts; ++part) {
     const RouterSpec::Table& table = spec.tables[spec.features[part % num_features].table];
     const std::size_t vectors = static_cast<std::size_t>(route.counts[part].bags);
-    const std::size_t words =
-        message_words(route.counts[part], table.end_id(), spec.takes_mean(part % num_features));
+    const std::size_t words = message_words(route.counts[part], table.end_id(), spec.takes_mean(part % num_features));
     first_word[part] = std::exchange(num_words, num_words + words);
     route.first_vector[part] = std::exchange(num_vectors, num_vectors + vectors);
     route.first_float[part] = std::exchange(num_floats, num_floats + vectors * table.dim);

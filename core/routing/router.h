@@ -30,7 +30,7 @@ struct RouterSpec {
     ShardLayout layout;
     std::uint32_t dim;
     Pooling pooling;
-    bool has_keys = false;       // its ids are keys, which travel as they are
+    bool has_keys = false;  // its ids are keys, which travel as they are
     std::uint64_t key_seed = 0;  // then: of their shards (key_shards.h)
 
     // Of the ids as they travel: all are below.

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <random>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -187,6 +189,75 @@ void a_directory_is_filled_from_records() {
   CHECK(kind_thrown_by([&] { placed(directory, {6}); }) == ErrorKind::full);
 }
 
+// Three owners of eight shards, whose rows lie apart; keys come, and the pool is opened again by others.
+void keys_lie_in_their_shards_whoever_owns_them(std::mt19937_64& random) {
+  constexpr std::uint64_t num_shards = 8;
+  constexpr std::uint64_t stride = 1 << 15;
+  constexpr std::uint64_t of_shard = 600;
+  const std::uint64_t seed = key_shard_seed(random(), 3);
+  const auto shards_of = [&](const std::vector<std::uint32_t>& owned) {
+    KeyShards shards{{}, std::vector<std::uint32_t>(num_shards, KeyShards::not_here), seed};
+    for (const std::uint32_t shard : owned) {
+      shards.piece_of[shard] = static_cast<std::uint32_t>(shards.pieces.size());
+      shards.pieces.push_back({shard * stride, of_shard});
+    }
+    return shards;
+  };
+  const std::vector<std::vector<std::uint32_t>> before = {{0, 3, 6}, {1, 2}, {4, 5, 7}},
+                                                after = {{0, 1, 2, 3}, {4, 5, 6, 7}};
+  std::vector<std::unique_ptr<KeyDirectory>> owners;
+  for (const auto& owned : before) owners.push_back(std::make_unique<KeyDirectory>("t", shards_of(owned), random()));
+  std::unordered_map<std::int64_t, std::int64_t> row_of;
+  std::unordered_map<std::int64_t, std::int64_t> key_of;
+  const auto owner_of = [&](const std::vector<std::vector<std::uint32_t>>& dealt, std::int64_t key) {
+    const auto shard = static_cast<std::uint32_t>(key_shard(seed, static_cast<std::uint64_t>(key), num_shards));
+    return static_cast<std::size_t>(
+        std::ranges::find_if(dealt, [&](const auto& owned) { return std::ranges::count(owned, shard) != 0; }) -
+        dealt.begin());
+  };
+  for (int i = 0; i < 3000; ++i) {
+    const auto key = static_cast<std::int64_t>(i % 2 == 0 ? random() : random() % 500);
+    const std::size_t owner = owner_of(before, key);
+    const std::int64_t row = placed(*owners[owner], {key}).front();
+    const std::uint64_t shard = key_shard(seed, static_cast<std::uint64_t>(key), num_shards);
+    CHECK(static_cast<std::uint64_t>(row) / stride == shard && static_cast<std::uint64_t>(row) % stride < of_shard);
+    CHECK(row_of.emplace(key, row).first->second == row);
+    CHECK(key_of.emplace(row, key).first->second == key);
+    // Others neither give it a row nor say that it has none.
+    KeyDirectory& other = *owners[(owner + 1) % owners.size()];
+    std::int64_t nowhere;
+    CHECK(kind_thrown_by([&] { placed(other, {key}); }) == ErrorKind::data);
+    CHECK(kind_thrown_by([&] { other.find(std::span(&key, 1), &nowhere); }) == ErrorKind::data);
+  }
+  // Dealt out anew, each has the keys of its shards, in the rows that they had.
+  for (std::size_t o = 0; o < after.size(); ++o) {
+    std::vector<std::uint64_t> rows;
+    std::vector<KeyRecord> records;
+    for (const auto& [row, key] : key_of) {
+      if (owner_of(after, key) == o) rows.push_back(static_cast<std::uint64_t>(row));
+    }
+    std::ranges::sort(rows);
+    for (const std::uint64_t row : rows) {
+      records.push_back({static_cast<std::uint64_t>(key_of.at(static_cast<std::int64_t>(row))), 4, 1});
+    }
+    KeyDirectory directory("t", shards_of(after[o]), random());
+    directory.add(rows, records);
+    CHECK(directory.num_keys() == rows.size());
+    std::vector<std::int64_t> keys;
+    for (const KeyRecord& record : records) keys.push_back(static_cast<std::int64_t>(record.key));
+    const std::vector<std::int64_t> found = placed(directory, keys);
+    for (std::size_t i = 0; i < rows.size(); ++i) CHECK(static_cast<std::uint64_t>(found[i]) == rows[i]);
+    // A row with a key of another shard is somebody's mistake, or worse.
+    std::swap(records.front(), records.back());
+    KeyDirectory damaged("t", shards_of(after[o]), random());
+    CHECK(kind_thrown_by([&] { damaged.add(rows, records); }) == ErrorKind::corrupted);
+  }
+  // Full is a shard, by name.
+  KeyDirectory small("t", {{{5 * stride, 2}}, {0}, seed}, 1);
+  placed(small, {1, 2});
+  CHECK(kind_thrown_by([&] { placed(small, {3}); }) == ErrorKind::full);
+}
+
 }  // namespace
 }  // namespace holdfast
 
@@ -209,5 +280,6 @@ int main(int argc, char** argv) {
   a_key_without_a_row_is_said_to_have_none();
   a_table_without_a_row_left_is_full_and_keeps_its_keys();
   a_directory_is_filled_from_records();
+  keys_lie_in_their_shards_whoever_owns_them(random);
   return check::passed();
 }

@@ -67,10 +67,9 @@ struct Group {
     auto collection = std::make_shared<CollectionSpec>();
     for (std::uint32_t t = 0; t < spec.tables.size(); ++t) {
       const auto& [layout, dim, pooling, has_keys, key_seed] = spec.tables[t];
-      collection->tables.push_back({t, owner ? layout.end_place() : layout.num_rows, dim,
-                                    owner && layout.is_split() ? Pooling::sum : pooling,
-                                    owner && layout.is_split() && pooling == Pooling::mean,
-                                    keys_of(spec.tables[t], owner)});
+      collection->tables.push_back(
+          {t, owner ? layout.end_place() : layout.num_rows, dim, owner && layout.is_split() ? Pooling::sum : pooling,
+           owner && layout.is_split() && pooling == Pooling::mean, keys_of(spec.tables[t], owner)});
     }
     collection->output_width = 0;
     for (const RouterSpec::Feature& feature : spec.features) {
@@ -160,7 +159,8 @@ void check_route(const Group& group, const Route& route, std::size_t first, std:
           if (group.spec.owner_of_shard[shard] != o) continue;
           ++length;
           places.push_back(static_cast<std::int32_t>(place));
-          if (table.has_keys || layout.end_place() > std::uint64_t{1} << 32) places.push_back(static_cast<std::int32_t>(place >> 32));
+          if (table.has_keys || layout.end_place() > std::uint64_t{1} << 32)
+            places.push_back(static_cast<std::int32_t>(place >> 32));
           weights.push_back(std::bit_cast<std::int32_t>(group.weights[static_cast<std::size_t>(i)]));
         }
         if (length == 0) continue;

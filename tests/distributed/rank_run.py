@@ -128,7 +128,8 @@ def _run_loop(request: dict[str, Any], rank: int, act: dict[str, Any], say: Sayi
     _core.kill_at_persist_point(act.get("persist_point") or _COUNTED)
     if "at" in act:
         _arm(act)
-    own_loop = getattr(importlib.import_module("own_loops"), request["loop"])
+    module, _, name = request["loop"].rpartition(":")
+    own_loop = getattr(importlib.import_module(module or "own_loops"), name)
     options = {**request["config"], "memory_ranks": request["memory_ranks"]}
     own_loop(Path(request["directory"]), say, options)
     say(persist_points=_COUNTED - _core.persist_points_left())

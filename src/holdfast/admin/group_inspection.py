@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import _core
-from holdfast.admin.inspection import describe_pool, describe_table, log_bytes, size_words
+from holdfast.admin.inspection import describe_pool, describe_table, log_bytes, of_rows, size_words
 from holdfast.errors import Corrupted, FormatMismatch, PoolError
 from holdfast.group import manifest as manifests
 from holdfast.group.founding import DENSE_DIRECTORY
@@ -26,7 +26,8 @@ def inspect_group(directory: Path, *, in_use: bool) -> dict[str, Any]:
     found["recovery"] = _recovery(reader, in_use=in_use)
     found["tables"] = [
         describe_table(directory, table, number)
-        | {"touched_rows": reader.count_touched(number), "lies_in": _lies_in(manifest.tables[number])}
+        | of_rows(reader, number, reader.count_touched(number))
+        | {"lies_in": _lies_in(manifest.tables[number])}
         for number, table in enumerate(reader.tables)
     ]
     found["group"] = {

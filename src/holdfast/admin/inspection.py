@@ -31,10 +31,25 @@ def inspect_pool(directory: Path) -> dict[str, Any]:
     found["recovery"] = _recovery(reader.clean, in_use, found["step"], found["dense_step"])
     found["tables"] = [
         describe_table(directory, table, number)
-        | {"touched_rows": _count_touched(reader, number), "keys": _count_keys(reader, number)}
+        | of_rows(reader, number, _count_touched(reader, number))
         for number, table in enumerate(reader.tables)
     ]
     return found
+
+
+def of_rows(reader: PoolReader, number: int, num_touched: int) -> dict[str, Any]:
+    """How many of a table's rows were touched; of a table with keys: how many have rows, how many of these are not
+    trained yet, and how many rows are those of keys that were left behind."""
+    table = reader.tables[number]
+    if not table.keys:
+        return {"touched_rows": num_touched, "keys": None}
+    _, records = keyed_rows(reader, number)
+    keys = {
+        "live": len(records),
+        "not_admitted": int((records["updates"] < table.admit_after).sum()),
+        "left_behind": num_touched - len(records),
+    }
+    return {"touched_rows": num_touched, "keys": keys}
 
 
 def describe_pool(
@@ -145,20 +160,6 @@ def describe_table(directory: Path, table: _core.TableSpec, number: int) -> dict
 def log_bytes(*directories: Path) -> int:
     """Of the logs that lie there."""
     return _apparent([path for where in directories for what in ("log-*", "row-log-*") for path in where.glob(what)])
-
-
-def _count_keys(reader: _core.Reader, number: int) -> dict[str, int] | None:
-    """Of a table with keys: how many have rows, how many of these are not trained yet, and how many rows are those of
-    keys that were left behind."""
-    table = reader.tables[number]
-    if not table.keys:
-        return None
-    _, records = keyed_rows(reader, number)
-    return {
-        "live": len(records),
-        "not_admitted": int((records["updates"] < table.admit_after).sum()),
-        "left_behind": _count_touched(reader, number) - len(records),
-    }
 
 
 def _count_touched(reader: _core.Reader, number: int) -> int:

@@ -1,0 +1,171 @@
+"""Tables whose ids are keys, trained by several ranks: each key has its row at one of them, as it has one in one process."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import holdfast
+from group_runs import Act, Life, Ranks, digest
+from holdfast import _core
+from holdfast.admin.digest import digest_pool
+from holdfast.admin.exporting import export_pool
+from holdfast.admin.inspection import inspect_pool
+from holdfast.admin.snapshot import restore_snapshot, take_snapshot
+from holdfast.pools.read_only import ReadOnlyPool, at_rest, open_reader
+from keyed_loops import batch_of, score, tables
+
+STORES: dict[str, dict[str, Any]] = {
+    "in place": {},
+    "log": {"medium": "block", "log_bytes": 60 << 10, "dense_interval": 3},
+}
+GROUPS = {"one process": (1, 0), "2 ranks": (2, 0), "4 ranks": (4, 0), "2 trainers, 2 memory ranks": (4, 2)}
+LEAVES: dict[str, Any] = {"ttl_steps": 4, "admit_after": 2}
+
+
+def run(ranks: Ranks, directory: Path, options: dict[str, Any], group: str = "2 ranks", **how: Any) -> Life:
+    num_ranks, memory_ranks = GROUPS[group]
+    how = {"loop": "keyed_loops:train", **how}
+    return ranks.run(directory, options, num_ranks, memory_ranks=memory_ranks, **how)
+
+
+def whole(ranks: Ranks, directory: Path, options: dict[str, Any], group: str = "2 ranks", **how: Any) -> str:
+    life = run(ranks, directory, options, group, **how)
+    assert life.ended_well, life.errors()
+    return digest(directory)
+
+
+def tables_of(directory: Path) -> dict[str, str]:
+    with at_rest(directory) as (reader, _):
+        return digest_pool(reader).tables
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("policy", [{}, LEAVES], ids=["kept", "left behind"])
+def test_keys_have_the_rows_of_one_process_whoever_owns_them(
+    policy: dict[str, Any], store: str, ranks: Ranks, pool_root: Path
+) -> None:
+    """To the bit: bags of the table that is cut have one id each, and the other lies whole."""
+    options = {**STORES[store], **policy}
+    found = {}
+    for group in GROUPS:
+        whole(ranks, pool_root / group, options, group)
+        found[group] = tables_of(pool_root / group)
+    assert len({json.dumps(each) for each in found.values()}) == 1, found
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("group", ["2 ranks", "2 trainers, 2 memory ranks"])
+def test_a_rank_that_is_killed_costs_no_bit_of_any_key(
+    group: str, store: str, ranks: Ranks, pool_root: Path
+) -> None:
+    options = {**STORES[store], **LEAVES, "dense": True, "seen": 3, "timeout": 5.0}
+    expected = whole(ranks, pool_root / "whole", options, group)
+    draw = random.Random(f"{group} {store}")
+    for _ in range(3):
+        victim = draw.randrange(GROUPS[group][0])
+        act = Act(at=draw.choice(["commit", "dense", "collective"]), nth=draw.randrange(2, 8), after=draw.random() < 0.5)
+        run(ranks, pool_root / "killed", options, group, acts={victim: act}, grace=0.2)
+    assert whole(ranks, pool_root / "killed", options, group) == expected
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_killed_at_a_persist_point_no_bit_is_lost(store: str, ranks: Ranks, pool_root: Path) -> None:
+    options = {**STORES[store], **LEAVES, "dense": True, "timeout": 5.0}
+    expected = whole(ranks, pool_root / "whole", options)
+    for persist_point in (5, 17, 31):
+        act = Act(persist_point=persist_point)
+        run(ranks, pool_root / "killed", options, acts={persist_point % 2: act}, grace=0.2)
+    assert whole(ranks, pool_root / "killed", options) == expected
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_pool_that_other_ranks_go_on_with_keeps_every_key(store: str, ranks: Ranks, pool_root: Path) -> None:
+    """Dealt out anew between lives, one of which is killed."""
+    options = {**STORES[store], **LEAVES, "timeout": 5.0}
+    whole(ranks, pool_root / "straight", options, "2 ranks")
+    lives = [("4 ranks", 4), ("one process", 6), ("2 trainers, 2 memory ranks", 9), ("2 ranks", 12)]
+    for group, steps in lives:
+        if group == "2 ranks":
+            run(ranks, pool_root / "dealt", options, group, acts={1: Act(at="commit", nth=2)}, grace=0.2)
+        whole(ranks, pool_root / "dealt", {**options, "steps": steps}, group)
+    assert tables_of(pool_root / "dealt") == tables_of(pool_root / "straight")
+
+
+def test_batches_that_are_announced_ahead_change_no_bit(ranks: Ranks, pool_root: Path) -> None:
+    options = {**STORES["log"], **LEAVES, "dense": True}
+    expected = whole(ranks, pool_root / "0", options)
+    assert whole(ranks, pool_root / "3", {**options, "ahead": 3}) == expected
+
+
+def test_keys_that_nobody_has_seen_read_as_their_initial_values_and_leave_no_trace(
+    ranks: Ranks, pool_root: Path
+) -> None:
+    """On every rank, and for whoever reads the group's pool or that of one process."""
+    expected = whole(ranks, pool_root / "without", LEAVES)
+    life = run(ranks, pool_root / "with", {**LEAVES, "evaluate_every": 12})
+    assert digest(pool_root / "with") == expected
+    whole(ranks, pool_root / "one", LEAVES, "one process")
+    of_readers = []
+    for directory in (pool_root / "with", pool_root / "one"):
+        with ReadOnlyPool(directory) as pool:
+            rows = holdfast.EmbeddingBagCollection(pool, tables(LEAVES), optimizer=holdfast.Adagrad(lr=0.3))
+            of_readers.append(score(rows, (0, 2)))
+    assert of_readers[0] == of_readers[1] == life.ranks[0].all_said("score")[0]
+
+
+def test_inspection_export_and_a_snapshot_know_a_groups_keys(ranks: Ranks, pool_root: Path, tmp_path: Path) -> None:
+    whole(ranks, pool_root / "group", LEAVES)
+    whole(ranks, pool_root / "one", LEAVES, "one process")
+    of_group, of_one = (inspect_pool(pool_root / name)["tables"] for name in ("group", "one"))
+    assert [table["keys"] for table in of_group] == [table["keys"] for table in of_one]
+    assert of_group[0]["keys"]["live"] > 50
+    exported = []
+    for name in ("group", "one"):
+        with at_rest(pool_root / name) as (reader, _):
+            export_pool(reader, tmp_path / f"{name}.safetensors")
+        exported.append((tmp_path / f"{name}.safetensors").read_bytes())
+    assert exported[0] == exported[1]
+    take_snapshot(pool_root / "group", tmp_path / "snapshot")
+    restore_snapshot(tmp_path / "snapshot", pool_root / "restored")
+    assert digest(pool_root / "restored") == digest(pool_root / "group")
+    assert whole(ranks, pool_root / "restored", {**LEAVES, "steps": 15}) == whole(
+        ranks, pool_root / "group", {**LEAVES, "steps": 15}
+    )
+
+
+def test_a_shard_that_is_full_ends_all_ranks_by_name(ranks: Ranks, pool_root: Path) -> None:
+    life = run(ranks, pool_root / "pool", {}, loop="keyed_loops:until_full")
+    errors = life.errors()
+    assert not life.ended_well
+    assert any("PoolFull" in error and "larger capacity" in error for error in errors.values()), errors
+    assert open_reader(pool_root / "pool").commit["step"] > 0
+
+
+def test_a_limit_of_all_keys_is_refused_where_each_rank_knows_its_own(ranks: Ranks, pool_root: Path) -> None:
+    life = run(ranks, pool_root / "pool", {"max_keys": 50})
+    assert all("ConfigError: table 'item': max_keys = 50" in error for error in life.errors().values())
+    assert len(life.errors()) == 2
+    assert not (pool_root / "pool").exists()
+
+
+def test_shards_of_keys_are_even_and_stay_what_they_are() -> None:
+    """They are part of the format: a pool of today is read by what comes."""
+    keys = np.arange(-(1 << 16), 1 << 16)
+    shards = _core.shards_of_keys(7, 3, 16, keys)
+    counts = np.bincount(shards, minlength=16)
+    assert counts.min() > 0.95 * counts.mean()
+    assert counts.max() < 1.05 * counts.mean()
+    edges = np.array([0, 1, -1, np.iinfo(np.int64).min, np.iinfo(np.int64).max], np.int64)
+    assert _core.shards_of_keys(0, 0, 4096, edges).tolist() == GOLDEN
+    assert (_core.shards_of_keys(0, 1, 4096, edges) != GOLDEN).any()
+
+
+# By a program of a few lines that knows nothing of the core: docs/FORMAT.md says how.
+GOLDEN = [1672, 3024, 878, 3156, 881]
