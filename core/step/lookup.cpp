@@ -22,7 +22,8 @@ void require_own_rows(std::span<const std::uint64_t> rows, const RowTable& table
 
 void require_own_rows(const Plan& plan, const std::vector<RowTable>& tables) {
   for (std::size_t t = 0; t < plan.tables.size(); ++t) {
-    require_own_rows(plan.tables[t].rows, tables.at(plan.spec->tables[t].number));
+    const TablePlan& table = plan.tables[t];
+    require_own_rows(std::span(table.rows).first(table.num_placed), tables.at(plan.spec->tables[t].number));
   }
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) ->
     """options: steps; of `tables`; ahead (batches announced); dense (there is a network beside the rows); evaluate_every;
     seen. Without a network every number of trainers trains the same rows."""
     with open_pool(directory, options) as pool:
-        torch.manual_seed(3)
+        random.seed(1), np.random.seed(1), torch.manual_seed(3)
         rows = holdfast.EmbeddingBagCollection(pool, tables(options), optimizer=holdfast.Adagrad(lr=0.3))
         over = nn.Linear(3 * DIM if options.get("dense") else 1, 1)
         optimizer = torch.optim.Adam(over.parameters(), lr=0.01)

@@ -36,7 +36,7 @@ def place_of(row: int) -> int:
 
 def a_router() -> _core.Router:
     """Of a table that is split, and of a mean over one that the owner of shard 2 has whole."""
-    return _core.Router([(ROWS, DIM, 0, 0, True), (ROWS, DIM, 1, 2, False)], FEATURES, OWNER_OF_SHARD, 2)
+    return _core.Router([(ROWS, DIM, 0, 0, True, None), (ROWS, DIM, 1, 2, False, None)], FEATURES, OWNER_OF_SHARD, 2)
 
 
 class Owner:
@@ -171,7 +171,7 @@ def test_what_cannot_be_routed_or_planned_is_refused(pool_root: Path) -> None:
     with pytest.raises(ValueError, match="does not have these samples"):
         router.route(ids, offsets, None, [0, 1, 2], 3, 0, NUM_SAMPLES + 1)
     with pytest.raises(ConfigError, match="no owner 2"):
-        _core.Router([(ROWS, DIM, 0, 0, True)], [("a", 0)], [0, 1, 2, 0], 2)
+        _core.Router([(ROWS, DIM, 0, 0, True, None)], [("a", 0)], [0, 1, 2, 0], 2)
     route = router.route(ids, offsets, None, [0, 1, 2], 3, 0, NUM_SAMPLES)
     with pytest.raises(DataError, match="the message of trainer 0, feature 'a'"):
         owner.core.plan_routed(-route.counts[:1], route.message[: route.message_words[0]], False)
