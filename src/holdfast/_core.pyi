@@ -94,9 +94,9 @@ class Collection:
         Plans a batch; ids int64, offsets int32 or int64 [num_blocks * batch_size + 1]. evaluates: it is only looked up, so new keys get no rows. Raises IdError, PoolFull.
         """
 
-    def plan_routed(self, counts: Annotated[NDArray[numpy.int64], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], messages: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], parallel: bool) -> Plan:
+    def plan_routed(self, counts: Annotated[NDArray[numpy.int64], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], messages: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], parallel: bool, evaluates: bool = False) -> Plan:
         """
-        Plans what trainers sent, their messages one after the other; counts int64 [num_trainers, num_features, 2], as their routes say for this owner. The output is [1, output_width], trainer by trainer. Raises DataError.
+        Plans what trainers sent, their messages one after the other; counts int64 [num_trainers, num_features, 2], as their routes say for this owner. The output is [1, output_width], trainer by trainer. evaluates: it is only looked up, so new keys get no rows. Raises DataError, PoolFull.
         """
 
 class Route:
@@ -143,9 +143,9 @@ class Router:
     Cuts a trainer's ids among the owners of their rows, and joins what comes back.
     """
 
-    def __init__(self, tables: Sequence[tuple[int, int, int, int, bool]], features: Sequence[tuple[str, int]], owner_of_shard: Sequence[int], num_owners: int) -> None:
+    def __init__(self, tables: Sequence[tuple[int, int, int, int, bool, tuple[int, int] | None]], features: Sequence[tuple[str, int]], owner_of_shard: Sequence[int], num_owners: int) -> None:
         """
-        tables: (num_embeddings, embedding_dim, pooling, first_shard, whether it is split).
+        tables: (num_embeddings, embedding_dim, pooling, first_shard, whether it is split, (pool seed, the table's number) where its ids are keys, else None).
         """
 
     @property
@@ -677,6 +677,11 @@ def places_of(num_rows: int, num_shards: int, first_shard: int, rows: Annotated[
 
 def rows_of_places(num_rows: int, num_shards: int, first_shard: int, places: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
     """The other way; a place without a row gives a number beyond the table."""
+
+def shards_of_keys(pool_seed: int, table: int, num_shards: int, keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+    """
+    The shards of keys of table number `table`, where it is split over so many.
+    """
 
 def pool_parts(directory: str) -> list[str]:
     """

@@ -177,7 +177,8 @@ class Ranks:
         """One life of a group, or with `plain` of one process without. kill_after: seconds from when all ranks have
         found each other, by rank. grace: how long a rank listens for who else is there, once something broke. hosts:
         where each rank runs, of a network. storages: the directories of ranks that have one of their own. loop: a
-        function of own_loops.py, or MODULE:FUNCTION, which runs instead of a configuration's training; config has its options then.
+        function of own_loops.py, or MODULE:FUNCTION, which runs instead of a configuration's training; config has its
+        options then.
         Fails where a rank hangs, or ends by an error that is not holdfast's."""
         life = Path(self._scratch.name) / str(next(self._numbers))
         life.mkdir()

@@ -1,4 +1,4 @@
-"""Tables whose ids are keys, trained by several ranks: each key has its row at one of them, as it has one in one process."""
+"""Tables whose ids are keys, trained by several ranks: each key has its row at one of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import holdfast
 from group_runs import Act, Life, Ranks, digest
@@ -19,7 +18,7 @@ from holdfast.admin.exporting import export_pool
 from holdfast.admin.inspection import inspect_pool
 from holdfast.admin.snapshot import restore_snapshot, take_snapshot
 from holdfast.pools.read_only import ReadOnlyPool, at_rest, open_reader
-from keyed_loops import batch_of, score, tables
+from keyed_loops import score, tables
 
 STORES: dict[str, dict[str, Any]] = {
     "in place": {},
@@ -62,15 +61,15 @@ def test_keys_have_the_rows_of_one_process_whoever_owns_them(
 
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("group", ["2 ranks", "2 trainers, 2 memory ranks"])
-def test_a_rank_that_is_killed_costs_no_bit_of_any_key(
-    group: str, store: str, ranks: Ranks, pool_root: Path
-) -> None:
+def test_a_rank_that_is_killed_costs_no_bit_of_any_key(group: str, store: str, ranks: Ranks, pool_root: Path) -> None:
     options = {**STORES[store], **LEAVES, "dense": True, "seen": 3, "timeout": 5.0}
     expected = whole(ranks, pool_root / "whole", options, group)
     draw = random.Random(f"{group} {store}")
     for _ in range(3):
         victim = draw.randrange(GROUPS[group][0])
-        act = Act(at=draw.choice(["commit", "dense", "collective"]), nth=draw.randrange(2, 8), after=draw.random() < 0.5)
+        act = Act(
+            at=draw.choice(["commit", "dense", "collective"]), nth=draw.randrange(2, 8), after=draw.random() < 0.5
+        )
         run(ranks, pool_root / "killed", options, group, acts={victim: act}, grace=0.2)
     assert whole(ranks, pool_root / "killed", options, group) == expected
 

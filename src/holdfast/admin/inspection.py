@@ -30,8 +30,7 @@ def inspect_pool(directory: Path) -> dict[str, Any]:
     found = describe_pool(directory, reader, in_use=in_use, logs_in=[directory], dense_in=directory)
     found["recovery"] = _recovery(reader.clean, in_use, found["step"], found["dense_step"])
     found["tables"] = [
-        describe_table(directory, table, number)
-        | of_rows(reader, number, _count_touched(reader, number))
+        describe_table(directory, table, number) | of_rows(reader, number, _count_touched(reader, number))
         for number, table in enumerate(reader.tables)
     ]
     return found

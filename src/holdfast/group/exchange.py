@@ -5,10 +5,10 @@ gradients of weights, where these are wanted. Counts and ids of a batch travel w
 owners plan ahead, and fetch rows ahead where these come from a disk.
 
 - Bytes of a step, to other ranks, which `Group.sent_bytes` counts: for every id 4 bytes (8 where a table has more than
-  2**32 places, or keys), 4 for the length of a bag with several ids, and 4 * dim for every non-empty bag at each of its owners,
-  once there and once back; a table that lies whole has one owner, so its vectors are whole and come once. Counts are
-  16 bytes a feature, from each trainer to each owner, and 40 for how far a rank is, to every other. A per-sample weight
-  is 4 bytes, and 4 for its gradient; where a split table's mean is taken, 4 more go with each bag.
+  2**32 places, or keys), 4 for the length of a bag with several ids, and 4 * dim for every non-empty bag at each of its
+  owners, there and back; a table that lies whole has one owner, so its vectors are whole and come once. Counts
+  are 16 bytes a feature, from each trainer to each owner, and 40 for how far a rank is, to every other. A per-sample
+  weight is 4 bytes, and 4 for its gradient; where a split table's mean is taken, 4 more go with each bag.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ _IDS = 0xFFFF_FFFF  # the bit above says that they have weights (core/routing/ro
 
 
 class PlanRouted(Protocol):
-    def __call__(
-        self, counts: NDArray[np.int64], messages: NDArray[np.int32], *, evaluates: bool
-    ) -> _core.Plan: ...
+    def __call__(self, counts: NDArray[np.int64], messages: NDArray[np.int32], *, evaluates: bool) -> _core.Plan: ...
 
 
 @dataclass(slots=True)

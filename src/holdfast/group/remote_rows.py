@@ -96,9 +96,7 @@ class RemoteRows:
             self._collection = self._member.collection(mine, self._features)
         self._exchange = Exchange(opened.group, self._router, len(self._features), self._plan_routed)
 
-    def _plan_routed(
-        self, counts: NDArray[np.int64], messages: NDArray[np.int32], *, evaluates: bool
-    ) -> _core.Plan:
+    def _plan_routed(self, counts: NDArray[np.int64], messages: NDArray[np.int32], *, evaluates: bool) -> _core.Plan:
         assert self._collection is not None
         return self._collection.plan_routed(counts, messages, True, evaluates)
 
