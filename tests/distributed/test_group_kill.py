@@ -54,6 +54,16 @@ def run_of(*, log: bool = False, whole: bool = False, dense_interval: int = 1, *
     return small(pool=pool, group=group, train={"steps": STEPS, **sections.pop("train", {})}, **sections)
 
 
+def keys(*, ttl_steps: int = 4, admit_after: int = 2) -> dict[str, Any]:
+    """Sections of a run whose ids are keys of items that are born and die."""
+    synthetic = {"num_samples": 4000, "rows": [50, 300], "lookups": [1, 3], "num_dense": 3, "drift": 1.0}
+    return {
+        "data": {"synthetic": synthetic},
+        "embedding": {"ttl_steps": ttl_steps, "admit_after": admit_after},
+        "train": {"shuffle": False},
+    }
+
+
 CASES = {
     "two_ranks": Case(config=run_of(), num_ranks=2),
     "three_ranks_dense_every_3_steps_random_numbers": Case(config=run_of(dense_interval=3), num_ranks=3, dropout=True),
@@ -65,6 +75,10 @@ CASES = {
     "log_store_three_ranks_dense_every_3_steps": Case(config=run_of(log=True, dense_interval=3), num_ranks=3),
     "log_store_two_trainers_two_memory_ranks_random_numbers": Case(
         config=run_of(log=True, dense_interval=3), num_ranks=4, memory_ranks=2, dropout=True
+    ),
+    "keys_that_are_left_behind_three_ranks": Case(config=run_of(dense_interval=3, **keys()), num_ranks=3),
+    "log_store_keys_that_are_left_behind_two_trainers_two_memory_ranks": Case(
+        config=run_of(log=True, dense_interval=3, **keys()), num_ranks=4, memory_ranks=2
     ),
     "log_store_whole_tables_four_ranks_half_rows": Case(
         config=run_of(log=True, whole=True, embedding={"dtype": "bf16"}), num_ranks=4

@@ -24,7 +24,7 @@ from holdfast.files.config import read_value
 from holdfast.pools.read_only import at_rest, check_exists
 from holdfast.run.sections import RunConfig
 from life import Progress, Wrong
-from test_group_kill import Case, Reference, befall, run_of
+from test_group_kill import Case, Reference, befall, keys, run_of
 
 # Of a machine that has much else to do: a rank that is slow is not one that died.
 TIMEOUT = 10.0
@@ -70,6 +70,9 @@ def draw_group(seed: int) -> GroupEpisode:
     )
     looks = tuple(rng.choice(("verify", "verify", "inspect", "digest", "nothing")) for _ in lives)
     others = (rng.randint(1, 4), 0) if rng.random() < 0.2 else None
+    if rng.random() < 0.3:
+        of_keys = keys(ttl_steps=rng.choice((1, 3, 6)), admit_after=rng.choice((1, 2, 3)))
+        config = {**config, **{name: {**config.get(name, {}), **fields} for name, fields in of_keys.items()}}
     case = Case(config=config, num_ranks=ranks, memory_ranks=memory_ranks, dropout=rng.random() < 0.5)
     return GroupEpisode(seed=seed, case=case, lives=lives, looks=looks, others=others)
 
@@ -109,7 +112,7 @@ def _play(ranks: Ranks, episode: GroupEpisode, root: Path) -> list[str]:
         raise Failed(f"the last life: {life.errors()}")
     if (found := _digest(pool, root)) != reference.digest:
         raise Failed(f"digest {found}, of a group that nobody killed {reference.digest}")
-    if rng.random() < 0.3:
+    if rng.random() < 0.3 and "drift" not in case.config["data"]["synthetic"]:  # an import dates keys anew
         _move(case, pool, root)
         words.append("group exported and imported")
     if episode.others is not None:
