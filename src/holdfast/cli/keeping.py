@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.options import PoolArgument
+from holdfast.errors import ConfigError
 
 
 class NewMedium(StrEnum):
@@ -61,17 +63,33 @@ def restore(
     medium: Annotated[
         NewMedium, typer.Option(help="How the new pool keeps its rows; auto goes by what POOL's file system is.")
     ] = NewMedium.AUTO,
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TABLE=ROWS", help="Give a table so many rows, or a table with keys that capacity."),
+    ] = None,
 ) -> None:
     """Make a pool of a snapshot: training goes on from it exactly as it did from that step.
 
     The pool appears when every file was read and holds. A snapshot that was taken with --since needs the one that it
     names, where it was; the whole chain is followed. `holdfast digest` of the new pool is that of the run at that step.
     Of a pool of several ranks it makes as many parts.
+
+    With --rows a table grows, or shrinks by rows that nobody has used: those that it had keep their values and state.
     """
     from holdfast.admin.snapshot import open_chain, restore_snapshot
     from holdfast.train.observe import counting
 
     total = sum(part.num_bytes for part in open_chain(snapshot))
     with counting("restoring", total, is_bytes=True) as on_bytes:
-        made = restore_snapshot(snapshot, pool, medium=medium.value, on_bytes=on_bytes)
+        made = restore_snapshot(snapshot, pool, medium=medium.value, rows=_rows_of(rows or ()), on_bytes=on_bytes)
     print(f"{pool}: step {made.step}, {made.rows:,} rows from {made.snapshots} snapshot(s)")  # noqa: T201
+
+
+def _rows_of(said: Sequence[str]) -> dict[str, int]:
+    rows = {}
+    for each in said:
+        table, is_said, number = each.rpartition("=")
+        if not is_said or not table or not number.isdecimal():
+            raise ConfigError(f"--rows {each}: say TABLE=ROWS, as in --rows item=2000000")
+        rows[table] = int(number)
+    return rows

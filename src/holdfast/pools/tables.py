@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from holdfast import _core
@@ -18,7 +19,8 @@ DTYPES = ("fp32", "fp16", "bf16")
 TORCH_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 POOLINGS = ("sum", "mean")
 KEYS = ("none", "int64")  # in the order of the pool's format (core/base/format.h, KeyKind)
-MAX_CAPACITY = (1 << 32) - 2
+MAX_CAPACITY = (1 << 32) - 2  # of a table with keys
+MAX_ROWS = 1 << 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +134,7 @@ def _rows_of(table: Any, bad: Callable[[str, object, str], ConfigError]) -> tupl
     if capacity is not None:
         raise bad("capacity", capacity, "None where num_embeddings says how many rows there are")
     num_rows = int(table.num_embeddings)
-    if not 1 <= num_rows <= 1 << 40:
+    if not 1 <= num_rows <= MAX_ROWS:
         raise bad("num_embeddings", num_rows, "between 1 and 2^40")
     return num_rows, None
 
@@ -198,6 +200,8 @@ def check_same(there: _core.TableSpec, wanted: _core.TableSpec, optimizers: Sequ
     shape = ("keys", "num_embeddings", "embedding_dim", "dtype", "optimizer", "pooling", "init_low", "init_high")
     for field in (*shape, "ttl_steps", "max_keys", "admit_after"):
         old, new = getattr(there, field), getattr(wanted, field)
+        if field.startswith("init_") and _is_default(new, wanted.num_embeddings) and _is_default(old):
+            continue  # of another number of rows, before a restore gave the table more: rows begin as they did
         if field in words:
             old, new = words[field][old], words[field][new]
         if old != new:
@@ -205,6 +209,13 @@ def check_same(there: _core.TableSpec, wanted: _core.TableSpec, optimizers: Sequ
                 f"table '{there.name}': the pool was made with {names.get(field, field)} = {old}, now it is {new}; "
                 "go back to the old value, or start a new pool"
             )
+
+
+def _is_default(bound: float, num_rows: int | None = None) -> bool:
+    """Whether rows of a table with so many, or with any number of them, begin within that where nothing is said."""
+    if num_rows is None:
+        num_rows = round(1.0 / bound**2) if bound else 0
+    return num_rows > 0 and np.float32(abs(bound)) == np.float32(1.0 / math.sqrt(num_rows))
 
 
 def refuse_keys(tables: Iterable[EmbeddingBagConfig | _core.TableSpec | Feature], where: str) -> None:

@@ -82,6 +82,7 @@ def refuse_changes(saved: Mapping[str, Any], config: RunConfig) -> None:
     names = [line.partition(":")[0] for line in changes]
     for name, line in zip(names, changes, strict=True):
         may_change = any(name == allowed or name.startswith(f"{allowed}.") for allowed in CHANGEABLE)
+        may_change = may_change or _is_capacity(name, plain)
         if not may_change or name == "optimizer.name":
             raise ConfigError(f"{line}, but a pool cannot change that: go back to the old value, or start a new pool")
         if name.startswith("optimizer.") and name.removeprefix("optimizer.") in owned:
@@ -91,6 +92,15 @@ def refuse_changes(saved: Mapping[str, Any], config: RunConfig) -> None:
     of_optimizer = [line for line in changes if line.startswith("optimizer.")]
     if of_optimizer and (reason := follows(_saved_optimizer(saved), config.optimizer)):
         raise ConfigError(f"{of_optimizer[0]}, but {reason}: go back to the old value, or start a new pool")
+
+
+def _is_capacity(name: str, plain: Mapping[str, Any]) -> bool:
+    """Of a column whose values are keys: how many rows its table can have, which the pool compares with its own."""
+    section, _, field = name.rpartition(".")
+    column: Any = plain
+    for part in section.split("."):
+        column = column.get(part) if isinstance(column, Mapping) else None
+    return field == "num_embeddings" and isinstance(column, Mapping) and bool(column.get("keys"))
 
 
 def _saved_optimizer(saved: Mapping[str, Any]) -> AnyOptimizerConfig:

@@ -3,9 +3,9 @@ holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from holdfast import _core
 from holdfast.admin.ahead import ahead
 from holdfast.admin.snapshot.chain import Snapshot, open_chain
-from holdfast.admin.snapshot.form import DENSE_FILES, LAYERS
+from holdfast.admin.snapshot.form import DENSE_FILES, LAYERS, TableInfo
 from holdfast.admin.snapshot.output import new_directory
 from holdfast.admin.snapshot.rows import Rows
-from holdfast.errors import PoolExists
+from holdfast.errors import ConfigError, PoolExists
 from holdfast.files.durable import make_directory
 from holdfast.pools.directory import Medium, default_scratchpad_bytes, wants_log_store
 from holdfast.pools.read_only import RowLayout, new_log_bytes, open_untrained
+from holdfast.pools.tables import MAX_CAPACITY, MAX_ROWS
 
 _IMPORT_BYTES = 32 << 20
 
@@ -57,14 +58,17 @@ def restore_snapshot(
     pool: Path,
     *,
     medium: Medium = "auto",
+    rows: Mapping[str, int] | None = None,
     on_bytes: Callable[[int], None] | None = None,
 ) -> RestoreSummary:
     """Makes a pool of a snapshot and those that it is based on; it is there when it is complete, and training goes on
     from it as it would have from the pool of that step. A snapshot of a pool of several writers makes one of as many.
 
-    medium: as in `holdfast.Pool`. on_bytes: told how many bytes of rows were just written.
+    medium: as in `holdfast.Pool`. rows: of tables that get more of them than they had, or fewer, by name; of one with
+    keys, its capacity. on_bytes: told how many bytes of rows were just written.
 
-    Raises PoolExists, BrokenChain, Corrupted, FormatMismatch, PoolFull, PoolFailed; then there is no pool.
+    Raises PoolExists, BrokenChain, Corrupted, FormatMismatch, PoolFull, PoolFailed, ConfigError where a table cannot
+    have so many rows, or one beyond them is in use; then there is no pool.
     """
     if pool.exists():
         raise PoolExists(f"{pool} is there already; a restore makes a new pool, name another directory")
@@ -74,9 +78,9 @@ def restore_snapshot(
         for name in DENSE_FILES:
             if name in part.files:
                 part.read(name)
-    newest = chain[0]
+    newest = chain[0] if not rows else resized(chain[0], rows)
     make_directory(pool.parent)
-    rows = 0
+    num_rows = 0
     with new_directory(pool, "restoring") as partial:
         log_store = wants_log_store(partial, medium)
         log_bytes = newest.log_bytes
@@ -86,8 +90,26 @@ def restore_snapshot(
             log_bytes = new_log_bytes(log_store, specs, default_scratchpad_bytes(), num_writers=num_writers)
         with _made(partial, newest, log_store=log_store, log_bytes=log_bytes) as homes:
             for number in range(len(newest.tables)):
-                rows += _restore_table(chain, number, homes, on_bytes)
-    return RestoreSummary(step=newest.step, rows=rows, snapshots=len(chain))
+                num_rows += _restore_table(chain, newest.tables[number], number, homes, on_bytes)
+    return RestoreSummary(step=newest.step, rows=num_rows, snapshots=len(chain))
+
+
+def resized(newest: Snapshot, rows: Mapping[str, int]) -> Snapshot:
+    """The snapshot as that of a pool whose tables have so many rows. Initial values stay those of the pool: of a row
+    that nobody has touched, a function of its seed, table and number, or key."""
+    if newest.group is not None:
+        raise ConfigError(
+            f"{newest.path} is of a pool of several ranks, whose tables cannot have other numbers of rows yet"
+        )
+    names = [table.name for table in newest.tables]
+    for name, num_rows in rows.items():
+        if name not in names:
+            raise ConfigError(f"{newest.path} has no table '{name}' (it has {', '.join(names)})")
+        most = MAX_CAPACITY if newest.tables[names.index(name)].keys else MAX_ROWS
+        if not 1 <= num_rows <= most:
+            raise ConfigError(f"table '{name}': {num_rows} rows; it can have between 1 and {most}")
+    tables = (replace(table, num_embeddings=rows.get(table.name, table.num_embeddings)) for table in newest.tables)
+    return replace(newest, tables=tuple(tables))
 
 
 def _made(directory: Path, newest: Snapshot, *, log_store: bool, log_bytes: int) -> AbstractContextManager[Homes]:
@@ -126,18 +148,31 @@ def write_dense(core: _core.Pool, newest: Snapshot) -> None:
         core.write_dense(structure, parts, len(data))
 
 
-def _restore_table(chain: Sequence[Snapshot], number: int, homes: Homes, on_bytes: Callable[[int], None] | None) -> int:
+def _restore_table(
+    chain: Sequence[Snapshot], table: TableInfo, number: int, homes: Homes, on_bytes: Callable[[int], None] | None
+) -> int:
     total = 0
+    shrinks = table.num_embeddings < chain[0].tables[number].num_embeddings
     for layer, newer in reversed(_layers(chain, number)):
         with ahead(_gathered(layer)) as found:
             for rows in found:
                 taken = rows[~rows.are_among(newer)]
+                if shrinks and len(taken):
+                    _refuse_beyond(table, int(taken.rows.max()))
                 for core, part in homes.of(number, taken):
-                    _import(core, number, chain[0].tables[number].layout, part)
+                    _import(core, number, table.layout, part)
                 total += len(taken)
                 if on_bytes is not None:
                     on_bytes(rows.num_bytes)
     return total
+
+
+def _refuse_beyond(table: TableInfo, row: int) -> None:
+    if row >= table.num_embeddings:
+        raise ConfigError(
+            f"table '{table.name}': row {row} is in use, and {table.num_embeddings} rows would end before it: a "
+            "restore drops nothing, give the table more rows"
+        )
 
 
 def _layers(chain: Sequence[Snapshot], number: int) -> list[tuple[Iterator[Rows], NDArray[np.uint64]]]:

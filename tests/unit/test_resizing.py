@@ -1,0 +1,117 @@
+"""Tables that get more rows, or fewer: a restore of a snapshot gives them, and training goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from holdfast import Adagrad, Checkpoint, EmbeddingBagCollection, EmbeddingBagConfig, Pool
+from holdfast.admin.digest import digest_pool
+from holdfast.admin.snapshot import restore_snapshot, take_snapshot
+from holdfast.errors import ConfigError, PoolFull
+from holdfast.pools.read_only import at_rest, layout_of
+
+STORES: dict[str, dict[str, Any]] = {
+    "memory": {"medium": "memory"},
+    "block": {"medium": "block", "log_bytes": 60 << 10, "scratchpad_bytes": 200_000},
+}
+
+
+def train(directory: Path, store: str, table: EmbeddingBagConfig, first: int, last: int, end: int) -> None:
+    """Steps first to last, whose ids are below `end`."""
+    with Pool(directory, seed=9, **STORES[store]) as pool:
+        rows = EmbeddingBagCollection(pool, [table], optimizer=Adagrad(lr=0.2))
+        model = torch.nn.Linear(table.embedding_dim, 1, bias=False)
+        torch.nn.init.ones_(model.weight)
+        checkpoint = Checkpoint(pool, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0))
+        assert checkpoint.resume() == first - 1
+        for step in range(first, last + 1):
+            ids = torch.from_numpy(np.random.default_rng(step).integers(0, end, 40))
+            (model(rows({"item": (ids, torch.arange(41))}).values()).square().mean()).backward()
+            rows.optimizer.step()
+            checkpoint.commit()
+        checkpoint.flush()
+
+
+def numbered(num_rows: int, **fields: Any) -> EmbeddingBagConfig:
+    return EmbeddingBagConfig(num_embeddings=num_rows, embedding_dim=5, name="items", feature_names=["item"], **fields)
+
+
+def keyed(capacity: int) -> EmbeddingBagConfig:
+    return EmbeddingBagConfig(
+        num_embeddings=None, capacity=capacity, embedding_dim=5, name="items", feature_names=["item"]
+    )
+
+
+def read(directory: Path, count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    with at_rest(directory) as (reader, _):
+        layout = layout_of(reader.tables[0])
+        weights = np.zeros(count * layout.weight_bytes, np.uint8)
+        state = np.zeros(count * layout.state_bytes, np.uint8)
+        reader.read_rows(0, 0, count, weights, state)
+    return weights, state
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("other", STORES)
+def test_a_table_that_grows_keeps_its_rows_and_trains_new_ones(store: str, other: str, pool_root: Path) -> None:
+    """Beside a pool that had so many rows from its beginning, and the same initial values."""
+    bound = 1 / np.sqrt(300)
+    train(pool_root / "large", store, numbered(90_000, weight_init_min=-bound, weight_init_max=bound), 1, 6, 300)
+    train(pool_root / "small", store, numbered(300), 1, 6, 300)
+    take_snapshot(pool_root / "small", pool_root / "snapshot")
+    restore_snapshot(
+        pool_root / "snapshot", pool_root / "grown", medium=STORES[other]["medium"], rows={"items": 90_000}
+    )
+    for name in ("large", "grown"):
+        store_of = store if name == "large" else other
+        table = numbered(90_000, weight_init_min=-bound, weight_init_max=bound) if name == "large" else numbered(90_000)
+        train(pool_root / name, store_of, table, 7, 12, 90_000)
+    for mine, theirs in zip(read(pool_root / "grown", 90_000), read(pool_root / "large", 90_000), strict=True):
+        assert np.array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_full_table_of_keys_goes_on_with_a_larger_capacity(store: str, pool_root: Path) -> None:
+    with pytest.raises(PoolFull, match="items"):
+        train(pool_root / "pool", store, keyed(50), 1, 9, 400)
+    with at_rest(pool_root / "pool") as (reader, _):
+        step = reader.commit["step"]
+    take_snapshot(pool_root / "pool", pool_root / "snapshot")
+    restore_snapshot(pool_root / "snapshot", pool_root / "grown", medium=STORES[store]["medium"], rows={"items": 5000})
+    train(pool_root / "grown", store, keyed(5000), step + 1, 9, 400)
+    with at_rest(pool_root / "grown") as (reader, _):
+        assert digest_pool(reader).rows_counted > 150
+
+
+def test_a_table_shrinks_by_rows_that_nobody_used_and_by_no_other(pool_root: Path) -> None:
+    train(pool_root / "pool", "memory", numbered(1000), 1, 4, 300)
+    take_snapshot(pool_root / "pool", pool_root / "snapshot")
+    restore_snapshot(pool_root / "snapshot", pool_root / "300", rows={"items": 300})
+    train(pool_root / "300", "memory", numbered(300), 5, 6, 300)
+    for mine, theirs in zip(read(pool_root / "300", 5), read(pool_root / "pool", 5), strict=True):
+        assert mine.size == theirs.size > 0
+    with pytest.raises(ConfigError, match=r"row \d+ is in use, and 200 rows would end before it"):
+        restore_snapshot(pool_root / "snapshot", pool_root / "200", rows={"items": 200})
+    assert not (pool_root / "200").exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"), [({"itms": 5}, "no table 'itms' \\(it has items\\)"), ({"items": 0}, "between 1 and")]
+)
+def test_rows_that_no_table_can_have_are_refused(rows: dict[str, int], words: str, pool_root: Path) -> None:
+    train(pool_root / "pool", "memory", numbered(1000), 1, 1, 300)
+    take_snapshot(pool_root / "pool", pool_root / "snapshot")
+    with pytest.raises(ConfigError, match=words):
+        restore_snapshot(pool_root / "snapshot", pool_root / "other", rows=rows)
+    assert not (pool_root / "other").exists()
+
+
+def test_bounds_that_somebody_asked_for_are_still_compared(pool_root: Path) -> None:
+    train(pool_root / "pool", "memory", numbered(1000, weight_init_min=-0.3, weight_init_max=0.2), 1, 1, 300)
+    with pytest.raises(ConfigError, match="init_low"):
+        train(pool_root / "pool", "memory", numbered(1000), 2, 2, 300)
