@@ -89,9 +89,17 @@ def plain(axes: Axes, title: str, size: float = TITLE) -> None:
     axes.tick_params(labelsize=SMALL)
 
 
-def legend_aside(axes: Axes, *, is_from_below: bool = False) -> None:
-    """To the right of the axes. is_from_below: in the order of a stack, its lowest part last."""
-    axes.legend(fontsize=SMALL, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), reverse=is_from_below)
+def legend_aside(axes: Axes) -> None:
+    """To the right of the axes."""
+    axes.legend(fontsize=SMALL, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def legend_below(axes: Axes) -> None:
+    """Under the axes, for figures that have to be narrow."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=SMALL, frameon=False)
 
 
 def scale(axes: Axes, axis: Literal["x", "y"], values: Sequence[float]) -> bool:

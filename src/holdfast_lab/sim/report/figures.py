@@ -24,6 +24,7 @@ from holdfast_lab.sim.report.canvas import (
     TITLE,
     figure_with_axes,
     legend_aside,
+    legend_below,
     logarithmic,
     plain,
     plain_figure,
@@ -64,7 +65,7 @@ def batch_breakdowns(
 ) -> Path:
     """Stacked bars of where a batch's time goes, models in groups and systems within them, with a mark at what somebody
     else measured. measured: who."""
-    figure, axes = figure_with_axes(max(6.0, 2.2 + 0.38 * len(shown)), 3.9, title)
+    figure, axes = figure_with_axes(_width_of(shown), 4.3, title)
     stacks = [_Stack(each.model, each.system, each.parts_ms, each.measured_ms) for each in shown]
     _draw_stacks(axes, stacks, PART_COLORS, measured=measured, label="{:.1f}")
     axes.set_ylabel("ms per batch", fontsize=MEDIUM)
@@ -91,7 +92,7 @@ def energies(
         if each.model not in whole:
             raise ConfigError(f"energies relative to {relative_to!r}: there are none of it with model {each.model!r}")
     roles = _in_order(role for each in shown for role in each.joules)
-    figure, axes = figure_with_axes(max(6.0, 2.2 + 0.38 * len(shown)), 3.6, title)
+    figure, axes = figure_with_axes(_width_of(shown), 4.0, title)
     stacks = [
         _Stack(
             each.model,
@@ -229,6 +230,11 @@ def _lines_table(shown: Sequence[Line], x_name: str, y_name: str) -> Table:
     return Table(header=("line", x_name, y_name, "low", "high"), rows=rows)
 
 
+def _width_of(shown: Sequence[object]) -> float:
+    """Inches for so many stacks: as few as their names and numbers take, for a page may be 500 pixels wide."""
+    return max(6.0, 1.0 + 0.3 * len(shown))
+
+
 def _draw_stacks(axes: Axes, stacks: Sequence[_Stack], colors: Mapping[str, str], *, measured: str, label: str) -> None:
     """In groups by model, parts in the order of `colors` from below, each stack's height over it. Stacks that would
     flatten all others are cut, and say so."""
@@ -269,7 +275,7 @@ def _draw_stacks(axes: Axes, stacks: Sequence[_Stack], colors: Mapping[str, str]
             transform=axes.get_xaxis_transform(),
         )  # fmt: skip
     axes.set_title(axes.get_title(loc="left"), fontsize=TITLE, loc="left", pad=18)
-    legend_aside(axes, is_from_below=True)
+    legend_below(axes)
 
 
 def _top(heights: Sequence[float]) -> float:

@@ -35,7 +35,7 @@ th { white-space: nowrap; }
 td.number { text-align: right; white-space: nowrap; }
 tbody tr:nth-child(even) { background: var(--band); }
 figure { margin: 1rem 0; }
-svg { display: block; width: 100%; min-width: 36rem; max-width: 60rem; height: auto; }
+svg { display: block; width: 100%; min-width: 29rem; max-width: 60rem; height: auto; }
 img { max-width: 100%; background: #ffffff; padding: 0.5rem; box-sizing: border-box; border: 1px solid var(--line); }
 """
 
