@@ -17,7 +17,8 @@ from holdfast.admin.digest import digest_pool
 from holdfast.data.batch import JaggedFeatures
 from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError, PoolFull, StepError
-from holdfast.pools.read_only import ReadOnlyPool
+from holdfast.pools.read_only import ReadOnlyPool, new_log_bytes
+from holdfast.pools.tables import normalize, to_spec
 
 DIM = 8
 BATCH = 16
@@ -354,3 +355,11 @@ def test_slots_of_a_device_refuse_keys(pool_root: Path) -> None:
         pytest.raises(ConfigError, match=r"which device\.rows = 'scratchpad'"),
     ):
         EmbeddingBagCollection(pool, [table()], device=DeviceConfig(rows="scratchpad"))
+
+
+def test_a_capacity_that_nobody_chose_is_no_reason_for_a_log_of_gigabytes() -> None:
+    def log_bytes(**changes: Any) -> int:
+        return new_log_bytes(True, [to_spec(normalize(table(**changes)), optimizer=0)], 1 << 30)
+
+    assert log_bytes(capacity=None) <= 1 << 30 < log_bytes(capacity=1 << 28)
+    assert log_bytes(capacity=1 << 28, max_keys=5000) <= 64 << 20

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast import _core
+from holdfast.data.source import DEFAULT_CAPACITY
 from holdfast.errors import Corrupted, PoolBusy, PoolNotFound, PoolOfGroup, PoolReadOnly
 from holdfast.files.locks import FileLock
 from holdfast.pools.directory import check_vacant, describe_medium, exists, is_of_group, log_bytes_of
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 LOCK_FILE = "lock"
 _SCRATCHPAD_BYTES = 64 << 20  # nothing is trained: only what recovery needs is opened
 _DTYPE_BYTES = (4, 2, 2)
+_EXPECTED_KEYS = 1 << 20
 KEY_RECORD = np.dtype([("key", "<i8"), ("step", "<u4"), ("updates", "<u4")])
 """Whose a row is: its key, the step that updated it last, and how many steps did (core/kernels/kernels.h)."""
 
@@ -56,9 +58,17 @@ def new_log_bytes(
     log_store: bool, tables: Iterable[_core.TableSpec], scratchpad_bytes: int, *, num_writers: int = 1
 ) -> int:
     """Size of the log of a new pool with these tables, or of one writer of several, where nobody says."""
-    layouts = ((table.num_embeddings, layout_of(table)) for table in tables)
+    layouts = ((_expected_rows(table), layout_of(table)) for table in tables)
     table_bytes = sum(rows * (layout.weight_bytes + layout.state_bytes) for rows, layout in layouts)
     return log_bytes_of(log_store, table_bytes // num_writers, scratchpad_bytes)
+
+
+def _expected_rows(table: _core.TableSpec) -> int:
+    """Of a table with keys nobody knows; a capacity that nobody chose is no reason for a log of gigabytes."""
+    if not table.keys:
+        return table.num_embeddings
+    chosen = table.num_embeddings if table.num_embeddings != DEFAULT_CAPACITY else _EXPECTED_KEYS
+    return min(chosen, table.max_keys or chosen)
 
 
 def layout_of(table: _core.TableSpec) -> RowLayout:
