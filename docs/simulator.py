@@ -215,7 +215,11 @@ def swept_tables(library: Library, folder: Path) -> dict[str, Table]:
     )
     for path in drawn:
         shutil.copyfile(path, DOCS / path.name)
-    return {"scratchpipe sweeps": sweeps, "mtrains targets": targets}
+    return {
+        "scratchpipe sweeps": sweeps,
+        "mtrains targets": targets,
+        "mtrains models": mtrains.models_table(library),
+    }
 
 
 # Tables that rest on fits ---------------------------------------------------------------------------------------------
@@ -313,7 +317,7 @@ QUICK_TABLES: Mapping[str, Callable[[Library, Facts], Table]] = {
     "parts": _parts,
     "unseen": _unseen,
 }
-SWEPT_TABLES = ("scratchpipe sweeps", "mtrains targets")
+SWEPT_TABLES = ("scratchpipe sweeps", "mtrains targets", "mtrains models")
 SLOW_TABLES: Mapping[str, Callable[[Reproduction], Table]] = {
     "left out": _left_out,
     "bars": _bars,

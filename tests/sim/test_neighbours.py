@@ -39,6 +39,10 @@ def test_nodes_by_target_are_those_of_the_page(library: Library) -> None:
     assert mtrains.targets_table(library) == table_of("MTRAINS.md", "mtrains targets")
 
 
+def test_nodes_of_other_models_are_those_of_the_page(library: Library) -> None:
+    assert mtrains.models_table(library) == table_of("MTRAINS.md", "mtrains models")
+
+
 @pytest.mark.thorough
 def test_sweeps_are_those_of_the_page(library: Library) -> None:
     assert scratchpipe.sweeps_table(library) == table_of("SCRATCHPIPE.md", "scratchpipe sweeps")
@@ -46,14 +50,15 @@ def test_sweeps_are_those_of_the_page(library: Library) -> None:
 
 def test_both_have_a_figure_and_their_tables_on_one_page(library: Library, tmp_path: Path) -> None:
     sweeps, targets = table_of("SCRATCHPIPE.md", "scratchpipe sweeps"), table_of("MTRAINS.md", "mtrains targets")
+    models = table_of("MTRAINS.md", "mtrains models")
     sections = [
         scratchpipe.section(tmp_path, sweeps, overwrite=False),
-        mtrains.section(tmp_path, targets, mtrains.nodes_table(library), overwrite=False),
+        mtrains.section(tmp_path, targets, mtrains.nodes_table(library), models, overwrite=False),
     ]
     write_html(tmp_path / "page.html", "Two papers", sections)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert page.count("<svg ") == 2
-    for row in (*sweeps.rows, *targets.rows):
+    for row in (*sweeps.rows, *targets.rows, *models.rows):
         assert "".join(f"<td>{escape(str(cell))}</td>" for cell in row) in page
     drawn = (tmp_path / "scratchpipe.csv").read_text(encoding="utf-8")
     assert all(name in drawn for name in sweeps.header[2:-1])

@@ -50,13 +50,13 @@ def paper(
         check_output(out / PAGE, overwrite=overwrite)
         # Beside the fit, which is one process's.
         with ProcessPoolExecutor(1) as aside, counting("simulating", num_parts(facts)) as on_part:
-            tables = (scratchpipe.sweeps_table, mtrains.targets_table, mtrains.nodes_table)
+            tables = (scratchpipe.sweeps_table, mtrains.targets_table, mtrains.nodes_table, mtrains.models_table)
             awaited = [aside.submit(table, library) for table in tables]
             found = reproduce(library, facts, draws=draws, seed=seed, processes=processes, on_part=lambda: on_part(1))
-            sweeps, targets, nodes = (each.result() for each in awaited)
+            sweeps, targets, nodes, models = (each.result() for each in awaited)
         others = (
             scratchpipe.section(out, sweeps, overwrite=overwrite),
-            mtrains.section(out, targets, nodes, overwrite=overwrite),
+            mtrains.section(out, targets, nodes, models, overwrite=overwrite),
         )
         page = write_paper(out, found, library, others, overwrite=overwrite)
     for rule, ratios in (("", found.ratios), *((f", where {each.rule}", each.saved) for each in found.energy)):

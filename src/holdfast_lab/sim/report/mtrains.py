@@ -9,7 +9,7 @@ from pathlib import Path
 
 from holdfast_lab.placement.tiers import Tier, read_tiers
 from holdfast_lab.sim.library import PACKAGED, Library
-from holdfast_lab.sim.model import Model
+from holdfast_lab.sim.model import Model, workload_of
 from holdfast_lab.sim.report import figures
 from holdfast_lab.sim.report.content import Section, Table
 from holdfast_lab.sim.report.scratchpipe import line
@@ -17,6 +17,13 @@ from holdfast_lab.sim.tiering import compare
 
 NODE = PACKAGED / "node.toml"  # as examples/tiers.toml
 _BIG_MODEL = {"models.mlperf.rows": 400_000_000}  # ten times MLPerf's rows: 5.3 TB
+# Models of terabytes: published shapes, with so many times their rows that a node's DRAM does not hold them.
+_MODELS = {
+    "MLPerf, 10 times the rows": ("mlperf", _BIG_MODEL),
+    "DeepRecSys RM2, 500 times": ("deeprecsys-rm2", {"models.deeprecsys-rm2.rows": 250_000_000}),
+    "DeepRecSys RM3, 1,000 times": ("deeprecsys-rm3", {"models.deeprecsys-rm3.rows": 2_000_000_000}),
+}
+_EQUAL_MS = (1.0, 5.0)
 _TARGETS_MS = (0.4, 0.5, 0.7, 1.0, 2.0, 5.0)
 _FAST_NODE = (
     4.92,
@@ -73,6 +80,21 @@ def targets_table(library: Library) -> Table:
     return Table(header=_HEAD, rows=rows)
 
 
+def models_table(library: Library) -> Table:
+    """Of other models: nodes without the slow tiers and with them, where a batch may take memory as long in both."""
+    rows = []
+    for label, (name, changes) in _MODELS.items():
+        model = library.changed(changes).model(name)
+        terabytes = f"{workload_of(model).table_bytes / 1e12:.1f}"
+        for target_ms in _EQUAL_MS:
+            saving = compare(model, node_tiers(), most_batch_s=target_ms * 1e-3)
+            fast, every = saving.fast_only.nodes, saving.all_tiers.nodes
+            limit = f"{saving.all_tiers.limiting_stage}, {saving.all_tiers.batch_s * 1e3:.2f} ms"
+            rows.append((label, terabytes, f"{target_ms:g}", str(fast), str(every), f"{fast / every:.1f}", limit))
+    head = ("model", "TB of rows", "ms at most", "nodes, HBM and DRAM", "all tiers", "times fewer", "limited by")
+    return Table(header=head, rows=rows)
+
+
 def targets_figure(path: Path, targets: Table, *, overwrite: bool = False) -> Path:
     rows = [[str(cell) for cell in row] for row in targets.rows]
     shown = [line("HBM and DRAM", rows, 1), line("all tiers", rows, 2)]
@@ -80,8 +102,8 @@ def targets_figure(path: Path, targets: Table, *, overwrite: bool = False) -> Pa
     return figures.lines(path, shown, title=title, x_name=x_name, y_name="nodes", overwrite=overwrite)
 
 
-def section(directory: Path, targets: Table, nodes: Table, *, overwrite: bool) -> Section:
-    """targets, nodes: of `targets_table`, `nodes_table`."""
+def section(directory: Path, targets: Table, nodes: Table, models: Table, *, overwrite: bool) -> Section:
+    """targets, nodes, models: of `targets_table`, `nodes_table`, `models_table`."""
     usd, watts = _FAST_NODE
     return Section(
         title="MTrainS",
@@ -89,6 +111,10 @@ def section(directory: Path, targets: Table, nodes: Table, *, overwrite: bool) -
         "with ten times the rows, placed over the tiers of a node by the integer program of `holdfast plan`. A target "
         f"is what memory may take for a batch of all nodes. Declared: ${usd} an hour and {watts:.0f} W of a node with "
         f"HBM and DRAM, ${_MORE_TIERS[0]} and {_MORE_TIERS[1]:.0f} W more with all tiers.",
-        tables=(replace(nodes, title="without a target"), replace(targets, title="by target")),
+        tables=(
+            replace(nodes, title="without a target"),
+            replace(targets, title="by target"),
+            replace(models, title="other models, at equal times"),
+        ),
         figures=(targets_figure(directory / "mtrains.svg", targets, overwrite=overwrite),),
     )
