@@ -17,6 +17,7 @@ from holdfast.admin.digest import digest_pool
 from holdfast.admin.exporting import export_pool
 from holdfast.admin.inspection import inspect_pool
 from holdfast.admin.snapshot import restore_snapshot, take_snapshot
+from holdfast.errors import ConfigError
 from holdfast.pools.read_only import ReadOnlyPool, at_rest, open_reader
 from keyed_loops import score, tables
 
@@ -154,6 +155,28 @@ def test_a_limit_of_all_keys_is_refused_where_each_rank_knows_its_own(ranks: Ran
     assert all("ConfigError: table 'item': max_keys = 50" in error for error in life.errors().values())
     assert len(life.errors()) == 2
     assert not (pool_root / "pool").exists()
+
+
+def test_a_capacity_beyond_what_shards_can_have_is_refused_and_leaves_nothing_in_the_way(
+    ranks: Ranks, pool_root: Path
+) -> None:
+    life = run(ranks, pool_root / "pool", {"capacity": (1 << 32) - 2})
+    assert all("make its capacity smaller" in error for error in life.errors().values()), life.errors()
+    assert len(life.errors()) == 2
+    whole(ranks, pool_root / "pool", {"steps": 2})
+
+
+def test_a_part_with_a_limit_of_all_keys_is_not_made(pool_root: Path) -> None:
+    (pool_root / "part").mkdir(parents=True)
+    spec = _core.TableSpec(
+        name="t", num_embeddings=500, embedding_dim=4, dtype=0, optimizer=0, pooling=0, init_low=0.0, init_high=0.0,
+        table_shards=4, keys=1, max_keys=7,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="max_keys = 7"):
+        _core.Pool.create(
+            str(pool_root / "part"), 1, 1 << 20, [spec], log_store=False, num_shards=4, owned=[0, 1, 2, 3],
+            group_uuid=bytes(range(16)),
+        )  # fmt: skip
 
 
 def test_shards_of_keys_are_even_and_stay_what_they_are() -> None:
