@@ -49,6 +49,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=left_out)
 
 
+@pytest.fixture(scope="session")
+def is_sample(pytestconfig: pytest.Config) -> bool:
+    """Whether only a sample is asked for: a test that is one case of many draws does fewer of them then."""
+    return pytestconfig.getoption("--sample") is not None
+
+
 def function_of(item: pytest.Item) -> str:
     return item.nodeid.partition("[")[0]
 

@@ -361,6 +361,7 @@ def torchrun(directory: Path, *options: str) -> int:
     return subprocess.run(command, env=variables, capture_output=True, check=False, timeout=200).returncode
 
 
+@pytest.mark.thorough
 def test_a_script_under_torchrun_ends_with_the_same_bits_after_a_kill(pool_root: Path) -> None:
     assert torchrun(pool_root / "killed", "--kill", "1:9") != 0
     assert torchrun(pool_root / "killed") == 0

@@ -85,6 +85,7 @@ def test_a_model_of_ones_own_is_trained_evaluated_and_exported(holdfast: Command
     assert imported.code == 0, imported.err
 
 
+@pytest.mark.thorough
 def test_killed_anywhere_it_ends_with_the_digest_of_an_undisturbed_run(holdfast: Commands) -> None:
     """With attention, dropout, batch statistics, a counter, a schedule that moves betas, too, and data of its own."""
     schedule = "\n[scheduler]\nname = 'OneCycleLR'\nmax_lr = 0.02\ntotal_steps = 300\n"
