@@ -24,9 +24,10 @@ test: test-all  ## every claim in minutes: two cases of a test that has more, an
 
 # What is left out of the core's tests, by label: where the whole is run, samples of it are not.
 LEFT_OUT := sample
+# Bytecode is kept whatever the environment says: hundreds of processes import the same modules.
 test-all: build/.native  ## every test with all of its cases, in a quarter of an hour
 	$(BIN)/ctest --test-dir build/python --output-on-failure --no-tests=ignore --label-exclude $(LEFT_OUT) --parallel $(JOBS)
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(SAMPLE)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(SAMPLE)
 
 # Built where the tests build, so that nothing is compiled twice. auditwheel names the oldest glibc that it runs on.
 wheel: build/.native  ## dist/*.whl, and try it: a bare environment, no compiler, no AVX

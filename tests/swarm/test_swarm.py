@@ -1,4 +1,4 @@
-"""A minute of the swarm with fresh seeds, or some seconds in a sample; and that it would notice what it is there to notice."""
+"""The swarm with fresh seeds, a minute or in a sample seconds; and that it would notice what it is there to notice."""
 
 from __future__ import annotations
 

@@ -102,11 +102,12 @@ def swept(num_threads):
     return run(SWEEP, num_threads=num_threads)
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("num_threads", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_bits_do_not_depend_on_where_operands_lie(num_threads):
     assert swept(num_threads)
 
 
+@pytest.mark.thorough
 def test_a_fresh_process_gives_the_same_bits():
     assert swept(2) == run(SWEEP, num_threads=2)
 
