@@ -20,6 +20,8 @@ from holdfast.group.founding import LOCK_FILE
 from holdfast.group.manifest import MANIFEST
 from holdfast.group.notices import what_became_of
 
+pytestmark = pytest.mark.dear
+
 TIMEOUT = 1.0
 GRACE = 0.5
 SHORT = small(group={"timeout": TIMEOUT})

@@ -18,6 +18,8 @@ from holdfast.pools.pool import Pool
 from rank_run import PLACES
 from test_group_failures import check_refused, contents
 
+pytestmark = pytest.mark.dear
+
 TIMEOUT = 3.0
 STEPS = 6
 GRACE = 0.2

@@ -18,6 +18,8 @@ from holdfast.admin.digest import digest_pool
 from holdfast.group import manifest as manifests
 from holdfast.pools.read_only import at_rest, touched_rows
 
+pytestmark = pytest.mark.dear
+
 STEPS = 30
 VALIDATION = {"validation": {"num_samples": 300}}
 # fp32 sums in another order, over STEPS steps of an adaptive optimizer

@@ -20,6 +20,8 @@ from group_runs import Act, Life, Ranks, digest
 from holdfast.errors import ConfigError
 from holdfast.pools.read_only import at_rest, layout_of, open_reader
 
+pytestmark = pytest.mark.dear
+
 STORES: dict[str, dict[str, Any]] = {
     "in place": {},
     "log": {"medium": "block", "log_bytes": 60 << 10, "dense_interval": 3},

@@ -14,6 +14,8 @@ from holdfast_lab.placement import probe as probing
 from holdfast_lab.placement.host import StoreKind
 from holdfast_lab.placement.tiers import read_tiers
 
+pytestmark = pytest.mark.dear
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 SMALL_TIERS = """
