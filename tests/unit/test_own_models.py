@@ -28,6 +28,8 @@ from holdfast.run.sources import open_source, open_validation
 from holdfast_lab.placement.demand import demand_of
 from holdfast_lab.sim.from_run import model_of_run
 
+pytestmark = pytest.mark.dear
+
 SCHEDULES = {
     "OneCycleLR": "max_lr = 0.02\ntotal_steps = 40",
     "CosineAnnealingWarmRestarts": "T_0 = 7",

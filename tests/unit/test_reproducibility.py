@@ -14,6 +14,8 @@ import torch
 
 from holdfast.state.reproducibility import check_environment, keep_freed_memory, prepare_environment
 
+pytestmark = pytest.mark.dear
+
 SOURCE = Path(__file__).parents[2] / "src" / "holdfast"
 needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this PyTorch has no MKL")
 
