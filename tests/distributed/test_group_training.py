@@ -27,7 +27,8 @@ TOLERANCE = {"rtol": 2e-3, "atol": 2e-4}
 
 
 def trained(ranks: Ranks, pool: Path, config: Mapping[str, Any], num_ranks: int = 1, **options: Any) -> Life:
-    life = ranks.run(pool, config, num_ranks, **options)
+    patient = {**config, "group": {**config["group"], "timeout": 60.0}}  # on a busy machine, too: nobody dies here
+    life = ranks.run(pool, patient, num_ranks, **options)
     assert life.ended_well, life.errors()
     return life
 
