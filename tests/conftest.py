@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 import torch
@@ -26,27 +27,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--sample",
         type=int,
         metavar="N",
-        help="of a test that has more cases than N, N of them, and no test that is marked thorough (make test)",
+        help="of a test that has more cases than N, N of them, or one where it is marked dear, and no test that is "
+        "marked thorough (make test)",
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves a sample, where one is asked for: the same at every run, evenly spread over a test's cases."""
+    """Leaves a sample, where one is asked for: the same at every run, evenly spread over a test's cases, from one of
+    them on that its name says, so that tests of the same cases do not all have the same ones."""
     sample: int | None = config.getoption("--sample")
     if sample is None:
         return
-    num_cases = Counter(function_of(item) for item in items)
+    is_thorough = [any(item.get_closest_marker(name) for name in ("thorough", "soak")) for item in items]
+    num_cases = Counter(function_of(item) for item, leave in zip(items, is_thorough, strict=True) if not leave)
     places: Counter[str] = Counter()
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
-    for item in items:
+    for item, leave in zip(items, is_thorough, strict=True):
+        if leave:
+            left_out.append(item)
+            continue
         function = function_of(item)
-        place, cases = places[function], num_cases[function]
+        cases = num_cases[function]
+        place = (places[function] + crc32(function.encode())) % cases
         places[function] += 1
-        is_drawn = cases <= sample or (place + 1) * sample // cases > place * sample // cases
-        (kept if is_drawn and item.get_closest_marker("thorough") is None else left_out).append(item)
+        wanted = 1 if item.get_closest_marker("dear") else sample
+        is_drawn = cases <= wanted or (place + 1) * wanted // cases > place * wanted // cases
+        (kept if is_drawn else left_out).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.fixture(scope="session")
+def is_sample(pytestconfig: pytest.Config) -> bool:
+    """Whether only a sample is asked for: a test that is one case of many draws does fewer of them then."""
+    return pytestconfig.getoption("--sample") is not None
 
 
 def function_of(item: pytest.Item) -> str:

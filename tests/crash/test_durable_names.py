@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.dear
+
 HERE = Path(__file__).parent
 SRC = HERE.parents[1] / "src"
 MEANS_NOTHING = ("lock", ".dax-probe")

@@ -21,6 +21,8 @@ from holdfast.errors import PoolBusy, StepError
 from holdfast.group.founding import GroupLock
 from holdfast.pools.read_only import at_rest, locked
 
+pytestmark = pytest.mark.dear
+
 Medium = Literal["memory", "block"]
 PATIENCE = 60.0  # seconds: what does not end by then hangs
 

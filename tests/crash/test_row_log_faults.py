@@ -311,7 +311,7 @@ def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", directory], check=True)
 
 
-@pytest.mark.parametrize("medium", ["small_disk", "small_tmpfs"])
+@pytest.mark.parametrize("medium", [pytest.param("small_disk", marks=pytest.mark.thorough), "small_tmpfs"])
 def test_a_full_medium_ends_training_and_with_space_the_same_run_goes_on(
     medium: str, pool_root: Path, request: pytest.FixtureRequest
 ) -> None:

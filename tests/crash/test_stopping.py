@@ -1,4 +1,4 @@
-"""A signal ends `holdfast train` within seconds, however much of the row log is still to be merged."""
+"""A signal ends `holdfast train` without waiting for a merge, however much of the row log is still to be merged."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def merged_home_bytes(pool: Path) -> int:
     return sum(512 * home.stat().st_blocks for home in pool.rglob("*.home"))
 
 
-def test_sigterm_ends_a_run_within_five_seconds_while_a_merge_is_slow(shim: Path, tmp_path: Path) -> None:
+def test_sigterm_ends_a_run_after_a_few_writes_of_a_merge_that_is_slow(shim: Path, tmp_path: Path) -> None:
     config, pool = tmp_path / "run.toml", tmp_path / "pool"
     config.write_text(CONFIG)
     arguments = ["train", str(config), "--pool", str(pool)]
@@ -83,12 +83,13 @@ def test_sigterm_ends_a_run_within_five_seconds_while_a_merge_is_slow(shim: Path
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, "no merge began"
         time.sleep(0.01)
-    asked = time.monotonic()
+    written = merged_home_bytes(pool)
     process.terminate()
     out, err = process.communicate(timeout=60)
-    took_s = time.monotonic() - asked
+    written_since = merged_home_bytes(pool) - written
     assert process.returncode == 128 + signal.SIGTERM, err
-    assert took_s < 5, f"{took_s:.1f} s from the signal to the end\n{out}{err}"
+    # The merge's first table or two were written, a second each; ten more were to come, whatever else the machine does.
+    assert written_since < 3 * written, f"{written_since} bytes home since the signal, {written} before\n{out}{err}"
     step = int(out.split(" is finished and durable")[0].rsplit(" ", 1)[1])
     with at_rest(pool) as (reader, _):
         assert _core.Reader(str(pool)).log_bytes_used > 2_000_000  # most of what was to be merged

@@ -18,6 +18,8 @@ from holdfast.run.assembly import open_trainer
 from pretended_cuda import CUDA, Machine, TracedMark, TracedQueue, pretended_cuda
 from test_ways import SCRIPT, WAYS, Loop, bits, config_of
 
+pytestmark = pytest.mark.dear
+
 STEPS = 8
 ON_CUDA = {
     name: replace(

@@ -30,6 +30,8 @@ from holdfast.run.sources import open_validation
 from holdfast.train.options import TrainConfig
 from holdfast.train.step_report import StepReport
 
+pytestmark = pytest.mark.dear
+
 STEPS = 12
 ROWS = (700, 40, 300)
 WAYS: dict[str, DeviceConfig] = {

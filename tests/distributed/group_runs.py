@@ -205,6 +205,8 @@ class Ranks:
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
+        for left in (self.go_on, self.go_on.with_suffix(".waiting")):  # those of the next life wait anew
+            left.unlink(missing_ok=True)
         ranks = [self._rank(fate, life) for fate in answer["fates"]]
         assert not answer["hung"], f"{request}: hung after {hung_after} s: {[vars(rank) for rank in ranks]}"
         for rank in ranks:

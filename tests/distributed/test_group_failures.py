@@ -20,6 +20,8 @@ from holdfast.group.founding import LOCK_FILE
 from holdfast.group.manifest import MANIFEST
 from holdfast.group.notices import what_became_of
 
+pytestmark = pytest.mark.dear
+
 TIMEOUT = 1.0
 GRACE = 0.5
 SHORT = small(group={"timeout": TIMEOUT})
@@ -75,11 +77,11 @@ def test_rank_0_may_take_longer_than_the_timeout_to_deal_out_shards_and_to_remov
     place: str, num_ranks: int, ranks: Ranks, pool_root: Path
 ) -> None:
     pool = trained(ranks, pool_root / "pool", 2, steps=4)
-    with Ranks() as others, ThreadPoolExecutor(1) as beside:
-        life = beside.submit(run, others, pool, num_ranks, acts={0: Act(at=place, do="wait")})
-        others.await_waiting(life)
+    with ThreadPoolExecutor(1) as beside:
+        life = beside.submit(run, ranks, pool, num_ranks, acts={0: Act(at=place, do="wait")})
+        ranks.await_waiting(life)
         time.sleep(2 * TIMEOUT)
-        others.go_on.touch()
+        ranks.go_on.touch()
         assert life.result().ended_well, life.result().errors()
 
 

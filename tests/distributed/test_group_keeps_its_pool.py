@@ -18,6 +18,8 @@ from holdfast.pools.pool import Pool
 from rank_run import PLACES
 from test_group_failures import check_refused, contents
 
+pytestmark = pytest.mark.dear
+
 TIMEOUT = 3.0
 STEPS = 6
 GRACE = 0.2
@@ -215,6 +217,10 @@ def deaths(*places: str, points: range) -> list[Act]:
     ]
 
 
+def sampled(acts: list[Act], is_sample: bool) -> list[Act]:
+    return acts[1::2] if is_sample else acts
+
+
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("is_apart", [True, False], ids=["apart", "shared"])
 @pytest.mark.parametrize("victim", [0, 1])
@@ -224,8 +230,16 @@ def deaths(*places: str, points: range) -> list[Act]:
     ids=["points", "places"],
 )
 def test_a_founding_that_dies_anywhere_is_begun_anew(
-    store: str, is_apart: bool, victim: int, acts: list[Act], ranks: Ranks, trained: Any, pool_root: Path
+    store: str,
+    is_apart: bool,
+    victim: int,
+    acts: list[Act],
+    ranks: Ranks,
+    trained: Any,
+    pool_root: Path,
+    is_sample: bool,
 ):
+    acts = sampled(acts, is_sample)
     _, wanted = trained(store)
     storages = {rank: pool_root / f"storage-{rank}" for rank in (0, 1)} if is_apart else None
     pool = pool_root / "pool"
@@ -251,8 +265,9 @@ def test_a_founding_that_dies_anywhere_is_begun_anew(
     ids=["points", "places"],
 )
 def test_a_dealing_out_that_dies_anywhere_leaves_the_pool(
-    store: str, acts: list[Act], ranks: Ranks, trained: Any, pool_root: Path
+    store: str, acts: list[Act], ranks: Ranks, trained: Any, pool_root: Path, is_sample: bool
 ):
+    acts = sampled(acts, is_sample)
     kept, wanted = trained(store)
     pool = pool_root / "pool"
     struck = 0

@@ -17,6 +17,8 @@ import pytest
 from group_runs import LOG_STORE, WHOLE, Act, Life, Ranks, digest, small
 from rank_run import PLACES
 
+pytestmark = pytest.mark.dear
+
 STEPS = 16
 GRACE_SECONDS = 0.2
 TIMEOUT = 3.0

@@ -16,6 +16,8 @@ from holdfast.admin.snapshot import copying, restore_snapshot, take_snapshot
 from holdfast.errors import HoldfastError, StepError
 from holdfast.pools.read_only import open_reader
 
+pytestmark = pytest.mark.dear
+
 ENDLESS = 1_000_000
 STORES: dict[str, dict[str, Any]] = {
     "in place": {},

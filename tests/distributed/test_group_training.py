@@ -18,6 +18,8 @@ from holdfast.admin.digest import digest_pool
 from holdfast.group import manifest as manifests
 from holdfast.pools.read_only import at_rest, touched_rows
 
+pytestmark = pytest.mark.dear
+
 STEPS = 30
 VALIDATION = {"validation": {"num_samples": 300}}
 # fp32 sums in another order, over STEPS steps of an adaptive optimizer
@@ -25,7 +27,8 @@ TOLERANCE = {"rtol": 2e-3, "atol": 2e-4}
 
 
 def trained(ranks: Ranks, pool: Path, config: Mapping[str, Any], num_ranks: int = 1, **options: Any) -> Life:
-    life = ranks.run(pool, config, num_ranks, **options)
+    patient = {**config, "group": {**config["group"], "timeout": 60.0}}  # on a busy machine, too: nobody dies here
+    life = ranks.run(pool, patient, num_ranks, **options)
     assert life.ended_well, life.errors()
     return life
 

@@ -11,7 +11,7 @@ from corruption import Opener, Verdict
 from damage import FILE_KINDS, HOME_BITS, IN_PLACE_KINDS, files_of_format
 from format_doc import LAYOUTS
 
-CASES = 1_000
+CASES, CASES_OF_A_SAMPLE = 1_000, 200
 SOAK_CASES = 12_000
 
 
@@ -40,9 +40,11 @@ def test_every_structure_field_and_file_of_the_document_can_be_struck(opener: Op
     assert len(opener.targets) < CASES, "every target comes at least once"
 
 
-def test_damage_ends_in_an_error_or_in_the_right_state(opener: Opener):
+def test_damage_ends_in_an_error_or_in_the_right_state(opener: Opener, is_sample: bool):
     verdicts: list[Verdict] = []
-    assert problems_of(opener, CASES, verdicts) == []
+    assert problems_of(opener, CASES_OF_A_SAMPLE if is_sample else CASES, verdicts) == []
+    if is_sample:
+        return
     assert {verdict.kind for verdict in verdicts} == {*IN_PLACE_KINDS, *FILE_KINDS}
     assert {verdict.target for verdict in verdicts} == opener.targets
 

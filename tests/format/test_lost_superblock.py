@@ -20,6 +20,8 @@ from holdfast.pools.read_only import at_rest, open_reader
 from holdfast.rows.embedding import EmbeddingBagCollection
 from tiny_pools import ADAGRAD_TABLES, ADAM_TABLES, TABLES, Writer, files_of, image_of
 
+pytestmark = pytest.mark.dear
+
 SUPERBLOCK, COPY, MARK = "pool.holdfast", "pool.copy", "unpublished"
 STORES = {"in_place": {}, "row_checksums": {"row_checksums": True}, "log_store": {"log_store": True}}
 

@@ -25,6 +25,8 @@ from holdfast.pools.directory import SUPERBLOCK_COPY as COPY
 from pool_image import COMMIT, COMMIT_OFFSETS, DENSE, EPOCH, EPOCH_OFFSETS, PAYLOAD_OFFSET, seed_of
 from tiny_pools import files_of
 
+pytestmark = pytest.mark.dear
+
 CLOSED, IN_A_STEP, SECOND_LIFE, GONE_ROUND = (
     "closed",
     "died in step 6",

@@ -74,6 +74,7 @@ def num_threads():
     torch.set_num_threads(before)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no other instruction set to choose"
 )

@@ -19,6 +19,8 @@ from holdfast import EmbeddingBagCollection
 from holdfast.errors import StateError
 from user_loop import Life, Parts, adam, small_model, trained
 
+pytestmark = pytest.mark.dear
+
 Make = Callable[[EmbeddingBagCollection], Parts]
 
 

@@ -16,6 +16,8 @@ from matplotlib.figure import Figure
 from holdfast import cli
 from holdfast_lab.sim.scenario import read_scenario
 
+pytestmark = pytest.mark.dear
+
 SYSTEMS = ("pmem", "pcie", "cxl-d", "cxl-b", "cxl", "dram")
 
 

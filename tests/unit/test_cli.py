@@ -21,6 +21,8 @@ from holdfast.run.assembly import open_trainer
 from holdfast.run.changes import refuse_changes
 from holdfast.run.sections import RunConfig
 
+pytestmark = pytest.mark.dear
+
 
 @pytest.fixture
 def holdfast(pool_root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Commands:

@@ -16,6 +16,8 @@ from cli_runs import Commands, Result
 from holdfast import _core
 from holdfast.admin.by_key import keyed_rows
 
+pytestmark = pytest.mark.dear
+
 CONFIG = """
 [data.parquet]
 paths = ["clicks.parquet"]

@@ -16,6 +16,8 @@ from holdfast.files.config import read_config
 from holdfast.run.assembly import open_trainer
 from holdfast.run.sections import RunConfig
 
+pytestmark = pytest.mark.dear
+
 ROW_LOG = ["pool.medium=block", "pool.log_bytes=65536", "pool.scratchpad_bytes=60000"]
 SETTINGS = [part for item in ROW_LOG for part in ("--set", item)]
 

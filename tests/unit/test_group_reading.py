@@ -38,6 +38,8 @@ from holdfast.run.sections import RunConfig
 from holdfast.run.sources import open_source, open_validation
 from holdfast.train.trainer import Trainer
 
+pytestmark = pytest.mark.dear
+
 STEPS = 8
 SHARDS = 8
 GROUP = f"\n[group]\nshards = {SHARDS}\nsplit_rows = 100\n"  # the third of three tables is split

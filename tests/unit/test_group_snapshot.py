@@ -21,6 +21,8 @@ from holdfast.group import manifest as manifests
 from holdfast.run.sections import RunConfig
 from test_group_reading import GROUP, STEPS, deal_out, on, open_alone, train_group, train_plain
 
+pytestmark = pytest.mark.dear
+
 MEDIA = ["memory", "block"]
 
 

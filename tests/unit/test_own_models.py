@@ -28,6 +28,8 @@ from holdfast.run.sources import open_source, open_validation
 from holdfast_lab.placement.demand import demand_of
 from holdfast_lab.sim.from_run import model_of_run
 
+pytestmark = pytest.mark.dear
+
 SCHEDULES = {
     "OneCycleLR": "max_lr = 0.02\ntotal_steps = 40",
     "CosineAnnealingWarmRestarts": "T_0 = 7",
@@ -85,6 +87,7 @@ def test_a_model_of_ones_own_is_trained_evaluated_and_exported(holdfast: Command
     assert imported.code == 0, imported.err
 
 
+@pytest.mark.thorough
 def test_killed_anywhere_it_ends_with_the_digest_of_an_undisturbed_run(holdfast: Commands) -> None:
     """With attention, dropout, batch statistics, a counter, a schedule that moves betas, too, and data of its own."""
     schedule = "\n[scheduler]\nname = 'OneCycleLR'\nmax_lr = 0.02\ntotal_steps = 300\n"

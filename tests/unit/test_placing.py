@@ -14,6 +14,8 @@ from holdfast_lab.placement import probe as probing
 from holdfast_lab.placement.host import StoreKind
 from holdfast_lab.placement.tiers import read_tiers
 
+pytestmark = pytest.mark.dear
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 SMALL_TIERS = """
@@ -42,9 +44,15 @@ endurance_years = 5
 
 
 def _small(shape):
-    """A probe's run in milliseconds, that has misses and merges all the same."""
+    """A probe's run in milliseconds, that has misses and merges all the same where it is to have any."""
     return replace(
-        shape, rows=shape.rows // 50, bags=max(4, shape.bags // 50), steps=20, log_bytes=shape.log_bytes // 32
+        shape,
+        rows=shape.rows // 50,
+        bags=max(4, shape.bags // 50),
+        batches=min(shape.batches, 4) if shape.quiet else shape.batches,
+        steps=5 if shape.quiet else 20,
+        log_bytes=shape.log_bytes // 32,
+        dense_bytes=min(shape.dense_bytes, 1 << 18),
     )
 
 

@@ -14,6 +14,8 @@ import torch
 
 from holdfast.state.reproducibility import check_environment, keep_freed_memory, prepare_environment
 
+pytestmark = pytest.mark.dear
+
 SOURCE = Path(__file__).parents[2] / "src" / "holdfast"
 needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this PyTorch has no MKL")
 
@@ -102,11 +104,12 @@ def swept(num_threads):
     return run(SWEEP, num_threads=num_threads)
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("num_threads", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_bits_do_not_depend_on_where_operands_lie(num_threads):
     assert swept(num_threads)
 
 
+@pytest.mark.thorough
 def test_a_fresh_process_gives_the_same_bits():
     assert swept(2) == run(SWEEP, num_threads=2)
 

@@ -39,6 +39,8 @@ from holdfast.errors import (
 )
 from holdfast.files.manifests import checksum_of
 
+pytestmark = pytest.mark.dear
+
 
 @pytest.fixture
 def holdfast(pool_root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Commands:

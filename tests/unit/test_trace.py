@@ -23,6 +23,8 @@ from holdfast.train.observe import Observers
 from holdfast.train.step_report import Span, StepReport
 from holdfast.train.trace import TraceFile
 
+pytestmark = pytest.mark.dear
+
 VERBS = ["wait for loader", "capture", "lookup", "train", "update", "commit"]
 EVALUATION = Evaluation(auc=0.5, log_loss=0.7, samples=2, positives=1)
 

@@ -27,6 +27,8 @@ from holdfast.pools.read_only import ReadOnlyPool, at_rest
 from holdfast.run.assembly import open_trainer
 from holdfast.run.sections import RunConfig
 
+pytestmark = pytest.mark.dear
+
 STATE = {
     "sgd": {},
     "rowwise_adagrad": {"momentum1": (400,)},

@@ -220,6 +220,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.thorough
 def test_a_kill_in_the_warming_changes_no_bit(tmp_path: Path) -> None:
     draws = random.Random(7)
     filled(tmp_path / "killed")
