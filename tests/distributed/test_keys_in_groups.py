@@ -28,6 +28,8 @@ STORES: dict[str, dict[str, Any]] = {
 GROUPS = {"one process": (1, 0), "2 ranks": (2, 0), "4 ranks": (4, 0), "2 trainers, 2 memory ranks": (4, 2)}
 LEAVES: dict[str, Any] = {"ttl_steps": 4, "admit_after": 2}
 
+pytestmark = pytest.mark.dear
+
 
 def run(ranks: Ranks, directory: Path, options: dict[str, Any], group: str = "2 ranks", **how: Any) -> Life:
     num_ranks, memory_ranks = GROUPS[group]
