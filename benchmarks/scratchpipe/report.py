@@ -60,7 +60,7 @@ def write_report(record: Mapping[str, Any], directory: Path) -> None:
         "",
         (
             f"{machine['processor']}, {machine['cpus']} CPUs, {machine['kernel']}; pools on {machine['medium']}; "
-            f"holdfast {machine['holdfast_commit']}. Unless varied: 5 % of the rows cached, rows of 128, 20 ids a table."
+            f"holdfast {machine['holdfast_commit']}. Unless varied: 5 % of rows cached, rows of 128, 20 ids a table."
         ),
         "",
         *markdown_table(

@@ -227,3 +227,7 @@ def test_a_relaxed_lookup_asks_for_as_many_lookups_in_its_two_parts(tmp_path: Pa
     own = np.setdiff1d(features(1).values().numpy(), features(0).values().numpy())
     own_lookups = int(np.isin(features(1).values().numpy(), own).sum())
     assert asked(steps.pool)["read_requests"] - before == len(own) + own_lookups
+
+
+def test_a_link_of_two_ways_is_declared_to_the_core():
+    assert MediumDial(like="ssd", duplex=True).figures == (*MediumDial(like="ssd").figures[:-1], True)
