@@ -9,6 +9,7 @@ from scratchpipe.systems import Log
 
 _BESIDE_ALL = ("dram", "none", "static", "static-beside", "lru", "straw", "forward")
 _CACHED = ("static", "lru", "straw", "forward")
+_DURABLE = ("static", "forward")
 _SWEPT = Workload(skew="medium")
 SWEEPS: dict[str, tuple[Workload, ...]] = {
     "cache": tuple(replace(_SWEPT, cache=share) for share in (0.02, 0.05, 0.1)),
@@ -43,13 +44,11 @@ def _of_skew() -> list[Cell]:
 
 
 def _durable() -> list[Cell]:
-    modes = ("static", "lru", "straw", "forward")
-    return [Cell(workload=Workload(skew=skew), mode=mode, log=Log.EVERY_ROW) for skew in SKEWS for mode in modes]
+    return [Cell(workload=Workload(skew=skew), mode=mode, log=Log.EVERY_ROW) for skew in SKEWS for mode in _DURABLE]
 
 
 def _sweep(varied: str) -> list[Cell]:
-    modes = _CACHED if varied == "cache" else _BESIDE_ALL
-    return [Cell(workload=workload, mode=mode) for workload in SWEEPS[varied] for mode in modes]
+    return [Cell(workload=workload, mode=mode) for workload in SWEEPS[varied] for mode in ("dram", *_CACHED)]
 
 
 SECTIONS = {"skew": _of_skew(), **{varied: _sweep(varied) for varied in SWEEPS}, "durable": _durable()}

@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m scratchpipe.one", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="the run's file")
     parser.add_argument("--directory", type=Path, required=True, help="where the pool lies for the time")
-    parser.add_argument("--keep", type=int, default=0, help="of the hottest rows of a table, for good")
+    parser.add_argument("--keep", type=Path, help="an array of the rows of each table that stay in for good")
     parser.add_argument("--warmup", type=int, required=True, help="batches, those that fill the cache among them")
     parser.add_argument("--steps", type=int, required=True)
     arguments = parser.parse_args()
@@ -32,7 +32,7 @@ def main() -> None:
         print(json.dumps(_measure(arguments.run, pool, arguments.keep, arguments.warmup, arguments.steps)))
 
 
-def _measure(run: Path, pool: Path, keep: int, warmup: int, steps: int) -> dict[str, Any]:
+def _measure(run: Path, pool: Path, keep: Path | None, warmup: int, steps: int) -> dict[str, Any]:
     from holdfast.files.config import read_config
     from holdfast.run.assembly import open_trainer
     from holdfast.run.sections import RunConfig
@@ -40,9 +40,8 @@ def _measure(run: Path, pool: Path, keep: int, warmup: int, steps: int) -> dict[
     config = read_config(RunConfig, run)
     with open_trainer(config, pool) as trainer:
         _write_tables(trainer)
-        source: Any = trainer.loader.source
-        for table in range(len(trainer.pool.core.tables)) if keep else ():
-            trainer.pool.core.keep_rows(table, source.hottest(table, keep).tolist())
+        for table, rows in enumerate(np.load(keep) if keep else ()):
+            trainer.pool.core.keep_rows(table, rows.tolist())
         going = trainer.steps()
         for _ in range(warmup):
             next(going)

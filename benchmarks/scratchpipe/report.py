@@ -17,7 +17,7 @@ BAR = 2.5  # over static, in the mean of the skews
 PAPERS_MEAN = 2.8
 _OPPONENTS = ("none", "static", "static-beside", "lru", "straw")
 _LIBRARYS = ("static", "lru")  # in docs/SCRATCHPIPE.md's simulation, which has the host's memory, too
-_DURABLE = ("static", "lru", "straw", "forward")
+_DURABLE = ("static", "forward")
 _NONE = "–"
 
 Cells = Mapping[str, Mapping[str, Any]]

@@ -31,7 +31,7 @@ LINK = 12e9  # bytes/s each way: PCIe 3.0 x16, effective; the host's DRAM behind
 WINDOW = 4
 _FREE = 1e15  # bytes/s: what costs nothing
 _SLOT_BYTES = 39  # of the scratchpad, beside a row's own
-ROW_OF_LOG_BYTES = 8  # its number, beside its own
+ROW_OF_LOG_BYTES = 12  # its number and its tag, beside its own
 _ENDLESS = 1_000_000
 _LOG_BYTES = 2 << 30
 

@@ -16,7 +16,16 @@ from scratchpipe.batches import BATCH, ROWS, SKEWS, TABLES, Drawn, Workload, dra
 from scratchpipe.cells import SECTIONS, cells
 from scratchpipe.report import complaints, over_static, write_report
 from scratchpipe.simulated import Ways, accelerator_of, predicted_s, ways_of
-from scratchpipe.systems import LINK, MODES, Accelerator, Log, log_bandwidth, run_toml, scratchpad_rows
+from scratchpipe.systems import (
+    LINK,
+    MODES,
+    ROW_OF_LOG_BYTES,
+    Accelerator,
+    Log,
+    log_bandwidth,
+    run_toml,
+    scratchpad_rows,
+)
 
 V100 = Accelerator(bottom_forward_s=1e-4, top_s=1e-3, bottom_backward_s=1e-4)
 SMALL = Workload(skew="medium", cache=0.001, lookups=2)
@@ -66,7 +75,7 @@ def test_a_row_of_the_run_takes_as_long_as_a_link_takes_for_those_that_it_stands
 
 
 def test_a_log_takes_as_long_as_the_rows_that_were_missed_would_or_as_all_of_them():
-    bytes_of_log = 1000 * (SMALL.row_bytes + 8)
+    bytes_of_log = 1000 * (SMALL.row_bytes + ROW_OF_LOG_BYTES)
     assert bytes_of_log / log_bandwidth(SMALL, Log.WRITE_BACK, 1000, 250) == pytest.approx(250 * SMALL.row_bytes / LINK)
     assert log_bandwidth(SMALL, Log.EVERY_ROW, 1000, 250) == LINK
 
