@@ -16,6 +16,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,13 @@ from scratchpipe.batches import TABLES, Drawn, Workload
 from scratchpipe.cells import SECTIONS, Cell, cells
 from scratchpipe.report import complaints, write_report
 from scratchpipe.simulated import accelerator_of, library_ms, missed_rows, predicted_s, ways_of
-from scratchpipe.systems import MODES, Log, log_bandwidth, run_toml, scratchpad_rows
+from scratchpipe.systems import MODES, WINDOW, Log, log_bandwidth, run_toml, scratchpad_rows
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 WARMUP, STEPS = 4, 16  # batches, after those that fill a cache
-_LONGEST_S, _MOST_STRETCH = 20.0, 100.0
+AFTER = 1 + WINDOW  # them: as long as time is taken, there are batches to look forward to
+_LONGEST_S, _MOST_STRETCH = 12.0, 100.0
 _MOST_SECONDS = 300
 
 
@@ -45,19 +47,20 @@ def main() -> None:
         "--only", default=",".join(SECTIONS), help="of " + ", ".join(SECTIONS) + "; none of them: the report alone"
     )
     parser.add_argument("--missing", action="store_true", help="only cells that the record has not")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="no cell begins later; --missing goes on")
     parser.add_argument("--medium", type=Path, default=Path("/dev/shm"), help="where pools lie; faster than declared")
     parser.add_argument(
         "--stretch", type=float, help="of all declared times; default: as much as a workload's time allows"
     )
     parser.add_argument("--report-dir", type=Path)
-    arguments = parser.parse_args()
+    arguments, began = parser.parse_args(), time.monotonic()
     default = ROOT / "runs/bench/scratchpipe" if arguments.quick else BENCHMARKS / "reports/scratchpipe"
     directory: Path = arguments.report_dir or default
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "results.json"
     record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"cells": {}, "library": {}}
     for cell in cells(tuple(filter(None, arguments.only.split(","))), quick=arguments.quick):
-        if arguments.missing and cell.name in record["cells"]:
+        if time.monotonic() - began > arguments.seconds or (arguments.missing and cell.name in record["cells"]):
             continue
         found = record["cells"][cell.name] = _measured(
             cell, arguments.medium, arguments.stretch or _stretch(cell.workload)
@@ -74,7 +77,7 @@ def main() -> None:
 
 @cache
 def _source(workload: Workload, fill: int) -> Drawn:
-    return Drawn(lookups=workload.lookups, exponent=workload.exponent, fill=fill, batches=WARMUP + STEPS + 1)
+    return Drawn(lookups=workload.lookups, exponent=workload.exponent, fill=fill, batches=WARMUP + STEPS + AFTER)
 
 
 @cache
@@ -104,7 +107,7 @@ def _measured(cell: Cell, medium: Path, stretch: float) -> dict[str, Any]:
         log_bytes_per_s=log_bytes_per_s,
         stretch=stretch,
         fill=fill,
-        batches=WARMUP + STEPS + 1,
+        batches=WARMUP + STEPS + AFTER,
     )
     others = machine.others_busy(1.0)["cpus"]
     with tempfile.TemporaryDirectory() as folder:

@@ -5,8 +5,7 @@
 // - The real work is done, all of it, at the real medium's speed. What is waited for is the declared time less what
 //   passed meanwhile; a real medium that is slower than the declared one is not made faster, only counted (late_s).
 // - Pieces of work that are under way at the same time share the declared medium (of a duplex one each way) evenly,
-//   whatever threads they are of:
-//   bandwidth and outstanding requests are the medium's, not a thread's.
+//   whatever threads they are of: bandwidth and outstanding requests are the medium's, not a thread's.
 // - Bytes, order and durability do not depend on it: it waits, and does nothing else.
 // - A thread that waits sleeps, but for the last tenth of a millisecond: the processor is free as it is beside a device.
 #pragma once
