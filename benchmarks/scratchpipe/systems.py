@@ -9,7 +9,7 @@ a static cache keeps.
   batch asks for them and written in turn. (The paper's host updates those itself.)
 - *static, written beside*: the same with its writes in the background: the least that a static cache can take.
 - *LRU*: a window of 0. What a batch lacks is fetched when it asks, and written in the background. A victim is chosen in
-  the manner of S3-FIFO, which the scratchpad has instead of LRU, and which misses fewer rows.
+  the manner of S3-FIFO, which is what the scratchpad has, and which misses about as many rows here as LRU does.
 - *straw man*: as the paper's, one stage after another. A window of 1: the batch is announced as it begins, fetched,
   trained and written before the next. The same victims as LRU, so the same rows.
 - *look forward*: the defaults: a window of 4 (the paper's: 6), fetched and written beside training.
