@@ -183,7 +183,7 @@ def test_a_group_s_pool_takes_no_dial(tmp_path: Path):
 
 def test_figures_override_those_of_the_medium_and_all_are_stretched():
     dial = MediumDial(like="pmem", read_latency_s=1e-6, stretch=10)
-    assert dial.figures == pytest.approx((3.9e9, 1.4e9, 1.4e9, 1e-5, 6.02e-6, 60, 256, 0.0, math.inf))
+    assert dial.figures == pytest.approx((3.9e9, 1.4e9, 1.4e9, 1e-5, 6.02e-6, 60, 256, 0.0, math.inf, False))
 
 
 def test_a_probe_of_a_dialled_medium_finds_it_no_faster_than_declared(tmp_path: Path):
