@@ -87,9 +87,9 @@ InGroup in_group(const Agree& agree, const Ready& ready) {
 
 DialSpec dial_spec(const DialFigures& figures) {
   const auto& [read_rate, write_rate, stream_write_rate, read_latency, write_latency, outstanding, granularity,
-               sync_latency, cache_bytes] = figures;
+               sync_latency, cache_bytes, duplex] = figures;
   return {read_rate,   write_rate,  stream_write_rate, read_latency, write_latency,
-          outstanding, granularity, sync_latency,      cache_bytes};
+          outstanding, granularity, sync_latency,      cache_bytes,  duplex};
 }
 
 std::optional<Uuid> uuid_of(const nb::bytes& uuid) {

@@ -51,7 +51,7 @@ StepMark step_mark(const Mark& mark);
 InGroup in_group(const Agree& agree, const Ready& ready);
 
 // A DialSpec's figures, in its order.
-using DialFigures = std::tuple<double, double, double, double, double, double, std::uint64_t, double, double>;
+using DialFigures = std::tuple<double, double, double, double, double, double, std::uint64_t, double, double, bool>;
 DialSpec dial_spec(const DialFigures& figures);
 
 // 16 bytes, or none.

@@ -67,7 +67,7 @@ void Dial::calibrate() {
   std::array<double, 101> late{};
   for (double& each : late) {
     const auto began = Clock::now();
-    await({served_, known_s, known_s, Clock::now()});
+    await({{ways_[0].served, ways_[1].served}, known_s, known_s, Clock::now()});
     each = Seconds(Clock::now() - began).count() - known_s;
   }
   std::ranges::nth_element(late, late.begin() + late.size() / 2);
@@ -92,15 +92,24 @@ double Dial::uncached(std::uint64_t bytes) const {
 }
 
 double Dial::seconds(const DialWork& work) const {
+  const auto [first, second] = seconds_of_ways(work);
+  return std::max(first, second);
+}
+
+Dial::OfWays Dial::seconds_of_ways(const DialWork& work) const {
   const auto of_requests = [this](std::uint64_t requests, std::uint64_t moved, double bytes_per_s, double latency_s) {
     const double streaming = static_cast<double>(moved * spec_.granularity_bytes) / bytes_per_s;
     return std::max(streaming, static_cast<double>(requests) * latency_s / spec_.outstanding_requests);
   };
-  return of_requests(work.read_requests, work.read_granules, spec_.read_bytes_per_s, spec_.read_latency_s) +
-         of_requests(work.write_requests, work.written_granules, spec_.write_bytes_per_s, spec_.write_latency_s) +
-         static_cast<double>(work.stream_read_bytes) / spec_.read_bytes_per_s +
-         static_cast<double>(work.stream_written_bytes) / spec_.stream_write_bytes_per_s +
-         static_cast<double>(work.syncs) * spec_.sync_latency_s;
+  const double reading =
+      of_requests(work.read_requests, work.read_granules, spec_.read_bytes_per_s, spec_.read_latency_s) +
+      static_cast<double>(work.stream_read_bytes) / spec_.read_bytes_per_s;
+  const double writing =
+      of_requests(work.write_requests, work.written_granules, spec_.write_bytes_per_s, spec_.write_latency_s) +
+      static_cast<double>(work.stream_written_bytes) / spec_.stream_write_bytes_per_s +
+      static_cast<double>(work.syncs) * spec_.sync_latency_s;
+  if (spec_.duplex) return {reading, writing};
+  return {reading + writing, 0.0};
 }
 
 Dial::Counts Dial::counts() const {
@@ -108,34 +117,48 @@ Dial::Counts Dial::counts() const {
   return {work_, declared_s_, waited_s_, late_s_};
 }
 
-void Dial::advance(Clock::time_point now) {
-  double passed = Seconds(now - as_of_).count();
-  as_of_ = now;
-  while (!targets_.empty()) {
-    const auto sharers = static_cast<double>(targets_.size());
-    const double needed = (*targets_.begin() - served_) * sharers;
-    if (needed > passed) {
-      served_ += passed / sharers;
+void Dial::Way::advance(double passed_s) {
+  while (!targets.empty()) {
+    const auto sharers = static_cast<double>(targets.size());
+    const double needed = (*targets.begin() - served) * sharers;
+    if (needed > passed_s) {
+      served += passed_s / sharers;
       return;
     }
-    passed -= needed;
-    served_ = *targets_.begin();
-    targets_.erase(targets_.begin());
+    passed_s -= needed;
+    served = *targets.begin();
+    targets.erase(targets.begin());
   }
 }
 
-Dial::Clock::time_point Dial::when_served(double target) const {
-  double at = served_;
+double Dial::Way::seconds_until(double target) const {
+  double at = served;
   double left = 0;
-  auto sharers = static_cast<double>(targets_.size());
-  for (auto next = targets_.begin(); next != targets_.end() && at < target; ++next, --sharers) {
+  auto sharers = static_cast<double>(targets.size());
+  for (auto next = targets.begin(); next != targets.end() && at < target; ++next, --sharers) {
     left += (*next - at) * sharers;
     at = *next;
   }
+  return left;
+}
+
+void Dial::advance(Clock::time_point now) {
+  const double passed = Seconds(now - as_of_).count();
+  as_of_ = now;
+  for (Way& way : ways_) way.advance(passed);
+}
+
+bool Dial::is_served(const OfWays& targets) const {
+  return ways_[0].served >= targets[0] && ways_[1].served >= targets[1];
+}
+
+Dial::Clock::time_point Dial::when_served(const OfWays& targets) const {
+  const double left = std::max(ways_[0].seconds_until(targets[0]), ways_[1].seconds_until(targets[1]));
   return as_of_ + std::chrono::ceil<Clock::duration>(Seconds(left));
 }
 
 Dial::Admission Dial::admit(const DialWork& work) {
+  const OfWays of_ways = seconds_of_ways(work);
   const double declared = seconds(work);
   const double least = std::max(work.read_requests + work.stream_read_bytes != 0 ? spec_.read_latency_s : 0.0,
                                 work.write_requests + work.stream_written_bytes != 0 ? spec_.write_latency_s : 0.0);
@@ -150,9 +173,12 @@ Dial::Admission Dial::admit(const DialWork& work) {
   work_.stream_written_bytes += work.stream_written_bytes;
   work_.syncs += work.syncs;
   declared_s_ += declared;
-  const double target = served_ + declared;
-  if (declared > 0) targets_.insert(target);
-  return {target, least, declared, now};
+  OfWays targets{};
+  for (std::size_t i = 0; i < num_ways; ++i) {
+    targets[i] = ways_[i].served + of_ways[i];
+    if (of_ways[i] > 0) ways_[i].targets.insert(targets[i]);
+  }
+  return {targets, least, declared, now};
 }
 
 void Dial::await(const Admission& admission) {
@@ -161,13 +187,13 @@ void Dial::await(const Admission& admission) {
   const auto arrived = Clock::now();
   std::unique_lock lock(mutex_);
   advance(arrived);
-  if (served_ >= admission.target && arrived >= least_end) {
+  if (is_served(admission.targets) && arrived >= least_end) {
     late_s_ += std::max(0.0, Seconds(arrived - admission.began).count() - admission.declared_s);
     return;
   }
   // Others may come while this one waits, and take their share.
-  for (auto now = arrived; served_ < admission.target || now < least_end;) {
-    const auto end = std::max(when_served(admission.target), least_end);
+  for (auto now = arrived; !is_served(admission.targets) || now < least_end;) {
+    const auto end = std::max(when_served(admission.targets), least_end);
     lock.unlock();
     wait_until(end);
     lock.lock();

@@ -4,12 +4,13 @@
 // Invariants
 // - The real work is done, all of it, at the real medium's speed. What is waited for is the declared time less what
 //   passed meanwhile; a real medium that is slower than the declared one is not made faster, only counted (late_s).
-// - Pieces of work that are under way at the same time share the declared medium evenly, whatever threads they are of:
-//   bandwidth and outstanding requests are the medium's, not a thread's.
+// - Pieces of work that are under way at the same time share the declared medium (of a duplex one each way) evenly,
+//   whatever threads they are of: bandwidth and outstanding requests are the medium's, not a thread's.
 // - Bytes, order and durability do not depend on it: it waits, and does nothing else.
 // - A thread that waits sleeps, but for the last tenth of a millisecond: the processor is free as it is beside a device.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -29,6 +30,7 @@ struct DialSpec {
   std::uint64_t granularity_bytes;  // what the medium moves at least
   double sync_latency_s;  // of a flush of a block medium, beside what it writes
   double cache_bytes;  // of the processor beside the medium; of a batch's rows beyond it, each use is a read
+  bool duplex = false;  // reads and writes do not take turns: each has a way of its own, as over a link
 };
 
 // What a piece of work moves. Requests are at random places, each of them in whole granules; streams are long runs.
@@ -59,8 +61,8 @@ class Dial {
   // Of a batch's rows, which were read and take so many bytes, the part that the cache has no room for.
   double uncached(std::uint64_t bytes) const;
 
-  // How long the declared medium takes for the work alone. Reads and writes take turns; of requests the bandwidth or the
-  // latencies of those outstanding decide, whichever takes longer.
+  // How long the declared medium takes for the work alone. Reads and writes take turns, but for those of a duplex one; of
+  // requests the bandwidth or the latencies of those outstanding decide, whichever takes longer.
   double seconds(const DialWork& work) const;
 
   // Since the dial was made.
@@ -76,8 +78,21 @@ class Dial {
   friend class DialService;
   using Seconds = std::chrono::duration<double>;
 
+  // What pieces of work share. There are two where reads and writes each have their own, else the first is the medium.
+  // Every piece under way is served at the same rate: of each as many seconds as `served` grows by.
+  struct Way {
+    double served = 0;
+    std::multiset<double> targets;  // of what is under way: `served` at its end
+
+    void advance(double passed_s);
+    // How long until `served` is at the target, if nothing else comes.
+    double seconds_until(double target) const;
+  };
+  static constexpr std::size_t num_ways = 2;
+  using OfWays = std::array<double, num_ways>;
+
   struct Admission {
-    double target;  // of served_: done there
+    OfWays targets;  // of `served`: done there
     double least_s;  // one request's latency
     double declared_s;
     Clock::time_point began;
@@ -85,18 +100,18 @@ class Dial {
   Admission admit(const DialWork& work);
   void calibrate();
   void await(const Admission& admission);
+  OfWays seconds_of_ways(const DialWork& work) const;
   // Brings the sharing up to `now`. The caller holds mutex_.
   void advance(Clock::time_point now);
-  // When what is under way now will have brought served_ to `target`, if nothing else comes. The caller holds mutex_.
-  Clock::time_point when_served(double target) const;
+  bool is_served(const OfWays& targets) const;
+  // When it will be, if nothing else comes. The caller holds mutex_.
+  Clock::time_point when_served(const OfWays& targets) const;
 
   const DialSpec spec_;
   double own_s_ = 0;  // that asking and awaiting take by themselves, which counts as served
   mutable std::mutex mutex_;  // guards what follows
-  // Every piece of work under way is served at the same rate: of each as many seconds as this grows by.
-  double served_ = 0;
+  std::array<Way, num_ways> ways_;
   Clock::time_point as_of_ = Clock::now();
-  std::multiset<double> targets_;  // of what is under way: served_ at its end
   DialWork work_{};
   double declared_s_ = 0;
   double waited_s_ = 0;

@@ -287,7 +287,7 @@ class RecoveryReport:
 class Pool:
     """A pool opened for writing."""
 
-    def __init__(self, directory: str, *, relaxed: bool, dense_interval: int, grow_log: bool, scratchpad_bytes: int, trust_after_reboot: bool, warm: bool = True, group: tuple[Callable[[tuple[int, int, int], Sequence[tuple[int, int, int]]], tuple[int, int, int]], Callable[[], None]] | None = None, synchronous: bool = False, dial: tuple[float, float, float, float, float, float, int, float, float] | None = None) -> None:
+    def __init__(self, directory: str, *, relaxed: bool, dense_interval: int, grow_log: bool, scratchpad_bytes: int, trust_after_reboot: bool, warm: bool = True, group: tuple[Callable[[tuple[int, int, int], Sequence[tuple[int, int, int]]], tuple[int, int, int]], Callable[[], None]] | None = None, synchronous: bool = False, dial: tuple[float, float, float, float, float, float, int, float, float, bool] | None = None) -> None:
         """
         warm: fill the scratchpad of a log store beside the first steps. group: of a pool that belongs to one. First asked, with the pool's newest step and the steps of its dense states, for the step that the group goes back to, each (step, cursor, row_updates); then called when that can be done, and waited for. Nothing is written before both have returned. synchronous: nothing is made durable beside training. dial: what the medium is made as slow as, in the order of DialSpec (core/media/dial.h).
         """
@@ -637,7 +637,7 @@ def plan_superblock_repair(directory: str) -> tuple[str, bytes, str] | None:
 class DialProbe:
     """Reads and writes a file of its own on a dialled medium."""
 
-    def __init__(self, directory: str, name: str, bytes: int, *, block: bool, dial: tuple[float, float, float, float, float, float, int, float, float]) -> None:
+    def __init__(self, directory: str, name: str, bytes: int, *, block: bool, dial: tuple[float, float, float, float, float, float, int, float, float, bool]) -> None:
         """Makes the file, and writes it once; the caller removes it."""
 
     @property

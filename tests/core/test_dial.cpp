@@ -46,6 +46,19 @@ void requests_take_what_bandwidth_or_latencies_allow() {
   CHECK(is_near(dial.seconds(all), 256 / 1e6 + 512 / 5e5 + 1e-3 + 2e-3 + 6e-3));
 }
 
+void of_a_duplex_medium_the_slower_way_decides() {
+  DialSpec link = slow;
+  link.duplex = true;
+  DialWork work;
+  Dial(link).add_reads(work, 1, 256 * 100);
+  Dial(link).add_writes(work, 1, 256 * 10);
+  CHECK(is_near(Dial(link).seconds(work), 25600 / 1e6));
+  CHECK(is_near(Dial(slow).seconds(work), 25600 / 1e6 + 2560 / 5e5));
+  work.stream_written_bytes = 100'000;
+  work.syncs = 1;
+  CHECK(is_near(Dial(link).seconds(work), 2560 / 5e5 + 0.2 + 3e-3));
+}
+
 void of_rows_that_a_cache_has_no_room_for_the_rest_is_read_again() {
   const Dial dial(slow);
   CHECK(dial.uncached(0) == 0 && dial.uncached(10'000) == 0);
@@ -89,6 +102,16 @@ void a_short_piece_does_not_wait_for_a_long_one() {
   DialService longer(&dial, {.stream_written_bytes = 2'000'000'000});
   DialService shorter(&dial, {.stream_written_bytes = 500});
   shorter.finish();
+}
+
+// If it shared with the writes, this test would take an hour.
+void a_read_of_a_duplex_medium_does_not_share_with_writes() {
+  DialSpec link = slow;
+  link.duplex = true;
+  Dial dial(link);
+  for (int i = 0; i < 200'000; ++i) DialService(&dial, {.stream_written_bytes = 2'000'000'000});
+  DialService read(&dial, {.stream_read_bytes = 20'000});
+  read.finish();
 }
 
 void without_a_dial_nothing_is_asked() {
@@ -140,11 +163,13 @@ int main(int argc, char** argv) {
   using namespace holdfast;
   check::seed_from(argc, argv);
   requests_take_what_bandwidth_or_latencies_allow();
+  of_a_duplex_medium_the_slower_way_decides();
   of_rows_that_a_cache_has_no_room_for_the_rest_is_read_again();
   nothing_ends_sooner_than_is_declared();
   what_real_work_took_is_not_waited_for_again();
   work_under_way_shares_the_medium();
   a_short_piece_does_not_wait_for_a_long_one();
+  a_read_of_a_duplex_medium_does_not_share_with_writes();
   without_a_dial_nothing_is_asked();
   figures_that_no_medium_has_are_refused();
   jobs_that_run_when_they_are_awaited_run_in_the_thread_that_waits();

@@ -183,7 +183,7 @@ def test_a_group_s_pool_takes_no_dial(tmp_path: Path):
 
 def test_figures_override_those_of_the_medium_and_all_are_stretched():
     dial = MediumDial(like="pmem", read_latency_s=1e-6, stretch=10)
-    assert dial.figures == pytest.approx((3.9e9, 1.4e9, 1.4e9, 1e-5, 6.02e-6, 60, 256, 0.0, math.inf))
+    assert dial.figures == pytest.approx((3.9e9, 1.4e9, 1.4e9, 1e-5, 6.02e-6, 60, 256, 0.0, math.inf, False))
 
 
 def test_a_probe_of_a_dialled_medium_finds_it_no_faster_than_declared(tmp_path: Path):
@@ -227,3 +227,7 @@ def test_a_relaxed_lookup_asks_for_as_many_lookups_in_its_two_parts(tmp_path: Pa
     own = np.setdiff1d(features(1).values().numpy(), features(0).values().numpy())
     own_lookups = int(np.isin(features(1).values().numpy(), own).sum())
     assert asked(steps.pool)["read_requests"] - before == len(own) + own_lookups
+
+
+def test_a_link_of_two_ways_is_declared_to_the_core():
+    assert MediumDial(like="ssd", duplex=True).figures == (*MediumDial(like="ssd").figures[:-1], True)

@@ -54,6 +54,7 @@ class MediumDial:
     granularity_bytes: what it moves at least. sync_latency_s: of a flush of a block medium.
     cache_bytes: of the processor beside mapped memory. A batch's rows are read once; the part that it has no room for
         is read again by every lookup and by the update. Left out: it has room for all.
+    duplex: reads and writes do not take turns, as over a link, which has a way for each.
     stretch: all of it so many times as slow, where a whole run's clocks are stretched.
 
     Raises ConfigError that names the figure.
@@ -69,6 +70,7 @@ class MediumDial:
     granularity_bytes: int | None = None
     sync_latency_s: float | None = None
     cache_bytes: float | None = None
+    duplex: bool = False
     stretch: float = 1.0
 
     def __post_init__(self) -> None:
@@ -76,7 +78,7 @@ class MediumDial:
             raise ConfigError(f"dial.like = {self.like!r}; it must be one of {', '.join(PRESETS)}")
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "like":
+            if field.name in ("like", "duplex"):
                 continue
             if value is None:
                 if self.like is None and field.name not in ("stream_write_bandwidth_bytes_per_s", "cache_bytes"):
@@ -100,7 +102,7 @@ class MediumDial:
         return math.inf if self.like is None else float(PRESETS[self.like][name])
 
     @property
-    def figures(self) -> tuple[float, float, float, float, float, float, int, float, float]:
+    def figures(self) -> tuple[float, float, float, float, float, float, int, float, float, bool]:
         """What the core makes of it: stretched."""
         read, write, stream_write, read_s, write_s, outstanding, granularity, sync_s, cache = map(self.figure, _FIGURES)
         slower = self.stretch
@@ -114,6 +116,7 @@ class MediumDial:
             int(granularity),
             sync_s * slower,
             cache,
+            self.duplex,
         )
 
     def __str__(self) -> str:

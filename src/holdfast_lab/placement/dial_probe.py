@@ -70,7 +70,7 @@ def probe_dialled(directory: Path, dial: MediumDial, *, on_step: Advance) -> Dia
     free_bytes = os.statvfs(directory).f_bavail * os.statvfs(directory).f_frsize
     if free_bytes < 4 * _FILE_BYTES:
         raise ConfigError(f"{directory}: {free_bytes:,} bytes are free, and a probe wants {4 * _FILE_BYTES:,}")
-    read_rate, _, write_rate, read_s, _, outstanding, granularity, sync_s, _ = dial.figures
+    read_rate, _, write_rate, read_s, _, outstanding, granularity, sync_s, *_ = dial.figures
     is_block = granularity >= 512
     kind: Literal["byte", "block"] = "block" if is_block else "byte"
     with tempfile.TemporaryDirectory(prefix=".holdfast-probe-", dir=directory) as folder:
