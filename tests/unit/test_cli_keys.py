@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 from cli_runs import Commands, Result
 from holdfast import _core
 from holdfast.admin.by_key import keyed_rows
+from holdfast.errors import ConfigError
+from holdfast_lab.placement.access_profile import KeyNumbers
 
 pytestmark = pytest.mark.dear
 
@@ -149,9 +151,30 @@ def test_keys_are_left_behind_by_the_configuration(clicks: Commands) -> None:
     assert found["live"] + found["left_behind"] == 200
 
 
-def test_a_profile_and_a_plan_refuse_keys(clicks: Commands) -> None:
-    result = clicks("profile", clicks.config, "--out", clicks.root / "profile.json", "--steps", "3")
-    assert (result.code, "has keys, which a profile cannot have yet" in result.err) == (1, True)
+def test_a_profile_counts_keys_as_rows_and_a_plan_rests_on_it(clicks: Commands) -> None:
+    profile, tiers = clicks.root / "profile.json", Path(__file__).parents[2] / "examples/tiers.toml"
+    result = clicks("profile", clicks.config, "--out", profile)
+    assert result.code == 0, result.err
+    (counted,) = (table for table in json.loads(profile.read_text())["tables"] if table["name"] == "item")
+    keys = pq.read_table(clicks.root / "clicks.parquet")["item"].to_numpy()
+    assert counted["num_embeddings"] == len(np.unique(keys))
+    assert counted["accesses"] >= len(keys)  # the last batch is filled up
+    hottest = np.sort(np.unique(keys, return_counts=True)[1])[::-1]
+    assert counted["ladder"][0]["access_share"] == pytest.approx(hottest[0] / len(keys), rel=0.1)
+    planned = clicks("plan", clicks.config, "--tiers", tiers, "--profile", profile)
+    assert planned.code == 0, planned.err
+    refused = clicks("plan", clicks.config, "--tiers", tiers)
+    assert (refused.code, "give the plan a profile" in refused.err) == (1, True)
+
+
+def test_more_keys_than_memory_was_given_for_end_a_profile_by_name() -> None:
+    numbers = KeyNumbers("item", 1000)
+    numbers.add(np.arange(600))
+    numbers.add(np.arange(300, 900))
+    assert np.array_equal(numbers.sorted(), np.arange(900))
+    numbers.add(np.arange(2000))
+    with pytest.raises(ConfigError, match="table 'item' has more than 1,000 different keys"):
+        numbers.sorted()
 
 
 @pytest.mark.parametrize(

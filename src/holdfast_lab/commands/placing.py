@@ -33,7 +33,7 @@ def profile(
     overrides: SetOption = None,
     overwrite: OverwriteOption = False,
 ) -> None:
-    """Count how often training asks for which rows: one pass over the ids, no pool, no model.
+    """Count how often training asks for which rows: one pass over the ids (two where they are keys), no pool, no model.
 
     Gives for every table the accesses, the different rows a batch touches, and both for the hottest rows, from which
     `holdfast plan` decides what lives where.
@@ -41,13 +41,18 @@ def profile(
     from holdfast.data.output import check_output
     from holdfast.run.sources import open_source
     from holdfast.train.observe import counting
-    from holdfast_lab.placement.access_profile import batches_per_epoch, profile_accesses, write_profile
+    from holdfast_lab.placement.access_profile import (
+        batches_per_epoch,
+        num_passes,
+        profile_accesses,
+        write_profile,
+    )
 
     config = read_run(config_path, overrides)
     check_output(out, overwrite=overwrite)
     source = open_source(config.data)
     num_batches = steps if steps is not None else batches_per_epoch(source, config.train)
-    with counting("profiling", num_batches) as on_batch:
+    with counting("profiling", num_batches * num_passes(source)) as on_batch:
         found = profile_accesses(
             source, config.train, num_batches=num_batches, memory_bytes=memory_bytes, on_batch=on_batch
         )

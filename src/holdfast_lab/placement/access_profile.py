@@ -12,6 +12,9 @@ Two ways to count, chosen by the memory that there is, smallest tables first:
   subtracted, which is at most accesses / (m + 1). That sum is kept and told with the result: unlike that of a count-min
   sketch the bound is certain. Rows beyond the m hottest appear only in the totals, which are exact.
 
+Where a table's ids are keys, a first pass numbers those that come (`KeyNumbers`), and the table is taken to have as
+many rows: what is counted is a row's accesses, whatever row of the pool the key would have.
+
 How soon rows come again is counted beside that (`reuse.py`), of a sample of the rows where there are many.
 
 A profile is a JSON file: `version`, and the fields of AccessProfile.
@@ -21,7 +24,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -34,7 +37,6 @@ from holdfast.data.output import whole_file
 from holdfast.data.source import Feature, Source
 from holdfast.errors import ConfigError, IdError
 from holdfast.files.config import read_json, to_plain
-from holdfast.pools.tables import refuse_keys
 from holdfast.train.batches import make_loader
 from holdfast.train.options import TrainConfig
 from holdfast_lab.placement.ladder import Rung, check_ladder
@@ -48,15 +50,17 @@ _TOUCH_MASK = (1 << _TOUCH_BITS) - 1
 _MAX_ACCESSES = (1 << (64 - _TOUCH_BITS)) - 1
 _COUNTER_BYTES = 96  # row and count, as many again that wait to be merged, and both sorted
 _MIN_COUNTERS, _MAX_COUNTERS = 1024, 1 << 20
+_KEY_BYTES = 32  # a key, and as many again that wait to be merged, and both sorted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableAccesses:
     """One table's part of a profile.
 
-    accesses: ids in all batches. max_undercount_per_row: by how many accesses a single row may be understated; 0 where
-    counting was exact. So the hottest k rows have at least `access_share` of the accesses, and at most k times this
-    many more. ladder: hottest rows first, the last rung is the whole table. reuse: how soon rows come again.
+    num_embeddings: rows of the table; of one with keys, the keys that came. accesses: ids in all batches.
+    max_undercount_per_row: by how many accesses a single row may be understated; 0 where counting was exact. So the
+    hottest k rows have at least `access_share` of the accesses, and at most k times this many more. ladder: hottest
+    rows first, the last rung is the whole table. reuse: how soon rows come again.
     """
 
     name: str
@@ -115,19 +119,22 @@ def profile_accesses(
 ) -> AccessProfile:
     """Counts the ids of the first `num_batches` batches that training with `config` would see.
 
-    memory_bytes: about how much the counters may take; while the largest table is evaluated, its touched rows take 8
-    bytes each on top, and when rows come again is counted in at most half as much. on_batch: told 1 after every batch.
-    Raises ConfigError for numbers out of range, IdError for an id outside of its table, and what the source raises.
+    memory_bytes: about how much the counters may take, and the numbers of keys before them; while the largest table is
+    evaluated, its touched rows take 8 bytes each on top, and when rows come again is counted in at most half as much.
+    on_batch: told 1 after every batch of each of the `num_passes`.
+    Raises ConfigError for numbers out of range, and for more keys than there is memory for; IdError for an id outside
+    of its table, and what the source raises.
     """
     if not 1 <= num_batches <= _TOUCH_MASK:
         raise ConfigError(f"profile: {num_batches} batches; it must be 1 to {_TOUCH_MASK:,}, say fewer with --steps")
     features = source.features
-    refuse_keys(features, "a profile")
-    counters = _counters([feature.num_embeddings for feature in features], memory_bytes)
+    numbers = _number_keys(source, config, num_batches, memory_bytes, on_batch) if num_passes(source) > 1 else {}
+    sizes = [max(1, len(numbers[f.name])) if f.name in numbers else f.num_embeddings for f in features]
+    counters = _counters(sizes, memory_bytes)
     words = memory_bytes // 2 // 4 // len(features)
-    reuses = [ReuseCounter(feature.num_embeddings, num_batches, words) for feature in features]
+    reuses = [ReuseCounter(size, num_batches, words) for size in sizes]
     accesses, touches = [0] * len(features), [0] * len(features)
-    with make_loader(source, config, lambda batch: _unique_rows(batch, features)) as loader:
+    with make_loader(source, config, lambda batch: _unique_rows(batch, features, numbers)) as loader:
         for _, (_, unique) in zip(range(num_batches), loader, strict=False):
             for table, (rows, counts) in enumerate(unique):
                 counters[table].add(rows, counts)
@@ -141,11 +148,11 @@ def profile_accesses(
     tables = []
     for table, feature in enumerate(features):
         counter = counters[table]
-        ladder = _ladder(counter.hottest(), feature.num_embeddings, accesses[table], touches[table], num_batches)
+        ladder = _ladder(counter.hottest(), sizes[table], accesses[table], touches[table], num_batches)
         tables.append(
             TableAccesses(
                 name=feature.name,
-                num_embeddings=feature.num_embeddings,
+                num_embeddings=sizes[table],
                 accesses=accesses[table],
                 unique_rows_per_batch=touches[table] / num_batches,
                 method="exact" if isinstance(counter, ExactCounts) else "sketch",
@@ -155,6 +162,54 @@ def profile_accesses(
             )
         )
     return AccessProfile(batch_size=config.batch_size, batches=num_batches, tables=tuple(tables))
+
+
+def num_passes(source: Source) -> int:
+    """Over the data: one more where ids are keys, to number them."""
+    return 2 if any(feature.keys for feature in source.features) else 1
+
+
+def _number_keys(
+    source: Source, config: TrainConfig, num_batches: int, memory_bytes: int, on_batch: Callable[[int], None] | None
+) -> dict[str, NDArray[np.int64]]:
+    """The different keys of each table that has some, ascending: a key's number is its place."""
+    keyed = [feature.name for feature in source.features if feature.keys]
+    most = memory_bytes // _KEY_BYTES // len(keyed)
+    numbers = {name: KeyNumbers(name, most) for name in keyed}
+    with make_loader(source, config, lambda batch: _unique_rows(batch, source.features, {})) as loader:
+        for _, (_, unique) in zip(range(num_batches), loader, strict=False):
+            for feature, (keys, _) in zip(source.features, unique, strict=True):
+                if feature.keys:
+                    numbers[feature.name].add(keys)
+            if on_batch is not None:
+                on_batch(1)
+    return {name: of_table.sorted() for name, of_table in numbers.items()}
+
+
+class KeyNumbers:
+    """The keys of a table, `most` at most. Raises ConfigError beyond that."""
+
+    def __init__(self, table: str, most: int) -> None:
+        self._table, self._most = table, most
+        self._keys = np.empty(0, np.int64)
+        self._waiting: list[NDArray[np.int64]] = []
+        self._num_waiting = 0
+
+    def add(self, keys: NDArray[np.int64]) -> None:
+        self._waiting.append(keys)
+        self._num_waiting += len(keys)
+        if self._num_waiting > max(len(self._keys), 1 << 16):
+            self.sorted()
+
+    def sorted(self) -> NDArray[np.int64]:
+        self._keys = np.unique(np.concatenate([self._keys, *self._waiting]))
+        self._waiting, self._num_waiting = [], 0
+        if len(self._keys) > self._most:
+            raise ConfigError(
+                f"profile: table '{self._table}' has more than {self._most:,} different keys, for which memory was "
+                "given: say more with --memory-bytes, or fewer batches with --steps"
+            )
+        return self._keys
 
 
 class ExactCounts:
@@ -234,13 +289,19 @@ def _counters(sizes: Sequence[int], memory_bytes: int) -> list[ExactCounts | Ske
     return [ExactCounts(size) if table in exact else SketchedCounts(num_counters) for table, size in enumerate(sizes)]
 
 
-def _unique_rows(batch: Batch, features: Sequence[Feature]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Per feature the different rows of a batch, ascending, and how often each occurs."""
+def _unique_rows(
+    batch: Batch, features: Sequence[Feature], numbers: Mapping[str, NDArray[np.int64]]
+) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Per feature the different rows of a batch, ascending, and how often each occurs; of keys their numbers, where
+    they have some."""
     values = batch.features.values().numpy()
     bounds = batch.features.offsets()[:: batch.size].tolist()
     unique = []
     for feature, begin, end in zip(features, bounds, bounds[1:], strict=False):
         rows, counts = np.unique(values[begin:end], return_counts=True)
+        if feature.keys:
+            unique.append((np.searchsorted(numbers[feature.name], rows) if feature.name in numbers else rows, counts))
+            continue
         if rows.size and not 0 <= rows[0] <= rows[-1] < feature.num_embeddings:
             wrong = int(rows[0] if rows[0] < 0 else rows[-1])
             raise IdError(

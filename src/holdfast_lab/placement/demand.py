@@ -6,6 +6,7 @@ or from the assumption that all rows are alike, which is the worst case for ever
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 
 import numpy as np
@@ -18,7 +19,7 @@ from holdfast.data.block import FixedBags
 from holdfast.data.zipf import ZipfLaw
 from holdfast.errors import ConfigError
 from holdfast.pools.read_only import layout_of
-from holdfast.pools.tables import normalize_all, refuse_keys, to_spec
+from holdfast.pools.tables import normalize_all, to_spec
 from holdfast.run.assembly import make_network
 from holdfast.run.network import ModelConfig
 from holdfast.run.optimizers import OptimizerConfig, TorchOptimizerConfig
@@ -40,7 +41,8 @@ def demand_of(config: RunConfig, source: Source, profile: AccessProfile | None) 
     Raises ConfigError where the profile is of other tables or another batch size, DataError where the first samples
     cannot be read (only without a profile, to see how many ids a sample has).
     """
-    refuse_keys(source.features, "a plan")
+    if profile is None:
+        _refuse_unknown_keys(source.features)
     tables = normalize_all(config.embedding.tables(source.features))
     layouts = [layout_of(to_spec(table, config.embedding.spec().kind)) for table in tables]
     accesses_per_batch, ladders, basis = _accesses(config, source, profile)
@@ -75,7 +77,10 @@ def reuse_of(config: RunConfig, source: Source, profile: AccessProfile | None) -
             _expected_reuse(feature.num_embeddings, exponent, config.train.batch_size * count)
             for feature, count in zip(source.features, lookups, strict=True)
         ]
-    return [ReuseCurve(of_table, f.num_embeddings) for of_table, f in zip(rungs, source.features, strict=True)]
+    rows = (
+        [f.num_embeddings for f in source.features] if profile is None else [t.num_embeddings for t in profile.tables]
+    )
+    return [ReuseCurve(of_table, num_rows) for of_table, num_rows in zip(rungs, rows, strict=True)]
 
 
 def expected_ladder(num_rows: int, exponent: float, accesses_per_batch: float) -> tuple[Rung, ...]:
@@ -158,10 +163,19 @@ def _check_profile(config: RunConfig, features: tuple[Feature, ...], profile: Ac
     if names != wanted:
         raise ConfigError(f"profile: it has the tables {', '.join(names)}; the run has {', '.join(wanted)}")
     for table, feature in zip(profile.tables, features, strict=True):
-        if table.num_embeddings != feature.num_embeddings:
+        if not feature.keys and table.num_embeddings != feature.num_embeddings:
             raise ConfigError(
                 f"profile: table '{table.name}' had {table.num_embeddings:,} rows, in the run it has "
                 f"{feature.num_embeddings:,}; take the profile again"
+            )
+
+
+def _refuse_unknown_keys(features: Iterable[Feature]) -> None:
+    for feature in features:
+        if feature.keys:
+            raise ConfigError(
+                f"table '{feature.name}' has keys, and how many come, nobody knows: give the plan a profile, which "
+                "`holdfast profile` takes"
             )
 
 
