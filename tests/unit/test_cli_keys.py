@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from cli_runs import Commands, Result
 from holdfast import _core
@@ -141,6 +142,65 @@ def test_keys_move_out_beside_their_rows_and_in_again(clicks: Commands) -> None:
         assert torch.equal(tensor, exported[name]), name
     assert train(clicks, "imported", "train.steps=3").code == 0
     assert keys_of(clicks, "imported")["item"]["live"] == 200
+
+
+MANAGED = "_managed_collision_collection._managed_collision_modules.item"
+
+
+def managed(exported: dict[str, torch.Tensor], num_slots: int) -> dict[str, torch.Tensor]:
+    """The same as TorchRec's managed collisions keep it: rows in any order, free slots, and one for all other ids."""
+    keys, rows = (exported[f"embedding_bags.item.{what}"] for what in ("keys", "weight"))
+    draw = torch.Generator().manual_seed(3)
+    row_of = torch.randperm(num_slots, generator=draw)
+    weight = torch.randn(num_slots, rows.shape[1], generator=draw)
+    weight[row_of[: len(keys)]] = rows
+    momentum = torch.zeros(num_slots)
+    momentum[row_of[: len(keys)]] = exported["optimizer.item.momentum1"]
+    free = torch.full((num_slots - len(keys),), torch.iinfo(torch.int64).max)
+    changed = {"embedding_bags.item.weight": weight, "optimizer.item.momentum1": momentum}
+    changed |= {f"{MANAGED}._mch_sorted_raw_ids": torch.cat([keys, free])}
+    changed |= {f"{MANAGED}._mch_remapped_ids_mapping": row_of}
+    return {name: tensor for name, tensor in exported.items() if name != "embedding_bags.item.keys"} | changed
+
+
+def test_torchrecs_managed_collisions_come_in_by_their_ids(clicks: Commands) -> None:
+    train(clicks, "pool")
+    exported_to, managed_in, again = (clicks.root / f"{name}.safetensors" for name in ("out", "managed", "again"))
+    assert clicks("export", clicks.root / "pool", exported_to).code == 0
+    exported = load_file(exported_to)
+    save_file(managed(exported, 260), managed_in)
+    result = clicks("import", managed_in, clicks.config, "--pool", clicks.root / "imported")
+    assert result.code == 0, result.err
+    assert clicks("export", clicks.root / "imported", again).code == 0
+    for name, tensor in load_file(again).items():
+        assert torch.equal(tensor, exported[name]), name
+    assert keys_of(clicks, "imported")["item"]["live"] == 200
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (lambda rows: rows.fill_(3), "an id or a row more than once"),
+        (lambda rows: rows.add_(1000), "names rows that are not there"),
+        (lambda rows: rows.neg_(), "names rows that are not there"),
+    ],
+    ids=["twice", "beyond", "negative"],
+)
+def test_managed_collisions_that_cannot_be_are_refused(
+    break_it: Callable[[torch.Tensor], object], words: str, clicks: Commands
+) -> None:
+    train(clicks, "pool")
+    assert clicks("export", clicks.root / "pool", clicks.root / "out.safetensors").code == 0
+    tensors = managed(load_file(clicks.root / "out.safetensors"), 260)
+    break_it(tensors[f"{MANAGED}._mch_remapped_ids_mapping"])
+    save_file(tensors, clicks.root / "managed.safetensors")
+    result = clicks("import", clicks.root / "managed.safetensors", clicks.config, "--pool", clicks.root / "imported")
+    assert (result.code, words in result.err) == (1, True), result.err
+    assert not (clicks.root / "imported").exists()
+    del tensors[f"{MANAGED}._mch_remapped_ids_mapping"]
+    save_file(tensors, clicks.root / "managed.safetensors")
+    result = clicks("import", clicks.root / "managed.safetensors", clicks.config, "--pool", clicks.root / "imported")
+    assert (result.code, "but not" in result.err) == (1, True), result.err
 
 
 def test_keys_are_left_behind_by_the_configuration(clicks: Commands) -> None:

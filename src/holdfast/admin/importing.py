@@ -39,6 +39,7 @@ from holdfast.run.assembly import assemble
 from holdfast.run.sections import RunConfig
 from holdfast.train.trainer import Trainer
 
+_MANAGED = ("_mch_sorted_raw_ids", "_mch_remapped_ids_mapping")
 # Other names under which the same state goes, by our own.
 _STATE_ALIASES = {
     "momentum1": ("momentum1", "sum"),
@@ -90,7 +91,9 @@ def _import_all(file: TensorFile, trainer: Trainer, directory: Path, on_bytes: P
         _import_table(file, trainer.pool.core, reader, number, source, on_bytes)
     return ImportSummary(
         tables=len(tables),
-        state=tuple(name for source in sources for key, name in source.items() if key not in ("weight", "keys")),
+        state=tuple(
+            name for source in sources for key, name in source.items() if key not in ("weight", "keys", *_MANAGED)
+        ),
         dense=tuple(dense),
         dense_missing=tuple(name for name in trainer.model.state_dict() if name not in dense),
         unused=tuple(name for name in shapes if name not in used),
@@ -123,6 +126,8 @@ def _table_sources(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]]
         if keys is not None:
             _check_shape(keys, shapes[keys], ((num_rows,),))
             sources["keys"] = keys
+        else:
+            sources |= _managed_ids(table, shapes)
     _check_shape(weight, shapes[weight], ((num_rows, table.embedding_dim),))
     for state, width in layout_of(table).state:
         for alias in _STATE_ALIASES[state]:
@@ -134,9 +139,24 @@ def _table_sources(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]]
                 sources[state] = found
                 break
     parts = len(layout_of(table).state)
-    if 0 < len(sources.keys() - {"weight", "keys"}) < parts:
+    if 0 < len(sources.keys() - {"weight", "keys", *_MANAGED}) < parts:
         raise ConfigError(f"table '{table.name}': the file has only {', '.join(sources)}; part of its state is missing")
     return sources
+
+
+def _managed_ids(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """Of TorchRec's managed collisions (MCHManagedCollisionModule), where the file has them: ids, and their rows."""
+    found = {}
+    for part in _MANAGED:
+        pattern = rf"(?:^|\.)_managed_collision_modules\.{re.escape(table.name)}\.{part}$"
+        name = _only(shapes, pattern, f"managed ids of table '{table.name}'")
+        if name is not None:
+            found[part] = name
+    if 0 < len(found) < len(_MANAGED):
+        raise ConfigError(f"table '{table.name}': the file has {', '.join(found)}, but not {' and '.join(_MANAGED)}")
+    if found and len({shapes[name] for name in found.values()}) > 1:
+        raise ConfigError(f"table '{table.name}': {' and '.join(found.values())} in the file differ in shape")
+    return found
 
 
 def _import_table(
@@ -170,6 +190,8 @@ def _import_table(
             zeros = np.empty_like(state)
             reader.read_rows(number, first, count, initial.reshape(-1), zeros.reshape(-1))
             differs = (_as_words(weights) != _as_words(initial)).any(axis=1) | state.any(axis=1)
+            if records is not None:
+                differs &= records["updates"][first : first + count] != 0
             if differs.all():
                 yield count, np.arange(first, first + count, dtype=np.uint64), weights, state
             else:
@@ -187,7 +209,8 @@ def _import_table(
 
 def _records(file: TensorFile, table: _core.TableSpec, source: Mapping[str, str]) -> NDArray[np.void] | None:
     """Of a table with keys, the records of the file's rows: of its keys, or of the rows' numbers where it has none.
-    They count as updated when the new pool begins, and as admitted."""
+    They count as updated when the new pool begins, and as admitted. Of managed collisions, rows that no id has are
+    nobody's."""
     if not table.keys:
         return None
     num_rows = file.shapes()[source["weight"]][0]
@@ -200,9 +223,31 @@ def _records(file: TensorFile, table: _core.TableSpec, source: Mapping[str, str]
         keys = found.numpy()
         if len(np.unique(keys)) != num_rows:
             raise ConfigError(f"{source['keys']} in the file has a key more than once")
+    updates = max(1, table.admit_after)
+    if _MANAGED[0] in source:
+        ids, rows = _managed_rows(file, table, source, num_rows)
+        records["key"][rows] = ids
+        records["updates"][rows] = updates
+        return records
     records["key"] = keys
-    records["updates"] = max(1, table.admit_after)
+    records["updates"] = updates
     return records
+
+
+def _managed_rows(
+    file: TensorFile, table: _core.TableSpec, source: Mapping[str, str], num_rows: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The ids that have a row, and their rows."""
+    ids, rows = (
+        file.rows(source[part], 0, file.shapes()[source[part]][0]).to(torch.int64).numpy() for part in _MANAGED
+    )
+    has_id = ids != np.iinfo(np.int64).max  # a slot that is free, or everybody else's
+    ids, rows = ids[has_id], rows[has_id]
+    if len(rows) and (rows.min() < 0 or rows.max() >= num_rows):
+        raise ConfigError(f"table '{table.name}': {source[_MANAGED[1]]} in the file names rows that are not there")
+    if len(np.unique(ids)) != len(ids) or len(np.unique(rows)) != len(rows):
+        raise ConfigError(f"table '{table.name}': {source[_MANAGED[0]]} in the file has an id or a row more than once")
+    return ids, rows
 
 
 def _as_words(data: NDArray[np.uint8]) -> NDArray[Any]:
