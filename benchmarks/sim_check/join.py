@@ -54,7 +54,8 @@ def joined(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "hosts": [each["hosts"] for each in records],
     }
     for key in _BY_CONFIGURATION:
-        record[key] = {name: value for each in reversed(records) for name, value in each[key].items()}
+        found = {name: value for each in reversed(records) for name, value in each[key].items()}
+        record[key] = {name: found[name] for name in dict.fromkeys(name for each in records for name in each[key])}
     return record
 
 

@@ -187,7 +187,7 @@ def test_svgs_on_a_page_share_no_names_and_scroll_where_there_is_no_room(tmp_pat
     write_html(tmp_path / "page.html", "page", [Section(title="Both", figures=tuple(paths))])
     text = (tmp_path / "page.html").read_text()
     assert text.count('<figure class="wide"') == text.count("<svg ") == 2
-    assert re.search(r"svg \{[^}]*min-width: 36rem", text) and re.search(r"\.wide \{ overflow-x: auto", text)
+    assert re.search(r"svg \{[^}]*min-width: 29rem", text) and re.search(r"\.wide \{ overflow-x: auto", text)
 
 
 def test_a_stack_that_would_flatten_the_others_is_cut_and_says_its_height(tmp_path: Path) -> None:
