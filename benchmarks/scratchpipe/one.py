@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dialled_steps import time_steps, write_tables
 from holdfast import prepare_environment
 
 _TRAFFIC = ("rows_hit", "rows_missed", "rows_demanded", "rows_fetched", "fetch_reads", "merges", "stall_seconds")
@@ -39,27 +37,16 @@ def _measure(run: Path, pool: Path, keep: Path | None, warmup: int, steps: int) 
 
     config = read_config(RunConfig, run)
     with open_trainer(config, pool) as trainer:
-        _write_tables(trainer)
+        write_tables(trainer)
         for table, rows in enumerate(np.load(keep) if keep else ()):
             trainer.pool.core.keep_rows(table, rows.tolist())
-        going = trainer.steps()
-        for _ in range(warmup):
-            next(going)
-        before, cpu_before = _counts(trainer), time.process_time()
-        reports = [next(going) for _ in range(steps)]
-        cpu_s = time.process_time() - cpu_before
-        after = _counts(trainer)
-        last = next(going)  # where the last that is timed ends
-    began = [report.began for report in reports] + [last.began]
+        timed = time_steps(trainer, warmup, steps, _counts)
     return {
-        "batch_ms": 1e3 * (began[-1] - began[0]) / steps,
-        "each_ms": [1e3 * (b - a) for a, b in itertools.pairwise(began)],
-        "stage_ms": {
-            stage: statistics.fmean(report.stage_ms.get(stage, 0.0) for report in reports)
-            for stage in dict.fromkeys(stage for report in reports for stage in report.stage_ms)
-        },
-        "counts": {name: (after[name] - before[name]) / steps for name in after},
-        "cpu_ms": 1e3 * cpu_s / steps,
+        "batch_ms": timed.batch_ms,
+        "each_ms": timed.each_ms,
+        "stage_ms": timed.stage_ms,
+        "counts": timed.counts,
+        "cpu_ms": 1e3 * timed.cpu_s,
     }
 
 
@@ -68,14 +55,6 @@ def _counts(trainer: Any) -> dict[str, float]:
     pool = trainer.pool
     traffic = pool.traffic() or {}
     return dict(pool.core.dial_counts or {}) | {name: traffic[name] for name in _TRAFFIC if name in traffic}
-
-
-def _write_tables(trainer: Any) -> None:
-    """All rows in full, so that no step finds a page of a file new, and no row is one that was never written."""
-    rng = np.random.default_rng(1)
-    for number, table in enumerate(trainer.pool.core.tables):
-        weights = rng.standard_normal(table.num_embeddings * table.embedding_dim, np.float32)
-        trainer.pool.core.import_rows(number, 0, weights.view(np.uint8), None)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
+from dialled_steps import Accelerator
 from holdfast.errors import ConfigError, DoesNotFit
 from holdfast_lab.sim.caches import missed_rows_per_batch
 from holdfast_lab.sim.library import read_library
@@ -17,7 +18,7 @@ from holdfast_lab.sim.model import Model, TableGroup, workload_of
 from holdfast_lab.sim.system import Cache
 from holdfast_lab.sim.work import amounts_of
 from scratchpipe.batches import BATCH, FULL_BATCH, FULL_ROWS, NUM_DENSE, ROWS, SCALE, TABLES, Workload
-from scratchpipe.systems import LINK, ROW_OF_LOG_BYTES, Accelerator, Mode
+from scratchpipe.systems import LINK, ROW_OF_LOG_BYTES, Mode
 
 _HARDWARE = "scratchpipe-v100"
 _SYSTEMS = {"static": "scratchpipe-static", "lru": "scratchpipe-lru", "forward": "scratchpipe"}

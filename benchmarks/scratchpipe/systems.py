@@ -25,6 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from dialled_steps import Accelerator
 from scratchpipe.batches import BATCH, SCALE, TABLES, Drawn, Workload
 
 LINK = 12e9  # bytes/s each way: PCIe 3.0 x16, effective; the host's DRAM behind it is ten times as fast
@@ -66,19 +67,6 @@ MODES = {
         Mode(name="forward", title="look forward", window=WINDOW),
     )
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accelerator:
-    """Seconds of a full batch. top_s: with its rows' lookups and updates in the accelerator's memory."""
-
-    bottom_forward_s: float
-    top_s: float
-    bottom_backward_s: float
-
-    @property
-    def total_s(self) -> float:
-        return self.bottom_forward_s + self.top_s + self.bottom_backward_s
 
 
 def scratchpad_rows(workload: Workload, mode: Mode, source: Drawn) -> int:
@@ -157,13 +145,4 @@ window = {mode.window}
 [pool]
 {chr(10).join(pool)}
 {dial if mode.dialled else ""}
-[device.dial]
-name = "V100"
-bottom_forward_s = {accelerator.bottom_forward_s}
-top_s = {accelerator.top_s}
-bottom_backward_s = {accelerator.bottom_backward_s}
-link_bandwidth_bytes_per_s = {_FREE}
-link_latency_s = 0.0
-copy_s = 0.0
-stretch = {stretch}
-"""
+{accelerator.device_dial("V100", link_bytes_per_s=_FREE, link_latency_s=0.0, copy_s=0.0, stretch=stretch)}"""

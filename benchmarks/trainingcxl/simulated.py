@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dialled_steps import Accelerator
 from holdfast_lab.sim.caches import missed_rows_per_batch
 from holdfast_lab.sim.device import Compute, Device, Link, Memory
 from holdfast_lab.sim.library import read_library
@@ -18,7 +19,7 @@ from holdfast_lab.sim.system import Cache, Stage, System
 from holdfast_lab.sim.work import amounts_of
 from trainingcxl.media import DeclaredLink, DeclaredMedium
 from trainingcxl.models import BATCH, NUM_DENSE, ROWS, ZIPF, Shape
-from trainingcxl.systems import SSD_SCRATCHPAD, Accelerator, Configuration
+from trainingcxl.systems import SSD_SCRATCHPAD, Configuration
 
 _NUMBER_BYTES = 8  # of a row, in the log
 _SLICE_S = 20e-6  # what works on the medium at the same time takes turns about so

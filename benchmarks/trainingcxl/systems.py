@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dialled_steps import Accelerator
 from trainingcxl.media import CXL, PCIE, DeclaredLink, DeclaredMedium, cxl_mem, pmem_of_host, ssd
 from trainingcxl.models import BATCH, NUM_DENSE, ROWS, Shape
 
@@ -82,19 +83,6 @@ CONFIGURATIONS = {
 PAPERS = ("ssd", "pmem", "pcie", "cxl-d", "cxl-b", "cxl")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accelerator:
-    """Seconds of the dense part of a batch, as the simulator's RTX 3090 has them."""
-
-    bottom_forward_s: float
-    top_s: float
-    bottom_backward_s: float
-
-    @property
-    def total_s(self) -> float:
-        return self.bottom_forward_s + self.top_s + self.bottom_backward_s
-
-
 def run_toml(shape: Shape, configuration: Configuration, accelerator: Accelerator, stretch: float, batches: int) -> str:
     """The run's file. `holdfast train` takes it, from benchmarks/."""
     medium, link = configuration.medium(shape), configuration.link
@@ -149,13 +137,12 @@ stretch = {stretch}
 [device]
 relaxed_lookup = {str(configuration.relaxed).lower()}
 
-[device.dial]
-name = "RTX 3090"
-bottom_forward_s = {accelerator.bottom_forward_s}
-top_s = {accelerator.top_s}
-bottom_backward_s = {accelerator.bottom_backward_s}
-link_bandwidth_bytes_per_s = {link.bandwidth}
-link_latency_s = {link.latency_s}
-copy_s = {link.copy_s}
-stretch = {stretch}
-"""
+{
+        accelerator.device_dial(
+            "RTX 3090",
+            link_bytes_per_s=link.bandwidth,
+            link_latency_s=link.latency_s,
+            copy_s=link.copy_s,
+            stretch=stretch,
+        )
+    }"""
