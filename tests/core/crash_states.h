@@ -345,24 +345,38 @@ class PowerCuts {
   Found found_;
 };
 
+// What a test of power cuts does of its arguments: see cut_power.
+class Share {
+ public:
+  // Says how to do it again.
+  Share(int argc, char** argv, Effort& effort) {
+    if (argc > 2) effort.states = std::strtoull(argv[2], nullptr, 10);
+    if (argc > 3) effort.points_per_life = std::strtoull(argv[3], nullptr, 10);
+    part_ = argc > 5 ? std::strtoull(argv[4], nullptr, 10) : 0;
+    num_parts_ = argc > 5 ? std::strtoull(argv[5], nullptr, 10) : 1;
+    CHECK(part_ < num_parts_);
+    for (const std::uint64_t argument : {effort.states, effort.points_per_life, part_, num_parts_}) {
+      check::replay_command += ' ';
+      check::replay_command += std::to_string(argument);
+    }
+  }
+  // Of everything in turn, whether the next is this part's.
+  bool has_next() { return number_++ % num_parts_ == part_; }
+
+ private:
+  std::uint64_t part_;
+  std::uint64_t num_parts_;
+  std::uint64_t number_ = 0;
+};
+
 // All of a test: no cut of a run of these shapes loses a step that was reported durable, and each omission is found, in
 // a run of the first shape. Arguments: the seed, how many states are tried at each point, at every how many points the
 // pool is opened again, and which of how many parts of all this is done (0 1: everything).
 inline int cut_power(int argc, char** argv, const std::vector<Shape>& shapes, const std::vector<Omission>& omissions) {
   const std::uint64_t seed = check::seed_from(argc, argv);
   Effort effort{4, 1, 100};
-  if (argc > 2) effort.states = std::strtoull(argv[2], nullptr, 10);
+  Share share(argc, argv, effort);
   effort.states_in_life = 1 + effort.states / 25;
-  if (argc > 3) effort.points_per_life = std::strtoull(argv[3], nullptr, 10);
-  const std::uint64_t part = argc > 5 ? std::strtoull(argv[4], nullptr, 10) : 0;
-  const std::uint64_t num_parts = argc > 5 ? std::strtoull(argv[5], nullptr, 10) : 1;
-  CHECK(part < num_parts);
-  std::uint64_t number = 0;
-  const auto is_ours = [&] { return number++ % num_parts == part; };
-  for (const std::uint64_t argument : {effort.states, effort.points_per_life, part, num_parts}) {
-    check::replay_command += ' ';
-    check::replay_command += std::to_string(argument);
-  }
   set_num_threads(1);  // which stores come before which flush is a function of the run
   const Expected expected(shapes.front().script, shapes.front().num_steps);
   const auto print = [](const Found& found, const char* how) {
@@ -371,7 +385,7 @@ inline int cut_power(int argc, char** argv, const std::vector<Shape>& shapes, co
                 static_cast<unsigned long long>(found.lives), how);
   };
   for (const Shape& shape : shapes) {
-    if (!is_ours()) continue;
+    if (!share.has_next()) continue;
     check::context = shape.what;
     const Found found = PowerCuts(shape, expected, seed, effort).everywhere();
     if (!found.problem.empty()) check::fail(__FILE__, __LINE__, found.problem.c_str());
@@ -380,7 +394,7 @@ inline int cut_power(int argc, char** argv, const std::vector<Shape>& shapes, co
     std::fflush(stdout);
   }
   for (const Omission& omission : omissions) {
-    if (!is_ours()) continue;
+    if (!share.has_next()) continue;
     check::context = std::string("without ") + omission.what;
     const Effort enough{8, 4, effort.points_per_life, true};
     // Not every run comes to the state that tells, see Journal.

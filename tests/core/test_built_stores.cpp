@@ -124,16 +124,7 @@ std::string figures(const Found& found) {
 int cut_power_under_built_code(int argc, char** argv) {
   const std::uint64_t seed = check::seed_from(argc, argv);
   Effort effort{4, 1, 120};
-  if (argc > 2) effort.states = std::strtoull(argv[2], nullptr, 10);
-  if (argc > 3) effort.points_per_life = std::strtoull(argv[3], nullptr, 10);
-  const std::uint64_t part = argc > 5 ? std::strtoull(argv[4], nullptr, 10) : 0;
-  const std::uint64_t num_parts = argc > 5 ? std::strtoull(argv[5], nullptr, 10) : 1;
-  CHECK(part < num_parts);
-  std::uint64_t number = 0;
-  const auto is_ours = [&] { return number++ % num_parts == part; };
-  for (const std::uint64_t argument : {effort.states, effort.points_per_life, part, num_parts}) {
-    check::replay_command += " " + std::to_string(argument);
-  }
+  Share share(argc, argv, effort);
   set_num_threads(1);
   const StoreTracer& tracer = StoreTracer::instance();
   const Expected expected(shape_of("", 1, false).script, shape_of("", 1, false).num_steps);
@@ -144,7 +135,7 @@ int cut_power_under_built_code(int argc, char** argv) {
   shapes.back().script.row_checksums = true;
   shapes.back().updates = Updates::by_turns;
   for (const Shape& shape : shapes) {
-    if (!is_ours()) continue;
+    if (!share.has_next()) continue;
     check::context = shape.what;
     const Found found = PowerCuts(shape, expected, seed, effort).everywhere();
     if (!found.problem.empty()) check::fail(__FILE__, __LINE__, found.problem.c_str());
@@ -161,7 +152,7 @@ int cut_power_under_built_code(int argc, char** argv) {
   for (const auto& [defect, what] : {std::pair{Defect::last_line_stays_behind, "the last line of a range stays behind"},
                                      std::pair{Defect::first_line_only, "only the first line is written back"},
                                      std::pair{Defect::no_fence, "nobody waits for what is written back"}}) {
-    if (!is_ours()) continue;
+    if (!share.has_next()) continue;
     check::context = what;
     const Found found = PowerCuts(shape_of(what, 1, false, defect), expected, seed, {8, 4, 60, true}).everywhere();
     std::printf("%s: %s: %s\n", what, figures(found).c_str(), found.problem.c_str());
