@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -176,11 +176,10 @@ def _number_keys(
     keyed = [feature.name for feature in source.features if feature.keys]
     most = memory_bytes // _KEY_BYTES // len(keyed)
     numbers = {name: KeyNumbers(name, most) for name in keyed}
-    with make_loader(source, config, lambda batch: _unique_rows(batch, source.features, {})) as loader:
+    with make_loader(source, config, lambda batch: _unique_keys(batch, source.features)) as loader:
         for _, (_, unique) in zip(range(num_batches), loader, strict=False):
-            for feature, (keys, _) in zip(source.features, unique, strict=True):
-                if feature.keys:
-                    numbers[feature.name].add(keys)
+            for name, keys in unique.items():
+                numbers[name].add(keys)
             if on_batch is not None:
                 on_batch(1)
     return {name: of_table.sorted() for name, of_table in numbers.items()}
@@ -289,20 +288,28 @@ def _counters(sizes: Sequence[int], memory_bytes: int) -> list[ExactCounts | Ske
     return [ExactCounts(size) if table in exact else SketchedCounts(num_counters) for table, size in enumerate(sizes)]
 
 
+def _ids_by_feature(batch: Batch, features: Sequence[Feature]) -> Iterator[tuple[Feature, NDArray[np.int64]]]:
+    values = batch.features.values().numpy()
+    bounds = batch.features.offsets()[:: batch.size].tolist()
+    for feature, begin, end in zip(features, bounds, bounds[1:], strict=False):
+        yield feature, values[begin:end]
+
+
+def _unique_keys(batch: Batch, features: Sequence[Feature]) -> dict[str, NDArray[np.int64]]:
+    """The different keys of a batch, of the features that have keys."""
+    return {feature.name: np.unique(ids) for feature, ids in _ids_by_feature(batch, features) if feature.keys}
+
+
 def _unique_rows(
     batch: Batch, features: Sequence[Feature], numbers: Mapping[str, NDArray[np.int64]]
 ) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Per feature the different rows of a batch, ascending, and how often each occurs; of keys their numbers, where
-    they have some."""
-    values = batch.features.values().numpy()
-    bounds = batch.features.offsets()[:: batch.size].tolist()
+    """Per feature the different rows of a batch, ascending, and how often each occurs; of keys their `numbers`."""
     unique = []
-    for feature, begin, end in zip(features, bounds, bounds[1:], strict=False):
-        rows, counts = np.unique(values[begin:end], return_counts=True)
+    for feature, ids in _ids_by_feature(batch, features):
+        rows, counts = np.unique(ids, return_counts=True)
         if feature.keys:
-            unique.append((np.searchsorted(numbers[feature.name], rows) if feature.name in numbers else rows, counts))
-            continue
-        if rows.size and not 0 <= rows[0] <= rows[-1] < feature.num_embeddings:
+            rows = np.searchsorted(numbers[feature.name], rows)
+        elif rows.size and not 0 <= rows[0] <= rows[-1] < feature.num_embeddings:
             wrong = int(rows[0] if rows[0] < 0 else rows[-1])
             raise IdError(
                 f"feature '{feature.name}', batch {batch.number}: id {wrong} lies outside of [0, "

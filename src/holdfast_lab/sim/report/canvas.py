@@ -19,6 +19,7 @@ from holdfast_lab.sim.report.content import Cell
 from holdfast_lab.sim.report.exposure import OTHER, WAITING
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -94,12 +95,9 @@ def legend_aside(axes: Axes) -> None:
     axes.legend(fontsize=SMALL, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def legend_below(axes: Axes) -> None:
-    """Under the axes, for figures that have to be narrow."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=SMALL, frameon=False)
+def legend_below(axes: Axes, handles: Sequence[Artist]) -> None:
+    """Under the axes of a figure, which stays narrow so."""
+    axes.figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=SMALL, frameon=False)
 
 
 def scale(axes: Axes, axis: Literal["x", "y"], values: Sequence[float]) -> bool:

@@ -275,7 +275,8 @@ def _draw_stacks(axes: Axes, stacks: Sequence[_Stack], colors: Mapping[str, str]
             transform=axes.get_xaxis_transform(),
         )  # fmt: skip
     axes.set_title(axes.get_title(loc="left"), fontsize=TITLE, loc="left", pad=18)
-    legend_below(axes)
+    handles, _ = axes.get_legend_handles_labels()
+    legend_below(axes, handles)
 
 
 def _top(heights: Sequence[float]) -> float:
@@ -318,7 +319,7 @@ def _part_legend(axes: Axes, parts: Sequence[str]) -> None:
 
     handles = [Patch(color=PART_COLORS[part], label=part) for part in parts]
     handles.append(Patch(facecolor="#bbbbbb", edgecolor="white", hatch="////", label="every other batch"))
-    axes.figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=SMALL, frameon=False)
+    legend_below(axes, handles)
 
 
 def _name_points(axes: Axes, points: Sequence[Prediction]) -> None:

@@ -13,7 +13,7 @@ from holdfast_lab.sim.model import Model, workload_of
 from holdfast_lab.sim.report import figures
 from holdfast_lab.sim.report.content import Section, Table
 from holdfast_lab.sim.report.scratchpipe import line
-from holdfast_lab.sim.tiering import compare
+from holdfast_lab.sim.tiering import Saving, compare
 
 NODE = PACKAGED / "node.toml"  # as examples/tiers.toml
 _BIG_MODEL = {"models.mlperf.rows": 400_000_000}  # ten times MLPerf's rows: 5.3 TB
@@ -64,20 +64,28 @@ def nodes_table(library: Library) -> Table:
 
 def targets_table(library: Library) -> Table:
     """Of nodes that all take as long as the target: their memory is no slower, and their GPU is taken to be as fast."""
-    model, tiers = big_model(library), node_tiers()
+    model = big_model(library)
     rows = []
     for target_ms in _TARGETS_MS:
-        saving = compare(model, tiers, most_batch_s=target_ms * 1e-3)
+        saving, cells = _saving(model, target_ms)
         fast, every = saving.fast_only.nodes, saving.all_tiers.nodes
         usd, watts = _FAST_NODE
         costs = [(fast * usd, fast * watts), (every * (usd + _MORE_TIERS[0]), every * (watts + _MORE_TIERS[1]))]
         samples_per_s = model.batch_size / (target_ms * 1e-3)
-        cells = [
+        each = [
             f"{usd_per_h / 3600 / samples_per_s * 1e9:.1f}, {w / samples_per_s * 1e3:.1f}" for usd_per_h, w in costs
         ]
-        limit = f"{saving.all_tiers.limiting_stage}, {saving.all_tiers.batch_s * 1e3:.2f} ms"
-        rows.append((f"{target_ms:g}", str(fast), str(every), f"{fast / every:.1f}", limit, *cells))
+        rows.append((*cells, *each))
     return Table(header=_HEAD, rows=rows)
+
+
+def _saving(model: Model, target_ms: float) -> tuple[Saving, tuple[str, ...]]:
+    """Of nodes whose memory takes a batch as long as that at most; and in words: the target, nodes without the slow
+    tiers and with them, their ratio, and what limits it."""
+    saving = compare(model, node_tiers(), most_batch_s=target_ms * 1e-3)
+    fast, every = saving.fast_only.nodes, saving.all_tiers.nodes
+    limit = f"{saving.all_tiers.limiting_stage}, {saving.all_tiers.batch_s * 1e3:.2f} ms"
+    return saving, (f"{target_ms:g}", str(fast), str(every), f"{fast / every:.1f}", limit)
 
 
 def models_table(library: Library) -> Table:
@@ -86,11 +94,7 @@ def models_table(library: Library) -> Table:
     for label, (name, changes) in _MODELS.items():
         model = library.changed(changes).model(name)
         terabytes = f"{workload_of(model).table_bytes / 1e12:.1f}"
-        for target_ms in _EQUAL_MS:
-            saving = compare(model, node_tiers(), most_batch_s=target_ms * 1e-3)
-            fast, every = saving.fast_only.nodes, saving.all_tiers.nodes
-            limit = f"{saving.all_tiers.limiting_stage}, {saving.all_tiers.batch_s * 1e3:.2f} ms"
-            rows.append((label, terabytes, f"{target_ms:g}", str(fast), str(every), f"{fast / every:.1f}", limit))
+        rows += [(label, terabytes, *_saving(model, target_ms)[1]) for target_ms in _EQUAL_MS]
     head = ("model", "TB of rows", "ms at most", "nodes, HBM and DRAM", "all tiers", "times fewer", "limited by")
     return Table(header=head, rows=rows)
 
