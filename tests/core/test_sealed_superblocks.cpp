@@ -70,8 +70,10 @@ class Tampered {
     put_sealed(image, format::header_offset, changed, 0);
     refused(what, kind, image);
   }
-  void table(const char* what, ErrorKind kind, const std::function<void(format::TableRecord&)>& change) {
-    record<format::TableRecord>(what, kind, format::tables_offset + sizeof(format::TableRecord), change);
+  // because: words of the error, where others are of that kind, too.
+  void table(const char* what, ErrorKind kind, const std::function<void(format::TableRecord&)>& change,
+             const char* because = "") {
+    record<format::TableRecord>(what, kind, format::tables_offset + sizeof(format::TableRecord), change, because);
   }
   void shards(const char* what, ErrorKind kind, const std::function<void(format::ShardsRecord&)>& change) {
     record<format::ShardsRecord>(what, kind, format::shards_offset(header_.num_tables), change);
@@ -86,18 +88,24 @@ class Tampered {
   std::string path() const { return pool_ + "/pool.holdfast"; }
 
   template <format::Persistent T>
-  void record(const char* what, ErrorKind kind, std::size_t offset, const std::function<void(T&)>& change) {
+  void record(const char* what, ErrorKind kind, std::size_t offset, const std::function<void(T&)>& change,
+              const char* because = "") {
     Bytes image = image_;
     T changed = taken<T>(image_, offset);
     change(changed);
     put_sealed(image, offset, changed, seed_);
-    refused(what, kind, image);
+    refused(what, kind, image, because);
   }
 
-  void refused(const char* what, ErrorKind kind, const Bytes& image) {
+  void refused(const char* what, ErrorKind kind, const Bytes& image, const char* because = "") {
     check::context = what;
     write_at(path(), image);
     CHECK(kind_thrown_by([&] { Reader reader(pool_); }) == kind);
+    try {
+      Reader reader(pool_);
+    } catch (const Error& error) {
+      CHECK(std::string(error.what()).find(because) != std::string::npos);
+    }
     CHECK(kind_thrown_by([&] { Pool pool(pool_, {}); }) == kind);
     CHECK(bytes_at(path()) == image);
   }
@@ -151,6 +159,22 @@ void tables_that_make_no_sense_are_refused() {
   });
   cut.table("split over others", ErrorKind::corrupted, [](Table& t) { t.table_shards = 2; });
   cut.table("turned by more than there are", ErrorKind::corrupted, [](Table& t) { t.first_shard = 4; });
+  const auto gets_keys = [](Table& t) {
+    t.id_map = static_cast<std::uint32_t>(format::IdMap::dynamic);
+    t.keys = static_cast<std::uint32_t>(format::KeyKind::int64);
+    t.state_floats += key_record_floats;
+  };
+  cut.table(
+      "keys in more places than 32 bits number", ErrorKind::corrupted,
+      [&](Table& t) {
+        gets_keys(t);
+        t.num_embeddings = format::max_keyed_rows;
+      },
+      "impossible number of rows for a table with keys");
+  cut.table("a limit of the keys of all writers", ErrorKind::format_mismatch, [&](Table& t) {
+    gets_keys(t);
+    t.max_keys = 5;
+  });
 }
 
 void records_that_make_no_sense_are_refused() {
