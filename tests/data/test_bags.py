@@ -55,6 +55,41 @@ def test_no_feature_gives_an_empty_batch():
     assert features.values().numel() == 0
 
 
+def test_ids_without_offsets_are_as_many_of_each_sample():
+    features = JaggedFeatures.from_bags({"user": tensor(7, 8), "items": torch.tensor([[1, 2, 3], [4, 5, 6]])})
+    assert features.offsets().tolist() == [0, 1, 2, 5, 8]
+    assert features.values().tolist() == [7, 8, 1, 2, 3, 4, 5, 6]
+    assert JaggedFeatures.from_bags({"none": torch.empty(3, 0, dtype=torch.int64)}).offsets().tolist() == [0, 0, 0, 0]
+
+
+def test_a_feature_without_offsets_says_how_many_samples_there_are():
+    """Without it, three offsets of which the last is the number of ids would be two bags."""
+    ends_empty = (tensor(5, 6), tensor(0, 1, 2))
+    assert JaggedFeatures.from_bags({"a": ends_empty}).stride() == 2
+    features = JaggedFeatures.from_bags({"a": ends_empty, "user": tensor(1, 2, 3)})
+    assert features.stride() == 3
+    assert features.offsets().tolist() == [0, 1, 2, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("odd", "of"),
+    [
+        (tensor(1, 2), "samples"),
+        (tensor(1, 2)[None, None], "1-D or 2-D"),
+        (torch.ones(3), "torch.float32"),
+        ((tensor(1, 2), tensor(0)), "1 offsets"),
+        ((tensor(1), tensor(0), tensor(1)), "tuple"),
+        ((tensor(1), None), "tuple"),
+        ([1, 2, 3], "list"),
+        ("ab", "str"),
+        (None, "NoneType"),
+    ],
+)
+def test_bags_that_do_not_fit_name_the_feature(odd, of):
+    with pytest.raises(DataError, match=f"'odd'.*{of}"):
+        JaggedFeatures.from_bags({"user": tensor(1, 2, 3), "odd": odd})
+
+
 @pytest.mark.parametrize(
     ("ids", "offsets"),
     [

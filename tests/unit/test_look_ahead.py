@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -140,6 +141,25 @@ def test_a_wrapped_generator_trains_the_same_bits_and_waits_for_no_row(
     assert run.traffic("rows_missed") > 0
     assert run.traffic("demand_fetches") == 0
     assert run.end() == expected(12, as_bags=as_bags)
+
+
+def test_a_dataloaders_dict_of_columns_is_looked_up_as_it_is(tmp_path: Path, expected: Callable[..., str]) -> None:
+    """Ids as they come out of a table's columns, labels and texts beside them."""
+
+    def columns() -> Iterator[Batch]:
+        for batch in batches(as_bags=True):
+            ids = {
+                key: ids if number == 0 else ids[:, None]
+                for number, (key, (ids, _)) in enumerate(batch.features.items())
+            }
+            beside = {"label": torch.ones(SAMPLES), "title": ["none"] * SAMPLES, "epoch": 3}
+            yield dataclasses.replace(batch, features={**beside, **ids})
+
+    run = Run(tmp_path / "wrapped")
+    run.train(holdfast.prefetch(columns(), run.pool), 12)
+    assert run.traffic("rows_missed") > 0
+    assert run.traffic("demand_fetches") == 0
+    assert run.end() == expected(12, as_bags=True)
 
 
 def test_features_that_the_loop_makes_itself_are_planned_again_and_their_rows_are_there(

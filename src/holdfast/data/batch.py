@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from holdfast.errors import DataError
+
+Bags: TypeAlias = Tensor | tuple[Tensor, Tensor]  # of a feature: see from_bags
 
 
 class JaggedFeatures:
@@ -29,36 +33,39 @@ class JaggedFeatures:
         self._weights = weights
 
     @classmethod
-    def from_bags(cls, bags: Mapping[str, tuple[Tensor, Tensor]]) -> JaggedFeatures:
-        """From ``{feature: (ids, offsets)}`` with the offsets of ``torch.nn.EmbeddingBag`` (``[batch_size]``, or with a
-        last entry that equals ``len(ids)``: ``include_last_offset``); which of the two is told by the common length.
+    def from_bags(cls, bags: Mapping[str, Bags]) -> JaggedFeatures:
+        """From a mapping of features to their bags, which are one of
 
-        Where the features' offsets have two lengths, one apart, the longer ones carry the last entry. Where all have
-        one length, they carry it if every feature's last offset equals its ``len(ids)``; so a batch whose last bag is
-        empty in every feature must be given with the last entry. Ids and offsets are integer tensors of one dimension.
+        - ids ``[batch_size]``: one a sample, as ``torch.nn.Embedding`` takes them;
+        - ids ``[batch_size, length]``: so many a sample, as ``torch.nn.EmbeddingBag`` takes them;
+        - ``(ids, offsets)``, ids ``[num_ids]``, with the offsets of ``torch.nn.EmbeddingBag``: ``[batch_size]``, or
+          with a last entry that equals ``num_ids`` (``include_last_offset``).
+
+        Which of the latter two it is, a feature without offsets tells, or else the common length: where the features'
+        offsets have two lengths, one apart, the longer ones carry the last entry. Where all have one length, they carry
+        it if every feature's last offset equals its ``num_ids``; so a batch whose last bag is empty in every feature
+        must be given with the last entry. Ids and offsets are int64 or int32.
         Raises DataError that names the feature whose ids or offsets are of another shape, or do not fit each other.
         """
-        for key, (ids, offsets) in bags.items():
-            for what, tensor in (("ids", ids), ("offsets", offsets)):
-                if tensor.dim() != 1 or tensor.dtype not in (torch.int64, torch.int32):
-                    raise DataError(
-                        f"feature {key!r}: {what} must be a 1-D int64 or int32 tensor, "
-                        f"not {tuple(tensor.shape)} {tensor.dtype}"
-                    )
-        batch_size = _common_batch_size(bags)
+        given = {key: _ids_and_offsets(key, bag) for key, bag in bags.items()}
+        batch_size = _common_batch_size(given)
         values: list[Tensor] = []
         starts: list[Tensor] = []
         num_ids = 0
-        for key, (ids, offsets) in bags.items():
-            bag_starts = offsets[:batch_size].to(torch.int64)
-            _check_offsets(key, bag_starts, offsets, ids.numel())
+        for key, (ids, offsets) in given.items():
+            if offsets is None:
+                of_bag = math.prod(ids.shape[1:])
+                bag_starts = torch.arange(batch_size, dtype=torch.int64, device=ids.device) * of_bag
+            else:
+                bag_starts = offsets[:batch_size].to(torch.int64)
+                _check_offsets(key, bag_starts, offsets, ids.numel())
             starts.append(bag_starts + num_ids)
-            values.append(ids.to(torch.int64))
+            values.append(ids.reshape(-1).to(torch.int64))
             num_ids += ids.numel()
         device = values[0].device if values else None
         starts.append(torch.tensor([num_ids], dtype=torch.int64, device=device))
         all_values = torch.cat(values) if values else torch.empty(0, dtype=torch.int64)
-        return cls(list(bags), all_values, torch.cat(starts))
+        return cls(list(given), all_values, torch.cat(starts))
 
     def keys(self) -> list[str]:
         return self._keys
@@ -99,9 +106,36 @@ class Batch:
         return int(self.labels.numel())
 
 
-def _common_batch_size(bags: Mapping[str, tuple[Tensor, Tensor]]) -> int:
-    """The batch size that all features' offsets agree on; DataError names a feature that does not fit."""
-    lengths = {key: offsets.numel() for key, (_, offsets) in bags.items()}
+def _ids_and_offsets(key: str, bag: object) -> tuple[Tensor, Tensor | None]:
+    """What from_bags was given of feature ``key``."""
+    tensors = (bag,) if isinstance(bag, Tensor) else tuple(bag) if isinstance(bag, Iterable) else ()
+    if len(tensors) not in (1, 2) or not all(isinstance(tensor, Tensor) for tensor in tensors):
+        raise DataError(
+            f"feature {key!r}: its bags are a tensor of ids, [batch_size] or [batch_size, length], or a pair "
+            f"(ids, offsets) of tensors, not a {type(bag).__name__}"
+        )
+    for what, tensor, most in zip(("ids", "offsets"), tensors, (3 - len(tensors), 1), strict=False):
+        if not 1 <= tensor.dim() <= most or tensor.dtype not in (torch.int64, torch.int32):
+            raise DataError(
+                f"feature {key!r}: {what} must be a {'1-D' if most == 1 else '1-D or 2-D'} int64 or int32 tensor, "
+                f"not {tuple(tensor.shape)} {tensor.dtype}"
+            )
+    return tensors[0], tensors[1] if len(tensors) == 2 else None
+
+
+def _common_batch_size(bags: Mapping[str, tuple[Tensor, Tensor | None]]) -> int:
+    """The batch size that all features agree on; DataError names a feature that does not fit."""
+    plain = {key: len(ids) for key, (ids, offsets) in bags.items() if offsets is None}
+    lengths = {key: offsets.numel() for key, (_, offsets) in bags.items() if offsets is not None}
+    if plain:
+        batch_size = next(iter(plain.values()))
+        for key, size in plain.items():
+            if size != batch_size:
+                raise DataError(f"feature {key!r}: ids of {size} samples, where another feature has {batch_size}")
+        for key, length in lengths.items():
+            if length not in (batch_size, batch_size + 1):
+                raise DataError(f"feature {key!r}: {length} offsets, where another feature has {batch_size} samples")
+        return batch_size
     if not lengths:
         return 0
     shortest, longest = min(lengths.values()), max(lengths.values())
@@ -112,7 +146,7 @@ def _common_batch_size(bags: Mapping[str, tuple[Tensor, Tensor]]) -> int:
         return 0
     if longest > shortest:
         return shortest
-    carries_last = all(int(offsets[-1]) == ids.numel() for ids, offsets in bags.values())
+    carries_last = all(offsets is not None and int(offsets[-1]) == ids.numel() for ids, offsets in bags.values())
     return longest - 1 if carries_last else longest
 
 

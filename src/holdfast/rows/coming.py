@@ -37,7 +37,10 @@ def tensors_of(features: Any) -> Tensors:
     """All that a plan is made of."""
     if isinstance(features, Mapping):
         return tuple(
-            (key, tensor, tensor._version) for key, (ids, offsets) in features.items() for tensor in (ids, offsets)
+            (key, tensor, tensor._version)
+            for key, bags in features.items()
+            for tensor in (bags if isinstance(bags, tuple | list) else (bags,))
+            if isinstance(tensor, Tensor)
         )
     keys = tuple(features.keys())
     offsets = features.offsets() if hasattr(features, "offsets") else features.lengths()

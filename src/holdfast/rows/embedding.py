@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from holdfast.data.batch import JaggedFeatures
+from holdfast.data.batch import Bags, JaggedFeatures
 from holdfast.device.options import DeviceConfig
 from holdfast.device.queues import Work
 from holdfast.errors import ConfigError, DataError
@@ -34,7 +34,7 @@ class KeyedJagged(Protocol):
     def weights_or_none(self) -> Tensor | None: ...
 
 
-Features: TypeAlias = "KeyedJagged | Mapping[str, tuple[Tensor, Tensor]] | PlannedFeatures | LookedUp"
+Features: TypeAlias = "KeyedJagged | Mapping[str, Bags] | PlannedFeatures | LookedUp"
 
 
 class PooledFeatures:
@@ -122,7 +122,7 @@ class EmbeddingBagCollection(nn.Module):
 
     def plan(
         self,
-        features: KeyedJagged | Mapping[str, tuple[Tensor, Tensor]],
+        features: KeyedJagged | Mapping[str, Bags],
         *,
         ahead: bool = True,
         evaluates: bool = False,
@@ -135,13 +135,11 @@ class EmbeddingBagCollection(nn.Module):
 
         Raises IdError (names feature, sample and value), DataError, ConfigError; PoolFull where new keys find no rows.
         """
-        jagged = JaggedFeatures.from_bags(features) if isinstance(features, Mapping) else features
+        jagged = self._jagged(features)
         keys = tuple(jagged.keys())
         block_of = self._blocks.get(keys)
         if block_of is None:
-            missing = [key for key in self._keys if key not in keys]
-            if missing:
-                raise ConfigError(f"the batch has no feature '{missing[0]}' (it has {', '.join(keys)})")
+            self._refuse_missing(keys)
             block_of = self._blocks[keys] = tuple(keys.index(key) for key in self._keys)
         weights = jagged.weights_or_none()
         try:
@@ -159,6 +157,18 @@ class EmbeddingBagCollection(nn.Module):
             raise DataError(f"a batch's ids, offsets and weights do not fit together: {error}") from error
         return PlannedFeatures(plan, weights)
 
+    def _jagged(self, features: KeyedJagged | Mapping[str, Bags]) -> KeyedJagged:
+        """Of a mapping what the tables need: the rest may be labels, texts, anything."""
+        if not isinstance(features, Mapping):
+            return features
+        self._refuse_missing(tuple(features))
+        return JaggedFeatures.from_bags({key: features[key] for key in self._keys})
+
+    def _refuse_missing(self, keys: tuple[str, ...]) -> None:
+        missing = [key for key in self._keys if key not in keys]
+        if missing:
+            raise ConfigError(f"the batch has no feature '{missing[0]}' (it has {', '.join(map(str, keys))})")
+
     def forward(self, features: Features) -> PooledFeatures:
         if isinstance(features, LookedUp):
             return PooledFeatures(self._keys, self._dims, features.values)
@@ -167,9 +177,7 @@ class EmbeddingBagCollection(nn.Module):
         out = self.lookup(self.capture(planned), planned) if trains else self._access.evaluate(planned)
         return PooledFeatures(self._keys, self._dims, out)
 
-    def _planned(
-        self, features: KeyedJagged | Mapping[str, tuple[Tensor, Tensor]], *, evaluates: bool
-    ) -> PlannedFeatures:
+    def _planned(self, features: KeyedJagged | Mapping[str, Bags], *, evaluates: bool) -> PlannedFeatures:
         coming = next((coming for coming in self._coming if coming.is_of(features)), None)
         return self.plan(features, ahead=False, evaluates=evaluates) if coming is None else coming.planned
 

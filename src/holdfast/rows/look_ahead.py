@@ -231,10 +231,9 @@ def _features_in(batch: Any, levels: int) -> Iterator[Any]:
     if levels == 0 or isinstance(batch, (Tensor, str, bytes)):
         return
     if isinstance(batch, Mapping):
-        if batch and all(_is_bag(value) for value in batch.values()):
+        if any(_is_bag(value) for value in batch.values()):
             yield batch
-            return
-        parts: Iterable[Any] = batch.values()
+        parts: Iterable[Any] = [value for value in batch.values() if not _is_bag(value)]
     elif isinstance(batch, (tuple, list)):
         parts = batch
     elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
@@ -246,6 +245,8 @@ def _features_in(batch: Any, levels: int) -> Iterator[Any]:
 
 
 def _is_bag(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.dtype in (torch.int64, torch.int32)
     return isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, Tensor) for part in value)
 
 
