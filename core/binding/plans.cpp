@@ -80,6 +80,9 @@ void bind_plans(nb::module_& m) {
       .def(
           "rows", [](const Plan& plan, std::size_t table) { return plan.tables.at(table).rows; }, "table"_a,
           "The unique rows of one of the collection's tables, ascending.")
+      .def(
+          "keys", [](const Plan& plan, std::size_t table) { return plan.tables.at(table).keys; }, "table"_a,
+          "Of a table whose ids are keys: those of its rows, as 64 bits without a sign; else nothing.")
       .def_ro("spans", &Plan::spans, "Per feature, which of the batch's ids are its: (begin, end).")
       .def_ro("output_floats", &Plan::output_floats, "Of a routed plan: how much of the output each trainer gets.");
 

@@ -75,6 +75,11 @@ class Plan:
     def rows(self, table: int) -> list[int]:
         """The unique rows of one of the collection's tables, ascending."""
 
+    def keys(self, table: int) -> list[int]:
+        """
+        Of a table whose ids are keys: those of its rows, as 64 bits without a sign; else nothing.
+        """
+
     @property
     def spans(self) -> list[tuple[int, int]]:
         """Per feature, which of the batch's ids are its: (begin, end)."""

@@ -6,7 +6,7 @@ Observing changes nothing: it draws no random number, updates nothing, and reads
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -99,11 +99,17 @@ def row_leaves(touched: Sequence[tuple[EmbeddingBagCollection, PlannedFeatures]]
     for collection in dict.fromkeys(collection for collection, _ in touched):
         plans = [planned.plan for where, planned in touched if where is collection]
         for number, table in enumerate(collection.embedding_bag_configs()):
-            rows = sorted({row for plan in plans for row in plan.rows(number)})
-            ids = torch.tensor(rows, dtype=torch.int64)
-            yield tensor_leaf("batch", f"rows that the batch reads of table '{table.name}'", ids, values)
+            # Which row a key has is nobody's business: it may be another one after a resume.
+            what, ids = ("rows", _ids(plan.rows(number) for plan in plans))
+            if table.keys is not None:
+                what, ids = ("keys", _ids(plan.keys(number) for plan in plans))
+            yield tensor_leaf("batch", f"{what} that the batch reads of table '{table.name}'", ids, values)
             found = _read_rows(collection, next(iter(table.feature_names)), ids, table.embedding_dim)
             yield tensor_leaf("rows", f"table '{table.name}'", found, values)
+
+
+def _ids(found: Iterable[Sequence[int]]) -> Tensor:
+    return torch.from_numpy(np.unique(np.concatenate([np.array(some, np.uint64) for some in found])).view(np.int64))
 
 
 def _read_rows(collection: EmbeddingBagCollection, feature: str, ids: Tensor, dim: int) -> Tensor:
@@ -120,7 +126,7 @@ def _read_rows(collection: EmbeddingBagCollection, feature: str, ids: Tensor, di
         bags = dict.fromkeys(keys, (nothing, empty))
         bags[feature] = (some, torch.arange(len(some) + 1))
         with torch.no_grad():
-            pooled = collection._access.evaluate(collection.plan(bags))
+            pooled = collection._access.evaluate(collection.plan(bags, evaluates=True))
         out[first : first + len(some)] = pooled[:, begin : begin + dim].cpu()
     return out
 

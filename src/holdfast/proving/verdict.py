@@ -182,7 +182,11 @@ def _causes_after_resume(difference: Difference, parts: list[str]) -> Iterator[s
             "samples, seek), and let it begin where it is told to"
         )
     elif "random numbers" in parts:
-        yield "random numbers are drawn between resume() and the first step: resume last, after everything is made"
+        yield (
+            "random numbers are drawn between resume() and the first step: resume last, after everything is made; and "
+            "give a DataLoader a generator of its own (generator=torch.Generator()), else it draws from torch's each "
+            "time that it is iterated"
+        )
     elif not difference.outside:
         yield "a state that no variable of the script shows: of a module, a library, or what a closure holds"
     if "schedulers" in parts:
