@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holdfast.admin.importing_tables import import_tables
     from holdfast.data.batch import Batch, JaggedFeatures
     from holdfast.device.options import DeviceConfig
     from holdfast.errors import HoldfastError
@@ -39,12 +40,14 @@ __all__ = [
     "RowWiseAdam",
     "ScoreCollector",
     "clip_grad_norm_",
+    "import_tables",
     "prefetch",
     "prepare_environment",
 ]
 
 # Where each name lives. Imported when it is asked for: torch takes more than a second, and `holdfast --help` none.
 _HOMES = {
+    "admin.importing_tables": ("import_tables",),
     "data.batch": ("Batch", "JaggedFeatures"),
     "device.options": ("DeviceConfig",),
     "errors": ("HoldfastError",),

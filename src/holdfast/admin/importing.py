@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,24 +83,22 @@ def import_pool(
 def _import_all(file: TensorFile, trainer: Trainer, directory: Path, on_bytes: Progress | None) -> ImportSummary:
     shapes = file.shapes()
     tables = trainer.pool.core.tables
-    sources = [_table_sources(table, shapes) for table in tables]
+    sources = [table_sources(table, shapes) for table in tables]
     dense = _import_dense(file, trainer, shapes)
     used = {name for source in sources for name in source.values()} | set(dense.values())
     reader = _core.Reader(str(directory))
     for number, source in enumerate(sources):
-        _import_table(file, trainer.pool.core, reader, number, source, on_bytes)
+        import_table(file, trainer.pool.core, reader, number, source, on_bytes)
     return ImportSummary(
         tables=len(tables),
-        state=tuple(
-            name for source in sources for key, name in source.items() if key not in ("weight", "keys", *_MANAGED)
-        ),
+        state=state_of(sources),
         dense=tuple(dense),
         dense_missing=tuple(name for name in trainer.model.state_dict() if name not in dense),
         unused=tuple(name for name in shapes if name not in used),
     )
 
 
-def _table_sources(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+def table_sources(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     """Where the table's weights ("weight") and each part of its state lie in the file, checked."""
     name = re.escape(table.name)
     weight = _only(shapes, rf"(?:^|\.)embedding_bags\.{name}\.weight$", f"table '{table.name}'")
@@ -144,6 +142,11 @@ def _table_sources(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]]
     return sources
 
 
+def state_of(sources: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
+    """Of what table_sources found: the names of optimizer state."""
+    return tuple(name for source in sources for key, name in source.items() if key not in ("weight", "keys", *_MANAGED))
+
+
 def _managed_ids(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     """Of TorchRec's managed collisions (MCHManagedCollisionModule), where the file has them: ids, and their rows."""
     found = {}
@@ -159,7 +162,7 @@ def _managed_ids(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]]) 
     return found
 
 
-def _import_table(
+def import_table(
     file: TensorFile,
     pool: _core.Pool,
     reader: PoolReader,
@@ -167,6 +170,7 @@ def _import_table(
     source: Mapping[str, str],
     on_bytes: Progress | None,
 ) -> None:
+    """The table's rows of the file into a new pool; `source`: as table_sources found them."""
     table = pool.tables[number]
     layout = layout_of(table)
     dtype = TORCH_DTYPES[table.dtype]

@@ -1,0 +1,121 @@
+"""A new pool for a script of one's own, whose tables begin with rows from elsewhere: pretrained vectors, a state_dict.
+
+What is made is there when it is complete. A script that was killed meanwhile makes it anew.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from holdfast import _core
+from holdfast.admin.importing import import_table, state_of, table_sources
+from holdfast.admin.snapshot.output import new_directory
+from holdfast.admin.tensor_files import Progress, TensorFile, open_tensors
+from holdfast.errors import ConfigError, PoolExists, PoolOfGroup
+from holdfast.files.durable import make_directory
+from holdfast.pools.directory import Medium, exists, is_shared
+from holdfast.pools.optim import RowOptimizerSpec, RowWiseAdagrad
+from holdfast.pools.pool import Pool
+from holdfast.pools.proving_hook import pool_directory
+from holdfast.pools.tables import EmbeddingBagConfig
+from holdfast.rows.embedding import EmbeddingBagCollection
+
+
+class _GivenTensors:
+    """What import_tables was given, under the names that a file has."""
+
+    def __init__(self, given: Mapping[str, Tensor | Mapping[str, Tensor]]) -> None:
+        self._tensors: dict[str, Tensor] = {}
+        for table, parts in given.items():
+            for part, tensor in parts.items() if isinstance(parts, Mapping) else [("weight", parts)]:
+                self._add(table, part, tensor)
+
+    def _add(self, table: str, part: str, tensor: object) -> None:
+        if not isinstance(tensor, Tensor):
+            raise ConfigError(f"table '{table}': its {part} is a {type(tensor).__name__}, not a tensor")
+        room = "embedding_bags" if part in ("weight", "keys") else "optimizer"
+        self._tensors[f"{room}.{table}.{part}"] = tensor.detach().cpu()
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    def rows(self, name: str, first: int, count: int) -> Tensor:
+        return self._tensors[name][first : first + count]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedTables:
+    """What an import of tables took, and what it did not use; names are the source's.
+
+    state: of optimizers. Tables without any begin with zeros.
+    """
+
+    tables: tuple[str, ...]
+    state: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+def import_tables(
+    directory: str | os.PathLike[str],
+    tables: Sequence[EmbeddingBagConfig],
+    source: str | os.PathLike[str] | Mapping[str, Tensor | Mapping[str, Tensor]],
+    *,
+    optimizer: RowOptimizerSpec | None = None,
+    seed: int = 0,
+    medium: Medium = "auto",
+    row_checksums: bool = False,
+    exist_ok: bool = False,
+    on_bytes: Progress | None = None,
+) -> ImportedTables | None:
+    """Makes a pool in `directory` whose tables begin with the rows of `source`, at step 0. A script opens it as any
+    other, with the same tables and optimizer.
+
+    source: by table its weights, ``[num_embeddings, embedding_dim]`` of any floating dtype, or a mapping: ``weight``;
+        of a table with keys ``keys``, int64 ``[num_rows]``, row i's (without them row i has key i); optimizer state
+        under the names that ``holdfast export`` gives it. Or a file that ``holdfast export``, safetensors or torch.save
+        wrote, with names as ``holdfast import`` wants them: ``...embedding_bags.<table>.weight``. Every table must be
+        there.
+    optimizer: of the rows; default: that of EmbeddingBagCollection.
+    seed, medium, row_checksums: of the pool, see Pool.
+    exist_ok: return None where there is a pool already, so that a script can say the same in each of its lives.
+    on_bytes: is called with how many bytes of rows were taken since the last call.
+
+    Rows that equal their initial value stay untouched. Raises PoolExists, PoolOfGroup under torchrun, and ConfigError
+    that names the table that is missing, has another shape, or has keys twice.
+    """
+    path = pool_directory(directory)
+    if is_shared(path):
+        raise PoolOfGroup(
+            f"{path}: tables are imported by one process into a pool of one; run it without torchrun, before training"
+        )
+    if path.exists():
+        if exist_ok and exists(path):
+            return None
+        raise PoolExists(f"{path} is there already; an import makes a new pool, name another directory")
+    file = _GivenTensors(source) if isinstance(source, Mapping) else open_tensors(Path(source))
+    make_directory(path.parent)
+    with (
+        new_directory(path, "importing") as partial,
+        Pool(partial, seed=seed, medium=medium, row_checksums=row_checksums) as pool,
+    ):
+        rows = EmbeddingBagCollection(pool, tables, optimizer=RowWiseAdagrad() if optimizer is None else optimizer)
+        return _import_all(file, pool, partial, [table.name for table in rows.embedding_bag_configs()], on_bytes)
+
+
+def _import_all(
+    file: TensorFile, pool: Pool, directory: Path, names: Sequence[str], on_bytes: Progress | None
+) -> ImportedTables:
+    shapes = file.shapes()
+    sources = [table_sources(table, shapes) for table in pool.core.tables]
+    reader = _core.Reader(str(directory))
+    for number, source in enumerate(sources):
+        import_table(file, pool.core, reader, number, source, on_bytes)
+    used = {name for source in sources for name in source.values()}
+    return ImportedTables(
+        tables=tuple(names), state=state_of(sources), unused=tuple(name for name in shapes if name not in used)
+    )

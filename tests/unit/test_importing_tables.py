@@ -1,0 +1,144 @@
+"""A pool for a loop of one's own begins with rows from elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import holdfast
+from holdfast.admin.exporting import export_pool
+from holdfast.errors import ConfigError, PoolExists, PoolOfGroup
+from holdfast.pools.read_only import at_rest
+
+ROWS, DIM = 40, 8
+STORES: list[dict[str, Any]] = [{"medium": "memory", "row_checksums": True}, {"medium": "block"}]
+TABLES = [
+    holdfast.EmbeddingBagConfig(name="shops", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["shop"]),
+    holdfast.EmbeddingBagConfig(
+        name="items", num_embeddings=None, capacity=50, embedding_dim=DIM, feature_names=["item"]
+    ),
+]
+KEYS = torch.tensor([5, -(2**63), 2**63 - 1, 0])
+BATCH = {"shop": torch.tensor([3, 0, 39, 3]), "item": KEYS}
+
+
+@pytest.fixture
+def source() -> dict[str, Any]:
+    draw = torch.Generator().manual_seed(2)
+    keyed = {"weight": torch.randn(len(KEYS), DIM, generator=draw, dtype=torch.float64), "keys": KEYS}
+    return {"shops": nn.Embedding(ROWS, DIM).weight, "items": keyed}
+
+
+def looked_up(directory: Path, batch: dict[str, Tensor], optimizer: Any = None) -> Tensor:
+    """What a script sees that opens the pool, and then trains it for a step."""
+    with holdfast.Pool(directory) as pool:
+        rows = holdfast.EmbeddingBagCollection(pool, TABLES, optimizer=optimizer)
+        checkpoint = holdfast.Checkpoint(pool, model=nn.Linear(1, 1), optimizer=[])
+        checkpoint.resume()
+        assert pool.step == 0
+        pooled = rows(batch)
+        pooled.values().square().sum().backward()
+        rows.optimizer.step()
+        checkpoint.commit()
+        assert pool.step == 1
+        return pooled.values().detach()
+
+
+@pytest.mark.parametrize("options", STORES)
+def test_a_script_finds_what_was_imported(pool_root: Path, source: dict[str, Any], options: dict[str, Any]) -> None:
+    found = holdfast.import_tables(pool_root / "pool", TABLES, source, seed=3, **options)
+    assert found is not None
+    assert (found.tables, found.state, found.unused) == (("shops", "items"), (), ())
+    expected = torch.cat([source["shops"].detach()[BATCH["shop"]], source["items"]["weight"].float()], dim=1)
+    torch.testing.assert_close(looked_up(pool_root / "pool", BATCH), expected, rtol=0, atol=0)
+
+
+def test_a_key_that_was_not_imported_begins_as_in_any_pool(pool_root: Path, source: dict[str, Any]) -> None:
+    unknown = {"shop": torch.tensor([1]), "item": torch.tensor([77])}
+    holdfast.import_tables(pool_root / "pool", TABLES, source)
+    of_items = [looked_up(pool_root / name, unknown)[:, DIM:] for name in ("pool", "never-imported")]
+    assert torch.equal(*of_items)
+
+
+@pytest.mark.parametrize("options", STORES)
+def test_an_export_comes_back_with_the_optimizers_state(
+    pool_root: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    adam = holdfast.Adam(lr=0.1)
+    looked_up(pool_root / "trained", BATCH, adam)
+
+    def export(name: str) -> dict[str, Tensor]:
+        """Of the tables; of keys in their order."""
+        with at_rest(pool_root / name) as (reader, _):
+            export_pool(reader, tmp_path / f"{name}.safetensors")
+        tensors = load_file(tmp_path / f"{name}.safetensors")
+        order = tensors["embedding_bags.items.keys"].argsort()
+        return {
+            key: value[order] if ".items." in key else value for key, value in tensors.items() if "model" not in key
+        }
+
+    exported = export("trained")
+    found = holdfast.import_tables(
+        pool_root / "moved", TABLES, tmp_path / "trained.safetensors", optimizer=adam, **options
+    )
+    assert found is not None
+    assert len(found.state) == 4
+    moved = export("moved")
+    assert moved.keys() == exported.keys()
+    for name, tensor in exported.items():
+        assert torch.equal(moved[name], tensor), name
+
+
+def test_a_script_says_the_same_in_each_of_its_lives(pool_root: Path, source: dict[str, Any]) -> None:
+    holdfast.import_tables(pool_root / "pool", TABLES, source)
+    assert holdfast.import_tables(pool_root / "pool", TABLES, source, exist_ok=True) is None
+    with pytest.raises(PoolExists, match="name another directory"):
+        holdfast.import_tables(pool_root / "pool", TABLES, source)
+    (pool_root / "no-pool").mkdir()
+    with pytest.raises(PoolExists):
+        holdfast.import_tables(pool_root / "no-pool", TABLES, source, exist_ok=True)
+
+
+def test_an_import_that_does_not_end_leaves_no_pool(
+    pool_root: Path, source: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(count: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        holdfast.import_tables(pool_root / "pool", TABLES, source, on_bytes=interrupted)
+    assert list(pool_root.iterdir()) == []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(PoolOfGroup, match="without torchrun"):
+        holdfast.import_tables(pool_root / "pool", TABLES, source)
+    assert list(pool_root.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shops": torch.zeros(ROWS, DIM + 1)}, "embedding_bags.shops.weight .*shape"),
+        ({"shops": torch.zeros(ROWS + 1, DIM)}, "embedding_bags.shops.weight .*shape"),
+        ({"shops": [[0.0] * DIM] * ROWS}, "'shops': its weight is a list"),
+        ({"items": {"weight": torch.zeros(2, DIM), "keys": torch.tensor([4, 4])}}, "a key more than once"),
+        ({"items": {"weight": torch.zeros(2, DIM), "keys": torch.tensor([0.0, 1.0])}}, "keys are int64"),
+        ({"items": {"weight": torch.zeros(51, DIM), "keys": torch.arange(51)}}, "its capacity is 50"),
+        ({"items": {"keys": KEYS}}, "'items': .*tables shops"),
+        ({"items": {"weight": torch.zeros(4, DIM), "momentum1": torch.zeros(3)}}, "optimizer.items.momentum1 .*shape"),
+    ],
+)
+def test_what_does_not_fit_is_named(pool_root: Path, source: dict[str, Any], change: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        holdfast.import_tables(pool_root / "pool", TABLES, source | change)
+    assert list(pool_root.iterdir()) == []
+
+
+def test_what_no_table_takes_is_said(pool_root: Path, source: dict[str, Any]) -> None:
+    found = holdfast.import_tables(pool_root / "pool", TABLES, {**source, "users": torch.zeros(3, 4)})
+    assert found is not None
+    assert found.unused == ("embedding_bags.users.weight",)
