@@ -6,12 +6,33 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 #include "base/error.h"
 #include "media/directory.h"
 
 namespace holdfast {
+namespace {
+
+// Whether the file has another descriptor in this process. Its number would say less: containers have numbers of their own.
+bool is_open_here(int fd) {
+  struct stat wanted{};
+  if (::fstat(fd, &wanted) != 0) return false;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
+    const int other = std::atoi(entry.path().filename().c_str());
+    struct stat found{};
+    if (other != fd && ::fstat(other, &found) == 0 && found.st_dev == wanted.st_dev && found.st_ino == wanted.st_ino) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
 
 PoolLock::PoolLock(const std::string& directory) : path_(directory + "/lock") {
   if (!has_name(directory)) throw Error(ErrorKind::not_found, "no directory " + directory);
@@ -26,6 +47,9 @@ PoolLock::PoolLock(const std::string& directory) : path_(directory + "/lock") {
     if (errno != EWOULDBLOCK) throw Error(ErrorKind::failed, "locking " + path_ + ": " + std::strerror(errno));
     char holder[32] = {};
     const ssize_t got = ::pread(fd, holder, sizeof(holder) - 1, 0);
+    if (is_open_here(fd)) {
+      throw Error(ErrorKind::busy, directory + " is open for writing in this process already; close that pool first");
+    }
     throw Error(ErrorKind::busy, directory + " is open for writing in process " +
                                      (got > 0 ? std::string(holder) : std::string("(unknown)")) +
                                      "; wait for it, or stop it");

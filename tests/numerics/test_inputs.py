@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from holdfast import SGD, Adam, EmbeddingBagCollection, Pool, RowWiseAdagrad
-from holdfast.errors import ConfigError, DataError, HoldfastError, IdError, StepError
+from holdfast.errors import ConfigError, DataError, HoldfastError, IdError, PoolBusy, StepError
 from row_reference import Bags
 from twin import Twin, jagged, random_bags, random_weights, same_bits, table
 
@@ -209,6 +209,17 @@ def test_tensors_that_do_not_fit_together_are_a_data_error(pool_root: Path, valu
 def test_a_missing_feature_is_named(pool_root: Path):
     with Twin(pool_root / "pool", TABLES, SGD()) as twin:
         refuses(twin, jagged({"a": [[1]], "c": [[1]]}), ConfigError, "'b'")
+
+
+@pytest.mark.parametrize("features", [torch.tensor([1]), [1, 2], "a", None])
+def test_what_is_no_features_at_all_says_what_are(pool_root: Path, features):
+    with Twin(pool_root / "pool", TABLES, SGD()) as twin:
+        refuses(twin, features, DataError, "a dict", "or a KeyedJaggedTensor", f"not a {type(features).__name__}")
+
+
+def test_a_second_pool_of_this_process_is_busy_and_says_where(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, SGD()), pytest.raises(PoolBusy, match="in this process already; close that"):
+        Pool(pool_root / "pool")
 
 
 def test_a_forward_between_update_and_commit_is_a_step_error(pool_root: Path):

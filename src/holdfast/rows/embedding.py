@@ -160,6 +160,11 @@ class EmbeddingBagCollection(nn.Module):
     def _jagged(self, features: KeyedJagged | Mapping[str, Bags]) -> KeyedJagged:
         """Of a mapping what the tables need: the rest may be labels, texts, anything."""
         if not isinstance(features, Mapping):
+            if not hasattr(features, "values") or not hasattr(features, "keys"):
+                raise DataError(
+                    f"features are a dict {{feature: ids}} or {{feature: (ids, offsets)}}, or a KeyedJaggedTensor, "
+                    f"not a {type(features).__name__}"
+                )
             return features
         self._refuse_missing(tuple(features))
         return JaggedFeatures.from_bags({key: features[key] for key in self._keys})
