@@ -319,7 +319,7 @@ def test_ranks_whose_gradients_were_not_averaged_are_found(ranks: Ranks, pool_ro
     ("what", "error", "words"),
     [
         ("relaxed", "ConfigError", "has recovery"),
-        ("device", "ConfigError", "processors alone yet"),
+        ("device", "ConfigError", "their owners look them up"),
         ("tables", "ConfigError", "make them the same"),
         ("interval", "ConfigError", "has dense_interval"),
         ("thread", "StepError", "before the loader's first batch"),

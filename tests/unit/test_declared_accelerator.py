@@ -110,6 +110,16 @@ def test_gradients_come_before_the_bottom_s_backward_pass_ends():
     assert time.perf_counter() - began >= 7e-3  # and not a minute later, or this test would take one
 
 
+def test_gradients_that_another_rank_gets_have_come_before_they_leave():
+    part = DeclaredDensePart(dial(), gradients_travel=True)
+    pooled = torch.zeros(4, 8, requires_grad=True)
+    left: list[float] = []
+    pooled.register_hook(lambda _: left.append(time.perf_counter()))
+    began = time.perf_counter()
+    part.train(torch.zeros(4, 4), torch.zeros(4), pooled)
+    assert left[0] - began >= 7e-3
+
+
 def test_copies_take_the_link_s_time_and_the_software_s():
     assert dial(copy_s=1e-3, link_latency_s=1e-4, stretch=2.0).copy_seconds(10**6) == pytest.approx(2 * 2.1e-3)
 

@@ -6,6 +6,7 @@ the text alone says what it was. Here is the one place that reads it. What is no
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,7 +54,8 @@ def device_errors(what: str, bytes_wanted: int | None = None, step: Callable[[],
 
 
 def open_device(name: str) -> torch.device:
-    """The device called `name`, "cpu", "cuda" (the current one) or "cuda:1", with its number; makes it the current one.
+    """The device called `name`, "cpu", "cuda" (the current one; under torchrun each rank's own) or "cuda:1", with its
+    number; makes it the current one.
 
     Raises ConfigError where the name is no such name, CUDA cannot be used here, or has no device of that number.
     """
@@ -76,7 +78,8 @@ def open_device(name: str) -> torch.device:
     if found[2] is not None and int(found[2]) >= num_devices:
         devices = ", ".join(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(num_devices))
         raise ConfigError(f'device.kind = "{name}": there is no such device; there are {devices}')
-    number = torch.cuda.current_device() if found[2] is None else int(found[2])
+    of_rank = int(os.environ.get("LOCAL_RANK", "0")) % num_devices
+    number = torch.cuda.current_device() or of_rank if found[2] is None else int(found[2])
     device = torch.device("cuda", number)
     torch.cuda.set_device(device)
     return device

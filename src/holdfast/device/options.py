@@ -52,7 +52,8 @@ class AcceleratorDial:
 class DeviceConfig:
     """The device, and how it reaches the rows of the pool.
 
-    kind: ``cpu``, ``cuda`` or one of several, ``cuda:1``.
+    kind: ``cpu``, ``cuda`` (under torchrun each rank's own) or one of several, ``cuda:1``. Of several ranks all have
+        rows ``near_memory``, with the ranks that own them.
     rows: ``near_memory``: the processor beside the pool looks rows up and updates them, pooled vectors and their
         gradients cross over. ``scratchpad``: the rows of the coming batches lie in the device's memory, are looked up
         and updated there, and stream back to the pool. ``direct``: the same, but the device reads the rows that it

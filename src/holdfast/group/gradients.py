@@ -31,11 +31,8 @@ def average(
     # float32 is there in any case: with it travels who has a gradient.
     kinds = list(dict.fromkeys([torch.float32, *(tensor.dtype for tensor in tensors)]))
     presence = torch.tensor([float(tensor.grad is not None) for tensor in tensors])
-    tail = presence if beside is None else torch.cat([beside.detach().reshape(-1), presence])
-    flats = [
-        torch.cat([_flat_gradient(tensor) for tensor in tensors if tensor.dtype is kind] + [tail.to(kind)])
-        for kind in kinds
-    ]
+    tail = presence if beside is None else torch.cat([beside.detach().reshape(-1).cpu(), presence])
+    flats = [torch.cat([_flat_gradients(tensors, kind), tail.to(kind)]) for kind in kinds]
     for pending in [group.sum_over_trainers(flat, "dense gradients") for flat in flats]:
         pending.wait()
     present = flats[0][-len(tensors) :].tolist()
@@ -44,11 +41,18 @@ def average(
     for tensor, trainers in zip(tensors, present, strict=True):
         begin = ends[tensor.dtype]
         end = ends[tensor.dtype] = begin + tensor.numel()
-        tensor.grad = means[tensor.dtype][begin:end].view_as(tensor) if trainers else None
+        mean = means[tensor.dtype][begin:end].view_as(tensor)
+        tensor.grad = mean.to(tensor.device, non_blocking=True) if trainers else None
     if beside is not None:
         begin = ends[torch.float32]
         beside.detach().copy_(means[torch.float32][begin : begin + beside.numel()].view_as(beside))
 
 
-def _flat_gradient(tensor: Tensor) -> Tensor:
-    return torch.zeros(tensor.numel(), dtype=tensor.dtype) if tensor.grad is None else tensor.grad.reshape(-1)
+def _flat_gradients(tensors: Sequence[Tensor], kind: torch.dtype) -> Tensor:
+    """On the host; of a device they come in one copy."""
+    flat = [
+        tensor.new_zeros(tensor.numel()) if tensor.grad is None else tensor.grad.reshape(-1)
+        for tensor in tensors
+        if tensor.dtype is kind
+    ]
+    return torch.cat(flat).cpu() if flat else torch.empty(0, dtype=kind)

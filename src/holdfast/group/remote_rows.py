@@ -10,6 +10,8 @@ Invariants
 - Batches are captured in the order in which they were announced. Each goes on by a stage (counts, ids, plan) at fixed
   places of that order, so that the ranks' collectives meet, and a batch travels while earlier ones compute.
 - A gradient that was sent has come back before it is used or dropped.
+- Only pooled vectors and their gradients are ever on a trainer's device: they travel from host to host, and cross over
+  in queues of their own.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast import _core
-from holdfast.device.queues import Work
-from holdfast.errors import StepError
+from holdfast.device.arrivals import Arriving
+from holdfast.device.options import DeviceConfig
+from holdfast.device.queues import Work, host_empty, new_queue, sent
+from holdfast.errors import ConfigError, StepError
 from holdfast.group.exchange import Exchange, Travelling, num_ids_in
 from holdfast.group.group import Pending
 from holdfast.group.serving import HYPERPARAMETERS, Verb
@@ -63,16 +67,31 @@ class RemoteCapture:
         return 0 if self.local is None else self.local.bytes
 
 
-class RemoteRows:
-    """See row_access.RowAccess. number: of the collection among the pool's."""
+def check_device(config: DeviceConfig) -> None:
+    """Raises ConfigError for what a device cannot do where several ranks share the rows."""
+    if config.way != "near_memory":
+        raise ConfigError(
+            f"device.rows = {config.way!r}: where several ranks share the rows, their owners look them up and update "
+            "them; set device.rows = 'near_memory', or train with one process"
+        )
+    for name in ("relaxed_lookup", "graphs"):
+        if getattr(config, name):
+            raise ConfigError(f"device.{name} = true is for one process: leave it out where several ranks train")
 
-    device = torch.device("cpu")
-    description = ""
+
+class RemoteRows:
+    """See row_access.RowAccess. number: of the collection among the pool's. device: where vectors are wanted."""
+
     looks_forward = True
     takes_hints = False  # the other ranks wait for what one announces
     answers_late = True
 
-    def __init__(self, pool: SharedPool, number: int, tables: Sequence[EmbeddingBagConfig]) -> None:
+    def __init__(
+        self, pool: SharedPool, number: int, tables: Sequence[EmbeddingBagConfig], device: torch.device
+    ) -> None:
+        self.device = device
+        self._to_device = new_queue(device)
+        self._to_host = new_queue(device)
         self._pool = pool
         self._number = number
         self._tables = list(tables)
@@ -84,6 +103,10 @@ class RemoteRows:
         self._summed: _core.SummedGradients | None = None
         self._member: _core.Pool | None = None
         self._collection: _core.Collection | None = None
+
+    @property
+    def description(self) -> str:
+        return "" if self.device.type == "cpu" else f"on {self.device}, rows at their owners"
 
     def bind(self) -> None:
         """To the pool's parts, now that they are open."""
@@ -195,10 +218,11 @@ class RemoteRows:
         """A trainer's, once they are there; announced batches go on meanwhile."""
         self._go_on()
         vectors.pending.wait()
-        out = torch.empty(0 if batch.route is None else batch.route.num_bags, self._width)
-        if batch.route is not None:
-            batch.route.combine(vectors.received.numpy(), out.numpy())
-        return out
+        if batch.route is None:
+            return torch.empty(0, self._width)
+        out = host_empty((batch.route.num_bags, self._width), torch.float32, self.device)
+        batch.route.combine(vectors.received.numpy(), out.numpy())
+        return sent(out, self.device, self._to_device)
 
     def add_gradient(self, captured: RemoteCapture, grad: Tensor | None) -> Tensor:
         """The gradient of what this rank looked up; it travels while the dense part goes on."""
@@ -206,16 +230,16 @@ class RemoteRows:
         self._pool.tell(Verb.ADD_GRADIENT, self._number, captured.number)
         first = not self._gradients
         self._summed = None
-        sent, is_finite, route = None, True, captured.batch.route
+        spread, is_finite, route = None, True, captured.batch.route
         if route is not None and grad is not None:
-            grad = grad.to(torch.float32).contiguous()
-            is_finite = _core.all_finite(grad.numpy())
-            sent = torch.empty(sum(route.block_floats))
-            route.spread(grad.numpy(), sent.numpy())
-        pending, received = self._exchange.send_gradients(captured.batch, sent)
-        self._gradients.append((captured, _OnTheirWay(pending, received, sent)))
+            arrived = Arriving(grad.to(torch.float32).contiguous(), self._to_host).wait().numpy()
+            is_finite = _core.all_finite(arrived)
+            spread = torch.empty(sum(route.block_floats))
+            route.spread(arrived, spread.numpy())
+        pending, received = self._exchange.send_gradients(captured.batch, spread)
+        self._gradients.append((captured, _OnTheirWay(pending, received, spread)))
         self._go_on()
-        return torch.tensor(float(first) if is_finite else float("nan"))
+        return torch.tensor(float(first) if is_finite else float("nan"), device=self.device)
 
     def weight_gradient(self, captured: RemoteCapture, grad: Tensor | None, out: Tensor | None) -> None:
         """From the owners, who have the gradients of the vectors since `add_gradient`."""
@@ -257,7 +281,7 @@ class RemoteRows:
             square = self._summed.sum_of_squares
         total = torch.tensor(square / self._pool.group.num_trainers**2, dtype=torch.float64)
         self._pool.group.sum_over_all(total, "the gradients' norm").wait()
-        return total
+        return total.to(self.device)
 
     @property
     def has_gradients(self) -> bool:

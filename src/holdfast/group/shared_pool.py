@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from holdfast import _core
+from holdfast.device.faults import open_device
 from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss, StepError
 from holdfast.group.agreement import check_same_everywhere
@@ -35,7 +36,7 @@ from holdfast.group.opening import OpenOptions
 from holdfast.group.options import GroupOptions
 from holdfast.group.pool import GroupPool, Status
 from holdfast.group.rank_states import checksum_of
-from holdfast.group.remote_rows import RemoteRows
+from holdfast.group.remote_rows import RemoteRows, check_device
 from holdfast.group.serving import Verb, message, serve_until
 from holdfast.pools.dense_state import DenseState
 from holdfast.pools.dial import MediumDial
@@ -129,11 +130,7 @@ class SharedPool(Pool):
     def open_rows(
         self, tables: Sequence[EmbeddingBagConfig], optimizer: RowOptimizerSpec, device: DeviceConfig
     ) -> RemoteRows:
-        if device != DeviceConfig():
-            raise ConfigError(
-                f"device.kind = {device.kind!r}, device.rows = {device.rows!r}: several ranks train on their "
-                "processors alone yet; leave the device out, or train with one process"
-            )
+        check_device(device)
         if self._opened is not None:
             raise StepError(
                 "a collection is made after the pool of several ranks was opened: make all of them before the "
@@ -149,7 +146,8 @@ class SharedPool(Pool):
                 raise ConfigError(f"table '{table.name}' is declared by two collections")
             self._specs.append(to_spec(table, optimizer.kind))
             self._features_of[table.name] = len(table.feature_names)
-        self.rows.append(RemoteRows(self, len(self.rows), tables))
+        here = open_device(device.kind if self._group.is_trainer else "cpu")
+        self.rows.append(RemoteRows(self, len(self.rows), tables, here))
         return self.rows[-1]
 
     @property

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 from holdfast.data import Source
-from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError
 from holdfast.files.config import differences, to_plain
 from holdfast.group.group import Group
+from holdfast.group.remote_rows import check_device
 from holdfast.pools.directory import RecoveryMode
 from holdfast.pools.proving_hook import refuse_group
 from holdfast.run.assembly import open_trainer
@@ -52,11 +52,7 @@ def open_group_trainer(
     refuse_group()
     try:
         _check_same_everywhere(group, config)
-        if config.device != DeviceConfig():
-            raise ConfigError(
-                f"device.kind = {config.device.kind!r}, device.rows = {config.device.rows!r}: several ranks train on "
-                "their processors alone yet; leave [device] out, or train with one process"
-            )
+        check_device(config.device)
         source = group.all_or_none(lambda: source or open_source(config.data), "the data")
         return open_trainer(
             config, directory, recovery=recovery, trust_after_reboot=trust_after_reboot, ranks=group, source=source

@@ -5,7 +5,8 @@ Invariants
   pooled vectors once they have crossed, then the bottom MLP backward.
 - Gradients of pooled vectors have come when they have crossed back; the bottom MLP's backward pass runs on beside their
   update.
-- Nobody waits but in `wait_for_gradients` and `wait`, asleep.
+- Nobody waits but in `wait_for_gradients` and `wait`, asleep; and in `train` where gradients go on to another rank,
+  which must not have them before they have come.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ class DeclaredDensePart:
         """What a run says of itself."""
         return f"timing only: the dense part waits for the declared times of {self._dial.name}, nothing is learned"
 
-    def __init__(self, dial: AcceleratorDial) -> None:
+    def __init__(self, dial: AcceleratorDial, *, gradients_travel: bool = False) -> None:
         self._dial = dial
+        self._gradients_travel = gradients_travel
         self._free_at = 0.0  # in seconds of time.perf_counter
         self._gradients_at = 0.0
 
@@ -58,6 +60,8 @@ class DeclaredDensePart:
         top_ends = max(self._free_at, time.perf_counter() + crossing_s) + self._dial.stretch * self._dial.top_s
         self._gradients_at = top_ends + crossing_s
         self._free_at = top_ends + self._dial.stretch * self._dial.bottom_backward_s
+        if self._gradients_travel:
+            self.wait_for_gradients()
         pooled.backward(torch.full_like(pooled, weight * _GRADIENT))  # type: ignore[no-untyped-call]
         loss = torch.zeros(())
         if before_step is not None:
@@ -79,10 +83,12 @@ def dense_part(
     training: TrainConfig,
     *,
     scheduler: torch.optim.lr_scheduler.LRScheduler | None,
+    gradients_travel: bool = False,
 ) -> DensePart | DeclaredDensePart:
-    """What computes a model's dense part, or stands in for it. Raises what DensePart does."""
+    """What computes a model's dense part, or stands in for it. gradients_travel: of pooled vectors, to other ranks.
+    Raises what DensePart does."""
     if config.dial is not None:
-        return DeclaredDensePart(config.dial)
+        return DeclaredDensePart(config.dial, gradients_travel=gradients_travel)
     options = DenseOptions(bf16=training.bf16, compile=config.compile, graphs=config.graphs)
     return DensePart(model, optimizer, device, options, batch_size=training.batch_size, scheduler=scheduler)
 

@@ -105,7 +105,9 @@ class Trainer:
         device = device or DeviceConfig()
         self._relaxed_lookup = device.relaxed_lookup
         parts = in_parts(model, num_dense=source.num_dense, pooled_width=rows.output_width)
-        self._dense = dense_part(parts, dense_optimizer, rows.device, device, config, scheduler=scheduler)
+        self._dense = dense_part(
+            parts, dense_optimizer, rows.device, device, config, scheduler=scheduler, gradients_travel=rows.answers_late
+        )
         self._clock = Clock(rows.device)
         self._to_device = new_queue(rows.device)
         self._losses = new_queue(rows.device)
@@ -324,10 +326,11 @@ class Trainer:
 
     def _before_step(self, loss: Tensor) -> None:
         """All gradients are there, and nothing is updated."""
-        if loss.device.type == "cpu":
+        if loss.device.type == "cpu" or self._part_count > 1:
             NonFiniteLoss.check(float(loss), self.pool.step + 1)  # before others see it: this rank is named
         if self._part_count > 1:
-            beside = torch.stack((loss, torch.tensor(float(self.checkpoint.differs_from_told()))))
+            differs = torch.tensor(float(self.checkpoint.differs_from_told()), device=loss.device)
+            beside = torch.stack((loss, differs))
             self.pool.average_gradients(self.model, beside)
             loss.copy_(beside[0])
             self._exchange = bool(beside[1] > 0)
