@@ -6,6 +6,7 @@ so any two lives of it end alike.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import signal
@@ -269,7 +270,11 @@ def refused(directory: Path, say: Callable[..., None], options: dict[str, Any]) 
             pool_device = holdfast.DeviceConfig(kind="cpu", rows="scratchpad")
             holdfast.EmbeddingBagCollection(pool, tables("item"), device=pool_device)
         names = ["item"] if what == "tables" and pool.group.rank == 1 else ["item", "shop"]
-        rows = holdfast.EmbeddingBagCollection(pool, tables(*names))
+        configs = tables(*names)
+        if what == "policy":
+            of_rank = {"num_embeddings": None, "capacity": 100, "ttl_steps": 3 + pool.group.rank}
+            configs[0] = dataclasses.replace(configs[0], **of_rank)
+        rows = holdfast.EmbeddingBagCollection(pool, configs)
         say(joined=True)
         ids, _, _ = batch_of(1, 24, pool.part)
         if what == "thread":

@@ -51,6 +51,15 @@ def test_a_declared_accelerator_trains_beside_a_memory_rank(ranks: Ranks, pool_r
     assert 0.0 in losses and all(loss == 0.0 or math.isnan(loss) for loss in losses)  # a memory rank has none
 
 
+@pytest.mark.parametrize("medium", ["memory", "block"])
+def test_parts_on_a_medium_with_a_dial_end_with_the_same_bits(ranks: Ranks, pool_root: Path, medium: str) -> None:
+    pool = {"medium": medium, "log_bytes": 60 << 10}
+    for name, slow in (("plain", {}), ("dialled", {"dial": {"like": "cxl-pmem"}, "synchronous": True})):
+        life = ranks.run(pool_root / name, small(pool={**pool, **slow}), 3, memory_ranks=1)
+        assert life.ended_well, life.errors()
+    assert tables_of(pool_root / "dialled") == tables_of(pool_root / "plain")
+
+
 @pytest.mark.parametrize(
     ("device", "words"),
     [

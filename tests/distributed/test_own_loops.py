@@ -321,6 +321,7 @@ def test_ranks_whose_gradients_were_not_averaged_are_found(ranks: Ranks, pool_ro
         ("relaxed", "ConfigError", "has recovery"),
         ("device", "ConfigError", "their owners look them up"),
         ("tables", "ConfigError", "make them the same"),
+        ("policy", "ConfigError", "make them the same"),
         ("interval", "ConfigError", "has dense_interval"),
         ("thread", "StepError", "before the loader's first batch"),
         ("late", "StepError", "make all of them before"),

@@ -42,4 +42,7 @@ def _words_of(spec: _core.TableSpec) -> list[Any]:
         spec.pooling,
         spec.init_low,
         spec.init_high,
+        spec.keys,
+        spec.ttl_steps,
+        spec.admit_after,
     ]

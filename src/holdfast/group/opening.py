@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from holdfast import _core
 from holdfast.errors import Corrupted, HoldfastError, StepError
+from holdfast.pools.dial import MediumDial
 
 Mark = tuple[int, int, int]
 """Step, cursor, row_updates."""
@@ -28,6 +29,8 @@ class OpenOptions:
     scratchpad_bytes: int
     trust_after_reboot: bool = False
     relaxed: bool = False
+    synchronous: bool = False
+    dial: MediumDial | None = None
 
 
 class Talk(Protocol):
@@ -59,6 +62,8 @@ class _Opening:
                 grow_log=self.options.grow_log,
                 scratchpad_bytes=self.options.scratchpad_bytes,
                 trust_after_reboot=self.options.trust_after_reboot,
+                synchronous=self.options.synchronous,
+                dial=None if self.options.dial is None else self.options.dial.figures,
                 group=(self._agree, self._ready),
             )
         except BaseException as error:

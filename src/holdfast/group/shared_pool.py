@@ -84,8 +84,6 @@ class SharedPool(Pool):
         measure: Measure | None = None,
     ) -> None:
         refuse_group()
-        if synchronous or dial is not None:
-            raise ConfigError("dial and synchronous are for a pool of one process: leave them out")
         check_options(dense_interval, log_bytes, recovery, medium, scratchpad_bytes)
         self.directory = pool_directory(directory)
         options = group or GroupOptions()
@@ -108,6 +106,8 @@ class SharedPool(Pool):
             scratchpad_bytes=self._wanted.scratchpad_bytes,
             trust_after_reboot=trust_after_reboot,
             relaxed=recovery == "relaxed",
+            synchronous=synchronous,
+            dial=dial,
         )
         self._dense_interval = dense_interval
         self._opened: GroupPool | None = None
