@@ -30,7 +30,7 @@ def inspect_pool(directory: Path) -> dict[str, Any]:
     found = describe_pool(directory, reader, in_use=in_use, logs_in=[directory], dense_in=directory)
     found["recovery"] = _recovery(reader.clean, in_use, found["step"], found["dense_step"])
     found["tables"] = [
-        describe_table(directory, table, number) | of_rows(reader, number, _count_touched(reader, number))
+        describe_table(directory, table, number) | of_rows(reader, number, count_touched(reader, number))
         for number, table in enumerate(reader.tables)
     ]
     return found
@@ -161,7 +161,8 @@ def log_bytes(*directories: Path) -> int:
     return _apparent([path for where in directories for what in ("log-*", "row-log-*") for path in where.glob(what)])
 
 
-def _count_touched(reader: _core.Reader, number: int) -> int:
+def count_touched(reader: PoolReader, number: int) -> int:
+    """How many rows of the table an update ever wrote."""
     count = first = 0
     while rows := reader.touched_rows(number, first, _CHUNK_ROWS):
         count += len(rows)

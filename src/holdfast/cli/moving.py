@@ -13,14 +13,26 @@ from holdfast.cli.options import ConfigArgument, OverwriteOption, PoolArgument, 
 
 def export(
     pool: PoolArgument,
-    out: Annotated[Path, typer.Argument(metavar="OUT.safetensors", help="The file to write.")],
+    out: Annotated[
+        Path,
+        typer.Argument(metavar="OUT", help="The file to write: .safetensors, or .parquet or .arrow for one table."),
+    ],
     overwrite: OverwriteOption = False,
+    table: Annotated[
+        str | None, typer.Option(help="For .parquet and .arrow, where the pool has more than one table.")
+    ] = None,
 ) -> None:
-    """Write a pool's tables, optimizer state and model to a safetensors file, with TorchRec's names.
+    """Write a pool's tables, optimizer state and model to safetensors, or one table's vectors to Parquet or Arrow.
 
-    Names: embedding_bags.<table>.weight, optimizer.<table>.<state>, model.<name>. Streams, so tables may be of any
-    size; the file appears when it is complete.
+    Names in safetensors are TorchRec's: embedding_bags.<table>.weight, optimizer.<table>.<state>, model.<name>. Columns
+    of a table are key (or row) and vector, of what was trained. Streams, so tables may be of any size; the file appears
+    when it is complete.
     """
+    from holdfast.admin.exporting_table import SUFFIXES
+
+    if table is not None or out.suffix in SUFFIXES:
+        _export_table(pool, out, table, overwrite=overwrite)
+        return
     from holdfast.admin.exporting import export_bytes, export_pool
     from holdfast.admin.row_order import rows_in_order
     from holdfast.data.output import check_output
@@ -38,6 +50,21 @@ def export(
             total = export_pool(reader, out, overwrite=overwrite, on_bytes=on_bytes, ordered=ordered)
         step = reader.commit["step"]
     print(f"{out}: {total:,} bytes, step {step}")  # noqa: T201
+
+
+def _export_table(pool: Path, out: Path, name: str | None, *, overwrite: bool) -> None:
+    from holdfast.admin.exporting_table import export_table, number_of, table_bytes
+    from holdfast.data.output import check_output
+    from holdfast.pools.read_only import at_rest
+    from holdfast.train.observe import counting
+
+    check_output(out, overwrite=overwrite)
+    with at_rest(pool) as (reader, _):
+        number = number_of(reader, name)
+        with counting("exporting", table_bytes(reader, number), is_bytes=True) as on_bytes:
+            num_rows = export_table(reader, number, out, overwrite=overwrite, on_bytes=on_bytes)
+        name, step = reader.tables[number].name, reader.commit["step"]
+    print(f"{out}: {num_rows:,} rows of table {name}, step {step}")  # noqa: T201
 
 
 def import_(
