@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import holdfast
+from holdfast.group import shared_pool
 
 ROWS = {"item": 3000, "shop": 40, "words": 700}
 DIM = 6
@@ -182,6 +183,22 @@ def rows_alone(directory: Path, say: Callable[..., None], options: dict[str, Any
             rows.optimizer.step()
             checkpoint.commit()
             say(step=step)
+        checkpoint.flush()
+    say(closed=True)
+
+
+def on_unlike_machines(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
+    """Of each rank the scratchpad that it has by itself is larger than that of the one before."""
+    shared_pool.default_scratchpad_bytes = lambda: (1 + int(os.environ["RANK"])) << 20
+    with holdfast.Pool(directory, medium="block", log_bytes=1 << 20, group=holdfast.GroupOptions(shards=8)) as pool:
+        rows = holdfast.EmbeddingBagCollection(pool, tables("item"), optimizer=holdfast.SGD(lr=0.5))
+        checkpoint = holdfast.Checkpoint(pool, model=nn.Linear(1, 1), optimizer=[])
+        say(joined=True, opened=checkpoint.resume())
+        for _ in range(options["steps"]):
+            ids, _, _ = batch_of(pool.step + 1, 24, pool.part)
+            rows({"item": ids["item"]}).values().sum().backward()
+            rows.optimizer.step()
+            checkpoint.commit()
         checkpoint.flush()
     say(closed=True)
 

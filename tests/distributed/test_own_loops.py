@@ -308,6 +308,13 @@ def test_a_pool_goes_on_with_other_ranks_and_with_one_process(ranks: Ranks, pool
     assert alone.opened == 7
 
 
+def test_machines_of_different_memories_open_a_pool_together(ranks: Ranks, pool_root: Path) -> None:
+    for steps in (2, 3):
+        life = ranks.run(pool_root / "pool", {"steps": steps}, 2, loop="on_unlike_machines")
+        assert life.ended_well, life.errors()
+    assert life.opened == 2
+
+
 def test_ranks_whose_gradients_were_not_averaged_are_found(ranks: Ranks, pool_root: Path) -> None:
     life = run(ranks, pool_root / "pool", {"skip_averages_at": 4})
     for message in life.errors().values():

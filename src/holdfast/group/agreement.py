@@ -13,6 +13,8 @@ from holdfast.group.founding import Foundation
 from holdfast.group.group import Group
 from holdfast.group.opening import OpenOptions
 
+_OF_A_RANK = "scratchpad_bytes"  # machines have different memories
+
 
 def check_same_everywhere(group: Group, wanted: Foundation, options: OpenOptions, dense_interval: int) -> None:
     """All ranks call it at once, and all end with an error where one differs. Raises ConfigError."""
@@ -21,7 +23,7 @@ def check_same_everywhere(group: Group, wanted: Foundation, options: OpenOptions
         "torch": torch.__version__,
         "dense_interval": dense_interval,
         "recovery": "relaxed" if options.relaxed else "exact",
-        **{name: getattr(wanted, name) for name in Foundation.__dataclass_fields__},
+        **{name: getattr(wanted, name) for name in Foundation.__dataclass_fields__ if name != _OF_A_RANK},
         "tables": [_words_of(spec) for spec in wanted.tables],
     }
     for rank, theirs in enumerate(group.gather(mine, "everyone's options")):

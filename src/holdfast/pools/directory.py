@@ -25,18 +25,6 @@ _ROW_LOG_SHARE = 8  # a larger log than one of so many of the tables' bytes save
 _TABLES_IN_MEMORY_TIMES = 4  # of tables that the scratchpad holds: any merge costs most of them, however much it takes
 _LARGEST_LOG_OF_TABLES_IN_MEMORY = 4 << 30
 _SMALL_TABLES_TIMES = 16  # with so many times their bytes there is room for six steps that have all of their rows
-_SCRATCHPAD_SHARE = 0.25  # of the memory that this process may use
-
-
-def default_scratchpad_bytes() -> int:
-    """A quarter of the memory that this process may use."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for name in ("memory/memory.limit_in_bytes", "memory.max"):
-        try:
-            limits.append(int((Path("/sys/fs/cgroup") / name).read_text()))
-        except (OSError, ValueError):  # another version of cgroups, or "max"
-            continue
-    return int(min(limits) * _SCRATCHPAD_SHARE)
 
 
 def exists(directory: str | os.PathLike[str]) -> bool:

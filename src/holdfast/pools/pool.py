@@ -31,13 +31,13 @@ from holdfast.pools.directory import (
     RecoveryMode,
     check_options,
     check_vacant,
-    default_scratchpad_bytes,
     describe_medium,
     exists,
     is_shared,
     refusal_of,
     wants_log_store,
 )
+from holdfast.pools.memory import default_scratchpad_bytes
 from holdfast.pools.one_rank import OneRank
 from holdfast.pools.optim import OPTIMIZERS, RowOptimizerSpec
 from holdfast.pools.proving_hook import pool_directory
@@ -70,7 +70,8 @@ class Pool:
     log_bytes: of a new pool's log. None: the undo log grows to what the batches need, a row log follows the tables.
     row_checksums: keep a checksum of every row of a new ``memory`` pool, and check it whenever the row is read; a
         ``block`` pool always does.
-    scratchpad_bytes: DRAM for rows of a ``block`` pool; None: a quarter of the memory that there is.
+    scratchpad_bytes: DRAM for rows of a ``block`` pool; None: a quarter of the memory that this process may
+        use, and for all ranks of a machine together half of it at most.
     dense_interval: steps from one dense state to the next; 1 loses at most the step in flight.
     recovery: ``exact`` rolls rows back to the newest dense state; ``relaxed`` keeps the newest rows beside it.
     trust_after_reboot: believe a ``process``-level pool that was open when the machine went down.

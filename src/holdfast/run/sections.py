@@ -157,13 +157,13 @@ class PoolConfig:
 
     seed: of the rows' initial values. medium: how a new pool keeps its rows: "memory" in place, "block" in a log store,
     "auto" in place on DAX and tmpfs and in a log store elsewhere. scratchpad_bytes: DRAM for rows of a log store; None:
-    a quarter of the memory that there is. dense_interval: steps from one dense state to the next; 1 loses at most the
-    step in flight. log_bytes: size of a new pool's log; None: the undo log grows to what the batches need, a row log
-    has an eighth of the bytes of the tables that its process owns, 1 GiB at least (16 times the tables' bytes where
-    these are fewer), and 16 GiB or twice the scratchpad at most; where the scratchpad holds all rows four times the
-    tables' bytes, 4 GiB at most. row_checksums: keep a checksum of every row of a new pool in place; a log store always
-    does. synchronous: make nothing durable beside training, for comparison. dial: for measurements, a declared medium
-    that the real one is made as slow as.
+    a quarter of the memory that the process may use, as for holdfast.Pool. dense_interval: steps from one dense state
+    to the next; 1 loses at most the step in flight. log_bytes: size of a new pool's log; None: the undo log grows to
+    what the batches need, a row log has an eighth of the bytes of the tables that its process owns, 1 GiB at least (16
+    times the tables' bytes where these are fewer), and 16 GiB or twice the scratchpad at most; where the scratchpad
+    holds all rows four times the tables' bytes, 4 GiB at most. row_checksums: keep a checksum of every row of a new
+    pool in place; a log store always does. synchronous: make nothing durable beside training, for comparison. dial: for
+    measurements, a declared medium that the real one is made as slow as.
     """
 
     seed: int = 0

@@ -20,7 +20,8 @@ from holdfast.admin.snapshot.output import new_directory
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.errors import ConfigError, PoolExists
 from holdfast.files.durable import make_directory
-from holdfast.pools.directory import Medium, default_scratchpad_bytes, wants_log_store
+from holdfast.pools.directory import Medium, wants_log_store
+from holdfast.pools.memory import default_scratchpad_bytes
 from holdfast.pools.read_only import RowLayout, new_log_bytes, open_untrained
 from holdfast.pools.tables import MAX_CAPACITY, MAX_ROWS
 
