@@ -249,6 +249,8 @@ std::atomic<int>& wanted_threads() {
   return wanted;
 }
 
+std::atomic<bool> is_chosen{false};  // how many threads are wanted
+
 std::atomic<Pool*>& current_pool() {
   static std::atomic<Pool*> pool{[] {
     // In a child only the forking thread lives on; the parent's pool, perhaps locked, is left alone. So is a team of
@@ -273,7 +275,14 @@ std::optional<OpenMp> openmp_team(const Pool& pool, int wanted) {
 
 }  // namespace
 
-void set_num_threads(int num_threads) { wanted_threads().store(std::max(1, num_threads)); }
+void set_num_threads(int num_threads) {
+  is_chosen = true;
+  wanted_threads().store(std::max(1, num_threads));
+}
+
+void suggest_num_threads(int num_threads) {
+  if (!is_chosen) wanted_threads().store(std::max(1, num_threads));
+}
 
 int num_threads() { return wanted_threads().load(); }
 

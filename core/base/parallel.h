@@ -16,6 +16,8 @@ namespace holdfast {
 
 // Number of threads that parallel_for uses, the caller's included. Starts at the CPUs this process may run on.
 void set_num_threads(int num_threads);
+// The same, unless that was called.
+void suggest_num_threads(int num_threads);
 int num_threads();
 
 // Runs body(i) for i in [0, count), on all threads; returns when all are done. The first exception is rethrown.

@@ -89,6 +89,7 @@ NB_MODULE(_core, m) {
   bind_shards(m);
   bind_unpublished(m);
   m.def("set_num_threads", &set_num_threads, "num_threads"_a);
+  m.def("suggest_num_threads", &suggest_num_threads, "num_threads"_a, "The same, unless that was called.");
   m.def("num_threads", &num_threads);
   m.def("instruction_set", [] { return best_kernels().name; });
   m.def("kill_at_persist_point", &Medium::kill_at_persist_point, "n"_a,

@@ -713,6 +713,9 @@ def remove_unpublished_parts(directory: str) -> None:
 
 def set_num_threads(num_threads: int) -> None: ...
 
+def suggest_num_threads(num_threads: int) -> None:
+    """The same, unless that was called."""
+
 def num_threads() -> int: ...
 
 def instruction_set() -> str: ...

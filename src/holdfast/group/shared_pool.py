@@ -41,7 +41,7 @@ from holdfast.group.serving import Verb, message, serve_until
 from holdfast.pools.dense_state import DenseState
 from holdfast.pools.dial import MediumDial
 from holdfast.pools.directory import Medium, RecoveryMode, check_options
-from holdfast.pools.memory import default_scratchpad_bytes
+from holdfast.pools.machine import default_scratchpad_bytes
 from holdfast.pools.optim import RowOptimizerSpec
 from holdfast.pools.pool import Pool
 from holdfast.pools.proving_hook import pool_directory, refuse_group

@@ -37,7 +37,7 @@ from holdfast.pools.directory import (
     refusal_of,
     wants_log_store,
 )
-from holdfast.pools.memory import default_scratchpad_bytes
+from holdfast.pools.machine import default_scratchpad_bytes, default_threads
 from holdfast.pools.one_rank import OneRank
 from holdfast.pools.optim import OPTIMIZERS, RowOptimizerSpec
 from holdfast.pools.proving_hook import pool_directory
@@ -86,6 +86,7 @@ class Pool:
 
     def __new__(cls, directory: str | os.PathLike[str], **_: Any) -> Self:
         """A SharedPool where one is wanted."""
+        _core.suggest_num_threads(default_threads())
         if cls is Pool and is_shared(directory):
             from holdfast.group.shared_pool import SharedPool  # imports this module
 

@@ -11,7 +11,7 @@ from holdfast import _core
 from holdfast.device.faults import open_device
 from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError
-from holdfast.pools.memory import default_scratchpad_bytes
+from holdfast.pools.machine import default_scratchpad_bytes
 from holdfast.pools.pool import Pool
 from holdfast.pools.tables import refuse_keys
 from holdfast.rows.near_memory import NearMemoryRows

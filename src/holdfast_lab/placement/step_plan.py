@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from holdfast.data.source import Source
 from holdfast.errors import ConfigError
 from holdfast.pools.directory import log_bytes_of
-from holdfast.pools.memory import default_scratchpad_bytes
+from holdfast.pools.machine import default_scratchpad_bytes
 from holdfast.run.sections import RunConfig
 from holdfast_lab.placement.access_profile import AccessProfile
 from holdfast_lab.placement.demand import demand_of, reuse_of

@@ -21,7 +21,7 @@ from holdfast.admin.snapshot.rows import Rows
 from holdfast.errors import ConfigError, PoolExists
 from holdfast.files.durable import make_directory
 from holdfast.pools.directory import Medium, wants_log_store
-from holdfast.pools.memory import default_scratchpad_bytes
+from holdfast.pools.machine import default_scratchpad_bytes
 from holdfast.pools.read_only import RowLayout, new_log_bytes, open_untrained
 from holdfast.pools.tables import MAX_CAPACITY, MAX_ROWS
 

@@ -1,0 +1,92 @@
+"""What a process may use of its machine: memory and processors, less what cgroups and limits take from them, and what
+other ranks of the same machine take (torchrun's LOCAL_WORLD_SIZE)."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+_SHARE = 0.25  # of one process
+_SHARE_OF_ALL = 0.5  # of the ranks of a machine together
+_PROC = Path("/proc/self/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def default_scratchpad_bytes() -> int:
+    """A quarter of the memory that this process may use; of several ranks on a machine each its part of a half of it,
+    where that is less."""
+    return int(usable_bytes() * min(_SHARE, _SHARE_OF_ALL / _ranks_here()))
+
+
+def default_threads() -> int:
+    """For lookups and updates as many threads as PyTorch has, whose team they then are. Where torchrun has left a rank
+    one thread, which is its default, the rank's part of the processors."""
+    of_torch = torch.get_num_threads()
+    ranks = _ranks_here()
+    return of_torch if of_torch > 1 or ranks == 1 else max(1, usable_processors() // ranks)
+
+
+def usable_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
+    """The least of the machine's memory, the limits of the process's cgroups and of those above them (a container's, a
+    batch job's, a service's), and its limit of address space."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        limits.append(soft)
+    for directory in _directories(proc, cgroups, "memory"):
+        limits += [
+            int(words[0])
+            for name in ("memory.max", "memory.high", "memory.limit_in_bytes")
+            if (words := _numbers(directory / name))
+        ]
+    return min(limits)
+
+
+def usable_processors(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
+    """As many as the process may run on at a time: by its affinity, and by quotas of its cgroups."""
+    limits = [len(os.sched_getaffinity(0))]
+    for directory in _directories(proc, cgroups, "cpu"):
+        quota = _numbers(directory / "cpu.max")
+        quota = quota or _numbers(directory / "cpu.cfs_quota_us") + _numbers(directory / "cpu.cfs_period_us")
+        if len(quota) == 2 and min(quota) > 0:
+            limits.append(math.ceil(quota[0] / quota[1]))
+    return max(1, min(limits))
+
+
+def _ranks_here() -> int:
+    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def _numbers(file: Path) -> list[int]:
+    """What a file of a cgroup says; nothing where it says "max", or is not to be seen from here."""
+    try:
+        return [int(word) for word in file.read_text().split()]
+    except (OSError, ValueError):
+        return []
+
+
+def _directories(proc: Path, cgroups: Path, controller: str) -> Iterator[Path]:
+    """Of the process's cgroups, of both versions, and of those above them. In a container the root is its own, and the
+    path that the kernel tells may be none here."""
+    try:
+        lines = proc.read_text().splitlines()
+    except OSError:
+        lines = []
+    paths = {cgroups: "/", cgroups / controller: "/"}
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            paths[cgroups] = path
+        elif controller in controllers.split(","):
+            paths[cgroups / controller] = path
+    for root, path in paths.items():
+        own = Path(path.lstrip("/"))
+        if ".." in own.parts:  # it lies outside of this namespace
+            own = Path()
+        yield from (root / directory for directory in (own, *own.parents))
