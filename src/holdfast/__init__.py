@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast.data.batch import Batch, JaggedFeatures
+    from holdfast.data.text_keys import text_keys
     from holdfast.device.options import DeviceConfig
     from holdfast.errors import HoldfastError
     from holdfast.group.options import GroupOptions
@@ -41,11 +42,13 @@ __all__ = [
     "clip_grad_norm_",
     "prefetch",
     "prepare_environment",
+    "text_keys",
 ]
 
 # Where each name lives. Imported when it is asked for: torch takes more than a second, and `holdfast --help` none.
 _HOMES = {
     "data.batch": ("Batch", "JaggedFeatures"),
+    "data.text_keys": ("text_keys",),
     "device.options": ("DeviceConfig",),
     "errors": ("HoldfastError",),
     "group.options": ("GroupOptions",),

@@ -47,6 +47,7 @@ def synth(
     drift: Annotated[
         float, typer.Option(min=0.0, help="Items born a sample and table; then ids are keys of items that come and go.")
     ] = 0.0,
+    texts: Annotated[bool, typer.Option("--texts", help="A text for each id, such as C1-0000000000000a3f.")] = False,
     first: Annotated[int, typer.Option(min=0, help="Number of the first sample: with --drift, the time.")] = 0,
     model_seed: Annotated[int, typer.Option(min=0, help="Which model is planted, and which rows are hot.")] = 0,
     sample_seed: Annotated[int, typer.Option(min=0, help="Which samples are drawn; another one for validation.")] = 0,
@@ -73,7 +74,7 @@ def synth(
         )
     config = replace(config, signal=signal, zipf_exponent=zipf, drift=drift, first_sample=first)
     with counting_up_to("generating") as progress:
-        written = write_synthetic(config, out, overwrite=overwrite, progress=progress)
+        written = write_synthetic(config, out, texts=texts, overwrite=overwrite, progress=progress)
     print(f"{out}: {written:,} samples")  # noqa: T201
 
 
@@ -84,6 +85,7 @@ def convert(
         OnBadRow, typer.Option(help="A malformed line: stop and name it, or count and skip it.")
     ] = OnBadRow.error,
     encoding: Annotated[Encoding, typer.Option(help="Categories: Criteo's hexadecimal, or any text.")] = Encoding.hex,
+    keys: Annotated[bool, typer.Option("--keys", help="Of texts: their keys, for tables with keys.")] = False,
     row_group: Annotated[int, typer.Option(min=1, help="Samples that shuffling moves as a whole.")] = 16_384,
     overwrite: OverwriteOption = False,
 ) -> None:
@@ -94,7 +96,7 @@ def convert(
     from holdfast.data import CriteoTsvConfig, convert_criteo
     from holdfast.train.observe import counting_up_to
 
-    config = CriteoTsvConfig(paths=inputs, on_bad_row=on_bad_row.value, categorical_encoding=encoding.value)
+    config = CriteoTsvConfig(paths=inputs, on_bad_row=on_bad_row.value, categorical_encoding=encoding.value, keys=keys)
     with counting_up_to("converting") as progress:
         summary = convert_criteo(config, out, row_group_samples=row_group, overwrite=overwrite, progress=progress)
     print(f"{out}: {summary.num_samples:,} samples")  # noqa: T201
