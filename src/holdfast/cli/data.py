@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.options import OverwriteOption, add_command
+from holdfast.cli.options import ConfigArgument, OverwriteOption, SetOption, add_command, read_run
 
 if TYPE_CHECKING:
     from holdfast.data import SyntheticConfig
@@ -104,5 +104,33 @@ def convert(
         print(summary.bad_rows.summary())  # noqa: T201
 
 
+def texts(
+    config_path: ConfigArgument,
+    out: Annotated[Path, typer.Argument(metavar="OUT.parquet", help="The file to write.")],
+    overwrite: OverwriteOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Write each text of a run's columns with keys once, beside its key: feature, key, text.
+
+    So an export's keys get their names. Texts that share a key, and so a row, are counted and named.
+    """
+    from holdfast.data.texts import write_texts
+    from holdfast.errors import ConfigError
+    from holdfast.train.observe import counting_up_to
+
+    data = read_run(config_path, overrides).data.parquet
+    if data is None:
+        raise ConfigError("data.parquet: texts are read from Parquet files alone, and the run has none")
+    with counting_up_to("reading texts") as progress:
+        summary = write_texts(data, out, overwrite=overwrite, progress=progress)
+    print(f"{out}: {', '.join(f'{name}: {count:,} texts' for name, count in summary.counts.items())}")  # noqa: T201
+    for (name, key), same in summary.shared.items():
+        shown = ", ".join(repr(text.decode(errors="backslashreplace")) for text in same)
+        print(f"{name}: {len(same)} texts share the key {key}, and its row: {shown}")  # noqa: T201
+    if not summary.shared:
+        print("no two texts share a key")  # noqa: T201
+
+
 add_command(app, "synth", synth)
 add_command(app, "convert", convert)
+add_command(app, "texts", texts)
