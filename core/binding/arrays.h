@@ -28,6 +28,7 @@ using FloatVector = nanobind::ndarray<float, nanobind::ndim<1>, nanobind::c_cont
 using ConstFloatVector = nanobind::ndarray<const float, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 using CountMatrix = nanobind::ndarray<const std::int64_t, nanobind::ndim<3>, nanobind::c_contig, nanobind::device::cpu>;
 using Ids = nanobind::ndarray<const std::int64_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+using OutIds = nanobind::ndarray<std::int64_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 using Offsets = nanobind::ndarray<nanobind::ro, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 
 // Counts of bags and ids as Python has them: two int64 each, the second one with 2^32 more where the ids have weights.

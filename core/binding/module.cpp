@@ -14,6 +14,7 @@
 #include "base/checksum.h"
 #include "base/error.h"
 #include "base/parallel.h"
+#include "base/text_hash.h"
 #include "binding/arrays.h"
 #include "kernels/kernels.h"
 #include "media/medium.h"
@@ -80,6 +81,18 @@ NB_MODULE(_core, m) {
   m.def(
       "crc32c", [](std::uint32_t crc, const ConstBytes& data) { return crc32c(crc, data.data(), data.size()); },
       "crc"_a, "data"_a, Unlocked(), "The CRC-32C of the bytes that gave `crc`, followed by these; begin with 0.");
+  m.def(
+      "text_keys",
+      [](const ConstBytes& data, const Ids& starts, const Ids& lengths, const OutIds& keys) {
+        if (starts.size() != lengths.size() || starts.size() != keys.size()) {
+          throw nb::value_error("starts, lengths and keys must be as many");
+        }
+        if (!hash_texts(data.data(), data.size(), starts.data(), lengths.data(), starts.size(), keys.data())) {
+          throw nb::value_error("a text lies beyond the data");
+        }
+      },
+      "data"_a, "starts"_a, "lengths"_a, "keys"_a, Unlocked(),
+      "The keys of the texts data[starts[i] : starts[i] + lengths[i]]: XXH64 with the seed 0.");
   m.def(
       "all_finite", [](ConstFloatMatrix values) { return all_finite(values.data(), values.size()); }, "values"_a,
       Unlocked(), "Whether no element is infinite or a NaN.");

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.admin.importing_tables import import_tables
     from holdfast.data.batch import Batch, JaggedFeatures
+    from holdfast.data.text_keys import text_keys
     from holdfast.device.options import DeviceConfig
     from holdfast.errors import HoldfastError
     from holdfast.group.options import GroupOptions
@@ -43,12 +44,14 @@ __all__ = [
     "import_tables",
     "prefetch",
     "prepare_environment",
+    "text_keys",
 ]
 
 # Where each name lives. Imported when it is asked for: torch takes more than a second, and `holdfast --help` none.
 _HOMES = {
     "admin.importing_tables": ("import_tables",),
     "data.batch": ("Batch", "JaggedFeatures"),
+    "data.text_keys": ("text_keys",),
     "device.options": ("DeviceConfig",),
     "errors": ("HoldfastError",),
     "group.options": ("GroupOptions",),

@@ -669,6 +669,11 @@ def crc32c(crc: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), o
     The CRC-32C of the bytes that gave `crc`, followed by these; begin with 0.
     """
 
+def text_keys(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], starts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """
+    The keys of the texts data[starts[i] : starts[i] + lengths[i]]: XXH64 with the seed 0.
+    """
+
 def all_finite(values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> bool:
     """Whether no element is infinite or a NaN."""
 

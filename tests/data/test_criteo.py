@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.data.convert import convert_criteo, converted_config
 from holdfast.data.criteo import CriteoTsvConfig, CriteoTsvSource
 from holdfast.data.hashing import hash_values, text_values
 from holdfast.data.loader import Loader
+from holdfast.data.parquet import ParquetSource
+from holdfast.data.text_keys import text_keys
 from holdfast.data.tsv import FRONT_PAD_BYTES, TsvLayout, padded_buffer, parse_lines
 from holdfast.errors import ConfigError, DataError
 
@@ -195,6 +198,19 @@ def test_text_categories_are_any_bytes(tmp_path):
     value = text_values(data, np.array([0]), np.array([len(data)]))
     assert ids[0].tolist() == hash_values(value, 10).tolist()
     assert ids[1].tolist() == [0]
+
+
+def test_text_categories_are_keys_where_keys_are_wanted(tmp_path):
+    path = tmp_path / "part.tsv"
+    path.write_text("1\t1\t1\tna\u00efve\t\tx y\n", encoding="utf-8")
+    config = small_config(path, categorical_encoding="text", keys=True)
+    _, _, ids = one_pass(CriteoTsvSource(config))
+    assert [part.tolist() for part in ids] == [
+        [key] for key in (text_keys(["na\u00efve"])[0], -1, text_keys(["x y"])[0])
+    ]
+    convert_criteo(config, tmp_path / "part.parquet")
+    converted = ParquetSource(converted_config(config, [tmp_path / "part.parquet"]))
+    assert [part.tolist() for part in one_pass(converted)[2]] == [part.tolist() for part in ids]
 
 
 def test_blocks_do_not_change_the_samples(tmp_path):

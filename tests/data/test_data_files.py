@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -22,6 +23,7 @@ from holdfast.data import (
     written_config,
 )
 from holdfast.data.hashing import hash_values
+from holdfast.data.text_keys import text_keys
 from holdfast.errors import ConfigError, DataError
 
 
@@ -138,6 +140,26 @@ def test_written_parquet_gives_the_generated_samples(tmp_path, assert_same_batch
     parquet = ParquetSource(written_config(config, [tmp_path / "out.parquet"]))
     for left, right in zip(batches_of(SyntheticSource(config)), batches_of(parquet), strict=True):
         assert_same_batch(left, right)
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.1])
+def test_written_texts_give_the_generated_samples_with_their_keys(tmp_path, drift):
+    config = replace(
+        uniform_shape(num_samples=1000, num_tables=3, rows_per_table=50, num_dense=2), lookups=(1, 3, 1), drift=drift
+    )
+    write_synthetic(config, tmp_path / "out.parquet", row_group_samples=300, texts=True)
+    parquet = ParquetSource(written_config(config, [tmp_path / "out.parquet"], texts=True))
+    for left, right in zip(batches_of(SyntheticSource(config)), batches_of(parquet), strict=True):
+        assert np.array_equal(left.dense, right.dense)
+        assert np.array_equal(left.labels, right.labels)
+        assert np.array_equal(left.features.lengths(), right.features.lengths())
+        bounds = left.features.offsets()[:: left.size].tolist()
+        for number, (begin, end) in enumerate(pairwise(bounds), 1):
+            ids = left.features.values()[begin:end].numpy().view(np.uint64)
+            texts = [f"C{number}-{value:016x}" for value in ids.tolist()]
+            assert text_keys(texts).tolist() == right.features.values()[begin:end].tolist()
+    with pytest.raises(ConfigError, match=r"write \.parquet"):
+        write_synthetic(replace(config, lookups=1, drift=0.0), tmp_path / "out.tsv", texts=True)
 
 
 def test_written_text_gives_the_generated_samples_with_hashed_ids(tmp_path):

@@ -11,6 +11,7 @@ from holdfast.data import arrow_file
 from holdfast.data.hashing import hash_values, text_values
 from holdfast.data.loader import Loader
 from holdfast.data.parquet import ParquetConfig, ParquetSource, SparseColumn
+from holdfast.data.text_keys import text_keys
 from holdfast.errors import ConfigError, DataError, IdError
 
 
@@ -105,6 +106,39 @@ def test_fixed_size_lists_and_lists_of_texts(tmp_path):
     )
     assert bags_of(batch, 0) == [[1, 2], [8], [3, 4]]
     assert bags_of(batch, 1) == [text_ids(["x", "yy"], 90), [], text_ids(["x"], 90)]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.dictionary(pa.int32(), pa.string())]
+)
+def test_texts_are_keys_of_every_type_and_in_lists(tmp_path, kind):
+    texts = ["red", "", None, "na\u00efve", "red"]
+    tags = [["red", "blue"], [], None, ["red", None], ["blue"]]
+    path = write(
+        tmp_path / "a.parquet",
+        row_group_size=2,
+        click=pa.array([0, 1, 1, 0, 1]),
+        shade=pa.array(texts).cast(kind),
+        tags=pa.array(tags, pa.large_list(pa.string())),
+    )
+    of = dict(zip(known := ["red", "", "na\u00efve", "blue"], text_keys(known).tolist(), strict=True)) | {None: -7}
+    sparse = {name: SparseColumn(column=name, keys=True, missing_id=-7) for name in ("shade", "tags")}
+    batch = only_batch(source_of(path, sparse))
+    assert bags_of(batch, 0) == [[of[text]] for text in texts]
+    assert bags_of(batch, 1) == [[of[text] for text in ([None] if row is None else row)] for row in tags]
+    with pytest.raises(DataError, match=r"row 3: feature shade: null; missing_id says"):
+        source_of(path, {"shade": SparseColumn(column="shade", keys=True)}).read_block(1)
+
+
+def test_numbers_in_one_file_and_texts_in_another_are_no_keys_of_one_table(tmp_path):
+    paths = [
+        write(tmp_path / f"{name}.parquet", click=pa.array([0]), ids=pa.array([ids]))
+        for name, ids in (("a", 5), ("b", "5"))
+    ]
+    with pytest.raises(
+        ConfigError, match=r"b\.parquet: column 'ids' of feature 'f' holds text values, where .*integer"
+    ):
+        source_of(paths[0], {"f": SparseColumn(column="ids", keys=True)}, paths=tuple(paths))
 
 
 def test_shuffled_lists_stay_with_their_samples(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import socket
 import subprocess
@@ -32,8 +33,10 @@ def test_a_model_of_embedding_bags_moves_into_a_pool(pool_root: Path) -> None:
 
 
 def test_a_run_trains_on_ids_that_nobody_counted(pool_root: Path) -> None:
-    *_, inspected = run_blocks(HOWTO / "use-keys.md", pool_root)
-    assert "item: " in inspected and "rows of keys that were left behind" in inspected
+    drifting, texts, own_loop = run_blocks(HOWTO / "use-keys.md", pool_root)
+    assert "item: " in drifting and "rows of keys that were left behind" in drifting
+    assert "item: " in texts and " keys" in texts and "no two texts share a key" in texts
+    assert re.search(r"100 steps, loss 0\.00\d, a row \d\.\d long", own_loop), own_loop
 
 
 def test_a_model_of_ones_own_trains_from_the_command_line(pool_root: Path) -> None:

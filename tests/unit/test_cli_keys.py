@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from cli_runs import Commands, Result
 from holdfast import _core
 from holdfast.admin.by_key import keyed_rows
+from holdfast.data.text_keys import text_keys
 from holdfast.errors import ConfigError
 from holdfast_lab.placement.access_profile import KeyNumbers
 
@@ -110,6 +112,26 @@ def test_evaluation_and_loader_threads_leave_no_trace_in_keys(clicks: Commands) 
     assert clicks.digest("plain").tables == clicks.digest("curious").tables == clicks.digest("logged").tables
     rows = [keyed_rows(_core.Reader(str(clicks.root / pool)), 0).rows for pool in ("plain", "curious", "logged")]
     assert rows[0].tolist() == rows[1].tolist() == rows[2].tolist()
+
+
+def write_as(clicks: Commands, kind: pa.DataType, of_row: Callable[[list[Any]], list[Any]]) -> None:
+    """The same clicks with other items."""
+    for path in (clicks.root / "clicks.parquet", clicks.root / "later.parquet"):
+        table = pq.read_table(path)
+        seen = [None if row is None else of_row(row) for row in table["seen"].to_pylist()]
+        columns = {"item": pa.array(of_row(table["item"].to_pylist()), kind), "seen": pa.array(seen, pa.list_(kind))}
+        for name, values in columns.items():
+            table = table.set_column(table.column_names.index(name), name, values)
+        pq.write_table(table, path, row_group_size=100)
+
+
+def test_a_run_on_texts_is_the_run_on_their_keys(clicks: Commands) -> None:
+    write_as(clicks, pa.string(), lambda row: [f"item {number}" for number in row])
+    assert train(clicks, "texts", "train.workers=2").code == 0
+    write_as(clicks, pa.int64(), lambda row: text_keys(row).tolist())
+    assert train(clicks, "keys").code == 0
+    assert clicks.digest("texts").tables == clicks.digest("keys").tables
+    assert keys_of(clicks, "texts")["item"]["live"] == 200
 
 
 def test_a_snapshot_and_what_is_restored_of_it_have_the_keys(clicks: Commands) -> None:

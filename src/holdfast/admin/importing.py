@@ -1,4 +1,4 @@
-"""Moving in: an export, or a ``state_dict`` of plain tensors, into a new pool, a slice at a time.
+"""Moving in: an export, a ``state_dict`` of plain tensors or a dump of dynamicemb, into a new pool, a slice at a time.
 
 - every table of the configuration from a name that ends in ``embedding_bags.<table>.weight``, whatever is before it;
 - optimizer state, where there is any, from ``optimizer.<table>.<state>`` or TorchRec's
@@ -114,18 +114,23 @@ def table_sources(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]])
         )
     sources = {"weight": weight}
     num_rows = table.num_embeddings
+    keys = _only(shapes, rf"(?:^|\.)embedding_bags\.{name}\.keys$", f"keys of table '{table.name}'")
     if table.keys:
         num_rows = shapes[weight][0]
         if num_rows > table.num_embeddings:
             raise ConfigError(
                 f"table '{table.name}': the file has {num_rows} rows, its capacity is {table.num_embeddings}"
             )
-        keys = _only(shapes, rf"(?:^|\.)embedding_bags\.{name}\.keys$", f"keys of table '{table.name}'")
         if keys is not None:
             _check_shape(keys, shapes[keys], ((num_rows,),))
             sources["keys"] = keys
         else:
             sources |= _managed_ids(table, shapes)
+    elif keys is not None:
+        raise ConfigError(
+            f"table '{table.name}': its rows in the file are found by keys ({keys}), where the configuration's have "
+            "numbers; give the column keys = true"
+        )
     _check_shape(weight, shapes[weight], ((num_rows, table.embedding_dim),))
     for state, width in layout_of(table).state:
         for alias in _STATE_ALIASES[state]:

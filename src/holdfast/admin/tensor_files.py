@@ -1,5 +1,5 @@
-"""Files of tensors: safetensors, written and read a slice at a time, and those of torch.save, of which nothing is
-unpickled but tensors and plain containers."""
+"""Files of tensors: safetensors, written and read a slice at a time, those of torch.save, of which nothing is unpickled
+but tensors and plain containers, and several of them together."""
 
 from __future__ import annotations
 
@@ -135,6 +135,27 @@ class TorchFile:
     def rows(self, name: str, first: int, count: int) -> Tensor:
         tensor = self._tensors[name]
         return (tensor if tensor.dim() else tensor[None])[first : first + count]
+
+
+class JoinedFiles:
+    """The tensors of several files. Raises ConfigError for a name that two of them have."""
+
+    def __init__(self, files: Mapping[Path, TensorFile]) -> None:
+        self._file_of: dict[str, TensorFile] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        path_of: dict[str, Path] = {}
+        for path, file in files.items():
+            self._shapes |= (shapes := file.shapes())
+            for name in shapes:
+                if name in path_of:
+                    raise ConfigError(f"import: both {path_of[name]} and {path} have {name}")
+                self._file_of[name], path_of[name] = file, path
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._shapes
+
+    def rows(self, name: str, first: int, count: int) -> Tensor:
+        return self._file_of[name].rows(name, first, count)
 
 
 def open_tensors(path: Path) -> TensorFile:

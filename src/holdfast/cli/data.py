@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.options import OverwriteOption, add_command
+from holdfast.cli.options import ConfigArgument, OverwriteOption, SetOption, add_command, read_run
 
 if TYPE_CHECKING:
     from holdfast.data import SyntheticConfig
@@ -47,6 +47,7 @@ def synth(
     drift: Annotated[
         float, typer.Option(min=0.0, help="Items born a sample and table; then ids are keys of items that come and go.")
     ] = 0.0,
+    texts: Annotated[bool, typer.Option("--texts", help="A text for each id, such as C1-0000000000000a3f.")] = False,
     first: Annotated[int, typer.Option(min=0, help="Number of the first sample: with --drift, the time.")] = 0,
     model_seed: Annotated[int, typer.Option(min=0, help="Which model is planted, and which rows are hot.")] = 0,
     sample_seed: Annotated[int, typer.Option(min=0, help="Which samples are drawn; another one for validation.")] = 0,
@@ -73,7 +74,7 @@ def synth(
         )
     config = replace(config, signal=signal, zipf_exponent=zipf, drift=drift, first_sample=first)
     with counting_up_to("generating") as progress:
-        written = write_synthetic(config, out, overwrite=overwrite, progress=progress)
+        written = write_synthetic(config, out, texts=texts, overwrite=overwrite, progress=progress)
     print(f"{out}: {written:,} samples")  # noqa: T201
 
 
@@ -84,6 +85,7 @@ def convert(
         OnBadRow, typer.Option(help="A malformed line: stop and name it, or count and skip it.")
     ] = OnBadRow.error,
     encoding: Annotated[Encoding, typer.Option(help="Categories: Criteo's hexadecimal, or any text.")] = Encoding.hex,
+    keys: Annotated[bool, typer.Option("--keys", help="Of texts: their keys, for tables with keys.")] = False,
     row_group: Annotated[int, typer.Option(min=1, help="Samples that shuffling moves as a whole.")] = 16_384,
     overwrite: OverwriteOption = False,
 ) -> None:
@@ -94,7 +96,7 @@ def convert(
     from holdfast.data import CriteoTsvConfig, convert_criteo
     from holdfast.train.observe import counting_up_to
 
-    config = CriteoTsvConfig(paths=inputs, on_bad_row=on_bad_row.value, categorical_encoding=encoding.value)
+    config = CriteoTsvConfig(paths=inputs, on_bad_row=on_bad_row.value, categorical_encoding=encoding.value, keys=keys)
     with counting_up_to("converting") as progress:
         summary = convert_criteo(config, out, row_group_samples=row_group, overwrite=overwrite, progress=progress)
     print(f"{out}: {summary.num_samples:,} samples")  # noqa: T201
@@ -102,5 +104,33 @@ def convert(
         print(summary.bad_rows.summary())  # noqa: T201
 
 
+def texts(
+    config_path: ConfigArgument,
+    out: Annotated[Path, typer.Argument(metavar="OUT.parquet", help="The file to write.")],
+    overwrite: OverwriteOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Write each text of a run's columns with keys once, beside its key: feature, key, text.
+
+    So an export's keys get their names. Texts that share a key, and so a row, are counted and named.
+    """
+    from holdfast.data.texts import write_texts
+    from holdfast.errors import ConfigError
+    from holdfast.train.observe import counting_up_to
+
+    data = read_run(config_path, overrides).data.parquet
+    if data is None:
+        raise ConfigError("data.parquet: texts are read from Parquet files alone, and the run has none")
+    with counting_up_to("reading texts") as progress:
+        summary = write_texts(data, out, overwrite=overwrite, progress=progress)
+    print(f"{out}: {', '.join(f'{name}: {count:,} texts' for name, count in summary.counts.items())}")  # noqa: T201
+    for (name, key), same in summary.shared.items():
+        shown = ", ".join(repr(text.decode(errors="backslashreplace")) for text in same)
+        print(f"{name}: {len(same)} texts share the key {key}, and its row: {shown}")  # noqa: T201
+    if not summary.shared:
+        print("no two texts share a key")  # noqa: T201
+
+
 add_command(app, "synth", synth)
 add_command(app, "convert", convert)
+add_command(app, "texts", texts)

@@ -68,22 +68,34 @@ def _export_table(pool: Path, out: Path, name: str | None, *, overwrite: bool) -
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="IN", help="A .safetensors file, or a .pt file of torch.save.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="IN...",
+            help="A .safetensors file, a .pt file of torch.save, or the folder of a dump of dynamicemb.",
+        ),
+    ],
     config_path: ConfigArgument,
     pool: PoolOption,
     overrides: SetOption = None,
 ) -> None:
-    """Make a new pool from a state_dict with TorchRec's names, so that a running project can move in.
+    """Make a new pool from a state_dict with TorchRec's names, or what dynamicemb dumped, so that a running project can
+    move in.
 
     Every table of the configuration is taken from a name that ends in embedding_bags.<table>.weight, the dense part
-    from the model's own names where they are there. Of a .pt file only tensors and plain containers are read.
+    from the model's own names where they are there. Of a .pt file only tensors and plain containers are read. A folder
+    is what DynamicEmbDump wrote, of any number of ranks; the dense part may come from a file beside it.
     """
+    from holdfast.admin.dynamicemb_dump import DynamicembDump
     from holdfast.admin.importing import import_pool, table_bytes
-    from holdfast.admin.tensor_files import open_tensors
+    from holdfast.admin.tensor_files import JoinedFiles, open_tensors
     from holdfast.train.observe import counting
 
     config = read_run(config_path, overrides)
-    tensors = open_tensors(file)
+    rowwise = config.embedding.optimizer == "rowwise_adagrad"
+    tensors = JoinedFiles(
+        {path: DynamicembDump(path, rowwise=rowwise) if path.is_dir() else open_tensors(path) for path in files}
+    )
     with counting("importing", table_bytes(tensors), is_bytes=True) as on_bytes:
         summary = import_pool(tensors, config, pool, on_bytes=on_bytes)
     state = f"{len(summary.state)} parts of optimizer state" if summary.state else "no optimizer state"

@@ -4,7 +4,8 @@
     source = ParquetSource(converted_config(config, ["train.parquet"]))   # the same samples in the same order
 
 The Parquet file keeps the text's values, not ids: label int8; integer columns int64; categorical columns int64, the
-category's value (see hashing.py). Missing is null. So hash sizes and transforms may be chosen anew when it is read.
+category's value, or with ``keys`` its key (see hashing.py). Missing is null. So hash sizes and transforms may be chosen
+anew when it is read.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ def convert_criteo(
 ) -> ConvertSummary:
     """Write the samples of ``config``'s files, in order, into one Parquet file; memory is bounded by a row group.
 
-    Of the config, paths, columns, categorical_encoding and on_bad_row count. row_group_samples: rows of each row group
-    (the last may be smaller), which is what shuffling moves as a whole. ``progress`` gets samples. The file appears
-    when it is complete. Raises DataError (file and line) at a malformed line unless they are skipped, ConfigError if
-    ``out_path`` exists and ``overwrite`` is not set.
+    Of the config, paths, columns, categorical_encoding, keys and on_bad_row count. row_group_samples: rows of each row
+    group (the last may be smaller), which is what shuffling moves as a whole. ``progress`` gets samples. The file
+    appears when it is complete. Raises DataError (file and line) at a malformed line unless they are skipped,
+    ConfigError if ``out_path`` exists and ``overwrite`` is not set.
     """
     if row_group_samples < 1:
         raise ConfigError(f"convert row_group_samples: must be at least 1, not {row_group_samples}")

@@ -51,8 +51,9 @@ class CriteoTsvConfig:
     paths: one or more files; their samples follow each other. dense, categorical: names of the columns, in the files'
     order (a line has ``1 + len(dense) + len(categorical)`` fields); Criteo's are I1 to I13 and C1 to C26.
     num_embeddings: rows of every table, but for the columns that num_embeddings_by_column names.
-    num_embeddings_by_column: rows of the tables of single columns. keys: values find their rows by themselves, without
-    a hash; num_embeddings is then how many rows a table can have. A missing value is the key -1. dense_transform:
+    num_embeddings_by_column: rows of the tables of single columns. keys: each value has a row
+    of its own, found by its key: a number is one, of a text it is what text_keys gives; num_embeddings is then how many
+    rows a table can have. A missing value is the key -1. dense_transform:
     ``"log1p"`` or ``"none"``. missing_dense_value: what stands for a missing value. categorical_encoding: ``"hex"``
     (Criteo's own) or ``"text"``, any bytes. on_bad_row: ``"error"`` raises DataError at the first malformed line,
     ``"skip"`` counts it and goes on. block_lines: lines that are read together. Raises ConfigError that names the
@@ -86,10 +87,6 @@ class CriteoTsvConfig:
             if num_embeddings < 1:
                 raise ConfigError(f"criteo num_embeddings: must be at least 1, not {num_embeddings} {name}".rstrip())
         check_dense_transform("criteo dense_transform", self.dense_transform)
-        if self.keys and self.categorical_encoding != "hex":
-            raise ConfigError(
-                "criteo keys: texts cannot be keys yet; give categorical_encoding = 'hex', or leave keys out"
-            )
         if self.categorical_encoding not in ("hex", "text"):
             raise ConfigError(f"criteo categorical_encoding: 'hex' or 'text', not {self.categorical_encoding!r}")
         if self.on_bad_row not in ("error", "skip"):
@@ -99,7 +96,12 @@ class CriteoTsvConfig:
 
     @property
     def layout(self) -> TsvLayout:
-        return TsvLayout(dense=self.dense, categorical=self.categorical, categorical_encoding=self.categorical_encoding)
+        return TsvLayout(
+            dense=self.dense,
+            categorical=self.categorical,
+            categorical_encoding=self.categorical_encoding,
+            keys=self.keys,
+        )
 
     @property
     def features(self) -> tuple[Feature, ...]:

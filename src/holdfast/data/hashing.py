@@ -1,8 +1,9 @@
 """From the values of a categorical column to ids of an embedding table. Part of what a pool's rows mean, so it never
 changes.
 
-- A category is an int64 **value**: an integer column's own value; a hexadecimal field's number (bits 0 to 63); the
-  64-bit FNV-1a of a text's bytes.
+- The **key** of a text is the XXH64 of its bytes with the seed 0, as int64 (core/base/text_hash.h).
+- A category that is hashed is an int64 **value**: an integer column's own value; a hexadecimal field's number (bits 0
+  to 63); the 64-bit FNV-1a of a text's bytes.
 - ``mix64`` is the finalizer of SplitMix64 (Steele, Lea, Flood 2014), a bijection on 64 bits.
 - The id of a value is ``1 + mix64(value) % (num_embeddings - 1)``; id 0 stands for the missing value alone. A table of
   one row has only id 0.
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+
+from holdfast import _core
 
 MISSING_ID = 0
 """Id of a missing value in a hashed feature; no value that is present gets it (where the table has two rows or
@@ -65,3 +68,10 @@ def text_values(data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDA
         position += 1
         active = active[flat_lengths[active] > position]
     return hashes.view(np.int64).reshape(starts.shape)
+
+
+def key_values(data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Keys of the texts ``data[starts[i] : starts[i] + lengths[i]]``; the shape of ``starts`` (and ``lengths``)."""
+    keys = np.empty(starts.shape, np.int64)
+    _core.text_keys(data, np.ascontiguousarray(starts).ravel(), np.ascontiguousarray(lengths).ravel(), keys.reshape(-1))
+    return keys

@@ -10,8 +10,8 @@
   multi-hot).
 - ``"hash"``: ids as hashing.py says; null is id 0, whether it stands for a row, a list or an item of a list. An empty
   list is an empty bag.
-- ``keys``: integers of any kind, each a key of the table, which takes as many as come (up to num_embeddings). Null is
-  ``missing_id``, as with ``"identity"``.
+- ``keys``: each value is a key of the table, which takes as many as come (up to num_embeddings): an integer itself, of
+  a text what ``text_keys`` gives. Null is ``missing_id``, as with ``"identity"``.
 - ``"identity"``: integers that are ids already, in [0, num_embeddings); IdError names file and row of another. Null is
   ``missing_id``; without one it is a DataError.
 - The label is 0 or 1 (integer, bool or floating), never null. Dense columns are integers or floating: see dense.py for
@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from holdfast.data.arrow_file import Column, ListColumn, NumberColumn, ParquetReader, TextColumn
 from holdfast.data.block import Bags, FixedBags, JaggedBags, SampleBlock
 from holdfast.data.dense import DenseTransform, check_dense_transform, dense_features
-from holdfast.data.hashing import MISSING_ID, hash_values, text_values
+from holdfast.data.hashing import MISSING_ID, hash_values, key_values, text_values
 from holdfast.data.source import DEFAULT_CAPACITY, Feature
 from holdfast.errors import ConfigError, DataError, IdError
 from holdfast.files.config import UNRECORDED
@@ -51,8 +51,8 @@ class SparseColumn:
 
     column: of integers or texts, or of lists of them. num_embeddings: rows of the table; with keys, that it can have
     (default 2^26). hashing: ``"hash"`` any values to ids, or take ``"identity"`` where they are ids already.
-    missing_id: of null, with identity or keys. keys: the values themselves find their rows, without a hash: integers
-    alone.
+    missing_id: of null, with identity or keys. keys: each value has a row of its own, found by its key: an integer is
+    one, of a text it is what text_keys gives.
     """
 
     column: str
@@ -137,6 +137,7 @@ class ParquetSource:
         self._readers = tuple(ParquetReader(Path(path)) for path in config.paths)
         for reader in self._readers:
             _check_columns(reader, config)
+        _check_kinds_of_keys(self._readers, config)
         self._columns = list(
             dict.fromkeys([config.label, *config.dense, *(sparse.column for sparse in config.sparse.values())])
         )
@@ -229,13 +230,26 @@ def _check_columns(reader: ParquetReader, config: ParquetConfig) -> None:
     for name, sparse in config.sparse.items():
         item_kind = reader.kind(sparse.column).removeprefix("list of ")
         way = "keys" if sparse.keys else sparse.hashing
-        allowed = ("integer", "text") if way == "hash" else ("integer",)
+        allowed = ("integer",) if way == "identity" else ("integer", "text")
         if item_kind not in allowed:
-            instead = ": with num_embeddings in the place of keys its values are hashed" if sparse.keys else ""
             raise ConfigError(
                 f"{reader.path}: column {sparse.column!r} of feature {name!r} must hold {' or '.join(allowed)} values "
-                f"to be used with {way!r}, but holds {item_kind}{instead}"
+                f"to be used with {way!r}, but holds {item_kind}"
             )
+
+
+def _check_kinds_of_keys(readers: Sequence[ParquetReader], config: ParquetConfig) -> None:
+    """A number and the text that spells it are different keys."""
+    for name, sparse in config.sparse.items():
+        if not sparse.keys:
+            continue
+        first = readers[0].kind(sparse.column).removeprefix("list of ")
+        for reader in readers[1:]:
+            if (kind := reader.kind(sparse.column).removeprefix("list of ")) != first:
+                raise ConfigError(
+                    f"{reader.path}: column {sparse.column!r} of feature {name!r} holds {kind} values, where "
+                    f"{readers[0].path} holds {first} values: their keys would not be the same"
+                )
 
 
 def _labels(group: _RowGroup, name: str, column: Column) -> NDArray[np.float32]:
@@ -271,7 +285,8 @@ def _ids(
 ) -> NDArray[np.int64]:
     """The ids of the values of a column, or of a list column's items; ``rows`` says which row an item belongs to."""
     if isinstance(column, TextColumn):
-        values = text_values(column.data, column.starts, column.lengths)
+        to_values = key_values if sparse.keys else text_values
+        values = to_values(column.data, column.starts, column.lengths)
     else:
         values = column.values.astype(np.int64, copy=False)
     if sparse.hashing == "hash" and not sparse.keys:

@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.data.hashing import text_values
+from holdfast.data.hashing import key_values, text_values
 
 CategoryEncoding = Literal["hex", "text"]
 
@@ -44,11 +44,12 @@ _OUTSIDE_ZEROS = np.array([_ZEROS & ~int(bits) for bits in _FIELD_BITS], np.uint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TsvLayout:
-    """The fields of a line after the label, by name."""
+    """The fields of a line after the label, by name. keys: categories that are texts become keys."""
 
     dense: tuple[str, ...]
     categorical: tuple[str, ...]
     categorical_encoding: CategoryEncoding
+    keys: bool = False
 
     @property
     def num_fields(self) -> int:
@@ -60,8 +61,8 @@ class ParsedLines:
     """The well-formed lines of a block, ``n`` of them.
 
     labels: uint8 ``[n]``. integers, integers_missing: int64 and bool ``[num_dense, n]``. categories,
-    categories_missing: the categories' values (see hashing.py), int64, and bool, ``[num_categorical, n]``. Where
-    missing, the value means nothing.
+    categories_missing: the categories' values or keys (see hashing.py), int64, and bool, ``[num_categorical, n]``.
+    Where missing, the value means nothing.
     """
 
     labels: NDArray[np.uint8]
@@ -126,7 +127,8 @@ def parse_lines(
         categories, is_hex = _parse_hex(buffer, category_fields)
         is_bad |= ~is_hex.all(axis=0)
     else:
-        categories = text_values(buffer, category_fields.starts, category_fields.lengths)
+        to_values = key_values if layout.keys else text_values
+        categories = to_values(buffer, category_fields.starts, category_fields.lengths)
     parsed = ParsedLines(
         labels=labels,
         integers=integers,

@@ -2,6 +2,7 @@
 
     write_synthetic(config, "train.tsv")          # Criteo's text form: counts, and ids as 8 hexadecimal digits
     write_synthetic(config, "train.parquet")      # counts and ids as int64, bags of several ids as lists
+    write_synthetic(config, "train.parquet", texts=True)      # a text for each id, such as C1-0000000000000a3f
 
 Read back through ``written_config`` Parquet gives the same samples as SyntheticSource. Text is read with
 CriteoTsvConfig, which hashes the ids as it does any category.
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,14 +37,16 @@ def write_synthetic(
     num_samples: int | None = None,
     *,
     row_group_samples: int = 16_384,
+    texts: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> int:
     """Write the first ``num_samples`` samples (None: the config's own number) of ``config``; returns how many.
 
-    The suffix of ``out_path`` says how: ``.tsv`` or ``.txt`` for text, ``.parquet`` (or ``.pq``). ``progress`` gets
-    samples. The file appears when it is complete. Raises ConfigError for another suffix, for bags of several ids in
-    text, and if ``out_path`` exists and ``overwrite`` is not set.
+    The suffix of ``out_path`` says how: ``.tsv`` or ``.txt`` for text, ``.parquet`` (or ``.pq``). texts: in Parquet a
+    text for each id, of which ``text_keys`` makes a key. ``progress`` gets samples. The file appears when it is
+    complete. Raises ConfigError for another suffix, for bags of several ids in text, and if ``out_path`` exists and
+    ``overwrite`` is not set.
     """
     path = Path(out_path)
     total = config.num_samples if num_samples is None else num_samples
@@ -52,6 +56,8 @@ def write_synthetic(
             raise ConfigError("synthetic lookups: text holds one id per column; write .parquet for bags of several")
         if config.drift:
             raise ConfigError("synthetic drift: text holds ids of 8 hexadecimal digits; write .parquet for keys")
+        if texts:
+            raise ConfigError("synthetic texts: text holds ids of 8 hexadecimal digits; write .parquet for texts")
         if max(config.rows) > 1 << 32:
             raise ConfigError("synthetic rows: text holds ids of 8 hexadecimal digits, so at most 2**32 rows")
     elif path.suffix not in (".parquet", ".pq"):
@@ -64,23 +70,24 @@ def write_synthetic(
                     if progress is not None:
                         progress(num_done, total)
         else:
-            with ParquetAppender(partial_path, _column_types(config)) as appender:
+            with ParquetAppender(partial_path, _column_types(config, texts)) as appender:
                 for samples, num_done in _draws(source, row_group_samples):
-                    appender.append(_columns(config, samples))
+                    appender.append(_columns(config, samples, texts))
                     if progress is not None:
                         progress(num_done, total)
     return total
 
 
-def written_config(config: SyntheticConfig, paths: Sequence[Path | str]) -> ParquetConfig:
-    """How to read Parquet files that ``write_synthetic`` wrote, so that the samples are SyntheticSource's own."""
+def written_config(config: SyntheticConfig, paths: Sequence[Path | str], *, texts: bool = False) -> ParquetConfig:
+    """How to read Parquet files that ``write_synthetic`` wrote, so that the samples are SyntheticSource's own; of texts
+    the ids are their keys."""
     return ParquetConfig(
         paths=paths,
         label=_LABEL_NAME,
         dense=_dense_names(config),
         sparse={
             name: SparseColumn(column=name, keys=True)
-            if config.drift
+            if config.drift or texts
             else SparseColumn(column=name, num_embeddings=num_rows, hashing="identity")
             for name, num_rows in zip(_table_names(config), config.rows, strict=True)
         },
@@ -103,8 +110,9 @@ def _table_names(config: SyntheticConfig) -> tuple[str, ...]:
     return tuple(f"C{number}" for number in range(1, len(config.rows) + 1))
 
 
-def _column_types(config: SyntheticConfig) -> dict[str, str]:
-    kinds = ["int64" if lookups == 1 else "list" for lookups in config.lookups_per_table]
+def _column_types(config: SyntheticConfig, texts: bool) -> dict[str, str]:
+    one, several = ("text", "texts") if texts else ("int64", "list")
+    kinds = [one if lookups == 1 else several for lookups in config.lookups_per_table]
     return {
         _LABEL_NAME: "int8",
         **dict.fromkeys(_dense_names(config), "int64"),
@@ -112,17 +120,23 @@ def _column_types(config: SyntheticConfig) -> dict[str, str]:
     }
 
 
-def _columns(
-    config: SyntheticConfig, samples: SyntheticSamples
-) -> dict[str, tuple[NDArray[np.int64] | NDArray[np.int8], None]]:
-    columns: dict[str, tuple[NDArray[np.int64] | NDArray[np.int8], None]] = {
-        _LABEL_NAME: (samples.labels.astype(np.int8), None)
-    }
+def _columns(config: SyntheticConfig, samples: SyntheticSamples, texts: bool) -> dict[str, tuple[NDArray[Any], None]]:
+    columns: dict[str, tuple[NDArray[Any], None]] = {_LABEL_NAME: (samples.labels.astype(np.int8), None)}
     for position, name in enumerate(_dense_names(config)):
         columns[name] = (samples.counts[:, position], None)
     for name, ids, lookups in zip(_table_names(config), samples.ids, config.lookups_per_table, strict=True):
-        columns[name] = (ids if lookups > 1 else ids[:, 0], None)
+        values = _texts(name, ids) if texts else ids
+        columns[name] = (values if lookups > 1 else values[:, 0], None)
     return columns
+
+
+def _texts(name: str, ids: NDArray[np.int64]) -> NDArray[np.bytes_]:
+    """``name`` and 16 hexadecimal digits for each id; of the shape of ``ids``."""
+    prefix = f"{name}-".encode()
+    letters = np.empty((*ids.shape, len(prefix) + 16), np.uint8)
+    letters[..., : len(prefix)] = np.frombuffer(prefix, np.uint8)
+    letters[..., len(prefix) :] = _HEX_DIGITS[(ids[..., None] >> np.arange(60, -4, -4)) & 0xF]
+    return letters.view(f"S{letters.shape[-1]}")[..., 0]
 
 
 def _text(samples: SyntheticSamples) -> NDArray[np.uint8]:
