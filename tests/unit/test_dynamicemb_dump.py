@@ -225,3 +225,9 @@ def test_a_rank_without_keys_has_empty_files(tmp_path: Path) -> None:
         "optimizer.C1.momentum1": (1, DIM),
     }
     assert found.rows("embedding_bags.C1.keys", 0, 1).tolist() == there.keys.tolist()
+
+
+def test_a_name_that_says_a_billion_ranks_costs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "items_emb_keys.rank_0.world_size_999999999").write_bytes(bytes(8))
+    with pytest.raises(ConfigError, match=r"rank_1\.world_size_999999999 is not there"):
+        DynamicembDump(tmp_path, rowwise=False)

@@ -117,14 +117,16 @@ class DynamicembDump:
 
     def _files(self, place: Path, stem: str, ranks: int) -> tuple[Path, ...]:
         """The files of all ranks. ConfigError names one that is missing, or that is of two tables' names."""
-        paths = tuple(_path(place, stem, rank, ranks) for rank in range(ranks))
-        for path in paths:
+        paths = []
+        for rank in range(ranks):  # how many there are is no more than what a name says
+            path = _path(place, stem, rank, ranks)
             if not path.is_file():
                 raise ConfigError(f"{path} is not there: the dump is of {ranks} ranks, and each has such a file")
             if path in self._claimed:
                 raise FormatMismatch(f"{path} could be of two tables, by its name: {self._claimed[path]} and {stem}")
             self._claimed[path] = stem
-        return paths
+            paths.append(path)
+        return tuple(paths)
 
 
 def _tables_in(folder: Path) -> dict[str, tuple[Path, int]]:
