@@ -108,7 +108,7 @@ class Route:
     @property
     def counts(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None, None))]:
         """
-        int64 [num_owners, num_features, 2]: bags; ids, and 2^32 more where they have per-sample weights.
+        int64 [num_owners, num_features, 2]: bags; ids, and 2^32 more where they have per-sample weights, and 2^33 for each distinct place where they are numbered.
         """
 
     @property
@@ -143,9 +143,9 @@ class Router:
     Cuts a trainer's ids among the owners of their rows, and joins what comes back.
     """
 
-    def __init__(self, tables: Sequence[tuple[int, int, int, int, bool, tuple[int, int] | None]], features: Sequence[tuple[str, int]], owner_of_shard: Sequence[int], num_owners: int) -> None:
+    def __init__(self, tables: Sequence[tuple[int, int, int, int, bool, tuple[int, int] | None]], features: Sequence[tuple[str, int]], owner_of_shard: Sequence[int], num_owners: int, numbers_ids: bool = False) -> None:
         """
-        tables: (num_embeddings, embedding_dim, pooling, first_shard, whether it is split, (pool seed, the table's number) where its ids are keys, else None).
+        tables: (num_embeddings, embedding_dim, pooling, first_shard, whether it is split, (pool seed, the table's number) where its ids are keys, else None). numbers_ids: trainers sort for the owners, where messages do not get longer by it.
         """
 
     @property

@@ -90,7 +90,9 @@ class RemoteRows:
         opened = self._pool.opened
         numbers = {entry.name: number for number, entry in enumerate(opened.manifest.tables)}
         mine = [numbers[table.name] for table in self._tables]
-        self._router = opened.manifest.router(mine, self._features)
+        # Memory ranks do most of a step's work, so trainers take from them what they can.
+        apart = opened.group.roles.memory_ranks > 0
+        self._router = opened.manifest.router(mine, self._features, numbers_ids=apart)
         self._member = opened.member
         if self._member is not None:
             self._collection = self._member.collection(mine, self._features)
