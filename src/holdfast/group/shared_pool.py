@@ -129,7 +129,7 @@ class SharedPool(Pool):
     def open_rows(
         self, tables: Sequence[EmbeddingBagConfig], optimizer: RowOptimizerSpec, device: DeviceConfig
     ) -> RemoteRows:
-        if device != DeviceConfig():
+        if replace(device, relaxed_lookup=False) != DeviceConfig():
             raise ConfigError(
                 f"device.kind = {device.kind!r}, device.rows = {device.rows!r}: several ranks train on their "
                 "processors alone yet; leave the device out, or train with one process"

@@ -5,6 +5,7 @@ Whatever cannot be, any rank's refusal, ends all ranks with the same error befor
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def open_group_trainer(
     refuse_group()
     try:
         _check_same_everywhere(group, config)
-        if config.device != DeviceConfig():
+        if replace(config.device, relaxed_lookup=False) != DeviceConfig():
             raise ConfigError(
                 f"device.kind = {config.device.kind!r}, device.rows = {config.device.rows!r}: several ranks train on "
                 "their processors alone yet; leave [device] out, or train with one process"
