@@ -1,6 +1,6 @@
 """Several ranks on one machine: speed, cost of committing, bytes on the wire, restart; beside TorchRec.
 
-    cd benchmarks && python -m scaleout [--quick] [--only speed,commit,wire,peers,restart]
+    cd benchmarks && python -m scaleout [--quick] [--only speed,overlap,commit,wire,peers,restart]
 
 Two cores: a rank is pinned to one. Writes report.md and results.json; exit status 1 where a bar is not met or a
 measurement failed. The peers need .venv-peers (make bench makes it); counting bytes needs root (a network namespace).
@@ -31,7 +31,7 @@ _PEERS = _FOLDER.parent / ".venv-peers" / "bin" / "python"
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scaleout", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round, fewer steps; writes to runs/bench")
-    parser.add_argument("--only", default="speed,commit,wire,peers,restart")
+    parser.add_argument("--only", default="speed,overlap,commit,wire,peers,restart")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for an idle machine, each time")
     return parser.parse_args()
@@ -52,6 +52,7 @@ def main() -> None:
 
     sections: dict[str, Callable[[], Any]] = {
         "speed": lambda: [_speed(given.quick, calm) for _ in range(rounds)],
+        "overlap": lambda: [_overlap(given.quick, calm) for _ in range(rounds)],
         "commit": lambda: [_commit(given.quick, calm) for _ in range(rounds)],
         "wire": lambda: _wire(calm),
         "peers": lambda: [_peers(given.quick, calm) for _ in range(rounds)],
@@ -85,6 +86,23 @@ def _speed(quick: bool, calm: Callable[..., dict[str, Any]]) -> dict[str, Any]:
             directory = stack.enter_context(pool_directory("memory"))
             commands[f"ranks_{count}"] = ranks_command(count, options, directory)
         return calm(lambda: in_turns(commands, _FOLDER))
+
+
+def _overlap(quick: bool, calm: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    """In turns, one trainer and one memory rank, a core each: one batch at a time, and the next one's rows captured
+    while this one trains; also without what trainers do for memory ranks."""
+    options = ["--memory-ranks", "1", "--steps", "150" if quick else "400", "--warmup", "50", "--batches", "20"]
+    ways = {"one": [], "two": ["--capture-ahead"], "one, sorted by the memory rank": ["--plain-ids"]}
+    halves = {f"{name}, bf16": [*ways[name], "--dtype", "bf16"] for name in ("one", "two")}
+    found: dict[str, Any] = {}
+    for several in (ways, halves):  # apart: who is stopped for as long as all of them start would be given up
+        with ExitStack() as stack:
+            commands: dict[str, tuple[list[str], Path | None]] = {}
+            for name, way in several.items():
+                directory = stack.enter_context(pool_directory("memory"))
+                commands[name] = ranks_command(2, [*options, "--fill", *way], directory)
+            found |= calm(lambda commands=commands: in_turns(commands, _FOLDER))
+    return found
 
 
 def _commit(quick: bool, calm: Callable[..., dict[str, Any]]) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 STARTED = time.time()
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from holdfast import _core
     from holdfast.group.pool import GroupPool
     from holdfast.group.shared_pool import SharedPool
     from holdfast.train.step_report import StepReport
@@ -38,6 +39,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=20)
     parser.add_argument("--batches", type=int, default=50)
     parser.add_argument("--dense-interval", type=int, default=1)
+    parser.add_argument("--capture-ahead", action="store_true", help="the next batch's rows while this one computes")
+    parser.add_argument("--plain-ids", action="store_true", help="memory ranks sort them, as ranks that train do")
+    parser.add_argument("--dtype", default="fp32", choices=["fp32", "fp16", "bf16"], help="of rows")
     parser.add_argument("--turns", type=int, default=0, help="of so many steps: committing by turns, on and off")
     parser.add_argument("--core", type=int, default=None, help="to pin this process to")
     parser.add_argument("--fill", action="store_true", help="write all rows before anything is timed")
@@ -81,11 +85,22 @@ def config_of(given: argparse.Namespace) -> Any:
     shape = SHAPES[given.shape]
     tree: dict[str, Any] = {
         "data": {"synthetic": {"num_samples": 1, "rows": [1]}},  # stands for the source that is given
-        "embedding": {"dim": shape.embedding_dim, "optimizer": given.optimizer, "lr": LEARNING_RATE},
+        "embedding": {
+            "dim": shape.embedding_dim,
+            "optimizer": given.optimizer,
+            "lr": LEARNING_RATE,
+            "dtype": given.dtype,
+        },
         "model": {"bottom": list(shape.bottom), "top": list(shape.top)},
         "optimizer": {"name": "sgd", "lr": LEARNING_RATE},
         "pool": {"seed": 1, "medium": given.medium, "dense_interval": given.dense_interval},
-        "train": {"batch_size": shape.batch_size, "seed": 1, "shuffle": False, "steps": given.warmup + given.steps},
+        "train": {
+            "batch_size": shape.batch_size,
+            "seed": 1,
+            "shuffle": False,
+            "steps": given.warmup + given.steps,
+            "capture_ahead": given.capture_ahead,
+        },
         "group": {"split_rows": 1000 if given.split else 1 << 40, "timeout": 60.0},
     }
     if given.optimizer != "sgd":
@@ -135,6 +150,8 @@ def measure_in_group(given: argparse.Namespace) -> dict[str, Any]:
     config, shape = config_of(given), SHAPES[given.shape]
     batches = make_batches(shape, given.batches)
     source = PreparedSource(shape, batches)
+    if given.plain_ids:
+        send_plain_ids()
     group = Group.from_environment(memory_ranks=given.memory_ranks, timeout=config.group.timeout)
     tell(given, "met")
     with open_group_trainer(config, given.pool, group, source=source) as trainer:
@@ -154,11 +171,14 @@ def measure_in_group(given: argparse.Namespace) -> dict[str, Any]:
         group.barrier("the tables to be filled")
         before, sent_before = traffic(), dict(group.sent_bytes)
         first_step = trainer.pool.step
+        used_before = time.process_time()
         if given.turns:
             commit_by_turns(pool, given.turns)
         result = steps_of(given, trainer.steps(), trainer.pool.step)
         group.barrier("the last step")
         steps = trainer.pool.step - first_step
+        used = (time.process_time() - used_before) / steps * 1e3
+        result["cpu_ms"] = group.gather(used, "the processors' times")
         crossed = traffic() - before
         sent = {what: (count - sent_before.get(what, 0)) / steps for what, count in group.sent_bytes.items()}
         everyones = group.gather(sent, "what was sent")
@@ -242,12 +262,29 @@ def commit_by_turns(pool: SharedPool, steps: int) -> None:
     opened.commit = by_turns  # type: ignore[method-assign]
 
 
+def send_plain_ids() -> None:
+    """Trainers leave the sorting to memory ranks."""
+    from holdfast.group.manifest import Manifest
+
+    router = Manifest.router
+
+    def plain(
+        self: Manifest, tables: Sequence[int], features: Sequence[tuple[str, int]], *, numbers_ids: bool = False
+    ) -> _core.Router:
+        return router(self, tables, features)
+
+    Manifest.router = plain  # type: ignore[method-assign]
+
+
 def fill(member: Any, given: argparse.Namespace, opened: GroupPool | None) -> None:
     """Every row that this process has, with the values of the peers' tables: pages never written would cost less."""
+    import torch
+
     from ours.systems import initial_tables
     from peers.shapes import SHAPES
 
-    for number, values in enumerate(initial_tables(SHAPES[given.shape])):
+    for number, of_table in enumerate(initial_tables(SHAPES[given.shape])):
+        values = of_table.to({"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[given.dtype])
         entry = None if opened is None else opened.manifest.tables[number]
         if entry is None or entry.table_shards == 1:
             if entry is None or entry.first_shard in member.owned:

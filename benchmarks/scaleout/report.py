@@ -15,6 +15,7 @@ def write_report(path: Path, results: dict[str, Any]) -> bool:
     bars: list[tuple[str, str, str, bool]] = []
     for name, section in (
         ("speed", _speed),
+        ("overlap", _overlap),
         ("commit", _commit),
         ("wire", _wire),
         ("peers", _peers),
@@ -48,6 +49,28 @@ def _speed(rounds: list[dict[str, Any]], bars: list[tuple[str, str, str, bool]])
         "with."
     )
     return ["## Speed", "", note, "", *markdown_table(head, rows)]
+
+
+def _overlap(rounds: list[dict[str, Any]], bars: list[tuple[str, str, str, bool]]) -> list[str]:
+    for beside in ("one, sorted by the memory rank", "one"):
+        ratios = [r[beside]["median_ms"] / r["two"]["median_ms"] for r in rounds]
+        ratio = statistics.median(ratios)
+        what = f"one trainer, one memory rank, rm1: two batches in flight over {beside}"
+        bars.append((what, f"{ratio:.2f} ({_range(ratios)})", "≥ 1.3", ratio >= 1.3))
+    names = [name for name, part in rounds[0].items() if isinstance(part, dict)]
+    rows = [
+        (
+            name,
+            *(f"{r[name]['median_ms']:.1f}" for r in rounds),
+            ", ".join(f"{ms:.1f}" for ms in rounds[-1][name]["cpu_ms"]),
+            _stages(rounds[-1][name]["stage_ms"]),
+        )
+        for name in names
+    ]
+    head = ["ms a step, rm1", *(f"round {i + 1}" for i in range(len(rounds)))]
+    head += ["processor time of trainer and memory rank", "stages of the trainer, last round"]
+    note = "In turns of 1.5 seconds, the others stopped; medians over all steps; a core for each rank."
+    return ["## Two batches in flight", "", note, "", *markdown_table(head, rows)]
 
 
 def _commit(rounds: list[dict[str, Any]], bars: list[tuple[str, str, str, bool]]) -> list[str]:

@@ -29,7 +29,7 @@ using TableTuple = std::tuple<std::uint64_t, std::uint32_t, std::uint32_t, std::
 
 RouterSpec spec_of(const std::vector<TableTuple>& tables,
                    const std::vector<std::tuple<std::string, std::uint32_t>>& features,
-                   const std::vector<std::uint32_t>& owner_of_shard, std::uint32_t num_owners) {
+                   const std::vector<std::uint32_t>& owner_of_shard, std::uint32_t num_owners, bool numbers_ids) {
   RouterSpec spec;
   const std::uint32_t num_shards = static_cast<std::uint32_t>(owner_of_shard.size());
   for (const auto& [num_rows, dim, pooling, shard, is_split, keys] : tables) {
@@ -41,6 +41,7 @@ RouterSpec spec_of(const std::vector<TableTuple>& tables,
   for (const auto& [name, table] : features) spec.features.push_back({name, table});
   spec.owner_of_shard = owner_of_shard;
   spec.num_owners = num_owners;
+  spec.numbers_ids = numbers_ids;
   return spec;
 }
 
@@ -70,7 +71,8 @@ void bind_routing(nb::module_& m) {
                                                                      {route.spec->num_owners, num_features, 2});
           },
           nb::rv_policy::reference_internal,
-          "int64 [num_owners, num_features, 2]: bags; ids, and 2^32 more where they have per-sample weights.")
+          "int64 [num_owners, num_features, 2]: bags; ids, and 2^32 more where they have per-sample weights, and 2^33 "
+          "for each distinct place where they are numbered.")
       .def_prop_ro(
           "message", [](Route& route) { return view_of(route.message); }, nb::rv_policy::reference_internal,
           "What the owners are told, one after the other.")
@@ -117,11 +119,14 @@ void bind_routing(nb::module_& m) {
           "__init__",
           [](Router* self, const std::vector<TableTuple>& tables,
              const std::vector<std::tuple<std::string, std::uint32_t>>& features,
-             const std::vector<std::uint32_t>& owner_of_shard,
-             std::uint32_t num_owners) { new (self) Router(spec_of(tables, features, owner_of_shard, num_owners)); },
-          "tables"_a, "features"_a, "owner_of_shard"_a, "num_owners"_a,
+             const std::vector<std::uint32_t>& owner_of_shard, std::uint32_t num_owners, bool numbers_ids) {
+            new (self) Router(spec_of(tables, features, owner_of_shard, num_owners, numbers_ids));
+          },
+          "tables"_a, "features"_a, "owner_of_shard"_a, "num_owners"_a, "numbers_ids"_a = false,
           "tables: (num_embeddings, embedding_dim, pooling, first_shard, whether it is split, (pool seed, the table's "
-          "number) where its ids are keys, else None).")
+          "number) where its ids are keys, else None). numbers_ids: trainers sort for the owners, where messages do "
+          "not "
+          "get longer by it.")
       .def_prop_ro("output_width", [](const Router& router) { return router.spec().output_width; })
       .def(
           "message_words",

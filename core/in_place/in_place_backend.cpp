@@ -22,6 +22,34 @@ using format::RecordSection;
 
 namespace {
 
+constexpr std::size_t ranges_asked_ahead = 16;
+
+// Of each row of `now`: which of `then` it is, into `forward`. Returns the ranges of `then` that `now` does not have.
+// Which of the two comes next cannot be predicted, so the merge does not branch on it.
+std::vector<std::pair<std::size_t, std::size_t>> split_rows(std::span<const std::uint64_t> now,
+                                                            std::span<const std::uint64_t> then,
+                                                            std::vector<std::uint32_t>& forward) {
+  forward.assign(now.size(), no_forward);
+  std::vector<std::uint32_t> shared(std::min(now.size(), then.size()) + 1);  // of `then`, ascending
+  std::size_t num_shared = 0;
+  for (std::size_t u = 0, v = 0; u < now.size() && v < then.size();) {
+    const std::uint64_t a = now[u], b = then[v];
+    forward[u] = a == b ? static_cast<std::uint32_t>(v) : no_forward;
+    shared[num_shared] = static_cast<std::uint32_t>(v);
+    num_shared += a == b;
+    u += a <= b;
+    v += b <= a;
+  }
+  std::vector<std::pair<std::size_t, std::size_t>> own;
+  std::size_t begin = 0;
+  for (std::size_t i = 0; i < num_shared; ++i) {
+    if (begin < shared[i]) own.emplace_back(begin, shared[i]);
+    begin = std::size_t{shared[i]} + 1;
+  }
+  if (begin < then.size()) own.emplace_back(begin, then.size());
+  return own;
+}
+
 // Zeroes the bytes between what a section holds and the lines that it takes: they are part of the checksum.
 void clear_gaps(const RecordSection& section, const RowTable& table, std::byte* data) {
   const auto clear = [&](std::uint64_t offset, std::size_t bytes) {
@@ -334,46 +362,42 @@ bool InPlaceBackend::capture_ahead(std::shared_ptr<const Plan> next, std::uint64
   fill(*ahead.capture, Rows::copied_later);
   const std::size_t num_tables = next->tables.size();
   ahead.forward.resize(num_tables);
-  std::vector<std::vector<std::pair<std::size_t, std::size_t>>> own(num_tables);  // ranges that are captured
+  std::vector<std::vector<RowRange>> own(num_tables);  // that are captured
   parallel_for(num_tables, [&](std::size_t t) {
-    const auto& now = current->plan->tables[t].rows;
-    const auto& then = next->tables[t].rows;
-    auto& forward = ahead.forward[t];
-    forward.assign(now.size(), no_forward);
-    std::size_t begin = 0;
-    std::size_t u = 0;
-    for (std::size_t v = 0; v < then.size(); ++v) {
-      while (u < now.size() && now[u] < then[v]) ++u;
-      if (u == now.size() || now[u] != then[v]) continue;
-      forward[u] = static_cast<std::uint32_t>(v);
-      if (begin < v) own[t].emplace_back(begin, v);
-      begin = v + 1;
-    }
-    if (begin < then.size()) own[t].emplace_back(begin, then.size());
+    own[t] = split_rows(current->plan->tables[t].rows, next->tables[t].rows, ahead.forward[t]);
   });
-  ahead.copied = background_.submit([this, capture = ahead.capture, own = std::move(own)] {
-    DialWork reads;
-    for (std::size_t t = 0; t < own.size(); ++t) {
-      std::uint64_t num_rows = 0;
-      for (const auto& [begin, end] : own[t]) num_rows += end - begin;
-      store_.add_reads(reads, capture->plan->spec->tables[t].number, num_rows);
-    }
-    DialService service(medium_.dial(), reads);
-    for (std::size_t t = 0; t < own.size(); ++t) {
-      const std::uint32_t number = capture->plan->spec->tables[t].number;
-      for (const auto& [begin, end] : own[t]) {
-        const WorkingRows& rows = capture->tables[t];
-        const RowTable& table = store_.table(number);
-        if (store_.try_capture(number, rows, begin, end) != end) capture->is_damaged = true;
-        if (table.has_keys() && start_fresh_keys(table, oldest_of(number), rows, begin, end)) {
-          capture->has_reused_rows = true;
-        }
-      }
-    }
-    service.finish();
-  });
+  ahead.copied =
+      background_.submit([this, capture = ahead.capture, own = std::move(own)] { copy_ahead(*capture, own); });
   ahead_ = std::move(ahead);
   return true;
+}
+
+void InPlaceBackend::copy_ahead(LoggedCapture& capture, const std::vector<std::vector<RowRange>>& own) const {
+  DialWork reads;
+  for (std::size_t t = 0; t < own.size(); ++t) {
+    std::uint64_t num_rows = 0;
+    for (const auto& [begin, end] : own[t]) num_rows += end - begin;
+    store_.add_reads(reads, capture.plan->spec->tables[t].number, num_rows);
+  }
+  DialService service(medium_.dial(), reads);
+  for (std::size_t t = 0; t < own.size(); ++t) {
+    const std::uint32_t number = capture.plan->spec->tables[t].number;
+    const RowTable& table = store_.table(number);
+    const WorkingRows& rows = capture.tables[t];
+    std::size_t asked = 0;  // ranges
+    for (std::size_t range = 0; range < own[t].size(); ++range) {
+      // Ranges are a few rows each, so what comes next is asked for here rather than within a range.
+      for (; asked < std::min(own[t].size(), range + ranges_asked_ahead); ++asked) {
+        store_.ask_for(number, rows, own[t][asked].first, own[t][asked].second);
+      }
+      const auto [begin, end] = own[t][range];
+      if (store_.try_capture(number, rows, begin, end) != end) capture.is_damaged = true;
+      if (table.has_keys() && start_fresh_keys(table, oldest_of(number), rows, begin, end)) {
+        capture.has_reused_rows = true;
+      }
+    }
+  }
+  service.finish();
 }
 
 void InPlaceBackend::add_part(const std::shared_ptr<LoggedCapture>& capture) {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/background.h"
@@ -92,6 +93,7 @@ class InPlaceBackend final : public RowBackend {
     // before-image.
     std::vector<std::vector<std::byte>> apart;
   };
+  using RowRange = std::pair<std::size_t, std::size_t>;
   struct Ahead {
     std::shared_ptr<LoggedCapture> capture;
     std::weak_ptr<const Capture> current;  // of the step that hands rows over
@@ -114,6 +116,8 @@ class InPlaceBackend final : public RowBackend {
   void fill(LoggedCapture& capture, Rows rows);
   void set_apart(LoggedCapture& capture, std::size_t table);
   void submit_seal(LoggedCapture& capture);
+  // Of a capture that was begun ahead: the rows that nobody hands over.
+  void copy_ahead(LoggedCapture& capture, const std::vector<std::vector<RowRange>>& own) const;
   void add_part(const std::shared_ptr<LoggedCapture>& capture);
   void drop_dead_captures();
   void drop_ahead();

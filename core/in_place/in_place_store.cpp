@@ -16,6 +16,7 @@ namespace holdfast {
 namespace {
 
 constexpr std::size_t page_bytes = format::block_bytes;
+constexpr std::size_t most_asked_bytes = 512;  // of a row: behind these, the hardware follows by itself
 
 std::size_t touched_bytes(std::uint64_t num_rows) { return format::align_up((num_rows + 7) / 8, 8); }
 std::size_t pages_of(std::size_t bytes) { return format::align_up(bytes, page_bytes) / page_bytes; }
@@ -169,6 +170,21 @@ void InPlaceStore::prepare(std::size_t index, const WorkingRows& working, std::s
   ensure(table.state, [=](std::uint64_t row) { return row * state_bytes; }, state_bytes);
   ensure(table.touched, [](std::uint64_t row) { return row / 64 * 8; }, 8);
   ensure(table.tags, [](std::uint64_t row) { return row * 4; }, 4);
+}
+
+void InPlaceStore::ask_for(std::size_t index, const WorkingRows& working, std::size_t begin, std::size_t end) const {
+  const Table& table = tables_[index];
+  const HomeRows home = table.home();
+  const std::size_t weight_bytes = table.weight_bytes();
+  for (std::size_t u = begin; u < end; ++u) {
+    const std::uint64_t row = working.rows[u] & ~fresh_bit;
+    const std::byte* const weights = home.weights + row * weight_bytes;
+    for (std::size_t at = 0; at < std::min(weight_bytes, most_asked_bytes); at += format::line_bytes) {
+      __builtin_prefetch(weights + at);
+    }
+    if (home.state != nullptr) __builtin_prefetch(home.state + row * table.spec.state_floats);
+    __builtin_prefetch(home.touched + row / 64);
+  }
 }
 
 void InPlaceStore::capture(std::size_t index, const WorkingRows& working, std::size_t begin, std::size_t end) const {

@@ -87,6 +87,8 @@ class InPlaceStore {
 
   // For all of these: rows [begin, end) of `working`; ranges may run on several threads.
   void prepare(std::size_t table, const WorkingRows& working, std::size_t begin, std::size_t end);
+  // Has the processor fetch what a capture of them reads.
+  void ask_for(std::size_t table, const WorkingRows& working, std::size_t begin, std::size_t end) const;
   // Throws corrupted where a row does not hold its checksum.
   void capture(std::size_t table, const WorkingRows& working, std::size_t begin, std::size_t end) const;
   // The same while another process may be updating rows: ends at the first that does not hold its checksum, whose place

@@ -130,6 +130,16 @@ void restore_rows(const HomeRows& home, const WorkingRows& working, std::size_t 
   }
 }
 
+// Whole lines, past the caches.
+HOLDFAST_INLINE void stream_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
+  for (std::size_t line = 0; line < bytes; line += line_bytes) {
+    Lanes values;
+    static_assert(sizeof values == line_bytes);
+    __builtin_memcpy(&values, from + line, sizeof values);
+    stream(reinterpret_cast<float*>(to + line), values);
+  }
+}
+
 // Home rows that are whole lines are written past the caches (see update.inc.h).
 template <std::size_t WeightBytes, std::size_t StateBytes>
 void put_rows(const HomeRows& home, const std::uint64_t* rows, const ReadyRows& ready, std::size_t begin,
@@ -154,12 +164,7 @@ void put_rows(const HomeRows& home, const std::uint64_t* rows, const ReadyRows& 
     std::byte* const to = home.weights + row * weight_bytes;
     const std::byte* const from = ready.weights + u * weight_bytes;
     if (streams) {
-      for (std::size_t line = 0; line < weight_bytes; line += line_bytes) {
-        Lanes values;
-        static_assert(sizeof values == line_bytes);
-        __builtin_memcpy(&values, from + line, sizeof values);
-        stream(reinterpret_cast<float*>(to + line), values);
-      }
+      stream_bytes(to, from, weight_bytes);
     } else {
       copy_bytes<WeightBytes>(to, from, weight_bytes);
     }

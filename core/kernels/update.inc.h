@@ -106,7 +106,8 @@ struct Forwarding {
 // L1, then compute and write. Home rows that are whole lines are written past the caches: what was there need not be
 // read first, and by the time a row is captured again it would be gone from the caches anyway (Zipf ids, two cores:
 // 1.3 to 1.5 times as fast on rows of 128 bytes, the same on rows of 64). Others are asked for in one tight loop, so
-// that their page walks overlap.
+// that their page walks overlap. A row that goes to the next step's capture as well is computed there, where it is
+// read soon, and streamed home from there.
 constexpr std::uint32_t max_group_rows = 128;
 constexpr std::uint32_t group_blocks = 256;
 constexpr std::uint32_t max_strip = 1024;
@@ -202,7 +203,7 @@ void update_rows(Shape<Dim> shape, const RowSpec& spec, const UpdateSpec& update
   const std::size_t group_rows = group_blocks / blocks < max_group_rows ? group_blocks / blocks : max_group_rows;
   Lanes gradients[group_blocks];
   const bool forwards = forwarding.position != nullptr;
-  const bool streams = target == Target::home && Format::can_stream && weight_bytes % line_bytes == 0 && !forwards &&
+  const bool streams = target == Target::home && Format::can_stream && weight_bytes % line_bytes == 0 &&
                        !home.read_soon && reinterpret_cast<std::uintptr_t>(home.weights) % line_bytes == 0;
 
   const auto ask_for = [&](std::size_t first, std::size_t last) __attribute__((always_inline)) {
@@ -234,13 +235,17 @@ void update_rows(Shape<Dim> shape, const RowSpec& spec, const UpdateSpec& update
     for (std::size_t u = group; u < group_end; ++u) {
       const std::uint64_t row = working.rows[u] & ~fresh_bit;
       const std::uint64_t place = target == Target::home ? row : u;
+      std::byte* const at_place = home.weights + place * weight_bytes;
+      const bool is_forwarded = forwards && forwarding.position[u] != no_forward;
+      std::byte* const at_next =
+          is_forwarded ? forwarding.next->weights + forwarding.position[u] * weight_bytes : nullptr;
       const RowUpdate<Format> row_update{
           .old_weights = elements<Format>(working.weights + u * weight_bytes),
           .old_state = working.state + u * state_floats,
-          .new_weights = elements<Format>(home.weights + place * weight_bytes),
+          .new_weights = elements<Format>(streams && is_forwarded ? at_next : at_place),
           .new_state = home.state + place * state_floats,
           .rounding = {rounds ? absorb(rounding_key, number_of(spec, working, u, row)) : 0},
-          .streams = streams,
+          .streams = streams && !is_forwarded,
       };
       Lanes* const g = gradients + (u - group) * blocks;
       if (step.gradient_scale != 1) {
@@ -260,10 +265,14 @@ void update_rows(Shape<Dim> shape, const RowSpec& spec, const UpdateSpec& update
 
       if (target == Target::compact) continue;
       if ((working.rows[u] & fresh_bit) != 0) mark_touched(home.touched, row);
-      if (forwards && forwarding.position[u] != no_forward) {
+      if (is_forwarded) {
         const WorkingRows& next = *forwarding.next;
         const std::size_t p = forwarding.position[u];
-        __builtin_memcpy(next.weights + p * weight_bytes, row_update.new_weights, weight_bytes);
+        if (streams) {
+          stream_bytes(at_place, at_next, weight_bytes);
+        } else {
+          __builtin_memcpy(at_next, at_place, weight_bytes);
+        }
         if (state_floats != 0) {
           __builtin_memcpy(next.state + p * state_floats, row_update.new_state, state_floats * 4);
         }

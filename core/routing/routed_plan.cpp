@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/parallel.h"
+#include "routing/numbered_ids.h"
 
 namespace holdfast {
 namespace {
@@ -48,8 +49,8 @@ class Decoded {
     next_offset_ = offsets_.data();
   }
 
-  // The part's bags, with weights where it has them.
-  FeatureInput add(const CollectionSpec& spec, const Part& part, const PlanFeature& feature) {
+  // The part's bags, with weights where it has them. ids: the places; null where these are known by numbers.
+  FeatureInput add(const CollectionSpec& spec, const Part& part, const PlanFeature& feature, bool with_ids) {
     const auto& table = spec.tables[feature.table];
     const bool wide = words_of_place(table.end_id()) == 2;
     const std::size_t num_bags = static_cast<std::size_t>(part.counts.bags);
@@ -74,16 +75,13 @@ class Decoded {
       }
       words += num_bags;
     }
-    for (std::size_t i = 0; i < num_ids; ++i) {
-      next_id_[i] =
-          static_cast<std::int64_t>(wide ? word(words[2 * i]) | word(words[2 * i + 1]) << 32 : word(words[i]));
-    }
-    next_id_ += num_ids;
+    if (with_ids) take_ids(part, words, wide, table.num_rows, spec);
     next_offset_ += num_bags + 1;
     FeatureInput input{bags, nullptr, feature.first_output, feature.output_stride};
     if (part.counts.weighted != 0) {
       const std::size_t num_floats = num_ids + (table.mean_elsewhere ? num_bags : 0);
-      if (num_floats > 0) std::memcpy(next_float_, words + num_ids * (wide ? 2 : 1), num_floats * sizeof(float));
+      words += words_of_ids(part.counts, table.end_id());
+      if (num_floats > 0) std::memcpy(next_float_, words, num_floats * sizeof(float));
       input.weights = next_float_;
       if (table.mean_elsewhere) input.bag_factor = next_float_ + num_ids;
       next_float_ += num_floats;
@@ -92,6 +90,26 @@ class Decoded {
   }
 
  private:
+  void take_ids(const Part& part, const std::int32_t* words, bool wide, std::uint64_t num_rows,
+                const CollectionSpec& spec) {
+    const std::size_t num_ids = part.counts.ids;
+    if (part.counts.distinct != 0) {
+      const NumberedPart numbered{part.counts, words};
+      joined_.join({&numbered, 1}, num_rows,
+                   [&](std::size_t, const std::string& what) { refuse(spec, part.trainer, part.feature, what); });
+      for (std::size_t i = 0; i < num_ids; ++i) {
+        next_id_[i] = static_cast<std::int64_t>(joined_.rows()[joined_.number_of()[i]]);
+      }
+    } else {
+      for (std::size_t i = 0; i < num_ids; ++i) {
+        next_id_[i] =
+            static_cast<std::int64_t>(wide ? word(words[2 * i]) | word(words[2 * i + 1]) << 32 : word(words[i]));
+      }
+    }
+    next_id_ += num_ids;
+  }
+
+  JoinedNumbers joined_;
   std::vector<std::int64_t> ids_;
   std::vector<std::int64_t> offsets_;
   std::vector<float> floats_;
@@ -101,11 +119,36 @@ class Decoded {
 };
 
 void check_counts(const CollectionSpec& spec, std::size_t trainer, std::size_t feature, const BagCounts& counts) {
+  const bool has_keys = spec.tables[spec.features[feature].table].keys != nullptr;
   if (counts.bags < 0 || std::int64_t{counts.ids} < counts.bags || (counts.bags == 0 && counts.ids != 0) ||
-      counts.weighted > 1) {
+      counts.distinct > counts.ids || (counts.distinct != 0 && has_keys)) {
     refuse(spec, trainer, feature,
            "impossible counts: " + std::to_string(counts.ids) + " ids in " + std::to_string(counts.bags) + " bags");
   }
+}
+
+// Whether all of a table's parts number their ids, so that there is nothing to sort.
+bool are_numbered(std::span<const Part> parts) {
+  std::uint64_t num_ids = 0;
+  for (const Part& part : parts) {
+    if (part.counts.ids != 0 && part.counts.distinct == 0) return false;
+    num_ids += part.counts.ids;
+  }
+  return num_ids != 0;
+}
+
+const std::int32_t* words_of_ids_in(const Part& part) {
+  return part.counts.has_lengths() ? part.words + part.counts.bags : part.words;
+}
+
+void plan_numbered_parts(const CollectionSpec& spec, std::span<const Part> parts, std::span<const FeatureInput> inputs,
+                         std::uint32_t t, TablePlan& plan) {
+  static thread_local JoinedNumbers joined;
+  std::vector<NumberedPart> numbered;
+  for (const Part& part : parts) numbered.push_back({part.counts, words_of_ids_in(part)});
+  joined.join(numbered, spec.tables[t].num_rows,
+              [&](std::size_t p, const std::string& what) { refuse(spec, parts[p].trainer, parts[p].feature, what); });
+  plan_ordered_table(inputs, joined.rows(), joined.counts(), joined.number_of(), spec.tables[t].pooling, plan);
 }
 
 }  // namespace
@@ -170,9 +213,14 @@ void plan_routed(const RoutedIds& routed, bool parallel, Plan& plan, NewKeys new
     static thread_local Decoded decoded;
     const auto& table = spec.tables[t];
     decoded.reserve(parts[t]);
+    const bool numbered = are_numbered(parts[t]);
     std::vector<FeatureInput> inputs;
     for (const Part& part : parts[t]) {
-      inputs.push_back(decoded.add(spec, part, plan.features[part.feature * routed.num_trainers + part.trainer]));
+      const PlanFeature& feature = plan.features[part.feature * routed.num_trainers + part.trainer];
+      inputs.push_back(decoded.add(spec, part, feature, !numbered));
+    }
+    if (numbered) {
+      return plan_numbered_parts(spec, parts[t], inputs, static_cast<std::uint32_t>(t), plan.tables[t]);
     }
     if (table.keys != nullptr) return plan_keyed_table(inputs, table, new_keys, plan.tables[t]);
     try {

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "keys/key_shards.h"
+#include "routing/numbered_ids.h"
 
 namespace holdfast {
 namespace {
@@ -125,7 +126,7 @@ void write_split(const RouterSpec& spec, const Shards& shards, const JaggedIds& 
   });
 }
 
-void write_whole(const JaggedIds& feature, bool wide, Cursor& cursor) {
+void write_whole(const JaggedIds& feature, bool wide, bool numbered, Cursor& cursor) {
   with_offsets(feature, [&](auto offsets) {
     for (std::uint32_t bag = 0; bag < feature.num_bags; ++bag) {
       if (offsets[bag + 1] == offsets[bag]) continue;
@@ -133,6 +134,7 @@ void write_whole(const JaggedIds& feature, bool wide, Cursor& cursor) {
       *cursor.length = static_cast<std::uint32_t>(offsets[bag + 1] - offsets[bag]);
     }
   });
+  if (numbered) return;
   for (const std::int64_t id : all_ids(feature)) write_place(cursor.place, static_cast<std::uint64_t>(id), wide);
 }
 
@@ -218,7 +220,7 @@ void count_ids(const std::vector<JaggedIds>& features, const std::vector<std::ui
                std::uint64_t* places, Route& route) {
   const RouterSpec& spec = *route.spec;
   const std::size_t num_features = features.size();
-  route.counts.assign(spec.num_owners * num_features, {0, 0, 0});
+  route.counts.assign(spec.num_owners * num_features, {0, 0, 0, 0});
   std::vector<Tally> tallies;
   for (std::size_t f = 0; f < num_features; ++f) {
     const RouterSpec::Table& table = spec.tables[spec.features[f].table];
@@ -233,7 +235,43 @@ void count_ids(const std::vector<JaggedIds>& features, const std::vector<std::ui
     }
     if (layout.is_split()) places += all_ids(features[f]).size();
     for (std::size_t o = 0; o < spec.num_owners; ++o) {
-      route.counts[o * num_features + f] = {tallies[o].bags, tallies[o].ids, route.weighted};
+      route.counts[o * num_features + f] = {tallies[o].bags, tallies[o].ids, route.weighted, 0};
+    }
+  }
+}
+
+// Numbers the ids of the parts whose messages do not get longer by it; `numbered` has these, by part. Ids of bags that
+// have one each seldom come again, so they are not looked at.
+void number_ids(const std::vector<JaggedIds>& features, const std::uint64_t* places, std::vector<NumberedIds>& numbered,
+                Route& route) {
+  const RouterSpec& spec = *route.spec;
+  const std::size_t num_features = features.size();
+  if (numbered.size() < route.counts.size()) numbered.resize(route.counts.size());
+  static thread_local std::vector<std::int64_t> own;
+  for (std::size_t f = 0; f < num_features; ++f) {
+    const RouterSpec::Table& table = spec.tables[spec.features[f].table];
+    const std::span<const std::int64_t> ids = all_ids(features[f]);
+    const std::uint64_t* const of_feature = places;
+    if (table.layout.is_split()) places += ids.size();
+    if (table.has_keys) continue;
+    for (std::size_t o = 0; o < spec.num_owners; ++o) {
+      BagCounts& counts = route.counts[o * num_features + f];
+      if (counts.ids == 0 || !counts.has_lengths()) continue;
+      std::span<const std::int64_t> told = ids;
+      if (table.layout.is_split()) {
+        own.clear();
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+          if (spec.owner_of_shard[table.layout.shard_of(of_feature[i])] != o) continue;
+          own.push_back(static_cast<std::int64_t>(of_feature[i]));
+        }
+        told = own;
+      }
+      NumberedIds& of_part = numbered[o * num_features + f];
+      of_part.number(told, table.end_id());
+      if (of_part.num_distinct() > max_distinct) continue;
+      BagCounts shorter = counts;
+      shorter.distinct = of_part.num_distinct() & max_distinct;
+      if (words_of_ids(shorter, table.end_id()) <= words_of_ids(counts, table.end_id())) counts = shorter;
     }
   }
 }
@@ -278,13 +316,18 @@ std::vector<std::size_t> lay_out(Route& route) {
 
 // Messages, and bag_of without the marks.
 void write_messages(const std::vector<JaggedIds>& features, const float* weights, const std::uint64_t* places,
-                    const std::vector<std::size_t>& first_word, Route& route) {
+                    const std::vector<NumberedIds>& numbered, const std::vector<std::size_t>& first_word,
+                    Route& route) {
   const RouterSpec& spec = *route.spec;
   const std::size_t num_features = features.size();
   std::uint32_t* const message = reinterpret_cast<std::uint32_t*>(route.message.data());
   const std::vector<std::uint32_t> first_id = ids_before(route.counts);
   std::uint32_t* source = route.weight_source.data();
   std::uint32_t unread_length;
+  static thread_local std::vector<std::uint32_t> unread_places;  // of split tables' parts that are numbered
+  std::size_t most_ids = 0;
+  for (const BagCounts& counts : route.counts) most_ids = std::max(most_ids, std::size_t{counts.ids});
+  if (unread_places.size() < 2 * most_ids) unread_places.resize(2 * most_ids);
   std::vector<Cursor> cursors(spec.num_owners);
   for (std::size_t f = 0; f < num_features; ++f) {
     const RouterSpec::Table& table = spec.tables[spec.features[f].table];
@@ -294,20 +337,26 @@ void write_messages(const std::vector<JaggedIds>& features, const float* weights
       const std::size_t part = o * num_features + f;
       const BagCounts& counts = route.counts[part];
       std::uint32_t* const words = message + first_word[part];
-      std::uint32_t* const place = counts.has_lengths() ? words + counts.bags : words;
+      std::uint32_t* const ids = counts.has_lengths() ? words + counts.bags : words;
+      std::uint32_t* place = ids;
+      if (counts.distinct != 0) {
+        numbered[part].write(counts, table.end_id(), ids);
+        place = unread_places.data();
+      }
       cursors[o] = {.place = place,
                     .length = nullptr,
                     .next_length = counts.has_lengths() ? words : &unread_length,
                     .length_step = counts.has_lengths(),
-                    .weight = place + counts.ids * std::size_t{wide ? 2u : 1u},
+                    .weight = ids + words_of_ids(counts, table.end_id()),
                     .source = first_id[part],
                     .bag = route.bag_of.data() + route.first_vector[part],
                     .last_bag = no_bag};
     }
     const std::size_t num_ids = all_ids(features[f]).size();
     if (!layout.is_split()) {
-      Cursor& cursor = cursors[spec.owner_of_shard[layout.first_shard]];
-      write_whole(features[f], wide, cursor);
+      const std::uint32_t owner = spec.owner_of_shard[layout.first_shard];
+      Cursor& cursor = cursors[owner];
+      write_whole(features[f], wide, route.counts[owner * num_features + f].distinct != 0, cursor);
       if (route.weighted) {
         if (num_ids > 0) std::memcpy(cursor.weight, weights + route.spans[f].first, num_ids * sizeof(float));
         std::iota(source, source + num_ids, cursor.source);
@@ -386,9 +435,11 @@ std::shared_ptr<Route> Router::route(const BatchIds& batch, std::size_t first, s
   static thread_local std::vector<std::uint64_t> places;  // of split tables' features, in order
   if (places.size() < num_places) places.resize(num_places);
   route->weighted = batch.weights != nullptr;
+  static thread_local std::vector<NumberedIds> numbered;
   count_ids(features, number_in_table_, places.data(), *route);
   add_weights(*route, features);
-  write_messages(features, batch.weights, places.data(), lay_out(*route), *route);
+  if (spec.numbers_ids) number_ids(features, places.data(), numbered, *route);
+  write_messages(features, batch.weights, places.data(), numbered, lay_out(*route), *route);
 
   route->empty_bags.clear();
   route->first_empty.assign(1, 0);

@@ -8,6 +8,7 @@
 //   copied. So with one owner the bits are those of a collection without shards.
 // - spread gives each owner the gradients of the vectors that combine took from it, in the same order. Where ids have
 //   per-sample weights, the owner multiplies by weight / length, as one process does; else a mean's is in them.
+// - Whether ids are numbered, the ids alone decide; the owner's plan is the same.
 #pragma once
 
 #include <cstddef>
@@ -49,6 +50,7 @@ struct RouterSpec {
   std::vector<Feature> features;  // in the order of the output
   std::vector<std::uint32_t> owner_of_shard;
   std::uint32_t num_owners;
+  bool numbers_ids = false;  // sorts for the owners, where the message does not get longer by it
   std::size_t output_width = 0;  // set by Router
 };
 

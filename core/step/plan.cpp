@@ -163,6 +163,48 @@ bool sort_by_digit(std::span<const std::uint64_t> words, unsigned shift, std::ui
   return true;
 }
 
+// Of a number that stands for a row: which row of the plan it is, and where its next lookup goes.
+struct Place {
+  std::uint32_t unique;
+  std::uint32_t next;
+};
+
+// Puts lookups whose rows are known by numbers where they belong.
+void place_lookups(std::span<const FeatureInput> features, const Extent& extent, bool mean,
+                   std::span<const std::uint32_t> number_of, Place* places, TablePlan& plan) {
+  std::uint32_t first = 0;
+  std::uint32_t* bag_start = plan.bag_start.data();
+  for (const FeatureInput& feature : features) {
+    with_offsets(feature.bags, [&](auto offsets) {
+      const auto fill = [&](auto has_scale) {
+        const float* const weights = feature.weights == nullptr ? nullptr : feature.weights + offsets[0];
+        std::uint32_t gradient_offset = feature.first_output;
+        std::uint32_t p = first;
+        for (std::size_t bag = 0; bag < feature.bags.num_bags; ++bag, gradient_offset += feature.output_stride) {
+          bag_start[bag] = p;
+          const std::uint32_t end = first + static_cast<std::uint32_t>(offsets[bag + 1] - offsets[0]);
+          [[maybe_unused]] const float of_bag = bag_scale_of(feature, mean, bag, end - p);
+          for (; p < end; ++p) {
+            Place& place = places[number_of[p]];
+            const std::uint32_t j = place.next++;
+            plan.position[p] = place.unique;
+            plan.gradient_offset[j] = gradient_offset;
+            if constexpr (has_scale) plan.scale[j] = weights == nullptr ? of_bag : weights[p - first] * of_bag;
+          }
+        }
+        bag_start[feature.bags.num_bags] = p;
+      };
+      extent.scaled ? fill(std::true_type{}) : fill(std::false_type{});
+      const std::size_t count = static_cast<std::size_t>(offsets.back() - offsets[0]);
+      if (extent.weighted) {
+        fill_weights(feature, static_cast<std::size_t>(offsets[0]), count, plan.bag_scale.data() + first);
+      }
+      first += static_cast<std::uint32_t>(count);
+    });
+    bag_start += feature.bags.num_bags + 1;
+  }
+}
+
 }  // namespace
 
 void plan_table(std::span<const FeatureInput> features, std::uint64_t num_rows, Pooling pooling, TablePlan& plan) {
@@ -258,11 +300,7 @@ void plan_numbered_table(std::span<const FeatureInput> features, const NumberedR
   shift_of(extent.num_lookups, 0);
   resize(extent, plan);
 
-  // (row, number), in order of rows; then of each number, which row of the plan it is, and where its next lookup goes.
-  struct Place {
-    std::uint32_t unique;
-    std::uint32_t next;
-  };
+  // (row, number), in order of rows; then each number's place.
   static thread_local std::vector<std::uint64_t> scratch;
   if (scratch.size() < 3 * num_unique) scratch.resize(3 * num_unique);
   std::uint64_t* packed = scratch.data();
@@ -295,38 +333,31 @@ void plan_numbered_table(std::span<const FeatureInput> features, const NumberedR
   }
   plan.row_start[num_unique] = start;
 
-  std::uint32_t first = 0;
-  std::uint32_t* bag_start = plan.bag_start.data();
-  for (const FeatureInput& feature : features) {
-    with_offsets(feature.bags, [&](auto offsets) {
-      const auto fill = [&](auto has_scale) {
-        const float* const weights = feature.weights == nullptr ? nullptr : feature.weights + offsets[0];
-        std::uint32_t gradient_offset = feature.first_output;
-        std::uint32_t p = first;
-        for (std::size_t bag = 0; bag < feature.bags.num_bags; ++bag, gradient_offset += feature.output_stride) {
-          bag_start[bag] = p;
-          const std::uint32_t end = first + static_cast<std::uint32_t>(offsets[bag + 1] - offsets[0]);
-          [[maybe_unused]] const float of_bag = bag_scale_of(feature, mean, bag, end - p);
-          for (; p < end; ++p) {
-            Place& place = places[numbered.number_of[p]];
-            const std::uint32_t j = place.next++;
-            plan.position[p] = place.unique;
-            plan.gradient_offset[j] = gradient_offset;
-            if constexpr (has_scale) plan.scale[j] = weights == nullptr ? of_bag : weights[p - first] * of_bag;
-          }
-        }
-        bag_start[feature.bags.num_bags] = p;
-      };
-      extent.scaled ? fill(std::true_type{}) : fill(std::false_type{});
-      const std::size_t count = static_cast<std::size_t>(offsets.back() - offsets[0]);
-      if (extent.weighted) {
-        fill_weights(feature, static_cast<std::size_t>(offsets[0]), count, plan.bag_scale.data() + first);
-      }
-      first += static_cast<std::uint32_t>(count);
-    });
-    bag_start += feature.bags.num_bags + 1;
-  }
+  place_lookups(features, extent, mean, numbered.number_of, places, plan);
   plan.num_placed = num_unique;
+}
+
+void plan_ordered_table(std::span<const FeatureInput> features, std::span<const std::uint64_t> rows,
+                        std::span<const std::uint32_t> counts, std::span<const std::uint32_t> number_of,
+                        Pooling pooling, TablePlan& plan) {
+  const bool mean = pooling == Pooling::mean;
+  const Extent extent = extent_of(features, mean);
+  shift_of(extent.num_lookups, 0);
+  resize(extent, plan);
+  static thread_local std::vector<Place> places;
+  if (places.size() < rows.size()) places.resize(rows.size());
+  plan.rows.assign(rows.begin(), rows.end());
+  plan.keys.clear();
+  plan.row_start.resize(rows.size() + 1);
+  std::uint32_t start = 0;
+  for (std::size_t u = 0; u < rows.size(); ++u) {
+    plan.row_start[u] = start;
+    places[u] = {static_cast<std::uint32_t>(u), start};
+    start += counts[u];
+  }
+  plan.row_start[rows.size()] = start;
+  place_lookups(features, extent, mean, number_of, places.data(), plan);
+  plan.num_placed = rows.size();
 }
 
 }  // namespace holdfast

@@ -66,4 +66,9 @@ struct NumberedRows {
 void plan_numbered_table(std::span<const FeatureInput> features, const NumberedRows& numbered, Pooling pooling,
                          TablePlan& plan);
 
+// The same of rows that ascend and have no keys: nothing is sorted.
+void plan_ordered_table(std::span<const FeatureInput> features, std::span<const std::uint64_t> rows,
+                        std::span<const std::uint32_t> counts, std::span<const std::uint32_t> number_of,
+                        Pooling pooling, TablePlan& plan);
+
 }  // namespace holdfast

@@ -121,6 +121,7 @@ Group random_group(Random& random) {
   group.narrow_offsets.assign(group.offsets.begin(), group.offsets.end());
   group.wide_offsets = one_in(random, 2);
   group.weighted = one_in(random, 2);
+  group.spec.numbers_ids = one_in(random, 2);
   for (std::size_t i = 0; i < group.ids.size(); ++i) {
     group.weights.push_back(one_in(random, 8) ? 0.0f : random_float(random));
   }
@@ -132,6 +133,35 @@ Group random_group(Random& random) {
                    std::to_string(group.num_trainers()) + " trainers, " + std::to_string(num_features) + " features, " +
                    std::to_string(group.num_samples) + " samples" + (group.weighted ? ", weighted" : "");
   return group;
+}
+
+// Ids told by numbers, from what tells them one by one.
+std::vector<std::int32_t> numbered_words(const std::vector<std::int32_t>& places, bool wide, const BagCounts& counts) {
+  std::vector<std::uint64_t> ids;
+  for (std::size_t i = 0; i < places.size(); i += wide ? 2 : 1) {
+    const std::uint64_t high = wide ? static_cast<std::uint32_t>(places[i + 1]) : 0;
+    ids.push_back(static_cast<std::uint32_t>(places[i]) | high << 32);
+  }
+  std::map<std::uint64_t, std::uint32_t> number_of;
+  for (const std::uint64_t id : ids) number_of[id] = 0;
+  if (counts.distinct != 0) CHECK(counts.distinct == number_of.size());
+  std::vector<std::int32_t> words;
+  std::uint32_t next = 0;
+  for (auto& [id, number] : number_of) {
+    number = next++;
+    words.push_back(static_cast<std::int32_t>(id));
+    if (wide) words.push_back(static_cast<std::int32_t>(id >> 32));
+  }
+  const bool in_halves = number_of.size() <= 65536;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const std::uint32_t number = number_of[ids[i]];
+    if (in_halves && i % 2 == 1) {
+      words.back() |= static_cast<std::int32_t>(number << 16);
+    } else {
+      words.push_back(static_cast<std::int32_t>(number));
+    }
+  }
+  return words;
 }
 
 // What a route must say, one id at a time.
@@ -172,6 +202,11 @@ void check_route(const Group& group, const Route& route, std::size_t first, std:
       }
       const BagCounts& counts = route.counts[o * num_features + f];
       CHECK(counts.bags == static_cast<std::int64_t>(lengths.size()) && counts.ids == num_ids);
+      const bool wide = group.table_of(f).has_keys || layout.end_place() > std::uint64_t{1} << 32;
+      const std::vector<std::int32_t> numbered = numbered_words(places, wide, counts);
+      const bool may_be_numbered = group.spec.numbers_ids && !group.table_of(f).has_keys && counts.has_lengths();
+      CHECK((counts.distinct != 0) == (may_be_numbered && !places.empty() && numbered.size() <= places.size()));
+      if (counts.distinct != 0) places = numbered;
       CHECK(counts.weighted == (group.batch().weights != nullptr));
       if (counts.has_lengths()) message.insert(message.end(), lengths.begin(), lengths.end());
       message.insert(message.end(), places.begin(), places.end());
@@ -440,7 +475,7 @@ void what_does_not_fit_together_is_refused() {
 
 // A message that is good, of two trainers for an owner of two tables, the second one with places of two words.
 struct Message {
-  std::vector<BagCounts> counts{{2, 3, 0}, {1, 1, 0}, {0, 0, 0}, {2, 2, 0}};
+  std::vector<BagCounts> counts{{2, 3, 0, 0}, {1, 1, 0, 0}, {0, 0, 0, 0}, {2, 2, 0, 0}};
   std::vector<std::int32_t> words{2, 1, 7, 7, 9, 5, 1, /**/ 6, 0, 8, 1};
 
   std::shared_ptr<const CollectionSpec> spec() const {
@@ -468,6 +503,121 @@ void a_routed_plan_lies_trainer_by_trainer() {
   CHECK((plan.tables[1].gradient_offset == std::vector<std::uint32_t>{10, 8, 12}));
 }
 
+void check_same_plan(const Plan& one, const Plan& other) {
+  CHECK(one.output_floats == other.output_floats && one.output_width == other.output_width);
+  CHECK(one.tables.size() == other.tables.size());
+  for (std::size_t t = 0; t < one.tables.size(); ++t) {
+    const TablePlan& a = one.tables[t];
+    const TablePlan& b = other.tables[t];
+    CHECK(a.rows == b.rows && a.row_start == b.row_start && a.gradient_offset == b.gradient_offset);
+    CHECK(a.scale == b.scale && a.position == b.position && a.bag_scale == b.bag_scale && a.bag_start == b.bag_start);
+    CHECK(a.keys == b.keys && a.num_placed == b.num_placed);
+  }
+}
+
+// Numbers take half a word, or a whole one where there are more than 65,536 of them.
+void an_owner_plans_numbered_ids_as_the_ids_themselves(Random& random) {
+  struct Case {
+    std::uint64_t num_rows;
+    std::uint64_t hot;
+    std::size_t times;  // that each of them comes
+    bool is_shorter;
+  };
+  for (const Case& of : {Case{1000, 1000, 12, true}, Case{70000, 70000, 2, false}, Case{1ull << 33, 1000, 6, true},
+                         Case{1ull << 33, 150000, 8, true}}) {
+    check::context = std::to_string(of.hot) + " of " + std::to_string(of.num_rows) + " rows, numbered or not";
+    Group group;
+    const std::uint64_t num_rows = of.num_rows;
+    const std::size_t num_ids = of.hot * of.times;
+    group.num_samples = 7;
+    group.spec.tables = {{ShardLayout::split(num_rows, 2, 0), 4, Pooling::mean}};
+    group.spec.features = {{"a", 0}, {"b", 0}};
+    group.spec.owner_of_shard = {0, 1};
+    group.spec.num_owners = 2;
+    for (std::size_t f = 0; f < 2; ++f) {
+      const std::size_t before = group.ids.size();
+      for (std::size_t i = 0; i < num_ids; ++i) group.ids.push_back(static_cast<std::int64_t>(i % of.hot));
+      std::shuffle(group.ids.begin() + static_cast<std::ptrdiff_t>(before), group.ids.end(), random);
+      for (std::size_t sample = 1; sample <= group.num_samples; ++sample) {
+        group.offsets.push_back(static_cast<std::int64_t>(before + num_ids * sample / group.num_samples));
+      }
+    }
+    group.wide_offsets = true;
+    group.first_sample = {0, 3, 7};
+    const auto routes_of = [&](bool numbers_ids) {
+      group.spec.numbers_ids = numbers_ids;
+      std::vector<std::shared_ptr<const Route>> routes;
+      for (std::size_t m = 0; m < 2; ++m) {
+        const std::size_t first = group.first_sample[m];
+        routes.push_back(Router(group.spec).route(group.batch(), first, group.first_sample[m + 1] - first));
+      }
+      return routes;
+    };
+    const auto plain = routes_of(false), numbered = routes_of(true);
+    std::size_t shorter = 0;
+    for (std::uint32_t o = 0; o < 2; ++o) {
+      PlanPool plans(group.collection(o));
+      check_same_plan(*plan_of_owner(group, plans, plain, o, false), *plan_of_owner(group, plans, numbered, o, false));
+      // One of the trainers numbers, the other does not.
+      check_same_plan(*plan_of_owner(group, plans, plain, o, false),
+                      *plan_of_owner(group, plans, {plain[0], numbered[1]}, o, false));
+      for (std::size_t m = 0; m < 2; ++m) {
+        CHECK(numbered[m]->message_words[o] <= plain[m]->message_words[o]);
+        shorter += numbered[m]->message_words[o] < plain[m]->message_words[o];
+      }
+    }
+    CHECK((shorter > 0) == of.is_shorter);
+  }
+}
+
+// The same message, its first part numbered.
+struct NumberedMessage : Message {
+  NumberedMessage() {
+    counts[0].distinct = 2;
+    words = {2, 1, 7, 9, 0, 1, 5, 1, /**/ 6, 0, 8, 1};
+  }
+};
+
+void malformed_numbers_are_refused(Random& random) {
+  check::context = "malformed numbers";
+  Plan plan, same;
+  NumberedMessage().plan_into(plan, false);
+  Message().plan_into(same, false);
+  check_same_plan(plan, same);
+  const auto refused = [&](const auto& change) {
+    NumberedMessage message;
+    change(message);
+    Plan none;
+    CHECK(kind_thrown_by([&] { message.plan_into(none, false); }) == ErrorKind::data);
+  };
+  refused([](Message& m) { m.counts[0].distinct = 4; });
+  refused([](Message& m) { m.counts[0].distinct = 1; });
+  refused([](Message& m) { m.words[2] = 9; });
+  refused([](Message& m) { m.words[3] = 10; });
+  refused([](Message& m) { m.words[3] = -1; });
+  refused([](Message& m) { m.words[4] = 2; });
+  refused([](Message& m) { m.words[4] = -1; });
+  refused([](Message& m) { m.words[4] = 0, m.words[5] = 0; });  // nobody has place 9
+  for (int i = 0; i < 20000; ++i) {
+    NumberedMessage message;
+    for (std::uint64_t n = 1 + below(random, 3); n > 0; --n) {
+      auto& word = message.words[below(random, message.words.size())];
+      word = static_cast<std::int32_t>(one_in(random, 2) ? random() : below(random, 12));
+      if (one_in(random, 6)) message.counts[below(random, 4)].distinct = below(random, 4) & max_distinct;
+    }
+    try {
+      message.plan_into(plan, false);
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::data);
+      continue;
+    }
+    for (std::size_t t = 0; t < 2; ++t) {
+      for (const std::uint64_t row : plan.tables[t].rows) CHECK(row < plan.spec->tables[t].num_rows);
+      for (const std::uint32_t position : plan.tables[t].position) CHECK(position < plan.tables[t].rows.size());
+    }
+  }
+}
+
 void malformed_messages_are_refused(Random& random) {
   check::context = "malformed messages";
   const auto refused = [&](const auto& change, ErrorKind kind = ErrorKind::data) {
@@ -480,11 +630,11 @@ void malformed_messages_are_refused(Random& random) {
   };
   refused([](Message& m) { m.counts[0].bags = -1; });
   refused([](Message& m) { m.counts[0].ids = UINT32_MAX; });
-  refused([](Message& m) { m.counts[1] = {2, 1, 0}; });
-  refused([](Message& m) { m.counts[2] = {0, 1, 0}; });
-  refused([](Message& m) { m.counts[3].weighted = 2; });
+  refused([](Message& m) { m.counts[1] = {2, 1, 0, 0}; });
+  refused([](Message& m) { m.counts[2] = {0, 1, 0, 0}; });
+  refused([](Message& m) { m.counts[3].distinct = 3; });
   refused([](Message& m) { m.counts[3].weighted = 1; });
-  refused([](Message& m) { m.counts[3] = {INT64_MAX, UINT32_MAX, 1}; });
+  refused([](Message& m) { m.counts[3] = {INT64_MAX, UINT32_MAX, 1, 0}; });
   refused([](Message& m) { m.counts[3].ids = 3; });
   refused([](Message& m) { m.words.pop_back(); });
   refused([](Message& m) { m.words.push_back(0); });
@@ -504,7 +654,8 @@ void malformed_messages_are_refused(Random& random) {
       const std::uint64_t number = one_in(random, 3) ? random() : below(random, 5);
       if (one_in(random, 6)) count.bags = static_cast<std::int64_t>(number);
       if (one_in(random, 6)) count.ids = static_cast<std::uint32_t>(number);
-      if (one_in(random, 6)) count.weighted = static_cast<std::uint32_t>(number % 3);
+      if (one_in(random, 6)) count.weighted = number % 2;
+      if (one_in(random, 3)) count.distinct = number & max_distinct;
       if (one_in(random, 3)) message.words.resize(below(random, 14));
       if (message.words.empty()) continue;
       auto& word = message.words[below(random, message.words.size())];
@@ -532,7 +683,7 @@ void an_output_beyond_32_bits_is_refused() {
   spec->features = {{0, 0, "f"}};
   spec->output_width = 1u << 20;
   const std::vector<std::int32_t> words(4097);
-  const BagCounts counts{4097, 4097, 0};
+  const BagCounts counts{4097, 4097, 0, 0};
   Plan plan;
   plan.spec = spec;
   CHECK(kind_thrown_by([&] { plan_routed({&counts, 1, words}, false, plan); }) == ErrorKind::batch_too_large);
@@ -561,6 +712,8 @@ int main(int argc, char** argv) {
   what_does_not_fit_together_is_refused();
   a_routed_plan_lies_trainer_by_trainer();
   malformed_messages_are_refused(random);
+  an_owner_plans_numbered_ids_as_the_ids_themselves(random);
+  malformed_numbers_are_refused(random);
   an_output_beyond_32_bits_is_refused();
   routes_keep_their_memory(random);
   return check::passed();

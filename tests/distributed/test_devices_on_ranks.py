@@ -64,7 +64,6 @@ def test_parts_on_a_medium_with_a_dial_end_with_the_same_bits(ranks: Ranks, pool
     ("device", "words"),
     [
         ({"rows": "scratchpad"}, "their owners look them up"),
-        ({"relaxed_lookup": True}, "device.relaxed_lookup = true is for one process"),
         ({"kind": "cuda", "rows": "near_memory", "graphs": True}, "device.graphs = true is for one process"),
     ],
 )

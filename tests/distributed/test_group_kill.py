@@ -73,6 +73,12 @@ CASES = {
     "whole_tables_adam_one_trainer_two_memory_ranks": Case(
         config=run_of(whole=True, dense_interval=3, embedding={"optimizer": "adam"}), num_ranks=3, memory_ranks=2
     ),
+    "captured_ahead_one_trainer_one_memory_rank": Case(
+        config=run_of(whole=True, dense_interval=2, train={"capture_ahead": True}), num_ranks=2, memory_ranks=1
+    ),
+    "relaxed_lookup_two_trainers_one_memory_rank": Case(
+        config=run_of(dense_interval=3, device={"relaxed_lookup": True}), num_ranks=3, memory_ranks=1
+    ),
     "log_store": Case(config=run_of(log=True), num_ranks=2),
     "log_store_three_ranks_dense_every_3_steps": Case(config=run_of(log=True, dense_interval=3), num_ranks=3),
     "log_store_two_trainers_two_memory_ranks_random_numbers": Case(

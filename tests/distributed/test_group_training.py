@@ -136,6 +136,24 @@ def test_rows_that_are_captured_ahead_change_no_bit(memory_ranks: int, ranks: Ra
     check_close(pool_root / "without", pool_root / "with", rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("store", [{}, LOG_STORE], ids=["in_place", "log_store"])
+def test_memory_ranks_pool_in_two_parts_with_the_bits_of_one_process(
+    store: dict[str, Any], ranks: Ranks, pool_root: Path
+) -> None:
+    bags = {"synthetic": {"num_samples": 4000, "rows": [50, 7, 3000, 90], "lookups": [5, 3, 9, 4], "num_dense": 3}}
+    sections = {**store, "data": bags, "device": {"relaxed_lookup": True}, "train": {"steps": STEPS, "window": 3}}
+    sections = {**sections, **WHOLE}
+    config = small(**sections)
+    plain = trained(ranks, pool_root / "plain", config, plain=True)
+    for num_ranks in (2, 3):
+        pool = pool_root / str(num_ranks)
+        life = trained(ranks, pool, config, num_ranks, memory_ranks=num_ranks - 1)
+        assert life.ranks[0].losses == plain.ranks[0].losses
+        assert digest(pool) == digest(pool_root / "plain")
+    exact = trained(ranks, pool_root / "exact", small(**{**sections, "device": {}}), 2, memory_ranks=1)
+    assert exact.ranks[0].losses != plain.ranks[0].losses
+
+
 def test_a_group_evaluates_as_any_other_over_the_same_pool(ranks: Ranks, pool_root: Path) -> None:
     """Batches smaller than the group, too: the last one has a single sample."""
     config = run_of(train={"eval_batch_size": 23}, validation={"num_samples": 277})

@@ -34,9 +34,10 @@ def place_of(row: int) -> int:
     return (row + mixed(stripe)) % SHARDS * STRIDE + stripe
 
 
-def a_router() -> _core.Router:
+def a_router(*, numbers_ids: bool = False) -> _core.Router:
     """Of a table that is split, and of a mean over one that the owner of shard 2 has whole."""
-    return _core.Router([(ROWS, DIM, 0, 0, True, None), (ROWS, DIM, 1, 2, False, None)], FEATURES, OWNER_OF_SHARD, 2)
+    tables = [(ROWS, DIM, 0, 0, True, None), (ROWS, DIM, 1, 2, False, None)]
+    return _core.Router(tables, FEATURES, OWNER_OF_SHARD, 2, numbers_ids)
 
 
 class Owner:
@@ -145,6 +146,30 @@ def test_owners_of_shards_train_like_one_pool(pool_root: Path, cuts: list[int]) 
             group.train(grad)
             one.train(plan, grad)
     for owner in [*owners, one]:
+        owner.pool.close()
+
+
+def test_ids_that_come_again_travel_as_numbers_and_are_the_same_rows(pool_root: Path) -> None:
+    owners = [Owner(pool_root / "owner-0"), Owner(pool_root / "owner-1")]
+    random = np.random.default_rng(9)
+    lengths = random.integers(0, 40, len(FEATURES) * NUM_SAMPLES)
+    ids = random.integers(0, 12, lengths.sum())
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    sent, pooled = [], []
+    for numbers_ids in (False, True):
+        route = a_router(numbers_ids=numbers_ids).route(ids, offsets, None, [0, 1, 2], 3, 0, NUM_SAMPLES)
+        messages = cut(route.message, route.message_words)
+        blocks = [
+            owner.lookup(owner.core.plan_routed(route.counts[o : o + 1], messages[o], False))[0]
+            for o, owner in enumerate(owners)
+        ]
+        out = np.empty((NUM_SAMPLES, len(FEATURES) * DIM), np.float32)
+        route.combine(np.concatenate(blocks), out)
+        sent.append(len(route.message))
+        pooled.append(out)
+    assert sent[1] < 0.75 * sent[0]
+    assert (pooled[0] == pooled[1]).all()
+    for owner in owners:
         owner.pool.close()
 
 

@@ -5,7 +5,8 @@ gradients of weights, where these are wanted. Counts and ids of a batch travel w
 owners plan ahead, and fetch rows ahead where these come from a disk.
 
 - Bytes of a step, to other ranks, which `Group.sent_bytes` counts: for every id 4 bytes (8 where a table has more than
-  2**32 places, or keys), 4 for the length of a bag with several ids, and 4 * dim for every non-empty bag at each of its
+  2**32 places, or keys), or less where a memory rank gets them sorted: 2 bytes, up to 65,536 different ones, and 4 for
+  each different one; 4 for the length of a bag with several ids, and 4 * dim for every non-empty bag at each of its
   owners, there and back; a table that lies whole has one owner, so its vectors are whole and come once. Counts
   are 16 bytes a feature, from each trainer to each owner, and 40 for how far a rank is, to every other. A per-sample
   weight is 4 bytes, and 4 for its gradient; where a split table's mean is taken, 4 more go with each bag.

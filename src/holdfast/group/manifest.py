@@ -88,8 +88,11 @@ class Manifest:
         places: NDArray[np.int64] = entry.places_of(rows)
         return places, owner_of[places >> stride_bits(entry.num_embeddings, entry.table_shards)]
 
-    def router(self, tables: Sequence[int], features: Sequence[tuple[str, int]]) -> _core.Router:
-        """Of batches with these features (name, index into `tables`, which are numbers)."""
+    def router(
+        self, tables: Sequence[int], features: Sequence[tuple[str, int]], *, numbers_ids: bool = False
+    ) -> _core.Router:
+        """Of batches with these features (name, index into `tables`, which are numbers). numbers_ids: ids are sorted
+        for the owners, who plan the same without."""
         described = [
             (
                 entry.num_embeddings,
@@ -101,7 +104,7 @@ class Manifest:
             )
             for number, entry in ((number, self.tables[number]) for number in tables)
         ]
-        return _core.Router(described, features, self.owner_of, self.num_writers)
+        return _core.Router(described, features, self.owner_of, self.num_writers, numbers_ids)
 
     @property
     def part_version(self) -> int:

@@ -74,9 +74,17 @@ def check_device(config: DeviceConfig) -> None:
             f"device.rows = {config.way!r}: where several ranks share the rows, their owners look them up and update "
             "them; set device.rows = 'near_memory', or train with one process"
         )
-    for name in ("relaxed_lookup", "graphs"):
-        if getattr(config, name):
-            raise ConfigError(f"device.{name} = true is for one process: leave it out where several ranks train")
+    if config.graphs:
+        raise ConfigError("device.graphs = true is for one process: leave it out where several ranks train")
+
+
+@dataclass(frozen=True, slots=True)
+class _Partial:
+    """What an owner's part of a batch reads of rows that the batch before it does not update, pooled."""
+
+    following: Travelling
+    before: _core.Plan
+    sums: Tensor
 
 
 class RemoteRows:
@@ -101,6 +109,7 @@ class RemoteRows:
         self._captured: list[RemoteCapture] = []  # of the newest step that has any
         self._gradients: list[tuple[RemoteCapture, _OnTheirWay]] = []
         self._summed: _core.SummedGradients | None = None
+        self._partial: _Partial | None = None
         self._member: _core.Pool | None = None
         self._collection: _core.Collection | None = None
 
@@ -113,7 +122,9 @@ class RemoteRows:
         opened = self._pool.opened
         numbers = {entry.name: number for number, entry in enumerate(opened.manifest.tables)}
         mine = [numbers[table.name] for table in self._tables]
-        self._router = opened.manifest.router(mine, self._features)
+        # Memory ranks do most of a step's work, so trainers take from them what they can.
+        apart = opened.group.roles.memory_ranks > 0
+        self._router = opened.manifest.router(mine, self._features, numbers_ids=apart)
         self._member = opened.member
         if self._member is not None:
             self._collection = self._member.collection(mine, self._features)
@@ -169,15 +180,30 @@ class RemoteRows:
         local = pooled = None
         if self._member is not None and batch.plan is not None:
             local = self._member.capture(batch.plan)
-            pooled = torch.empty(sum(batch.plan.output_floats))
-            self._member.lookup(local, pooled.numpy().reshape(1, -1))
+            pooled = self._pooled(batch, local)
         self._captured.append(RemoteCapture(len(self._captured), step, batch, local, self._send(batch, pooled)))
         return self._captured[-1]
+
+    def _pooled(self, batch: Travelling, local: _core.Capture) -> Tensor:
+        """An owner's."""
+        assert self._member is not None and batch.plan is not None
+        partial, self._partial = self._partial, None
+        if partial is not None and partial.following is batch:
+            self._member.lookup_rest(local, partial.before, partial.sums.numpy().reshape(1, -1))
+            return partial.sums
+        pooled = torch.empty(sum(batch.plan.output_floats))
+        self._member.lookup(local, pooled.numpy().reshape(1, -1))
+        return pooled
 
     def capture_ahead(self, planned: PlannedFeatures | None) -> bool:
         """On all owners, each as far as its own part can; awaits the ids of the batch, which comes next. Returns
         whether this rank's part has."""
         self._pool.tell(Verb.CAPTURE_AHEAD, self._number)
+        batch = self._next(planned)
+        return self._member is not None and batch.plan is not None and self._member.capture_ahead(batch.plan)
+
+    def _next(self, planned: PlannedFeatures | None) -> Travelling:
+        """The batch that is captured next, planned."""
         if not self._announced:
             self._announced.append(self._begin(planned))
         batch = self._announced[0]
@@ -185,7 +211,7 @@ class RemoteRows:
             raise StepError("a batch is captured ahead of one that was announced earlier; keep their order")
         while not batch.is_planned:
             self._take_on(batch, trains=True)
-        return self._member is not None and batch.plan is not None and self._member.capture_ahead(batch.plan)
+        return batch
 
     # A step.
 
@@ -195,7 +221,28 @@ class RemoteRows:
         return self._joined(captured.batch, captured.vectors)
 
     def lookup_ahead(self, following: PlannedFeatures, current: PlannedFeatures) -> None:
-        raise StepError("a relaxed lookup does not work where rows are remote: leave it out, or train with one rank")
+        """By the owners, of what `following` asks each for."""
+        is_known = bool(self._captured) and self._captured[-1].batch.route is current.plan
+        self._pool.tell(Verb.LOOKUP_AHEAD, self._number, is_known)
+        self.pool_ahead(following, self.before(current, is_known=is_known))
+
+    def before(self, current: PlannedFeatures | None, *, is_known: bool) -> _core.Plan | None:
+        """An owner's plan of the batch before the next; is_known: it was captured last. Else it is of the step before
+        the first of this life, and travels now."""
+        if is_known:
+            return self._captured[-1].batch.plan
+        batch = self._begin(current)
+        while not batch.is_planned:
+            self._take_on(batch, trains=False)
+        return batch.plan
+
+    def pool_ahead(self, following: PlannedFeatures | None, before: _core.Plan | None) -> None:
+        batch = self._next(following)
+        if self._member is None or batch.plan is None or before is None:
+            return
+        sums = torch.empty(sum(batch.plan.output_floats))
+        self._member.lookup_ahead(batch.plan, before, sums.numpy().reshape(1, -1))
+        self._partial = _Partial(batch, before, sums)
 
     def evaluate(self, planned: PlannedFeatures | None) -> Tensor:
         self._pool.tell(Verb.EVALUATE, self._number)
@@ -333,6 +380,7 @@ class RemoteRows:
         self._announced.clear()
         self._captured = []
         self._gradients = []
+        self._partial = None
 
     def traffic(self) -> dict[str, float]:
         return {}

@@ -27,6 +27,7 @@ class Verb(IntEnum):
     CAPTURE = auto()
     CAPTURE_AHEAD = auto()
     LOOKUP = auto()
+    LOOKUP_AHEAD = auto()
     EVALUATE = auto()
     ADD_GRADIENT = auto()
     WEIGHT_GRADIENT = auto()
@@ -80,10 +81,21 @@ def _serve_rows(rows: RemoteRows, verb: Verb, numbers: list[float]) -> None:
             rows.capture(None)
         case Verb.CAPTURE_AHEAD:
             rows.capture_ahead(None)
-        case Verb.LOOKUP:
-            rows.lookup(rows.captured(int(numbers[0])))
+        case Verb.LOOKUP_AHEAD:
+            rows.pool_ahead(None, rows.before(None, is_known=bool(numbers[0])))
         case Verb.EVALUATE:
             rows.evaluate(None)
+        case Verb.FINISH:
+            rows.finish()
+        case _:
+            _serve_step(rows, verb, numbers)
+
+
+def _serve_step(rows: RemoteRows, verb: Verb, numbers: list[float]) -> None:
+    """Of the step that is under way."""
+    match verb:
+        case Verb.LOOKUP:
+            rows.lookup(rows.captured(int(numbers[0])))
         case Verb.ADD_GRADIENT:
             rows.add_gradient(rows.captured(int(numbers[0])), None)
         case Verb.WEIGHT_GRADIENT:
@@ -95,5 +107,3 @@ def _serve_rows(rows: RemoteRows, verb: Verb, numbers: list[float]) -> None:
             rows.update(gradient_scale=scale, **dict(zip(HYPERPARAMETERS, values, strict=True)))
         case Verb.DROP:
             rows.drop_gradients()
-        case Verb.FINISH:
-            rows.finish()
