@@ -63,6 +63,14 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "relaxed_lookup": True,
     },
     "keys_left_behind": {"keys": True, "ttl_steps": 2, "dense_interval": 3, "steps": 11},
+    "keys_left_behind_relaxed_lookup": {
+        "keys": True,
+        "ttl_steps": 2,
+        "relaxed_lookup": True,
+        "skip_every": 4,
+        "dense_interval": 2,
+        "steps": 11,
+    },
     "keys_micro_batches_skipped_steps": {"keys": True, "micro_batches": 2, "skip_every": 3, "optimizer": "adam"},
     "keys_row_log": {
         **IN_A_SMALL_ROW_LOG,

@@ -38,6 +38,7 @@ class SlotGroup:
         self.mean = spec.pooling == 1
         self.optimizer = spec.optimizer
         self.row_bytes = row_bytes(spec)
+        self.has_keys = spec.keys != 0
         self._dtype = TORCH_DTYPES[spec.dtype]
         self._state_floats = layout_of(spec).state_bytes // 4
         self._device = device
