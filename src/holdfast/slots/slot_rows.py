@@ -31,10 +31,8 @@ from holdfast.rows.row_access import BatchIds, PlannedFeatures, check_under_way,
 from holdfast.slots.home_mapping import HomeMapping
 from holdfast.slots.keys_in_slots import KeysInSlots
 from holdfast.slots.slot_batch import Part, Returning, SlotBatch, unpack
-from holdfast.slots.slot_group import SlotGroup, row_bytes
+from holdfast.slots.slot_group import SlotGroup, shares_of
 from holdfast.slots.staging import Coming, StagedPart, Staging
-
-_MOST_SLOTS = 2**31 - 1  # their numbers are int32
 
 COMPUTING = "device"  # names of queues, as a trace shows them
 _ROWS_IN = "device, rows in"
@@ -73,21 +71,21 @@ class SlotRows:
         alike: dict[tuple[int, int, int, int], list[int]] = {}
         for table, spec in enumerate(specs):
             alike.setdefault((spec.embedding_dim, spec.dtype, spec.pooling, spec.keys), []).append(table)
-        wanted = [sum(row_bytes(specs[t]) * specs[t].num_embeddings for t in tables) for tables in alike.values()]
-        share = min(1.0, num_bytes / sum(wanted))
-        with device_errors("the scratchpad", bytes_wanted=math.ceil(share * sum(wanted))):
+        shares = shares_of([[specs[t] for t in tables] for tables in alike.values()], num_bytes)
+        bytes_of_slots = sum(share.num_slots * share.row_bytes for share in shares)
+        with device_errors("the scratchpad", bytes_wanted=bytes_of_slots):
             self._groups = [
                 SlotGroup(
                     collection,
                     tables,
                     [specs[t] for t in tables],
                     [f for f, (_, table) in enumerate(features) if table in tables],
-                    num_slots=min(max(1, int(share * bytes_wanted) // row_bytes(specs[tables[0]])), _MOST_SLOTS),
-                    share=bytes_wanted / sum(wanted),
+                    num_slots=share.num_slots,
+                    share=share.of_bytes,
                     keep=mapping is None,
                     device=device,
                 )
-                for tables, bytes_wanted in zip(alike.values(), wanted, strict=True)
+                for tables, share in zip(alike.values(), shares, strict=True)
             ]
         # Of the columns of pooled vectors; with 4 they are read and written 16 bytes at a time.
         self._alignment = math.gcd(4, *(spec.embedding_dim for spec in specs))
