@@ -13,7 +13,6 @@ from holdfast.device.queues import host_empty
 from holdfast.pools.read_only import expected_rows, layout_of
 from holdfast.pools.tables import TORCH_DTYPES
 
-
 _MOST_SLOTS = 2**31 - 1  # their numbers are int32
 
 
