@@ -16,7 +16,7 @@ from holdfast.admin.by_key import keyed_rows
 from holdfast.admin.digest import digest_pool
 from holdfast.data.batch import JaggedFeatures
 from holdfast.device.options import DeviceConfig
-from holdfast.errors import StepError
+from holdfast.errors import ConfigError, StepError
 from holdfast.rows.row_access import PlannedFeatures
 
 BATCH = 16
@@ -191,3 +191,16 @@ def test_a_batch_that_was_planned_long_ago_is_planned_again_and_nothing_is_lost(
     through = Run(pool_root / "through", NEAR, {"ttl_steps": 3, "capacity": 1000})
     through.train_to(95)
     assert found == through.close()
+
+
+def test_slots_are_of_tables_with_keys_or_of_tables_without(pool_root: Path) -> None:
+    with Pool(pool_root / "pool", medium="memory") as pool:
+        tables = [
+            EmbeddingBagConfig(num_embeddings=count, embedding_dim=8, name=name, feature_names=[name])
+            for name, count in (("a", None), ("b", 90), ("c", None))
+        ]
+        EmbeddingBagCollection(pool, tables)
+        collection = pool.core.collection([0, 1, 2], [("a", 0), ("b", 1), ("c", 2)])
+        _core.SlotDirectory(collection, [0, 2], 10)
+        with pytest.raises(ConfigError, match="all have keys or none"):
+            _core.SlotDirectory(collection, [0, 1], 10)
