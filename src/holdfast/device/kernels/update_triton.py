@@ -143,25 +143,9 @@ def _random_bits(key_of_seed, step, tables, own_rows, row, inside, column):
 
 
 @triton.jit
-def _apply(
-    old,
-    gradient,
-    square,
-    m,
-    v,
-    learning_rate,
-    epsilon,
-    weight_decay,
-    beta1,
-    beta2,
-    rest1,
-    rest2,
-    correction1,
-    correction2,
-    kind: tl.constexpr,
-    decays: tl.constexpr,
-):
+def _apply(old, gradient, square, m, v, constants, kind: tl.constexpr, decays: tl.constexpr):
     """The optimizer's rule: new weights and moments. Those that it does not have are left."""
+    learning_rate, epsilon, weight_decay, beta1, beta2, rest1, rest2, correction1, correction2 = constants
     if kind == _SGD:
         new = old - learning_rate * gradient
     elif kind == _ADAM or kind == _ROWWISE_ADAM:
@@ -180,6 +164,13 @@ def _apply(
         else:
             new = old - tl.div_rn(learning_rate * gradient, root)
     return new, m, v
+
+
+@triton.jit
+def _store(array, slot, fresh, row, columns, width, values, mask):
+    """To slots, and compactly."""
+    tl.store(row_pointers(array, slot, columns, width), values, mask=mask)
+    tl.store(row_pointers(fresh, row, columns, width), values, mask=mask)
 
 
 @triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_INDEXES)
@@ -255,44 +246,25 @@ def _update_rows(
     # Several threads may hold one element, each loads it for itself, and one of them is going to store it.
     tl.debug_barrier()
 
-    new, m, v = _apply(
-        old,
-        gradient,
-        square,
-        old_m,
-        old_v,
-        learning_rate,
-        epsilon,
-        weight_decay,
-        beta1,
-        beta2,
-        rest1,
-        rest2,
-        correction1,
-        correction2,
-        kind,
-        decays,
-    )
+    constants = (learning_rate, epsilon, weight_decay, beta1, beta2, rest1, rest2, correction1, correction2)
+    new, m, v = _apply(old, gradient, square, old_m, old_v, constants, kind, decays)
     if tables is not None:
         random = _random_bits(key_of_seed, step, tables, own_rows, row, inside, column)
         new = to_bfloat16(new, random) if weights.dtype.element_ty == tl.bfloat16 else to_float16(new, random)
 
     if keys is not None:
         updates = tl.minimum(updates + 1, 0xFFFFFFFF)
+        trains = (updates >= first)[:, None]
         store_record(records, slot, inside, state_floats, key, pool_step, updates)
         store_record(fresh_records, row, inside, state_floats, key, pool_step, updates)
-        trains = (updates >= first)[:, None]
         new = tl.where(trains, new.to(weights.dtype.element_ty), there_now)
         if is_adam:
             m = tl.where(trains, m, old_m)
         if kind != _SGD:
             v = tl.where(trains, v, old_v)
 
-    tl.store(row_pointers(weights, slot, column, dim), new, mask=there)
-    tl.store(row_pointers(fresh_weights, row, column, dim), new, mask=there)
+    _store(weights, slot, fresh_weights, row, column, dim, new, there)
     if is_adam:
-        tl.store(row_pointers(state, slot, column, state_floats), m, mask=there)
-        tl.store(row_pointers(fresh_state, row, column, state_floats), m, mask=there)
+        _store(state, slot, fresh_state, row, column, state_floats, m, there)
     if kind != _SGD:
-        tl.store(row_pointers(state, slot, moment, state_floats), v, mask=is_moment)
-        tl.store(row_pointers(fresh_state, row, moment, state_floats), v, mask=is_moment)
+        _store(state, slot, fresh_state, row, moment, state_floats, v, is_moment)
