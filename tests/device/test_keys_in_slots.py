@@ -19,6 +19,8 @@ from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError, StepError
 from holdfast.rows.row_access import PlannedFeatures
 
+pytestmark = pytest.mark.dear
+
 BATCH = 16
 STEPS = 40
 AHEAD = 3
