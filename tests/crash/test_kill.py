@@ -84,7 +84,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "keys_row_log_in_slots": {
         **IN_A_SMALL_ROW_LOG,
         "keys": True,
-        "ttl_steps": 3,
+        "max_keys": 12,
         "way": "scratchpad",
         "slot_bytes": 16_000,
         "steps": 14,
