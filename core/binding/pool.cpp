@@ -187,13 +187,18 @@ void bind_pool(nb::module_& m) {
           "update. lookup_rest adds the others.")
       .def(
           "lookup_rest",
-          [](const Pool& pool, const Capture& capture, const Plan& now, const FloatMatrix& out) {
+          [](Pool& pool, const Capture& capture, const Plan& now, const FloatMatrix& out) {
             check_shape(*capture.plan, out);
             const nb::gil_scoped_release unlocked;
             pool.lookup_rest(capture, now, out.data());
           },
           "capture"_a, "now"_a, "out"_a,
           "Adds the rows that `now` has, to the out that lookup_ahead filled for the capture's plan and `now`.")
+      .def("expect_keys", &Pool::expect_keys, "plan"_a, Unlocked(),
+           "The plan's keys keep their rows for some steps, until it is captured. Raises StepError where they lost "
+           "them.")
+      .def("oldest_keys", &Pool::oldest_keys, "table"_a,
+           "Of a table with keys: in the next step, records of steps before this do not count.")
       .def(
           "read_missing",
           [](Pool& pool, const Admission& admission, const Bytes& weights, const FloatVector& state) {

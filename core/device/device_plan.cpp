@@ -39,6 +39,7 @@ struct Places {
       first_row[t] = num_rows;
       num_rows += plan.tables[t].num_unique();
       num_lookups += plan.tables[t].num_lookups();
+      has_keys = has_keys || plan.spec->tables[t].keys != nullptr;
       has_gradient_scale = has_gradient_scale || !plan.tables[t].scale.empty();
     }
     std::size_t first_lookup = 0;
@@ -53,6 +54,7 @@ struct Places {
 
   const Plan& plan;
   bool has_gradient_scale;
+  bool has_keys = false;
   std::vector<TablePlace> tables;
   std::vector<FeaturePlace> features;
   std::size_t num_rows = 0;
@@ -120,6 +122,7 @@ class Packing {
     const std::size_t count = end - begin;
     copy(layout_.slots, to, slots_.data() + to, count);
     copy(layout_.rows, to, table.rows.data() + begin, count);
+    if (layout_.keys) copy(*layout_.keys, to, table.keys.data() + begin, count);
     std::fill_n(at<std::uint32_t>(layout_.tables) + to, count, places_.plan.spec->tables[place.table].number);
     offset_by(place.first_occurrence, layout_.row_start, to, table.row_start.data() + begin, count);
   }
@@ -200,6 +203,7 @@ DevicePlan device_plan_of(const Admission& admission) {
   layout.slots = add(places.num_rows, 4);
   layout.rows = add(places.num_rows, 8);
   layout.tables = add(places.num_rows, 4);
+  if (places.has_keys) layout.keys = add(places.num_rows, 8);
   layout.missing = add(admission.missing().size(), 4);
   layout.row_start = add(places.num_rows + 1, 4);
   layout.gradient_offset = add(places.num_lookups, 4);

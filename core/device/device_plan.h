@@ -24,6 +24,7 @@ struct DevicePlan {
   PackedArray slots;                           // int32 [U]
   PackedArray rows;                            // int64 [U] the rows' numbers in their tables
   PackedArray tables;                          // int32 [U] the pool's numbers of these
+  std::optional<PackedArray> keys;  // int64 [U] of tables with keys: the rows'
   PackedArray missing;                         // int32 [M] indexes of unique rows, ascending
   PackedArray row_start;  // int32 [U + 1] occurrences of row u: row_start[u] .. row_start[u + 1]
   PackedArray gradient_offset;  // int32 [L] element of [num_bags, output_width] where its bag begins

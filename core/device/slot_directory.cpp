@@ -396,6 +396,9 @@ SlotDirectory::SlotDirectory(const std::shared_ptr<const CollectionSpec>& spec, 
     if (table.dim != first.dim || table.pooling != first.pooling) {
       throw Error(ErrorKind::config, "tables that share slots must have one embedding_dim and one pooling");
     }
+    if ((table.keys == nullptr) != (first.keys == nullptr)) {
+      throw Error(ErrorKind::config, "of tables that share slots, all have keys or none");
+    }
     if (table.num_rows > end_key - num_rows) {
       throw Error(ErrorKind::config, "tables that share slots must have no more than 2^63 rows together");
     }

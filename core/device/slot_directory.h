@@ -9,6 +9,8 @@
 //   that one. Where the bytes never came (forget), it is missing again for the next admission that wants it.
 // - Which slot a row gets is a function of the calls made and of their order: no clock, no random seed, no threads.
 // - Memory is in proportion to the slots, whatever the tables have. A release allocates none.
+// - A row of a table with keys is known by its number, as to the pool that reads and writes it: a key has one row at a time.
+//   Whose a row in a slot is, its own record says there (holdfast/device/kernels/keys.py), as at home.
 // - Thread-safe. Admissions may outlive the directory.
 #pragma once
 
@@ -71,7 +73,8 @@ class SlotDirectory {
   };
 
   // tables: indexes into the collection's, ascending; their rows share the slots. Throws config where their rows differ
-  // in dim or pooling, or where there are more of them (2^63) or of the slots (2^31) than can be numbered.
+  // in dim or pooling, or in whether they have keys, or where there are more of them (2^63) or of the slots (2^31) than
+  // can be numbered.
   SlotDirectory(const std::shared_ptr<const CollectionSpec>& spec, std::vector<std::uint32_t> tables,
                 std::uint64_t num_slots, bool keep);
 

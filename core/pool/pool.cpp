@@ -137,14 +137,27 @@ void Pool::leave_keys_behind() {
   }
 }
 
-// Of a batch that was planned long ago, keys may have been left behind since, and their rows be others'.
-void Pool::keep_keys(const Plan& plan) {
+void Pool::expect_keys(const Plan& plan) {
+  check_open();
+  check_rows(plan);
+  check_trains(plan);
+  keep_keys(plan, KeyDirectory::steps_ahead / 2);
+}
+
+std::uint64_t Pool::oldest_keys(std::uint32_t table) const {
+  check_open();
+  return backend_->oldest_of(table);
+}
+
+// Of a batch that was planned long ago, keys may have been left behind since, and their rows be others'. steps: from now
+// until it is captured, at most.
+void Pool::keep_keys(const Plan& plan, std::uint64_t steps) {
   for (std::size_t t = 0; t < plan.tables.size(); ++t) {
     const CollectionSpec::Table& table = plan.spec->tables[t];
     const TablePlan& of_table = plan.tables[t];
     if (!backend_->tables()[table.number].key_policy.leaves_keys()) continue;
-    if (step_ + 1 <= of_table.planned_after + KeyDirectory::steps_ahead) continue;
-    if (table.keys->keep(of_table.keys, of_table.rows, step_ + 1)) continue;
+    if (step_ + steps <= of_table.planned_after + KeyDirectory::steps_ahead) continue;
+    if (table.keys->keep(of_table.keys, of_table.rows, step_ + steps)) continue;
     throw Error(ErrorKind::step, "the batch was planned when step " + std::to_string(of_table.planned_after) +
                                      " was over, and keys of it have left their rows since: plan it again");
   }
@@ -158,6 +171,12 @@ void Pool::count_keys(const CollectionSpec& spec, const std::vector<WorkingRows>
     const RowTable& table = backend_->tables()[number];
     if (table.key_policy.leaves_keys()) count_update(table, rows[t], num_rows[t], step_ + 1, keys_[number].ages);
   });
+}
+
+void Pool::count_keys(const Capture& capture) {
+  std::vector<std::uint64_t> num_rows;
+  for (const TablePlan& table : capture.plan->tables) num_rows.push_back(table.num_unique());
+  count_keys(*capture.plan->spec, capture.tables, num_rows);
 }
 
 void Pool::check_capture(const Capture& capture) const {
@@ -196,7 +215,7 @@ std::shared_ptr<Capture> Pool::capture(std::shared_ptr<const Plan> plan) {
   }
   check_rows(*plan);
   check_trains(*plan);
-  keep_keys(*plan);
+  keep_keys(*plan, 1);
   return latching([&] {
     auto capture = backend_->capture(std::move(plan), step_ + 1);
     capture->pool = number_;
@@ -233,11 +252,6 @@ void Pool::lookup_ahead(const Plan& next, const Plan& now, float* out) {
   check_open();
   check_rows(next);
   check_same_collection(next, now);
-  if (leaves_keys(next)) {
-    throw Error(ErrorKind::config,
-                "a relaxed lookup reads the next batch before this one is updated, which decides what keys are left "
-                "behind: leave out relaxed_lookup, or ttl_steps and max_keys");
-  }
   const auto read = [&](const Plan& plan, const std::vector<WorkingRows>& rows) { read_rows(plan, rows); };
   DialWork work;
   if (dial_) {
@@ -251,13 +265,14 @@ void Pool::lookup_ahead(const Plan& next, const Plan& now, float* out) {
   service.finish();
 }
 
-void Pool::lookup_rest(const Capture& capture, const Plan& now, float* out) const {
+void Pool::lookup_rest(const Capture& capture, const Plan& now, float* out) {
   check_open();
   check_capture(capture);
   check_same_collection(*capture.plan, now);
   DialService service(dial_.get(),
                       dial_ ? backend_->lookups_of(*capture.plan, num_shared_lookups(*capture.plan, now)) : DialWork{});
-  pool_shared(*capture.plan, now, capture.tables, backend_->tables(), out);
+  const auto oldest_of = [&](std::uint32_t number) { return backend_->oldest_of(number); };
+  relaxed_lookup_.pool_shared(*capture.plan, now, capture.tables, backend_->tables(), oldest_of, out);
   service.finish();
 }
 
@@ -336,9 +351,7 @@ void Pool::update(const std::vector<RowGradients>& gradients, const UpdateSpec& 
     begin_update({only.capture->plan->spec.get()});
     backend_->update(only.capture, only.grad, of_this_step(spec));
     backend_->finish_update(1);
-    std::vector<std::uint64_t> num_rows;
-    for (const TablePlan& table : only.capture->plan->tables) num_rows.push_back(table.num_unique());
-    count_keys(*only.capture->plan->spec, only.capture->tables, num_rows);
+    count_keys(*only.capture);
   });
   updated_ = true;
 }
@@ -359,17 +372,13 @@ void Pool::put(const std::vector<RowsPart>& parts) {
   check_open();
   for (const RowsPart& part : parts) check_capture(*part.capture);
   const std::vector<ReadyCapture> captures = ready_captures(backend_->tables(), parts);
-  for (const ReadyCapture& ready : captures) {
-    if (has_keys(*ready.capture->plan)) {
-      throw Error(ErrorKind::config, "rows of a table with keys are updated by the pool, not elsewhere");
-    }
-  }
   std::vector<const CollectionSpec*> specs;
   for (const ReadyCapture& ready : captures) specs.push_back(ready.capture->plan->spec.get());
   latching([&] {
     begin_update(specs);
     for (const ReadyCapture& ready : captures) backend_->put(ready.capture, ready.tables);
     backend_->finish_update(captures.size());
+    for (const ReadyCapture& ready : captures) count_keys(*ready.capture);
   });
   updated_ = true;
 }

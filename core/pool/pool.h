@@ -152,10 +152,11 @@ class Pool {
   // Relaxed: pools the coming batch's bags in two parts (relaxed_lookup.h), both into the same out. The first, before the
   // update of the step whose only capture has the plan `now`, from the rows that this does not have; without a trace.
   void lookup_ahead(const Plan& next, const Plan& now, float* out);
-  // The second, from the capture of the batch: adds the rows that `now` has.
-  void lookup_rest(const Capture& capture, const Plan& now, float* out) const;
-  // The rows that an admission found missing, compact and in their order, likewise. Throws config where the arrays have
-  // another size.
+  // The second, from the capture of the batch: adds the rows that `now` has, and reads those over whose keys were left
+  // behind since.
+  void lookup_rest(const Capture& capture, const Plan& now, float* out);
+  // The rows that an admission found missing, compact and in their order, likewise; of a table with keys as the store has
+  // them, whoever's they are. Throws config where the arrays have another size.
   void read_missing(const Admission& admission, std::span<std::byte> weights, std::span<float> state);
   // d loss / d per-sample weights, in the order of the plan's lookups of feature f (evaluation rows or a capture's).
   void scale_gradients(const Capture& capture, std::size_t feature, const float* grad, float* out) const;
@@ -220,6 +221,11 @@ class Pool {
   // Which of a table's rows has which key, where ids of the table are keys; else nothing. Filled from the rows when it is
   // asked for first, before the first step that updates them.
   std::shared_ptr<KeyDirectory> keys(std::uint32_t table);
+  // The batch is on its way, and its rows are going to be read before it is captured: for some steps its keys keep them.
+  // Throws step where some have lost theirs since it was planned.
+  void expect_keys(const Plan& plan);
+  // Of a table with keys, in step step() + 1: records of earlier steps do not count.
+  std::uint64_t oldest_keys(std::uint32_t table) const;
   // This pool was made anew, with more tables, in the place of one that nothing had happened in, and which is closed: collections
   // that were made of it plan with its directories.
   void take_keys(const Pool& former);
@@ -257,11 +263,12 @@ class Pool {
   void check_here() const;
   void check_rows(const Plan& plan) const;
   void check_trains(const Plan& plan) const;
-  void keep_keys(const Plan& plan);
+  void keep_keys(const Plan& plan, std::uint64_t steps);
   // Of all tables, for the step after step().
   void leave_keys_behind();
   void count_keys(const CollectionSpec& spec, const std::vector<WorkingRows>& rows,
                   const std::vector<std::uint64_t>& num_rows);
+  void count_keys(const Capture& capture);
   bool leaves_keys(const Plan& plan) const;
   // Of a plan, as they are at the end of the newest committed step; without a trace.
   void read_rows(const Plan& plan, const std::vector<WorkingRows>& rows);

@@ -1,16 +1,22 @@
 #include "step/relaxed_lookup.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <span>
 
+#include "base/error.h"
 #include "base/parallel.h"
+#include "step/key_rows.h"
 
 namespace holdfast {
 namespace {
 
 constexpr std::uint32_t elsewhere = std::numeric_limits<std::uint32_t>::max();
+
+// Of rows that were read as initial ones, or that are shared.
+constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
 
 // Of each unique row of a table: which of the rows of a part it is, or `elsewhere`.
 using Places = std::vector<std::uint32_t>;
@@ -53,10 +59,15 @@ struct PartOfBags {
 
 enum class Part { own, shared };
 
+// Which bags are pooled: all, or those with one of these rows. Of each table, of each unique row; none where a table's
+// are none of these.
+using Chosen = std::vector<std::vector<bool>>;
+
 void pool_part(Part part, const Plan& plan, const std::vector<Places>& places, const std::vector<WorkingRows>& rows,
-               const std::vector<RowTable>& tables, float* out) {
+               const std::vector<RowTable>& tables, float* out, const Chosen* chosen = nullptr) {
   const Kernels& kernels = best_kernels();
   for_bags(plan, [&](std::size_t f, std::size_t begin, std::size_t end) {
+    if (chosen != nullptr && (*chosen)[plan.features[f].table].empty()) return;
     const PlanFeature& feature = plan.features[f];
     const auto& table = plan.spec->tables[feature.table];
     const TablePlan& of_table = plan.tables[feature.table];
@@ -75,7 +86,14 @@ void pool_part(Part part, const Plan& plan, const std::vector<Places>& places, c
                            .out = out + feature.first_output + begin * feature.output_stride,
                            .out_stride = feature.output_stride,
                            .whole_bag_start = part == Part::shared ? whole : nullptr};
-    kernels.pool_bags(pooling, 0, end - begin);
+    if (chosen == nullptr) return kernels.pool_bags(pooling, 0, end - begin);
+    const std::vector<bool>& is_chosen = (*chosen)[feature.table];
+    for (std::size_t bag = 0; bag < end - begin; ++bag) {
+      const auto position = std::span(of_table.position).subspan(whole[bag], whole[bag + 1] - whole[bag]);
+      if (std::ranges::any_of(position, [&](std::uint32_t u) { return is_chosen[u]; })) {
+        kernels.pool_bags(pooling, bag, bag + 1);
+      }
+    }
   });
 }
 
@@ -104,11 +122,55 @@ void RelaxedLookup::pool_own(const Plan& next, const Plan& now, const std::vecto
   });
   const std::vector<WorkingRows> rows = scratch_.rows_for(own, tables);
   read(own, rows);
+  ReadAhead& ahead = read_ahead(next);
+  ahead.next = next.weak_from_this();
+  ahead.steps.assign(next.tables.size(), {});
+  parallel_for(next.tables.size(), [&](std::size_t t) {
+    const RowTable& table = tables[next.spec->tables[t].number];
+    if (!table.key_policy.leaves_keys()) return;
+    std::vector<std::uint32_t>& steps = ahead.steps[t];
+    steps.assign(places[t].size(), none);
+    for (std::size_t u = 0; u < steps.size(); ++u) {
+      if (places[t][u] == elsewhere) continue;
+      const KeyRecord record = key_record(table, rows[t], places[t][u]);
+      if (record.updates != 0) steps[u] = record.step;
+    }
+  });
   pool_part(Part::own, next, places, rows, tables, out);
 }
 
-void pool_shared(const Plan& next, const Plan& now, const std::vector<WorkingRows>& rows,
-                 const std::vector<RowTable>& tables, float* out) {
+RelaxedLookup::ReadAhead& RelaxedLookup::read_ahead(const Plan& plan) {
+  const auto of_collection = std::ranges::find(read_ahead_, plan.spec, &ReadAhead::spec);
+  if (of_collection != read_ahead_.end()) return *of_collection;
+  return read_ahead_.emplace_back(ReadAhead{plan.spec, {}, {}});
+}
+
+void RelaxedLookup::pool_shared(const Plan& next, const Plan& now, const std::vector<WorkingRows>& rows,
+                                const std::vector<RowTable>& tables, const OldestOf& oldest_of, float* out) {
+  const bool leaves_keys = std::ranges::any_of(next.spec->tables, [&](const CollectionSpec::Table& table) {
+    return tables[table.number].key_policy.leaves_keys();
+  });
+  if (leaves_keys) {
+    const ReadAhead& ahead = read_ahead(next);
+    if (ahead.next.lock().get() != &next) {
+      throw Error(ErrorKind::step,
+                  "the rest of a relaxed lookup, whose first part was not the last of its collection's");
+    }
+    // Of the rows that were read, those whose keys were left behind since.
+    Chosen lost(next.tables.size());
+    std::vector<Places> places(next.tables.size());
+    parallel_for(next.tables.size(), [&](std::size_t t) {
+      const std::vector<std::uint32_t>& steps = ahead.steps[t];
+      const std::uint64_t oldest = oldest_of(next.spec->tables[t].number);
+      if (std::ranges::none_of(steps, [&](std::uint32_t step) { return step < oldest; })) return;
+      lost[t].resize(steps.size());
+      for (std::size_t u = 0; u < steps.size(); ++u) lost[t][u] = steps[u] < oldest;
+      places[t].resize(steps.size());
+      for_split(next.tables[t].rows, now.tables[t].rows,
+                [&](std::size_t u, bool shared) { places[t][u] = shared ? elsewhere : static_cast<std::uint32_t>(u); });
+    });
+    pool_part(Part::own, next, places, rows, tables, out, &lost);
+  }
   std::vector<Places> places(next.tables.size());
   parallel_for(next.tables.size(), [&](std::size_t t) {
     places[t].resize(next.tables[t].num_unique());

@@ -64,7 +64,23 @@ def run_kernels(dim: int, dtype: torch.dtype, batch_size: int, optimizers: Seque
             fresh_weights=fresh,
             fresh_state=fresh_state,
         )
+        keyed_state, keyed_fresh = torch.zeros(9, width + 4), torch.zeros(rows, width + 4)
+        kernels.update_rows(
+            kind,
+            weights,
+            keyed_state,
+            slots,
+            torch.zeros(rows, dim),
+            hyperparameters=kernels.Hyperparameters(learning_rate=0.1, step=batch_size, beta1=0.9, beta2=0.99),
+            gradient_scale=torch.ones(()),
+            rounding=(7, slots, slots.long()),
+            fresh_weights=fresh,
+            fresh_state=keyed_fresh,
+            keyed=kernels.KeyUpdate(slots.long(), slots, slots.long(), batch_size),
+        )
         if kind < 2:
+            initial = kernels.InitialValues.of(7, [(-0.5, 0.5)], slots.device)
+            kernels.start_keys(weights, keyed_state, slots, slots.long(), slots, slots.long(), initial)
             kernels.gather_rows(weights, state, slots, fresh, fresh_state)
             kernels.scatter_rows(fresh, fresh_state, slots, slots, weights, state)
             kernels.gather_home(torch.zeros(4, 2, dtype=torch.int64), slots, slots.long(), slots, slots, weights, state)

@@ -22,7 +22,7 @@ if importlib.util.find_spec("triton") is not None and not torch.cuda.is_availabl
     assert "triton" not in sys.modules, "imported before its interpreter could be asked for"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        for name in ("lookup", "segment_sum", "update", "move"):
+        for name in ("lookup", "segment_sum", "update", "move", "keys"):
             importlib.import_module(f"holdfast.device.kernels.{name}_triton")
         with using("triton"):
             kernels.gather_rows(torch.ones(1, 1), None, torch.zeros(1, dtype=torch.int32), torch.empty(1, 1), None)

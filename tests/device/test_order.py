@@ -16,6 +16,8 @@ from holdfast.device.options import DeviceConfig
 from holdfast.models import dlrm
 from holdfast.run.assembly import open_trainer
 from pretended_cuda import CUDA, Machine, TracedMark, TracedQueue, pretended_cuda
+from test_keys_in_slots import POLICIES
+from test_keys_in_slots import Run as KeyedRun
 from test_ways import SCRIPT, WAYS, Loop, bits, config_of
 
 pytestmark = pytest.mark.dear
@@ -87,6 +89,21 @@ def test_a_loop_of_ones_own_is_in_order(way: str, root: Path, machine: Machine) 
         for options in SCRIPT:
             loop.step(**options)
         loop.checkpoint.flush()
+    assert machine.problems == []
+
+
+@pytest.mark.parametrize("policy", ["ttl", "all"])
+@pytest.mark.parametrize("way", ["scratchpad", "direct"])
+def test_keys_begin_in_their_slots_in_order(way: str, policy: str, root: Path, machine: Machine) -> None:
+    run = KeyedRun(root / "pool", replace(ON_CUDA[way], scratchpad_bytes=60_000), POLICIES[policy])
+    run.model.to(CUDA)
+    run.dense.param_groups[0]["foreach"] = False
+    before = len(machine.waits)
+    run.train_to(STEPS * 2)
+    # Mappings are registered anew once the second collection is there.
+    assert [wait for wait in machine.waits[before:] if "home_mapping.py" not in wait] == []
+    run.checkpoint.flush()
+    run.pool.close()
     assert machine.problems == []
 
 

@@ -190,7 +190,7 @@ def draw(seed: int) -> Episode:
     return Episode(seed=seed, run=run, lives=lives)
 
 
-def _table(rng: random.Random, relaxed_lookup: bool) -> Table:
+def _table(rng: random.Random) -> Table:
     keyed = rng.random() < 0.3
     return Table(
         rows=rng.choice((1, 2, 3, 7, 20, 33, 64, 100, 257)),
@@ -200,8 +200,8 @@ def _table(rng: random.Random, relaxed_lookup: bool) -> Table:
         features=rng.choice((1, 1, 2)),
         init=rng.choice((None, None, (0.25, 0.25), (-1.0, 3.0))),
         keyed=keyed,
-        ttl_steps=rng.choice((0, 1, 2, 4)) if keyed and not relaxed_lookup else 0,
-        max_keys=rng.choice((0, 0, 3, 9)) if keyed and not relaxed_lookup else 0,
+        ttl_steps=rng.choice((0, 1, 2, 4)) if keyed else 0,
+        max_keys=rng.choice((0, 0, 3, 9)) if keyed else 0,
         admit_after=rng.choice((0, 0, 2, 3)) if keyed else 0,
     )
 
@@ -210,7 +210,7 @@ def _run(rng: random.Random) -> Run:
     relaxed_lookup = rng.random() < 0.15
     collections = tuple(
         Collection(
-            tables=tuple(_table(rng, relaxed_lookup) for _ in range(rng.choice((1, 1, 2, 3)))),
+            tables=tuple(_table(rng) for _ in range(rng.choice((1, 1, 2, 3)))),
             optimizer=rng.choice(ROW_OPTIMIZERS),
             lr=rng.choice((0.01, 0.1)),
             weight_decay=rng.choice((0.0, 0.0, 0.05)),

@@ -265,7 +265,6 @@ def test_more_keys_than_memory_was_given_for_end_a_profile_by_name() -> None:
         ("data.parquet.sparse.country.num_embeddings=0", "num_embeddings is 0"),
         ("data.parquet.sparse.item.hashing='identity'", "hashing is 'identity', where keys need none"),
         ("embedding.ttl_steps=0", "ttl_steps = 0; it must be between"),
-        ("device.rows='scratchpad'", "table 'item' has keys, which device.rows = 'scratchpad' cannot have yet"),
     ],
 )
 def test_what_keys_cannot_be_is_refused_by_name(clicks: Commands, override: str, named: str) -> None:

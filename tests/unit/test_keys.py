@@ -15,7 +15,6 @@ from holdfast import SGD, Checkpoint, EmbeddingBagCollection, EmbeddingBagConfig
 from holdfast.admin.by_key import keyed_rows
 from holdfast.admin.digest import digest_pool
 from holdfast.data.batch import JaggedFeatures
-from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError, PoolFull, StepError
 from holdfast.pools.read_only import ReadOnlyPool, new_log_bytes
 from holdfast.pools.tables import normalize, to_spec
@@ -347,14 +346,6 @@ def test_a_table_does_not_begin_or_cease_to_have_keys(pool_root: Path) -> None:
     ):
         with Pool(pool_root / "pool") as pool, pytest.raises(ConfigError, match=message):
             EmbeddingBagCollection(pool, [other], optimizer=SGD(lr=0.5))
-
-
-def test_slots_of_a_device_refuse_keys(pool_root: Path) -> None:
-    with (
-        Pool(pool_root / "pool", medium="memory") as pool,
-        pytest.raises(ConfigError, match=r"which device\.rows = 'scratchpad'"),
-    ):
-        EmbeddingBagCollection(pool, [table()], device=DeviceConfig(rows="scratchpad"))
 
 
 def test_a_capacity_that_nobody_chose_is_no_reason_for_a_log_of_gigabytes() -> None:

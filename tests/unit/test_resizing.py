@@ -8,12 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
 from holdfast import Adagrad, Checkpoint, EmbeddingBagCollection, EmbeddingBagConfig, Pool
 from holdfast.admin.digest import digest_pool
 from holdfast.admin.snapshot import restore_snapshot, take_snapshot
 from holdfast.errors import ConfigError, PoolFull
+from holdfast.group.group import Group
+from holdfast.group.options import GroupOptions
+from holdfast.group.roles import Roles
+from holdfast.group.shared_pool import SharedPool
 from holdfast.pools.read_only import at_rest, layout_of
+from test_group_reading import deal_out
 
 STORES: dict[str, dict[str, Any]] = {
     "memory": {"medium": "memory"},
@@ -21,9 +27,11 @@ STORES: dict[str, dict[str, Any]] = {
 }
 
 
-def train(directory: Path, store: str, table: EmbeddingBagConfig, first: int, last: int, end: int) -> None:
-    """Steps first to last, whose ids are below `end`."""
-    with Pool(directory, seed=9, **STORES[store]) as pool:
+def train(
+    directory: Path, store: str, table: EmbeddingBagConfig, first: int, last: int, end: int, *, shards: int = 0
+) -> None:
+    """Steps first to last, whose ids are below `end`. shards: of a group of one, over which the table is cut."""
+    with open_pool(directory, STORES[store], shards) as pool:
         rows = EmbeddingBagCollection(pool, [table], optimizer=Adagrad(lr=0.2))
         model = torch.nn.Linear(table.embedding_dim, 1, bias=False)
         torch.nn.init.ones_(model.weight)
@@ -35,6 +43,18 @@ def train(directory: Path, store: str, table: EmbeddingBagConfig, first: int, la
             rows.optimizer.step()
             checkpoint.commit()
         checkpoint.flush()
+
+
+def open_pool(directory: Path, options: dict[str, Any], shards: int) -> Pool:
+    if not shards:
+        return Pool(directory, seed=9, **options)
+    ranks = Group(store=HashStore(), rank=0, roles=Roles(world_size=1), timeout=10.0)
+    return SharedPool(directory, seed=9, group=GroupOptions(shards=shards, split_rows=1), ranks=ranks, **options)
+
+
+def tables_of(directory: Path) -> dict[str, str]:
+    with at_rest(directory) as (reader, _):
+        return digest_pool(reader).tables
 
 
 def numbered(num_rows: int, **fields: Any) -> EmbeddingBagConfig:
@@ -98,6 +118,48 @@ def test_a_table_shrinks_by_rows_that_nobody_used_and_by_no_other(pool_root: Pat
     with pytest.raises(ConfigError, match=r"row \d+ is in use, and 200 rows would end before it"):
         restore_snapshot(pool_root / "snapshot", pool_root / "200", rows={"items": 200})
     assert not (pool_root / "200").exists()
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize(("before", "after"), [(2000, 700_000), (700_000, 2000)])
+def test_a_table_that_is_cut_over_shards_changes_as_one_that_lies_whole(
+    before: int, after: int, store: str, has_keys: bool, pool_root: Path
+) -> None:
+    """By so much that a place of a row is another number: shards have more than 2^15 rows each, or not."""
+    table = keyed if has_keys else numbered
+    found = []
+    for name, shards in (("alone", 0), ("group", 8)):
+        train(pool_root / name, store, table(before), 1, 6, 1500, shards=shards)
+        if shards:
+            deal_out(pool_root / name, 3)
+        take_snapshot(pool_root / name, pool_root / f"{name}.snapshot")
+        changed = pool_root / f"{name} changed"
+        restore_snapshot(pool_root / f"{name}.snapshot", changed, medium=STORES[store]["medium"], rows={"items": after})
+        restored = tables_of(changed)
+        train(changed, store, table(after), 7, 12, 1500, shards=shards)
+        found.append((restored, tables_of(changed)))
+    assert found[0] == found[1]
+
+
+def test_a_table_over_shards_does_not_shrink_by_a_row_that_is_in_use(pool_root: Path) -> None:
+    train(pool_root / "pool", "memory", numbered(700_000), 1, 4, 300, shards=8)
+    take_snapshot(pool_root / "pool", pool_root / "snapshot")
+    with pytest.raises(ConfigError, match=r"row 2\d\d is in use, and 200 rows would end before it"):
+        restore_snapshot(pool_root / "snapshot", pool_root / "200", rows={"items": 200})
+    assert not (pool_root / "200").exists()
+
+
+def test_a_full_shard_of_keys_goes_on_with_a_larger_capacity(pool_root: Path) -> None:
+    with pytest.raises(PoolFull, match="shard"):
+        train(pool_root / "pool", "memory", keyed(80), 1, 9, 400, shards=8)
+    with at_rest(pool_root / "pool") as (reader, _):
+        step = reader.commit["step"]
+    take_snapshot(pool_root / "pool", pool_root / "snapshot")
+    restore_snapshot(pool_root / "snapshot", pool_root / "grown", rows={"items": 5000})
+    train(pool_root / "grown", "memory", keyed(5000), step + 1, 9, 400, shards=8)
+    with at_rest(pool_root / "grown") as (reader, _):
+        assert digest_pool(reader).rows_counted > 150
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,14 @@ class TableEntry(TableFields):
             return self.num_embeddings
         return self.table_shards << stride_bits(self.num_embeddings, self.table_shards)
 
+    def moved(self, places: NDArray[np.uint64], to: TableEntry) -> NDArray[np.uint64]:
+        """Where rows lie whose table becomes `to`, with another number of rows: in their shards, where they were."""
+        if self.table_shards == 1:
+            return places
+        before, after = (np.uint64(stride_bits(of.num_embeddings, of.table_shards)) for of in (self, to))
+        in_shard = places & ((np.uint64(1) << before) - np.uint64(1))
+        return (places >> before << after) | in_shard
+
     def places_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of a split table."""
         return _core.places_of(self.num_embeddings, self.table_shards, self.first_shard, np.ascontiguousarray(rows))

@@ -58,13 +58,13 @@ def new_log_bytes(
     log_store: bool, tables: Iterable[_core.TableSpec], scratchpad_bytes: int, *, num_writers: int = 1
 ) -> int:
     """Size of the log of a new pool with these tables, or of one writer of several, where nobody says."""
-    layouts = ((_expected_rows(table), layout_of(table)) for table in tables)
+    layouts = ((expected_rows(table), layout_of(table)) for table in tables)
     table_bytes = sum(rows * (layout.weight_bytes + layout.state_bytes) for rows, layout in layouts)
     return log_bytes_of(log_store, table_bytes // num_writers, scratchpad_bytes)
 
 
-def _expected_rows(table: _core.TableSpec) -> int:
-    """Of a table with keys nobody knows; a capacity that nobody chose is no reason for a log of gigabytes."""
+def expected_rows(table: _core.TableSpec) -> int:
+    """Of a table with keys nobody knows; a capacity that nobody chose is no reason for gigabytes."""
     if not table.keys:
         return table.num_embeddings
     chosen = table.num_embeddings if table.num_embeddings != DEFAULT_CAPACITY else _EXPECTED_KEYS

@@ -13,7 +13,6 @@ from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError
 from holdfast.pools.machine import default_scratchpad_bytes
 from holdfast.pools.pool import Pool
-from holdfast.pools.tables import refuse_keys
 from holdfast.rows.near_memory import NearMemoryRows
 from holdfast.rows.row_access import RowAccess
 
@@ -40,7 +39,6 @@ def open_access(
         )
     if config.way == "near_memory":
         return NearMemoryRows(pool, collection, device)
-    refuse_keys([pool.core.tables[number] for number in numbers], f"device.rows = {config.way!r}")
     # Kernels and their compiler are imported by those who use them.
     from holdfast.slots.home_mapping import HomeMapping
     from holdfast.slots.slot_rows import SlotRows

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from holdfast import _core
 from holdfast.device.queues import host_empty
-from holdfast.pools.read_only import layout_of
+from holdfast.pools.read_only import expected_rows, layout_of
 from holdfast.pools.tables import TORCH_DTYPES
+
+_MOST_SLOTS = 2**31 - 1  # their numbers are int32
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a group gets of the scratchpad."""
+
+    num_slots: int
+    row_bytes: int
+    of_bytes: float
+
+
+def shares_of(groups: Sequence[Sequence[_core.TableSpec]], num_bytes: int) -> list[Share]:
+    """As the rows that tables are going to have; no more slots than these can have."""
+    wanted = [sum(row_bytes(spec) * expected_rows(spec) for spec in specs) for specs in groups]
+    share = num_bytes / sum(wanted)
+    shares = []
+    for specs, bytes_wanted in zip(groups, wanted, strict=True):
+        of_row = row_bytes(specs[0])
+        room = max(1, int(share * bytes_wanted) // of_row)
+        num_slots = min(room, sum(spec.num_embeddings for spec in specs), _MOST_SLOTS)
+        shares.append(Share(num_slots, of_row, bytes_wanted / sum(wanted)))
+    return shares
 
 
 class SlotGroup:
@@ -38,6 +65,7 @@ class SlotGroup:
         self.mean = spec.pooling == 1
         self.optimizer = spec.optimizer
         self.row_bytes = row_bytes(spec)
+        self.has_keys = spec.keys != 0
         self._dtype = TORCH_DTYPES[spec.dtype]
         self._state_floats = layout_of(spec).state_bytes // 4
         self._device = device

@@ -29,11 +29,10 @@ from holdfast.errors import StepError
 from holdfast.pools.pool import Pool
 from holdfast.rows.row_access import BatchIds, PlannedFeatures, check_under_way, plan_here
 from holdfast.slots.home_mapping import HomeMapping
+from holdfast.slots.keys_in_slots import KeysInSlots
 from holdfast.slots.slot_batch import Part, Returning, SlotBatch, unpack
-from holdfast.slots.slot_group import SlotGroup, row_bytes
+from holdfast.slots.slot_group import SlotGroup, shares_of
 from holdfast.slots.staging import Coming, StagedPart, Staging
-
-_MOST_SLOTS = 2**31 - 1  # their numbers are int32
 
 COMPUTING = "device"  # names of queues, as a trace shows them
 _ROWS_IN = "device, rows in"
@@ -69,28 +68,29 @@ class SlotRows:
         self._behind = pool.write_behind()
         self._mapping = mapping
         specs = [pool.core.tables[number] for number in numbers]
-        alike: dict[tuple[int, int, int], list[int]] = {}
+        alike: dict[tuple[int, int, int, int], list[int]] = {}
         for table, spec in enumerate(specs):
-            alike.setdefault((spec.embedding_dim, spec.dtype, spec.pooling), []).append(table)
-        wanted = [sum(row_bytes(specs[t]) * specs[t].num_embeddings for t in tables) for tables in alike.values()]
-        share = min(1.0, num_bytes / sum(wanted))
-        with device_errors("the scratchpad", bytes_wanted=math.ceil(share * sum(wanted))):
+            alike.setdefault((spec.embedding_dim, spec.dtype, spec.pooling, spec.keys), []).append(table)
+        shares = shares_of([[specs[t] for t in tables] for tables in alike.values()], num_bytes)
+        bytes_of_slots = sum(share.num_slots * share.row_bytes for share in shares)
+        with device_errors("the scratchpad", bytes_wanted=bytes_of_slots):
             self._groups = [
                 SlotGroup(
                     collection,
                     tables,
                     [specs[t] for t in tables],
                     [f for f, (_, table) in enumerate(features) if table in tables],
-                    num_slots=min(max(1, int(share * bytes_wanted) // row_bytes(specs[tables[0]])), _MOST_SLOTS),
-                    share=bytes_wanted / sum(wanted),
+                    num_slots=share.num_slots,
+                    share=share.of_bytes,
                     keep=mapping is None,
                     device=device,
                 )
-                for tables, bytes_wanted in zip(alike.values(), wanted, strict=True)
+                for tables, share in zip(alike.values(), shares, strict=True)
             ]
         # Of the columns of pooled vectors; with 4 they are read and written 16 bytes at a time.
         self._alignment = math.gcd(4, *(spec.embedding_dim for spec in specs))
         self._seed = int(pool.core.header["seed"])
+        self._keys = KeysInSlots(pool, numbers, device) if any(spec.keys for spec in specs) else None
         self._to_device = new_queue(device)
         self._to_host = new_queue(device)
         self._staging = Staging(pool, self._groups, mapping, device, num_bytes, self._bring)
@@ -118,7 +118,7 @@ class SlotRows:
         return True
 
     def plan(self, batch: BatchIds, *, ahead: bool, evaluates: bool) -> _core.Plan:
-        return plan_here(self._collection, batch, ahead=ahead)
+        return plan_here(self._collection, batch, ahead=ahead, evaluates=evaluates)
 
     def announce(self, planned: PlannedFeatures) -> None:
         self._staging.announce(planned)
@@ -154,6 +154,8 @@ class SlotRows:
 
     def capture(self, planned: PlannedFeatures) -> SlotBatch:
         self._behind.check()
+        if self._keys is not None:
+            self._keys.reach(self._pool.step + 1)
         while (batch := self._staging.take(planned)) is None:
             if len(self._behind) == 0:
                 raise StepError(
@@ -178,6 +180,9 @@ class SlotRows:
         queue = current_queue(self.device)
         queue.follow(captured.arrived)
         began = queue.mark(timed=True)
+        if self._keys is not None:
+            for part in captured.parts:
+                self._keys.start(part)
         out = torch.empty(plan.num_bags, plan.output_width, device=self.device)
         for part in captured.parts:
             arrays = part.arrays
@@ -262,9 +267,14 @@ class SlotRows:
                     sums,
                     hyperparameters=numbers,
                     gradient_scale=gradient_scale,
-                    rounding=(self._seed, part.arrays["tables"], part.arrays["rows"]),
+                    rounding=(
+                        self._seed,
+                        part.arrays["tables"],
+                        part.arrays["keys" if part.group.has_keys else "rows"],
+                    ),
                     fresh_weights=weights,
                     fresh_state=state,
+                    keyed=None if self._keys is None else self._keys.update_of(part, batch.step),
                 )
                 returning.add(weights, state, self._to_host)
                 self._bytes_out += part.admission.num_unique * part.group.row_bytes

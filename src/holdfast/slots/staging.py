@@ -167,6 +167,8 @@ class Staging:
         plan = coming.planned.plan
         admissions: list[_core.Admission] = []
         try:
+            if any(group.has_keys for group in self._groups):
+                self._pool.core.expect_keys(plan)
             for group in self._groups:
                 admission = group.directory.admit(plan)
                 if admission is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,17 +15,20 @@ from numpy.typing import NDArray
 from holdfast import _core
 from holdfast.admin.ahead import ahead
 from holdfast.admin.snapshot.chain import Snapshot, open_chain
-from holdfast.admin.snapshot.form import DENSE_FILES, LAYERS, TableInfo
+from holdfast.admin.snapshot.form import DENSE_FILES, LAYERS
 from holdfast.admin.snapshot.output import new_directory
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.errors import ConfigError, PoolExists
 from holdfast.files.durable import make_directory
+from holdfast.files.manifests import TableFields
 from holdfast.pools.directory import Medium, wants_log_store
 from holdfast.pools.machine import default_scratchpad_bytes
 from holdfast.pools.read_only import RowLayout, new_log_bytes, open_untrained
 from holdfast.pools.tables import MAX_CAPACITY, MAX_ROWS
 
 _IMPORT_BYTES = 32 << 20
+
+_Table = TypeVar("_Table", bound=TableFields)
 
 
 class Homes(Protocol):
@@ -91,17 +94,13 @@ def restore_snapshot(
             log_bytes = new_log_bytes(log_store, specs, default_scratchpad_bytes(), num_writers=num_writers)
         with _made(partial, newest, log_store=log_store, log_bytes=log_bytes) as homes:
             for number in range(len(newest.tables)):
-                num_rows += _restore_table(chain, newest.tables[number], number, homes, on_bytes)
+                num_rows += _restore_table(chain, newest, number, homes, on_bytes)
     return RestoreSummary(step=newest.step, rows=num_rows, snapshots=len(chain))
 
 
 def resized(newest: Snapshot, rows: Mapping[str, int]) -> Snapshot:
     """The snapshot as that of a pool whose tables have so many rows. Initial values stay those of the pool: of a row
     that nobody has touched, a function of its seed, table and number, or key."""
-    if newest.group is not None:
-        raise ConfigError(
-            f"{newest.path} is of a pool of several ranks, whose tables cannot have other numbers of rows yet"
-        )
     names = [table.name for table in newest.tables]
     for name, num_rows in rows.items():
         if name not in names:
@@ -109,8 +108,14 @@ def resized(newest: Snapshot, rows: Mapping[str, int]) -> Snapshot:
         most = MAX_CAPACITY if newest.tables[names.index(name)].keys else MAX_ROWS
         if not 1 <= num_rows <= most:
             raise ConfigError(f"table '{name}': {num_rows} rows; it can have between 1 and {most}")
-    tables = (replace(table, num_embeddings=rows.get(table.name, table.num_embeddings)) for table in newest.tables)
-    return replace(newest, tables=tuple(tables))
+
+    def with_rows(tables: Sequence[_Table]) -> tuple[_Table, ...]:
+        return tuple(replace(table, num_embeddings=rows.get(table.name, table.num_embeddings)) for table in tables)
+
+    group = newest.group
+    if group is not None:
+        group = replace(group, tables=with_rows(group.tables))
+    return replace(newest, tables=with_rows(newest.tables), group=group)
 
 
 def _made(directory: Path, newest: Snapshot, *, log_store: bool, log_bytes: int) -> AbstractContextManager[Homes]:
@@ -150,16 +155,17 @@ def write_dense(core: _core.Pool, newest: Snapshot) -> None:
 
 
 def _restore_table(
-    chain: Sequence[Snapshot], table: TableInfo, number: int, homes: Homes, on_bytes: Callable[[int], None] | None
+    chain: Sequence[Snapshot], newest: Snapshot, number: int, homes: Homes, on_bytes: Callable[[int], None] | None
 ) -> int:
+    """newest: the chain's, with the numbers of rows that tables get."""
     total = 0
-    shrinks = table.num_embeddings < chain[0].tables[number].num_embeddings
+    table = newest.tables[number]
     for layer, newer in reversed(_layers(chain, number)):
         with ahead(_gathered(layer)) as found:
             for rows in found:
                 taken = rows[~rows.are_among(newer)]
-                if shrinks and len(taken):
-                    _refuse_beyond(table, int(taken.rows.max()))
+                if len(taken) and table != chain[0].tables[number]:
+                    taken = _in_resized(taken, chain[0], newest, number)
                 for core, part in homes.of(number, taken):
                     _import(core, number, table.layout, part)
                 total += len(taken)
@@ -168,12 +174,21 @@ def _restore_table(
     return total
 
 
-def _refuse_beyond(table: TableInfo, row: int) -> None:
-    if row >= table.num_embeddings:
+def _in_resized(rows: Rows, before: Snapshot, after: Snapshot, number: int) -> Rows:
+    """The rows by their numbers in a table that has another number of them."""
+    num_rows = after.tables[number].num_embeddings
+    own = rows.rows
+    if before.group is not None and after.group is not None:
+        entry = before.group.tables[number]
+        if entry.table_shards > 1:
+            own = entry.rows_of_places(own.astype(np.int64)).astype(np.uint64)
+        rows = Rows(entry.moved(rows.rows, after.group.tables[number]), rows.data)
+    if (last := int(own.max())) >= num_rows:
         raise ConfigError(
-            f"table '{table.name}': row {row} is in use, and {table.num_embeddings} rows would end before it: a "
+            f"table '{after.tables[number].name}': row {last} is in use, and {num_rows} rows would end before it: a "
             "restore drops nothing, give the table more rows"
         )
+    return rows
 
 
 def _layers(chain: Sequence[Snapshot], number: int) -> list[tuple[Iterator[Rows], NDArray[np.uint64]]]:

@@ -9,10 +9,11 @@ Invariants
   order that a compiler or a scheduler chooses.
 - Tensors are contiguous, and all on one device. Nothing waits for the device (the twins may). Work is queued on its
   current stream, and nothing is queued for empty inputs.
-- lookup · segment_sum · update · move · finite
+- lookup · segment_sum · update · move · keys · finite
 """
 
 from holdfast.device.kernels.finite import all_finite
+from holdfast.device.kernels.keys import InitialValues, KeyUpdate, start_keys
 from holdfast.device.kernels.lookup import pooled_lookup, scale_gradients
 from holdfast.device.kernels.move import gather_home, gather_rows, scatter_rows
 from holdfast.device.kernels.segment_sum import segment_sum
@@ -20,6 +21,8 @@ from holdfast.device.kernels.update import Hyperparameters, update_rows
 
 __all__ = [
     "Hyperparameters",
+    "InitialValues",
+    "KeyUpdate",
     "all_finite",
     "gather_home",
     "gather_rows",
@@ -27,5 +30,6 @@ __all__ = [
     "scale_gradients",
     "scatter_rows",
     "segment_sum",
+    "start_keys",
     "update_rows",
 ]

@@ -1,4 +1,5 @@
-"""Stochastic rounding to 16 bits, in plain torch: core/kernels/row_formats.inc.h and core/base/counter_rng.h.
+"""Counter-based random bits, and stochastic rounding to 16 bits with them, in plain torch: core/base/counter_rng.h and
+core/kernels/row_formats.inc.h.
 
 Words of 32 bits are held in int64, of which the lower half counts; 64-bit keys are int64, which wraps as uint64 does.
 """
@@ -24,15 +25,20 @@ def signed(number: int) -> int:
 @cache
 def seed_key(seed: int) -> int:
     """The part of a row's key that is the same for all: absorb(stochastic_rounding, seed), as a signed number."""
-    return int(_absorb(torch.tensor(signed(STOCHASTIC_ROUNDING)), torch.tensor(signed(seed))))
+    return int(absorb(torch.tensor(signed(STOCHASTIC_ROUNDING)), torch.tensor(signed(seed))))
 
 
 def random_bits(rounding: tuple[int, Tensor, Tensor], step: int, dim: int) -> Tensor:
     """The words of every element of rows: int64 ``[rows, dim]``, the lower 32 bits of each."""
     seed, tables, rows = rounding
-    key = _absorb(torch.full_like(rows, seed_key(seed)), tables.long())
-    key = _absorb(_absorb(key, torch.full_like(rows, signed(step))), rows)[:, None]
-    x = (torch.arange(dim, device=rows.device) * 0x9E3779B9 + key) & _WORD
+    key = absorb(torch.full_like(rows, seed_key(seed)), tables.long())
+    return element_bits(absorb(absorb(key, torch.full_like(rows, signed(step))), rows), dim)
+
+
+def element_bits(keys: Tensor, dim: int) -> Tensor:
+    """32 bits for each element of rows with these keys, int64 ``[rows]``: the lower half of int64 ``[rows, dim]``."""
+    key = keys[:, None]
+    x = (torch.arange(dim, device=keys.device) * 0x9E3779B9 + key) & _WORD
     x = ((x ^ (x >> 16)) * 0x21F0AAAD) & _WORD
     x = x ^ ((key >> 32) & _WORD)
     x = ((x ^ (x >> 15)) * 0x735A2D97) & _WORD
@@ -67,5 +73,6 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ ((x >> 31) & ((1 << 33) - 1))
 
 
-def _absorb(key: Tensor, value: Tensor) -> Tensor:
+def absorb(key: Tensor, value: Tensor) -> Tensor:
+    """counter_rng::absorb."""
     return _mix((key + signed(0x9E3779B97F4A7C15)) ^ value)

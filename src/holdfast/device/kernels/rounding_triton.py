@@ -52,6 +52,14 @@ def to_bfloat16(values, random):
 
 
 @triton.jit
+def nearest_bfloat16(values):
+    """float32 to the nearest bfloat16, ties to even, and never to infinity. A cast does this on a device; Triton's
+    interpreter cuts."""
+    bits = values.to(tl.uint32, bitcast=True)
+    return to_bfloat16(values, 0x7FFF + ((bits >> 16) & 1))
+
+
+@triton.jit
 def to_float16(values, random):
     """float32 to float16; random: uint32."""
     bits = values.to(tl.uint32, bitcast=True)

@@ -19,12 +19,15 @@ import torch
 from torch import Tensor
 
 from holdfast.device.kernels.dispatch import runs_triton
+from holdfast.device.kernels.keys import RECORD_FLOATS, KeyUpdate, read_records, records
 from holdfast.device.kernels.rounding import random_bits, round_stochastically
 from holdfast.device.kernels.rows import fold_lanes, lane_sums
 
 SGD, ROWWISE_ADAGRAD, ADAGRAD, ADAM, ROWWISE_ADAM = range(5)  # as holdfast.pools.optim.OPTIMIZERS counts them
 
 Rounding = tuple[int, Tensor, Tensor]
+
+_MOST_UPDATES = 0xFFFFFFFF  # that a record counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +95,7 @@ def update_rows(
     rounding: Rounding | None,
     fresh_weights: Tensor,
     fresh_state: Tensor | None,
+    keyed: KeyUpdate | None = None,
 ) -> None:
     """Updates rows in their slots, and writes them compactly to `fresh_weights` and `fresh_state` as well.
 
@@ -100,6 +104,8 @@ def update_rows(
     different ones. sums: float32 ``[num_unique, dim]``. gradient_scale: float32, 0-d, on the device: multiplies the
     sums. rounding: the pool's seed, and of each row its table's number (int32) and its own (int64); 16-bit rows need
     it. fresh_weights: ``[num_unique, dim]`` of the rows' dtype. fresh_state: float32 ``[num_unique, state_floats]``.
+    keyed: of tables with keys, where state ends with records, which are written; a row whose key does not train yet
+    stays as it is but for that. There rows go by their keys in `rounding`, too.
     """
     if slots.numel() == 0:
         return
@@ -120,18 +126,27 @@ def update_rows(
             rounding=rounding if rounds else None,
             fresh_weights=fresh_weights,
             fresh_state=fresh_state,
+            keyed=keyed,
         )
         return
     place = slots.long()
     g = gradient_scale * sums
-    w = weights[place].float()
+    old_weights = weights[place]
+    w = old_weights.float()
     if constants.weight_decay != 0 and kind in (SGD, ROWWISE_ADAGRAD, ADAGRAD):
         g = g + constants.weight_decay * w
-    old = w.new_empty(w.shape[0], 0) if state is None else state[place]
+    there = w.new_empty(w.shape[0], 0) if state is None else state[place]
+    old = there if keyed is None else there[:, :-RECORD_FLOATS]
     new, new_state = _RULES[kind](constants, w, old, g)
     if rounds:
         assert rounding is not None
         new = round_stochastically(new, weights.dtype, random_bits(rounding, hyperparameters.step, weights.shape[1]))
+    if keyed is not None:
+        updates = read_records(there)[2]
+        trains = (updates + 1 >= keyed.admit_after[keyed.tables.long()])[:, None]
+        new = torch.where(trains, new, old_weights)
+        of_keys = records(keyed.keys, keyed.step, (updates + 1).clamp(max=_MOST_UPDATES))
+        new_state = torch.cat((torch.where(trains, new_state, old), of_keys), dim=1)
     weights[place] = new
     fresh_weights.copy_(new)
     if state is not None and fresh_state is not None:

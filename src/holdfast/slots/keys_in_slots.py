@@ -1,0 +1,86 @@
+"""Rows of tables with keys, in slots: before a batch reads them, those that are not its keys' begin.
+
+A slot has a row, known by its number, and what the row was when it came. Since then its key may have been left behind,
+or the row be another key's. Which it is, the record in the slot says, and the step from which on records count; so rows
+come as the pool has them, whoever's they are.
+
+Invariants
+- In step N records count that a plain capture of step N would let count. Where keys are left behind by age alone, that
+  is known from N. Where they make room (max_keys), the step before decides it: a batch waits until that one is retired.
+- A row that begins in its slot is written nowhere else before an update: a step that is skipped leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from holdfast.device import kernels
+from holdfast.device.queues import host_empty
+from holdfast.pools.pool import Pool
+from holdfast.slots.slot_batch import Part
+
+
+class KeysInSlots:
+    """Of a collection. numbers: of its tables in the pool."""
+
+    def __init__(self, pool: Pool, numbers: Sequence[int], device: torch.device) -> None:
+        self._pool = pool
+        self._device = device
+        self._specs = {number: pool.core.tables[number] for number in numbers}
+        num_tables = max(numbers) + 1
+        bounds = [(0.0, 0.0)] * num_tables
+        admit_after = torch.zeros(num_tables, dtype=torch.int64)
+        for number, spec in self._specs.items():
+            bounds[number] = (spec.init_low, spec.init_high)
+            admit_after[number] = spec.admit_after
+        self._initial = kernels.InitialValues.of(int(pool.core.header["seed"]), bounds, device)
+        self._admit_after = admit_after.to(device)
+        self._waits = any(spec.max_keys for spec in self._specs.values())
+        # When the collection was made; later it is known without asking the pool, which is some steps behind.
+        self._oldest_then = [
+            pool.core.oldest_keys(number) if number in self._specs else 0 for number in range(num_tables)
+        ]
+        self._oldest: Tensor | None = None
+        self._step = -1
+
+    def reach(self, step: int) -> None:
+        """That one is under way."""
+        if step == self._step:
+            return
+        self._step = step
+        oldest = host_empty((len(self._oldest_then),), torch.int64, self._device)
+        if self._waits:
+            self._pool.drain()
+        for number, then in enumerate(self._oldest_then):
+            spec = self._specs.get(number)
+            if spec is None:
+                oldest[number] = 0
+            elif spec.max_keys:
+                oldest[number] = self._pool.core.oldest_keys(number)
+            else:
+                oldest[number] = max(then, step - spec.ttl_steps if spec.ttl_steps else 0)
+        self._oldest = oldest.to(self._device, non_blocking=True)
+
+    def start(self, part: Part) -> None:
+        """Of a batch whose rows have arrived, on the queue that computes."""
+        if not part.group.has_keys:
+            return
+        assert self._oldest is not None
+        assert part.group.state is not None
+        kernels.start_keys(
+            part.group.weights,
+            part.group.state,
+            part.arrays["slots"],
+            part.arrays["keys"],
+            part.arrays["tables"],
+            self._oldest,
+            self._initial,
+        )
+
+    def update_of(self, part: Part, step: int) -> kernels.KeyUpdate | None:
+        if not part.group.has_keys:
+            return None
+        return kernels.KeyUpdate(part.arrays["keys"], part.arrays["tables"], self._admit_after, step)
