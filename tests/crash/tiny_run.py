@@ -46,7 +46,8 @@ DIM = 8
 class Options:
     """One run. window: batches whose rows are announced, the current one included. lr_change: (step, factor): from that
     step on learning rates are multiplied by factor. put_back: see DensePart. way, slot_bytes: DeviceConfig's rows and
-    scratchpad_bytes, on the processor. keys: the tables' ids are keys, which nobody counted; ttl_steps: of them."""
+    scratchpad_bytes, on the processor. keys: the tables' ids are keys, which nobody counted; ttl_steps, max_keys,
+    stay, admit_probability: of them."""
 
     steps: int = 8
     batch_size: int = 24
@@ -73,6 +74,9 @@ class Options:
     dial: str | None = None
     keys: bool = False
     ttl_steps: int | None = None
+    max_keys: int | None = None
+    stay: str | None = None
+    admit_probability: float | None = None
 
 
 def scattered(features: JaggedFeatures) -> JaggedFeatures:
@@ -130,6 +134,9 @@ class TinyRun:
                     num_embeddings=None if options.keys else count,
                     capacity=2 * count if options.keys else None,
                     ttl_steps=options.ttl_steps,
+                    max_keys=options.max_keys,
+                    stay=options.stay,
+                    admit_probability=options.admit_probability,
                     embedding_dim=DIM,
                     name=f"table_{i}",
                     feature_names=[source.features[i].name],
