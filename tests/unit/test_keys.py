@@ -254,7 +254,6 @@ POLICIES: dict[str, dict[str, Any]] = {
     "both": {"ttl_steps": 12, "max_keys": 70},
     "admission": {"admit_after": 3},
     "all": {"ttl_steps": 14, "max_keys": 80, "admit_after": 2},
-    "chance": {"admit_probability": 0.3},
     "chance of later ones": {"admit_probability": 0.5, "admit_after": 2, "ttl_steps": 14},
     "chances": {"admit": lambda count: (0.0, 0.2, 0.9, 0.1)[min(count, 4) - 1], "max_keys": 70},
     "lfu": {"max_keys": 60, "stay": "lfu"},
