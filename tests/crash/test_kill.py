@@ -66,14 +66,14 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "keys_admitted_by_chance": {
         "keys": True,
         "admit_probability": 0.4,
-        "max_keys": 25,
+        "max_keys": 12,
         "dense_interval": 3,
         "steps": 11,
     },
     "keys_row_log_often_updated_ones_stay": {
         **IN_A_SMALL_ROW_LOG,
         "keys": True,
-        "max_keys": 25,
+        "max_keys": 12,
         "stay": "lfu",
         "admit_probability": 0.6,
         "steps": 14,
