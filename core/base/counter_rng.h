@@ -18,6 +18,7 @@ namespace holdfast::counter_rng {
 inline constexpr std::uint64_t initial_values = 0x696e697469616c00u;
 inline constexpr std::uint64_t stochastic_rounding = 0x726f756e64696e67u;
 inline constexpr std::uint64_t shards_of_keys = 0x6b65792073686172u;
+inline constexpr std::uint64_t admission = 0x61646d697373696fu;
 
 static inline std::uint64_t mix64(std::uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;

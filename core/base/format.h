@@ -22,6 +22,9 @@ inline constexpr std::uint32_t identity_version = 4;   // the oldest whose files
 inline constexpr std::uint32_t first_touch_version = 5;  // the oldest whose log stores lay rows by first touch, densely
 inline constexpr std::uint32_t max_shards = 4096;
 inline constexpr std::uint64_t max_keyed_rows = 0xfffffffe;  // of a table with keys
+inline constexpr std::size_t num_admission_chances = 16;
+inline constexpr std::size_t num_stay_levels = 24;
+inline constexpr std::uint32_t max_stay_steps = 1 << 24;
 inline constexpr std::size_t block_bytes = 4096;  // nothing that is rewritten shares a block with anything else
 inline constexpr std::size_t line_bytes = 64;  // log records and dense tensors are aligned to this
 inline constexpr std::size_t sector_bytes = 512;  // what a block device writes atomically
@@ -151,7 +154,9 @@ struct TableRecord {
   std::uint64_t ttl_steps;  // of a table with keys: see KeyPolicy
   std::uint64_t max_keys;
   std::uint32_t admit_after;
-  std::uint8_t reserved[168];
+  std::uint32_t turned_away[num_admission_chances];  // see KeyAdmission; zeros: every occurrence admits
+  std::uint32_t stay[num_stay_levels];  // see KeyStay
+  std::uint8_t reserved[8];
   std::uint32_t crc;
 };
 static_assert(sizeof(TableRecord) == 512 && offsetof(TableRecord, crc) == 508);

@@ -100,6 +100,7 @@ NB_MODULE(_core, m) {
       "is_block_medium", [](const std::string& directory) { return !is_dax(directory) && !is_volatile(directory); },
       "directory"_a, "Whether files of the directory lie neither on DAX memory nor in volatile memory.");
   bind_shards(m);
+  bind_keys(m);
   bind_unpublished(m);
   m.def("set_num_threads", &set_num_threads, "num_threads"_a);
   m.def("suggest_num_threads", &suggest_num_threads, "num_threads"_a, "The same, unless that was called.");

@@ -15,6 +15,7 @@ void bind_live_copy(nanobind::module_& m);
 void bind_repair(nanobind::module_& m);
 void bind_dial_probe(nanobind::module_& m);
 void bind_shards(nanobind::module_& m);
+void bind_keys(nanobind::module_& m);
 void bind_unpublished(nanobind::module_& m);
 
 }  // namespace holdfast

@@ -366,6 +366,18 @@ void bind_pool(nb::module_& m) {
           },
           "Rows and bytes since the pool was opened; None where rows are read and written in place.")
       .def(
+          "key_counts",
+          [](const Pool& pool) -> std::optional<nb::dict> {
+            const auto counts = pool.key_counts();
+            if (!counts) return std::nullopt;
+            nb::dict out;
+            out["admitted"] = counts->admitted;
+            out["held_back"] = counts->held_back;
+            out["left_behind"] = counts->left_behind;
+            return out;
+          },
+          "What became of keys since the pool was opened; None where all of them train and stay.")
+      .def(
           "take_spans",
           [](Pool& pool) {
             const auto seconds = [](StageSpans::Clock::time_point at) {

@@ -1,8 +1,11 @@
 #include "binding/records.h"
 
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "base/error.h"
@@ -15,10 +18,30 @@ using namespace nb::literals;
 namespace holdfast {
 namespace {
 
+// A rule of a table with keys by numbers, which are all zeros where nothing is said.
+template <std::size_t num>
+std::vector<std::uint32_t> given_in(const std::uint32_t (&numbers)[num]) {
+  if (std::ranges::count(numbers, 0U) == static_cast<std::ptrdiff_t>(num)) return {};
+  return {std::begin(numbers), std::end(numbers)};
+}
+
+template <std::size_t num>
+void give(const std::vector<std::uint32_t>& given, std::uint32_t (&numbers)[num], const TableSpec& spec,
+          const char* what) {
+  if (!given.empty() && given.size() != num) {
+    throw Error(ErrorKind::config, "table '" + spec.name + "': " + what + " has " + std::to_string(given.size()) +
+                                       " numbers, not " + std::to_string(num));
+  }
+  std::ranges::copy(given, numbers);
+}
+
 TableSpec spec_of(const format::TableRecord& record) {
-  return {record.name,    record.num_embeddings, record.embedding_dim, record.dtype,       record.optimizer,
-          record.pooling, record.init_low,       record.init_high,     record.first_shard, record.table_shards,
-          record.keys,    record.ttl_steps,      record.max_keys,      record.admit_after};
+  return {record.name,          record.num_embeddings, record.embedding_dim,
+          record.dtype,         record.optimizer,      record.pooling,
+          record.init_low,      record.init_high,      record.first_shard,
+          record.table_shards,  record.keys,           record.ttl_steps,
+          record.max_keys,      record.admit_after,    given_in(record.turned_away),
+          given_in(record.stay)};
 }
 
 }  // namespace
@@ -43,6 +66,8 @@ format::TableRecord record_of(const TableSpec& spec) {
   record.ttl_steps = spec.ttl_steps;
   record.max_keys = spec.max_keys;
   record.admit_after = spec.admit_after;
+  give(spec.turned_away, record.turned_away, spec, "turned_away");
+  give(spec.stay, record.stay, spec, "stay");
   if (spec.keys != static_cast<std::uint32_t>(format::KeyKind::none)) {
     record.id_map = static_cast<std::uint32_t>(format::IdMap::dynamic);
     record.state_floats += key_record_floats;
@@ -143,16 +168,24 @@ void bind_records(nb::module_& m) {
           [](TableSpec* self, std::string name, std::uint64_t num_embeddings, std::uint32_t embedding_dim,
              std::uint32_t dtype, std::uint32_t optimizer, std::uint32_t pooling, float init_low, float init_high,
              std::uint32_t first_shard, std::uint32_t table_shards, std::uint32_t keys, std::uint64_t ttl_steps,
-             std::uint64_t max_keys, std::uint32_t admit_after) {
-            new (self)
-                TableSpec{std::move(name), num_embeddings, embedding_dim, dtype, optimizer, pooling,  init_low,
-                          init_high,       first_shard,    table_shards,  keys,  ttl_steps, max_keys, admit_after};
+             std::uint64_t max_keys, std::uint32_t admit_after, std::vector<std::uint32_t> turned_away,
+             std::vector<std::uint32_t> stay) {
+            new (self) TableSpec{std::move(name), num_embeddings, embedding_dim,
+                                 dtype,           optimizer,      pooling,
+                                 init_low,        init_high,      first_shard,
+                                 table_shards,    keys,           ttl_steps,
+                                 max_keys,        admit_after,    std::move(turned_away),
+                                 std::move(stay)};
           },
           nb::kw_only(), "name"_a, "num_embeddings"_a, "embedding_dim"_a, "dtype"_a, "optimizer"_a, "pooling"_a,
           "init_low"_a, "init_high"_a, "first_shard"_a = 0, "table_shards"_a = 0, "keys"_a = 0, "ttl_steps"_a = 0,
-          "max_keys"_a = 0, "admit_after"_a = 0,
+          "max_keys"_a = 0, "admit_after"_a = 0, "turned_away"_a = std::vector<std::uint32_t>(),
+          "stay"_a = std::vector<std::uint32_t>(),
           "table_shards: 0 in a pool without shards, 1 for a whole table in first_shard, else all of the pool's. "
-          "keys: 0 where ids are row numbers, 1 where they are keys of 64 bits.")
+          "keys: 0 where ids are row numbers, 1 where they are keys of 64 bits. turned_away: of a key's occurrences 1 "
+          "to "
+          "16, the chance that it is not admitted, in units of 2^-32, or none: it is. stay: the "
+          "steps that a key of 2^i updates or more stays longer, i from 0 to 23, or none.")
       .def_ro("name", &TableSpec::name)
       .def_ro("num_embeddings", &TableSpec::num_embeddings)
       .def_ro("embedding_dim", &TableSpec::embedding_dim)
@@ -166,7 +199,9 @@ void bind_records(nb::module_& m) {
       .def_ro("keys", &TableSpec::keys)
       .def_ro("ttl_steps", &TableSpec::ttl_steps)
       .def_ro("max_keys", &TableSpec::max_keys)
-      .def_ro("admit_after", &TableSpec::admit_after);
+      .def_ro("admit_after", &TableSpec::admit_after)
+      .def_ro("turned_away", &TableSpec::turned_away)
+      .def_ro("stay", &TableSpec::stay);
 }
 
 }  // namespace holdfast

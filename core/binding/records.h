@@ -32,6 +32,8 @@ struct TableSpec {
   std::uint64_t ttl_steps;
   std::uint64_t max_keys;
   std::uint32_t admit_after;
+  std::vector<std::uint32_t> turned_away;  // empty: zeros
+  std::vector<std::uint32_t> stay;
 };
 
 format::TableRecord record_of(const TableSpec& spec);

@@ -242,7 +242,7 @@ void InPlaceBackend::fill(LoggedCapture& capture, Rows rows_are) {
       if (rows_are == Rows::copied_later) return;
       store_.capture(number, working, begin, end);
       const RowTable& table = store_.table(number);
-      if (table.has_keys() && start_fresh_keys(table, oldest_of(number), working, begin, end)) reuses[t] = true;
+      if (table.has_keys() && start_fresh_keys(table, living_of(number), working, begin, end)) reuses[t] = true;
       add(working.rows + begin, (end - begin) * sizeof(std::uint64_t));
       add(working.weights + begin * table.weight_bytes(), (end - begin) * table.weight_bytes());
       add(working.state + begin * table.spec.state_floats, (end - begin) * table.state_bytes());
@@ -274,7 +274,7 @@ void InPlaceBackend::set_apart(LoggedCapture& capture, std::size_t t) {
   std::memcpy(apart + weight_bytes, working.state, num_rows * table.state_bytes());
   working.weights = apart;
   working.state = reinterpret_cast<float*>(apart + weight_bytes);
-  start_keys(table, oldest_of(number), working, 0, num_rows);
+  start_keys(table, living_of(number), working, 0, num_rows);
 }
 
 void InPlaceBackend::submit_seal(LoggedCapture& capture) {
@@ -392,7 +392,7 @@ void InPlaceBackend::copy_ahead(LoggedCapture& capture, const std::vector<std::v
       }
       const auto [begin, end] = own[t][range];
       if (store_.try_capture(number, rows, begin, end) != end) capture.is_damaged = true;
-      if (table.has_keys() && start_fresh_keys(table, oldest_of(number), rows, begin, end)) {
+      if (table.has_keys() && start_fresh_keys(table, living_of(number), rows, begin, end)) {
         capture.has_reused_rows = true;
       }
     }

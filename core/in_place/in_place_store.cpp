@@ -277,7 +277,7 @@ void InPlaceStore::restore(std::size_t index, const WorkingRows& working, std::s
 // At home, and where the update has handed them to the next step's capture.
 void InPlaceStore::hold_back(const Table& table, const WorkingRows& working, const std::uint32_t* forward,
                              const WorkingRows* next, std::size_t begin, std::size_t end) {
-  if (table.key_policy.admit_after < 2) return;
+  if (table.key_policy.admission.admits_all()) return;
   const HomeRows home = table.home();
   hold_back_keys(table, working, {home.weights, home.state}, begin, end,
                  [&](std::size_t u) { return working.rows[u] & ~fresh_bit; });

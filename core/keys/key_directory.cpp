@@ -32,14 +32,16 @@ void for_keys(const Slots& slots, std::span<const std::int64_t> keys, const Body
 
 }  // namespace
 
-KeyDirectory::KeyDirectory(std::string table, KeyShards shards, std::uint64_t seed, bool leaves_keys)
+KeyDirectory::KeyDirectory(std::string table, KeyShards shards, std::uint64_t seed, const KeyPolicy& policy)
     : table_(std::move(table)),
       shards_(std::move(shards)),
       seed_(seed),
       slots_(Policy{seed}),
-      leaves_keys_(leaves_keys) {
+      leaves_keys_(policy.leaves_keys()),
+      has_levels_(leaves_keys_ && policy.stay.counts_updates()) {
   for (const KeyShards::Piece& piece : shards_.pieces) {
-    pieces_.push_back({piece.first, piece.first + piece.num_rows, {}});
+    HugeArray<std::uint8_t> levels(has_levels_ ? piece.num_rows : 0);
+    pieces_.push_back({piece.first, piece.first + piece.num_rows, {}, std::move(levels)});
   }
 }
 
@@ -63,6 +65,7 @@ void KeyDirectory::add(std::span<const std::uint64_t> rows, std::span<const KeyR
                                             std::to_string(static_cast<std::int64_t>(record.key)) +
                                             ", which belongs into another shard");
     }
+    if (has_levels_) level_of(p, row) = KeyStay::level_of(record.updates);
     if (Slot* const slot = slots_.find(record.key); slot == nullptr) {
       slots_.insert({record.key, row + 1, record.step});
     } else if (slot->step < record.step) {
@@ -102,19 +105,34 @@ bool KeyDirectory::keep(std::span<const std::uint64_t> keys, std::span<const std
   return true;
 }
 
-void KeyDirectory::pass(std::uint64_t step, std::uint64_t oldest) {
+void KeyDirectory::note_levels(std::span<const std::uint64_t> rows, std::span<const std::uint8_t> levels) {
+  const std::lock_guard lock(mutex_);
+  std::size_t p = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::uint64_t row = rows[i] & ~fresh_bit;
+    while (row >= pieces_[p].end) ++p;
+    level_of(p, row) = levels[i];
+  }
+}
+
+void KeyDirectory::pass(std::uint64_t step, LivingKeys living) {
   const std::lock_guard lock(mutex_);
   step_ = step;
-  oldest_ = oldest;
+  living_ = std::move(living);
+}
+
+// The slot's step is no earlier than the record's, now and once the batches that are planned are committed.
+bool KeyDirectory::is_left_behind(const Slot& slot) {
+  const std::uint64_t row = std::uint64_t{slot.row_plus_one} - 1;
+  return !living_.count(row, slot.step, has_levels_ ? level_of(shards_.piece_of_key(slot.key), row) : std::uint8_t{0});
 }
 
 // A row may be taken while the table grows: then slots are looked at that have moved, or are skipped this time.
 void KeyDirectory::free_rows(std::size_t num_slots) {
-  if (oldest_ == 0) return;
   if (hand_ >= slots_.num_slots()) hand_ = 0;
   left_behind_.clear();
   hand_ = slots_.visit(hand_, num_slots, [&](const Slot& slot) {
-    if (slot.step < oldest_) left_behind_.push_back(slot);
+    if (is_left_behind(slot)) left_behind_.push_back(slot);
   });
   for (const Slot& slot : left_behind_) {
     slots_.erase(slot.key);
@@ -144,6 +162,10 @@ void KeyDirectory::refuse_foreign(std::uint64_t key) const {
 
 std::uint32_t KeyDirectory::take_row(std::uint64_t key) {
   Piece& piece = piece_of(key);
+  const auto taken = [&](std::uint32_t row) {
+    if (has_levels_) level_of(shards_.piece_of_key(key), row) = 0;
+    return row;
+  };
   if (piece.free.empty() && piece.next_row == piece.end && leaves_keys_) {
     hand_ = 0;
     free_rows(slots_.num_slots());
@@ -151,9 +173,9 @@ std::uint32_t KeyDirectory::take_row(std::uint64_t key) {
   if (!piece.free.empty()) {
     const std::uint32_t row = piece.free.back();
     piece.free.pop_back();
-    return row;
+    return taken(row);
   }
-  if (piece.next_row < piece.end) return static_cast<std::uint32_t>(piece.next_row++);
+  if (piece.next_row < piece.end) return taken(static_cast<std::uint32_t>(piece.next_row++));
   const KeyShards::Piece& rows = shards_.pieces[shards_.piece_of_key(key)];
   throw Error(ErrorKind::full,
               "table '" + table_ + "' has a key in each of its " + std::to_string(rows.num_rows) + " rows" +

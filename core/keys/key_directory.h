@@ -24,8 +24,10 @@
 
 #include "base/counter_rng.h"
 #include "base/growing_table.h"
+#include "base/huge_array.h"
 #include "kernels/kernels.h"
 #include "keys/key_shards.h"
+#include "keys/living_keys.h"
 
 namespace holdfast {
 
@@ -35,8 +37,8 @@ class KeyDirectory {
   static constexpr std::uint64_t steps_ahead = 32;
 
   // table: its name, for messages. shards: the rows that there are for keys, all of them at most format::max_keyed_rows.
-  // leaves_keys: some are left behind.
-  KeyDirectory(std::string table, KeyShards shards, std::uint64_t seed, bool leaves_keys = false);
+  // policy: which are left behind.
+  KeyDirectory(std::string table, KeyShards shards, std::uint64_t seed, const KeyPolicy& policy = {});
 
   // What a pool holds when it is opened: rows that an update wrote, ascending, and their records. Then `place` begins.
   // Throws corrupted where a key lies in a shard that is not its own.
@@ -47,8 +49,10 @@ class KeyDirectory {
   std::uint64_t place(std::span<const std::int64_t> keys, std::int64_t* rows);
   // The keys have these rows still, and a batch of step `step` is going to update them. Returns whether that is so.
   bool keep(std::span<const std::uint64_t> keys, std::span<const std::uint64_t> rows, std::uint64_t step);
-  // Step `step` is over; keys whose newest update was before `oldest` are left behind.
-  void pass(std::uint64_t step, std::uint64_t oldest);
+  // These rows, ascending, have keys of these levels now (KeyStay), where levels are told apart.
+  void note_levels(std::span<const std::uint64_t> rows, std::span<const std::uint8_t> levels);
+  // Step `step` is over; other keys than these are left behind.
+  void pass(std::uint64_t step, LivingKeys living);
   // The same of keys that may have none: no_row. Throws data as `place` does.
   void find(std::span<const std::int64_t> keys, std::int64_t* rows) const;
 
@@ -85,6 +89,7 @@ class KeyDirectory {
     std::uint64_t next_row;  // those from here on were never handed out
     std::uint64_t end;
     std::vector<std::uint32_t> free;  // of those before, without a key; the last one is handed out first
+    HugeArray<std::uint8_t> levels;  // of its rows' keys, where they are told apart
 
     // Those before `row` are free.
     void skip_to(std::uint64_t row) {
@@ -94,6 +99,9 @@ class KeyDirectory {
 
   // Throws data.
   Piece& piece_of(std::uint64_t key);
+  // Of a row in piece p.
+  std::uint8_t& level_of(std::size_t p, std::uint64_t row) { return pieces_[p].levels[row - shards_.pieces[p].first]; }
+  bool is_left_behind(const Slot& slot);
   [[noreturn]] void refuse_foreign(std::uint64_t key) const;
   std::uint32_t take_row(std::uint64_t key);
   // Frees rows of keys that were left behind, looking at so many slots.
@@ -106,8 +114,9 @@ class KeyDirectory {
   GrowingTable<Policy> slots_;
   std::vector<Piece> pieces_;  // of the shards that are here
   const bool leaves_keys_;
+  const bool has_levels_;
   std::uint64_t step_ = 0;
-  std::uint64_t oldest_ = 0;
+  LivingKeys living_;
   std::size_t hand_ = 0;  // the slot that is looked at next
   std::vector<Slot> left_behind_;  // found, and on their way out
 };

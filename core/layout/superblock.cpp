@@ -90,14 +90,20 @@ void check_table(const TableRecord& table, const PoolHeader& header, const std::
     throw Error(ErrorKind::format_mismatch, where + ": this build knows no keys but of 64 bits");
   }
   if (has_keys != (table.keys != static_cast<std::uint32_t>(format::KeyKind::none))) bad("id map and keys do not fit");
-  if (has_keys && format::has_shards(header) && table.max_keys != 0) {
-    throw Error(ErrorKind::format_mismatch, where + ": this build knows no max_keys in a pool of several writers");
+  if (has_keys && table.turned_away[format::num_admission_chances - 1] == KeyAdmission::never) {
+    bad("a table that never admits a key");
+  }
+  if (has_keys && (!std::ranges::is_sorted(table.stay) || std::ranges::max(table.stay) > format::max_stay_steps)) {
+    bad("impossible steps for keys to stay");
   }
   if (table.name[sizeof(table.name) - 1] != '\0') bad("a name without end");
   const bool is_whole = table.table_shards == 1 && table.first_shard < header.num_shards;
   const bool is_split = table.table_shards == header.num_shards && table.first_shard < header.num_shards;
   const bool is_unsharded = table.table_shards == 0 && table.first_shard == 0;
   if (format::has_shards(header) ? !is_whole && !is_split : !is_unsharded) bad("impossible shards");
+  if (has_keys && table.table_shards > 1 && table.max_keys != 0 && table.max_keys < table.table_shards) {
+    bad("fewer keys than shards");
+  }
   const auto layout = shard_layout_of(table);
   const std::uint64_t end_place = layout ? layout->end_place() : table.num_embeddings;
   if (has_keys && end_place > format::max_keyed_rows) bad("impossible number of rows for a table with keys");

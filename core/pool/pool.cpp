@@ -97,7 +97,7 @@ void Pool::read_rows(const Plan& plan, const std::vector<WorkingRows>& rows) {
   read_with_keys(
       plan, backend_->tables(), rows,
       [&](const Plan& stored, const std::vector<WorkingRows>& of_stored) { backend_->read(stored, of_stored); },
-      [&](std::uint32_t number) { return backend_->oldest_of(number); });
+      [&](std::uint32_t number) -> const LivingKeys& { return backend_->living_of(number); });
 }
 
 std::shared_ptr<KeyDirectory> Pool::keys(std::uint32_t number) {
@@ -112,7 +112,7 @@ std::shared_ptr<KeyDirectory> Pool::keys(std::uint32_t number) {
           [&](std::uint64_t first, std::size_t count) { return backend_->touched_rows(number, first, count); },
           [&](const WorkingRows& rows, std::size_t count) { backend_->read_state(number, rows, count); });
     });
-    backend_->leave_keys_behind(number, keys.ages.oldest());
+    backend_->leave_keys_behind(number, keys.ages.living());
   }
   return keys.directory;
 }
@@ -131,9 +131,9 @@ void Pool::leave_keys_behind() {
   for (std::uint32_t number = 0; number < keys_.size(); ++number) {
     TableKeys& keys = keys_[number];
     if (keys.directory == nullptr || !backend_->tables()[number].key_policy.leaves_keys()) continue;
-    const std::uint64_t oldest = keys.ages.leave_behind(step_);
-    backend_->leave_keys_behind(number, oldest);
-    keys.directory->pass(step_, oldest);
+    LivingKeys living = keys.ages.leave_behind(step_);
+    backend_->leave_keys_behind(number, living);
+    keys.directory->pass(step_, std::move(living));
   }
 }
 
@@ -146,7 +146,7 @@ void Pool::expect_keys(const Plan& plan) {
 
 std::uint64_t Pool::oldest_keys(std::uint32_t table) const {
   check_open();
-  return backend_->oldest_of(table);
+  return backend_->living_of(table).oldest_step();
 }
 
 // Of a batch that was planned long ago, keys may have been left behind since, and their rows be others'. steps: from now
@@ -169,7 +169,7 @@ void Pool::count_keys(const CollectionSpec& spec, const std::vector<WorkingRows>
   parallel_for(spec.tables.size(), [&](std::size_t t) {
     const std::uint32_t number = spec.tables[t].number;
     const RowTable& table = backend_->tables()[number];
-    if (table.key_policy.leaves_keys()) count_update(table, rows[t], num_rows[t], step_ + 1, keys_[number].ages);
+    if (table.has_keys()) count_update(table, rows[t], num_rows[t], step_ + 1, keys_[number]);
   });
 }
 
@@ -177,6 +177,22 @@ void Pool::count_keys(const Capture& capture) {
   std::vector<std::uint64_t> num_rows;
   for (const TablePlan& table : capture.plan->tables) num_rows.push_back(table.num_unique());
   count_keys(*capture.plan->spec, capture.tables, num_rows);
+}
+
+std::optional<KeyCounts> Pool::key_counts() const {
+  std::optional<KeyCounts> counts;
+  for (std::uint32_t number = 0; number < keys_.size(); ++number) {
+    const KeyPolicy& policy = backend_->tables()[number].key_policy;
+    if (!policy.leaves_keys() && policy.admission.admits_all()) continue;
+    if (!counts) counts.emplace();
+    const TableKeys& keys = keys_[number];
+    counts->admitted += keys.admitted;
+    counts->held_back += keys.held_back;
+    // Those of the newest step that are spared count as left behind until they are updated again.
+    counts->left_behind +=
+        static_cast<std::uint64_t>(std::max<std::int64_t>(keys.ages.num_left() - keys.left_before, 0));
+  }
+  return counts;
 }
 
 void Pool::check_capture(const Capture& capture) const {
@@ -271,8 +287,8 @@ void Pool::lookup_rest(const Capture& capture, const Plan& now, float* out) {
   check_same_collection(*capture.plan, now);
   DialService service(dial_.get(),
                       dial_ ? backend_->lookups_of(*capture.plan, num_shared_lookups(*capture.plan, now)) : DialWork{});
-  const auto oldest_of = [&](std::uint32_t number) { return backend_->oldest_of(number); };
-  relaxed_lookup_.pool_shared(*capture.plan, now, capture.tables, backend_->tables(), oldest_of, out);
+  const auto living_of = [&](std::uint32_t number) -> const LivingKeys& { return backend_->living_of(number); };
+  relaxed_lookup_.pool_shared(*capture.plan, now, capture.tables, backend_->tables(), living_of, out);
   service.finish();
 }
 

@@ -240,6 +240,8 @@ class Pool {
   std::uint64_t log_bytes_free() const;
   Merging merging() const { return backend_->merging(); }
   std::optional<Traffic> traffic() const;
+  // Of the tables in which keys may wait or be left behind, together; nothing where there is none.
+  std::optional<KeyCounts> key_counts() const;
   // What was asked of a dialled medium; nothing where it is as it is.
   std::optional<Dial::Counts> dial_counts() const;
   // When the stages beside training ran that ended since the last call.

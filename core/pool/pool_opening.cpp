@@ -96,11 +96,10 @@ void check_keyed(const format::TableRecord& table) {
     throw Error(ErrorKind::config, "table '" + name + "' has keys: it can have " +
                                        std::to_string(format::max_keyed_rows) + " rows at most");
   }
-  if (layout && table.max_keys != 0) {
-    throw Error(ErrorKind::config,
-                "table '" + name + "': max_keys = " + std::to_string(table.max_keys) +
-                    ", which counts the keys of all shards, and each writer knows its own: in a pool of "
-                    "several writers leave keys behind by ttl_steps");
+  if (layout && table.max_keys != 0 && table.max_keys < layout->num_shards()) {
+    throw Error(ErrorKind::config, "table '" + name + "': max_keys = " + std::to_string(table.max_keys) +
+                                       ", of which each of its " + std::to_string(layout->num_shards()) +
+                                       " shards has its part; make it as many, or more");
   }
 }
 

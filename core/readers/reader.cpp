@@ -37,7 +37,7 @@ void Reader::evaluate(const Plan& plan, float* out) {
     read_with_keys(
         plan, tables(), rows,
         [&](const Plan& stored, const std::vector<WorkingRows>& of_stored) { rows_->read(stored, of_stored); },
-        [&](std::uint32_t number) { return oldest_[number]; });
+        [&](std::uint32_t number) -> const LivingKeys& { return living_[number]; });
   };
   evaluator_.pool(plan, tables(), read, out);
 }
@@ -49,8 +49,8 @@ std::shared_ptr<KeyDirectory> Reader::keys(std::uint32_t number) {
       table, rows_->newest().step,
       [&](std::uint64_t first, std::size_t count) { return rows_->touched_rows(number, first, count); },
       [&](const WorkingRows& rows, std::size_t count) { rows_->read(number, rows, count); });
-  oldest_.resize(tables().size());
-  oldest_[number] = keys.ages.oldest();
+  living_.resize(tables().size());
+  living_[number] = keys.ages.living();
   return keys.directory;
 }
 

@@ -67,7 +67,7 @@ class Reader {
   OwnedHere<Superblock> superblock_;
   OwnedHere<RowView> rows_;
   Evaluator evaluator_;
-  std::vector<std::uint64_t> oldest_;  // by table, of those whose keys were asked for
+  std::vector<LivingKeys> living_;  // by table, of those whose keys were asked for
 };
 
 }  // namespace holdfast

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -14,7 +15,7 @@
 #include "base/format.h"
 #include "base/identity.h"
 #include "kernels/kernels.h"
-#include "keys/key_ages.h"
+#include "keys/key_policy.h"
 #include "rows/shards.h"
 
 namespace holdfast {
@@ -96,6 +97,13 @@ inline std::optional<ShardLayout> shard_layout_of(const format::TableRecord& rec
   return ShardLayout::split(record.num_embeddings, record.table_shards, record.first_shard);
 }
 
+// Of a table with keys.
+inline KeyPolicy key_policy_of(const format::TableRecord& record, std::uint64_t seed, std::uint64_t number) {
+  return {record.ttl_steps, record.max_keys,
+          KeyAdmission(seed, number, record.admit_after, std::to_array(record.turned_away)),
+          KeyStay(std::to_array(record.stay))};
+}
+
 // The tables of a pool, by number; `owned`: its writer's shards, where it has some; `identity`: whose the rows are.
 inline std::vector<RowTable> row_tables_of(const std::vector<format::TableRecord>& records, std::uint64_t seed,
                                            const ShardSet& owned = {}, const Identity& identity = {},
@@ -110,7 +118,7 @@ inline std::vector<RowTable> row_tables_of(const std::vector<format::TableRecord
         record.name};
     if (record.id_map == static_cast<std::uint32_t>(format::IdMap::dynamic)) {
       table.spec.key_floats = key_record_floats;
-      table.key_policy = {record.ttl_steps, record.max_keys, record.admit_after};
+      table.key_policy = key_policy_of(record, seed, i);
     }
     table.identity = identity;
     table.home_order = home_order;

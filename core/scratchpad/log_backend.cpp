@@ -31,7 +31,7 @@ WorkingRows rows_from(std::size_t begin, const WorkingRows& rows, const RowTable
 // The new rows of `old` lie compact in `fresh`, from `begin` on.
 void hold_back(const RowTable& table, const WorkingRows& old, const WorkingRows& fresh, std::size_t begin,
                std::size_t end) {
-  if (table.key_policy.admit_after < 2) return;
+  if (table.key_policy.admission.admits_all()) return;
   hold_back_keys(table, old, {fresh.weights, fresh.state}, begin, end, [&](std::size_t u) { return u - begin; });
 }
 
@@ -145,7 +145,7 @@ std::shared_ptr<Capture> LogBackend::capture(std::shared_ptr<const Plan> plan, s
     std::copy(rows + begin, rows + end, capture->tables[t].rows + begin);
     const std::uint32_t number = plan->spec->tables[t].number;
     scratchpad_->gather(number, capture->hold->slots(t), capture->tables[t], begin, end);
-    if (tables()[number].has_keys()) start_keys(tables()[number], oldest_of(number), capture->tables[t], begin, end);
+    if (tables()[number].has_keys()) start_keys(tables()[number], living_of(number), capture->tables[t], begin, end);
   });
   capture->bytes = record_bytes;
   captures_.push_back(capture);

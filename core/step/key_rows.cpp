@@ -1,7 +1,9 @@
 #include "step/key_rows.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <vector>
 
 #include "base/counter_rng.h"
 
@@ -10,9 +12,9 @@ namespace {
 
 constexpr std::size_t rows_at_once = 1 << 14;
 
-bool is_its_keys(const RowTable& table, std::uint64_t oldest, const WorkingRows& rows, std::size_t u) {
+bool is_its_keys(const RowTable& table, const LivingKeys& living, const WorkingRows& rows, std::size_t u) {
   const KeyRecord record = key_record(table, rows, u);
-  return record.updates != 0 && record.key == rows.keys[u] && record.step >= oldest;
+  return record.updates != 0 && record.key == rows.keys[u] && living.count(rows.rows[u], record);
 }
 
 std::uint64_t directory_seed(const RowTable& table) {
@@ -35,6 +37,20 @@ KeyShards key_shards_of(const RowTable& table) {
   return shards;
 }
 
+TableAges table_ages(const RowTable& table) {
+  if (!table.layout || !table.layout->is_split()) return TableAges(table.key_policy);
+  return TableAges(table.key_policy, table.layout->num_shards(), table.layout->stride_bits);
+}
+
+void count_admissions(const RowTable& table, const WorkingRows& rows, std::size_t num_rows, TableKeys& keys) {
+  const KeyAdmission& admission = table.key_policy.admission;
+  for (std::size_t u = 0; u < num_rows; ++u) {
+    const std::uint64_t updates = key_record(table, rows, u).updates;
+    if (admission.admits(rows.keys[u], updates)) continue;
+    ++(admission.admits(rows.keys[u], updates + 1) ? keys.admitted : keys.held_back);
+  }
+}
+
 }  // namespace
 
 KeyRecord key_record(const RowTable& table, const WorkingRows& rows, std::size_t u) {
@@ -48,11 +64,11 @@ void start_key(const RowTable& table, const WorkingRows& rows, std::size_t u) {
   std::memset(rows.state + u * table.spec.state_floats, 0, table.state_bytes());
 }
 
-bool start_fresh_keys(const RowTable& table, std::uint64_t oldest, const WorkingRows& rows, std::size_t begin,
+bool start_fresh_keys(const RowTable& table, const LivingKeys& living, const WorkingRows& rows, std::size_t begin,
                       std::size_t end) {
   bool others = false;
   for (std::size_t u = begin; u < end; ++u) {
-    if (is_its_keys(table, oldest, rows, u)) continue;
+    if (is_its_keys(table, living, rows, u)) continue;
     if ((rows.rows[u] & fresh_bit) != 0) {
       start_key(table, rows, u);
     } else {
@@ -62,10 +78,10 @@ bool start_fresh_keys(const RowTable& table, std::uint64_t oldest, const Working
   return others;
 }
 
-void start_keys(const RowTable& table, std::uint64_t oldest, const WorkingRows& rows, std::size_t begin,
+void start_keys(const RowTable& table, const LivingKeys& living, const WorkingRows& rows, std::size_t begin,
                 std::size_t end) {
   for (std::size_t u = begin; u < end; ++u) {
-    if (!is_its_keys(table, oldest, rows, u)) start_key(table, rows, u);
+    if (!is_its_keys(table, living, rows, u)) start_key(table, rows, u);
   }
 }
 
@@ -90,8 +106,9 @@ TableKeys keys_of(const RowTable& table, std::uint64_t step,
                   const std::function<std::vector<std::uint64_t>(std::uint64_t, std::size_t)>& touched_rows,
                   const std::function<void(const WorkingRows&, std::size_t)>& read) {
   const bool leaves_keys = table.key_policy.leaves_keys();
-  TableKeys keys{std::make_shared<KeyDirectory>(table.name, key_shards_of(table), directory_seed(table), leaves_keys),
-                 KeyAges(table.key_policy)};
+  TableKeys keys{
+      std::make_shared<KeyDirectory>(table.name, key_shards_of(table), directory_seed(table), table.key_policy),
+      table_ages(table)};
   std::vector<std::byte> weights(rows_at_once * table.weight_bytes());
   std::vector<float> state(rows_at_once * table.spec.state_floats);
   std::vector<KeyRecord> records;
@@ -105,21 +122,40 @@ TableKeys keys_of(const RowTable& table, std::uint64_t step,
     for (std::size_t u = 0; u < rows.size(); ++u) {
       rows[u] &= ~fresh_bit;
       records.push_back(key_record(table, found, u));
-      if (leaves_keys && records.back().updates != 0) keys.ages.add(records.back().step, 1);
+      const KeyRecord& record = records.back();
+      if (!leaves_keys || record.updates == 0) continue;
+      keys.ages.of_shard(keys.ages.shard_of(rows[u])).add(record.step, keys.ages.level_of(record.updates), 1);
     }
     keys.directory->add(rows, records);
   }
   keys.directory->pass(step, keys.ages.leave_behind(step));
+  keys.left_before = keys.ages.num_left();
   return keys;
 }
 
 void count_update(const RowTable& table, const WorkingRows& rows, std::size_t num_rows, std::uint64_t step,
-                  KeyAges& ages) {
-  for (std::size_t u = 0; u < num_rows; ++u) {
-    const KeyRecord record = key_record(table, rows, u);
-    if (record.updates != 0) ages.remove(record.step);
+                  TableKeys& keys) {
+  if (!table.key_policy.admission.admits_all()) count_admissions(table, rows, num_rows, keys);
+  if (!table.key_policy.leaves_keys()) return;
+  TableAges& ages = keys.ages;
+  const bool counts_updates = table.key_policy.stay.counts_updates();
+  std::vector<std::uint8_t> levels(counts_updates ? num_rows : 0);
+  for (std::size_t u = 0; u < num_rows;) {
+    const std::size_t shard = ages.shard_of(rows.rows[u]);  // they ascend
+    KeyAges& of_shard = ages.of_shard(shard);
+    std::array<std::uint64_t, KeyStay::num_levels> updated{};
+    for (; u < num_rows && ages.shard_of(rows.rows[u]) == shard; ++u) {
+      const KeyRecord record = key_record(table, rows, u);
+      if (record.updates != 0) of_shard.remove(record.step, ages.level_of(record.updates));
+      const std::uint8_t level = ages.level_of(record.updates + (record.updates != ~std::uint32_t{0} ? 1 : 0));
+      ++updated[level];
+      if (counts_updates) levels[u] = level;
+    }
+    for (std::size_t level = 0; level < updated.size(); ++level) {
+      of_shard.add(step, static_cast<std::uint8_t>(level), updated[level]);
+    }
   }
-  ages.add(step, num_rows);
+  if (counts_updates) keys.directory->note_levels({rows.rows, num_rows}, levels);
 }
 
 }  // namespace holdfast

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <utility>
 
 #include "base/error.h"
 #include "base/parallel.h"
@@ -14,9 +15,6 @@ namespace holdfast {
 namespace {
 
 constexpr std::uint32_t elsewhere = std::numeric_limits<std::uint32_t>::max();
-
-// Of rows that were read as initial ones, or that are shared.
-constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
 
 // Of each unique row of a table: which of the rows of a part it is, or `elsewhere`.
 using Places = std::vector<std::uint32_t>;
@@ -124,16 +122,14 @@ void RelaxedLookup::pool_own(const Plan& next, const Plan& now, const std::vecto
   read(own, rows);
   ReadAhead& ahead = read_ahead(next);
   ahead.next = next.weak_from_this();
-  ahead.steps.assign(next.tables.size(), {});
+  ahead.records.assign(next.tables.size(), {});
   parallel_for(next.tables.size(), [&](std::size_t t) {
     const RowTable& table = tables[next.spec->tables[t].number];
     if (!table.key_policy.leaves_keys()) return;
-    std::vector<std::uint32_t>& steps = ahead.steps[t];
-    steps.assign(places[t].size(), none);
-    for (std::size_t u = 0; u < steps.size(); ++u) {
-      if (places[t][u] == elsewhere) continue;
-      const KeyRecord record = key_record(table, rows[t], places[t][u]);
-      if (record.updates != 0) steps[u] = record.step;
+    std::vector<KeyRecord>& records = ahead.records[t];
+    records.assign(places[t].size(), {});
+    for (std::size_t u = 0; u < records.size(); ++u) {
+      if (places[t][u] != elsewhere) records[u] = key_record(table, rows[t], places[t][u]);
     }
   });
   pool_part(Part::own, next, places, rows, tables, out);
@@ -146,7 +142,7 @@ RelaxedLookup::ReadAhead& RelaxedLookup::read_ahead(const Plan& plan) {
 }
 
 void RelaxedLookup::pool_shared(const Plan& next, const Plan& now, const std::vector<WorkingRows>& rows,
-                                const std::vector<RowTable>& tables, const OldestOf& oldest_of, float* out) {
+                                const std::vector<RowTable>& tables, const LivingOf& living_of, float* out) {
   const bool leaves_keys = std::ranges::any_of(next.spec->tables, [&](const CollectionSpec::Table& table) {
     return tables[table.number].key_policy.leaves_keys();
   });
@@ -160,12 +156,18 @@ void RelaxedLookup::pool_shared(const Plan& next, const Plan& now, const std::ve
     Chosen lost(next.tables.size());
     std::vector<Places> places(next.tables.size());
     parallel_for(next.tables.size(), [&](std::size_t t) {
-      const std::vector<std::uint32_t>& steps = ahead.steps[t];
-      const std::uint64_t oldest = oldest_of(next.spec->tables[t].number);
-      if (std::ranges::none_of(steps, [&](std::uint32_t step) { return step < oldest; })) return;
-      lost[t].resize(steps.size());
-      for (std::size_t u = 0; u < steps.size(); ++u) lost[t][u] = steps[u] < oldest;
-      places[t].resize(steps.size());
+      const std::vector<KeyRecord>& records = ahead.records[t];
+      if (records.empty()) return;
+      const LivingKeys& living = living_of(next.spec->tables[t].number);
+      std::vector<bool> is_lost(records.size());
+      bool any = false;
+      for (std::size_t u = 0; u < records.size(); ++u) {
+        is_lost[u] = records[u].updates != 0 && !living.count(next.tables[t].rows[u], records[u]);
+        any |= is_lost[u];
+      }
+      if (!any) return;
+      lost[t] = std::move(is_lost);
+      places[t].resize(records.size());
       for_split(next.tables[t].rows, now.tables[t].rows,
                 [&](std::size_t u, bool shared) { places[t][u] = shared ? elsewhere : static_cast<std::uint32_t>(u); });
     });

@@ -70,16 +70,16 @@ enum class Merging { none, wanted, awaited, given_up };
 
 class RowBackend {
  public:
-  explicit RowBackend(std::vector<RowTable> tables) : tables_(std::move(tables)), oldest_(tables_.size()) {}
+  explicit RowBackend(std::vector<RowTable> tables) : tables_(std::move(tables)), living_(tables_.size()) {}
   virtual ~RowBackend() = default;
   RowBackend(const RowBackend&) = delete;
   RowBackend& operator=(const RowBackend&) = delete;
 
   const std::vector<RowTable>& tables() const { return tables_; }
 
-  // Of a table with keys, before a step: records of keys that were updated before `oldest` do not count any more.
-  void leave_keys_behind(std::uint32_t table, std::uint64_t oldest) { oldest_.at(table) = oldest; }
-  std::uint64_t oldest_of(std::uint32_t table) const { return oldest_[table]; }
+  // Of a table with keys, before a step: records of other keys do not count any more.
+  void leave_keys_behind(std::uint32_t table, LivingKeys living) { living_.at(table) = std::move(living); }
+  const LivingKeys& living_of(std::uint32_t table) const { return living_[table]; }
 
   // The newest step whose rows are all there.
   virtual StepMark newest() = 0;
@@ -147,7 +147,7 @@ class RowBackend {
 
  private:
   std::vector<RowTable> tables_;
-  std::vector<std::uint64_t> oldest_;
+  std::vector<LivingKeys> living_;
 };
 
 }  // namespace holdfast

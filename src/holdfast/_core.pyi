@@ -10,9 +10,9 @@ class TableSpec:
     One table as the pool keeps it; dtype, optimizer and pooling by number.
     """
 
-    def __init__(self, *, name: str, num_embeddings: int, embedding_dim: int, dtype: int, optimizer: int, pooling: int, init_low: float, init_high: float, first_shard: int = 0, table_shards: int = 0, keys: int = 0, ttl_steps: int = 0, max_keys: int = 0, admit_after: int = 0) -> None:
+    def __init__(self, *, name: str, num_embeddings: int, embedding_dim: int, dtype: int, optimizer: int, pooling: int, init_low: float, init_high: float, first_shard: int = 0, table_shards: int = 0, keys: int = 0, ttl_steps: int = 0, max_keys: int = 0, admit_after: int = 0, turned_away: Sequence[int] = [], stay: Sequence[int] = []) -> None:
         """
-        table_shards: 0 in a pool without shards, 1 for a whole table in first_shard, else all of the pool's. keys: 0 where ids are row numbers, 1 where they are keys of 64 bits.
+        table_shards: 0 in a pool without shards, 1 for a whole table in first_shard, else all of the pool's. keys: 0 where ids are row numbers, 1 where they are keys of 64 bits. turned_away: of a key's occurrences 1 to 16, the chance that it is not admitted, in units of 2^-32, or none: it is. stay: the steps that a key of 2^i updates or more stays longer, i from 0 to 23, or none.
         """
 
     @property
@@ -56,6 +56,12 @@ class TableSpec:
 
     @property
     def admit_after(self) -> int: ...
+
+    @property
+    def turned_away(self) -> list[int]: ...
+
+    @property
+    def stay(self) -> list[int]: ...
 
 class Plan:
     """A batch's unique rows per table and where they occur."""
@@ -113,7 +119,7 @@ class Route:
     @property
     def counts(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None, None))]:
         """
-        int64 [num_owners, num_features, 2]: bags; ids, and 2^32 more where they have per-sample weights.
+        int64 [num_owners, num_features, 2]: bags; ids, and 2^32 more where they have per-sample weights, and 2^33 for each distinct place where they are numbered.
         """
 
     @property
@@ -148,9 +154,9 @@ class Router:
     Cuts a trainer's ids among the owners of their rows, and joins what comes back.
     """
 
-    def __init__(self, tables: Sequence[tuple[int, int, int, int, bool, tuple[int, int] | None]], features: Sequence[tuple[str, int]], owner_of_shard: Sequence[int], num_owners: int) -> None:
+    def __init__(self, tables: Sequence[tuple[int, int, int, int, bool, tuple[int, int] | None]], features: Sequence[tuple[str, int]], owner_of_shard: Sequence[int], num_owners: int, numbers_ids: bool = False) -> None:
         """
-        tables: (num_embeddings, embedding_dim, pooling, first_shard, whether it is split, (pool seed, the table's number) where its ids are keys, else None).
+        tables: (num_embeddings, embedding_dim, pooling, first_shard, whether it is split, (pool seed, the table's number) where its ids are keys, else None). numbers_ids: trainers sort for the owners, where messages do not get longer by it.
         """
 
     @property
@@ -491,6 +497,11 @@ class Pool:
         Rows and bytes since the pool was opened; None where rows are read and written in place.
         """
 
+    def key_counts(self) -> dict | None:
+        """
+        What became of keys since the pool was opened; None where all of them train and stay.
+        """
+
     def take_spans(self) -> list[tuple[str, str, float, float]]:
         """
         (stage, thread, began, ended) of what ran beside training and ended since the last call, in seconds of time.perf_counter; the newest 4096.
@@ -701,6 +712,16 @@ def rows_of_places(num_rows: int, num_shards: int, first_shard: int, places: Ann
 def shards_of_keys(pool_seed: int, table: int, num_shards: int, keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
     """
     The shards of keys of table number `table`, where it is split over so many.
+    """
+
+def first_admissions(spec: TableSpec, pool_seed: int, table: int, keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.uint32], dict(shape=(None,))]:
+    """
+    Of keys of table number `table`: how many steps have to bring each before it is trained, that one among them.
+    """
+
+def living_keys(spec: TableSpec, pool_seed: int, table: int, step: int, records: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.bool_], dict(shape=(None,))]:
+    """
+    Of all records that rows of table number `table` have, uint8 [n, 16]: which count at the end of `step`.
     """
 
 def pool_parts(directory: str) -> list[str]:

@@ -13,8 +13,8 @@
 #include "base/counter_rng.h"
 #include "base/growing_table.h"
 #include "check.h"
-#include "keys/key_ages.h"
 #include "keys/key_directory.h"
+#include "keys/living_keys.h"
 #include "thrown.h"
 
 namespace holdfast {
@@ -109,18 +109,22 @@ void every_key_keeps_a_row_of_its_own(const char* what, const KeyOf& key_of) {
 // Keys come and go, step by step: a window that moves over them, some of them from anywhere, half of them chosen so that
 // they share all but a few bits. The model says of each row whose it is, and of each key what row it had last and when.
 void keys_that_come_and_go_have_rows_of_their_own(std::mt19937_64& random, std::uint64_t num_keys,
-                                                  std::uint64_t num_calls) {
+                                                  std::uint64_t num_calls, const KeyStay& stay) {
   constexpr std::size_t of_step = 4096;
   constexpr std::uint32_t none = ~std::uint32_t{0};
   const std::uint64_t universe = 2 * num_keys;
-  const KeyPolicy policy{.ttl_steps = num_keys / of_step / 4, .max_keys = num_keys / 2};
-  KeyDirectory directory("t", KeyShards::whole(num_keys), random(), true);
-  KeyAges ages(policy);
-  std::vector<std::uint32_t> row_of(universe, none), step_of(universe), key_of(num_keys, none);
+  const KeyPolicy policy{.ttl_steps = num_keys / of_step / 4, .max_keys = num_keys / 2, .stay = stay};
+  KeyDirectory directory("t", KeyShards::whole(num_keys), random(), policy);
+  TableAges table_ages(policy);
+  KeyAges& ages = table_ages.of_shard(0);
+  LivingKeys living;
+  std::vector<std::uint32_t> row_of(universe, none), step_of(universe), updates_of(universe), key_of(num_keys, none);
   std::vector<std::uint32_t> ids(of_step);
   std::vector<std::int64_t> keys(of_step), rows(of_step);
-  std::uint64_t oldest = 0, num_reused = 0, num_anew = 0;
-  const auto lives = [&](std::uint32_t id) { return step_of[id] != 0 && step_of[id] >= oldest; };
+  std::uint64_t num_reused = 0, num_anew = 0;
+  const auto lives = [&](std::uint32_t id) {
+    return step_of[id] != 0 && living.count(0, KeyRecord{id, step_of[id], updates_of[id]});
+  };
   for (std::uint32_t step = 1; std::uint64_t{step} * of_step <= num_calls; ++step) {
     const std::uint64_t window = step * std::uint64_t{of_step / 8};
     for (std::size_t i = 0; i < of_step; ++i) {
@@ -141,15 +145,30 @@ void keys_that_come_and_go_have_rows_of_their_own(std::mt19937_64& random, std::
       }
       if (!lives(id) && step_of[id] != 0) ++num_anew;
       if (step_of[id] != step) {
-        if (lives(id)) ages.remove(step_of[id]);
-        ages.add(step, 1);
+        if (lives(id)) {
+          ages.remove(step_of[id], table_ages.level_of(updates_of[id]));
+          ++updates_of[id];
+        } else {
+          updates_of[id] = 1;
+        }
+        ages.add(step, table_ages.level_of(updates_of[id]), 1);
       }
       row_of[id] = row;
       key_of[row] = id;
       step_of[id] = step;
     }
-    oldest = ages.leave_behind(step);
-    directory.pass(step, oldest);
+    if (stay.counts_updates()) {
+      std::ranges::sort(ids, {}, [&](std::uint32_t id) { return row_of[id]; });
+      std::vector<std::uint64_t> updated;
+      std::vector<std::uint8_t> levels;
+      for (const std::uint32_t id : ids) {
+        updated.push_back(row_of[id]);
+        levels.push_back(KeyStay::level_of(updates_of[id]));
+      }
+      directory.note_levels(updated, levels);
+    }
+    living = table_ages.leave_behind(step);
+    directory.pass(step, living);
   }
   CHECK(num_reused > num_calls / 100);
   CHECK(num_anew > num_calls / 1000);
@@ -273,9 +292,11 @@ int main(int argc, char** argv) {
     return static_cast<std::int64_t>(counter_rng::mix64(static_cast<std::uint64_t>(i)));
   });
   every_key_keeps_a_row_of_its_own("multiples of a power of two", [](std::int64_t i) { return i << 40; });
+  const std::uint64_t num_calls = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 10'000'000;
   check::context = "keys that come and go";
-  keys_that_come_and_go_have_rows_of_their_own(random, 200'000,
-                                               argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 10'000'000);
+  keys_that_come_and_go_have_rows_of_their_own(random, 200'000, num_calls, {});
+  check::context = "keys that come and go, and stay for being updated often";
+  keys_that_come_and_go_have_rows_of_their_own(random, 200'000, num_calls / 4, KeyStay({0, 2, 4, 8, 40}));
   check::context = "directory";
   a_key_without_a_row_is_said_to_have_none();
   a_table_without_a_row_left_is_full_and_keeps_its_keys();

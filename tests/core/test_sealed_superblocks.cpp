@@ -171,10 +171,19 @@ void tables_that_make_no_sense_are_refused() {
         t.num_embeddings = format::max_keyed_rows;
       },
       "impossible number of rows for a table with keys");
-  cut.table("a limit of the keys of all writers", ErrorKind::format_mismatch, [&](Table& t) {
-    gets_keys(t);
-    t.max_keys = 5;
-  });
+  const auto with_keys = [&](const char* what, const char* words, const std::function<void(Table&)>& change) {
+    const auto changed = [&](Table& t) {
+      gets_keys(t);
+      change(t);
+    };
+    cut.table(what, ErrorKind::corrupted, changed, words);
+  };
+  with_keys("fewer keys than shards", "fewer keys than shards", [](Table& t) { t.max_keys = 3; });
+  with_keys("a key is never admitted", "a table that never admits a key",
+            [](Table& t) { t.turned_away[format::num_admission_chances - 1] = 0xffffffff; });
+  with_keys("keys stay for ages", "impossible steps for keys to stay",
+            [](Table& t) { t.stay[format::num_stay_levels - 1] = format::max_stay_steps + 1; });
+  with_keys("keys that are updated get older", "impossible steps for keys to stay", [](Table& t) { t.stay[0] = 1; });
 }
 
 void records_that_make_no_sense_are_refused() {

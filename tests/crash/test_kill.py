@@ -91,6 +91,23 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "log_bytes": 90 << 10,
         "dense_interval": 2,
     },
+    "keys_admitted_by_chance": {
+        "keys": True,
+        "admit_probability": 0.4,
+        "max_keys": 12,
+        "dense_interval": 3,
+        "steps": 11,
+    },
+    "keys_row_log_often_updated_ones_stay": {
+        **IN_A_SMALL_ROW_LOG,
+        "keys": True,
+        "max_keys": 12,
+        "stay": "lfu",
+        "admit_probability": 0.6,
+        "steps": 14,
+        "log_bytes": 90 << 10,
+        "dense_interval": 2,
+    },
     "keys_micro_batches_skipped_steps": {"keys": True, "micro_batches": 2, "skip_every": 3, "optimizer": "adam"},
     "keys_row_log": {
         **IN_A_SMALL_ROW_LOG,

@@ -46,8 +46,8 @@ DIM = 8
 class Options:
     """One run. window: batches whose rows are announced, the current one included. lr_change: (step, factor): from that
     step on learning rates are multiplied by factor. put_back: see DensePart. way, slot_bytes: DeviceConfig's rows and
-    scratchpad_bytes, on the processor. keys: the tables' ids are keys, which nobody counted; ttl_steps, max_keys: of
-    them."""
+    scratchpad_bytes, on the processor. keys: the tables' ids are keys, which nobody counted; ttl_steps, max_keys,
+    stay, admit_probability: of them."""
 
     steps: int = 8
     batch_size: int = 24
@@ -75,6 +75,8 @@ class Options:
     keys: bool = False
     ttl_steps: int | None = None
     max_keys: int | None = None
+    stay: str | None = None
+    admit_probability: float | None = None
 
 
 def scattered(features: JaggedFeatures) -> JaggedFeatures:
@@ -133,6 +135,8 @@ class TinyRun:
                     capacity=2 * count if options.keys else None,
                     ttl_steps=options.ttl_steps,
                     max_keys=options.max_keys,
+                    stay=options.stay,
+                    admit_probability=options.admit_probability,
                     embedding_dim=DIM,
                     name=f"table_{i}",
                     feature_names=[source.features[i].name],

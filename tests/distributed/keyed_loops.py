@@ -23,7 +23,8 @@ FEATURES = ["item", "seen", "tag"]
 
 def tables(options: dict[str, Any]) -> list[holdfast.EmbeddingBagConfig]:
     """One that lies in all shards, read by two features, and one that lies whole."""
-    policy = {name: options[name] for name in ("ttl_steps", "max_keys", "admit_after") if name in options}
+    names = ("ttl_steps", "max_keys", "stay", "admit_after", "admit_probability")
+    policy = {name: options[name] for name in names if name in options}
     return [
         holdfast.EmbeddingBagConfig(
             num_embeddings=None, capacity=options.get("capacity", 9000), embedding_dim=DIM, name="item",

@@ -13,6 +13,7 @@ import pytest
 import holdfast
 from group_runs import Act, Life, Ranks, digest
 from holdfast import _core
+from holdfast.admin.by_key import keyed_rows
 from holdfast.admin.digest import digest_pool
 from holdfast.admin.exporting import export_pool
 from holdfast.admin.inspection import inspect_pool
@@ -27,6 +28,7 @@ STORES: dict[str, dict[str, Any]] = {
 }
 GROUPS = {"one process": (1, 0), "2 ranks": (2, 0), "4 ranks": (4, 0), "2 trainers, 2 memory ranks": (4, 2)}
 LEAVES: dict[str, Any] = {"ttl_steps": 4, "admit_after": 2}
+ROOM: dict[str, Any] = {"max_keys": 96, "stay": "lfu", "admit_probability": 0.5}
 
 pytestmark = pytest.mark.dear
 
@@ -49,14 +51,17 @@ def tables_of(directory: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("store", STORES)
-@pytest.mark.parametrize("policy", [{}, LEAVES], ids=["kept", "left behind"])
+@pytest.mark.parametrize("policy", [{}, LEAVES, ROOM], ids=["kept", "left behind", "left behind for room"])
 def test_keys_have_the_rows_of_one_process_whoever_owns_them(
     policy: dict[str, Any], store: str, ranks: Ranks, pool_root: Path
 ) -> None:
-    """To the bit: bags of the table that is cut have one id each, and the other lies whole."""
+    """To the bit: bags of the table that is cut have one id each, and the other lies whole. Where shards have parts
+    of max_keys, one process goes on with a pool that has shards."""
     options = {**STORES[store], **policy}
     found = {}
     for group in GROUPS:
+        if "max_keys" in policy:
+            whole(ranks, pool_root / group, {**options, "steps": 1}, "2 ranks")
         whole(ranks, pool_root / group, options, group)
         found[group] = tables_of(pool_root / group)
     assert len({json.dumps(each) for each in found.values()}) == 1, found
@@ -77,9 +82,11 @@ def test_a_rank_that_is_killed_costs_no_bit_of_any_key(group: str, store: str, r
     assert whole(ranks, pool_root / "killed", options, group) == expected
 
 
-@pytest.mark.parametrize("store", STORES)
-def test_killed_at_a_persist_point_no_bit_is_lost(store: str, ranks: Ranks, pool_root: Path) -> None:
-    options = {**STORES[store], **LEAVES, "dense": True, "timeout": 5.0}
+@pytest.mark.parametrize(("store", "policy"), [("in place", LEAVES), ("log", LEAVES), ("log", ROOM)])
+def test_killed_at_a_persist_point_no_bit_is_lost(
+    store: str, policy: dict[str, Any], ranks: Ranks, pool_root: Path
+) -> None:
+    options = {**STORES[store], **policy, "dense": True, "timeout": 5.0}
     expected = whole(ranks, pool_root / "whole", options)
     for persist_point in (5, 17, 31):
         act = Act(persist_point=persist_point)
@@ -88,9 +95,12 @@ def test_killed_at_a_persist_point_no_bit_is_lost(store: str, ranks: Ranks, pool
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_a_pool_that_other_ranks_go_on_with_keeps_every_key(store: str, ranks: Ranks, pool_root: Path) -> None:
+@pytest.mark.parametrize("policy", [LEAVES, ROOM], ids=["age", "room"])
+def test_a_pool_that_other_ranks_go_on_with_keeps_every_key(
+    policy: dict[str, Any], store: str, ranks: Ranks, pool_root: Path
+) -> None:
     """Dealt out anew between lives, one of which is killed."""
-    options = {**STORES[store], **LEAVES, "timeout": 5.0}
+    options = {**STORES[store], **policy, "timeout": 5.0}
     whole(ranks, pool_root / "straight", options, "2 ranks")
     lives = [("4 ranks", 4), ("one process", 6), ("2 trainers, 2 memory ranks", 9), ("2 ranks", 12)]
     for group, steps in lives:
@@ -152,11 +162,24 @@ def test_a_shard_that_is_full_ends_all_ranks_by_name(ranks: Ranks, pool_root: Pa
     assert open_reader(pool_root / "pool").commit["step"] > 0
 
 
-def test_a_limit_of_all_keys_is_refused_where_each_rank_knows_its_own(ranks: Ranks, pool_root: Path) -> None:
-    life = run(ranks, pool_root / "pool", {"max_keys": 50})
-    assert all("ConfigError: table 'item': max_keys = 50" in error for error in life.errors().values())
-    assert len(life.errors()) == 2
-    assert not (pool_root / "pool").exists()
+def test_each_shard_has_its_part_of_the_keys(ranks: Ranks, pool_root: Path) -> None:
+    """Counted over the records of the whole pool, the newest step's beside them."""
+    whole(ranks, pool_root / "pool", {"max_keys": 96, "steps": 20})
+    with at_rest(pool_root / "pool") as (reader, _):
+        (number,) = (number for number, table in enumerate(reader.tables) if table.name == "item")
+        _, records = keyed_rows(reader, number)
+        shards = _core.shards_of_keys(reader.header["seed"], number, 8, np.ascontiguousarray(records["key"]))
+    of_shard = [records["step"][shards == shard] for shard in range(8)]
+    assert all(len(steps) <= 12 or (steps == steps.max()).all() for steps in of_shard)
+    assert 0.5 * 96 < len(records) <= 96
+
+
+def test_fewer_keys_than_shards_are_refused_and_leave_nothing_in_the_way(ranks: Ranks, pool_root: Path) -> None:
+    life = run(ranks, pool_root / "pool", {"max_keys": 7})
+    errors = life.errors().values()
+    assert any("ConfigError: table 'item': max_keys = 7, of which each of its 8 shards" in error for error in errors)
+    assert len(errors) == 2
+    whole(ranks, pool_root / "pool", {"steps": 2, "max_keys": 8})
 
 
 def test_a_capacity_beyond_what_shards_can_have_is_refused_and_leaves_nothing_in_the_way(
@@ -168,13 +191,13 @@ def test_a_capacity_beyond_what_shards_can_have_is_refused_and_leaves_nothing_in
     whole(ranks, pool_root / "pool", {"steps": 2})
 
 
-def test_a_part_with_a_limit_of_all_keys_is_not_made(pool_root: Path) -> None:
+def test_a_part_with_fewer_keys_than_shards_is_not_made(pool_root: Path) -> None:
     (pool_root / "part").mkdir(parents=True)
     spec = _core.TableSpec(
         name="t", num_embeddings=500, embedding_dim=4, dtype=0, optimizer=0, pooling=0, init_low=0.0, init_high=0.0,
-        table_shards=4, keys=1, max_keys=7,
+        table_shards=4, keys=1, max_keys=3,
     )  # fmt: skip
-    with pytest.raises(ConfigError, match="max_keys = 7"):
+    with pytest.raises(ConfigError, match="max_keys = 3"):
         _core.Pool.create(
             str(pool_root / "part"), 1, 1 << 20, [spec], log_store=False, num_shards=4, owned=[0, 1, 2, 3],
             group_uuid=bytes(range(16)),

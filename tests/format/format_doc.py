@@ -28,6 +28,8 @@ class Field:
         """For the struct module; arrays are bytes."""
         if found := re.fullmatch(r"(?:u8|char)\[(\d+)\]", self.type):
             return f"{found[1]}s"
+        if found := re.fullmatch(r"u32\[(\d+)\]", self.type):
+            return f"{4 * int(found[1])}s"
         return _SCALARS[self.type]
 
     @property

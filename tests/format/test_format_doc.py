@@ -20,7 +20,7 @@ def without_comments(source: str) -> str:
 
 
 def struct_fields(body: str) -> list[str]:
-    return re.findall(r"^\s*[\w:]+\s+(\w+)(?:\[\d+\])?;", without_comments(body), re.MULTILINE)
+    return re.findall(r"^\s*[\w:]+\s+(\w+)(?:\[\w+\])?;", without_comments(body), re.MULTILINE)
 
 
 STRUCTS = {

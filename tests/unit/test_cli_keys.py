@@ -233,6 +233,20 @@ def test_keys_are_left_behind_by_the_configuration(clicks: Commands) -> None:
     assert found["live"] + found["left_behind"] == 200
 
 
+def test_keys_are_admitted_and_stay_by_the_configuration(clicks: Commands) -> None:
+    rules = ("embedding.max_keys=80", "embedding.stay=lfu", "embedding.admit_probability=0.5")
+    given = [part for rule in rules for part in ("--set", rule)]
+    clicks.train("pool", *given, "--metrics", str(clicks.root / "metrics.jsonl"))
+    found = keys_of(clicks, "pool")["item"]
+    assert found["left_behind"] > 0
+    assert 0 < found["not_admitted"] < found["live"]
+    lines = [json.loads(line) for line in (clicks.root / "metrics.jsonl").read_text().splitlines()]
+    told = [line["keys"] for line in lines if "keys" in line]
+    assert len(told) == sum("step" in line and "event" not in line for line in lines)
+    for what in ("admitted", "held_back", "left_behind"):
+        assert sum(of_step[what] for of_step in told) > 0, what
+
+
 def test_a_profile_counts_keys_as_rows_and_a_plan_rests_on_it(clicks: Commands) -> None:
     profile, tiers = clicks.root / "profile.json", Path(__file__).parents[2] / "examples/tiers.toml"
     result = clicks("profile", clicks.config, "--out", profile)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,9 @@ import torch
 from holdfast import SGD, Checkpoint, EmbeddingBagCollection, EmbeddingBagConfig, Pool, _core
 from holdfast.admin.by_key import keyed_rows
 from holdfast.admin.digest import digest_pool
+from holdfast.admin.inspection import inspect_pool
 from holdfast.data.batch import JaggedFeatures
+from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError, PoolFull, StepError
 from holdfast.pools.read_only import ReadOnlyPool, new_log_bytes
 from holdfast.pools.tables import normalize, to_spec
@@ -185,21 +188,40 @@ class Remembered:
 class Model:
     """What a table with keys is, as a dict: keys that are left behind are found out by a look at all of them."""
 
-    def __init__(self, initial: Callable[[list[int]], torch.Tensor], policy: dict[str, int]) -> None:
+    def __init__(self, initial: Callable[[list[int]], torch.Tensor], policy: dict[str, Any]) -> None:
         self._initial = initial
         self._ttl_steps = policy.get("ttl_steps", 1 << 40)
         self._max_keys = policy.get("max_keys", 1 << 40)
         self._admit_after = policy.get("admit_after", 1)
+        self._admit = policy.get("admit", lambda count: policy.get("admit_probability", 1.0))
+        stay = policy.get("stay", lambda updates: 0)
+        self._stay = (lambda updates: updates - 1) if stay == "lfu" else stay
+        self._newest = 0
         self.keys: dict[int, Remembered] = {}
 
     def leave_behind(self, step: int) -> None:
         """Before `step`."""
-        self.keys = {key: known for key, known in self.keys.items() if step - known.step <= self._ttl_steps}
-        while len(self.keys) > self._max_keys:
-            oldest = min(known.step for known in self.keys.values())
-            if oldest == max(known.step for known in self.keys.values()):
-                break
-            self.keys = {key: known for key, known in self.keys.items() if known.step > oldest}
+
+        def score(known: Remembered) -> int:
+            return known.step + int(self._stay(1 << known.updates.bit_length() - 1))
+
+        self.keys = {key: known for key, known in self.keys.items() if step - score(known) <= self._ttl_steps}
+        best = sorted((score(known) for known in self.keys.values()), reverse=True)
+        if len(best) <= self._max_keys:
+            return
+        too_many = best[self._max_keys]
+        least = too_many + 1 if too_many < self._newest + self._stay(1) else best[self._max_keys - 1]
+        self.keys = {
+            key: known for key, known in self.keys.items() if score(known) >= least or known.step == self._newest
+        }
+
+    def trains(self, key: int, occurrence: int) -> bool:
+        """The key's clock against the sum of what its occurrences added, in floating point."""
+        clock, passed = 64 - math.log2(draw_of(4, 0, key)), 0.0
+        for count in range(self._admit_after, occurrence + 1):
+            chance = self._admit(min(count, 16))
+            passed += math.inf if chance == 1 else -math.log2(1 - chance)
+        return passed > clock
 
     def read(self, keys: list[int]) -> torch.Tensor:
         initial = self._initial(keys)
@@ -209,17 +231,34 @@ class Model:
     def update(self, step: int, gradient: dict[int, torch.Tensor]) -> None:
         for key, of_key in gradient.items():
             before = self.keys.get(key) or Remembered(self._initial([key])[0], 0, 0)
-            trains = before.updates + 1 >= self._admit_after
-            vector = before.vector - 0.5 * of_key if trains else before.vector
+            vector = before.vector - 0.5 * of_key if self.trains(key, before.updates + 1) else before.vector
             self.keys[key] = Remembered(vector, step, before.updates + 1)
+        self._newest = step
 
 
-POLICIES: dict[str, dict[str, int]] = {
+def draw_of(pool_seed: int, table: int, key: int) -> int:
+    """The 64 bits that say when a key is admitted, as docs/FORMAT.md has them."""
+    bits = 0x61646D697373696F
+    for value in (pool_seed, table, key):
+        bits = ((bits + 0x9E3779B97F4A7C15) ^ value) & MASK
+        bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & MASK
+        bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & MASK
+        bits ^= bits >> 31
+    return bits
+
+
+MASK = (1 << 64) - 1
+POLICIES: dict[str, dict[str, Any]] = {
     "ttl": {"ttl_steps": 9},
     "max_keys": {"max_keys": 60},
     "both": {"ttl_steps": 12, "max_keys": 70},
     "admission": {"admit_after": 3},
     "all": {"ttl_steps": 14, "max_keys": 80, "admit_after": 2},
+    "chance of later ones": {"admit_probability": 0.5, "admit_after": 2, "ttl_steps": 14},
+    "chances": {"admit": lambda count: (0.0, 0.2, 0.9, 0.1)[min(count, 4) - 1], "max_keys": 70},
+    "lfu": {"max_keys": 60, "stay": "lfu"},
+    "stay": {"max_keys": 40, "ttl_steps": 12, "stay": lambda updates: 4 + min(updates, 8) * 9},
+    "stay for age": {"ttl_steps": 5, "stay": lambda updates: 2 * updates, "admit_probability": 0.7},
 }
 
 
@@ -259,7 +298,7 @@ def test_keys_are_left_behind_and_begin_anew_as_in_a_model(pool_root: Path, poli
     _, records = keyed_rows(reader, 0)
     found = {int(record["key"]): (int(record["step"]), int(record["updates"])) for record in records}
     assert found == {key: (known.step, known.updates) for key, known in model.keys.items()}
-    if "ttl_steps" in POLICIES[policy] or "max_keys" in POLICIES[policy]:
+    if POLICIES[policy].keys() & {"ttl_steps", "max_keys"} and policy != "stay":
         assert max(reader.touched_rows(0, 0, 1000)) < 0.8 * len(seen), "rows are another key's after a while"
 
 
@@ -298,7 +337,7 @@ def test_a_further_collection_changes_nothing_of_which_keys_are_left_behind(pool
         assert not torch.equal(seen[1], seen[3])
 
 
-@pytest.mark.parametrize("policy", ["both", "all"])
+@pytest.mark.parametrize("policy", ["both", "all", "chances", "lfu", "stay", "stay for age"])
 def test_lives_that_end_anywhere_leave_the_same_keys_behind(pool_root: Path, policy: str) -> None:
     options = {"capacity": 400, **POLICIES[policy]}
     one = Run(pool_root / "one", STORES["memory"], **options)
@@ -331,6 +370,18 @@ def test_a_batch_that_was_planned_long_ago_is_planned_again(pool_root: Path) -> 
         ({"num_embeddings": 10, "capacity": 10}, "capacity = 10; it must be None where num_embeddings"),
         ({"num_embeddings": 10, "capacity": None, "ttl_steps": 4}, "ttl_steps = 4; it must be None where there are no"),
         ({"max_keys": 2001}, "max_keys = 2001; it must be between 1 and 2000"),
+        ({"admit_probability": 0.0}, "admit_probability = 0.0; it must be above 0"),
+        ({"admit_probability": 1.5}, "admit_probability = 1.5; it must be above 0, and 1 at most"),
+        ({"admit_probability": 0.5, "admit": [0.5]}, "None where there is admit"),
+        ({"num_embeddings": 10, "capacity": None, "admit": [1.0]}, "it must be None where there are no keys"),
+        ({"admit": [0.5, 0.0]}, "chances from 0 to 1, the last one above 0"),
+        ({"admit": lambda count: 2.0 / count}, "chances from 0 to 1, the last one above 0"),
+        ({"admit": []}, "chances from 0 to 1, the last one above 0"),
+        ({"stay": "lfu"}, "None where neither ttl_steps nor max_keys leaves keys behind"),
+        ({"stay": "mru", "ttl_steps": 4}, "stay = 'mru'; it must be 'lru', 'lfu', or a function"),
+        ({"stay": lambda updates: -updates, "ttl_steps": 4}, "do not fall with the number of updates"),
+        ({"stay": [3, 2], "ttl_steps": 4}, "do not fall with the number of updates"),
+        ({"stay": [1 << 25], "ttl_steps": 4}, "whole numbers from 0 to 16777216"),
     ],
 )
 def test_a_declaration_that_cannot_be_is_refused(pool_root: Path, changes: dict[str, Any], message: str) -> None:
@@ -346,6 +397,83 @@ def test_a_table_does_not_begin_or_cease_to_have_keys(pool_root: Path) -> None:
     ):
         with Pool(pool_root / "pool") as pool, pytest.raises(ConfigError, match=message):
             EmbeddingBagCollection(pool, [other], optimizer=SGD(lr=0.5))
+
+
+@pytest.mark.parametrize(
+    ("made_with", "other", "message"),
+    [
+        ({}, {"admit_probability": 0.5}, r"chances to be admitted = \[1.0\], now it is \[0.5\]"),
+        ({"admit": [0.0, 0.25]}, {"admit": [0.0, 0.5]}, r"= \[0.0, 0.25\], now it is \[0.0, 0.5\]"),
+        ({"max_keys": 9}, {"max_keys": 9, "stay": [0, 2]}, r"stay = \[\], now it is \[0, 2, 2"),
+    ],
+)
+def test_a_pool_that_was_made_with_another_rule_is_refused(
+    pool_root: Path, made_with: dict[str, Any], other: dict[str, Any], message: str
+) -> None:
+    Run(pool_root / "pool", STORES["memory"], **made_with).close()
+    with Pool(pool_root / "pool") as pool, pytest.raises(ConfigError, match=message):
+        EmbeddingBagCollection(pool, [table(**other)], optimizer=SGD(lr=0.5))
+
+
+def test_rules_that_say_the_same_in_other_words_are_one(pool_root: Path) -> None:
+    """What was chosen is kept in the pool, as numbers."""
+    Run(pool_root / "pool", STORES["memory"], admit=lambda count: 0.25, max_keys=9, stay="lfu").close()
+    again = {"admit_probability": 0.25, "max_keys": 9, "stay": lambda updates: updates - 1}
+    Run(pool_root / "pool", STORES["memory"], **again).close()
+    Run(pool_root / "plain", STORES["memory"], max_keys=9).close()
+    Run(pool_root / "plain", STORES["memory"], max_keys=9, admit_probability=1.0, stay="lru").close()
+
+
+def test_what_became_of_keys_is_counted(pool_root: Path) -> None:
+    """Against the records: a key is admitted once, and what is not admitted was held back as often as it counts."""
+    options = {"capacity": 3000, "admit_probability": 0.3}
+    run = Run(pool_root / "pool", STORES["memory"], **options)
+    run.train_to(25, drifting_batch)
+    counts = run.pool.key_counts()
+    run.close()
+    found = inspect_pool(pool_root / "pool")["tables"][0]["keys"]
+    _, records = keyed_rows(_core.Reader(str(pool_root / "pool")), 0)
+    model = Model(lambda keys: torch.zeros(len(keys), DIM), options)
+    first = [next(n for n in range(1, 1 << 30) if model.trains(int(record["key"]), n)) for record in records]
+    waits = [int(record["updates"]) < of_key for record, of_key in zip(records, first, strict=True)]
+    held_back = sum(min(int(record["updates"]), of_key - 1) for record, of_key in zip(records, first, strict=True))
+    assert 0 < sum(waits) < len(records)
+    assert counts == {"admitted": len(records) - sum(waits), "held_back": held_back, "left_behind": 0}
+    assert found == {"live": len(records), "not_admitted": sum(waits), "left_behind": 0}
+
+
+def test_keys_that_are_left_behind_are_counted_from_the_opening_on(pool_root: Path) -> None:
+    options = {"capacity": 3000, "max_keys": 60, "stay": "lfu"}
+    found = []
+    for last in (20, 40):
+        run = Run(pool_root / "pool", STORES["memory"], **options)
+        assert run.pool.key_counts() == {"admitted": 0, "held_back": 0, "left_behind": 0}
+        run.train_to(last, drifting_batch)
+        counts = run.pool.key_counts()
+        assert counts is not None
+        found.append(counts["left_behind"])
+        run.close()
+    straight = Run(pool_root / "straight", STORES["memory"], **options)
+    straight.train_to(40, drifting_batch)
+    counts = straight.pool.key_counts()
+    assert counts is not None
+    assert sum(found) == counts["left_behind"] > 60
+    straight.close()
+
+
+def test_a_pool_in_which_all_keys_stay_counts_nothing(pool_root: Path) -> None:
+    run = Run(pool_root / "pool", STORES["memory"])
+    assert run.pool.key_counts() is None
+    run.close()
+
+
+@pytest.mark.parametrize("rule", [{"admit_probability": 0.5}, {"max_keys": 9, "stay": "lfu"}])
+def test_slots_of_a_device_refuse_rules_that_they_do_not_know(pool_root: Path, rule: dict[str, Any]) -> None:
+    with (
+        Pool(pool_root / "pool", medium="memory") as pool,
+        pytest.raises(ConfigError, match=rf"device\.rows = 'scratchpad': table 'items' has {[*rule][-1]}"),
+    ):
+        EmbeddingBagCollection(pool, [table(**rule)], device=DeviceConfig(rows="scratchpad"))
 
 
 def test_a_capacity_that_nobody_chose_is_no_reason_for_a_log_of_gigabytes() -> None:

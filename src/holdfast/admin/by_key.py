@@ -53,7 +53,7 @@ def keyed_rows(reader: PoolReader, number: int) -> KeyedRows:
         rows.append(chunk.rows[has_key])
         records.append(of_chunk[has_key])
     all_rows, all_records = np.concatenate(rows), np.concatenate(records)
-    counts = all_records["step"] >= oldest_step(reader.tables[number], all_records["step"], reader.commit["step"])
+    counts = living_keys(reader, number, all_records)
     all_rows, all_records = all_rows[counts], all_records[counts]
     order = np.lexsort((all_records["step"], all_records["key"]))
     all_rows, all_records = all_rows[order], all_records[order]
@@ -62,17 +62,17 @@ def keyed_rows(reader: PoolReader, number: int) -> KeyedRows:
     return KeyedRows(all_rows[is_last], all_records[is_last])
 
 
-def oldest_step(table: _core.TableSpec, steps: NDArray[np.uint32], step: int) -> int:
-    """Keys that were updated before this step are left behind at the end of `step`, as core/keys/key_ages.h has it.
-    steps: of all records that there are."""
-    oldest = max(0, step + 1 - table.ttl_steps) if table.ttl_steps else 0
-    if table.max_keys:
-        found, counts = np.unique(steps[steps >= oldest], return_counts=True)
-        for of_step, later in zip(found[1:], np.cumsum(counts[::-1])[::-1], strict=False):
-            if later <= table.max_keys:
-                break
-            oldest = int(of_step)
-    return oldest
+def first_admissions(reader: PoolReader, number: int, keys: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """How many steps have to bring each key before it is trained, that one among them."""
+    spec, seed = reader.tables[number], reader.header["seed"]
+    return _core.first_admissions(spec, seed, number, np.ascontiguousarray(keys))
+
+
+def living_keys(reader: PoolReader, number: int, records: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Of all records that rows of a table have: which are of keys that are not left behind."""
+    step, seed = reader.commit["step"], reader.header["seed"]
+    as_bytes = np.ascontiguousarray(records).view(np.uint8).reshape(-1, KEY_RECORD.itemsize)
+    return _core.living_keys(reader.tables[number], seed, number, step, as_bytes)
 
 
 def by_key(reader: PoolReader, number: int, keyed: KeyedRows | None = None) -> Iterator[KeyedChunk]:

@@ -179,7 +179,7 @@ def import_table(
     table = pool.tables[number]
     layout = layout_of(table)
     dtype = TORCH_DTYPES[table.dtype]
-    records = _records(file, table, source)
+    records = _records(file, table, reader.header["seed"], number, source)
     num_rows = table.num_embeddings if records is None else len(records)
 
     def changed() -> Iterator[tuple[int, NDArray[np.uint64], NDArray[np.uint8], NDArray[np.uint8]]]:
@@ -216,7 +216,9 @@ def import_table(
                 on_bytes(count * (layout.weight_bytes + layout.state_bytes))
 
 
-def _records(file: TensorFile, table: _core.TableSpec, source: Mapping[str, str]) -> NDArray[np.void] | None:
+def _records(
+    file: TensorFile, table: _core.TableSpec, seed: int, number: int, source: Mapping[str, str]
+) -> NDArray[np.void] | None:
     """Of a table with keys, the records of the file's rows: of its keys, or of the rows' numbers where it has none.
     They count as updated when the new pool begins, and as admitted. Of managed collisions, rows that no id has are
     nobody's."""
@@ -232,14 +234,13 @@ def _records(file: TensorFile, table: _core.TableSpec, source: Mapping[str, str]
         keys = found.numpy()
         if len(np.unique(keys)) != num_rows:
             raise ConfigError(f"{source['keys']} in the file has a key more than once")
-    updates = max(1, table.admit_after)
     if _MANAGED[0] in source:
         ids, rows = _managed_rows(file, table, source, num_rows)
         records["key"][rows] = ids
-        records["updates"][rows] = updates
+        records["updates"][rows] = _core.first_admissions(table, seed, number, np.ascontiguousarray(ids))
         return records
     records["key"] = keys
-    records["updates"] = updates
+    records["updates"] = _core.first_admissions(table, seed, number, np.ascontiguousarray(keys, np.int64))
     return records
 
 

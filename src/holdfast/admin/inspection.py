@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import _core
-from holdfast.admin.by_key import keyed_rows
+from holdfast.admin.by_key import first_admissions, keyed_rows
 from holdfast.pools.directory import is_of_group
 from holdfast.pools.optim import OPTIMIZERS
 from holdfast.pools.read_only import PoolReader, check_exists, is_in_use, layout_of, medium_words
@@ -45,7 +45,7 @@ def of_rows(reader: PoolReader, number: int, num_touched: int) -> dict[str, Any]
     _, records = keyed_rows(reader, number)
     keys = {
         "live": len(records),
-        "not_admitted": int((records["updates"] < table.admit_after).sum()),
+        "not_admitted": int((records["updates"] < first_admissions(reader, number, records["key"])).sum()),
         "left_behind": num_touched - len(records),
     }
     return {"touched_rows": num_touched, "keys": keys}

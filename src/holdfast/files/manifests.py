@@ -28,6 +28,12 @@ class TableFields:
     ttl_steps: int = 0
     max_keys: int = 0
     admit_after: int = 0
+    turned_away: tuple[int, ...] = ()
+    stay: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("turned_away", "stay"):  # lists, as JSON and the core have them
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
     @classmethod
     def of(cls, spec: _core.TableSpec) -> Self:
@@ -35,7 +41,7 @@ class TableFields:
 
     def said(self) -> dict[str, Any]:
         """As a manifest has it; of a table without keys nothing is said of them, as before there were any."""
-        of_keys = ("keys", "ttl_steps", "max_keys", "admit_after")
+        of_keys = ("keys", "ttl_steps", "max_keys", "admit_after", "turned_away", "stay")
         return {name: value for name, value in asdict(self).items() if name not in of_keys or value}
 
     @property

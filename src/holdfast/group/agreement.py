@@ -46,5 +46,8 @@ def _words_of(spec: _core.TableSpec) -> list[Any]:
         spec.init_high,
         spec.keys,
         spec.ttl_steps,
+        spec.max_keys,
         spec.admit_after,
+        spec.turned_away,
+        spec.stay,
     ]

@@ -138,11 +138,6 @@ class SharedPool(Pool):
                 "Checkpoint and the first batch"
             )
         for table in tables:
-            if table.max_keys is not None:
-                raise ConfigError(
-                    f"table '{table.name}': max_keys = {table.max_keys}, which counts the keys of all ranks, and each "
-                    "knows its own: leave it out, and leave keys behind by ttl_steps"
-                )
             if table.name in self._features_of:
                 raise ConfigError(f"table '{table.name}' is declared by two collections")
             self._specs.append(to_spec(table, optimizer.kind))
@@ -253,6 +248,10 @@ class SharedPool(Pool):
 
     def traffic(self) -> dict[str, float] | None:
         return None if self.opened.member is None else self.opened.member.traffic()
+
+    def key_counts(self) -> dict[str, int] | None:
+        """Of this rank's shards."""
+        return None if self.opened.member is None else self.opened.member.key_counts()
 
     def take_spans(self) -> list[tuple[str, str, float, float]]:
         return [] if self.opened.member is None else self.opened.member.take_spans()

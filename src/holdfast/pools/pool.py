@@ -265,6 +265,11 @@ class Pool:
         """Rows and bytes since the pool was opened (core/step/row_backend.h); None where its rows are mapped."""
         return self.core.traffic() if self._behind is None else self._behind.reading.traffic
 
+    def key_counts(self) -> dict[str, int] | None:
+        """Keys that were admitted since the pool was opened, updates that were held back since, of keys that were not,
+        and keys that were left behind; None where all of them train and stay."""
+        return self.core.key_counts()
+
     def take_spans(self) -> list[tuple[str, str, float, float]]:
         """Stage, thread, begin and end of what the pool's own threads did; each is given once."""
         return self.core.take_spans()

@@ -21,6 +21,10 @@ POOLINGS = ("sum", "mean")
 KEYS = ("none", "int64")  # in the order of the pool's format (core/base/format.h, KeyKind)
 MAX_CAPACITY = (1 << 32) - 2  # of a table with keys
 MAX_ROWS = 1 << 40
+STAY_LEVELS = 24  # 2^i updates and more, up to the next power of two (core/keys/key_policy.h)
+MAX_STAY = 1 << 24
+ADMISSION_CHANCES = 16  # occurrences of a key that have a chance of their own (core/keys/key_admission.h)
+_NEVER = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +36,26 @@ class EmbeddingBagConfig:
         it; what has no row reads as its initial value. No two keys ever share a row.
     capacity: rows that a table with keys can have; a key for which there is none left is PoolFull. Files are sparse:
         what is not used takes no room. Default: 2^26.
-    ttl_steps, max_keys, admit_after: of a table with keys. A key that no step updated for more than ttl_steps steps is
+    ttl_steps, max_keys: of a table with keys. A key that no step updated for more than ttl_steps steps is
         left behind, and so are, where there would be more than max_keys, those that were updated longest ago: all of a
         step at a time, never those of the newest one. Which are is a function of the committed steps. What is left
         behind reads as its initial value and begins anew if it comes again; its row is another key's some time later,
         at 32 steps at the earliest, so capacity has to be the larger by what comes in so many steps, and by an eighth.
-        admit_after: the step that brings a key for the `admit_after`-th time is the first that trains it; until then it
+    stay: how many steps longer a key stays that was updated often, as if its newest update had been so much later. A
+        function of its updates, called for 1, 2, 4, 8 and so on, once, when the pool is made, and kept in it; a key in
+        between has the steps of the power of two before. They must not fall. Or these numbers, as many as there are;
+        or "lfu", least frequently used, with age: as many steps as the key had updates when they last came to a power
+        of two, less one. "lru", the default: none. Where keys that were updated often are more than max_keys by
+        themselves, those with the least that fit stay together, so there may be some more; and keys of the newest
+        step stay beside them.
+    admit_after: the step that brings a key for the `admit_after`-th time is the first that trains it; until then it
         counts, and reads as its initial value.
+    admit_probability: each step that brings a key admits it with this chance: that step is the first that trains it.
+        With admit_after, each step from the `admit_after`-th on. Which steps do is drawn from the pool's seed, the
+        table and the key, so it is the same in every life, on any number of ranks, and if the key begins anew.
+    admit: in place of admit_probability, the chance as a function of how often the key came, this time included:
+        called for 1 to 16, once, when the pool is made, and kept in it; the last chance, above 0, is that of all that
+        follow. Or those chances, as many as there are.
     weight_init_min, weight_init_max: rows start uniform in [min, max); default ±1/sqrt(num_embeddings), as TorchRec's
         (with keys: of the capacity). The initial value of a row is a function of (pool seed, table, row), with keys of
         (pool seed, table, key), so a table costs nothing until rows are used.
@@ -56,7 +73,10 @@ class EmbeddingBagConfig:
     capacity: int | None = None
     ttl_steps: int | None = None
     max_keys: int | None = None
+    stay: Callable[[int], int] | Sequence[int] | str | None = None
     admit_after: int | None = None
+    admit_probability: float | None = None
+    admit: Callable[[int], float] | Sequence[float] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -153,7 +173,86 @@ def _policy_of(
             raise bad(name, value, "None where there are no keys")
         if not 1 <= value <= largest:
             raise bad(name, value, f"between 1 and {largest}")
+    policy["admit"] = _chances_of(table, keys, bad)
+    policy["stay"] = _stay_of(table, keys, bad)
     return policy
+
+
+def _stay_of(table: Any, keys: str | None, bad: Callable[[str, object, str], ConfigError]) -> tuple[int, ...] | None:
+    """How many steps a key stays longer, of each level of updates."""
+    stay = getattr(table, "stay", None)
+    if stay is None:
+        return None
+    if keys is None:
+        raise bad("stay", stay, "None where there are no keys")
+    if not getattr(table, "ttl_steps", None) and not getattr(table, "max_keys", None):
+        raise bad("stay", stay, "None where neither ttl_steps nor max_keys leaves keys behind")
+    if isinstance(stay, str):
+        if stay not in ("lru", "lfu"):
+            raise bad("stay", stay, "'lru', 'lfu', or a function of the number of updates")
+        steps = [(1 << level) - 1 if stay == "lfu" else 0 for level in range(STAY_LEVELS)]
+    elif callable(stay):
+        steps = [stay(1 << level) for level in range(STAY_LEVELS)]
+    else:
+        steps = list(stay)[:STAY_LEVELS]
+        steps += steps[-1:] * (STAY_LEVELS - len(steps))
+    is_good = all(int(of_level) == of_level and 0 <= of_level <= MAX_STAY for of_level in steps)
+    if not steps or not is_good or steps != sorted(steps):
+        raise bad("stay", steps, f"whole numbers from 0 to {MAX_STAY} that do not fall with the number of updates")
+    return tuple(int(of_level) for of_level in steps)
+
+
+def _chances_of(
+    table: Any, keys: str | None, bad: Callable[[str, object, str], ConfigError]
+) -> tuple[float, ...] | None:
+    """Of a key's occurrences to admit it, or None where each does that comes late enough."""
+    probability, admit = getattr(table, "admit_probability", None), getattr(table, "admit", None)
+    for name, value in (("admit_probability", probability), ("admit", admit)):
+        if value is not None and keys is None:
+            raise bad(name, value, "None where there are no keys")
+    if probability is not None:
+        if admit is not None:
+            raise bad("admit_probability", probability, "None where there is admit, which says all of it")
+        if not 0 < probability <= 1:
+            raise bad("admit_probability", probability, "above 0, and 1 at most")
+        return (float(probability),) * ADMISSION_CHANCES
+    if admit is None:
+        return None
+    if callable(admit):
+        chances = [float(admit(count)) for count in range(1, ADMISSION_CHANCES + 1)]
+    else:
+        chances = [float(chance) for chance in admit][:ADMISSION_CHANCES]
+        chances += chances[-1:] * (ADMISSION_CHANCES - len(chances))
+    if not chances or not all(0 <= chance <= 1 for chance in chances) or not chances[-1]:
+        raise bad("admit", chances, "chances from 0 to 1, the last one above 0")
+    return tuple(chances)
+
+
+def _steps_to_stay(stay: Callable[[int], int] | Sequence[int] | str | None) -> list[int]:
+    """As the pool keeps them."""
+    if stay is None:
+        return []
+    assert not callable(stay), "of a table that was normalized"
+    assert not isinstance(stay, str), "of a table that was normalized"
+    return list(stay) if any(stay) else []
+
+
+def _turned_away(chances: Callable[[int], float] | Sequence[float] | None) -> list[int]:
+    """As the pool keeps chances to be admitted: those that are left, in units of 2^-32."""
+    if chances is None:
+        return []
+    assert not callable(chances), "of a table that was normalized"
+    left = [(1 << 32) - round(chance * (1 << 32)) for chance in chances]  # exact, but for the rounding
+    found = [min(of_one, _NEVER - 1) if chance else _NEVER for of_one, chance in zip(left, chances, strict=True)]
+    return found if any(found) else []
+
+
+def _admits(turned_away: Sequence[int]) -> str:
+    """The other way, for messages."""
+    chances = [0.0 if of_one == _NEVER else 1 - of_one / (1 << 32) for of_one in turned_away]
+    while len(chances) > 1 and chances[-1] == chances[-2]:
+        chances.pop()
+    return str([float(f"{chance:.6g}") for chance in chances or [1.0]])
 
 
 def normalize_all(tables: Iterable[Any]) -> list[EmbeddingBagConfig]:
@@ -190,6 +289,8 @@ def to_spec(config: EmbeddingBagConfig, optimizer: int) -> _core.TableSpec:
         ttl_steps=config.ttl_steps or 0,
         max_keys=config.max_keys or 0,
         admit_after=config.admit_after or 0,
+        turned_away=_turned_away(config.admit),
+        stay=_steps_to_stay(config.stay),
     )
 
 
@@ -197,13 +298,16 @@ def check_same(there: _core.TableSpec, wanted: _core.TableSpec, optimizers: Sequ
     """Raises ConfigError that names the field in which a pool's table differs from the one that is asked for."""
     words = {"dtype": DTYPES, "pooling": POOLINGS, "optimizer": optimizers, "keys": KEYS}
     names = {"num_embeddings": "capacity"} if there.keys and wanted.keys else {}
+    names["turned_away"] = "chances to be admitted"
     shape = ("keys", "num_embeddings", "embedding_dim", "dtype", "optimizer", "pooling", "init_low", "init_high")
-    for field in (*shape, "ttl_steps", "max_keys", "admit_after"):
+    for field in (*shape, "ttl_steps", "max_keys", "admit_after", "turned_away", "stay"):
         old, new = getattr(there, field), getattr(wanted, field)
         if field.startswith("init_") and _is_default(new, wanted.num_embeddings) and _is_default(old):
             continue  # of another number of rows, before a restore gave the table more: rows begin as they did
         if field in words:
             old, new = words[field][old], words[field][new]
+        if field == "turned_away":
+            old, new = _admits(old), _admits(new)
         if old != new:
             raise ConfigError(
                 f"table '{there.name}': the pool was made with {names.get(field, field)} = {old}, now it is {new}; "

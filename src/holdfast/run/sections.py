@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from holdfast.data import CriteoTsvConfig, Feature, ParquetConfig, SyntheticConfig, criteo_shape
 from holdfast.device.options import DeviceConfig
@@ -97,7 +97,8 @@ class EmbeddingConfig:
     dim: weights of a row. dtype: of the weights; optimizer state is float32. pooling: of a bag's rows. optimizer:
     FBGEMM's definitions, see holdfast.pools.optim. lr, weight_decay: of the rows' optimizer. eps, betas: where it has
     them; None: its default. init_bound: rows start uniform in ±init_bound; None: 1/sqrt(rows of the table). ttl_steps,
-    max_keys, admit_after: of the tables of features with keys, see holdfast.EmbeddingBagConfig.
+    max_keys, stay, admit_after, admit_probability: of the tables of features with keys, see
+    holdfast.EmbeddingBagConfig.
     """
 
     dim: int
@@ -111,7 +112,9 @@ class EmbeddingConfig:
     weight_decay: float = 0.0
     ttl_steps: int | None = field(default=None, metadata=UNRECORDED)
     max_keys: int | None = field(default=None, metadata=UNRECORDED)
+    stay: Literal["lru", "lfu"] | None = field(default=None, metadata=UNRECORDED)
     admit_after: int | None = field(default=None, metadata=UNRECORDED)
+    admit_probability: float | None = field(default=None, metadata=UNRECORDED)
 
     def __post_init__(self) -> None:
         if self.dim < 1:
@@ -130,7 +133,8 @@ class EmbeddingConfig:
 
     def tables(self, features: Sequence[Feature]) -> list[EmbeddingBagConfig]:
         low = None if self.init_bound is None else -self.init_bound
-        policy = {name: getattr(self, name) for name in ("ttl_steps", "max_keys", "admit_after")}
+        names = ("ttl_steps", "max_keys", "stay", "admit_after", "admit_probability")
+        policy: dict[str, Any] = {name: getattr(self, name) for name in names}
         for name, value in policy.items():
             if value is not None and not any(feature.keys for feature in features):
                 raise ConfigError(f"embedding.{name} = {value}: none of the data's features has keys")

@@ -39,6 +39,7 @@ def open_access(
         )
     if config.way == "near_memory":
         return NearMemoryRows(pool, collection, device)
+    _refuse_rules(pool, numbers, config.way)
     # Kernels and their compiler are imported by those who use them.
     from holdfast.slots.home_mapping import HomeMapping
     from holdfast.slots.slot_rows import SlotRows
@@ -61,6 +62,17 @@ def open_access(
         num_bytes=config.scratchpad_bytes or _default_bytes(device),
         mapping=mapping,
     )
+
+
+def _refuse_rules(pool: Pool, numbers: Sequence[int], way: str) -> None:
+    """Of keys, that a device does not know."""
+    for table in (pool.core.tables[number] for number in numbers):
+        for rule, is_set in (("admit_probability or admit", table.turned_away), ("stay", table.stay)):
+            if is_set:
+                raise ConfigError(
+                    f"device.rows = {way!r}: table '{table.name}' has {rule}, which slots of a device do not know; "
+                    "set device.rows = 'near_memory', or leave it out"
+                )
 
 
 def _default_bytes(device: torch.device) -> int:

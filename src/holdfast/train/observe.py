@@ -2,9 +2,9 @@
 
 The metrics file holds one object a step, ``{"step", "durable_step", "loss", "samples_per_second", "logged_bytes",
 "stage_ms", "background_ms"}``, where rows are updated on a device ``"device_ms"``, and where they come through a
-scratchpad ``"traffic"`` (see StepReport) and ``"rates"``; objects ``{"event": "evaluation", "step", "auc", "logloss"}``
-where the run evaluates in between, and last of all ``{"event": "end", "step", "auc", "logloss"}``. It always reads like
-one run without a break, every step once:
+scratchpad ``"traffic"`` (see StepReport) and ``"rates"``, where tables have keys that may wait or be left behind
+``"keys"``; objects ``{"event": "evaluation", "step", "auc", "logloss"}`` where the run evaluates in between, and last
+of all ``{"event": "end", "step", "auc", "logloss"}``. It always reads like one run without a break, every step once:
 
 - a run that resumes at step s first cuts off what the file holds of steps after s (they are trained again), a line that
   a crash left unfinished, and the end of a run that now goes on;
@@ -126,6 +126,7 @@ class MetricsFile:
                 "stage_ms": {stage: round(ms, 4) for stage, ms in report.stage_ms.items()},
                 "background_ms": _background_ms(report),
                 **({} if not report.device else {"device_ms": _milliseconds(report.device)}),
+                **({} if report.keys is None else {"keys": report.keys}),
                 **(
                     {}
                     if report.traffic is None
@@ -149,8 +150,8 @@ class MetricsFile:
 
 class TensorBoard:
     """Scalars for TensorBoard: loss, samples_per_second, durable_lag (steps) and what the metrics file has under
-    stage_ms, background_ms, device_ms, traffic and rates, of every tenth step; AUC and log-loss of every evaluation.
-    Steps after `resumed_step` of an earlier life are hidden."""
+    stage_ms, background_ms, device_ms, keys, traffic and rates, of every tenth step; AUC and log-loss of every
+    evaluation. Steps after `resumed_step` of an earlier life are hidden."""
 
     def __init__(self, directory: Path, *, resumed_step: int) -> None:
         try:
@@ -171,6 +172,7 @@ class TensorBoard:
             **{f"stage_ms/{stage}": ms for stage, ms in report.stage_ms.items()},
             **{f"background_ms/{stage}": ms for stage, ms in _background_ms(report).items()},
             **{f"device_ms/{name}": ms for name, ms in _milliseconds(report.device).items()},
+            **{f"keys/{name}": value for name, value in (report.keys or {}).items()},
             **{f"traffic/{name}": value for name, value in (report.traffic or {}).items()},
             **{f"rates/{name}": value for name, value in rates.items()},
         }

@@ -26,7 +26,8 @@ class StepReport:
     in which they were spent, each piece of a verb that comes in several. logged_bytes: what the step wrote
     to the log; log_bytes_free: what the log has left after commit. traffic: rows and bytes since the report before (of
     this step and of what ran beside it), where rows come through a scratchpad (names as in core/step/row_backend.h; of
-    a device's, device_...).
+    a device's, device_...). keys: since the report before, how many keys were admitted, how many updates were held
+    back, of keys that are not, and how many keys were left behind; where a table has such rules, of this rank's shards.
     device: when the device did what of this step, by its own clock; where rows are updated there. background: what ran
     beside training, on the pool's own threads, and ended since the report before, whichever step it was for: (stage,
     when); stages as in core/base/stage_spans.h.
@@ -42,6 +43,7 @@ class StepReport:
     logged_bytes: int
     log_bytes_free: int
     traffic: dict[str, float] | None = None
+    keys: dict[str, int] | None = None
     laps: list[tuple[str, float]] = field(default_factory=list)
     device: dict[str, Span] = field(default_factory=dict)
     background: list[tuple[str, Span]] = field(default_factory=list)
@@ -56,6 +58,13 @@ def traffic_since(before: dict[str, float] | None, after: dict[str, float] | Non
     if before is None or after is None:
         return None
     return {name: value if name in _STANDING else value - before[name] for name, value in after.items()}
+
+
+def keys_since(before: dict[str, int] | None, after: dict[str, int] | None) -> dict[str, int] | None:
+    """The same of what became of keys."""
+    if before is None or after is None:
+        return None
+    return {name: max(0, value - before[name]) for name, value in after.items()}
 
 
 def background_of(pool: Pool) -> list[tuple[str, Span]]:

@@ -38,7 +38,7 @@ from holdfast.train.dense_part import in_parts
 from holdfast.train.evaluation import EvaluationStopped, collect_scores
 from holdfast.train.metrics import Evaluation, evaluate_packed
 from holdfast.train.options import TrainConfig, last_step_of
-from holdfast.train.step_report import Span, StepReport, Stopwatch, background_of, traffic_since
+from holdfast.train.step_report import Span, StepReport, Stopwatch, background_of, keys_since, traffic_since
 
 _Planned: TypeAlias = tuple[Batch, tuple[PlannedFeatures, Span]]
 
@@ -73,6 +73,7 @@ class _Issued:
     work: list[Work]
     captured: Captured
     traffic: dict[str, float] | None
+    keys: dict[str, int] | None
 
 
 class Trainer:
@@ -131,6 +132,7 @@ class Trainer:
         self._issued: deque[_Issued] = deque()
         self._before: PlannedFeatures | None = None  # of the step before the first of this life
         self._told: dict[str, float] | None = None  # of the pool's traffic
+        self._told_of_keys: dict[str, int] | None = None
 
     @property
     def description(self) -> str:
@@ -169,6 +171,7 @@ class Trainer:
         On a device it may have begun later steps by then; but where an evaluation is due after a step it has not.
         Raises NonFiniteLoss, and the pool stays where it was."""
         self._told = self._traffic()
+        self._told_of_keys = self.pool.key_counts()
         if not self.pool.group.is_trainer:
             yield from self._serve()
             return
@@ -207,6 +210,7 @@ class Trainer:
                 logged_bytes=0,
                 log_bytes_free=self.pool.log_bytes_free,
                 traffic=self._traffic_since_told(),
+                keys=self._keys_since_told(),
                 background=background_of(self.pool),
             )
 
@@ -269,6 +273,7 @@ class Trainer:
             work=[trained, *self.rows.work_of(capture)] if self.pool.commits_behind else [],
             captured=capture,
             traffic=self._traffic_since_told(),
+            keys=self._keys_since_told(),
         )
 
     def _retire_all(self) -> Iterator[StepReport]:
@@ -292,6 +297,7 @@ class Trainer:
                 logged_bytes=issued.captured.bytes,
                 log_bytes_free=self.pool.log_bytes_free,
                 traffic=issued.traffic,
+                keys=issued.keys,
                 device={work.name: Span(work.queue, *self._clock.span(work)) for work in issued.work},
                 background=background_of(self.pool),
             )
@@ -300,6 +306,11 @@ class Trainer:
         """What a report says of it: with what ran between two steps, so that reports add up to all there was."""
         before, self._told = self._told, self._traffic()
         return traffic_since(before, self._told)
+
+    def _keys_since_told(self) -> dict[str, int] | None:
+        """The same of keys."""
+        before, self._told_of_keys = self._told_of_keys, self.pool.key_counts()
+        return keys_since(before, self._told_of_keys)
 
     def _traffic(self) -> dict[str, float] | None:
         """Of the pool's scratchpad and of the device's."""
