@@ -71,7 +71,7 @@ class KeyDirectory {
     static constexpr std::size_t full_percent = 80;
     static constexpr std::size_t grown_percent = 64;
     static constexpr std::size_t group_slots = 4;
-    static constexpr std::size_t run_slots = 0;  // for_blocks asks for the line behind, where a fifth of the keys lie
+    static constexpr std::size_t run_slots = 0;  // for_blocks asks for the line behind
 
     std::uint64_t seed = 0;
 
