@@ -46,6 +46,14 @@ class GrowingTable {
     Slot* const slot = slots.data() + slot_of(slots, key, hash);
     return policy_.is_empty(*slot) ? nullptr : slot;
   }
+  // The same where the group that the search begins with has the slot: it, or the empty one where the key would go. Null
+  // where the search would go on.
+  [[gnu::always_inline]] Slot* find_near(const Key& key, std::uint64_t hash) const {
+    const HugeArray<Slot>& slots = slots_of(hash);
+    Slot* const first = slots.data() + first_slot(slots, hash);
+    const unsigned ends = ends_of(first, key);
+    return ends == 0 ? nullptr : first + std::countr_zero(ends);
+  }
   // Replaces what was there of its key.
   void insert(const Slot& slot) {
     const Key key = policy_.key_of(slot);
@@ -96,6 +104,11 @@ class GrowingTable {
     const Slot* const slot = slots.data() + first_slot(slots, hash);
     __builtin_prefetch(slot);
     if constexpr (Policy::run_slots != 0) __builtin_prefetch(slot + Policy::run_slots);
+  }
+  // Of the group behind that one.
+  [[gnu::always_inline]] void prefetch_behind(std::uint64_t hash) const {
+    const HugeArray<Slot>& slots = slots_of(hash);
+    __builtin_prefetch(slots.data() + first_slot(slots, hash) + group_slots);
   }
   // All entries, some slots at a time: those of `count` slots from `slot` on, or of as many as there are. Returns the
   // slot after them, num_slots() at the end. visit_entry must not change the table. Where keys were inserted meanwhile, and
@@ -163,15 +176,19 @@ class GrowingTable {
   const HugeArray<Slot>& slots_of(std::uint64_t hash) const { return !is_growing() || has_moved(hash) ? slots_ : old_; }
   // What has moved is whole runs, so a key's first slot says whether it has.
   bool has_moved(std::uint64_t hash) const { return distance(old_, old_start_, first_slot(old_, hash)) < num_moved_; }
+  // Which slots of a group would end a search for the key, a bit each.
+  [[gnu::always_inline]] unsigned ends_of(const Slot* first, const Key& key) const {
+    unsigned ends = 0;
+    for (unsigned i = 0; i < group_slots; ++i) {
+      const unsigned is_end = unsigned{policy_.is_empty(first[i])} | unsigned{policy_.key_of(first[i]) == key};
+      ends |= is_end << i;
+    }
+    return ends;
+  }
   // The slot of `key`, or the empty one where it would go.
   std::size_t slot_of(const HugeArray<Slot>& slots, const Key& key, std::uint64_t hash) const {
     for (std::size_t group = first_slot(slots, hash);;) {
-      const Slot* const first = slots.data() + group;
-      unsigned ends = 0;
-      for (unsigned i = 0; i < group_slots; ++i) {
-        const unsigned is_end = unsigned{policy_.is_empty(first[i])} | unsigned{policy_.key_of(first[i]) == key};
-        ends |= is_end << i;
-      }
+      const unsigned ends = ends_of(slots.data() + group, key);
       if (ends != 0) [[likely]]
         return group + static_cast<std::size_t>(std::countr_zero(ends));
       group += group_slots;

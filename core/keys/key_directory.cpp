@@ -9,26 +9,10 @@
 namespace holdfast {
 namespace {
 
-constexpr std::size_t prefetch_distance = 32;  // a power of two
+// Keys that are looked for at once: so many lines are asked for before the first of them is read.
+constexpr std::size_t block_keys = 64;
 // Looked at for each new key: where as many keys are left behind as come, so many rows for each that is found lie idle.
 constexpr std::size_t slots_a_new_key = 8;
-
-// Calls body(i, key, hash) for each of the keys, whose slots are asked for some calls earlier.
-template <class Slots, class Body>
-void for_keys(const Slots& slots, std::span<const std::int64_t> keys, const Body& body) {
-  std::array<std::uint64_t, prefetch_distance> hashes;  // of the keys that come next
-  const auto key_at = [&](std::size_t i) { return static_cast<std::uint64_t>(keys[i]); };
-  const auto ask_for = [&](std::size_t i) {
-    const std::uint64_t hash = hashes[i % prefetch_distance] = slots.hash(key_at(i));
-    slots.prefetch(hash);
-  };
-  for (std::size_t i = 0; i < std::min(prefetch_distance, keys.size()); ++i) ask_for(i);
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    const std::uint64_t hash = hashes[i % prefetch_distance];
-    if (i + prefetch_distance < keys.size()) ask_for(i + prefetch_distance);
-    body(i, key_at(i), hash);
-  }
-}
 
 }  // namespace
 
@@ -77,22 +61,69 @@ void KeyDirectory::add(std::span<const std::uint64_t> rows, std::span<const KeyR
   }
 }
 
+// A line is asked for a block ahead, and the next one of those keys alone that do not end in it: they are looked for once
+// more, behind their block.
+template <class Visit, class EndBlock>
+void KeyDirectory::for_blocks(std::span<const std::int64_t> keys, const Visit& visit, const EndBlock& end_block) const {
+  std::array<std::uint64_t, block_keys> hashes;  // of the keys that come next
+  std::array<std::uint32_t, block_keys> far;
+  Slot none{};
+  const auto key_at = [&](std::size_t i) { return static_cast<std::uint64_t>(keys[i]); };
+  const auto ask_for = [&](std::size_t i) {
+    const std::uint64_t hash = hashes[i % block_keys] = slots_.hash(key_at(i));
+    slots_.prefetch(hash);
+  };
+  for (std::size_t i = 0; i < std::min(block_keys, keys.size()); ++i) ask_for(i);
+  for (std::size_t begin = 0; begin < keys.size(); begin += block_keys) {
+    const std::size_t end = std::min(keys.size(), begin + block_keys);
+    std::size_t num_far = 0;
+    for (std::size_t i = begin; i < end; ++i) {
+      const std::uint64_t hash = hashes[i % block_keys];
+      if (i + block_keys < keys.size()) ask_for(i + block_keys);
+      if (Slot* const slot = slots_.find_near(key_at(i), hash); slot != nullptr) [[likely]] {
+        visit(i, *slot);
+      } else {
+        slots_.prefetch_behind(hash);
+        far[num_far++] = static_cast<std::uint32_t>(i - begin);
+      }
+    }
+    for (std::size_t f = 0; f < num_far; ++f) {
+      const std::size_t i = begin + far[f];
+      Slot* const slot = slots_.find(key_at(i));
+      visit(i, slot == nullptr ? none : *slot);
+    }
+    end_block(begin, end);
+  }
+}
+
 std::uint64_t KeyDirectory::place(std::span<const std::int64_t> keys, std::int64_t* rows) {
   const std::lock_guard lock(mutex_);
   const auto last_step = static_cast<std::uint32_t>(step_ + steps_ahead);
-  for_keys(slots_, keys, [&](std::size_t i, std::uint64_t key, std::uint64_t hash) {
-    Slot* const slot = slots_.find(key, hash);
-    if (slot != nullptr) {
-      if (leaves_keys_ && slot->step < last_step) slot->step = last_step;
-      rows[i] = std::int64_t{slot->row_plus_one} - 1;
-      return;
-    }
-    if (leaves_keys_) free_rows(slots_a_new_key);
-    const std::uint32_t row = take_row(key);
-    slots_.insert({key, row + 1, last_step});
-    rows[i] = row;
-  });
+  std::size_t num_new = 0;
+  for_blocks(
+      keys,
+      [&](std::size_t i, Slot& slot) {
+        rows[i] = std::int64_t{slot.row_plus_one} - 1;
+        num_new += slot.row_plus_one == 0;
+        if (leaves_keys_ && slot.row_plus_one != 0 && slot.step < last_step) slot.step = last_step;
+      },
+      [&](std::size_t begin, std::size_t end) {
+        if (num_new == 0) return;
+        num_new = 0;
+        for (std::size_t i = begin; i < end; ++i) {
+          if (rows[i] == no_row) rows[i] = row_of_new(static_cast<std::uint64_t>(keys[i]), last_step);
+        }
+      });
   return step_;
+}
+
+// Of a key that was none of the directory's; it may have come since.
+std::uint32_t KeyDirectory::row_of_new(std::uint64_t key, std::uint32_t step) {
+  if (const Slot* const slot = slots_.find(key); slot != nullptr) return slot->row_plus_one - 1;
+  if (leaves_keys_) free_rows(slots_a_new_key);
+  const std::uint32_t row = take_row(key);
+  slots_.insert({key, row + 1, step});
+  return row;
 }
 
 bool KeyDirectory::keep(std::span<const std::uint64_t> keys, std::span<const std::uint64_t> rows, std::uint64_t step) {
@@ -142,11 +173,14 @@ void KeyDirectory::free_rows(std::size_t num_slots) {
 
 void KeyDirectory::find(std::span<const std::int64_t> keys, std::int64_t* rows) const {
   const std::lock_guard lock(mutex_);
-  for_keys(slots_, keys, [&](std::size_t i, std::uint64_t key, std::uint64_t hash) {
-    const Slot* const slot = slots_.find(key, hash);
-    if (slot == nullptr && shards_.piece_of_key(key) == KeyShards::not_here) refuse_foreign(key);
-    rows[i] = slot == nullptr ? no_row : std::int64_t{slot->row_plus_one} - 1;
-  });
+  for_blocks(
+      keys, [&](std::size_t i, const Slot& slot) { rows[i] = std::int64_t{slot.row_plus_one} - 1; },
+      [&](std::size_t begin, std::size_t end) {
+        for (std::size_t i = begin; i < end; ++i) {
+          const auto key = static_cast<std::uint64_t>(keys[i]);
+          if (rows[i] == no_row && shards_.piece_of_key(key) == KeyShards::not_here) refuse_foreign(key);
+        }
+      });
 }
 
 KeyDirectory::Piece& KeyDirectory::piece_of(std::uint64_t key) {

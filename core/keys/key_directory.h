@@ -53,7 +53,7 @@ class KeyDirectory {
   void note_levels(std::span<const std::uint64_t> rows, std::span<const std::uint8_t> levels);
   // Step `step` is over; other keys than these are left behind.
   void pass(std::uint64_t step, LivingKeys living);
-  // The same of keys that may have none: no_row. Throws data as `place` does.
+  // The rows of keys that may have none: no_row. Throws data as `place` does.
   void find(std::span<const std::int64_t> keys, std::int64_t* rows) const;
 
   std::uint64_t seed() const { return seed_; }
@@ -75,7 +75,7 @@ class KeyDirectory {
     static constexpr std::size_t full_percent = 80;
     static constexpr std::size_t grown_percent = 64;
     static constexpr std::size_t group_slots = 4;
-    static constexpr std::size_t run_slots = 4;  // a fifth of the keys lie in the line behind their first
+    static constexpr std::size_t run_slots = 0;  // for_blocks asks for the line behind
 
     std::uint64_t seed = 0;
 
@@ -97,6 +97,10 @@ class KeyDirectory {
     }
   };
 
+  // Calls visit(i, slot) for each of the keys, with its slot or an empty one, and after each block of them, whose end it
+  // says, end_block(end), which may change the table.
+  template <class Visit, class EndBlock>
+  void for_blocks(std::span<const std::int64_t> keys, const Visit& visit, const EndBlock& end_block) const;
   // Throws data.
   Piece& piece_of(std::uint64_t key);
   // Of a row in piece p.
@@ -104,6 +108,7 @@ class KeyDirectory {
   bool is_left_behind(const Slot& slot);
   [[noreturn]] void refuse_foreign(std::uint64_t key) const;
   std::uint32_t take_row(std::uint64_t key);
+  std::uint32_t row_of_new(std::uint64_t key, std::uint32_t step);
   // Frees rows of keys that were left behind, looking at so many slots.
   void free_rows(std::size_t num_slots);
 

@@ -55,6 +55,9 @@ void random_calls_agree_with_a_map(std::mt19937_64& random, bool all_collide) {
       const auto known = model.find(key);
       CHECK((entry == nullptr) == (known == model.end()));
       if (entry != nullptr) CHECK(entry->key == key && entry->value == known->second);
+      if (const Entry* const near = table.find_near(key, table.hash(key)); near != nullptr) {
+        CHECK(entry == nullptr ? near->value == 0 : near == entry);
+      }
       const auto value = static_cast<std::uint32_t>(1 + random() % 1000);
       if (random() % 100 < percent_inserted) {
         if (entry != nullptr) {
