@@ -18,8 +18,8 @@ def text_keys(values: Any) -> Tensor:
 
     values: str or bytes (a str is its UTF-8), as a list, a NumPy array (flattened), an Arrow array or a column of
     pandas. A key is the XXH64 of the bytes with the seed 0, for good: in every version, on every machine, and in any
-    other library that has XXH64. Two of n different texts have the same key, and so one row, with a probability of n² /
-    2^65. Raises DataError for None and for what is no text: an integer is a key itself.
+    other library that has XXH64. Of n different texts n² / 2^65 pairs are to be expected that have one key, and so
+    share a row. Raises DataError for None and for what is no text: an integer is a key itself.
     """
     column = text_column(values)
     if column.missing.any():
