@@ -56,12 +56,16 @@ def run_of(*, log: bool = False, whole: bool = False, dense_interval: int = 1, *
     return small(pool=pool, group=group, train={"steps": STEPS, **sections.pop("train", {})}, **sections)
 
 
-def keys(*, ttl_steps: int = 4, admit_after: int = 2) -> dict[str, Any]:
-    """Sections of a run whose ids are keys of items that are born and die."""
+def keys(*, ttl_steps: int = 4, admit_after: int = 2, **rules: Any) -> dict[str, Any]:
+    """Sections of a run whose ids are keys of items that are born and die. rules: others of the tables, or None."""
     synthetic = {"num_samples": 4000, "rows": [50, 300], "lookups": [1, 3], "num_dense": 3, "drift": 1.0}
     return {
         "data": {"synthetic": synthetic},
-        "embedding": {"ttl_steps": ttl_steps, "admit_after": admit_after},
+        "embedding": {
+            "ttl_steps": ttl_steps,
+            "admit_after": admit_after,
+            **{name: rule for name, rule in rules.items() if rule is not None},
+        },
         "train": {"shuffle": False},
     }
 

@@ -25,7 +25,7 @@ BIG = 1 << 20
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """keyed: its ids are keys, as many as `rows` says. ttl_steps, max_keys, admit_after: of keys; 0: all
-    of them stay, from the first step on."""
+    of them stay, from the first step on. lfu: of those that do not, ones that were updated often stay longer."""
 
     rows: int
     dim: int
@@ -37,6 +37,7 @@ class Table:
     ttl_steps: int
     max_keys: int
     admit_after: int
+    lfu: bool
 
     @property
     def leaves_keys(self) -> bool:
@@ -192,6 +193,8 @@ def draw(seed: int) -> Episode:
 
 def _table(rng: random.Random) -> Table:
     keyed = rng.random() < 0.3
+    ttl_steps = rng.choice((0, 1, 2, 4)) if keyed else 0
+    max_keys = rng.choice((0, 0, 3, 9)) if keyed else 0
     return Table(
         rows=rng.choice((1, 2, 3, 7, 20, 33, 64, 100, 257)),
         dim=rng.choice((1, 2, 3, 4, 8, 16, 17, 33)),
@@ -200,9 +203,10 @@ def _table(rng: random.Random) -> Table:
         features=rng.choice((1, 1, 2)),
         init=rng.choice((None, None, (0.25, 0.25), (-1.0, 3.0))),
         keyed=keyed,
-        ttl_steps=rng.choice((0, 1, 2, 4)) if keyed else 0,
-        max_keys=rng.choice((0, 0, 3, 9)) if keyed else 0,
+        ttl_steps=ttl_steps,
+        max_keys=max_keys,
         admit_after=rng.choice((0, 0, 2, 3)) if keyed else 0,
+        lfu=bool(ttl_steps or max_keys) and rng.random() < 0.5,
     )
 
 

@@ -71,7 +71,13 @@ def draw_group(seed: int) -> GroupEpisode:
     looks = tuple(rng.choice(("verify", "verify", "inspect", "digest", "nothing")) for _ in lives)
     others = (rng.randint(1, 4), 0) if rng.random() < 0.2 else None
     if rng.random() < 0.3:
-        of_keys = keys(ttl_steps=rng.choice((1, 3, 6)), admit_after=rng.choice((1, 2, 3)))
+        of_keys = keys(
+            ttl_steps=rng.choice((1, 3, 6)),
+            admit_after=rng.choice((1, 2, 3)),
+            max_keys=rng.choice((None, 40)),
+            stay=rng.choice((None, "lfu")),
+            admit_probability=rng.choice((None, 0.5)),
+        )
         config = {**config, **{name: {**config.get(name, {}), **fields} for name, fields in of_keys.items()}}
     case = Case(config=config, num_ranks=ranks, memory_ranks=memory_ranks, dropout=rng.random() < 0.5)
     return GroupEpisode(seed=seed, case=case, lives=lives, looks=looks, others=others)

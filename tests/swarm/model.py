@@ -44,6 +44,7 @@ def configs_of(run: Run, number: int) -> list[EmbeddingBagConfig]:
             ttl_steps=table.ttl_steps or None,
             max_keys=table.max_keys or None,
             admit_after=table.admit_after or None,
+            stay="lfu" if table.lfu else None,
         )
         if table.keyed
         else counted
@@ -236,16 +237,23 @@ class Model:
         self.states.append(self._snapshot(step, cursor, updates, touched, outputs))
 
     def _leave_behind(self, flat: int, touched: dict[int, tuple[int, int]], step: int) -> None:
-        """Keys that no step has updated for too long, or longest where there are too many, begin anew."""
+        """Keys of the lowest scores begin anew: those that are too old, then those that are too many. A score is the
+        newest step that updated the key, and what its updates are worth."""
         drawn, table = self._drawn[flat], self._flat[flat]
-        oldest = step + 1 - drawn.ttl_steps if drawn.ttl_steps else 0
-        steps = sorted({newest for newest, _ in touched.values()})
-        while drawn.max_keys and len(steps) > 1:
-            if sum(newest >= max(oldest, steps[0]) for newest, _ in touched.values()) <= drawn.max_keys:
-                break
-            steps.pop(0)
-            oldest = max(oldest, steps[0])
-        for row in [row for row, (newest, _) in touched.items() if newest < oldest]:
+        if not touched:
+            return
+        score = {
+            row: newest + ((1 << updates.bit_length() - 1) - 1 if drawn.lfu else 0)
+            for row, (newest, updates) in touched.items()
+        }
+        latest = max(newest for newest, _ in touched.values())
+        stay = {row for row in touched if not drawn.ttl_steps or step + 1 - score[row] <= drawn.ttl_steps}
+        best = sorted((score[row] for row in stay), reverse=True)
+        if drawn.max_keys and len(best) > drawn.max_keys:
+            too_many = best[drawn.max_keys]
+            least = too_many + 1 if too_many < latest else best[drawn.max_keys - 1]
+            stay = {row for row in stay if score[row] >= least or touched[row][0] == latest}
+        for row in touched.keys() - stay:
             del touched[row]
             table.weights[row], table.state[row] = table.initial(row), 0
 
