@@ -146,9 +146,9 @@ class Reference:
         result = zygote.run(pool, options)["result"]
         self.seconds = time.monotonic() - started
         self.persist_points: int = result["persist_points"]
-        # When a merge begins is up to its thread, so a run that merges has more points or fewer than another; the
-        # record of each of its steps is one in every run.
-        self.certain_points = options.get("steps", 8) if result["merged_bytes"] else self.persist_points
+        # When a merge begins, and whether the end gives it up, is up to its thread, so a run in a row log has more
+        # points or fewer than another; the record of each of its steps is one in every run.
+        self.certain_points = options.get("steps", 8) if options.get("medium") == "block" else self.persist_points
         self.digest = digest(pool)
         if options.get("medium") == "block":
             zygote.run(directory / "in-place", in_place(options))

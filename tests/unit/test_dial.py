@@ -14,7 +14,6 @@ from torch import Tensor, tensor
 from holdfast import SGD, EmbeddingBagCollection, EmbeddingBagConfig, JaggedFeatures, MediumDial, Pool
 from holdfast.admin.digest import digest_pool
 from holdfast.errors import ConfigError
-from holdfast.group.shared_pool import SharedPool
 from holdfast.pools.read_only import open_reader
 from holdfast_lab.placement.dial_probe import dial_of, probe_dialled
 
@@ -174,11 +173,6 @@ def test_a_dialled_pool_says_so_and_promises_what_its_real_medium_does(tmp_path:
 def test_figures_that_no_medium_has_are_refused(options: dict[str, Any], named: str):
     with pytest.raises(ConfigError, match=named):
         MediumDial(**options)
-
-
-def test_a_group_s_pool_takes_no_dial(tmp_path: Path):
-    with pytest.raises(ConfigError, match="one process"):
-        SharedPool(tmp_path, dial=MediumDial(like="pmem"))
 
 
 def test_figures_override_those_of_the_medium_and_all_are_stretched():

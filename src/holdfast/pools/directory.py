@@ -10,7 +10,8 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 from holdfast import _core
-from holdfast.errors import ConfigError, Corrupted, PoolOfGroup
+from holdfast.errors import ConfigError, Corrupted, PoolError, PoolExists, PoolOfGroup
+from holdfast.files.durable import make_directory
 from holdfast.pools.dial import MediumDial
 
 RecoveryMode = Literal["exact", "relaxed"]
@@ -42,6 +43,16 @@ def is_shared(directory: str | os.PathLike[str]) -> bool:
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return True
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 or is_of_group(directory)
+
+
+def make_pool_directory(directory: Path) -> None:
+    """Raises PoolExists, PoolError."""
+    try:
+        make_directory(directory)
+    except FileExistsError as error:
+        raise PoolExists(f"{directory} is there already, and is no directory") from error
+    except OSError as error:
+        raise PoolError(f"making {directory}: {error.strerror}") from error
 
 
 def check_vacant(directory: str | os.PathLike[str]) -> None:

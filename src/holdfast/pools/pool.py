@@ -18,12 +18,9 @@ from holdfast.errors import (
     ConfigError,
     HoldfastError,
     NonFiniteLoss,
-    PoolError,
-    PoolExists,
     PoolNotFound,
     StepError,
 )
-from holdfast.files.durable import make_directory
 from holdfast.pools.dense_state import DenseState, commit_to
 from holdfast.pools.dial import MediumDial
 from holdfast.pools.directory import (
@@ -34,6 +31,7 @@ from holdfast.pools.directory import (
     describe_medium,
     exists,
     is_shared,
+    make_pool_directory,
     refusal_of,
     wants_log_store,
 )
@@ -209,12 +207,7 @@ class Pool:
                 self._before_closing.pop()()
             former.close()
             _core.Pool.take_back(str(self.directory))
-        try:
-            make_directory(self.directory)
-        except FileExistsError as error:
-            raise PoolExists(f"{self.directory} is there already, and is no directory") from error
-        except OSError as error:
-            raise PoolError(f"making {self.directory}: {error.strerror}") from error
+        make_pool_directory(self.directory)
         log_store = wants_log_store(self.directory, self._medium)
         log_bytes = self._log_bytes or new_log_bytes(log_store, specs, self._scratchpad_bytes)
         directory, checks_rows = str(self.directory), self._row_checksums and not log_store
