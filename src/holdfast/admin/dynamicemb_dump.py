@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.admin.tensor_files import read_at
 from holdfast.errors import ConfigError, Corrupted, FormatMismatch
 
 _KEYS_FILE = re.compile(r"(?P<table>.+)_emb_keys\.rank_(?P<rank>\d{1,9})\.world_size_(?P<ranks>\d{1,9})")
@@ -76,7 +77,9 @@ class DynamicembDump:
         for path, num_rows in zip(column.paths, self._counts[name], strict=True):
             low, high = max(first, begin), min(first + count, begin + num_rows)
             if low < high:
-                _read(path, (low - begin) * found[:1].nbytes, found[done : done + high - low])
+                offset = (low - begin) * found[:1].nbytes
+                if not read_at(path, offset, found[done : done + high - low].reshape(-1).view(np.uint8)):
+                    raise Corrupted(f"{path} at offset {offset}: it is cut short")
                 done += high - low
             begin += num_rows
         wanted = found[:, column.begin : column.begin + int(np.prod(column.row, dtype=np.int64))]
@@ -177,13 +180,3 @@ def _width(paths: tuple[Path, ...], keys: tuple[Path, ...], counts: tuple[int, .
             raise Corrupted(f"{path}: {numbers // count} numbers for each key, where ranks before it have {width}")
         width = numbers // count
     return width or 0
-
-
-def _read(path: Path, offset: int, out: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> None:
-    view = out.reshape(-1).view(np.uint8).data
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        while view and (got := file.readinto(view)):
-            view = view[got:]
-    if view:
-        raise Corrupted(f"{path} at offset {offset}: it is cut short")

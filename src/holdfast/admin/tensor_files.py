@@ -95,12 +95,8 @@ class SafetensorsFile:
         shape = entry.shape or (1,)
         row_bytes = entry.num_bytes // max(1, shape[0])
         out = torch.empty((count, *shape[1:]), dtype=DTYPES[entry.dtype])
-        view = out.reshape(-1).view(torch.uint8).numpy().data
-        with self._path.open("rb", buffering=0) as file:
-            file.seek(self._begin + entry.begin + first * row_bytes)
-            while view and (got := file.readinto(view)):
-                view = view[got:]
-        if view:
+        begin = self._begin + entry.begin + first * row_bytes
+        if not read_at(self._path, begin, out.reshape(-1).view(torch.uint8).numpy()):
             raise Corrupted(f"{self._path}: {name} is cut short")
         return out
 
@@ -192,6 +188,16 @@ def row_chunks(num_rows: int, layout: RowLayout) -> Iterator[tuple[int, int]]:
     step = max(1, _CHUNK_BYTES // (layout.weight_bytes + layout.state_bytes))
     for first in range(0, num_rows, step):
         yield first, min(step, num_rows - first)
+
+
+def read_at(path: Path, offset: int, out: NDArray[np.uint8]) -> bool:
+    """Fills `out` from there on. Returns whether the file has so much."""
+    view = out.data
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        while view and (got := file.readinto(view)):
+            view = view[got:]
+    return not view
 
 
 def write_at(fd: int, data: NDArray[np.uint8], offset: int) -> None:

@@ -90,6 +90,10 @@ class ParquetReader:
             raise ConfigError(f"{self.path}: column {column!r} is of type {self._schema.field(index).type}")
         return kind
 
+    def item_kind(self, column: str) -> str:
+        """The same of the column's values, or of those in its lists."""
+        return self.kind(column).removeprefix("list of ")
+
     def is_utf8(self, column: str) -> bool:
         """Whether the column's texts, or those in its lists, are said to be UTF-8."""
         kind = self._schema.field(column).type

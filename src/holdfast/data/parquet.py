@@ -228,7 +228,7 @@ def _check_columns(reader: ParquetReader, config: ParquetConfig) -> None:
         if reader.kind(name) not in ("integer", "number"):
             raise ConfigError(f"{reader.path}: column {name!r} must hold numbers, but holds {reader.kind(name)}")
     for name, sparse in config.sparse.items():
-        item_kind = reader.kind(sparse.column).removeprefix("list of ")
+        item_kind = reader.item_kind(sparse.column)
         way = "keys" if sparse.keys else sparse.hashing
         allowed = ("integer",) if way == "identity" else ("integer", "text")
         if item_kind not in allowed:
@@ -243,9 +243,9 @@ def _check_kinds_of_keys(readers: Sequence[ParquetReader], config: ParquetConfig
     for name, sparse in config.sparse.items():
         if not sparse.keys:
             continue
-        first = readers[0].kind(sparse.column).removeprefix("list of ")
+        first = readers[0].item_kind(sparse.column)
         for reader in readers[1:]:
-            if (kind := reader.kind(sparse.column).removeprefix("list of ")) != first:
+            if (kind := reader.item_kind(sparse.column)) != first:
                 raise ConfigError(
                     f"{reader.path}: column {sparse.column!r} of feature {name!r} holds {kind} values, where "
                     f"{readers[0].path} holds {first} values: their keys would not be the same"

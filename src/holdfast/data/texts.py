@@ -41,7 +41,7 @@ def write_texts(
     columns = {
         name: sparse.column
         for name, sparse in config.sparse.items()
-        if sparse.keys and readers[0].kind(sparse.column).endswith("text")
+        if sparse.keys and readers[0].item_kind(sparse.column) == "text"
     }
     if not columns:
         raise ConfigError("data.parquet.sparse: no column with keys = true holds texts")
