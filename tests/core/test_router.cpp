@@ -578,6 +578,20 @@ struct NumberedMessage : Message {
   }
 };
 
+// Whether the message is planned: into rows of its two tables. Else it is refused as data.
+bool is_planned(const Message& message, Plan& plan) {
+  try {
+    message.plan_into(plan, false);
+  } catch (const Error& error) {
+    CHECK(error.kind() == ErrorKind::data);
+    return false;
+  }
+  for (std::size_t t = 0; t < 2; ++t) {
+    for (const std::uint64_t row : plan.tables[t].rows) CHECK(row < plan.spec->tables[t].num_rows);
+  }
+  return true;
+}
+
 void malformed_numbers_are_refused(Random& random) {
   check::context = "malformed numbers";
   Plan plan, same;
@@ -605,14 +619,8 @@ void malformed_numbers_are_refused(Random& random) {
       word = static_cast<std::int32_t>(one_in(random, 2) ? random() : below(random, 12));
       if (one_in(random, 6)) message.counts[below(random, 4)].distinct = below(random, 4) & max_distinct;
     }
-    try {
-      message.plan_into(plan, false);
-    } catch (const Error& error) {
-      CHECK(error.kind() == ErrorKind::data);
-      continue;
-    }
+    if (!is_planned(message, plan)) continue;
     for (std::size_t t = 0; t < 2; ++t) {
-      for (const std::uint64_t row : plan.tables[t].rows) CHECK(row < plan.spec->tables[t].num_rows);
       for (const std::uint32_t position : plan.tables[t].position) CHECK(position < plan.tables[t].rows.size());
     }
   }
@@ -661,14 +669,8 @@ void malformed_messages_are_refused(Random& random) {
       auto& word = message.words[below(random, message.words.size())];
       if (one_in(random, 2)) word = static_cast<std::int32_t>(one_in(random, 2) ? random() : below(random, 12));
     }
-    try {
-      message.plan_into(plan, false);
-    } catch (const Error& error) {
-      CHECK(error.kind() == ErrorKind::data);
-      continue;
-    }
+    if (!is_planned(message, plan)) continue;
     for (std::size_t t = 0; t < 2; ++t) {
-      for (const std::uint64_t row : plan.tables[t].rows) CHECK(row < plan.spec->tables[t].num_rows);
       for (const std::uint32_t offset : plan.tables[t].gradient_offset) {
         CHECK(offset + plan.spec->tables[t].dim <= plan.output_width);
       }

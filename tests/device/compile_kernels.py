@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,32 +53,21 @@ def run_kernels(dim: int, dtype: torch.dtype, batch_size: int, optimizers: Seque
         width = (0, 1, dim, 2 * dim, dim + 1)[kind]
         state, fresh_state = (torch.zeros(count, width) if width else None for count in (9, rows))
         fresh = torch.zeros(rows, dim, dtype=dtype)
-        kernels.update_rows(
+        update = partial(
+            kernels.update_rows,
             kind,
             weights,
-            state,
-            slots,
-            torch.zeros(rows, dim),
+            slots=slots,
+            sums=torch.zeros(rows, dim),
             hyperparameters=kernels.Hyperparameters(learning_rate=0.1, step=batch_size, beta1=0.9, beta2=0.99),
             gradient_scale=torch.ones(()),
             rounding=(7, slots, slots.long()),
             fresh_weights=fresh,
-            fresh_state=fresh_state,
         )
+        update(state=state, fresh_state=fresh_state)
         keyed_state, keyed_fresh = torch.zeros(9, width + 4), torch.zeros(rows, width + 4)
-        kernels.update_rows(
-            kind,
-            weights,
-            keyed_state,
-            slots,
-            torch.zeros(rows, dim),
-            hyperparameters=kernels.Hyperparameters(learning_rate=0.1, step=batch_size, beta1=0.9, beta2=0.99),
-            gradient_scale=torch.ones(()),
-            rounding=(7, slots, slots.long()),
-            fresh_weights=fresh,
-            fresh_state=keyed_fresh,
-            keyed=kernels.KeyUpdate(slots.long(), slots, slots.long(), batch_size),
-        )
+        keyed = kernels.KeyUpdate(slots.long(), slots, slots.long(), batch_size)
+        update(state=keyed_state, fresh_state=keyed_fresh, keyed=keyed)
         if kind < 2:
             initial = kernels.InitialValues.of(7, [(-0.5, 0.5)], slots.device)
             kernels.start_keys(weights, keyed_state, slots, slots.long(), slots, slots.long(), initial)
