@@ -191,11 +191,8 @@ def _stay_of(table: Any, keys: str | None, bad: Callable[[str, object, str], Con
         if stay not in ("lru", "lfu"):
             raise bad("stay", stay, "'lru', 'lfu', or a function of the number of updates")
         steps = [(1 << level) - 1 if stay == "lfu" else 0 for level in range(STAY_LEVELS)]
-    elif callable(stay):
-        steps = [stay(1 << level) for level in range(STAY_LEVELS)]
     else:
-        steps = list(stay)[:STAY_LEVELS]
-        steps += steps[-1:] * (STAY_LEVELS - len(steps))
+        steps = _answers(stay, [1 << level for level in range(STAY_LEVELS)])
     is_good = all(int(of_level) == of_level and 0 <= of_level <= MAX_STAY for of_level in steps)
     if not steps or not is_good or steps != sorted(steps):
         raise bad("stay", steps, f"whole numbers from 0 to {MAX_STAY} that do not fall with the number of updates")
@@ -218,14 +215,18 @@ def _chances_of(
         return (float(probability),) * ADMISSION_CHANCES
     if admit is None:
         return None
-    if callable(admit):
-        chances = [float(admit(count)) for count in range(1, ADMISSION_CHANCES + 1)]
-    else:
-        chances = [float(chance) for chance in admit][:ADMISSION_CHANCES]
-        chances += chances[-1:] * (ADMISSION_CHANCES - len(chances))
+    chances = [float(chance) for chance in _answers(admit, range(1, ADMISSION_CHANCES + 1))]
     if not chances or not all(0 <= chance <= 1 for chance in chances) or not chances[-1]:
         raise bad("admit", chances, "chances from 0 to 1, the last one above 0")
     return tuple(chances)
+
+
+def _answers(rule: Callable[[int], Any] | Iterable[Any], asked: Sequence[int]) -> list[Any]:
+    """What a function says to each; of answers that are given the last holds on."""
+    if callable(rule):
+        return [rule(number) for number in asked]
+    given = list(rule)[: len(asked)]
+    return given + given[-1:] * (len(asked) - len(given))
 
 
 def _steps_to_stay(stay: Callable[[int], int] | Sequence[int] | str | None) -> list[int]:
