@@ -17,6 +17,7 @@
 #include "base/text_hash.h"
 #include "binding/arrays.h"
 #include "kernels/kernels.h"
+#include "layout/row_log_place.h"
 #include "media/medium.h"
 #include "step/jagged.h"
 #include "step/lookup.h"
@@ -96,6 +97,10 @@ NB_MODULE(_core, m) {
   m.def(
       "all_finite", [](ConstFloatMatrix values) { return all_finite(values.data(), values.size()); }, "values"_a,
       Unlocked(), "Whether no element is infinite or a NaN.");
+  m.def("remove_row_log", &remove_row_log, "path"_a,
+        "Removes a pool's row log: where it is a link, what it leads to as well.");
+  m.def("row_log_path", &row_log_path, "directory"_a,
+        "Where the row log of the pool there is, or is going to be made: a link may lead elsewhere.");
   m.def(
       "is_block_medium", [](const std::string& directory) { return !is_dax(directory) && !is_volatile(directory); },
       "directory"_a, "Whether files of the directory lie neither on DAX memory nor in volatile memory.");

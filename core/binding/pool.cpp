@@ -63,7 +63,7 @@ void bind_pool(nb::module_& m) {
              const std::vector<TableSpec>& tables, bool log_store, bool row_checksums,
              const std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>& begin, std::uint32_t num_shards,
              const std::vector<std::uint32_t>& owned, const nb::bytes& group_uuid, bool adopt,
-             std::uint32_t format_version) {
+             std::uint32_t format_version, const std::string& log_directory) {
             const auto sharding = sharding_of(num_shards, owned, group_uuid, adopt);
             const auto group = uuid_of(group_uuid);
             std::vector<format::TableRecord> records;
@@ -78,17 +78,18 @@ void bind_pool(nb::module_& m) {
                           {step, cursor, row_updates},
                           sharding,
                           group,
-                          format_version},
+                          format_version,
+                          log_directory},
                          std::move(records));
           },
           "directory"_a, "seed"_a, "log_bytes"_a, "tables"_a, "log_store"_a = false, "row_checksums"_a = false,
           "begin"_a = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>{0, 0, 0}, "num_shards"_a = 0,
           "owned"_a = std::vector<std::uint32_t>{}, "group_uuid"_a = nb::bytes(""), "adopt"_a = false,
-          "format_version"_a = format::version,
+          "format_version"_a = format::version, "log_directory"_a = "",
           "begin: step, cursor and row_updates at whose end the pool is made. num_shards: of the pool of which this is "
           "one writer's; the shards that it owns are beside it, two levels up, made here or, with adopt, there "
           "already. group_uuid: of the group of which this is a part. format_version: an older one, for a group whose "
-          "other parts are of that.")
+          "other parts are of that. log_directory: of a row log that lies on a medium of its own.")
       .def_static("take_back", &Pool::take_back, "directory"_a, Unlocked(),
                   "Lets a pool in which nothing was ever done be made anew. Raises PoolExists where something was.")
       .def(
@@ -96,7 +97,7 @@ void bind_pool(nb::module_& m) {
           [](Pool* self, const std::string& directory, bool relaxed, std::uint32_t dense_interval, bool grow_log,
              std::uint64_t scratchpad_bytes, bool trust_after_reboot, bool warm,
              const std::optional<std::tuple<Agree, Ready>>& group, bool synchronous,
-             const std::optional<DialFigures>& dial) {
+             const std::optional<DialFigures>& dial, const std::optional<DialFigures>& log_dial) {
             OpenOptions options{.recovery = relaxed ? Recovery::relaxed : Recovery::exact,
                                 .dense_interval = dense_interval,
                                 .grow_log = grow_log,
@@ -105,19 +106,21 @@ void bind_pool(nb::module_& m) {
                                 .synchronous = synchronous,
                                 .trust_after_reboot = trust_after_reboot};
             if (dial) options.dial = dial_spec(*dial);
+            if (log_dial) options.log_dial = dial_spec(*log_dial);
             if (group) options.group = in_group(std::get<0>(*group), std::get<1>(*group));
             const nb::gil_scoped_release unlocked;
             new (self) Pool(directory, options);
           },
           "directory"_a, nb::kw_only(), "relaxed"_a, "dense_interval"_a, "grow_log"_a, "scratchpad_bytes"_a,
           "trust_after_reboot"_a, "warm"_a = true, "group"_a = nb::none(), "synchronous"_a = false,
-          "dial"_a = nb::none(),
+          "dial"_a = nb::none(), "log_dial"_a = nb::none(),
           "warm: fill the scratchpad of a log store beside the first steps. "
           "group: of a pool that belongs to one. First asked, with the pool's newest step and the steps of its dense "
           "states, for the step that the group goes back to, each (step, cursor, row_updates); then called when that "
           "can be done, and waited for. Nothing is written before both have returned. "
           "synchronous: nothing is made durable beside training. "
-          "dial: what the medium is made as slow as, in the order of DialSpec (core/media/dial.h).")
+          "dial: what the medium is made as slow as, in the order of DialSpec (core/media/dial.h); log_dial: the row "
+          "log's, where it is another.")
       .def_prop_ro(
           "dial_counts",
           [](const Pool& pool) -> nb::object {

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "layout/pool_files.h"
+#include "layout/row_log_place.h"
 #include "layout/superblock.h"
 #include "media/directory.h"
 #include "media/medium.h"
@@ -40,7 +41,7 @@ bool is_numbered(std::string_view name, std::string_view prefix) {
 
 bool is_file_of_pool(const std::string& name) {
   static const std::set<std::string, std::less<>> names{
-      superblock_copy_name, log_name, dense_names[0], dense_names[1], "row-log-0000", "home-bits-0000",
+      superblock_copy_name, log_name, dense_names[0], dense_names[1], row_log_name, "home-bits-0000",
   };
   return names.contains(name);
 }
@@ -172,6 +173,7 @@ void remove_unpublished_parts(const std::string& directory) {
                     "remove these files");
   }
   each_part(directory, true, [](const fs::path& path, bool is_directory) {
+    if (path.filename() == row_log_name) return remove_row_log(path.string());
     if (!is_directory) return remove_file(path);
     for (const char* name : {"lock", unpublished_name, "pool.holdfast.new"}) {
       if (path.filename().string().starts_with("shard-")) break;

@@ -55,6 +55,7 @@ class HomeAddresses {
   // finds meanwhile holds `finders`, which is held for moments. Throws full where 2^32 - 1 rows have one: then nothing was
   // added, or a part of them from the first on.
   std::uint64_t add(std::span<const std::uint64_t> rows, std::mutex& finders);
+  void set_dial(Dial* dial) { file_->set_dial(dial); }
   // What was added is durable, and counts.
   void sync();
   // The header is on the device, whatever became of the sync of the process that wrote it.

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/parallel.h"
+#include "layout/row_log_place.h"
 #include "log_store/log_record.h"
 #include "log_store/sector_runs.h"
 #include "media/medium.h"
@@ -28,10 +29,6 @@ constexpr std::uint64_t largest_ring_bytes = RowIndex::end_location;
 Opening opening_of(const LogStoreOptions& options) {
   return options.writable ? Opening::read_write : Opening::read_only;
 }
-
-constexpr const char* row_log_name = "row-log-0000";
-
-std::string log_path(const std::string& directory) { return directory + "/" + row_log_name; }
 
 std::string home_bits_path(const std::string& directory) { return directory + "/home-bits-0000"; }
 
@@ -78,13 +75,13 @@ void LogStore::create(const std::string& directory, const std::vector<RowTable>&
     }
   }
   if (!by_first_touch && !adopt) HomeBits::create(home_bits_path(directory), num_owned_rows(tables));
-  RowLog::create(log_path(directory), ring_bytes, caching, mark, home_rows, identity);
+  RowLog::create(row_log_path(directory), ring_bytes, caching, mark, home_rows, identity);
 }
 
 LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, const LogStoreOptions& options)
     : kernels_(best_kernels()),
       queue_(options.way),
-      log_(existing(log_path(directory)), options.caching, options.watcher, opening_of(options), queue_,
+      log_(existing_row_log(directory), options.caching, options.watcher, opening_of(options), queue_,
            options.identity),
       writable_(options.writable),
       merge_bytes_(options.merge_bytes),
@@ -94,8 +91,7 @@ LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, c
                                           " bytes, the row log was made with " +
                                           std::to_string(format::row_log_ring_offset + options.ring_bytes));
   }
-  queue_.set_dial(options.dial);
-  log_.set_dial(options.dial);
+  log_.set_dial(options.log_dial);
   unit_bytes_ = log_.file().unit_bytes();
   std::uint64_t num_rows = 0;
   for (std::size_t i = 0; i < tables.size(); ++i) {
@@ -105,6 +101,7 @@ LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, c
       Home& home = table.homes.emplace_back(
           open_home(directory, table.what, i, piece, options.caching, options.watcher, opening_of(options), queue_));
       home.file->set_dial(options.dial);
+      if (home.addresses) home.addresses->set_dial(options.dial);
       home.first_number = num_rows;
       num_rows += piece.num_rows;
       unit_bytes_ = std::max(unit_bytes_, home.file->unit_bytes());
@@ -332,6 +329,7 @@ std::uint64_t LogStore::resolve(std::span<const TableRows> tables, std::vector<I
     std::sort(items.begin() + static_cast<std::ptrdiff_t>(at_home_before), items.end(), lies_before);
   }
   counters_.initial_rows += untouched.size();
+  counters_.log_rows_fetched += in_log.size();
   items.reserve(items.size() + in_log.size());  // nothing throws any more once the fetch is noted
   const std::uint64_t number = ++num_fetches_;
   fetches_[number] = in_log.empty() ? format::no_position : log_.tail();

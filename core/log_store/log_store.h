@@ -115,7 +115,8 @@ struct LogStoreOptions {
   Caching caching = Caching::direct;
   BlockQueue::Way way = BlockQueue::Way::io_uring;
   BlockWatcher* watcher = nullptr;  // for tests
-  Dial* dial = nullptr;  // of the device; null: as it is
+  Dial* dial = nullptr;  // of the homes' device; null: as it is
+  Dial* log_dial = nullptr;  // of the log's
   bool writable = true;
   std::uint64_t ring_bytes = 0;  // that the log was made with; 0: whatever it has
   Identity identity{};  // of the pool
@@ -128,6 +129,7 @@ struct LogStoreCounters {
   std::uint64_t fetched_rows;
   std::uint64_t fetched_bytes;  // read for them
   std::uint64_t fetch_requests;
+  std::uint64_t log_rows_fetched;  // of fetched_rows: those that the log had
   std::uint64_t initial_rows;  // of fetches: untouched ones, for which nothing was read
   std::uint64_t appended_rows;
   std::uint64_t appended_row_bytes;  // of the rows' images

@@ -88,8 +88,9 @@ class BlockFile {
   // Whether a read gives what the device has, for certain, and never what the page cache has kept.
   bool reads_device() const { return reads_device_; }
 
-  // Writes and syncs take as long as the dial says; null: as they do.
+  // Reads, writes and syncs take as long as the dial says; null: as they do.
   void set_dial(Dial* dial) { dial_ = dial; }
+  Dial* dial() const { return dial_; }
 
   // Throws full where there is no space, failed otherwise. Any part of the range may have been written then.
   void write(std::uint64_t offset, std::size_t bytes, const std::byte* src);

@@ -67,18 +67,31 @@ struct Transfer {
   }
 };
 
-DialWork work_of(const Dial* dial, std::span<const Transfer> transfers) {
-  DialWork work;
-  if (dial == nullptr) return work;
-  for (const Transfer& transfer : transfers) {
-    if (transfer.is_write) {
-      dial->add_writes(work, 1, transfer.bytes);
-    } else {
-      dial->add_reads(work, 1, transfer.bytes);
+// What the transfers ask of each dialled medium that their files lie on, all of which work at a time.
+class DialServices {
+ public:
+  explicit DialServices(std::span<const Transfer> transfers) {
+    std::vector<std::pair<Dial*, DialWork>> works;
+    for (const Transfer& transfer : transfers) {
+      Dial* const dial = transfer.file->dial();
+      if (dial == nullptr) continue;
+      auto found = std::ranges::find(works, dial, &std::pair<Dial*, DialWork>::first);
+      if (found == works.end()) found = works.insert(works.end(), {dial, DialWork{}});
+      if (transfer.is_write) {
+        dial->add_writes(found->second, 1, transfer.bytes);
+      } else {
+        dial->add_reads(found->second, 1, transfer.bytes);
+      }
     }
+    for (const auto& [dial, work] : works) services_.emplace_back(dial, work);
   }
-  return work;
-}
+  void finish() {
+    for (DialService& service : services_) service.finish();
+  }
+
+ private:
+  std::vector<DialService> services_;
+};
 
 // One io_uring. Used by one thread.
 class Ring {
@@ -398,9 +411,9 @@ void BlockQueue::read_many(std::span<const BlockRead> reads) {
     read.file->check_read(read.offset, read.bytes, read.dst);
     if (read.bytes != 0) transfers.push_back({read.file, read.offset, read.bytes, read.dst, false});
   }
-  DialService service(dial_, work_of(dial_, transfers));
+  DialServices services(transfers);
   engine_->finish(transfers);
-  service.finish();
+  services.finish();
 }
 
 void BlockQueue::write_many(std::span<const BlockWrite> writes) {
@@ -413,9 +426,9 @@ void BlockQueue::write_many(std::span<const BlockWrite> writes) {
       transfers.push_back({write.file, write.offset, write.bytes, const_cast<std::byte*>(write.src), true});
     }
   }
-  DialService service(dial_, work_of(dial_, transfers));
+  DialServices services(transfers);
   engine_->finish(transfers);
-  service.finish();
+  services.finish();
 }
 
 }  // namespace holdfast

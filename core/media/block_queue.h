@@ -56,15 +56,12 @@ class BlockQueue {
   void write_range(const BlockFile& file, std::uint64_t offset, std::size_t bytes, const std::byte* src);
 
   Way way() const;
-  // Reads and writes take as long as the dial says; null: as they do.
-  void set_dial(Dial* dial) { dial_ = dial; }
 
  private:
   class Engine;
   class RingEngine;
   class ThreadEngine;
   std::unique_ptr<Engine> engine_;
-  Dial* dial_ = nullptr;
 };
 
 }  // namespace holdfast

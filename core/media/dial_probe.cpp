@@ -35,7 +35,6 @@ DialProbe::DialProbe(const std::string& directory, const std::string& name, std:
   }
   blocks_->sync();
   blocks_->set_dial(dial_.get());
-  queue_.set_dial(dial_.get());
 }
 
 void DialProbe::read_all() {

@@ -197,4 +197,17 @@ Ground ground_at(const std::string& path, int layer) {
 
 Ground ground_of(const std::string& directory) { return ground_at(directory, 0); }
 
+Ground ground_of_files(const std::string& directory) {
+  Ground weakest = ground_of(directory);
+  std::error_code unknown;
+  for (const auto& entry : fs::directory_iterator(directory, unknown)) {
+    if (!entry.is_symlink(unknown)) continue;
+    const Ground beneath = ground_of(entry.path().string());
+    if (beneath.outlives_power || !weakest.outlives_power) continue;
+    weakest.outlives_power = false;
+    weakest.words = beneath.words + " (" + entry.path().filename().string() + ")";
+  }
+  return weakest;
+}
+
 }  // namespace holdfast

@@ -17,5 +17,7 @@ struct Ground {
 // Follows overlay file systems to their upper layer, loop devices to their files, and mapped devices to what they are
 // made of. Reads /proc/self/mountinfo and /sys.
 Ground ground_of(const std::string& directory);
+// Of the files that a directory has: where links in it lead elsewhere, the weakest of all that they lie on.
+Ground ground_of_files(const std::string& directory);
 
 }  // namespace holdfast

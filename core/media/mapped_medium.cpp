@@ -309,7 +309,7 @@ class MappedMedium final : public Medium {
     struct stat status{};
     if (::stat(directory_.c_str(), &status) != 0) throw_errno("opening " + directory_, errno);
     synced_ = flushing == Flushing::synced;
-    ground_ = ground_of(directory_);
+    ground_ = ground_of_files(directory_);
     dax_ = !synced_ && write_back_ != WriteBack::none && is_dax(directory_);
   }
 

@@ -62,6 +62,7 @@ struct PoolOptions {
   std::optional<Sharding> sharding{};  // then every table says how it is cut
   std::optional<Uuid> group_uuid{};  // of a part of a group's pool that has no shards; one with shards says it there
   std::uint32_t version = format::version;  // of the format; an older one, as the other parts of an older group
+  std::string log_directory{};  // of a row log that lies on a medium of its own; empty: in the pool's directory
 };
 
 // What a pool that belongs to a group could go back to.
@@ -89,6 +90,7 @@ struct OpenOptions {
   // step is durable. What checkpoints on the critical path do, for comparison.
   bool synchronous = false;
   std::optional<DialSpec> dial = std::nullopt;  // the medium is made as slow as this
+  std::optional<DialSpec> log_dial = std::nullopt;  // and that of the row log; nothing: as the pool's
   bool trust_after_reboot = false;  // believe a process-level pool that was open when the machine went down
   std::optional<InGroup> group = std::nullopt;
 };
@@ -302,6 +304,7 @@ class Pool {
   bool in_group_ = false;
   bool synchronous_ = false;
   std::shared_ptr<Dial> dial_;  // null: the medium is as it is
+  std::shared_ptr<Dial> log_dial_;  // of a row log's medium
 
   std::uint64_t step_ = 0;  // committed
   std::uint64_t cursor_ = 0;

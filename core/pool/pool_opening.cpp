@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "in_place/in_place_backend.h"
 #include "layout/pool_files.h"
+#include "layout/row_log_place.h"
 #include "layout/unpublished.h"
 #include "pool/pool.h"
 #include "readers/row_view.h"
@@ -56,7 +57,7 @@ ShardSet checked_shards(const std::optional<Sharding>& of_pool, const std::vecto
   return owned;
 }
 
-format::PoolHeader new_header(const PoolOptions& options, const Medium& medium, std::uint64_t log_bytes) {
+format::PoolHeader new_header(const PoolOptions& options, format::Level level, std::uint64_t log_bytes) {
   const bool in_place = options.store == format::Store::in_place;
   format::PoolHeader header{};
   const bool identified = options.version >= format::identity_version;
@@ -64,7 +65,7 @@ format::PoolHeader new_header(const PoolOptions& options, const Medium& medium, 
                    : options.sharding ? format::shards_version
                    : in_place         ? format::oldest_version
                                       : format::log_store_version;
-  header.level = static_cast<std::uint32_t>(medium.level());
+  header.level = static_cast<std::uint32_t>(level);
   if (::getentropy(header.uuid, sizeof(header.uuid)) != 0)
     throw Error(ErrorKind::failed, "the system has no random numbers for the pool's identity");
   header.seed = options.seed;
@@ -118,12 +119,22 @@ void Pool::create(const std::string& directory, const PoolOptions& options, std:
     if (table.id_map != static_cast<std::uint32_t>(format::IdMap::dynamic)) continue;
     check_keyed(table);
   }
-  const format::PoolHeader header = new_header(options, *medium, log_bytes);
+  if (!options.log_directory.empty() && in_place) {
+    throw Error(ErrorKind::config, "log_directory: a pool whose rows are overwritten in place has its log beside them");
+  }
+  format::PoolHeader header = new_header(options, medium->level(), log_bytes);
   const Identity identity = Superblock::identity_of(header);
   const std::vector<RowTable> row_tables = row_tables_of(
       tables, options.seed, owned, Superblock::row_identity_of(header), Superblock::home_order_of(header));
   const bool adopt = options.sharding && options.sharding->adopt;
   begin_making(directory);
+  if (!options.log_directory.empty()) {
+    Uuid uuid;
+    std::ranges::copy(header.uuid, uuid.begin());
+    place_row_log(directory, options.log_directory, uuid);
+    // What the pool survives is what the weaker of the two media does.
+    header.level = static_cast<std::uint32_t>(open_mapped_medium(directory, Flushing::synced)->level());
+  }
   if (in_place) {
     InPlaceBackend::create(*medium, row_tables, log_bytes, options.row_checksums, adopt, identity);
   } else {
@@ -196,6 +207,7 @@ Pool::Pool(const std::string& directory, const OpenOptions& options, std::unique
   synchronous_ = options.synchronous;
   if (synchronous_) background_.run_when_awaited();
   if (options.dial) dial_ = std::make_shared<Dial>(*options.dial);
+  log_dial_ = options.log_dial ? std::make_shared<Dial>(*options.log_dial) : dial_;
   medium_->set_dial(dial_);
   superblock_ = std::make_unique<Superblock>(*medium_, true);
   if (const auto reason = superblock_->reason_to_distrust(); reason && !options.trust_after_reboot) {
@@ -225,9 +237,9 @@ void Pool::make_backend(const std::string& directory, const OpenOptions& options
     dense_->finish();
     note_durable(*dense_->newest_step());
   };
-  backend_ = std::make_unique<LogBackend>(
-      directory, *superblock_, background_,
-      LogBackend::Options{options.scratchpad_bytes, options.warm, finish_dense, watcher, spans_, dial_.get()});
+  backend_ = std::make_unique<LogBackend>(directory, *superblock_, background_,
+                                          LogBackend::Options{options.scratchpad_bytes, options.warm, finish_dense,
+                                                              watcher, spans_, dial_.get(), log_dial_.get()});
 }
 
 void Pool::recover(const std::string& directory, const OpenOptions& options) {

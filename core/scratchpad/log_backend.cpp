@@ -60,6 +60,7 @@ LogBackend::LogBackend(const std::string& directory, Superblock& superblock, Bac
       store_(directory, tables(),
              {.watcher = options_.watcher,
               .dial = options_.dial,
+              .log_dial = options_.log_dial,
               .ring_bytes = superblock.header().log_bytes,
               .identity = superblock.identity()}),
       newest_(store_.scan()) {}
@@ -420,6 +421,7 @@ std::optional<Traffic> LogBackend::traffic() const {
     traffic.log_stall_seconds = seconds_without_room_;
   }
   traffic.rows_fetched = store.fetched_rows;
+  traffic.rows_from_log = store.log_rows_fetched;
   traffic.rows_initial = store.initial_rows;
   traffic.fetched_bytes = store.fetched_bytes;
   traffic.fetch_reads = store.fetch_requests;

@@ -48,7 +48,8 @@ class LogBackend final : public RowBackend {
     std::function<void(std::uint64_t step)> finish_dense;
     BlockWatcher* watcher;  // for tests
     StageSpans& spans;
-    Dial* dial = nullptr;  // of the device; null: as it is
+    Dial* dial = nullptr;  // of the homes' device; null: as it is
+    Dial* log_dial = nullptr;  // of the log's
   };
 
   // adopt: homes are there, and are taken as they are.

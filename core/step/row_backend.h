@@ -42,6 +42,7 @@ struct Traffic {
   double stall_seconds;  // that captures waited for rows
   double log_stall_seconds;  // that records waited for room in the log; training waits for them
   std::uint64_t rows_fetched;  // evaluation's included
+  std::uint64_t rows_from_log;  // of these: those whose newest version the row log had
   std::uint64_t rows_initial;  // untouched ones, for which nothing was read
   std::uint64_t fetched_bytes;
   std::uint64_t fetch_reads;  // requests to the device

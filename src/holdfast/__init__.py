@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from holdfast.errors import HoldfastError
     from holdfast.group.options import GroupOptions
     from holdfast.pools.dial import MediumDial
+    from holdfast.pools.log_medium import LogMedium
     from holdfast.pools.optim import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
     from holdfast.pools.pool import Pool
     from holdfast.pools.tables import EmbeddingBagConfig
@@ -34,6 +35,7 @@ __all__ = [
     "GroupOptions",
     "HoldfastError",
     "JaggedFeatures",
+    "LogMedium",
     "MediumDial",
     "Pool",
     "PooledFeatures",
@@ -56,6 +58,7 @@ _HOMES = {
     "errors": ("HoldfastError",),
     "group.options": ("GroupOptions",),
     "pools.dial": ("MediumDial",),
+    "pools.log_medium": ("LogMedium",),
     "pools.optim": ("SGD", "Adagrad", "Adam", "RowWiseAdagrad", "RowWiseAdam"),
     "pools.pool": ("Pool",),
     "pools.tables": ("EmbeddingBagConfig",),

@@ -298,15 +298,15 @@ class RecoveryReport:
 class Pool:
     """A pool opened for writing."""
 
-    def __init__(self, directory: str, *, relaxed: bool, dense_interval: int, grow_log: bool, scratchpad_bytes: int, trust_after_reboot: bool, warm: bool = True, group: tuple[Callable[[tuple[int, int, int], Sequence[tuple[int, int, int]]], tuple[int, int, int]], Callable[[], None]] | None = None, synchronous: bool = False, dial: tuple[float, float, float, float, float, float, int, float, float, bool] | None = None) -> None:
+    def __init__(self, directory: str, *, relaxed: bool, dense_interval: int, grow_log: bool, scratchpad_bytes: int, trust_after_reboot: bool, warm: bool = True, group: tuple[Callable[[tuple[int, int, int], Sequence[tuple[int, int, int]]], tuple[int, int, int]], Callable[[], None]] | None = None, synchronous: bool = False, dial: tuple[float, float, float, float, float, float, int, float, float, bool] | None = None, log_dial: tuple[float, float, float, float, float, float, int, float, float, bool] | None = None) -> None:
         """
-        warm: fill the scratchpad of a log store beside the first steps. group: of a pool that belongs to one. First asked, with the pool's newest step and the steps of its dense states, for the step that the group goes back to, each (step, cursor, row_updates); then called when that can be done, and waited for. Nothing is written before both have returned. synchronous: nothing is made durable beside training. dial: what the medium is made as slow as, in the order of DialSpec (core/media/dial.h).
+        warm: fill the scratchpad of a log store beside the first steps. group: of a pool that belongs to one. First asked, with the pool's newest step and the steps of its dense states, for the step that the group goes back to, each (step, cursor, row_updates); then called when that can be done, and waited for. Nothing is written before both have returned. synchronous: nothing is made durable beside training. dial: what the medium is made as slow as, in the order of DialSpec (core/media/dial.h); log_dial: the row log's, where it is another.
         """
 
     @staticmethod
-    def create(directory: str, seed: int, log_bytes: int, tables: Sequence[TableSpec], log_store: bool = False, row_checksums: bool = False, begin: tuple[int, int, int] = (0, 0, 0), num_shards: int = 0, owned: Sequence[int] = [], group_uuid: bytes = ..., adopt: bool = False, format_version: int = 5) -> None:
+    def create(directory: str, seed: int, log_bytes: int, tables: Sequence[TableSpec], log_store: bool = False, row_checksums: bool = False, begin: tuple[int, int, int] = (0, 0, 0), num_shards: int = 0, owned: Sequence[int] = [], group_uuid: bytes = ..., adopt: bool = False, format_version: int = 5, log_directory: str = '') -> None:
         """
-        begin: step, cursor and row_updates at whose end the pool is made. num_shards: of the pool of which this is one writer's; the shards that it owns are beside it, two levels up, made here or, with adopt, there already. group_uuid: of the group of which this is a part. format_version: an older one, for a group whose other parts are of that.
+        begin: step, cursor and row_updates at whose end the pool is made. num_shards: of the pool of which this is one writer's; the shards that it owns are beside it, two levels up, made here or, with adopt, there already. group_uuid: of the group of which this is a part. format_version: an older one, for a group whose other parts are of that. log_directory: of a row log that lies on a medium of its own.
         """
 
     @staticmethod
@@ -697,6 +697,16 @@ def text_keys(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C
 
 def all_finite(values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> bool:
     """Whether no element is infinite or a NaN."""
+
+def remove_row_log(path: str) -> None:
+    """
+    Removes a pool's row log: where it is a link, what it leads to as well.
+    """
+
+def row_log_path(directory: str) -> str:
+    """
+    Where the row log of the pool there is, or is going to be made: a link may lead elsewhere.
+    """
 
 def is_block_medium(directory: str) -> bool:
     """

@@ -11,6 +11,7 @@ from typing import Any
 from holdfast import _core
 from holdfast.admin.by_key import first_admissions, keyed_rows
 from holdfast.pools.directory import is_of_group
+from holdfast.pools.log_medium import place_of_log
 from holdfast.pools.optim import OPTIMIZERS
 from holdfast.pools.read_only import PoolReader, check_exists, is_in_use, layout_of, medium_words
 from holdfast.pools.tables import DTYPES, POOLINGS
@@ -80,6 +81,7 @@ def describe_pool(
         "recovery": {},
         "log": {
             "bytes": log_bytes(*logs_in),
+            "directories": sorted({str(place_of_log(where)) for where in logs_in}),
             "bytes_used": reader.log_bytes_used,
             "merged_step": reader.merged_step,
         },
@@ -104,12 +106,14 @@ def describe(found: dict[str, Any]) -> Iterator[str]:
     yield f"  rows at step {found['step']} ({found['cursor']:,} samples), dense state: {dense}; epoch {found['epoch']}"
     yield f"  recovery: {found['recovery']['would']}"
     log = found["log"]
+    elsewhere = [where for where in log["directories"] if not Path(where).is_relative_to(found["pool"])]
+    place = f" (in {', '.join(elsewhere)})" if elsewhere else ""
     if log["merged_step"] is None:
         yield f"  log {size_words(log['bytes'])}, {size_words(log['bytes_used'])} of it needed by recovery"
     else:
         yield (
-            f"  row log {size_words(log['bytes'])}, {size_words(log['bytes_used'])} of it in use, merged up to step "
-            f"{log['merged_step']}"
+            f"  row log {size_words(log['bytes'])}{place}, {size_words(log['bytes_used'])} of it in use, merged up "
+            f"to step {log['merged_step']}"
         )
     rows = "every row has a checksum" if found["row_checksums"] else "rows have no checksums"
     yield f"  {rows}"

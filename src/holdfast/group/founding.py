@@ -30,6 +30,7 @@ from holdfast.group.layout import TableShards, assign, check_num_shards, lay_out
 from holdfast.group.manifest import Manifest, TableEntry, generation_directory, pool_error
 from holdfast.group.opening import Mark, OpenOptions, open_together
 from holdfast.pools.directory import SUPERBLOCK, wants_log_store
+from holdfast.pools.log_medium import LogMedium, place_of_log
 from holdfast.pools.one_rank import OneRank
 from holdfast.pools.read_only import new_log_bytes
 
@@ -44,7 +45,7 @@ Measure = Callable[[Sequence[TableShards], int, int], list[int]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foundation:
     """What a new pool is made of. split_rows: larger tables are cut over all shards. scratchpad_bytes: of each process,
-    by which a log's size is chosen where log_bytes is None."""
+    by which a log's size is chosen where log_bytes is None. log: of each owner's row log."""
 
     tables: tuple[_core.TableSpec, ...]
     seed: int
@@ -54,6 +55,7 @@ class Foundation:
     num_shards: int
     split_rows: int
     scratchpad_bytes: int
+    log: LogMedium
 
 
 class GroupLock:
@@ -91,15 +93,17 @@ def found(directory: Path, group: Group, foundation: Foundation, measure: Measur
     said = group.broadcast(None if text is None else text.encode(), "the new pool's layout").decode()
     manifest = Manifest.from_json(said, "the new pool's layout")
     _clear(directory, group)
-    group.all_or_none(lambda: make_parts(directory, group, manifest), "the new pool's parts")
+    group.all_or_none(lambda: make_parts(directory, group, manifest, foundation.log), "the new pool's parts")
     publish(directory, group, manifest)
     return manifest
 
 
-def make_parts(directory: Path, group: Group, manifest: Manifest) -> None:
+def make_parts(directory: Path, group: Group, manifest: Manifest, log: LogMedium) -> None:
     """This rank's."""
     if group.is_owner:
-        make_writer(directory, manifest, group.rank - group.roles.owners[0], begin=(0, 0, 0), adopt=False)
+        log_directory = log.directory_for(manifest.store == "log")
+        writer = group.rank - group.roles.owners[0]
+        make_writer(directory, manifest, writer, begin=(0, 0, 0), adopt=False, log_directory=log_directory)
     if group.rank == 0:
         make_dense(directory, manifest)
 
@@ -182,12 +186,14 @@ def deal_out_anew(
             pool.close()
     layout = shards_of_tables(manifest.tables, manifest.seed)
     load = measure(layout, manifest.num_shards, mark[1])
+    log_place = place_of_log(writers[0])
+    log_directory = "" if log_place == writers[0] else str(log_place)
     fresh = manifest.next_generation(assign(load, num_owners), load)
     generation = generation_directory(directory, fresh.generation)
     _make_directory(generation)
     _core.mark_unpublished(str(generation))
     for number in range(num_owners):
-        make_writer(directory, fresh, number, begin=mark, adopt=True)
+        make_writer(directory, fresh, number, begin=mark, adopt=True, log_directory=log_directory)
     manifests.write(directory, fresh)
     return fresh
 
@@ -236,7 +242,9 @@ def _remove_part(writer: Path) -> None:
         writer.rmdir()
 
 
-def make_writer(directory: Path, manifest: Manifest, writer: int, *, begin: Mark, adopt: bool) -> None:
+def make_writer(
+    directory: Path, manifest: Manifest, writer: int, *, begin: Mark, adopt: bool, log_directory: str = ""
+) -> None:
     """The pool of one writer, over shards that are new, or that are there as of the end of a step (`adopt`)."""
     path = manifest.writer_directory(directory, writer)
     _make_directory(path)
@@ -253,6 +261,7 @@ def make_writer(directory: Path, manifest: Manifest, writer: int, *, begin: Mark
         group_uuid=bytes.fromhex(manifest.uuid),
         adopt=adopt,
         format_version=manifest.part_version,
+        log_directory=log_directory,
     )
 
 

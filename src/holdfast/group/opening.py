@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from holdfast import _core
 from holdfast.errors import Corrupted, HoldfastError, StepError
 from holdfast.pools.dial import MediumDial
+from holdfast.pools.log_medium import LogMedium, figures_of_log
 
 Mark = tuple[int, int, int]
 """Step, cursor, row_updates."""
@@ -31,6 +32,7 @@ class OpenOptions:
     relaxed: bool = False
     synchronous: bool = False
     dial: MediumDial | None = None
+    log: LogMedium | None = None
 
 
 class Talk(Protocol):
@@ -64,6 +66,7 @@ class _Opening:
                 trust_after_reboot=self.options.trust_after_reboot,
                 synchronous=self.options.synchronous,
                 dial=None if self.options.dial is None else self.options.dial.figures,
+                log_dial=figures_of_log(self.options.log),
                 group=(self._agree, self._ready),
             )
         except BaseException as error:
@@ -98,6 +101,9 @@ def open_together(
     Raises what any pool of the group raises, on all ranks; nothing is written then, unless the medium failed while it
     was.
     """
+    if options.log is not None:
+        for directory in members:
+            options.log.check(directory)
     openings = [_Opening(directory, options) for directory in members]
     of_dense = None if dense is None else _Opening(dense, options)
     everything = [*openings, *([] if of_dense is None else [of_dense])]

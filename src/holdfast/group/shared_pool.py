@@ -41,6 +41,7 @@ from holdfast.group.serving import Verb, message, serve_until
 from holdfast.pools.dense_state import DenseState
 from holdfast.pools.dial import MediumDial
 from holdfast.pools.directory import Medium, RecoveryMode, check_options
+from holdfast.pools.log_medium import LogMedium
 from holdfast.pools.machine import default_scratchpad_bytes
 from holdfast.pools.optim import RowOptimizerSpec
 from holdfast.pools.pool import Pool
@@ -80,6 +81,7 @@ class SharedPool(Pool):
         trust_after_reboot: bool = False,
         synchronous: bool = False,
         dial: MediumDial | None = None,
+        log: LogMedium | None = None,
         group: GroupOptions | None = None,
         ranks: Group | None = None,
         measure: Measure | None = None,
@@ -99,6 +101,7 @@ class SharedPool(Pool):
             num_shards=options.shards,
             split_rows=options.split_rows,
             scratchpad_bytes=default_scratchpad_bytes() if scratchpad_bytes is None else scratchpad_bytes,
+            log=log or LogMedium(),
         )
         self._specs: list[_core.TableSpec] = []
         self._features_of: dict[str, int] = {}
@@ -109,6 +112,7 @@ class SharedPool(Pool):
             relaxed=recovery == "relaxed",
             synchronous=synchronous,
             dial=dial,
+            log=self._wanted.log,
         )
         self._dense_interval = dense_interval
         self._opened: GroupPool | None = None

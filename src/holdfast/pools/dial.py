@@ -10,6 +10,8 @@ from typing import Literal
 
 from holdfast.errors import ConfigError
 
+DialFigures = tuple[float, float, float, float, float, float, int, float, float, bool]
+"""What the core makes a dial of."""
 Like = Literal["pmem", "cxl-dram", "cxl-pmem", "ssd"]
 
 # The order is the core's (DialSpec).
@@ -102,7 +104,7 @@ class MediumDial:
         return math.inf if self.like is None else float(PRESETS[self.like][name])
 
     @property
-    def figures(self) -> tuple[float, float, float, float, float, float, int, float, float, bool]:
+    def figures(self) -> DialFigures:
         """What the core makes of it: stretched."""
         read, write, stream_write, read_s, write_s, outstanding, granularity, sync_s, cache = map(self.figure, _FIGURES)
         slower = self.stretch

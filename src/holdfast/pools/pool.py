@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from torch import Tensor, nn
 
 from holdfast import _core
-from holdfast.errors import (
-    ConfigError,
-    HoldfastError,
-    NonFiniteLoss,
-    PoolNotFound,
-    StepError,
-)
+from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss, PoolNotFound, StepError
 from holdfast.pools.dense_state import DenseState, commit_to
 from holdfast.pools.dial import MediumDial
 from holdfast.pools.directory import (
@@ -35,6 +29,7 @@ from holdfast.pools.directory import (
     refusal_of,
     wants_log_store,
 )
+from holdfast.pools.log_medium import LogMedium, figures_of_log, words_of_place
 from holdfast.pools.machine import default_scratchpad_bytes, default_threads
 from holdfast.pools.one_rank import OneRank
 from holdfast.pools.optim import OPTIMIZERS, RowOptimizerSpec
@@ -75,6 +70,7 @@ class Pool:
     trust_after_reboot: believe a ``process``-level pool that was open when the machine went down.
     synchronous: make nothing durable beside training; a commit returns when its step is durable. For comparison.
     dial: for measurements, a declared medium that the real one is made as slow as; ``level`` is the real one's.
+    log: a medium of its own for the log of a ``block`` pool. ``level`` is that of the weaker medium.
     group: how several processes share a pool. Under torchrun, with more than one, and in the directory of such a pool,
         what is made is a SharedPool; everywhere else this is of no effect.
 
@@ -105,6 +101,7 @@ class Pool:
         trust_after_reboot: bool = False,
         synchronous: bool = False,
         dial: MediumDial | None = None,
+        log: LogMedium | None = None,
         group: GroupOptions | None = None,
     ) -> None:
         check_options(dense_interval, log_bytes, recovery, medium, scratchpad_bytes)
@@ -112,19 +109,19 @@ class Pool:
         self.is_new = not exists(self.directory)
         if self.is_new:
             check_vacant(self.directory)
-        self._seed, self._medium = seed, medium
-        self._log_bytes = log_bytes
+        self._seed, self._medium, self._log_bytes = seed, medium, log_bytes
         self._row_checksums = row_checksums
         self._scratchpad_bytes = default_scratchpad_bytes() if scratchpad_bytes is None else scratchpad_bytes
         self._dense_interval = dense_interval
         self._relaxed = recovery == "relaxed"
         self._trust_after_reboot = trust_after_reboot
-        self._synchronous, self._dial = synchronous, dial
+        self._synchronous, self._dial, self._log = synchronous, dial, log or LogMedium()
         self._core: _core.Pool | None = None
         self._behind: WriteBehind | None = None
         self._before_closing: list[Callable[[], object]] = []
         self.collections: list[EmbeddingBagCollection] = []
         if not self.is_new:
+            self._log.check(self.directory)
             self._open()
 
     @property
@@ -147,6 +144,7 @@ class Pool:
             trust_after_reboot=self._trust_after_reboot,
             synchronous=self._synchronous,
             dial=None if self._dial is None else self._dial.figures,
+            log_dial=figures_of_log(self._log),
         )
         lacks = self._row_checksums and not self.checks_rows
         if refusal := refusal_of(self.directory, self._medium, self.looks_forward, lacks_checksums=lacks):
@@ -211,7 +209,12 @@ class Pool:
         log_store = wants_log_store(self.directory, self._medium)
         log_bytes = self._log_bytes or new_log_bytes(log_store, specs, self._scratchpad_bytes)
         directory, checks_rows = str(self.directory), self._row_checksums and not log_store
-        _core.Pool.create(directory, self._seed, log_bytes, specs, log_store=log_store, row_checksums=checks_rows)
+        _core.Pool.create(
+            *(directory, self._seed, log_bytes, specs),
+            log_store=log_store,
+            row_checksums=checks_rows,
+            log_directory=self._log.directory_for(log_store),
+        )
         self._open()
         if former is not None:
             self.core.take_keys(former)
@@ -224,7 +227,7 @@ class Pool:
     @property
     def description(self) -> str:
         """What the pool lies on, and what its durable steps survive."""
-        return describe_medium(self.core.medium, self.core.header, self._dial)
+        return describe_medium(self.core.medium, self.core.header, self._dial) + words_of_place(self.directory)
 
     @property
     def level(self) -> str:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn, Protocol
 
+from holdfast.pools.log_medium import remove_log
 from holdfast.proving.comparison import Difference, Reference, Run, went_back_below
 from holdfast.proving.life import CannotProve, LifeEnd, live
 from holdfast.proving.record import (
@@ -187,6 +188,7 @@ class _Campaign:
             run = self._lives(number, folder, kills, reference)
         finally:
             for pool in pools_of(folder).values():
+                remove_log(Path(pool))
                 shutil.rmtree(pool, ignore_errors=True)
         self._progress.finished(number)
         return run

@@ -125,6 +125,7 @@ def assemble(
         "dense_interval": config.pool.dense_interval,
         "synchronous": config.pool.synchronous,
         "dial": config.pool.dial,
+        "log": config.pool.log,
         "recovery": recovery,
         "trust_after_reboot": trust_after_reboot,
     }

@@ -38,6 +38,7 @@ CHANGEABLE = (
     "optimizer",  # but for its name
     "pool.dense_interval",
     "pool.dial",
+    "pool.log",  # likewise
     "pool.log_bytes",
     "pool.medium",  # Pool compares it with how its rows are kept
     "pool.row_checksums",  # likewise

@@ -14,6 +14,7 @@ from holdfast.files.config import OWN_KEYS, UNRECORDED, OwnKeys
 from holdfast.files.config_text import nearest
 from holdfast.group.options import GroupConfig
 from holdfast.pools.dial import MediumDial
+from holdfast.pools.log_medium import LogMedium
 from holdfast.pools.optim import SGD, Adagrad, Adam, RowOptimizerSpec, RowWiseAdagrad, RowWiseAdam
 from holdfast.pools.tables import EmbeddingBagConfig
 from holdfast.run.network import BuiltModelConfig, ModelConfig
@@ -167,7 +168,7 @@ class PoolConfig:
     times the tables' bytes where these are fewer), and 16 GiB or twice the scratchpad at most; where the scratchpad
     holds all rows four times the tables' bytes, 4 GiB at most. row_checksums: keep a checksum of every row of a new
     pool in place; a log store always does. synchronous: make nothing durable beside training, for comparison. dial: for
-    measurements, a declared medium that the real one is made as slow as.
+    measurements, a declared medium that the real one is made as slow as. log: a medium of its own for a row log.
     """
 
     seed: int = 0
@@ -178,6 +179,7 @@ class PoolConfig:
     row_checksums: bool = False
     synchronous: bool = field(default=False, metadata=UNRECORDED)
     dial: MediumDial | None = field(default=None, metadata=UNRECORDED)
+    log: LogMedium | None = field(default=None, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
