@@ -258,6 +258,13 @@ int rename(const char* from, const char* to) {
   return result;
 }
 
+int symlink(const char* target, const char* path) {
+  static const auto real = next<decltype(&symlink)>("symlink");
+  const int result = real(target, path);
+  if (result == 0) record("make", path);
+  return result;
+}
+
 int mkdir(const char* path, mode_t mode) {
   static const auto real = next<decltype(&mkdir)>("mkdir");
   const int result = real(path, mode);

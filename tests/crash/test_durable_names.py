@@ -26,6 +26,11 @@ with Pool({root!r} + "/new/runs/pool", medium={medium!r}, log_bytes=1 << 20) as 
     EmbeddingBagCollection(pool, tables, optimizer=RowWiseAdagrad(lr=0.5))
 """
 
+APART = PLAIN.replace(
+    "with Pool(",
+    "import os\nfrom holdfast import LogMedium\nlogs = {root!r} + '/logs'\nos.mkdir(logs)\nwith Pool(",
+).replace("log_bytes=1 << 20", "log_bytes=1 << 20, log=LogMedium(directory=logs)")
+
 GROUP = """
 import sys
 from pathlib import Path
@@ -140,6 +145,18 @@ def test_snapshots_restored_pools_and_exports_are_there_when_every_name_that_the
     events = recorded(shim, pool_root, COPIES, medium)
     for published in ("snapshot", "again/and/restored", "out.safetensors"):
         check_published(events, pool_root / published)
+
+
+def test_a_log_on_a_medium_of_its_own_and_the_link_to_it_are_durable_before_the_pool_is_published(
+    shim: Path, pool_root: Path
+):
+    events = recorded(shim, pool_root, APART, "block")
+    made = [event.path for event in events if event.what == "make"]
+    assert any(path.endswith("/row-log-0000") for path in made)
+    assert any(path.startswith(f"{pool_root}/logs/") for path in made)
+    # The folder itself is the user's, who made it beforehand.
+    there = [event for event in events if event.path != f"{pool_root}/logs" or event.what != "make"]
+    check_published(there, pool_root / "new/runs/pool/pool.holdfast")
 
 
 def test_a_directory_that_is_not_synced_is_found():

@@ -44,6 +44,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "row_log_synchronous": {**IN_A_SMALL_ROW_LOG, "dial": "ssd", "synchronous": True},
     "row_log_in_slots": {**IN_A_SMALL_ROW_LOG, "way": "scratchpad", "steps": 12, "slot_bytes": 12_000},
     "row_log_of_seven_records": {**IN_A_SMALL_ROW_LOG, "steps": 16},
+    "row_log_apart": {**IN_A_SMALL_ROW_LOG, "steps": 14, "dense_interval": 2, "log_apart": True},
     "row_log_dense_every_3_steps": {**IN_A_SMALL_ROW_LOG, "steps": 14, "dense_interval": 3, "log_bytes": 80 << 10},
     "row_log_micro_batches_skipped_steps": {
         **IN_A_SMALL_ROW_LOG,
@@ -134,7 +135,7 @@ def directory() -> Iterator[Path]:
 
 def in_place(options: dict[str, Any]) -> dict[str, Any]:
     """The same run with its rows in place, which ends with the same digest."""
-    return {**options, "medium": "memory", "log_bytes": None, "window": 0, "slot_bytes": None}
+    return {**options, "medium": "memory", "log_bytes": None, "log_apart": False, "window": 0, "slot_bytes": None}
 
 
 class Reference:

@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from holdfast.device.options import DeviceConfig
 from holdfast.errors import PoolError
 from holdfast.models import DLRM
 from holdfast.pools.dial import MediumDial
+from holdfast.pools.log_medium import LogMedium
 from holdfast.pools.optim import SGD, Adagrad, Adam, RowOptimizerSpec, RowWiseAdagrad, RowWiseAdam
 from holdfast.pools.pool import Pool
 from holdfast.pools.tables import EmbeddingBagConfig
@@ -44,10 +46,10 @@ DIM = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One run. window: batches whose rows are announced, the current one included. lr_change: (step, factor): from that
-    step on learning rates are multiplied by factor. put_back: see DensePart. way, slot_bytes: DeviceConfig's rows and
-    scratchpad_bytes, on the processor. keys: the tables' ids are keys, which nobody counted; ttl_steps, max_keys,
-    stay, admit_probability: of them."""
+    """One run. window: batches whose rows are announced, the current one included. lr_change: (step, factor): from
+    that step on learning rates are multiplied by factor. put_back: see DensePart. way, slot_bytes: DeviceConfig's
+    rows and scratchpad_bytes, on the processor. log_apart: the row log lies in a folder `logs` beside the pool's.
+    keys: the tables' ids are keys, which nobody counted; ttl_steps, max_keys, stay, admit_probability: of them."""
 
     steps: int = 8
     batch_size: int = 24
@@ -72,6 +74,7 @@ class Options:
     relaxed_lookup: bool = False
     synchronous: bool = False
     dial: str | None = None
+    log_apart: bool = False
     keys: bool = False
     ttl_steps: int | None = None
     max_keys: int | None = None
@@ -219,6 +222,12 @@ class TinyRun:
         return batch.first_sample + batch.size
 
 
+def log_apart(directory: str) -> LogMedium:
+    logs = Path(directory).parent / "logs"
+    logs.mkdir(exist_ok=True)
+    return LogMedium(directory=logs)
+
+
 def train(directory: str, options: Options, watch: Watch | None = None) -> dict[str, int]:
     """Makes the pool or goes on where it is, to `options.steps`; closes it. Returns where it went on and how often it
     was in step with its loader."""
@@ -237,6 +246,7 @@ def train(directory: str, options: Options, watch: Watch | None = None) -> dict[
         row_checksums=options.row_checksums,
         synchronous=options.synchronous,
         dial=None if options.dial is None else MediumDial(like=options.dial),  # type: ignore[arg-type]
+        log=log_apart(directory) if options.log_apart else None,
         scratchpad_bytes=options.scratchpad_bytes,
         dense_interval=options.dense_interval,
         recovery=options.recovery,  # type: ignore[arg-type]

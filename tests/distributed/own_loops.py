@@ -55,6 +55,7 @@ def open_pool(directory: Path, options: dict[str, Any]) -> holdfast.Pool:
         scratchpad_bytes=200_000,
         dense_interval=options.get("dense_interval", 1),
         recovery=options.get("recovery", "exact"),
+        log=holdfast.LogMedium(directory=options["logs"]) if "logs" in options else None,
         group=group,
     )
 

@@ -89,6 +89,7 @@ class Run:
     log_bytes: int | None
     row_checksums: bool
     relaxed_lookup: bool
+    log_apart: bool
 
     @property
     def steps(self) -> int:
@@ -251,6 +252,7 @@ def _run(rng: random.Random) -> Run:
         log_bytes=rng.choice((*small, None) if medium == "memory" else small),
         row_checksums=rng.random() < 0.4,
         relaxed_lookup=relaxed_lookup,
+        log_apart=medium == "block" and rng.random() < 0.3,
     )
 
 
@@ -297,7 +299,7 @@ def _kill(rng: random.Random, run: Run) -> Kill:
 
 _FILES: dict[str, tuple[str, ...]] = {
     "memory": (".weights", ".state", ".touched", "log-0000", "dense-", "pool.holdfast", ""),
-    "block": (".home", ".addresses", "row-log-0000", "dense-", "pool.holdfast", ""),
+    "block": (".home", ".addresses", "row-log", "dense-", "pool.holdfast", ""),
 }
 
 

@@ -33,6 +33,7 @@ from holdfast.errors import (
 from holdfast.pools.directory import exists
 from holdfast.rows.row_access import PlannedFeatures
 from model import SEED_OF_POOL, Dense, Model, configs_of, seed_everything, spec_of
+from tiny_run import log_apart
 from twin import jagged
 
 _COUNTED = 1 << 40
@@ -121,6 +122,7 @@ class LifeOf:
             seed=SEED_OF_POOL,
             medium="auto" if exists(self.directory) else run.medium,  # type: ignore[arg-type]
             log_bytes=run.log_bytes,
+            log=log_apart(str(self.directory)) if run.log_apart and not exists(self.directory) else None,
             row_checksums=run.row_checksums and run.medium == "memory" and not exists(self.directory),
             scratchpad_bytes=life.scratchpad_bytes,
             dense_interval=life.dense_interval,
