@@ -32,6 +32,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--ids", type=Path, required=True, help="the batches, as write_ids wrote them")
     parser.add_argument("--scratchpad-bytes", type=int, required=True)
     parser.add_argument("--log-bytes", type=int, required=True)
+    parser.add_argument("--log-directory", type=Path, help="of the row log; default: the pool's")
+    parser.add_argument("--log-dial", help="a preset that its medium is made as slow as")
+    parser.add_argument("--dial", help="likewise of the pool's medium")
     parser.add_argument("--memory-limit", type=int, default=0, help="bytes of a memory control group; 0: none")
     parser.add_argument("--window", type=int, default=8)
     parser.add_argument("--capture-ahead", action="store_true")
@@ -52,8 +55,12 @@ def _arguments() -> argparse.Namespace:
 
 
 def _workload(arguments: argparse.Namespace) -> tuple[Workload, FileOfBatches, Settings]:
+    from holdfast import LogMedium, MediumDial
     from larger.systems import Settings
     from larger.workload import FileOfBatches, make_workload
+
+    def dial_of(like: str | None) -> MediumDial | None:
+        return None if like is None else MediumDial(like=like)  # type: ignore[arg-type]
 
     workload = make_workload(arguments.workload, quick=arguments.quick, uniform_share=arguments.uniform_share)
     settings = Settings(
@@ -65,6 +72,8 @@ def _workload(arguments: argparse.Namespace) -> tuple[Workload, FileOfBatches, S
         dense_interval=arguments.dense_interval,
         capture_ahead=arguments.capture_ahead,
         new_tables=arguments.new_tables,
+        log=LogMedium(directory=arguments.log_directory, dial=dial_of(arguments.log_dial)),
+        dial=dial_of(arguments.dial),
     )
     return workload, FileOfBatches(workload, arguments.ids), settings
 

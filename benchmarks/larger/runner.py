@@ -44,7 +44,8 @@ class Options:
 class Run:
     """One measurement of a system. num_batches: distinct ones; steps, warmup: at least (see turns.py); fill: whether
     its memory has to be full first; scratchpad_bytes: None for a tenth of the tables. window, capture_ahead: as in
-    TrainConfig. new_tables: see systems.Settings."""
+    TrainConfig. new_tables: see systems.Settings. log_in_memory: the row log lies in the directory on memory. log_dial,
+    dial: presets that its medium, and the pool's, are made as slow as."""
 
     system: str
     workload: Workload
@@ -58,6 +59,9 @@ class Run:
     window: int = 8
     capture_ahead: bool = False
     new_tables: bool = False
+    log_in_memory: bool = False
+    log_dial: str | None = None
+    dial: str | None = None
 
 
 class Runner:
@@ -219,6 +223,8 @@ class Runner:
             "--fill-bytes", str(fill_bytes if run.fill and run.system != "dram" else 0), "--window", str(run.window),
             "--threads", str(self.options.threads),
             *(("--capture-ahead",) if run.capture_ahead else ()), *(("--new-tables",) if run.new_tables else ()),
+            *(("--log-directory", str(self._memory_root)) if run.log_in_memory else ()),
+            *(("--log-dial", run.log_dial) if run.log_dial else ()), *(("--dial", run.dial) if run.dial else ()),
         ]  # fmt: skip
 
 

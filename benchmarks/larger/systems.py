@@ -41,7 +41,8 @@ _ENDLESS = 1 << 40
 class Settings:
     """What a system is given. directory: empty, on its medium. cache: of the log store; window: batches that it looks
     forward. dense_interval: steps from one dense state to the next. capture_ahead: as in TrainConfig. new_tables: rows
-    are as a new pool has them, where no update has written them."""
+    are as a new pool has them, where no update has written them. log: a medium of its own for the row log; dial: of the
+    other."""
 
     directory: Path
     scratchpad_bytes: int
@@ -51,6 +52,8 @@ class Settings:
     dense_interval: int = 1
     capture_ahead: bool = False
     new_tables: bool = False
+    log: holdfast.LogMedium | None = None
+    dial: holdfast.MediumDial | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +154,8 @@ def _open_trainer(workload: Workload, source: FileOfBatches, settings: Settings,
             "medium": "block",
             "log_bytes": settings.log_bytes,
             "scratchpad_bytes": settings.scratchpad_bytes,
+            "log": settings.log,
+            "dial": settings.dial,
         }
         # Without batches that are announced ahead the scratchpad is an LRU cache that is filled on demand.
         train_options = {"window": settings.window if settings.cache == "look_forward" else 0}

@@ -69,9 +69,9 @@ def test_a_table_over_a_value_and_a_value_over_a_table_are_judged_by_their_type(
         layers('title = "t"\n[part]\nsize = 1', "part = 3")
 
 
-def test_a_mistake_in_any_layer_is_told_with_the_last_file_and_its_key(layers):
+def test_a_mistake_in_any_layer_is_told_with_its_file_and_key(layers):
     low = 'title = "t"\n[part]\nsise = 1'
-    with pytest.raises(ConfigError, match=r"layer1\.toml: part\.sise: unknown key; did you mean size\?"):
+    with pytest.raises(ConfigError, match=r"layer0\.toml: part\.sise: unknown key; did you mean size\?"):
         layers(low, '[part]\nnames = ["x"]')
 
 

@@ -241,3 +241,89 @@ def test_a_profile_in_little_memory_says_what_was_counted_by_a_sketch(holdfast: 
     tiers = ("--tiers", EXAMPLES / "tiers.toml")
     result = holdfast("plan", holdfast.config, *tiers, "--profile", out, *rows)
     assert "1 of 3 tables by a sketch" in result.out
+
+
+HOST_OF_A_DISK = """
+[host]
+store = "log"
+step_us = 500
+row_ns = 20
+row_byte_ns = 0.5
+id_ns = 2
+id_byte_ns = 0.01
+dense_byte_ns = 0.1
+plan_id_ns = 6
+plan_row_ns = 8
+commit_step_us = 20
+commit_row_ns = 1
+commit_dense_byte_ns = 0.2
+collect_row_ns = 30
+fetch_row_ns = 1000
+merge_row_ns = 250
+merge_request_ns = 1500
+fetches_per_s = 100_000
+merge_requests_per_s = 50_000
+"""
+
+CXL_TIER = """
+[[tiers]]
+name = "cxl"
+kind = "byte"
+capacity_bytes = 200_000_000
+read_bandwidth_bytes_per_s = 17e9
+write_bandwidth_bytes_per_s = 14e9
+read_latency_ns = 400
+access_granularity_bytes = 64
+random_reads_per_s = 5_000_000
+directory = "{}"
+"""
+
+
+def test_what_a_plan_comes_to_is_what_is_trained(holdfast: Commands) -> None:
+    """Scratchpad, log, and the log's own medium, written down by --apply and read by train after the run's own file."""
+    fast, placed = holdfast.root / "fast", holdfast.root / "placed.toml"
+    fast.mkdir()
+    tiers = SMALL_TIERS.replace("capacity_bytes = 4096", "capacity_bytes = 30_000_000").replace(
+        "1_000_000", "100_000_000"
+    )
+    (holdfast.root / "tiers.toml").write_text(tiers + CXL_TIER.format(fast) + HOST_OF_A_DISK)
+    found = plan(holdfast, "--apply", placed)
+    pool = found["pool"]
+    assert (pool["log_tier"], pool["log_directory"]) == ("cxl", str(fast))
+    assert 16 << 20 <= pool["log_bytes"] <= 200_000_000
+    assert pool["scratchpad_bytes"] + pool["index_bytes"] <= 30_000_000
+    assert pool["step"]["disk_ms"] <= found["step"]["disk_ms"]
+    trained = holdfast("train", holdfast.config, placed, "--pool", holdfast.root / "pool", "--set", "train.steps=3")
+    assert trained.code == 0, trained.err
+    inspected = json.loads(holdfast("inspect", holdfast.root / "pool", "--json").out)
+    assert inspected["store"] == "log"
+    assert inspected["log"]["directories"] == [str(fast.resolve())]
+    assert inspected["log"]["bytes"] >= pool["log_bytes"]
+    shown = holdfast("plan", holdfast.config, "--tiers", holdfast.root / "tiers.toml")
+    assert f"on cxl in {fast}" in shown.out
+    again = holdfast("plan", holdfast.config, "--tiers", holdfast.root / "tiers.toml", "--apply", placed)
+    assert again.code == 1
+    assert "placed.toml is there already" in again.err
+
+
+def test_a_plan_without_costs_of_a_disk_cannot_be_applied(holdfast: Commands) -> None:
+    refused = holdfast(
+        "plan", holdfast.config, "--tiers", holdfast.root / "tiers.toml", "--apply", holdfast.root / "placed.toml"
+    )
+    assert refused.code == 1
+    assert "--apply needs" in refused.err
+    assert not (holdfast.root / "placed.toml").exists()
+
+
+def test_a_probe_measures_the_log_s_own_medium_beside_the_rows(holdfast: Commands, tmp_path: Path) -> None:
+    rows, fast = tmp_path / "rows", holdfast.root / "fast"
+    for directory in (rows, fast):
+        directory.mkdir()
+    for name, dial in (("real", ()), ("dialled", ("--log-dial", "cxl-pmem"))):
+        out = holdfast.root / f"{name}.toml"
+        result = holdfast("tiers", "probe", rows, "--log", fast, *dial, "-o", out)
+        assert result.code == 0, result.err
+        *_, tier = read_tiers(out).tiers
+        assert tier.directory == str(fast)
+        assert tier.name.startswith("log-")
+        assert list(fast.iterdir()) == []

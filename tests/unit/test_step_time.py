@@ -92,7 +92,42 @@ def test_uniform_rows_miss_a_scratchpad_by_what_it_has_no_room_for():
     assert work.hit_rate == pytest.approx(room / ROWS, rel=0.03)
     assert work.missed_rows == pytest.approx(UNIQUE * (1 - room / ROWS), rel=0.03)
     # Eight images of 72 bytes have a part of a sector; few rows share one, some are read with their neighbours.
-    assert 0.3 * work.missed_rows < work.fetch_requests < work.missed_rows
+    at_home = work.missed_rows - work.log_rows
+    assert 0.3 * at_home < work.fetch_requests < at_home
+
+
+def test_the_log_has_the_rows_of_the_steps_that_it_holds():
+    """Of uniform rows: those that neither the scratchpad has, which were used last, nor steps before the log's."""
+    work = predict().store_work
+    assert work is not None
+    held = 0.6 * OPTIONS.log_bytes / (UNIQUE * 80)
+    in_log = 1 - (1 - UNIQUE / ROWS) ** held
+    in_scratchpad = OPTIONS.scratchpad_bytes / (68 + 39) / ROWS
+    assert work.log_rows == pytest.approx(UNIQUE * (in_log - in_scratchpad), rel=0.03)
+    small = predict(options=replace(OPTIONS, log_bytes=2_000_000)).store_work
+    assert small is not None
+    assert small.log_rows == 0.0
+
+
+def test_a_log_on_a_tier_of_its_own_takes_what_it_has_off_the_disk():
+    near = Tier(
+        name="cxl",
+        kind="byte",
+        capacity_bytes=10**9,
+        read_bandwidth_bytes_per_s=20e9,
+        write_bandwidth_bytes_per_s=10e9,
+        read_latency_ns=400,
+        access_granularity_bytes=64,
+        random_reads_per_s=5e6,
+    )
+    beside, apart = predict(), predict(log_medium=near)
+    work = apart.store_work
+    assert work == beside.store_work and work is not None
+    logged = work.record_bytes + 1_000_000
+    saved = work.log_rows / LOG_STORE.fetches_per_s + logged / 1e9 + work.record_bytes / 2e9
+    assert beside.disk_ms - apart.disk_ms == pytest.approx(1e3 * saved)
+    assert apart.log_ms == pytest.approx(1e3 * (logged / 10e9 + work.record_bytes / 20e9 + work.log_rows / 5e6))
+    assert (apart.compute_ms, apart.loader_ms) == (beside.compute_ms, beside.loader_ms)
 
 
 def test_without_misses_nothing_is_fetched():
@@ -158,7 +193,8 @@ def test_a_merge_reads_the_log_and_what_lies_beside_its_rows():
         demand = Demand(tables=(table(weight_bytes=weight_bytes),), dense_bytes=0)
         work = predict(demand=demand, options=options).store_work
         assert work is not None
-        assert work.read_bytes > work.record_bytes == pytest.approx(UNIQUE * (8 + weight_bytes + 4 + 4))
+        assert work.record_bytes == pytest.approx(UNIQUE * (8 + weight_bytes + 4 + 4))
+        assert work.read_bytes > 0.0
         assert work.written_bytes > 0
 
 

@@ -105,7 +105,7 @@ def convert(
 
 
 def texts(
-    config_path: ConfigArgument,
+    config_paths: ConfigArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT.parquet", help="The file to write.")],
     overwrite: OverwriteOption = False,
     overrides: SetOption = None,
@@ -118,7 +118,7 @@ def texts(
     from holdfast.errors import ConfigError
     from holdfast.train.observe import counting_up_to
 
-    data = read_run(config_path, overrides).data.parquet
+    data = read_run(config_paths, overrides).data.parquet
     if data is None:
         raise ConfigError("data.parquet: texts are read from Parquet files alone, and the run has none")
     with counting_up_to("reading texts") as progress:

@@ -75,7 +75,7 @@ def import_(
             help="A .safetensors file, a .pt file of torch.save, or the folder of a dump of dynamicemb.",
         ),
     ],
-    config_path: ConfigArgument,
+    config_paths: ConfigArgument,
     pool: PoolOption,
     overrides: SetOption = None,
 ) -> None:
@@ -91,7 +91,7 @@ def import_(
     from holdfast.admin.tensor_files import JoinedFiles, open_tensors
     from holdfast.train.observe import counting
 
-    config = read_run(config_path, overrides)
+    config = read_run(config_paths, overrides)
     rowwise = config.embedding.optimizer == "rowwise_adagrad"
     tensors = JoinedFiles(
         {path: DynamicembDump(path, rowwise=rowwise) if path.is_dir() else open_tensors(path) for path in files}

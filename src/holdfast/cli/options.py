@@ -12,7 +12,13 @@ import typer
 if TYPE_CHECKING:
     from holdfast.run.sections import RunConfig
 
-ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The run: data, model, optimizers, pool.")]
+ConfigArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="CONFIG.toml...",
+        help="The run: data, model, optimizers, pool. Of several files, what a later one says counts.",
+    ),
+]
 PoolArgument = Annotated[Path, typer.Argument(metavar="POOL", help="The pool's directory.")]
 PoolOption = Annotated[Path, typer.Option("--pool", metavar="DIR", help="The pool's directory.")]
 SetOption = Annotated[
@@ -27,15 +33,15 @@ OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
 
 
-def read_run(path: Path, overrides: list[str] | None) -> RunConfig:
-    """The configuration of a run, with --set on top. Raises ConfigError."""
+def read_run(paths: list[Path], overrides: list[str] | None) -> RunConfig:
+    """The configuration of a run, each file on top of the one before, and --set on top of all. Raises ConfigError."""
     for override in overrides or []:
         if "=" not in override:
             raise typer.BadParameter(f"{override!r} is no KEY=VALUE", param_hint="--set")
-    from holdfast.files.config import read_config
+    from holdfast.files.config import read_layers
     from holdfast.run.sections import RunConfig
 
-    return read_config(RunConfig, path, overrides or [])
+    return read_layers(RunConfig, paths, overrides or [])
 
 
 def add_command(

@@ -45,7 +45,7 @@ class OnBadRow(StrEnum):
 
 
 def train(
-    config_path: ConfigArgument,
+    config_paths: ConfigArgument,
     pool: PoolOption,
     overrides: SetOption = None,
     steps: Annotated[
@@ -109,7 +109,7 @@ def train(
     from holdfast.state.reproducibility import keep_freed_memory
 
     keep_freed_memory()
-    config = read_run(config_path, overrides)
+    config = read_run(config_paths, overrides)
     if steps is not None:
         config = replace(config, train=replace(config.train, steps=steps))
     if on_bad_row is not None:
@@ -146,7 +146,7 @@ def train(
         print(f"trained to step {step}: AUC {result.auc:.5f}, log-loss {result.log_loss:.5f}")  # noqa: T201
 
 
-def evaluate(config_path: ConfigArgument, pool: PoolOption, overrides: SetOption = None) -> None:
+def evaluate(config_paths: ConfigArgument, pool: PoolOption, overrides: SetOption = None) -> None:
     """AUC and log-loss of a pool's model on the validation data.
 
     Changes nothing, and needs no lock: while a run is at work, rows are as they are at that instant.
@@ -156,10 +156,10 @@ def evaluate(config_path: ConfigArgument, pool: PoolOption, overrides: SetOption
     from holdfast.run.sources import open_validation
     from holdfast.train.observe import counting
 
-    config = read_run(config_path, overrides)
+    config = read_run(config_paths, overrides)
     validation = open_validation(config)
     if validation is None:
-        raise ConfigError(f"{config_path}: there is no [validation] to evaluate on")
+        raise ConfigError(f"{config_paths[0]}: there is no [validation] to evaluate on")
     with counting("evaluating", validation.num_samples) as on_batch:
         step, result = evaluate_pool(config, pool, validation, on_batch)
     print(f"step {step}: AUC {result.auc:.5f}, log-loss {result.log_loss:.5f}")  # noqa: T201

@@ -62,12 +62,14 @@ def read_config(cls: type[T], toml_path: str | os.PathLike[str], overrides: Sequ
 def read_layers(cls: type[T], toml_paths: Sequence[Path], overrides: Sequence[str] = ()) -> T:
     """As `read_config`, from several files: where two have a key, the later one's counts; tables are merged.
 
-    Messages name the last file.
+    Messages name the file that has the key, or the last one; paths are relative to theirs.
     """
     origins = _Origins(toml_paths[-1])
     tree: dict[str, Any] = {}
     for path in toml_paths:
-        tree = merged(tree, toml_tree(path))
+        layer = toml_tree(path)
+        origins.add_file(path, layer)
+        tree = merged(tree, layer)
     for text in overrides:
         origins.add(apply_override(tree, text), text)
     return cast(T, _Converter(origins).dataclass(cls, tree, ()))
@@ -121,7 +123,15 @@ class _Origins:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._files: dict[Key, Path] = {}
         self._overrides: dict[Key, str] = {}
+
+    def add_file(self, path: Path, tree: Mapping[str, Any], table: Key = ()) -> None:
+        """Its keys, each of which may be in a table."""
+        for name, value in tree.items():
+            self._files[(*table, name)] = path
+            if isinstance(value, dict):
+                self.add_file(path, value, (*table, name))
 
     def add(self, key: Key, override: str) -> None:
         self._overrides[key] = override
@@ -131,11 +141,16 @@ class _Origins:
         return next((text for at, text in reversed(self._overrides.items()) if key[: len(at)] == at), None)
 
     def folder(self, key: Key) -> Path:
-        return Path.cwd() if self.override(key) is not None else self._path.parent.absolute()
+        return Path.cwd() if self.override(key) is not None else self._file(key).parent.absolute()
+
+    def _file(self, key: Key) -> Path:
+        """That has it, or the innermost table around it."""
+        around = (key[:length] for length in range(len(key), 0, -1))
+        return next((self._files[table] for table in around if table in self._files), self._path)
 
     def error(self, key: Key, problem: str) -> ConfigError:
         override = self.override(key)
-        where = str(self._path) if override is None else f"override {override!r}"
+        where = str(self._file(key)) if override is None else f"override {override!r}"
         return ConfigError(f"{where}: {dotted(key)}: {problem}" if key else f"{where}: {problem}")
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from holdfast_lab.placement.plan import Plan, TierUse
     from holdfast_lab.placement.probe import Probe
+    from holdfast_lab.placement.settings import PoolSettings
     from holdfast_lab.placement.step_plan import Passes
     from holdfast_lab.placement.step_time import StepTime
 
@@ -24,7 +25,7 @@ tiers_app = typer.Typer(no_args_is_help=True, help="The memory tiers of this mac
 
 
 def profile(
-    config_path: ConfigArgument,
+    config_paths: ConfigArgument,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="PROFILE.json", help="The file to write.")],
     steps: Annotated[int | None, typer.Option(min=1, help="Batches to count. Default: one epoch.")] = None,
     memory_bytes: Annotated[
@@ -48,7 +49,7 @@ def profile(
         write_profile,
     )
 
-    config = read_run(config_path, overrides)
+    config = read_run(config_paths, overrides)
     check_output(out, overwrite=overwrite)
     source = open_source(config.data)
     num_batches = steps if steps is not None else batches_per_epoch(source, config.train)
@@ -68,7 +69,7 @@ def profile(
 
 
 def plan(
-    config_path: ConfigArgument,
+    config_paths: ConfigArgument,
     tiers_path: Annotated[Path, typer.Option("--tiers", metavar="TIERS.toml", help="The memory tiers of a node.")],
     profile_path: Annotated[
         Path | None, typer.Option("--profile", metavar="PROFILE.json", help="What `holdfast profile` has counted.")
@@ -77,7 +78,15 @@ def plan(
         float | None,
         typer.Option(min=1e-6, help="What a step was measured to take; sets log bandwidth and drive writes per day."),
     ] = None,
+    apply: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="POOL.toml",
+            help="Write the pool's settings that the plan comes to: holdfast train CONFIG.toml POOL.toml --pool DIR.",
+        ),
+    ] = None,
     overrides: SetOption = None,
+    overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Does it fit? Which rows live in which tier, what that makes of a batch, and what it costs. Allocates no table.
@@ -85,18 +94,27 @@ def plan(
     Solves a small integer program over tables and their hot and cold rows. Its time is what memory alone sets. Where
     TIERS.toml has a section host, as `holdfast tiers probe` writes it, the network is timed here for a few seconds,
     and a training step of a pool on the probed medium is predicted with all that limits it.
+
+    On a disk it also comes to how large scratchpad and log should be, for the DRAM and the log's tier that there are,
+    and --apply writes that down. The log has a tier of its own where one in TIERS.toml names a directory, as `holdfast
+    tiers probe DIR --log LOG_DIR` has it.
     """
+    from holdfast.data.output import check_output, whole_file
+    from holdfast.errors import ConfigError
     from holdfast.files.config import to_plain
     from holdfast.run.sources import open_source
     from holdfast.state.reproducibility import keep_freed_memory
     from holdfast_lab.placement.access_profile import read_profile
     from holdfast_lab.placement.demand import demand_of
     from holdfast_lab.placement.plan import plan_placement
+    from holdfast_lab.placement.settings import best_settings, settings_toml
     from holdfast_lab.placement.step_plan import passes_of, step_inputs
     from holdfast_lab.placement.tiers import read_tiers
 
     keep_freed_memory()  # as `holdfast train` does
-    config = read_run(config_path, overrides)
+    if apply is not None:
+        check_output(apply, overwrite=overwrite)
+    config = read_run(config_paths, overrides)
     tiers = read_tiers(tiers_path)
     counted = None if profile_path is None else read_profile(profile_path)
     source = open_source(config.data)
@@ -106,9 +124,19 @@ def plan(
     passes = None if inputs is None else passes_of(inputs, source.num_samples / config.train.batch_size)
     pace = step.ms if step_ms is None and step is not None else step_ms
     found = plan_placement(demand, tiers.tiers, batch_ms=pace)
+    settings = None if inputs is None else best_settings(inputs, tiers.tiers)
+    if apply is not None:
+        if settings is None:
+            raise ConfigError(
+                f"{tiers_path}: --apply needs a tier of kind dram with room for some steps, and the costs of a log "
+                "store: a [host] that `holdfast tiers probe` wrote of a directory on a disk"
+            )
+        with whole_file(apply, overwrite=overwrite) as partial:
+            partial.write_text(settings_toml(settings, f"By `holdfast plan --tiers {tiers_path.name}`."), "utf-8")
     if as_json:
         plain = {"basis": basis, **to_plain(found), "step": None if step is None else to_plain(step)}
         plain["passes"] = None if passes is None else to_plain(passes)
+        plain["pool"] = None if settings is None else to_plain(settings)
         print(json.dumps(plain, indent=2))  # noqa: T201
     else:
         _show(found, basis, "measured" if step_ms is not None else "that" if step is None else "the predicted step's")
@@ -116,6 +144,8 @@ def plan(
             _show_step(step)
         if passes is not None:
             _show_passes(passes)
+        if settings is not None:
+            _show_settings(settings)
 
 
 def probe(
@@ -130,6 +160,13 @@ def probe(
             help="Measure the directory's medium under a dial ([pool.dial]): pmem, cxl-dram, cxl-pmem, ssd, or a TOML "
             "file of its keys.",
         ),
+    ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(metavar="LOG_DIR", help="A directory on another medium, which is to have the pool's log alone."),
+    ] = None,
+    log_dial: Annotated[
+        str | None, typer.Option(metavar="MEDIUM", help="Measure that medium under a dial, as with --dial.")
     ] = None,
     overwrite: OverwriteOption = False,
 ) -> None:
@@ -151,6 +188,8 @@ def probe(
             found = measure(directory, on_step=on_step)
     else:
         found = _measure_dialled(directory, dial)
+    if log is not None:
+        found = _with_log_tier(found, log, log_dial)
     text = tiers_toml(found.tiers, found.notes, found.host)
     if out is None:
         sys.stdout.write(text)
@@ -182,6 +221,21 @@ def _measure_dialled(directory: Path, dial: str) -> Probe:
     return Probe((found.tier,), tuple(notes), None)
 
 
+def _with_log_tier(found: Probe, log: Path, dial: str | None) -> Probe:
+    from dataclasses import replace
+
+    from holdfast.train.observe import counting
+    from holdfast_lab.placement.probe import NUM_LOG_STEPS, Probe, probe_log_tier
+
+    if dial is not None:
+        of_log = _measure_dialled(log, dial)
+        tier = replace(of_log.tiers[0], name=f"log-{of_log.tiers[0].name}", directory=str(log.absolute()))
+        return Probe((*found.tiers, tier), (*found.notes, *of_log.notes), found.host)
+    with counting("probing the log's medium", NUM_LOG_STEPS) as on_step:
+        of_log = probe_log_tier(log, on_step=on_step)
+    return Probe((*found.tiers, *of_log.tiers), (*found.notes, *of_log.notes), found.host)
+
+
 def _show_step(step: StepTime) -> None:
     parts = (
         f"network {step.network_ms:.1f}, rows {step.rows_ms:.1f}, displaced by other threads {step.displaced_ms:.1f}"
@@ -195,6 +249,19 @@ def _show_step(step: StepTime) -> None:
             f"Of a step's rows {work.hit_rate:.1%} are in the scratchpad, {work.missed_rows:,.0f} are fetched in "
             f"{work.fetch_requests:,.0f} reads; {work.moved_rows:,.0f} are merged in {work.merge_requests:,.0f}."
         )
+
+
+def _show_settings(settings: PoolSettings) -> None:
+    from holdfast.admin.inspection import size_words
+
+    where = "" if settings.log_directory is None else f" in {settings.log_directory}"
+    log_rows = "" if (work := settings.step.store_work) is None else f", which has {work.log_rows:,.0f} of these"
+    missed = "" if work is None else f" The scratchpad misses {work.missed_rows:,.0f} rows a step{log_rows}."
+    print(  # noqa: T201
+        f"The pool to make: a scratchpad of {size_words(settings.scratchpad_bytes)} and a log of "
+        f"{size_words(settings.log_bytes)} on {settings.log_tier}{where}: {settings.step.ms:.1f} ms a step, limited by "
+        f"{settings.step.limited_by}.{missed}"
+    )
 
 
 def _show_passes(passes: Passes) -> None:

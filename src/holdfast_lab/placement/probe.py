@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -39,7 +39,8 @@ from holdfast_lab.placement.host import Host
 from holdfast_lab.placement.tiers import Tier
 
 NUM_STEPS = 8 + row_probe.NUM_STEPS
-"""How often the progress is told 1."""
+"""How often the progress of `probe` is told 1."""
+NUM_LOG_STEPS = 4
 
 _MAX_FILE_BYTES = 1 << 30
 _MIN_FILE_BYTES = 16 << 20
@@ -70,39 +71,15 @@ def probe(directory: Path, *, on_step: Advance, file_bytes: int = _MAX_FILE_BYTE
 
     Raises ConfigError where there is no such directory or no room in it, and OSError as the medium gives it.
     """
-    if not directory.is_dir():
-        raise ConfigError(f"{directory}: there is no such directory")
-    free_bytes = os.statvfs(directory).f_bavail * os.statvfs(directory).f_frsize
-    size = min(file_bytes, free_bytes // 4) // _PIECE_BYTES * _PIECE_BYTES
-    if size < _MIN_FILE_BYTES:
-        raise ConfigError(
-            f"{directory}: {free_bytes:,} bytes are free, and a probe takes a quarter of them: at least "
-            f"{4 * _MIN_FILE_BYTES:,} are needed"
-        )
+    free_bytes, size = _room_in(directory, file_bytes)
     available_bytes = _available_memory_bytes()
     buffer_bytes = max(_MIN_FILE_BYTES, min(_MEMORY_BYTES, available_bytes // 8))
     dram = _measure_memory(
         torch.empty(buffer_bytes, dtype=torch.uint8), "dram", "dram", available_bytes, on_step=on_step
     )
     notes = ["Measured by `holdfast tiers probe`. Prices and endurance cannot be measured: add them."]
-    file_system = _file_system(directory)
-    with _nameless_file(directory) as file:
-        os.posix_fallocate(file, 0, _MIN_FILE_BYTES)
-        if file_system in ("tmpfs", "ramfs", "devtmpfs") or not _set_direct(file):
-            notes.append(
-                f"{file_system} reads past no page cache (no O_DIRECT), so it is measured as byte-addressable memory. "
-                f"Where it lies in DRAM, both share the same bytes: lower one capacity."
-            )
-            size = min(size, buffer_bytes)
-            os.posix_fallocate(file, 0, size)
-            with mmap.mmap(file, size) as mapping:
-                view = torch.frombuffer(mapping, dtype=torch.uint8)
-                medium = _measure_memory(view, file_system, "byte", free_bytes, on_step=on_step)
-                del view  # the mapping cannot be closed while it is looked at
-        else:
-            os.posix_fallocate(file, 0, size)
-            medium, note = _measure_block(file, size, file_system, free_bytes, on_step)
-            notes.append(note)
+    medium, note = _measure_medium(directory, size, buffer_bytes, free_bytes, on_step)
+    notes.append(note)
     host = None
     if min(file_bytes, free_bytes // 4) >= row_probe.POOL_BYTES:
         host = row_probe.probe_rows(directory, "log" if medium.kind == "block" else "in_place", on_step=on_step)
@@ -113,6 +90,50 @@ def probe(directory: Path, *, on_step: Advance, file_bytes: int = _MAX_FILE_BYTE
         )
         on_step(row_probe.NUM_STEPS)
     return Probe((dram, medium), tuple(notes), host)
+
+
+def _measure_medium(
+    directory: Path, size: int, buffer_bytes: int, free_bytes: int, on_step: Advance
+) -> tuple[Tier, str]:
+    """A file of `size` bytes there, or of `buffer_bytes` where it is memory; four steps. And what to know of it."""
+    file_system = _file_system(directory)
+    with _nameless_file(directory) as file:
+        os.posix_fallocate(file, 0, _MIN_FILE_BYTES)
+        if file_system not in ("tmpfs", "ramfs", "devtmpfs") and _set_direct(file):
+            os.posix_fallocate(file, 0, size)
+            return _measure_block(file, size, file_system, free_bytes, on_step)
+        size = min(size, buffer_bytes)
+        os.posix_fallocate(file, 0, size)
+        with mmap.mmap(file, size) as mapping:
+            view = torch.frombuffer(mapping, dtype=torch.uint8)
+            medium = _measure_memory(view, file_system, "byte", free_bytes, on_step=on_step)
+            del view  # the mapping cannot be closed while it is looked at
+    note = (
+        f"{file_system} reads past no page cache (no O_DIRECT), so it is measured as byte-addressable memory. "
+        "Where it lies in DRAM, both share the same bytes: lower one capacity."
+    )
+    return medium, note
+
+
+def probe_log_tier(directory: Path, *, on_step: Advance) -> Probe:
+    """The medium of a directory that is to have row logs alone, NUM_LOG_STEPS steps. Raises what `probe` raises."""
+    free_bytes, size = _room_in(directory, _MAX_FILE_BYTES)
+    medium, note = _measure_medium(directory, size, _MEMORY_BYTES, free_bytes, on_step)
+    return Probe((replace(medium, name=f"log-{medium.name}", directory=str(directory.absolute())),), (note,), None)
+
+
+def _room_in(directory: Path, file_bytes: int) -> tuple[int, int]:
+    """What is free, and what of it a probe takes. Raises ConfigError."""
+    if not directory.is_dir():
+        raise ConfigError(f"{directory}: there is no such directory")
+    free_bytes = os.statvfs(directory).f_bavail * os.statvfs(directory).f_frsize
+    size = min(file_bytes, free_bytes // 4) // _PIECE_BYTES * _PIECE_BYTES
+    if size < _MIN_FILE_BYTES:
+        raise ConfigError(
+            f"{directory}: {free_bytes:,} bytes are free, and a probe takes a quarter of them: at least "
+            f"{4 * _MIN_FILE_BYTES:,} are needed"
+        )
+    return free_bytes, size
 
 
 def _measure_memory(

@@ -34,12 +34,15 @@ class StepInputs:
     host: Host
     medium: Tier
     options: StepOptions
+    log_medium: Tier | None = None
 
     def costs(self) -> StepCosts:
-        return step_costs(self.demand, self.curves, self.network, self.host, self.medium, self.options)
+        return step_costs(self.demand, self.curves, self.network, self.host, self.medium, self.options, self.log_medium)
 
     def predict(self) -> StepTime:
-        return predict_step(self.demand, self.curves, self.network, self.host, self.medium, self.options)
+        return predict_step(
+            self.demand, self.curves, self.network, self.host, self.medium, self.options, self.log_medium
+        )
 
 
 def step_inputs(
@@ -50,14 +53,15 @@ def step_inputs(
     *,
     network: NetworkTime | None = None,
 ) -> StepInputs:
-    """Of a pool on the tier that takes the log. Times the network here, unless that was done.
+    """Of a pool on the tier that takes the log; where a tier names a directory, the log alone is there, and the rows
+    are at home on a block tier that names none. Times the network here, unless that was done.
 
     Raises ConfigError where the tiers have no costs, or those of another store than the run's, and what `demand_of` and
     `time_network` raise.
     """
     if tiers.host is None:
         raise ConfigError("tiers: there is no [host], without which no step can be predicted; `holdfast tiers probe`")
-    medium = _medium(config, tiers.tiers, tiers.host)
+    medium, log_medium = _media(config, tiers.tiers, tiers.host)
     is_log_store = tiers.host.store == "log"
     pool = config.pool
     demand, _ = demand_of(config, source, profile)
@@ -77,6 +81,7 @@ def step_inputs(
             log_bytes=log_bytes,
             workers=config.train.workers,
         ),
+        log_medium=log_medium,
     )
 
 
@@ -126,17 +131,23 @@ def plan_step(
     return step_inputs(config, source, tiers, profile, network=network).predict()
 
 
-def _medium(config: RunConfig, tiers: Sequence[Tier], host: Host) -> Tier:
+def _media(config: RunConfig, tiers: Sequence[Tier], host: Host) -> tuple[Tier, Tier | None]:
+    """Of the rows at home, and of the log, where it is another."""
     wanted = config.pool.medium
     if wanted not in ("auto", _MEDIUM_OF[host.store]):
         raise ConfigError(
             f"pool.medium = {wanted!r}, but the tiers' [host] was measured with medium {_MEDIUM_OF[host.store]!r}; "
             "probe a directory on the medium that the pool is going to lie on"
         )
+    apart = [tier for tier in tiers if tier.directory is not None]
+    homes = [tier for tier in tiers if tier.directory is None and tier.kind == "block"]
+    if host.store == "log" and apart and homes:
+        of_log = max(apart, key=lambda tier: tier.write_bandwidth_bytes_per_s)
+        return max(homes, key=lambda tier: tier.capacity_bytes), of_log
     medium = tiers[log_tier(tiers)]
     if medium.kind not in _KINDS_OF[host.store]:
         raise ConfigError(
             f"tiers: [host] has costs of store {host.store!r}, but the pool would lie on tier '{medium.name}' of kind "
-            f"{medium.kind!r}; probe a directory there"
+            f"{medium.kind!r}: probe a directory there, or, where it is to have the log alone, give it a directory"
         )
-    return medium
+    return medium, None

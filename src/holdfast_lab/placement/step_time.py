@@ -8,13 +8,16 @@
 - *loader*: reading and planning a batch, on `workers` threads.
 - *disk*, of a log store: its requests at the rates that it reaches, and what they move beyond the 4 KiB that these
   rates were measured with, at the medium's bandwidths. All on one device, so times add up.
-- *log*: what a step makes durable, one write and one sync behind another.
+- *log*: what a step makes durable, one write and one sync behind another. Where the row log is on a tier of its own,
+  what merges and fetches read of it, too, and the disk has nothing of it.
 
 **What a log store does in a step** follows from how soon rows come again (`reuse.py`):
 - The scratchpad has room for C rows. It forgets in about the order of last use, so it misses m(T), where w(T) = C.
   (S3-FIFO keeps a little more than that: an upper bound.) Announced rows come in early, but not more of them.
 - The log holds n steps when the merge takes them. Their w(n) different rows go home together, but for those that come
   again in the k steps that are durable by then, in the mean over tables: so a step moves (w(n + k) - w(k)) / n.
+- In the mean the log holds h steps, so of the rows that the scratchpad misses it has m(T) - m(h), where h > T: it is a
+  cache that forgets the row that was unused for longest, and holds a row as often as it was updated.
 - What a merge and what fetches visit at home, home_layout.py says. Where units are touched with probability p, a
   request ends where the next g are not: a part (1 - p)^g of the touched units begins one, and gaps of k < g units, of
   which each touched unit begins a part p (1 - p)^k, are moved with them. Gaps that cost less than a request decide g: 2
@@ -47,18 +50,21 @@ from holdfast_lab.placement.tiers import Tier
 
 _SLOT_BYTES = 39  # of the scratchpad beside a row (core/scratchpad/scratchpad.cpp)
 _MERGED_PART = 0.65  # of the log, at a time: between 0.5 and 0.8, as its pace allows (core/log_store/log_merger.cpp)
+_HELD_PART = 0.6  # of the log: what it has, in the mean over time, between a merge's end and the next one's
 _STANDING_PART = 0.15  # of the log: half of what comes in while it is being merged, until 0.95 are full
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStoreWork:
     """What a log store does in a step, in means. Rows, requests and bytes; hit_rate: of unique rows, 0 to 1.
-    record_bytes: of the step in the row log. room_rows: of the scratchpad, at any time. new_rows: of moved_rows, those
-    that home did not have. read_bytes and written_bytes: beyond a block for each request, all_written_bytes: with it.
-    home_bytes: what rows and addresses take on the disk by then; the log is beside them."""
+    log_rows: of missed_rows, those that the row log has. record_bytes: of the step in the row log. room_rows: of
+    the scratchpad, at any time. new_rows: of moved_rows, those that home did not have. fetch_requests, read_bytes
+    and written_bytes: of home; bytes beyond a block for each request, all_written_bytes: with it. home_bytes: what
+    rows and addresses take on the disk by then; the log is beside them."""
 
     hit_rate: float
     missed_rows: float
+    log_rows: float
     fetch_requests: float
     merge_requests: float
     moved_rows: float
@@ -126,9 +132,16 @@ class StepCosts:
 
 
 def step_costs(
-    demand: Demand, curves: Sequence[ReuseCurve], network: NetworkTime, host: Host, medium: Tier, options: StepOptions
+    demand: Demand,
+    curves: Sequence[ReuseCurve],
+    network: NetworkTime,
+    host: Host,
+    medium: Tier,
+    options: StepOptions,
+    log_medium: Tier | None = None,
 ) -> StepCosts:
-    """curves: one for each of the demand's tables. medium: the tier that the pool lies on.
+    """curves: one for each of the demand's tables. medium: the tier that the pool lies on. log_medium: that of its row
+    log, where it is another.
 
     Raises ConfigError where the numbers of tables and curves differ.
     """
@@ -141,22 +154,33 @@ def step_costs(
     commit_ns = amounts.rows * host.commit_row_ns + amounts.dense_bytes * host.commit_dense_byte_ns
     plan_ns = amounts.ids * host.plan_id_ns + amounts.rows * host.plan_row_ns
     cpu = {"plan": network.reading_s + 1e-9 * plan_ns, "record": 1e-6 * host.commit_step_us + 1e-9 * commit_ns}
+    on = log_medium or medium
+    log_s = on.sync_latency_ns * 1e-9 + logged / on.write_bandwidth_bytes_per_s
+    if work is not None and log_medium is not None:
+        log_s += work.record_bytes / log_medium.read_bandwidth_bytes_per_s  # by merges
+        log_s += work.log_rows / (log_medium.random_reads_per_s or math.inf)
     return StepCosts(
         network_s=network.network_s,
         rows_s=host.row_costs.seconds(amounts),
         cpu=cpu if work is None else cpu | _store_cpu_s(host, amounts.rows, work),
-        disk={} if work is None else _disk_s(host, medium, work, logged),
-        log_s=medium.sync_latency_ns * 1e-9 + logged / medium.write_bandwidth_bytes_per_s,
+        disk={} if work is None else _disk_s(host, medium, work, logged, log_is_apart=log_medium is not None),
+        log_s=log_s,
         amounts=amounts,
         work=work,
     )
 
 
 def predict_step(
-    demand: Demand, curves: Sequence[ReuseCurve], network: NetworkTime, host: Host, medium: Tier, options: StepOptions
+    demand: Demand,
+    curves: Sequence[ReuseCurve],
+    network: NetworkTime,
+    host: Host,
+    medium: Tier,
+    options: StepOptions,
+    log_medium: Tier | None = None,
 ) -> StepTime:
     """As `step_costs`, and raises what it raises."""
-    costs = step_costs(demand, curves, network, host, medium, options)
+    costs = step_costs(demand, curves, network, host, medium, options, log_medium)
     displaced_s = sum(network.displaced_by(what) * cpu_s for what, cpu_s in costs.cpu.items())
     compute_s = costs.network_s + costs.rows_s + displaced_s
     stages = {
@@ -205,14 +229,15 @@ def _store_cpu_s(host: Host, rows: float, work: LogStoreWork) -> dict[str, float
     }
 
 
-def _disk_s(host: Host, medium: Tier, work: LogStoreWork, logged: float) -> dict[str, float]:
+def _disk_s(host: Host, medium: Tier, work: LogStoreWork, logged: float, *, log_is_apart: bool) -> dict[str, float]:
     assert host.fetches_per_s is not None and host.merge_requests_per_s is not None
-    merged_s = work.read_bytes / medium.read_bandwidth_bytes_per_s
+    of_log = 0.0 if log_is_apart else 1.0
+    merged_s = (work.read_bytes + of_log * work.record_bytes) / medium.read_bandwidth_bytes_per_s
     merged_s += work.written_bytes / medium.write_bandwidth_bytes_per_s
     return {
-        "fetch": work.fetch_requests / host.fetches_per_s,
+        "fetch": (work.fetch_requests + of_log * work.log_rows) / host.fetches_per_s,
         "merge": work.merge_requests / host.merge_requests_per_s + merged_s,
-        "record": logged / medium.write_bandwidth_bytes_per_s,
+        "record": of_log * logged / medium.write_bandwidth_bytes_per_s,
     }
 
 
@@ -224,18 +249,25 @@ def _log_store_work(demand: Demand, curves: Sequence[ReuseCurve], options: StepO
     record_bytes = sum(_record_bytes(table, _unique(table)) for table in demand.tables)
     num_steps = max(1.0, _MERGED_PART * options.log_bytes / record_bytes) if record_bytes else 1.0
     later_steps = _STANDING_PART / _MERGED_PART * num_steps
-    num_fetches = merge_requests = moved_rows = new_rows = read_bytes = written_bytes = all_written_bytes = (
+    held_steps = _HELD_PART / _MERGED_PART * num_steps
+    num_fetches = log_rows = merge_requests = moved_rows = new_rows = read_bytes = written_bytes = all_written_bytes = (
         home_bytes
     ) = 0.0
     before = options.steps_before
     if before is not None:
         missed = [max(0.0, m - curve.touches(before)) for m, curve in zip(missed, curves, strict=True)]
     for table, curve, missed_rows in zip(demand.tables, curves, missed, strict=True):
+        of_log = min(missed_rows, max(0.0, curve.touches(time) - curve.touches(held_steps))) if missed_rows else 0.0
+        log_rows += of_log
         image_bytes = table.row_bytes + TAG_BYTES
         at_home = home_rows(curve, table.rows, before)
         home_bytes += at_home * (image_bytes + ADDRESS_BYTES)
         num_fetches += fetch_requests(
-            classes_of(table.ladder), table.row_bytes, missed_rows, last_used_steps=time, steps_before=before
+            classes_of(table.ladder),
+            table.row_bytes,
+            missed_rows - of_log,
+            last_used_steps=max(time, held_steps) if of_log else time,
+            steps_before=before,
         )
         load = merge_load(
             classes_of(table.ladder),
@@ -254,10 +286,11 @@ def _log_store_work(demand: Demand, curves: Sequence[ReuseCurve], options: StepO
     return LogStoreWork(
         hit_rate=1.0 - sum(missed) / rows if rows else 1.0,
         missed_rows=sum(missed),
+        log_rows=log_rows,
         fetch_requests=num_fetches,
         merge_requests=merge_requests,
         moved_rows=moved_rows,
-        read_bytes=read_bytes + record_bytes,  # a merge reads the log
+        read_bytes=read_bytes,
         written_bytes=written_bytes,
         record_bytes=record_bytes,
         room_rows=room,

@@ -29,7 +29,8 @@ class Tier:
     access_granularity_bytes: what the medium moves at least (a cache line, 256 B of PMEM, a sector).
     random_reads_per_s: how many reads of one granule it answers with many outstanding (IOPS); block tiers need it.
     sync_latency_ns: until a small write is durable. price_usd_per_gb: of 10^9 bytes.
-    endurance_drive_writes_per_day, endurance_years: what the maker of a block device warrants.
+    endurance_drive_writes_per_day, endurance_years: what the maker of a block device warrants. directory: on it, where
+    a log would lie that is to be there alone.
 
     Raises ValueError that names the field.
     """
@@ -46,6 +47,7 @@ class Tier:
     price_usd_per_gb: float | None = None
     endurance_drive_writes_per_day: float | None = None
     endurance_years: float | None = None
+    directory: str | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
