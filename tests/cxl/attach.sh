@@ -1,5 +1,6 @@
 #!/bin/busybox sh
-# attach.sh dax|disk BOOT_ID [format]: finds the medium that the machine was given and mounts its ext4 at /mnt.
+# attach.sh dax|disk|apart BOOT_ID [format]: finds the medium that the machine was given and mounts its ext4 at /mnt; of
+# apart the CXL device there, and the disk, which is formatted already, at /log.
 # The machine comes from a memory image, so the kernel is told which boot this is.
 set -e
 medium=$1 format=$3
@@ -7,7 +8,7 @@ echo "$2" > /tmp/boot_id
 mount --bind /tmp/boot_id /proc/sys/kernel/random/boot_id
 
 case $medium in
-dax)
+dax | apart)
   # The devices were taken out before the memory image was made; this finds them again, as after a boot.
   echo 1 > /sys/bus/pci/rescan
   for module in cxl_acpi cxl_pci cxl_mem cxl_pmem libnvdimm nd_pmem dax_pmem device_dax; do modprobe $module; done
@@ -33,6 +34,12 @@ if [ "$format" = format ]; then
   # Nothing makes a block of the device whole or not there at all. A cut in the midst of the one that commits a
   # transaction of the journal is harmless, unless that has a checksum: then ext4 refuses to be mounted.
   mkfs.ext4 -q -F -O ^metadata_csum -b 4096 -N 1024 -J size=4 -E nodiscard "$device"
+fi
+if [ "$medium" = apart ]; then
+  modprobe virtio_blk
+  until [ -e /dev/vda ]; do sleep 0.1; done
+  mkdir -p /log
+  mount -t ext4 -o barrier /dev/vda /log
 fi
 echo 'guest: mounting'
 mount -t ext4 -o "$options" "$device" /mnt

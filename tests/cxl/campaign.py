@@ -169,7 +169,10 @@ class Lives(ABC):
             case "end":
                 life.end = json.loads(rest)
                 life.is_over = True
-            case "failed" | "exit":
+            case "lost" if self._medium.may_fail:
+                life.is_over = True
+                life.doing = f"training, which ended in: {rest}"
+            case "lost" | "failed" | "exit":
                 with suppress(MachineStopped):  # it ends by itself, too
                     while machine.line(5) is not None:
                         pass

@@ -8,6 +8,7 @@ so: whatever was read of these lines before a cut binds recovery. A job that has
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from holdfast import _core
 from holdfast.admin.digest import digest_pool
 from holdfast.cli.options import read_run
 from holdfast.cli.training import describe_start
+from holdfast.errors import PoolError
 from holdfast.pools.directory import exists
 from holdfast.run.assembly import open_trainer
 from holdfast.run.sections import RunConfig
@@ -33,6 +35,7 @@ from holdfast.train.trainer import Trainer
 
 CONFIG = Path(__file__).parent / "run.toml"
 MOUNT = Path("/mnt")
+LOGS = Path("/log")  # where the medium of a log of its own is mounted
 WARM_UP_STEPS = 4
 
 
@@ -41,8 +44,9 @@ def say(kind: str, what: object = "") -> None:
     print(f"guest: {kind} {text}".rstrip(), flush=True)
 
 
-def config_of(steps: int) -> RunConfig:
-    config = read_run(CONFIG, None)
+def config_of(steps: int, *, log_apart: bool = False) -> RunConfig:
+    overrides = ["pool.medium=block", f"pool.log.directory={LOGS}"] if log_apart else None
+    config = read_run([CONFIG], overrides)
     return replace(config, train=replace(config.train, steps=steps))
 
 
@@ -75,7 +79,7 @@ def open_files(pool: Path) -> Iterator[tuple[str, bool]]:
             flags = re.search(r"flags:\s*(\d+)", Path(f"/proc/self/fdinfo/{link.name}").read_text())
         except FileNotFoundError:  # of the directory that is being listed
             continue
-        if flags is not None and name.startswith(f"{pool}/"):
+        if flags is not None and name.startswith((f"{pool}/", f"{LOGS}/")):
             yield name.removeprefix(f"{pool}/"), bool(int(flags[1], 8) & os.O_DIRECT)
 
 
@@ -110,8 +114,14 @@ def live(job: dict[str, Any]) -> None:
     attach(job)
     if "verbs" in job:
         guest_verbs.live(job, MOUNT, say)
-    else:
+        return
+    try:
         train(job)
+    except PoolError as error:  # of the log's device, where that may lose its power alone
+        home = os.open(MOUNT, os.O_RDONLY)
+        if job["medium"] != "apart" or ctypes.CDLL(None).syncfs(home) != 0:
+            raise
+        say("lost", f"{type(error).__name__}: {error}")
 
 
 def train(job: dict[str, Any]) -> None:
@@ -119,7 +129,7 @@ def train(job: dict[str, Any]) -> None:
     say("opening")
     if exists(pool) and (problems := _core.Reader(str(pool)).verify()):
         raise AssertionError(f"the pool is damaged: {problems}")
-    with open_trainer(config_of(job["steps"]), pool) as trainer:
+    with open_trainer(config_of(job["steps"], log_apart=job["medium"] == "apart"), pool) as trainer:
         say("opened", {"step": trainer.pool.step, "words": describe_start(trainer)})
         say("evidence", evidence(trainer, pool))
         for report in trainer.steps():

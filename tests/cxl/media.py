@@ -11,7 +11,7 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,6 +88,11 @@ class Medium(ABC):
     def is_due(self) -> bool:
         """Whether that is over."""
 
+    @property
+    def may_fail(self) -> bool:
+        """Whether it has, so that the machine may say so."""
+        return False
+
     @abstractmethod
     def lose(self, chance: random.Random) -> str:
         """Does to the bytes what the cut does, after `plugged`. Returns it in words."""
@@ -163,9 +168,9 @@ class Disk(Medium):
     def forget_from_now_on(self) -> None:
         self._cache.forgetful = True
 
-    def arm(self, share: float, span: Span) -> str:
+    def arm(self, share: float, span: Span, *, alone: bool = False) -> str:
         requests = int(share * span.requests)
-        self._disk.stop_after(requests)
+        self._disk.stop_after(requests, alone=alone)
         return f"{requests} requests"
 
     def is_due(self) -> bool:
@@ -179,3 +184,51 @@ class Disk(Medium):
             f"; {counts['writes']} writes and {counts['flushes']} flushes, {counts['sectors in the cache']} sectors in "
             f"the cache, {counts['lost']} of them lost"
         )
+
+
+class Apart(Medium):
+    """Rows at home on the CXL device, their log on the disk. Each cut takes the power of both and of the machine, or,
+    by turns, of the log's device alone, while the machine goes on: what the guest says then is that a medium failed.
+    Forgetful: the disk is."""
+
+    name = "apart"
+
+    def __init__(self, directory: Path, *, forgetful: bool = False) -> None:
+        super().__init__(directory, forgetful=forgetful)
+        for part in ("home", "log"):
+            (directory / part).mkdir(exist_ok=True)
+        self._home = CxlMemory(directory / "home")
+        self._log = Disk(directory / "log", forgetful=forgetful)
+        self._is_alone = False
+
+    @contextmanager
+    def _plugged(self) -> Iterator[Plugged]:
+        with ExitStack() as both:
+            home = both.enter_context(self._home.plugged())
+            log = both.enter_context(self._log.plugged())
+            yield Plugged(home.cxl_memory, log.disk)
+
+    @property
+    def requests(self) -> int:
+        return self._log.requests
+
+    def keep_copy(self) -> None:
+        self._home.keep_copy()
+        self._log.keep_copy()
+
+    def forget_from_now_on(self) -> None:
+        self._log.forget_from_now_on()
+
+    def arm(self, share: float, span: Span) -> str:
+        self._is_alone = not self._is_alone
+        return self._log.arm(share, span, alone=self._is_alone) + (" of the log's device, alone" * self._is_alone)
+
+    @property
+    def may_fail(self) -> bool:
+        return self._is_alone and self._log.is_due()
+
+    def is_due(self) -> bool:
+        return not self._is_alone and self._log.is_due()
+
+    def lose(self, chance: random.Random) -> str:
+        return self._log.lose(chance)

@@ -8,6 +8,7 @@ Invariants
   at will.
 - The request that `stop_after` chose is never answered, nor is a later one: a flush is not done, and a write may have
   come as far as the cache.
+- A disk whose power goes alone lets its machine know: from the request that was chosen on, the connection is gone.
 - A forgetful disk answers flushes and leaves the cache as it is. It is there to show that a campaign notices.
 
 The protocol is NBD's fixed newstyle handshake and simple replies, as far as QEMU's client needs them.
@@ -119,6 +120,7 @@ class VolatileDisk:
         self.cache = cache
         self.has_stopped = False
         self._requests_left: int | None = None
+        self._goes_alone = False
         address.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(address))
@@ -126,9 +128,9 @@ class VolatileDisk:
         self._thread = threading.Thread(target=self._serve, name="disk", daemon=True)
         self._thread.start()
 
-    def stop_after(self, requests: int) -> None:
-        """Of those that write or flush."""
-        self._requests_left = requests
+    def stop_after(self, requests: int, *, alone: bool = False) -> None:
+        """Of those that write or flush. alone: the machine goes on without it."""
+        self._requests_left, self._goes_alone = requests, alone
 
     def wait(self) -> None:
         """Until the machine is gone."""
@@ -183,7 +185,7 @@ class VolatileDisk:
             if self._stops_at(kind):
                 if kind == _WRITE:
                     self.cache.write(offset, data)
-                while connection.recv(1 << 16):
+                while not self._goes_alone and connection.recv(1 << 16):
                     pass
                 return
             error, answer = 0, b""
