@@ -221,7 +221,8 @@ class Apart(Medium):
 
     def arm(self, share: float, span: Span) -> str:
         self._is_alone = not self._is_alone
-        return self._log.arm(share, span, alone=self._is_alone) + (" of the log's device, alone" * self._is_alone)
+        of_log = Span(span.seconds, span.requests // 3)  # a record and its sync, where a disk has home as well
+        return self._log.arm(share, of_log, alone=self._is_alone) + (" of the log's device, alone" * self._is_alone)
 
     @property
     def may_fail(self) -> bool:
