@@ -97,11 +97,13 @@ void bind_pool(nb::module_& m) {
           [](Pool* self, const std::string& directory, bool relaxed, std::uint32_t dense_interval, bool grow_log,
              std::uint64_t scratchpad_bytes, bool trust_after_reboot, bool warm,
              const std::optional<std::tuple<Agree, Ready>>& group, bool synchronous,
-             const std::optional<DialFigures>& dial, const std::optional<DialFigures>& log_dial) {
+             const std::optional<DialFigures>& dial, const std::optional<DialFigures>& log_dial,
+             const std::vector<unsigned>& scratchpad_nodes) {
             OpenOptions options{.recovery = relaxed ? Recovery::relaxed : Recovery::exact,
                                 .dense_interval = dense_interval,
                                 .grow_log = grow_log,
                                 .scratchpad_bytes = scratchpad_bytes,
+                                .scratchpad_nodes = scratchpad_nodes,
                                 .warm = warm,
                                 .synchronous = synchronous,
                                 .trust_after_reboot = trust_after_reboot};
@@ -113,14 +115,14 @@ void bind_pool(nb::module_& m) {
           },
           "directory"_a, nb::kw_only(), "relaxed"_a, "dense_interval"_a, "grow_log"_a, "scratchpad_bytes"_a,
           "trust_after_reboot"_a, "warm"_a = true, "group"_a = nb::none(), "synchronous"_a = false,
-          "dial"_a = nb::none(), "log_dial"_a = nb::none(),
+          "dial"_a = nb::none(), "log_dial"_a = nb::none(), "scratchpad_nodes"_a = std::vector<unsigned>{},
           "warm: fill the scratchpad of a log store beside the first steps. "
           "group: of a pool that belongs to one. First asked, with the pool's newest step and the steps of its dense "
           "states, for the step that the group goes back to, each (step, cursor, row_updates); then called when that "
           "can be done, and waited for. Nothing is written before both have returned. "
           "synchronous: nothing is made durable beside training. "
           "dial: what the medium is made as slow as, in the order of DialSpec (core/media/dial.h); log_dial: the row "
-          "log's, where it is another.")
+          "log's, where it is another. scratchpad_nodes: NUMA nodes on which a scratchpad's rows lie; none: on any.")
       .def_prop_ro(
           "dial_counts",
           [](const Pool& pool) -> nb::object {

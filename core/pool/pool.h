@@ -85,6 +85,7 @@ struct OpenOptions {
   std::uint32_t dense_interval = 1;  // steps from one dense slot to the next
   bool grow_log = true;  // make the undo log larger when batches want it
   std::uint64_t scratchpad_bytes = std::uint64_t{1} << 30;  // of a pool with a log store
+  std::vector<unsigned> scratchpad_nodes = {};  // of the machine, on which its rows lie; none: on any
   bool warm = true;  // of a pool with a log store: fill the scratchpad beside the first steps (scratchpad/warming.h)
   // Nothing is made durable beside training: the log is written when the update wants it, and a commit returns when its
   // step is durable. What checkpoints on the critical path do, for comparison.

@@ -237,9 +237,10 @@ void Pool::make_backend(const std::string& directory, const OpenOptions& options
     dense_->finish();
     note_durable(*dense_->newest_step());
   };
-  backend_ = std::make_unique<LogBackend>(directory, *superblock_, background_,
-                                          LogBackend::Options{options.scratchpad_bytes, options.warm, finish_dense,
-                                                              watcher, spans_, dial_.get(), log_dial_.get()});
+  backend_ =
+      std::make_unique<LogBackend>(directory, *superblock_, background_,
+                                   LogBackend::Options{options.scratchpad_bytes, options.warm, finish_dense, watcher,
+                                                       spans_, dial_.get(), log_dial_.get(), options.scratchpad_nodes});
 }
 
 void Pool::recover(const std::string& directory, const OpenOptions& options) {

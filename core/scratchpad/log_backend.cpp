@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/memory_nodes.h"
 #include "base/parallel.h"
 #include "step/gradients.h"
 #include "step/key_rows.h"
@@ -63,7 +64,9 @@ LogBackend::LogBackend(const std::string& directory, Superblock& superblock, Bac
               .log_dial = options_.log_dial,
               .ring_bytes = superblock.header().log_bytes,
               .identity = superblock.identity()}),
-      newest_(store_.scan()) {}
+      newest_(store_.scan()) {
+  check_nodes(options_.scratchpad_nodes);
+}
 
 // Recovery.
 
@@ -111,7 +114,7 @@ Scratchpad& LogBackend::scratchpad() {
   if (!scratchpad_) {
     scratchpad_ = std::make_unique<Scratchpad>(
         tables(), options_.scratchpad_bytes, [this](std::span<const TableRows> wanted) { store_.fetch(wanted); },
-        options_.spans);
+        options_.spans, options_.scratchpad_nodes);
     // Looked at afterwards: by then it is known of every hold that was found to be over.
     store_.merge_from_memory([pad = scratchpad_.get(), is_logged = is_logged_](std::uint32_t table,
                                                                                std::span<const std::uint64_t> rows,

@@ -50,6 +50,7 @@ class LogBackend final : public RowBackend {
     StageSpans& spans;
     Dial* dial = nullptr;  // of the homes' device; null: as it is
     Dial* log_dial = nullptr;  // of the log's
+    std::vector<unsigned> scratchpad_nodes = {};  // of the machine; none: any
   };
 
   // adopt: homes are there, and are taken as they are.

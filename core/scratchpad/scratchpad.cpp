@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/memory_nodes.h"
 #include "scratchpad/scratchpad_turns.h"
 
 namespace holdfast {
@@ -22,7 +23,8 @@ Scratchpad::Hold::~Hold() {
   turns_->turned.notify_all();
 }
 
-Scratchpad::Scratchpad(const std::vector<RowTable>& tables, std::uint64_t bytes, Fetch fetch, StageSpans& spans)
+Scratchpad::Scratchpad(const std::vector<RowTable>& tables, std::uint64_t bytes, Fetch fetch, StageSpans& spans,
+                       std::span<const unsigned> nodes)
     : tables_(tables),
       fetch_(std::move(fetch)),
       spans_(spans),
@@ -37,6 +39,10 @@ Scratchpad::Scratchpad(const std::vector<RowTable>& tables, std::uint64_t bytes,
                                          std::to_string(size.row_bytes()) + " bytes; make scratchpad_bytes larger");
     }
     shelves_.push_back(std::make_unique<Shelf>(*size.table, size.num_slots, size.num_rows));
+  }
+  for (const auto& shelf : shelves_) {  // of which nothing was touched yet
+    place_on_nodes(shelf->weights.data(), shelf->weights.size(), nodes);
+    place_on_nodes(shelf->state.data(), shelf->state.size(), nodes);
   }
   for (std::uint32_t t = 0; t < tables_.size(); ++t) {
     const std::vector<RowPiece> pieces = tables_[t].owned_pieces();

@@ -92,7 +92,9 @@ class Scratchpad {
   };
 
   // As many rows as fit in `bytes`, everything counted. Throws config where that is none.
-  Scratchpad(const std::vector<RowTable>& tables, std::uint64_t bytes, Fetch fetch, StageSpans& spans);
+  // nodes: of the machine, on which rows lie; none: on any.
+  Scratchpad(const std::vector<RowTable>& tables, std::uint64_t bytes, Fetch fetch, StageSpans& spans,
+             std::span<const unsigned> nodes = {});
   ~Scratchpad();
   Scratchpad(const Scratchpad&) = delete;
   Scratchpad& operator=(const Scratchpad&) = delete;

@@ -35,11 +35,11 @@ if [ "$format" = format ]; then
   # transaction of the journal is harmless, unless that has a checksum: then ext4 refuses to be mounted.
   mkfs.ext4 -q -F -O ^metadata_csum -b 4096 -N 1024 -J size=4 -E nodiscard "$device"
 fi
+echo 'guest: mounting'
+mount -t ext4 -o "$options" "$device" /mnt
 if [ "$medium" = apart ]; then
   modprobe virtio_blk
   until [ -e /dev/vda ]; do sleep 0.1; done
   mkdir -p /log
   mount -t ext4 -o barrier /dev/vda /log
 fi
-echo 'guest: mounting'
-mount -t ext4 -o "$options" "$device" /mnt
