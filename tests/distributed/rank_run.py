@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from holdfast import _core
-from holdfast.cli.training import StopSignals, advise_on_lanes, describe_start
+from holdfast.cli.stop_signals import StopSignals
+from holdfast.cli.training import advise_on_lanes, describe_start
 from holdfast.errors import PoolFull
 from holdfast.files.config import read_value
 from holdfast.group import founding, manifest, notices, opening, pool

@@ -6,8 +6,9 @@ waits for the answers; whoever opens them talks to the other ranks in between, o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -40,12 +41,59 @@ class Talk(Protocol):
     def agree_that_none_failed(self, failure: HoldfastError | None, what: str) -> None: ...
 
 
-class _Opening:
-    """One pool on its way. Its thread ends when every future that it waits for has an answer."""
+What = tuple[Path, str, OpenOptions]
+"""A part: its directory, the pool's identity, how it is opened."""
 
-    def __init__(self, directory: Path, options: OpenOptions) -> None:
+
+class KeptPart:
+    """A writer's pool that stays open from one group to the next, in a process that outlives its trainers.
+
+    how: it came to where its newest group began. is_at_rest: no step of it is under way.
+    """
+
+    def __init__(self) -> None:
+        self.pool: _core.Pool | None = None
+        self.is_at_rest = True
+        self.how = ""
+        self._what: What | None = None
+
+    @contextmanager
+    def going_on(self, what: What) -> Iterator[None]:
+        """While it is opened, or goes on where it is what is wanted. Closed where that fails."""
+        if self._what != what:
+            self.close_quietly()  # another pool, whose files may have gone
+        try:
+            yield
+        except BaseException:
+            self.close_quietly()
+            raise
+        self._what = what
+
+    def keep(self, pool: _core.Pool) -> None:
+        """It is open, and a step may begin."""
+        if self.pool is None:
+            self.how = _in_words(pool)
+        self.pool, self.is_at_rest = pool, False
+
+    def close(self) -> None:
+        """Takes back what was not committed. Safe to call twice."""
+        pool, self.pool = self.pool, None
+        if pool is not None:
+            pool.close()
+
+    def close_quietly(self) -> None:
+        """After a failure of its medium it says no more than that again."""
+        with suppress(HoldfastError):
+            self.close()
+
+
+class _Opening:
+    """One pool on its way. Its thread ends when every future that it waits for has an answer. kept: it is open."""
+
+    def __init__(self, directory: Path, options: OpenOptions, kept: KeptPart | None = None) -> None:
         self.directory = directory
         self.options = options
+        self.kept = kept
         self.survey: Future[tuple[Mark, list[Mark]]] = Future()
         self.target: Future[Mark] = Future()
         self.is_ready: Future[None] = Future()
@@ -55,23 +103,43 @@ class _Opening:
 
     def _open(self) -> None:
         try:
-            pool = _core.Pool(
-                str(self.directory),
-                relaxed=False,
-                dense_interval=1,
-                grow_log=self.options.grow_log,
-                scratchpad_bytes=self.options.scratchpad_bytes,
-                trust_after_reboot=self.options.trust_after_reboot,
-                synchronous=self.options.synchronous,
-                dial=None if self.options.dial is None else self.options.dial.figures,
-                group=(self._agree, self._ready),
-            )
+            if self.kept is None or self.kept.pool is None:
+                pool = self._opened((self._agree, self._ready))
+            else:
+                pool = self._gone_on(self.kept, self.kept.pool)
         except BaseException as error:
             for future in (self.survey, self.is_ready, self.pool):
                 if not future.done():
                     future.set_exception(error)
         else:
             self.pool.set_result(pool)
+
+    def _opened(self, group: tuple[Callable[[Mark, Sequence[Mark]], Mark], Callable[[], None]]) -> _core.Pool:
+        return _core.Pool(
+            str(self.directory),
+            relaxed=False,
+            dense_interval=1,
+            grow_log=self.options.grow_log,
+            scratchpad_bytes=self.options.scratchpad_bytes,
+            trust_after_reboot=self.options.trust_after_reboot,
+            synchronous=self.options.synchronous,
+            dial=None if self.options.dial is None else self.options.dial.figures,
+            group=group,
+        )
+
+    def _gone_on(self, kept: KeptPart, pool: _core.Pool) -> _core.Pool:
+        """The pool that is open where that is at the group's step, else the same, opened again."""
+        if not kept.is_at_rest:
+            kept.close_quietly()
+            return self._opened((self._agree, self._ready))
+        mine = (pool.step, pool.cursor, pool.row_updates)
+        target = self._agree(mine, [])
+        if target != mine:
+            kept.close()
+            return self._opened((lambda rows, dense: target, self._ready))
+        self._ready()
+        kept.how = f"went on at step {target[0]}"
+        return pool
 
     def _agree(self, rows: Mark, dense: Sequence[Mark]) -> Mark:
         self.survey.set_result((rows, list(dense)))
@@ -90,15 +158,16 @@ class _Opening:
 
 
 def open_together(
-    members: Sequence[Path], dense: Path | None, options: OpenOptions, talk: Talk
+    members: Sequence[Path], dense: Path | None, options: OpenOptions, talk: Talk, kept: KeptPart | None = None
 ) -> tuple[list[_core.Pool], _core.Pool | None, Mark]:
     """Opens and recovers this process's pools of a group: writers' `members`, and the one with the dense states where
-    this process has it. Also returns where the group is. All ranks call it at once, those without a pool, too.
+    this process has it. Also returns where the group is. All ranks call it at once, those without a pool, too. kept:
+    the first member's, where it is open.
 
     Raises what any pool of the group raises, on all ranks; nothing is written then, unless the medium failed while it
     was.
     """
-    openings = [_Opening(directory, options) for directory in members]
+    openings = [_Opening(directory, options, None if number else kept) for number, directory in enumerate(members)]
     of_dense = None if dense is None else _Opening(dense, options)
     everything = [*openings, *([] if of_dense is None else [of_dense])]
     try:
@@ -141,6 +210,12 @@ def newest_common_step(surveys: Sequence[dict[str, Any]]) -> Mark:
         )
     step, cursor, row_updates = max(reachable)
     return step, cursor, row_updates
+
+
+def _in_words(pool: _core.Pool) -> str:
+    report = pool.recovery
+    back = "" if report.clean else f", rolled back {report.rows_step - report.step} steps"
+    return f"opened at step {report.step}{back} in {report.seconds * 1e3:.1f} ms"
 
 
 def _told(openings: list[_Opening], dense: _Opening | None) -> tuple[dict[str, Any], HoldfastError | None]:

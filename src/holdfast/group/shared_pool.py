@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
@@ -27,12 +26,13 @@ from holdfast.device.faults import open_device
 from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss, StepError
 from holdfast.group.agreement import check_same_everywhere
+from holdfast.group.asking import ask
 from holdfast.group.founding import Foundation, Measure
 from holdfast.group.gradients import average
 from holdfast.group.group import Group, Pending
-from holdfast.group.joining import found_or_open
+from holdfast.group.joining import Phases, found_or_open
 from holdfast.group.layout import TableShards, expected_load
-from holdfast.group.opening import OpenOptions
+from holdfast.group.opening import KeptPart, OpenOptions
 from holdfast.group.options import GroupOptions
 from holdfast.group.pool import GroupPool, Status
 from holdfast.group.rank_states import checksum_of
@@ -101,7 +101,6 @@ class SharedPool(Pool):
             scratchpad_bytes=default_scratchpad_bytes() if scratchpad_bytes is None else scratchpad_bytes,
         )
         self._specs: list[_core.TableSpec] = []
-        self._features_of: dict[str, int] = {}
         self._options = OpenOptions(
             grow_log=log_bytes is None,
             scratchpad_bytes=self._wanted.scratchpad_bytes,
@@ -110,7 +109,9 @@ class SharedPool(Pool):
             synchronous=synchronous,
             dial=dial,
         )
+        self._scratchpad_asked = scratchpad_bytes  # bytes, or None
         self._dense_interval = dense_interval
+        self._kept: KeptPart | None = None  # this rank's, of a process that outlives its trainers
         self._opened: GroupPool | None = None
         self._thread = threading.get_ident()
         self._dense_crc = -1
@@ -120,7 +121,9 @@ class SharedPool(Pool):
         self._measure = measure or self._expect
         self._stop_is_wanted = False
         self.opening_seconds: dict[str, float] = {}
-        self._group = ranks or Group.from_environment(memory_ranks=options.memory_ranks, timeout=options.timeout)
+        self._group = ranks or Group.from_environment(
+            memory_ranks=options.memory_ranks, timeout=options.timeout, memory_ranks_at=options.memory_ranks_at
+        )
 
     # Opening.
 
@@ -138,10 +141,9 @@ class SharedPool(Pool):
                 "Checkpoint and the first batch"
             )
         for table in tables:
-            if table.name in self._features_of:
+            if any(table.name == spec.name for spec in self._specs):
                 raise ConfigError(f"table '{table.name}' is declared by two collections")
             self._specs.append(to_spec(table, optimizer.kind))
-            self._features_of[table.name] = len(table.feature_names)
         here = open_device(device.kind if self._group.is_trainer else "cpu")
         self.rows.append(RemoteRows(self, len(self.rows), tables, here))
         return self.rows[-1]
@@ -172,14 +174,10 @@ class SharedPool(Pool):
 
     def _open_together(self) -> GroupPool:
         wanted = replace(self._wanted, tables=tuple(self._specs))
+        tables = [rows.tables for rows in self.rows]
+        ask(self._group, wanted, self._options, tables, self._scratchpad_asked, self._dense_interval)
         check_same_everywhere(self._group, wanted, self._options, self._dense_interval)
-        last = time.perf_counter()
-
-        def note(phase: str) -> None:
-            nonlocal last
-            now = time.perf_counter()
-            self.opening_seconds[phase], last = now - last, now
-
+        phases = Phases(self.opening_seconds)
         return found_or_open(
             self.directory,
             self._group,
@@ -187,11 +185,13 @@ class SharedPool(Pool):
             self._options,
             self._measure,
             dense_interval=self._dense_interval,
-            on_phase=note,
+            on_phase=phases,
+            kept=self._kept,
         )
 
     def _expect(self, layout: Sequence[TableShards], num_shards: int, _: int) -> list[int]:
-        return expected_load([self._features_of[spec.name] for spec in self._specs], layout, num_shards)
+        features = [len(table.feature_names) for rows in self.rows for table in rows.tables]
+        return expected_load(features, layout, num_shards)
 
     # What it is.
 
@@ -295,10 +295,10 @@ class SharedPool(Pool):
 
     def dense_state(self) -> tuple[bytes, bytes] | None:
         """On all ranks, which call it together."""
-        return self.opened.dense_state()
+        return self._after_telling(Verb.DENSE_STATE).dense_state()
 
     def write_dense(self, state: DenseState | None) -> None:
-        self.opened.write_first_dense(None if state is None else state.wait())
+        self._after_telling(Verb.FIRST_DENSE).write_first_dense(None if state is None else state.wait())
 
     def commit(self, cursor: int, dense: DenseState | None = None, loss: ArrivingLoss | None = None) -> int:
         if loss is not None:
@@ -347,6 +347,13 @@ class SharedPool(Pool):
         self._messages.append((said, self._group.tell_memory_ranks(said, "ranks that own rows to listen")))
         while len(self._messages) > _MOST_MESSAGES:
             self._messages.popleft()[1].wait()
+
+    def _after_telling(self, verb: Verb) -> GroupPool:
+        """This rank's share, when memory ranks that have no script of their own know what comes."""
+        opened = self.opened
+        if self._group.are_apart:
+            self.tell(verb)
+        return opened
 
     # The end.
 

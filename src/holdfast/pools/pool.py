@@ -82,10 +82,10 @@ class Pool:
     directory that holds parts of a pool.
     """
 
-    def __new__(cls, directory: str | os.PathLike[str], **_: Any) -> Self:
+    def __new__(cls, directory: str | os.PathLike[str], *, group: GroupOptions | None = None, **_: Any) -> Self:
         """A SharedPool where one is wanted."""
         _core.suggest_num_threads(default_threads())
-        if cls is Pool and is_shared(directory):
+        if cls is Pool and (is_shared(directory) or (group is not None and group.memory_ranks_at)):
             from holdfast.group.shared_pool import SharedPool  # imports this module
 
             return cast(Self, super().__new__(SharedPool))
