@@ -48,12 +48,11 @@ What = tuple[Path, str, OpenOptions]
 class KeptPart:
     """A writer's pool that stays open from one group to the next, in a process that outlives its trainers.
 
-    how: it came to where its newest group began. is_at_rest: no step of it is under way.
+    how: it came to where its newest group began.
     """
 
     def __init__(self) -> None:
         self.pool: _core.Pool | None = None
-        self.is_at_rest = True
         self.how = ""
         self._what: What | None = None
 
@@ -70,10 +69,13 @@ class KeptPart:
         self._what = what
 
     def keep(self, pool: _core.Pool) -> None:
-        """It is open, and a step may begin."""
-        if self.pool is None:
-            self.how = _in_words(pool)
-        self.pool, self.is_at_rest = pool, False
+        """It is where the group is."""
+        verb = "stayed open, and went on" if pool is self.pool else "was opened"
+        report = pool.recovery
+        steps = report.rows_step - report.step
+        back = f", {steps} steps and {report.rows_restored:,} rows rolled back," if report.rows_restored else ""
+        self.how = f"{verb} at step {report.step}{back} in {report.seconds * 1e3:.1f} ms"
+        self.pool = pool
 
     def close(self) -> None:
         """Takes back what was not committed. Safe to call twice."""
@@ -128,17 +130,14 @@ class _Opening:
         )
 
     def _gone_on(self, kept: KeptPart, pool: _core.Pool) -> _core.Pool:
-        """The pool that is open where that is at the group's step, else the same, opened again."""
-        if not kept.is_at_rest:
+        """The pool that is open, or after a failure of its medium the same, opened again."""
+        try:
+            pool.go_on((self._agree, self._ready))
+        except HoldfastError:
+            if self.survey.done():
+                raise
             kept.close_quietly()
             return self._opened((self._agree, self._ready))
-        mine = (pool.step, pool.cursor, pool.row_updates)
-        target = self._agree(mine, [])
-        if target != mine:
-            kept.close()
-            return self._opened((lambda rows, dense: target, self._ready))
-        self._ready()
-        kept.how = f"went on at step {target[0]}"
         return pool
 
     def _agree(self, rows: Mark, dense: Sequence[Mark]) -> Mark:
@@ -210,12 +209,6 @@ def newest_common_step(surveys: Sequence[dict[str, Any]]) -> Mark:
         )
     step, cursor, row_updates = max(reachable)
     return step, cursor, row_updates
-
-
-def _in_words(pool: _core.Pool) -> str:
-    report = pool.recovery
-    back = "" if report.clean else f", rolled back {report.rows_step - report.step} steps"
-    return f"opened at step {report.step}{back} in {report.seconds * 1e3:.1f} ms"
 
 
 def _told(openings: list[_Opening], dense: _Opening | None) -> tuple[dict[str, Any], HoldfastError | None]:

@@ -226,7 +226,6 @@ class MemoryRank:
                 self._say(f"serving {whose} from step {step}: its part {self._part.how}")
                 pool.serve()
                 step = pool.opened.step
-            self._part.is_at_rest = True
             self._say(f"{whose} ended at step {step}")
         except HoldfastError as error:
             self._say(f"no longer serving {whose}: {type(error).__name__}: {first_line(error)}")
