@@ -283,7 +283,6 @@ void Pool::recover(const std::string& directory, const OpenOptions& options) {
 // The steps of recover, over rows that are open. Nothing but this process has written since, so what was found durable
 // then, or was made so since, is.
 void Pool::go_on(const InGroup& group) {
-  const auto started = std::chrono::steady_clock::now();
   if (!in_group_ || has_dense_ || backend_->tables().empty()) {
     throw Error(ErrorKind::step, "this pool is no writer's of a group: close it, and open it again");
   }
@@ -297,6 +296,7 @@ void Pool::go_on(const InGroup& group) {
   latching([&] { backend_->check_go_back(epoch.epoch, target.step); });
   group.ready();
 
+  const auto started = std::chrono::steady_clock::now();
   report_.rows_step = step_;
   latching([&] {
     lock_->check();

@@ -458,6 +458,11 @@ class Pool:
         No further step follows the one under way: commits are not held up for the sake of later ones any more. From any thread.
         """
 
+    def go_on(self, group: tuple[Callable[[tuple[int, int, int], Sequence[tuple[int, int, int]]], tuple[int, int, int]], Callable[[], None]]) -> None:
+        """
+        Goes on in another group, as if the pool had been opened in it, without closing it. What was not committed is taken back; collections are made anew. `recovery` says then what that took. Raises what opening raises.
+        """
+
     def flush(self) -> None: ...
 
     def close(self) -> None: ...

@@ -74,7 +74,16 @@ class Group:
         self.timeout = timeout
         self.stopping = stopping
         self.sent_bytes: Counter[str] = Counter()  # to other ranks, by what
-        self.notices = Notices(store, rank=rank, world_size=roles.world_size, timeout=timeout, stopping=stopping)
+        # A memory rank that runs by itself has to be there for the next trainers soon.
+        is_patient = not (are_apart and rank not in roles.trainers)
+        self.notices = Notices(
+            store,
+            rank=rank,
+            world_size=roles.world_size,
+            timeout=timeout,
+            stopping=stopping,
+            is_patient=is_patient,
+        )
         self._is_closed = False
         self._longest_wait = 0.0  # seconds, of those that went well
         # Where the script has a process group already, the group's own lies beside it.
