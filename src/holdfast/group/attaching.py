@@ -18,7 +18,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from importlib.metadata import version
@@ -36,7 +36,8 @@ from holdfast.group.notices import first_line
 
 GO = b"go\n"
 _MOST_BYTES = 1 << 16  # of a line
-_ATTACHED = "holdfast/attached"
+_ATTACHED, _HEARD = "holdfast/attached", "holdfast/heard"
+_HEARING_SECONDS = 5.0
 _PAUSE = 0.1  # seconds between two knocks
 
 
@@ -135,7 +136,7 @@ def attach(
     try:
         _knock_at_all(where, hello, stopping)
     except HoldfastError as error:
-        words.set(_ATTACHED, json.dumps([type(error).__name__, str(error)]))
+        _tell_failure(words, error, trainers - 1)
         raise
     words.set(_ATTACHED, json.dumps(hello.prefix))
     return PrefixStore(hello.prefix, met), rank, trainers
@@ -152,6 +153,14 @@ def _address_towards(host: str, port: int) -> str:
         raise GroupError(f"the memory rank at {host}:{port} cannot be reached: {error}") from None
 
 
+def _tell_failure(words: Store, error: HoldfastError, num_others: int) -> None:
+    """Waits for the others to hear it: the store may be this process's, which is about to end."""
+    deadline = time.monotonic() + _HEARING_SECONDS
+    words.set(_ATTACHED, json.dumps([type(error).__name__, str(error)]))
+    while words.add(_HEARD, 0) < num_others and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def _hear(words: Store, timeout: float) -> str:
     """What came of rank 0's knocking: the group's prefix. Raises what rank 0 does."""
     try:
@@ -162,6 +171,8 @@ def _hear(words: Store, timeout: float) -> str:
         raise GroupError(f"waited for rank 0 to find the memory ranks: {first_line(error)}") from None
     if isinstance(said, str):
         return said
+    with suppress(RuntimeError):
+        words.add(_HEARD, 1)
     kind, message = said
     raise errors.by_name(kind)(f"rank 0: {message}")
 

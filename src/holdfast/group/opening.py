@@ -6,9 +6,9 @@ waits for the answers; whoever opens them talks to the other ranks in between, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -56,16 +56,10 @@ class KeptPart:
         self.how = ""
         self._what: What | None = None
 
-    @contextmanager
-    def going_on(self, what: What) -> Iterator[None]:
-        """While it is opened, or goes on where it is what is wanted. Closed where that fails."""
+    def prepare(self, what: What) -> None:
+        """For its next opening, of `what`."""
         if self._what != what:
-            self.close_quietly()  # another pool, whose files may have gone
-        try:
-            yield
-        except BaseException:
-            self.close_quietly()
-            raise
+            self.close_quietly()  # another pool's, whose files may have gone
         self._what = what
 
     def keep(self, pool: _core.Pool) -> None:
@@ -134,10 +128,12 @@ class _Opening:
         try:
             pool.go_on((self._agree, self._ready))
         except HoldfastError:
-            if self.survey.done():
-                raise
-            kept.close_quietly()
-            return self._opened((self._agree, self._ready))
+            if not self.survey.done():
+                kept.close_quietly()
+                return self._opened((self._agree, self._ready))
+            if self.permission.done() and self.permission.exception() is None:
+                kept.close_quietly()  # it failed on its way
+            raise
         return pool
 
     def _agree(self, rows: Mark, dense: Sequence[Mark]) -> Mark:
@@ -153,7 +149,9 @@ class _Opening:
             if not future.done():
                 future.set_exception(StepError("another pool of the group cannot be opened"))
         if self.pool.exception() is None:
-            self.pool.result().close()
+            pool = self.pool.result()
+            if self.kept is None or self.kept.pool is not pool:
+                pool.close()
 
 
 def open_together(

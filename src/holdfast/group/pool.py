@@ -97,12 +97,11 @@ class GroupPool:
         writers = [group.rank - group.roles.owners[0]] if group.is_owner else []
         parts = [manifest.writer_directory(directory, writer) for writer in writers]
         of_dense = directory / DENSE_DIRECTORY if group.rank == 0 else None
-        if kept is None:
-            members, dense, mark = open_together(parts, of_dense, options, group)
-        else:
-            with kept.going_on((parts[0], manifest.uuid, options)):
-                members, dense, mark = open_together(parts, of_dense, options, group, kept)
-                kept.keep(members[0])
+        if kept is not None:
+            kept.prepare((parts[0], manifest.uuid, options))
+        members, dense, mark = open_together(parts, of_dense, options, group, kept)
+        if kept is not None:
+            kept.keep(members[0])
         return cls(
             directory,
             group,
