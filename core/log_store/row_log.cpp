@@ -268,7 +268,8 @@ void RowLog::check_start(std::uint64_t epoch, std::uint64_t step) const {
     throw Error(ErrorKind::step, file_.name() + ": cannot go back to step " + std::to_string(step) +
                                      ", rows are merged up to step " + std::to_string(checkpoint_.merged_step));
   }
-  if (again && appended_) throw Error(ErrorKind::step, file_.name() + ": steps were appended; open it again to go back");
+  if (again && appended_)
+    throw Error(ErrorKind::step, file_.name() + ": steps were appended; open it again to go back");
 }
 
 void RowLog::start(std::uint64_t epoch, std::uint64_t step) {

@@ -3,6 +3,7 @@ one that nothing befell, while the memory ranks' processes and parts of the pool
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import random
 import re
@@ -23,6 +24,7 @@ import pytest
 from group_runs import SRC, Act, Life, Ranks, digest, small
 from holdfast.admin.digest import digest_pool
 from holdfast.pools.read_only import at_rest
+from test_group_addresses import address_of
 from test_group_kill import CASES
 
 pytestmark = pytest.mark.dear
@@ -318,6 +320,70 @@ def test_whoever_knocks_and_is_no_trainer_changes_nothing(ranks: Ranks, pool_roo
             with socket.create_connection((host, int(port))) as knocking, suppress(OSError):
                 knocking.sendall(sent)
         assert train(ranks, pool_root / "apart", servers, 1, STORES["memory"]).ended_well
+
+
+def descriptors(server: Server) -> int:
+    return len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
+
+
+def test_what_an_attachment_that_failed_has_left_goes_with_time(ranks: Ranks, pool_root: Path) -> None:
+    options = {**STORES["memory"], "steps": 100, "timeout": 2.0}
+    with serving(pool_root / "apart") as servers:
+        train(ranks, pool_root / "apart", servers, 1, {**options, "steps": 1})
+        before = descriptors(servers[0])
+        for _ in range(3):
+            train(ranks, pool_root / "apart", servers, 2, options, acts={1: Act(at="commit", nth=2)})
+        until = time.monotonic() + PATIENCE_SECONDS
+        while descriptors(servers[0]) > before + 4:
+            assert time.monotonic() < until, f"{descriptors(servers[0])} and not {before}"
+            time.sleep(0.2)
+
+
+def listening_addresses(pid: int) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    sockets = {str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                found.add(address_of(fields[1].partition(":")[0]))
+    return found
+
+
+def test_a_memory_rank_listens_at_its_address_and_nowhere_else(ranks: Ranks, pool_root: Path) -> None:
+    named = {ipaddress.ip_address("127.0.0.1")}
+    with serving(pool_root / "apart") as servers, ThreadPoolExecutor(1) as beside:
+        assert listening_addresses(servers[0].pid) == named
+        waits = beside.submit(
+            train, ranks, pool_root / "apart", servers, 1, STORES["memory"], acts={0: Act(at="commit", do="wait")}
+        )
+        ranks.await_waiting(waits)
+        assert listening_addresses(servers[0].pid) == named
+        ranks.go_on.touch()
+        assert waits.result().ended_well
+
+
+def test_the_command_line_trains_beside_memory_ranks(pool_root: Path) -> None:
+    config = pool_root / "run.toml"
+    config.write_text(
+        "[data.synthetic]\nnum_samples = 2000\nrows = [3000, 50]\nlookups = [2, 1]\n"
+        "[embedding]\ndim = 4\n[model]\nbottom = [8, 4]\ntop = [8, 1]\n[train]\nbatch_size = 32\nsteps = 6\n"
+        "[group]\nshards = 4\n[pool]\nmedium = 'memory'\n"
+    )
+    with serving(pool_root / "apart") as servers:
+        command = [sys.executable, "-m", "holdfast", "train", str(config), "--pool", str(pool_root / "apart")]
+        ended = subprocess.run(
+            [*command, "--memory-ranks-at", servers[0].address],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(SRC)},
+            timeout=PATIENCE_SECONDS,
+        )
+        assert ended.returncode == 0, ended.stderr
+        assert "trained to step 6" in ended.stdout
+        assert servers[0].stop() == 128 + signal.SIGTERM
+    with at_rest(pool_root / "apart") as (reader, _):
+        assert reader.commit["step"] == 6
 
 
 CONFIGS = {

@@ -315,7 +315,7 @@ class Group:
         ours = [group for group in (self._world, self._trainers, self._told) if group is not None]
         if self.notices.any_failure:
             for process_group in [*ours, *([] if self._is_guest else [dist.group.WORLD])]:
-                _keep_for_good(process_group)
+                _keep(process_group, self.timeout)
             for process_group in ours if self._is_guest else [None]:
                 with suppress(RuntimeError):
                     dist.distributed_c10d._abort_process_group(process_group)
@@ -326,9 +326,20 @@ class Group:
             dist.destroy_process_group()
 
 
-def _keep_for_good(process_group: Any) -> None:
+_kept: list[tuple[float, Any]] = []  # process groups that failed, and when nothing of theirs is on its way any more
+
+
+def _keep(process_group: Any, timeout: float) -> None:
     """Gloo's destructor waits until what is on its way has timed out, even when the interpreter exits."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(process_group))
+    _kept.append((time.monotonic() + 2 * timeout, process_group))
+
+
+def let_go_of_failed() -> None:
+    """Of the threads and connections of groups that failed so long ago that nothing has to be waited for."""
+    while _kept and _kept[0][0] < time.monotonic():
+        _, process_group = _kept.pop(0)
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(process_group))
 
 
 def _bytes(count: int) -> Tensor:

@@ -13,6 +13,7 @@ Invariants
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import socket
@@ -30,7 +31,7 @@ from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError, GroupError, HoldfastError, PoolBusy
 from holdfast.group.asking import Asked
 from holdfast.group.attaching import GO, Hello, answer, numeric_address, read_line, split_address
-from holdfast.group.group import Group
+from holdfast.group.group import Group, let_go_of_failed
 from holdfast.group.meeting import listen_on, stay_on
 from holdfast.group.notices import first_line
 from holdfast.group.opening import KeptPart
@@ -172,11 +173,13 @@ class MemoryRank:
             stack.callback(self._part.close)
             stack.callback(self._door.close)
             while not self._stopping():
+                let_go_of_failed()
                 visitor = self._door.visitor()
                 if visitor is None:
                     continue
                 with visitor.connection:
                     self._receive(visitor)
+                gc.collect()  # of the attachment: its captures pin rows, and its collectives connections
                 self._door.vacate()
 
     def end_steps(self) -> None:

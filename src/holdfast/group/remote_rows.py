@@ -380,6 +380,7 @@ class RemoteRows:
         self._announced.clear()
         self._captured = []
         self._gradients = []
+        self._summed = None
         self._partial = None
 
     def traffic(self) -> dict[str, float]:
