@@ -348,6 +348,17 @@ void bind_pool(nb::module_& m) {
       .def("end_steps", &Pool::end_steps, Unlocked(),
            "No further step follows the one under way: commits are not held up for the sake of later ones any more. "
            "From any thread.")
+      .def(
+          "go_on",
+          [](Pool& pool, const std::tuple<Agree, Ready>& group) {
+            const InGroup other = in_group(std::get<0>(group), std::get<1>(group));
+            const nb::gil_scoped_release unlocked;
+            pool.go_on(other);
+          },
+          "group"_a,
+          "Goes on in another group, as if the pool had been opened in it, without closing it. What was not committed "
+          "is "
+          "taken back; collections are made anew. `recovery` says then what that took. Raises what opening raises.")
       .def("flush", &Pool::flush, Unlocked())
       .def("close", &Pool::close, Unlocked())
       .def_prop_ro(

@@ -118,6 +118,21 @@ void InPlaceBackend::start(std::uint64_t epoch, const StepMark& mark) {
   undo_.reset();
 }
 
+// In the log is what a process that died now would leave, but for a capture that was begun ahead.
+void InPlaceBackend::check_go_back(std::uint64_t epoch, std::uint64_t step) {
+  drop_ahead();
+  background_.drain();
+  check_roll_back(epoch, step);
+}
+
+RolledBack InPlaceBackend::go_back(std::uint64_t epoch, const StepMark& mark) {
+  const RolledBack undone = roll_back(epoch, mark.step);
+  parts_.clear();
+  updated_ = false;
+  start(epoch, mark);
+  return undone;
+}
+
 // What a dialled medium is asked for.
 
 DialWork InPlaceBackend::reads_of(const Plan& plan) const {

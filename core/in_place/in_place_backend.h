@@ -62,6 +62,9 @@ class InPlaceBackend final : public RowBackend {
   void put(const std::shared_ptr<const Capture>& capture, const std::vector<ReadyRows>& ready) override;
   void finish_update(std::size_t num_captures) override;
 
+  void check_go_back(std::uint64_t epoch, std::uint64_t step) override;
+  RolledBack go_back(std::uint64_t epoch, const StepMark& mark) override;
+
   std::uint64_t materialize(const Plan& plan) override;
   std::optional<RowMapping> mapping(std::uint32_t table) const override { return store_.mapping(table); }
 

@@ -206,6 +206,29 @@ void LogStore::roll_back(std::uint64_t step) {
   });
 }
 
+void LogStore::go_back(std::uint64_t epoch, std::uint64_t step, const Forgotten& forgotten) {
+  const std::lock_guard turn(merge_mutex_);
+  require_usable();
+  log_.check_start(epoch, step);
+  std::vector<std::vector<std::uint64_t>> undone(tables_.size());
+  bool is_any = false;
+  for (const RowLog::Live& record : log_.live()) {
+    if (record.link.mark.step <= step) continue;
+    is_any = true;
+    const SpareBuffers::Borrowed data = read_rows(record);
+    for (const RowLogSection& section : sections_of(data.data())) {
+      const std::uint64_t* rows = rows_of(data.data(), section);
+      undone[section.table].insert(undone[section.table].end(), rows, rows + section.num_rows);
+    }
+  }
+  latching([&] {
+    if (is_any) rebuild_index(step);
+    log_.start(epoch, step);
+  });
+  epoch_ = epoch;
+  forgotten(std::move(undone));
+}
+
 void LogStore::rebuild_index(std::uint64_t step) {
   {
     const std::lock_guard lock(mutex_);

@@ -204,6 +204,12 @@ class LogStore {
   // Back to the end of `step`, or of the newest step before it, durably. Only between recover and the first append.
   // Throws step where rows are merged beyond.
   void roll_back(std::uint64_t step);
+  // The same in a store that steps were appended to, all of which are durable: life `epoch`, a later one, begins at the
+  // end of `step`. Before anything else goes on, and beside no merge, `forgotten` is told the rows of the steps that are
+  // undone, by table and in no order. Nothing else may call meanwhile. check_go_back says whether it can be.
+  using Forgotten = std::function<void(std::vector<std::vector<std::uint64_t>> rows)>;
+  void check_go_back(std::uint64_t epoch, std::uint64_t step) const { log_.check_start(epoch, step); }
+  void go_back(std::uint64_t epoch, std::uint64_t step, const Forgotten& forgotten);
 
   // After scan, in a store that is not writable: rows are at the end of the newest step. Then fetch and touched_rows
   // may be called, nothing that writes.
@@ -263,6 +269,8 @@ class LogStore {
   // Of a record of these rows, and of one that is made of these drafts.
   std::uint64_t record_bytes(std::span<const TableRows> tables) const { return shape_of(tables).header.bytes; }
   std::uint64_t record_bytes(std::span<const RecordDraft> drafts) const { return record_bytes(tables_of(drafts)); }
+  // The rows of these drafts.
+  static std::vector<TableRows> tables_of(std::span<const RecordDraft> drafts);
   // Begins a record of these rows; tables ascend, and only the rows' numbers are read.
   RecordDraft draft(std::span<const TableRows> tables) const;
   // Packs the new values of `count` of a section's rows, from its row number `begin` on; `rows` are these alone. `begin`
@@ -461,7 +469,6 @@ class LogStore {
 
   std::size_t bytes_around(const RowLayout& layout) const;
   Shape shape_of(std::span<const TableRows> tables) const;
-  static std::vector<TableRows> tables_of(std::span<const RecordDraft> drafts);
   RecordDraft join(std::span<const RecordDraft> drafts) const;
   Locations locations_of(std::uint64_t position, const format::RowLogSection& section) const;
   static std::uint64_t offset_of_location(std::uint64_t location);

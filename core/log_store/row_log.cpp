@@ -268,19 +268,24 @@ void RowLog::check_start(std::uint64_t epoch, std::uint64_t step) const {
     throw Error(ErrorKind::step, file_.name() + ": cannot go back to step " + std::to_string(step) +
                                      ", rows are merged up to step " + std::to_string(checkpoint_.merged_step));
   }
-  if (appended_) throw Error(ErrorKind::step, file_.name() + ": steps were appended; open it again to go back");
+  if (again && appended_)
+    throw Error(ErrorKind::step, file_.name() + ": steps were appended; open it again to go back");
 }
 
 void RowLog::start(std::uint64_t epoch, std::uint64_t step) {
   check_start(epoch, step);
   make_found_durable();
   epoch_ = epoch;
-  while (!live_.empty() && live_.back().link.mark.step > step) {
-    newest_ = {live_.back().previous, live_.back().link.position};
-    live_.pop_back();
-    if (!live_.empty()) newest_.end = live_.back().end();
+  appended_ = false;
+  {
+    const std::lock_guard lock(mutex_);
+    while (!live_.empty() && live_.back().link.mark.step > step) {
+      newest_ = {live_.back().previous, live_.back().link.position};
+      live_.pop_back();
+      if (!live_.empty()) newest_.end = live_.back().end();
+    }
+    durable_ = newest_;
   }
-  durable_ = newest_;
   write_checkpoint(live_.empty() ? newest_.end : live_.front().link.position, checkpoint_.merged_step, durable_);
 }
 

@@ -74,7 +74,8 @@ class RowLog {
   std::uint64_t read_merged_step() const;
   // What was read is on the device, whatever became of the process that wrote it, or of its sync. Once in a life.
   void make_found_durable();
-  // Begins life `epoch`: forgets the records after `step` and makes that durable. Again only before the first append.
+  // Begins life `epoch`: forgets the records after `step` and makes that durable. The same again only before its first
+  // append; a later one whenever nothing is being appended, merged or synced.
   // Throws step or corrupted where that cannot be, as check_start does.
   void check_start(std::uint64_t epoch, std::uint64_t step) const;
   void start(std::uint64_t epoch, std::uint64_t step);

@@ -126,6 +126,11 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
+  // Of a writer's pool of a group: goes on in another group, as if it had been opened again, from the step that this one
+  // agrees on. What was not committed is taken back; captures of it must be gone, and collections made anew. What
+  // `group` throws, it throws, and stays at its step; after any other failure it has to be opened again.
+  void go_on(const InGroup& group);
+
   const RecoveryReport& recovery() const { return report_; }
   const std::vector<format::TableRecord>& table_records() const { return superblock_->tables(); }
   const format::PoolHeader& header() const { return superblock_->header(); }

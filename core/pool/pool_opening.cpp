@@ -293,6 +293,50 @@ void Pool::recover(const std::string& directory, const OpenOptions& options) {
   report_.rows_restored = undone.rows;
 }
 
+// The steps of recover, over rows that are open. Nothing but this process has written since, so what was found durable
+// then, or was made so since, is.
+void Pool::go_on(const InGroup& group) {
+  if (!in_group_ || has_dense_ || backend_->tables().empty()) {
+    throw Error(ErrorKind::step, "this pool is no writer's of a group: close it, and open it again");
+  }
+  flush();
+  RecoveryPlan plan{};
+  plan.rows = plan.target = {step_, cursor_, row_updates_};
+  follow_group(group, plan);
+  const StepMark& target = plan.target;
+  EpochRecord epoch = superblock_->epoch();
+  ++epoch.epoch;
+  latching([&] { backend_->check_go_back(epoch.epoch, target.step); });
+  group.ready();
+
+  const auto started = std::chrono::steady_clock::now();
+  report_.rows_step = step_;
+  latching([&] {
+    lock_->check();
+    superblock_->write_epoch(epoch);
+    const RolledBack undone = backend_->go_back(epoch.epoch, target);
+    report_.records_undone = undone.records;
+    report_.rows_restored = undone.rows;
+  });
+  step_ = target.step;
+  cursor_ = target.cursor;
+  row_updates_ = target.row_updates;
+  updated_ = false;
+  updated_tables_.assign(updated_tables_.size(), false);
+  staged_step_ = target.step;
+  durable_step_ = target.step;
+  rows_durable_step_ = target.step;
+  for (std::uint32_t table = 0; table < keys_.size(); ++table) {
+    keys_[table] = {};  // it may have keys of steps that are undone
+    backend_->leave_keys_behind(table, {});
+  }
+  report_.clean = false;
+  report_.epoch = epoch.epoch;
+  report_.step = target.step;
+  report_.cursor = target.cursor;
+  report_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+}
+
 // The dense state of another pool of the group may be older than the rows of this one, and its rows older than this one's
 // dense state.
 void Pool::follow_group(const InGroup& group, RecoveryPlan& plan) const {

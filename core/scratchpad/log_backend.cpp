@@ -88,6 +88,13 @@ RolledBack LogBackend::roll_back(std::uint64_t epoch, std::uint64_t step) {
 }
 
 void LogBackend::start(std::uint64_t epoch, const StepMark& mark) {
+  begin_life(epoch, mark);
+  merger_ = std::make_unique<LogMerger>(store_, options_.spans);
+  if (options_.warm) begin_to_warm();  // before a merge may begin
+  merger_->allow(mark.step);
+}
+
+void LogBackend::begin_life(std::uint64_t epoch, const StepMark& mark) {
   format::CommitRecord fresh{};
   fresh.epoch = epoch;
   fresh.step = mark.step;
@@ -95,9 +102,39 @@ void LogBackend::start(std::uint64_t epoch, const StepMark& mark) {
   fresh.row_updates = mark.row_updates;
   fresh.last_record = format::no_position;
   superblock_.write_commit(fresh);
-  merger_ = std::make_unique<LogMerger>(store_, options_.spans);
-  if (options_.warm) begin_to_warm();  // before a merge may begin
+}
+
+void LogBackend::check_go_back(std::uint64_t epoch, std::uint64_t step) { store_.check_go_back(epoch, step); }
+
+// Only memory has what was not committed: rows of the scratchpad, which are read again below, and those of steps that are
+// undone. Their holds are let go after that, so that no merge takes them from there before.
+RolledBack LogBackend::go_back(std::uint64_t epoch, const StepMark& mark) {
+  const std::uint64_t num_steps = store_.last().step - mark.step;
+  if (warming_) warming_->stop();  // what it has read may be of a step that is undone
+  if (scratchpad_) scratchpad_->settle();
+  std::uint64_t num_rows = 0;
+  store_.go_back(epoch, mark.step, [&](std::vector<std::vector<std::uint64_t>> rows) {
+    for (const TableRows& of_table : LogStore::tables_of(drafts_)) {
+      auto& again = rows[of_table.table];
+      for (std::size_t i = 0; i < of_table.num_rows; ++i) again.push_back(of_table.rows.rows[i] & ~fresh_bit);
+    }
+    for (std::uint32_t table = 0; table < rows.size(); ++table) {
+      std::ranges::sort(rows[table]);
+      rows[table].erase(std::ranges::unique(rows[table]).begin(), rows[table].end());
+      num_rows += rows[table].size();
+      if (scratchpad_) scratchpad_->read_again(table, std::move(rows[table]));
+    }
+  });
+  drafts_.clear();
+  captures_.clear();
+  updated_holds_.clear();
+  {
+    const std::lock_guard lock(mutex_);
+    while (!unmergeable_.empty() && unmergeable_.back().step > mark.step) unmergeable_.pop_back();
+  }
+  begin_life(epoch, mark);
   merger_->allow(mark.step);
+  return {num_steps, num_rows};
 }
 
 // A scratchpad that has no room for a row is an error of the first step that wants one, not of opening.

@@ -63,6 +63,9 @@ class LogBackend final : public RowBackend {
   RolledBack roll_back(std::uint64_t epoch, std::uint64_t step) override;
   void start(std::uint64_t epoch, const StepMark& mark) override;
 
+  void check_go_back(std::uint64_t epoch, std::uint64_t step) override;
+  RolledBack go_back(std::uint64_t epoch, const StepMark& mark) override;
+
   void announce(std::shared_ptr<const Plan> plan) override;
   std::shared_ptr<Capture> capture(std::shared_ptr<const Plan> plan, std::uint64_t step) override;
   // The scratchpad holds the coming rows already.
@@ -139,6 +142,7 @@ class LogBackend final : public RowBackend {
   void append_when_there_is_room(const PackedRecord& record);
   Scratchpad& scratchpad();
   void begin_to_warm();
+  void begin_life(std::uint64_t epoch, const StepMark& mark);
 
   Superblock& superblock_;
   Background& background_;

@@ -6,7 +6,8 @@
 // Invariants
 // - Holds are numbered in the order in which they are asked for, and become ready in that order. From then until it is
 //   let go, a hold's rows are in.
-// - A row is in one slot at most, and there is no newer version of it anywhere else.
+// - A row is in one slot at most, and there is no newer version of it anywhere else. Where steps are undone, their rows
+//   are read again before anybody asks for them.
 // - A slot is given to another row only when every hold that uses it is let go: as a rule when the newest one and every
 //   hold before that are, and where that gives no room by a look at all of them. So what a step still needs stays; and
 //   what it wrote stays until it can be read below, if that is when its hold is let go.
@@ -110,6 +111,11 @@ class Scratchpad {
               std::size_t end) const;
   void scatter(std::uint32_t table, const std::uint32_t* slots, const WorkingRows& working, std::size_t begin,
                std::size_t end);
+
+  // Announcements are forgotten, and nothing is on its way into a slot any more.
+  void settle();
+  // Of these rows those that are in become what they are below, whatever they were. Nobody uses them meanwhile.
+  void read_again(std::uint32_t table, std::vector<std::uint64_t> rows);
 
   // The rows of a hold stay in for good: a static cache.
   void keep(const Hold& hold);

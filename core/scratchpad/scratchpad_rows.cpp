@@ -25,6 +25,33 @@ void Scratchpad::scatter(std::uint32_t table, const std::uint32_t* slots, const 
   best_kernels().scatter(shelf.spec, shelf.rows(), slots, working, begin, end);
 }
 
+void Scratchpad::settle() {
+  give_up_expected();
+  collecting_.drain();
+  exchanging_.drain();
+}
+
+void Scratchpad::read_again(std::uint32_t table, std::vector<std::uint64_t> rows) {
+  constexpr std::size_t at_once = 16384;
+  std::vector<std::uint32_t> slots;
+  {
+    const std::lock_guard lock(map_mutex_);
+    std::erase_if(rows, [&](std::uint64_t row) {
+      const auto slot = slot_of_[table].find(row);
+      if (slot) slots.push_back(*slot);
+      return !slot;
+    });
+  }
+  std::vector<std::byte> weights(std::min(at_once, rows.size()) * tables_[table].weight_bytes());
+  std::vector<float> state(std::min(at_once, rows.size()) * tables_[table].spec.state_floats);
+  for (std::size_t begin = 0; begin < rows.size(); begin += at_once) {
+    const std::size_t count = std::min(at_once, rows.size() - begin);
+    const TableRows wanted{table, count, {rows.data() + begin, weights.data(), state.data()}};
+    fetch_({&wanted, 1});
+    scatter(table, slots.data() + begin, wanted.rows, 0, count);
+  }
+}
+
 void Scratchpad::keep(const Hold& hold) {
   const std::lock_guard lock(map_mutex_);
   for (std::size_t t = 0; t < hold.slots_.size(); ++t) {

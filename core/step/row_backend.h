@@ -10,6 +10,8 @@
 // - Whatever comes between capture and end_step leaves the rows of the newest committed step recoverable.
 // - Exact recovery may go back to any step at or after the one that note_recoverable was told last.
 // - newest and check_roll_back read, and change nothing; roll_back and start follow, once, before the first capture.
+// - check_go_back changes nothing that counts; go_back follows, when everything that was committed is durable and no
+//   capture is used any more. Then rows are as if they had been opened and rolled back to there.
 #pragma once
 
 #include <cstdint>
@@ -90,6 +92,12 @@ class RowBackend {
   virtual RolledBack roll_back(std::uint64_t epoch, std::uint64_t step) = 0;
   // Training goes on from here.
   virtual void start(std::uint64_t epoch, const StepMark& mark) = 0;
+
+  // Of one that was started: throws corrupted where rows cannot go back to the end of `step`, the newest or an older
+  // one. What the step under way has captured is forgotten.
+  virtual void check_go_back(std::uint64_t epoch, std::uint64_t step) = 0;
+  // Goes back there, durably, takes back what was not committed, and training goes on from there in life `epoch`.
+  virtual RolledBack go_back(std::uint64_t epoch, const StepMark& mark) = 0;
 
   // `plan` is going to be captured, after those that were announced before. A hint: rows may be fetched ahead.
   virtual void announce(std::shared_ptr<const Plan> plan) = 0;

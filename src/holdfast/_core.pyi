@@ -298,9 +298,9 @@ class RecoveryReport:
 class Pool:
     """A pool opened for writing."""
 
-    def __init__(self, directory: str, *, relaxed: bool, dense_interval: int, grow_log: bool, scratchpad_bytes: int, trust_after_reboot: bool, warm: bool = True, group: tuple[Callable[[tuple[int, int, int], Sequence[tuple[int, int, int]]], tuple[int, int, int]], Callable[[], None]] | None = None, synchronous: bool = False, dial: tuple[float, float, float, float, float, float, int, float, float, bool] | None = None, log_dial: tuple[float, float, float, float, float, float, int, float, float, bool] | None = None) -> None:
+    def __init__(self, directory: str, *, relaxed: bool, dense_interval: int, grow_log: bool, scratchpad_bytes: int, trust_after_reboot: bool, warm: bool = True, group: tuple[Callable[[tuple[int, int, int], Sequence[tuple[int, int, int]]], tuple[int, int, int]], Callable[[], None]] | None = None, synchronous: bool = False, dial: tuple[float, float, float, float, float, float, int, float, float, bool] | None = None, log_dial: tuple[float, float, float, float, float, float, int, float, float, bool] | None = None, scratchpad_nodes: Sequence[int] = []) -> None:
         """
-        warm: fill the scratchpad of a log store beside the first steps. group: of a pool that belongs to one. First asked, with the pool's newest step and the steps of its dense states, for the step that the group goes back to, each (step, cursor, row_updates); then called when that can be done, and waited for. Nothing is written before both have returned. synchronous: nothing is made durable beside training. dial: what the medium is made as slow as, in the order of DialSpec (core/media/dial.h); log_dial: the row log's, where it is another.
+        warm: fill the scratchpad of a log store beside the first steps. group: of a pool that belongs to one. First asked, with the pool's newest step and the steps of its dense states, for the step that the group goes back to, each (step, cursor, row_updates); then called when that can be done, and waited for. Nothing is written before both have returned. synchronous: nothing is made durable beside training. dial: what the medium is made as slow as, in the order of DialSpec (core/media/dial.h); log_dial: the row log's, where it is another. scratchpad_nodes: NUMA nodes on which a scratchpad's rows lie; none: on any.
         """
 
     @staticmethod
@@ -456,6 +456,11 @@ class Pool:
     def end_steps(self) -> None:
         """
         No further step follows the one under way: commits are not held up for the sake of later ones any more. From any thread.
+        """
+
+    def go_on(self, group: tuple[Callable[[tuple[int, int, int], Sequence[tuple[int, int, int]]], tuple[int, int, int]], Callable[[], None]]) -> None:
+        """
+        Goes on in another group, as if the pool had been opened in it, without closing it. What was not committed is taken back; collections are made anew. `recovery` says then what that took. Raises what opening raises.
         """
 
     def flush(self) -> None: ...

@@ -126,3 +126,9 @@ class OutOfDeviceMemory(DeviceError):
 
 class DeviceLost(DeviceError):
     """The device failed in a way that ends its use in this process; the pool stays at its last step."""
+
+
+def by_name(name: str) -> type[HoldfastError]:
+    """The class that another rank says that its error is of; GroupError where it is none of these."""
+    found = globals().get(name)
+    return found if isinstance(found, type) and issubclass(found, HoldfastError) else GroupError

@@ -173,12 +173,13 @@ class Ranks:
         hosts: Sequence[Host] = (),
         storages: Mapping[int, Path] | None = None,
         loop: str = "",
+        memory_ranks_at: Sequence[str] = (),
     ) -> Life:
         """One life of a group, or with `plain` of one process without. kill_after: seconds from when all ranks have
         found each other, by rank. grace: how long a rank listens for who else is there, once something broke. hosts:
         where each rank runs, of a network. storages: the directories of ranks that have one of their own. loop: a
         function of own_loops.py, or MODULE:FUNCTION, which runs instead of a configuration's training; config has its
-        options then.
+        options then. memory_ranks_at: addresses of memory ranks that run by themselves; all ranks train.
         Fails where a rank hangs, or ends by an error that is not holdfast's."""
         life = Path(self._scratch.name) / str(next(self._numbers))
         life.mkdir()
@@ -195,7 +196,8 @@ class Ranks:
             "hung_after": hung_after,
             "plain": plain,
             "loop": loop,
-            "port": _free_port() if loop else 0,
+            "port": _free_port() if loop or memory_ranks_at else 0,
+            "memory_ranks_at": list(memory_ranks_at),
             "hosts": [host.name for host in hosts],
             "master": hosts[0].address if hosts else "",
             "store": str(life / "store"),

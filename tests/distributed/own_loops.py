@@ -45,7 +45,11 @@ def batch_of(number: int, size: int, part: tuple[int, int]) -> Batch:
 
 def open_pool(directory: Path, options: dict[str, Any]) -> holdfast.Pool:
     group = holdfast.GroupOptions(
-        shards=8, split_rows=1000, timeout=options.get("timeout", 10.0), memory_ranks=options.get("memory_ranks", 0)
+        shards=8,
+        split_rows=1000,
+        timeout=options.get("timeout", 10.0),
+        memory_ranks=options.get("memory_ranks", 0),
+        memory_ranks_at=options.get("memory_ranks_at", ()),
     )
     return holdfast.Pool(
         directory,

@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from holdfast import _core
-from holdfast.cli.training import StopSignals, advise_on_lanes, describe_start
+from holdfast.cli.stop_signals import StopSignals
+from holdfast.cli.training import advise_on_lanes, describe_start
 from holdfast.errors import PoolFull
 from holdfast.files.config import read_value
 from holdfast.group import founding, manifest, notices, opening, pool
@@ -108,7 +109,12 @@ def run_rank(request: dict[str, Any], rank: int, say: Sayings) -> None:
     with StopSignals() as stop:
         roles = Roles(world_size=request["num_ranks"], memory_ranks=act.get("memory_ranks", request["memory_ranks"]))
         timeout = config.group.timeout
-        if request["hosts"]:
+        if request["memory_ranks_at"]:
+            _launch(request, rank)
+            ranks = Group.from_environment(
+                memory_ranks=0, timeout=timeout, stopping=stop.is_wanted, memory_ranks_at=request["memory_ranks_at"]
+            )
+        elif request["hosts"]:
             _move_to(request["hosts"][rank], rank, request)
             ranks = Group.from_environment(memory_ranks=roles.memory_ranks, timeout=timeout, stopping=stop.is_wanted)
         else:
@@ -120,9 +126,7 @@ def run_rank(request: dict[str, Any], rank: int, say: Sayings) -> None:
 
 def _run_loop(request: dict[str, Any], rank: int, act: dict[str, Any], say: Sayings) -> None:
     """A loop of a user's own, as a launcher would start it."""
-    launched = {"RANK": str(rank), "WORLD_SIZE": str(request["num_ranks"])}
-    if request["num_ranks"] > 1:
-        os.environ.update(launched, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(request["port"]))
+    _launch(request, rank)
     if request["grace"] is not None:
         notices._GRACE_SECONDS = request["grace"]
     _core.kill_at_persist_point(act.get("persist_point") or _COUNTED)
@@ -130,9 +134,20 @@ def _run_loop(request: dict[str, Any], rank: int, act: dict[str, Any], say: Sayi
         _arm(act)
     module, _, name = request["loop"].rpartition(":")
     own_loop = getattr(importlib.import_module(module or "own_loops"), name)
-    options = {**request["config"], "memory_ranks": request["memory_ranks"]}
+    options = {
+        **request["config"],
+        "memory_ranks": request["memory_ranks"],
+        "memory_ranks_at": request["memory_ranks_at"],
+    }
     own_loop(Path(request["directory"]), say, options)
     say(persist_points=_COUNTED - _core.persist_points_left())
+
+
+def _launch(request: dict[str, Any], rank: int) -> None:
+    """One rank alone is started without a launcher."""
+    launched = {"RANK": str(rank), "WORLD_SIZE": str(request["num_ranks"])}
+    if request["num_ranks"] > 1:
+        os.environ.update(launched, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(request["port"]))
 
 
 def _move_to(host: str, rank: int, request: dict[str, Any]) -> None:

@@ -20,8 +20,9 @@ from holdfast.errors import ConfigError, Corrupted, FormatMismatch, HoldfastErro
 from holdfast.group import manifest as manifests
 from holdfast.group.layout import TableShards, assign, check_num_shards, lay_out, measure_load, stride_bits
 from holdfast.group.manifest import Manifest, TableEntry
-from holdfast.group.opening import Mark, newest_common_step
+from holdfast.group.opening import newest_common_step
 from holdfast.group.roles import Roles, slice_of
+from holdfast.pools.opening_options import Mark
 
 # Layout.
 

@@ -31,9 +31,9 @@ from holdfast.files.config import read_config
 from holdfast.group import manifest as manifests
 from holdfast.group.founding import deal_out_anew
 from holdfast.group.group import Group
-from holdfast.group.opening import OpenOptions
 from holdfast.group.roles import Roles
 from holdfast.pools.directory import Medium
+from holdfast.pools.opening_options import OpenOptions
 from holdfast.pools.read_only import at_rest
 from holdfast.run.assembly import open_trainer
 from holdfast.run.ranks import open_group_trainer

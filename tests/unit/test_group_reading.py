@@ -29,8 +29,8 @@ from holdfast.files.config import read_config
 from holdfast.group import manifest as manifests
 from holdfast.group.founding import deal_out_anew
 from holdfast.group.group import Group
-from holdfast.group.opening import OpenOptions
 from holdfast.group.roles import Roles
+from holdfast.pools.opening_options import OpenOptions
 from holdfast.pools.read_only import ReadOnlyPool, at_rest, open_reader, touched_rows
 from holdfast.run.assembly import evaluate_pool, open_trainer
 from holdfast.run.ranks import open_group_trainer

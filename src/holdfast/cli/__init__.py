@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli import data, keeping, moving, pools, proving, training
+from holdfast.cli import data, groups, keeping, moving, pools, proving, training
 from holdfast.cli.options import add_command
 from holdfast.errors import HoldfastError
 from holdfast.state.reproducibility import prepare_environment
@@ -34,6 +34,7 @@ app = typer.Typer(
 )
 add_command(app, "train", training.train)
 add_command(app, "eval", training.evaluate)
+add_command(app, "serve", groups.serve)
 add_command(app, "inspect", pools.inspect)
 add_command(app, "verify", pools.verify)
 add_command(app, "digest", pools.digest)

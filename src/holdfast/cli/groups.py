@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.options import PoolArgument
 
 if TYPE_CHECKING:
-    from holdfast.cli.training import StopSignals
+    from holdfast.cli.stop_signals import StopSignals
     from holdfast.pools.directory import RecoveryMode
     from holdfast.pools.pool import Pool
     from holdfast.run.sections import RunConfig
     from holdfast.train.trainer import Trainer
 
 
-def is_of_group(pool: Path) -> bool:
-    """Whether this process is one of a group: a launcher says so, or the pool is a group's."""
+def is_of_group(pool: Path, memory_ranks_at: list[str]) -> bool:
+    """Whether this process is one of a group: a launcher says so, memory ranks are named, or the pool is a group's."""
     from holdfast.group import manifest
 
-    return "RANK" in os.environ or manifest.exists(pool)
+    return "RANK" in os.environ or bool(memory_ranks_at) or manifest.exists(pool)
 
 
 def open_in_group(
@@ -26,6 +30,7 @@ def open_in_group(
     pool: Path,
     stop: StopSignals,
     memory_ranks: int,
+    memory_ranks_at: list[str],
     *,
     recovery: RecoveryMode,
     trust_after_reboot: bool,
@@ -34,7 +39,12 @@ def open_in_group(
     from holdfast.group.group import Group
     from holdfast.run.ranks import open_group_trainer
 
-    group = Group.from_environment(memory_ranks=memory_ranks, timeout=config.group.timeout, stopping=stop.is_wanted)
+    group = Group.from_environment(
+        memory_ranks=memory_ranks,
+        timeout=config.group.timeout,
+        stopping=stop.is_wanted,
+        memory_ranks_at=memory_ranks_at,
+    )
     return open_group_trainer(config, pool, group, recovery=recovery, trust_after_reboot=trust_after_reboot)
 
 
@@ -47,3 +57,56 @@ def end_steps(pool: Pool) -> None:
         pool.core.end_steps()
     elif pool.opened.member is not None:
         pool.opened.member.end_steps()
+
+
+def serve(
+    pool: PoolArgument,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where trainers find it, the only address that it listens at.")
+    ],
+    memory_rank: Annotated[
+        str, typer.Option(metavar="I/M", help="Which of the pool's memory ranks it is, from 1, of how many.")
+    ] = "1/1",
+    log_directory: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="A directory on a medium of its own for the row log of a new part ([pool.log])."
+        ),
+    ] = None,
+    scratchpad_node: Annotated[
+        list[int] | None, typer.Option(help="A NUMA node on which the scratchpad's rows lie; may be repeated.")
+    ] = None,
+) -> None:
+    """Own a share of a pool's rows for trainers that come and go: a memory rank that outlives them.
+
+    Trainers are started with train --memory-ranks-at HOST:PORT (of all memory ranks, in their order), one or many. When
+    they have ended or died, it waits for the next ones, with its part of the pool open and its rows in memory.
+
+    Stop it with Ctrl-C or SIGTERM: trainers finish the step, make it durable and end; then the part is closed cleanly.
+    Whoever reaches the address can train the pool: let it be one that only trainers reach.
+    """
+    from holdfast.cli.stop_signals import StopSignals
+    from holdfast.group.outliving import MemoryRank, OwnMedia
+    from holdfast.pools.log_medium import LogMedium
+    from holdfast.state.reproducibility import keep_freed_memory
+
+    keep_freed_memory()
+    number, _, memory_ranks = memory_rank.partition("/")
+    if not (number.isdecimal() and memory_ranks.isdecimal()):
+        raise typer.BadParameter(f"{memory_rank!r} is no I/M, as in 1/2", param_hint="--memory-rank")
+    with StopSignals() as stop:
+        served = MemoryRank(
+            pool,
+            number=int(number),
+            memory_ranks=int(memory_ranks),
+            address=listen,
+            media=OwnMedia(
+                log=None if log_directory is None else LogMedium(directory=log_directory),
+                scratchpad_nodes=scratchpad_node or (),
+            ),
+            stopping=stop.is_wanted,
+            say=lambda words: print(words, flush=True),  # noqa: T201
+        )
+        with stop.calling(served.end_steps):
+            served.run()
+    raise typer.Exit(128 + (stop.number or 0))

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from holdfast.cli.options import ConfigArgument, PoolOption, SetOption, read_run
+from holdfast.cli.stop_signals import StopSignals
 from holdfast.errors import PoolError
 
 if TYPE_CHECKING:
@@ -91,6 +87,14 @@ def train(
             "others hold none. 0: every rank trains and owns a share of the rows.",
         ),
     ] = 0,
+    memory_ranks_at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT,...",
+            help="Where memory ranks run by themselves (holdfast serve), in their order: all ranks of torchrun train, "
+            "or this process alone does.",
+        ),
+    ] = None,
 ) -> None:
     """Train; makes the pool, or goes on where it is.
 
@@ -115,11 +119,20 @@ def train(
     if on_bad_row is not None:
         config = _with_bad_rows(config, on_bad_row)
     validation = open_validation(config)
+    addresses = memory_ranks_at.split(",") if memory_ranks_at else []
+    if addresses and memory_ranks:
+        raise typer.BadParameter("it starts them with the trainers: leave it out", param_hint="--memory-ranks")
     opened: Trainer
     with StopSignals() as stop:
-        if is_of_group(pool):
+        if is_of_group(pool, addresses):
             opened = open_in_group(
-                config, pool, stop, memory_ranks, recovery=recovery.value, trust_after_reboot=trust_after_reboot
+                config,
+                pool,
+                stop,
+                memory_ranks,
+                addresses,
+                recovery=recovery.value,
+                trust_after_reboot=trust_after_reboot,
             )
         elif memory_ranks:
             raise typer.BadParameter("it takes several ranks: start them with torchrun", param_hint="--memory-ranks")
@@ -237,69 +250,6 @@ def describe_recovery(report: _core.RecoveryReport) -> str:
         f"not closed cleanly: last durable step {durable}, rolled back {what}{in_flight} "
         f"({report.rows_restored:,} rows) {took}"
     )
-
-
-class StopSignals:
-    """SIGINT and SIGTERM as a wish that is granted between two steps. Context manager: puts the old handlers back.
-
-    A second signal, a second or more after the first, ends the process on the spot: the pool is as after a crash, which
-    costs nothing but the step in flight.
-
-    Python hands a signal over when the main thread is back from the core, where it may be waiting for the disk. Who has
-    to know at once is called by a thread of its own.
-    """
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-        self._at = 0.0
-        self._before: dict[int, object] = {}
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    @contextmanager
-    def calling(self, at_once: Callable[[], None]) -> Iterator[None]:
-        """Meanwhile `at_once` is called, on another thread, as soon as a signal comes."""
-        ours, pythons = socket.socketpair()
-
-        def listen() -> None:
-            while came := ours.recv(1):
-                if came[0] in self._before:
-                    at_once()
-
-        thread = threading.Thread(target=listen, name="hf-signals", daemon=True)
-        with ours, pythons:
-            pythons.setblocking(False)
-            before = signal.set_wakeup_fd(pythons.fileno())
-            thread.start()
-            try:
-                yield
-            finally:
-                signal.set_wakeup_fd(before)
-                pythons.shutdown(socket.SHUT_WR)
-                thread.join()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-
-    def is_wanted(self) -> bool:
-        """Whether a signal came."""
-        return self.number is not None
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self.number is None:
-            self.number, self._at = number, now
-            os.write(2, b"\nstopping: the step is being finished (once more to stop at once)\n")
-        elif now - self._at >= 1.0:
-            show_cursor = b"\x1b[?25h" if sys.stdout.isatty() else b""
-            os.write(2, show_cursor + b"stopped at once; the next start recovers the pool\n")
-            os._exit(128 + number)
 
 
 def _train(

@@ -11,9 +11,9 @@ from holdfast import _core
 from holdfast.errors import ConfigError
 from holdfast.group.founding import Foundation
 from holdfast.group.group import Group
-from holdfast.group.opening import OpenOptions
+from holdfast.pools.opening_options import OpenOptions
 
-_OF_A_RANK = ("scratchpad_bytes", "log")  # machines have different memories, and devices in different places
+_OF_A_RANK = "scratchpad_bytes"  # machines have different memories
 
 
 def check_same_everywhere(group: Group, wanted: Foundation, options: OpenOptions, dense_interval: int) -> None:
@@ -23,7 +23,7 @@ def check_same_everywhere(group: Group, wanted: Foundation, options: OpenOptions
         "torch": torch.__version__,
         "dense_interval": dense_interval,
         "recovery": "relaxed" if options.relaxed else "exact",
-        **{name: getattr(wanted, name) for name in Foundation.__dataclass_fields__ if name not in _OF_A_RANK},
+        **{name: getattr(wanted, name) for name in Foundation.__dataclass_fields__ if name != _OF_A_RANK},
         "tables": [_words_of(spec) for spec in wanted.tables],
     }
     for rank, theirs in enumerate(group.gather(mine, "everyone's options")):

@@ -28,10 +28,11 @@ from holdfast.group import manifest as manifests
 from holdfast.group.group import Group
 from holdfast.group.layout import TableShards, assign, check_num_shards, lay_out
 from holdfast.group.manifest import Manifest, TableEntry, generation_directory, pool_error
-from holdfast.group.opening import Mark, OpenOptions, open_together
+from holdfast.group.opening import open_together
 from holdfast.pools.directory import SUPERBLOCK, wants_log_store
-from holdfast.pools.log_medium import LogMedium, place_of_log
+from holdfast.pools.log_medium import LogMedium, directory_of_log, place_of_log
 from holdfast.pools.one_rank import OneRank
+from holdfast.pools.opening_options import Mark, OpenOptions
 from holdfast.pools.read_only import new_log_bytes
 
 DENSE_DIRECTORY = "dense"
@@ -45,7 +46,7 @@ Measure = Callable[[Sequence[TableShards], int, int], list[int]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foundation:
     """What a new pool is made of. split_rows: larger tables are cut over all shards. scratchpad_bytes: of each process,
-    by which a log's size is chosen where log_bytes is None. log: of each owner's row log."""
+    by which a log's size is chosen where log_bytes is None."""
 
     tables: tuple[_core.TableSpec, ...]
     seed: int
@@ -55,7 +56,6 @@ class Foundation:
     num_shards: int
     split_rows: int
     scratchpad_bytes: int
-    log: LogMedium
 
 
 class GroupLock:
@@ -79,9 +79,11 @@ class GroupLock:
         self._lock.release()
 
 
-def found(directory: Path, group: Group, foundation: Foundation, measure: Measure) -> Manifest:
-    """Makes the pool: every owner its own part, rank 0 the rest. All ranks call it, where `findings` says that none has
-    a part of one that was published; rank 0 holds the lock."""
+def found(
+    directory: Path, group: Group, foundation: Foundation, measure: Measure, log: LogMedium | None = None
+) -> Manifest:
+    """Makes the pool: every owner its own part, rank 0 the rest. log: of this rank's. All ranks call it, where
+    `findings` says that none has a part of one that was published; rank 0 holds the lock."""
 
     def decide() -> str | None:
         if group.rank != 0:
@@ -93,15 +95,15 @@ def found(directory: Path, group: Group, foundation: Foundation, measure: Measur
     said = group.broadcast(None if text is None else text.encode(), "the new pool's layout").decode()
     manifest = Manifest.from_json(said, "the new pool's layout")
     _clear(directory, group)
-    group.all_or_none(lambda: make_parts(directory, group, manifest, foundation.log), "the new pool's parts")
+    group.all_or_none(lambda: make_parts(directory, group, manifest, log), "the new pool's parts")
     publish(directory, group, manifest)
     return manifest
 
 
-def make_parts(directory: Path, group: Group, manifest: Manifest, log: LogMedium) -> None:
+def make_parts(directory: Path, group: Group, manifest: Manifest, log: LogMedium | None) -> None:
     """This rank's."""
     if group.is_owner:
-        log_directory = log.directory_for(manifest.store == "log")
+        log_directory = directory_of_log(log, manifest.store == "log")
         writer = group.rank - group.roles.owners[0]
         make_writer(directory, manifest, writer, begin=(0, 0, 0), adopt=False, log_directory=log_directory)
     if group.rank == 0:

@@ -26,9 +26,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from holdfast import errors
-from holdfast.errors import ConfigError, GroupError, HoldfastError
-from holdfast.group.meeting import meet, stay_on_one_machine
-from holdfast.group.notices import NOT_YET, Notices, first_line
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.group.attaching import attach
+from holdfast.group.meeting import meet, of_this_attempt, stay_on_one_machine
+from holdfast.group.notices import NOT_YET, Notices
 from holdfast.group.roles import Roles
 
 _SLICE = timedelta(seconds=0.25)  # how soon a wait notices that the process was asked to stop
@@ -53,7 +54,8 @@ class Group:
     """The ranks that train one pool together.
 
     store: of torch.distributed, where ranks say what became of them. timeout: seconds that any of them may keep the
-    others waiting. stopping: whether this process was asked to stop.
+    others waiting. stopping: whether this process was asked to stop. are_apart: memory ranks run by themselves, and
+    learn from the trainers what they do (outliving.py).
     """
 
     def __init__(
@@ -64,13 +66,24 @@ class Group:
         roles: Roles,
         timeout: float,
         stopping: Callable[[], bool] = lambda: False,
+        are_apart: bool = False,
     ) -> None:
         self.rank = rank
         self.roles = roles
+        self.are_apart = are_apart
         self.timeout = timeout
         self.stopping = stopping
         self.sent_bytes: Counter[str] = Counter()  # to other ranks, by what
-        self.notices = Notices(store, rank=rank, world_size=roles.world_size, timeout=timeout, stopping=stopping)
+        # A memory rank that runs by itself has to be there for the next trainers soon.
+        is_patient = not (are_apart and rank not in roles.trainers)
+        self.notices = Notices(
+            store,
+            rank=rank,
+            world_size=roles.world_size,
+            timeout=timeout,
+            stopping=stopping,
+            is_patient=is_patient,
+        )
         self._is_closed = False
         self._longest_wait = 0.0  # seconds, of those that went well
         # Where the script has a process group already, the group's own lies beside it.
@@ -104,25 +117,26 @@ class Group:
 
     @classmethod
     def from_environment(
-        cls, *, memory_ranks: int, timeout: float, stopping: Callable[[], bool] = lambda: False
+        cls,
+        *,
+        memory_ranks: int,
+        timeout: float,
+        stopping: Callable[[], bool] = lambda: False,
+        memory_ranks_at: Sequence[str] = (),
     ) -> Group:
         """The group that the script initialised already, or that torchrun (or RANK, WORLD_SIZE, MASTER_ADDR and
-        MASTER_PORT) describes; without these, a group of this process alone."""
+        MASTER_PORT) describes; without these, a group of this process alone. memory_ranks_at: they join it."""
+        if memory_ranks_at:
+            store, rank, trainers = attach(memory_ranks_at, timeout=timeout, stopping=stopping)
+            roles = Roles(world_size=trainers + len(memory_ranks_at), memory_ranks=len(memory_ranks_at))
+            return cls(store=store, rank=rank, roles=roles, timeout=timeout, stopping=stopping, are_apart=True)
         if dist.is_available() and dist.is_initialized():
             rank, world_size = dist.get_rank(), dist.get_world_size()
-            store: Store = PrefixStore("holdfast", dist.distributed_c10d._get_default_store())
+            store = PrefixStore("holdfast", dist.distributed_c10d._get_default_store())
         elif dist.is_available() and "RANK" in os.environ:
             stay_on_one_machine()
-            try:
-                met, rank, world_size = meet(timedelta(seconds=timeout))
-            except dist.DistError as error:
-                where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-                waited = "the others' word at" if os.environ["RANK"] == "0" else "rank 0 at"
-                raise GroupError(
-                    f"rank {os.environ['RANK']} waited {timeout:g} s for {waited} {where}: {first_line(error)}"
-                ) from None
-            # torchrun may keep its store when it starts the ranks again: what an earlier life left there is not ours.
-            store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", met)
+            met, rank, world_size = meet(timeout)
+            store = of_this_attempt(met)
         elif (started := os.environ.get("WORLD_SIZE", "1")) != "1":
             raise ConfigError(
                 f"WORLD_SIZE = {started}, and there is no RANK: start the processes with torchrun, which sets both; or "
@@ -181,9 +195,10 @@ class Group:
             return Pending(self, None, what)
         return self._begin(lambda: dist.all_reduce(values, group=self._world, async_op=True), what)
 
-    def gather(self, value: Any, what: str) -> list[Any]:
-        """A JSON value of every rank, by rank."""
-        return [json.loads(data) for data in self.gather_bytes(json.dumps(value).encode(), what)]
+    def gather(self, value: Any, what: str, *, among_trainers: bool = False) -> list[Any]:
+        """A JSON value of every rank, or of every trainer, by rank."""
+        said = json.dumps(value).encode()
+        return [json.loads(data) for data in self.gather_bytes(said, what, among_trainers=among_trainers)]
 
     def gather_numbers(self, numbers: Sequence[int], what: str) -> list[list[int]]:
         """Some numbers of every trainer, by rank; as many of each."""
@@ -230,10 +245,11 @@ class Group:
     def barrier(self, what: str) -> None:
         self.gather_bytes(b"", what)
 
-    def all_or_none(self, work: Callable[[], Any], what: str) -> Any:
-        """Runs `work` on every rank. Where it fails on one, all raise that error, whose message names the rank."""
+    def all_or_none(self, work: Callable[[], Any], what: str, *, among_trainers: bool = False) -> Any:
+        """Runs `work` on every rank, or every trainer. Where it fails on one, all raise that error, whose message names
+        the rank."""
         result, failure = _attempt(work)
-        self.agree_that_none_failed(failure, what)
+        self.agree_that_none_failed(failure, what, among_trainers=among_trainers)
         return result
 
     def let_rank_0(self, work: Callable[[], _Answer], what: str) -> _Answer | None:
@@ -248,15 +264,16 @@ class Group:
         self.agree_that_none_failed(failure, what)
         return result
 
-    def agree_that_none_failed(self, failure: HoldfastError | None, what: str) -> None:
+    def agree_that_none_failed(self, failure: HoldfastError | None, what: str, *, among_trainers: bool = False) -> None:
         """Raises what any rank has to tell: its own error where it is this one."""
         told = None if failure is None else [type(failure).__name__, str(failure)]
-        failures = [(rank, found) for rank, found in enumerate(self.gather(told, what)) if found is not None]
+        everyones = self.gather(told, what, among_trainers=among_trainers)
+        failures = [(rank, found) for rank, found in enumerate(everyones) if found is not None]
         if failure is not None:
             raise failure
         if failures:
             rank, (kind, message) = failures[0]
-            raise _error_class(kind)(f"rank {rank}: {message}")
+            raise errors.by_name(kind)(f"rank {rank}: {message}")
 
     # Waiting, and what breaks.
 
@@ -298,7 +315,7 @@ class Group:
         ours = [group for group in (self._world, self._trainers, self._told) if group is not None]
         if self.notices.any_failure:
             for process_group in [*ours, *([] if self._is_guest else [dist.group.WORLD])]:
-                _keep_for_good(process_group)
+                _keep(process_group, self.timeout)
             for process_group in ours if self._is_guest else [None]:
                 with suppress(RuntimeError):
                     dist.distributed_c10d._abort_process_group(process_group)
@@ -309,9 +326,20 @@ class Group:
             dist.destroy_process_group()
 
 
-def _keep_for_good(process_group: Any) -> None:
+_kept: list[tuple[float, Any]] = []  # process groups that failed, and when nothing of theirs is on its way any more
+
+
+def _keep(process_group: Any, timeout: float) -> None:
     """Gloo's destructor waits until what is on its way has timed out, even when the interpreter exits."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(process_group))
+    _kept.append((time.monotonic() + 2 * timeout, process_group))
+
+
+def let_go_of_failed() -> None:
+    """Of the threads and connections of groups that failed so long ago that nothing has to be waited for."""
+    while _kept and _kept[0][0] < time.monotonic():
+        _, process_group = _kept.pop(0)
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(process_group))
 
 
 def _bytes(count: int) -> Tensor:
@@ -324,8 +352,3 @@ def _attempt(work: Callable[[], _Answer]) -> tuple[_Answer | None, HoldfastError
         return work(), None
     except HoldfastError as error:
         return None, error
-
-
-def _error_class(name: str) -> type[HoldfastError]:
-    found = getattr(errors, name, GroupError)
-    return found if isinstance(found, type) and issubclass(found, HoldfastError) else GroupError

@@ -5,6 +5,7 @@ Whatever cannot be, any rank's refusal, ends all ranks with the same error befor
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,11 +26,25 @@ from holdfast.group.founding import (
 from holdfast.group.group import Group
 from holdfast.group.layout import check_num_shards
 from holdfast.group.manifest import Manifest
-from holdfast.group.opening import OpenOptions
+from holdfast.group.opening import KeptPart
 from holdfast.group.pool import GroupPool
 from holdfast.group.relaxing import keep_newest_rows
+from holdfast.pools.opening_options import OpenOptions
 from holdfast.pools.optim import OPTIMIZERS
 from holdfast.pools.tables import find_tables
+
+
+class Phases:
+    """How long each phase took, in seconds, from when this is made."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds = seconds
+        self._last = time.perf_counter()
+
+    def __call__(self, phase: str) -> None:
+        """Is over."""
+        now = time.perf_counter()
+        self._seconds[phase], self._last = now - self._last, now
 
 
 def found_or_open(
@@ -41,11 +56,12 @@ def found_or_open(
     *,
     dense_interval: int,
     on_phase: Callable[[str], None] = lambda phase: None,
+    kept: KeptPart | None = None,
 ) -> GroupPool:
     """This rank's share of the pool in `directory`, recovered. All ranks call it at once.
 
     wanted: of a new pool; one that is there must have the same tables, and keep its rows as is asked for. on_phase:
-    told when a phase is over.
+    told when a phase is over. kept: this rank's part, which stays open.
 
     Raises ConfigError, PoolBusy, PoolExists, PoolNotFound, Corrupted, GroupError.
     """
@@ -53,6 +69,8 @@ def found_or_open(
 
     def take_lock() -> None:
         nonlocal lock
+        if kept is not None and options.relaxed:
+            kept.close()  # it is opened for a look at what it holds
         if group.rank == 0:
             lock = GroupLock(directory)
 
@@ -62,9 +80,9 @@ def found_or_open(
             on_error.callback(lock.release)
         manifest = find_pool(directory, group)
         is_new = manifest is None
-        kept: int | None = None
+        rows_kept: int | None = None
         if manifest is None:
-            manifest = found(directory, group, wanted, measure)
+            manifest = found(directory, group, wanted, measure, options.log)
         else:
             find_tables(
                 [table.spec for table in manifest.tables], wanted.tables, OPTIMIZERS, f"the pool in {directory}"
@@ -78,12 +96,12 @@ def found_or_open(
             settle(directory, group, manifest)
             if options.relaxed:
                 writers = [group.rank - group.roles.owners[0]] if group.is_owner else []
-                kept = keep_newest_rows(directory, manifest, writers, group, options, has_dense=group.rank == 0)
+                rows_kept = keep_newest_rows(directory, manifest, writers, group, options, has_dense=group.rank == 0)
         on_phase("layout")
         pool = GroupPool.open(
-            directory, group, manifest, options, dense_interval=dense_interval, lock=lock, is_new=is_new
+            directory, group, manifest, options, dense_interval=dense_interval, lock=lock, is_new=is_new, kept=kept
         )
-        pool.dense_state_of = kept
+        pool.dense_state_of = rows_kept
         on_error.pop_all()
     on_phase("recovery")
     return pool

@@ -6,17 +6,26 @@ ranks send each other. So they listen where they must, and nowhere else where th
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import os
 import socket
+import struct
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 
-from torch._C._distributed_c10d import Store, TCPStore
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
+
+from holdfast.errors import GroupError
+from holdfast.group.notices import first_line
 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK = "lo"
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def stay_on_one_machine() -> None:
@@ -26,11 +35,29 @@ def stay_on_one_machine() -> None:
         os.environ[_GLOO_INTERFACE] = _LOOPBACK
 
 
-def meet(timeout: timedelta) -> tuple[Store, int, int]:
-    """The store of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; this rank and how many there are.
+def meet(timeout: float) -> tuple[Store, int, int]:
+    """The store of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; this rank and how many there are. timeout: seconds.
 
     Rank 0's listens on MASTER_ADDR, where that is an address of its machine and not torchrun's store.
+
+    Raises GroupError.
     """
+    try:
+        return _meet(timedelta(seconds=timeout))
+    except dist.DistError as error:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        waited = "the others' word at" if os.environ["RANK"] == "0" else "rank 0 at"
+        raise GroupError(
+            f"rank {os.environ['RANK']} waited {timeout:g} s for {waited} {where}: {first_line(error)}"
+        ) from None
+
+
+def of_this_attempt(met: Store) -> Store:
+    """torchrun may keep its store when it starts the ranks again: what an earlier life left there is not ours."""
+    return PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", met)
+
+
+def _meet(timeout: timedelta) -> tuple[Store, int, int]:
     if os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         listening = _listen_on_master_address()
         if listening is not None:
@@ -44,12 +71,33 @@ def meet(timeout: timedelta) -> tuple[Store, int, int]:
     return met, rank, world_size
 
 
+def stay_on(address: str) -> None:
+    """Lets gloo listen on the interface that has this address of the machine's, where nobody said where."""
+    if _GLOO_INTERFACE not in os.environ and (interface := _interface_of(ipaddress.ip_address(address))) is not None:
+        os.environ[_GLOO_INTERFACE] = interface
+
+
+def _interface_of(address: Address) -> str | None:
+    if address.is_loopback:
+        return _LOOPBACK
+    if address.version == 6:
+        lines = [line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines()]
+        return next((words[5] for words in lines if words[0] == address.packed.hex()), None)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has no such address
+                answer = fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                if answer[20:24] == address.packed:
+                    return name
+    return None
+
+
 def _is_loopback() -> bool:
     address = _master_address()
     return address is not None and address.is_loopback
 
 
-def _master_address() -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _master_address() -> Address | None:
     """None where it is a name: what that means on this machine may be another thing than on the others."""
     name = os.environ.get("MASTER_ADDR", "")
     try:
@@ -63,15 +111,20 @@ def _listen_on_master_address() -> socket.socket | None:
     address = _master_address()
     if address is None:
         return None
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError):
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind((str(address), int(os.environ["MASTER_PORT"])))
-            listening.listen()
-        except OSError:
-            listening.close()
-            raise
-        return listening
+        return listen_on(str(address), int(os.environ["MASTER_PORT"]))
     return None
+
+
+def listen_on(address: str, port: int) -> socket.socket:
+    """Raises OSError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((address, port))
+        listening.listen()
+    except OSError:
+        listening.close()
+        raise
+    return listening

@@ -33,10 +33,18 @@ class Notices:
     """This rank's notices, and its view of the others'.
 
     timeout: seconds that a rank may keep the others waiting. stopping: whether this process was asked to stop.
+    is_patient: it waits for what the others say when something broke.
     """
 
     def __init__(
-        self, store: Store, *, rank: int, world_size: int, timeout: float, stopping: Callable[[], bool]
+        self,
+        store: Store,
+        *,
+        rank: int,
+        world_size: int,
+        timeout: float,
+        stopping: Callable[[], bool],
+        is_patient: bool = True,
     ) -> None:
         self.step = 0  # that is under way, for messages
         self.any_failure = False  # of a wait of this rank's
@@ -45,6 +53,7 @@ class Notices:
         self._world_size = world_size
         self._timeout = timeout
         self._stopping = stopping
+        self._is_patient = is_patient
 
     def leave(self, what: str) -> None:
         """Says what became of this rank. Never raises."""
@@ -122,7 +131,7 @@ class Notices:
                 self._ask(look)
             except (RuntimeError, TimeoutError):
                 return self._cut_off(what)
-            grace = _GRACE_WHEN_STOPPED if self._stopping() else _GRACE_SECONDS
+            grace = _GRACE_WHEN_STOPPED if self._stopping() or not self._is_patient else _GRACE_SECONDS
             if time.monotonic() - began > grace:
                 break
             time.sleep(0.05)

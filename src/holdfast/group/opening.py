@@ -8,31 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any, Protocol
 
 from holdfast import _core
 from holdfast.errors import Corrupted, HoldfastError, StepError
-from holdfast.pools.dial import MediumDial
-from holdfast.pools.log_medium import LogMedium, figures_of_log
-
-Mark = tuple[int, int, int]
-"""Step, cursor, row_updates."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenOptions:
-    """How the pools of a group are opened: see holdfast.Pool."""
-
-    grow_log: bool
-    scratchpad_bytes: int
-    trust_after_reboot: bool = False
-    relaxed: bool = False
-    synchronous: bool = False
-    dial: MediumDial | None = None
-    log: LogMedium | None = None
+from holdfast.pools.opening_options import Mark, OpenOptions
 
 
 class Talk(Protocol):
@@ -42,12 +25,55 @@ class Talk(Protocol):
     def agree_that_none_failed(self, failure: HoldfastError | None, what: str) -> None: ...
 
 
-class _Opening:
-    """One pool on its way. Its thread ends when every future that it waits for has an answer."""
+What = tuple[Path, str, OpenOptions]
+"""A part: its directory, the pool's identity, how it is opened."""
 
-    def __init__(self, directory: Path, options: OpenOptions) -> None:
+
+class KeptPart:
+    """A writer's pool that stays open from one group to the next, in a process that outlives its trainers.
+
+    how: it came to where its newest group began.
+    """
+
+    def __init__(self) -> None:
+        self.pool: _core.Pool | None = None
+        self.how = ""
+        self._what: What | None = None
+
+    def prepare(self, what: What) -> None:
+        """For its next opening, of `what`."""
+        if self._what != what:
+            self.close_quietly()  # another pool's, whose files may have gone
+        self._what = what
+
+    def keep(self, pool: _core.Pool) -> None:
+        """It is where the group is."""
+        verb = "stayed open, and went on" if pool is self.pool else "was opened"
+        report = pool.recovery
+        steps = report.rows_step - report.step
+        back = f", {steps} steps and {report.rows_restored:,} rows rolled back," if report.rows_restored else ""
+        self.how = f"{verb} at step {report.step}{back} in {report.seconds * 1e3:.1f} ms"
+        self.pool = pool
+
+    def close(self) -> None:
+        """Takes back what was not committed. Safe to call twice."""
+        pool, self.pool = self.pool, None
+        if pool is not None:
+            pool.close()
+
+    def close_quietly(self) -> None:
+        """After a failure of its medium it says no more than that again."""
+        with suppress(HoldfastError):
+            self.close()
+
+
+class _Opening:
+    """One pool on its way. Its thread ends when every future that it waits for has an answer. kept: it is open."""
+
+    def __init__(self, directory: Path, options: OpenOptions, kept: KeptPart | None = None) -> None:
         self.directory = directory
         self.options = options
+        self.kept = kept
         self.survey: Future[tuple[Mark, list[Mark]]] = Future()
         self.target: Future[Mark] = Future()
         self.is_ready: Future[None] = Future()
@@ -57,24 +83,32 @@ class _Opening:
 
     def _open(self) -> None:
         try:
-            pool = _core.Pool(
-                str(self.directory),
-                relaxed=False,
-                dense_interval=1,
-                grow_log=self.options.grow_log,
-                scratchpad_bytes=self.options.scratchpad_bytes,
-                trust_after_reboot=self.options.trust_after_reboot,
-                synchronous=self.options.synchronous,
-                dial=None if self.options.dial is None else self.options.dial.figures,
-                log_dial=figures_of_log(self.options.log),
-                group=(self._agree, self._ready),
-            )
+            if self.kept is None or self.kept.pool is None:
+                pool = self._opened()
+            else:
+                pool = self._gone_on(self.kept, self.kept.pool)
         except BaseException as error:
             for future in (self.survey, self.is_ready, self.pool):
                 if not future.done():
                     future.set_exception(error)
         else:
             self.pool.set_result(pool)
+
+    def _opened(self) -> _core.Pool:
+        return self.options.open(self.directory, dense_interval=1, group=(self._agree, self._ready))
+
+    def _gone_on(self, kept: KeptPart, pool: _core.Pool) -> _core.Pool:
+        """The pool that is open, or after a failure of its medium the same, opened again."""
+        try:
+            pool.go_on((self._agree, self._ready))
+        except HoldfastError:
+            if not self.survey.done():
+                kept.close_quietly()
+                return self._opened()
+            if self.permission.done() and self.permission.exception() is None:
+                kept.close_quietly()  # it failed on its way
+            raise
+        return pool
 
     def _agree(self, rows: Mark, dense: Sequence[Mark]) -> Mark:
         self.survey.set_result((rows, list(dense)))
@@ -89,22 +123,22 @@ class _Opening:
             if not future.done():
                 future.set_exception(StepError("another pool of the group cannot be opened"))
         if self.pool.exception() is None:
-            self.pool.result().close()
+            pool = self.pool.result()
+            if self.kept is None or self.kept.pool is not pool:
+                pool.close()
 
 
 def open_together(
-    members: Sequence[Path], dense: Path | None, options: OpenOptions, talk: Talk
+    members: Sequence[Path], dense: Path | None, options: OpenOptions, talk: Talk, kept: KeptPart | None = None
 ) -> tuple[list[_core.Pool], _core.Pool | None, Mark]:
     """Opens and recovers this process's pools of a group: writers' `members`, and the one with the dense states where
-    this process has it. Also returns where the group is. All ranks call it at once, those without a pool, too.
+    this process has it. Also returns where the group is. All ranks call it at once, those without a pool, too. kept:
+    the first member's, where it is open.
 
     Raises what any pool of the group raises, on all ranks; nothing is written then, unless the medium failed while it
     was.
     """
-    if options.log is not None:
-        for directory in members:
-            options.log.check(directory)
-    openings = [_Opening(directory, options) for directory in members]
+    openings = [_Opening(directory, options, None if number else kept) for number, directory in enumerate(members)]
     of_dense = None if dense is None else _Opening(dense, options)
     everything = [*openings, *([] if of_dense is None else [of_dense])]
     try:

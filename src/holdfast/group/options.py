@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.errors import ConfigError
@@ -35,6 +36,14 @@ class GroupOptions(GroupConfig):
 
     memory_ranks: how many of the last ranks own all rows and train nothing (``pool.serve()``); 0: every rank trains and
     owns a share of the rows.
+    memory_ranks_at: HOST:PORT of each memory rank that runs by itself (``holdfast serve``), in their order; then all
+    ranks of the launcher train, or this process alone does.
     """
 
     memory_ranks: int = 0
+    memory_ranks_at: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        GroupConfig.__post_init__(self)
+        if self.memory_ranks and self.memory_ranks_at:
+            raise ConfigError("memory_ranks are started with the trainers, memory_ranks_at by themselves: name one")

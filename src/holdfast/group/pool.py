@@ -22,9 +22,10 @@ from holdfast.errors import GroupError, HoldfastError
 from holdfast.group.founding import DENSE_DIRECTORY, GroupLock
 from holdfast.group.group import Group
 from holdfast.group.manifest import Manifest
-from holdfast.group.opening import Mark, OpenOptions, open_together
+from holdfast.group.opening import KeptPart, open_together
 from holdfast.pools.dense_state import DenseState
 from holdfast.pools.directory import describe_medium
+from holdfast.pools.opening_options import Mark, OpenOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class GroupPool:
         dense_interval: int,
         lock: GroupLock | None,
         is_new: bool,
+        kept: KeptPart | None = None,
     ) -> None:
         self.directory = directory
         self.group = group
@@ -75,6 +77,7 @@ class GroupPool:
         self._updated = False  # in the step that is under way
         self.dense_state_of: int | None = None  # an older step's lies beside the rows (relaxed recovery)
         self._lock = lock
+        self._kept = kept
 
     @classmethod
     def open(
@@ -87,16 +90,19 @@ class GroupPool:
         dense_interval: int,
         lock: GroupLock | None,
         is_new: bool,
+        kept: KeptPart | None = None,
     ) -> GroupPool:
         """Opens every rank's pools and recovers them to one step. All ranks call it at once, and all raise what any of
-        them meets: Corrupted, PoolBusy, PoolNotFound, UntrustedPool..."""
+        them meets: Corrupted, PoolBusy, PoolNotFound, UntrustedPool... kept: this rank's part, which may be open, and
+        stays so when this is closed."""
         writers = [group.rank - group.roles.owners[0]] if group.is_owner else []
-        members, dense, mark = open_together(
-            [manifest.writer_directory(directory, writer) for writer in writers],
-            directory / DENSE_DIRECTORY if group.rank == 0 else None,
-            options,
-            group,
-        )
+        parts = [manifest.writer_directory(directory, writer) for writer in writers]
+        of_dense = directory / DENSE_DIRECTORY if group.rank == 0 else None
+        if kept is not None:
+            kept.prepare((parts[0], manifest.uuid, options))
+        members, dense, mark = open_together(parts, of_dense, options, group, kept)
+        if kept is not None:
+            kept.keep(members[0])
         return cls(
             directory,
             group,
@@ -107,6 +113,7 @@ class GroupPool:
             dense_interval=dense_interval,
             lock=lock,
             is_new=is_new,
+            kept=kept,
         )
 
     @property
@@ -239,12 +246,13 @@ class GroupPool:
             pool.note_group_durable(step)
 
     def close(self) -> None:
-        """Marks this rank's pools as cleanly closed; waits for no other rank. Safe to call twice."""
+        """Marks this rank's pools as cleanly closed, but for a part that is kept open, which is durable then; waits for
+        no other rank. Safe to call twice."""
         with ExitStack() as stack:
             if self._lock is not None:
                 stack.callback(self._lock.release)
             for pool in self.pools:
-                stack.callback(pool.close)
+                stack.callback(pool.close if self._kept is None else pool.flush)
 
     def abandon(self) -> None:
         """The same, quietly: for when another error is on its way."""

@@ -22,8 +22,9 @@ from holdfast.errors import PoolError, PoolNotFound, PoolReadOnly
 from holdfast.group import manifest as manifests
 from holdfast.group.founding import DENSE_DIRECTORY, GroupLock
 from holdfast.group.manifest import Manifest
-from holdfast.group.opening import Mark, OpenOptions, newest_common_step, open_together
+from holdfast.group.opening import newest_common_step, open_together
 from holdfast.pools.one_rank import OneRank
+from holdfast.pools.opening_options import Mark, OpenOptions
 
 _SCRATCHPAD_BYTES = 16 << 20  # of each writer: nothing is trained
 _GATHERED_ROWS = 1 << 20

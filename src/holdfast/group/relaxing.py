@@ -21,8 +21,9 @@ from holdfast import _core
 from holdfast.errors import HoldfastError
 from holdfast.group.founding import DENSE_DIRECTORY
 from holdfast.group.manifest import Manifest
-from holdfast.group.opening import Mark, OpenOptions, Talk, newest_common_step, open_together
+from holdfast.group.opening import Talk, newest_common_step, open_together
 from holdfast.pools.one_rank import OneRank
+from holdfast.pools.opening_options import Mark, OpenOptions
 
 
 def keep_newest_rows(

@@ -102,7 +102,7 @@ class RemoteRows:
         self._to_host = new_queue(device)
         self._pool = pool
         self._number = number
-        self._tables = list(tables)
+        self.tables = list(tables)
         self._features = features_of(tables)
         self._width = sum(tables[t].embedding_dim for _, t in self._features)
         self._announced: deque[Travelling] = deque()
@@ -121,7 +121,7 @@ class RemoteRows:
         """To the pool's parts, now that they are open."""
         opened = self._pool.opened
         numbers = {entry.name: number for number, entry in enumerate(opened.manifest.tables)}
-        mine = [numbers[table.name] for table in self._tables]
+        mine = [numbers[table.name] for table in self.tables]
         # Memory ranks do most of a step's work, so trainers take from them what they can.
         apart = opened.group.roles.memory_ranks > 0
         self._router = opened.manifest.router(mine, self._features, numbers_ids=apart)
@@ -380,6 +380,7 @@ class RemoteRows:
         self._announced.clear()
         self._captured = []
         self._gradients = []
+        self._summed = None
         self._partial = None
 
     def traffic(self) -> dict[str, float]:

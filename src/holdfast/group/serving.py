@@ -40,6 +40,9 @@ class Verb(IntEnum):
     FLUSH = auto()
     REST = auto()  # nothing is left to do of what the trainers had begun
     CLOSE = auto()
+    # What memory ranks with the trainers' own script do in the same order without being told.
+    DENSE_STATE = auto()
+    FIRST_DENSE = auto()
 
 
 def message(verb: Verb, *numbers: float) -> torch.Tensor:
@@ -68,6 +71,10 @@ def serve_until(pool: SharedPool, *last: Verb) -> Verb:
                 pool.flush()
             case Verb.FLUSH:
                 pool.flush_with(lambda: None)
+            case Verb.DENSE_STATE:
+                pool.dense_state()
+            case Verb.FIRST_DENSE:
+                pool.write_dense(None)
             case _:
                 _serve_rows(pool.rows[int(first)], verb, numbers)
     return verb

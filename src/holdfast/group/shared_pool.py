@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
@@ -27,12 +26,13 @@ from holdfast.device.faults import open_device
 from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss, StepError
 from holdfast.group.agreement import check_same_everywhere
+from holdfast.group.asking import ask
 from holdfast.group.founding import Foundation, Measure
 from holdfast.group.gradients import average
 from holdfast.group.group import Group, Pending
-from holdfast.group.joining import found_or_open
+from holdfast.group.joining import Phases, found_or_open
 from holdfast.group.layout import TableShards, expected_load
-from holdfast.group.opening import OpenOptions
+from holdfast.group.opening import KeptPart
 from holdfast.group.options import GroupOptions
 from holdfast.group.pool import GroupPool, Status
 from holdfast.group.rank_states import checksum_of
@@ -43,6 +43,7 @@ from holdfast.pools.dial import MediumDial
 from holdfast.pools.directory import Medium, RecoveryMode, check_options
 from holdfast.pools.log_medium import LogMedium
 from holdfast.pools.machine import default_scratchpad_bytes
+from holdfast.pools.opening_options import OpenOptions
 from holdfast.pools.optim import RowOptimizerSpec
 from holdfast.pools.pool import Pool
 from holdfast.pools.proving_hook import pool_directory, refuse_group
@@ -76,6 +77,7 @@ class SharedPool(Pool):
         log_bytes: int | None = None,
         row_checksums: bool = False,
         scratchpad_bytes: int | None = None,
+        scratchpad_nodes: Sequence[int] = (),
         dense_interval: int = 1,
         recovery: RecoveryMode = "exact",
         trust_after_reboot: bool = False,
@@ -88,8 +90,7 @@ class SharedPool(Pool):
     ) -> None:
         refuse_group()
         check_options(dense_interval, log_bytes, recovery, medium, scratchpad_bytes)
-        self.directory = pool_directory(directory)
-        options = group or GroupOptions()
+        self.directory, options = pool_directory(directory), group or GroupOptions()
         self.collections = []
         self.rows: list[RemoteRows] = []
         self._wanted = Foundation(
@@ -101,10 +102,8 @@ class SharedPool(Pool):
             num_shards=options.shards,
             split_rows=options.split_rows,
             scratchpad_bytes=default_scratchpad_bytes() if scratchpad_bytes is None else scratchpad_bytes,
-            log=log or LogMedium(),
         )
         self._specs: list[_core.TableSpec] = []
-        self._features_of: dict[str, int] = {}
         self._options = OpenOptions(
             grow_log=log_bytes is None,
             scratchpad_bytes=self._wanted.scratchpad_bytes,
@@ -112,19 +111,21 @@ class SharedPool(Pool):
             relaxed=recovery == "relaxed",
             synchronous=synchronous,
             dial=dial,
-            log=self._wanted.log,
+            log=log,
+            scratchpad_nodes=tuple(scratchpad_nodes),
         )
-        self._dense_interval = dense_interval
+        self._scratchpad_asked, self._dense_interval = scratchpad_bytes, dense_interval
+        self._kept: KeptPart | None = None  # this rank's, of a process that outlives its trainers
         self._opened: GroupPool | None = None
-        self._thread = threading.get_ident()
-        self._dense_crc = -1
+        self._thread, self._dense_crc = threading.get_ident(), -1
         self._messages: deque[tuple[Tensor, Pending]] = deque()
-        self._is_closed = False
+        self._is_closed = self._stop_is_wanted = False
         self._is_released = False  # rank 0 said that it closes
         self._measure = measure or self._expect
-        self._stop_is_wanted = False
         self.opening_seconds: dict[str, float] = {}
-        self._group = ranks or Group.from_environment(memory_ranks=options.memory_ranks, timeout=options.timeout)
+        self._group = ranks or Group.from_environment(
+            memory_ranks=options.memory_ranks, timeout=options.timeout, memory_ranks_at=options.memory_ranks_at
+        )
 
     # Opening.
 
@@ -142,10 +143,9 @@ class SharedPool(Pool):
                 "Checkpoint and the first batch"
             )
         for table in tables:
-            if table.name in self._features_of:
+            if any(table.name == spec.name for spec in self._specs):
                 raise ConfigError(f"table '{table.name}' is declared by two collections")
             self._specs.append(to_spec(table, optimizer.kind))
-            self._features_of[table.name] = len(table.feature_names)
         here = open_device(device.kind if self._group.is_trainer else "cpu")
         self.rows.append(RemoteRows(self, len(self.rows), tables, here))
         return self.rows[-1]
@@ -176,14 +176,9 @@ class SharedPool(Pool):
 
     def _open_together(self) -> GroupPool:
         wanted = replace(self._wanted, tables=tuple(self._specs))
+        tables = [rows.tables for rows in self.rows]
+        ask(self._group, wanted, self._options, tables, self._scratchpad_asked, self._dense_interval)
         check_same_everywhere(self._group, wanted, self._options, self._dense_interval)
-        last = time.perf_counter()
-
-        def note(phase: str) -> None:
-            nonlocal last
-            now = time.perf_counter()
-            self.opening_seconds[phase], last = now - last, now
-
         return found_or_open(
             self.directory,
             self._group,
@@ -191,11 +186,13 @@ class SharedPool(Pool):
             self._options,
             self._measure,
             dense_interval=self._dense_interval,
-            on_phase=note,
+            on_phase=Phases(self.opening_seconds),
+            kept=self._kept,
         )
 
     def _expect(self, layout: Sequence[TableShards], num_shards: int, _: int) -> list[int]:
-        return expected_load([self._features_of[spec.name] for spec in self._specs], layout, num_shards)
+        features = [len(table.feature_names) for rows in self.rows for table in rows.tables]
+        return expected_load(features, layout, num_shards)
 
     # What it is.
 
@@ -299,10 +296,10 @@ class SharedPool(Pool):
 
     def dense_state(self) -> tuple[bytes, bytes] | None:
         """On all ranks, which call it together."""
-        return self.opened.dense_state()
+        return self._after_telling(Verb.DENSE_STATE).dense_state()
 
     def write_dense(self, state: DenseState | None) -> None:
-        self.opened.write_first_dense(None if state is None else state.wait())
+        self._after_telling(Verb.FIRST_DENSE).write_first_dense(None if state is None else state.wait())
 
     def commit(self, cursor: int, dense: DenseState | None = None, loss: ArrivingLoss | None = None) -> int:
         if loss is not None:
@@ -351,6 +348,13 @@ class SharedPool(Pool):
         self._messages.append((said, self._group.tell_memory_ranks(said, "ranks that own rows to listen")))
         while len(self._messages) > _MOST_MESSAGES:
             self._messages.popleft()[1].wait()
+
+    def _after_telling(self, verb: Verb) -> GroupPool:
+        """This rank's share, when memory ranks that have no script of their own know what comes."""
+        opened = self.opened
+        if self._group.are_apart:
+            self.tell(verb)
+        return opened
 
     # The end.
 

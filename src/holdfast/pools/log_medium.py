@@ -27,22 +27,6 @@ class LogMedium:
     directory: str | os.PathLike[str] | None = None
     dial: MediumDial | None = None
 
-    def directory_for(self, log_store: bool) -> str:
-        """For a new pool, which keeps its rows in a log store or in place. Raises ConfigError."""
-        if self.directory is None:
-            return ""
-        if not log_store:
-            raise ConfigError(
-                f"log.directory = {os.fspath(self.directory)!r}, but this pool overwrites its rows in place, and has "
-                "its log beside them: leave it out, or ask for medium = 'block'"
-            )
-        if not Path(self.directory).is_dir():
-            raise ConfigError(
-                f"log.directory = {os.fspath(self.directory)!r}: no such directory; make it on the medium that is to "
-                "have the pool's log"
-            )
-        return os.fspath(self.directory)
-
     def check(self, directory: Path) -> None:
         """Raises ConfigError where the pool that is there has its log elsewhere than this says."""
         if self.directory is None:
@@ -54,6 +38,23 @@ class LogMedium:
                 f"{found}: leave it out, or, while no run is open, move the log there and make {directory / ROW_LOG} "
                 "a link to it"
             )
+
+
+def directory_of_log(log: LogMedium | None, log_store: bool) -> str:
+    """For a new pool, which keeps its rows in a log store or in place; empty: beside the rows. Raises ConfigError."""
+    if log is None or log.directory is None:
+        return ""
+    directory = os.fspath(log.directory)
+    if not log_store:
+        raise ConfigError(
+            f"log.directory = {directory!r}, but this pool overwrites its rows in place, and has its log beside them: "
+            "leave it out, or ask for medium = 'block'"
+        )
+    if not Path(directory).is_dir():
+        raise ConfigError(
+            f"log.directory = {directory!r}: no such directory; make it on the medium that is to have the pool's log"
+        )
+    return directory
 
 
 def figures_of_log(log: LogMedium | None) -> DialFigures | None:

@@ -29,9 +29,10 @@ from holdfast.pools.directory import (
     refusal_of,
     wants_log_store,
 )
-from holdfast.pools.log_medium import LogMedium, figures_of_log, words_of_place
+from holdfast.pools.log_medium import LogMedium, directory_of_log, words_of_place
 from holdfast.pools.machine import default_scratchpad_bytes, default_threads
 from holdfast.pools.one_rank import OneRank
+from holdfast.pools.opening_options import OpenOptions
 from holdfast.pools.optim import OPTIMIZERS, RowOptimizerSpec
 from holdfast.pools.proving_hook import pool_directory
 from holdfast.pools.read_only import new_log_bytes
@@ -65,6 +66,8 @@ class Pool:
         ``block`` pool always does.
     scratchpad_bytes: DRAM for rows of a ``block`` pool; None: a quarter of the memory that this process may
         use, and for all ranks of a machine together half of it at most.
+    scratchpad_nodes: NUMA nodes on which a scratchpad's rows lie, by turns where they are several; one may be a CXL
+        device. None: on any.
     dense_interval: steps from one dense state to the next; 1 loses at most the step in flight.
     recovery: ``exact`` rolls rows back to the newest dense state; ``relaxed`` keeps the newest rows beside it.
     trust_after_reboot: believe a ``process``-level pool that was open when the machine went down.
@@ -78,10 +81,10 @@ class Pool:
     directory that holds parts of a pool.
     """
 
-    def __new__(cls, directory: str | os.PathLike[str], **_: Any) -> Self:
+    def __new__(cls, directory: str | os.PathLike[str], *, group: GroupOptions | None = None, **_: Any) -> Self:
         """A SharedPool where one is wanted."""
         _core.suggest_num_threads(default_threads())
-        if cls is Pool and is_shared(directory):
+        if cls is Pool and (is_shared(directory) or (group is not None and group.memory_ranks_at)):
             from holdfast.group.shared_pool import SharedPool  # imports this module
 
             return cast(Self, super().__new__(SharedPool))
@@ -96,6 +99,7 @@ class Pool:
         log_bytes: int | None = None,
         row_checksums: bool = False,
         scratchpad_bytes: int | None = None,
+        scratchpad_nodes: Sequence[int] = (),
         dense_interval: int = 1,
         recovery: RecoveryMode = "exact",
         trust_after_reboot: bool = False,
@@ -110,18 +114,22 @@ class Pool:
         if self.is_new:
             check_vacant(self.directory)
         self._seed, self._medium, self._log_bytes = seed, medium, log_bytes
-        self._row_checksums = row_checksums
-        self._scratchpad_bytes = default_scratchpad_bytes() if scratchpad_bytes is None else scratchpad_bytes
-        self._dense_interval = dense_interval
-        self._relaxed = recovery == "relaxed"
-        self._trust_after_reboot = trust_after_reboot
-        self._synchronous, self._dial, self._log = synchronous, dial, log or LogMedium()
+        self._row_checksums, self._dense_interval = row_checksums, dense_interval
+        self._options = OpenOptions(
+            grow_log=log_bytes is None,
+            scratchpad_bytes=default_scratchpad_bytes() if scratchpad_bytes is None else scratchpad_bytes,
+            scratchpad_nodes=tuple(scratchpad_nodes),
+            trust_after_reboot=trust_after_reboot,
+            relaxed=recovery == "relaxed",
+            synchronous=synchronous,
+            dial=dial,
+            log=log,
+        )
         self._core: _core.Pool | None = None
         self._behind: WriteBehind | None = None
         self._before_closing: list[Callable[[], object]] = []
         self.collections: list[EmbeddingBagCollection] = []
         if not self.is_new:
-            self._log.check(self.directory)
             self._open()
 
     @property
@@ -135,17 +143,7 @@ class Pool:
         return (self.group.rank, self.group.num_trainers) if self.group.is_trainer else (0, 1)
 
     def _open(self) -> None:
-        self._core = _core.Pool(
-            str(self.directory),
-            relaxed=self._relaxed,
-            dense_interval=self._dense_interval,
-            grow_log=self._log_bytes is None,
-            scratchpad_bytes=self._scratchpad_bytes,
-            trust_after_reboot=self._trust_after_reboot,
-            synchronous=self._synchronous,
-            dial=None if self._dial is None else self._dial.figures,
-            log_dial=figures_of_log(self._log),
-        )
+        self._core = self._options.open(self.directory, dense_interval=self._dense_interval)
         lacks = self._row_checksums and not self.checks_rows
         if refusal := refusal_of(self.directory, self._medium, self.looks_forward, lacks_checksums=lacks):
             self._core.close()
@@ -207,13 +205,13 @@ class Pool:
             _core.Pool.take_back(str(self.directory))
         make_pool_directory(self.directory)
         log_store = wants_log_store(self.directory, self._medium)
-        log_bytes = self._log_bytes or new_log_bytes(log_store, specs, self._scratchpad_bytes)
+        log_bytes = self._log_bytes or new_log_bytes(log_store, specs, self._options.scratchpad_bytes)
         directory, checks_rows = str(self.directory), self._row_checksums and not log_store
         _core.Pool.create(
             *(directory, self._seed, log_bytes, specs),
             log_store=log_store,
             row_checksums=checks_rows,
-            log_directory=self._log.directory_for(log_store),
+            log_directory=directory_of_log(self._options.log, log_store),
         )
         self._open()
         if former is not None:
@@ -227,7 +225,7 @@ class Pool:
     @property
     def description(self) -> str:
         """What the pool lies on, and what its durable steps survive."""
-        return describe_medium(self.core.medium, self.core.header, self._dial) + words_of_place(self.directory)
+        return describe_medium(self.core.medium, self.core.header, self._options.dial) + words_of_place(self.directory)
 
     @property
     def level(self) -> str:

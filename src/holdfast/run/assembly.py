@@ -122,6 +122,7 @@ def assemble(
         "log_bytes": config.pool.log_bytes,
         "row_checksums": config.pool.row_checksums,
         "scratchpad_bytes": config.pool.scratchpad_bytes,
+        "scratchpad_nodes": config.pool.scratchpad_nodes,
         "dense_interval": config.pool.dense_interval,
         "synchronous": config.pool.synchronous,
         "dial": config.pool.dial,

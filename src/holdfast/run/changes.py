@@ -43,6 +43,7 @@ CHANGEABLE = (
     "pool.medium",  # Pool compares it with how its rows are kept
     "pool.row_checksums",  # likewise
     "pool.scratchpad_bytes",
+    "pool.scratchpad_nodes",
     "pool.synchronous",
     "group.timeout",
     "device",  # the pool does not care; the bits of the steps to come do

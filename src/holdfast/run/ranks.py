@@ -53,7 +53,9 @@ def open_group_trainer(
     try:
         _check_same_everywhere(group, config)
         check_device(config.device)
-        source = group.all_or_none(lambda: source or open_source(config.data), "the data")
+        source = group.all_or_none(
+            lambda: source or open_source(config.data), "the data", among_trainers=group.are_apart
+        )
         return open_trainer(
             config, directory, recovery=recovery, trust_after_reboot=trust_after_reboot, ranks=group, source=source
         )
@@ -70,7 +72,7 @@ def _check_same_everywhere(group: Group, config: RunConfig) -> None:
         "memory_ranks": group.roles.memory_ranks,
         "config": to_plain(config),
     }
-    everyones = group.gather(mine, "everyone's configuration")
+    everyones = group.gather(mine, "everyone's configuration", among_trainers=group.are_apart)
     for rank, theirs in enumerate(everyones):
         for name, value in everyones[0].items():
             if name == "config":

@@ -162,7 +162,8 @@ class PoolConfig:
 
     seed: of the rows' initial values. medium: how a new pool keeps its rows: "memory" in place, "block" in a log store,
     "auto" in place on DAX and tmpfs and in a log store elsewhere. scratchpad_bytes: DRAM for rows of a log store; None:
-    a quarter of the memory that the process may use, as for holdfast.Pool. dense_interval: steps from one dense state
+    a quarter of the memory that the process may use, as for holdfast.Pool. scratchpad_nodes: NUMA nodes on which these
+    rows lie; none: on any. dense_interval: steps from one dense state
     to the next; 1 loses at most the step in flight. log_bytes: size of a new pool's log; None: the undo log grows to
     what the batches need, a row log has an eighth of the bytes of the tables that its process owns, 1 GiB at least (16
     times the tables' bytes where these are fewer), and 16 GiB or twice the scratchpad at most; where the scratchpad
@@ -174,6 +175,7 @@ class PoolConfig:
     seed: int = 0
     medium: Literal["auto", "memory", "block"] = "auto"
     scratchpad_bytes: int | None = None
+    scratchpad_nodes: tuple[int, ...] = field(default=(), metadata=UNRECORDED)
     dense_interval: int = 1
     log_bytes: int | None = None
     row_checksums: bool = False

@@ -17,8 +17,9 @@ from holdfast.group import manifest as manifests
 from holdfast.group.founding import DENSE_DIRECTORY, make_dense, make_writer
 from holdfast.group.layout import stride_bits
 from holdfast.group.manifest import VERSION, Manifest
-from holdfast.group.opening import OpenOptions, open_together
+from holdfast.group.opening import open_together
 from holdfast.pools.one_rank import OneRank
+from holdfast.pools.opening_options import OpenOptions
 from holdfast.pools.read_only import open_untrained
 
 _SCRATCHPAD_BYTES = 16 << 20  # of each writer: nothing is trained

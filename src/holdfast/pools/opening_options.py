@@ -1,0 +1,48 @@
+"""How a pool is opened for writing, alone or as a part of a group's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast import _core
+from holdfast.pools.dial import MediumDial
+from holdfast.pools.log_medium import LogMedium, figures_of_log
+
+Mark = tuple[int, int, int]
+"""Step, cursor, row_updates."""
+InGroup = tuple[Callable[[Mark, Sequence[Mark]], Mark], Callable[[], None]]
+"""What a part asks its group while it is opened (core/pool/pool.h)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenOptions:
+    """See holdfast.Pool. grow_log: the undo log becomes larger where batches want it."""
+
+    grow_log: bool
+    scratchpad_bytes: int
+    scratchpad_nodes: tuple[int, ...] = ()
+    trust_after_reboot: bool = False
+    relaxed: bool = False
+    synchronous: bool = False
+    dial: MediumDial | None = None
+    log: LogMedium | None = None
+
+    def open(self, directory: Path, *, dense_interval: int, group: InGroup | None = None) -> _core.Pool:
+        """The pool in `directory`. Of a group's parts none is opened relaxed by itself. Raises what opening does."""
+        if self.log is not None:
+            self.log.check(directory)
+        return _core.Pool(
+            str(directory),
+            relaxed=self.relaxed and group is None,
+            dense_interval=dense_interval,
+            grow_log=self.grow_log,
+            scratchpad_bytes=self.scratchpad_bytes,
+            scratchpad_nodes=self.scratchpad_nodes,
+            trust_after_reboot=self.trust_after_reboot,
+            synchronous=self.synchronous,
+            dial=None if self.dial is None else self.dial.figures,
+            log_dial=figures_of_log(self.log),
+            group=group,
+        )

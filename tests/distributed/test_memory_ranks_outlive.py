@@ -1,0 +1,412 @@
+"""Memory ranks that run by themselves: trainers die, restart and change number, and every run ends with the digest of
+one that nothing befell, while the memory ranks' processes and parts of the pool stay."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from group_runs import SRC, Act, Life, Ranks, digest, small
+from holdfast.admin.digest import digest_pool
+from holdfast.pools.read_only import at_rest
+from test_group_addresses import address_of
+from test_group_kill import CASES
+
+pytestmark = pytest.mark.dear
+
+STORES: dict[str, dict[str, Any]] = {
+    "memory": {"medium": "memory", "dense_interval": 3},
+    "block": {"medium": "block", "log_bytes": 60 << 10, "dense_interval": 3},
+}
+PATIENCE_SECONDS = 60.0
+
+
+class Server:
+    """A memory rank's process, as the command line starts it."""
+
+    def __init__(self, directory: Path, number: int = 1, memory_ranks: int = 1, port: int = 0) -> None:
+        one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        kept = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
+        self._log = tempfile.NamedTemporaryFile("w+", prefix="holdfast-serve-")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [
+                *[sys.executable, "-m", "holdfast", "serve", str(directory)],
+                *["--listen", f"127.0.0.1:{port}", "--memory-rank", f"{number}/{memory_ranks}"],
+            ],
+            stdout=self._log,
+            stderr=self._log,
+            env={**kept, **one, "PYTHONPATH": str(SRC)},
+        )
+        self.pid = self._process.pid
+        self.address = re.search(r"at (\S+)$", self.await_line("memory rank .* at "))[1]  # type: ignore[index]
+
+    @property
+    def lines(self) -> list[str]:
+        return Path(self._log.name).read_text().splitlines()
+
+    def await_line(self, pattern: str, *, nth: int = 1) -> str:
+        """The `nth` line that it says like that."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            found = [line for line in self.lines if re.match(pattern, line)]
+            if len(found) >= nth:
+                return found[nth - 1]
+            assert self._process.poll() is None, self.lines
+            assert time.monotonic() < until, self.lines
+            time.sleep(0.05)
+
+    @property
+    def parts(self) -> list[str]:
+        """What became of its part of the pool, at each attachment."""
+        return [line.partition("its part ")[2] for line in self.lines if "its part " in line]
+
+    @property
+    def is_there(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.send(number)
+        return self._process.wait(timeout=PATIENCE_SECONDS)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+
+@contextmanager
+def serving(directory: Path, memory_ranks: int = 1) -> Iterator[list[Server]]:
+    with ExitStack() as stack:
+        servers = []
+        for number in range(1, memory_ranks + 1):
+            servers.append(Server(directory, number, memory_ranks))
+            stack.callback(servers[-1].close)
+        yield servers
+
+
+def train(
+    ranks: Ranks,
+    directory: Path,
+    servers: list[Server],
+    trainers: int,
+    options: Mapping[str, Any],
+    *,
+    loop: str = "train",
+    **how: Any,
+) -> Life:
+    """A life of so many trainers. loop: "": options are a configuration."""
+    at = [server.address for server in servers]
+    options = {"timeout": 10.0, **options} if loop else options
+    return ranks.run(directory, options, trainers, loop=loop, grace=0.2, memory_ranks_at=at, **how)
+
+
+def undisturbed(ranks: Ranks, directory: Path, options: Mapping[str, Any], trainers: int, memory_ranks: int) -> str:
+    """Of ranks that are started together."""
+    life = ranks.run(directory, options, trainers + memory_ranks, memory_ranks=memory_ranks, loop="train")
+    assert life.ended_well, life.errors()
+    return digest(directory)
+
+
+def rows_of(directory: Path) -> Any:
+    """A digest of each table."""
+    with at_rest(directory) as (reader, _):
+        return digest_pool(reader).tables
+
+
+def ends_as(expected: str, servers: list[Server], directory: Path) -> None:
+    assert [server.stop() for server in servers] == [128 + signal.SIGTERM] * len(servers)
+    assert digest(directory) == expected
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("trainers", [1, 2])
+def test_trainers_that_attach_to_memory_ranks_train_the_bits_of_ranks_that_are_started_together(
+    trainers: int, store: str, ranks: Ranks, pool_root: Path
+) -> None:
+    options = STORES[store]
+    expected = undisturbed(ranks, pool_root / "together", options, trainers, 2)
+    with serving(pool_root / "apart", 2) as servers:
+        life = train(ranks, pool_root / "apart", servers, trainers, options)
+        assert life.ended_well, life.errors()
+        ends_as(expected, servers, pool_root / "apart")
+
+
+def kill_of(draw: random.Random, trainers: int) -> dict[str, Any]:
+    """Where and when one of the trainers, or all of them, are killed."""
+    victims = draw.sample(range(trainers), draw.randint(1, trainers))
+    place = draw.choice(["collective", "collective", "commit", "dense", "note", "settle", "recovery"])
+    nth = draw.randint(1, 120) if place == "collective" else draw.randint(1, 8 if place == "commit" else 2)
+    return {"acts": {victim: Act(at=place, nth=nth, after=draw.random() < 0.5) for victim in victims}}
+
+
+@pytest.mark.parametrize(("trainers", "memory_ranks"), [(1, 1), (1, 2), (2, 1)])
+@pytest.mark.parametrize("store", STORES)
+def test_trainers_that_are_killed_and_attach_again_end_as_ones_that_never_were(
+    store: str, trainers: int, memory_ranks: int, ranks: Ranks, pool_root: Path
+) -> None:
+    options = {**STORES[store], "steps": 12}
+    draw = random.Random(f"{store} {trainers} {memory_ranks}")
+    expected = undisturbed(ranks, pool_root / "together", options, trainers, memory_ranks)
+    directory = pool_root / "apart"
+    with serving(directory, memory_ranks) as servers:
+        durable = 0
+        for _ in range(4):
+            life = train(ranks, directory, servers, trainers, options, **kill_of(draw, trainers))
+            assert all(server.is_there for server in servers), [server.lines for server in servers]
+            assert life.opened is None or life.opened >= durable
+            durable = max(durable, life.durable)
+        life = train(ranks, directory, servers, trainers, options)
+        assert life.ended_well, life.errors()
+        ends_as(expected, servers, directory)
+        for server in servers:
+            assert server.parts[0].startswith("was opened")
+            assert all(part.startswith("stayed open") for part in server.parts[1:]), server.parts
+            assert len(server.parts) > 1
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_the_number_of_trainers_may_change_whenever_they_attach(store: str, ranks: Ranks, pool_root: Path) -> None:
+    """With rows of which any number of trainers makes the same, they are."""
+    options = {**STORES[store], "steps": 12}
+    directory = pool_root / "apart"
+    draw = random.Random(store)
+    life = ranks.run(pool_root / "together", options, 2, memory_ranks=1, loop="rows_alone")
+    assert life.ended_well, life.errors()
+    with serving(directory) as servers:
+        for trainers in (1, 2, 1, 2):
+            train(ranks, directory, servers, trainers, options, loop="rows_alone", **kill_of(draw, trainers))
+        life = train(ranks, directory, servers, 1, options, loop="rows_alone")
+        assert life.ended_well, life.errors()
+        servers[0].stop()
+    assert rows_of(directory) == rows_of(pool_root / "together")
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_rows_that_are_ahead_of_the_dense_state_go_back_in_the_living_process(
+    store: str, ranks: Ranks, pool_root: Path
+) -> None:
+    options = {**STORES[store], "log_bytes": 1 << 20, "dense_interval": 4, "steps": 11}
+    expected = undisturbed(ranks, pool_root / "together", options, 1, 1)
+    directory = pool_root / "apart"
+    with serving(directory) as servers:
+        for nth in (7, 3):
+            train(ranks, directory, servers, 1, options, acts={0: Act(at="commit", nth=nth, after=True)})
+        life = train(ranks, directory, servers, 1, options)
+        assert life.ended_well, life.errors()
+        assert life.opened is not None
+        ends_as(expected, servers, directory)
+        assert sum("steps and" in part for part in servers[0].parts) == 2, servers[0].parts
+
+
+def test_a_memory_rank_that_is_killed_ends_its_trainers_and_both_start_again(ranks: Ranks, pool_root: Path) -> None:
+    options = {**STORES["block"], "steps": 12, "timeout": 5.0}
+    expected = undisturbed(ranks, pool_root / "together", options, 2, 1)
+    directory = pool_root / "apart"
+    with serving(directory) as servers:
+        victim = servers[0]
+        with ThreadPoolExecutor(1) as beside:
+            waits = beside.submit(
+                train, ranks, directory, servers, 2, options, acts={0: Act(at="commit", nth=6, do="wait")}
+            )
+            ranks.await_waiting(waits)
+            victim.stop(signal.SIGKILL)
+            ranks.go_on.touch()
+            life = waits.result()
+        assert {rank.error for rank in life.ranks} == {"GroupError"}, life.errors()
+    with serving(directory) as servers:
+        life = train(ranks, directory, servers, 2, options)
+        assert life.ended_well, life.errors()
+        ends_as(expected, servers, directory)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_memory_rank_that_waits_stops_at_a_signal_and_closes_its_part_cleanly(
+    number: int, ranks: Ranks, pool_root: Path
+) -> None:
+    with serving(pool_root / "apart") as servers:
+        assert train(ranks, pool_root / "apart", servers, 1, STORES["memory"]).ended_well
+        assert servers[0].stop(number) == 128 + number
+    with at_rest(pool_root / "apart") as (_, recovery):
+        assert recovery is None or recovery.clean
+
+
+def test_a_memory_rank_that_serves_lets_trainers_finish_their_step_at_a_signal(ranks: Ranks, pool_root: Path) -> None:
+    config = small(train={"steps": 40}, pool={"medium": "block", "log_bytes": 60 << 10, "scratchpad_bytes": 200_000})
+    directory = pool_root / "apart"
+    together = ranks.run(pool_root / "together", config, 2, memory_ranks=1)
+    assert together.ended_well, together.errors()
+    with serving(directory) as servers:
+        with ThreadPoolExecutor(1) as beside:
+            waits = beside.submit(
+                train, ranks, directory, servers, 1, config, loop="", acts={0: Act(at="commit", nth=6, do="wait")}
+            )
+            ranks.await_waiting(waits)
+            servers[0].send(signal.SIGTERM)
+            time.sleep(0.3)
+            ranks.go_on.touch()
+            life = waits.result()
+        assert life.ended_well, life.errors()
+        assert life.ranks[0].all_said("stopped") == [True]
+        assert servers[0].stop() == 128 + signal.SIGTERM
+    with serving(directory) as servers:
+        life = train(ranks, directory, servers, 1, config, loop="")
+        assert life.ended_well, life.errors()
+        assert life.opened is not None
+        assert 6 <= life.opened < 40
+        ends_as(digest(pool_root / "together"), servers, directory)
+
+
+def test_trainers_with_other_tables_are_refused_and_the_memory_rank_serves_on(ranks: Ranks, pool_root: Path) -> None:
+    directory = pool_root / "apart"
+    options = {**STORES["memory"], "steps": 12}
+    expected = undisturbed(ranks, pool_root / "together", options, 1, 1)
+    with serving(directory) as servers:
+        assert train(ranks, directory, servers, 1, {**options, "steps": 5}).ended_well
+        life = train(ranks, directory, servers, 2, options, loop="rows_alone")
+        assert {rank.error for rank in life.ranks} == {"ConfigError"}, life.errors()
+        assert train(ranks, directory, servers, 1, options).ended_well
+        assert len(servers[0].parts) == 2
+        assert servers[0].parts[1].startswith("stayed open")
+        ends_as(expected, servers, directory)
+
+
+def test_a_second_set_of_trainers_is_refused_while_one_is_attached(ranks: Ranks, pool_root: Path) -> None:
+    options = {**STORES["memory"], "steps": 12}
+    expected = undisturbed(ranks, pool_root / "together", options, 1, 1)
+    directory = pool_root / "apart"
+    with serving(directory) as servers, Ranks() as others, ThreadPoolExecutor(1) as beside:
+        waits = beside.submit(
+            train, ranks, directory, servers, 1, options, acts={0: Act(at="commit", nth=6, do="wait")}
+        )
+        ranks.await_waiting(waits)
+        second = train(others, pool_root / "elsewhere", servers, 2, {**options, "timeout": 1.0})
+        assert {rank.error for rank in second.ranks} == {"PoolBusy"}, second.errors()
+        ranks.go_on.touch()
+        assert waits.result().ended_well, waits.result().errors()
+        assert not (pool_root / "elsewhere").exists()
+        ends_as(expected, servers, directory)
+
+
+def test_memory_ranks_that_are_named_in_another_order_are_refused(ranks: Ranks, pool_root: Path) -> None:
+    with serving(pool_root / "apart", 2) as servers:
+        life = train(ranks, pool_root / "apart", servers[::-1], 2, STORES["memory"])
+        assert {rank.error for rank in life.ranks} == {"ConfigError"}, life.errors()
+        assert all("in their order" in rank.message for rank in life.ranks)
+        assert train(ranks, pool_root / "apart", servers, 2, STORES["memory"]).ended_well
+
+
+def test_whoever_knocks_and_is_no_trainer_changes_nothing(ranks: Ranks, pool_root: Path) -> None:
+    with serving(pool_root / "apart") as servers:
+        host, port = servers[0].address.split(":")
+        for sent in (b"", b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"store": 1}\n', b"x" * (1 << 17)):
+            with socket.create_connection((host, int(port))) as knocking, suppress(OSError):
+                knocking.sendall(sent)
+        assert train(ranks, pool_root / "apart", servers, 1, STORES["memory"]).ended_well
+
+
+def descriptors(server: Server) -> int:
+    return len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
+
+
+def test_what_an_attachment_that_failed_has_left_goes_with_time(ranks: Ranks, pool_root: Path) -> None:
+    options = {**STORES["memory"], "steps": 100, "timeout": 2.0}
+    with serving(pool_root / "apart") as servers:
+        train(ranks, pool_root / "apart", servers, 1, {**options, "steps": 1})
+        before = descriptors(servers[0])
+        for _ in range(3):
+            train(ranks, pool_root / "apart", servers, 2, options, acts={1: Act(at="commit", nth=2)})
+        until = time.monotonic() + PATIENCE_SECONDS
+        while descriptors(servers[0]) > before + 4:
+            assert time.monotonic() < until, f"{descriptors(servers[0])} and not {before}"
+            time.sleep(0.2)
+
+
+def listening_addresses(pid: int) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    sockets = {str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                found.add(address_of(fields[1].partition(":")[0]))
+    return found
+
+
+def test_a_memory_rank_listens_at_its_address_and_nowhere_else(ranks: Ranks, pool_root: Path) -> None:
+    named = {ipaddress.ip_address("127.0.0.1")}
+    with serving(pool_root / "apart") as servers, ThreadPoolExecutor(1) as beside:
+        assert listening_addresses(servers[0].pid) == named
+        waits = beside.submit(
+            train, ranks, pool_root / "apart", servers, 1, STORES["memory"], acts={0: Act(at="commit", do="wait")}
+        )
+        ranks.await_waiting(waits)
+        assert listening_addresses(servers[0].pid) == named
+        ranks.go_on.touch()
+        assert waits.result().ended_well
+
+
+def test_the_command_line_trains_beside_memory_ranks(pool_root: Path) -> None:
+    config = pool_root / "run.toml"
+    config.write_text(
+        "[data.synthetic]\nnum_samples = 2000\nrows = [3000, 50]\nlookups = [2, 1]\n"
+        "[embedding]\ndim = 4\n[model]\nbottom = [8, 4]\ntop = [8, 1]\n[train]\nbatch_size = 32\nsteps = 6\n"
+        "[group]\nshards = 4\n[pool]\nmedium = 'memory'\n"
+    )
+    with serving(pool_root / "apart") as servers:
+        command = [sys.executable, "-m", "holdfast", "train", str(config), "--pool", str(pool_root / "apart")]
+        ended = subprocess.run(
+            [*command, "--memory-ranks-at", servers[0].address],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(SRC)},
+            timeout=PATIENCE_SECONDS,
+        )
+        assert ended.returncode == 0, ended.stderr
+        assert "trained to step 6" in ended.stdout
+        assert servers[0].stop() == 128 + signal.SIGTERM
+    with at_rest(pool_root / "apart") as (reader, _):
+        assert reader.commit["step"] == 6
+
+
+CONFIGS = {
+    name: CASES[name].config
+    for name in (
+        "captured_ahead_one_trainer_one_memory_rank",
+        "relaxed_lookup_two_trainers_one_memory_rank",
+        "log_store_keys_that_are_left_behind_two_trainers_two_memory_ranks",
+        "keys_that_are_left_behind_three_ranks",
+    )
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_runs_of_a_configuration_go_on_over_kills(name: str, ranks: Ranks, pool_root: Path) -> None:
+    config = CONFIGS[name]
+    life = ranks.run(pool_root / "together", config, 3, memory_ranks=1)
+    assert life.ended_well, life.errors()
+    draw = random.Random(name)
+    with serving(pool_root / "apart") as servers:
+        for _ in range(4):
+            train(ranks, pool_root / "apart", servers, 2, config, loop="", **kill_of(draw, 2))
+        life = train(ranks, pool_root / "apart", servers, 2, config, loop="")
+        assert life.ended_well, life.errors()
+        assert all(part.startswith("stayed open") for part in servers[0].parts[1:]), servers[0].parts
+        ends_as(digest(pool_root / "together"), servers, pool_root / "apart")
