@@ -316,7 +316,14 @@ def test_memory_ranks_that_are_named_in_another_order_are_refused(ranks: Ranks, 
 def test_whoever_knocks_and_is_no_trainer_changes_nothing(ranks: Ranks, pool_root: Path) -> None:
     with serving(pool_root / "apart") as servers:
         host, port = servers[0].address.split(":")
-        for sent in (b"", b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"store": 1}\n', b"x" * (1 << 17)):
+        for sent in (
+            b"",
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"[]\n",
+            b'{"store": 1}\n',
+            b"[" * 60_000 + b"\n",
+            b"x" * (1 << 17),
+        ):
             with socket.create_connection((host, int(port))) as knocking, suppress(OSError):
                 knocking.sendall(sent)
         assert train(ranks, pool_root / "apart", servers, 1, STORES["memory"]).ended_well
