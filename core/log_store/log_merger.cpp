@@ -144,11 +144,11 @@ bool LogMerger::wants_to_merge() const {
 
 bool LogMerger::is_stopping() const {
   const std::lock_guard lock(mutex_);
-  return stopping_;
+  return stopping_ || paused_;
 }
 
 bool LogMerger::is_in_a_hurry(double progress) const {
-  if (is_urgent_ || stopping_ || num_waiting_ != 0) return true;
+  if (is_urgent_ || stopping_ || paused_ || num_waiting_ != 0) return true;
   const double line = static_cast<double>(used_when_begun_) + progress * share_before_waiting * allowed_growth_;
   return static_cast<double>(store_.used_bytes()) > line;
 }
@@ -223,7 +223,7 @@ void LogMerger::learn_crowding(std::uint64_t merged, const LogStoreCounters& bef
 void LogMerger::run() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    turned_.wait(lock, [this] { return stopping_ || (!is_broken_ && wants_to_merge()); });
+    turned_.wait(lock, [this] { return stopping_ || (!paused_ && !is_broken_ && wants_to_merge()); });
     if (stopping_) return;
     const std::uint64_t limit = limit_step_;
     const std::uint64_t most_bytes = portion_bytes();
@@ -258,6 +258,21 @@ void LogMerger::run() {
     if (merged == 0 && limit == limit_step_) found_nothing_ = true;
     turned_.notify_all();
   }
+}
+
+void LogMerger::pause() {
+  std::unique_lock lock(mutex_);
+  paused_ = true;
+  turned_.notify_all();
+  turned_.wait(lock, [this] { return !is_merging_; });
+}
+
+void LogMerger::resume() {
+  {
+    const std::lock_guard lock(mutex_);
+    paused_ = false;
+  }
+  turned_.notify_all();
 }
 
 void LogMerger::stop() {

@@ -52,6 +52,9 @@ class LogMerger {
   bool make_room();
   // Where there is none, none begins before more is appended, or allowed.
   Merging merging() const;
+  // Nothing is merged when this returns, and nothing will be until resume; a merge that is at work is given up.
+  void pause();
+  void resume();
   // Ends the thread; a merge that is at work is given up.
   void stop();
 
@@ -97,6 +100,7 @@ class LogMerger {
   std::uint32_t num_waiting_ = 0;  // records, for their turn
   bool lets_through_ = false;
   bool found_nothing_ = false;  // in the last turn, with this limit
+  bool paused_ = false;
   bool stopping_ = false;
   std::exception_ptr failure_;  // of the last merge
   bool is_broken_ = false;  // and it was not for want of space

@@ -110,6 +110,7 @@ void LogBackend::check_go_back(std::uint64_t epoch, std::uint64_t step) { store_
 // undone. Their holds are let go after that, so that no merge takes them from there before.
 RolledBack LogBackend::go_back(std::uint64_t epoch, const StepMark& mark) {
   const std::uint64_t num_steps = store_.last().step - mark.step;
+  merger_->pause();  // it rests for as long as others read
   if (warming_) warming_->stop();  // what it has read may be of a step that is undone
   if (scratchpad_) scratchpad_->settle();
   std::uint64_t num_rows = 0;
@@ -134,6 +135,7 @@ RolledBack LogBackend::go_back(std::uint64_t epoch, const StepMark& mark) {
   }
   begin_life(epoch, mark);
   merger_->allow(mark.step);
+  merger_->resume();
   return {num_steps, num_rows};
 }
 

@@ -102,7 +102,8 @@ class _Door:
     def _listen(self) -> None:
         self._listening.settimeout(_LOOK)
         while self._is_open:
-            with suppress(OSError, ValueError, TypeError, KeyError):  # whoever it was is none of ours, or gone
+            # Whoever it was is none of ours, or gone.
+            with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
                 connection, _ = self._listening.accept()
                 with ExitStack() as refused:
                     refused.callback(connection.close)
