@@ -173,7 +173,7 @@ class Witness:
                 "threads": torch.get_num_threads(),
                 "instructions": _core.instruction_set(),
                 "hash_seed": os.environ.get("PYTHONHASHSEED"),
-                "recovery": "relaxed" if pool._relaxed else "exact",
+                "recovery": "relaxed" if pool._options.relaxed else "exact",
                 "dense_interval": pool._dense_interval,
                 "pool": pool.description,
                 "num_workers": _loader_workers(),
