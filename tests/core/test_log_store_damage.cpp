@@ -128,13 +128,16 @@ void damage_to_addresses_is_never_taken_for_untouched_rows(std::uint64_t seed) {
   for (const std::uint64_t offset : {0, 8, 60, 4096, 4096 + 11, 4096 + 508}) {
     corrupted_by([&](const std::string& file) { flip(file, offset); });
   }
-  for (const auto& [offset, bytes] : {std::pair(0, 64), std::pair(4096, 512), std::pair(0, 8192)}) {
+  const auto zeroes_corrupt = [&](std::streamoff offset, std::size_t bytes) {
     corrupted_by([&](const std::string& file) {
       std::fstream stream(file, std::ios::binary | std::ios::in | std::ios::out);
       stream.seekp(offset);
-      stream.write(std::string(static_cast<std::size_t>(bytes), '\0').data(), bytes);
+      stream.write(std::string(bytes, '\0').data(), static_cast<std::streamsize>(bytes));
     });
-  }
+  };
+  zeroes_corrupt(0, 64);
+  zeroes_corrupt(4096, 512);
+  zeroes_corrupt(0, 8192);
   corrupted_by([](const std::string& file) { std::filesystem::remove(file); });
   corrupted_by([](const std::string& file) { std::filesystem::resize_file(file, 4096); });
 }
