@@ -89,7 +89,7 @@ def native_branches(build: Path) -> dict[str, Branches]:
     return {
         str(path.relative_to(ROOT)): _native(of_file)
         for path, of_file in conditions.items()
-        if path.is_relative_to(ROOT / "core")
+        if path.is_relative_to(ROOT / "core") and not path.is_relative_to(ROOT / "core/binding")
     }
 
 
