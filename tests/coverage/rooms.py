@@ -32,7 +32,8 @@ NATIVE_ROOMS = {
     "pool_lock row_checksums",
     "recovery": "recovery pool_opening superblock superblock_repair repair unpublished label directory ground "
     "log_store_survey reader row_view live_copy",
-    "merge": "log_merger log_store_merge log_store_versions log_store_home home home_addresses home_bits",
+    "merge": "log_merger log_store_merge log_store_versions log_store_home home home_addresses home_bits "
+    "numbered_checksum",
 }
 # Folders of core/ of which every file is in a room, so that a new one is not forgotten.
 WHOLE_FOLDERS = ["commit", "in_place", "layout", "log_store", "pool", "readers"]
