@@ -4,10 +4,12 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/io_uring.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,10 +28,12 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "layout/unpublished.h"
 #include "media/block_file.h"
 #include "media/block_queue.h"
 #include "media/directory.h"
 #include "media/medium.h"
+#include "pool/pool_lock.h"
 #include "temporary_directory.h"
 #include "thrown.h"
 
@@ -67,6 +71,20 @@ Function real(const char* name) {
 
 #pragma GCC visibility push(default)
 extern "C" {
+
+int open(const char* path, int flags, ...) {
+  static const auto real = refused::real<int (*)(const char*, int, ...)>("open");
+  va_list arguments;
+  va_start(arguments, flags);
+  const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(arguments, mode_t) : 0;
+  va_end(arguments);
+  return refused::next("open").error != 0 ? -1 : real(path, flags, mode);
+}
+
+int flock(int fd, int operation) noexcept {
+  static const auto real = refused::real<int (*)(int, int)>("flock");
+  return refused::next("flock").error != 0 ? -1 : real(fd, operation);
+}
 
 ssize_t pread(int fd, void* to, std::size_t bytes, off_t offset) {
   static const auto real = refused::real<ssize_t (*)(int, void*, std::size_t, off_t)>("pread");
@@ -440,6 +458,74 @@ void joined_files_are_one_and_keep_their_sizes(const std::string& directory) {
   CHECK(medium->open_joined({}, 0, true, Access::random)->size() == 0);
 }
 
+void a_lock_that_cannot_be_had_says_why(const std::string& directory) {
+  check::context = "locks";
+  const std::string path = directory + "/locked";
+  CHECK(kind_thrown_by([&] { PoolLock{path}; }) == ErrorKind::not_found);
+  std::filesystem::create_directory(path);
+  const auto lock = [&] { PoolLock{path}; };
+  for (const auto& [error, kind] : {std::pair{EROFS, ErrorKind::read_only},
+                                    {EACCES, ErrorKind::read_only},
+                                    {EPERM, ErrorKind::read_only},
+                                    {EMFILE, ErrorKind::failed}}) {
+    said_where({{"open", {{error}}}}, kind, path + "/lock", lock);
+  }
+  said_where({{"flock", {{ENOLCK}}}}, ErrorKind::failed, path + "/lock", lock);
+  where({{"ftruncate", {{EIO}}}}, lock);  // nothing but a message rests on what it says
+  where({{"pwrite", {{EIO}}}}, lock);
+  auto held = std::make_unique<PoolLock>(path);
+  held->check();
+  said_where({}, ErrorKind::busy, "in this process already", lock);
+  // Another process finds it busy, too, and is told whose it is where that can be read.
+  const auto as_child = [&](const Answers& answers, const std::string& words) {
+    const pid_t child = ::fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+      held.reset();  // what is inherited of it
+      try {
+        refused::answers() = answers;
+        refused::is_on = true;
+        const PoolLock mine(path);
+      } catch (const Error& error) {
+        const bool is_right =
+            error.kind() == ErrorKind::busy && std::string(error.what()).find(words) != std::string::npos;
+        ::_exit(is_right ? 0 : 1);
+      }
+      ::_exit(2);
+    }
+    int status = -1;
+    CHECK(::waitpid(child, &status, 0) == child && status == 0);
+  };
+  as_child({}, "in process " + std::to_string(::getpid()));
+  as_child({{"pread", {{EIO}}}}, "in process (unknown)");
+  std::filesystem::remove(path + "/lock");
+  said_where({}, ErrorKind::failed, "was removed while the pool was open", [&] { held->check(); });
+  PoolLock{path};
+}
+
+// A mark that is not durable would let trained rows pass for unpublished ones, or the other way round.
+void a_mark_that_is_not_durable_is_an_error(const std::string& directory) {
+  check::context = "marks";
+  const std::string path = directory + "/marked";
+  std::filesystem::create_directory(path);
+  const auto mark = [&] { mark_unpublished(path); };
+  for (const auto& [error, kind] : {std::pair{ENOSPC, ErrorKind::full},
+                                    {EDQUOT, ErrorKind::full},
+                                    {EROFS, ErrorKind::read_only},
+                                    {EACCES, ErrorKind::read_only},
+                                    {EPERM, ErrorKind::read_only},
+                                    {EIO, ErrorKind::failed}}) {
+    said_where({{"open", {{error}}}}, kind, path + "/unpublished", mark);
+    said_where({{"pwrite", {{error}}}}, kind, path + "/unpublished", mark);
+    said_where({{"fsync", {{error}}}}, kind, path + "/unpublished", mark);
+    said_where({{"fsync", {{}, {error}}}}, kind, path, mark);  // of the directory
+  }
+  said_where({{"pwrite", {{0, 10}}}}, ErrorKind::full, path + "/unpublished", mark);
+  mark();
+  said_where({{"fsync", {{EIO}}}}, ErrorKind::failed, path, [&] { mark_published(path); });
+  CHECK(!is_unpublished(path));
+}
+
 void a_queue_has_threads_where_the_kernel_gives_no_ring(const std::string& directory) {
   check::context = "rings";
   BlockFile::create(directory + "/ringed", block);
@@ -505,6 +591,8 @@ int main(int argc, char** argv) {
     what_direct_io_refuses_goes_through_the_cache(path);
     joined_files_are_one_and_keep_their_sizes(path);
     a_queue_has_threads_where_the_kernel_gives_no_ring(path);
+    a_lock_that_cannot_be_had_says_why(path);
+    a_mark_that_is_not_durable_is_an_error(path);
   }
   as_many_files_as_the_system_lets_may_be_open();
   return check::passed();
