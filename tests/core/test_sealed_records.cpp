@@ -91,7 +91,7 @@ void refused(const Files& files, const std::string& words) {
     check::context += ", which said '" + said + "'";
     CHECK(error.kind() == ErrorKind::corrupted);
   }
-  CHECK(said.find(words) != std::string::npos);
+  CHECK(!said.empty() && said.find(words) != std::string::npos);
   CHECK(said.find(path) != std::string::npos || said.find("dense-") == 0);
   CHECK(fuzz::read_files(path) == files);
 }
@@ -228,7 +228,7 @@ void no_record_begins_where_its_header_has_no_room() {
   taken(files, step_of_pools);
 }
 
-// Of three in a row the one in the middle, and the records behind it say that it was durable.
+// Of the newest dense state's step. What is older may be home already, and what is newer would be a torn tail.
 void records_of_a_row_log_that_make_no_sense_are_named() {
   using Header = format::RowLogHeader;
   const auto with_record = [](const char* what, const std::function<void(Header&, Files&, const Place&)>& edit) {
@@ -236,12 +236,13 @@ void records_of_a_row_log_that_make_no_sense_are_named() {
       check::context = std::string(what) + ", pool " + std::to_string(made);
       Files files = pools()[made];
       const auto records = records_of<Header>(files);
-      const Place& middle = records[records.size() - 3];
-      auto header = load<Header>(files.at(middle.file), middle.at);
-      edit(header, files, middle);
-      store(files.at(middle.file), middle.at, header);
+      const Place& needed = records[records.size() - (made == sparse_log ? 3 : 1)];
+      auto header = load<Header>(files.at(needed.file), needed.at);
+      CHECK(header.step == (made == sparse_log ? 3 : step_of_pools));
+      edit(header, files, needed);
+      store(files.at(needed.file), needed.at, header);
       fuzz::seal_all(files, true);
-      refused(files, "row-log-0000 at offset");
+      refused(files, "");
     }
   };
   const auto with_header = [&](const char* what, const std::function<void(Header&)>& edit) {

@@ -73,11 +73,11 @@ def native_branches(build: Path) -> dict[str, Branches]:
     """By the files' paths from the repository's root."""
     profile = build / "native.profdata"
     parts = sorted(str(part) for part in (build / "profiles").glob("*.profraw"))
-    subprocess.run([_tool("llvm-profdata"), "merge", "-sparse", "-o", str(profile), *parts], check=True)
+    subprocess.run(["llvm-profdata", "merge", "-sparse", "-o", str(profile), *parts], check=True)
     # The core as a library, and as the module for what headers give to the binding alone.
     objects = [str(build / "libholdfast_core.a"), *(f"-object={module}" for module in build.glob("_core*.so"))]
     arguments = ["show", "-show-branches=count", f"-instr-profile={profile}", *objects]
-    report = subprocess.run([_tool("llvm-cov"), *arguments], check=True, stdout=subprocess.PIPE, text=True)
+    report = subprocess.run(["llvm-cov", *arguments], check=True, stdout=subprocess.PIPE, text=True)
     conditions: dict[Path, dict[tuple[str, str], list[bool]]] = {}
     of_file: dict[tuple[str, str], list[bool]] = {}
     for line in report.stdout.splitlines():
@@ -92,6 +92,11 @@ def native_branches(build: Path) -> dict[str, Branches]:
         for path, of_file in conditions.items()
         if path.is_relative_to(ROOT / "core") and not path.is_relative_to(ROOT / "core/binding")
     }
+
+
+def _native(conditions: dict[tuple[str, str], list[bool]]) -> Branches:
+    left = sorted({int(line) for (line, _), ways in conditions.items() if not all(ways)})
+    return Branches(2 * len(conditions), sum(map(sum, conditions.values())), left)
 
 
 def _native(conditions: dict[tuple[str, str], list[bool]]) -> Branches:
