@@ -2,6 +2,7 @@
 // wrote over what was still to be read, it says so. Everything here happens in a scripted order.
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -320,6 +321,39 @@ void what_was_followed_before_a_step_is_fixed_is_not_kept() {
   }
 }
 
+// A row that does not hold its checksum is one that is being written, if the log has it, and damaged if not.
+void a_damaged_row_is_named_when_the_copy_settles() {
+  for (const format::Store store : {format::Store::in_place, format::Store::log}) {
+    check::context = "a damaged row, store " + std::to_string(static_cast<int>(store));
+    const TemporaryDirectory directory;
+    Script script;
+    script.row_checksums = true;
+    make_pool(directory.path(), 64 << 10, store, script);
+    {
+      Run run(directory.path(), {}, script);
+      while (run.pool.step() < 40) run.step(false);
+      run.pool.empty_log();
+      run.pool.close();
+    }
+    const char* const what = store == format::Store::log ? "home" : "weights";
+    std::fstream file(directory.path() + "/shard-0000/table-0000." + what,
+                      std::ios::binary | std::ios::in | std::ios::out);
+    file.seekp(3);
+    file.put('\x5a');
+    file.close();
+    LiveCopy copy(directory.path());
+    if (copy.fixes_first()) copy.fix();
+    Assembled(copy).take(
+        copy.tables(),
+        [&](std::uint32_t t, std::uint64_t& first, const WorkingRows& out, std::size_t count) {
+          return copy.copy_rows(t, first, out, count);
+        },
+        [] {});
+    if (!copy.fixes_first()) copy.fix();
+    CHECK(kind_thrown_by([&] { copy.settle(); }) == ErrorKind::corrupted);
+  }
+}
+
 void a_step_that_the_row_log_does_not_have_is_not_fixed() {
   check::context = "a step to come";
   const TemporaryDirectory directory;
@@ -353,6 +387,7 @@ int main() {
   holdfast::a_copy_does_not_go_back_behind_the_life_that_it_began_in();
   holdfast::a_log_that_is_made_larger_is_noticed();
   holdfast::what_was_followed_before_a_step_is_fixed_is_not_kept();
+  holdfast::a_damaged_row_is_named_when_the_copy_settles();
   holdfast::a_step_that_the_row_log_does_not_have_is_not_fixed();
   return 0;
 }

@@ -57,9 +57,49 @@ void verbs_out_of_turn_are_refused() {
       CHECK(kind_thrown_by([&] { pool.scale_gradients(*capture, 2, out.data(), out.data()); }) == ErrorKind::config);
       capture.reset();
     });
-    const Pool pool(directory.path(), {});
+    Pool pool(directory.path(), {});
     CHECK(pool.step() == last_step);
+    const std::vector<std::byte> weights(8 * sizeof(float));
+    CHECK(kind_thrown_by([&] { pool.import_rows(0, 1, weights, {}); }) == ErrorKind::step);  // in a later life, too
   }
+}
+
+// A step whose rows are updated has a dense state of its own.
+void no_dense_state_is_written_beside_a_step_that_was_updated() {
+  for (const format::Store store : stores) {
+    check::context = "an updated step, " + name_of(store);
+    const TemporaryDirectory directory;
+    make_pool(directory.path(), 1 << 20, store);
+    {
+      Run run(directory.path(), {});
+      run.step(false, false);
+      CHECK(kind_thrown_by([&] { run.write_dense(); }) == ErrorKind::step);
+      run.commit_step(1);
+      while (run.pool.step() < last_step) run.step(false);
+      run.pool.close();
+    }
+    CHECK(rows_of_pool(directory.path()) == reference(last_step));
+  }
+}
+
+void a_pool_of_dense_states_alone_goes_forward() {
+  check::context = "dense states alone";
+  const TemporaryDirectory directory;
+  Pool::create(directory.path(), {1, 64 << 10}, {});
+  const std::vector<std::byte> structure(2);
+  const Pool::Dense dense{structure, {}, 0};
+  {
+    Pool pool(directory.path(), {});
+    pool.commit_dense({3, 30, 3}, dense);
+    pool.flush();
+    for (const std::uint64_t step : {2u, 3u}) {
+      CHECK(kind_thrown_by([&] { pool.commit_dense({step, 30, 3}, dense); }) == ErrorKind::step);
+    }
+    pool.commit_dense({5, 50, 5}, dense);
+    pool.close();
+  }
+  Pool pool(directory.path(), {});
+  CHECK(pool.step() == 5 && pool.dense_state()->header.cursor == 50);
 }
 
 void what_is_closed_is_refused() {
@@ -106,6 +146,7 @@ void plans_and_rows_of_another_pool_are_refused() {
         CHECK(kind_thrown_by([&] { run.pool.evaluate(*plan, out.data()); }) == ErrorKind::config);
         CHECK(kind_thrown_by([&] { run.pool.materialize(*plan); }) == ErrorKind::config);
       }
+      run.pool.keep_rows(0, {4, 5});
       CHECK(kind_thrown_by([&] { run.pool.keep_rows(2, {1}); }) == ErrorKind::config);
       CHECK(kind_thrown_by([&] { run.pool.keep_rows(0, {5, 4}); }) == ErrorKind::config);
       CHECK(kind_thrown_by([&] { run.pool.keep_rows(0, {5, 5}); }) == ErrorKind::config);
@@ -180,6 +221,9 @@ void the_next_batch_is_captured_ahead_once_and_of_one_forward_pass() {
     only.reset();
     CHECK(!run.pool.capture_ahead(next));  // its forward pass was thrown away
     only = run.pool.capture(run.plan(4));
+    const auto of_others = std::make_shared<Plan>(*next);
+    of_others->spec = std::make_shared<CollectionSpec>(*next->spec);
+    CHECK(!run.pool.capture_ahead(of_others));  // whose rows would not be forwarded
     CHECK(run.pool.capture_ahead(next));
     CHECK(!run.pool.capture_ahead(next));
     const auto behind = run.pool.capture(run.plan(104));  // which takes the one ahead back
@@ -191,7 +235,7 @@ void the_next_batch_is_captured_ahead_once_and_of_one_forward_pass() {
 void a_dense_state_that_is_on_its_way_is_finished_before_the_next() {
   for (const format::Store store : stores) {
     check::context = "dense states, " + name_of(store);
-    const TemporaryDirectory directory;
+    const TemporaryDirectory directory(TemporaryDirectory::Place::disk);  // memory has none on their way
     make_pool(directory.path(), 1 << 20, store);
     {
       Run run(directory.path(), {.dense_interval = 50});
@@ -215,6 +259,54 @@ void a_dense_state_that_is_on_its_way_is_finished_before_the_next() {
     pool.close();
     CHECK(rows_of_pool(directory.path()) == reference(last_step));
   }
+}
+
+// Steps may update nothing: what was captured ahead of such a one is taken back.
+void a_step_without_an_update_takes_back_what_was_captured_ahead() {
+  check::context = "a step without an update";
+  const TemporaryDirectory directory;
+  make_pool(directory.path(), 1 << 20);
+  {
+    Run run(directory.path(), {});
+    while (run.pool.step() < 3) run.step(false);
+    auto capture = run.pool.capture(run.plan(4));
+    CHECK(run.pool.capture_ahead(run.plan(5)));
+    run.commit_step(4);
+    capture.reset();
+    run.pool.flush();
+    CHECK(run.pool.step() == 4);
+    run.pool.close();
+  }
+  CHECK(rows_of_pool(directory.path()) == reference(3));
+  Pool pool(directory.path(), {});
+  CHECK(pool.step() == 4 && pool.recovery().clean);
+}
+
+// The log is made larger between steps: rows that were captured stay where they are.
+void a_log_does_not_grow_beneath_a_capture() {
+  check::context = "a second, larger forward pass";
+  const TemporaryDirectory directory;
+  make_pool(directory.path(), 4096);
+  beside_a_run(directory.path(), {}, [](Run& run) {
+    const auto small = run.plan(4);
+    const auto capture = run.pool.capture(small);
+    std::vector<float> before(16 * 12);
+    run.pool.lookup(*capture, before.data());
+    std::vector<std::shared_ptr<Capture>> more;
+    bool refused = false;
+    for (std::uint64_t i = 0; i < 100 && !refused; ++i) {
+      try {
+        more.push_back(run.pool.capture(run.plan(100 + i)));
+      } catch (const Error& error) {
+        CHECK(error.kind() == ErrorKind::batch_too_large);
+        refused = true;
+      }
+    }
+    CHECK(refused && !more.empty());
+    std::vector<float> after(before.size());
+    run.pool.lookup(*capture, after.data());
+    CHECK(before == after);
+  });
 }
 
 // Whoever verifies a pool of which everything is lost wants to know so, and no list of a million rows.
@@ -251,6 +343,10 @@ int main() {
   a_batch_larger_than_the_log_is_refused_before_it_is_captured();
   the_next_batch_is_captured_ahead_once_and_of_one_forward_pass();
   a_dense_state_that_is_on_its_way_is_finished_before_the_next();
+  no_dense_state_is_written_beside_a_step_that_was_updated();
+  a_pool_of_dense_states_alone_goes_forward();
+  a_step_without_an_update_takes_back_what_was_captured_ahead();
+  a_log_does_not_grow_beneath_a_capture();
   a_hundred_damaged_rows_are_named();
   return check::passed();
 }
