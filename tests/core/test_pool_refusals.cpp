@@ -1,5 +1,8 @@
 // What a pool refuses: verbs out of turn, plans and rows that are not its own, batches for which there is no room. Each is
 // an error with its kind, and the pool is as it was: it trains on to the same rows.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstdint>
 #include <fstream>
 #include <functional>
@@ -117,6 +120,46 @@ void what_is_closed_is_refused() {
     CHECK(kind_thrown_by([&] { run.pool.capture(plan); }) == ErrorKind::step);
     CHECK(kind_thrown_by([&] { run.pool.flush(); }) == ErrorKind::step);
     CHECK(kind_thrown_by([&] { run.pool.announce(plan); }) == ErrorKind::step);
+  }
+}
+
+// A worker of a DataLoader has the pool's memory and must not have the pool.
+void the_child_of_a_fork_neither_uses_nor_closes_the_pool() {
+  for (const format::Store store : stores) {
+    check::context = "a fork, " + name_of(store);
+    const TemporaryDirectory directory;
+    make_pool(directory.path(), 1 << 20, store);
+    beside_a_run(directory.path(), {}, [](Run& run) {
+      run.pool.flush();
+      const pid_t child = ::fork();
+      CHECK(child >= 0);
+      if (child == 0) {
+        run.pool.close();
+        ::_exit(kind_thrown_by([&] { run.pool.flush(); }) == ErrorKind::step ? 0 : 1);
+      }
+      int status = -1;
+      CHECK(::waitpid(child, &status, 0) == child && status == 0);
+    });
+  }
+}
+
+// The medium that a dial makes slow is asked for rows, their state and their checksums: the rows are the same.
+void a_dialled_pool_has_the_same_rows() {
+  for (const bool row_checksums : {false, true}) {
+    check::context = row_checksums ? "a dial, with checksums" : "a dial";
+    const TemporaryDirectory directory;
+    Script script;
+    script.row_checksums = row_checksums;
+    make_pool(directory.path(), 1 << 20, format::Store::in_place, script);
+    OpenOptions options;
+    options.dial = DialSpec{1e10, 1e10, 1e10, 1e-7, 1e-7, 64, 64, 1e-6, 1e6};
+    {
+      Run run(directory.path(), options, script);
+      while (run.pool.step() < last_step) run.step(true);
+      CHECK(run.pool.dial_counts().has_value());
+      run.pool.close();
+    }
+    CHECK(rows_of_pool(directory.path()) == reference(last_step));
   }
 }
 
@@ -338,6 +381,8 @@ int main() {
   using namespace holdfast;
   verbs_out_of_turn_are_refused();
   what_is_closed_is_refused();
+  the_child_of_a_fork_neither_uses_nor_closes_the_pool();
+  a_dialled_pool_has_the_same_rows();
   plans_and_rows_of_another_pool_are_refused();
   rows_that_do_not_fit_are_not_imported();
   a_batch_larger_than_the_log_is_refused_before_it_is_captured();

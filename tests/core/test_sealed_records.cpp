@@ -312,6 +312,21 @@ void dense_slots_that_make_no_sense_are_named() {
             [](Header& h) { h.step = step_of_pools + 4; });
 }
 
+// Rows that are home cannot go back: the dense state that they went with is lost.
+void rows_that_are_merged_further_than_the_dense_state_are_corruption() {
+  check::context = "merged too far";
+  Files files = pools()[open_log];
+  const bool newest_is_first = load<format::DenseHeader>(files.at("dense-0"), 0).step == step_of_pools;
+  change<format::DenseHeader>(files, {newest_is_first ? "dense-0" : "dense-1", 0},
+                              [](format::DenseHeader& h) { h = {}; });
+  for (const std::size_t at : format::row_log_checkpoint_offset) {
+    change<format::RowLogCheckpoint>(files, {"row-log-0000", at},
+                                     [](format::RowLogCheckpoint& c) { c.merged_step = step_of_pools; });
+  }
+  fuzz::seal_all(files, true);
+  refused(files, "rows are merged up to step 5");
+}
+
 // An earlier life may have saved more than the one that went back and on from there.
 void a_dense_state_that_was_rolled_back_is_not_taken() {
   check::context = "a dense state of a step that was rolled back";
@@ -361,6 +376,7 @@ int main() {
   no_record_begins_where_its_header_has_no_room();
   records_of_a_row_log_that_make_no_sense_are_named();
   dense_slots_that_make_no_sense_are_named();
+  rows_that_are_merged_further_than_the_dense_state_are_corruption();
   a_dense_state_that_was_rolled_back_is_not_taken();
   of_two_dense_states_of_one_step_the_later_lifes_is_taken();
   return check::passed();

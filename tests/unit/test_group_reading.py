@@ -27,6 +27,7 @@ from holdfast.admin.tensor_files import open_tensors
 from holdfast.errors import ConfigError, Corrupted, PoolBusy, PoolExists, PoolNotFound
 from holdfast.files.config import read_config
 from holdfast.group import manifest as manifests
+from holdfast.group import meeting
 from holdfast.group.founding import deal_out_anew
 from holdfast.group.group import Group
 from holdfast.group.opening import OpenOptions
@@ -414,3 +415,24 @@ def test_parts_of_another_version_than_the_manifests_are_another_pools(config: R
         older.check_part(group, 0)
     with pytest.raises(Corrupted, match="a part of format 5"):
         older.check_dense(group / "dense")
+
+
+def test_a_table_that_lies_whole_in_a_shard_has_its_rows_where_they_are_whatever_its_size(
+    config: RunConfig, pool_root: Path
+) -> None:
+    manifest = manifests.read(train_group(on(config, "memory"), pool_root / "group", writers=3))
+    number, table = next((n, table) for n, table in enumerate(manifest.tables) if table.table_shards == 1)
+    rows = np.arange(table.num_embeddings)
+    places, writers = manifest.locate(number, rows)
+    assert places.tolist() == rows.tolist()
+    assert set(writers.tolist()) == {manifest.owner_of[table.first_shard]}
+    larger = replace(table, num_embeddings=2 * table.num_embeddings)
+    assert table.moved(rows.astype(np.uint64), larger).tolist() == rows.tolist()
+    assert (table.end, larger.end) == (table.num_embeddings, 2 * table.num_embeddings)
+
+
+@pytest.mark.parametrize("address", ["a-name-that-may-mean-anything", "203.0.113.7"])
+def test_rank_0_listens_on_no_address_that_is_not_its_machines(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("MASTER_ADDR", address)
+    monkeypatch.setenv("MASTER_PORT", "0")
+    assert meeting._listen_on_master_address() is None
