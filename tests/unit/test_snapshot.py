@@ -511,8 +511,9 @@ def test_the_cores_checksum_goes_on_where_it_was() -> None:
 
 def test_a_snapshot_verifies_every_file_and_names_the_one_that_does_not_hold(chain: Path) -> None:
     snapshot = Snapshot.open(chain / "full")
-    snapshot.verify()
-    assert len(snapshot.files) > 3
+    read: list[int] = []
+    snapshot.verify(read.append)
+    assert sum(read) == sum(file.bytes for file in snapshot.files.values())
     for name in snapshot.files:
         file = chain / "full" / name
         data = bytearray(file.read_bytes())
