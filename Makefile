@@ -52,7 +52,7 @@ test-cxl: build/.native  ## power cuts in a virtual machine, on CXL memory and o
 COVERAGE := $(abspath build/coverage)
 COVERED_PYTHON_TESTS := crash distributed filesystems format $(addprefix device/test_,beside_training.py keys_in_slots.py ways.py) \
   $(addprefix unit/test_,captures.py cli_row_log.py dial.py digest.py ground.py group_reading.py group_snapshot.py importing_tables.py keys.py \
-  log_size.py look_ahead.py put_rows.py reading.py relaxed_keys.py relaxed_lookup.py resizing.py snapshot.py state_tree.py transfer.py)
+  log_size.py look_ahead.py pool_options.py put_rows.py reading.py relaxed_keys.py relaxed_lookup.py resizing.py snapshot.py state_tree.py transfer.py)
 coverage: .venv/.installed  ## which branches of what makes things durable the tests reach, by room; an hour; wants clang++
 	@for tool in clang++ llvm-profdata llvm-cov; do command -v $$tool >/dev/null \
 	  || { echo "coverage: install clang and its llvm tools (of Debian: clang, llvm): there is no $$tool" >&2; exit 1; }; done
