@@ -1,9 +1,7 @@
 #include "base/checksum.h"
 
-#include <algorithm>
 #include <array>
 #include <cstring>
-#include <iterator>
 
 #if defined(__x86_64__)
 #pragma GCC diagnostic push
@@ -40,8 +38,10 @@ constexpr std::uint32_t power_of_x(std::size_t exponent) {
 
 // zeros[k][b] = x^(8 × b × 256^k): what b × 256^k bytes of zeros do to a state.
 constexpr std::size_t max_length_bytes = 6;
-const auto zeros = [] {
-  std::array<std::array<std::uint32_t, 256>, max_length_bytes> powers{};
+using Zeros = std::array<std::array<std::uint32_t, 256>, max_length_bytes>;
+
+Zeros make_zeros() {
+  Zeros powers{};
   std::uint32_t unit = power_of_x(8);
   for (auto& of_digit : powers) {
     of_digit[0] = one;
@@ -49,10 +49,11 @@ const auto zeros = [] {
     unit = multiply(of_digit[255], unit);
   }
   return powers;
-}();
+}
 
 // The state after `bytes` zeros more.
 std::uint32_t advance(std::uint32_t state, std::size_t bytes) {
+  static const Zeros zeros = make_zeros();
   for (std::size_t k = 0; bytes != 0; ++k, bytes >>= 8) {
     if ((bytes & 0xff) != 0) state = multiply(state, zeros[k][bytes & 0xff]);
   }
@@ -105,16 +106,19 @@ std::uint64_t word_at(const unsigned char* data) {
 // The CRC instruction has a latency of three cycles and a throughput of one, so three blocks are summed side by side
 // and joined: advancing a state over `block` zeros is linear, hence four table look-ups.
 constexpr std::size_t block = 1024;
-const auto block_zeros = [] {
-  std::array<std::array<std::uint32_t, 256>, 4> of{};
+using BlockZeros = std::array<std::array<std::uint32_t, 256>, 4>;
+
+BlockZeros make_block_zeros() {
+  BlockZeros of{};
   const std::uint32_t factor = advance(one, block);
   for (std::uint32_t byte = 0; byte < 4; ++byte) {
     for (std::uint32_t value = 0; value < 256; ++value) of[byte][value] = multiply(value << 8 * byte, factor);
   }
   return of;
-}();
+}
 
 std::uint32_t advance_block(std::uint32_t state) {
+  static const BlockZeros block_zeros = make_block_zeros();
   return block_zeros[0][state & 0xff] ^ block_zeros[1][(state >> 8) & 0xff] ^ block_zeros[2][(state >> 16) & 0xff] ^
          block_zeros[3][state >> 24];
 }
@@ -232,16 +236,35 @@ HOLDFAST_CLMUL Crcs of_each_clmul(Crcs crcs, const Messages& messages, std::size
   return bytes < long_bytes ? of_each_sse42(crcs, messages, bytes) : one_by_one<update_clmul>(crcs, messages, bytes);
 }
 
-const bool has_sse42 = (__builtin_cpu_init(), __builtin_cpu_supports("sse4.2") != 0);
-const bool has_clmul = has_sse42 && __builtin_cpu_supports("pclmul") != 0 && __builtin_cpu_supports("avx512vl") != 0 &&
-                       __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("vpclmulqdq") != 0;
-
 #endif
 
+// Nothing of this file is made before it is wanted: objects of other files may take checksums before main, and before this
+// file's turn.
+ChecksumWay checksum_way(std::size_t number) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool has_sse42 = __builtin_cpu_supports("sse4.2") != 0;
+  const bool has_clmul = has_sse42 && __builtin_cpu_supports("pclmul") != 0 &&
+                         __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
+                         __builtin_cpu_supports("vpclmulqdq") != 0;
+  const ChecksumWay ways[] = {{"clmul", update_clmul, of_each_clmul, has_clmul},
+                              {"sse4.2", update_sse42, of_each_sse42, has_sse42},
+                              {"portable", update_portable, one_by_one<update_portable>, true}};
+#else
+  const ChecksumWay ways[] = {{"clmul", nullptr, nullptr, false},
+                              {"sse4.2", nullptr, nullptr, false},
+                              {"portable", update_portable, one_by_one<update_portable>, true}};
+#endif
+  return ways[number];
+}
+
 const ChecksumWay& best_way() {
-  static const ChecksumWay* const best = std::find_if(std::begin(checksum_ways), std::end(checksum_ways),
-                                                      [](const ChecksumWay& way) { return way.runs_here; });
-  return *best;
+  static const ChecksumWay best = [] {
+    std::size_t number = 0;
+    while (!checksum_way(number).runs_here) ++number;
+    return checksum_way(number);
+  }();
+  return best;
 }
 
 std::uint32_t update(std::uint32_t state, const void* data, std::size_t bytes) {
@@ -250,15 +273,7 @@ std::uint32_t update(std::uint32_t state, const void* data, std::size_t bytes) {
 
 }  // namespace
 
-#if defined(__x86_64__)
-const ChecksumWay checksum_ways[3] = {{"clmul", update_clmul, of_each_clmul, has_clmul},
-                                      {"sse4.2", update_sse42, of_each_sse42, has_sse42},
-                                      {"portable", update_portable, one_by_one<update_portable>, true}};
-#else
-const ChecksumWay checksum_ways[3] = {{"clmul", nullptr, nullptr, false},
-                                      {"sse4.2", nullptr, nullptr, false},
-                                      {"portable", update_portable, one_by_one<update_portable>, true}};
-#endif
+const ChecksumWay checksum_ways[3] = {checksum_way(0), checksum_way(1), checksum_way(2)};
 
 std::uint32_t crc32c(std::uint32_t crc, const void* data, std::size_t bytes) { return ~update(~crc, data, bytes); }
 

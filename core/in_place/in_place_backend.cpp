@@ -158,10 +158,10 @@ DialWork InPlaceBackend::writes_of(const CollectionSpec& spec,
   return work;
 }
 
+// Asked for where the medium is dialled.
 DialWork InPlaceBackend::lookups_of(const Plan& plan, const std::vector<std::uint64_t>& num_lookups) const {
   DialWork work;
   const Dial* dial = medium_.dial();
-  if (dial == nullptr) return work;
   std::uint64_t bytes = 0;
   for (std::size_t t = 0; t < plan.tables.size(); ++t) {
     const RowTable& table = store_.table(plan.spec->tables[t].number);
@@ -366,7 +366,7 @@ std::shared_ptr<Capture> InPlaceBackend::capture(std::shared_ptr<const Plan> pla
 }
 
 bool InPlaceBackend::capture_ahead(std::shared_ptr<const Plan> next, std::uint64_t step) {
-  if (ahead_ || updated_ || parts_.size() != 1) return false;
+  if (ahead_ || parts_.size() != 1) return false;
   const auto current = parts_.front().capture.lock();
   if (!current || current->plan->spec != next->spec) return false;
   if (log_is_low()) return false;

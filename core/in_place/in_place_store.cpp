@@ -236,9 +236,9 @@ void InPlaceStore::add_reads(DialWork& work, std::size_t index, std::uint64_t nu
   if (table.tags.file) dial->add_reads(work, num_rows, RowChecksums::row_bytes);
 }
 
+// Asked for where the medium is dialled.
 void InPlaceStore::add_writes(DialWork& work, std::size_t index, std::uint64_t num_rows) const {
   const Dial* dial = medium_.dial();
-  if (dial == nullptr) return;
   const Table& table = tables_[index];
   dial->add_writes(work, num_rows, table.weight_bytes());
   dial->add_writes(work, num_rows, table.state_bytes());

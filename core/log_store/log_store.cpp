@@ -171,7 +171,7 @@ StepMark LogStore::scan() {
 
 void LogStore::index(std::uint64_t epoch, std::uint64_t step_limit) {
   log_.check_start(epoch, step_limit);
-  if (writable_) latching([&] { log_.make_found_durable(); });
+  latching([&] { log_.make_found_durable(); });
   rebuild_index(step_limit);
   indexed_step_ = step_limit;
 }

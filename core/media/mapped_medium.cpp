@@ -214,9 +214,11 @@ class MappedFile final : public File {
       const std::size_t part = std::min(buffer.size(), bytes - done);
       const auto at = static_cast<off_t>(offset + done);
       const ssize_t got = ::pread(fd_, buffer.data(), part, at);
+      if (got < 0 && errno == EINTR) continue;
       if (got < 0) throw_errno("reading " + name_, errno);
       std::fill(buffer.begin() + got, buffer.begin() + static_cast<std::ptrdiff_t>(part), '\0');
       const ssize_t put = ::pwrite(fd_, buffer.data(), part, at);
+      if (put < 0 && errno == EINTR) continue;
       if (put <= 0) throw_errno("allocating " + std::to_string(bytes) + " bytes of " + name_, put < 0 ? errno : ENOSPC);
       done += static_cast<std::size_t>(put);
     }

@@ -246,6 +246,22 @@ void LiveCopy::check() {
   if (failure_) std::rethrow_exception(failure_);
 }
 
+void LiveCopy::refuse_another_life() const {
+  if (superblock_->read_epoch().epoch == epoch_) return;
+  throw Error(ErrorKind::overtaken, medium_->description() + ": the pool was opened anew");
+}
+
+// Where the pool was opened anew, what is there does not go on from what was read. That is no damage.
+template <class Work>
+auto LiveCopy::in_one_life(const Work& work) const {
+  try {
+    return work();
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::corrupted) refuse_another_life();
+    throw;
+  }
+}
+
 LiveCopy::Fixed LiveCopy::fix() {
   {
     const std::lock_guard lock(mutex_);
@@ -261,16 +277,18 @@ LiveCopy::Fixed LiveCopy::fix() {
   }
   if (has_dense && !dense) throw Error(ErrorKind::overtaken, dense_[0]->name() + ": written over while it was read");
   const std::lock_guard lock(mutex_);
-  check();
-  if (!dense) return {source_->fix_without_dense(), std::nullopt};
-  source_->fix(dense->header.step);
+  in_one_life([this] { check(); });
+  if (!dense) return {in_one_life([this] { return source_->fix_without_dense(); }), std::nullopt};
+  in_one_life([&] { source_->fix(dense->header.step); });
   return {{dense->header.step, dense->header.cursor, dense->header.row_updates}, std::move(dense)};
 }
 
 std::uint64_t LiveCopy::newest_step() {
   const std::lock_guard lock(mutex_);
-  check();
-  return source_->newest_step();
+  return in_one_life([this] {
+    check();
+    return source_->newest_step();
+  });
 }
 
 void LiveCopy::raise_floor(std::uint64_t floor) {
@@ -280,17 +298,19 @@ void LiveCopy::raise_floor(std::uint64_t floor) {
 
 void LiveCopy::fix_at(std::uint64_t step) {
   const std::lock_guard lock(mutex_);
-  check();
-  fixing_ = true;
-  source_->fix(step);
+  in_one_life([&] {
+    check();
+    fixing_ = true;
+    source_->fix(step);
+  });
 }
 
 std::size_t LiveCopy::copy_rows(std::uint32_t table, std::uint64_t& first, const WorkingRows& out, std::size_t count) {
   {
     const std::lock_guard lock(mutex_);
-    check();
+    in_one_life([this] { check(); });
   }
-  return source_->copy_rows(table, first, out, count);
+  return in_one_life([&] { return source_->copy_rows(table, first, out, count); });
 }
 
 void LiveCopy::initial_rows(std::uint32_t table, const std::uint64_t* rows, std::size_t num_rows,
@@ -303,11 +323,11 @@ void LiveCopy::initial_rows(std::uint32_t table, const std::uint64_t* rows, std:
 
 void LiveCopy::settle() {
   stop();
-  check();
-  source_->settle();
-  if (superblock_->read_epoch().epoch != epoch_) {
-    throw Error(ErrorKind::overtaken, medium_->description() + ": the pool was opened anew");
-  }
+  in_one_life([this] {
+    check();
+    source_->settle();
+  });
+  refuse_another_life();
 }
 
 std::size_t LiveCopy::corrections(std::uint32_t table, std::uint64_t& first, const WorkingRows& out,

@@ -99,6 +99,9 @@ class LiveCopy {
   void run();
   void stop();
   void check();
+  void refuse_another_life() const;
+  template <class Work>
+  auto in_one_life(const Work& work) const;
 
   std::unique_ptr<Medium> medium_;
   std::unique_ptr<Superblock> superblock_;

@@ -420,9 +420,7 @@ void LogBackend::import_rows(std::size_t table, std::span<const std::uint64_t> r
   store_.import_rows(static_cast<std::uint32_t>(table), rows, weights, state);
 }
 
-void LogBackend::end_steps() {
-  if (merger_) merger_->let_through();
-}
+void LogBackend::end_steps() { merger_->let_through(); }
 
 // An update that was not committed is in memory only.
 void LogBackend::close(bool) {
@@ -439,7 +437,7 @@ void LogBackend::close(bool) {
 
 void LogBackend::stop() noexcept {
   if (warming_) warming_->stop();
-  if (merger_) merger_->stop();
+  merger_->stop();
 }
 
 std::optional<Traffic> LogBackend::traffic() const {

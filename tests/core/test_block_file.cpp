@@ -232,9 +232,11 @@ void a_file_of_blocks_takes_whole_blocks(const std::string& directory) {
   CHECK(file.unit_bytes() == format::block_bytes);
   const SectorBuffer buffer(2 * format::block_bytes);
   std::memset(buffer.data(), 1, buffer.size());
-  for (const auto& [offset, bytes] : {std::pair{sector, format::block_bytes}, {std::size_t{0}, sector}}) {
-    CHECK(kind_thrown_by([&] { file.write(offset, bytes, buffer.data()); }) == ErrorKind::config);
-  }
+  const auto refuses = [&](std::size_t offset, std::size_t bytes) {
+    return kind_thrown_by([&] { file.write(offset, bytes, buffer.data()); }) == ErrorKind::config;
+  };
+  CHECK(refuses(sector, format::block_bytes));
+  CHECK(refuses(0, sector));
   CHECK(kind_thrown_by([&] { file.write(0, format::block_bytes, buffer.data() + sector); }) == ErrorKind::config);
   file.write(format::block_bytes, format::block_bytes, buffer.data());
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -14,6 +15,16 @@
 namespace {
 
 using namespace holdfast;
+
+// Before main, and, as the linker lays things out, before the core's own objects are made.
+const std::uint32_t early = crc32c(0, "123456789", 9);
+const std::string long_message(20'000, 'x');
+const std::uint32_t early_of_long = crc32c(0, long_message.data(), long_message.size());
+
+void checksums_taken_before_main_are_right() {
+  CHECK(early == 0xe3069283);
+  CHECK(early_of_long == crc32c(0, long_message.data(), long_message.size()));
+}
 
 std::vector<unsigned char> random_bytes(Random& random, std::size_t count) {
   std::vector<unsigned char> bytes(count);
@@ -107,6 +118,7 @@ void parts_in_any_order_give_the_whole(Random& random) {
 
 int main(int argc, char** argv) {
   Random random(check::seed_from(argc, argv));
+  checksums_taken_before_main_are_right();
   published_values();
   all_ways_agree(random);
   several_side_by_side_are_each_as_if_alone(random);

@@ -2,6 +2,7 @@
 // wrote over what was still to be read, it says so. Everything here happens in a scripted order.
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -233,16 +234,146 @@ void a_row_log_that_comes_round_is_noticed() {
 }
 
 void a_pool_that_is_opened_anew_is_noticed() {
-  check::context = "opened anew";
+  for (const format::Store store : {format::Store::in_place, format::Store::log}) {
+    check::context = "opened anew, store " + std::to_string(static_cast<int>(store));
+    const TemporaryDirectory directory;
+    make_pool(directory.path(), 1 << 20, store);
+    {
+      Run run(directory.path(), {});
+      while (run.pool.step() < 3) run.step(false);
+      run.pool.close();
+    }
+    LiveCopy copy(directory.path());
+    copy.fix();
+    Run run(directory.path(), {});
+    run.step(false);
+    run.pool.flush();
+    // A follower meets a record that no checkpoint of its life has announced.
+    if (store == format::Store::log) CHECK(kind_thrown_by([&] { copy.newest_step(); }) == ErrorKind::overtaken);
+    CHECK(kind_thrown_by([&] { copy.settle(); }) == ErrorKind::overtaken);
+  }
+}
+
+// What an earlier life logged is not in this one's chain.
+void a_copy_does_not_go_back_behind_the_life_that_it_began_in() {
+  check::context = "behind the life";
   const TemporaryDirectory directory;
   make_pool(directory.path(), 1 << 20);
   {
-    Run(directory.path(), {}).pool.close();
+    Run run(directory.path(), {});
+    while (run.pool.step() < 3) run.step(false);
+    run.pool.close();
   }
-  LiveCopy copy(directory.path());
-  copy.fix();
   const Run run(directory.path(), {});
-  CHECK(kind_thrown_by([&] { copy.settle(); }) == ErrorKind::overtaken);
+  const auto medium = open_pool_medium(directory.path());
+  const Superblock superblock(*medium, false);
+  const InPlaceStore store(*medium, superblock.row_tables(), false, false);
+  UndoFollower follower(*medium, superblock, store);
+  CHECK(kind_thrown_by([&] { follower.fix(2); }) == ErrorKind::overtaken);
+  UndoFollower at_its_beginning(*medium, superblock, store);
+  at_its_beginning.fix(3);
+  at_its_beginning.catch_up();
+}
+
+void a_log_that_is_made_larger_is_noticed() {
+  check::context = "a larger log";
+  const TemporaryDirectory directory;
+  make_pool(directory.path(), 16384);
+  Run run(directory.path(), {.grow_log = true});
+  const auto medium = open_pool_medium(directory.path());
+  const Superblock superblock(*medium, false);
+  const InPlaceStore store(*medium, superblock.row_tables(), false, false);
+  UndoFollower follower(*medium, superblock, store);
+  follower.fix(0);
+  run.step(false);
+  run.pool.flush();
+  CHECK(kind_thrown_by([&] { follower.catch_up(); }) == ErrorKind::overtaken);
+}
+
+// Until a step is fixed, records of steps that it cannot be are dropped as they come.
+void what_was_followed_before_a_step_is_fixed_is_not_kept() {
+  check::context = "followed before";
+  const TemporaryDirectory directory;
+  make_pool(directory.path(), 1 << 20);
+  Run run(directory.path(), {});
+  const auto medium = open_pool_medium(directory.path());
+  const Superblock superblock(*medium, false);
+  const auto tables = superblock.row_tables();
+  const InPlaceStore store(*medium, tables, false, false);
+  UndoFollower follower(*medium, superblock, store);
+  for (const std::uint64_t floor : {2u, 4u}) {
+    while (run.pool.step() < floor + 1) run.step(false);
+    run.pool.flush();
+    follower.follow(floor);
+  }
+  follower.fix(5);
+  while (run.pool.step() < 8) run.step(false);
+  run.pool.flush();
+  follower.catch_up();
+  const auto expected = reference(5);
+  const RowTable& table = tables[0];
+  std::vector<std::uint64_t> rows(table.num_rows);
+  std::vector<std::byte> weights(table.num_rows * table.weight_bytes());
+  std::vector<float> state(table.num_rows * table.spec.state_floats);
+  const std::size_t got = follower.versions().read(0, 0, {rows.data(), weights.data(), state.data()}, rows.size());
+  CHECK(got > 50);
+  for (std::size_t i = 0; i < got; ++i) {
+    CHECK(std::memcmp(weights.data() + i * table.weight_bytes(), expected.data() + rows[i] * table.weight_bytes(),
+                      table.weight_bytes()) == 0);
+  }
+}
+
+// A row that does not hold its checksum is one that is being written, if the log has it, and damaged if not.
+void a_damaged_row_is_named_when_the_copy_settles() {
+  for (const format::Store store : {format::Store::in_place, format::Store::log}) {
+    check::context = "a damaged row, store " + std::to_string(static_cast<int>(store));
+    const TemporaryDirectory directory;
+    Script script;
+    script.row_checksums = true;
+    make_pool(directory.path(), 64 << 10, store, script);
+    {
+      Run run(directory.path(), {}, script);
+      while (run.pool.step() < 40) run.step(false);
+      run.pool.empty_log();
+      run.pool.close();
+    }
+    const char* const what = store == format::Store::log ? "home" : "weights";
+    std::fstream file(directory.path() + "/shard-0000/table-0000." + what,
+                      std::ios::binary | std::ios::in | std::ios::out);
+    file.seekp(3);
+    file.put('\x5a');
+    file.close();
+    LiveCopy copy(directory.path());
+    if (copy.fixes_first()) copy.fix();
+    Assembled(copy).take(
+        copy.tables(),
+        [&](std::uint32_t t, std::uint64_t& first, const WorkingRows& out, std::size_t count) {
+          return copy.copy_rows(t, first, out, count);
+        },
+        [] {});
+    if (!copy.fixes_first()) copy.fix();
+    CHECK(kind_thrown_by([&] { copy.settle(); }) == ErrorKind::corrupted);
+  }
+}
+
+void a_step_that_the_row_log_does_not_have_is_not_fixed() {
+  check::context = "a step to come";
+  const TemporaryDirectory directory;
+  make_pool(directory.path(), 1 << 20, format::Store::log);
+  Run run(directory.path(), {});
+  const auto medium = open_pool_medium(directory.path());
+  const Superblock superblock(*medium, false);
+  {
+    LiveCopy copy(directory.path());
+    CHECK(!copy.fixed_record().has_value() && !copy.log_goes_on_from({format::no_position, 0}));
+  }
+  while (run.pool.step() < 3) run.step(false);
+  run.pool.flush();
+  LogStore store(directory.path(), superblock.row_tables(), {.writable = false, .identity = superblock.identity()});
+  store.scan();
+  RowLogFollower follower(store);
+  CHECK(kind_thrown_by([&] { follower.fix(4); }) == ErrorKind::overtaken);
+  follower.fix(3);
 }
 
 }  // namespace
@@ -255,5 +386,10 @@ int main() {
   holdfast::a_log_that_comes_round_is_noticed();
   holdfast::a_row_log_that_comes_round_is_noticed();
   holdfast::a_pool_that_is_opened_anew_is_noticed();
+  holdfast::a_copy_does_not_go_back_behind_the_life_that_it_began_in();
+  holdfast::a_log_that_is_made_larger_is_noticed();
+  holdfast::what_was_followed_before_a_step_is_fixed_is_not_kept();
+  holdfast::a_damaged_row_is_named_when_the_copy_settles();
+  holdfast::a_step_that_the_row_log_does_not_have_is_not_fixed();
   return 0;
 }

@@ -1,4 +1,6 @@
 // The log store, one claim at a time: what it refuses, what a failure leaves, what it counts.
+#include <sys/resource.h>
+
 #include <array>
 #include <cstdint>
 #include <filesystem>
@@ -229,6 +231,32 @@ void counters_say_what_was_written(std::uint64_t seed) {
   }
 }
 
+// Each table has two files, and a system lets few be open where nobody asks for more.
+void a_store_of_many_tables_has_all_of_their_files(std::uint64_t seed) {
+  struct rlimit before{};
+  CHECK(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const std::vector<RowTable> tables(201, one_table()[0]);
+  const struct rlimit few{256, before.rlim_max};
+  CHECK(before.rlim_max > 2 * tables.size() + 64 && ::setrlimit(RLIMIT_NOFILE, &few) == 0);
+  {
+    Subject subject(tables, 1 << 20, buffered(), seed);
+    subject.append(5);
+    subject.sync();
+    subject.merge(subject.store->last().step);
+    subject.fetch_all();
+  }
+  CHECK(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+}
+
+void rows_that_a_store_does_not_have_are_refused(std::uint64_t seed) {
+  Subject subject(one_table(), 64 << 10, buffered(), seed);
+  make_three_records(subject);
+  std::vector<OwnedRows> wanted;
+  wanted.emplace_back(0, one_table()[0], std::vector<std::uint64_t>{5, one_table()[0].num_rows});
+  CHECK(kind_thrown_by([&] { subject.store->fetch(views(wanted)); }) == ErrorKind::config);
+  subject.fetch_all();
+}
+
 }  // namespace
 }  // namespace holdfast
 
@@ -249,6 +277,8 @@ int main(int argc, char** argv) {
   run("a failed read", a_failed_read_leaves_the_store_usable);
   run("a step without rows", a_step_that_updated_nothing_is_a_record_too);
   run("touched rows of a large table", touched_rows_of_a_large_table_are_found);
+  run("many tables", a_store_of_many_tables_has_all_of_their_files);
+  run("rows of nobody", rows_that_a_store_does_not_have_are_refused);
   run("counters", counters_say_what_was_written);
   return check::passed();
 }

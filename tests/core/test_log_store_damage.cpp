@@ -1,15 +1,19 @@
 // What a log store says of damage: what is told from a torn tail, and what is named.
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/checksum.h"
 #include "base/error.h"
 #include "check.h"
+#include "log_store/numbered_checksum.h"
 #include "log_store_model.h"
 #include "thrown.h"
 
@@ -128,15 +132,63 @@ void damage_to_addresses_is_never_taken_for_untouched_rows(std::uint64_t seed) {
   for (const std::uint64_t offset : {0, 8, 60, 4096, 4096 + 11, 4096 + 508}) {
     corrupted_by([&](const std::string& file) { flip(file, offset); });
   }
-  for (const auto& [offset, bytes] : {std::pair(0, 64), std::pair(4096, 512), std::pair(0, 8192)}) {
+  const auto zeroes_corrupt = [&](std::streamoff offset, std::size_t bytes) {
     corrupted_by([&](const std::string& file) {
       std::fstream stream(file, std::ios::binary | std::ios::in | std::ios::out);
       stream.seekp(offset);
-      stream.write(std::string(static_cast<std::size_t>(bytes), '\0').data(), bytes);
+      stream.write(std::string(bytes, '\0').data(), static_cast<std::streamsize>(bytes));
     });
-  }
+  };
+  zeroes_corrupt(0, 64);
+  zeroes_corrupt(4096, 512);
+  zeroes_corrupt(0, 8192);
   corrupted_by([](const std::string& file) { std::filesystem::remove(file); });
   corrupted_by([](const std::string& file) { std::filesystem::resize_file(file, 4096); });
+}
+
+// Rows 1, 5 and 100, of which addresses say what cannot be, and hold their checksums.
+void sealed_addresses_that_make_no_sense_are_named(std::uint64_t seed) {
+  const std::uint32_t table_and_shard[2] = {0, 0};
+  const std::uint32_t own_seed = crc32c(identity_of_tests.seed(), table_and_shard, sizeof(table_and_shard));
+  const auto refused = [&](const std::string& words, const std::function<void(std::string & file)>& damage) {
+    Subject subject(one_table(), 64 << 10, buffered(), seed);
+    make_three_records(subject);
+    subject.merge(3);
+    subject.crash();
+    const std::string name = subject.file("shard-0000/table-0000.addresses");
+    std::ifstream in(name, std::ios::binary);
+    std::string file(std::istreambuf_iterator<char>(in), {});
+    in.close();
+    damage(file);
+    std::ofstream(name, std::ios::binary).write(file.data(), static_cast<std::streamsize>(file.size()));
+    try {
+      subject.open(every_step);
+      CHECK(false);
+    } catch (const Error& error) {
+      check::context += std::string(", which said '") + error.what() + "'";
+      CHECK(error.kind() == ErrorKind::corrupted);
+      CHECK(std::string(error.what()).find(name) == 0 && std::string(error.what()).find(words) != std::string::npos);
+    }
+  };
+  refused(" rows have addresses, of ", [&](std::string& file) {
+    format::HomeAddressesHeader header;
+    std::memcpy(&header, file.data(), sizeof(header));
+    CHECK(header.count == 3 && header.own_seed == 1);
+    header.count = one_table()[0].num_rows + 1;
+    header.crc = crc_of(header, own_seed);
+    std::memcpy(file.data(), &header, sizeof(header));
+  });
+  const auto with_sector = [&](std::string& file, const std::function<void(char* sector)>& edit) {
+    char* const sector = file.data() + 4096;
+    edit(sector);
+    const std::uint32_t checksum = numbered_checksum(reinterpret_cast<const std::byte*>(sector), 508, 0, own_seed);
+    std::memcpy(sector + 508, &checksum, sizeof(checksum));
+  };
+  refused(" has two addresses",
+          [&](std::string& file) { with_sector(file, [](char* sector) { std::memcpy(sector, sector + 5, 5); }); });
+  refused(" of a home of ", [&](std::string& file) {
+    with_sector(file, [](char* sector) { sector[4] = 1; });  // 2^32 rows further
+  });
 }
 
 void addresses_of_an_earlier_day_are_refused(std::uint64_t seed) {
@@ -256,6 +308,7 @@ int main(int argc, char** argv) {
   run("a damaged row at home", a_damaged_row_at_home_is_named);
   run("damage beneath the log", damage_to_a_row_that_the_log_has_is_none);
   run("damaged addresses", damage_to_addresses_is_never_taken_for_untouched_rows);
+  run("sealed addresses", sealed_addresses_that_make_no_sense_are_named);
   run("earlier addresses", addresses_of_an_earlier_day_are_refused);
   run("a damaged row by number", a_damaged_row_that_lies_by_number_is_named);
   run("verification", verification_names_every_damage_of_rows_by_number);

@@ -301,22 +301,25 @@ void rows_of_other_writers_are_refused() {
     trainer.run_to(3);
     const ShardLayout large = ShardLayout::split(140003, num_shards);
     const ShardLayout small = ShardLayout::split(41, num_shards);
-    const std::pair<std::size_t, std::uint64_t> foreign[] = {
+    struct Row {
+      std::uint32_t table;
+      std::uint64_t place;
+    };
+    const Row foreign[] = {
         {0, large.first_place(0)}, {0, large.first_place(1) + large.rows_in(1)}, {0, large.end_place() - 1},
         {1, small.first_place(2)}, {1, small.first_place(1) + small.rows_in(1)}, {2, 7},
     };
     std::vector<float> out(14);
-    for (const auto& [table, place] : foreign) {
-      const auto plan = trainer.plan_of(table, place);
+    for (const Row& row : foreign) {
+      const auto plan = trainer.plan_of(row.table, row.place);
       CHECK(kind_thrown_by([&] { trainer.pool.announce(plan); }) == ErrorKind::config);
       CHECK(kind_thrown_by([&] { trainer.pool.capture(plan); }) == ErrorKind::config);
       CHECK(kind_thrown_by([&] { trainer.pool.evaluate(*plan, out.data()); }) == ErrorKind::config);
-      CHECK(kind_thrown_by([&] { trainer.pool.keep_rows(static_cast<std::uint32_t>(table), {place}); }) ==
-            ErrorKind::config);
+      CHECK(kind_thrown_by([&] { trainer.pool.keep_rows(row.table, {row.place}); }) == ErrorKind::config);
       Reader reader(path);
       std::vector<std::byte> weights(64);
       CHECK(kind_thrown_by([&] { reader.evaluate(*plan, out.data()); }) == ErrorKind::config);
-      CHECK(kind_thrown_by([&] { reader.read_rows(table, place, 1, weights.data(), out.data()); }) ==
+      CHECK(kind_thrown_by([&] { reader.read_rows(row.table, row.place, 1, weights.data(), out.data()); }) ==
             ErrorKind::config);
     }
     trainer.pool.evaluate(*trainer.plan_of(0, large.first_place(1)), out.data());

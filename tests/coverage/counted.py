@@ -5,13 +5,12 @@ interpreter.py makes that interpreter. Nothing here is imported by tests."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build/coverage"
@@ -34,20 +33,6 @@ def _core() -> Path:
     return found[0]
 
 
-def _write_counters_before_exit() -> None:
-    exit_at_once = os._exit
-
-    def exit_counted(status: int) -> NoReturn:
-        try:
-            core = sys.modules.get("holdfast._core")
-            if core is not None:
-                ctypes.CDLL(str(core.__file__)).holdfast_write_counters()
-        finally:
-            exit_at_once(status)  # a child that went on would run the tests of its parent
-
-    os._exit = exit_counted
-
-
 def begin() -> None:
     """Begins the measurement, where the environment asks for one."""
     sys.path.insert(0, str(ROOT / "src"))
@@ -57,7 +42,6 @@ def begin() -> None:
     import coverage
 
     coverage.process_startup()
-    _write_counters_before_exit()
 
 
 begin()

@@ -1,37 +1,45 @@
 """Branches of the durability rooms that the tests reach: one table, and the lines of what is left.
 
-A branch is where the code decides: what only an exception takes is none, in C++, nor is the call that may throw it.
-What a process did that a test killed is not counted.
+A branch is one of the two ways that a condition of the source goes: of an if, a loop, a case, ?:, and of each operand
+of && and ||. clang counts them where it reads the source, so optimization changes nothing of them, and what the
+compiler adds is none: calls that may throw, and what an exception would destroy. gcov counts the jumps of the code, and
+cannot tell those from decisions. A condition that the compiler knows (if constexpr, while (true)) is none, and a
+condition of a template is one, whichever of its instances goes which way.
+
+In C++ what a process did that a test killed is counted, in Python it is not.
 
 Usage: rooms.py DIRECTORY, of a build with counters in which `make coverage` has run the tests."""
 
 from __future__ import annotations
 
 import json
-import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 ROOT = Path(__file__).resolve().parents[2]
 
 # By the names of files in core/, without .cpp or .h.
 NATIVE_ROOMS = {
     "log": "undo_log undo undo_follower row_log row_log_follower log_record log_store log_store_append "
-    "log_store_follow row_index row_image block_file block_queue sector_runs",
+    "log_store_follow log_store_sweep row_index row_image row_versions row_tag block_file block_queue sector_runs",
     "slots": "dense_slots dense_copy mapped_medium medium",
-    "commit": "pool pool_commit background row_backend in_place_backend in_place_store log_backend pool_lock "
-    "row_checksums",
+    "commit": "pool pool_files pool_commit background row_backend in_place_backend in_place_store log_backend "
+    "pool_lock row_checksums",
     "recovery": "recovery pool_opening superblock superblock_repair repair unpublished label directory ground "
     "log_store_survey reader row_view live_copy",
-    "merge": "log_merger log_store_merge log_store_home home_bits",
+    "merge": "log_merger log_store_merge log_store_versions log_store_home home home_addresses home_bits "
+    "numbered_checksum",
 }
+# Folders of core/ of which every file is in a room, so that a new one is not forgotten.
+WHOLE_FOLDERS = ["commit", "in_place", "layout", "log_store", "pool", "readers"]
 # By their names in src/holdfast/.
 PYTHON_ROOMS = {
-    "slots": ["train/checkpoint.py", "state/state_tree.py", "files/durable.py"],
+    "slots": ["train/checkpoint.py", "pools/dense_state.py", "state/*tree*.py", "files/durable.py"],
     "commit": ["pools/pool.py", "pools/directory.py", "files/locks.py"],
     "recovery": ["admin/repair.py", "admin/snapshot/*.py", "files/manifests.py"],
     "group": ["group/*.py"],
@@ -56,48 +64,50 @@ class Branches:
         return 100.0 * self.covered / self.total if self.total else 100.0
 
 
+# A condition in llvm-cov's text: its line and column, and how often it was true and false. One that the compiler knows
+# has no numbers.
+_CONDITION = re.compile(r"Branch \((\d+):(\d+)\): \[True: ([^,]+), False: ([^]]+)\]")
+
+
 def native_branches(build: Path) -> dict[str, Branches]:
     """By the files' paths from the repository's root."""
-    report = build / "native.json"
-    objects = build / "CMakeFiles/holdfast_core.dir"
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "gcovr", "--root", str(ROOT), "--object-directory", str(build), str(objects)),
-            *("--filter", f"{ROOT}/core/.*", "--exclude", f"{ROOT}/core/(binding|kernels)/.*"),
-            *("--exclude-unreachable-branches", "--merge-mode-functions", "separate"),
-            *("-j", str(os.cpu_count() or 1), "--json", str(report)),
-        ],
-        check=True,
-    )
-    return {file["file"]: _native(file) for file in json.loads(report.read_text())["files"]}
+    profile = build / "native.profdata"
+    parts = sorted(str(part) for part in (build / "profiles").glob("*.profraw"))
+    subprocess.run(["llvm-profdata", "merge", "-sparse", "-o", str(profile), *parts], check=True)
+    # The core as a library, and as the module for what headers give to the binding alone.
+    objects = [str(build / "libholdfast_core.a"), *(f"-object={module}" for module in build.glob("_core*.so"))]
+    arguments = ["show", "-show-branches=count", f"-instr-profile={profile}", *objects]
+    report = subprocess.run(["llvm-cov", *arguments], check=True, stdout=subprocess.PIPE, text=True)
+    conditions: dict[Path, dict[tuple[str, str], list[bool]]] = {}
+    of_file: dict[tuple[str, str], list[bool]] = {}
+    for line in report.stdout.splitlines():
+        if line.startswith("/"):
+            of_file = conditions.setdefault(Path(line.removesuffix(":")), {})
+        elif found := _CONDITION.search(line):
+            ways = of_file.setdefault((found[1], found[2]), [False, False])
+            for way, count in enumerate(found.groups()[2:]):
+                ways[way] = ways[way] or count != "0"
+    return {
+        str(path.relative_to(ROOT)): _native(of_file)
+        for path, of_file in conditions.items()
+        if path.is_relative_to(ROOT / "core") and not path.is_relative_to(ROOT / "core/binding")
+    }
 
 
-def _native(file: dict[str, Any]) -> Branches:
-    taken: dict[tuple[int, int], bool] = {}
-    for line in file["lines"]:
-        for number, branch in enumerate(_decisions(line.get("branches", []))):
-            key = (line["line_number"], number)
-            taken[key] = taken.get(key, False) or branch["count"] > 0
-    left = sorted({line for (line, _), is_taken in taken.items() if not is_taken})
-    return Branches(len(taken), sum(taken.values()), left)
+def _native(conditions: dict[tuple[str, str], list[bool]]) -> Branches:
+    left = sorted({int(line) for (line, _), ways in conditions.items() if not all(ways)})
+    return Branches(2 * len(conditions), sum(map(sum, conditions.values())), left)
 
 
-def _decisions(branches: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The branches of a line but for those of its calls: to gcov each call that may throw is two, on and out."""
-    decisions: list[dict[str, Any]] = []
-    at = 0
-    while at < len(branches):
-        pair = branches[at : at + 2]
-        is_pair = len(pair) == 2 and pair[0]["branchno"] + 1 == pair[1]["branchno"]
-        if is_pair and pair[0]["throw"] != pair[1]["throw"]:
-            at += 2
-        elif is_pair and pair[0]["fallthrough"] != pair[1]["fallthrough"] and not pair[0]["throw"]:
-            decisions += pair
-            at += 2
-        else:
-            decisions += [branch for branch in pair[:1] if not branch["throw"]]
-            at += 1
-    return decisions
+def _native(conditions: dict[tuple[str, str], list[bool]]) -> Branches:
+    left = sorted({int(line) for (line, _), ways in conditions.items() if not all(ways)})
+    return Branches(2 * len(conditions), sum(map(sum, conditions.values())), left)
+
+
+def _tool(name: str) -> str:
+    """LLVM's tool of that name, of the compiler's own version."""
+    run = subprocess.run(["clang++", f"-print-prog-name={name}"], check=True, stdout=subprocess.PIPE, text=True)
+    return run.stdout.strip()
 
 
 def python_branches(build: Path) -> dict[str, Branches]:
@@ -120,8 +130,11 @@ def python_branches(build: Path) -> dict[str, Branches]:
 
 def rooms(native: dict[str, Branches], python: dict[str, Branches]) -> Iterator[tuple[str, str, dict[str, Branches]]]:
     """Each room, in each of the two languages, with its files."""
-    for room, names in NATIVE_ROOMS.items():
-        files = {path: found for path, found in native.items() if Path(path).stem in names.split()}
+    named = {name for listed in NATIVE_ROOMS.values() for name in listed.split()}
+    forgotten = [path for path in native if Path(path).parts[1] in WHOLE_FOLDERS and Path(path).stem not in named]
+    assert not forgotten, f"in no room: {', '.join(forgotten)}"
+    for room, listed in NATIVE_ROOMS.items():
+        files = {path: found for path, found in native.items() if Path(path).stem in listed.split()}
         yield room, "C++", files
     for room, patterns in PYTHON_ROOMS.items():
         paths = [path for pattern in patterns for path in sorted((ROOT / "src/holdfast").glob(pattern))]

@@ -24,9 +24,10 @@ from holdfast.admin.importing import import_pool
 from holdfast.admin.inspection import describe, inspect_pool
 from holdfast.admin.repair import problems_of, repair_pool
 from holdfast.admin.tensor_files import open_tensors
-from holdfast.errors import Corrupted, PoolBusy, PoolExists, PoolNotFound
+from holdfast.errors import ConfigError, Corrupted, PoolBusy, PoolExists, PoolNotFound
 from holdfast.files.config import read_config
 from holdfast.group import manifest as manifests
+from holdfast.group import meeting
 from holdfast.group.founding import deal_out_anew
 from holdfast.group.group import Group
 from holdfast.group.roles import Roles
@@ -383,3 +384,55 @@ def test_a_child_that_collects_a_group_that_was_closed_ends(config: RunConfig, p
         assert os.waitpid(child, 0)[1] == 0
     finally:
         gc.enable()
+
+
+def test_a_groups_pool_is_not_opened_as_what_it_is_not(config: RunConfig, pool_root: Path) -> None:
+    group = train_group(on(config, "memory"), pool_root / "group")
+    before = pool_digest(group)
+    with pytest.raises(ConfigError, match=r"medium = 'block', .* was made as 'memory'"):
+        open_alone(on(config, "block"), group)
+    with pytest.raises(ConfigError, match=r"row_checksums = true, .* was made without"):
+        open_alone(replace(config, pool=replace(config.pool, medium="memory", row_checksums=True)), group)
+    open_alone(on(config, "memory"), group).close()
+    assert pool_digest(group) == before
+
+
+def test_a_part_with_rows_is_not_taken_for_the_one_with_dense_states(config: RunConfig, pool_root: Path) -> None:
+    group = train_group(on(config, "memory"), pool_root / "group", writers=2)
+    manifest = manifests.read(group)
+    shutil.rmtree(group / "dense")
+    shutil.copytree(manifest.writer_directory(group, 0), group / "dense")
+    with pytest.raises(Corrupted, match="dense: this is no part with dense states"):
+        open_alone(on(config, "memory"), group)
+    with pytest.raises(Corrupted, match="dense: this is no part with dense states"):
+        deal_out(group, 3)
+
+
+def test_parts_of_another_version_than_the_manifests_are_another_pools(config: RunConfig, pool_root: Path) -> None:
+    group = train_group(on(config, "memory"), pool_root / "group")
+    older = replace(manifests.read(group), version=manifests.VERSION - 1)
+    with pytest.raises(Corrupted, match=r"a part of format 5, .* is of version 2: this part is another pool's"):
+        older.check_part(group, 0)
+    with pytest.raises(Corrupted, match="a part of format 5"):
+        older.check_dense(group / "dense")
+
+
+def test_a_table_that_lies_whole_in_a_shard_has_its_rows_where_they_are_whatever_its_size(
+    config: RunConfig, pool_root: Path
+) -> None:
+    manifest = manifests.read(train_group(on(config, "memory"), pool_root / "group", writers=3))
+    number, table = next((n, table) for n, table in enumerate(manifest.tables) if table.table_shards == 1)
+    rows = np.arange(table.num_embeddings)
+    places, writers = manifest.locate(number, rows)
+    assert places.tolist() == rows.tolist()
+    assert set(writers.tolist()) == {manifest.owner_of[table.first_shard]}
+    larger = replace(table, num_embeddings=2 * table.num_embeddings)
+    assert table.moved(rows.astype(np.uint64), larger).tolist() == rows.tolist()
+    assert (table.end, larger.end) == (table.num_embeddings, 2 * table.num_embeddings)
+
+
+@pytest.mark.parametrize("address", ["a-name-that-may-mean-anything", "203.0.113.7"])
+def test_rank_0_listens_on_no_address_that_is_not_its_machines(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("MASTER_ADDR", address)
+    monkeypatch.setenv("MASTER_PORT", "0")
+    assert meeting._listen_on_master_address() is None

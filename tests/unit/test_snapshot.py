@@ -507,3 +507,22 @@ def test_the_cores_checksum_goes_on_where_it_was() -> None:
     data = np.frombuffer(b"123456789", np.uint8)
     assert _core.crc32c(0, data) == 0xE3069283
     assert _core.crc32c(_core.crc32c(0, data[:4]), data[4:]) == 0xE3069283
+
+
+def test_a_snapshot_verifies_every_file_and_names_the_one_that_does_not_hold(chain: Path) -> None:
+    snapshot = Snapshot.open(chain / "full")
+    read: list[int] = []
+    snapshot.verify(read.append)
+    assert sum(read) == sum(file.bytes for file in snapshot.files.values())
+    for name in snapshot.files:
+        file = chain / "full" / name
+        data = bytearray(file.read_bytes())
+        if not data:
+            continue
+        data[len(data) // 2] ^= 1
+        whole = file.read_bytes()
+        file.write_bytes(data)
+        with pytest.raises(Corrupted, match=re.escape(str(file))):
+            snapshot.verify()
+        file.write_bytes(whole)
+    snapshot.verify()

@@ -115,17 +115,12 @@ def stride_bits(num_rows: int, num_shards: int) -> int:
 
 
 def assign(load: Sequence[int], num_owners: int) -> list[int]:
-    """The owner of each shard. Every owner has at least one; shards that nobody asks for are dealt out evenly."""
+    """The owner of each shard, of which there are as many as owners at least. Every owner has one, since who has none
+    comes before everybody else; shards that nobody asks for are dealt out evenly."""
     owner_of = [0] * len(load)
     owned: list[tuple[int, int]] = [(0, 0)] * num_owners  # lookups, shards
     for shard in sorted(range(len(load)), key=lambda shard: (-load[shard], shard)):
         owner = min(range(num_owners), key=lambda candidate: (*owned[candidate], candidate))
         owner_of[shard] = owner
         owned[owner] = (owned[owner][0] + load[shard], owned[owner][1] + 1)
-    if empty := [owner for owner, (_, shards) in enumerate(owned) if shards == 0]:
-        # One shard outweighs all others: those with nothing take from whoever has most shards.
-        for owner in empty:
-            richest = max(range(num_owners), key=lambda candidate: owner_of.count(candidate))
-            least = min((shard for shard, of in enumerate(owner_of) if of == richest), key=lambda shard: load[shard])
-            owner_of[least] = owner
     return owner_of

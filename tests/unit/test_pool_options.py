@@ -1,0 +1,86 @@
+"""What a pool is asked to be and cannot: the field is named, nothing is made, and a pool that is there stays usable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import EmbeddingBagCollection, EmbeddingBagConfig, GroupOptions, Pool
+from holdfast.errors import ConfigError, PoolNotFound
+
+TABLE = EmbeddingBagConfig(num_embeddings=100, embedding_dim=4, name="t", feature_names=["f"])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("dense_interval", 0),
+        ("log_bytes", 4095),
+        ("recovery", "newest"),
+        ("medium", "tape"),
+        ("scratchpad_bytes", 0),
+    ],
+)
+def test_an_option_that_cannot_be_is_named_and_nothing_is_made(pool_root: Path, field: str, value: Any) -> None:
+    options: dict[str, Any] = {field: value}
+    with pytest.raises(ConfigError, match=f"^{field} = "):
+        Pool(pool_root / "pool", **options)
+    assert not (pool_root / "pool").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("shards", 3),
+        ("shards", 0),
+        ("shards", 1 << 20),
+        ("split_rows", -1),
+        ("timeout", 0.0),
+        ("timeout", float("nan")),
+    ],
+)
+def test_an_option_of_a_group_that_cannot_be_is_named(field: str, value: Any) -> None:
+    options: dict[str, Any] = {field: value}
+    with pytest.raises(ConfigError, match=f"^group.{field} = "):
+        GroupOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("made", "asked", "words"),
+    [
+        ({"medium": "memory"}, {"medium": "block"}, "medium = 'block', .* was made as 'memory'"),
+        ({"medium": "block"}, {"medium": "memory"}, "medium = 'memory', .* was made as 'block'"),
+        ({"medium": "memory"}, {"row_checksums": True}, "row_checksums = true, .* was made without"),
+    ],
+)
+def test_a_pool_is_not_opened_as_what_it_is_not_and_is_left_usable(
+    pool_root: Path, made: dict[str, Any], asked: dict[str, Any], words: str
+) -> None:
+    with Pool(pool_root / "pool", log_bytes=1 << 20, **made) as pool:
+        EmbeddingBagCollection(pool, [TABLE])
+    with pytest.raises(ConfigError, match=words):
+        Pool(pool_root / "pool", **asked)
+    with Pool(pool_root / "pool", **made) as pool:  # nobody holds its lock
+        EmbeddingBagCollection(pool, [TABLE])
+        assert pool.recovered.clean
+
+
+def test_a_pool_that_is_not_made_yet_has_nothing_to_use_and_closes(pool_root: Path) -> None:
+    pool = Pool(pool_root / "pool")
+    with pytest.raises(PoolNotFound, match="made when the first tables are attached"):
+        _ = pool.core
+    pool.close()
+    assert not (pool_root / "pool").exists()
+
+
+def test_what_is_to_happen_before_a_pool_closes_happens_once_while_it_is_open(pool_root: Path) -> None:
+    happened: list[tuple[str, int]] = []
+    pool = Pool(pool_root / "pool", medium="memory", log_bytes=1 << 20)
+    EmbeddingBagCollection(pool, [TABLE])
+    pool.before_closing(lambda: happened.append(("first", pool.durable_step)))
+    pool.before_closing(lambda: happened.append(("second", pool.durable_step)))
+    pool.close()
+    pool.close()
+    assert happened == [("first", 0), ("second", 0)]
