@@ -24,7 +24,7 @@ from larger.one import prepare_process
 THREADS = 2
 DEVICE = "cxl-pmem"
 _CAPACITY_SHARE = 0.5  # of the device, in bytes of the tables
-_ROUNDS, _QUICK_ROUNDS = 3, 1
+_ROUNDS, _QUICK_ROUNDS = 2, 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
