@@ -6,13 +6,16 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <exception>
 #include <string>
+#include <vector>
 
 #include "base/checksum.h"
 #include "base/error.h"
+#include "base/memory_nodes.h"
 #include "base/parallel.h"
 #include "base/text_hash.h"
 #include "binding/arrays.h"
@@ -97,6 +100,9 @@ NB_MODULE(_core, m) {
   m.def(
       "all_finite", [](ConstFloatMatrix values) { return all_finite(values.data(), values.size()); }, "values"_a,
       Unlocked(), "Whether no element is infinite or a NaN.");
+  m.def(
+      "check_nodes", [](const std::vector<unsigned>& nodes) { check_nodes(nodes); }, "nodes"_a,
+      "Raises ConfigError where the system has no memory on one of these NUMA nodes.");
   m.def("remove_row_log", &remove_row_log, "path"_a,
         "Removes a pool's row log: where it is a link, what it leads to as well.");
   m.def("row_log_path", &row_log_path, "directory"_a,

@@ -703,6 +703,11 @@ def text_keys(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C
 def all_finite(values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> bool:
     """Whether no element is infinite or a NaN."""
 
+def check_nodes(nodes: Sequence[int]) -> None:
+    """
+    Raises ConfigError where the system has no memory on one of these NUMA nodes.
+    """
+
 def remove_row_log(path: str) -> None:
     """
     Removes a pool's row log: where it is a link, what it leads to as well.

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -39,7 +39,9 @@ PATIENCE_SECONDS = 60.0
 class Server:
     """A memory rank's process, as the command line starts it."""
 
-    def __init__(self, directory: Path, number: int = 1, memory_ranks: int = 1, port: int = 0) -> None:
+    def __init__(
+        self, directory: Path, number: int = 1, memory_ranks: int = 1, port: int = 0, more: Sequence[str] = ()
+    ) -> None:
         one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         kept = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
         self._log = tempfile.NamedTemporaryFile("w+", prefix="holdfast-serve-")  # noqa: SIM115
@@ -47,6 +49,7 @@ class Server:
             [
                 *[sys.executable, "-m", "holdfast", "serve", str(directory)],
                 *["--listen", f"127.0.0.1:{port}", "--memory-rank", f"{number}/{memory_ranks}"],
+                *more,
             ],
             stdout=self._log,
             stderr=self._log,
@@ -431,3 +434,24 @@ def test_runs_of_a_configuration_go_on_over_kills(name: str, ranks: Ranks, pool_
         assert life.ended_well, life.errors()
         assert all(part.startswith("stayed open") for part in servers[0].parts[1:]), servers[0].parts
         ends_as(digest(pool_root / "together"), servers, pool_root / "apart")
+
+
+def test_a_memory_rank_that_runs_by_itself_has_its_log_where_it_is_told_on_its_machine(
+    ranks: Ranks, pool_root: Path
+) -> None:
+    logs = pool_root / "logs"
+    logs.mkdir()
+    expected = undisturbed(ranks, pool_root / "expected", STORES["block"], 1, 1)
+    directory = pool_root / "apart"
+    server = Server(directory, more=["--log-directory", str(logs)])
+    try:
+        act = Act(at="commit", nth=4, after=False)
+        train(ranks, directory, [server], 1, STORES["block"], acts={0: act})
+        assert train(ranks, directory, [server], 1, STORES["block"]).ended_well
+        assert server.stop() == 128 + signal.SIGTERM
+    finally:
+        server.close()
+    assert digest(directory) == expected
+    [log] = logs.iterdir()
+    [link] = directory.glob("writers-*/*/row-log-0000")
+    assert link.readlink() == log

@@ -21,6 +21,8 @@ TABLE = EmbeddingBagConfig(num_embeddings=100, embedding_dim=4, name="t", featur
         ("recovery", "newest"),
         ("medium", "tape"),
         ("scratchpad_bytes", 0),
+        ("scratchpad_nodes", (-1,)),
+        ("scratchpad_nodes", (0, 777)),
     ],
 )
 def test_an_option_that_cannot_be_is_named_and_nothing_is_made(pool_root: Path, field: str, value: Any) -> None:

@@ -89,7 +89,7 @@ class SharedPool(Pool):
         measure: Measure | None = None,
     ) -> None:
         refuse_group()
-        check_options(dense_interval, log_bytes, recovery, medium, scratchpad_bytes)
+        check_options(dense_interval, log_bytes, recovery, medium, scratchpad_bytes, scratchpad_nodes)
         self.directory, options = pool_directory(directory), group or GroupOptions()
         self.collections = []
         self.rows: list[RemoteRows] = []

@@ -130,7 +130,12 @@ def describe_medium(medium: str, header: Mapping[str, Any], dial: MediumDial | N
 
 
 def check_options(
-    dense_interval: int, log_bytes: int | None, recovery: str, medium: str, scratchpad_bytes: int | None
+    dense_interval: int,
+    log_bytes: int | None,
+    recovery: str,
+    medium: str,
+    scratchpad_bytes: int | None,
+    scratchpad_nodes: Sequence[int] = (),
 ) -> None:
     """Raises ConfigError that names the one that cannot be."""
     if dense_interval < 1:
@@ -143,3 +148,6 @@ def check_options(
         raise ConfigError(f"medium = {medium!r}; it must be auto, memory or block")
     if scratchpad_bytes is not None and scratchpad_bytes < 1:
         raise ConfigError(f"scratchpad_bytes = {scratchpad_bytes}; it must be positive")
+    if any(node < 0 for node in scratchpad_nodes):
+        raise ConfigError(f"scratchpad_nodes = {list(scratchpad_nodes)}; nodes are counted from 0")
+    _core.check_nodes(list(scratchpad_nodes))

@@ -108,7 +108,7 @@ class Pool:
         log: LogMedium | None = None,
         group: GroupOptions | None = None,
     ) -> None:
-        check_options(dense_interval, log_bytes, recovery, medium, scratchpad_bytes)
+        check_options(dense_interval, log_bytes, recovery, medium, scratchpad_bytes, scratchpad_nodes)
         self.directory = pool_directory(directory)
         self.is_new = not exists(self.directory)
         if self.is_new:

@@ -17,7 +17,8 @@ from holdfast_lab.placement.tiers import Tier
 
 _ENTRY_BYTES = 10 / 0.54  # of the log's index (core/rows/row_index.h): between its growth and half of that full
 _LEAST_LOG_BYTES = 16 << 20
-_RECORDS = 8  # of a step, that log and scratchpad have room for at least: the batches that are announced, and some
+_RECORDS = 8  # of a step, that a log has room for at least
+_BATCHES = 2  # that a scratchpad has room for at least
 _NEAR_ENOUGH = 1.02
 
 
@@ -69,7 +70,7 @@ def _settings(
     index_bytes = round(_ENTRY_BYTES * sum(curve.distinct(steps) for curve in inputs.curves))
     table_bytes = sum(table.rows * table.row_bytes for table in inputs.demand.tables)
     scratchpad_bytes = min(dram_bytes - index_bytes, 2 * table_bytes)
-    if scratchpad_bytes < _RECORDS * record_bytes:
+    if scratchpad_bytes < _BATCHES * record_bytes:
         return None
     options = replace(inputs.options, scratchpad_bytes=scratchpad_bytes, log_bytes=log_bytes)
     return PoolSettings(
