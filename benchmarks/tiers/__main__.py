@@ -60,7 +60,7 @@ class Cell:
 
 def main() -> None:
     prepare_process(THREADS)
-    from placement_check.comparison import add_arguments, choose, report_directory
+    from placement_check.comparison import ROOT, add_arguments, choose, report_directory
     from placement_check.configurations import CONFIGURATIONS
     from tiers.report import write_report
 
@@ -73,7 +73,8 @@ def main() -> None:
     chosen = choose(on_disk, arguments, ("uniform",))
     directory = report_directory(arguments, "tiers")
     cells, record = compare(chosen, arguments)
-    (directory / "results.json").write_text(json.dumps(record, indent=1, default=str) + "\n")
+    text = json.dumps(record, indent=1, default=str).replace(f"{ROOT}/", "")
+    (directory / "results.json").write_text(text + "\n")
     write_report(cells, record, directory)
     print((directory / "report.md").read_text())
     if len(cells) < len(chosen):
