@@ -81,7 +81,7 @@ void LogStore::create(const std::string& directory, const std::vector<RowTable>&
 LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, const LogStoreOptions& options)
     : kernels_(best_kernels()),
       queue_(options.way),
-      log_(existing_row_log(directory), options.caching, options.watcher, opening_of(options), queue_,
+      log_(existing_row_log(directory, options.writable), options.caching, options.watcher, opening_of(options), queue_,
            options.identity),
       writable_(options.writable),
       merge_bytes_(options.merge_bytes),

@@ -34,7 +34,9 @@ struct Places {
   }
   std::vector<std::string> names_of_logs() const {
     std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(logs.path())) names.push_back(entry.path().filename().string());
+    for (const auto& entry : fs::directory_iterator(logs.path())) {
+      if (entry.path().extension() == ".row-log") names.push_back(entry.path().filename().string());
+    }
     return names;
   }
 };
@@ -142,6 +144,38 @@ void leftovers_go_at_both_ends() {
   train(places.rows.path(), 1);
 }
 
+// A copy of the directory has a link to the same log: it is not opened, and the pool is as it was. A directory that was
+// moved is, and so is a copy that has a copy of the log.
+void a_copy_does_not_write_to_the_log_of_the_pool() {
+  check::context = "a copy";
+  const Places places;
+  places.make_pool();
+  train(places.rows.path(), 5);
+  const TemporaryDirectory around(TemporaryDirectory::Place::disk);
+  const std::string copy = around.path() + "/copy", moved = around.path() + "/moved";
+  fs::copy(places.rows.path(), copy, fs::copy_options::recursive | fs::copy_options::copy_symlinks);
+  const std::vector<std::byte> rows = rows_of_pool(places.rows.path());
+  const auto open = [&] { const Pool pool(copy, OpenOptions{}); };
+  CHECK(kind_thrown_by(open) == ErrorKind::corrupted);
+  CHECK(kind_thrown_by([&] { const Reader reader(copy); }) == ErrorKind::corrupted);
+  train(places.rows.path(), 2);
+  fs::remove_all(copy);
+
+  const std::vector<std::byte> trained = rows_of_pool(places.rows.path());
+  fs::copy(places.rows.path(), copy, fs::copy_options::recursive);  // links are followed
+  train(copy, 1);
+  CHECK(rows_of_pool(places.rows.path()) == trained);
+  CHECK(trained != rows);
+
+  fs::copy(places.rows.path(), moved, fs::copy_options::recursive | fs::copy_options::copy_symlinks);
+  fs::remove_all(places.rows.path());
+  CHECK(rows_of_pool(moved) == trained);
+  train(moved, 1);
+  fs::copy(moved, places.rows.path(), fs::copy_options::recursive | fs::copy_options::copy_symlinks);
+  CHECK(kind_thrown_by([&] { const Pool pool(places.rows.path(), OpenOptions{}); }) == ErrorKind::corrupted);
+  train(moved, 1);
+}
+
 // A pool whose log is in memory does not outlive power, wherever its rows are.
 void the_weaker_medium_decides() {
   check::context = "level";
@@ -165,6 +199,7 @@ int main() {
   what_is_not_its_log_is_refused();
   it_cannot_be_placed_where_nothing_is();
   leftovers_go_at_both_ends();
+  a_copy_does_not_write_to_the_log_of_the_pool();
   the_weaker_medium_decides();
   return 0;
 }

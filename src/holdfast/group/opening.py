@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any, Protocol
@@ -139,7 +140,8 @@ def open_together(
     was.
     """
     openings = [_Opening(directory, options, None if number else kept) for number, directory in enumerate(members)]
-    of_dense = None if dense is None else _Opening(dense, options)
+    # It has no rows, and so no log that is anywhere else.
+    of_dense = None if dense is None else _Opening(dense, replace(options, log=None))
     everything = [*openings, *([] if of_dense is None else [of_dense])]
     try:
         told, failure = _told(openings, of_dense)
