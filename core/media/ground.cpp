@@ -1,5 +1,6 @@
 #include "media/ground.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
@@ -9,6 +10,7 @@
 #include <array>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <optional>
 #include <sstream>
 #include <string_view>
@@ -199,13 +201,18 @@ Ground ground_of(const std::string& directory) { return ground_at(directory, 0);
 
 Ground ground_of_files(const std::string& directory) {
   Ground weakest = ground_of(directory);
-  std::error_code unknown;
-  for (const auto& entry : fs::directory_iterator(directory, unknown)) {
-    if (!entry.is_symlink(unknown)) continue;
-    const Ground beneath = ground_of(entry.path().string());
+  // Not the standard library's iterator, which ends the process where memory runs out.
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(::opendir(directory.c_str()), &::closedir);
+  if (!entries) return in_doubt("a directory that cannot be read");
+  while (const dirent* const entry = ::readdir(entries.get())) {
+    const std::string path = directory + "/" + entry->d_name;
+    struct stat found{};
+    const bool may_lead = entry->d_type == DT_LNK || entry->d_type == DT_UNKNOWN;
+    if (!may_lead || ::lstat(path.c_str(), &found) != 0 || !S_ISLNK(found.st_mode)) continue;
+    const Ground beneath = ground_of(path);
     if (beneath.outlives_power || !weakest.outlives_power) continue;
     weakest.outlives_power = false;
-    weakest.words = beneath.words + " (" + entry.path().filename().string() + ")";
+    weakest.words = beneath.words + " (" + entry->d_name + ")";
   }
   return weakest;
 }
