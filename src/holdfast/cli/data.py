@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.options import ConfigArgument, OverwriteOption, SetOption, add_command, read_run
+from holdfast.cli.options import OneConfigArgument, OverwriteOption, SetOption, add_command, read_run
 
 if TYPE_CHECKING:
     from holdfast.data import SyntheticConfig
@@ -105,7 +105,7 @@ def convert(
 
 
 def texts(
-    config_paths: ConfigArgument,
+    config_path: OneConfigArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT.parquet", help="The file to write.")],
     overwrite: OverwriteOption = False,
     overrides: SetOption = None,
@@ -118,7 +118,7 @@ def texts(
     from holdfast.errors import ConfigError
     from holdfast.train.observe import counting_up_to
 
-    data = read_run(config_paths, overrides).data.parquet
+    data = read_run([config_path], overrides).data.parquet
     if data is None:
         raise ConfigError("data.parquet: texts are read from Parquet files alone, and the run has none")
     with counting_up_to("reading texts") as progress:

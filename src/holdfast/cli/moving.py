@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.options import ConfigArgument, OverwriteOption, PoolArgument, PoolOption, SetOption, read_run
+from holdfast.cli.options import OneConfigArgument, OverwriteOption, PoolArgument, PoolOption, SetOption, read_run
 
 
 def export(
@@ -75,7 +75,7 @@ def import_(
             help="A .safetensors file, a .pt file of torch.save, or the folder of a dump of dynamicemb.",
         ),
     ],
-    config_paths: ConfigArgument,
+    config_path: OneConfigArgument,
     pool: PoolOption,
     overrides: SetOption = None,
 ) -> None:
@@ -91,7 +91,7 @@ def import_(
     from holdfast.admin.tensor_files import JoinedFiles, open_tensors
     from holdfast.train.observe import counting
 
-    config = read_run(config_paths, overrides)
+    config = read_run([config_path], overrides)
     rowwise = config.embedding.optimizer == "rowwise_adagrad"
     tensors = JoinedFiles(
         {path: DynamicembDump(path, rowwise=rowwise) if path.is_dir() else open_tensors(path) for path in files}

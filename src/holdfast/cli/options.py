@@ -12,6 +12,9 @@ import typer
 if TYPE_CHECKING:
     from holdfast.run.sections import RunConfig
 
+OneConfigArgument = Annotated[
+    Path, typer.Argument(metavar="CONFIG.toml", help="The run: data, model, optimizers, pool.")
+]
 ConfigArgument = Annotated[
     list[Path],
     typer.Argument(
