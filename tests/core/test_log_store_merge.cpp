@@ -144,7 +144,7 @@ void a_merge_that_is_given_up_anywhere_leaves_everything_in_the_log(std::uint64_
         const std::uint64_t limit = subject.durable;
         const std::uint64_t used = subject.store->used_bytes();
         if (subject.give_up_merge(limit, n, rows_beside) != 0) {
-          CHECK(n > 60 && has_written_home);
+          CHECK(n > 20 && has_written_home);  // how many parts there are is up to the seed: 36, or more than 60
           break;
         }
         has_written_home |= subject.store->counters().home_bytes_written != 0;

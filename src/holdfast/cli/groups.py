@@ -70,7 +70,8 @@ def serve(
     log_directory: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="A directory on a medium of its own for the row log of a new part ([pool.log])."
+            metavar="DIR",
+            help="A directory on a medium of its own for the row log of a new part, as pool.log.directory.",
         ),
     ] = None,
     scratchpad_node: Annotated[
