@@ -54,8 +54,10 @@ std::vector<std::byte> rows_after(const std::string& path, std::uint64_t step, s
 
 // Up to `newest`, and in the next step up to the end of its update; with batches that are announced.
 void train_into_a_step(Run& run, std::uint64_t recoverable) {
-  while (run.pool.step() < newest) run.step_ahead(2);
-  run.pool.flush();
+  while (run.pool.step() < newest) {
+    run.step_ahead(2);
+    run.pool.flush();  // a medium that is recorded is read by whoever writes, as a whole
+  }
   run.pool.note_group_durable(recoverable);
   run.step(false, false);
   run.pool.flush();
