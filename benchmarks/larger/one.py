@@ -55,14 +55,13 @@ def _arguments() -> argparse.Namespace:
 
 
 def _workload(arguments: argparse.Namespace) -> tuple[Workload, FileOfBatches, Settings]:
-    from holdfast import LogMedium, MediumDial
+    from holdfast import LogMedium
+    from holdfast_lab.placement.dial_probe import dial_of
     from larger.systems import Settings
     from larger.workload import FileOfBatches, make_workload
 
-    def dial_of(like: str | None) -> MediumDial | None:
-        return None if like is None else MediumDial(like=like)  # type: ignore[arg-type]
-
     workload = make_workload(arguments.workload, quick=arguments.quick, uniform_share=arguments.uniform_share)
+    log_dial, dial = (None if given is None else dial_of(given) for given in (arguments.log_dial, arguments.dial))
     settings = Settings(
         directory=arguments.directory,
         scratchpad_bytes=arguments.scratchpad_bytes,
@@ -72,8 +71,8 @@ def _workload(arguments: argparse.Namespace) -> tuple[Workload, FileOfBatches, S
         dense_interval=arguments.dense_interval,
         capture_ahead=arguments.capture_ahead,
         new_tables=arguments.new_tables,
-        log=LogMedium(directory=arguments.log_directory, dial=dial_of(arguments.log_dial)),
-        dial=dial_of(arguments.dial),
+        log=LogMedium(directory=arguments.log_directory, dial=log_dial),
+        dial=dial,
     )
     return workload, FileOfBatches(workload, arguments.ids), settings
 

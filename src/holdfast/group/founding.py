@@ -30,7 +30,7 @@ from holdfast.group.layout import TableShards, assign, check_num_shards, lay_out
 from holdfast.group.manifest import Manifest, TableEntry, generation_directory, pool_error
 from holdfast.group.opening import open_together
 from holdfast.pools.directory import SUPERBLOCK, wants_log_store
-from holdfast.pools.log_medium import LogMedium, directory_of_log, place_of_log
+from holdfast.pools.log_medium import LogMedium, directory_of_log, place_apart
 from holdfast.pools.one_rank import OneRank
 from holdfast.pools.opening_options import Mark, OpenOptions
 from holdfast.pools.read_only import new_log_bytes
@@ -188,8 +188,7 @@ def deal_out_anew(
             pool.close()
     layout = shards_of_tables(manifest.tables, manifest.seed)
     load = measure(layout, manifest.num_shards, mark[1])
-    log_place = place_of_log(writers[0])
-    log_directory = "" if log_place == writers[0] else str(log_place)
+    log_directory = str(place_apart(writers[0]) or "")
     fresh = manifest.next_generation(assign(load, num_owners), load)
     generation = generation_directory(directory, fresh.generation)
     _make_directory(generation)

@@ -67,6 +67,12 @@ def place_of_log(directory: Path) -> Path:
     return Path(_core.row_log_path(str(directory))).parent
 
 
+def place_apart(directory: Path) -> Path | None:
+    """The same where it is another directory than the pool's own."""
+    place = place_of_log(directory)
+    return None if _is_same(place, directory) else place
+
+
 def remove_log(directory: Path) -> None:
     """Before a pool that nobody wants any more is removed: its row log goes, wherever it lies."""
     log = directory / ROW_LOG
@@ -77,8 +83,8 @@ def remove_log(directory: Path) -> None:
 def words_of_place(directory: Path) -> str:
     """Where the log of the pool in `directory` is, behind a description of its medium; empty where it is beside the
     rows."""
-    place = place_of_log(directory)
-    return "" if _is_same(place, directory) else f"; row log in {place}"
+    place = place_apart(directory)
+    return "" if place is None else f"; row log in {place}"
 
 
 def _is_same(one: Path, other: Path) -> bool:
