@@ -53,6 +53,7 @@ void place_on_nodes(void* begin, std::size_t bytes, std::span<const unsigned> no
 }
 
 void check_nodes(std::span<const unsigned> nodes) {
+  if (nodes.empty()) return;
   void* const page = ::mmap(nullptr, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) throw std::bad_alloc();
   struct Unmapped {

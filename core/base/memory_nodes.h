@@ -8,8 +8,7 @@ namespace holdfast {
 
 // Pages of [begin, begin + bytes) that are touched from now on lie on these nodes: on one alone, or on several by turns, by
 // the weights of the system where its kernel has them (/sys/kernel/mm/mempolicy/weighted_interleave). `begin` lies at the
-// beginning of a page. None: anywhere. Throws config where the system refuses
-// all of them.
+// beginning of a page. None: anywhere. Throws config where the system refuses all of them.
 void place_on_nodes(void* begin, std::size_t bytes, std::span<const unsigned> nodes);
 
 // Throws config where one of them cannot be had.

@@ -357,8 +357,7 @@ void bind_pool(nb::module_& m) {
           },
           "group"_a,
           "Goes on in another group, as if the pool had been opened in it, without closing it. What was not committed "
-          "is "
-          "taken back; collections are made anew. `recovery` says then what that took. Raises what opening raises.")
+          "is taken back; collections are made anew. `recovery` says then what that took. Raises what opening raises.")
       .def("flush", &Pool::flush, Unlocked())
       .def("close", &Pool::close, Unlocked())
       .def_prop_ro(
