@@ -30,7 +30,7 @@ class KeyStay {
   bool counts_updates() const { return counts_updates_; }
   // Of a key that was updated at all.
   static std::uint8_t level_of(std::uint32_t updates) {
-    return static_cast<std::uint8_t>(std::min<int>(std::bit_width(updates) - 1, num_levels - 1));
+    return static_cast<std::uint8_t>(std::min(static_cast<std::size_t>(std::bit_width(updates)) - 1, num_levels - 1));
   }
   std::uint32_t of_level(std::uint8_t level) const { return steps_[level]; }
   std::uint32_t of_updates(std::uint32_t updates) const { return counts_updates_ ? steps_[level_of(updates)] : 0; }

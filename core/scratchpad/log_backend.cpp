@@ -120,10 +120,11 @@ RolledBack LogBackend::go_back(std::uint64_t epoch, const StepMark& mark) {
       for (std::size_t i = 0; i < of_table.num_rows; ++i) again.push_back(of_table.rows.rows[i] & ~fresh_bit);
     }
     for (std::uint32_t table = 0; table < rows.size(); ++table) {
-      std::ranges::sort(rows[table]);
-      rows[table].erase(std::ranges::unique(rows[table]).begin(), rows[table].end());
-      num_rows += rows[table].size();
-      if (scratchpad_) scratchpad_->read_again(table, std::move(rows[table]));
+      std::vector<std::uint64_t>& again = rows[table];
+      std::ranges::sort(again);
+      again.erase(std::unique(again.begin(), again.end()), again.end());
+      num_rows += again.size();
+      if (scratchpad_) scratchpad_->read_again(table, std::move(again));
     }
   });
   drafts_.clear();
