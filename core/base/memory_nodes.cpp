@@ -25,10 +25,10 @@ constexpr std::size_t most_nodes = 1024;
 constexpr std::size_t word_bits = sizeof(unsigned long) * CHAR_BIT;
 constexpr std::size_t page_bytes = 4096;
 
-[[noreturn]] void refuse(std::span<const unsigned> nodes, const std::string& why) {
+[[noreturn]] void refuse(std::span<const unsigned> nodes, const char* option, const std::string& why) {
   std::string list;
   for (const unsigned node : nodes) list += (list.empty() ? "" : ", ") + std::to_string(node);
-  throw Error(ErrorKind::config, "scratchpad_nodes = [" + list + "]: " + why +
+  throw Error(ErrorKind::config, std::string(option) + " = [" + list + "]: " + why +
                                      "; /sys/devices/system/node/has_memory says which nodes there are");
 }
 
@@ -39,20 +39,20 @@ bool set_policy(void* begin, std::size_t bytes, int policy,
 
 }  // namespace
 
-void place_on_nodes(void* begin, std::size_t bytes, std::span<const unsigned> nodes) {
+void place_on_nodes(void* begin, std::size_t bytes, std::span<const unsigned> nodes, const char* option) {
   if (nodes.empty() || bytes == 0) return;
   std::array<unsigned long, most_nodes / word_bits> mask{};
   for (const unsigned node : nodes) {
-    if (node >= most_nodes) refuse(nodes, "there is no node " + std::to_string(node));
+    if (node >= most_nodes) refuse(nodes, option, "there is no node " + std::to_string(node));
     mask[node / word_bits] |= 1UL << node % word_bits;
   }
   const bool is_placed = nodes.size() == 1 ? set_policy(begin, bytes, bind_to, mask)
                                            : set_policy(begin, bytes, interleave_by_weight, mask) ||
                                                  set_policy(begin, bytes, interleave, mask);
-  if (!is_placed) refuse(nodes, std::string("the system refuses it: ") + std::strerror(errno));
+  if (!is_placed) refuse(nodes, option, std::string("the system refuses it: ") + std::strerror(errno));
 }
 
-void check_nodes(std::span<const unsigned> nodes) {
+void check_nodes(std::span<const unsigned> nodes, const char* option) {
   if (nodes.empty()) return;
   void* const page = ::mmap(nullptr, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) throw std::bad_alloc();
@@ -61,7 +61,7 @@ void check_nodes(std::span<const unsigned> nodes) {
     ~Unmapped() { ::munmap(page, page_bytes); }
   } const unmapped{page};
   // Of several the kernel takes those that it has, and says nothing of the others.
-  for (const unsigned node : nodes) place_on_nodes(page, page_bytes, {&node, 1});
+  for (const unsigned node : nodes) place_on_nodes(page, page_bytes, {&node, 1}, option);
 }
 
 }  // namespace holdfast

@@ -8,10 +8,10 @@ namespace holdfast {
 
 // Pages of [begin, begin + bytes) that are touched from now on lie on these nodes: on one alone, or on several by turns, by
 // the weights of the system where its kernel has them (/sys/kernel/mm/mempolicy/weighted_interleave). `begin` lies at the
-// beginning of a page. None: anywhere. Throws config where the system refuses all of them.
-void place_on_nodes(void* begin, std::size_t bytes, std::span<const unsigned> nodes);
+// beginning of a page. None: anywhere. Throws config where the system refuses all of them. option: that named them.
+void place_on_nodes(void* begin, std::size_t bytes, std::span<const unsigned> nodes, const char* option);
 
 // Throws config where one of them cannot be had.
-void check_nodes(std::span<const unsigned> nodes);
+void check_nodes(std::span<const unsigned> nodes, const char* option);
 
 }  // namespace holdfast

@@ -98,7 +98,7 @@ void bind_pool(nb::module_& m) {
              std::uint64_t scratchpad_bytes, bool trust_after_reboot, bool warm,
              const std::optional<std::tuple<Agree, Ready>>& group, bool synchronous,
              const std::optional<DialFigures>& dial, const std::optional<DialFigures>& log_dial,
-             const std::vector<unsigned>& scratchpad_nodes) {
+             const std::vector<unsigned>& scratchpad_nodes, const std::optional<VictimFigures>& victims) {
             OpenOptions options{.recovery = relaxed ? Recovery::relaxed : Recovery::exact,
                                 .dense_interval = dense_interval,
                                 .grow_log = grow_log,
@@ -109,6 +109,7 @@ void bind_pool(nb::module_& m) {
                                 .trust_after_reboot = trust_after_reboot};
             if (dial) options.dial = dial_spec(*dial);
             if (log_dial) options.log_dial = dial_spec(*log_dial);
+            if (victims) options.victims = victim_options(*victims);
             if (group) options.group = in_group(std::get<0>(*group), std::get<1>(*group));
             const nb::gil_scoped_release unlocked;
             new (self) Pool(directory, options);
@@ -116,13 +117,17 @@ void bind_pool(nb::module_& m) {
           "directory"_a, nb::kw_only(), "relaxed"_a, "dense_interval"_a, "grow_log"_a, "scratchpad_bytes"_a,
           "trust_after_reboot"_a, "warm"_a = true, "group"_a = nb::none(), "synchronous"_a = false,
           "dial"_a = nb::none(), "log_dial"_a = nb::none(), "scratchpad_nodes"_a = std::vector<unsigned>{},
+          "victims"_a = nb::none(),
           "warm: fill the scratchpad of a log store beside the first steps. "
           "group: of a pool that belongs to one. First asked, with the pool's newest step and the steps of its dense "
           "states, for the step that the group goes back to, each (step, cursor, row_updates); then called when that "
           "can be done, and waited for. Nothing is written before both have returned. "
           "synchronous: nothing is made durable beside training. "
           "dial: what the medium is made as slow as, in the order of DialSpec (core/media/dial.h); log_dial: the row "
-          "log's, where it is another. scratchpad_nodes: NUMA nodes on which a scratchpad's rows lie; none: on any.")
+          "log's, where it is another. scratchpad_nodes: NUMA nodes on which a scratchpad's rows lie; none: on any. "
+          "victims: of the memory for rows that leave it: bytes, directory (empty: the machine's memory), nodes, and "
+          "what "
+          "it is made as slow as.")
       .def_prop_ro(
           "dial_counts",
           [](const Pool& pool) -> nb::object {

@@ -92,6 +92,13 @@ DialSpec dial_spec(const DialFigures& figures) {
           outstanding, granularity, sync_latency,      cache_bytes,  duplex};
 }
 
+VictimOptions victim_options(const VictimFigures& figures) {
+  const auto& [bytes, directory, nodes, dial] = figures;
+  VictimOptions options{.bytes = bytes, .directory = directory, .nodes = nodes};
+  if (dial) options.dial = dial_spec(*dial);
+  return options;
+}
+
 std::optional<Uuid> uuid_of(const nb::bytes& uuid) {
   Uuid found{};
   if (uuid.size() == 0) return std::nullopt;

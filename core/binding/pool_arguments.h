@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -53,6 +54,10 @@ InGroup in_group(const Agree& agree, const Ready& ready);
 // A DialSpec's figures, in its order.
 using DialFigures = std::tuple<double, double, double, double, double, double, std::uint64_t, double, double, bool>;
 DialSpec dial_spec(const DialFigures& figures);
+
+// Bytes, directory, nodes and dial.
+using VictimFigures = std::tuple<std::uint64_t, std::string, std::vector<unsigned>, std::optional<DialFigures>>;
+VictimOptions victim_options(const VictimFigures& figures);
 
 // 16 bytes, or none.
 std::optional<Uuid> uuid_of(const nanobind::bytes& uuid);

@@ -124,6 +124,8 @@ nb::dict to_dict(const Traffic& traffic) {
   out["log_stall_seconds"] = traffic.log_stall_seconds;
   out["rows_fetched"] = traffic.rows_fetched;
   out["rows_from_log"] = traffic.rows_from_log;
+  out["rows_from_victims"] = traffic.rows_from_victims;
+  out["victim_rows"] = traffic.victim_rows;
   out["rows_initial"] = traffic.rows_initial;
   out["fetched_bytes"] = traffic.fetched_bytes;
   out["fetch_reads"] = traffic.fetch_reads;

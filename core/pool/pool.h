@@ -33,6 +33,7 @@
 #include "media/block_file.h"
 #include "media/medium.h"
 #include "pool/pool_lock.h"
+#include "scratchpad/victim_memory.h"
 #include "step/capture.h"
 #include "step/collection.h"
 #include "step/key_rows.h"
@@ -92,6 +93,8 @@ struct OpenOptions {
   bool synchronous = false;
   std::optional<DialSpec> dial = std::nullopt;  // the medium is made as slow as this
   std::optional<DialSpec> log_dial = std::nullopt;  // and that of the row log; nothing: as the pool's
+  std::optional<VictimOptions> victims =
+      std::nullopt;  // of a pool with a log store: for rows that leave the scratchpad
   bool trust_after_reboot = false;  // believe a process-level pool that was open when the machine went down
   std::optional<InGroup> group = std::nullopt;
 };

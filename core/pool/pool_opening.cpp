@@ -226,6 +226,10 @@ Pool::Pool(const std::string& directory, const OpenOptions& options, std::unique
 
 void Pool::make_backend(const std::string& directory, const OpenOptions& options, BlockWatcher* watcher) {
   if (header().store == static_cast<std::uint32_t>(format::Store::in_place)) {
+    if (options.victims) {
+      throw Error(ErrorKind::config,
+                  "victims: a pool whose rows are overwritten in place has no scratchpad that they could leave");
+    }
     backend_ = std::make_unique<InPlaceBackend>(
         *medium_, *superblock_, background_,
         InPlaceBackend::Options{dense_interval_, options.grow_log, in_group_, [this] { finish_pending(); }});
@@ -237,10 +241,10 @@ void Pool::make_backend(const std::string& directory, const OpenOptions& options
     dense_->finish();
     note_durable(*dense_->newest_step());
   };
-  backend_ =
-      std::make_unique<LogBackend>(directory, *superblock_, background_,
-                                   LogBackend::Options{options.scratchpad_bytes, options.warm, finish_dense, watcher,
-                                                       spans_, dial_.get(), log_dial_.get(), options.scratchpad_nodes});
+  backend_ = std::make_unique<LogBackend>(
+      directory, *superblock_, background_,
+      LogBackend::Options{options.scratchpad_bytes, options.warm, finish_dense, watcher, spans_, dial_.get(),
+                          log_dial_.get(), options.scratchpad_nodes, options.victims});
 }
 
 void Pool::recover(const std::string& directory, const OpenOptions& options) {

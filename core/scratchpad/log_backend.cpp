@@ -65,7 +65,8 @@ LogBackend::LogBackend(const std::string& directory, Superblock& superblock, Bac
               .ring_bytes = superblock.header().log_bytes,
               .identity = superblock.identity()}),
       newest_(store_.scan()) {
-  check_nodes(options_.scratchpad_nodes);
+  check_nodes(options_.scratchpad_nodes, "scratchpad_nodes");
+  if (options_.victims) victims_.emplace(*options_.victims);
 }
 
 // Recovery.
@@ -154,7 +155,7 @@ Scratchpad& LogBackend::scratchpad() {
   if (!scratchpad_) {
     scratchpad_ = std::make_unique<Scratchpad>(
         tables(), options_.scratchpad_bytes, [this](std::span<const TableRows> wanted) { store_.fetch(wanted); },
-        options_.spans, options_.scratchpad_nodes);
+        options_.spans, options_.scratchpad_nodes, victims_ ? &*victims_ : nullptr);
     // Looked at afterwards: by then it is known of every hold that was found to be over.
     store_.merge_from_memory([pad = scratchpad_.get(), is_logged = is_logged_](std::uint32_t table,
                                                                                std::span<const std::uint64_t> rows,
@@ -452,6 +453,8 @@ std::optional<Traffic> LogBackend::traffic() const {
     traffic.window_shrunk = pad.holds_delayed;
     traffic.stall_seconds = pad.seconds_stalled;
     traffic.scratchpad_rows = scratchpad_->num_rows();
+    traffic.rows_from_victims = pad.rows_from_victims;
+    traffic.victim_rows = scratchpad_->num_victims();
   }
   if (warming_) {
     traffic.rows_warmed = warming_->num_rows();

@@ -51,6 +51,7 @@ class LogBackend final : public RowBackend {
     Dial* dial = nullptr;  // of the homes' device; null: as it is
     Dial* log_dial = nullptr;  // of the log's
     std::vector<unsigned> scratchpad_nodes = {};  // of the machine; none: any
+    std::optional<VictimOptions> victims = std::nullopt;
   };
 
   // adopt: homes are there, and are taken as they are.
@@ -167,6 +168,7 @@ class LogBackend final : public RowBackend {
   std::uint64_t largest_record_bytes_ = 0;
   double seconds_without_room_ = 0;
 
+  std::optional<VictimMemory> victims_;
   std::unique_ptr<Scratchpad> scratchpad_;  // made by the first row that it is needed for
   std::unique_ptr<LogMerger> merger_;  // these last: their threads end before anything they use
   std::unique_ptr<Warming> warming_;

@@ -24,14 +24,15 @@ Scratchpad::Hold::~Hold() {
 }
 
 Scratchpad::Scratchpad(const std::vector<RowTable>& tables, std::uint64_t bytes, Fetch fetch, StageSpans& spans,
-                       std::span<const unsigned> nodes)
+                       std::span<const unsigned> nodes, const VictimMemory* victims)
     : tables_(tables),
       fetch_(std::move(fetch)),
       spans_(spans),
       staging_(std::make_unique<Staging>()),
       slot_of_(tables.size()),
       turns_(std::make_shared<Turns>()) {
-  const Shelving shelving = shelve(tables_, bytes);
+  const VictimShelving with_victims = shelve_with_victims(tables_, bytes, victims != nullptr ? victims->bytes() : 0);
+  const Shelving& shelving = with_victims.shelving;
   shelf_of_table_ = shelving.shelf_of_table;
   for (const Shelving::Size& size : shelving.shelves) {
     if (size.num_slots == 0 && size.num_rows != 0) {
@@ -41,9 +42,10 @@ Scratchpad::Scratchpad(const std::vector<RowTable>& tables, std::uint64_t bytes,
     shelves_.push_back(std::make_unique<Shelf>(*size.table, size.num_slots, size.num_rows));
   }
   for (const auto& shelf : shelves_) {  // of which nothing was touched yet
-    place_on_nodes(shelf->weights.data(), shelf->weights.size(), nodes);
-    place_on_nodes(shelf->state.data(), shelf->state.size(), nodes);
+    place_on_nodes(shelf->weights.data(), shelf->weights.size(), nodes, "scratchpad_nodes");
+    place_on_nodes(shelf->state.data(), shelf->state.size(), nodes, "scratchpad_nodes");
   }
+  if (victims != nullptr) victims_.emplace(*victims, shelves_, with_victims.num_sets);
   for (std::uint32_t t = 0; t < tables_.size(); ++t) {
     const std::vector<RowPiece> pieces = tables_[t].owned_pieces();
     if (holds_all(t) && pieces.size() == 1) slot_of_[t] = SlotMap(pieces[0].first, pieces[0].num_rows);
@@ -123,7 +125,8 @@ void Scratchpad::check_fits(const Plan& plan) const {
   bool fits = true;
   for (std::size_t i = 0; i < shelves_.size(); ++i) fits = fits && wanted[i] <= shelves_[i]->num_slots;
   if (fits) return;
-  const std::uint64_t bytes = least_bytes(tables_, wanted);
+  const std::uint64_t bytes =
+      least_bytes(tables_, wanted) + (victims_ ? VictimCache::dram_bytes(victims_->num_sets()) : 0);
   throw Error(ErrorKind::batch_too_large, "one batch has " + std::to_string(plan.num_unique()) +
                                               " rows, the scratchpad has room for " + std::to_string(num_rows()) +
                                               "; it needs scratchpad_bytes of " + std::to_string(bytes) + " or more");

@@ -11,6 +11,8 @@
 // - A slot is given to another row only when every hold that uses it is let go: as a rule when the newest one and every
 //   hold before that are, and where that gives no room by a look at all of them. So what a step still needs stays; and
 //   what it wrote stays until it can be read below, if that is when its hold is let go.
+// - With a victim cache, the row that a slot had goes there before the slot is filled. It is the exchanging thread's, which
+//   takes holds in their order: whoever wants that row is exchanged later. Others use it only when nothing is exchanged.
 // - A row may come in without a hold (warm) while its shelf has free slots. A shelf with a free slot has never evicted, so
 //   a row that is not in was not in since the scratchpad was made, and nobody has changed it since: what was read of it
 //   below, at any time since then, is its newest version.
@@ -38,6 +40,7 @@
 #include "rows/row_table.h"
 #include "scratchpad/shelf.h"
 #include "scratchpad/slot_map.h"
+#include "scratchpad/victim_cache.h"
 #include "step/collection.h"
 
 namespace holdfast {
@@ -46,6 +49,7 @@ struct ScratchpadCounters {
   std::uint64_t rows_hit;  // rows of holds that were in
   std::uint64_t rows_missed;  // and that were not
   std::uint64_t rows_demanded;  // of these: missed by holds that nobody had announced
+  std::uint64_t rows_from_victims;  // of these: those that the victim cache had
   std::uint64_t holds_delayed;  // announced holds that had to wait for room: the window did not fit
   double seconds_stalled;  // that callers of hold waited
 };
@@ -75,6 +79,12 @@ class Scratchpad {
     struct Missed {
       std::vector<std::uint64_t> rows;
       std::vector<std::uint32_t> slots;
+      std::size_t num_from_victims = 0;  // the first of the slots, whose rows are not among these any more
+      struct Victim {
+        std::uint64_t key;
+        std::uint32_t slot;  // that it leaves
+      };
+      std::vector<Victim> victims;
     };
 
     std::shared_ptr<Turns> turns_;
@@ -93,9 +103,9 @@ class Scratchpad {
   };
 
   // As many rows as fit in `bytes`, everything counted. Throws config where that is none.
-  // nodes: of the machine, on which rows lie; none: on any.
+  // nodes: of the machine, on which rows lie; none: on any. victims: for rows that leave; null: they are fetched again.
   Scratchpad(const std::vector<RowTable>& tables, std::uint64_t bytes, Fetch fetch, StageSpans& spans,
-             std::span<const unsigned> nodes = {});
+             std::span<const unsigned> nodes = {}, const VictimMemory* victims = nullptr);
   ~Scratchpad();
   Scratchpad(const Scratchpad&) = delete;
   Scratchpad& operator=(const Scratchpad&) = delete;
@@ -144,6 +154,7 @@ class Scratchpad {
   void read(const Plan& plan, const std::vector<WorkingRows>& rows);
 
   std::uint64_t num_rows() const;  // that there is room for
+  std::uint64_t num_victims() const { return victims_ ? victims_->num_rows() : 0; }  // and in the victim cache
   ScratchpadCounters counters() const;
 
  private:
@@ -160,12 +171,19 @@ class Scratchpad {
 
   void collect(std::shared_ptr<Hold> hold);
   void collect_table(Hold& hold, std::size_t t, const std::vector<std::uint64_t>& rows);
-  std::optional<std::uint32_t> take_slot(Shelf& shelf, std::uint64_t oldest_live);
+  std::optional<std::uint32_t> take_slot(Hold& hold, std::size_t t, Shelf& shelf);
   bool wait_for_room(Hold& hold);
   void take_back_slots();
   static void copy_row(const Shelf& shelf, const SlotRows& from, std::size_t i, const WorkingRows& to, std::size_t u);
   void exchange(std::shared_ptr<Hold> hold);
-  void insert(Hold& hold, std::span<const TableRows> fetched);
+  void stage(const Hold& hold);
+  std::vector<TableRows> wanted_below(Hold& hold);
+  void swap_victims(Hold& hold);
+  std::vector<const std::byte*> take_victims(Hold& hold, std::size_t t);
+  void stage_victims(const Shelf& shelf, std::span<const std::byte* const> found, std::size_t t);
+  void put_victims(std::size_t number, std::span<const Hold::Missed::Victim> victims);
+  void drop_victims(std::uint32_t table, std::span<const std::uint64_t> rows);
+  void insert(Hold& hold);
   void fail(std::exception_ptr failure);
   std::size_t warm_some(std::uint32_t table, std::span<const SweptRow> rows);
   void leave_to_sweep(const Hold& hold);
@@ -178,6 +196,7 @@ class Scratchpad {
   std::vector<std::unique_ptr<Shelf>> shelves_;
   std::vector<std::size_t> shelf_of_table_;
   std::unique_ptr<Staging> staging_;  // of exchange
+  std::optional<VictimCache> victims_;
 
   mutable std::mutex map_mutex_;  // which row is in which slot; taken before that of Turns
   std::vector<SlotMap> slot_of_;  // per table

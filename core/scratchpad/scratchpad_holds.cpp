@@ -76,7 +76,7 @@ void Scratchpad::collect_table(Hold& hold, std::size_t t, const std::vector<std:
   for (std::size_t u = 0; u < rows.size(); ++u) {
     if (slots[u] != no_slot) continue;
     const std::uint64_t row = rows[u];
-    std::optional<std::uint32_t> slot = take_slot(shelf, hold.oldest_live_);
+    std::optional<std::uint32_t> slot = take_slot(hold, t, shelf);
     while (!slot) {
       lock.unlock();
       const bool changed = wait_for_room(hold);
@@ -85,7 +85,7 @@ void Scratchpad::collect_table(Hold& hold, std::size_t t, const std::vector<std:
         std::erase(slots, no_slot);
         return;
       }
-      slot = take_slot(shelf, hold.oldest_live_);
+      slot = take_slot(hold, t, shelf);
     }
     shelf.set_use(*slot, hold.order_, 0);
     const bool leaves = hold.leaves_rows_ && shelf.holds_all;
@@ -99,10 +99,12 @@ void Scratchpad::collect_table(Hold& hold, std::size_t t, const std::vector<std:
   }
 }
 
-// A slot without a row. The caller holds map_mutex_.
-std::optional<std::uint32_t> Scratchpad::take_slot(Shelf& shelf, std::uint64_t oldest_live) {
+// A slot without a row, for the hold's table t. The caller holds map_mutex_.
+std::optional<std::uint32_t> Scratchpad::take_slot(Hold& hold, std::size_t t, Shelf& shelf) {
   if (shelf.num_used < shelf.num_slots) return static_cast<std::uint32_t>(shelf.num_used++);
-  return shelf.evict(oldest_live, slot_of_);
+  const auto slot = shelf.evict(hold.oldest_live_, slot_of_);
+  if (slot && victims_) hold.missed_[t].victims.push_back({shelf.key[*slot], *slot});
+  return slot;
 }
 
 // Returns when a hold was let go since this one last looked; false where this hold was given up, or the end has come.
@@ -158,26 +160,15 @@ void Scratchpad::exchange(std::shared_ptr<Hold> hold) {
       leave_to_sweep(*hold);
       claim(*hold);
     }
-    const std::size_t num_tables = hold->spec_->tables.size();
-    if (staging_->tables.size() < num_tables) staging_->tables.resize(num_tables);
-    std::vector<TableRows> wanted;
-    for (std::size_t t = 0; t < num_tables; ++t) {
-      const std::uint32_t number = hold->spec_->tables[t].number;
-      std::vector<std::uint64_t>& rows = hold->missed_[t].rows;
-      if (rows.empty()) continue;
-      Staging::Rows& staged = staging_->tables[t];
-      const std::size_t weights = rows.size() * tables_[number].weight_bytes();
-      const std::size_t state = rows.size() * tables_[number].spec.state_floats;
-      if (staged.weights.size() < weights) staged.weights.resize(weights);
-      if (staged.state.size() < state) staged.state.resize(state);
-      wanted.push_back({number, rows.size(), {rows.data(), staged.weights.data(), staged.state.data()}});
-    }
-    if (!wanted.empty()) {
+    if (hold->num_missed_ != 0) {
       {
         const StageSpans::Timing timing(spans_, Stage::exchange);
-        fetch_(wanted);
+        stage(*hold);
+        if (victims_) swap_victims(*hold);
+        const std::vector<TableRows> wanted = wanted_below(*hold);
+        if (!wanted.empty()) fetch_(wanted);
       }
-      insert(*hold, wanted);
+      insert(*hold);
     }
     {
       const std::lock_guard lock(turns_->mutex);
@@ -243,19 +234,51 @@ void Scratchpad::claim(Hold& hold) {
   }
 }
 
-// `fetched` are the hold's missed rows, table by table.
-void Scratchpad::insert(Hold& hold, std::span<const TableRows> fetched) {
-  const StageSpans::Timing timing(spans_, Stage::insert);
-  auto of_table = fetched.begin();
-  for (Hold::Missed& missed : hold.missed_) {
+// Room for the hold's missed rows.
+void Scratchpad::stage(const Hold& hold) {
+  const std::size_t num_tables = hold.missed_.size();
+  if (staging_->tables.size() < num_tables) staging_->tables.resize(num_tables);
+  for (std::size_t t = 0; t < num_tables; ++t) {
+    const RowTable& table = tables_[hold.spec_->tables[t].number];
+    Staging::Rows& staged = staging_->tables[t];
+    const std::size_t weights = hold.missed_[t].slots.size() * table.weight_bytes();
+    const std::size_t state = hold.missed_[t].slots.size() * table.spec.state_floats;
+    if (staged.weights.size() < weights) staged.weights.resize(weights);
+    if (staged.state.size() < state) staged.state.resize(state);
+  }
+}
+
+// What is still missed, and where it is staged: behind the rows that came from the victim cache.
+std::vector<TableRows> Scratchpad::wanted_below(Hold& hold) {
+  std::vector<TableRows> wanted;
+  for (std::size_t t = 0; t < hold.missed_.size(); ++t) {
+    const std::uint32_t number = hold.spec_->tables[t].number;
+    Hold::Missed& missed = hold.missed_[t];
     if (missed.rows.empty()) continue;
-    Shelf& shelf = shelf_of(of_table->table);
-    best_kernels().scatter(shelf.spec, shelf.rows(), missed.slots.data(), of_table->rows, 0, missed.slots.size());
+    Staging::Rows& staged = staging_->tables[t];
+    wanted.push_back(
+        {number,
+         missed.rows.size(),
+         {missed.rows.data(), staged.weights.data() + missed.num_from_victims * tables_[number].weight_bytes(),
+          staged.state.data() + missed.num_from_victims * tables_[number].spec.state_floats}});
+  }
+  return wanted;
+}
+
+// The hold's missed rows go from where they are staged into their slots.
+void Scratchpad::insert(Hold& hold) {
+  const StageSpans::Timing timing(spans_, Stage::insert);
+  for (std::size_t t = 0; t < hold.missed_.size(); ++t) {
+    Hold::Missed& missed = hold.missed_[t];
+    if (missed.slots.empty()) continue;
+    Shelf& shelf = shelf_of(hold.spec_->tables[t].number);
+    Staging::Rows& staged = staging_->tables[t];
+    best_kernels().scatter(shelf.spec, shelf.rows(), missed.slots.data(),
+                           {nullptr, staged.weights.data(), staged.state.data()}, 0, missed.slots.size());
     for (const std::uint32_t slot : missed.slots) {
       shelf.filling[slot].store(Filling::filled, std::memory_order_release);
     }
     missed = {};
-    ++of_table;
   }
 }
 

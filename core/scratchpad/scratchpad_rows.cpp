@@ -34,6 +34,7 @@ void Scratchpad::settle() {
 void Scratchpad::read_again(std::uint32_t table, std::vector<std::uint64_t> rows) {
   constexpr std::size_t at_once = 16384;
   std::vector<std::uint32_t> slots;
+  drop_victims(table, rows);
   {
     const std::lock_guard lock(map_mutex_);
     std::erase_if(rows, [&](std::uint64_t row) {

@@ -45,9 +45,8 @@ struct Shelf {
     if (use[slot] != kept) set_use(slot, order, std::min(lives(slot) + 1, most_lives));
   }
 
-  void set_key(std::uint32_t slot, std::uint32_t table, std::uint64_t row) {
-    key[slot] = table * RowIndex::end_row + row;
-  }
+  static std::uint64_t key_of(std::uint32_t table, std::uint64_t row) { return table * RowIndex::end_row + row; }
+  void set_key(std::uint32_t slot, std::uint32_t table, std::uint64_t row) { key[slot] = key_of(table, row); }
   // On trial, where rows are evicted at all.
   void note_arrival(std::uint32_t slot, std::uint32_t table, std::uint64_t row) {
     if (holds_all) return;

@@ -38,7 +38,8 @@ struct RolledBack {
 // Rows and bytes since a pool was opened.
 struct Traffic {
   std::uint64_t rows_hit;  // that captures found in the scratchpad
-  std::uint64_t rows_missed;  // and that had to be fetched
+  std::uint64_t rows_missed;  // and that it had to get
+  std::uint64_t rows_from_victims;  // of these: from its victim cache; the others had to be fetched
   std::uint64_t demand_fetches;  // of these: fetched while training waited, nobody had announced them
   std::uint64_t window_shrunk;  // announced batches that had to wait for room in the scratchpad
   double stall_seconds;  // that captures waited for rows
@@ -63,6 +64,7 @@ struct Traffic {
   std::uint64_t index_entries;  // rows whose newest version is in the log
   std::uint64_t index_bytes;
   std::uint64_t scratchpad_rows;  // that there is room for
+  std::uint64_t victim_rows;  // and in its victim cache
   std::uint64_t rows_warmed;  // that came into the scratchpad before anybody asked for them
   bool is_warming;  // more of them may come
 };

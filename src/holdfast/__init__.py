@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from holdfast.pools.optim import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
     from holdfast.pools.pool import Pool
     from holdfast.pools.tables import EmbeddingBagConfig
+    from holdfast.pools.victim_cache import VictimCache
     from holdfast.rows.embedding import EmbeddingBagCollection, PooledFeatures, clip_grad_norm_
     from holdfast.rows.look_ahead import prefetch
     from holdfast.state.reproducibility import prepare_environment
@@ -42,6 +43,7 @@ __all__ = [
     "RowWiseAdagrad",
     "RowWiseAdam",
     "ScoreCollector",
+    "VictimCache",
     "clip_grad_norm_",
     "import_tables",
     "prefetch",
@@ -62,6 +64,7 @@ _HOMES = {
     "pools.optim": ("SGD", "Adagrad", "Adam", "RowWiseAdagrad", "RowWiseAdam"),
     "pools.pool": ("Pool",),
     "pools.tables": ("EmbeddingBagConfig",),
+    "pools.victim_cache": ("VictimCache",),
     "rows.embedding": ("EmbeddingBagCollection", "PooledFeatures", "clip_grad_norm_"),
     "rows.look_ahead": ("prefetch",),
     "state.reproducibility": ("prepare_environment",),

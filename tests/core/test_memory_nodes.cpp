@@ -37,7 +37,7 @@ std::string policy_at(const void* address) {
 bool system_places_memory() {
   const HugeArray<std::byte> memory(1 << 20);
   try {
-    place_on_nodes(memory.data(), memory.size(), std::array{0U});
+    place_on_nodes(memory.data(), memory.size(), std::array{0U}, "scratchpad_nodes");
   } catch (const Error&) {
     return false;  // a container may refuse it to all
   }
@@ -48,9 +48,9 @@ bool system_places_memory() {
 void memory_lies_where_it_is_asked_to() {
   check::context = "one node";
   const HugeArray<std::byte> one(8 << 20), several(8 << 20), any(8 << 20);
-  place_on_nodes(one.data(), one.size(), std::array{0U});
-  place_on_nodes(several.data(), several.size(), std::array{0U, 0U});
-  place_on_nodes(any.data(), any.size(), {});
+  place_on_nodes(one.data(), one.size(), std::array{0U}, "scratchpad_nodes");
+  place_on_nodes(several.data(), several.size(), std::array{0U, 0U}, "scratchpad_nodes");
+  place_on_nodes(any.data(), any.size(), {}, "scratchpad_nodes");
   for (const auto* memory : {&one, &several, &any}) memory->data()[12345] = std::byte{7};
   CHECK(policy_at(one.data()).starts_with("bind:0") || policy_at(one.data()).starts_with("bind=static:0"));
   CHECK(policy_at(several.data()).find("interleave") != std::string::npos);
@@ -62,7 +62,7 @@ void a_node_that_is_not_there_is_named() {
   const HugeArray<std::byte> memory(1 << 20);
   for (const unsigned node : {777U, 1024U, 4'000'000'000U}) {
     try {
-      place_on_nodes(memory.data(), memory.size(), std::array{node});
+      place_on_nodes(memory.data(), memory.size(), std::array{node}, "scratchpad_nodes");
       CHECK(false);
     } catch (const Error& error) {
       CHECK(error.kind() == ErrorKind::config);

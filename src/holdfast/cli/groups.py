@@ -77,6 +77,13 @@ def serve(
     scratchpad_node: Annotated[
         list[int] | None, typer.Option(help="A NUMA node on which the scratchpad's rows lie; may be repeated.")
     ] = None,
+    victim_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Memory for rows that leave the scratchpad, as pool.victims.bytes.")
+    ] = None,
+    victim_directory: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where that memory is: on a DAX file system or tmpfs, as a CXL device's."),
+    ] = None,
 ) -> None:
     """Own a share of a pool's rows for trainers that come and go: a memory rank that outlives them.
 
@@ -89,9 +96,12 @@ def serve(
     from holdfast.cli.stop_signals import StopSignals
     from holdfast.group.outliving import MemoryRank, OwnMedia
     from holdfast.pools.log_medium import LogMedium
+    from holdfast.pools.victim_cache import VictimCache
     from holdfast.state.reproducibility import keep_freed_memory
 
     keep_freed_memory()
+    if victim_directory is not None and victim_bytes is None:
+        raise typer.BadParameter("say how much of it with --victim-bytes", param_hint="--victim-directory")
     number, _, memory_ranks = memory_rank.partition("/")
     if not (number.isdecimal() and memory_ranks.isdecimal()):
         raise typer.BadParameter(f"{memory_rank!r} is no I/M, as in 1/2", param_hint="--memory-rank")
@@ -104,6 +114,7 @@ def serve(
             media=OwnMedia(
                 log=None if log_directory is None else LogMedium(directory=log_directory),
                 scratchpad_nodes=scratchpad_node or (),
+                victims=None if victim_bytes is None else VictimCache(bytes=victim_bytes, directory=victim_directory),
             ),
             stopping=stop.is_wanted,
             say=lambda words: print(words, flush=True),  # noqa: T201

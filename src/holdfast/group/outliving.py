@@ -20,7 +20,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -41,6 +41,7 @@ from holdfast.group.options import GroupOptions
 from holdfast.group.roles import Roles
 from holdfast.group.shared_pool import SharedPool
 from holdfast.pools.log_medium import LogMedium
+from holdfast.pools.victim_cache import VictimCache
 
 _LINE_SECONDS = 5.0  # that whoever knocks has for a line
 _LOOK = 0.25  # seconds: how soon it notices that it was asked to stop
@@ -134,13 +135,14 @@ class OwnMedia:
 
     log: LogMedium | None = None
     scratchpad_nodes: Sequence[int] = ()
+    victims: VictimCache | None = None
 
 
 class _ServedPool(SharedPool):
     """The pool as a rank has it that has no script: made of what the trainers ask for."""
 
     def __init__(self, directory: Path, *, ranks: Group, asked: Asked, part: KeptPart, here: OwnMedia) -> None:
-        own: dict[str, Any] = {"log": here.log, "scratchpad_nodes": here.scratchpad_nodes}
+        own: dict[str, Any] = {part.name: getattr(here, part.name) for part in fields(here)}
         super().__init__(directory, **asked.pool, **own, group=GroupOptions(**asked.group), ranks=ranks)
         self._kept = part
         for tables, optimizer in asked.collections:

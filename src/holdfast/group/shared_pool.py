@@ -48,6 +48,7 @@ from holdfast.pools.optim import RowOptimizerSpec
 from holdfast.pools.pool import Pool
 from holdfast.pools.proving_hook import pool_directory, refuse_group
 from holdfast.pools.tables import EmbeddingBagConfig, to_spec
+from holdfast.pools.victim_cache import VictimCache
 
 if TYPE_CHECKING:
     from holdfast.device.arrivals import ArrivingLoss
@@ -61,8 +62,7 @@ class SharedPool(Pool):
     Every rank that trains takes its part of each batch (``part``), and calls `average_gradients` before it uses them;
     a rank that does not (``group.is_trainer``) calls `serve` where the others have their loop.
 
-    ranks: instead of those that the environment names. measure: how often each shard is looked up, which decides who
-    owns it; otherwise every feature counts alike.
+    ranks: instead of the environment's. measure: a shard's lookups, which decide its owner; else features count alike.
 
     Raises ConfigError where ranks ask for different things, GroupError where one of them dies or does not answer; and
     what Pool raises.
@@ -84,6 +84,7 @@ class SharedPool(Pool):
         synchronous: bool = False,
         dial: MediumDial | None = None,
         log: LogMedium | None = None,
+        victims: VictimCache | None = None,
         group: GroupOptions | None = None,
         ranks: Group | None = None,
         measure: Measure | None = None,
@@ -112,6 +113,7 @@ class SharedPool(Pool):
             synchronous=synchronous,
             dial=dial,
             log=log,
+            victims=victims,
             scratchpad_nodes=tuple(scratchpad_nodes),
         )
         self._scratchpad_asked, self._dense_interval = scratchpad_bytes, dense_interval
@@ -119,8 +121,7 @@ class SharedPool(Pool):
         self._opened: GroupPool | None = None
         self._thread, self._dense_crc = threading.get_ident(), -1
         self._messages: deque[tuple[Tensor, Pending]] = deque()
-        self._is_closed = self._stop_is_wanted = False
-        self._is_released = False  # rank 0 said that it closes
+        self._is_closed = self._stop_is_wanted = self._is_released = False  # released: rank 0 said that it closes
         self._measure = measure or self._expect
         self.opening_seconds: dict[str, float] = {}
         self._group = ranks or Group.from_environment(
@@ -139,8 +140,7 @@ class SharedPool(Pool):
         check_device(device)
         if self._opened is not None:
             raise StepError(
-                "a collection is made after the pool of several ranks was opened: make all of them before the "
-                "Checkpoint and the first batch"
+                "a collection is made after the pool of several ranks was opened: make all of them before its first use"
             )
         for table in tables:
             if any(table.name == spec.name for spec in self._specs):

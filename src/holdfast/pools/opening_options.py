@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast import _core
+from holdfast.errors import ConfigError
 from holdfast.pools.dial import MediumDial
-from holdfast.pools.log_medium import LogMedium, figures_of_log
+from holdfast.pools.log_medium import LogMedium, directory_of_log, figures_of_log
+from holdfast.pools.victim_cache import VictimCache
 
 Mark = tuple[int, int, int]
 """Step, cursor, row_updates."""
@@ -28,6 +30,16 @@ class OpenOptions:
     synchronous: bool = False
     dial: MediumDial | None = None
     log: LogMedium | None = None
+    victims: VictimCache | None = None
+
+    def log_directory_of_new(self, log_store: bool) -> str:
+        """Of a new pool, whose rows are kept in a log store or in place; empty: beside them. Raises ConfigError."""
+        if self.victims is not None and not log_store:
+            raise ConfigError(
+                "victims: this pool overwrites its rows in place, and has no scratchpad that they could leave: leave "
+                "them out, or ask for medium = 'block'"
+            )
+        return directory_of_log(self.log, log_store)
 
     def open(self, directory: Path, *, dense_interval: int, group: InGroup | None = None) -> _core.Pool:
         """The pool in `directory`. Of a group's parts none is opened relaxed by itself. Raises what opening does."""
@@ -44,5 +56,6 @@ class OpenOptions:
             synchronous=self.synchronous,
             dial=None if self.dial is None else self.dial.figures,
             log_dial=figures_of_log(self.log),
+            victims=None if self.victims is None else self.victims.figures,
             group=group,
         )

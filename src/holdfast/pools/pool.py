@@ -29,7 +29,7 @@ from holdfast.pools.directory import (
     refusal_of,
     wants_log_store,
 )
-from holdfast.pools.log_medium import LogMedium, directory_of_log, words_of_place
+from holdfast.pools.log_medium import LogMedium, words_of_place
 from holdfast.pools.machine import default_scratchpad_bytes, default_threads
 from holdfast.pools.one_rank import OneRank
 from holdfast.pools.opening_options import OpenOptions
@@ -37,6 +37,7 @@ from holdfast.pools.optim import OPTIMIZERS, RowOptimizerSpec
 from holdfast.pools.proving_hook import pool_directory
 from holdfast.pools.read_only import new_log_bytes
 from holdfast.pools.tables import EmbeddingBagConfig, features_of, find_tables, to_spec
+from holdfast.pools.victim_cache import VictimCache
 
 if TYPE_CHECKING:
     from holdfast.device.arrivals import ArrivingLoss
@@ -66,14 +67,14 @@ class Pool:
         ``block`` pool always does.
     scratchpad_bytes: DRAM for rows of a ``block`` pool; None: a quarter of the memory that this process may
         use, and for all ranks of a machine together half of it at most.
-    scratchpad_nodes: NUMA nodes on which a scratchpad's rows lie, by turns where they are several; one may be a CXL
-        device. None: on any.
+    scratchpad_nodes: NUMA nodes on which its rows lie, by turns; one may be a CXL device. None: on any.
     dense_interval: steps from one dense state to the next; 1 loses at most the step in flight.
     recovery: ``exact`` rolls rows back to the newest dense state; ``relaxed`` keeps the newest rows beside it.
     trust_after_reboot: believe a ``process``-level pool that was open when the machine went down.
     synchronous: make nothing durable beside training; a commit returns when its step is durable. For comparison.
     dial: for measurements, a declared medium that the real one is made as slow as; ``level`` is the real one's.
     log: a medium of its own for the log of a ``block`` pool. ``level`` is that of the weaker medium.
+    victims: memory, as a CXL device's, for rows of a ``block`` pool that leave the scratchpad for want of room.
     group: how several processes share a pool. Under torchrun, with more than one, and in the directory of such a pool,
         what is made is a SharedPool; everywhere else this is of no effect.
 
@@ -106,6 +107,7 @@ class Pool:
         synchronous: bool = False,
         dial: MediumDial | None = None,
         log: LogMedium | None = None,
+        victims: VictimCache | None = None,
         group: GroupOptions | None = None,
     ) -> None:
         check_options(dense_interval, log_bytes, recovery, medium, scratchpad_bytes, scratchpad_nodes)
@@ -124,6 +126,7 @@ class Pool:
             synchronous=synchronous,
             dial=dial,
             log=log,
+            victims=victims,
         )
         self._core: _core.Pool | None = None
         self._behind: WriteBehind | None = None
@@ -206,12 +209,11 @@ class Pool:
         make_pool_directory(self.directory)
         log_store = wants_log_store(self.directory, self._medium)
         log_bytes = self._log_bytes or new_log_bytes(log_store, specs, self._options.scratchpad_bytes)
-        directory, checks_rows = str(self.directory), self._row_checksums and not log_store
         _core.Pool.create(
-            *(directory, self._seed, log_bytes, specs),
+            *(str(self.directory), self._seed, log_bytes, specs),
             log_store=log_store,
-            row_checksums=checks_rows,
-            log_directory=directory_of_log(self._options.log, log_store),
+            row_checksums=self._row_checksums and not log_store,
+            log_directory=self._options.log_directory_of_new(log_store),
         )
         self._open()
         if former is not None:

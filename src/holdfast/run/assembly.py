@@ -127,6 +127,7 @@ def assemble(
         "synchronous": config.pool.synchronous,
         "dial": config.pool.dial,
         "log": config.pool.log,
+        "victims": config.pool.victims,
         "recovery": recovery,
         "trust_after_reboot": trust_after_reboot,
     }

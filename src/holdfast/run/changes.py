@@ -45,6 +45,7 @@ CHANGEABLE = (
     "pool.scratchpad_bytes",
     "pool.scratchpad_nodes",
     "pool.synchronous",
+    "pool.victims",
     "group.timeout",
     "device",  # the pool does not care; the bits of the steps to come do
     _DEVICE_SETTINGS,

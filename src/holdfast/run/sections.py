@@ -17,6 +17,7 @@ from holdfast.pools.dial import MediumDial
 from holdfast.pools.log_medium import LogMedium
 from holdfast.pools.optim import SGD, Adagrad, Adam, RowOptimizerSpec, RowWiseAdagrad, RowWiseAdam
 from holdfast.pools.tables import EmbeddingBagConfig
+from holdfast.pools.victim_cache import VictimCache
 from holdfast.run.network import BuiltModelConfig, ModelConfig
 from holdfast.run.optimizers import OptimizerConfig, SchedulerConfig, TorchOptimizerConfig, given_options
 from holdfast.train.options import TrainConfig
@@ -170,6 +171,7 @@ class PoolConfig:
     holds all rows four times the tables' bytes, 4 GiB at most. row_checksums: keep a checksum of every row of a new
     pool in place; a log store always does. synchronous: make nothing durable beside training, for comparison. dial: for
     measurements, a declared medium that the real one is made as slow as. log: a medium of its own for a row log.
+    victims: memory for rows that leave the scratchpad.
     """
 
     seed: int = 0
@@ -182,6 +184,7 @@ class PoolConfig:
     synchronous: bool = field(default=False, metadata=UNRECORDED)
     dial: MediumDial | None = field(default=None, metadata=UNRECORDED)
     log: LogMedium | None = field(default=None, metadata=UNRECORDED)
+    victims: VictimCache | None = field(default=None, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
