@@ -66,12 +66,15 @@ void train_into_a_step(Run& run, std::uint64_t recoverable) {
 
 void it_goes_on_from_any_step_that_the_group_agrees_on() {
   for (const auto store : {format::Store::in_place, format::Store::log}) {
-    for (const std::uint64_t scratchpad_bytes : {std::uint64_t{1} << 20, std::uint64_t{12} << 10}) {
+    for (const std::uint64_t victim_bytes : {0U, 1U, 4U << 10, 16U << 10}) {
+      if (victim_bytes != 0 && store == format::Store::in_place) continue;
       for (std::uint64_t step = 3; step <= newest; ++step) {
+        OpenOptions options = in_group(0, std::uint64_t{victim_bytes == 0 ? 1U << 20 : 12U << 10});
+        if (victim_bytes != 0) options.victims = VictimOptions{.bytes = victim_bytes};
         const TemporaryDirectory directory;
         make_pool(directory.path(), log_bytes, store);
         {
-          Run run(directory.path(), in_group(0, scratchpad_bytes), rows_only());
+          Run run(directory.path(), options, rows_only());
           train_into_a_step(run, 3);
           const std::uint64_t epoch = run.pool.epoch();
           run.pool.go_on(agreeing_on(step));
