@@ -168,6 +168,7 @@ class Life:
     threads: int
     window: int
     scratchpad_bytes: int
+    victim_bytes: int
     dense_interval: int
     recovery: str
     capture_ahead: bool
@@ -268,6 +269,7 @@ def _life(rng: random.Random, run: Run) -> Life:
         threads=rng.choice((1, 1, 2, 3)),
         window=rng.choice((0, 0, 1, 2, 5)),
         scratchpad_bytes=rng.choice((20_000, 60_000, 200_000, BIG)),
+        victim_bytes=rng.choice((0, 0, 1500, 20_000)) if run.medium == "block" else 0,
         dense_interval=rng.choice((1, 1, 2, 3, 5)),
         recovery="relaxed" if rng.random() < 0.15 else "exact",
         capture_ahead=rng.random() < 0.3,

@@ -37,6 +37,7 @@ LAST = Life(
     threads=1,
     window=0,
     scratchpad_bytes=BIG,
+    victim_bytes=0,
     dense_interval=1,
     recovery="exact",
     capture_ahead=False,

@@ -63,6 +63,7 @@ def draw_group(seed: int) -> GroupEpisode:
             "pool": {
                 "dense_interval": rng.choice((1, 2, 3, 5)),
                 **({"scratchpad_bytes": rng.choice((200_000, 1 << 20))} if log else {}),
+                **({"victims": {"bytes": 20_000}} if log and rng.random() < 0.3 else {}),
             },
             "train": {"window": rng.choice((1, 2, 4))},
         }

@@ -20,7 +20,7 @@ import torch
 import checks
 from defects import LYING_DISK
 from draw import ERRORS, Episode, Fault, Life
-from holdfast import Checkpoint, EmbeddingBagCollection, Pool, _core
+from holdfast import Checkpoint, EmbeddingBagCollection, Pool, VictimCache, _core
 from holdfast.errors import (
     BatchTooLarge,
     IdError,
@@ -125,6 +125,7 @@ class LifeOf:
             log=log_apart(str(self.directory)) if run.log_apart and not exists(self.directory) else None,
             row_checksums=run.row_checksums and run.medium == "memory" and not exists(self.directory),
             scratchpad_bytes=life.scratchpad_bytes,
+            victims=VictimCache(bytes=life.victim_bytes) if life.victim_bytes else None,
             dense_interval=life.dense_interval,
             recovery=life.recovery,  # type: ignore[arg-type]
             trust_after_reboot=self.trusts,

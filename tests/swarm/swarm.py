@@ -94,6 +94,7 @@ def simplifications() -> dict[str, Callable[[Any], Any]]:
         "relaxed-recovery": lives(recovery="exact"),
         "dense-interval": lives(dense_interval=1),
         "small-scratchpad": lives(scratchpad_bytes=1 << 20),
+        "victims": lives(victim_bytes=0),
         "kills": lives(kill=None),
         "ends": lives(end="close"),
         "checksums": run(row_checksums=False),
