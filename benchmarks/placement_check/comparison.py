@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import machine
-from holdfast_lab.placement.step_plan import StepInputs
+from holdfast_lab.placement.step_time import StepInputs
 from larger.runner import Options, Runner
 from placement_check.configurations import Configuration
 from placement_check.outcome import Outcome

@@ -9,7 +9,8 @@ from typing import Any
 from holdfast_lab.placement.access_profile import profile_accesses
 from holdfast_lab.placement.network_time import NetworkTime, time_network
 from holdfast_lab.placement.probe import probe
-from holdfast_lab.placement.step_plan import StepInputs, step_inputs
+from holdfast_lab.placement.step_plan import step_inputs
+from holdfast_lab.placement.step_time import StepInputs
 from holdfast_lab.placement.tiers import Tiers
 from larger.workload import FileOfBatches
 from placement_check.configurations import Configuration

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast_lab.placement.step_plan import StepInputs
-from holdfast_lab.placement.step_time import StepTime
+from holdfast_lab.placement.step_time import StepInputs, StepTime, predict_step
 from larger.figures import hit_rate
 from markdown_table import markdown_table
 from placement_check.configurations import Configuration
@@ -32,7 +31,7 @@ class PlanOutcome(Outcome):
 def outcome_of(
     configuration: Configuration, inputs: StepInputs, measured: dict[str, Any], others_cpus: float
 ) -> PlanOutcome:
-    predicted = inputs.predict()
+    predicted = predict_step(inputs)
     return PlanOutcome(
         name=configuration.name,
         predicted=predicted,

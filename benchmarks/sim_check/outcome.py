@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast_lab.placement.step_plan import StepInputs
-from holdfast_lab.placement.step_time import StepCosts
+from holdfast_lab.placement.step_time import StepCosts, StepInputs, predict_step, step_costs
 from holdfast_lab.sim.here import Loop, simulate_here
 from placement_check.configurations import Configuration
 from placement_check.outcome import Outcome
@@ -58,8 +57,8 @@ def outcome_of(
         ms=step.ms,
         stage_ms=step.stage_ms,
         busy_ms=step.busy_ms,
-        analytic_ms=inputs.predict().ms,
-        costs=inputs.costs(),
+        analytic_ms=predict_step(inputs).ms,
+        costs=step_costs(inputs),
         loop=loop,
     )
     return SimOutcome(

@@ -16,8 +16,7 @@ from holdfast_lab.placement.network_time import NetworkTime
 from holdfast_lab.placement.program import Demand, TableDemand
 from holdfast_lab.placement.reuse import ReuseCurve, expected_reuse
 from holdfast_lab.placement.row_costs import RowCosts
-from holdfast_lab.placement.step_plan import StepInputs
-from holdfast_lab.placement.step_time import StepOptions
+from holdfast_lab.placement.step_time import StepInputs, StepOptions, predict_step, step_costs
 from holdfast_lab.placement.tiers import Tier
 from holdfast_lab.sim.here import HereStep, Loop, simulate_here, system_here
 from holdfast_lab.sim.machine import speed_beside, speed_of_holder
@@ -77,26 +76,26 @@ def test_where_computing_limits_a_step_takes_its_verbs_and_what_other_threads_di
     host: Host, displaced: float
 ) -> None:
     given = inputs(host, replace(NETWORK, displaced=displaced))
-    costs = given.costs()
+    costs = step_costs(given)
     displaced_s = sum(given.network.displaced_by(what) * cpu_s for what, cpu_s in costs.cpu.items())
     expected_s = costs.network_s + costs.rows_s + displaced_s
-    assert given.predict().limited_by == "compute"
+    assert predict_step(given).limited_by == "compute"
     assert step(given).ms == pytest.approx(1e3 * expected_s)
-    assert step(given).ms == pytest.approx(given.predict().ms)
+    assert step(given).ms == pytest.approx(predict_step(given).ms)
 
 
 @pytest.mark.parametrize(("workers", "host"), [(1, IN_PLACE), (1, LOG_STORE), (2, IN_PLACE)])
 def test_where_the_loader_limits_a_step_takes_as_long_as_a_batch_of_it(workers: int, host: Host) -> None:
     given = inputs(host, replace(NETWORK, reading_s=0.5, displaced=0.1))
     found = step(given, workers=workers, prefetch=4)
-    assert found.ms == pytest.approx(1e3 * given.costs().cpu["plan"] / workers)
+    assert found.ms == pytest.approx(1e3 * step_costs(given).cpu["plan"] / workers)
     assert found.stage_ms["plan"] > 0.5 * found.ms
 
 
 def test_where_the_disk_limits_a_step_takes_all_that_the_disk_does_for_it() -> None:
     given = inputs(slower_disk(40))
     found = step(given)
-    expected_s = sum(given.costs().disk.values()) + 1e-9 * DISK.sync_latency_ns
+    expected_s = sum(step_costs(given).disk.values()) + 1e-9 * DISK.sync_latency_ns
     assert found.ms == pytest.approx(1e3 * expected_s, rel=1e-6)
     assert found.busy_ms["disk"] == pytest.approx(found.ms, rel=1e-6)
     assert found.stage_ms["capture"] > 0.5 * found.ms
@@ -104,7 +103,7 @@ def test_where_the_disk_limits_a_step_takes_all_that_the_disk_does_for_it() -> N
 
 def test_alone_on_the_machine_each_verb_takes_what_the_probe_says() -> None:
     given = inputs(IN_PLACE, replace(NETWORK, displaced=0.0))
-    amounts = given.costs().amounts
+    amounts = step_costs(given).amounts
     expected_ms = {verb: 1e3 * costs.seconds(amounts) for verb, costs in VERBS.items()}
     expected_ms["train"] += 1e3 * NETWORK.network_s
     assert step(given).stage_ms == pytest.approx(expected_ms | {"plan": 0.0})
@@ -118,7 +117,7 @@ def test_a_slower_disk_moves_a_log_stores_step_and_not_one_in_place() -> None:
 
 def test_without_a_batch_of_lead_training_waits_for_its_rows_and_one_batch_hides_them() -> None:
     given = inputs(LOG_STORE, replace(NETWORK, displaced=0.0))
-    costs = given.costs()
+    costs = step_costs(given)
     alone, ahead = step(given, window=1), step(given, window=2)
     fetching_ms = 1e3 * (costs.cpu["collect"] + costs.disk["fetch"])
     disturbed_ms = fetching_ms + 1e3 * (costs.log_s + costs.disk["merge"])
@@ -135,7 +134,7 @@ def test_a_window_that_the_scratchpad_has_no_room_for_is_a_smaller_one() -> None
 def test_where_the_log_takes_longest_a_step_takes_as_long() -> None:
     given = inputs(medium=replace(DISK, sync_latency_ns=200_000_000))
     found = step(given)
-    assert found.ms == pytest.approx(1e3 * (given.costs().log_s + given.costs().disk["fetch"]), rel=0.15)
+    assert found.ms == pytest.approx(1e3 * (step_costs(given).log_s + step_costs(given).disk["fetch"]), rel=0.15)
     assert max(found.stage_ms, key=lambda verb: found.stage_ms[verb]) in ("commit", "capture")
 
 
@@ -146,7 +145,7 @@ def test_background_work_costs_nothing_while_training_waits_for_the_disk() -> No
 
 def test_capturing_ahead_takes_the_copying_off_the_training_thread() -> None:
     given = inputs(IN_PLACE, replace(NETWORK, displaced=0.0))
-    copied_ms = 1e-6 * VERBS["capture"].row_byte_ns * given.costs().amounts.row_bytes
+    copied_ms = 1e-6 * VERBS["capture"].row_byte_ns * step_costs(given).amounts.row_bytes
     plain, ahead = step(given), step(given, capture_ahead=True)
     assert ahead.ms == pytest.approx(plain.ms - copied_ms)
     assert ahead.stage_ms["capture_ahead"] == pytest.approx(plain.stage_ms["capture"] - copied_ms)
@@ -179,9 +178,9 @@ def test_who_asks_for_little_of_a_processor_gets_it_and_the_others_share_the_res
 def test_more_than_all_of_a_processor_is_not_taken_from_its_holder() -> None:
     assert speed_of_holder([3.0]) == 0.0
     given = inputs(IN_PLACE, replace(NETWORK, displaced=30.0))
-    costs = given.costs()
+    costs = step_costs(given)
     most_s = costs.network_s + costs.rows_s + 3 * sum(costs.cpu.values())
-    assert step(given).ms < 1e3 * most_s < given.predict().ms
+    assert step(given).ms < 1e3 * most_s < predict_step(given).ms
 
 
 def test_the_same_probe_gives_the_same_bits() -> None:

@@ -13,7 +13,7 @@ from holdfast_lab.placement.ladder import Rung
 from holdfast_lab.placement.network_time import NetworkTime
 from holdfast_lab.placement.program import Demand, TableDemand
 from holdfast_lab.placement.reuse import ReuseCurve, expected_reuse
-from holdfast_lab.placement.step_time import StepOptions, StepTime, predict_step
+from holdfast_lab.placement.step_time import StepInputs, StepOptions, StepTime, predict_step
 from holdfast_lab.placement.tiers import Tier
 
 ROWS, UNIQUE = 1_000_000, 20_000.0
@@ -60,7 +60,7 @@ def predict(host: Host = LOG_STORE, **changes) -> StepTime:
         "medium": DISK,
         "options": OPTIONS,
     } | changes
-    return predict_step(host=host, **inputs)
+    return predict_step(StepInputs(host=host, **inputs))
 
 
 def test_a_step_in_place_is_what_one_computes_by_hand():

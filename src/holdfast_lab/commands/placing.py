@@ -109,6 +109,7 @@ def plan(
     from holdfast_lab.placement.plan import plan_placement
     from holdfast_lab.placement.settings import best_settings, settings_toml
     from holdfast_lab.placement.step_plan import passes_of, step_inputs
+    from holdfast_lab.placement.step_time import predict_step
     from holdfast_lab.placement.tiers import read_tiers
 
     keep_freed_memory()  # as `holdfast train` does
@@ -120,7 +121,7 @@ def plan(
     source = open_source(config.data)
     demand, basis = demand_of(config, source, counted)
     inputs = None if tiers.host is None else step_inputs(config, source, tiers, counted)
-    step = None if inputs is None else inputs.predict()
+    step = None if inputs is None else predict_step(inputs)
     passes = None if inputs is None else passes_of(inputs, source.num_samples / config.train.batch_size)
     pace = step.ms if step_ms is None and step is not None else step_ms
     found = plan_placement(demand, tiers.tiers, batch_ms=pace)
@@ -242,12 +243,13 @@ def _show_step(step: StepTime) -> None:
     )
     print(  # noqa: T201
         f"A step takes {step.ms:.1f} ms, limited by {step.limited_by}: compute {step.compute_ms:.1f} ms ({parts}), "
-        f"loader {step.loader_ms:.1f}, disk {step.disk_ms:.1f}, log {step.log_ms:.1f}."
+        f"loader {step.loader_ms:.1f}, disk {step.disk_ms:.1f}, victims {step.victims_ms:.1f}, log {step.log_ms:.1f}."
     )
     if (work := step.store_work) is not None:
         print(  # noqa: T201
-            f"Of a step's rows {work.hit_rate:.1%} are in the scratchpad, {work.missed_rows:,.0f} are fetched in "
-            f"{work.fetch_requests:,.0f} reads; {work.moved_rows:,.0f} are merged in {work.merge_requests:,.0f}."
+            f"Of a step's rows {work.hit_rate:.1%} are in the scratchpad, {work.victim_rows:,.0f} are victims, "
+            f"{work.missed_rows:,.0f} are fetched in {work.fetch_requests:,.0f} reads; {work.moved_rows:,.0f} are merged "
+            f"in {work.merge_requests:,.0f}."
         )
 
 
@@ -255,12 +257,19 @@ def _show_settings(settings: PoolSettings) -> None:
     from holdfast.admin.inspection import size_words
 
     where = "" if settings.log_directory is None else f" in {settings.log_directory}"
-    log_rows = "" if (work := settings.step.store_work) is None else f", which has {work.log_rows:,.0f} of these"
-    missed = "" if work is None else f" The scratchpad misses {work.missed_rows:,.0f} rows a step{log_rows}."
+    victims = ""
+    if settings.victim_bytes:
+        where_else = "" if settings.victim_directory is None else f" in {settings.victim_directory}"
+        victims = f", a victim cache of {size_words(settings.victim_bytes)} on {settings.victim_tier}{where_else}"
+    work = settings.step.store_work
+    assert work is not None
+    missed = work.victim_rows + work.missed_rows
+    at_home = work.missed_rows - work.log_rows
     print(  # noqa: T201
-        f"The pool to make: a scratchpad of {size_words(settings.scratchpad_bytes)} and a log of "
+        f"The pool to make: a scratchpad of {size_words(settings.scratchpad_bytes)}{victims} and a log of "
         f"{size_words(settings.log_bytes)} on {settings.log_tier}{where}: {settings.step.ms:.1f} ms a step, limited by "
-        f"{settings.step.limited_by}.{missed}"
+        f"{settings.step.limited_by}. The scratchpad misses {missed:,.0f} rows a step: {work.victim_rows:,.0f} are "
+        f"victims, {work.log_rows:,.0f} from the log, {at_home:,.0f} from home."
     )
 
 

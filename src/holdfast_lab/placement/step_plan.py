@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from holdfast.data.source import Source
 from holdfast.errors import ConfigError
@@ -14,35 +14,13 @@ from holdfast_lab.placement.access_profile import AccessProfile
 from holdfast_lab.placement.demand import demand_of, reuse_of
 from holdfast_lab.placement.host import Host
 from holdfast_lab.placement.network_time import NetworkTime, time_network
-from holdfast_lab.placement.program import Demand, log_tier
-from holdfast_lab.placement.reuse import ReuseCurve
-from holdfast_lab.placement.step_time import StepCosts, StepOptions, StepTime, predict_step, step_costs
+from holdfast_lab.placement.program import log_tier
+from holdfast_lab.placement.step_time import StepInputs, StepOptions, StepTime, predict_step
 from holdfast_lab.placement.tiers import Tier, Tiers
 
 _SECONDS_PER_DAY = 86_400
 _MEDIUM_OF = {"in_place": "memory", "log": "block"}
 _KINDS_OF = {"in_place": ("byte", "dram"), "log": ("block",)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepInputs:
-    """What the step of a run follows from; the parameters of `predict_step`."""
-
-    demand: Demand
-    curves: Sequence[ReuseCurve]
-    network: NetworkTime
-    host: Host
-    medium: Tier
-    options: StepOptions
-    log_medium: Tier | None = None
-
-    def costs(self) -> StepCosts:
-        return step_costs(self.demand, self.curves, self.network, self.host, self.medium, self.options, self.log_medium)
-
-    def predict(self) -> StepTime:
-        return predict_step(
-            self.demand, self.curves, self.network, self.host, self.medium, self.options, self.log_medium
-        )
 
 
 def step_inputs(
@@ -80,8 +58,10 @@ def step_inputs(
             scratchpad_bytes=scratchpad_bytes,
             log_bytes=log_bytes,
             workers=config.train.workers,
+            victim_bytes=0 if pool.victims is None or not is_log_store else pool.victims.bytes,
         ),
         log_medium=log_medium,
+        victim_medium=_victim_tier(tiers.tiers),
     )
 
 
@@ -104,8 +84,7 @@ def passes_of(inputs: StepInputs, num_steps: float) -> Passes | None:
     """num_steps: of one pass. None where rows are overwritten in place."""
     if inputs.host.store != "log" or num_steps < 2:
         return None
-    middle, end = (replace(inputs.options, steps_before=steps) for steps in (num_steps / 2, num_steps))
-    first, later = (replace(inputs, options=options).predict() for options in (middle, end))
+    first, later = (predict_step(inputs.with_options(steps_before=steps)) for steps in (num_steps / 2, num_steps))
     assert later.store_work is not None
     work = later.store_work
     written = work.record_bytes + inputs.demand.dense_bytes_per_batch + work.all_written_bytes
@@ -128,7 +107,13 @@ def plan_step(
     network: NetworkTime | None = None,
 ) -> StepTime:
     """The step that `step_inputs` foretell; raises what it raises."""
-    return step_inputs(config, source, tiers, profile, network=network).predict()
+    return predict_step(step_inputs(config, source, tiers, profile, network=network))
+
+
+def _victim_tier(tiers: Sequence[Tier]) -> Tier | None:
+    """Byte-addressable, and the largest."""
+    apart = [tier for tier in tiers if tier.directory is not None and tier.kind == "byte"]
+    return max(apart, key=lambda tier: tier.capacity_bytes, default=None)
 
 
 def _media(config: RunConfig, tiers: Sequence[Tier], host: Host) -> tuple[Tier, Tier | None]:

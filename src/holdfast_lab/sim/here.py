@@ -32,8 +32,7 @@ from holdfast.errors import ConfigError
 from holdfast.train.trace import EVENT_NAMES
 from holdfast_lab.placement.network_time import NetworkTime
 from holdfast_lab.placement.row_costs import RowAmounts, RowCosts
-from holdfast_lab.placement.step_plan import StepInputs
-from holdfast_lab.placement.step_time import StepCosts
+from holdfast_lab.placement.step_time import StepCosts, StepInputs, step_costs
 from holdfast_lab.placement.tiers import Tier
 from holdfast_lab.sim.device import Compute, Device, Memory
 from holdfast_lab.sim.machine import Run, simulate
@@ -82,7 +81,7 @@ def simulate_here(inputs: StepInputs, loop: Loop) -> HereStep:
     """Raises ConfigError where the probe did not tell verbs apart."""
     system = system_here(inputs, loop)
     devices = {role: _device(role, inputs.medium, loop) for role in system.devices}
-    run = simulate(system, devices, _workload(inputs.costs().amounts), batches=_BATCHES)
+    run = simulate(system, devices, _workload(step_costs(inputs).amounts), batches=_BATCHES)
     stage_ms = _laps_ms(run)
     busy_ms = {
         role: 1e3 * sum(stage.seconds or 0.0 for stage in system.stages.values() if role in stage.on)
@@ -98,7 +97,7 @@ def system_here(inputs: StepInputs, loop: Loop) -> System:
         raise ConfigError(
             "tiers: [host] has no verbs, so no step can be simulated stage by stage; `holdfast tiers probe` again"
         )
-    costs = inputs.costs()
+    costs = step_costs(inputs)
     schedule = _Schedule(costs, verbs, inputs.network, loop)
     if costs.work is None:
         stages = schedule.in_place()
