@@ -25,7 +25,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m larger.one", description=__doc__)
     parser.add_argument("--system", choices=SYSTEMS, required=True)
     parser.add_argument("--mode", choices=MODES, default="steady", help="die, open: of recovery")
-    parser.add_argument("--workload", choices=["kaggle", "rm1", "rm3", "uniform"], required=True)
+    parser.add_argument("--workload", choices=["kaggle", "rm1", "rm3", "uniform", "wide"], required=True)
     parser.add_argument("--uniform-share", type=float, help="of the ids; default: the workload's")
     parser.add_argument("--quick", action="store_true", help="small tables")
     parser.add_argument("--directory", type=Path, required=True, help="of the pool or the files")
@@ -35,6 +35,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--log-directory", type=Path, help="of the row log; default: the pool's")
     parser.add_argument("--log-dial", help="a preset that its medium is made as slow as")
     parser.add_argument("--dial", help="likewise of the pool's medium")
+    parser.add_argument("--victim-bytes", type=int, default=0, help="of a victim cache; 0: none")
+    parser.add_argument("--victim-directory", type=Path, help="of it; default: the machine's memory")
+    parser.add_argument("--victim-dial", help="a preset that it is made as slow as")
     parser.add_argument("--memory-limit", type=int, default=0, help="bytes of a memory control group; 0: none")
     parser.add_argument("--window", type=int, default=8)
     parser.add_argument("--capture-ahead", action="store_true")
@@ -55,13 +58,19 @@ def _arguments() -> argparse.Namespace:
 
 
 def _workload(arguments: argparse.Namespace) -> tuple[Workload, FileOfBatches, Settings]:
-    from holdfast import LogMedium
+    from holdfast import LogMedium, VictimCache
     from holdfast_lab.placement.dial_probe import dial_of
     from larger.systems import Settings
     from larger.workload import FileOfBatches, make_workload
 
     workload = make_workload(arguments.workload, quick=arguments.quick, uniform_share=arguments.uniform_share)
-    log_dial, dial = (None if given is None else dial_of(given) for given in (arguments.log_dial, arguments.dial))
+    log_dial, dial, victim_dial = (
+        None if given is None else dial_of(given)
+        for given in (arguments.log_dial, arguments.dial, arguments.victim_dial)
+    )
+    victims = None
+    if arguments.victim_bytes:
+        victims = VictimCache(bytes=arguments.victim_bytes, directory=arguments.victim_directory, dial=victim_dial)
     settings = Settings(
         directory=arguments.directory,
         scratchpad_bytes=arguments.scratchpad_bytes,
@@ -72,6 +81,7 @@ def _workload(arguments: argparse.Namespace) -> tuple[Workload, FileOfBatches, S
         capture_ahead=arguments.capture_ahead,
         new_tables=arguments.new_tables,
         log=LogMedium(directory=arguments.log_directory, dial=log_dial),
+        victims=victims,
         dial=dial,
     )
     return workload, FileOfBatches(workload, arguments.ids), settings

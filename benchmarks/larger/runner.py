@@ -44,8 +44,9 @@ class Options:
 class Run:
     """One measurement of a system. num_batches: distinct ones; steps, warmup: at least (see turns.py); fill: whether
     its memory has to be full first; scratchpad_bytes: None for a tenth of the tables. window, capture_ahead: as in
-    TrainConfig. new_tables: see systems.Settings. log_in_memory: the row log lies in the directory on memory. log_dial,
-    dial: presets that its medium, and the pool's, are made as slow as."""
+    TrainConfig. new_tables: see systems.Settings. log_in_memory: the row log lies in the directory on memory.
+    victim_bytes: of a victim cache there. log_dial, victim_dial, dial: presets that their media, and the pool's, are
+    made as slow as."""
 
     system: str
     workload: Workload
@@ -61,6 +62,8 @@ class Run:
     new_tables: bool = False
     log_in_memory: bool = False
     log_dial: str | None = None
+    victim_bytes: int = 0
+    victim_dial: str | None = None
     dial: str | None = None
 
 
@@ -212,7 +215,8 @@ class Runner:
         scratchpad_bytes = run.scratchpad_bytes or scratchpad_of(workload)
         limit = memory_limit_of(workload) if self.options.limits_memory else 0
         # Outsiders have more than the scratchpad to fill: all that they may use.
-        fill_bytes = 2 * memory_limit_of(workload) if run.system in ("mmap", "rocksdb") else scratchpad_bytes
+        of_holdfast = scratchpad_bytes + run.victim_bytes
+        fill_bytes = 2 * memory_limit_of(workload) if run.system in ("mmap", "rocksdb") else of_holdfast
         return [
             sys.executable, "-m", "larger.one", "--system", run.system, "--workload", workload.name,
             *(("--quick",) if self.options.quick else ()), "--uniform-share", str(workload.uniform_share),
@@ -224,6 +228,9 @@ class Runner:
             "--threads", str(self.options.threads),
             *(("--capture-ahead",) if run.capture_ahead else ()), *(("--new-tables",) if run.new_tables else ()),
             *(("--log-directory", str(self._memory_root)) if run.log_in_memory else ()),
+            *(("--victim-bytes", str(run.victim_bytes), "--victim-directory", str(self._memory_root))
+              if run.victim_bytes else ()),
+            *(("--victim-dial", run.victim_dial) if run.victim_dial else ()),
             *(("--log-dial", run.log_dial) if run.log_dial else ()), *(("--dial", run.dial) if run.dial else ()),
         ]  # fmt: skip
 

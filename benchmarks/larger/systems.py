@@ -41,8 +41,8 @@ _ENDLESS = 1 << 40
 class Settings:
     """What a system is given. directory: empty, on its medium. cache: of the log store; window: batches that it looks
     forward. dense_interval: steps from one dense state to the next. capture_ahead: as in TrainConfig. new_tables: rows
-    are as a new pool has them, where no update has written them. log: a medium of its own for the row log; dial: of the
-    other."""
+    are as a new pool has them, where no update has written them. log: a medium of its own for the row log; victims:
+    memory for rows that leave the scratchpad; dial: of the pool's own medium."""
 
     directory: Path
     scratchpad_bytes: int
@@ -53,6 +53,7 @@ class Settings:
     capture_ahead: bool = False
     new_tables: bool = False
     log: holdfast.LogMedium | None = None
+    victims: holdfast.VictimCache | None = None
     dial: holdfast.MediumDial | None = None
 
 
@@ -155,6 +156,7 @@ def _open_trainer(workload: Workload, source: FileOfBatches, settings: Settings,
             "log_bytes": settings.log_bytes,
             "scratchpad_bytes": settings.scratchpad_bytes,
             "log": settings.log,
+            "victims": settings.victims,
             "dial": settings.dial,
         }
         # Without batches that are announced ahead the scratchpad is an LRU cache that is filled on demand.

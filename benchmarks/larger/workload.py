@@ -119,12 +119,22 @@ _SHAPES = {
     "kaggle": replace(KAGGLE, num_embeddings=2_000_000),
     "rm1": replace(RM1, num_embeddings=4_000_000),
     "rm3": replace(RM3, num_embeddings=3_000_000),
+    "wide": replace(
+        KAGGLE,
+        name="wide",
+        num_tables=8,
+        num_embeddings=2_000_000,
+        embedding_dim=64,
+        lookups_per_bag=2,
+        bottom=(512, 256, 64),
+    ),
 }
 _QUICK_ROWS = 200_000  # a tenth of them still holds a batch of rm1
 
 
 def make_workload(name: str, *, quick: bool = False, uniform_share: float | None = None) -> Workload:
-    """kaggle, rm1, rm3, or uniform, which is kaggle with its ids spread evenly. quick: small tables."""
+    """kaggle, rm1, rm3, wide (rows of 260 bytes), or uniform, which is kaggle with its ids spread evenly. quick: small
+    tables."""
     shape = _SHAPES["kaggle" if name == "uniform" else name]
     if quick:
         shape = replace(shape, num_embeddings=_QUICK_ROWS)

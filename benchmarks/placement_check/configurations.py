@@ -96,6 +96,14 @@ CONFIGURATIONS = (
         steps=100,
         batches=400,
     ),
+    Configuration(
+        name="log store, wide rows, a third of the ids uniform",
+        in_memory=False,
+        shape="wide",
+        uniform_share=0.33,
+        steps=100,
+        batches=400,
+    ),
     Configuration(name="log store, rm1 (80 ids a bag)", in_memory=False, shape="rm1", steps=80, batches=250),
     Configuration(
         name="log store, uniform ids",

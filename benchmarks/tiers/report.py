@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 BAR, PREDICTION_BAR = 1.3, 0.2
 _MIB = 1 << 20
 _HEAD = (
-    "`cd benchmarks && python -m tiers`. Scratchpad and log as `holdfast plan --apply` sizes them for the same DRAM; "
-    "of three tiers the log lies on a declared device (a dial over tmpfs), of two on the disk with the rows. In turns, "
-    "each in a process of its own; ms of a step are means of a window in steady state. Ratios are of a round's "
-    "neighbours."
+    "`cd benchmarks && python -m tiers`. Scratchpad, log and victim cache as `holdfast plan --apply` sizes them for "
+    "the same DRAM; three tiers have a declared device (a dial over tmpfs) of half the tables' bytes, for rows that "
+    "leave the scratchpad and, where the plan has it so, for the log. In turns, each in a process of its own; ms of a "
+    "step are means of a window in steady state. Ratios are of a round's neighbours."
 )
 
 
@@ -42,8 +42,8 @@ def write_report(cells: list[Cell], record: dict[str, Any], directory: Path) -> 
         "Where a step's rows came from, and what is made durable where (of the last round):",
         "",
         *markdown_table(
-            ["workload", "tiers", "scratchpad", "log", "hit rate", "from the log", "from home", "nowhere yet",
-             "limited by"],
+            ["workload", "tiers", "scratchpad", "victims", "log", "hit rate", "from victims", "from the log",
+             "from home", "nowhere yet", "limited by"],
             [_sources(cell.name, tiers, getattr(cell, tiers)) for cell in cells for tiers in ("two", "three")],
         ),
     ]  # fmt: skip
@@ -74,8 +74,10 @@ def _sources(name: str, words: str, side: Side) -> list[str]:
         name,
         words,
         f"{of_settings.scratchpad_bytes / _MIB:.0f} MiB",
-        f"{of_settings.log_bytes / _MIB:.0f} MiB",
+        f"{of_settings.victim_bytes / _MIB:.0f} MiB",
+        f"{of_settings.log_bytes / _MIB:.0f} MiB" + (" (device)" if of_settings.log_directory else ""),
         f"{traffic['rows_hit'] / touched:.1%}",
+        f"{traffic['rows_from_victims']:,.0f}",
         f"{traffic['rows_from_log']:,.0f}",
         f"{at_home:,.0f}",
         f"{traffic['rows_initial']:,.0f}",

@@ -248,8 +248,8 @@ def _show_step(step: StepTime) -> None:
     if (work := step.store_work) is not None:
         print(  # noqa: T201
             f"Of a step's rows {work.hit_rate:.1%} are in the scratchpad, {work.victim_rows:,.0f} are victims, "
-            f"{work.missed_rows:,.0f} are fetched in {work.fetch_requests:,.0f} reads; {work.moved_rows:,.0f} are merged "
-            f"in {work.merge_requests:,.0f}."
+            f"{work.missed_rows:,.0f} are fetched in {work.fetch_requests:,.0f} reads; {work.moved_rows:,.0f} are "
+            f"merged in {work.merge_requests:,.0f}."
         )
 
 

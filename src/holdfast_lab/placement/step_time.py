@@ -111,7 +111,8 @@ class StepTime:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOptions:
     """Of the run: scratchpad_bytes, log_bytes and victim_bytes of its pool (of a log store alone), workers of its
-    loader. steps_before: of a log store, how many steps there were since its tables were new; None: every row was written."""
+    loader. steps_before: of a log store, how many steps there were since its tables were new; None: every row was
+    written."""
 
     scratchpad_bytes: int
     log_bytes: int
