@@ -55,8 +55,9 @@ def _is_steady(system: System, warmup: Warmup, row_bytes: int, begin_bytes: dict
     if not traffic:
         return device_bytes()["read"] - begin_bytes["read"] >= warmup.fill_bytes
     turned_over = traffic["appended_bytes"] >= _TURNOVERS * warmup.log_bytes
-    # The store says how many rows its scratchpad has room for; what it keeps beside a row's own bytes is its affair.
-    rows_to_fill = traffic.get("scratchpad_rows", warmup.fill_bytes / row_bytes) if warmup.fill_bytes else 0
+    # The store says how many rows there is room for in memory; what it keeps beside a row's own bytes is its affair.
+    room = traffic.get("scratchpad_rows", warmup.fill_bytes / row_bytes) + traffic.get("victim_rows", 0)
+    rows_to_fill = room if warmup.fill_bytes else 0
     return turned_over and traffic["rows_fetched"] + traffic["rows_initial"] >= rows_to_fill
 
 

@@ -215,8 +215,7 @@ class Runner:
         scratchpad_bytes = run.scratchpad_bytes or scratchpad_of(workload)
         limit = memory_limit_of(workload) if self.options.limits_memory else 0
         # Outsiders have more than the scratchpad to fill: all that they may use.
-        of_holdfast = scratchpad_bytes + run.victim_bytes
-        fill_bytes = 2 * memory_limit_of(workload) if run.system in ("mmap", "rocksdb") else of_holdfast
+        fill_bytes = 2 * memory_limit_of(workload) if run.system in ("mmap", "rocksdb") else scratchpad_bytes
         return [
             sys.executable, "-m", "larger.one", "--system", run.system, "--workload", workload.name,
             *(("--quick",) if self.options.quick else ()), "--uniform-share", str(workload.uniform_share),

@@ -72,7 +72,8 @@ def _sizes(inputs: StepInputs, record_bytes: float) -> Iterator[tuple[int, int]]
     """Of the log, and of the victim cache, which may be 0; together no larger than their tiers."""
     of_log, of_victims = inputs.log_medium or inputs.medium, inputs.victim_medium
     table_bytes = sum(table.rows * table.row_bytes for table in inputs.demand.tables)
-    for log_bytes, part in product(_log_sizes(record_bytes, of_log.capacity_bytes), range(_VICTIM_SIZES + 1)):
+    most_log_bytes = min(of_log.capacity_bytes, max(table_bytes, _LEAST_LOG_BYTES))  # an opening reads all of it
+    for log_bytes, part in product(_log_sizes(record_bytes, most_log_bytes), range(_VICTIM_SIZES + 1)):
         if of_victims is None:
             if part == 0:
                 yield log_bytes, 0
