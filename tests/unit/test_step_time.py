@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -110,17 +111,7 @@ def test_the_log_has_the_rows_of_the_steps_that_it_holds():
 
 
 def test_a_log_on_a_tier_of_its_own_takes_what_it_has_off_the_disk():
-    near = Tier(
-        name="cxl",
-        kind="byte",
-        capacity_bytes=10**9,
-        read_bandwidth_bytes_per_s=20e9,
-        write_bandwidth_bytes_per_s=10e9,
-        read_latency_ns=400,
-        access_granularity_bytes=64,
-        random_reads_per_s=5e6,
-    )
-    beside, apart = predict(), predict(log_medium=near)
+    beside, apart = predict(), predict(log_medium=NEAR)
     work = apart.store_work
     assert work == beside.store_work and work is not None
     logged = work.record_bytes + 1_000_000
@@ -128,6 +119,62 @@ def test_a_log_on_a_tier_of_its_own_takes_what_it_has_off_the_disk():
     assert beside.disk_ms - apart.disk_ms == pytest.approx(1e3 * saved)
     assert apart.log_ms == pytest.approx(1e3 * (logged / 10e9 + work.record_bytes / 20e9 + work.log_rows / 5e6))
     assert (apart.compute_ms, apart.loader_ms) == (beside.compute_ms, beside.loader_ms)
+
+
+NEAR = Tier(
+    name="cxl",
+    kind="byte",
+    capacity_bytes=10**9,
+    read_bandwidth_bytes_per_s=20e9,
+    write_bandwidth_bytes_per_s=10e9,
+    read_latency_ns=400,
+    access_granularity_bytes=64,
+    random_reads_per_s=5e6,
+    directory="/near",
+)
+
+
+def test_a_victim_cache_has_what_a_scratchpad_with_as_many_rows_more_would_have():
+    """Of uniform rows each is as likely in one place as in another; what says where victims are takes 65 bytes for
+    eight."""
+    without = predict()
+    in_victims = 300_000
+    step = predict(options=replace(OPTIONS, victim_bytes=in_victims * 68), victim_medium=NEAR)
+    work, before = step.store_work, without.store_work
+    assert work is not None and before is not None
+    room = (OPTIONS.scratchpad_bytes - in_victims * 65 / 8) / (68 + 39)
+    assert work.room_rows == pytest.approx(room)
+    assert work.hit_rate == pytest.approx(room / ROWS, rel=0.03)
+    assert work.victim_rows == pytest.approx(UNIQUE * in_victims / ROWS, rel=0.03)
+    assert work.victim_rows + work.missed_rows == pytest.approx(UNIQUE * (1 - work.hit_rate))
+    # Two lines out for each that is there, two lines in for each that comes from anywhere, and the processor's time.
+    lines_s = work.victim_rows * 128 / 20e9 + (work.victim_rows + work.missed_rows) * 128 / 10e9
+    swaps_s = lines_s + 250e-9 * work.victim_rows
+    reads_s = (work.fetch_requests + work.log_rows) / LOG_STORE.fetches_per_s
+    assert step.victims_ms == pytest.approx(1e3 * (swaps_s + reads_s), rel=1e-3)
+    assert step.disk_ms < without.disk_ms
+    assert step.displaced_ms < without.displaced_ms
+
+
+def test_the_larger_a_victim_cache_the_less_is_read_below():
+    steps = [
+        predict(options=replace(OPTIONS, victim_bytes=size), victim_medium=NEAR)
+        for size in (0, 10**6, 10**7, 5 * 10**7)
+    ]
+    works = [step.store_work for step in steps]
+    assert steps[0] == predict()
+    for fewer, more in itertools.pairwise(works):
+        assert fewer is not None and more is not None
+        assert more.missed_rows < fewer.missed_rows
+        assert more.victim_rows > fewer.victim_rows
+        assert more.hit_rate < fewer.hit_rate
+    assert steps[-1].ms < steps[0].ms
+
+
+def test_with_room_for_every_row_nothing_is_read_below():
+    work = predict(options=replace(OPTIONS, victim_bytes=10**12), victim_medium=NEAR).store_work
+    assert work is not None
+    assert (work.missed_rows, work.fetch_requests) == (0.0, 0.0)
 
 
 def test_without_misses_nothing_is_fetched():
