@@ -147,8 +147,8 @@ def test_a_victim_cache_has_what_a_scratchpad_with_as_many_rows_more_would_have(
     assert work.hit_rate == pytest.approx(room / ROWS, rel=0.03)
     assert work.victim_rows == pytest.approx(UNIQUE * in_victims / ROWS, rel=0.03)
     assert work.victim_rows + work.missed_rows == pytest.approx(UNIQUE * (1 - work.hit_rate))
-    # Two lines out for each that is there, two lines in for each that comes from anywhere, and the processor's time.
-    lines_s = work.victim_rows * 128 / 20e9 + (work.victim_rows + work.missed_rows) * 128 / 10e9
+    # A read for each that is there, two lines written for each that comes from anywhere, and the processor's time.
+    lines_s = work.victim_rows / 5e6 + (work.victim_rows + work.missed_rows) * 128 / 10e9
     swaps_s = lines_s + 250e-9 * work.victim_rows
     reads_s = (work.fetch_requests + work.log_rows) / LOG_STORE.fetches_per_s
     assert step.victims_ms == pytest.approx(1e3 * (swaps_s + reads_s), rel=1e-3)
