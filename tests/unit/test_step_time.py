@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -36,6 +37,16 @@ DISK = Tier(
     access_granularity_bytes=512,
     random_reads_per_s=1e5,
     sync_latency_ns=30_000,
+)
+NEAR = Tier(
+    name="cxl",
+    kind="byte",
+    capacity_bytes=10**9,
+    read_bandwidth_bytes_per_s=20e9,
+    write_bandwidth_bytes_per_s=10e9,
+    read_latency_ns=400,
+    access_granularity_bytes=64,
+    random_reads_per_s=5e6,
 )
 OPTIONS = StepOptions(scratchpad_bytes=10_000_000, log_bytes=200_000_000)
 
@@ -110,17 +121,7 @@ def test_the_log_has_the_rows_of_the_steps_that_it_holds():
 
 
 def test_a_log_on_a_tier_of_its_own_takes_what_it_has_off_the_disk():
-    near = Tier(
-        name="cxl",
-        kind="byte",
-        capacity_bytes=10**9,
-        read_bandwidth_bytes_per_s=20e9,
-        write_bandwidth_bytes_per_s=10e9,
-        read_latency_ns=400,
-        access_granularity_bytes=64,
-        random_reads_per_s=5e6,
-    )
-    beside, apart = predict(), predict(log_medium=near)
+    beside, apart = predict(), predict(log_medium=NEAR)
     work = apart.store_work
     assert work == beside.store_work and work is not None
     logged = work.record_bytes + 1_000_000
@@ -128,6 +129,90 @@ def test_a_log_on_a_tier_of_its_own_takes_what_it_has_off_the_disk():
     assert beside.disk_ms - apart.disk_ms == pytest.approx(1e3 * saved)
     assert apart.log_ms == pytest.approx(1e3 * (logged / 10e9 + work.record_bytes / 20e9 + work.log_rows / 5e6))
     assert (apart.compute_ms, apart.loader_ms) == (beside.compute_ms, beside.loader_ms)
+
+
+def skewed_curve() -> ReuseCurve:
+    """A tenth of the rows takes half of the touches."""
+    widths = np.array([ROWS // 10, ROWS - ROWS // 10])
+    return ReuseCurve(expected_reuse(widths, UNIQUE / 2 / widths), ROWS)
+
+
+def test_without_bytes_for_victims_a_tier_for_them_changes_nothing():
+    assert predict(victim_medium=NEAR) == predict()
+    assert predict().victims_ms == 0.0
+
+
+def test_uniform_rows_come_from_victims_by_what_these_have_room_for():
+    """And what says where they are leaves less to the scratchpad."""
+    num_victims = 200_000
+    step = predict(options=replace(OPTIONS, victim_bytes=68 * num_victims), victim_medium=NEAR)
+    work = step.store_work
+    assert work is not None
+    room = (OPTIONS.scratchpad_bytes - 8.125 * num_victims) / (68 + 39)
+    assert work.room_rows == pytest.approx(room)
+    assert work.hit_rate == pytest.approx(room / ROWS, rel=0.03)
+    assert work.victim_rows == pytest.approx(UNIQUE * num_victims / ROWS, rel=0.03)
+    assert work.missed_rows == pytest.approx(UNIQUE - UNIQUE * work.hit_rate - work.victim_rows)
+    # Rows of 68 bytes are two lines. As many are written as come in, from wherever.
+    reads_s = max(work.victim_rows / 5e6, work.victim_rows * 128 / 20e9)
+    writes_s = (work.victim_rows + work.missed_rows) * 128 / 10e9
+    swaps_s = work.victim_rows * 250e-9
+    fetches_s = (work.fetch_requests + work.log_rows) / LOG_STORE.fetches_per_s
+    assert step.victims_ms == pytest.approx(1e3 * (reads_s + writes_s + swaps_s + fetches_s))
+
+
+@pytest.mark.parametrize("law", [curve, skewed_curve])
+def test_scratchpad_and_victims_together_miss_what_a_scratchpad_of_both_would(law):
+    num_victims = 200_000
+    of_both = predict(
+        curves=[law()],
+        options=replace(OPTIONS, victim_bytes=68 * num_victims, scratchpad_bytes=107 * 50_000 + 65 * num_victims // 8),
+        victim_medium=NEAR,
+    ).store_work
+    of_one = predict(curves=[law()], options=replace(OPTIONS, scratchpad_bytes=107 * 250_000)).store_work
+    small = predict(curves=[law()], options=replace(OPTIONS, scratchpad_bytes=107 * 50_000)).store_work
+    assert of_both is not None and of_one is not None and small is not None
+    assert of_both.room_rows == 50_000
+    assert of_both.hit_rate == pytest.approx(small.hit_rate)
+    assert of_both.missed_rows == pytest.approx(of_one.missed_rows)
+    assert of_both.log_rows == pytest.approx(of_one.log_rows)
+    assert of_both.fetch_requests == pytest.approx(of_one.fetch_requests)
+
+
+@pytest.mark.parametrize("law", [curve, skewed_curve])
+def test_the_more_victims_there_are_the_less_is_read_of_the_disk(law):
+    slow = replace(LOG_STORE, fetches_per_s=20_000.0)
+    steps = [
+        predict(slow, curves=[law()], options=replace(OPTIONS, victim_bytes=68 * rows), victim_medium=NEAR)
+        for rows in range(0, ROWS, ROWS // 10)
+    ]
+    for few, more in pairwise(steps):
+        assert few.store_work is not None and more.store_work is not None
+        assert more.store_work.missed_rows < few.store_work.missed_rows
+        assert more.store_work.victim_rows > few.store_work.victim_rows
+        assert more.disk_ms < few.disk_ms
+        assert more.ms <= few.ms
+    assert steps[-1].ms < steps[0].ms / 2
+
+
+def test_where_victims_have_room_for_all_rows_none_comes_from_the_disk():
+    step = predict(options=replace(OPTIONS, victim_bytes=68 * ROWS), victim_medium=NEAR)
+    assert step.store_work is not None
+    assert (step.store_work.missed_rows, step.store_work.fetch_requests) == (0.0, 0.0)
+    assert step.store_work.victim_rows == pytest.approx(UNIQUE * (1 - step.store_work.hit_rate))
+
+
+def test_a_slow_tier_of_victims_limits_by_what_it_moves():
+    slow = replace(NEAR, write_bandwidth_bytes_per_s=1e7)
+    step = predict(options=replace(OPTIONS, victim_bytes=68 * 200_000), victim_medium=slow)
+    assert step.limited_by == "victims"
+    assert step.ms == step.victims_ms > predict().ms
+
+
+def test_victims_need_a_tier():
+    with pytest.raises(ConfigError, match="no tier of kind byte names a directory"):
+        predict(options=replace(OPTIONS, victim_bytes=1))
+    assert predict(IN_PLACE, options=replace(OPTIONS, victim_bytes=1)) == predict(IN_PLACE)
 
 
 def test_without_misses_nothing_is_fetched():
@@ -207,6 +292,11 @@ def test_every_table_needs_a_curve():
 def test_options_name_what_is_wrong(field):
     with pytest.raises(ConfigError, match=f"{field} = 0"):
         replace(OPTIONS, **{field: 0})
+
+
+def test_victims_may_take_no_bytes_but_no_fewer():
+    with pytest.raises(ConfigError, match="victim_bytes = -1; it must be at least 0"):
+        replace(OPTIONS, victim_bytes=-1)
 
 
 @pytest.mark.parametrize(
