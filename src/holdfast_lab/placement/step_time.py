@@ -163,9 +163,9 @@ class StepCosts:
     """What a step asks of each device, in seconds; nothing of it waits for another.
 
     cpu: of threads beside the training thread, by what they do: "plan" (reading included) of the loader, "record" of
-    the one that makes steps durable, and of a log store's own "collect", "swap" (of victims), "fetch" and "merge". disk: of a log store, by
-    what moves: "fetch", "merge", "record". victims_s: between scratchpad and victim cache. log_s: until
-    what was written is durable. work: None where rows are overwritten in place.
+    the one that makes steps durable, and of a log store's own "collect", "swap" (of victims), "fetch" and "merge".
+    disk: of a log store, by what moves: "fetch", "merge", "record". victims_s: between scratchpad and victim cache.
+    log_s: until what was written is durable. work: None where rows are overwritten in place.
     """
 
     network_s: float
