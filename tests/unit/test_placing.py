@@ -307,7 +307,7 @@ def test_what_a_plan_comes_to_is_what_is_trained(holdfast: Commands) -> None:
 
 
 def test_where_a_plan_has_victims_a_run_has_them(holdfast: Commands) -> None:
-    """Of a drive that answers so slowly that its reads are what a step waits for, beside a device too small for a log."""
+    """Of a drive that answers so slowly that a step waits for its reads, beside a device too small for a log."""
     near, placed = "/dev/shm", holdfast.root / "placed.toml"
     tiers = SMALL_TIERS.replace("1_000_000", "100_000_000").replace("4096", "1_200_000")
     device = CXL_TIER.format(near).replace("200_000_000", "10_000_000")
