@@ -138,6 +138,26 @@ def test_where_the_log_takes_longest_a_step_takes_as_long() -> None:
     assert max(found.stage_ms, key=lambda verb: found.stage_ms[verb]) in ("commit", "capture")
 
 
+def with_victims(given: StepInputs, victims: Tier) -> StepInputs:
+    return replace(given, victim_medium=victims).with_options(victim_bytes=68 * 200_000)
+
+
+def test_where_victims_take_longest_a_step_takes_as_long() -> None:
+    slow = replace(DISK, name="cxl", kind="byte", random_reads_per_s=None, write_bandwidth_bytes_per_s=1e7)
+    given = with_victims(inputs(), slow)
+    assert predict_step(given).limited_by == "victims"
+    assert step(given).ms == pytest.approx(predict_step(given).ms, rel=0.02)
+
+
+def test_where_the_disk_limits_victims_make_a_step_shorter() -> None:
+    fast = replace(DISK, name="cxl", kind="byte", read_bandwidth_bytes_per_s=2e10, write_bandwidth_bytes_per_s=1e10)
+    fast = replace(fast, access_granularity_bytes=64, random_reads_per_s=5e6)
+    without = inputs(slower_disk(40))
+    given = with_victims(without, fast)
+    assert step(given).ms < 0.9 * step(without).ms
+    assert step(given).ms == pytest.approx(predict_step(given).ms, rel=0.05)
+
+
 def test_background_work_costs_nothing_while_training_waits_for_the_disk() -> None:
     greedy = replace(slower_disk(10), collect_row_ns=300.0)
     assert step(inputs(greedy)).ms == pytest.approx(step(inputs(slower_disk(10))).ms, rel=1e-6)

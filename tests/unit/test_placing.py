@@ -306,6 +306,25 @@ def test_what_a_plan_comes_to_is_what_is_trained(holdfast: Commands) -> None:
     assert "placed.toml is there already" in again.err
 
 
+def test_where_a_plan_has_victims_a_run_has_them(holdfast: Commands) -> None:
+    """Of a drive that answers so slowly that a step waits for its reads, beside a device too small for a log."""
+    near, placed = "/dev/shm", holdfast.root / "placed.toml"
+    tiers = SMALL_TIERS.replace("1_000_000", "100_000_000").replace("4096", "1_200_000")
+    device = CXL_TIER.format(near).replace("200_000_000", "10_000_000")
+    host = HOST_OF_A_DISK.replace("fetches_per_s = 100_000", "fetches_per_s = 5")
+    (holdfast.root / "tiers.toml").write_text(tiers + device + host)
+    rows = ("--set", "data.synthetic.rows=[500, 70, 30000]")
+    pool = plan(holdfast, "--apply", placed, *rows)["pool"]
+    assert (pool["log_tier"], pool["log_directory"]) == ("ssd", None)
+    assert (pool["victim_tier"], pool["victim_directory"]) == ("cxl", near)
+    shown = holdfast("plan", holdfast.config, "--tiers", holdfast.root / "tiers.toml", *rows)
+    assert "a victim cache of" in shown.out
+    trained = holdfast(
+        "train", holdfast.config, placed, "--pool", holdfast.root / "pool", "--set", "train.steps=3", *rows
+    )
+    assert trained.code == 0, trained.err
+
+
 def test_a_plan_without_costs_of_a_disk_cannot_be_applied(holdfast: Commands) -> None:
     refused = holdfast(
         "plan", holdfast.config, "--tiers", holdfast.root / "tiers.toml", "--apply", holdfast.root / "placed.toml"

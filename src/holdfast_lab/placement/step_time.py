@@ -131,10 +131,9 @@ class StepOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
     """What a step follows from. curves: one for each of the demand's tables. medium: the tier that the pool lies on.
-    log_medium: that of its row log, where it is another. victim_medium: that of the victim cache; needed where options
-    have victim_bytes.
+    log_medium: that of its row log, where it is another. victim_medium: that of the victim cache.
 
-    Raises ConfigError where the numbers of tables and curves differ.
+    Raises ConfigError where the numbers of tables and curves differ, and where a log store has victims on no medium.
     """
 
     demand: Demand
@@ -149,6 +148,11 @@ class StepInputs:
     def __post_init__(self) -> None:
         if len(self.curves) != len(self.demand.tables):
             raise ConfigError(f"{len(self.curves)} reuse curves for {len(self.demand.tables)} tables; each needs one")
+        if self.host.store == "log" and self.options.victim_bytes and self.victim_medium is None:
+            raise ConfigError(
+                f"the pool has {self.options.victim_bytes} bytes for victims, and nothing says how fast they are: "
+                "no tier of kind byte names a directory"
+            )
 
     def with_options(self, **changes: Any) -> StepInputs:
         return replace(self, options=replace(self.options, **changes))
@@ -159,9 +163,9 @@ class StepCosts:
     """What a step asks of each device, in seconds; nothing of it waits for another.
 
     cpu: of threads beside the training thread, by what they do: "plan" (reading included) of the loader, "record" of
-    the one that makes steps durable, and of a log store's own "collect", "fetch" and "merge". disk: of a log store, by
-    what moves: "fetch", "merge", "record". victims_s: between scratchpad and victim cache. log_s: until
-    what was written is durable. work: None where rows are overwritten in place.
+    the one that makes steps durable, and of a log store's own "collect", "swap" (of victims), "fetch" and "merge".
+    disk: of a log store, by what moves: "fetch", "merge", "record". victims_s: between scratchpad and victim cache.
+    log_s: until what was written is durable. work: None where rows are overwritten in place.
     """
 
     network_s: float
@@ -248,15 +252,17 @@ def _store_cpu_s(host: Host, rows: float, work: LogStoreWork) -> dict[str, float
     assert host.merge_row_ns is not None and host.merge_request_ns is not None
     return {
         "collect": 1e-9 * rows * host.collect_row_ns,
-        "fetch": 1e-9 * (work.missed_rows * host.fetch_row_ns + work.victim_rows * _SWAP_ROW_NS),
+        "swap": 1e-9 * work.victim_rows * _SWAP_ROW_NS,
+        "fetch": 1e-9 * work.missed_rows * host.fetch_row_ns,
         "merge": 1e-9 * (rows * host.merge_row_ns + work.merge_requests * host.merge_request_ns),
     }
 
 
 def _victims_s(demand: Demand, tier: Tier | None, work: LogStoreWork) -> float:
     """Rows of the tables' mean size out of the victim cache, and as many into it as come in from anywhere."""
-    if tier is None or not work.victim_rows:
+    if not work.victim_rows:
         return 0.0
+    assert tier is not None  # StepInputs
     granule = tier.access_granularity_bytes
     moved_bytes = math.ceil(_mean_row_bytes(demand.tables) / granule) * granule
     reads_s = max(

@@ -6,8 +6,8 @@ Invariants
   to a run: costs come from probes, amounts from how often the run's rows come up.
 - The training thread's stages have the names that a real run's trace gives them (trace.py): `wait for loader`,
   `capture`, `lookup`, `capture ahead`, `train`, `update`, `commit`. Beside it: `plan` of the loader, `collect` and
-  `fetch` of the scratchpad, `record` and `make durable` of the thread that makes steps durable, `copy ahead` of the
-  same, `merge` of the log store.
+  `fetch` of the scratchpad, and `swap` where it has a victim cache, `record` and `make durable` of the thread that
+  makes steps durable, `copy ahead` of the same, `merge` of the log store.
 - CPU time of other threads makes the training thread's stages longer by `NetworkTime.displaced_by` for each second, and
   that only while there is such a stage: where training waits, they cost it nothing. That was measured beside the
   network, and is taken to hold beside its work on rows, too: their sum is right, how it falls on stages may not be.
@@ -15,8 +15,8 @@ Invariants
 Who waits for whom
 - Training takes a batch that is planned; the loader is at most `prefetch` batches beyond what was taken, and the
   window's batches are taken ahead.
-- Rows are fetched from when their batch is announced, window - 1 batches ahead, as far as the scratchpad has room;
-  capture waits for them.
+- Rows are fetched from when their batch is announced, window - 1 batches ahead, as far as the scratchpad has room, and
+  after those of the batch that are victims were swapped; capture waits for them.
 - A commit with a dense state waits until the step before is durable, one without until the step before that is.
 - Merges and fetches take turns on the disk, records go before both; where merges fall behind by what the log has room
   for, records wait for them.
@@ -145,6 +145,15 @@ class _Schedule:
             **announced,
         )
         stages["fetch"] = self._on_disk("fetch", after=("collect", "previous.fetch"))
+        if costs.victims_s:  # the exchanging thread fetches when it is done with victims
+            stages["swap"] = self._beside(
+                "exchanging thread",
+                "swap",
+                costs.victims_s,
+                computing=costs.cpu["swap"] / costs.victims_s,
+                after=("collect", "previous.fetch"),
+            )
+            stages["fetch"] = replace(stages["fetch"], after=("swap", "previous.fetch"))
         stages["capture"] = replace(stages["capture"], after=("wait for loader", "fetch"))
         stages["make durable"] = Stage(
             does="given",
@@ -180,10 +189,10 @@ class _Schedule:
     def _training(self, seconds: float, **waits: Any) -> Stage:
         return Stage(does="given", seconds=seconds, on=(_TRAINING,), **waits)
 
-    def _beside(self, thread: str, what: str, cpu_s: float, **waits: Any) -> Stage:
-        """A thread that computes."""
-        displaced = self._network.displaced_by(what)
-        return Stage(does="given", seconds=cpu_s, on=(thread,), beside={_TRAINING: displaced}, **waits)
+    def _beside(self, thread: str, what: str, seconds: float, *, computing: float = 1.0, **waits: Any) -> Stage:
+        """A thread that computes for so much of the time."""
+        displaced = self._network.displaced_by(what) * computing
+        return Stage(does="given", seconds=seconds, on=(thread,), beside={_TRAINING: displaced}, **waits)
 
     def _on_disk(self, what: str, **waits: Any) -> Stage:
         """A thread that waits for requests, and computes a part of the time."""
