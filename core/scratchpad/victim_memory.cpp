@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include "base/error.h"
 #include "base/memory_nodes.h"
@@ -83,7 +84,12 @@ VictimMemory::VictimMemory(const VictimOptions& options) : bytes_(options.bytes)
   if (options.dial) dial_ = std::make_unique<Dial>(*options.dial);
   if (options.directory.empty()) {
     check_nodes(options.nodes, "victims.nodes");
-    memory_ = HugeArray<std::byte>(bytes_);
+    try {
+      memory_ = HugeArray<std::byte>(bytes_);
+    } catch (const std::bad_alloc&) {
+      throw Error(ErrorKind::full,
+                  "victims.bytes = " + std::to_string(bytes_) + ": the system has not as much memory; make it smaller");
+    }
     place_on_nodes(memory_.data(), memory_.size(), options.nodes, "victims.nodes");
     memory_.keep_from_children();
     return;

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -259,3 +260,16 @@ def test_a_field_that_no_file_can_say_is_a_bug_of_the_program(read):
 
     with pytest.raises(TypeError, match="name: a field of type"):
         read("name = 1", cls=Strange)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    directory: str | os.PathLike[str] | None = None
+
+
+def test_a_path_of_an_object_that_scripts_make_too_is_relative_to_its_file(tmp_path: Path) -> None:
+    (tmp_path / "place.toml").write_text('directory = "fast"\n')
+    assert read_config(Place, tmp_path / "place.toml") == Place(directory=tmp_path / "fast")
+    assert read_config(Place, tmp_path / "place.toml", ["directory=slow"]) == Place(directory=Path.cwd() / "slow")
+    with pytest.raises(ConfigError, match=r"directory: found 3 .*expected a path"):
+        read_config(Place, tmp_path / "place.toml", ["directory=3"])

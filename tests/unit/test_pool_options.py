@@ -23,6 +23,10 @@ TABLE = EmbeddingBagConfig(num_embeddings=100, embedding_dim=4, name="t", featur
         ("scratchpad_bytes", 0),
         ("scratchpad_nodes", (-1,)),
         ("scratchpad_nodes", (0, 777)),
+        ("scratchpad_nodes", (1 << 40,)),
+        ("dense_interval", 10**23),
+        ("log_bytes", 10**23),
+        ("scratchpad_bytes", 10**23),
     ],
 )
 def test_an_option_that_cannot_be_is_named_and_nothing_is_made(pool_root: Path, field: str, value: Any) -> None:

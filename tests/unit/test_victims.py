@@ -140,7 +140,13 @@ def test_what_cannot_be_had_is_refused_before_anything_is_made(pool_root: Path) 
     with pytest.raises(ConfigError, match="overwrites its rows in place"):
         train(pool, holdfast.VictimCache(bytes=1 << 20), 1, medium="memory")
     assert not pool.exists() or not list(pool.iterdir())
-    for bad in ({"bytes": 0}, {"bytes": -1}, {"bytes": 1 << 20, "nodes": (-1,)}):
+    for bad in (
+        {"bytes": 0},
+        {"bytes": -1},
+        {"bytes": 10**23},
+        {"bytes": 1 << 20, "nodes": (-1,)},
+        {"bytes": 1 << 20, "nodes": (1 << 40,)},
+    ):
         with pytest.raises(ConfigError, match="victims"):
             holdfast.VictimCache(**bad)
 
@@ -153,6 +159,7 @@ def test_what_cannot_be_had_is_refused_before_anything_is_made(pool_root: Path) 
         ({"nodes": (0, 999)}, ConfigError, "victims.nodes = .*999"),
         ({"nodes": (0,), "directory": "/dev/shm"}, ConfigError, "one of the two"),
         ({"bytes": 1 << 50, "directory": "/dev/shm"}, PoolFull, "free space there, or make it smaller"),
+        ({"bytes": 1 << 60}, PoolFull, "make it smaller"),
     ],
 )
 def test_a_pool_is_whole_after_an_error_that_says_what_to_do(

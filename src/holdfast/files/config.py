@@ -283,6 +283,8 @@ class _Converter:
         # TOML has no null: an optional field that is absent keeps its default.
         members = [member for member in typing.get_args(hint) if member is not type(None)]
         tables = [member for member in members if dataclasses.is_dataclass(member)]
+        if any(typing.get_origin(member) is os.PathLike for member in members):
+            return self.convert(Path, value, key)
         if len(members) == 1:
             return self.convert(members[0], value, key)
         if isinstance(value, dict) and tables:

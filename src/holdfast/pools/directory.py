@@ -148,6 +148,13 @@ def check_options(
         raise ConfigError(f"medium = {medium!r}; it must be auto, memory or block")
     if scratchpad_bytes is not None and scratchpad_bytes < 1:
         raise ConfigError(f"scratchpad_bytes = {scratchpad_bytes}; it must be positive")
-    if any(node < 0 for node in scratchpad_nodes):
-        raise ConfigError(f"scratchpad_nodes = {list(scratchpad_nodes)}; nodes are counted from 0")
+    numbers = {"dense_interval": dense_interval, "log_bytes": log_bytes, "scratchpad_bytes": scratchpad_bytes}
+    for name, number in numbers.items():
+        if number is not None and number >= 1 << 63:
+            raise ConfigError(f"{name} = {number}; it must be less than 2^63")
+    if not all(0 <= node < 1 << 32 for node in scratchpad_nodes):
+        raise ConfigError(
+            f"scratchpad_nodes = {list(scratchpad_nodes)}; nodes are counted from 0, and "
+            "/sys/devices/system/node/has_memory says which there are"
+        )
     _core.check_nodes(list(scratchpad_nodes))

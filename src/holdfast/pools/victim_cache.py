@@ -30,10 +30,13 @@ class VictimCache:
 
     def __post_init__(self) -> None:
         """Raises ConfigError."""
-        if self.bytes < 1:
-            raise ConfigError(f"victims.bytes = {self.bytes}; it must be positive")
-        if any(node < 0 for node in self.nodes):
-            raise ConfigError(f"victims.nodes = {list(self.nodes)}; nodes are counted from 0")
+        if not 1 <= self.bytes < 1 << 63:
+            raise ConfigError(f"victims.bytes = {self.bytes}; it must be positive, and less than 2^63")
+        if not all(0 <= node < 1 << 32 for node in self.nodes):
+            raise ConfigError(
+                f"victims.nodes = {list(self.nodes)}; nodes are counted from 0, and "
+                "/sys/devices/system/node/has_memory says which there are"
+            )
 
     @property
     def figures(self) -> tuple[int, str, Sequence[int], DialFigures | None]:
