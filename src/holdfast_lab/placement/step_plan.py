@@ -117,7 +117,8 @@ def _victim_tier(tiers: Sequence[Tier]) -> Tier | None:
 
 
 def _media(config: RunConfig, tiers: Sequence[Tier], host: Host) -> tuple[Tier, Tier | None]:
-    """Of the rows at home, and of the log, where it is another."""
+    """Of the rows at home, and of the log, where it is another: beside the rows where the pool has a victim cache and
+    its log no place of its own."""
     wanted = config.pool.medium
     if wanted not in ("auto", _MEDIUM_OF[host.store]):
         raise ConfigError(
@@ -126,6 +127,10 @@ def _media(config: RunConfig, tiers: Sequence[Tier], host: Host) -> tuple[Tier, 
         )
     apart = [tier for tier in tiers if tier.directory is not None]
     homes = [tier for tier in tiers if tier.directory is None and tier.kind == "block"]
+    pool = config.pool
+    is_beside = pool.victims is not None and (pool.log is None or pool.log.directory is None)
+    if host.store == "log" and is_beside and homes:
+        return max(homes, key=lambda tier: tier.capacity_bytes), None
     if host.store == "log" and apart and homes:
         of_log = max(apart, key=lambda tier: tier.write_bandwidth_bytes_per_s)
         return max(homes, key=lambda tier: tier.capacity_bytes), of_log
