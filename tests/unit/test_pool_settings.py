@@ -151,5 +151,5 @@ def test_what_is_written_down_is_read_as_a_run_s_configuration(tmp_path: Path) -
     (tmp_path / "three.toml").write_text(settings_toml(with_victims, "three"))
     victims = read_layers(RunConfig, [EXAMPLE, tmp_path / "three.toml"], []).pool.victims
     assert victims is not None
-    assert (victims.bytes, victims.directory) == (with_victims.victim_bytes, "/mnt/cxl")
+    assert (victims.bytes, victims.directory) == (with_victims.victim_bytes, Path("/mnt/cxl"))
     assert "victims" not in tomllib.loads(settings_toml(of_two(inputs()), "two"))["pool"]
