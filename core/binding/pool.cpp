@@ -125,9 +125,8 @@ void bind_pool(nb::module_& m) {
           "synchronous: nothing is made durable beside training. "
           "dial: what the medium is made as slow as, in the order of DialSpec (core/media/dial.h); log_dial: the row "
           "log's, where it is another. scratchpad_nodes: NUMA nodes on which a scratchpad's rows lie; none: on any. "
-          "victims: of the memory for rows that leave it: bytes, directory (empty: the machine's memory), nodes, and "
-          "what "
-          "it is made as slow as.")
+          "victims: of the memory for rows that leave it: bytes, directory (empty: the machine's memory), nodes, "
+          "and what it is made as slow as.")
       .def_prop_ro(
           "dial_counts",
           [](const Pool& pool) -> nb::object {

@@ -437,16 +437,12 @@ std::unique_ptr<Medium> open_mapped_medium(const std::string& directory, Flushin
   return std::make_unique<MappedMedium>(directory, flushing);
 }
 
-namespace {
-
 bool takes_map_sync(int fd, int protection) {
   void* address = ::mmap(nullptr, format::block_bytes, protection, MAP_SHARED_VALIDATE | MAP_SYNC, fd, 0);
   if (address == MAP_FAILED) return false;
   ::munmap(address, format::block_bytes);
   return true;
 }
-
-}  // namespace
 
 // Asks the kernel rather than the mount table: only a DAX file system accepts MAP_SYNC. A pool's own file is asked where
 // there is one: whoever only reads writes nothing. Else a file without a name.

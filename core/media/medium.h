@@ -136,6 +136,8 @@ std::unique_ptr<Medium> open_mapped_medium(const std::string& directory, Flushin
 
 // Whether files of `directory` can be mapped with MAP_SYNC, and whether they are in memory only.
 bool is_dax(const std::string& directory);
+// The same of an open file that may be mapped with this protection.
+bool takes_map_sync(int fd, int protection);
 bool is_volatile(const std::string& directory);
 
 // Raises what this process may have open to what the system lets it: a file for each shard of each column is many.

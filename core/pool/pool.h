@@ -93,8 +93,7 @@ struct OpenOptions {
   bool synchronous = false;
   std::optional<DialSpec> dial = std::nullopt;  // the medium is made as slow as this
   std::optional<DialSpec> log_dial = std::nullopt;  // and that of the row log; nothing: as the pool's
-  std::optional<VictimOptions> victims =
-      std::nullopt;  // of a pool with a log store: for rows that leave the scratchpad
+  std::optional<VictimOptions> victims = std::nullopt;  // for rows that leave the scratchpad
   bool trust_after_reboot = false;  // believe a process-level pool that was open when the machine went down
   std::optional<InGroup> group = std::nullopt;
 };

@@ -1,5 +1,6 @@
 #include "scratchpad/shelf.h"
 
+#include <numeric>
 #include <utility>
 
 namespace holdfast {
@@ -15,22 +16,28 @@ constexpr std::size_t prefetch_distance = 8;  // turns
 
 std::uint64_t slot_bytes(const Shelving::Size& size) { return size.row_bytes() + slot_overhead_bytes; }
 
-void share_out(std::uint64_t bytes, std::span<Shelving::Size> sizes) {
+void share_out_slots(std::uint64_t bytes, std::span<Shelving::Size> sizes) {
   constexpr std::uint64_t most_slots = std::uint64_t{1} << 31;
-  std::vector<Shelving::Size*> by_need;
-  for (Shelving::Size& size : sizes) by_need.push_back(&size);
-  std::sort(by_need.begin(), by_need.end(), [](const Shelving::Size* a, const Shelving::Size* b) {
-    return a->num_rows * slot_bytes(*a) < b->num_rows * slot_bytes(*b);
-  });
-  std::uint64_t sizes_left = sizes.size();
-  for (Shelving::Size* size : by_need) {
-    size->num_slots = std::min({size->num_rows, bytes / sizes_left / slot_bytes(*size), most_slots});
-    bytes -= size->num_slots * slot_bytes(*size);
-    --sizes_left;
-  }
+  std::vector<Want> wants;
+  for (const Shelving::Size& size : sizes) wants.push_back({std::min(size.num_rows, most_slots), slot_bytes(size)});
+  const std::vector<std::uint64_t> num_slots = share_out(bytes, wants);
+  for (std::size_t i = 0; i < sizes.size(); ++i) sizes[i].num_slots = num_slots[i];
 }
 
 }  // namespace
+
+std::vector<std::uint64_t> share_out(std::uint64_t bytes, std::span<const Want> wants) {
+  std::vector<std::size_t> by_need(wants.size());
+  std::iota(by_need.begin(), by_need.end(), std::size_t{0});
+  std::ranges::sort(by_need, {}, [&](std::size_t i) { return wants[i].most * wants[i].unit_bytes; });
+  std::vector<std::uint64_t> granted(wants.size());
+  std::uint64_t left = wants.size();
+  for (const std::size_t i : by_need) {
+    granted[i] = std::min(wants[i].most, bytes / left-- / wants[i].unit_bytes);
+    bytes -= granted[i] * wants[i].unit_bytes;
+  }
+  return granted;
+}
 
 Shelf::Shelf(const RowTable& table, std::size_t num_slots_, std::uint64_t num_rows)
     : spec(table.spec),
@@ -90,14 +97,14 @@ Shelving shelve(const std::vector<RowTable>& tables, std::uint64_t bytes) {
     size->num_rows += table.owned_rows();
     shelving.shelf_of_table.push_back(static_cast<std::size_t>(size - shelves.begin()));
   }
-  share_out(bytes, shelves);
+  share_out_slots(bytes, shelves);
   return shelving;
 }
 
 std::uint64_t least_bytes(const std::vector<RowTable>& tables, const std::vector<std::uint64_t>& wanted) {
   std::vector<Shelving::Size> sizes = shelve(tables, 0).shelves;
   const auto fits = [&](std::uint64_t bytes) {
-    share_out(bytes, sizes);
+    share_out_slots(bytes, sizes);
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       if (sizes[i].num_slots < wanted[i]) return false;
     }

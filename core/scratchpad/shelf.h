@@ -77,6 +77,14 @@ struct Shelf {
   void prefetch_turns(const std::deque<std::uint32_t>& queue, std::span<SlotMap> slot_of_table) const;
 };
 
+// What wants a part of some memory: so many units of so many bytes at most.
+struct Want {
+  std::uint64_t most;
+  std::uint64_t unit_bytes;
+};
+// How many units each gets of `bytes`: those that need least all that they want, the others the same bytes.
+std::vector<std::uint64_t> share_out(std::uint64_t bytes, std::span<const Want> wants);
+
 // How a scratchpad's memory is shared out.
 struct Shelving {
   struct Size {

@@ -9,24 +9,20 @@
 namespace holdfast {
 namespace {
 
-// As many sets as there are bytes for. Those who need least get what they need, the others the same.
+// Of each shelf, where it wants any.
 std::vector<std::uint64_t> share_out_sets(std::uint64_t bytes, std::span<const Shelving::Size> sizes,
                                           const std::vector<bool>& wants) {
-  std::vector<std::size_t> by_need;
+  constexpr std::uint64_t num_ways = VictimCache::num_ways;
+  std::vector<std::size_t> wanting;
+  std::vector<Want> wanted;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    if (wants[i]) by_need.push_back(i);
+    if (!wants[i]) continue;
+    wanting.push_back(i);
+    wanted.push_back({(sizes[i].num_rows + num_ways - 1) / num_ways, sizes[i].row_bytes() * num_ways});
   }
-  const auto set_bytes = [&](std::size_t i) { return sizes[i].row_bytes() * VictimCache::num_ways; };
-  const auto most = [&](std::size_t i) {
-    return (sizes[i].num_rows + VictimCache::num_ways - 1) / VictimCache::num_ways;
-  };
-  std::ranges::sort(by_need, {}, [&](std::size_t i) { return most(i) * set_bytes(i); });
+  const std::vector<std::uint64_t> granted = share_out(bytes, wanted);
   std::vector<std::uint64_t> num_sets(sizes.size());
-  std::uint64_t left = by_need.size();
-  for (const std::size_t i : by_need) {
-    num_sets[i] = std::min(most(i), bytes / left-- / set_bytes(i));
-    bytes -= num_sets[i] * set_bytes(i);
-  }
+  for (std::size_t k = 0; k < wanting.size(); ++k) num_sets[wanting[k]] = granted[k];
   return num_sets;
 }
 

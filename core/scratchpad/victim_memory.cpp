@@ -13,13 +13,7 @@
 
 #include "base/error.h"
 #include "base/memory_nodes.h"
-
-#ifndef MAP_SYNC
-#define MAP_SYNC 0x80000
-#endif
-#ifndef MAP_SHARED_VALIDATE
-#define MAP_SHARED_VALIDATE 0x03
-#endif
+#include "media/medium.h"
 
 namespace holdfast {
 namespace {
@@ -56,10 +50,7 @@ class NamelessFile {
   bool is_memory() const {
     struct statfs found;
     if (::fstatfs(fd_, &found) == 0 && (found.f_type == TMPFS_MAGIC || found.f_type == HUGETLBFS_MAGIC)) return true;
-    void* const page = ::mmap(nullptr, page_bytes, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC, fd_, 0);
-    if (page == MAP_FAILED) return false;
-    ::munmap(page, page_bytes);
-    return true;
+    return takes_map_sync(fd_, PROT_READ | PROT_WRITE);
   }
   std::byte* map(std::uint64_t bytes) const {
     void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
@@ -71,8 +62,6 @@ class NamelessFile {
   }
 
  private:
-  static constexpr std::size_t page_bytes = 4096;
-
   const std::string& directory_;
   int fd_;
 };

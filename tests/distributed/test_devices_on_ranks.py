@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pool_digests import digest_of_tables
 
 from group_runs import Act, Life, Ranks, digest, small
-from holdfast.admin.digest import digest_pool
-from holdfast.pools.read_only import at_rest
 
 pytestmark = pytest.mark.dear
 GROUPS = {"one process": (1, 0), "2 ranks": (2, 0), "1 trainer, 1 memory rank": (2, 1)}
@@ -25,11 +24,6 @@ def said(life: Life, name: str) -> list[Any]:
     return [what for rank in life.ranks for what in rank.all_said(name)]
 
 
-def tables_of(directory: Path) -> dict[str, str]:
-    with at_rest(directory) as (reader, _):
-        return digest_pool(reader).tables
-
-
 @pytest.mark.parametrize("options", [{}, {"max_norm": 0.05}, {"medium": "block", "log_bytes": 60 << 10}])
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_device_ends_with_the_bits_of_the_processor_and_everything_in_order(
@@ -39,7 +33,7 @@ def test_a_device_ends_with_the_bits_of_the_processor_and_everything_in_order(
         life = run(ranks, pool_root / name, {**options, "pretended": pretended}, group)
         assert life.ended_well, life.errors()
         assert all(problems == [] for problems in said(life, "problems"))
-    assert tables_of(pool_root / "device") == tables_of(pool_root / "processor")
+    assert digest_of_tables(pool_root / "device") == digest_of_tables(pool_root / "processor")
 
 
 def test_a_declared_accelerator_trains_beside_a_memory_rank(ranks: Ranks, pool_root: Path) -> None:
@@ -57,7 +51,7 @@ def test_parts_on_a_medium_with_a_dial_end_with_the_same_bits(ranks: Ranks, pool
     for name, slow in (("plain", {}), ("dialled", {"dial": {"like": "cxl-pmem"}, "synchronous": True})):
         life = ranks.run(pool_root / name, small(pool={**pool, **slow}), 3, memory_ranks=1)
         assert life.ended_well, life.errors()
-    assert tables_of(pool_root / "dialled") == tables_of(pool_root / "plain")
+    assert digest_of_tables(pool_root / "dialled") == digest_of_tables(pool_root / "plain")
 
 
 @pytest.mark.parametrize(

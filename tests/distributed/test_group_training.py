@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
+from pool_digests import digest_of_tables
 
 from group_runs import LOG_STORE, WHOLE, Life, Ranks, digest, small
-from holdfast.admin.digest import digest_pool
 from holdfast.group import manifest as manifests
 from holdfast.pools.read_only import at_rest, touched_rows
 
@@ -202,11 +202,6 @@ def row_files(pool: Path) -> dict[str, tuple[int, int, bytes]]:
     }
 
 
-def row_digests(pool: Path) -> dict[str, str]:
-    with at_rest(pool) as (reader, _):
-        return digest_pool(reader).tables
-
-
 @pytest.mark.parametrize("store", [{}, LOG_STORE], ids=["in_place", "log_store"])
 def test_other_ranks_go_on_with_the_same_rows_and_no_row_is_rewritten(
     store: dict[str, Any], ranks: Ranks, pool_root: Path
@@ -217,10 +212,10 @@ def test_other_ranks_go_on_with_the_same_rows_and_no_row_is_rewritten(
     for generation, (num_ranks, memory_ranks) in enumerate([(3, 0), (1, 0), (4, 0), (4, 2), (4, 3)], start=1):
         if steps:
             files = row_files(pool)
-            rows = row_digests(pool)
+            rows = digest_of_tables(pool)
             changed = trained(ranks, pool, small(train={"steps": steps}, **store), num_ranks, memory_ranks=memory_ranks)
             assert changed.opened == steps
-            assert row_digests(pool) == rows
+            assert digest_of_tables(pool) == rows
             if not store:  # what a log store's log still has goes home
                 assert row_files(pool) == files
             assert changed.ranks[0].losses == []

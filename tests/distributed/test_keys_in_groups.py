@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pool_digests import digest_of_tables
 
 import holdfast
 from group_runs import Act, Life, Ranks, digest
 from holdfast import _core
 from holdfast.admin.by_key import keyed_rows
-from holdfast.admin.digest import digest_pool
 from holdfast.admin.exporting import export_pool
 from holdfast.admin.inspection import inspect_pool
 from holdfast.admin.snapshot import restore_snapshot, take_snapshot
@@ -45,11 +45,6 @@ def whole(ranks: Ranks, directory: Path, options: dict[str, Any], group: str = "
     return digest(directory)
 
 
-def tables_of(directory: Path) -> dict[str, str]:
-    with at_rest(directory) as (reader, _):
-        return digest_pool(reader).tables
-
-
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("policy", [{}, LEAVES, ROOM], ids=["kept", "left behind", "left behind for room"])
 def test_keys_have_the_rows_of_one_process_whoever_owns_them(
@@ -63,7 +58,7 @@ def test_keys_have_the_rows_of_one_process_whoever_owns_them(
         if "max_keys" in policy:
             whole(ranks, pool_root / group, {**options, "steps": 1}, "2 ranks")
         whole(ranks, pool_root / group, options, group)
-        found[group] = tables_of(pool_root / group)
+        found[group] = digest_of_tables(pool_root / group)
     assert len({json.dumps(each) for each in found.values()}) == 1, found
 
 
@@ -107,7 +102,7 @@ def test_a_pool_that_other_ranks_go_on_with_keeps_every_key(
         if group == "2 ranks":
             run(ranks, pool_root / "dealt", options, group, acts={1: Act(at="commit", nth=2)}, grace=0.2)
         whole(ranks, pool_root / "dealt", {**options, "steps": steps}, group)
-    assert tables_of(pool_root / "dealt") == tables_of(pool_root / "straight")
+    assert digest_of_tables(pool_root / "dealt") == digest_of_tables(pool_root / "straight")
 
 
 def test_batches_that_are_announced_ahead_change_no_bit(ranks: Ranks, pool_root: Path) -> None:

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pool_digests import digest_of_tables
 
 from group_runs import SRC, Act, Life, Ranks, digest, small
-from holdfast.admin.digest import digest_pool
 from holdfast.pools.read_only import at_rest
 from test_group_addresses import address_of
 from test_group_kill import CASES
@@ -128,12 +128,6 @@ def undisturbed(ranks: Ranks, directory: Path, options: Mapping[str, Any], train
     return digest(directory)
 
 
-def rows_of(directory: Path) -> Any:
-    """A digest of each table."""
-    with at_rest(directory) as (reader, _):
-        return digest_pool(reader).tables
-
-
 def ends_as(expected: str, servers: list[Server], directory: Path) -> None:
     assert [server.stop() for server in servers] == [128 + signal.SIGTERM] * len(servers)
     assert digest(directory) == expected
@@ -199,7 +193,7 @@ def test_the_number_of_trainers_may_change_whenever_they_attach(store: str, rank
         life = train(ranks, directory, servers, 1, options, loop="rows_alone")
         assert life.ended_well, life.errors()
         servers[0].stop()
-    assert rows_of(directory) == rows_of(pool_root / "together")
+    assert digest_of_tables(directory) == digest_of_tables(pool_root / "together")
 
 
 @pytest.mark.parametrize("store", STORES)

@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from pool_digests import digest_of_tables
 
 import holdfast
 from cli_runs import Commands
-from holdfast.admin.digest import digest_pool
 from holdfast.errors import ConfigError, Corrupted
-from holdfast.pools.read_only import at_rest
 
 ROWS, SAMPLES = 3000, 64
 
@@ -60,15 +59,10 @@ def train(directory: Path, fast: Path | None, steps: int, **options: Any) -> dic
     return traffic
 
 
-def digest(directory: Path) -> dict[str, str]:
-    with at_rest(directory) as (reader, _):
-        return digest_pool(reader).tables
-
-
 def test_rows_are_those_of_a_pool_with_its_log_beside_them_and_the_log_is_a_tier(pool_root: Path, fast: Path) -> None:
     train(pool_root / "beside", None, 120)
     traffic = train(pool_root / "apart", fast, 120)
-    assert digest(pool_root / "apart") == digest(pool_root / "beside")
+    assert digest_of_tables(pool_root / "apart") == digest_of_tables(pool_root / "beside")
     assert traffic["merges"] > 0
     # Of rows that the scratchpad had lost, some come from the log, some from home, some nobody had.
     assert 0 < traffic["rows_from_log"] < traffic["rows_fetched"]
@@ -81,7 +75,7 @@ def test_several_pools_have_their_logs_in_one_directory(pool_root: Path, fast: P
         (pool_root / name).parent.mkdir(exist_ok=True)
         train(pool_root / name, fast, 4)
     assert len(list(fast.glob("*.row-log"))) == 3
-    assert digest(pool_root / "one") == digest(pool_root / "elsewhere" / "one")
+    assert digest_of_tables(pool_root / "one") == digest_of_tables(pool_root / "elsewhere" / "one")
 
 
 def test_a_pool_that_is_there_finds_its_log_and_refuses_another_place(pool_root: Path, fast: Path) -> None:
@@ -90,7 +84,7 @@ def test_a_pool_that_is_there_finds_its_log_and_refuses_another_place(pool_root:
     train(directory, fast, 3)
     train(directory, None, 5)
     train(directory, fast, 6)
-    before = digest(directory)
+    before = digest_of_tables(directory)
     with pytest.raises(ConfigError, match=r"log.directory = .*other.*lies in .*fast"):
         open_pool(directory, other)
     train(pool_root / "beside", None, 3)
@@ -103,7 +97,7 @@ def test_a_pool_that_is_there_finds_its_log_and_refuses_another_place(pool_root:
         open_pool(directory, None)
     (directory / "row-log-0000").unlink()
     (directory / "row-log-0000").symlink_to(other / log.name)
-    assert digest(directory) == before
+    assert digest_of_tables(directory) == before
     train(directory, other, 8)
 
 
@@ -150,7 +144,7 @@ def test_a_kill_at_any_time_leaves_no_trace(pool_root: Path, fast: Path) -> None
         assert process.returncode in (0, -signal.SIGKILL)
         kills += 1
     train(directory, fast, 60)
-    assert digest(directory) == digest(expected)
+    assert digest_of_tables(directory) == digest_of_tables(expected)
     assert len(list(fast.glob("*.row-log"))) == 1
 
 
@@ -169,7 +163,7 @@ def test_the_command_line_says_where_it_is(commands: Commands, fast: Path) -> No
     # A snapshot does not care, and what is restored of it has its log beside its rows.
     assert commands("snapshot", pool, commands.root / "kept").code == 0
     assert commands("restore", commands.root / "kept", commands.root / "restored").code == 0
-    assert digest(commands.root / "restored") == digest(pool)
+    assert digest_of_tables(commands.root / "restored") == digest_of_tables(pool)
     wrong = commands("train", commands.config, "--pool", commands.root / "new", "--set", "pool.log.directory=/absent")
     assert wrong.code != 0 and "Traceback" not in wrong.err
     typo = commands("train", commands.config, "--pool", commands.root / "new", "--set", "pool.log.directry=/absent")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pool_digests import digest_of_tables
 from torch._C._distributed_c10d import HashStore
 
 from holdfast import Adagrad, Checkpoint, EmbeddingBagCollection, EmbeddingBagConfig, Pool
@@ -50,11 +51,6 @@ def open_pool(directory: Path, options: dict[str, Any], shards: int) -> Pool:
         return Pool(directory, seed=9, **options)
     ranks = Group(store=HashStore(), rank=0, roles=Roles(world_size=1), timeout=10.0)
     return SharedPool(directory, seed=9, group=GroupOptions(shards=shards, split_rows=1), ranks=ranks, **options)
-
-
-def tables_of(directory: Path) -> dict[str, str]:
-    with at_rest(directory) as (reader, _):
-        return digest_pool(reader).tables
 
 
 def numbered(num_rows: int, **fields: Any) -> EmbeddingBagConfig:
@@ -136,9 +132,9 @@ def test_a_table_that_is_cut_over_shards_changes_as_one_that_lies_whole(
         take_snapshot(pool_root / name, pool_root / f"{name}.snapshot")
         changed = pool_root / f"{name} changed"
         restore_snapshot(pool_root / f"{name}.snapshot", changed, medium=STORES[store]["medium"], rows={"items": after})
-        restored = tables_of(changed)
+        restored = digest_of_tables(changed)
         train(changed, store, table(after), 7, 12, 1500, shards=shards)
-        found.append((restored, tables_of(changed)))
+        found.append((restored, digest_of_tables(changed)))
     assert found[0] == found[1]
 
 

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from pool_digests import digest_of_tables
 
 import holdfast
 from cli_runs import Commands
-from holdfast.admin.digest import digest_pool
 from holdfast.errors import BatchTooLarge, ConfigError, PoolFull
-from holdfast.pools.read_only import at_rest
 
 SAMPLES = 48
 STEPS = 40
@@ -77,23 +76,18 @@ def train(directory: Path, victims: holdfast.VictimCache | None, steps: int, **o
     return traffic
 
 
-def digest(directory: Path) -> dict[str, str]:
-    with at_rest(directory) as (reader, _):
-        return digest_pool(reader).tables
-
-
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     directory = tmp_path_factory.mktemp("without")
     assert train(directory / "pool", None, STEPS)["rows_from_victims"] == 0
-    return digest(directory / "pool")
+    return digest_of_tables(directory / "pool")
 
 
 @pytest.mark.parametrize(("size", "place"), [(3000, "memory"), (40_000, "file"), (1 << 20, "node")])
 def test_rows_are_those_of_a_pool_without_one(pool_root: Path, expected: dict[str, str], size: int, place: str) -> None:
     where: dict[str, Any] = {"memory": {}, "node": {"nodes": (0,)}, "file": {"directory": "/dev/shm"}}[place]
     traffic = train(pool_root / "pool", holdfast.VictimCache(bytes=size, **where), STEPS)
-    assert digest(pool_root / "pool") == expected
+    assert digest_of_tables(pool_root / "pool") == expected
     assert 0 < traffic["rows_from_victims"] < traffic["rows_missed"]
     assert traffic["victim_rows"] * 24 <= size
 
@@ -132,7 +126,7 @@ def test_kills_with_another_one_in_every_life_leave_no_trace(pool_root: Path, ex
         _, said = process.communicate()
         assert process.returncode in (0, -signal.SIGKILL), said.decode()
     train(directory, holdfast.VictimCache(bytes=7000), STEPS)
-    assert digest(directory) == expected
+    assert digest_of_tables(directory) == expected
 
 
 def test_what_cannot_be_had_is_refused_before_anything_is_made(pool_root: Path) -> None:
@@ -166,10 +160,10 @@ def test_a_pool_is_whole_after_an_error_that_says_what_to_do(
     pool_root: Path, victims: dict[str, Any], error: type[Exception], says: str
 ) -> None:
     train(pool_root / "pool", None, 3)
-    before = digest(pool_root / "pool")
+    before = digest_of_tables(pool_root / "pool")
     with pytest.raises(error, match=says):
         train(pool_root / "pool", holdfast.VictimCache(**{"bytes": 1 << 20} | victims), 4)
-    assert digest(pool_root / "pool") == before
+    assert digest_of_tables(pool_root / "pool") == before
     train(pool_root / "pool", holdfast.VictimCache(bytes=1 << 20), 4)
 
 
@@ -191,7 +185,7 @@ def test_the_command_line_takes_one_and_lets_it_go(commands: Commands) -> None:
     assert whole.code == 0, whole.err
     alone = commands("train", commands.config, "--pool", commands.root / "alone", *options)
     assert alone.code == 0, alone.err
-    assert digest(pool) == digest(commands.root / "alone")
+    assert digest_of_tables(pool) == digest_of_tables(commands.root / "alone")
     wrong = commands("train", commands.config, "--pool", pool, *options, "--set", "pool.victims.bites=5")
     assert wrong.code != 0 and "bytes" in wrong.err and "Traceback" not in wrong.err
     without = commands("train", commands.config, "--pool", pool, *options, "--set", "pool.victims.directory=/dev/shm")

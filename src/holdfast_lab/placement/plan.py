@@ -139,7 +139,7 @@ def _does_not_fit(demand: Demand, tiers: Sequence[Tier], log: int, program: Prog
     capacities = capacities_for_rows(demand, tiers, log)
     largest = int(capacities.argmax())
     missing = growth_needed(program, largest)
-    packed = sum(table.rows * table.row_bytes for table in demand.tables)
+    packed = demand.table_bytes
     state = sum(table.rows * table.state_bytes for table in demand.tables)
     return DoesNotFit(
         f"{missing:,} bytes are missing on '{tiers[largest].name}': rows have {packed:,} bytes ({state:,} of them "

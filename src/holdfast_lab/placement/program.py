@@ -93,6 +93,10 @@ class Demand:
     log_bytes: int | None = None
 
     @property
+    def table_bytes(self) -> int:
+        return sum(table.rows * table.row_bytes for table in self.tables)
+
+    @property
     def log_bytes_per_batch(self) -> float:
         """Records of before-images, if all rows are overwritten in place."""
         rows = sum(table.ladder[-1].unique_rows_per_batch * table.record_bytes for table in self.tables)
@@ -170,7 +174,7 @@ def log_tier(tiers: Sequence[Tier]) -> int:
 
 def cut_ranges(demand: Demand, num_extents: int) -> list[Range]:
     """The tables' ranges, hottest first within each; ranges of next to no bytes are joined with the next."""
-    total_bytes = sum(table.rows * table.row_bytes for table in demand.tables)
+    total_bytes = demand.table_bytes
     ranges = []
     for table in demand.tables:
         smallest_rows = total_bytes * _SMALLEST_RANGE / table.row_bytes

@@ -71,7 +71,7 @@ def _places_of_log(inputs: StepInputs) -> list[StepInputs]:
 def _sizes(inputs: StepInputs, record_bytes: float) -> Iterator[tuple[int, int]]:
     """Of the log, and of the victim cache, which may be 0; together no larger than their tiers."""
     of_log, of_victims = inputs.log_medium or inputs.medium, inputs.victim_medium
-    table_bytes = sum(table.rows * table.row_bytes for table in inputs.demand.tables)
+    table_bytes = inputs.demand.table_bytes
     most_log_bytes = min(of_log.capacity_bytes, max(table_bytes, _LEAST_LOG_BYTES))  # an opening reads all of it
     for log_bytes, part in product(_log_sizes(record_bytes, most_log_bytes), range(_VICTIM_SIZES + 1)):
         if of_victims is None:
@@ -96,7 +96,7 @@ def _settings(
     """None where DRAM has no room for the index and the rows of a few steps."""
     steps = log_bytes / record_bytes
     index_bytes = round(_ENTRY_BYTES * sum(curve.distinct(steps) for curve in inputs.curves))
-    table_bytes = sum(table.rows * table.row_bytes for table in inputs.demand.tables)
+    table_bytes = inputs.demand.table_bytes
     scratchpad_bytes = min(dram_bytes - index_bytes, 2 * table_bytes)
     given = inputs.with_options(
         scratchpad_bytes=max(1, scratchpad_bytes), log_bytes=log_bytes, victim_bytes=victim_bytes

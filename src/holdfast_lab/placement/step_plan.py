@@ -46,7 +46,7 @@ def step_inputs(
     scratchpad_bytes = default_scratchpad_bytes() if pool.scratchpad_bytes is None else pool.scratchpad_bytes
     log_bytes = pool.log_bytes
     if log_bytes is None:
-        table_bytes = sum(table.rows * table.row_bytes for table in demand.tables)
+        table_bytes = demand.table_bytes
         log_bytes = log_bytes_of(is_log_store, table_bytes, scratchpad_bytes)
     return StepInputs(
         demand=demand,

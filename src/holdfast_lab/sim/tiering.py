@@ -210,7 +210,7 @@ def _scaled(ladder: Sequence[Rung], times: float) -> tuple[Rung, ...]:
 
 def _fewest_by_capacity(model: Model, tiers: Sequence[Tier]) -> int:
     """Fewer cannot hold the rows."""
-    table_bytes = sum(table.rows * table.row_bytes for table in demand_of_model(model).tables)
+    table_bytes = demand_of_model(model).table_bytes
     return max(1, math.ceil(table_bytes / sum(tier.capacity_bytes for tier in tiers)))
 
 
