@@ -269,7 +269,7 @@ def _life(rng: random.Random, run: Run) -> Life:
         threads=rng.choice((1, 1, 2, 3)),
         window=rng.choice((0, 0, 1, 2, 5)),
         scratchpad_bytes=rng.choice((20_000, 60_000, 200_000, BIG)),
-        victim_bytes=rng.choice((0, 0, 1500, 20_000)) if run.medium == "block" else 0,
+        victim_bytes=rng.choice((0, 0, 1500, 20_000)),  # where the pool has a scratchpad
         dense_interval=rng.choice((1, 1, 2, 3, 5)),
         recovery="relaxed" if rng.random() < 0.15 else "exact",
         capture_ahead=rng.random() < 0.3,

@@ -115,6 +115,7 @@ class LifeOf:
         _core.set_num_threads(life.threads)
         signal.signal(signal.SIGTERM, self._stop)
         seed_everything(run.seed)
+        victims = self._victims()
         self._prepare_troubles()
         self._reach("opening")
         with Pool(
@@ -125,7 +126,7 @@ class LifeOf:
             log=log_apart(str(self.directory)) if run.log_apart and not exists(self.directory) else None,
             row_checksums=run.row_checksums and run.medium == "memory" and not exists(self.directory),
             scratchpad_bytes=life.scratchpad_bytes,
-            victims=VictimCache(bytes=life.victim_bytes) if life.victim_bytes else None,
+            victims=victims,
             dense_interval=life.dense_interval,
             recovery=life.recovery,  # type: ignore[arg-type]
             trust_after_reboot=self.trusts,
@@ -147,6 +148,12 @@ class LifeOf:
             self.pool.close()
         self.progress.ended = 1
         return "stopped" if self._stopped else "closed"
+
+    def _victims(self) -> VictimCache | None:
+        """None for a pool in place, which refuses them; a snapshot may have been restored to the other store."""
+        stored = exists(self.directory)
+        in_place = (_core.Reader(str(self.directory)).medium if stored else self.run.medium) != "block"
+        return VictimCache(bytes=self.life.victim_bytes) if self.life.victim_bytes and not in_place else None
 
     def _judge(self, error: PoolError) -> None:
         library = shim()
