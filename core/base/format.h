@@ -108,9 +108,9 @@ struct EpochRecord {
   std::uint64_t epoch;
   std::uint8_t boot_id[16];  // of the machine when the pool was opened; of no machine: a sync failed
   std::uint32_t clean;  // 1: closed and synced
-  std::uint32_t has_steps;  // 1: in a clean record, that it says the steps that follow
-  std::uint64_t step;  // of the newest commit record
-  std::uint64_t dense_step;  // of the newest dense slot, or no_position
+  std::uint32_t has_steps;  // 1: it says the steps that follow
+  std::uint64_t step;  // clean: of the newest commit record; else: that this life went back to, before it did
+  std::uint64_t dense_step;  // clean: of the newest dense slot, or no_position; else 0
   std::uint32_t process_id;
   std::uint32_t crc;
 };

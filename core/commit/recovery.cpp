@@ -33,7 +33,8 @@ RecoveryPlan plan_recovery(const Superblock& superblock, const StepMark& rows, D
   }
   dense.load(superblock.commit().epoch, rows.step, clean);
   check_end(superblock, rows, dense);
-  RecoveryPlan plan{rows, rows, dense.newest(rows.step)};
+  const auto unfinished = superblock.unfinished_return();
+  RecoveryPlan plan{rows, rows, dense.newest(unfinished.value_or(rows.step))};
   if (!plan.dense) {
     if (rows.step == 0) return plan;
     for (std::size_t i = 0; i < 2; ++i) {
@@ -44,7 +45,7 @@ RecoveryPlan plan_recovery(const Superblock& superblock, const StepMark& rows, D
     return plan;
   }
   const format::DenseHeader& header = plan.dense->header;
-  if (mode == Recovery::exact || header.step == rows.step) {
+  if (mode == Recovery::exact || header.step == rows.step || unfinished) {
     plan.target = {header.step, header.cursor, header.row_updates};
   }
   return plan;

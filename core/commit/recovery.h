@@ -3,7 +3,7 @@
 // Invariants
 // - It reads and checks, and writes nothing.
 // - exact: to the newest dense state, so that all is of one step. relaxed: the newest rows, beside an older dense
-//   state.
+//   state; but where rows in place were already on their way back to a step, exactly to it.
 #pragma once
 
 #include <optional>

@@ -188,6 +188,8 @@ void Pool::sync_everything() {
 void Pool::distrust() noexcept {
   EpochRecord epoch = superblock_->epoch();
   ++epoch.epoch;
+  epoch.has_steps = 0;  // it goes back to no step
+  epoch.step = 0;
   std::fill(std::begin(epoch.boot_id), std::end(epoch.boot_id), format::boot_id_byte_of_failed_sync);
   try {
     superblock_->write_epoch(epoch);

@@ -252,6 +252,11 @@ void Pool::recover(const std::string& directory, const OpenOptions& options) {
   RecoveryPlan plan = plan_recovery(*superblock_, backend_->newest(), *dense_, options.recovery);
   if (options.group) follow_group(*options.group, plan);
   const StepMark& target = plan.target;
+  if (const auto unfinished = superblock_->unfinished_return(); unfinished && target.step > *unfinished) {
+    throw Error(ErrorKind::corrupted, superblock_->file_name() + ": rows were on their way back to step " +
+                                          std::to_string(*unfinished) + ", and cannot be those of step " +
+                                          std::to_string(target.step));
+  }
   EpochRecord epoch{};
   const std::uint64_t before = superblock_->commit().epoch;
   epoch.epoch = std::max(opened.epoch, before) + 1;
@@ -268,6 +273,8 @@ void Pool::recover(const std::string& directory, const OpenOptions& options) {
   const auto boot = current_boot_id();
   std::copy(boot.begin(), boot.end(), epoch.boot_id);
   epoch.process_id = static_cast<std::uint32_t>(::getpid());
+  epoch.has_steps = 1;
+  epoch.step = target.step;
   superblock_->write_epoch(epoch);
   if (in_group_) dense_->forget_after(target.step);
   dense_->clear_torn();
@@ -310,6 +317,8 @@ void Pool::go_on(const InGroup& group) {
   const StepMark& target = plan.target;
   EpochRecord epoch = superblock_->epoch();
   ++epoch.epoch;
+  epoch.has_steps = 1;
+  epoch.step = target.step;
   latching([&] { backend_->check_go_back(epoch.epoch, target.step); });
   group.ready();
 

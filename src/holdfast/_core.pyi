@@ -554,6 +554,12 @@ class Reader:
     def commit(self) -> dict: ...
 
     @property
+    def unfinished_return(self) -> int | None:
+        """
+        The step to which rows in place were on their way back when a writer died: those of later steps may be of either. None where there is none.
+        """
+
+    @property
     def log_bytes_used(self) -> int:
         """What of the log is needed: by recovery, and in a log store by readers."""
 

@@ -275,6 +275,35 @@ def test_relaxed_recovery_equals_a_run_whose_dense_part_was_put_back_in_flight(
     assert digest(killed) == digest(directory / "put-back"), f"{put_back}, killed at {round(0.8 * points)} of {points}"
 
 
+@pytest.mark.parametrize("store", [{}, {"medium": "block", "log_bytes": 1 << 20}], ids=["in_place", "row_log"])
+def test_relaxed_recovery_after_an_exact_one_that_was_killed_finds_all_rows_of_one_step(
+    store: dict[str, Any], zygote: Zygote, directory: Path
+) -> None:
+    """Rows in place that were half taken back are of no step but that of the dense state."""
+    options = {**store, "steps": 16, "dense_interval": 5}
+    reference = Reference(zygote, directory, options)
+    killed = directory / "killed"
+    assert zygote.run(killed, options, kill_at=round(0.8 * reference.persist_points))["signal"] == SIGKILL
+    shutil.copytree(killed, directory / "relaxed")
+    rows_step = zygote.run(directory / "relaxed", {**options, "recovery": "relaxed"})["result"]["resumed_at"]
+    shutil.copytree(killed, directory / "exact")
+    dense_step = zygote.run(directory / "exact", options)["result"]["resumed_at"]
+    found = []
+    for point in range(1, 100):
+        again = directory / "again"
+        shutil.copytree(killed, again)
+        # It goes back, and trains no step.
+        if zygote.run(again, {**options, "steps": dense_step}, kill_at=point)["signal"] != SIGKILL:
+            break
+        found.append(zygote.run(again, {**options, "recovery": "relaxed"})["result"]["resumed_at"])
+        whole = {rows_step: digest(directory / "relaxed"), dense_step: reference.digest}
+        assert digest(again) == whole[found[-1]], f"an exact recovery killed at persist point {point}, then a relaxed one"
+        shutil.rmtree(again)
+    assert 0 < dense_step < rows_step
+    assert found[0] == rows_step, "before anything was taken back, the newest rows are kept"
+    assert found[-1] == dense_step
+
+
 def test_a_kill_between_two_collections_of_a_new_pool_leaves_one_that_takes_both(directory: Path) -> None:
     """The pool is made with the tables of the first, and again with those of both."""
 

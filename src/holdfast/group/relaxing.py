@@ -5,7 +5,7 @@ goes there. So it is done whole, or not at all, wherever a rank dies.
 
 Invariants
 - The dense state of before stays in the other slot: where a power cut takes the rows of that step back, all go back to
-  it, exactly.
+  it, exactly. So they do where a death interrupted that: rows of some part may be half way.
 - Nothing but the dense states is written; parts are looked at without opening them.
 """
 
@@ -35,21 +35,23 @@ def keep_newest_rows(
     writers: whose parts are looked at from here. has_dense: the dense states are this process's to write.
     Raises what any rank meets: Corrupted, PoolNotFound...
     """
-    told: dict[str, Any] = {"rows": [], "dense": None}
+    told: dict[str, Any] = {"rows": [], "dense": None, "returning": False}
     failure = None
     try:
         # Dense states first: the one that all have stays until all have the next.
         if has_dense:
             told["dense"] = _core.Reader(str(directory / DENSE_DIRECTORY)).dense_marks()
-        commits = [_core.Reader(str(manifest.writer_directory(directory, writer))).commit for writer in writers]
+        parts = [_core.Reader(str(manifest.writer_directory(directory, writer))) for writer in writers]
+        commits = [part.commit for part in parts]
         told["rows"] = [(commit["step"], commit["cursor"], commit["row_updates"]) for commit in commits]
+        told["returning"] = any(part.unfinished_return is not None for part in parts)
     except HoldfastError as error:
         failure = error
     surveys = talk.gather(told, "everyone's newest rows")
     talk.agree_that_none_failed(failure, "everyone's newest rows")
     step, _, _ = newest_common_step(surveys)
     newest: Mark = min(tuple(mark) for survey in surveys for mark in survey["rows"])
-    if newest[0] == step:
+    if newest[0] == step or any(survey["returning"] for survey in surveys):
         return None
     failure = None
     if has_dense:
