@@ -172,6 +172,37 @@ def test_relaxed_recovery_keeps_the_newest_rows_that_all_have_beside_an_older_de
     assert run(ranks, pool_root / "exact", options, group).opened == 4
 
 
+@pytest.mark.parametrize("group", GROUPS)
+def test_relaxed_recovery_of_rows_that_were_half_taken_back_is_the_exact_one(
+    group: str, ranks: Ranks, pool_root: Path, is_sample: bool
+) -> None:
+    """All ranks die while an exact recovery takes rows in place back."""
+    options = {"log_bytes": 1 << 20, "dense_interval": 4, "timeout": 5.0}
+    owner = GROUPS[group][0] - 1
+    run(ranks, pool_root / "killed", options, group, acts={owner: Act(at="commit", nth=8)}, grace=0.2)
+    step = int(open_reader(pool_root / "killed").commit["step"])
+    exact = {**options, "steps": step, "flush": False}
+    relaxed = {**exact, "recovery": "relaxed"}
+    expected = {}
+    for name, how in (("exact", exact), ("relaxed", relaxed)):
+        shutil.copytree(pool_root / "killed", pool_root / name)
+        life = run(ranks, pool_root / name, how, group)
+        assert life.ended_well, life.errors()
+        expected[life.opened] = digest(pool_root / name)
+    assert list(expected) == [4, step]
+    opened = []
+    for persist_point in (2, 6, 7, 12) if is_sample else range(2, 16):
+        pool = pool_root / f"{persist_point}"
+        shutil.copytree(pool_root / "killed", pool)
+        acts = {rank: Act(persist_point=persist_point) for rank in range(GROUPS[group][0])}
+        run(ranks, pool, {**exact, "steps": 4}, group, acts=acts, grace=0.2)
+        life = run(ranks, pool, relaxed, group)
+        assert life.ended_well, life.errors()
+        opened.append(life.opened)
+        assert digest(pool) == expected[life.opened], f"killed at persist point {persist_point}"
+    assert (opened[0], opened[-1]) == (step, 4)
+
+
 def test_relaxed_recovery_over_other_ranks_keeps_the_newest_rows_too(ranks: Ranks, pool_root: Path) -> None:
     options = {"log_bytes": 1 << 20, "dense_interval": 4, "timeout": 5.0}
     run(ranks, pool_root / "pool", options, "3 ranks", acts={1: Act(at="commit", nth=8)}, grace=0.2)
