@@ -37,9 +37,10 @@ void bind_reader(nb::module_& m) {
       .def_prop_ro("epoch", [](const Reader& reader) { return reader.epoch().epoch; })
       .def_prop_ro("clean", [](const Reader& reader) { return reader.epoch().clean != 0; })
       .def_prop_ro("commit", [](const Reader& reader) { return to_dict(reader.commit()); })
-      .def_prop_ro("unfinished_return", &Reader::unfinished_return,
-                   "The step to which rows in place were on their way back when a writer died: those of later steps may "
-                   "be of either. None where there is none.")
+      .def_prop_ro(
+          "unfinished_return", &Reader::unfinished_return,
+          "The step to which rows in place were on their way back when a writer died: those of later steps may "
+          "be of either. None where there is none.")
       .def_prop_ro(
           "log_bytes_used", [](const Reader& reader) { return reader.log_use().bytes; },
           "What of the log is needed: by recovery, and in a log store by readers.")

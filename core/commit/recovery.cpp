@@ -26,6 +26,15 @@ void check_end(const Superblock& superblock, const StepMark& rows, const DenseSl
 
 }  // namespace
 
+std::optional<std::uint64_t> unfinished_return(const Superblock& superblock) {
+  const bool in_place = superblock.header().store == static_cast<std::uint32_t>(format::Store::in_place);
+  const format::EpochRecord& epoch = superblock.epoch();
+  const format::CommitRecord& commit = superblock.commit();
+  const bool returning = epoch.clean == 0 && epoch.has_steps != 0 && epoch.epoch > commit.epoch;
+  if (!in_place || !returning || epoch.step >= commit.step) return std::nullopt;
+  return epoch.step;
+}
+
 RecoveryPlan plan_recovery(const Superblock& superblock, const StepMark& rows, DenseSlots& dense, Recovery mode) {
   const bool clean = superblock.epoch().clean != 0;
   if (const auto broken = superblock.broken_records(); clean && !broken.empty()) {
@@ -33,7 +42,7 @@ RecoveryPlan plan_recovery(const Superblock& superblock, const StepMark& rows, D
   }
   dense.load(superblock.commit().epoch, rows.step, clean);
   check_end(superblock, rows, dense);
-  const auto unfinished = superblock.unfinished_return();
+  const auto unfinished = unfinished_return(superblock);
   RecoveryPlan plan{rows, rows, dense.newest(unfinished.value_or(rows.step))};
   if (!plan.dense) {
     if (rows.step == 0) return plan;

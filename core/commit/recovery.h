@@ -6,6 +6,7 @@
 //   state; but where rows in place were already on their way back to a step, exactly to it.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include "base/step_mark.h"
@@ -21,6 +22,10 @@ struct RecoveryPlan {
   StepMark target;  // where training goes on: the dense state's step (exact) or the rows' (relaxed)
   std::optional<DenseState> dense;  // the newest at or before it
 };
+
+// The step to which rows in place were being taken back when a life ended that had not begun its first step: rows that
+// later steps updated may be of either, so the commit record promises too much. Nothing otherwise.
+std::optional<std::uint64_t> unfinished_return(const Superblock& superblock);
 
 // Throws corrupted where a record or slot that is needed does not hold. `dense` is loaded here.
 RecoveryPlan plan_recovery(const Superblock& superblock, const StepMark& rows, DenseSlots& dense, Recovery mode);

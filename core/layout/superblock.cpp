@@ -364,13 +364,6 @@ void Superblock::persist_records() {
   medium_.persist_point();
 }
 
-std::optional<std::uint64_t> Superblock::unfinished_return() const {
-  const bool in_place = header_.store == static_cast<std::uint32_t>(format::Store::in_place);
-  const bool returning = epoch_.clean == 0 && epoch_.has_steps != 0 && epoch_.epoch > commit_.epoch;
-  if (!in_place || !returning || epoch_.step >= commit_.step) return std::nullopt;
-  return epoch_.step;
-}
-
 std::string Superblock::place_of_older_commit() const { return file_->place(format::commit_offset[1 - commit_slot_]); }
 
 void Superblock::write_epoch(EpochRecord record) {

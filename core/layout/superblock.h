@@ -80,9 +80,6 @@ class Superblock {
   std::vector<RowTable> row_tables() const;
   const format::EpochRecord& epoch() const { return epoch_; }
   const format::CommitRecord& commit() const { return commit_; }
-  // The step to which rows in place were being taken back when a life ended that had not begun its first step: rows
-  // that later steps updated may be of either, so the commit record promises too much. Nothing otherwise.
-  std::optional<std::uint64_t> unfinished_return() const;
   // Why rows may be from any moment, which only those of a process-level pool ever are; or nothing.
   std::optional<std::string> reason_to_distrust() const;
   // Epoch and commit records that neither hold their checksum nor were never written, each with file and offset. After

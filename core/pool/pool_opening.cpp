@@ -252,7 +252,7 @@ void Pool::recover(const std::string& directory, const OpenOptions& options) {
   RecoveryPlan plan = plan_recovery(*superblock_, backend_->newest(), *dense_, options.recovery);
   if (options.group) follow_group(*options.group, plan);
   const StepMark& target = plan.target;
-  if (const auto unfinished = superblock_->unfinished_return(); unfinished && target.step > *unfinished) {
+  if (const auto unfinished = unfinished_return(*superblock_); unfinished && target.step > *unfinished) {
     throw Error(ErrorKind::corrupted, superblock_->file_name() + ": rows were on their way back to step " +
                                           std::to_string(*unfinished) + ", and cannot be those of step " +
                                           std::to_string(target.step));

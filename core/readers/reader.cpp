@@ -27,6 +27,8 @@ format::CommitRecord Reader::commit() const {
   return commit;
 }
 
+std::optional<std::uint64_t> Reader::unfinished_return() const { return holdfast::unfinished_return(*superblock_); }
+
 std::optional<DenseCopy> Reader::dense_state(std::uint64_t last) const {
   return copy_newest_dense(*medium_, *superblock_, rows_->commits_by_record(), last);
 }

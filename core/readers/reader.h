@@ -31,8 +31,8 @@ class Reader {
   format::EpochRecord epoch() const { return superblock_->epoch(); }
   // The newest commit: its epoch and place in the log are those of the newest commit record, its step may be newer.
   format::CommitRecord commit() const;
-  // The step to which rows were on their way back when a writer died, or nothing (superblock.h).
-  std::optional<std::uint64_t> unfinished_return() const { return superblock_->unfinished_return(); }
+  // The step to which rows were on their way back when a writer died, or nothing (commit/recovery.h).
+  std::optional<std::uint64_t> unfinished_return() const;
   format::Level level() const { return medium_->level(); }
   std::string medium_description() const { return medium_->description(); }
   LogUse log_use() const { return rows_->log_use(); }

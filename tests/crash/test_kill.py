@@ -15,6 +15,7 @@ import torch
 
 from crash_runs import SIGKILL, Zygote, digest, pool_root
 from holdfast import EmbeddingBagCollection, EmbeddingBagConfig, Pool
+from holdfast.admin.inspection import inspect_pool
 from holdfast.errors import ConfigError
 
 IN_A_SMALL_ROW_LOG = {"medium": "block", "log_bytes": 60 << 10, "scratchpad_bytes": 60_000, "window": 2}
@@ -295,7 +296,9 @@ def test_relaxed_recovery_after_an_exact_one_that_was_killed_finds_all_rows_of_o
         # It goes back, and trains no step.
         if zygote.run(again, {**options, "steps": dense_step}, kill_at=point)["signal"] != SIGKILL:
             break
+        told = inspect_pool(again)["recovery"]
         found.append(zygote.run(again, {**options, "recovery": "relaxed"})["result"]["resumed_at"])
+        assert (told["exact_step"], told["relaxed_step"]) == (dense_step, found[-1]), told["would"]
         whole = {rows_step: digest(directory / "relaxed"), dense_step: reference.digest}
         assert digest(again) == whole[found[-1]], f"an exact recovery killed at persist point {point}"
         shutil.rmtree(again)

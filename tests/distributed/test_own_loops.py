@@ -17,6 +17,7 @@ import torch
 
 import holdfast
 from group_runs import Act, Life, Ranks, digest
+from holdfast.admin.inspection import inspect_pool
 from holdfast.errors import ConfigError
 from holdfast.pools.read_only import at_rest, layout_of, open_reader
 
@@ -196,9 +197,11 @@ def test_relaxed_recovery_of_rows_that_were_half_taken_back_is_the_exact_one(
         shutil.copytree(pool_root / "killed", pool)
         acts = {rank: Act(persist_point=persist_point) for rank in range(GROUPS[group][0])}
         run(ranks, pool, {**exact, "steps": 4}, group, acts=acts, grace=0.2)
+        told = inspect_pool(pool)["recovery"]
         life = run(ranks, pool, relaxed, group)
         assert life.ended_well, life.errors()
         opened.append(life.opened)
+        assert (told["exact_step"], told["relaxed_step"]) == (4, life.opened), told["would"]
         assert digest(pool) == expected[life.opened], f"killed at persist point {persist_point}"
     assert (opened[0], opened[-1]) == (step, 4)
 

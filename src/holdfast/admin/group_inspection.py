@@ -76,18 +76,22 @@ def _recovery(reader: GroupReader, *, in_use: bool) -> dict[str, Any]:
         exact = reader.common_mark()[0]
     except Corrupted as error:
         return {"needed": True, "exact_step": None, "relaxed_step": None, "would": f"fail: {error}"}
+    relaxed = min(steps)
     if in_use:
         would = f"a run is at work; if it died now, training would go on after step {exact}"
     elif reader.clean:
         would = "nothing to do"
+    elif any(member.unfinished_return is not None for member in reader.members):
+        relaxed = exact
+        would = f"take rows back to step {exact}, as an opening that died had begun to"
     elif exact == max(steps):
         would = f"drop what was in flight after step {exact}"
     else:
         would = f"roll rows back from step {_span(steps)} to {exact}, the newest that all writers and dense states have"
-        if min(steps) > exact:
-            would += f" (relaxed: to {min(steps)}, with the dense state of {exact})"
+        if relaxed > exact:
+            would += f" (relaxed: to {relaxed}, with the dense state of {exact})"
     needed = not reader.clean and not in_use
-    return {"needed": needed, "exact_step": exact, "relaxed_step": min(steps), "would": would}
+    return {"needed": needed, "exact_step": exact, "relaxed_step": relaxed, "would": would}
 
 
 def describe_group(group: dict[str, Any]) -> Iterator[str]:

@@ -29,7 +29,7 @@ def inspect_pool(directory: Path) -> dict[str, Any]:
         return inspect_group(directory, in_use=in_use)
     reader = _core.Reader(str(directory))
     found = describe_pool(directory, reader, in_use=in_use, logs_in=[directory], dense_in=directory)
-    found["recovery"] = _recovery(reader.clean, in_use, found["step"], found["dense_step"])
+    found["recovery"] = _recovery(reader, in_use, found["step"], found["dense_step"])
     found["tables"] = [
         describe_table(directory, table, number) | of_rows(reader, number, count_touched(reader, number))
         for number, table in enumerate(reader.tables)
@@ -174,17 +174,20 @@ def count_touched(reader: PoolReader, number: int) -> int:
     return count
 
 
-def _recovery(clean: bool, in_use: bool, step: int, dense_step: int | None) -> dict[str, Any]:
+def _recovery(reader: _core.Reader, in_use: bool, step: int, dense_step: int | None) -> dict[str, Any]:
     exact = step if dense_step is None else min(step, dense_step)
     if in_use:
         would = f"a run is at work; if it died now, training would go on after step {exact}"
-    elif clean:
+    elif reader.clean:
         would = "nothing to do"
+    elif reader.unfinished_return is not None:
+        step = exact
+        would = f"take rows back to step {exact}, as an opening that died had begun to"
     elif exact == step:
         would = f"drop what was in flight after step {step}"
     else:
         would = f"roll rows back from step {step} to {exact} (relaxed: stay at {step} with the dense state of {exact})"
-    return {"needed": not clean and not in_use, "exact_step": exact, "relaxed_step": step, "would": would}
+    return {"needed": not reader.clean and not in_use, "exact_step": exact, "relaxed_step": step, "would": would}
 
 
 def _files(directory: Path) -> list[Path]:
