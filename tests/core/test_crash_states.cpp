@@ -3,9 +3,11 @@
 //
 // Usage: test_crash_states [seed [states at each point [points from one further life to the next]]]
 #include <cstdint>
+#include <fstream>
 #include <string>
 #include <vector>
 
+#include "base/checksum.h"
 #include "check.h"
 #include "crash_states.h"
 #include "layout/pool_files.h"
@@ -35,7 +37,29 @@ std::vector<Shape> shapes() {
   return shapes;
 }
 
-// Each is an ordering that the protocol rests on.
+// Epoch records of an open pool, as they were before they said which step it goes back to.
+void forget_where_to_go_back(const std::string& directory) {
+  std::fstream file(directory + "/" + superblock_name, std::ios::in | std::ios::out | std::ios::binary);
+  const auto at = [&](std::size_t offset, auto& value, bool writes) {
+    file.seekg(static_cast<std::streamoff>(offset));
+    if (!writes) file.read(reinterpret_cast<char*>(&value), sizeof(value));
+    file.seekp(static_cast<std::streamoff>(offset));
+    if (writes) file.write(reinterpret_cast<const char*>(&value), sizeof(value));
+  };
+  format::PoolHeader header;
+  at(0, header, false);
+  for (const std::size_t offset : format::epoch_offset) {
+    format::EpochRecord epoch;
+    at(offset, epoch, false);
+    if (epoch.magic != format::epoch_magic || epoch.clean != 0) continue;
+    epoch.has_steps = 0;
+    epoch.step = 0;
+    epoch.crc = crc_of(epoch, Superblock::identity_of(header).seed());
+    at(offset, epoch, true);
+  }
+}
+
+// Each is an ordering that the protocol rests on, or what a record must say.
 std::vector<Omission> omissions() {
   return {
       {"flushing the payload of undo records",
@@ -62,6 +86,8 @@ std::vector<Omission> omissions() {
       {"flushing commit records", [](const Flush& f) { return is_of(f, format::commit_offset); }},
       {"flushing dense states when a life begins, before they are believed",
        [](const Flush& f) { return f.file.starts_with("dense") && !f.written; }, nullptr, "", 0, true},
+      {"saying where rows go back to before the first does", nullptr, forget_where_to_go_back,
+       "rows that are not those of step", 2, true},
       {"flushing the superblock's records when a life begins, before others are stored",
        [](const Flush& f) { return f.file == superblock_name && !f.written; }, nullptr, "", 0, true},
   };
