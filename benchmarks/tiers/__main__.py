@@ -107,7 +107,7 @@ def compare(chosen: list[Any], arguments: argparse.Namespace) -> tuple[list[Cell
         machine.wait_until_idle(arguments.patience)
         predictor.tiers[False] = predictor.probed(in_memory=False)
         device = probe_dialled(memory, dial_of(DEVICE), on_step=lambda _done, _total=None: None).tier
-        device = replace(device, directory=str(memory))
+        device = replace(device, directory=memory)
         probed = {"disk": asdict(predictor.tiers[False]), "device": asdict(device)}
         for configuration in chosen:
             try:

@@ -301,6 +301,12 @@ def test_what_a_plan_comes_to_is_what_is_trained(holdfast: Commands) -> None:
     assert inspected["log"]["bytes"] >= pool["log_bytes"]
     shown = holdfast("plan", holdfast.config, "--tiers", holdfast.root / "tiers.toml")
     assert f"on cxl in {fast}" in shown.out
+    # A directory is relative to the file that names it, wherever the plan is written.
+    elsewhere = holdfast.root / "elsewhere" / "placed.toml"
+    elsewhere.parent.mkdir()
+    (holdfast.root / "tiers.toml").write_text(tiers + CXL_TIER.format("fast") + HOST_OF_A_DISK)
+    assert plan(holdfast, "--apply", elsewhere)["pool"]["log_directory"] == str(fast)
+    assert f'directory = "{fast}"' in elsewhere.read_text()
     again = holdfast("plan", holdfast.config, "--tiers", holdfast.root / "tiers.toml", "--apply", placed)
     assert again.code == 1
     assert "placed.toml is there already" in again.err
@@ -343,6 +349,6 @@ def test_a_probe_measures_the_log_s_own_medium_beside_the_rows(holdfast: Command
         result = holdfast("tiers", "probe", rows, "--log", fast, *dial, "-o", out)
         assert result.code == 0, result.err
         *_, tier = read_tiers(out).tiers
-        assert tier.directory == str(fast)
+        assert tier.directory == fast
         assert tier.name.startswith("log-")
         assert list(fast.iterdir()) == []

@@ -35,7 +35,7 @@ DRAM = Tier(
 CXL = Tier(
     name="cxl", kind="byte", capacity_bytes=200_000_000, read_bandwidth_bytes_per_s=15e9,
     write_bandwidth_bytes_per_s=14e9, read_latency_ns=416, access_granularity_bytes=256, random_reads_per_s=5e7,
-    directory="/mnt/cxl",
+    directory=Path("/mnt/cxl"),
 )  # fmt: skip
 # The log's room there bounds the search: a log of any size on the disk is a sure choice of two tiers.
 SSD = Tier(
@@ -108,7 +108,7 @@ def test_where_the_disk_limits_victims_are_worth_their_tags(widths: np.ndarray) 
     two, three = of_two(inputs(widths)), of_three(inputs(widths))
     assert two.step.limited_by == "disk"
     assert (two.victim_bytes, two.victim_tier, two.victim_directory) == (0, None, None)
-    assert (three.victim_tier, three.victim_directory) == ("cxl", "/mnt/cxl")
+    assert (three.victim_tier, three.victim_directory) == ("cxl", Path("/mnt/cxl"))
     assert two.step.ms > 1.3 * three.step.ms
     assert three.step.store_work is not None
     assert three.step.store_work.victim_rows > three.step.store_work.log_rows

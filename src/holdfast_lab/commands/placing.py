@@ -230,7 +230,7 @@ def _with_log_tier(found: Probe, log: Path, dial: str | None) -> Probe:
 
     if dial is not None:
         of_log = _measure_dialled(log, dial)
-        tier = replace(of_log.tiers[0], name=f"log-{of_log.tiers[0].name}", directory=str(log.absolute()))
+        tier = replace(of_log.tiers[0], name=f"log-{of_log.tiers[0].name}", directory=log.absolute())
         return Probe((*found.tiers, tier), (*found.notes, *of_log.notes), found.host)
     with counting("probing the log's medium", NUM_LOG_STEPS) as on_step:
         of_log = probe_log_tier(log, on_step=on_step)

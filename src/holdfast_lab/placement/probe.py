@@ -119,7 +119,7 @@ def probe_log_tier(directory: Path, *, on_step: Advance) -> Probe:
     """The medium of a directory that is to have row logs alone, NUM_LOG_STEPS steps. Raises what `probe` raises."""
     free_bytes, size = _room_in(directory, _MAX_FILE_BYTES)
     medium, note = _measure_medium(directory, size, _MEMORY_BYTES, free_bytes, on_step)
-    return Probe((replace(medium, name=f"log-{medium.name}", directory=str(directory.absolute())),), (note,), None)
+    return Probe((replace(medium, name=f"log-{medium.name}", directory=directory.absolute()),), (note,), None)
 
 
 def _room_in(directory: Path, file_bytes: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
 from holdfast_lab.placement.step_time import StepInputs, StepTime, predict_step, step_costs
 from holdfast_lab.placement.tiers import Tier
@@ -33,10 +34,10 @@ class PoolSettings:
     scratchpad_bytes: int
     log_bytes: int
     log_tier: str
-    log_directory: str | None
+    log_directory: Path | None
     victim_bytes: int
     victim_tier: str | None
-    victim_directory: str | None
+    victim_directory: Path | None
     index_bytes: int
     step: StepTime
 
@@ -125,9 +126,9 @@ def settings_toml(settings: PoolSettings, note: str) -> str:
     lines = [f"# {note}", "", "[pool]", 'medium = "block"']
     lines += [f"scratchpad_bytes = {settings.scratchpad_bytes}", f"log_bytes = {settings.log_bytes}"]
     if settings.log_directory is not None:
-        lines += ["", "[pool.log]", f"directory = {json.dumps(settings.log_directory)}"]
+        lines += ["", "[pool.log]", f"directory = {json.dumps(str(settings.log_directory))}"]
     if settings.victim_bytes:
         lines += ["", "[pool.victims]", f"bytes = {settings.victim_bytes}"]
         if settings.victim_directory is not None:
-            lines.append(f"directory = {json.dumps(settings.victim_directory)}")
+            lines.append(f"directory = {json.dumps(str(settings.victim_directory))}")
     return "\n".join(lines) + "\n"

@@ -30,7 +30,7 @@ class Tier:
     random_reads_per_s: how many reads of one granule it answers with many outstanding (IOPS); block tiers need it.
     sync_latency_ns: until a small write is durable. price_usd_per_gb: of 10^9 bytes.
     endurance_drive_writes_per_day, endurance_years: what the maker of a block device warrants. directory: on it, where
-    a log would lie that is to be there alone.
+    a log would lie that is to be there alone; in a file relative to the file, as every path of a configuration.
 
     Raises ValueError that names the field.
     """
@@ -47,7 +47,7 @@ class Tier:
     price_usd_per_gb: float | None = None
     endurance_drive_writes_per_day: float | None = None
     endurance_years: float | None = None
-    directory: str | None = None
+    directory: Path | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -55,7 +55,7 @@ class Tier:
         may_be_zero = ("read_latency_ns", "sync_latency_ns", "price_usd_per_gb")
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is None or isinstance(value, str):
+            if value is None or isinstance(value, str | Path):
                 continue
             if not (math.isfinite(value) and (value > 0 or (value == 0 and field.name in may_be_zero))):
                 wanted = "0 or more" if field.name in may_be_zero else "more than 0"
@@ -115,7 +115,7 @@ def _toml_values(table: Tier | Host | RowCosts) -> list[str]:
     """What is there of numbers and words."""
     values = {field.name: getattr(table, field.name) for field in fields(table)}
     return [
-        f"{name} = {json.dumps(value)}"
+        f"{name} = {json.dumps(str(value) if isinstance(value, Path) else value)}"
         for name, value in values.items()
         if value is not None and not isinstance(value, Mapping)
     ]
