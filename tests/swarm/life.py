@@ -151,9 +151,10 @@ class LifeOf:
 
     def _victims(self) -> VictimCache | None:
         """None for a pool in place, which refuses them; a snapshot may have been restored to the other store."""
-        stored = exists(self.directory)
-        in_place = (_core.Reader(str(self.directory)).medium if stored else self.run.medium) != "block"
-        return VictimCache(bytes=self.life.victim_bytes) if self.life.victim_bytes and not in_place else None
+        if self.life.victim_bytes == 0:
+            return None
+        medium = _core.Reader(str(self.directory)).medium if exists(self.directory) else self.run.medium
+        return VictimCache(bytes=self.life.victim_bytes) if medium == "block" else None
 
     def _judge(self, error: PoolError) -> None:
         library = shim()
