@@ -184,9 +184,10 @@ void Scratchpad::give_up_expected() {
 bool Scratchpad::wait_until_ready(const Hold& hold) {
   Turns& turns = *turns_;
   std::unique_lock lock(turns.mutex);
-  turns.turned.wait(lock, [&] { return hold.ready_ || turns.failure || turns.has_no_room(hold.order_); });
+  const auto is_ready = [&] { return hold.order_ <= turns.newest_ready; };
+  turns.turned.wait(lock, [&] { return is_ready() || turns.failure || turns.has_no_room(hold.order_); });
   if (turns.failure) std::rethrow_exception(turns.failure);
-  return hold.ready_;
+  return is_ready();
 }
 
 void Scratchpad::fail(std::exception_ptr failure) {

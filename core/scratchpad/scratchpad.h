@@ -99,7 +99,6 @@ class Scratchpad {
     bool announced_;  // by expect; these, and what follows, are guarded by the mutex of Turns
     bool given_up_ = false;
     bool delayed_ = false;
-    bool ready_ = false;
   };
 
   // As many rows as fit in `bytes`, everything counted. Throws config where that is none.

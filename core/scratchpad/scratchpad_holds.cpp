@@ -170,11 +170,13 @@ void Scratchpad::exchange(std::shared_ptr<Hold> hold) {
       }
       insert(*hold);
     }
+    // Let go of before anybody is told: by the time this thread runs again, a step may be over and its rows' room wanted.
+    const std::uint64_t order = hold->order_;
+    hold.reset();
     {
       const std::lock_guard lock(turns_->mutex);
-      hold->ready_ = true;
+      turns_->newest_ready = order;
     }
-    hold.reset();  // before whoever waits goes on: a step may be over before this thread runs again
     turns_->turned.notify_all();
   } catch (...) {
     fail(std::current_exception());

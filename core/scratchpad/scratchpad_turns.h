@@ -24,6 +24,7 @@ struct Scratchpad::Turns {
   std::set<std::uint64_t> given_up;           // of these
   bool out_of_order = false;  // a hold was let go before an older one: its slots may be free though the rule holds them
   std::uint64_t num_holds = 0;
+  std::uint64_t newest_ready = 0;  // hold: all before it are ready, too
   std::uint64_t waiting = 0;  // the hold that is being collected and finds no room, or 0
   std::uint64_t waiting_for = 0;  // the oldest live hold when it last looked
   std::exception_ptr failure;

@@ -177,6 +177,16 @@ void a_batch_that_was_not_announced_finds_room_beside_a_window() {
   }
 }
 
+// With room for the rows of one batch only, and several that are announced.
+void rows_of_a_step_that_is_over_give_way_at_once() {
+  const TemporaryDirectory directory;
+  make_pool(directory.path(), small_log_bytes, format::Store::log);
+  Run run(directory.path(), {.scratchpad_bytes = 7 << 10});
+  while (run.pool.step() < 3000) run.step_ahead(32);
+  run.pool.close();
+  CHECK(rows_of_pool(directory.path()) == reference(3000));
+}
+
 // Keeps the row log from being synced while it is closed.
 class Gate final : public BlockWatcher {
  public:
@@ -271,6 +281,7 @@ int main() {
   holdfast::a_log_store_leaves_the_same_rows_however_it_runs();
   holdfast::captures_of_one_step_share_the_scratchpad_or_are_refused();
   holdfast::a_batch_that_was_not_announced_finds_room_beside_a_window();
+  holdfast::rows_of_a_step_that_is_over_give_way_at_once();
   holdfast::every_way_of_running_leaves_the_same_rows();
   holdfast::with_a_dense_state_every_step_one_step_is_on_its_way_to_the_medium();
   holdfast::a_pool_is_opened_for_writing_once();
