@@ -143,9 +143,10 @@ def write_report(record: Mapping[str, Any], directory: Path) -> None:
             "**Timing only.** `cd benchmarks && python -m trainingcxl`. Rows, logs, dense states and the "
             "protocol that makes them durable are holdfast's own and real; media wait for what they are "
             "declared to take (`[pool.dial]`), and the dense part waits for a declared RTX 3090 "
-            f"(`[device.dial]`) and learns nothing. All declared times are stretched {_stretches(cells)} times "
-            "while they run, so that two cores' own work is small beside them; times here are divided by that. "
-            "`trainingcxl/media.py` has every declared figure with its source; none is fitted to a run."
+            "(`[device.dial]`) and learns nothing. All declared times of a run are stretched "
+            f"{_stretches(cells)} times, so that two cores' own work is small beside them; times here are "
+            "divided by that. `trainingcxl/media.py` has every declared figure with its source; none is fitted "
+            "to a run."
         ),
         "",
         (
@@ -211,9 +212,11 @@ def _in_places(models: list[str], there: list[str], texts: list[str]) -> list[st
 
 
 def _stretches(cells: Cells) -> str:
-    return " and (SSD) ".join(
-        f"{each:g}" for each in sorted({cell["stretch"] for cell in cells.values()}, reverse=True)
-    )
+    """Each with the systems that have it."""
+    systems: dict[float, dict[str, None]] = {}
+    for name, cell in cells.items():
+        systems.setdefault(cell["stretch"], {})[CONFIGURATIONS[name.partition("/")[2]].title] = None
+    return ", ".join(f"{stretch:g} ({', '.join(titles)})" for stretch, titles in sorted(systems.items(), reverse=True))
 
 
 def _energy_text(cell: Mapping[str, Any], system: str) -> str:
