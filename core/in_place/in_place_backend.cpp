@@ -224,13 +224,14 @@ std::shared_ptr<InPlaceBackend::LoggedCapture> InPlaceBackend::reserve(std::shar
   return capture;
 }
 
-// An open-ended log holds the records of dense_interval steps and a few more; it grows between steps, when everything
-// in it has become durable and nothing in it is needed.
+// An open-ended log holds the records of all steps since the dense state that recovery may go back to, and a few more. The
+// next one is begun dense_interval steps after that, and written while as many pass; a group's, which is another pool's, at
+// once. It grows between steps, when everything in it has become durable and nothing in it is needed.
 void InPlaceBackend::grow_log(std::size_t record_bytes) {
+  const std::size_t steps = options_.in_group ? options_.dense_interval : 2 * std::size_t{options_.dense_interval} - 1;
   const std::size_t spare_records = options_.in_group ? 8 : 4;
-  constexpr std::size_t interval_bytes_limit = std::size_t{1} << 30;
-  const std::size_t interval_bytes = std::min(record_bytes * options_.dense_interval, interval_bytes_limit);
-  const std::size_t wanted = interval_bytes + spare_records * record_bytes;
+  constexpr std::size_t steps_bytes_limit = std::size_t{1} << 30;
+  const std::size_t wanted = std::min(record_bytes * steps, steps_bytes_limit) + spare_records * record_bytes;
   if (wanted <= log_.ring_bytes() || !parts_.empty()) return;
   options_.finish_pending();
   if (!log_.empty()) return;

@@ -59,7 +59,7 @@ void Pool::commit_mark(const StepMark& mark, const Dense* dense) {
   // Half a commit must not stay: a dense state on its way whose rows are not, or rows without theirs.
   try {
     if (dense != nullptr) {
-      background_.drain();
+      background_.wait(last_commits_[1]);  // what else is under way leaves dense states alone
       stage(mark, *dense);
     }
     std::function<void()> make_durable = backend_->end_step(mark);

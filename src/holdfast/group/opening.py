@@ -26,8 +26,8 @@ class Talk(Protocol):
     def agree_that_none_failed(self, failure: HoldfastError | None, what: str) -> None: ...
 
 
-What = tuple[Path, str, OpenOptions]
-"""A part: its directory, the pool's identity, how it is opened."""
+What = tuple[Path, str, OpenOptions, int]
+"""A part: its directory, the pool's identity, how it is opened, and the steps from one dense state to the next."""
 
 
 class KeptPart:
@@ -69,11 +69,15 @@ class KeptPart:
 
 
 class _Opening:
-    """One pool on its way. Its thread ends when every future that it waits for has an answer. kept: it is open."""
+    """One pool on its way. Its thread ends when every future that it waits for has an answer. dense_interval: for how
+    many steps its log has room. kept: it is open."""
 
-    def __init__(self, directory: Path, options: OpenOptions, kept: KeptPart | None = None) -> None:
+    def __init__(
+        self, directory: Path, options: OpenOptions, dense_interval: int = 1, kept: KeptPart | None = None
+    ) -> None:
         self.directory = directory
         self.options = options
+        self.dense_interval = dense_interval
         self.kept = kept
         self.survey: Future[tuple[Mark, list[Mark]]] = Future()
         self.target: Future[Mark] = Future()
@@ -96,7 +100,7 @@ class _Opening:
             self.pool.set_result(pool)
 
     def _opened(self) -> _core.Pool:
-        return self.options.open(self.directory, dense_interval=1, group=(self._agree, self._ready))
+        return self.options.open(self.directory, dense_interval=self.dense_interval, group=(self._agree, self._ready))
 
     def _gone_on(self, kept: KeptPart, pool: _core.Pool) -> _core.Pool:
         """The pool that is open, or after a failure of its medium the same, opened again."""
@@ -130,16 +134,25 @@ class _Opening:
 
 
 def open_together(
-    members: Sequence[Path], dense: Path | None, options: OpenOptions, talk: Talk, kept: KeptPart | None = None
+    members: Sequence[Path],
+    dense: Path | None,
+    options: OpenOptions,
+    talk: Talk,
+    *,
+    dense_interval: int = 1,
+    kept: KeptPart | None = None,
 ) -> tuple[list[_core.Pool], _core.Pool | None, Mark]:
     """Opens and recovers this process's pools of a group: writers' `members`, and the one with the dense states where
-    this process has it. Also returns where the group is. All ranks call it at once, those without a pool, too. kept:
-    the first member's, where it is open.
+    this process has it. Also returns where the group is. All ranks call it at once, those without a pool, too.
+    dense_interval: steps from one dense state of the group to the next. kept: the first member's, where it is open.
 
     Raises what any pool of the group raises, on all ranks; nothing is written then, unless the medium failed while it
     was.
     """
-    openings = [_Opening(directory, options, None if number else kept) for number, directory in enumerate(members)]
+    openings = [
+        _Opening(directory, options, dense_interval, None if number else kept)
+        for number, directory in enumerate(members)
+    ]
     # It has no rows, and so no log that is anywhere else.
     of_dense = None if dense is None else _Opening(dense, replace(options, log=None))
     everything = [*openings, *([] if of_dense is None else [of_dense])]

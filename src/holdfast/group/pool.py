@@ -99,8 +99,10 @@ class GroupPool:
         parts = [manifest.writer_directory(directory, writer) for writer in writers]
         of_dense = directory / DENSE_DIRECTORY if group.rank == 0 else None
         if kept is not None:
-            kept.prepare((parts[0], manifest.uuid, options))
-        members, dense, mark = open_together(parts, of_dense, options, group, kept)
+            kept.prepare((parts[0], manifest.uuid, options, dense_interval))
+        members, dense, mark = open_together(
+            parts, of_dense, options, group, dense_interval=dense_interval, kept=kept
+        )
         if kept is not None:
             kept.keep(members[0])
         return cls(
