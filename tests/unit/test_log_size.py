@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast import EmbeddingBagCollection, EmbeddingBagConfig, JaggedFeatures, Pool
+from holdfast import Checkpoint, EmbeddingBagCollection, EmbeddingBagConfig, JaggedFeatures, MediumDial, Pool
+from holdfast.group.shared_pool import SharedPool
 from holdfast.pools.directory import log_bytes_of
 
 GIB = 1 << 30
@@ -51,3 +52,31 @@ def test_a_small_pool_of_its_own_choice_takes_steps_that_have_all_of_its_rows(tm
             pool.commit(step)
         pool.core.flush()
         assert pool.durable_step == 8
+
+
+@pytest.mark.parametrize("kind", [Pool, SharedPool], ids=["a process", "ranks"])
+def test_in_a_log_of_its_own_choice_steps_never_want_a_dense_state_before_its_time(
+    kind: type[Pool], pool_root: Path
+) -> None:
+    """Of steps that have megabytes of rows, so that the log had to become larger, beside a dense state of one."""
+    num_rows, interval = 20_000, 12
+    table = EmbeddingBagConfig(num_embeddings=num_rows, embedding_dim=64, name="t", feature_names=["f"])
+    every_row = JaggedFeatures(["f"], torch.arange(num_rows), torch.arange(0, num_rows + 1, 100))
+    dial = MediumDial(like="pmem")  # as on DAX memory, dense states are written little by little
+    with kind(pool_root / "pool", medium="memory", dense_interval=interval, dial=dial) as pool:
+        rows = EmbeddingBagCollection(pool, [table])
+        model = torch.nn.Linear(64, 4000)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        checkpoint = Checkpoint(pool, model=model, optimizer=optimizer)
+        checkpoint.resume()
+        due = []
+        for step in range(1, 4 * interval + 1):
+            optimizer.zero_grad()
+            model(rows(every_row).values()).sum().backward()
+            pool.average_gradients(model)
+            optimizer.step()
+            rows.optimizer.step()
+            if pool.dense_due:
+                due.append(step)
+            checkpoint.commit()
+    assert due == list(range(interval, 4 * interval + 1, interval))
