@@ -7,6 +7,7 @@ import ipaddress
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -177,6 +178,27 @@ def test_trainers_that_are_killed_and_attach_again_end_as_ones_that_never_were(
             assert server.parts[0].startswith("was opened")
             assert all(part.startswith("stayed open") for part in server.parts[1:]), server.parts
             assert len(server.parts) > 1
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_trainers_that_lost_their_storage_go_on_with_no_more_than_the_manifest(
+    store: str, ranks: Ranks, pool_root: Path
+) -> None:
+    """Rows and dense states are all the memory rank's."""
+    options = {**STORES[store], "steps": 12}
+    draw = random.Random(f"{store}, storage lost")
+    expected = undisturbed(ranks, pool_root / "together", options, 1, 1)
+    directory = pool_root / "apart"
+    with serving(directory) as servers:
+        for number, kill in enumerate([{"acts": {0: Act(at="commit", nth=7)}}, kill_of(draw, 1), kill_of(draw, 1), {}]):
+            own = pool_root / f"machine-{number}"
+            if number != 0:
+                own.mkdir()
+                shutil.copy(directory / "group.json", own)
+            life = train(ranks, own, servers, 1, options, **kill)
+            assert {path.name for path in own.iterdir()} <= {"group.json", "lock"}
+        assert life.ended_well, life.errors()
+        ends_as(expected, servers, directory)
 
 
 @pytest.mark.parametrize("store", STORES)

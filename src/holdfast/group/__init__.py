@@ -5,6 +5,7 @@ the tables, pool next to their rows, and update them. Only ids, pooled vectors a
 
 - `group`: torch.distributed with deadlines, and with errors that name the rank.
 - `layout`, `manifest`: which row lies in which shard, and who owns it; what the pool's directory says of that.
+- `dense_states`: kept by rank 0, or for it.
 - `shared_pool`, `pool`: the pools of all ranks as one: recovered to one step, committed. `joining`, `founding`,
   `opening`, `relaxing`: how they come to be; `reading`, `inspection`: as others see them.
 - `copying`, `restoring`: snapshots of them.

@@ -82,8 +82,8 @@ class GroupLock:
 def found(
     directory: Path, group: Group, foundation: Foundation, measure: Measure, log: LogMedium | None = None
 ) -> Manifest:
-    """Makes the pool: every owner its own part, rank 0 the rest. log: of this rank's. All ranks call it, where
-    `findings` says that none has a part of one that was published; rank 0 holds the lock."""
+    """Makes the pool: every owner its own part, one of them the dense states' too. log: of this rank's. All ranks call
+    it, where `findings` says that none has a part of one that was published; rank 0 holds the lock."""
 
     def decide() -> str | None:
         if group.rank != 0:
@@ -106,7 +106,7 @@ def make_parts(directory: Path, group: Group, manifest: Manifest, log: LogMedium
         log_directory = directory_of_log(log, manifest.store == "log")
         writer = group.rank - group.roles.owners[0]
         make_writer(directory, manifest, writer, begin=(0, 0, 0), adopt=False, log_directory=log_directory)
-    if group.rank == 0:
+    if group.rank == group.roles.dense_rank:
         make_dense(directory, manifest)
 
 

@@ -91,6 +91,7 @@ class Group:
         self._world: dist.ProcessGroup | None = None  # the default group
         self._trainers: dist.ProcessGroup | None = None
         self._told: dist.ProcessGroup | None = None  # rank 0, and the ranks that do what it says
+        self._dense: dist.ProcessGroup | None = None  # rank 0, and the one that keeps its dense states
         deadline = timedelta(seconds=timeout)
         try:
             if self._is_guest:
@@ -101,6 +102,7 @@ class Group:
             self._trainers = dist.new_group(list(roles.trainers), timeout=deadline, backend="gloo")
             if roles.memory_ranks:
                 self._told = dist.new_group([0, *roles.owners], timeout=deadline, backend="gloo")
+                self._dense = dist.new_group([0, roles.dense_rank], timeout=deadline, backend="gloo")
         except RuntimeError as error:  # dist.DistError is one
             failure = self.notices.failure("all ranks to be there", error)
             self.close()
@@ -214,6 +216,11 @@ class Group:
         """Rank 0's numbers, on the ranks that do nothing but own rows, in place. These call it, too."""
         return self._begin(lambda: dist.broadcast(numbers, 0, self._told, async_op=True), what)
 
+    def to_dense_rank(self, data: Tensor, what: str) -> Pending:
+        """Rank 0's tensor, on another rank that keeps the dense states, in place. Both call it."""
+        self.sent_bytes[what] += data.nbytes if self.rank == 0 else 0
+        return self._begin(lambda: dist.broadcast(data, 0, self._dense, async_op=True), what)
+
     def gather_bytes(self, data: bytes, what: str, *, among_trainers: bool = False) -> list[bytes]:
         """Some bytes of every rank, or of every trainer, by rank; none has to have as many as another."""
         num_ranks = len(self.roles.trainers) if among_trainers else self.world_size
@@ -230,16 +237,17 @@ class Group:
         self._begin(lambda: dist.all_gather(list(parts), padded, group, async_op=True), what).wait()
         return [bytes(part[: int(size)].numpy()) for part, size in zip(parts, sizes, strict=True)]
 
-    def broadcast(self, data: bytes | None, what: str) -> bytes:
-        """Rank 0's bytes, on all ranks."""
+    def broadcast(self, data: bytes | None, what: str, source: int = 0) -> bytes:
+        """The bytes of rank `source`, on all ranks."""
         if self.world_size == 1:
             return data or b""
         size = torch.tensor([len(data or b"")])
-        self._begin(lambda: dist.broadcast(size, 0, group=self._world, async_op=True), what).wait()
+        self._begin(lambda: dist.broadcast(size, source, group=self._world, async_op=True), what).wait()
         if int(size) == 0:
             return b""
-        buffer = torch.frombuffer(bytearray(data or b""), dtype=torch.uint8) if self.rank == 0 else _bytes(int(size))
-        self._begin(lambda: dist.broadcast(buffer, 0, group=self._world, async_op=True), what).wait()
+        is_source = self.rank == source
+        buffer = torch.frombuffer(bytearray(data or b""), dtype=torch.uint8) if is_source else _bytes(int(size))
+        self._begin(lambda: dist.broadcast(buffer, source, group=self._world, async_op=True), what).wait()
         return bytes(buffer.numpy())
 
     def barrier(self, what: str) -> None:
@@ -308,11 +316,11 @@ class Group:
         self._is_closed = True
         if dist.is_initialized():
             self._end_process_groups()
-        self._world = self._trainers = self._told = None
+        self._world = self._trainers = self._told = self._dense = None
         self.notices.close()
 
     def _end_process_groups(self) -> None:
-        ours = [group for group in (self._world, self._trainers, self._told) if group is not None]
+        ours = [group for group in (self._world, self._trainers, self._told, self._dense) if group is not None]
         if self.notices.any_failure:
             for process_group in [*ours, *([] if self._is_guest else [dist.group.WORLD])]:
                 _keep(process_group, self.timeout)

@@ -96,7 +96,8 @@ def found_or_open(
             settle(directory, group, manifest)
             if options.relaxed:
                 writers = [group.rank - group.roles.owners[0]] if group.is_owner else []
-                rows_kept = keep_newest_rows(directory, manifest, writers, group, options, has_dense=group.rank == 0)
+                has_dense = group.rank == group.roles.dense_rank
+                rows_kept = keep_newest_rows(directory, manifest, writers, group, options, has_dense=has_dense)
         on_phase("layout")
         pool = GroupPool.open(
             directory, group, manifest, options, dense_interval=dense_interval, lock=lock, is_new=is_new, kept=kept
@@ -124,7 +125,7 @@ def _deal_out_anew(
 
 def _check_reachable(directory: Path, group: Group, manifest: Manifest) -> None:
     def look() -> None:
-        if group.rank == 0:
+        if group.rank == group.roles.dense_rank:
             manifest.check_dense(directory / DENSE_DIRECTORY)
         if not group.is_owner:
             return

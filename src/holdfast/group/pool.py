@@ -7,18 +7,19 @@ Invariants
   there is always one that all can go back to.
 - What is decided from what ranks told (a dense state is due, everything waits until it is durable) is decided from
   the same numbers on all ranks.
-- Rank 0 holds the lock of the whole, and the pool with the dense states.
+- Rank 0 holds the lock of the whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from holdfast import _core
 from holdfast.errors import GroupError, HoldfastError
+from holdfast.group.dense_states import DenseStates
 from holdfast.group.founding import DENSE_DIRECTORY, GroupLock
 from holdfast.group.group import Group
 from holdfast.group.manifest import Manifest
@@ -45,6 +46,22 @@ class Status:
         return [self.rows, self.dense, self.log_is_low, self.stops, self.dense_crc]
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedPart:
+    """How a part of the pool came to where the group is, and what it survives. rank: whose it is."""
+
+    rank: int
+    level: str
+    was_closed: bool
+    steps_back: int
+    seconds: float
+
+    @classmethod
+    def of(cls, rank: int, pool: _core.Pool) -> OpenedPart:
+        report = pool.recovery
+        return cls(rank, pool.level, report.clean, report.rows_step - report.step, report.seconds)
+
+
 class GroupPool:
     """A rank's share of the group's pool, open for training."""
 
@@ -60,6 +77,7 @@ class GroupPool:
         dense_interval: int,
         lock: GroupLock | None,
         is_new: bool,
+        parts: Sequence[OpenedPart],
         kept: KeptPart | None = None,
     ) -> None:
         self.directory = directory
@@ -67,9 +85,10 @@ class GroupPool:
         self.manifest = manifest
         self.member = member
         self.is_new = is_new
+        self.parts = parts  # all ranks'
         self.step, self.cursor, self.row_updates = mark
         self.durable_step = self.step
-        self._dense = dense
+        self._dense = DenseStates(group, dense)
         self._dense_interval = dense_interval
         self._dense_step = self.step  # of the newest dense state, durable or on its way
         self._rows_durable = self.step  # on every writer, as far as is known
@@ -97,14 +116,14 @@ class GroupPool:
         stays so when this is closed."""
         writers = [group.rank - group.roles.owners[0]] if group.is_owner else []
         parts = [manifest.writer_directory(directory, writer) for writer in writers]
-        of_dense = directory / DENSE_DIRECTORY if group.rank == 0 else None
+        of_dense = directory / DENSE_DIRECTORY if group.rank == group.roles.dense_rank else None
         if kept is not None:
             kept.prepare((parts[0], manifest.uuid, options, dense_interval))
-        members, dense, mark = open_together(
-            parts, of_dense, options, group, dense_interval=dense_interval, kept=kept
-        )
+        members, dense, mark = open_together(parts, of_dense, options, group, dense_interval=dense_interval, kept=kept)
         if kept is not None:
             kept.keep(members[0])
+        mine = [asdict(OpenedPart.of(group.rank, pool)) for pool in (*members, dense) if pool is not None]
+        everyones = group.gather(mine, "how everyone's part was opened")
         return cls(
             directory,
             group,
@@ -115,6 +134,7 @@ class GroupPool:
             dense_interval=dense_interval,
             lock=lock,
             is_new=is_new,
+            parts=[OpenedPart(**part) for of_rank in everyones for part in of_rank],
             kept=kept,
         )
 
@@ -124,8 +144,13 @@ class GroupPool:
         return self.manifest.store == "log"
 
     @property
+    def level(self) -> str:
+        """The weakest of all parts."""
+        return "power" if all(part.level == "power" for part in self.parts) else "process"
+
+    @property
     def pools(self) -> list[_core.Pool]:
-        return [pool for pool in (self.member, self._dense) if pool is not None]
+        return [pool for pool in (self.member, self._dense.pool) if pool is not None]
 
     @property
     def description(self) -> str:
@@ -137,42 +162,36 @@ class GroupPool:
 
     @property
     def recovered(self) -> str:
-        """What opening found and did, in words."""
-        reports = [pool.recovery for pool in self.pools]
-        rolled_back = max((report.rows_step - report.step for report in reports), default=0)
-        seconds = max((report.seconds for report in reports), default=0.0)
+        """What opening found and did on all ranks, in words."""
+        worst = max(self.parts, key=lambda part: part.steps_back)
+        milliseconds = max(part.seconds for part in self.parts) * 1e3
         older = self.dense_state_of
         beside = "" if older is None else f", beside the dense state of step {older} (relaxed)"
-        if all(report.clean for report in reports):
-            opened = f"opened in {seconds * 1e3:.1f} ms"
-            return f"{self.description}: closed cleanly at step {self.step}{beside}, {opened}"
-        what = "1 step" if rolled_back == 1 else f"{rolled_back} steps"
+        if all(part.was_closed for part in self.parts):
+            return f"{self.description}: closed cleanly at step {self.step}{beside}, opened in {milliseconds:.1f} ms"
+        what = "1 step" if worst.steps_back == 1 else f"{worst.steps_back} steps"
         return (
             f"{self.description}: not closed cleanly; the newest step that all ranks have is {self.step}{beside}, rank "
-            f"{self.group.rank} rolled back {what} in {seconds * 1e3:.1f} ms"
+            f"{worst.rank} rolled back {what} in {milliseconds:.1f} ms"
         )
 
     def dense_state(self) -> tuple[bytes, bytes] | None:
         """The dense state that training goes on with; None in a new pool. On all ranks."""
-        found = None if self._dense is None else self._dense.dense_state()
-        structure = self.group.broadcast(b"" if found is None else found[0], "the dense state")
-        tensors = self.group.broadcast(b"" if found is None else found[1], "the dense state")
-        return (structure, tensors) if structure else None
+        return self._dense.load()
 
     def write_first_dense(self, state: DenseState | None) -> None:
         """A new pool's, before its first step: rank 0's. Durable when it returns, on any rank."""
-        if self._dense is not None:
-            assert state is not None, "rank 0 has the dense state"
-            self._dense.write_dense(state.structure, state.tensors, state.tensors_bytes)
+        self._dense.write_first(state)
         self.group.barrier("the first dense state")
 
     # A step.
 
     def status(self, *, stops: bool, dense_crc: int) -> Status:
         """How far this rank is."""
+        self._dense.arrive()
         return Status(
             rows=-1 if self.member is None else self.member.rows_durable_step,
-            dense=-1 if self._dense is None else self._dense.durable_step,
+            dense=self._dense.durable_step,
             log_is_low=int(self.member is not None and self.member.log_is_low),
             stops=int(stops),
             dense_crc=dense_crc,
@@ -182,7 +201,7 @@ class GroupPool:
         """Of how far all ranks are, in order of rank. Raises GroupError where their dense parameters differ."""
         self._rows_durable = min(status.rows for status in statuses if status.rows >= 0)
         self._log_is_low = any(status.log_is_low for status in statuses)
-        dense = statuses[0].dense
+        dense = statuses[self.group.roles.dense_rank].dense
         if dense <= self._rows_durable:
             self._note_durable(dense)
         crcs = {rank: status.dense_crc for rank, status in enumerate(statuses) if status.dense_crc >= 0}
@@ -225,14 +244,12 @@ class GroupPool:
             self.settle("the dense state to be durable")
 
     def _stage_dense(self, dense: DenseState | None) -> None:
-        if self._dense is not None:
-            assert dense is not None, "rank 0 has the dense state"
-            mark = (self.step, self.cursor, self.row_updates)
-            self._dense.commit_dense(mark, dense.structure, dense.tensors, dense.tensors_bytes)
+        self._dense.stage((self.step, self.cursor, self.row_updates), dense)
         self._dense_step = self.step
 
     def settle(self, what: str) -> None:
         """Waits until everything that was committed is durable, on every rank."""
+        self._dense.arrive()
         for pool in self.pools:
             pool.flush()
         self.group.barrier(what)
@@ -253,10 +270,12 @@ class GroupPool:
         with ExitStack() as stack:
             if self._lock is not None:
                 stack.callback(self._lock.release)
-            for pool in self.pools:
-                stack.callback(pool.close if self._kept is None else pool.flush)
+            if self.member is not None:
+                stack.callback(self.member.close if self._kept is None else self.member.flush)
+            stack.callback(self._dense.close)
 
     def abandon(self) -> None:
         """The same, quietly: for when another error is on its way."""
+        self._dense.forget()
         with suppress(HoldfastError):
             self.close()

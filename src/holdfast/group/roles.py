@@ -29,6 +29,11 @@ class Roles:
     def owners(self) -> range:
         return range(self.world_size - self.memory_ranks if self.memory_ranks else 0, self.world_size)
 
+    @property
+    def dense_rank(self) -> int:
+        """That keeps the dense states: the first that does nothing but own rows, else rank 0."""
+        return self.owners[0]
+
     def describe(self, rank: int) -> str:
         words = [word for word, ranks in (("trains", self.trainers), ("owns rows", self.owners)) if rank in ranks]
         return " and ".join(words)

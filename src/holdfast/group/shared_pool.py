@@ -119,7 +119,7 @@ class SharedPool(Pool):
         self._scratchpad_asked, self._dense_interval = scratchpad_bytes, dense_interval
         self._kept: KeptPart | None = None  # this rank's, of a process that outlives its trainers
         self._opened: GroupPool | None = None
-        self._thread, self._dense_crc = threading.get_ident(), -1
+        self._process, self._thread, self._dense_crc = os.getpid(), threading.get_ident(), -1
         self._messages: deque[tuple[Tensor, Pending]] = deque()
         self._is_closed = self._stop_is_wanted = self._is_released = False  # released: rank 0 said that it closes
         self._measure = measure or self._expect
@@ -220,13 +220,12 @@ class SharedPool(Pool):
 
     @property
     def level(self) -> str:
-        """The weakest of this rank's parts."""
-        levels = {pool.level for pool in self.opened.pools}
-        return "power" if levels == {"power"} else "process"
+        """The weakest of all parts."""
+        return self.opened.level
 
     @property
     def recovered(self) -> Any:
-        """What opening found and did on this rank, in words."""
+        """What opening found and did on all ranks, in words."""
         return self.opened.recovered
 
     # A step.
@@ -362,7 +361,7 @@ class SharedPool(Pool):
         """Makes everything durable, marks this rank's parts as cleanly closed, and leaves the group. Safe to call
         twice; in a forked child, whose pool it is not, it does nothing."""
         opened = self._opened
-        if self._is_closed or (opened is not None and any(pool.is_inherited for pool in opened.pools)):
+        if self._is_closed or os.getpid() != self._process:
             return
         self._is_closed = True
         with ExitStack() as stack:
