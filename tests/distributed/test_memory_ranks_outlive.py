@@ -412,18 +412,21 @@ def test_the_command_line_trains_beside_memory_ranks(pool_root: Path) -> None:
     )
     with serving(pool_root / "apart") as servers:
         command = [sys.executable, "-m", "holdfast", "train", str(config), "--pool", str(pool_root / "apart")]
-        ended = subprocess.run(
-            [*command, "--memory-ranks-at", servers[0].address],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(SRC)},
-            timeout=PATIENCE_SECONDS,
-        )
-        assert ended.returncode == 0, ended.stderr
-        assert "trained to step 6" in ended.stdout
+        for steps, opening in ((6, "new pool"), (9, "closed cleanly at step 6")):
+            config.write_text(re.sub("steps = .", f"steps = {steps}", config.read_text()))
+            ended = subprocess.run(
+                [*command, "--memory-ranks-at", servers[0].address],
+                capture_output=True,
+                text=True,
+                env={**os.environ, "PYTHONPATH": str(SRC)},
+                timeout=PATIENCE_SECONDS,
+            )
+            assert ended.returncode == 0, ended.stderr
+            assert opening in ended.stdout + ended.stderr
+            assert f"trained to step {steps}" in ended.stdout
         assert servers[0].stop() == 128 + signal.SIGTERM
     with at_rest(pool_root / "apart") as (reader, _):
-        assert reader.commit["step"] == 6
+        assert reader.commit["step"] == 9
 
 
 CONFIGS = {

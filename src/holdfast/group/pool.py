@@ -48,7 +48,8 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class OpenedPart:
-    """How a part of the pool came to where the group is, and what it survives. rank: whose it is."""
+    """How a part of the pool came to where the group is, and what it survives. rank: whose it is. was_closed: cleanly,
+    or it stayed open, and had nothing to take back."""
 
     rank: int
     level: str
@@ -57,9 +58,11 @@ class OpenedPart:
     seconds: float
 
     @classmethod
-    def of(cls, rank: int, pool: _core.Pool) -> OpenedPart:
+    def of(cls, rank: int, pool: _core.Pool, *, stayed_open: bool) -> OpenedPart:
         report = pool.recovery
-        return cls(rank, pool.level, report.clean, report.rows_step - report.step, report.seconds)
+        steps_back = report.rows_step - report.step
+        was_closed = report.clean or (stayed_open and steps_back == 0)
+        return cls(rank, pool.level, was_closed, steps_back, report.seconds)
 
 
 class GroupPool:
@@ -120,9 +123,11 @@ class GroupPool:
         if kept is not None:
             kept.prepare((parts[0], manifest.uuid, options, dense_interval))
         members, dense, mark = open_together(parts, of_dense, options, group, dense_interval=dense_interval, kept=kept)
+        opened = [pool for pool in (*members, dense) if pool is not None]
+        stayed = None if kept is None else kept.pool
+        mine = [asdict(OpenedPart.of(group.rank, pool, stayed_open=pool is stayed)) for pool in opened]
         if kept is not None:
             kept.keep(members[0])
-        mine = [asdict(OpenedPart.of(group.rank, pool)) for pool in (*members, dense) if pool is not None]
         everyones = group.gather(mine, "how everyone's part was opened")
         return cls(
             directory,
