@@ -7,7 +7,6 @@ import ipaddress
 import os
 import random
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -24,6 +23,8 @@ import pytest
 from pool_digests import digest_of_tables
 
 from group_runs import SRC, Act, Life, Ranks, digest, small
+from holdfast import _core
+from holdfast.group import manifest as manifests
 from holdfast.pools.read_only import at_rest
 from test_group_addresses import address_of
 from test_group_kill import CASES
@@ -181,7 +182,7 @@ def test_trainers_that_are_killed_and_attach_again_end_as_ones_that_never_were(
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_trainers_that_lost_their_storage_go_on_with_no_more_than_the_manifest(
+def test_trainers_that_lost_all_of_their_storage_go_on_with_the_same_bits(
     store: str, ranks: Ranks, pool_root: Path
 ) -> None:
     """Rows and dense states are all the memory rank's."""
@@ -192,13 +193,20 @@ def test_trainers_that_lost_their_storage_go_on_with_no_more_than_the_manifest(
     with serving(directory) as servers:
         for number, kill in enumerate([{"acts": {0: Act(at="commit", nth=7)}}, kill_of(draw, 1), kill_of(draw, 1), {}]):
             own = pool_root / f"machine-{number}"
-            if number != 0:
-                own.mkdir()
-                shutil.copy(directory / "group.json", own)
             life = train(ranks, own, servers, 1, options, **kill)
             assert {path.name for path in own.iterdir()} <= {"group.json", "lock"}
         assert life.ended_well, life.errors()
         ends_as(expected, servers, directory)
+
+
+def test_a_new_pool_keeps_rows_as_the_storage_of_the_memory_rank_wants(
+    ranks: Ranks, pool_root: Path, tmp_path: Path
+) -> None:
+    with serving(pool_root / "apart") as servers:
+        life = train(ranks, tmp_path / "trainer", servers, 1, {"steps": 3})
+        assert life.ended_well, life.errors()
+    store = "log" if _core.is_block_medium(str(pool_root)) else "in_place"
+    assert manifests.read(pool_root / "apart").store == store
 
 
 @pytest.mark.parametrize("store", STORES)

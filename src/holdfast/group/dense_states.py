@@ -1,4 +1,4 @@
-"""The dense states of a group: rank 0's, kept by the rank that `Roles.dense_rank` names.
+"""The dense states of a group: rank 0's, kept by the rank that `Roles.keeper` names.
 
 Where ranks do nothing but own rows, the first of them keeps dense states beside its rows: trainers keep nothing.
 
@@ -30,7 +30,7 @@ class DenseStates:
     def __init__(self, group: Group, pool: _core.Pool | None) -> None:
         self.pool = pool
         self._group = group
-        self._travel = group.roles.dense_rank != 0
+        self._travel = group.roles.keeper != 0
         self._sent: tuple[Tensor, Pending] | None = None
         self._coming: tuple[Mark, _Packed, Pending] | None = None
 
@@ -42,7 +42,7 @@ class DenseStates:
     def load(self) -> tuple[bytes, bytes] | None:
         """The newest one; None in a new pool. On all ranks."""
         found = None if self.pool is None else self.pool.dense_state()
-        source = self._group.roles.dense_rank
+        source = self._group.roles.keeper
         structure = self._group.broadcast(b"" if found is None else found[0], "the dense state", source)
         tensors = self._group.broadcast(b"" if found is None else found[1], "the dense state", source)
         return (structure, tensors) if structure else None
@@ -102,13 +102,13 @@ class DenseStates:
             assert state is not None, "rank 0 has the dense state"
             self._wait_for_sent()
             packed = _Packed.of(state)
-            self._group.to_dense_rank(torch.tensor(packed.sizes), "the dense state's size").wait()
-            self._sent = packed.data, self._group.to_dense_rank(packed.data, "the dense state")
+            self._group.to_keeper(torch.tensor(packed.sizes), "the dense state's size").wait()
+            self._sent = packed.data, self._group.to_keeper(packed.data, "the dense state")
         elif self.pool is not None:
             sizes = torch.zeros(2, dtype=torch.int64)
-            self._group.to_dense_rank(sizes, "the dense state's size").wait()
+            self._group.to_keeper(sizes, "the dense state's size").wait()
             packed = _Packed.room_for(*sizes.tolist())
-            return packed, self._group.to_dense_rank(packed.data, "the dense state")
+            return packed, self._group.to_keeper(packed.data, "the dense state")
         return None, None
 
 

@@ -48,21 +48,21 @@ class Finding:
 
 
 def find_pool(directory: Path, group: Group) -> Manifest | None:
-    """The manifest in force, which is rank 0's; None where no rank has anything of a pool that was published.
+    """The manifest in force, which is the keeper's; None where no rank has anything of a pool that was published.
 
     Raises PoolExists, PoolNotFound, Corrupted, FormatMismatch, on all ranks.
     """
     finding = group.all_or_none(lambda: Finding.on(directory), "the pool's manifest")
     everyones = group.gather(asdict(finding), "what everyone has of the pool")
     findings = [Finding(**{**said, "parts": tuple(said["parts"])}) for said in everyones]
-    manifest = manifest_in_force(findings)
+    manifest = manifest_in_force(findings, group.roles.keeper)
     if manifest is not None:
         group.all_or_none(lambda: check_newest(directory, manifest), "everyone's parts of the pool")
     return manifest
 
 
-def manifest_in_force(findings: Sequence[Finding]) -> Manifest | None:
-    """Of what all ranks have found, by rank."""
+def manifest_in_force(findings: Sequence[Finding], keeper: int = 0) -> Manifest | None:
+    """Of what all ranks have found, by rank. Others may have nothing, or an older copy."""
     for rank, finding in enumerate(findings):
         if finding.is_plain_pool:
             raise PoolExists(
@@ -74,16 +74,16 @@ def manifest_in_force(findings: Sequence[Finding]) -> Manifest | None:
         for rank, finding in enumerate(findings)
         if finding.manifest is not None
     }
-    if 0 in known:
-        _check_same_pool(findings, known)
-        return known[0]
+    if keeper in known:
+        _check_same_pool(findings, known, keeper)
+        return known[keeper]
     if known:
         rank, manifest = next(iter(known.items()))
         raise PoolNotFound(
-            f"rank 0 has no {MANIFEST} in {findings[0].directory}, but rank {rank} has one, of a pool of "
-            f"{manifest.num_writers} writers: if rank 0's storage is not mounted or not the right one, bring it back; "
-            f"if only {MANIFEST} is lost there, copy rank {rank}'s; if its parts are lost, too, the pool is, but for a "
-            "copy that you may have. Nothing was changed; for a new pool name another directory"
+            f"rank {keeper} has no {MANIFEST} in {findings[keeper].directory}, but rank {rank} has one, of a pool of "
+            f"{manifest.num_writers} writers: if rank {keeper}'s storage is not mounted or not the right one, bring it "
+            f"back; if only {MANIFEST} is lost there, copy rank {rank}'s; if its parts are lost, too, the pool is, but "
+            "for a copy that you may have. Nothing was changed; for a new pool name another directory"
         )
     for rank, finding in enumerate(findings):
         if finding.parts and not finding.unpublished:
@@ -95,16 +95,18 @@ def manifest_in_force(findings: Sequence[Finding]) -> Manifest | None:
     return None
 
 
-def _check_same_pool(findings: Sequence[Finding], known: dict[int, Manifest]) -> None:
-    in_force = known[0]
+def _check_same_pool(findings: Sequence[Finding], known: dict[int, Manifest], keeper: int) -> None:
+    in_force = known[keeper]
     for rank, manifest in known.items():
         where = f"{findings[rank].directory}/{MANIFEST} of rank {rank}"
         if manifest.uuid != in_force.uuid:
             raise Corrupted(
-                f"{where} is of another pool than rank 0's: bring the right storage to each rank. Nothing was changed"
+                f"{where} is of another pool than rank {keeper}'s: bring the right storage to each rank. Nothing was "
+                "changed"
             )
         if manifest.generation > in_force.generation:
             raise Corrupted(
-                f"{where} is of generation {manifest.generation}, rank 0's of {in_force.generation}, which is an older "
-                f"copy: put the newer {MANIFEST} on rank 0's storage, with the parts that it names. Nothing was changed"
+                f"{where} is of generation {manifest.generation}, rank {keeper}'s of {in_force.generation}, an older "
+                f"copy: put the newer {MANIFEST} on rank {keeper}'s storage, with the parts that it names. Nothing was "
+                "changed"
             )

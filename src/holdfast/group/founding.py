@@ -1,8 +1,8 @@
 """Making the pool of a group, and dealing its shards out anew when another number of ranks owns them.
 
 Invariants
-- The directory becomes a group's pool, or its next generation's, with one rename: of `group.json`, when all that it
-  names is durable.
+- The directory becomes a group's pool, or its next generation's, with one rename: of the keeper's `group.json`, when
+  all that it names is durable.
 - What is made before that lies beside a mark, which says that it is unpublished (core/layout/unpublished.h): the
   directory's on every storage, or the generation's. The mark is durable before the first part is made, and has gone
   from every storage before any rank trains.
@@ -85,11 +85,13 @@ def found(
     """Makes the pool: every owner its own part, one of them the dense states' too. log: of this rank's. All ranks call
     it, where `findings` says that none has a part of one that was published; rank 0 holds the lock."""
 
+    log_store = _wants_log_store(directory, group, foundation.medium)
+
     def decide() -> str | None:
         if group.rank != 0:
             return None
         check_num_shards(foundation.num_shards, len(group.roles.owners))
-        return _first_manifest(directory, foundation, len(group.roles.owners), measure).to_json()
+        return _first_manifest(foundation, len(group.roles.owners), measure, log_store=log_store).to_json()
 
     text = group.all_or_none(decide, "the new pool's layout")
     said = group.broadcast(None if text is None else text.encode(), "the new pool's layout").decode()
@@ -100,13 +102,24 @@ def found(
     return manifest
 
 
+def _wants_log_store(directory: Path, group: Group, medium: str) -> bool:
+    """By the keeper's storage, of which nothing need be there yet."""
+
+    def look() -> bool:
+        there = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
+        return wants_log_store(there, medium)  # type: ignore[arg-type]
+
+    mine = group.all_or_none(look, "everyone's storage")
+    return bool(group.gather(mine, "everyone's storage")[group.roles.keeper])
+
+
 def make_parts(directory: Path, group: Group, manifest: Manifest, log: LogMedium | None) -> None:
     """This rank's."""
     if group.is_owner:
         log_directory = directory_of_log(log, manifest.store == "log")
         writer = group.rank - group.roles.owners[0]
         make_writer(directory, manifest, writer, begin=(0, 0, 0), adopt=False, log_directory=log_directory)
-    if group.rank == group.roles.dense_rank:
+    if group.rank == group.roles.keeper:
         make_dense(directory, manifest)
 
 
@@ -126,10 +139,10 @@ def _clear(directory: Path, group: Group) -> None:
 
 
 def publish(directory: Path, group: Group, manifest: Manifest) -> None:
-    """Rank 0's `group.json`, and one on every storage of its own that other ranks have under the same path."""
+    """The keeper's `group.json`, and one on every storage of its own that other ranks have under the same path."""
 
     def write() -> None:
-        if group.rank == 0:
+        if group.rank == group.roles.keeper:
             manifests.write(directory, manifest)
 
     group.all_or_none(write, "the new pool's manifest")
@@ -137,8 +150,8 @@ def publish(directory: Path, group: Group, manifest: Manifest) -> None:
 
 
 def settle(directory: Path, group: Group, manifest: Manifest) -> None:
-    """What rank 0's `group.json` published is published on every rank's storage. All of it is before any rank writes a
-    part: a mark that outlived that would call trained rows unpublished."""
+    """What the keeper's `group.json` published is published on every rank's storage. All of it is before any rank
+    writes a part: a mark that outlived that would call trained rows unpublished."""
 
     def copy() -> None:
         has_part = directory.is_dir() and (group.is_owner or group.rank == 0 or manifests.exists(directory))
@@ -282,7 +295,7 @@ def make_dense(directory: Path, manifest: Manifest, *, begin: Mark = (0, 0, 0)) 
     )
 
 
-def _first_manifest(directory: Path, foundation: Foundation, num_owners: int, measure: Measure) -> Manifest:
+def _first_manifest(foundation: Foundation, num_owners: int, measure: Measure, *, log_store: bool) -> Manifest:
     rows = [table.num_embeddings for table in foundation.tables]
     layout = lay_out(rows, num_shards=foundation.num_shards, split_rows=foundation.split_rows)
     entries = tuple(
@@ -290,7 +303,6 @@ def _first_manifest(directory: Path, foundation: Foundation, num_owners: int, me
         for table, shards in zip(foundation.tables, layout, strict=True)
     )
     load = measure(shards_of_tables(entries, foundation.seed), foundation.num_shards, 0)
-    log_store = wants_log_store(directory, foundation.medium)  # type: ignore[arg-type]
     log_bytes = foundation.log_bytes or new_log_bytes(
         log_store, foundation.tables, foundation.scratchpad_bytes, num_writers=num_owners
     )

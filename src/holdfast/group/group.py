@@ -102,7 +102,7 @@ class Group:
             self._trainers = dist.new_group(list(roles.trainers), timeout=deadline, backend="gloo")
             if roles.memory_ranks:
                 self._told = dist.new_group([0, *roles.owners], timeout=deadline, backend="gloo")
-                self._dense = dist.new_group([0, roles.dense_rank], timeout=deadline, backend="gloo")
+                self._dense = dist.new_group([0, roles.keeper], timeout=deadline, backend="gloo")
         except RuntimeError as error:  # dist.DistError is one
             failure = self.notices.failure("all ranks to be there", error)
             self.close()
@@ -216,7 +216,7 @@ class Group:
         """Rank 0's numbers, on the ranks that do nothing but own rows, in place. These call it, too."""
         return self._begin(lambda: dist.broadcast(numbers, 0, self._told, async_op=True), what)
 
-    def to_dense_rank(self, data: Tensor, what: str) -> Pending:
+    def to_keeper(self, data: Tensor, what: str) -> Pending:
         """Rank 0's tensor, on another rank that keeps the dense states, in place. Both call it."""
         self.sent_bytes[what] += data.nbytes if self.rank == 0 else 0
         return self._begin(lambda: dist.broadcast(data, 0, self._dense, async_op=True), what)

@@ -96,7 +96,7 @@ def found_or_open(
             settle(directory, group, manifest)
             if options.relaxed:
                 writers = [group.rank - group.roles.owners[0]] if group.is_owner else []
-                has_dense = group.rank == group.roles.dense_rank
+                has_dense = group.rank == group.roles.keeper
                 rows_kept = keep_newest_rows(directory, manifest, writers, group, options, has_dense=has_dense)
         on_phase("layout")
         pool = GroupPool.open(
@@ -125,7 +125,7 @@ def _deal_out_anew(
 
 def _check_reachable(directory: Path, group: Group, manifest: Manifest) -> None:
     def look() -> None:
-        if group.rank == group.roles.dense_rank:
+        if group.rank == group.roles.keeper:
             manifest.check_dense(directory / DENSE_DIRECTORY)
         if not group.is_owner:
             return

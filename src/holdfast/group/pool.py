@@ -119,7 +119,7 @@ class GroupPool:
         stays so when this is closed."""
         writers = [group.rank - group.roles.owners[0]] if group.is_owner else []
         parts = [manifest.writer_directory(directory, writer) for writer in writers]
-        of_dense = directory / DENSE_DIRECTORY if group.rank == group.roles.dense_rank else None
+        of_dense = directory / DENSE_DIRECTORY if group.rank == group.roles.keeper else None
         if kept is not None:
             kept.prepare((parts[0], manifest.uuid, options, dense_interval))
         members, dense, mark = open_together(parts, of_dense, options, group, dense_interval=dense_interval, kept=kept)
@@ -206,7 +206,7 @@ class GroupPool:
         """Of how far all ranks are, in order of rank. Raises GroupError where their dense parameters differ."""
         self._rows_durable = min(status.rows for status in statuses if status.rows >= 0)
         self._log_is_low = any(status.log_is_low for status in statuses)
-        dense = statuses[self.group.roles.dense_rank].dense
+        dense = statuses[self.group.roles.keeper].dense
         if dense <= self._rows_durable:
             self._note_durable(dense)
         crcs = {rank: status.dense_crc for rank, status in enumerate(statuses) if status.dense_crc >= 0}

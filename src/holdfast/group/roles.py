@@ -30,8 +30,9 @@ class Roles:
         return range(self.world_size - self.memory_ranks if self.memory_ranks else 0, self.world_size)
 
     @property
-    def dense_rank(self) -> int:
-        """That keeps the dense states: the first that does nothing but own rows, else rank 0."""
+    def keeper(self) -> int:
+        """The rank that has the dense states and the manifest in force: the first that does nothing but own rows, else
+        rank 0."""
         return self.owners[0]
 
     def describe(self, rank: int) -> str:
