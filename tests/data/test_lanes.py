@@ -216,7 +216,7 @@ def test_a_part_reads_its_share_of_the_blocks(numbered):
 
     alone = blocks_read((0, 1), 1)
     assert alone >= 590
-    assert blocks_read((1, 2), 1) >= 0.95 * alone
+    assert blocks_read((1, 2), 1) >= 590  # all, too, and what is read ahead
     assert blocks_read((0, 1), 8) <= 1.1 * alone
     for part in range(2):
         assert blocks_read((part, 2), 8) <= 0.56 * alone
