@@ -294,12 +294,15 @@ class Group:
     def await_work(self, work: dist.Work, what: str) -> None:
         began = time.monotonic()
         while True:
+            has_ended = work.is_completed()  # before the wait: then what the wait says is the work's own word
             try:
                 work.wait(_SLICE)
             except RuntimeError as error:
                 waited = time.monotonic() - began
-                if NOT_YET not in str(error) or work.is_completed():
+                if NOT_YET not in str(error) or has_ended:
                     raise self.notices.failure(what, error) from None
+                if work.is_completed():
+                    continue  # just when the wait ran out, as it does where both ends were stopped for a while
                 # A process that was asked to stop waits for as long as a step that goes well may take.
                 patience = min(self.timeout, max(_LEAST_PATIENCE, 2 * self._longest_wait))
                 if waited > (patience if self.stopping() else self.timeout):
