@@ -49,25 +49,28 @@ class DenseStates:
 
     def write_first(self, state: DenseState | None) -> None:
         """Of a new pool, durable when it returns. state: rank 0's."""
-        if self._travel:
-            packed, arriving = self._carry(state)
-            if arriving is not None:
-                arriving.wait()
-            state = None if packed is None else packed.state()
-        if self.pool is not None:
+        if self._group.rank == 0:
             assert state is not None, "rank 0 has the dense state"
+            if self._travel:
+                self._send(state)
+        elif self.pool is not None:
+            packed, arriving = self._receive()
+            arriving.wait()
+            state = packed.state()
+        if self.pool is not None and state is not None:
             self.pool.write_dense(state.structure, state.tensors, state.tensors_bytes)
 
     def stage(self, mark: Mark, state: DenseState | None) -> None:
         """One of the end of a step. state: rank 0's."""
-        if self._travel:
-            self.arrive()
-            packed, arriving = self._carry(state)
-            if packed is not None and arriving is not None and self.pool is not None:
-                self._coming = mark, packed, arriving
-        elif self.pool is not None:
+        if self._group.rank == 0:
             assert state is not None, "rank 0 has the dense state"
-            self.pool.commit_dense(mark, state.structure, state.tensors, state.tensors_bytes)
+            if self._travel:
+                self._send(state)
+            else:
+                self._commit(mark, state)
+        elif self.pool is not None:
+            self.arrive()
+            self._coming = mark, *self._receive()
 
     def arrive(self) -> None:
         """What is on its way to this rank has come, and is being written."""
@@ -75,9 +78,7 @@ class DenseStates:
         if coming is not None:
             mark, packed, arriving = coming
             arriving.wait()
-            assert self.pool is not None
-            state = packed.state()
-            self.pool.commit_dense(mark, state.structure, state.tensors, state.tensors_bytes)
+            self._commit(mark, packed.state())
 
     def forget(self) -> None:
         """What is on its way, when another error is."""
@@ -96,20 +97,23 @@ class DenseStates:
         if sent is not None:
             sent[1].wait()
 
-    def _carry(self, state: DenseState | None) -> tuple[_Packed | None, Pending | None]:
-        """Rank 0's state to the rank that keeps it, where it is on its way then."""
-        if self._group.rank == 0:
-            assert state is not None, "rank 0 has the dense state"
-            self._wait_for_sent()
-            packed = _Packed.of(state)
-            self._group.to_keeper(torch.tensor(packed.sizes), "the dense state's size").wait()
-            self._sent = packed.data, self._group.to_keeper(packed.data, "the dense state")
-        elif self.pool is not None:
-            sizes = torch.zeros(2, dtype=torch.int64)
-            self._group.to_keeper(sizes, "the dense state's size").wait()
-            packed = _Packed.room_for(*sizes.tolist())
-            return packed, self._group.to_keeper(packed.data, "the dense state")
-        return None, None
+    def _commit(self, mark: Mark, state: DenseState) -> None:
+        assert self.pool is not None
+        self.pool.commit_dense(mark, state.structure, state.tensors, state.tensors_bytes)
+
+    def _send(self, state: DenseState) -> None:
+        """To the keeper. On its way when this returns."""
+        self._wait_for_sent()
+        packed = _Packed.of(state)
+        self._group.to_keeper(torch.tensor(packed.sizes), "the dense state's size").wait()
+        self._sent = packed.data, self._group.to_keeper(packed.data, "the dense state")
+
+    def _receive(self) -> tuple[_Packed, Pending]:
+        """From rank 0. On its way when this returns."""
+        sizes = torch.zeros(2, dtype=torch.int64)
+        self._group.to_keeper(sizes, "the dense state's size").wait()
+        packed = _Packed.room_for(*sizes.tolist())
+        return packed, self._group.to_keeper(packed.data, "the dense state")
 
 
 class _Packed:
