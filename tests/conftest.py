@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -62,6 +63,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def is_sample(pytestconfig: pytest.Config) -> bool:
     """Whether only a sample is asked for: a test that is one case of many draws does fewer of them then."""
     return pytestconfig.getoption("--sample") is not None
+
+
+def pytest_collection_finish() -> None:
+    """Keeps the collector away from torch and the tests' modules, which stay until the end: each of its full rounds would
+    go through all of them."""
+    gc.collect()
+    gc.freeze()
 
 
 def function_of(item: pytest.Item) -> str:

@@ -1,4 +1,4 @@
-"""Makes this folder's modules importable, and the process that ranks are forked from."""
+"""Makes this folder's modules importable, and the processes that ranks and commands are forked from."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from forked_commands import Commands
 from group_runs import Ranks
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
     with Ranks() as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def commands() -> Iterator[Commands]:
+    with Commands() as process:
         yield process

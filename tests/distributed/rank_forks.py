@@ -6,6 +6,7 @@ one JSON a line: what became of every rank. What a rank says on its way goes to 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -103,6 +104,7 @@ def _has_spoken(file: Path) -> bool:
 
 def serve() -> None:
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork of a process with threads may hang"
+    gc.freeze()  # or each rank's collector goes through all of torch, and copies its pages
     for line in sys.stdin:
         print(json.dumps(supervise(json.loads(line))), flush=True)
 

@@ -11,17 +11,17 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 from pool_digests import digest_of_tables
 
+from forked_commands import Commands
 from group_runs import SRC, Act, Life, Ranks, digest, small
 from holdfast import _core
 from holdfast.group import manifest as manifests
@@ -39,30 +39,25 @@ PATIENCE_SECONDS = 60.0
 
 
 class Server:
-    """A memory rank's process, as the command line starts it."""
+    """A memory rank's process."""
 
     def __init__(
-        self, directory: Path, number: int = 1, memory_ranks: int = 1, port: int = 0, more: Sequence[str] = ()
+        self,
+        commands: Commands,
+        directory: Path,
+        number: int = 1,
+        memory_ranks: int = 1,
+        port: int = 0,
+        more: Sequence[str] = (),
     ) -> None:
-        one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        kept = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
-        self._log = tempfile.NamedTemporaryFile("w+", prefix="holdfast-serve-")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [
-                *[sys.executable, "-m", "holdfast", "serve", str(directory)],
-                *["--listen", f"127.0.0.1:{port}", "--memory-rank", f"{number}/{memory_ranks}"],
-                *more,
-            ],
-            stdout=self._log,
-            stderr=self._log,
-            env={**kept, **one, "PYTHONPATH": str(SRC)},
-        )
+        place = ("--listen", f"127.0.0.1:{port}", "--memory-rank", f"{number}/{memory_ranks}")
+        self._process = commands.start("serve", directory, *place, *more)
         self.pid = self._process.pid
         self.address = re.search(r"at (\S+)$", self.await_line("memory rank .* at "))[1]  # type: ignore[index]
 
     @property
     def lines(self) -> list[str]:
-        return Path(self._log.name).read_text().splitlines()
+        return self._process.log.read_text().splitlines()
 
     def await_line(self, pattern: str, *, nth: int = 1) -> str:
         """The `nth` line that it says like that."""
@@ -92,19 +87,27 @@ class Server:
         return self._process.wait(timeout=PATIENCE_SECONDS)
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._log.close()
+        self._process.close()
 
 
-@contextmanager
-def serving(directory: Path, memory_ranks: int = 1) -> Iterator[list[Server]]:
-    with ExitStack() as stack:
-        servers = []
-        for number in range(1, memory_ranks + 1):
-            servers.append(Server(directory, number, memory_ranks))
-            stack.callback(servers[-1].close)
-        yield servers
+class Serving(Protocol):
+    """Memory ranks over the parts of a pool, for as long as a block lasts."""
+
+    def __call__(self, directory: Path, memory_ranks: int = 1) -> AbstractContextManager[list[Server]]: ...
+
+
+@pytest.fixture
+def serving(commands: Commands) -> Serving:
+    @contextmanager
+    def serve(directory: Path, memory_ranks: int = 1) -> Iterator[list[Server]]:
+        with ExitStack() as stack:
+            servers = []
+            for number in range(1, memory_ranks + 1):
+                servers.append(Server(commands, directory, number, memory_ranks))
+                stack.callback(servers[-1].close)
+            yield servers
+
+    return serve
 
 
 def train(
@@ -138,7 +141,7 @@ def ends_as(expected: str, servers: list[Server], directory: Path) -> None:
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("trainers", [1, 2])
 def test_trainers_that_attach_to_memory_ranks_train_the_bits_of_ranks_that_are_started_together(
-    trainers: int, store: str, ranks: Ranks, pool_root: Path
+    serving: Serving, trainers: int, store: str, ranks: Ranks, pool_root: Path
 ) -> None:
     options = STORES[store]
     expected = undisturbed(ranks, pool_root / "together", options, trainers, 2)
@@ -159,7 +162,7 @@ def kill_of(draw: random.Random, trainers: int) -> dict[str, Any]:
 @pytest.mark.parametrize(("trainers", "memory_ranks"), [(1, 1), (1, 2), (2, 1)])
 @pytest.mark.parametrize("store", STORES)
 def test_trainers_that_are_killed_and_attach_again_end_as_ones_that_never_were(
-    store: str, trainers: int, memory_ranks: int, ranks: Ranks, pool_root: Path
+    serving: Serving, store: str, trainers: int, memory_ranks: int, ranks: Ranks, pool_root: Path
 ) -> None:
     options = {**STORES[store], "steps": 12}
     draw = random.Random(f"{store} {trainers} {memory_ranks}")
@@ -183,7 +186,7 @@ def test_trainers_that_are_killed_and_attach_again_end_as_ones_that_never_were(
 
 @pytest.mark.parametrize("store", STORES)
 def test_trainers_that_lost_all_of_their_storage_go_on_with_the_same_bits(
-    store: str, ranks: Ranks, pool_root: Path
+    serving: Serving, store: str, ranks: Ranks, pool_root: Path
 ) -> None:
     """Rows and dense states are all the memory rank's."""
     options = {**STORES[store], "steps": 12}
@@ -200,7 +203,7 @@ def test_trainers_that_lost_all_of_their_storage_go_on_with_the_same_bits(
 
 
 def test_a_new_pool_keeps_rows_as_the_storage_of_the_memory_rank_wants(
-    ranks: Ranks, pool_root: Path, tmp_path: Path
+    serving: Serving, ranks: Ranks, pool_root: Path, tmp_path: Path
 ) -> None:
     with serving(pool_root / "apart") as servers:
         life = train(ranks, tmp_path / "trainer", servers, 1, {"steps": 3})
@@ -210,7 +213,9 @@ def test_a_new_pool_keeps_rows_as_the_storage_of_the_memory_rank_wants(
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_the_number_of_trainers_may_change_whenever_they_attach(store: str, ranks: Ranks, pool_root: Path) -> None:
+def test_the_number_of_trainers_may_change_whenever_they_attach(
+    serving: Serving, store: str, ranks: Ranks, pool_root: Path
+) -> None:
     """With rows of which any number of trainers makes the same, they are."""
     options = {**STORES[store], "steps": 12}
     directory = pool_root / "apart"
@@ -228,7 +233,7 @@ def test_the_number_of_trainers_may_change_whenever_they_attach(store: str, rank
 
 @pytest.mark.parametrize("store", STORES)
 def test_rows_that_are_ahead_of_the_dense_state_go_back_in_the_living_process(
-    store: str, ranks: Ranks, pool_root: Path
+    serving: Serving, store: str, ranks: Ranks, pool_root: Path
 ) -> None:
     options = {**STORES[store], "log_bytes": 1 << 20, "dense_interval": 4, "steps": 11}
     expected = undisturbed(ranks, pool_root / "together", options, 1, 1)
@@ -243,7 +248,9 @@ def test_rows_that_are_ahead_of_the_dense_state_go_back_in_the_living_process(
         assert sum("steps and" in part for part in servers[0].parts) == 2, servers[0].parts
 
 
-def test_a_memory_rank_that_is_killed_ends_its_trainers_and_both_start_again(ranks: Ranks, pool_root: Path) -> None:
+def test_a_memory_rank_that_is_killed_ends_its_trainers_and_both_start_again(
+    serving: Serving, ranks: Ranks, pool_root: Path
+) -> None:
     options = {**STORES["block"], "steps": 12, "timeout": 5.0}
     expected = undisturbed(ranks, pool_root / "together", options, 2, 1)
     directory = pool_root / "apart"
@@ -266,7 +273,7 @@ def test_a_memory_rank_that_is_killed_ends_its_trainers_and_both_start_again(ran
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_memory_rank_that_waits_stops_at_a_signal_and_closes_its_part_cleanly(
-    number: int, ranks: Ranks, pool_root: Path
+    serving: Serving, number: int, ranks: Ranks, pool_root: Path
 ) -> None:
     with serving(pool_root / "apart") as servers:
         assert train(ranks, pool_root / "apart", servers, 1, STORES["memory"]).ended_well
@@ -275,7 +282,9 @@ def test_a_memory_rank_that_waits_stops_at_a_signal_and_closes_its_part_cleanly(
         assert recovery is None or recovery.clean
 
 
-def test_a_memory_rank_that_serves_lets_trainers_finish_their_step_at_a_signal(ranks: Ranks, pool_root: Path) -> None:
+def test_a_memory_rank_that_serves_lets_trainers_finish_their_step_at_a_signal(
+    serving: Serving, ranks: Ranks, pool_root: Path
+) -> None:
     config = small(train={"steps": 40}, pool={"medium": "block", "log_bytes": 60 << 10, "scratchpad_bytes": 200_000})
     directory = pool_root / "apart"
     together = ranks.run(pool_root / "together", config, 2, memory_ranks=1)
@@ -301,7 +310,9 @@ def test_a_memory_rank_that_serves_lets_trainers_finish_their_step_at_a_signal(r
         ends_as(digest(pool_root / "together"), servers, directory)
 
 
-def test_trainers_with_other_tables_are_refused_and_the_memory_rank_serves_on(ranks: Ranks, pool_root: Path) -> None:
+def test_trainers_with_other_tables_are_refused_and_the_memory_rank_serves_on(
+    serving: Serving, ranks: Ranks, pool_root: Path
+) -> None:
     directory = pool_root / "apart"
     options = {**STORES["memory"], "steps": 12}
     expected = undisturbed(ranks, pool_root / "together", options, 1, 1)
@@ -315,7 +326,9 @@ def test_trainers_with_other_tables_are_refused_and_the_memory_rank_serves_on(ra
         ends_as(expected, servers, directory)
 
 
-def test_a_second_set_of_trainers_is_refused_while_one_is_attached(ranks: Ranks, pool_root: Path) -> None:
+def test_a_second_set_of_trainers_is_refused_while_one_is_attached(
+    serving: Serving, ranks: Ranks, pool_root: Path
+) -> None:
     options = {**STORES["memory"], "steps": 12}
     expected = undisturbed(ranks, pool_root / "together", options, 1, 1)
     directory = pool_root / "apart"
@@ -332,7 +345,9 @@ def test_a_second_set_of_trainers_is_refused_while_one_is_attached(ranks: Ranks,
         ends_as(expected, servers, directory)
 
 
-def test_memory_ranks_that_are_named_in_another_order_are_refused(ranks: Ranks, pool_root: Path) -> None:
+def test_memory_ranks_that_are_named_in_another_order_are_refused(
+    serving: Serving, ranks: Ranks, pool_root: Path
+) -> None:
     with serving(pool_root / "apart", 2) as servers:
         life = train(ranks, pool_root / "apart", servers[::-1], 2, STORES["memory"])
         assert {rank.error for rank in life.ranks} == {"ConfigError"}, life.errors()
@@ -340,7 +355,7 @@ def test_memory_ranks_that_are_named_in_another_order_are_refused(ranks: Ranks, 
         assert train(ranks, pool_root / "apart", servers, 2, STORES["memory"]).ended_well
 
 
-def test_whoever_knocks_and_is_no_trainer_changes_nothing(ranks: Ranks, pool_root: Path) -> None:
+def test_whoever_knocks_and_is_no_trainer_changes_nothing(serving: Serving, ranks: Ranks, pool_root: Path) -> None:
     with serving(pool_root / "apart") as servers:
         host, port = servers[0].address.split(":")
         for sent in (
@@ -358,7 +373,7 @@ def test_whoever_knocks_and_is_no_trainer_changes_nothing(ranks: Ranks, pool_roo
 
 @pytest.mark.parametrize("store", STORES)
 def test_relaxed_recovery_keeps_the_newest_rows_of_memory_ranks_that_live_on(
-    store: str, ranks: Ranks, pool_root: Path
+    serving: Serving, store: str, ranks: Ranks, pool_root: Path
 ) -> None:
     options = {**STORES[store], "log_bytes": 1 << 20, "dense_interval": 4, "steps": 12}
     with serving(pool_root / "apart") as servers:
@@ -374,7 +389,9 @@ def descriptors(server: Server) -> int:
     return len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
 
 
-def test_what_an_attachment_that_failed_has_left_goes_with_time(ranks: Ranks, pool_root: Path) -> None:
+def test_what_an_attachment_that_failed_has_left_goes_with_time(
+    serving: Serving, ranks: Ranks, pool_root: Path
+) -> None:
     options = {**STORES["memory"], "steps": 100, "timeout": 2.0}
     with serving(pool_root / "apart") as servers:
         train(ranks, pool_root / "apart", servers, 1, {**options, "steps": 1})
@@ -398,7 +415,7 @@ def listening_addresses(pid: int) -> set[ipaddress.IPv4Address | ipaddress.IPv6A
     return found
 
 
-def test_a_memory_rank_listens_at_its_address_and_nowhere_else(ranks: Ranks, pool_root: Path) -> None:
+def test_a_memory_rank_listens_at_its_address_and_nowhere_else(serving: Serving, ranks: Ranks, pool_root: Path) -> None:
     named = {ipaddress.ip_address("127.0.0.1")}
     with serving(pool_root / "apart") as servers, ThreadPoolExecutor(1) as beside:
         assert listening_addresses(servers[0].pid) == named
@@ -411,7 +428,7 @@ def test_a_memory_rank_listens_at_its_address_and_nowhere_else(ranks: Ranks, poo
         assert waits.result().ended_well
 
 
-def test_the_command_line_trains_beside_memory_ranks(pool_root: Path) -> None:
+def test_the_command_line_trains_beside_memory_ranks(serving: Serving, pool_root: Path) -> None:
     config = pool_root / "run.toml"
     config.write_text(
         "[data.synthetic]\nnum_samples = 2000\nrows = [3000, 50]\nlookups = [2, 1]\n"
@@ -449,7 +466,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_runs_of_a_configuration_go_on_over_kills(name: str, ranks: Ranks, pool_root: Path) -> None:
+def test_runs_of_a_configuration_go_on_over_kills(serving: Serving, name: str, ranks: Ranks, pool_root: Path) -> None:
     config = CONFIGS[name]
     life = ranks.run(pool_root / "together", config, 3, memory_ranks=1)
     assert life.ended_well, life.errors()
@@ -464,13 +481,13 @@ def test_runs_of_a_configuration_go_on_over_kills(name: str, ranks: Ranks, pool_
 
 
 def test_a_memory_rank_that_runs_by_itself_has_its_log_where_it_is_told_on_its_machine(
-    ranks: Ranks, pool_root: Path
+    commands: Commands, ranks: Ranks, pool_root: Path
 ) -> None:
     logs = pool_root / "logs"
     logs.mkdir()
     expected = undisturbed(ranks, pool_root / "expected", STORES["block"], 1, 1)
     directory = pool_root / "apart"
-    server = Server(directory, more=["--log-directory", str(logs)])
+    server = Server(commands, directory, more=["--log-directory", str(logs)])
     try:
         act = Act(at="commit", nth=4, after=False)
         train(ranks, directory, [server], 1, STORES["block"], acts={0: act})
