@@ -22,12 +22,15 @@ test: SAMPLE := --sample 2
 test: LEFT_OUT := thorough
 test: test-all  ## every claim in minutes: two cases of a test that has more, and nothing that is marked thorough
 
+# How many of the core's tests run at once: they wait for each other's threads, and for the disk, half of the time.
+BESIDE := $(shell expr $(JOBS) + $(JOBS))
+
 # What is left out of the core's tests, by label: where the whole is run, samples of it are not.
 LEFT_OUT := sample
 # Bytecode is kept whatever the environment says: hundreds of processes import the same modules.
 test-all: build/.native  ## every test with all of its cases, in a quarter of an hour
-	$(BIN)/ctest --test-dir build/python --output-on-failure --no-tests=ignore --label-exclude $(LEFT_OUT) --parallel $(JOBS)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(SAMPLE)
+	$(BIN)/ctest --test-dir build/python --output-on-failure --no-tests=ignore --label-exclude $(LEFT_OUT) --parallel $(BESIDE)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(shell expr $(JOBS) + 1) --dist loadfile $(SAMPLE)
 
 # Built where the tests build, so that nothing is compiled twice. auditwheel names the oldest glibc that it runs on.
 wheel: build/.native  ## dist/*.whl, and try it: a bare environment, no compiler, no AVX
@@ -178,7 +181,7 @@ build/asan.tested build/tsan.tested: build/%.tested:
 	  -DHOLDFAST_BUILD_TESTS=ON -DHOLDFAST_WERROR=ON -DHOLDFAST_SANITIZE=$(SANITIZERS_$*)
 	$(CMAKE) --build build/$* --parallel $(JOBS)
 	$$(setarch -R true 2>/dev/null && echo setarch -R) $(BIN)/ctest --test-dir build/$* --output-on-failure \
-	  --no-tests=ignore --label-exclude $(LEFT_OUT) --parallel $(JOBS)
+	  --no-tests=ignore --label-exclude $(LEFT_OUT) --parallel $(BESIDE)
 
 # What the comparison needs of C++, for this machine's CPU.
 build/.bench: build/.native $(wildcard benchmarks/core/*.cpp)

@@ -13,6 +13,11 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
+
+# Threads that wait for one another give their core to the tests beside them; half of the time goes to spinning
+# otherwise. OpenMP reads it when torch is loaded, here and in the processes that tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
 
 from holdfast import _core
@@ -66,8 +71,8 @@ def is_sample(pytestconfig: pytest.Config) -> bool:
 
 
 def pytest_collection_finish() -> None:
-    """Keeps the collector away from torch and the tests' modules, which stay until the end: each of its full rounds would
-    go through all of them."""
+    """Keeps the collector away from torch and the tests' modules, which stay until the end: each of its full rounds
+    would go through all of them."""
     gc.collect()
     gc.freeze()
 
