@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CMAKE := $(BIN)/cmake
 
-CORE_SOURCES := CMakeLists.txt $(shell find core tests/core -name '*.cpp' -o -name '*.h')
+CORE_SOURCES := CMakeLists.txt $(shell find core tests/core benchmarks/core -name '*.cpp' -o -name '*.h')
 CPP_FILES := $(filter %.cpp %.h,$(CORE_SOURCES))
 
 .PHONY: help train test test-all test-cxl wheel coverage smoke filesystem-tools lint format docs stub sanitize soak fuzz bench bench-gpu larger relaxed swarm clean
@@ -155,7 +155,7 @@ INSTALL := CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install -q -c constraints.t
 	$(PIP) install -q -c constraints.txt scikit-build-core nanobind cmake ninja
 	touch $@
 
-.venv/.trains: .venv/.made $(filter-out tests/%,$(CORE_SOURCES))
+.venv/.trains: .venv/.made $(filter-out tests/% benchmarks/%,$(CORE_SOURCES))
 	$(INSTALL) -e .
 	touch $@
 

@@ -22,6 +22,7 @@
 
 #include "base/counter_rng.h"
 #include "keys/key_directory.h"
+#include "keys/living_keys.h"
 #include "step/collection.h"
 
 namespace {
@@ -158,7 +159,9 @@ void measure_plans() {
 // Keys that are not new are of the last ten batches.
 void measure_leaving(bool brings_new) {
   constexpr std::size_t num_keys = 26'000, ttl = 20, num_steps = 1200, warmup = 200;
-  KeyDirectory directory("t", KeyShards::whole(10'000'000), 12345, true);
+  const KeyPolicy policy{.ttl_steps = ttl};
+  KeyDirectory directory("t", KeyShards::whole(10'000'000), 12345, policy);
+  TableAges ages(policy);
   std::vector<std::int64_t> keys(num_keys), rows(num_keys);
   std::vector<double> took;
   std::mt19937_64 random(1);
@@ -171,7 +174,7 @@ void measure_leaving(bool brings_new) {
     const auto began = Clock::now();
     directory.place(keys, rows.data());
     if (step > warmup) took.push_back(seconds_since(began) * 1e3);
-    directory.pass(step, step > ttl ? step - ttl : 0);
+    directory.pass(step, ages.leave_behind(step));
   }
   std::sort(took.begin(), took.end());
   std::printf("%s: %.3f ms a batch, 99th percentile %.2f of it; %zu keys, %llu rows\n",
