@@ -61,11 +61,12 @@
 #include <string>
 #include <vector>
 
-#include "base/checksum.h"
 #include "base/format.h"
 #include "kernels/kernels.h"
 #include "layout/label.h"
 #include "log_store/home.h"
+#include "log_store/log_store_counters.h"
+#include "log_store/record_draft.h"
 #include "log_store/row_log.h"
 #include "media/block_file.h"
 #include "media/block_queue.h"
@@ -75,41 +76,6 @@
 #include "rows/row_table.h"
 
 namespace holdfast {
-
-// Rows of one table: ascending, no row twice.
-struct TableRows {
-  std::uint32_t table;
-  std::size_t num_rows;
-  WorkingRows rows;
-};
-
-// A record in the making, in a buffer that is used again when the record is gone: which rows it has is settled, their
-// new values are packed as they are computed.
-class RecordDraft {
-  friend class LogStore;
-  RecordDraft() = default;
-
-  format::RowLogHeader header_{};
-  std::vector<format::RowLogSection> sections_;  // by table, ascending
-  SpareBuffers::Borrowed buffer_;
-  std::unique_ptr<PartsChecksum> images_sum_;
-};
-
-// A record on its way to the log.
-class PackedRecord {
- public:
-  std::uint64_t step() const { return header_.step; }
-  std::uint64_t bytes() const { return header_.bytes; }
-
- private:
-  friend class LogStore;
-  PackedRecord() = default;
-
-  format::RowLogHeader header_{};  // lacks what the log knows: position and chain
-  std::uint64_t num_rows_ = 0;
-  std::uint64_t row_bytes_ = 0;  // of their images
-  SpareBuffers::Borrowed buffer_;
-};
 
 struct LogStoreOptions {
   Caching caching = Caching::direct;
@@ -122,31 +88,6 @@ struct LogStoreOptions {
   Identity identity{};  // of the pool
   std::size_t merge_bytes = std::size_t{64} << 20;  // of versions that a merge collects before it writes them
   std::size_t merge_slots = 8192;  // of the index that it looks at at a time, while fetches and appends wait
-};
-
-// Bytes since the store was opened. (appended + home_written) / bytes of the images is the write amplification.
-struct LogStoreCounters {
-  std::uint64_t fetched_rows;
-  std::uint64_t fetched_bytes;  // read for them
-  std::uint64_t fetch_requests;
-  std::uint64_t log_rows_fetched;  // of fetched_rows: those that the log had
-  std::uint64_t initial_rows;  // of fetches: untouched ones, for which nothing was read
-  std::uint64_t appended_rows;
-  std::uint64_t appended_row_bytes;  // of the rows' images
-  std::uint64_t appended_bytes;
-  std::uint64_t merges;
-  std::uint64_t merged_bytes;  // of the log, given up
-  std::uint64_t standing_bytes;  // of later records that stood when a merge chose its rows: each merge's mean, added up
-  std::uint64_t merged_rows;  // written home
-  std::uint64_t placed_rows;  // of these: ones that got their address then
-  std::uint64_t placed_bytes;  // of their images
-  std::uint64_t merge_log_bytes_read;  // of the log, by merges
-  std::uint64_t merge_log_requests;
-  std::uint64_t home_bytes_read;
-  std::uint64_t home_bytes_written;
-  std::uint64_t home_read_requests;
-  std::uint64_t home_write_requests;
-  std::uint64_t home_sectors_changed;  // of those written: the ones that got a new version of a row
 };
 
 // A record that was read whole, in memory of its own.
