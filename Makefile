@@ -73,9 +73,8 @@ coverage: .venv/.installed  ## which branches of what makes things durable the t
 # What takes hours otherwise, so that it cannot rot unseen: each part ends when its time is over, or at its first failure.
 SOAKS := tests/crash/test_soak.py tests/format/test_corruption.py tests/power/test_verbs.py
 smoke: build/.native  ## a minute each of soak and fuzz, and two power cuts of each virtual machine
-	for soak in $(SOAKS); do \
-	  timeout --signal=INT 30 $(BIN)/python -m pytest -q -x -m soak --timeout=0 $$soak || [ $$? -eq 124 ] || exit 1; \
-	done
+	printf '%s\n' $(SOAKS) | xargs --max-procs=$(JOBS) --replace sh -c \
+	  'timeout --signal=INT 30 $(BIN)/python -m pytest -q -x -m soak --timeout=0 {} || [ $$? -eq 124 ]'
 	$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=60
 	$(BIN)/python tests/cxl/power_cuts.py --cuts 2 --steps 30
 
