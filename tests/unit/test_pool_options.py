@@ -27,6 +27,8 @@ TABLE = EmbeddingBagConfig(num_embeddings=100, embedding_dim=4, name="t", featur
         ("dense_interval", 10**23),
         ("log_bytes", 10**23),
         ("scratchpad_bytes", 10**23),
+        ("seed", -1),
+        ("seed", 10**23),
     ],
 )
 def test_an_option_that_cannot_be_is_named_and_nothing_is_made(pool_root: Path, field: str, value: Any) -> None:

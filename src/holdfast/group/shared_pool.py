@@ -90,7 +90,7 @@ class SharedPool(Pool):
         measure: Measure | None = None,
     ) -> None:
         refuse_group()
-        check_options(dense_interval, log_bytes, recovery, medium, scratchpad_bytes, scratchpad_nodes)
+        check_options(dense_interval, log_bytes, recovery, medium, scratchpad_bytes, scratchpad_nodes, seed)
         self.directory, options = pool_directory(directory), group or GroupOptions()
         self.collections = []
         self.rows: list[RemoteRows] = []

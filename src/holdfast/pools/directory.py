@@ -135,9 +135,12 @@ def check_options(
     recovery: str,
     medium: str,
     scratchpad_bytes: int | None,
-    scratchpad_nodes: Sequence[int] = (),
+    scratchpad_nodes: Sequence[int],
+    seed: int,
 ) -> None:
     """Raises ConfigError that names the one that cannot be."""
+    if not 0 <= seed < 1 << 64:
+        raise ConfigError(f"seed = {seed}; it must lie in [0, 2^64)")
     if dense_interval < 1:
         raise ConfigError(f"dense_interval = {dense_interval}; it must be at least 1")
     if log_bytes is not None and log_bytes < 4096:

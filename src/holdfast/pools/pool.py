@@ -110,7 +110,7 @@ class Pool:
         victims: VictimCache | None = None,
         group: GroupOptions | None = None,
     ) -> None:
-        check_options(dense_interval, log_bytes, recovery, medium, scratchpad_bytes, scratchpad_nodes)
+        check_options(dense_interval, log_bytes, recovery, medium, scratchpad_bytes, scratchpad_nodes, seed)
         self.directory = pool_directory(directory)
         self.is_new = not exists(self.directory)
         if self.is_new:
