@@ -8,7 +8,7 @@ CMAKE := $(BIN)/cmake
 CORE_SOURCES := CMakeLists.txt $(shell find core tests/core benchmarks/core -name '*.cpp' -o -name '*.h')
 CPP_FILES := $(filter %.cpp %.h,$(CORE_SOURCES))
 
-.PHONY: help train test test-all test-cxl wheel coverage smoke filesystem-tools lint format docs stub sanitize soak fuzz bench bench-gpu larger relaxed swarm clean
+.PHONY: help train test test-all test-cxl wheel coverage smoke filesystem-tools lint format docs stub sanitize soak fuzz fuzz-built bench bench-gpu larger relaxed swarm clean
 .DEFAULT_GOAL := help
 
 help:  ## print this
@@ -18,7 +18,7 @@ help:  ## print this
 train: $(if $(wildcard .venv/.installed),build/.native,.venv/.trains)  ## train the example; interrupt it, run it again, and it goes on where it was
 	$(BIN)/holdfast train examples/criteo_synthetic.toml --pool runs/criteo_synthetic
 
-test: SAMPLE := --sample 2
+test: SAMPLE := --sample 2 $(DRAW:%=--draw %)
 test: LEFT_OUT := thorough
 test: test-all  ## every claim in minutes: two cases of a test that has more, and nothing that is marked thorough
 
@@ -28,7 +28,7 @@ BESIDE := $(shell expr $(JOBS) + $(JOBS))
 # What is left out of the core's tests, by label: where the whole is run, samples of it are not.
 LEFT_OUT := sample
 # Bytecode is kept whatever the environment says: hundreds of processes import the same modules.
-test-all: build/.native  ## every test with all of its cases, in a quarter of an hour
+test-all: build/.native  ## every test with all of its cases, in a quarter of an hour; before a release
 	$(BIN)/ctest --test-dir build/python --output-on-failure --no-tests=ignore --label-exclude $(LEFT_OUT) --parallel $(BESIDE)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(shell expr $(JOBS) + 1) --dist loadfile $(SAMPLE)
 
@@ -72,11 +72,13 @@ coverage: .venv/.installed  ## which branches of what makes things durable the t
 
 # What takes hours otherwise, so that it cannot rot unseen: each part ends when its time is over, or at its first failure.
 SOAKS := tests/crash/test_soak.py tests/format/test_corruption.py tests/power/test_verbs.py
-smoke: build/.native  ## a minute each of soak and fuzz, and two power cuts of each virtual machine
-	printf '%s\n' $(SOAKS) | xargs --max-procs=$(JOBS) --replace sh -c \
-	  'timeout --signal=INT 30 $(BIN)/python -m pytest -q -x -m soak --timeout=0 {} || [ $$? -eq 124 ]'
-	$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=60
+smoke: build/.native fuzz-built  ## a minute each of soak and fuzz, and two power cuts of each virtual machine
+	$(MAKE) --no-print-directory --jobs=$(JOBS) fuzz FUZZ_SECONDS=60 $(addprefix build/soaked/,$(SOAKS))
 	$(BIN)/python tests/cxl/power_cuts.py --cuts 2 --steps 30
+
+.PHONY: $(addprefix build/soaked/,$(SOAKS))
+$(addprefix build/soaked/,$(SOAKS)): build/soaked/%:
+	timeout --signal=INT 30 $(BIN)/python -m pytest -q -x -m soak --timeout=0 $* || [ $$? -eq 124 ]
 
 lint: build/.native  ## style, types, and the checked-in stub of the core
 	$(BIN)/ruff check
@@ -116,14 +118,16 @@ swarm: build/.native  ## random combinations of everything, with fresh seeds, un
 
 # Inputs that found something are kept in build/fuzz/found; give them a test by a copy in tests/fuzz/found.
 FUZZ_SECONDS ?= 600
-fuzz: .venv/.installed  ## damaged pools under a coverage-guided fuzzer, for FUZZ_SECONDS (600); wants clang++
-	$(CMAKE) -S . -B build/fuzz -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_CXX_COMPILER=clang++ \
-	  -DHOLDFAST_BUILD_PYTHON=OFF -DHOLDFAST_FUZZ=ON -DHOLDFAST_SANITIZE=address,undefined,fuzzer-no-link
-	$(CMAKE) --build build/fuzz --parallel $(JOBS) --target fuzz_open
+fuzz: fuzz-built  ## damaged pools under a coverage-guided fuzzer, for FUZZ_SECONDS (600); wants clang++
 	mkdir -p build/fuzz/inputs build/fuzz/found
 	build/fuzz/fuzz_open -max_total_time=$(FUZZ_SECONDS) \
 	  -timeout=20 -rss_limit_mb=2048 -malloc_limit_mb=512 -max_len=96 -len_control=0 -use_value_profile=1 -print_final_stats=1 \
 	  -artifact_prefix=build/fuzz/found/ build/fuzz/inputs tests/fuzz/found
+
+fuzz-built: .venv/.installed
+	$(CMAKE) -S . -B build/fuzz -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_CXX_COMPILER=clang++ \
+	  -DHOLDFAST_BUILD_PYTHON=OFF -DHOLDFAST_FUZZ=ON -DHOLDFAST_SANITIZE=address,undefined,fuzzer-no-link
+	$(CMAKE) --build build/fuzz --parallel $(JOBS) --target fuzz_open
 
 bench: build/.native build/.bench .venv-peers/.installed  ## side by side with FBGEMM, TorchRec and torch.nn.EmbeddingBag
 	$(BIN)/python benchmarks/run.py

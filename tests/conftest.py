@@ -24,6 +24,7 @@ from holdfast import _core
 from holdfast.state.reproducibility import prepare_environment
 
 SEED = 20261120
+THOROUGH_TESTS_FOR_ONE = 6  # that is drawn
 
 prepare_environment()  # before anything computes: what MKL reads at its first call it keeps
 
@@ -36,15 +37,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="of a test that has more cases than N, N of them, or one where it is marked dear, and no test that is "
         "marked thorough (make test)",
     )
+    parser.addoption(
+        "--draw",
+        type=int,
+        metavar="NUMBER",
+        help="which sample: for another number other cases, and another sixth of the tests that are marked thorough "
+        "(.ci/run); without it the cases are the same at every run",
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    sample, draw = config.getoption("--sample"), config.getoption("--draw")
+    return None if draw is None else f"the same sample again: --sample {sample} --draw {draw}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves a sample, where one is asked for: the same at every run, evenly spread over a test's cases, from one of
-    them on that its name says, so that tests of the same cases do not all have the same ones."""
+    """Leaves a sample, where one is asked for: evenly spread over a test's cases, from one of them on that its name and
+    the draw say, so that tests of the same cases do not all have the same ones."""
     sample: int | None = config.getoption("--sample")
+    draw: int | None = config.getoption("--draw")
     if sample is None:
         return
-    is_thorough = [any(item.get_closest_marker(name) for name in ("thorough", "soak")) for item in items]
+    is_thorough = [is_left_out(item, draw) for item in items]
     num_cases = Counter(function_of(item) for item, leave in zip(items, is_thorough, strict=True) if not leave)
     places: Counter[str] = Counter()
     kept: list[pytest.Item] = []
@@ -55,13 +69,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             continue
         function = function_of(item)
         cases = num_cases[function]
-        place = (places[function] + crc32(function.encode())) % cases
+        place = (places[function] + crc32(function.encode()) + (draw or 0)) % cases
         places[function] += 1
         wanted = 1 if item.get_closest_marker("dear") else sample
         is_drawn = cases <= wanted or (place + 1) * wanted // cases > place * wanted // cases
         (kept if is_drawn else left_out).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=left_out)
+
+
+def is_left_out(item: pytest.Item, draw: int | None) -> bool:
+    """Of a sample, whatever its cases."""
+    if item.get_closest_marker("soak"):
+        return True
+    is_drawn = draw is not None and (crc32(function_of(item).encode()) + draw) % THOROUGH_TESTS_FOR_ONE == 0
+    return item.get_closest_marker("thorough") is not None and not is_drawn
 
 
 @pytest.fixture(scope="session")
