@@ -137,7 +137,6 @@ def test_what_cannot_be_had_is_refused_before_anything_is_made(pool_root: Path) 
     for bad in (
         {"bytes": 0},
         {"bytes": -1},
-        {"bytes": 4095},
         {"bytes": 10**23},
         {"bytes": 1 << 20, "nodes": (-1,)},
         {"bytes": 1 << 20, "nodes": (1 << 40,)},

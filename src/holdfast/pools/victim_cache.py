@@ -30,8 +30,8 @@ class VictimCache:
 
     def __post_init__(self) -> None:
         """Raises ConfigError."""
-        if not 4096 <= self.bytes < 1 << 63:
-            raise ConfigError(f"victims.bytes = {self.bytes}; it must be at least 4096, and less than 2^63")
+        if not 1 <= self.bytes < 1 << 63:
+            raise ConfigError(f"victims.bytes = {self.bytes}; it must be positive, and less than 2^63")
         if not all(0 <= node < 1 << 32 for node in self.nodes):
             raise ConfigError(
                 f"victims.nodes = {list(self.nodes)}; nodes are counted from 0, and "
