@@ -418,8 +418,13 @@ class Opener:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
-        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # at its end it takes its directory away
+        try:
+            self._process.wait(timeout=SECONDS_PER_CASE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 def serve(seed: int, root: Path) -> None:
