@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+
+from fork_server import ForkServer
 
 if TYPE_CHECKING:
     from faults import Fault
@@ -24,22 +23,13 @@ class Zygote:
     """A process that forks tiny runs; see zygote.py. preload: a library that its C library's calls go through first."""
 
     def __init__(self, preload: Path | None = None) -> None:
-        one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         environment = {
             **os.environ,
-            **one,
-            "MKL_CBWR": "AUTO,STRICT",
             "ARROW_DEFAULT_MEMORY_POOL": "system",
             "PYTHONPATH": f"{SRC}{os.pathsep}{HERE}",
             **({} if preload is None else {"LD_PRELOAD": str(preload)}),
         }
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "zygote.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+        self._server = ForkServer(HERE / "zygote.py", environment)
 
     def run(
         self,
@@ -61,10 +51,7 @@ class Zygote:
             "fault": None if fault is None else asdict(fault),
             "progress": None if progress is None else str(progress),
         }
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        answer: dict[str, Any] = self._server.ask(request)
         assert "error" not in answer, f"{request}\n{answer['trace']}"
         return answer
 
@@ -74,10 +61,7 @@ class Zygote:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=30)
-        self._process.stdout.close()
+        self._server.close()
 
 
 def digest(directory: Path) -> str:

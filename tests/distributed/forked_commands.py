@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
-import subprocess
-import sys
 import tempfile
 from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from fork_server import ForkServer
 
 from group_runs import HERE, SRC
 
@@ -60,32 +59,16 @@ class Commands:
     def __init__(self) -> None:
         self._numbers = count()
         self._scratch = tempfile.TemporaryDirectory(prefix="holdfast-commands-")
-        one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         kept = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
-        environment = {
-            **kept,
-            **one,
-            "MKL_CBWR": "AUTO,STRICT",
-            "JE_ARROW_MALLOC_CONF": "background_thread:false",
-            "PYTHONPATH": str(SRC),
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "command_forks.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+        environment = {**kept, "JE_ARROW_MALLOC_CONF": "background_thread:false", "PYTHONPATH": str(SRC)}
+        self._server = ForkServer(HERE / "command_forks.py", environment)
 
     def start(self, *arguments: object) -> ForkedCommand:
         number = next(self._numbers)
         log, status = (Path(self._scratch.name) / f"{number}.{what}" for what in ("log", "status"))
         log.touch()
         request = {"arguments": [str(argument) for argument in arguments], "log": str(log), "status": str(status)}
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return ForkedCommand(int(self._process.stdout.readline()), log, status)
+        return ForkedCommand(self._server.ask(request), log, status)
 
     def __enter__(self) -> Self:
         return self
@@ -93,8 +76,5 @@ class Commands:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=30)
-        self._process.stdout.close()
+        self._server.close()
         self._scratch.cleanup()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +15,8 @@ from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from fork_server import ForkServer
 
 from namespaces import Host
 
@@ -137,25 +137,15 @@ class Ranks:
         self._numbers = count()
         self._scratch = tempfile.TemporaryDirectory(prefix="holdfast-ranks-", dir=pool_parent())
         self.go_on = Path(self._scratch.name) / "go-on"  # ranks that wait go on when this file is there
-        one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         environment = {
             **os.environ,
-            **one,
-            "MKL_CBWR": "AUTO,STRICT",
             "JE_ARROW_MALLOC_CONF": "background_thread:false",
             "GLOO_SOCKET_IFNAME": "lo",
             "HOLDFAST_GO_ON": str(self.go_on),
             "PYTHONPATH": f"{SRC}{os.pathsep}{HERE}",
         }
         self._log = (Path(self._scratch.name) / "stderr").open("w+")
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "rank_forks.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env=environment,
-        )
+        self._server = ForkServer(HERE / "rank_forks.py", environment, self._log)
 
     def run(
         self,
@@ -203,10 +193,7 @@ class Ranks:
             "store": str(life / "store"),
             "sayings": str(life),
         }
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline())
+        answer = self._server.ask(request)
         for left in (self.go_on, self.go_on.with_suffix(".waiting")):  # those of the next life wait anew
             left.unlink(missing_ok=True)
         ranks = [self._rank(fate, life) for fate in answer["fates"]]
@@ -243,9 +230,7 @@ class Ranks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=30)
+        self._server.close()
         self._log.close()
         self._scratch.cleanup()
 

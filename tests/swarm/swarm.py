@@ -50,7 +50,7 @@ def prepare() -> None:
         subprocess.run(line, check=True)
         built.rename(library)
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    paths = [ROOT / "src", HERE, *(HERE.parent / name for name in ("crash", "numerics", "distributed"))]
+    paths = [ROOT / "src", HERE, HERE.parent, *(HERE.parent / name for name in ("crash", "numerics", "distributed"))]
     environment = {
         **os.environ,
         **one,
