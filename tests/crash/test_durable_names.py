@@ -35,7 +35,7 @@ GROUP = """
 import sys
 from pathlib import Path
 
-sys.path.insert(0, {distributed!r})
+sys.path[:0] = {tests!r}
 from group_runs import small
 from holdfast.files.config import read_value
 from holdfast.run.assembly import RunConfig
@@ -82,7 +82,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def recorded(shim: Path, root: Path, program: str, medium: str) -> list[Event]:
     record = root / "record"
-    text = program.format(root=str(root), medium=medium, distributed=str(HERE.parent / "distributed"))
+    text = program.format(root=str(root), medium=medium, tests=[str(HERE.parent), str(HERE.parent / "distributed")])
     environment = {**os.environ, "LD_PRELOAD": str(shim), "HOLDFAST_RECORD": str(record), "PYTHONPATH": str(SRC)}
     subprocess.run([sys.executable, "-c", text], env=environment, check=True)
     events = [Event(*line.split("\t")) for line in record.read_text().splitlines()]
