@@ -175,6 +175,7 @@ def test_a_pool_can_be_opened_when_its_process_is_dead_and_a_child_of_it_lives(p
         try:
             training = Training(pool_root / "pool", "memory")
             training.step()
+            training.pool.flush()
             os.write(write, waiting_child().to_bytes(4, "little"))
             os.kill(os.getpid(), signal.SIGKILL)
         finally:
