@@ -60,7 +60,8 @@ Collection make_collection(const std::vector<format::TableRecord>& records, cons
     const bool is_split = layout && layout->is_split();
     const Pooling pooling = static_cast<Pooling>(record.pooling);
     spec->tables.push_back({number, layout ? layout->end_place() : record.num_embeddings, record.embedding_dim,
-                            is_split ? Pooling::sum : pooling, is_split && pooling == Pooling::mean, keys_of(number)});
+                            is_split ? Pooling::sum : pooling, is_split && pooling == Pooling::mean, keys_of(number),
+                            layout.value_or(ShardLayout{})});
   }
   spec->output_width = 0;
   for (const auto& [name, table] : features) {
@@ -88,6 +89,16 @@ void bind_plans(nb::module_& m) {
 
   nb::class_<Collection>(m, "Collection", "Which features read which tables of a pool.")
       .def_prop_ro("output_width", [](const Collection& c) { return c.spec->output_width; })
+      .def_prop_ro(
+          "takes_mean",
+          [](const Collection& c) {
+            std::vector<bool> of_tables;
+            for (const auto& table : c.spec->tables) of_tables.push_back(table.pooling == Pooling::mean);
+            return of_tables;
+          },
+          "Of each table: whether its lookups divide a bag's sum by the bag's length. An owner's of a split table do "
+          "not: "
+          "it has parts of bags.")
       .def("plan", &plan_of, "ids"_a, "offsets"_a, "weights"_a.none(), "block_of"_a, "num_blocks"_a, "parallel"_a,
            "evaluates"_a = false,
            "Plans a batch; ids int64, offsets int32 or int64 [num_blocks * batch_size + 1]. evaluates: it is only "

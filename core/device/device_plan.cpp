@@ -32,7 +32,8 @@ struct FeaturePlace {
 };
 
 struct Places {
-  explicit Places(const Admission& admission) : plan(*admission.plan()), has_gradient_scale(plan.weighted) {
+  explicit Places(const Admission& admission)
+      : plan(*admission.plan()), is_routed(!plan.output_floats.empty()), has_gradient_scale(plan.weighted) {
     std::vector<std::size_t> first_row(plan.tables.size());
     for (const std::uint32_t t : admission.tables()) {
       tables.push_back({t, num_rows, num_lookups});
@@ -53,6 +54,7 @@ struct Places {
   }
 
   const Plan& plan;
+  const bool is_routed;
   bool has_gradient_scale;
   bool has_keys = false;
   std::vector<TablePlace> tables;
@@ -71,8 +73,10 @@ class Packing {
     copy(layout_.missing, 0, missing.data(), missing.size());
     at<std::uint32_t>(layout_.row_start)[places_.num_rows] = static_cast<std::uint32_t>(places_.num_lookups);
     at<std::uint32_t>(layout_.bag_start)[places_.num_bags] = static_cast<std::uint32_t>(places_.num_lookups);
-    for (std::size_t i = 0; i < places_.features.size(); ++i) {
-      at<std::uint32_t>(layout_.columns)[i] = places_.plan.features[places_.features[i].feature].first_output;
+    if (!places_.is_routed) {
+      for (std::size_t i = 0; i < places_.features.size(); ++i) {
+        at<std::uint32_t>(layout_.columns)[i] = places_.plan.features[places_.features[i].feature].first_output;
+      }
     }
     std::vector<Chunk> chunks;
     const auto split = [&](What what, std::size_t of, std::size_t count) {
@@ -121,7 +125,11 @@ class Packing {
     const std::size_t to = place.first_row + begin;
     const std::size_t count = end - begin;
     copy(layout_.slots, to, slots_.data() + to, count);
-    copy(layout_.rows, to, table.rows.data() + begin, count);
+    const ShardLayout& layout = places_.plan.spec->tables[place.table].layout;
+    std::uint64_t* const rows = at<std::uint64_t>(layout_.rows) + to;
+    std::transform(table.rows.begin() + static_cast<std::ptrdiff_t>(begin),
+                   table.rows.begin() + static_cast<std::ptrdiff_t>(end), rows,
+                   [&](std::uint64_t row) { return layout.row_of(row); });
     if (layout_.keys) copy(*layout_.keys, to, table.keys.data() + begin, count);
     std::fill_n(at<std::uint32_t>(layout_.tables) + to, count, places_.plan.spec->tables[place.table].number);
     offset_by(place.first_occurrence, layout_.row_start, to, table.row_start.data() + begin, count);
@@ -138,6 +146,12 @@ class Packing {
     const std::uint32_t* bag_start = places_.plan.bag_start(place.feature);
     offset_by(place.first_lookup - bag_start[0], layout_.bag_start, place.first_bag + begin, bag_start + begin,
               end - begin);
+    if (!places_.is_routed) return;
+    const PlanFeature& feature = places_.plan.features[place.feature];
+    std::uint32_t* const columns = at<std::uint32_t>(layout_.columns) + place.first_bag;
+    for (std::size_t bag = begin; bag < end; ++bag) {
+      columns[bag] = feature.first_output + static_cast<std::uint32_t>(bag) * feature.output_stride;
+    }
   }
 
   // Lookups [begin, end) of the feature.
@@ -211,7 +225,7 @@ DevicePlan device_plan_of(const Admission& admission) {
   layout.lookup_slot = add(places.num_lookups, 4);
   layout.bag_start = add(places.num_bags + 1, 4);
   if (plan.weighted) layout.lookup_scale = add(places.num_lookups, 4);
-  layout.columns = add(places.features.size(), 4);
+  layout.columns = add(places.is_routed ? places.num_bags : places.features.size(), 4);
   return layout;
 }
 

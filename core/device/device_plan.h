@@ -19,10 +19,11 @@ struct PackedArray {
   std::size_t count;   // elements
 };
 
-// U unique rows, M of them missing; L lookups; F features of B bags each.
+// U unique rows, M of them missing; L lookups; F features of B bags each. In a routed plan, whose pooled output is one row, B
+// is 1, and F the number of all bags: kernels know no difference.
 struct DevicePlan {
   PackedArray slots;                           // int32 [U]
-  PackedArray rows;                            // int64 [U] the rows' numbers in their tables
+  PackedArray rows;    // int64 [U] the rows' numbers in their tables, whole ones where these are in shards
   PackedArray tables;                          // int32 [U] the pool's numbers of these
   std::optional<PackedArray> keys;  // int64 [U] of tables with keys: the rows'
   PackedArray missing;                         // int32 [M] indexes of unique rows, ascending

@@ -415,9 +415,6 @@ SlotDirectory::SlotDirectory(const std::shared_ptr<const CollectionSpec>& spec, 
 std::shared_ptr<Admission> SlotDirectory::admit(std::shared_ptr<const Plan> plan) {
   Admission::Directory& directory = *directory_;
   if (plan->spec != directory.spec) throw Error(ErrorKind::config, "the plan is another collection's");
-  if (!plan->output_floats.empty()) {
-    throw Error(ErrorKind::config, "the rows of a routed plan cannot be given slots: its pool has several writers");
-  }
   std::size_t num_unique = 0, num_lookups = 0;
   for (const std::uint32_t t : directory.tables) {
     num_unique += plan->tables[t].num_unique();

@@ -79,7 +79,7 @@ class SlotDirectory {
                 std::uint64_t num_slots, bool keep);
 
   // Nothing where there is no room for the plan's rows before others are released. Throws window_too_large where that
-  // would not help; config where the plan is another collection's or a routed one.
+  // would not help; config where the plan is another collection's.
   std::shared_ptr<Admission> admit(std::shared_ptr<const Plan> plan);
   // Once; later ones change nothing. Throws config where the admission is another directory's.
   void release(Admission& admission);

@@ -10,6 +10,7 @@
 
 #include "base/reuse_pool.h"
 #include "keys/key_directory.h"
+#include "rows/shards.h"
 #include "step/plan.h"
 
 namespace holdfast {
@@ -27,6 +28,7 @@ struct CollectionSpec {
     Pooling pooling;
     bool mean_elsewhere = false;  // the bags are parts of longer ones, whose mean is taken where these are whole
     std::shared_ptr<KeyDirectory> keys{};  // of a table whose ids are keys
+    ShardLayout layout{};  // of one in shards, whose rows are known by their places
 
     // Of the ids as trainers send them: all are below.
     std::uint64_t end_id() const { return keys == nullptr ? num_rows : ~std::uint64_t{0}; }

@@ -100,6 +100,12 @@ class Collection:
     @property
     def output_width(self) -> int: ...
 
+    @property
+    def takes_mean(self) -> list[bool]:
+        """
+        Of each table: whether its lookups divide a bag's sum by the bag's length. An owner's of a split table do not: it has parts of bags.
+        """
+
     def plan(self, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray, dict(shape=(None,), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, block_of: Sequence[int], num_blocks: int, parallel: bool, evaluates: bool = False) -> Plan:
         """
         Plans a batch; ids int64, offsets int32 or int64 [num_blocks * batch_size + 1]. evaluates: it is only looked up, so new keys get no rows. Raises IdError, PoolFull.
@@ -200,7 +206,7 @@ class Admission:
 
     def pack(self, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> dict[str, tuple[int, int]]:
         """
-        Writes into `out`, whose first byte is at a multiple of 8, what kernels need, and says where: {name: (byte offset, number of elements)}, offsets multiples of 128. With U unique rows (the directory's tables in order, rows ascending), M of them missing, L lookups and F features of B bags: slots int32 [U], rows int64 [U], tables int32 [U] (the pool's numbers), keys int64 [U] (of tables with keys), missing int32 [M] (indexes of unique rows, ascending), row_start int32 [U + 1] and gradient_offset int32 [L] (of each row's occurrences, in order: where its bag begins in [num_bags, output_width]), gradient_scale float32 [L] (absent where all are 1), lookup_slot int32 [L] (in the order of the batch), bag_start int32 [F * B + 1] (indexes into lookup_slot), lookup_scale float32 [L] (per-sample weights; absent without), columns int32 [F]. Raises ConfigError where an offset does not fit, StepError after the release.
+        Writes into `out`, whose first byte is at a multiple of 8, what kernels need, and says where: {name: (byte offset, number of elements)}, offsets multiples of 128. With U unique rows (the directory's tables in order, rows ascending), M of them missing, L lookups and F features of B bags: slots int32 [U], rows int64 [U] (their numbers in the whole table), tables int32 [U] (the pool's numbers), keys int64 [U] (of tables with keys), missing int32 [M] (indexes of unique rows, ascending), row_start int32 [U + 1] and gradient_offset int32 [L] (of each row's occurrences, in order: where its bag begins in [num_bags, output_width]), gradient_scale float32 [L] (absent where all are 1), lookup_slot int32 [L] (in the order of the batch), bag_start int32 [F * B + 1] (indexes into lookup_slot), lookup_scale float32 [L] (per-sample weights; absent without), columns int32 [F]. A routed plan's output is [1, output_width], and each of its bags has columns of its own: columns int32 [bags]. Raises ConfigError where an offset does not fit, StepError after the release.
         """
 
 class SlotDirectory:
@@ -213,7 +219,7 @@ class SlotDirectory:
 
     def admit(self, plan: Plan) -> Admission | None:
         """
-        Slots for all of the plan's rows; None, and nothing has changed, where there is no room before others are released. Raises WindowTooLarge where there are fewer slots than rows, ConfigError where the plan is another collection's, or a routed one.
+        Slots for all of the plan's rows; None, and nothing has changed, where there is no room before others are released. Raises WindowTooLarge where there are fewer slots than rows, ConfigError where the plan is another collection's.
         """
 
     def release(self, admission: Admission) -> None:

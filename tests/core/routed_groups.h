@@ -63,9 +63,10 @@ struct Group {
     auto collection = std::make_shared<CollectionSpec>();
     for (std::uint32_t t = 0; t < spec.tables.size(); ++t) {
       const auto& [layout, dim, pooling, has_keys, key_seed] = spec.tables[t];
-      collection->tables.push_back(
-          {t, owner ? layout.end_place() : layout.num_rows, dim, owner && layout.is_split() ? Pooling::sum : pooling,
-           owner && layout.is_split() && pooling == Pooling::mean, keys_of(spec.tables[t], owner)});
+      collection->tables.push_back({t, owner ? layout.end_place() : layout.num_rows, dim,
+                                    owner && layout.is_split() ? Pooling::sum : pooling,
+                                    owner && layout.is_split() && pooling == Pooling::mean,
+                                    keys_of(spec.tables[t], owner), owner ? layout : ShardLayout{}});
     }
     collection->output_width = 0;
     for (const RouterSpec::Feature& feature : spec.features) {

@@ -1,5 +1,5 @@
-// Routed plans: an owner plans what trainers sent it, with ids by number or one by one. Messages that say something
-// impossible are refused.
+// Routed plans: an owner plans what trainers sent it, with ids by number or one by one, and packs the plan for slots of a
+// device. Messages that say something impossible are refused.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "device/device_plan.h"
 #include "draws.h"
 #include "routed_groups.h"
 #include "routing/routed_plan.h"
@@ -111,6 +112,54 @@ void an_owner_plans_numbered_ids_as_the_ids_themselves(Random& random) {
       }
     }
     CHECK((shorter > 0) == of.is_shorter);
+  }
+}
+
+// A device knows the packed arrays alone: which row each of a bag's lookups reads, and where in the output its sum goes.
+void a_device_is_told_what_the_plan_says(Random& random) {
+  for (int i = 0; i < 60; ++i) {
+    const Group group = random_group(random);
+    std::vector<std::shared_ptr<const Route>> routes;
+    for (std::size_t m = 0; m < group.num_trainers(); ++m) {
+      const std::size_t first = group.first_sample[m];
+      routes.push_back(Router(group.spec).route(group.batch(), first, group.first_sample[m + 1] - first));
+    }
+    for (std::uint32_t o = 0; o < group.spec.num_owners; ++o) {
+      PlanPool plans(group.collection(o));
+      const auto plan = plan_of_owner(group, plans, routes, o, false);
+      for (std::uint32_t t = 0; t < plan->tables.size(); ++t) {
+        SlotDirectory directory(plan->spec, {t}, 4000, true);
+        const auto admission = directory.admit(plan);
+        const DevicePlan layout = device_plan_of(*admission);
+        std::vector<std::uint64_t> packed(layout.bytes / 8);
+        pack(*admission, layout, reinterpret_cast<std::byte*>(packed.data()));
+        const auto* const bytes = reinterpret_cast<const std::byte*>(packed.data());
+        const auto words = [&](const PackedArray& array) {
+          const auto* const first = reinterpret_cast<const std::uint32_t*>(bytes + array.offset);
+          return std::vector<std::uint32_t>(first, first + array.count);
+        };
+        const auto* const rows = reinterpret_cast<const std::uint64_t*>(bytes + layout.rows.offset);
+        const auto slot_of_lookup = words(layout.lookup_slot), bag_start = words(layout.bag_start);
+        const auto columns = words(layout.columns);
+        CHECK(columns.size() + 1 == bag_start.size());
+        std::size_t bag = 0;
+        for (std::size_t f = 0; f < plan->features.size(); ++f) {
+          const PlanFeature& feature = plan->features[f];
+          if (feature.table != t) continue;
+          for (std::size_t b = 0; b < feature.num_bags; ++b, ++bag) {
+            CHECK(columns[bag] == feature.first_output + b * feature.output_stride);
+            std::uint32_t lookup = bag_start[bag];
+            for (std::uint32_t p = plan->bag_start(f)[b]; p < plan->bag_start(f)[b + 1]; ++p, ++lookup) {
+              const std::uint32_t unique = plan->tables[t].position[p];
+              CHECK(slot_of_lookup[lookup] == admission->slots()[unique]);
+              CHECK(rows[unique] == group.spec.tables[t].layout.row_of(plan->tables[t].rows[unique]));
+            }
+            CHECK(lookup == bag_start[bag + 1]);
+          }
+        }
+        CHECK(bag == columns.size());
+      }
+    }
   }
 }
 
@@ -244,6 +293,7 @@ int main(int argc, char** argv) {
   a_routed_plan_lies_trainer_by_trainer();
   malformed_messages_are_refused(random);
   an_owner_plans_numbered_ids_as_the_ids_themselves(random);
+  a_device_is_told_what_the_plan_says(random);
   malformed_numbers_are_refused(random);
   an_output_beyond_32_bits_is_refused();
   return check::passed();

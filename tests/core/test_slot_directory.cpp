@@ -298,9 +298,6 @@ void what_makes_no_sense_is_refused(Random& random) {
   SlotDirectory directory(spec, {0}, 1, true);
   SlotDirectory other(spec, {0}, 1, true);
   CHECK(kind_thrown_by([&] { directory.admit(plan_of(spec_of(10), {}, random)); }) == ErrorKind::config);
-  Plan routed = *plan_of(spec, {}, random);
-  routed.output_floats = {0};
-  CHECK(kind_thrown_by([&] { directory.admit(std::make_shared<Plan>(routed)); }) == ErrorKind::config);
   const auto admission = directory.admit(plan_of(spec, {{0, 3}}, random));
   CHECK(kind_thrown_by([&] { other.release(*admission); }) == ErrorKind::config);
   CHECK(kind_thrown_by([&] { other.forget(*admission); }) == ErrorKind::config);

@@ -367,7 +367,7 @@ class _Late:
 def pretended_cuda(monkeypatch: Any) -> Iterator[Machine]:
     """Inside, "cuda" is a device like any other, for everything that asks holdfast.device.queues for its queues."""
     from holdfast.device import arrivals, kernels, queues
-    from holdfast.group import remote_rows, shared_pool
+    from holdfast.group import owned_rows, remote_rows, shared_pool
     from holdfast.rows import near_memory
     from holdfast.run import assembly as run
     from holdfast.slots import access, home_mapping, slot_rows, write_behind
@@ -375,7 +375,9 @@ def pretended_cuda(monkeypatch: Any) -> Iterator[Machine]:
     from holdfast.train import checkpoint, dense_snapshot, trainer
 
     machine = Machine()
-    for module in (queues, slot_rows, arrivals, near_memory, remote_rows, trainer, checkpoint, dense_snapshot):
+    for module in (
+        queues, slot_rows, arrivals, near_memory, owned_rows, remote_rows, trainer, checkpoint, dense_snapshot,
+    ):  # fmt: skip
         for name in ("new_queue", "current_queue"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, getattr(machine, name))

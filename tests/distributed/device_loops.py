@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 import holdfast
-from own_loops import DIM, ROWS, batch_of, open_pool
+from own_loops import DIM, ROWS, batch_of, device_of, open_pool
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "device"))
 from pretended_cuda import TracedMark, pretended_cuda
@@ -22,7 +23,7 @@ from pretended_cuda import TracedMark, pretended_cuda
 
 def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
     """options: steps, max_norm; pretended (the device; else the processor); forgets (gradients are read before they
-    have arrived)."""
+    have arrived); device (how rows are reached, see own_loops.device_of), data_type."""
     if not options.get("pretended"):
         return _train(directory, say, options, torch.device("cpu"))
     with pytest.MonkeyPatch.context() as patch, pretended_cuda(patch) as machine:
@@ -34,10 +35,16 @@ def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) ->
 
 
 def _train(directory: Path, say: Callable[..., None], options: dict[str, Any], device: torch.device) -> None:
-    on_device = holdfast.DeviceConfig(kind=device.type, rows="near_memory")
+    on_device = dataclasses.replace(device_of({"device": {"rows": "near_memory"}, **options}), kind=device.type)
     with open_pool(directory, options) as pool:
         tables = [
-            holdfast.EmbeddingBagConfig(num_embeddings=ROWS[name], embedding_dim=DIM, name=name, feature_names=[name])
+            holdfast.EmbeddingBagConfig(
+                num_embeddings=ROWS[name],
+                embedding_dim=DIM,
+                name=name,
+                feature_names=[name],
+                data_type=options.get("data_type", "fp32"),
+            )
             for name in ("item", "shop", "words")
         ]
         rows = holdfast.EmbeddingBagCollection(pool, tables, optimizer=holdfast.Adam(lr=0.02), device=on_device)
@@ -65,6 +72,7 @@ def _train(directory: Path, say: Callable[..., None], options: dict[str, Any], d
             checkpoint.commit()
             say(step=step, durable=pool.durable_step)
         with torch.no_grad():
-            say(score=float(rows(batch_of(10_000, 24, pool.part)[0]).values().sum()))
+            score = float(rows(batch_of(10_000, 24, pool.part)[0]).values().sum())
+            say(score=score, traffic=rows.traffic())
         checkpoint.flush()
     say(closed=True)

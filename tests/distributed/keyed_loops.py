@@ -14,7 +14,7 @@ from torch import nn
 import holdfast
 from holdfast.data.batch import JaggedFeatures
 from holdfast.errors import HoldfastError
-from own_loops import open_pool
+from own_loops import device_of, open_pool
 
 DIM = 6
 SIZE = 24
@@ -59,11 +59,13 @@ def batch_of(number: int, part: tuple[int, int], *, seen: int = 1) -> tuple[Jagg
 
 def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
     """options: steps; of `tables`; ahead (batches announced); dense (there is a network beside the rows);
-    evaluate_every; seen. Without a network every number of trainers trains the same rows."""
+    evaluate_every; seen; device. Without a network every number of trainers trains the same rows."""
     with open_pool(directory, options) as pool:
         random.seed(1), torch.manual_seed(3)
         np.random.seed(1)  # noqa: NPY002 - the checkpoint saves its state
-        rows = holdfast.EmbeddingBagCollection(pool, tables(options), optimizer=holdfast.Adagrad(lr=0.3))
+        rows = holdfast.EmbeddingBagCollection(
+            pool, tables(options), optimizer=holdfast.Adagrad(lr=0.3), device=device_of(options)
+        )
         over = nn.Linear(3 * DIM if options.get("dense") else 1, 1)
         optimizer = torch.optim.Adam(over.parameters(), lr=0.01)
         checkpoint = holdfast.Checkpoint(pool, model=over, optimizer=optimizer)
@@ -94,7 +96,7 @@ def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) ->
             if options.get("evaluate_every") and step % options["evaluate_every"] == 0:
                 say(score=score(rows, pool.part))
         checkpoint.flush()
-        say(durable=pool.durable_step)
+        say(durable=pool.durable_step, traffic=rows.traffic())
     say(closed=True)
 
 

@@ -7,6 +7,7 @@ so any two lives of it end alike.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import random
 import signal
@@ -64,6 +65,11 @@ def open_pool(directory: Path, options: dict[str, Any]) -> holdfast.Pool:
     )
 
 
+def device_of(options: dict[str, Any]) -> holdfast.DeviceConfig:
+    """options: device, what to call DeviceConfig with; else rows are looked up beside the pool."""
+    return holdfast.DeviceConfig(**options.get("device", {}))
+
+
 def tables(*names: str) -> list[holdfast.EmbeddingBagConfig]:
     return [
         holdfast.EmbeddingBagConfig(num_embeddings=ROWS[name], embedding_dim=DIM, name=name, feature_names=[name])
@@ -74,10 +80,11 @@ def tables(*names: str) -> list[holdfast.EmbeddingBagConfig]:
 class Ranker(nn.Module):
     """Two collections, which update in different ways; dropout, and batch statistics that differ between ranks."""
 
-    def __init__(self, pool: holdfast.Pool, dropout: float) -> None:
+    def __init__(self, pool: holdfast.Pool, dropout: float, device: holdfast.DeviceConfig) -> None:
         super().__init__()
-        self.things = holdfast.EmbeddingBagCollection(pool, tables("item", "shop"), optimizer=holdfast.Adam(lr=0.02))
-        self.words = holdfast.EmbeddingBagCollection(pool, tables("words"), optimizer=holdfast.RowWiseAdagrad(lr=0.1))
+        collection = functools.partial(holdfast.EmbeddingBagCollection, pool, device=device)
+        self.things = collection(tables("item", "shop"), optimizer=holdfast.Adam(lr=0.02))
+        self.words = collection(tables("words"), optimizer=holdfast.RowWiseAdagrad(lr=0.1))
         self.over = nn.Sequential(
             nn.Linear(3 * DIM + 4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 1)
         )
@@ -92,14 +99,14 @@ class Ranker(nn.Module):
 def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
     """options: steps, micro_batches, ahead (batches announced), evaluate_every, max_norm, scaler, overflow_at (a step
     in which rank 1's gradients are not finite), skip_averages_at, settle_every, dropout, stop (a file: ranks kill
-    themselves once it is there).
+    themselves once it is there), device.
     Each rank has a generator of its own in `extra`."""
     steps, micro_batches = options.get("steps", 8), options.get("micro_batches", 1)
     with open_pool(directory, options) as pool:
         rank = pool.group.rank
         random.seed(1), np.random.seed(1)
         torch.manual_seed(100 + rank)
-        model = Ranker(pool, options.get("dropout", 0.2))
+        model = Ranker(pool, options.get("dropout", 0.2), device_of(options))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         collections = [model.things, model.words]
         noise = torch.Generator().manual_seed(7 + rank)
@@ -157,7 +164,7 @@ def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) ->
                 say(score=score(model, pool.part))
         if options.get("flush", True):
             checkpoint.flush()
-        say(durable=pool.durable_step)
+        say(durable=pool.durable_step, traffic=model.things.traffic())
     say(closed=True)
 
 
@@ -211,7 +218,7 @@ def on_unlike_machines(directory: Path, say: Callable[..., None], options: dict[
 def weighted(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
     """Bags whose ids have weights, of no ids and of many. options: steps; learned: a dense parameter is in the weights;
     pairs: a split table's bags have several ids, too; ahead; not_finite_at: a step in which a weight of rank 1 is;
-    capture_ahead."""
+    capture_ahead; device."""
     with open_pool(directory, options) as pool:
         names = ["item", "words", *(["pairs"] if options.get("pairs") else [])]
         configs = [
@@ -221,7 +228,7 @@ def weighted(directory: Path, say: Callable[..., None], options: dict[str, Any])
             )
             for name in names
         ]  # fmt: skip
-        rows = holdfast.EmbeddingBagCollection(pool, configs, optimizer=holdfast.SGD(lr=0.5))
+        rows = holdfast.EmbeddingBagCollection(pool, configs, optimizer=holdfast.SGD(lr=0.5), device=device_of(options))
         random.seed(1), np.random.seed(1)
         gain = nn.Linear(1, 3, bias=False)
         with torch.no_grad():
@@ -263,7 +270,7 @@ def weighted(directory: Path, say: Callable[..., None], options: dict[str, Any])
             checkpoint.commit(loss=loss.detach())
             say(step=step)
         rows.eval()
-        say(score=float(rows(weighted_batch(10_000, pool.part, names, None)[0]).values().sum()))
+        say(score=float(rows(weighted_batch(10_000, pool.part, names, None)[0]).values().sum()), traffic=rows.traffic())
         checkpoint.flush()
     say(closed=True)
 

@@ -1,4 +1,5 @@
-"""Ranks whose dense part is on a device: rows stay with their owners, vectors and gradients cross over."""
+"""Ranks whose dense part is on a device: rows stay with their owners, vectors and gradients cross over; or owners keep
+those of the coming batches in slots of their device."""
 
 from __future__ import annotations
 
@@ -13,6 +14,10 @@ from group_runs import Act, Life, Ranks, digest, small
 
 pytestmark = pytest.mark.dear
 GROUPS = {"one process": (1, 0), "2 ranks": (2, 0), "1 trainer, 1 memory rank": (2, 1)}
+
+# With slots for all rows of an owner, or for those of few batches.
+SLOTS = {"rows": "scratchpad", "scratchpad_bytes": 200_000}
+FEW_SLOTS = {"rows": "scratchpad", "scratchpad_bytes": 4_000}
 
 
 def run(ranks: Ranks, directory: Path, options: dict[str, Any], group: str, **how: Any) -> Life:
@@ -57,7 +62,7 @@ def test_parts_on_a_medium_with_a_dial_end_with_the_same_bits(ranks: Ranks, pool
 @pytest.mark.parametrize(
     ("device", "words"),
     [
-        ({"rows": "scratchpad"}, "their owners look them up"),
+        ({"rows": "direct"}, "device.rows = 'direct' is for one process"),
         ({"kind": "cuda", "rows": "near_memory", "graphs": True}, "device.graphs = true is for one process"),
     ],
 )
@@ -69,9 +74,11 @@ def test_what_a_device_cannot_do_on_ranks_is_refused_by_name(
     assert not (pool_root / "pool").exists()
 
 
-def test_gradients_that_are_sent_before_they_have_come_are_found(ranks: Ranks, pool_root: Path) -> None:
-    life = run(ranks, pool_root / "pool", {"pretended": True, "forgets": True}, "2 ranks")
-    assert any("remote_rows.py" in problem for problems in said(life, "problems") for problem in problems)
+@pytest.mark.parametrize(("rows", "where"), [("near_memory", "remote_rows.py"), ("scratchpad", "owned_rows.py")])
+def test_what_is_sent_before_it_has_come_is_found(rows: str, where: str, ranks: Ranks, pool_root: Path) -> None:
+    options = {"pretended": True, "forgets": True, "device": {**SLOTS, "rows": rows}}
+    life = run(ranks, pool_root / "pool", options, "2 ranks")
+    assert any(where in problem for problems in said(life, "problems") for problem in problems)
 
 
 def test_a_rank_with_a_device_that_is_killed_costs_no_bit(ranks: Ranks, pool_root: Path) -> None:
@@ -80,3 +87,123 @@ def test_a_rank_with_a_device_that_is_killed_costs_no_bit(ranks: Ranks, pool_roo
     run(ranks, pool_root / "killed", options, "2 ranks", acts={1: Act(at="commit", nth=3)}, grace=0.2)
     assert run(ranks, pool_root / "killed", options, "2 ranks").ended_well
     assert digest(pool_root / "killed") == digest(pool_root / "whole")
+
+
+# Loops, their options, and bytes for few slots of each of two ranks, or of three.
+LOOPS = {
+    "fp16 rows": ("device_loops:train", {"data_type": "fp16", "max_norm": 0.05}, (4000, 4000)),
+    "rows on a disk": (
+        "device_loops:train",
+        {"medium": "block", "log_bytes": 60 << 10, "dense_interval": 4},
+        (4000, 4000),
+    ),
+    "two collections, announced": (
+        "own_loops:train",
+        {"ahead": 2, "max_norm": 0.05, "evaluate_every": 2},
+        (3000, 3000),
+    ),
+    "learned weights": ("own_loops:weighted", {"pairs": True, "learned": True, "ahead": 1}, (4000, 4000)),
+    "keys": (
+        "keyed_loops:train",
+        {"ahead": 2, "ttl_steps": 4, "evaluate_every": 3, "dense_interval": 5},
+        (12000, 8000),
+    ),
+    "keys that make room": (
+        "keyed_loops:train",
+        {"dense": True, "max_keys": 150, "capacity": 900, "admit_after": 2},
+        (4000, 4000),
+    ),
+}
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_owners_in_slots_end_with_the_bits_of_owners_near_memory(
+    loop: str, num_ranks: int, ranks: Ranks, pool_root: Path
+) -> None:
+    trains, given, few = LOOPS[loop]
+    options = {**given, "steps": 12}
+    few_slots = {**SLOTS, "scratchpad_bytes": few[num_ranks - 2]}
+    scores, brought = [], []
+    for name, device in (("near", {"rows": "near_memory"}), ("slots", SLOTS), ("few", few_slots)):
+        life = ranks.run(pool_root / name, {**options, "device": device}, num_ranks, loop=trains)
+        assert life.ended_well, life.errors()
+        scores.append((said(life, "score"), said(life, "weights")))
+        brought.append(sum(of.get("device_rows_missed", 0) for of in said(life, "traffic")))
+        assert digest_of_tables(pool_root / name) == digest_of_tables(pool_root / "near")
+    assert scores[0] == scores[1] == scores[2]
+    assert brought[0] == 0 < brought[1] < brought[2]  # rows of few slots came, went, and came again
+
+
+@pytest.mark.parametrize("options", [{}, {"data_type": "fp16"}, {"medium": "block", "dense_interval": 3}])
+def test_slots_of_a_device_are_read_and_written_in_order(
+    options: dict[str, Any], ranks: Ranks, pool_root: Path
+) -> None:
+    for name, device in (("near", {}), ("slots", {"pretended": True, "device": FEW_SLOTS})):
+        life = run(ranks, pool_root / name, {**options, **device}, "2 ranks")
+        assert life.ended_well, life.errors()
+        assert all(problems == [] for problems in said(life, "problems"))
+    assert digest_of_tables(pool_root / "slots") == digest_of_tables(pool_root / "near")
+
+
+@pytest.mark.parametrize("dense_interval", [1, 4])
+@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("nth", [2, 5])
+def test_a_rank_that_dies_ahead_of_its_part_costs_no_bit(
+    nth: int, killed: int, dense_interval: int, ranks: Ranks, pool_root: Path
+) -> None:
+    """The life after it goes on near memory, and the last one in slots again."""
+    loop = {"loop": "own_loops:train"}
+    options = {"timeout": 5.0, "dense_interval": dense_interval, "ahead": 1, "device": SLOTS}
+    assert ranks.run(pool_root / "whole", options, 2, **loop).ended_well
+    near = {**options, "device": {}}
+    for act, of_life in ((Act(at="commit", nth=nth), options), (Act(at="commit", nth=1), near)):
+        life = ranks.run(pool_root / "killed", of_life, 2, acts={killed: act}, grace=0.2, **loop)
+        assert not life.ended_well
+    assert ranks.run(pool_root / "killed", options, 2, **loop).ended_well
+    assert digest(pool_root / "killed") == digest(pool_root / "whole")
+
+
+@pytest.mark.parametrize("persist_point", [3, 17, 40, 71])
+def test_a_part_that_ends_while_it_takes_what_a_device_did_goes_back_with_all(
+    persist_point: int, ranks: Ranks, pool_root: Path
+) -> None:
+    loop = {"loop": "own_loops:train"}
+    options = {"timeout": 5.0, "dense_interval": 3, "device": SLOTS}
+    assert ranks.run(pool_root / "whole", options, 2, **loop).ended_well
+    ranks.run(pool_root / "killed", options, 2, acts={1: Act(persist_point=persist_point)}, grace=0.2, **loop)
+    assert ranks.run(pool_root / "killed", options, 2, **loop).ended_well
+    assert digest(pool_root / "killed") == digest(pool_root / "whole")
+
+
+def test_a_small_log_is_never_full_of_steps_that_a_device_is_ahead(ranks: Ranks, pool_root: Path) -> None:
+    options = {"steps": 40, "device": SLOTS, "log_bytes": 40 << 10, "dense_interval": 1000}
+    life = ranks.run(pool_root / "pool", options, 2, loop="device_loops:train")
+    assert life.ended_well, life.errors()
+
+
+REFUSED = {
+    "memory ranks": ({"device": SLOTS}, 1, "ConfigError: device.rows = 'scratchpad': memory ranks own the rows"),
+    "two forward passes": ({"device": SLOTS, "micro_batches": 2}, 0, "StepError: a second forward pass"),
+    "too few slots": (
+        {"device": {**SLOTS, "scratchpad_bytes": 400}}, 0, "WindowTooLarge: one batch has",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_slots_on_ranks_cannot_do_is_refused_by_name(what: str, ranks: Ranks, pool_root: Path) -> None:
+    options, memory_ranks, words = REFUSED[what]
+    life = ranks.run(pool_root / "pool", options, 2, memory_ranks=memory_ranks, loop="own_loops:train", grace=0.2)
+    assert any(message.startswith(words) for message in life.errors().values()), life.errors()
+
+
+def test_the_command_line_trains_in_slots_on_ranks(ranks: Ranks, pool_root: Path) -> None:
+    config = small(train={"steps": 6})
+    for name, device in (
+        ("near", {"rows": "near_memory"}),
+        ("slots", {"rows": "scratchpad", "scratchpad_bytes": 1 << 20}),
+    ):
+        life = ranks.run(pool_root / name, {**config, "device": device}, 2)
+        assert life.ended_well, life.errors()
+    assert digest(pool_root / "slots") == digest(pool_root / "near")

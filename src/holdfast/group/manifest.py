@@ -96,6 +96,14 @@ class Manifest:
         places: NDArray[np.int64] = entry.places_of(rows)
         return places, owner_of[places >> stride_bits(entry.num_embeddings, entry.table_shards)]
 
+    def most_rows(self, writer: int, table: int) -> int:
+        """A bound on how many of the table's rows are the writer's; shards differ by one row."""
+        entry = self.tables[table]
+        if entry.table_shards == 1:
+            return entry.num_embeddings if self.owner_of[entry.first_shard] == writer else 0
+        num_owned = len(self.owned(writer))
+        return min(entry.num_embeddings, -(-entry.num_embeddings * num_owned // self.num_shards) + num_owned)
+
     def router(
         self, tables: Sequence[int], features: Sequence[tuple[str, int]], *, numbers_ids: bool = False
     ) -> _core.Router:

@@ -24,6 +24,7 @@ from holdfast.group.founding import DENSE_DIRECTORY, GroupLock
 from holdfast.group.group import Group
 from holdfast.group.manifest import Manifest
 from holdfast.group.opening import KeptPart, open_together
+from holdfast.group.own_part import OwnPart
 from holdfast.pools.dense_state import DenseState
 from holdfast.pools.directory import describe_medium
 from holdfast.pools.opening_options import Mark, OpenOptions
@@ -74,19 +75,18 @@ class GroupPool:
         group: Group,
         manifest: Manifest,
         *,
-        member: _core.Pool | None,
+        part: OwnPart | None,
         dense: _core.Pool | None,
         mark: Mark,
         dense_interval: int,
         lock: GroupLock | None,
         is_new: bool,
         parts: Sequence[OpenedPart],
-        kept: KeptPart | None = None,
     ) -> None:
         self.directory = directory
         self.group = group
         self.manifest = manifest
-        self.member = member
+        self.part = part  # this rank's rows
         self.is_new = is_new
         self.parts = parts  # all ranks'
         self.step, self.cursor, self.row_updates = mark
@@ -99,7 +99,6 @@ class GroupPool:
         self._updated = False  # in the step that is under way
         self.dense_state_of: int | None = None  # an older step's lies beside the rows (relaxed recovery)
         self._lock = lock
-        self._kept = kept
 
     @classmethod
     def open(
@@ -133,20 +132,38 @@ class GroupPool:
             directory,
             group,
             manifest,
-            member=members[0] if members else None,
+            part=OwnPart(members[0], is_kept=kept is not None) if members else None,
             dense=dense,
             mark=mark,
             dense_interval=dense_interval,
             lock=lock,
             is_new=is_new,
             parts=[OpenedPart(**part) for of_rank in everyones for part in of_rank],
-            kept=kept,
         )
 
     @property
     def looks_forward(self) -> bool:
         """Whether rows come through a scratchpad."""
         return self.manifest.store == "log"
+
+    @property
+    def member(self) -> _core.Pool | None:
+        """The rows that this rank owns."""
+        return None if self.part is None else self.part.core
+
+    def most_rows(self, tables: Sequence[int]) -> list[int]:
+        """Of each of these tables (numbers), a bound on the rows that this rank owns."""
+        writer = self.group.rank - self.group.roles.owners[0]
+        return [self.manifest.most_rows(writer, table) for table in tables]
+
+    def retire(self) -> bool:
+        """Waits until this rank's part has one step more that a device is ahead of it; False where there is none."""
+        return self.part is not None and self.part.retire()
+
+    @property
+    def retired_step(self) -> int:
+        """The newest step that this rank's part is known to have."""
+        return self.step if self.part is None else self.part.retired_step
 
     @property
     def level(self) -> str:
@@ -195,9 +212,9 @@ class GroupPool:
         """How far this rank is."""
         self._dense.arrive()
         return Status(
-            rows=-1 if self.member is None else self.member.rows_durable_step,
+            rows=-1 if self.part is None else self.part.durable_step,
             dense=self._dense.durable_step,
-            log_is_low=int(self.member is not None and self.member.log_is_low),
+            log_is_low=int(self.part is not None and self.part.log_is_low),
             stops=int(stops),
             dense_crc=dense_crc,
         )
@@ -230,8 +247,8 @@ class GroupPool:
         with_dense = self.dense_is_due
         if with_dense and self._rows_durable < self._dense_step:
             self.settle("rows to be durable")  # the older slot is the only one that all can go back to
-        if self.member is not None:
-            self.member.commit(cursor, None, [], 0)
+        if self.part is not None:
+            self.part.commit(cursor)
         self.step, self.cursor, self.row_updates = self.step + 1, cursor, self.row_updates + self._updated
         self._updated = False
         if with_dense:
@@ -255,8 +272,10 @@ class GroupPool:
     def settle(self, what: str) -> None:
         """Waits until everything that was committed is durable, on every rank."""
         self._dense.arrive()
-        for pool in self.pools:
-            pool.flush()
+        if self.part is not None:
+            self.part.flush()
+        if self._dense.pool is not None:
+            self._dense.pool.flush()
         self.group.barrier(what)
         self._rows_durable = self.step
         self._log_is_low = False
@@ -266,8 +285,10 @@ class GroupPool:
         if step <= self.durable_step:
             return
         self.durable_step = step
-        for pool in self.pools:
-            pool.note_group_durable(step)
+        if self.part is not None:
+            self.part.note_durable(step)
+        if self._dense.pool is not None:
+            self._dense.pool.note_group_durable(step)
 
     def close(self) -> None:
         """Marks this rank's pools as cleanly closed, but for a part that is kept open, which is durable then; waits for
@@ -275,8 +296,8 @@ class GroupPool:
         with ExitStack() as stack:
             if self._lock is not None:
                 stack.callback(self._lock.release)
-            if self.member is not None:
-                stack.callback(self.member.close if self._kept is None else self.member.flush)
+            if self.part is not None:
+                stack.callback(self.part.close)
             stack.callback(self._dense.close)
 
     def abandon(self) -> None:

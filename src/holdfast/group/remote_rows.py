@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,9 +33,13 @@ from holdfast.device.queues import Work, host_empty, new_queue, sent
 from holdfast.errors import ConfigError, StepError
 from holdfast.group.exchange import Exchange, Travelling, num_ids_in
 from holdfast.group.group import Pending
+from holdfast.group.own_part import OwnPart
+from holdfast.group.owned_rows import OwnedInSlots, OwnedNearMemory, OwnedRows
+from holdfast.group.roles import Roles
 from holdfast.group.serving import HYPERPARAMETERS, Verb
 from holdfast.pools.tables import EmbeddingBagConfig, features_of
 from holdfast.rows.row_access import BatchIds, PlannedFeatures, check_under_way
+from holdfast.slots.access import open_slots
 
 if TYPE_CHECKING:
     from holdfast.group.shared_pool import SharedPool
@@ -52,52 +56,66 @@ class _OnTheirWay:
 
 @dataclass(frozen=True, slots=True)
 class RemoteCapture:
-    """The rows of one forward. number: among those of its step. local: of the rows that this rank owns. vectors: pooled
-    from them; they are on their way as soon as they are captured."""
+    """The rows of one forward. number: among those of its step. local: of an owner (owned_rows.py). vectors:
+    pooled from them; they are on their way as soon as they are captured."""
 
     number: int
     step: int
     batch: Travelling
-    local: _core.Capture | None
+    local: Any
     vectors: _OnTheirWay
 
     @property
     def bytes(self) -> int:
         """That they take in this rank's log."""
-        return 0 if self.local is None else self.local.bytes
+        num_bytes: int = 0 if self.local is None else self.local.bytes
+        return num_bytes
 
 
-def check_device(config: DeviceConfig) -> None:
+def check_device(config: DeviceConfig, roles: Roles) -> None:
     """Raises ConfigError for what a device cannot do where several ranks share the rows."""
-    if config.way != "near_memory":
+    if config.way == "direct":
         raise ConfigError(
-            f"device.rows = {config.way!r}: where several ranks share the rows, their owners look them up and update "
-            "them; set device.rows = 'near_memory', or train with one process"
+            "device.rows = 'direct' is for one process: where several ranks share the rows, set 'scratchpad' or "
+            "'near_memory'"
+        )
+    if config.way == "scratchpad" and roles.memory_ranks:
+        raise ConfigError(
+            "device.rows = 'scratchpad': memory ranks own the rows, and have no device to keep some of them on; set "
+            "device.rows = 'near_memory', or let the ranks that train own the rows (without memory ranks)"
         )
     if config.graphs:
         raise ConfigError("device.graphs = true is for one process: leave it out where several ranks train")
 
 
-@dataclass(frozen=True, slots=True)
-class _Partial:
-    """What an owner's part of a batch reads of rows that the batch before it does not update, pooled."""
-
-    following: Travelling
-    before: _core.Plan
-    sums: Tensor
+def check_same_way(rows: Sequence[RemoteRows], config: DeviceConfig) -> None:
+    """Raises ConfigError where a pool's collections reach their rows in different ways, and it commits all in one."""
+    for other in rows:
+        if other.config.way != config.way:
+            raise ConfigError(
+                f"device.rows = {config.way!r}: another collection of the pool has {other.config.way!r}; give all of "
+                "its collections the same device.rows"
+            )
 
 
 class RemoteRows:
-    """See row_access.RowAccess. number: of the collection among the pool's. device: where vectors are wanted."""
+    """See row_access.RowAccess. number: of the collection among the pool's. device: where vectors are wanted. config:
+    how the ranks that own rows reach theirs."""
 
     looks_forward = True
     takes_hints = False  # the other ranks wait for what one announces
     answers_late = True
 
     def __init__(
-        self, pool: SharedPool, number: int, tables: Sequence[EmbeddingBagConfig], device: torch.device
+        self,
+        pool: SharedPool,
+        number: int,
+        tables: Sequence[EmbeddingBagConfig],
+        device: torch.device,
+        config: DeviceConfig,
     ) -> None:
         self.device = device
+        self.config = config
         self._to_device = new_queue(device)
         self._to_host = new_queue(device)
         self._pool = pool
@@ -108,13 +126,13 @@ class RemoteRows:
         self._announced: deque[Travelling] = deque()
         self._captured: list[RemoteCapture] = []  # of the newest step that has any
         self._gradients: list[tuple[RemoteCapture, _OnTheirWay]] = []
-        self._summed: _core.SummedGradients | None = None
-        self._partial: _Partial | None = None
-        self._member: _core.Pool | None = None
+        self._owned: OwnedRows | None = None
         self._collection: _core.Collection | None = None
 
     @property
     def description(self) -> str:
+        if self._owned is not None and self._owned.sums_once:
+            return self._owned.description
         return "" if self.device.type == "cpu" else f"on {self.device}, rows at their owners"
 
     def bind(self) -> None:
@@ -125,10 +143,19 @@ class RemoteRows:
         # Memory ranks do most of a step's work, so trainers take from them what they can.
         apart = opened.group.roles.memory_ranks > 0
         self._router = opened.manifest.router(mine, self._features, numbers_ids=apart)
-        self._member = opened.member
-        if self._member is not None:
-            self._collection = self._member.collection(mine, self._features)
+        if opened.part is not None:
+            self._collection = opened.part.core.collection(mine, self._features)
+            self._owned = self._own(opened.part, mine, opened.most_rows(mine))
         self._exchange = Exchange(opened.group, self._router, len(self._features), self._plan_routed)
+
+    def _own(self, part: OwnPart, numbers: list[int], most_rows: list[int]) -> OwnedRows:
+        assert self._collection is not None
+        if self.config.way == "near_memory":
+            return OwnedNearMemory(part.core, looks_forward=part.looks_forward)
+        slots = open_slots(
+            part, self._collection, numbers, self._features, self.config, device=self.device, most_rows=most_rows
+        )
+        return OwnedInSlots(slots, part.core, self.device)
 
     def _plan_routed(self, counts: NDArray[np.int64], messages: NDArray[np.int32], *, evaluates: bool) -> _core.Plan:
         assert self._collection is not None
@@ -162,9 +189,8 @@ class RemoteRows:
             self._pool.take_note(batch.statuses)
             return
         self._exchange.plan(batch, evaluates=not trains)
-        if trains and batch.plan is not None and self._pool.looks_forward:
-            assert self._member is not None
-            self._member.announce(batch.plan)
+        if trains and self._owned is not None and batch.plan is not None:
+            self._owned.announce(batch.plan)
 
     def capture(self, planned: PlannedFeatures | None) -> RemoteCapture:
         self._pool.tell(Verb.CAPTURE, self._number)
@@ -173,34 +199,22 @@ class RemoteRows:
             raise StepError("a batch is captured before one that was announced earlier; keep their order")
         while not batch.is_planned:
             self._take_on(batch, trains=True)
-        self._summed = None
         step = self._pool.step + 1
         if self._captured and self._captured[-1].step != step:
             self._captured = []
         local = pooled = None
-        if self._member is not None and batch.plan is not None:
-            local = self._member.capture(batch.plan)
-            pooled = self._pooled(batch, local)
+        if self._owned is not None and batch.plan is not None:
+            local = self._owned.capture(batch.plan)
+            pooled = self._owned.lookup(local)
         self._captured.append(RemoteCapture(len(self._captured), step, batch, local, self._send(batch, pooled)))
         return self._captured[-1]
-
-    def _pooled(self, batch: Travelling, local: _core.Capture) -> Tensor:
-        """An owner's."""
-        assert self._member is not None and batch.plan is not None
-        partial, self._partial = self._partial, None
-        if partial is not None and partial.following is batch:
-            self._member.lookup_rest(local, partial.before, partial.sums.numpy().reshape(1, -1))
-            return partial.sums
-        pooled = torch.empty(sum(batch.plan.output_floats))
-        self._member.lookup(local, pooled.numpy().reshape(1, -1))
-        return pooled
 
     def capture_ahead(self, planned: PlannedFeatures | None) -> bool:
         """On all owners, each as far as its own part can; awaits the ids of the batch, which comes next. Returns
         whether this rank's part has."""
         self._pool.tell(Verb.CAPTURE_AHEAD, self._number)
         batch = self._next(planned)
-        return self._member is not None and batch.plan is not None and self._member.capture_ahead(batch.plan)
+        return self._owned is not None and batch.plan is not None and self._owned.capture_ahead(batch.plan)
 
     def _next(self, planned: PlannedFeatures | None) -> Travelling:
         """The batch that is captured next, planned."""
@@ -238,11 +252,8 @@ class RemoteRows:
 
     def pool_ahead(self, following: PlannedFeatures | None, before: _core.Plan | None) -> None:
         batch = self._next(following)
-        if self._member is None or batch.plan is None or before is None:
-            return
-        sums = torch.empty(sum(batch.plan.output_floats))
-        self._member.lookup_ahead(batch.plan, before, sums.numpy().reshape(1, -1))
-        self._partial = _Partial(batch, before, sums)
+        if self._owned is not None and batch.plan is not None and before is not None:
+            self._owned.lookup_ahead(batch.plan, before)
 
     def evaluate(self, planned: PlannedFeatures | None) -> Tensor:
         self._pool.tell(Verb.EVALUATE, self._number)
@@ -251,9 +262,8 @@ class RemoteRows:
             self._take_on(batch, trains=False)
         pooled = None
         if batch.plan is not None:
-            assert self._member is not None
-            pooled = torch.empty(sum(batch.plan.output_floats))
-            self._member.evaluate(batch.plan, pooled.numpy().reshape(1, -1))
+            assert self._owned is not None
+            pooled = self._owned.evaluate(batch.plan)
         return self._joined(batch, self._send(batch, pooled))
 
     def _send(self, batch: Travelling, pooled: Tensor | None) -> _OnTheirWay:
@@ -276,7 +286,13 @@ class RemoteRows:
         check_under_way(captured, self._pool.step, "backward through a forward")
         self._pool.tell(Verb.ADD_GRADIENT, self._number, captured.number)
         first = not self._gradients
-        self._summed = None
+        if not first and self._owned is not None and self._owned.sums_once:
+            raise StepError(
+                "a second forward pass of one collection in one step: rows in slots are updated from one; accumulate "
+                "over several with device.rows = 'near_memory'"
+            )
+        if self._owned is not None:
+            self._owned.drop()
         spread, is_finite, route = None, True, captured.batch.route
         if route is not None and grad is not None:
             arrived = Arriving(grad.to(torch.float32).contiguous(), self._to_host).wait().numpy()
@@ -295,23 +311,14 @@ class RemoteRows:
         if captured.local is not None:
             arrived = next(gradients for of, gradients in self._gradients if of is captured)
             arrived.pending.wait()
-            of_weights = self._of_weights(captured, arrived.received.numpy().reshape(1, -1))
+            assert self._owned is not None and captured.batch.counts is not None
+            of_weights = self._owned.weight_gradients(
+                captured.local, arrived.received, num_ids_in(captured.batch.counts)
+            )
         pending, received = self._exchange.send_weight_gradients(captured.batch, of_weights)
         pending.wait()
         if out is not None and captured.batch.route is not None:
             captured.batch.route.gather_weights(received.numpy(), out.numpy())
-
-    def _of_weights(self, captured: RemoteCapture, grad: NDArray[np.float32]) -> Tensor:
-        """An owner's, trainer by trainer, and of each feature by feature."""
-        assert self._member is not None and captured.local is not None and captured.batch.counts is not None
-        num_ids = num_ids_in(captured.batch.counts)
-        ends = num_ids.cumsum().reshape(num_ids.shape)
-        out = torch.empty(int(num_ids.sum()))
-        for (trainer, feature), count in np.ndenumerate(num_ids):
-            end = ends[trainer, feature]
-            number = feature * len(num_ids) + trainer  # in the routed plan
-            self._member.scale_gradients(captured.local, number, grad, out[end - count : end].numpy())
-        return out
 
     def captured(self, number: int) -> RemoteCapture:
         """Of the step that is under way."""
@@ -322,10 +329,8 @@ class RemoteRows:
         self._pool.tell(Verb.NORM, self._number)
         arrived = self._arrived()
         square = 0.0
-        if self._member is not None and arrived:
-            if self._summed is None:
-                self._summed = self._member.sum_gradients(arrived)
-            square = self._summed.sum_of_squares
+        if self._owned is not None:
+            square = self._owned.sum_of_squares(arrived)
         total = torch.tensor(square / self._pool.group.num_trainers**2, dtype=torch.float64)
         self._pool.group.sum_over_all(total, "the gradients' norm").wait()
         return total.to(self.device)
@@ -340,27 +345,23 @@ class RemoteRows:
         self._pool.tell(Verb.UPDATE, self._number, scale, *(hyperparameters[name] for name in HYPERPARAMETERS))
         arrived = self._arrived()
         self._pool.opened.note_update()
-        if self._member is None:
-            return
-        scale /= self._pool.group.num_trainers
-        if self._summed is not None:
-            self._member.update_summed(self._summed, gradient_scale=scale, **hyperparameters)
-        else:
-            self._member.update(arrived, gradient_scale=scale, **hyperparameters)
+        if self._owned is not None:
+            self._owned.update(arrived, gradient_scale=scale / self._pool.group.num_trainers, **hyperparameters)
 
     def drop_gradients(self) -> None:
         if self._gradients:
             self._pool.tell(Verb.DROP, self._number)
             self._arrived()
         self._gradients = []
-        self._summed = None
+        if self._owned is not None:
+            self._owned.drop()
 
-    def _arrived(self) -> list[tuple[_core.Capture, NDArray[np.float32]]]:
+    def _arrived(self) -> list[tuple[Any, Tensor]]:
         """This owner's."""
         for _, gradients in self._gradients:
             gradients.pending.wait()
         return [
-            (captured.local, gradients.received.numpy().reshape(1, -1))
+            (captured.local, gradients.received)
             for captured, gradients in self._gradients
             if captured.local is not None
         ]
@@ -380,11 +381,11 @@ class RemoteRows:
         self._announced.clear()
         self._captured = []
         self._gradients = []
-        self._summed = None
-        self._partial = None
+        if self._owned is not None:
+            self._owned.forget()
 
     def traffic(self) -> dict[str, float]:
-        return {}
+        return {} if self._owned is None else self._owned.traffic()
 
     def work_of(self, captured: RemoteCapture) -> list[Work]:
-        return []
+        return [] if self._owned is None or captured.local is None else self._owned.work_of(captured.local)

@@ -36,7 +36,7 @@ from holdfast.group.opening import KeptPart
 from holdfast.group.options import GroupOptions
 from holdfast.group.pool import GroupPool, Status
 from holdfast.group.rank_states import checksum_of
-from holdfast.group.remote_rows import RemoteRows, check_device
+from holdfast.group.remote_rows import RemoteRows, check_device, check_same_way
 from holdfast.group.serving import Verb, message, serve_until
 from holdfast.pools.dense_state import DenseState
 from holdfast.pools.dial import MediumDial
@@ -137,7 +137,8 @@ class SharedPool(Pool):
     def open_rows(
         self, tables: Sequence[EmbeddingBagConfig], optimizer: RowOptimizerSpec, device: DeviceConfig
     ) -> RemoteRows:
-        check_device(device)
+        check_device(device, self._group.roles)
+        check_same_way(self.rows, device)
         if self._opened is not None:
             raise StepError(
                 "a collection is made after the pool of several ranks was opened: make all of them before its first use"
@@ -147,7 +148,7 @@ class SharedPool(Pool):
                 raise ConfigError(f"table '{table.name}' is declared by two collections")
             self._specs.append(to_spec(table, optimizer.kind))
         here = open_device(device.kind if self._group.is_trainer else "cpu")
-        self.rows.append(RemoteRows(self, len(self.rows), tables, here))
+        self.rows.append(RemoteRows(self, len(self.rows), tables, here, device))
         return self.rows[-1]
 
     @property
@@ -240,14 +241,14 @@ class SharedPool(Pool):
 
     @property
     def retired_step(self) -> int:
-        return self.opened.step
+        return self.opened.retired_step
 
     @property
     def log_bytes_free(self) -> int:
         return 0 if self.opened.member is None else self.opened.member.log_bytes_free
 
     def traffic(self) -> dict[str, float] | None:
-        return None if self.opened.member is None else self.opened.member.traffic()
+        return None if self.opened.part is None else self.opened.part.traffic()
 
     def key_counts(self) -> dict[str, int] | None:
         """Of this rank's shards."""
@@ -270,7 +271,7 @@ class SharedPool(Pool):
 
     @property
     def commits_behind(self) -> bool:
-        return False
+        return any(rows.config.way != "near_memory" for rows in self.rows)
 
     def status(self) -> Status:
         """How far this rank is."""
@@ -321,7 +322,7 @@ class SharedPool(Pool):
         self.opened.flush(collect)
 
     def retire(self) -> bool:
-        return False
+        return self.opened.retire()
 
     # Ranks that only own rows.
 

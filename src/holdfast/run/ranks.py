@@ -52,7 +52,7 @@ def open_group_trainer(
     refuse_group()
     try:
         _check_same_everywhere(group, config)
-        check_device(config.device)
+        check_device(config.device, group.roles)
         source = group.all_or_none(
             lambda: source or open_source(config.data), "the data", among_trainers=group.are_apart
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,6 +16,11 @@ from holdfast.pools.machine import default_scratchpad_bytes
 from holdfast.pools.pool import Pool
 from holdfast.rows.near_memory import NearMemoryRows
 from holdfast.rows.row_access import RowAccess
+
+if TYPE_CHECKING:
+    from holdfast.slots.home_mapping import HomeMapping
+    from holdfast.slots.slot_pool import SlotPool
+    from holdfast.slots.slot_rows import SlotRows
 
 _SHARE_OF_FREE = 0.5  # the rest is for batches on their way, the dense part and its activations
 
@@ -39,10 +45,7 @@ def open_access(
         )
     if config.way == "near_memory":
         return NearMemoryRows(pool, collection, device)
-    _refuse_rules(pool, numbers, config.way)
-    # Kernels and their compiler are imported by those who use them.
     from holdfast.slots.home_mapping import HomeMapping
-    from holdfast.slots.slot_rows import SlotRows
 
     mapping = HomeMapping(pool, numbers, device) if config.way == "direct" else None
     if mapping is not None and mapping.refusal:
@@ -53,6 +56,28 @@ def open_access(
             stacklevel=3,
         )
         mapping = None
+    return open_slots(pool, collection, numbers, features, config, device=device, mapping=mapping)
+
+
+def open_slots(
+    pool: SlotPool,
+    collection: _core.Collection,
+    numbers: Sequence[int],
+    features: Sequence[tuple[str, int]],
+    config: DeviceConfig,
+    *,
+    device: torch.device,
+    mapping: HomeMapping | None = None,
+    most_rows: Sequence[int] | None = None,
+) -> SlotRows:
+    """mapping, most_rows: see SlotRows.
+
+    Raises ConfigError, OutOfDeviceMemory.
+    """
+    # Kernels and their compiler are imported by those who use them.
+    from holdfast.slots.slot_rows import SlotRows
+
+    _refuse_rules(pool, numbers, config.way)
     return SlotRows(
         pool,
         collection,
@@ -61,10 +86,11 @@ def open_access(
         device=device,
         num_bytes=config.scratchpad_bytes or _default_bytes(device),
         mapping=mapping,
+        most_rows=most_rows,
     )
 
 
-def _refuse_rules(pool: Pool, numbers: Sequence[int], way: str) -> None:
+def _refuse_rules(pool: SlotPool, numbers: Sequence[int], way: str) -> None:
     """Of keys, that a device does not know."""
     for table in (pool.core.tables[number] for number in numbers):
         for rule, is_set in (("admit_probability or admit", table.turned_away), ("stay", table.stay)):

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from holdfast.device import kernels
 from holdfast.device.queues import host_empty
-from holdfast.pools.pool import Pool
 from holdfast.slots.slot_batch import Part
+from holdfast.slots.slot_pool import SlotPool
 
 
 class KeysInSlots:
     """Of a collection. numbers: of its tables in the pool."""
 
-    def __init__(self, pool: Pool, numbers: Sequence[int], device: torch.device) -> None:
+    def __init__(self, pool: SlotPool, numbers: Sequence[int], device: torch.device) -> None:
         self._pool = pool
         self._device = device
         self._specs = {number: pool.core.tables[number] for number in numbers}

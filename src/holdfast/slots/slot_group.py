@@ -25,16 +25,28 @@ class Share:
     of_bytes: float
 
 
-def shares_of(groups: Sequence[Sequence[_core.TableSpec]], num_bytes: int) -> list[Share]:
-    """As the rows that tables are going to have; no more slots than these can have."""
-    wanted = [sum(row_bytes(spec) * expected_rows(spec) for spec in specs) for specs in groups]
-    share = num_bytes / sum(wanted)
+@dataclass(frozen=True, slots=True)
+class TableHere:
+    """most_rows: of the table's, that this process may have; the others are other ranks'."""
+
+    spec: _core.TableSpec
+    most_rows: int
+
+    @property
+    def expected_bytes(self) -> int:
+        return row_bytes(self.spec) * expected_rows(self.spec) * self.most_rows // self.spec.num_embeddings
+
+
+def shares_of(groups: Sequence[Sequence[TableHere]], num_bytes: int) -> list[Share]:
+    """As the rows that tables are going to have; no more slots than these can have, and one at least."""
+    wanted = [sum(table.expected_bytes for table in tables) for tables in groups]
+    all_wanted = max(1, sum(wanted))
     shares = []
-    for specs, bytes_wanted in zip(groups, wanted, strict=True):
-        of_row = row_bytes(specs[0])
-        room = max(1, int(share * bytes_wanted) // of_row)
-        num_slots = min(room, sum(spec.num_embeddings for spec in specs), _MOST_SLOTS)
-        shares.append(Share(num_slots, of_row, bytes_wanted / sum(wanted)))
+    for tables, bytes_wanted in zip(groups, wanted, strict=True):
+        of_row = row_bytes(tables[0].spec)
+        room = int(num_bytes / all_wanted * bytes_wanted) // of_row
+        num_slots = max(1, min(room, sum(table.most_rows for table in tables), _MOST_SLOTS))
+        shares.append(Share(num_slots, of_row, bytes_wanted / all_wanted))
     return shares
 
 
@@ -42,6 +54,7 @@ class SlotGroup:
     """Tables whose rows are alike, and so share slots.
 
     weights: ``[num_slots, dim]`` in the tables' dtype. state: float32 ``[num_slots, state_floats]``, None without any.
+    features: of the collection, those that read these tables. takes_mean: their bags' sums are divided by the lengths.
     share: of the scratchpad's bytes.
     """
 
@@ -52,6 +65,7 @@ class SlotGroup:
         specs: list[_core.TableSpec],
         features: list[int],
         *,
+        takes_mean: bool,
         num_slots: int,
         share: float,
         keep: bool,
@@ -62,7 +76,7 @@ class SlotGroup:
         self.tables = tables
         self.features = features
         self.dim = spec.embedding_dim
-        self.mean = spec.pooling == 1
+        self.mean = takes_mean
         self.optimizer = spec.optimizer
         self.row_bytes = row_bytes(spec)
         self.has_keys = spec.keys != 0

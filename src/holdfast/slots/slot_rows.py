@@ -15,7 +15,7 @@ Invariants
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -26,12 +26,12 @@ from holdfast.device.arrivals import Arriving
 from holdfast.device.faults import device_errors
 from holdfast.device.queues import Work, current_queue, host_empty, new_queue
 from holdfast.errors import StepError
-from holdfast.pools.pool import Pool
 from holdfast.rows.row_access import BatchIds, PlannedFeatures, check_under_way, plan_here
 from holdfast.slots.home_mapping import HomeMapping
 from holdfast.slots.keys_in_slots import KeysInSlots
 from holdfast.slots.slot_batch import Part, Returning, SlotBatch, unpack
-from holdfast.slots.slot_group import SlotGroup, shares_of
+from holdfast.slots.slot_group import SlotGroup, TableHere, shares_of
+from holdfast.slots.slot_pool import SlotPool
 from holdfast.slots.staging import Coming, StagedPart, Staging
 
 COMPUTING = "device"  # names of queues, as a trace shows them
@@ -43,7 +43,8 @@ class SlotRows:
     """See row_access.RowAccess.
 
     numbers: of the collection's tables in the pool. num_bytes: of device memory for rows and their state.
-    mapping: where the device reads the pool's own memory (the direct way).
+    mapping: where the device reads the pool's own memory (the direct way). most_rows: of each table, that this
+    process may have; None: all of them.
 
     Raises OutOfDeviceMemory; WindowTooLarge, where one batch has more rows than there is room for.
     """
@@ -53,7 +54,7 @@ class SlotRows:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: SlotPool,
         collection: _core.Collection,
         numbers: Sequence[int],
         features: Sequence[tuple[str, int]],
@@ -61,6 +62,7 @@ class SlotRows:
         device: torch.device,
         num_bytes: int,
         mapping: HomeMapping | None = None,
+        most_rows: Sequence[int] | None = None,
     ) -> None:
         self.device = device
         self._pool = pool
@@ -68,10 +70,12 @@ class SlotRows:
         self._behind = pool.write_behind()
         self._mapping = mapping
         specs = [pool.core.tables[number] for number in numbers]
-        alike: dict[tuple[int, int, int, int], list[int]] = {}
-        for table, spec in enumerate(specs):
-            alike.setdefault((spec.embedding_dim, spec.dtype, spec.pooling, spec.keys), []).append(table)
-        shares = shares_of([[specs[t] for t in tables] for tables in alike.values()], num_bytes)
+        most_rows = [spec.num_embeddings for spec in specs] if most_rows is None else most_rows
+        here = [TableHere(*of_table) for of_table in zip(specs, most_rows, strict=True)]
+        alike: dict[tuple[int, int, bool, int], list[int]] = {}
+        for table, (spec, takes_mean) in enumerate(zip(specs, collection.takes_mean, strict=True)):
+            alike.setdefault((spec.embedding_dim, spec.dtype, takes_mean, spec.keys), []).append(table)
+        shares = shares_of([[here[t] for t in tables] for tables in alike.values()], num_bytes)
         bytes_of_slots = sum(share.num_slots * share.row_bytes for share in shares)
         with device_errors("the scratchpad", bytes_wanted=bytes_of_slots):
             self._groups = [
@@ -80,6 +84,7 @@ class SlotRows:
                     tables,
                     [specs[t] for t in tables],
                     [f for f, (_, table) in enumerate(features) if table in tables],
+                    takes_mean=collection.takes_mean[tables[0]],
                     num_slots=share.num_slots,
                     share=share.of_bytes,
                     keep=mapping is None,
@@ -199,9 +204,13 @@ class SlotRows:
         captured.work.append(Work("lookup", COMPUTING, began, queue.mark(timed=True)))
         return out
 
-    def evaluate(self, planned: PlannedFeatures) -> Tensor:
+    def drain(self) -> None:
+        """Waits until the pool has every issued step. Raises PoolFailed where it does not get them."""
         self._pool.drain()
         self._behind.check()
+
+    def evaluate(self, planned: PlannedFeatures) -> Tensor:
+        self.drain()
         plan = planned.plan
         out = host_empty((plan.num_bags, plan.output_width), torch.float32, self.device)
         self._pool.core.evaluate(plan, out.numpy())
@@ -220,7 +229,15 @@ class SlotRows:
 
     def weight_gradient(self, captured: SlotBatch, grad: Tensor, out: Tensor) -> None:
         spans = captured.planned.plan.spans
-        grad = grad.to(torch.float32).contiguous()
+        for features, found in self.lookup_gradients(captured, grad.to(torch.float32).contiguous()):
+            begin = 0
+            for feature in features:
+                first, last = spans[feature]
+                out[first:last] += found[begin : begin + last - first]
+                begin += last - first
+
+    def lookup_gradients(self, captured: SlotBatch, grad: Tensor) -> Iterator[tuple[list[int], Tensor]]:
+        """d loss / d weight of each lookup of some of the collection's features, feature by feature; on the host."""
         for part in captured.parts:
             arrays = part.arrays
             found = kernels.scale_gradients(
@@ -232,12 +249,7 @@ class SlotRows:
                 mean=part.group.mean,
                 alignment=self._alignment,
             )
-            there = Arriving(found, self._to_host).wait()
-            begin = 0
-            for feature in part.group.features:
-                first, last = spans[feature]
-                out[first:last] += there[begin : begin + last - first]
-                begin += last - first
+            yield part.group.features, Arriving(found, self._to_host).wait()
 
     def square_of_gradients(self) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=self.device)

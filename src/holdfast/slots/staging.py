@@ -26,11 +26,11 @@ from torch import Tensor
 from holdfast import _core
 from holdfast.device.queues import host_empty
 from holdfast.errors import WindowTooLarge
-from holdfast.pools.pool import Pool
 from holdfast.rows.row_access import PlannedFeatures
 from holdfast.slots.home_mapping import HomeMapping
 from holdfast.slots.slot_batch import SlotBatch, bytes_of, floats_of
 from holdfast.slots.slot_group import SlotGroup
+from holdfast.slots.slot_pool import SlotPool
 
 _FETCHED_FIRST = 2  # batches that a pool on a disk fetches rows of, before they are wanted in slots
 
@@ -69,7 +69,7 @@ class Staging:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: SlotPool,
         groups: Sequence[SlotGroup],
         mapping: HomeMapping | None,
         device: torch.device,
@@ -205,6 +205,6 @@ class Staging:
             group.directory.forget(admission)
 
     def _bytes_wanted(self, plan: _core.Plan) -> str:
-        wanted = math.ceil(max(group.bytes_wanted(plan) / group.share for group in self._groups))
+        wanted = math.ceil(max(group.bytes_wanted(plan) / group.share for group in self._groups if group.share))
         there = f"device.scratchpad_bytes is {self._num_bytes:,}"
         return f"{there}, this batch alone wants {wanted:,}, a window of several as many times that"

@@ -86,11 +86,15 @@ class Reading:
 
 class WriteBehind:
     """The issued steps of a pool. core: of the pool. fills_undo_log: whether a step's rows stay in its log until a
-    dense state at or after the step is durable. Raises whatever committing raises, DeviceError, NonFiniteLoss; after
+    dense state at or after the step is durable. steps_to_spare: that it has room for beside those on their way, when it
+    is said to run low. Raises whatever committing raises, DeviceError, NonFiniteLoss; after
     that PoolFailed."""
 
-    def __init__(self, core: Callable[[], _core.Pool], dense_interval: int, *, fills_undo_log: bool) -> None:
+    def __init__(
+        self, core: Callable[[], _core.Pool], dense_interval: int, *, fills_undo_log: bool, steps_to_spare: int = 0
+    ) -> None:
         self._core = core
+        self._steps_to_spare = steps_to_spare
         self._dense_interval = dense_interval
         self._fills_undo_log = fills_undo_log
         self._issuing: list[Issuing] = []
@@ -137,14 +141,14 @@ class WriteBehind:
         staged = self._staged_step
         if staged is None:
             staged = self._core().recovery.dense_step or 0
-        return self.step + 1 - staged >= self._dense_interval or self._log_is_low
+        return self.step + 1 - staged >= self._dense_interval or self.log_is_low
 
     @property
-    def _log_is_low(self) -> bool:
+    def log_is_low(self) -> bool:
         """Whether there is room for few more steps when the issued ones and the next have taken theirs: no sooner is
         the next one's dense state durable, and room is given back."""
         reading = self.reading
-        steps = 2 + _ISSUED_AT_MOST
+        steps = 2 + _ISSUED_AT_MOST + self._steps_to_spare
         wanted = steps * self._largest_step_bytes
         return reading.log_is_low or (self._fills_undo_log and reading.log_bytes_free < wanted)
 
