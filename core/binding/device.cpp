@@ -33,6 +33,7 @@ Arrays arrays_of(const DevicePlan& layout) {
   add("rows", layout.rows);
   add("tables", layout.tables);
   if (layout.keys) add("keys", *layout.keys);
+  if (layout.shards) add("shards", *layout.shards);
   add("missing", layout.missing);
   add("row_start", layout.row_start);
   add("gradient_offset", layout.gradient_offset);
@@ -69,20 +70,18 @@ void bind_device(nb::module_& m) {
       .def_prop_ro("max_occurrences", &Admission::max_occurrences, "Of one row.")
       .def_prop_ro(
           "packed_bytes", [](const Admission& a) { return device_plan_of(a).bytes; }, "What pack needs.")
-      .def(
-          "pack", &packed, "out"_a,
-          "Writes into `out`, whose first byte is at a multiple of 8, what kernels need, and says where: "
-          "{name: (byte offset, number of elements)}, offsets multiples of 128. With U unique rows (the directory's "
-          "tables in order, rows ascending), M of them missing, L lookups and F features of B bags: slots int32 [U], "
-          "rows int64 [U] (their numbers in the whole table), tables int32 [U] (the pool's numbers), keys int64 [U] "
-          "(of "
-          "tables with keys), missing int32 [M] (indexes of unique rows, ascending), row_start int32 [U + 1] and "
-          "gradient_offset int32 [L] (of each row's occurrences, in order: "
-          "where its bag begins in [num_bags, output_width]), gradient_scale float32 [L] (absent where all are 1), "
-          "lookup_slot int32 [L] (in the order of the batch), bag_start int32 [F * B + 1] (indexes into lookup_slot), "
-          "lookup_scale float32 [L] (per-sample weights; absent without), columns int32 [F]. A routed plan's output is "
-          "[1, output_width], and each of its bags has columns of its own: columns int32 [bags]. Raises ConfigError "
-          "where an offset does not fit, StepError after the release.");
+      .def("pack", &packed, "out"_a,
+           "Writes into `out`, whose first byte is at a multiple of 8, what kernels need, and says where: {name: "
+           "(byte offset, number of elements)}, offsets multiples of 128. With U unique rows (the directory's tables "
+           "in order, rows ascending), M of them missing, L lookups and F features of B bags: slots int32 [U], rows "
+           "int64 [U] (their numbers in the whole table), tables int32 [U] (the pool's numbers), keys int64 [U] (of "
+           "tables with keys), shards int32 [U] (of such where one is split: the rows'), missing int32 [M] (indexes "
+           "of unique rows, ascending), row_start int32 [U + 1] and gradient_offset int32 [L] (of each row's "
+           "occurrences, in order: where its bag begins in [num_bags, output_width]), gradient_scale float32 [L] "
+           "(absent where all are 1), lookup_slot int32 [L] (in the order of the batch), bag_start int32 [F * B + 1] "
+           "(indexes into lookup_slot), lookup_scale float32 [L] (per-sample weights; absent without), columns int32 "
+           "[F]. A routed plan's output is [1, output_width], and each of its bags has columns of its own: columns "
+           "int32 [bags]. Raises ConfigError where an offset does not fit, StepError after the release.");
 
   nb::class_<SlotDirectory>(m, "SlotDirectory", "Which slot of a device's memory has which row. Thread-safe.")
       .def(

@@ -207,7 +207,9 @@ void bind_pool(nb::module_& m) {
            "The plan's keys keep their rows for some steps, until it is captured. Raises StepError where they lost "
            "them.")
       .def("oldest_keys", &Pool::oldest_keys, "table"_a,
-           "Of a table with keys: in the next step, records of steps before this do not count.")
+           "Of a table with keys: in the next step, records of steps before this do not count. Of each of its shards, "
+           "where "
+           "max_keys has them count for themselves; else one for all.")
       .def(
           "read_missing",
           [](Pool& pool, const Admission& admission, const Bytes& weights, const FloatVector& state) {

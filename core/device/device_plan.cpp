@@ -41,6 +41,7 @@ struct Places {
       num_rows += plan.tables[t].num_unique();
       num_lookups += plan.tables[t].num_lookups();
       has_keys = has_keys || plan.spec->tables[t].keys != nullptr;
+      is_split = is_split || plan.spec->tables[t].layout.is_split();
       has_gradient_scale = has_gradient_scale || !plan.tables[t].scale.empty();
     }
     std::size_t first_lookup = 0;
@@ -57,6 +58,7 @@ struct Places {
   const bool is_routed;
   bool has_gradient_scale;
   bool has_keys = false;
+  bool is_split = false;
   std::vector<TablePlace> tables;
   std::vector<FeaturePlace> features;
   std::size_t num_rows = 0;
@@ -131,6 +133,12 @@ class Packing {
                    table.rows.begin() + static_cast<std::ptrdiff_t>(end), rows,
                    [&](std::uint64_t row) { return layout.row_of(row); });
     if (layout_.keys) copy(*layout_.keys, to, table.keys.data() + begin, count);
+    if (layout_.shards) {
+      std::uint32_t* const shards = at<std::uint32_t>(*layout_.shards) + to;
+      for (std::size_t i = 0; i < count; ++i) {
+        shards[i] = layout.is_split() ? layout.shard_of(table.rows[begin + i]) : 0;
+      }
+    }
     std::fill_n(at<std::uint32_t>(layout_.tables) + to, count, places_.plan.spec->tables[place.table].number);
     offset_by(place.first_occurrence, layout_.row_start, to, table.row_start.data() + begin, count);
   }
@@ -218,6 +226,7 @@ DevicePlan device_plan_of(const Admission& admission) {
   layout.rows = add(places.num_rows, 8);
   layout.tables = add(places.num_rows, 4);
   if (places.has_keys) layout.keys = add(places.num_rows, 8);
+  if (places.has_keys && places.is_split) layout.shards = add(places.num_rows, 4);
   layout.missing = add(admission.missing().size(), 4);
   layout.row_start = add(places.num_rows + 1, 4);
   layout.gradient_offset = add(places.num_lookups, 4);

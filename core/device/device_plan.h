@@ -26,6 +26,7 @@ struct DevicePlan {
   PackedArray rows;    // int64 [U] the rows' numbers in their tables, whole ones where these are in shards
   PackedArray tables;                          // int32 [U] the pool's numbers of these
   std::optional<PackedArray> keys;  // int64 [U] of tables with keys: the rows'
+  std::optional<PackedArray> shards;  // int32 [U] of these, where a table is split: the rows' of their table's
   PackedArray missing;                         // int32 [M] indexes of unique rows, ascending
   PackedArray row_start;  // int32 [U + 1] occurrences of row u: row_start[u] .. row_start[u + 1]
   PackedArray gradient_offset;  // int32 [L] element of [num_bags, output_width] where its bag begins

@@ -33,10 +33,12 @@ class LivingKeys {
   bool count(std::uint64_t row, std::uint64_t step, std::uint8_t level) const {
     return of(row).count(step, stay_.of_level(level));
   }
-  // Of a table that is not split, and in which updates are worth nothing: records of steps before this do not count.
-  std::uint64_t oldest_step() const {
-    const KeyBounds& bounds = of_shard_.front();
-    return std::max(bounds.by_age, std::min(bounds.by_room, bounds.newest));
+  // Of a table in which updates are worth nothing: of each shard that counts for itself, or of all together, the step
+  // before which records do not count.
+  std::vector<std::uint64_t> oldest_steps() const {
+    std::vector<std::uint64_t> oldest;
+    for (const KeyBounds& of : of_shard_) oldest.push_back(std::max(of.by_age, std::min(of.by_room, of.newest)));
+    return oldest;
   }
 
  private:

@@ -144,9 +144,9 @@ void Pool::expect_keys(const Plan& plan) {
   keep_keys(plan, KeyDirectory::steps_ahead / 2);
 }
 
-std::uint64_t Pool::oldest_keys(std::uint32_t table) const {
+std::vector<std::uint64_t> Pool::oldest_keys(std::uint32_t table) const {
   check_open();
-  return backend_->living_of(table).oldest_step();
+  return backend_->living_of(table).oldest_steps();
 }
 
 // Of a batch that was planned long ago, keys may have been left behind since, and their rows be others'. steps: from now

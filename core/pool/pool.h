@@ -234,8 +234,9 @@ class Pool {
   // The batch is on its way, and its rows are going to be read before it is captured: for some steps its keys keep them.
   // Throws step where some have lost theirs since it was planned.
   void expect_keys(const Plan& plan);
-  // Of a table with keys, in step step() + 1: records of earlier steps do not count.
-  std::uint64_t oldest_keys(std::uint32_t table) const;
+  // Of a table with keys, in step step() + 1: records of earlier steps do not count. Of each of its shards, where these
+  // count for themselves (max_keys), else one.
+  std::vector<std::uint64_t> oldest_keys(std::uint32_t table) const;
   // This pool was made anew, with more tables, in the place of one that nothing had happened in, and which is closed: collections
   // that were made of it plan with its directories.
   void take_keys(const Pool& former);

@@ -206,7 +206,7 @@ class Admission:
 
     def pack(self, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> dict[str, tuple[int, int]]:
         """
-        Writes into `out`, whose first byte is at a multiple of 8, what kernels need, and says where: {name: (byte offset, number of elements)}, offsets multiples of 128. With U unique rows (the directory's tables in order, rows ascending), M of them missing, L lookups and F features of B bags: slots int32 [U], rows int64 [U] (their numbers in the whole table), tables int32 [U] (the pool's numbers), keys int64 [U] (of tables with keys), missing int32 [M] (indexes of unique rows, ascending), row_start int32 [U + 1] and gradient_offset int32 [L] (of each row's occurrences, in order: where its bag begins in [num_bags, output_width]), gradient_scale float32 [L] (absent where all are 1), lookup_slot int32 [L] (in the order of the batch), bag_start int32 [F * B + 1] (indexes into lookup_slot), lookup_scale float32 [L] (per-sample weights; absent without), columns int32 [F]. A routed plan's output is [1, output_width], and each of its bags has columns of its own: columns int32 [bags]. Raises ConfigError where an offset does not fit, StepError after the release.
+        Writes into `out`, whose first byte is at a multiple of 8, what kernels need, and says where: {name: (byte offset, number of elements)}, offsets multiples of 128. With U unique rows (the directory's tables in order, rows ascending), M of them missing, L lookups and F features of B bags: slots int32 [U], rows int64 [U] (their numbers in the whole table), tables int32 [U] (the pool's numbers), keys int64 [U] (of tables with keys), shards int32 [U] (of such where one is split: the rows'), missing int32 [M] (indexes of unique rows, ascending), row_start int32 [U + 1] and gradient_offset int32 [L] (of each row's occurrences, in order: where its bag begins in [num_bags, output_width]), gradient_scale float32 [L] (absent where all are 1), lookup_slot int32 [L] (in the order of the batch), bag_start int32 [F * B + 1] (indexes into lookup_slot), lookup_scale float32 [L] (per-sample weights; absent without), columns int32 [F]. A routed plan's output is [1, output_width], and each of its bags has columns of its own: columns int32 [bags]. Raises ConfigError where an offset does not fit, StepError after the release.
         """
 
 class SlotDirectory:
@@ -388,9 +388,9 @@ class Pool:
         The plan's keys keep their rows for some steps, until it is captured. Raises StepError where they lost them.
         """
 
-    def oldest_keys(self, table: int) -> int:
+    def oldest_keys(self, table: int) -> list[int]:
         """
-        Of a table with keys: in the next step, records of steps before this do not count.
+        Of a table with keys: in the next step, records of steps before this do not count. Of each of its shards, where max_keys has them count for themselves; else one for all.
         """
 
     def read_missing(self, admission: Admission, weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], state: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:

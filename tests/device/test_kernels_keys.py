@@ -33,7 +33,7 @@ class KeyedRows:
         self.slots = torch.randperm(num_slots, generator=generator(seed))[:num_rows].to(torch.int32).to(DEVICE)
         self.keys = torch.from_numpy(draw.integers(INT64.min, INT64.max, num_rows)).to(DEVICE)
         self.tables = torch.from_numpy(draw.integers(0, TABLES, num_rows).astype(np.int32)).to(DEVICE)
-        self.oldest = torch.tensor([4, 0, 7], device=DEVICE)
+        self.oldest = torch.tensor([4, 0, 7], device=DEVICE)[self.tables.long()]
         self.admit_after = torch.tensor([0, 3, 2], device=DEVICE)
         self.initial = kernels.InitialValues.of(
             seed, [(-0.5, 0.25), (1.0, 1.0), (-65504.0, 70000.0)], self.slots.device
@@ -46,7 +46,7 @@ class KeyedRows:
             if kinds[u] == 0:
                 key = key ^ (1 << (u % 63))
             elif kinds[u] == 1:
-                step, updates = (int(self.oldest[self.tables[u]]) - 1, 2) if u % 2 and self.tables[u] != 1 else (0, 0)
+                step, updates = (int(self.oldest[u]) - 1, 2) if u % 2 and self.tables[u] != 1 else (0, 0)
             else:
                 self.is_its_keys[u] = True
             self.state[int(self.slots[u]), -4:] = records(torch.tensor([key]), step, torch.tensor([updates]))[0]
@@ -158,7 +158,7 @@ def test_keys_begin_with_the_cores_initial_values(run: Any, dtype: str, pool_roo
             torch.arange(len(keys), dtype=torch.int32, device=DEVICE),
             keys.to(DEVICE),
             torch.ones(len(keys), dtype=torch.int32, device=DEVICE),
-            torch.zeros(2, dtype=torch.int64, device=DEVICE),
+            torch.zeros(len(keys), dtype=torch.int64, device=DEVICE),
             initial,
         )
     )

@@ -102,6 +102,11 @@ LOOPS = {
         {"ahead": 2, "max_norm": 0.05, "evaluate_every": 2},
         (3000, 3000),
     ),
+    "a loss that overflows": (
+        "own_loops:train",
+        {"scaler": True, "overflow_at": 3, "dense_interval": 4, "ahead": 3},
+        (6000, 6000),
+    ),
     "learned weights": ("own_loops:weighted", {"pairs": True, "learned": True, "ahead": 1}, (4000, 4000)),
     "keys": (
         "keyed_loops:train",
@@ -110,8 +115,8 @@ LOOPS = {
     ),
     "keys that make room": (
         "keyed_loops:train",
-        {"dense": True, "max_keys": 150, "capacity": 900, "admit_after": 2},
-        (4000, 4000),
+        {"dense": True, "max_keys": 64, "admit_after": 2},
+        (50000, 50000),
     ),
 }
 

@@ -80,8 +80,15 @@ def draw_group(seed: int) -> GroupEpisode:
             admit_probability=rng.choice((None, 0.5)),
         )
         config = {**config, **{name: {**config.get(name, {}), **fields} for name, fields in of_keys.items()}}
+    has_rules = {"stay", "admit_probability"} & {name for name, value in config["embedding"].items() if value}
+    if not memory_ranks and not has_rules:
+        lives = tuple({**life, "device": _draw_device(rng)} for life in lives)
     case = Case(config=config, num_ranks=ranks, memory_ranks=memory_ranks, dropout=rng.random() < 0.5)
     return GroupEpisode(seed=seed, case=case, lives=lives, looks=looks, others=others)
+
+
+def _draw_device(rng: random.Random) -> dict[str, Any]:
+    return rng.choice(({}, {"rows": "scratchpad", "scratchpad_bytes": rng.choice((100_000, 1 << 20))}))
 
 
 def _with(case: Case, options: dict[str, Any]) -> Case:

@@ -12,6 +12,7 @@ Invariants
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -41,8 +42,13 @@ class KeysInSlots:
         self._waits = any(spec.max_keys for spec in self._specs.values())
         # When the collection was made; later it is known without asking the pool, which is some steps behind.
         self._oldest_then = [
-            pool.core.oldest_keys(number) if number in self._specs else 0 for number in range(num_tables)
+            pool.core.oldest_keys(number) if number in self._specs else [0] for number in range(num_tables)
         ]
+        # A table's are one behind the other: one for each of its shards, where these count for themselves.
+        lengths = torch.tensor([len(oldest) for oldest in self._oldest_then])
+        self._first = (lengths.cumsum(0) - lengths).to(device)
+        self._has_shards = bool((lengths > 1).any())
+        self._by_shard = (lengths > 1).to(device)
         self._oldest: Tensor | None = None
         self._step = -1
 
@@ -51,18 +57,20 @@ class KeysInSlots:
         if step == self._step:
             return
         self._step = step
-        oldest = host_empty((len(self._oldest_then),), torch.int64, self._device)
         if self._waits:
             self._pool.drain()
-        for number, then in enumerate(self._oldest_then):
-            spec = self._specs.get(number)
-            if spec is None:
-                oldest[number] = 0
-            elif spec.max_keys:
-                oldest[number] = self._pool.core.oldest_keys(number)
-            else:
-                oldest[number] = max(then, step - spec.ttl_steps if spec.ttl_steps else 0)
+        found = [self._oldest_of(number, step) for number in range(len(self._oldest_then))]
+        oldest = host_empty((sum(map(len, found)),), torch.int64, self._device)
+        oldest.copy_(torch.tensor(list(itertools.chain(*found))))
         self._oldest = oldest.to(self._device, non_blocking=True)
+
+    def _oldest_of(self, number: int, step: int) -> list[int]:
+        spec, then = self._specs.get(number), self._oldest_then[number]
+        if spec is None:
+            return then
+        if spec.max_keys:
+            return self._pool.core.oldest_keys(number)
+        return [max(then[0], step - spec.ttl_steps if spec.ttl_steps else 0)]
 
     def start(self, part: Part) -> None:
         """Of a batch whose rows have arrived, on the queue that computes."""
@@ -70,13 +78,17 @@ class KeysInSlots:
             return
         assert self._oldest is not None
         assert part.group.state is not None
+        place = part.arrays["tables"].long()
+        if self._has_shards:
+            of_shard = part.arrays["shards"] * self._by_shard[place] if "shards" in part.arrays else 0
+            place = self._first[place] + of_shard
         kernels.start_keys(
             part.group.weights,
             part.group.state,
             part.arrays["slots"],
             part.arrays["keys"],
             part.arrays["tables"],
-            self._oldest,
+            self._oldest[place],
             self._initial,
         )
 

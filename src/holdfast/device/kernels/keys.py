@@ -70,7 +70,7 @@ def start_keys(
 
     weights: ``[num_slots, dim]``, float32, float16 or bfloat16. state: float32 ``[num_slots, state_floats]``, records
     at the end. slots: int32 ``[num_unique]``, different ones. keys: int64 ``[num_unique]``. tables: int32
-    ``[num_unique]``, the pool's numbers. oldest: int64 ``[num_tables]``: records of earlier steps do not count.
+    ``[num_unique]``, the pool's numbers. oldest: int64 ``[num_unique]``: a record of an earlier step does not count.
     """
     if slots.numel() == 0:
         return
@@ -82,7 +82,7 @@ def start_keys(
     place = slots.long()
     there = state[place]
     key, step, updates = read_records(there)
-    begins = ((updates == 0) | (key != keys) | (step < oldest[tables.long()]))[:, None]
+    begins = ((updates == 0) | (key != keys) | (step < oldest))[:, None]
     weights[place] = torch.where(begins, _initial_rows(keys, tables.long(), weights, initial), weights[place])
     state[place] = there.masked_fill(begins, 0.0)
 

@@ -100,7 +100,7 @@ def _start_keys(
     of_key, step, updates = load_record(records, slot, inside, state_floats)
     # Several threads may hold one record, and one of them is going to store.
     tl.debug_barrier()
-    counts = (updates != 0) & (of_key == key) & (step >= tl.load(oldest + table, mask=inside, other=0))
+    counts = (updates != 0) & (of_key == key) & (step >= tl.load(oldest + row, mask=inside, other=0))
     begins = inside & (counts == 0)
 
     column = tl.arange(0, block)[None, :]
