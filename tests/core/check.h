@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <random>
 #include <string>
 
@@ -28,6 +30,13 @@ inline std::uint64_t seed_from(int argc, char** argv) {
 }
 
 inline int passed() {
+#if HOLDFAST_ALONE
+  const std::filesystem::directory_iterator threads("/proc/self/task");
+  if (std::distance(begin(threads), end(threads)) != 1) {
+    fail(__FILE__, __LINE__,
+         "no thread was begun: this test is not tried under TSan (HOLDFAST_ALONE in CMakeLists.txt)");
+  }
+#endif
   std::printf("passed (%s)\n", replay_command.c_str());
   return 0;
 }
