@@ -1,8 +1,8 @@
 """OwnPart: a writer's part of the pool, and how far a device is ahead of it.
 
 Invariants
-- Where rows are updated on a device, verbs that change the part are called in the pool's thread of its WriteBehind: they
-  are asked of that thread, or both of its threads are settled first. How far it is may be read from any thread.
+- Where rows are updated on a device, verbs that change the part are called in the pool's thread of its WriteBehind, or
+  while both of its threads are settled. How far it is may be read from any thread.
 - What this rank tells the others of its part is what the part has, not what the device has: the group never counts on a
   step that is on its way.
 """
