@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable
@@ -24,6 +25,8 @@ STORES: dict[str, dict[str, Any]] = {
     "in place, seldom": {"dense_interval": 3, "log_bytes": 1 << 18},
     "log": {"medium": "block", "log_bytes": 100 << 10, "dense_interval": 3},
 }
+SLOTS = {"device": {"rows": "scratchpad", "scratchpad_bytes": 50_000}}
+IN_SLOTS = {f"{name}, owners in slots": {**STORES[name], **SLOTS} for name in ("in place, seldom", "log")}
 GROUPS = {"2 ranks": (2, 0), "2 trainers, 2 memory ranks": (4, 2), "3 ranks": (3, 0)}
 
 
@@ -70,27 +73,28 @@ def while_it_trains(
         life.result()
 
 
-@pytest.mark.parametrize("store", STORES)
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize(
+    ("group", "store"), [*itertools.product(GROUPS, STORES), *itertools.product(("2 ranks", "3 ranks"), IN_SLOTS)]
+)
 def test_snapshots_of_a_group_that_trains_restore_to_the_bit(
     group: str, store: str, ranks: Ranks, pool_root: Path
 ) -> None:
-    pool, steps = pool_root / "pool", []
+    pool, options, steps = pool_root / "pool", {**STORES, **IN_SLOTS}[store], list[int]()
 
     def work() -> None:
         steps.append(take_snapshot(pool, pool_root / "a", on_rows=slowly).step)
         steps.append(take_snapshot(pool, pool_root / "b", since=pool_root / "a", on_rows=slowly).step)
 
-    while_it_trains(ranks, pool, group, STORES[store], work)
+    while_it_trains(ranks, pool, group, options, work)
     steps.append(take_snapshot(pool, pool_root / "c", since=pool_root / "b").step)  # of ranks that were killed
     assert steps == sorted(steps)
     for name, step in zip("abc", steps, strict=True):
-        restore_snapshot(pool_root / name, pool_root / f"restored-{name}", medium=STORES[store].get("medium", "auto"))
-        life = run(ranks, pool_root / "reference", group, {**STORES[store], "steps": step})
+        restore_snapshot(pool_root / name, pool_root / f"restored-{name}", medium=options.get("medium", "auto"))
+        life = run(ranks, pool_root / "reference", group, {**options, "steps": step})
         assert life.ended_well, life.errors()
         assert digest(pool_root / f"restored-{name}") == digest(pool_root / "reference")
     assert digest(pool_root / "restored-c") == digest(pool)  # what it goes back to
-    goes_on = {**STORES[store], "steps": steps[-1] + 4}
+    goes_on = {**options, "steps": steps[-1] + 4}
     for name in ("restored-a", "reference"):
         life = run(ranks, pool_root / name, group, goes_on)
         assert life.ended_well, life.errors()
