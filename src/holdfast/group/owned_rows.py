@@ -33,9 +33,11 @@ class OwnedRows(Protocol):
     """captured: what `capture` gave. See row_access.RowAccess for what the calls do."""
 
     @property
-    def description(self) -> str: ...
+    def description(self) -> str:
+        """How, in words; empty where that is the processor beside the part."""
+
     @property
-    def sums_once(self) -> bool:
+    def takes_one_pass(self) -> bool:
         """Whether a step has one forward pass, whose gradients are all that its rows are updated from."""
 
     def announce(self, plan: _core.Plan) -> None: ...
@@ -71,8 +73,8 @@ class _Partial:
 class OwnedNearMemory:
     """By the processor beside the part."""
 
-    description = "rows at their owners"
-    sums_once = False
+    description = ""
+    takes_one_pass = False
 
     def __init__(self, part: _core.Pool, *, looks_forward: bool) -> None:
         self._part = part
@@ -145,7 +147,7 @@ class OwnedNearMemory:
 class OwnedInSlots:
     """On a device. Its gradients are those of the one batch that was captured in the step."""
 
-    sums_once = True
+    takes_one_pass = True
 
     def __init__(self, slots: SlotRows, part: _core.Pool, device: torch.device) -> None:
         self._slots = slots
@@ -156,7 +158,7 @@ class OwnedInSlots:
 
     @property
     def description(self) -> str:
-        return f"rows at their owners, {self._slots.description}"
+        return self._slots.description
 
     def announce(self, plan: _core.Plan) -> None:
         self._slots.announce(PlannedFeatures(plan, None))

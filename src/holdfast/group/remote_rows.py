@@ -131,8 +131,8 @@ class RemoteRows:
 
     @property
     def description(self) -> str:
-        if self._owned is not None and self._owned.sums_once:
-            return self._owned.description
+        if self._owned is not None and self._owned.description:
+            return f"rows at their owners, {self._owned.description}"
         return "" if self.device.type == "cpu" else f"on {self.device}, rows at their owners"
 
     def bind(self) -> None:
@@ -286,7 +286,7 @@ class RemoteRows:
         check_under_way(captured, self._pool.step, "backward through a forward")
         self._pool.tell(Verb.ADD_GRADIENT, self._number, captured.number)
         first = not self._gradients
-        if not first and self._owned is not None and self._owned.sums_once:
+        if not first and self._owned is not None and self._owned.takes_one_pass:
             raise StepError(
                 "a second forward pass of one collection in one step: rows in slots are updated from one; accumulate "
                 "over several with device.rows = 'near_memory'"
