@@ -36,11 +36,10 @@ def ranks_command(num_ranks: int, options: Sequence[str], directory: Path) -> tu
         command = [sys.executable, "-m", "scaleout.rank", "--pool", str(directory / "pool"), "--out", str(out)]
         command += [*options, "--core", str(cores[rank % len(cores)])]
         script.append(" ".join(["env", *environment, *command]))
-    text = "\n".join(f'{line} & pids="$pids $!"' for line in script)
-    return (
-        ["bash", "-c", f"{text}\nfor pid in $pids; do wait -n || {{ kill $pids 2>/dev/null; exit 1; }}; done"],
-        out,
-    )
+    # `wait -n` for each of them would miss one that ends while another is waited for.
+    end = "trap 'kill $(jobs -p) 2>/dev/null; exit 1' TERM"
+    ranks = "\n".join(f"({line} || kill $$) &" for line in script)
+    return ["bash", "-c", f"{end}\n{ranks}\nwait"], out
 
 
 def plain_command(options: Sequence[str], directory: Path) -> tuple[list[str], Path]:
