@@ -367,7 +367,7 @@ class _Late:
 def pretended_cuda(monkeypatch: Any) -> Iterator[Machine]:
     """Inside, "cuda" is a device like any other, for everything that asks holdfast.device.queues for its queues."""
     from holdfast.device import arrivals, kernels, queues
-    from holdfast.group import owned_rows, remote_rows, shared_pool
+    from holdfast.group import owned_rows, remote_rows
     from holdfast.rows import near_memory
     from holdfast.run import assembly as run
     from holdfast.slots import access, home_mapping, slot_rows, write_behind
@@ -382,7 +382,7 @@ def pretended_cuda(monkeypatch: Any) -> Iterator[Machine]:
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, getattr(machine, name))
     monkeypatch.setattr(write_behind, "OrderedThread", lambda name: _Here(is_late="device" in name))
-    for module in (access, run, shared_pool):
+    for module in (access, run, remote_rows):
         monkeypatch.setattr(module, "open_device", lambda name: CUDA if name == "cuda" else torch.device("cpu"))
     monkeypatch.setattr(home_mapping, "_register", lambda *_: "")
     monkeypatch.setattr(home_mapping, "_unregister", lambda *_: None)

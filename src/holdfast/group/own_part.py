@@ -12,19 +12,24 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from holdfast import _core
+from holdfast.pools.behind import Behind
 from holdfast.slots.write_behind import WriteBehind
 
 # From what a rank says of its log to what all do about it: it says so with a batch's ids, which travel ahead.
 _STEPS_TO_LISTEN = 2
 
 
-class OwnPart:
+class OwnPart(Behind):
     """See slots.slot_pool.SlotPool. core: the part, open for training; it stays open where it `is_kept`."""
 
     def __init__(self, core: _core.Pool, *, is_kept: bool) -> None:
-        self.core = core
+        self._core = core
         self._is_kept = is_kept
         self._behind: WriteBehind | None = None
+
+    @property
+    def core(self) -> _core.Pool:
+        return self._core
 
     def write_behind(self) -> WriteBehind:
         """The steps that a device is ahead of it; from the first call on commits go through it."""
@@ -71,22 +76,6 @@ class OwnPart:
             self.core.commit(cursor, None, [], 0)
         else:
             self._behind.issue(cursor, None, None)
-
-    def retire(self) -> bool:
-        """Waits until the part has one step more that a device is ahead of it; False where there is none."""
-        return self._behind is not None and self._behind.retire()
-
-    def drain(self) -> None:
-        """Waits until it has every committed step."""
-        while self.retire():
-            pass
-
-    def flush(self) -> None:
-        """Waits until every committed step is durable here."""
-        self.drain()
-        if self._behind is not None:
-            self._behind.check()
-        self.core.flush()
 
     def note_durable(self, step: int) -> None:
         """All ranks have it: what is kept to go back further is given up."""

@@ -18,7 +18,6 @@ from torch import Tensor
 from holdfast import _core
 from holdfast.device.arrivals import Arriving
 from holdfast.device.queues import Work, new_queue, sent
-from holdfast.errors import StepError
 from holdfast.rows.row_access import PlannedFeatures
 
 if TYPE_CHECKING:
@@ -167,13 +166,13 @@ class OwnedInSlots:
         return self._slots.capture(PlannedFeatures(plan, None))
 
     def capture_ahead(self, plan: _core.Plan) -> bool:
-        return False
+        return self._slots.capture_ahead(PlannedFeatures(plan, None))
 
     def lookup(self, captured: SlotBatch) -> Tensor:
         return Arriving(self._slots.lookup(captured).view(-1), self._to_host).wait()
 
     def lookup_ahead(self, plan: _core.Plan, before: _core.Plan) -> None:
-        raise StepError("lookup_ahead goes with device.rows = 'near_memory' alone")
+        self._slots.lookup_ahead(PlannedFeatures(plan, None), PlannedFeatures(before, None))  # refuses it
 
     def evaluate(self, plan: _core.Plan) -> Tensor:
         self._slots.drain()

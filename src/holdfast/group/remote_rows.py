@@ -28,6 +28,7 @@ from torch import Tensor
 
 from holdfast import _core
 from holdfast.device.arrivals import Arriving
+from holdfast.device.faults import open_device
 from holdfast.device.options import DeviceConfig
 from holdfast.device.queues import Work, host_empty, new_queue, sent
 from holdfast.errors import ConfigError, StepError
@@ -38,7 +39,7 @@ from holdfast.group.owned_rows import OwnedInSlots, OwnedNearMemory, OwnedRows
 from holdfast.group.roles import Roles
 from holdfast.group.serving import HYPERPARAMETERS, Verb
 from holdfast.pools.tables import EmbeddingBagConfig, features_of
-from holdfast.rows.row_access import BatchIds, PlannedFeatures, check_under_way
+from holdfast.rows.row_access import BatchIds, PlannedFeatures, check_under_way, second_pass
 from holdfast.slots.access import open_slots
 
 if TYPE_CHECKING:
@@ -88,36 +89,21 @@ def check_device(config: DeviceConfig, roles: Roles) -> None:
         raise ConfigError("device.graphs = true is for one process: leave it out where several ranks train")
 
 
-def check_same_way(rows: Sequence[RemoteRows], config: DeviceConfig) -> None:
-    """Raises ConfigError where a pool's collections reach their rows in different ways, and it commits all in one."""
-    for other in rows:
-        if other.config.way != config.way:
-            raise ConfigError(
-                f"device.rows = {config.way!r}: another collection of the pool has {other.config.way!r}; give all of "
-                "its collections the same device.rows"
-            )
-
-
 class RemoteRows:
-    """See row_access.RowAccess. number: of the collection among the pool's. device: where vectors are wanted. config:
-    how the ranks that own rows reach theirs."""
+    """See row_access.RowAccess. number: of the collection among the pool's. config: where a trainer wants
+    vectors, and how the ranks that own rows reach theirs."""
 
     looks_forward = True
     takes_hints = False  # the other ranks wait for what one announces
     answers_late = True
 
     def __init__(
-        self,
-        pool: SharedPool,
-        number: int,
-        tables: Sequence[EmbeddingBagConfig],
-        device: torch.device,
-        config: DeviceConfig,
+        self, pool: SharedPool, number: int, tables: Sequence[EmbeddingBagConfig], config: DeviceConfig
     ) -> None:
-        self.device = device
         self.config = config
-        self._to_device = new_queue(device)
-        self._to_host = new_queue(device)
+        self.device = open_device(config.kind if pool.group.is_trainer else "cpu")
+        self._to_device = new_queue(self.device)
+        self._to_host = new_queue(self.device)
         self._pool = pool
         self._number = number
         self.tables = list(tables)
@@ -287,10 +273,7 @@ class RemoteRows:
         self._pool.tell(Verb.ADD_GRADIENT, self._number, captured.number)
         first = not self._gradients
         if not first and self._owned is not None and self._owned.takes_one_pass:
-            raise StepError(
-                "a second forward pass of one collection in one step: rows in slots are updated from one; accumulate "
-                "over several with device.rows = 'near_memory'"
-            )
+            raise second_pass()
         if self._owned is not None:
             self._owned.drop()
         spread, is_finite, route = None, True, captured.batch.route

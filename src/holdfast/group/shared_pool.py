@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from holdfast import _core
-from holdfast.device.faults import open_device
 from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss, StepError
 from holdfast.group.agreement import check_same_everywhere
@@ -36,7 +35,7 @@ from holdfast.group.opening import KeptPart
 from holdfast.group.options import GroupOptions
 from holdfast.group.pool import GroupPool, Status
 from holdfast.group.rank_states import checksum_of
-from holdfast.group.remote_rows import RemoteRows, check_device, check_same_way
+from holdfast.group.remote_rows import RemoteRows, check_device
 from holdfast.group.serving import Verb, message, serve_until
 from holdfast.pools.dense_state import DenseState
 from holdfast.pools.dial import MediumDial
@@ -49,6 +48,7 @@ from holdfast.pools.pool import Pool
 from holdfast.pools.proving_hook import pool_directory, refuse_group
 from holdfast.pools.tables import EmbeddingBagConfig, to_spec
 from holdfast.pools.victim_cache import VictimCache
+from holdfast.slots.access import check_same_way
 
 if TYPE_CHECKING:
     from holdfast.device.arrivals import ArrivingLoss
@@ -138,7 +138,7 @@ class SharedPool(Pool):
         self, tables: Sequence[EmbeddingBagConfig], optimizer: RowOptimizerSpec, device: DeviceConfig
     ) -> RemoteRows:
         check_device(device, self._group.roles)
-        check_same_way(self.rows, device)
+        check_same_way(self, device)
         if self._opened is not None:
             raise StepError(
                 "a collection is made after the pool of several ranks was opened: make all of them before its first use"
@@ -147,8 +147,7 @@ class SharedPool(Pool):
             if any(table.name == spec.name for spec in self._specs):
                 raise ConfigError(f"table '{table.name}' is declared by two collections")
             self._specs.append(to_spec(table, optimizer.kind))
-        here = open_device(device.kind if self._group.is_trainer else "cpu")
-        self.rows.append(RemoteRows(self, len(self.rows), tables, here, device))
+        self.rows.append(RemoteRows(self, len(self.rows), tables, device))
         return self.rows[-1]
 
     @property

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from holdfast import _core
 from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss, PoolNotFound, StepError
+from holdfast.pools.behind import Behind
 from holdfast.pools.dense_state import DenseState, commit_to
 from holdfast.pools.dial import MediumDial
 from holdfast.pools.directory import (
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 _ONE_RANK = OneRank()
 
 
-class Pool:
+class Pool(Behind):
     """Opens the pool in `directory` for writing and recovers it; a directory without one becomes a pool when the first
     tables are attached.
 
@@ -353,22 +354,6 @@ class Pool:
 
     def watch_parameters(self, parameters: Sequence[Tensor]) -> None:
         """Has them compared between ranks, as they are now."""
-
-    def retire(self) -> bool:
-        """Waits until the pool has one step more that a device is ahead of it; False where there is none."""
-        return self._behind is not None and self._behind.retire()
-
-    def drain(self) -> None:
-        """Waits until the pool has every committed step: rows that were updated on a device have come back."""
-        while self.retire():
-            pass
-
-    def flush(self) -> None:
-        """Waits until every committed step is durable. Raises PoolFailed where a device's were lost on their way."""
-        self.drain()
-        if self._behind is not None:
-            self._behind.check()
-        self.core.flush()
 
     def before_closing(self, callback: Callable[[], object]) -> None:
         """Calls it once, before the pool lets go of its memory."""

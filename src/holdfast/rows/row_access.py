@@ -74,6 +74,14 @@ def check_under_way(captured: Captured, last_step: int, verb: str) -> None:
         raise StepError(f"{verb} of step {captured.step}, which is over")
 
 
+def second_pass() -> StepError:
+    """Where rows lie in slots: what is to be said of another forward pass of a collection in one step."""
+    return StepError(
+        "a second forward pass of one collection in one step: rows in slots are updated from one; accumulate "
+        "over several with device.rows = 'near_memory'"
+    )
+
+
 class RowAccess(Protocol):
     """Rows of a collection, looked up and updated in one place or another. Pooled vectors and gradients are float32
     ``[batch_size, output_width]``, on `device`."""

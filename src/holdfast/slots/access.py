@@ -37,12 +37,7 @@ def open_access(
     Raises ConfigError, OutOfDeviceMemory.
     """
     device = open_device(config.kind)
-    if pool.collections and pool.commits_behind != (config.way != "near_memory"):
-        raise ConfigError(
-            f"device.rows = {config.way!r}: another collection of {pool.directory} has its rows updated "
-            f"{'on a device' if pool.commits_behind else 'near memory'}, and a pool commits all of them in one way; "
-            "give all of its collections the same device.rows"
-        )
+    check_same_way(pool, config)
     if config.way == "near_memory":
         return NearMemoryRows(pool, collection, device)
     from holdfast.slots.home_mapping import HomeMapping
@@ -57,6 +52,16 @@ def open_access(
         )
         mapping = None
     return open_slots(pool, collection, numbers, features, config, device=device, mapping=mapping)
+
+
+def check_same_way(pool: Pool, config: DeviceConfig) -> None:
+    """Raises ConfigError where the pool's collections have their rows updated elsewhere."""
+    if pool.collections and pool.commits_behind != (config.way != "near_memory"):
+        raise ConfigError(
+            f"device.rows = {config.way!r}: another collection of {pool.directory} has its rows updated "
+            f"{'on a device' if pool.commits_behind else 'near memory'}, and a pool commits all of them in one way; "
+            "give all of its collections the same device.rows"
+        )
 
 
 def open_slots(

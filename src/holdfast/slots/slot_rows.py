@@ -26,7 +26,7 @@ from holdfast.device.arrivals import Arriving
 from holdfast.device.faults import device_errors
 from holdfast.device.queues import Work, current_queue, host_empty, new_queue
 from holdfast.errors import StepError
-from holdfast.rows.row_access import BatchIds, PlannedFeatures, check_under_way, plan_here
+from holdfast.rows.row_access import BatchIds, PlannedFeatures, check_under_way, plan_here, second_pass
 from holdfast.slots.home_mapping import HomeMapping
 from holdfast.slots.keys_in_slots import KeysInSlots
 from holdfast.slots.slot_batch import Part, Returning, SlotBatch, unpack
@@ -219,10 +219,7 @@ class SlotRows:
     def add_gradient(self, captured: SlotBatch, grad: Tensor) -> Tensor:
         check_under_way(captured, self._pool.step, "backward through a forward")
         if self._gradient is not None:
-            raise StepError(
-                "a second forward pass of one collection in one step: rows in slots are updated from one; accumulate "
-                "over several with device.rows = 'near_memory'"
-            )
+            raise second_pass()
         grad = grad.to(torch.float32).contiguous()
         self._gradient = (captured, grad)
         return torch.where(kernels.all_finite(grad), 1.0, float("nan"))
