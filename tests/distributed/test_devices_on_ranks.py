@@ -11,6 +11,9 @@ import pytest
 from pool_digests import digest_of_tables
 
 from group_runs import Act, Life, Ranks, digest, small
+from holdfast.device.options import DeviceConfig
+from holdfast.group.remote_rows import device_of_ranks
+from holdfast.group.roles import Roles
 
 pytestmark = pytest.mark.dear
 GROUPS = {"one process": (1, 0), "2 ranks": (2, 0), "1 trainer, 1 memory rank": (2, 1)}
@@ -201,6 +204,11 @@ def test_what_slots_on_ranks_cannot_do_is_refused_by_name(what: str, ranks: Rank
     options, memory_ranks, words = REFUSED[what]
     life = ranks.run(pool_root / "pool", options, 2, memory_ranks=memory_ranks, loop="own_loops:train", grace=0.2)
     assert any(message.startswith(words) for message in life.errors().values()), life.errors()
+
+
+@pytest.mark.parametrize(("memory_ranks", "way"), [(0, "scratchpad"), (1, "near_memory")])
+def test_where_nothing_is_said_rows_are_kept_where_their_owners_have_a_device(memory_ranks: int, way: str) -> None:
+    assert device_of_ranks(DeviceConfig(kind="cuda"), Roles(world_size=2, memory_ranks=memory_ranks)).way == way
 
 
 def test_the_command_line_trains_in_slots_on_ranks(ranks: Ranks, pool_root: Path) -> None:

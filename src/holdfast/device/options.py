@@ -57,8 +57,8 @@ class DeviceConfig:
         gradients cross over. ``scratchpad``: the rows of the coming batches lie in the device's memory, are looked up
         and updated there, and stream back to the pool. ``direct``: the same, but the device reads the rows that it
         lacks from the pool's own mapping, which is registered with it; for pools in memory, of one process. ``auto``:
-        near_memory on the processor, scratchpad on an accelerator. Of several ranks, those that own rows reach theirs
-        so, for all; memory ranks near_memory alone.
+        near_memory on the processor and where memory ranks own the rows, scratchpad on an accelerator else. Of several
+        ranks, those that own rows reach theirs so, for all; memory ranks near_memory alone.
     scratchpad_bytes: device memory for rows and their optimizer state; None: half of what is free.
     relaxed_lookup: with near_memory, pool what the next batch reads of rows that this one does not update while this
         one computes, and add the others after its update: the same sums in another order.

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,8 +73,13 @@ class RemoteCapture:
         return num_bytes
 
 
-def check_device(config: DeviceConfig, roles: Roles) -> None:
-    """Raises ConfigError for what a device cannot do where several ranks share the rows."""
+def device_of_ranks(config: DeviceConfig, roles: Roles) -> DeviceConfig:
+    """The same, with what follows from the ranks decided: memory ranks have no device to keep rows on.
+
+    Raises ConfigError for what a device cannot do where several ranks share the rows.
+    """
+    if config.rows == "auto" and roles.memory_ranks:
+        config = replace(config, rows="near_memory")
     if config.way == "direct":
         raise ConfigError(
             "device.rows = 'direct' is for one process: where several ranks share the rows, set 'scratchpad' or "
@@ -87,6 +92,7 @@ def check_device(config: DeviceConfig, roles: Roles) -> None:
         )
     if config.graphs:
         raise ConfigError("device.graphs = true is for one process: leave it out where several ranks train")
+    return config
 
 
 class RemoteRows:

@@ -35,7 +35,7 @@ from holdfast.group.opening import KeptPart
 from holdfast.group.options import GroupOptions
 from holdfast.group.pool import GroupPool, Status
 from holdfast.group.rank_states import checksum_of
-from holdfast.group.remote_rows import RemoteRows, check_device
+from holdfast.group.remote_rows import RemoteRows, device_of_ranks
 from holdfast.group.serving import Verb, message, serve_until
 from holdfast.pools.dense_state import DenseState
 from holdfast.pools.dial import MediumDial
@@ -137,7 +137,7 @@ class SharedPool(Pool):
     def open_rows(
         self, tables: Sequence[EmbeddingBagConfig], optimizer: RowOptimizerSpec, device: DeviceConfig
     ) -> RemoteRows:
-        check_device(device, self._group.roles)
+        device = device_of_ranks(device, self._group.roles)
         check_same_way(self, device)
         if self._opened is not None:
             raise StepError(

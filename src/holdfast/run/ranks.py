@@ -14,7 +14,7 @@ from holdfast.data import Source
 from holdfast.errors import ConfigError
 from holdfast.files.config import differences, to_plain
 from holdfast.group.group import Group
-from holdfast.group.remote_rows import check_device
+from holdfast.group.remote_rows import device_of_ranks
 from holdfast.pools.directory import RecoveryMode
 from holdfast.pools.proving_hook import refuse_group
 from holdfast.run.assembly import open_trainer
@@ -52,7 +52,7 @@ def open_group_trainer(
     refuse_group()
     try:
         _check_same_everywhere(group, config)
-        check_device(config.device, group.roles)
+        device_of_ranks(config.device, group.roles)  # refuses before data and pool are looked at
         source = group.all_or_none(
             lambda: source or open_source(config.data), "the data", among_trainers=group.are_apart
         )
