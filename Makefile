@@ -27,10 +27,11 @@ BESIDE := $(shell expr $(JOBS) + $(JOBS))
 
 # What is left out of the core's tests, by label: where the whole is run, samples of it are not.
 LEFT_OUT := sample
-# Bytecode is kept whatever the environment says: hundreds of processes import the same modules.
+# Bytecode is kept whatever the environment says: hundreds of processes import the same modules. Whoever has nothing left
+# to do takes tests from another's files: those that are few and long kept one processor waiting for minutes at the end.
 test-all: build/.native  ## every test with all of its cases, in a quarter of an hour; before a release
 	$(BIN)/ctest --test-dir build/python --output-on-failure --no-tests=ignore --label-exclude $(LEFT_OUT) --parallel $(BESIDE)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(shell expr $(JOBS) + 1) --dist loadfile $(SAMPLE)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(shell expr $(JOBS) + 1) --dist worksteal $(SAMPLE)
 
 # Built where the tests build, so that nothing is compiled twice. auditwheel names the oldest glibc that it runs on.
 wheel: build/.native  ## dist/*.whl, and try it: a bare environment, no compiler, no AVX

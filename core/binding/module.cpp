@@ -101,7 +101,9 @@ NB_MODULE(_core, m) {
       "all_finite", [](ConstFloatMatrix values) { return all_finite(values.data(), values.size()); }, "values"_a,
       Unlocked(), "Whether no element is infinite or a NaN.");
   m.def(
-      "check_nodes", [](const std::vector<unsigned>& nodes) { check_nodes(nodes, "scratchpad_nodes"); }, "nodes"_a,
+      "check_nodes",
+      [](const std::vector<unsigned>& nodes, const std::string& option) { check_nodes(nodes, option.c_str()); },
+      "nodes"_a, "option"_a = "scratchpad_nodes",
       "Raises ConfigError where the system has no memory on one of these NUMA nodes.");
   m.def("remove_row_log", &remove_row_log, "path"_a,
         "Removes a pool's row log: where it is a link, what it leads to as well.");

@@ -715,7 +715,7 @@ def text_keys(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C
 def all_finite(values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> bool:
     """Whether no element is infinite or a NaN."""
 
-def check_nodes(nodes: Sequence[int]) -> None:
+def check_nodes(nodes: Sequence[int], option: str = 'scratchpad_nodes') -> None:
     """
     Raises ConfigError where the system has no memory on one of these NUMA nodes.
     """

@@ -499,3 +499,34 @@ def test_a_memory_rank_that_runs_by_itself_has_its_log_where_it_is_told_on_its_m
     [log] = logs.glob("*.row-log")
     [link] = directory.glob("writers-*/*/row-log-0000")
     assert link.readlink() == log
+
+
+WRONG_PLACES = {
+    "a log's directory that is not there": ("log.directory = ", "--log-directory", "{root}/nowhere"),
+    "a node that the machine does not have": ("scratchpad_nodes = ", "--scratchpad-node", "1000"),
+    "victims where there is nothing": (
+        "victims.directory = ", "--victim-bytes", "1048576", "--victim-directory", "{root}/nowhere",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG_PLACES)
+def test_what_a_memory_rank_lacks_is_said_before_any_trainer_comes(
+    what: str, commands: Commands, pool_root: Path
+) -> None:
+    words, *options = WRONG_PLACES[what]
+    served = commands.start(
+        "serve", pool_root / "part", "--listen", "127.0.0.1:0", *(each.format(root=pool_root) for each in options)
+    )
+    assert served.wait(60.0) == 1
+    assert served.log.read_text().startswith(f"holdfast: {words}")
+    assert not (pool_root / "part").exists()
+
+
+def test_a_memory_rank_whose_part_would_be_a_file_says_so_before_any_trainer_comes(
+    commands: Commands, pool_root: Path
+) -> None:
+    (pool_root / "part").write_text("a list of things to do")
+    served = commands.start("serve", pool_root / "part", "--listen", "127.0.0.1:0")
+    assert served.wait(60.0) == 1
+    assert "is there already, and is no directory" in served.log.read_text()

@@ -40,7 +40,8 @@ from holdfast.group.opening import KeptPart
 from holdfast.group.options import GroupOptions
 from holdfast.group.roles import Roles
 from holdfast.group.shared_pool import SharedPool
-from holdfast.pools.log_medium import LogMedium
+from holdfast.pools.directory import check_nodes, make_pool_directory
+from holdfast.pools.log_medium import LogMedium, directory_of_log
 from holdfast.pools.victim_cache import VictimCache
 
 _LINE_SECONDS = 5.0  # that whoever knocks has for a line
@@ -137,6 +138,13 @@ class OwnMedia:
     scratchpad_nodes: Sequence[int] = ()
     victims: VictimCache | None = None
 
+    def check(self) -> None:
+        """Raises ConfigError for what this machine does not have."""
+        check_nodes(self.scratchpad_nodes)
+        directory_of_log(self.log, log_store=True)
+        if self.victims is not None:
+            self.victims.check()
+
 
 class _ServedPool(SharedPool):
     """The pool as a rank has it that has no script: made of what the trainers ask for."""
@@ -155,7 +163,7 @@ class MemoryRank:
     address: HOST:PORT to listen at; port 0: any. media: of this machine. stopping: whether this process was asked
     to stop. say: told in a line what happens.
 
-    Raises ConfigError, OSError where it cannot listen there.
+    Raises ConfigError, PoolExists, PoolError, OSError where it cannot listen there.
     """
 
     def __init__(
@@ -171,6 +179,8 @@ class MemoryRank:
     ) -> None:
         if not 1 <= number <= memory_ranks:
             raise ConfigError(f"memory rank {number} of {memory_ranks}: count them from 1")
+        media.check()  # and the next one: here whoever starts it is told, else trainers are
+        make_pool_directory(directory)
         self._directory = directory
         self._number = number
         self._memory_ranks = memory_ranks

@@ -155,6 +155,11 @@ def check_options(
     for name, number in numbers.items():
         if number is not None and number >= 1 << 63:
             raise ConfigError(f"{name} = {number}; it must be less than 2^63")
+    check_nodes(scratchpad_nodes)
+
+
+def check_nodes(scratchpad_nodes: Sequence[int]) -> None:
+    """Raises ConfigError where the machine has no memory on one of these NUMA nodes."""
     if not all(0 <= node < 1 << 32 for node in scratchpad_nodes):
         raise ConfigError(
             f"scratchpad_nodes = {list(scratchpad_nodes)}; nodes are counted from 0, and "

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from holdfast import _core
 from holdfast.errors import ConfigError
 from holdfast.pools.dial import DialFigures, MediumDial
 
@@ -37,6 +39,12 @@ class VictimCache:
                 f"victims.nodes = {list(self.nodes)}; nodes are counted from 0, and "
                 "/sys/devices/system/node/has_memory says which there are"
             )
+
+    def check(self) -> None:
+        """Raises ConfigError where this machine has no such directory, or no memory on one of the nodes."""
+        if self.directory is not None and not Path(self.directory).is_dir():
+            raise ConfigError(f"victims.directory = {os.fspath(self.directory)!r}: no such directory; name one that is")
+        _core.check_nodes(list(self.nodes), "victims.nodes")
 
     @property
     def figures(self) -> tuple[int, str, Sequence[int], DialFigures | None]:
