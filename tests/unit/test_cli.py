@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -142,14 +143,28 @@ def test_row_checksums_change_no_digest_and_name_a_row_whose_bytes_have_changed(
         assert "restore a snapshot" in result.err
 
 
-def test_help_answers_without_importing_torch() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["train", "--help"], "goes on"), (["--version"], f"holdfast {version('holdfast')}, with torch")],
+)
+def test_help_and_version_answer_without_importing_torch(arguments: list[str], says: str) -> None:
     code = (
-        "import sys\nfrom holdfast import cli\nsys.argv = ['holdfast', 'train', '--help']\n"
+        f"import sys\nfrom holdfast import cli\nsys.argv = {['holdfast', *arguments]}\n"
         "try:\n    cli.main()\nexcept SystemExit:\n    pass\nassert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "goes on" in done.stdout
+    assert says in done.stdout
+
+
+def test_a_command_ends_without_searching_for_garbage_in_torch() -> None:
+    code = (
+        "import gc, sys, torch\nfrom holdfast import cli\nsys.argv = ['holdfast', 'inspect', '/nowhere']\n"
+        "try:\n    cli.main()\nexcept SystemExit:\n    pass\n"
+        "assert gc.get_freeze_count() > 100_000, gc.get_freeze_count()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_typo_in_the_configuration_is_named_with_what_was_meant(holdfast: Commands) -> None:

@@ -8,9 +8,10 @@ Exit status: 0 done · 1 an error that was foreseen · 2 the command line is wro
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from typing import Annotated
 
 import typer
@@ -18,7 +19,7 @@ import typer
 from holdfast.cli import data, groups, keeping, moving, pools, proving, training
 from holdfast.cli.options import add_command
 from holdfast.errors import HoldfastError
-from holdfast.state.reproducibility import prepare_environment
+from holdfast.state.reproducibility import keep_freed_memory, prepare_environment
 
 _DEBUG = "--debug"
 
@@ -48,8 +49,18 @@ for commands in entry_points(group="holdfast.commands"):  # of the predictors, o
     commands.load()(app)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"holdfast {version('holdfast')}, with torch {version('torch')}")  # noqa: T201
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
+    *,
+    shows_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
     debug: Annotated[bool, typer.Option(_DEBUG, help="Show the traceback of an error. Goes anywhere.")] = False,
 ) -> None:
     """Read by `main` before the rest, so that it may stand after the command too."""
@@ -59,6 +70,7 @@ def main() -> None:
     """The entry point of `holdfast` and `python -m holdfast`."""
     environment = dict(os.environ)
     prepare_environment()
+    keep_freed_memory()
     ours = sys.argv[1:]
     foreign = ours[ours.index("--") :] if "--" in ours else []  # a script's own
     ours = ours[: len(ours) - len(foreign)]
@@ -76,6 +88,8 @@ def main() -> None:
             sys.exit(1)
         print(f"holdfast: {_words(error)}", file=sys.stderr)  # noqa: T201
         sys.exit(1)
+    finally:
+        gc.freeze()  # the interpreter collects garbage as it ends, among all that torch made: most of a second
 
 
 def _words(error: HoldfastError | OSError) -> str:

@@ -163,7 +163,8 @@ def _restore_table(
     for layer, newer in reversed(_layers(chain, number)):
         with ahead(_gathered(layer)) as found:
             for rows in found:
-                taken = rows[~rows.are_among(newer)]
+                are_newer = rows.are_among(newer)
+                taken = rows[~are_newer] if are_newer.any() else rows
                 if len(taken) and table != chain[0].tables[number]:
                     taken = _in_resized(taken, chain[0], newest, number)
                 for core, part in homes.of(number, taken):
