@@ -4,7 +4,8 @@ Makes a pool of one table whose rows came in random order, so that rows with nei
 and times each command of the command line as a process of its own, with nothing of the files in the page cache where
 that can be emptied (root). Beside them: a plain copy past the page cache, reading and writing at the same time, and
 reading alone. A command's rate is that of the rows' bytes, whatever it reads and writes for them, over its seconds
-without those in which Python starts and imports.
+without those in which Python starts and imports. ``beside`` is a snapshot beside a run: by how much the run's steps
+slow, and the snapshot's share of the disk, its rate over a copy's.
 
     python -m moving --disk DIR                        # 8 million rows of 264 bytes, 1% of them changed
     python -m moving --disk DIR --only snapshot,since  # the pool and its first snapshot are made, and these
@@ -26,7 +27,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -34,7 +35,8 @@ _ROOT = Path(__file__).parents[2]
 _PIECE_BYTES = 8 << 20
 _ROWS_AT_ONCE = 100_000
 _BATCH = 8000
-VERBS = ("verify", "snapshot", "since", "restore", "restore_since", "export", "import", "digest")
+VERBS = ("verify", "snapshot", "since", "restore", "restore_since", "export", "import", "digest", "beside")
+_ALONE_SECONDS = 15.0
 
 _CONFIG = """
 [data.synthetic]
@@ -138,7 +140,9 @@ def _starting_s() -> float:
     for _ in range(3):
         _drop_page_cache()
         began = time.perf_counter()
-        subprocess.run([sys.executable, "-c", "import holdfast.admin.snapshot, holdfast.train.observe"], check=True)
+        # and it ends as commands do.
+        code = "import gc, holdfast.admin.snapshot, holdfast.train.observe; gc.freeze()"
+        subprocess.run([sys.executable, "-c", code], check=True)
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds)
 
@@ -158,6 +162,52 @@ def _command(*words: object) -> dict[str, Any]:
         "written_mb": round((after.ru_oublock - before.ru_oublock) * 512 / 1e6),
         "peak_memory_mb": round(after.ru_maxrss / 1024),  # of the largest command so far
     }
+
+
+class _Run:
+    """A run that trains the pool until it is stopped. Context manager."""
+
+    def __init__(self, config: Path, pool: Path, metrics: Path) -> None:
+        self._metrics = metrics
+        words = ["train", config, "--pool", pool, "--metrics", metrics, "--set", "train.steps=1000000"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast", *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+        self._metrics.unlink(missing_ok=True)
+
+    def steps(self) -> int:
+        """Taken so far."""
+        if self._process.poll() is not None:
+            raise RuntimeError(f"the run ended by itself, with status {self._process.returncode}")
+        return self._metrics.read_bytes().count(b"\n") if self._metrics.exists() else 0
+
+    def rate(self, work: Callable[[], object]) -> float:
+        """Steps a second while something is done."""
+        steps, began = self.steps(), time.perf_counter()
+        work()
+        return (self.steps() - steps) / (time.perf_counter() - began)
+
+
+def _beside(config: Path, pool: Path, snapshot: Path) -> dict[str, Any]:
+    """A snapshot of a pool that a run trains."""
+    with _Run(config, pool, pool.with_name("metrics.jsonl")) as run:
+        while run.steps() < 20:
+            time.sleep(0.5)
+        time.sleep(_ALONE_SECONDS)  # its scratchpad warms
+        before = run.rate(lambda: time.sleep(_ALONE_SECONDS))
+        taken: dict[str, Any] = {}
+        beside = run.rate(lambda: taken.update(_command("snapshot", pool, snapshot)))
+        after = run.rate(lambda: time.sleep(_ALONE_SECONDS))
+    alone = (before + after) / 2
+    rates = {"steps_per_s": [round(each, 2) for each in (before, beside, after)]}
+    return taken | rates | {"slows_by": round(1 - beside / alone, 2)}
 
 
 def _make_pool(config: Path, pool: Path, num_rows: int, table_rows: int) -> None:
@@ -222,6 +272,11 @@ def _measure(given: argparse.Namespace, directory: Path) -> dict[str, Any]:
         measure("since", "snapshot", pool, changed, "--since", full, limit=None)
         found["since"]["new_mb"] = round(sum(file.stat().st_size for file in changed.iterdir()) / 1e6)
         measure("restore_since", "restore", changed, restored)
+    if "beside" in only:
+        remove(full)
+        taken = _beside(config, pool, full)
+        rate = row_bytes / (taken["seconds"] - found["starting_s"]) / 1e6
+        found["beside"] = taken | {"of_copy": round(rate / found["disk_mb_per_s"]["copy"], 2)}
     for path in (full, changed, restored):
         remove(path)
     return found
