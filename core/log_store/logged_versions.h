@@ -1,0 +1,127 @@
+// Logged versions: what a merge takes home. The index says of which rows the newest version lies in its records, and where;
+// images come from memory, where somebody has them there, and else from the log.
+//
+// Invariants
+// - Images that are taken from memory are what the log has: who copies them says that nothing newer was appended then, and
+//   the index says afterwards that nothing newer was appended than what was chosen.
+// - It reads by the order of the log. What is read there does not change: its records stay until the merge gives them up.
+// - It takes memory for a few sections of records, whatever the size of the log and of the tables.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/format.h"
+#include "log_store/home_writer.h"
+#include "log_store/homes.h"
+#include "log_store/log_index.h"
+#include "log_store/log_records.h"
+#include "log_store/row_log.h"
+#include "log_store/store_parts.h"
+
+namespace holdfast {
+
+// Records of the log, oldest first, and where they lie.
+struct RecordRange {
+  std::vector<RowLog::Live> records;
+  LogStretch stretch;
+
+  std::uint64_t last_step() const { return records.back().link.mark.step; }
+};
+
+// One table's part of a record.
+struct RecordPart {
+  std::uint64_t position;  // of the record
+  format::RowLogSection section;
+};
+
+// A row's version, by where the index says that it is.
+struct LocatedVersion {
+  std::uint64_t row;
+  std::uint64_t location;
+};
+
+// Of a table, with their images.
+struct HomeVersions {
+  std::vector<HomeVersion> rows;
+  std::vector<std::byte> images;
+};
+
+// A table's rows in shares of about as many each: of neighbours at home, so that what is written at once lies close; those
+// that have no address when this is made are shared out by number.
+class HomeShares {
+ public:
+  HomeShares(const Homes& homes, std::uint32_t table, std::uint64_t num_rows);
+  std::uint64_t share_of(std::uint64_t row, std::uint64_t num_shares) const;
+
+ private:
+  const Homes& homes_;
+  std::uint32_t table_;
+  std::uint64_t num_rows_;
+  std::vector<std::uint64_t> num_addresses_;  // by home
+};
+
+class LoggedVersions {
+ public:
+  // As LogStore::CopyFromMemory.
+  using CopyFromMemory = std::function<std::vector<bool>(std::uint32_t table, std::span<const std::uint64_t> rows,
+                                                         std::byte* out, std::size_t stride)>;
+  // Called again and again by what takes long; throws where that is given up.
+  using Between = std::function<void()>;
+  // Of a table: which of so many shares.
+  struct Share {
+    const HomeShares& shares;
+    std::uint64_t number;
+    std::uint64_t of;
+  };
+
+  // most_bytes: of row numbers that are read at once.
+  LoggedVersions(const StoreTables& tables, StoreIo& io, const RowLog& log, LogIndex& index, const LogRecords& records,
+                 std::size_t most_bytes)
+      : tables_(tables), io_(io), log_(log), index_(index), records_(records), most_bytes_(most_bytes) {}
+
+  void set_memory(CopyFromMemory copy);
+
+  // Durable records of steps after one and up to another; of more than one, so many bytes at most, the oldest.
+  RecordRange records_between(std::optional<std::uint64_t> after_step, std::uint64_t limit_step,
+                              std::uint64_t most_bytes = ~std::uint64_t{0}) const;
+  // The index's rows of the share. Those whose newest version is in a record that is merged are chosen; where a later one
+  // stands there is nothing to do; of the others, `undecided`, the index does not say whether one that is merged has them.
+  void choose(std::uint32_t table, const Share& share, const LogStretch& merged, const LogStretch& standing,
+              std::vector<LocatedVersion>& chosen, std::vector<LocatedVersion>& undecided, const Between& between);
+  // Of one table's versions those that are in memory; `others` get the rest. `versions` has room for them.
+  void copy_images(std::uint32_t table, std::span<const LocatedVersion> chosen, HomeVersions& versions,
+                   std::vector<LocatedVersion>& others);
+  // Of one table's versions, by the order of the log, as many images as may be read at once, from the first one on;
+  // `versions` has room for them. Returns how many requests that took. Throws corrupted.
+  std::size_t read_images(std::uint32_t table, std::span<const LocatedVersion> chosen, const SectorBuffer& buffer,
+                          const PartSize& most, HomeVersions& versions);
+
+  // The records' parts, by table, those of the newest record first. Throws corrupted.
+  std::vector<std::vector<RecordPart>> parts_of(const RecordRange& range, const Between& between);
+  // Where the parts, the newest one first, have these rows; those that are in none of them have no place in the list.
+  std::vector<LocatedVersion> newest_of(std::span<const RecordPart> parts, std::span<const LocatedVersion> wanted,
+                                        const Between& between);
+
+ private:
+  std::span<const RecordPart> some_parts(std::span<const RecordPart> parts) const;
+  SpareBuffers::Borrowed read_row_numbers(std::span<const RecordPart> parts,
+                                          std::vector<const std::uint64_t*>& numbers);
+  void note_reads(std::uint64_t requests, std::uint64_t bytes);
+
+  const StoreTables& tables_;
+  StoreIo& io_;
+  const RowLog& log_;
+  LogIndex& index_;
+  const LogRecords& records_;
+  const std::size_t most_bytes_;
+  std::mutex memory_mutex_;  // guards the next one, and calls of it
+  CopyFromMemory copy_from_memory_;
+};
+
+}  // namespace holdfast

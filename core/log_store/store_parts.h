@@ -1,0 +1,47 @@
+// What the parts of a log store share: which tables it has, and what they read and write with.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "log_store/log_store_counters.h"
+#include "media/block_queue.h"
+#include "media/spare_buffers.h"
+#include "rows/row_image.h"
+#include "rows/row_table.h"
+
+namespace holdfast {
+
+struct StoreTable {
+  RowTable what;
+  RowLayout layout;
+};
+using StoreTables = std::vector<StoreTable>;  // by number
+
+// Every thread may use it.
+struct StoreIo {
+  explicit StoreIo(BlockQueue::Way way) : queue(way) {}
+
+  BlockQueue queue;
+  SpareBuffers spare;
+  std::size_t unit_bytes =
+      0;  // of log and homes, the greatest: what is read and written as a whole; settled with their opening
+  SharedCounters counters;
+
+  void note_fetched(std::uint64_t rows, std::uint64_t bytes, std::uint64_t requests) {
+    counters.change([&](LogStoreCounters& of) {
+      of.fetched_rows += rows;
+      of.fetched_bytes += bytes;
+      of.fetch_requests += requests;
+    });
+  }
+};
+
+// Of a message about an image that does not hold. place: of the image.
+inline std::string damaged_row(const std::string& place, std::uint32_t table, std::uint64_t row) {
+  return place + ": row " + std::to_string(row) + " of table " + std::to_string(table) + " does not hold its checksum";
+}
+
+}  // namespace holdfast
