@@ -20,7 +20,6 @@
 
 #include "log_store/home.h"
 #include "log_store/home_bits.h"
-#include "log_store/log_store_options.h"
 #include "log_store/row_log.h"
 #include "log_store/store_parts.h"
 

@@ -7,7 +7,7 @@
 // - Whoever looks a row up looks here and then at home under one lock, this index's: it also guards which rows homes have
 //   (homes.h).
 // - An extent of the log is free to be written again only after the index does not name it any more and every fetch that
-//   resolved rows into it is done: room_for says so, and forget takes the records' rows out before their space.
+//   resolved rows into it is done.
 // - A pass over the index holds others up for a part of it at a time. What was there all the time it meets once, or
 //   begins again.
 #pragma once
@@ -83,7 +83,7 @@ class LogIndex {
   void append(const RowLog::Live& record, const std::byte* data);
   // Where a record of `bytes` would go, or nothing when there is no room now.
   std::optional<std::uint64_t> room_for(std::uint64_t bytes) const;
-  // The log's `count` oldest records, which are the stretch, are home: their rows are, and then they.
+  // The log's `count` oldest records, which are the stretch, are home: forgets their rows, then gives up their space.
   void forget(const LogStretch& stretch, std::size_t count);
 
   // Calls visit_entry(row, location) for each row of the table. between() is called again and again, unlocked; it may throw.

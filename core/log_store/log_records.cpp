@@ -60,21 +60,23 @@ RecordDraft LogRecords::draft(std::span<const TableRows> tables) const {
   }
   std::memset(record + images_end, 0, header.bytes - images_end);
   header.rows_crc = crc32c(log_.seed(), record + sizeof(header), header.images_offset - sizeof(header));
-  return {std::move(shape), std::move(buffer), log_.seed()};
+  auto images_sum = std::make_unique<PartsChecksum>(header.bytes - header.images_offset, log_.seed());
+  return {std::move(shape), std::move(buffer), std::move(images_sum)};
 }
 
 void LogRecords::pack_rows(const RecordDraft& draft, std::size_t section, const WorkingRows& rows, std::size_t begin,
                            std::size_t count) const {
-  const RowLogSection& of = draft.shape().sections[section];
+  const RowLogSection& of = draft.shape.sections[section];
   const RowLayout& layout = tables_[of.table].layout;
   const std::uint64_t offset = of.images_offset + layout.offset_of(begin);
-  pack_images(layout, of.table, rows, count, draft.data() + offset);
-  draft.add_images(offset, layout.bytes_for(count));
+  std::byte* images = draft.buffer.data() + offset;
+  pack_images(layout, of.table, rows, count, images);
+  draft.images_sum->add(offset - draft.shape.header.images_offset, images, layout.bytes_for(count));
 }
 
 PackedRecord LogRecords::seal(const StepMark& mark, std::vector<RecordDraft> drafts) const {
   RecordDraft whole = drafts.size() == 1 ? std::move(drafts.front()) : join(drafts);
-  RowLogHeader header = whole.shape().header;
+  RowLogHeader header = whole.shape.header;
   if (header.bytes > log_.ring_bytes()) {
     throw Error(ErrorKind::batch_too_large, "a step's record takes " + std::to_string(header.bytes) +
                                                 " bytes of a row log that has " + std::to_string(log_.ring_bytes()));
@@ -82,21 +84,21 @@ PackedRecord LogRecords::seal(const StepMark& mark, std::vector<RecordDraft> dra
   header.step = mark.step;
   header.cursor = mark.cursor;
   header.row_updates = mark.row_updates;
-  header.images_crc = whole.images_crc();
+  header.images_crc = whole.images_sum->value();
   std::uint64_t num_rows = 0;
   std::uint64_t row_bytes = 0;
-  for (const RowLogSection& section : whole.shape().sections) {
+  for (const RowLogSection& section : whole.shape.sections) {
     num_rows += section.num_rows;
     row_bytes += section.num_rows * tables_[section.table].layout.image_bytes();
   }
-  return {header, num_rows, row_bytes, whole.take_buffer()};
+  return {header, num_rows, row_bytes, std::move(whole.buffer)};
 }
 
 std::vector<TableRows> LogRecords::tables_of(std::span<const RecordDraft> drafts) {
   std::vector<TableRows> tables;
   for (const RecordDraft& draft : drafts) {
-    for (const RowLogSection& section : draft.shape().sections) {
-      auto* rows = reinterpret_cast<std::uint64_t*>(draft.data() + section.rows_offset);
+    for (const RowLogSection& section : draft.shape.sections) {
+      auto* rows = reinterpret_cast<std::uint64_t*>(draft.buffer.data() + section.rows_offset);
       tables.push_back({section.table, section.num_rows, {rows, nullptr, nullptr}});
     }
   }
@@ -106,14 +108,15 @@ std::vector<TableRows> LogRecords::tables_of(std::span<const RecordDraft> drafts
 
 RecordDraft LogRecords::join(std::span<const RecordDraft> drafts) const {
   RecordDraft joined = draft(tables_of(drafts));
-  const std::vector<RowLogSection>& sections = joined.shape().sections;
+  const std::vector<RowLogSection>& sections = joined.shape.sections;
   for (const RecordDraft& part : drafts) {
-    parallel_for(part.shape().sections.size(), [&](std::size_t i) {
-      const RowLogSection& from = part.shape().sections[i];
+    parallel_for(part.shape.sections.size(), [&](std::size_t i) {
+      const RowLogSection& from = part.shape.sections[i];
       const RowLogSection& to = *std::ranges::lower_bound(sections, from.table, {}, &RowLogSection::table);
       const std::size_t bytes = tables_[from.table].layout.bytes_for(from.num_rows);
-      std::memcpy(joined.data() + to.images_offset, part.data() + from.images_offset, bytes);
-      joined.add_images(to.images_offset, bytes);
+      std::byte* images = joined.buffer.data() + to.images_offset;
+      std::memcpy(images, part.buffer.data() + from.images_offset, bytes);
+      joined.images_sum->add(to.images_offset - joined.shape.header.images_offset, images, bytes);
     });
   }
   return joined;

@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "base/checksum.h"
@@ -39,48 +38,22 @@ struct RecordShape {
   std::vector<format::RowLogSection> sections;  // by table, ascending
 };
 
-// A record in the making.
-class RecordDraft {
- public:
-  RecordDraft(RecordShape shape, SpareBuffers::Borrowed buffer, std::uint32_t seed)
-      : shape_(std::move(shape)),
-        buffer_(std::move(buffer)),
-        images_sum_(std::make_unique<PartsChecksum>(shape_.header.bytes - shape_.header.images_offset, seed)) {}
-
-  const RecordShape& shape() const { return shape_; }
-  std::byte* data() const { return buffer_.data(); }
-  // These images, which are at that offset of the record, are there.
-  void add_images(std::uint64_t offset, std::size_t bytes) const {
-    images_sum_->add(offset - shape_.header.images_offset, data() + offset, bytes);
-  }
-  std::uint32_t images_crc() const { return images_sum_->value(); }
-  SpareBuffers::Borrowed take_buffer() { return std::move(buffer_); }
-
- private:
-  RecordShape shape_;
-  SpareBuffers::Borrowed buffer_;
-  std::unique_ptr<PartsChecksum> images_sum_;
+// A record in the making: LogRecords' alone.
+struct RecordDraft {
+  RecordShape shape;
+  SpareBuffers::Borrowed buffer;
+  std::unique_ptr<PartsChecksum> images_sum;
 };
 
-// A record on its way to the log.
-class PackedRecord {
- public:
-  PackedRecord(const format::RowLogHeader& header, std::uint64_t num_rows, std::uint64_t row_bytes,
-               SpareBuffers::Borrowed buffer)
-      : header_(header), num_rows_(num_rows), row_bytes_(row_bytes), buffer_(std::move(buffer)) {}
+// A record on its way to the log, which nobody changes any more.
+struct PackedRecord {
+  format::RowLogHeader header;  // lacks what the log knows: position and chain
+  std::uint64_t num_rows;
+  std::uint64_t row_bytes;  // of their images
+  SpareBuffers::Borrowed buffer;
 
-  std::uint64_t step() const { return header_.step; }
-  std::uint64_t bytes() const { return header_.bytes; }
-  const format::RowLogHeader& header() const { return header_; }
-  std::uint64_t num_rows() const { return num_rows_; }
-  std::uint64_t row_bytes() const { return row_bytes_; }
-  std::byte* data() const { return buffer_.data(); }
-
- private:
-  format::RowLogHeader header_;  // lacks what the log knows: position and chain
-  std::uint64_t num_rows_;
-  std::uint64_t row_bytes_;  // of their images
-  SpareBuffers::Borrowed buffer_;
+  std::uint64_t step() const { return header.step; }
+  std::uint64_t bytes() const { return header.bytes; }
 };
 
 class LogRecords {

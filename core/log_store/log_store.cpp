@@ -71,7 +71,6 @@ void LogStore::create(const std::string& directory, const std::vector<RowTable>&
 
 LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, const LogStoreOptions& options)
     : writable_(options.writable),
-      merge_bytes_(options.merge_bytes),
       io_(options.way),
       tables_(store_tables(std::move(tables))),
       log_(existing_row_log(directory, options.writable), options.caching, options.watcher, options.opening(),
@@ -81,10 +80,9 @@ LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, c
       records_(tables_, io_, log_),
       log_writer_(log_, index_, io_.counters, latch_),
       home_writer_(tables_, io_, log_, homes_, index_.mutex(), latch_),
-      versions_(tables_, io_, log_, index_, records_, options.merge_bytes),
-      fetch_(tables_, io_, log_, index_, homes_),
-      survey_(tables_, io_, log_, index_, homes_),
-      sweep_(tables_, io_, log_, index_, homes_) {
+      view_{tables_, io_, log_, index_, homes_},
+      versions_(view_, records_, options.merge_bytes),
+      merge_({view_, versions_, home_writer_, log_writer_, options.merge_bytes}) {
   io_.unit_bytes = std::max(log_.file().unit_bytes(), homes_.unit_bytes());
 }
 
@@ -170,23 +168,23 @@ void LogStore::rebuild_index(std::uint64_t step) {
 
 void LogStore::fetch(std::span<const TableRows> tables) {
   require_readable();
-  fetch_.fetch(tables);
+  fetch_rows(view_, tables);
 }
 
 std::vector<std::uint64_t> LogStore::touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count) {
   require_readable();
-  return survey_.touched_rows(table, first, count);
+  return store_survey::touched_rows(view_, table, first, count);
 }
 
 void LogStore::sweep_home(const HomeStretch& stretch, const Take& take) {
   require_readable();
-  sweep_.sweep_home(stretch, take);
+  store_sweep::sweep_home(view_, stretch, take);
 }
 
-void LogStore::sweep_log(std::uint64_t back, std::uint64_t bytes, const StoreSweep::IsWanted& is_wanted,
+void LogStore::sweep_log(std::uint64_t back, std::uint64_t bytes, const store_sweep::IsWanted& is_wanted,
                          const Take& take) {
   require_readable();
-  sweep_.sweep_log(back, bytes, is_wanted, take);
+  store_sweep::sweep_log(view_, back, bytes, is_wanted, take);
 }
 
 std::optional<std::uint64_t> LogStore::append(const PackedRecord& packed) {
@@ -206,34 +204,23 @@ void LogStore::sync() {
 std::uint64_t LogStore::merge(const Limit& limit, const Rest& rest, const GivesUp& gives_up, std::uint64_t most_bytes) {
   const std::lock_guard turn(merge_mutex_);
   require_usable();
-  return merge_records(limit, rest, gives_up, most_bytes);
-}
-
-std::uint64_t LogStore::merge_records(const Limit& limit, const Rest& rest, const GivesUp& gives_up,
-                                      std::uint64_t most_bytes) {
-  RecordRange range = versions_.records_between(std::nullopt, limit(), most_bytes);
-  if (range.records.empty()) return 0;
-  index_.wait_for_fetches();
-  const LogMerge::Store store{tables_, io_, log_, index_, homes_, versions_, home_writer_, log_writer_, merge_bytes_};
-  return LogMerge(store, std::move(range), {limit, rest, gives_up}).run();
+  return merge_.run({limit, rest, gives_up, most_bytes});
 }
 
 void LogStore::import_rows(std::uint32_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> weights,
                            std::span<const float> state) {
   const std::lock_guard turn(merge_mutex_);
   require_usable();
-  const RowImport::ThroughLog through_log = [&](const TableRows& of_table) {
+  const auto through_log = [this](const TableRows& of_table) {
     const StepMark mark = log_.last();
     log_writer_.append(records_.pack(mark, {&of_table, 1}));
     log_.sync();
-    merge_records([&] { return mark.step; }, [](auto...) { return true; }, [] { return false; }, ~std::uint64_t{0});
+    const Limit limit = [&] { return mark.step; };
+    const Rest rest = [](auto...) { return true; };
+    const GivesUp gives_up = [] { return false; };
+    merge_.run({limit, rest, gives_up, ~std::uint64_t{0}});
   };
-  const RowImport import(tables_, io_, homes_, home_writer_, log_.ring_bytes(), through_log);
-  import.check(table, rows, weights, state);
-  if (!log_.live().empty()) {
-    throw Error(ErrorKind::step, log_.file().name() + ": rows are imported while the log is empty; merge first");
-  }
-  latch_.latching([&] { import.write(table, rows, weights, state); });
+  holdfast::import_rows({view_, home_writer_, latch_}, table, {rows, weights, state}, through_log);
 }
 
 void LogStore::sync_home() {
@@ -248,9 +235,9 @@ std::vector<std::string> LogStore::verify(std::uint64_t step) {
   if (!viewed_) throw Error(ErrorKind::step, log_.file().name() + ": only a view is verified");
   const std::uint64_t last = log_.last().step;
   if (step < last) rebuild_index(step);
-  std::vector<std::string> problems = survey_.verify_homes();
+  std::vector<std::string> problems = store_survey::verify_homes(view_);
   if (step < last) rebuild_index(last);
-  survey_.verify_log(problems);
+  store_survey::verify_log(view_, problems);
   return problems;
 }
 

@@ -35,7 +35,6 @@
 #include "log_store/log_index.h"
 #include "log_store/log_merge.h"
 #include "log_store/log_records.h"
-#include "log_store/log_store_options.h"
 #include "log_store/log_writer.h"
 #include "log_store/logged_versions.h"
 #include "log_store/row_fetch.h"
@@ -117,7 +116,7 @@ class LogStore {
   // alone is not there. Places begin with 0, and end with the table's number of rows.
   HomeRead read_home(std::uint32_t table, std::uint64_t first, const WorkingRows& out, std::size_t count,
                      std::vector<std::uint64_t>& torn) {
-    return survey_.read_home(table, first, out, count, torn);
+    return store_survey::read_home(view_, table, first, out, count, torn);
   }
 
   // These need a store that was recovered, or a view where they only read; a step error otherwise.
@@ -132,18 +131,18 @@ class LogStore {
 
   // For whoever wants all that there is: it is read in long pieces, and `take` gets rows of one table as they were at some
   // time in the call, some at a time. What is appended or merged beside it, it may have or not.
-  using Take = StoreSweep::Take;
+  using Take = store_sweep::Take;
   // What homes have of the table, in stretches of about so many bytes, by where they lie. Not beside a merge.
   std::vector<HomeStretch> home_stretches(std::uint32_t table, std::uint64_t bytes) const {
-    return sweep_.home_stretches(table, bytes);
+    return store_sweep::home_stretches(view_, table, bytes);
   }
   // Of a stretch the rows of which the log has no version.
   void sweep_home(const HomeStretch& stretch, const Take& take);
   // The rows whose newest version lies in the `bytes` of the ring before `back` from its head, of tables that are wanted.
-  void sweep_log(std::uint64_t back, std::uint64_t bytes, const StoreSweep::IsWanted& is_wanted, const Take& take);
+  void sweep_log(std::uint64_t back, std::uint64_t bytes, const store_sweep::IsWanted& is_wanted, const Take& take);
   // Which of the rows such calls may give.
   std::vector<bool> may_be_swept(std::uint32_t table, std::span<const std::uint64_t> rows) const {
-    return sweep_.may_be_swept(table, rows);
+    return store_sweep::may_be_swept(view_, table, rows);
   }
 
   // Of a record of these rows, and of one that is made of these drafts.
@@ -220,13 +219,11 @@ class LogStore {
   LogStoreCounters counters() const { return io_.counters.read(); }
 
  private:
-  std::uint64_t merge_records(const Limit& limit, const Rest& rest, const GivesUp& gives_up, std::uint64_t most_bytes);
   void rebuild_index(std::uint64_t step);
   void require_readable() const;
   void require_usable() const;
 
   const bool writable_;
-  const std::size_t merge_bytes_;
   StoreIo io_;
   const StoreTables tables_;
   RowLog log_;
@@ -236,10 +233,9 @@ class LogStore {
   LogRecords records_;
   LogWriter log_writer_;
   HomeWriter home_writer_;
+  const StoreView view_;
   LoggedVersions versions_;
-  RowFetch fetch_;
-  StoreSurvey survey_;
-  StoreSweep sweep_;
+  LogMerge merge_;
 
   std::mutex merge_mutex_;  // of one who merges, imports, syncs home or goes back
   bool scanned_ = false;

@@ -27,11 +27,36 @@ class LogWriter {
       : log_(log), index_(index), counters_(counters), latch_(latch) {}
 
   // Returns the record's bytes, or nothing where the ring has no room now.
-  std::optional<std::uint64_t> append(const PackedRecord& packed);
-  void sync();
+  std::optional<std::uint64_t> append(const PackedRecord& packed) {
+    const std::optional<std::uint64_t> position = index_.room_for(packed.bytes());
+    if (!position) return std::nullopt;
+    std::byte* const data = packed.buffer.data();
+    latch_.latching([&] { index_.append(log_.write(packed.header, *position, data), data); });
+    counters_.change([&](LogStoreCounters& counters) {
+      counters.appended_rows += packed.num_rows;
+      counters.appended_row_bytes += packed.row_bytes;
+      counters.appended_bytes += packed.bytes();
+    });
+    return packed.bytes();
+  }
+
+  void sync() {
+    const std::lock_guard turn(sync_mutex_);
+    latch_.latching([&] { log_.sync(); });
+  }
+
   // The `count` oldest records, which are the stretch, are durable at home: their space may be used again, and no recovery
   // goes before `merged_step`.
-  void give_up(const LogStretch& stretch, std::size_t count, std::uint64_t merged_step);
+  void give_up(const LogStretch& stretch, std::size_t count, std::uint64_t merged_step) {
+    latch_.latching([&] {
+      {
+        const std::lock_guard turn(sync_mutex_);
+        latch_.require_unfailed();
+      }
+      log_.checkpoint_without(count, merged_step);
+      index_.forget(stretch, count);
+    });
+  }
 
  private:
   RowLog& log_;

@@ -49,9 +49,9 @@ void LoggedVersions::set_memory(CopyFromMemory copy) {
 
 RecordRange LoggedVersions::records_between(std::optional<std::uint64_t> after_step, std::uint64_t limit_step,
                                             std::uint64_t most_bytes) const {
-  const std::uint64_t limit = std::min(limit_step, log_.durable_step());
+  const std::uint64_t limit = std::min(limit_step, store_.log.durable_step());
   RecordRange found;
-  for (const RowLog::Live& record : log_.live()) {
+  for (const RowLog::Live& record : store_.log.live()) {
     if (record.link.mark.step > limit) break;
     if (after_step && record.link.mark.step <= *after_step) continue;
     if (!found.records.empty() && record.end() - found.records.front().link.position > most_bytes) break;
@@ -59,7 +59,7 @@ RecordRange LoggedVersions::records_between(std::optional<std::uint64_t> after_s
   }
   if (!found.records.empty()) {
     const std::uint64_t begin = found.records.front().link.position;
-    found.stretch = {begin % log_.ring_bytes(), found.records.back().end() - begin, log_.ring_bytes()};
+    found.stretch = {begin % store_.log.ring_bytes(), found.records.back().end() - begin, store_.log.ring_bytes()};
   }
   return found;
 }
@@ -72,7 +72,7 @@ void LoggedVersions::choose(std::uint32_t table, const Share& share, const LogSt
     chosen.clear();
     undecided.resize(decided_before);
   };
-  index_.visit(table, begin, between, [&](std::uint64_t row, std::uint64_t location) {
+  store_.index.visit(table, begin, between, [&](std::uint64_t row, std::uint64_t location) {
     if (share.of != 1 && share.shares.share_of(row, share.of) != share.number) return;
     if (merged.has(location)) {
       chosen.push_back({row, location});
@@ -85,7 +85,7 @@ void LoggedVersions::choose(std::uint32_t table, const Share& share, const LogSt
 // What was appended last when it was copied is the chosen version if that is what was appended last afterwards.
 void LoggedVersions::copy_images(std::uint32_t number, std::span<const LocatedVersion> chosen, HomeVersions& versions,
                                  std::vector<LocatedVersion>& others) {
-  const RowLayout& layout = tables_[number].layout;
+  const RowLayout& layout = store_.tables[number].layout;
   std::vector<std::uint64_t> rows;
   for (const LocatedVersion& version : chosen) rows.push_back(version.row);
   std::vector<bool> has;
@@ -99,7 +99,7 @@ void LoggedVersions::copy_images(std::uint32_t number, std::span<const LocatedVe
     return;
   }
   {
-    const LogIndex::Locked locked(index_);
+    const LogIndex::Locked locked(store_.index);
     const RowIndex& index = locked.of(number);
     for (std::size_t i = 0; i < chosen.size(); ++i) {
       prefetch_ahead(index, rows.data(), i, rows.size());
@@ -122,25 +122,26 @@ void LoggedVersions::copy_images(std::uint32_t number, std::span<const LocatedVe
 
 std::size_t LoggedVersions::read_images(std::uint32_t number, std::span<const LocatedVersion> chosen,
                                         const SectorBuffer& buffer, const PartSize& most, HomeVersions& versions) {
-  const RowLayout& layout = tables_[number].layout;
+  const RowLayout& layout = store_.tables[number].layout;
   const std::size_t image_bytes = layout.image_bytes();
   SectorRuns runs(buffer, {.read_gap_bytes = read_gap_bytes,
                            .write_gap_bytes = read_gap_bytes,
-                           .unit_bytes = io_.unit_bytes,
+                           .unit_bytes = store_.io.unit_bytes,
                            .most_bytes = most.bytes,
                            .most_writes = most.requests});
   std::vector<const std::byte*> images;
   for (const LocatedVersion& version : chosen) {
-    const std::byte* image = runs.place(log_.file(), LogIndex::offset_of(version.location), image_bytes);
+    const std::byte* image = runs.place(store_.log.file(), LogIndex::offset_of(version.location), image_bytes);
     if (image == nullptr) break;
     images.push_back(image);
   }
-  io_.queue.read_many(runs.reads());
+  store_.io.queue.read_many(runs.reads());
   note_reads(runs.reads().size(), runs.read_bytes());
   for (std::size_t i = 0; i < images.size(); ++i) {
     const auto [row, location] = chosen[i];
     if (check_image(layout, number, row, images[i]) != ImageState::whole) {
-      throw Error(ErrorKind::corrupted, damaged_row(log_.file().place(LogIndex::offset_of(location)), number, row));
+      throw Error(ErrorKind::corrupted,
+                  damaged_row(store_.log.file().place(LogIndex::offset_of(location)), number, row));
     }
     const std::size_t at = versions.rows.size() * image_bytes;
     std::memcpy(versions.images.data() + at, images[i], image_bytes);
@@ -151,7 +152,7 @@ std::size_t LoggedVersions::read_images(std::uint32_t number, std::span<const Lo
 
 // The row numbers are checked here, and read again when they are wanted.
 std::vector<std::vector<RecordPart>> LoggedVersions::parts_of(const RecordRange& range, const Between& between) {
-  std::vector<std::vector<RecordPart>> parts(tables_.size());
+  std::vector<std::vector<RecordPart>> parts(store_.tables.size());
   std::uint64_t bytes = 0;
   for (auto record = range.records.rbegin(); record != range.records.rend(); ++record) {
     between();
@@ -178,7 +179,7 @@ std::vector<LocatedVersion> LoggedVersions::newest_of(std::span<const RecordPart
     const auto data = read_row_numbers(some, numbers);
     for (std::size_t part = 0; part < some.size(); ++part) {
       const std::uint64_t num_rows = some[part].section.num_rows;
-      LogIndex::Locations locations = index_.locations_of(some[part].position, some[part].section);
+      LogIndex::Locations locations = store_.index.locations_of(some[part].position, some[part].section);
       for (std::uint64_t i = 0; i < num_rows; ++i) {
         prefetch_ahead(missing, numbers[part], i, num_rows);
         const std::uint64_t row = numbers[part][i];
@@ -207,29 +208,29 @@ std::span<const RecordPart> LoggedVersions::some_parts(std::span<const RecordPar
 // The parts' row numbers, which live as long as what is returned.
 SpareBuffers::Borrowed LoggedVersions::read_row_numbers(std::span<const RecordPart> parts,
                                                         std::vector<const std::uint64_t*>& numbers) {
-  const auto extent_of = [unit = io_.unit_bytes](const RowLogSection& section) {
+  const auto extent_of = [unit = store_.io.unit_bytes](const RowLogSection& section) {
     const std::uint64_t begin = section.rows_offset / unit * unit;
     const std::uint64_t end = section.rows_offset + section.num_rows * sizeof(std::uint64_t);
     return std::pair(begin, format::align_up(end, unit) - begin);
   };
   std::size_t bytes = 0;
   for (const RecordPart& part : parts) bytes += extent_of(part.section).second;
-  SpareBuffers::Borrowed data = io_.spare.borrow(bytes);
+  SpareBuffers::Borrowed data = store_.io.spare.borrow(bytes);
   std::vector<BlockRead> reads;
   std::byte* next = data.data();
   for (const RecordPart& part : parts) {
     const auto [begin, extent_bytes] = extent_of(part.section);
-    reads.push_back({&log_.file(), log_.offset_of(part.position) + begin, extent_bytes, next});
+    reads.push_back({&store_.log.file(), store_.log.offset_of(part.position) + begin, extent_bytes, next});
     numbers.push_back(reinterpret_cast<const std::uint64_t*>(next + (part.section.rows_offset - begin)));
     next += extent_bytes;
   }
-  io_.queue.read_many(reads);
+  store_.io.queue.read_many(reads);
   note_reads(reads.size(), bytes);
   return data;
 }
 
 void LoggedVersions::note_reads(std::uint64_t requests, std::uint64_t bytes) {
-  io_.counters.change([&](LogStoreCounters& counters) {
+  store_.io.counters.change([&](LogStoreCounters& counters) {
     counters.merge_log_requests += requests;
     counters.merge_log_bytes_read += bytes;
   });

@@ -18,11 +18,8 @@
 
 #include "base/format.h"
 #include "log_store/home_writer.h"
-#include "log_store/homes.h"
-#include "log_store/log_index.h"
 #include "log_store/log_records.h"
-#include "log_store/row_log.h"
-#include "log_store/store_parts.h"
+#include "log_store/store_view.h"
 
 namespace holdfast {
 
@@ -81,9 +78,8 @@ class LoggedVersions {
   };
 
   // most_bytes: of row numbers that are read at once.
-  LoggedVersions(const StoreTables& tables, StoreIo& io, const RowLog& log, LogIndex& index, const LogRecords& records,
-                 std::size_t most_bytes)
-      : tables_(tables), io_(io), log_(log), index_(index), records_(records), most_bytes_(most_bytes) {}
+  LoggedVersions(const StoreView& store, const LogRecords& records, std::size_t most_bytes)
+      : store_(store), records_(records), most_bytes_(most_bytes) {}
 
   void set_memory(CopyFromMemory copy);
 
@@ -114,10 +110,7 @@ class LoggedVersions {
                                           std::vector<const std::uint64_t*>& numbers);
   void note_reads(std::uint64_t requests, std::uint64_t bytes);
 
-  const StoreTables& tables_;
-  StoreIo& io_;
-  const RowLog& log_;
-  LogIndex& index_;
+  const StoreView& store_;
   const LogRecords& records_;
   const std::size_t most_bytes_;
   std::mutex memory_mutex_;  // guards the next one, and calls of it

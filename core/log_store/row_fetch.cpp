@@ -12,40 +12,44 @@ namespace {
 constexpr std::size_t buffer_bytes = std::size_t{8} << 20;      // of sectors, read at once
 constexpr std::size_t joined_gap_bytes = 7 * format::sector_bytes;  // reading these costs less than one more request
 
-}  // namespace
+// One row to read: where it lies, and which row of which of the caller's tables it is.
+struct Item {
+  std::uint64_t offset;  // of the image, in the file
+  std::uint32_t request;
+  std::uint32_t file;  // 0: the log, else 1 + which home
+  std::size_t row;
+};
+bool lies_before(const Item& a, const Item& b) { return a.file != b.file ? a.file < b.file : a.offset < b.offset; }
 
-void RowFetch::fetch(std::span<const TableRows> tables) {
-  Resolved found;
-  const LogIndex::Fetching fetching(index_, resolve(tables, found));
-  for (const Untouched& row : found.untouched) take_initial(tables[row.request], row.row);
-  std::size_t most_bytes = 0;
-  for (const Item& item : found.items) most_bytes += bytes_around(tables_[tables[item.request].table].layout);
-  const SpareBuffers::Borrowed buffer =
-      io_.spare.borrow(std::min(buffer_bytes, most_bytes + found.items.size() * joined_gap_bytes));
-  Reads reads;
-  for (std::size_t done = 0; done < found.items.size();) {
-    done += read_items(tables, std::span(found.items).subspan(done), buffer.buffer(), reads);
-  }
-  io_.counters.change([&](LogStoreCounters& counters) {
-    counters.fetched_rows += found.items.size();
-    counters.fetched_bytes += reads.bytes;
-    counters.fetch_requests += reads.requests;
-    counters.log_rows_fetched += found.num_in_log;
-    counters.initial_rows += found.untouched.size();
-  });
-}
+// A row that nobody has: of a table of the caller's, and which of its rows.
+struct Untouched {
+  std::uint32_t request;
+  std::size_t row;
+};
 
-std::uint64_t RowFetch::resolve(std::span<const TableRows> tables, Resolved& found) {
+struct Resolved {
+  std::vector<Item> items;  // of homes, then of the log, each in the order of the files
+  std::size_t num_in_log = 0;
+  std::vector<Untouched> untouched;
+};
+
+struct Reads {
+  std::uint64_t bytes = 0;
+  std::uint64_t requests = 0;
+};
+
+// Returns the number of the fetch that has begun.
+std::uint64_t resolve(const StoreView& store, std::span<const TableRows> tables, Resolved& found) {
   std::vector<Item> in_log;
   std::vector<Item>& items = found.items;
   std::uint64_t number = 0;
   {
-    const LogIndex::Locked locked(index_);
+    const LogIndex::Locked locked(store.index);
     for (std::uint32_t request = 0; request < tables.size(); ++request) {
       const std::uint32_t table = tables[request].table;
-      const RowLayout& layout = tables_.at(table).layout;
+      const RowLayout& layout = store.tables.at(table).layout;
       const RowIndex& index = locked.of(table);
-      const std::span<const Home> homes = homes_.of(table);
+      const std::span<const Home> homes = store.homes.of(table);
       const std::size_t at_home_before = items.size();
       std::size_t home = 0;
       for (std::size_t u = 0; u < tables[request].num_rows; ++u) {
@@ -57,8 +61,8 @@ std::uint64_t RowFetch::resolve(std::span<const TableRows> tables, Resolved& fou
           continue;
         }
         const bool is_there = home < homes.size() && row >= homes[home].first && row < homes[home].end;
-        if (!is_there) home = homes_.home_of(table, row);
-        if (const auto address = homes_.address_of(homes[home], row)) {
+        if (!is_there) home = store.homes.home_of(table, row);
+        if (const auto address = store.homes.address_of(homes[home], row)) {
           items.push_back({layout.offset_of(*address), request, static_cast<std::uint32_t>(home + 1), u});
         } else {
           found.untouched.push_back({request, u});
@@ -67,7 +71,7 @@ std::uint64_t RowFetch::resolve(std::span<const TableRows> tables, Resolved& fou
       std::sort(items.begin() + static_cast<std::ptrdiff_t>(at_home_before), items.end(), lies_before);
     }
     items.reserve(items.size() + in_log.size());  // nothing throws any more once the fetch is noted
-    number = index_.begin_fetch(locked, !in_log.empty());
+    number = store.index.begin_fetch(locked, !in_log.empty());
   }
   std::sort(in_log.begin(), in_log.end(), lies_before);
   items.insert(items.end(), in_log.begin(), in_log.end());
@@ -75,59 +79,84 @@ std::uint64_t RowFetch::resolve(std::span<const TableRows> tables, Resolved& fou
   return number;
 }
 
-const BlockFile& RowFetch::file_of(const TableRows& request, const Item& item) const {
-  return item.file == 0 ? log_.file() : *homes_.of(request.table)[item.file - 1].file;
+const BlockFile& file_of(const StoreView& store, const TableRows& request, const Item& item) {
+  return item.file == 0 ? store.log.file() : *store.homes.of(request.table)[item.file - 1].file;
 }
 
-// Reads as many of the items, from the first on, as the buffer holds; returns how many.
-std::size_t RowFetch::read_items(std::span<const TableRows> tables, std::span<const Item> items,
-                                 const SectorBuffer& buffer, Reads& reads) {
-  SectorRuns runs(buffer, {.read_gap_bytes = joined_gap_bytes, .unit_bytes = io_.unit_bytes});
-  std::vector<const std::byte*> images;
-  for (const Item& item : items) {
-    const TableRows& request = tables[item.request];
-    const std::byte* image =
-        runs.place(file_of(request, item), item.offset, tables_[request.table].layout.image_bytes());
-    if (image == nullptr) break;
-    images.push_back(image);
-  }
-  io_.queue.read_many(runs.reads());
-  for (std::size_t i = 0; i < images.size(); ++i) take_image(tables[items[i].request], items[i], images[i]);
-  reads.bytes += runs.read_bytes();
-  reads.requests += runs.reads().size();
-  return images.size();
+void take_initial(const StoreView& store, const TableRows& request, std::size_t u) {
+  const StoreTable& table = store.tables[request.table];
+  std::uint64_t& row = request.rows.rows[u];
+  best_kernels().initial_row(table.what.spec, row, request.rows.weights + u * table.layout.weight_bytes());
+  std::fill_n(request.rows.state + u * table.what.spec.state_floats, table.what.spec.state_floats, 0.0F);
+  row |= fresh_bit;
 }
 
-void RowFetch::take_image(const TableRows& request, const Item& item, const std::byte* image) const {
-  const StoreTable& table = tables_[request.table];
+void take_image(const StoreView& store, const TableRows& request, const Item& item, const std::byte* image) {
+  const StoreTable& table = store.tables[request.table];
   const RowLayout& layout = table.layout;
   const std::uint64_t row = request.rows.rows[item.row];
   std::byte* weights = request.rows.weights + item.row * layout.weight_bytes();
   float* state = request.rows.state + item.row * table.what.spec.state_floats;
   const ImageState found = check_image(layout, request.table, row, image);
-  const bool must_be_whole = item.file == 0 || homes_.of(request.table)[item.file - 1].addresses;
+  const bool must_be_whole = item.file == 0 || store.homes.of(request.table)[item.file - 1].addresses;
   if (found == ImageState::damaged || (found == ImageState::untouched && must_be_whole)) {
-    throw Error(ErrorKind::corrupted, damaged_row(file_of(request, item).place(item.offset), request.table, row));
+    throw Error(ErrorKind::corrupted,
+                damaged_row(file_of(store, request, item).place(item.offset), request.table, row));
   }
   if (found == ImageState::whole) {
     std::memcpy(weights, image, layout.weight_bytes());
     if (layout.state_bytes() != 0) std::memcpy(state, image + layout.weight_bytes(), layout.state_bytes());
     return;
   }
-  take_initial(request, item.row);
+  take_initial(store, request, item.row);
 }
 
-void RowFetch::take_initial(const TableRows& request, std::size_t u) const {
-  const StoreTable& table = tables_[request.table];
-  std::uint64_t& row = request.rows.rows[u];
-  kernels_.initial_row(table.what.spec, row, request.rows.weights + u * table.layout.weight_bytes());
-  std::fill_n(request.rows.state + u * table.what.spec.state_floats, table.what.spec.state_floats, 0.0F);
-  row |= fresh_bit;
+// Reads as many of the items, from the first on, as the buffer holds; returns how many.
+std::size_t read_items(const StoreView& store, std::span<const TableRows> tables, std::span<const Item> items,
+                       const SectorBuffer& buffer, Reads& reads) {
+  SectorRuns runs(buffer, {.read_gap_bytes = joined_gap_bytes, .unit_bytes = store.io.unit_bytes});
+  std::vector<const std::byte*> images;
+  for (const Item& item : items) {
+    const TableRows& request = tables[item.request];
+    const std::byte* image =
+        runs.place(file_of(store, request, item), item.offset, store.tables[request.table].layout.image_bytes());
+    if (image == nullptr) break;
+    images.push_back(image);
+  }
+  store.io.queue.read_many(runs.reads());
+  for (std::size_t i = 0; i < images.size(); ++i) take_image(store, tables[items[i].request], items[i], images[i]);
+  reads.bytes += runs.read_bytes();
+  reads.requests += runs.reads().size();
+  return images.size();
 }
 
 // Of whole units, the most that a piece of images lies in.
-std::size_t RowFetch::bytes_around(const RowLayout& layout) const {
-  return format::align_up(layout.unit_bytes() + io_.unit_bytes - 1, io_.unit_bytes);
+std::size_t bytes_around(const StoreView& store, const RowLayout& layout) {
+  return format::align_up(layout.unit_bytes() + store.io.unit_bytes - 1, store.io.unit_bytes);
+}
+
+}  // namespace
+
+void fetch_rows(const StoreView& store, std::span<const TableRows> tables) {
+  Resolved found;
+  const LogIndex::Fetching fetching(store.index, resolve(store, tables, found));
+  for (const Untouched& row : found.untouched) take_initial(store, tables[row.request], row.row);
+  std::size_t most_bytes = 0;
+  for (const Item& item : found.items)
+    most_bytes += bytes_around(store, store.tables[tables[item.request].table].layout);
+  const SpareBuffers::Borrowed buffer =
+      store.io.spare.borrow(std::min(buffer_bytes, most_bytes + found.items.size() * joined_gap_bytes));
+  Reads reads;
+  for (std::size_t done = 0; done < found.items.size();) {
+    done += read_items(store, tables, std::span(found.items).subspan(done), buffer.buffer(), reads);
+  }
+  store.io.counters.change([&](LogStoreCounters& counters) {
+    counters.fetched_rows += found.items.size();
+    counters.fetched_bytes += reads.bytes;
+    counters.fetch_requests += reads.requests;
+    counters.log_rows_fetched += found.num_in_log;
+    counters.initial_rows += found.untouched.size();
+  });
 }
 
 }  // namespace holdfast

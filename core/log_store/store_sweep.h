@@ -11,13 +11,9 @@
 #include <cstdint>
 #include <functional>
 #include <span>
-#include <string>
 #include <vector>
 
-#include "log_store/homes.h"
-#include "log_store/log_index.h"
-#include "log_store/row_log.h"
-#include "log_store/store_parts.h"
+#include "log_store/store_view.h"
 
 namespace holdfast {
 
@@ -36,40 +32,17 @@ struct HomeStretch {
   std::uint64_t end;
 };
 
-class StoreSweep {
- public:
-  using Take = std::function<void(std::uint32_t table, std::span<const SweptRow> rows)>;
-  using IsWanted = std::function<bool(std::uint32_t table)>;
+namespace store_sweep {
 
-  StoreSweep(const StoreTables& tables, StoreIo& io, const RowLog& log, LogIndex& index, const Homes& homes)
-      : tables_(tables), io_(io), log_(log), index_(index), homes_(homes) {}
+using Take = std::function<void(std::uint32_t table, std::span<const SweptRow> rows)>;
+using IsWanted = std::function<bool(std::uint32_t table)>;
 
-  // As LogStore's.
-  std::vector<HomeStretch> home_stretches(std::uint32_t table, std::uint64_t bytes) const;
-  void sweep_home(const HomeStretch& stretch, const Take& take);
-  void sweep_log(std::uint64_t back, std::uint64_t bytes, const IsWanted& is_wanted, const Take& take);
-  std::vector<bool> may_be_swept(std::uint32_t table, std::span<const std::uint64_t> rows) const;
+// As LogStore's.
+std::vector<HomeStretch> home_stretches(const StoreView& store, std::uint32_t table, std::uint64_t bytes);
+void sweep_home(const StoreView& store, const HomeStretch& stretch, const Take& take);
+void sweep_log(const StoreView& store, std::uint64_t back, std::uint64_t bytes, const IsWanted& is_wanted,
+               const Take& take);
+std::vector<bool> may_be_swept(const StoreView& store, std::uint32_t table, std::span<const std::uint64_t> rows);
 
- private:
-  // A row whose newest version is in the log.
-  struct LoggedRow {
-    std::uint64_t location;  // ascends with the ring's bytes
-    std::uint64_t row;
-    std::uint32_t table;
-  };
-
-  std::uint64_t begin_fetch(bool reads_log);
-  std::vector<std::size_t> not_in_log(std::uint32_t table, std::span<const std::uint64_t> rows) const;
-  std::vector<LoggedRow> rows_in_log_behind(std::uint64_t back, std::uint64_t bytes, const IsWanted& is_wanted);
-  std::size_t take_logged(std::span<const LoggedRow> logged, const SectorBuffer& buffer, const Take& take);
-  void give_swept(std::uint32_t table, std::span<const std::uint64_t> rows, std::span<const std::byte* const> images,
-                  const Take& take, const std::function<std::string(std::size_t)>& place) const;
-
-  const StoreTables& tables_;
-  StoreIo& io_;
-  const RowLog& log_;
-  LogIndex& index_;
-  const Homes& homes_;
-};
-
+}  // namespace store_sweep
 }  // namespace holdfast
