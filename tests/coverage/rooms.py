@@ -25,9 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # By the names of files in core/, without .cpp or .h.
 NATIVE_ROOMS = {
-    "log": "undo_log undo undo_follower row_log row_log_scan row_log_follower log_record log_records log_index log_writer "
-    "failure_latch store_parts log_store row_fetch store_sweep row_index row_image row_versions row_tag block_file block_queue "
-    "sector_runs",
+    "log": "undo_log undo undo_follower row_log row_log_scan row_log_follower log_record log_records log_index "
+    "log_writer failure_latch store_parts log_store row_fetch store_sweep row_index row_image row_versions row_tag "
+    "block_file block_queue sector_runs",
     "slots": "dense_slots dense_copy mapped_medium medium",
     "commit": "pool pool_files pool_commit background row_backend in_place_backend in_place_store log_backend "
     "pool_lock row_checksums",
