@@ -9,7 +9,7 @@
 // - Which rows home has, homes say before the rows are written; it is durable, after them, before a checkpoint rests on it.
 //   Where the log does not have the rows, as in an import, the checkpoint gives bits up before the first is written, and takes
 //   them back once they are durable; addresses count when they and their images are durable.
-// - What a merge wrote that was given up is not relied on, and need never be synced; it is written again before it is.
+// - What a merge wrote that was given up is not relied on: the next one that takes those rows writes it again, then syncs.
 // - What writes home latches its failures.
 #pragma once
 

@@ -52,6 +52,40 @@ class RequestsPerPart {
   std::size_t now_ = BlockQueue::depth;
 };
 
+// A table's rows in shares of about as many each: of neighbours at home, so that what is written at once lies close; those
+// that have no address when this is made are shared out by number.
+class HomeShares {
+ public:
+  HomeShares(const Homes& homes, std::uint32_t table, std::uint64_t num_rows)
+      : homes_(homes), table_(table), num_rows_(num_rows) {
+    for (const Home& home : homes.of(table)) {
+      num_addresses_.push_back(home.addresses ? home.addresses->count() : 0);
+    }
+  }
+  std::uint64_t share_of(std::uint64_t row, std::uint64_t num_shares) const {
+    const std::span<const Home> homes = homes_.of(table_);
+    const std::size_t number_of_home = homes_.home_of(table_, row);
+    const Home& home = homes[number_of_home];
+    std::uint64_t number = row - home.first;
+    if (home.addresses) {
+      const std::uint64_t num_addresses = num_addresses_[number_of_home];
+      const auto address = home.addresses->find(number);
+      if (address && *address < num_addresses) {
+        const auto rows_per_address = static_cast<double>(home.end - home.first) / static_cast<double>(num_addresses);
+        number = static_cast<std::uint64_t>(static_cast<double>(*address) * rows_per_address);
+      }
+    }
+    const std::uint64_t of_table = home.first_number - homes.front().first_number + number;
+    return std::min(of_table * num_shares / num_rows_, num_shares - 1);
+  }
+
+ private:
+  const Homes& homes_;
+  std::uint32_t table_;
+  std::uint64_t num_rows_;
+  std::vector<std::uint64_t> num_addresses_;  // by home
+};
+
 }  // namespace
 
 // One at work.
@@ -121,14 +155,32 @@ class LogMerge::AtWork {
     for (std::uint64_t number = 0; number < num_shares; ++number) {
       const double share = all_bytes_ == 0 ? 0 : begun_bytes / static_cast<double>(num_shares) / all_bytes_;
       look_at_limit();
-      chosen_.clear();
       looks_.push_back({store_.log.last().step, share});
-      store_.versions.choose(t, {shares, number, num_shares}, range_.stretch, standing_, chosen_, undecided_[t],
-                             between_);
+      choose(t, shares, number, num_shares);
       write(t, share);
       if (undecided_image_bytes() > store_.merge_bytes) settle();
     }
     store_.home_writer.sync_written(t);
+  }
+
+  // The index's rows of one of so many shares. Those whose newest version is in a record that is merged are chosen; where a
+  // later one stands there is nothing to do; of the others the index does not say whether one that is merged has them.
+  void choose(std::uint32_t t, const HomeShares& shares, std::uint64_t number, std::uint64_t num_shares) {
+    std::vector<LocatedVersion>& undecided = undecided_[t];
+    const std::size_t undecided_before = undecided.size();
+    chosen_.clear();
+    const auto begin = [&] {
+      chosen_.clear();
+      undecided.resize(undecided_before);
+    };
+    store_.index.visit(t, begin, between_, [&](std::uint64_t row, std::uint64_t location) {
+      if (num_shares != 1 && shares.share_of(row, num_shares) != number) return;
+      if (range_.stretch.has(location)) {
+        chosen_.push_back({row, location});
+      } else if (!standing_.has(location)) {
+        undecided.push_back({row, location});
+      }
+    });
   }
 
   // The images of what is chosen: from memory, and then the others from the log.

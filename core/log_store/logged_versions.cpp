@@ -18,30 +18,6 @@ constexpr std::size_t row_numbers_bytes = std::size_t{32} << 20;  // of parts, r
 using format::RowLogSection;
 using log_record::sections_of;
 
-HomeShares::HomeShares(const Homes& homes, std::uint32_t table, std::uint64_t num_rows)
-    : homes_(homes), table_(table), num_rows_(num_rows) {
-  for (const Home& home : homes.of(table)) {
-    num_addresses_.push_back(home.addresses ? home.addresses->count() : 0);
-  }
-}
-
-std::uint64_t HomeShares::share_of(std::uint64_t row, std::uint64_t num_shares) const {
-  const std::span<const Home> homes = homes_.of(table_);
-  const std::size_t number_of_home = homes_.home_of(table_, row);
-  const Home& home = homes[number_of_home];
-  std::uint64_t number = row - home.first;
-  if (home.addresses) {
-    const std::uint64_t num_addresses = num_addresses_[number_of_home];
-    const auto address = home.addresses->find(number);
-    if (address && *address < num_addresses) {
-      const auto rows_per_address = static_cast<double>(home.end - home.first) / static_cast<double>(num_addresses);
-      number = static_cast<std::uint64_t>(static_cast<double>(*address) * rows_per_address);
-    }
-  }
-  const std::uint64_t of_table = home.first_number - homes.front().first_number + number;
-  return std::min(of_table * num_shares / num_rows_, num_shares - 1);
-}
-
 void LoggedVersions::set_memory(CopyFromMemory copy) {
   const std::lock_guard turn(memory_mutex_);
   copy_from_memory_ = std::move(copy);
@@ -62,24 +38,6 @@ RecordRange LoggedVersions::records_between(std::optional<std::uint64_t> after_s
     found.stretch = {begin % store_.log.ring_bytes(), found.records.back().end() - begin, store_.log.ring_bytes()};
   }
   return found;
-}
-
-void LoggedVersions::choose(std::uint32_t table, const Share& share, const LogStretch& merged,
-                            const LogStretch& standing, std::vector<LocatedVersion>& chosen,
-                            std::vector<LocatedVersion>& undecided, const Between& between) {
-  const std::size_t decided_before = undecided.size();
-  const auto begin = [&] {
-    chosen.clear();
-    undecided.resize(decided_before);
-  };
-  store_.index.visit(table, begin, between, [&](std::uint64_t row, std::uint64_t location) {
-    if (share.of != 1 && share.shares.share_of(row, share.of) != share.number) return;
-    if (merged.has(location)) {
-      chosen.push_back({row, location});
-    } else if (!standing.has(location)) {
-      undecided.push_back({row, location});
-    }
-  });
 }
 
 // What was appended last when it was copied is the chosen version if that is what was appended last afterwards.

@@ -1,5 +1,5 @@
-// Logged versions: what a merge takes home. The index says of which rows the newest version lies in its records, and where;
-// images come from memory, where somebody has them there, and else from the log.
+// Logged versions: what the log's records have, for a merge: which records there are, where they have a row, and its images,
+// which come from memory, where somebody has them there, and else from the log.
 //
 // Invariants
 // - Images that are taken from memory are what the log has: who copies them says that nothing newer was appended then, and
@@ -49,20 +49,6 @@ struct HomeVersions {
   std::vector<std::byte> images;
 };
 
-// A table's rows in shares of about as many each: of neighbours at home, so that what is written at once lies close; those
-// that have no address when this is made are shared out by number.
-class HomeShares {
- public:
-  HomeShares(const Homes& homes, std::uint32_t table, std::uint64_t num_rows);
-  std::uint64_t share_of(std::uint64_t row, std::uint64_t num_shares) const;
-
- private:
-  const Homes& homes_;
-  std::uint32_t table_;
-  std::uint64_t num_rows_;
-  std::vector<std::uint64_t> num_addresses_;  // by home
-};
-
 class LoggedVersions {
  public:
   // As LogStore::CopyFromMemory.
@@ -70,13 +56,6 @@ class LoggedVersions {
                                                          std::byte* out, std::size_t stride)>;
   // Called again and again by what takes long; throws where that is given up.
   using Between = std::function<void()>;
-  // Of a table: which of so many shares.
-  struct Share {
-    const HomeShares& shares;
-    std::uint64_t number;
-    std::uint64_t of;
-  };
-
   // most_bytes: of row numbers that are read at once.
   LoggedVersions(const StoreView& store, const LogRecords& records, std::size_t most_bytes)
       : store_(store), records_(records), most_bytes_(most_bytes) {}
@@ -86,10 +65,6 @@ class LoggedVersions {
   // Durable records of steps after one and up to another; of more than one, so many bytes at most, the oldest.
   RecordRange records_between(std::optional<std::uint64_t> after_step, std::uint64_t limit_step,
                               std::uint64_t most_bytes = ~std::uint64_t{0}) const;
-  // The index's rows of the share. Those whose newest version is in a record that is merged are chosen; where a later one
-  // stands there is nothing to do; of the others, `undecided`, the index does not say whether one that is merged has them.
-  void choose(std::uint32_t table, const Share& share, const LogStretch& merged, const LogStretch& standing,
-              std::vector<LocatedVersion>& chosen, std::vector<LocatedVersion>& undecided, const Between& between);
   // Of one table's versions those that are in memory; `others` get the rest. `versions` has room for them.
   void copy_images(std::uint32_t table, std::span<const LocatedVersion> chosen, HomeVersions& versions,
                    std::vector<LocatedVersion>& others);

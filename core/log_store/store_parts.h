@@ -43,8 +43,8 @@ struct StoreIo {
 
   BlockQueue queue;
   SpareBuffers spare;
-  std::size_t unit_bytes =
-      0;  // of log and homes, the greatest: what is read and written as a whole; settled with their opening
+  // Of log and homes, the greatest: what is read and written as a whole. Settled when all are open.
+  std::size_t unit_bytes = 0;
   SharedCounters counters;
 
   void note_fetched(std::uint64_t rows, std::uint64_t bytes, std::uint64_t requests) {

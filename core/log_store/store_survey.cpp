@@ -26,6 +26,7 @@ void put_image(const RowLayout& layout, std::uint64_t row, const std::byte* imag
               layout.state_bytes());
 }
 
+// Of the rows [first, end).
 std::vector<std::uint64_t> rows_with_address(const StoreView& store, std::uint32_t table, std::uint64_t first,
                                              std::uint64_t end, std::size_t count) {
   std::vector<std::uint64_t> rows;
@@ -41,7 +42,7 @@ std::vector<std::uint64_t> rows_with_address(const StoreView& store, std::uint32
   return rows;
 }
 
-// A piece holds all that is wanted if every row of it was written.
+// The same where rows lie by number. A piece holds all that is wanted if every row of it was written.
 std::vector<std::uint64_t> rows_with_tag(const StoreView& store, std::uint32_t table, std::uint64_t first,
                                          std::uint64_t end, std::size_t count) {
   const RowLayout& layout = store.tables[table].layout;
@@ -59,14 +60,6 @@ std::vector<std::uint64_t> rows_with_tag(const StoreView& store, std::uint32_t t
     }
   }
   return rows;
-}
-
-// Of the rows [first, end).
-std::vector<std::uint64_t> rows_at_home(const StoreView& store, std::uint32_t table, std::uint64_t first,
-                                        std::uint64_t end, std::size_t count) {
-  return store.tables[table].what.home_order == HomeOrder::by_first_touch
-             ? rows_with_address(store, table, first, end, count)
-             : rows_with_tag(store, table, first, end, count);
 }
 
 // A row that the log has may be torn at home: a merge that a crash ended leaves that, and the next one writes the row
@@ -120,7 +113,9 @@ std::vector<std::uint64_t> touched_rows(const StoreView& store, std::uint32_t ta
   const RowTable& what = store.tables.at(table).what;
   const std::vector<std::uint64_t> in_log = store.index.rows(table, first, count);
   const std::uint64_t end = in_log.size() == count ? in_log.back() : what.num_rows;
-  const std::vector<std::uint64_t> at_home = rows_at_home(store, table, first, end, count);
+  const std::vector<std::uint64_t> at_home = what.home_order == HomeOrder::by_first_touch
+                                                 ? rows_with_address(store, table, first, end, count)
+                                                 : rows_with_tag(store, table, first, end, count);
   std::vector<std::uint64_t> rows;
   std::set_union(in_log.begin(), in_log.end(), at_home.begin(), at_home.end(), std::back_inserter(rows));
   rows.resize(std::min(rows.size(), count));
