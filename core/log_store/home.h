@@ -25,9 +25,8 @@ struct Home {
   std::unique_ptr<BlockFile> file;
   std::unique_ptr<HomeAddresses> addresses;  // none: rows lie by number
   std::uint64_t first_number;  // of its rows, in the store's home bits
-  bool is_merging = false;  // a merge has written to it, and has not synced it yet
-  bool is_importing = false;  // and an import
-  std::uint64_t addresses_when_begun = 0;  // of that merge
+  bool is_written = false;  // and has not been synced since
+  bool is_importing = false;  // rows that were imported are among that
   std::uint64_t end_of_images = 0;  // no address behind it was ever written
 
   std::uint64_t number_of(std::uint64_t row) const { return first_number + (row - first); }

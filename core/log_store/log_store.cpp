@@ -4,42 +4,48 @@
 #include <cstring>
 #include <utility>
 
+#include "base/checksum.h"
 #include "base/error.h"
-#include "base/parallel.h"
 #include "layout/row_log_place.h"
 #include "log_store/log_record.h"
-#include "log_store/sector_runs.h"
-#include "media/medium.h"
+#include "log_store/row_import.h"
 
 namespace holdfast {
 
 using format::RowLogHeader;
 using format::RowLogSection;
-using log_record::header_of;
-using log_record::rows_of;
-using log_record::sections_of;
 
 namespace {
 
-constexpr std::size_t buffer_bytes = std::size_t{8} << 20;      // of sectors, read or written at once
-constexpr std::size_t joined_gap_bytes = 7 * format::sector_bytes;  // reading these costs less than one more request
-constexpr std::size_t tables_with_few_files = 200;  // each has two
 constexpr std::uint64_t largest_ring_bytes = RowIndex::end_location;
 
-Opening opening_of(const LogStoreOptions& options) {
-  return options.writable ? Opening::read_write : Opening::read_only;
+StoreTables store_tables(std::vector<RowTable> tables) {
+  StoreTables of;
+  for (RowTable& table : tables) {
+    const RowLayout layout = layout_of(table);
+    of.push_back({std::move(table), layout});
+  }
+  return of;
 }
 
-std::string home_bits_path(const std::string& directory) { return directory + "/home-bits-0000"; }
-
-std::uint64_t num_owned_rows(const std::vector<RowTable>& tables) {
-  std::uint64_t num_rows = 0;
-  for (const RowTable& table : tables) num_rows += table.owned_rows();
-  return num_rows;
+// Throws corrupted where it has another size.
+RowLog& checked(RowLog& log, const LogStoreOptions& options) {
+  if (options.ring_bytes != 0 && log.ring_bytes() != options.ring_bytes) {
+    throw Error(ErrorKind::corrupted, log.file().name() + ": " + std::to_string(log.file().size()) +
+                                          " bytes, the row log was made with " +
+                                          std::to_string(format::row_log_ring_offset + options.ring_bytes));
+  }
+  log.set_dial(options.log_dial);
+  return log;
 }
 
-bool are_by_first_touch(const std::vector<RowTable>& tables) {
-  return std::ranges::all_of(tables, [](const RowTable& t) { return t.home_order == HomeOrder::by_first_touch; });
+bool holds(const std::byte* record, const RowLogHeader& expected, std::uint32_t seed) {
+  const RowLogHeader header = log_record::header_of(record);
+  const std::byte* rows = record + sizeof(RowLogHeader);
+  const std::byte* images = record + header.images_offset;
+  return std::memcmp(&header, &expected, sizeof(header)) == 0 &&
+         crc32c(seed, rows, static_cast<std::size_t>(images - rows)) == header.rows_crc &&
+         crc32c(seed, images, header.bytes - header.images_offset) == header.images_crc;
 }
 
 }  // namespace
@@ -59,104 +65,25 @@ void LogStore::create(const std::string& directory, const std::vector<RowTable>&
   if (ring_bytes > largest_ring_bytes) {
     throw Error(ErrorKind::config, directory + ": a row log of " + std::to_string(ring_bytes) + " bytes is too large");
   }
-  // How many rows homes have that are adopted, their addresses say; by number, nobody knows.
-  const bool by_first_touch = are_by_first_touch(tables);
-  std::optional<std::uint64_t> home_rows;
-  if (by_first_touch || !adopt) home_rows = 0;
-  BlockQueue queue;
-  for (std::size_t i = 0; i < tables.size(); ++i) {
-    for (const RowPiece& piece : tables[i].owned_pieces()) {
-      if (!adopt) {
-        create_home(directory, tables[i], i, piece);
-        continue;
-      }
-      const Home home = open_home(directory, tables[i], i, piece, caching, nullptr, Opening::read_only, queue);
-      if (by_first_touch) *home_rows += home.addresses->read_count();
-    }
-  }
-  if (!by_first_touch && !adopt) HomeBits::create(home_bits_path(directory), num_owned_rows(tables));
+  const std::optional<std::uint64_t> home_rows = Homes::create(directory, tables, caching, adopt);
   RowLog::create(row_log_path(directory), ring_bytes, caching, mark, home_rows, identity);
 }
 
 LogStore::LogStore(const std::string& directory, std::vector<RowTable> tables, const LogStoreOptions& options)
-    : kernels_(best_kernels()),
-      queue_(options.way),
-      log_(existing_row_log(directory, options.writable), options.caching, options.watcher, opening_of(options), queue_,
-           options.identity),
-      writable_(options.writable),
-      merge_bytes_(options.merge_bytes),
-      merge_slots_(options.merge_slots) {
-  if (options.ring_bytes != 0 && log_.ring_bytes() != options.ring_bytes) {
-    throw Error(ErrorKind::corrupted, log_.file().name() + ": " + std::to_string(log_.file().size()) +
-                                          " bytes, the row log was made with " +
-                                          std::to_string(format::row_log_ring_offset + options.ring_bytes));
-  }
-  log_.set_dial(options.log_dial);
-  unit_bytes_ = log_.file().unit_bytes();
-  std::uint64_t num_rows = 0;
-  for (std::size_t i = 0; i < tables.size(); ++i) {
-    Table table{tables[i], layout_of(tables[i]), {}, {}};
-    if (table.what.layout || tables.size() > tables_with_few_files) allow_many_files();
-    for (const RowPiece& piece : table.what.owned_pieces()) {
-      Home& home = table.homes.emplace_back(
-          open_home(directory, table.what, i, piece, options.caching, options.watcher, opening_of(options), queue_));
-      home.file->set_dial(options.dial);
-      if (home.addresses) home.addresses->set_dial(options.dial);
-      home.first_number = num_rows;
-      num_rows += piece.num_rows;
-      unit_bytes_ = std::max(unit_bytes_, home.file->unit_bytes());
-    }
-    tables_.push_back(std::move(table));
-  }
-  if (are_by_first_touch(tables)) return;
-  // Who only reads beside a writer would not see what that adds.
-  const auto least_rows = log_.home_rows();
-  if (!writable_ || !least_rows) return;
-  home_bits_ = HomeBits::open(home_bits_path(directory), num_rows, options.caching, options.watcher, queue_,
-                              options.identity.seed());
-  if (home_bits_ && home_bits_->count() < *least_rows) home_bits_.reset();  // it is older than the checkpoint
-  if (home_bits_ && home_bits_->count() > *least_rows) home_bits_->write_again();
-  if (!home_bits_) log_.set_home_rows(std::nullopt);
-}
-
-// After the log's checkpoint: of a row that it leaves to home, home's addresses know by then.
-void LogStore::read_addresses() {
-  std::vector<Home*> homes;
-  for (Table& table : tables_) {
-    for (Home& home : table.homes) {
-      if (home.addresses) homes.push_back(&home);
-    }
-  }
-  if (homes.empty()) return;
-  const std::uint64_t least_rows = log_.home_rows().value_or(0);
-  std::vector<HomeAddresses*> addresses;
-  for (Home* home : homes) addresses.push_back(home->addresses.get());
-  HomeAddresses::read_all(addresses, least_rows);
-  std::uint64_t num_rows = 0;
-  for (Home* home : homes) {
-    home->end_of_images = home->addresses->count();
-    num_rows += home->addresses->count();
-  }
-  if (num_rows < least_rows) {
-    throw Error(ErrorKind::corrupted, log_.file().name() + ": " + std::to_string(least_rows) +
-                                          " rows are home, and the homes' addresses name " + std::to_string(num_rows) +
-                                          ": older files were put back");
-  }
-  if (!writable_ || num_rows == least_rows) return;
-  for (Home* home : homes) home->addresses->write_header_again();
-}
-
-std::size_t LogStore::Table::home_of(std::uint64_t row) const {
-  const auto after = std::ranges::upper_bound(homes, row, {}, &Home::first);
-  if (!has(row)) {
-    throw Error(ErrorKind::config, "row " + std::to_string(row) + " of table '" + what.name + "' is not in this store");
-  }
-  return static_cast<std::size_t>(after - homes.begin()) - 1;
-}
-
-bool LogStore::Table::has(std::uint64_t row) const {
-  const auto after = std::ranges::upper_bound(homes, row, {}, &Home::first);
-  return after != homes.begin() && row < (after - 1)->end;
+    : writable_(options.writable),
+      io_(options.way),
+      tables_(store_tables(std::move(tables))),
+      log_(existing_row_log(directory, options.writable), options.caching, options.watcher, options.opening(),
+           io_.queue, options.identity),
+      index_(tables_, checked(log_, options), options.merge_slots),
+      homes_(directory, tables_, options, io_, log_, index_.mutex()),
+      records_(tables_, io_, log_),
+      log_writer_(log_, index_, io_.counters, latch_),
+      home_writer_(tables_, io_, log_, homes_, index_.mutex(), latch_),
+      view_{tables_, io_, log_, index_, homes_},
+      versions_(view_, records_, options.merge_bytes),
+      merge_({view_, versions_, home_writer_, log_writer_, options.merge_bytes}) {
+  io_.unit_bytes = std::max(log_.file().unit_bytes(), homes_.unit_bytes());
 }
 
 // Recovery.
@@ -164,14 +91,14 @@ bool LogStore::Table::has(std::uint64_t row) const {
 StepMark LogStore::scan() {
   if (scanned_) throw Error(ErrorKind::step, log_.file().name() + ": the log was read already");
   log_.scan();
-  read_addresses();
+  homes_.read_addresses(log_);
   scanned_ = true;
   return log_.last();
 }
 
 void LogStore::index(std::uint64_t epoch, std::uint64_t step_limit) {
   log_.check_start(epoch, step_limit);
-  latching([&] { log_.make_found_durable(); });
+  latch_.latching([&] { log_.make_found_durable(); });
   rebuild_index(step_limit);
   indexed_step_ = step_limit;
 }
@@ -179,11 +106,11 @@ void LogStore::index(std::uint64_t epoch, std::uint64_t step_limit) {
 std::uint64_t LogStore::recover(std::uint64_t epoch, std::uint64_t step_limit) {
   if (!writable_) throw Error(ErrorKind::step, log_.file().name() + ": opened for reading only");
   if (epoch_ != 0) throw Error(ErrorKind::step, log_.file().name() + ": recovered already");
-  require_unfailed();
+  latch_.require_unfailed();
   if (!scanned_) scan();
   log_.check_start(epoch, step_limit);
   if (indexed_step_ != step_limit) rebuild_index(step_limit);
-  latching([&] { log_.start(epoch, step_limit); });
+  latch_.latching([&] { log_.start(epoch, step_limit); });
   epoch_ = epoch;
   return log_.last().step;
 }
@@ -200,7 +127,7 @@ void LogStore::roll_back(std::uint64_t step) {
   const std::lock_guard turn(merge_mutex_);
   require_usable();
   log_.check_start(epoch_, step);
-  latching([&] {
+  latch_.latching([&] {
     rebuild_index(step);
     log_.start(epoch_, step);
   });
@@ -215,13 +142,13 @@ void LogStore::go_back(std::uint64_t epoch, std::uint64_t step, const Forgotten&
   for (const RowLog::Live& record : log_.live()) {
     if (record.link.mark.step <= step) continue;
     is_any = true;
-    const SpareBuffers::Borrowed data = read_rows(record);
-    for (const RowLogSection& section : sections_of(data.data())) {
-      const std::uint64_t* rows = rows_of(data.data(), section);
+    const SpareBuffers::Borrowed data = records_.read_rows(record);
+    for (const RowLogSection& section : log_record::sections_of(data.data())) {
+      const std::uint64_t* rows = log_record::rows_of(data.data(), section);
       undone[section.table].insert(undone[section.table].end(), rows, rows + section.num_rows);
     }
   }
-  latching([&] {
+  latch_.latching([&] {
     if (is_any) rebuild_index(step);
     log_.start(epoch, step);
   });
@@ -230,196 +157,141 @@ void LogStore::go_back(std::uint64_t epoch, std::uint64_t step, const Forgotten&
 }
 
 void LogStore::rebuild_index(std::uint64_t step) {
-  {
-    const std::lock_guard lock(mutex_);
-    ++index_version_;
-    for (Table& table : tables_) table.index.clear();
-  }
+  index_.clear();
   for (const RowLog::Live& record : log_.live()) {
     if (record.link.mark.step > step) break;
-    const SpareBuffers::Borrowed data = read_rows(record);
-    const std::lock_guard lock(mutex_);
-    index_record(record, data.data());
+    index_.add(record, records_.read_rows(record).data());
   }
 }
 
-// A record's bytes hold their checksums; this says that they also make sense for the tables.
-void LogStore::check_sections(const RowLog::Live& record, const std::byte* data) const {
-  const auto bad = [&](const char* what) {
-    throw Error(ErrorKind::corrupted, log_.place(record.link.position) + ": " + what);
-  };
-  const RowLogHeader header = header_of(data);
-  const auto sections = sections_of(data);
-  std::vector<TableRows> claimed;
-  for (const RowLogSection& section : sections) {
-    if (section.table >= tables_.size() || (!claimed.empty() && section.table <= claimed.back().table)) {
-      bad("sections of tables that do not exist, or out of order");
-    }
-    if (section.num_rows > tables_[section.table].what.num_rows) bad("a section of more rows than its table has");
-    claimed.push_back({section.table, section.num_rows, {}});
-  }
-  const Shape expected = shape_of(claimed);
-  if (expected.header.bytes != header.bytes || expected.header.images_offset != header.images_offset ||
-      (!sections.empty() && std::memcmp(expected.sections.data(), sections.data(), sections.size_bytes()) != 0)) {
-    bad("a section that does not fit");
-  }
-  for (const RowLogSection& section : sections) {
-    const std::span rows(rows_of(data, section), section.num_rows);
-    for (std::size_t i = 1; i < rows.size(); ++i) {
-      if (rows[i] <= rows[i - 1]) bad("rows that are out of order");
-    }
-    if ((!rows.empty() && (rows.back() & fresh_bit) != 0) || tables_[section.table].what.first_foreign(rows)) {
-      bad("rows that its table does not have here");
-    }
-  }
-}
-
-// A record without its images.
-SpareBuffers::Borrowed LogStore::read_rows(const RowLog::Live& record) const {
-  SpareBuffers::Borrowed data = spare_.borrow(format::align_up(record.images_offset, unit_bytes_));
-  log_.read(record, record.images_offset, data.data());
-  check_sections(record, data.data());
-  return data;
-}
-
-// The index says where in the ring an image begins.
-
-LogStore::Locations LogStore::locations_of(std::uint64_t position, const RowLogSection& section) const {
-  return {position % log_.ring_bytes() + section.images_offset, tables_[section.table].layout};
-}
-
-std::uint64_t LogStore::offset_of_location(std::uint64_t location) { return format::row_log_ring_offset + location; }
-
-void LogStore::index_record(const RowLog::Live& record, const std::byte* data) {
-  ++index_version_;
-  for (const RowLogSection& section : sections_of(data)) {
-    Table& table = tables_[section.table];
-    const std::uint64_t* rows = rows_of(data, section);
-    Locations locations = locations_of(record.link.position, section);
-    for (std::uint64_t i = 0; i < section.num_rows; ++i) {
-      prefetch_ahead(table.index, rows, i, section.num_rows);
-      table.index.insert(rows[i], locations.next());
-    }
-  }
-}
-
-// Of whole units, the most that a piece of images lies in.
-std::size_t LogStore::bytes_around(const RowLayout& layout) const {
-  return format::align_up(layout.unit_bytes() + unit_bytes_ - 1, unit_bytes_);
-}
-
-// Fetch.
+// Rows.
 
 void LogStore::fetch(std::span<const TableRows> tables) {
   require_readable();
-  std::vector<Item> items;
-  std::vector<Untouched> untouched;
-  const Fetching fetching(*this, resolve(tables, items, untouched));
-  for (const Untouched& row : untouched) take_initial(tables[row.request], row.row);
-  std::size_t most_bytes = 0;
-  for (const Item& item : items) most_bytes += bytes_around(tables_[tables[item.request].table].layout);
-  const SpareBuffers::Borrowed buffer =
-      spare_.borrow(std::min(buffer_bytes, most_bytes + items.size() * joined_gap_bytes));
-  for (std::size_t done = 0; done < items.size();) {
-    done += read_items(tables, std::span(items).subspan(done), buffer.buffer());
-  }
+  fetch_rows(view_, tables);
 }
 
-std::uint64_t LogStore::resolve(std::span<const TableRows> tables, std::vector<Item>& items,
-                                std::vector<Untouched>& untouched) {
-  std::vector<Item> in_log;
-  std::unique_lock lock(mutex_);
-  for (std::uint32_t request = 0; request < tables.size(); ++request) {
-    const Table& table = tables_.at(tables[request].table);
-    const std::size_t at_home_before = items.size();
-    std::size_t home = 0;
-    for (std::size_t u = 0; u < tables[request].num_rows; ++u) {
-      const std::uint64_t* rows = tables[request].rows.rows;
-      prefetch_ahead(table.index, rows, u, tables[request].num_rows);
-      const std::uint64_t row = rows[u];
-      if (const auto location = table.index.find(row)) {
-        in_log.push_back({offset_of_location(*location), request, 0, u});
-        continue;
-      }
-      const bool is_there = home < table.homes.size() && row >= table.homes[home].first && row < table.homes[home].end;
-      if (!is_there) home = table.home_of(row);
-      if (const auto address = table.homes[home].address_of(row, home_bits_.get())) {
-        items.push_back({table.layout.offset_of(*address), request, static_cast<std::uint32_t>(home + 1), u});
-      } else {
-        untouched.push_back({request, u});
-      }
+std::vector<std::uint64_t> LogStore::touched_rows(std::uint32_t table, std::uint64_t first, std::size_t count) {
+  require_readable();
+  return store_survey::touched_rows(view_, table, first, count);
+}
+
+void LogStore::sweep_home(const HomeStretch& stretch, const Take& take) {
+  require_readable();
+  store_sweep::sweep_home(view_, stretch, take);
+}
+
+void LogStore::sweep_log(std::uint64_t back, std::uint64_t bytes, const store_sweep::IsWanted& is_wanted,
+                         const Take& take) {
+  require_readable();
+  store_sweep::sweep_log(view_, back, bytes, is_wanted, take);
+}
+
+std::optional<std::uint64_t> LogStore::append(const PackedRecord& packed) {
+  require_usable();
+  if (packed.step() <= log_.last().step) {
+    throw Error(ErrorKind::step, "step " + std::to_string(packed.step()) + " cannot follow step " +
+                                     std::to_string(log_.last().step) + " in " + log_.file().name());
+  }
+  return log_writer_.append(packed);
+}
+
+void LogStore::sync() {
+  require_usable();
+  log_writer_.sync();
+}
+
+std::uint64_t LogStore::merge(const Limit& limit, const Rest& rest, const GivesUp& gives_up, std::uint64_t most_bytes) {
+  const std::lock_guard turn(merge_mutex_);
+  require_usable();
+  return merge_.run({limit, rest, gives_up, most_bytes});
+}
+
+void LogStore::import_rows(std::uint32_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> weights,
+                           std::span<const float> state) {
+  const std::lock_guard turn(merge_mutex_);
+  require_usable();
+  const auto through_log = [this](const TableRows& of_table) {
+    const StepMark mark = log_.last();
+    log_writer_.append(records_.pack(mark, {&of_table, 1}));
+    log_.sync();
+    const Limit limit = [&] { return mark.step; };
+    const Rest rest = [](auto...) { return true; };
+    const GivesUp gives_up = [] { return false; };
+    merge_.run({limit, rest, gives_up, ~std::uint64_t{0}});
+  };
+  holdfast::import_rows({view_, home_writer_, latch_}, table, {rows, weights, state}, through_log);
+}
+
+void LogStore::sync_home() {
+  const std::lock_guard turn(merge_mutex_);
+  require_usable();
+  home_writer_.sync_imports();
+}
+
+// Reading alone.
+
+std::vector<std::string> LogStore::verify(std::uint64_t step) {
+  if (!viewed_) throw Error(ErrorKind::step, log_.file().name() + ": only a view is verified");
+  const std::uint64_t last = log_.last().step;
+  if (step < last) rebuild_index(step);
+  std::vector<std::string> problems = store_survey::verify_homes(view_);
+  if (step < last) rebuild_index(last);
+  store_survey::verify_log(view_, problems);
+  return problems;
+}
+
+std::vector<RowLog::Link> LogStore::follow_from_tail() {
+  if (writable_ || !scanned_) {
+    throw Error(ErrorKind::step, log_.file().name() + ": who follows opens for reading only, and scans first");
+  }
+  unread_ = log_.live();
+  std::vector<RowLog::Link> links = {unread_.empty() ? log_.newest() : unread_.front().previous};
+  for (const RowLog::Live& record : unread_) links.push_back(record.link);
+  log_.forget(unread_.size());
+  return links;
+}
+
+std::optional<FollowedRecord> LogStore::follow() {
+  if (unread_.empty()) {
+    const auto header = log_.next();
+    if (!header) return std::nullopt;
+    FollowedRecord record{RowLog::Live::of(*header).link, io_.spare.borrow(header->bytes)};
+    io_.queue.read_range(log_.file(), log_.offset_of(header->position), header->bytes, record.data.data());
+    if (!holds(record.data.data(), *header, log_.seed())) return std::nullopt;  // it is being written
+    const RowLog::Live live = RowLog::Live::of(*header);
+    records_.check_sections(live, record.data.data());
+    log_.append(live);
+    log_.forget(1);
+    return record;
+  }
+  const RowLog::Live live = unread_.front();
+  FollowedRecord record{live.link, io_.spare.borrow(live.bytes)};
+  log_.read(live, live.bytes, record.data.data());
+  if (!holds(record.data.data(), log_record::header_of(record.data.data()), log_.seed())) {
+    throw Error(ErrorKind::corrupted, log_.place(live.link.position) + ": the record's checksum does not hold");
+  }
+  records_.check_sections(live, record.data.data());
+  unread_.pop_front();
+  return record;
+}
+
+std::vector<RowTable> LogStore::tables() const {
+  std::vector<RowTable> tables;
+  for (const StoreTable& table : tables_) tables.push_back(table.what);
+  return tables;
+}
+
+void LogStore::visit_rows(
+    const FollowedRecord& record,
+    const std::function<void(std::uint32_t table, std::uint64_t row, const std::byte* image)>& visit) const {
+  for (const format::RowLogSection& section : log_record::sections_of(record.data.data())) {
+    const RowLayout& layout = tables_[section.table].layout;
+    const std::uint64_t* rows = log_record::rows_of(record.data.data(), section);
+    for (std::uint64_t i = 0; i < section.num_rows; ++i) {
+      visit(section.table, rows[i], record.data.data() + section.images_offset + layout.offset_of(i));
     }
-    std::sort(items.begin() + static_cast<std::ptrdiff_t>(at_home_before), items.end(), lies_before);
   }
-  counters_.initial_rows += untouched.size();
-  counters_.log_rows_fetched += in_log.size();
-  items.reserve(items.size() + in_log.size());  // nothing throws any more once the fetch is noted
-  const std::uint64_t number = ++num_fetches_;
-  fetches_[number] = in_log.empty() ? format::no_position : log_.tail();
-  lock.unlock();
-  std::sort(in_log.begin(), in_log.end(), lies_before);
-  items.insert(items.end(), in_log.begin(), in_log.end());
-  return number;
-}
-
-const BlockFile& LogStore::file_of(const TableRows& request, const Item& item) const {
-  return item.file == 0 ? log_.file() : *tables_[request.table].homes[item.file - 1].file;
-}
-
-// Reads as many of the items, from the first on, as the buffer holds; returns how many.
-std::size_t LogStore::read_items(std::span<const TableRows> tables, std::span<const Item> items,
-                                 const SectorBuffer& buffer) {
-  SectorRuns runs(buffer, {.read_gap_bytes = joined_gap_bytes, .unit_bytes = unit_bytes_});
-  std::vector<const std::byte*> images;
-  for (const Item& item : items) {
-    const TableRows& request = tables[item.request];
-    const std::byte* image =
-        runs.place(file_of(request, item), item.offset, tables_[request.table].layout.image_bytes());
-    if (image == nullptr) break;
-    images.push_back(image);
-  }
-  queue_.read_many(runs.reads());
-  for (std::size_t i = 0; i < images.size(); ++i) take_image(tables[items[i].request], items[i], images[i]);
-  note_fetched(images.size(), runs.read_bytes(), runs.reads().size());
-  return images.size();
-}
-
-void LogStore::note_fetched(std::uint64_t rows, std::uint64_t bytes, std::uint64_t requests) {
-  const std::lock_guard lock(mutex_);
-  counters_.fetched_rows += rows;
-  counters_.fetched_bytes += bytes;
-  counters_.fetch_requests += requests;
-}
-
-void LogStore::take_image(const TableRows& request, const Item& item, const std::byte* image) const {
-  const Table& table = tables_[request.table];
-  const RowLayout& layout = table.layout;
-  const std::uint64_t row = request.rows.rows[item.row];
-  std::byte* weights = request.rows.weights + item.row * layout.weight_bytes();
-  float* state = request.rows.state + item.row * table.what.spec.state_floats;
-  const ImageState found = check_image(layout, request.table, row, image);
-  const bool must_be_whole = item.file == 0 || table.homes[item.file - 1].addresses;
-  if (found == ImageState::damaged || (found == ImageState::untouched && must_be_whole)) {
-    throw Error(ErrorKind::corrupted, damaged(file_of(request, item).place(item.offset), request.table, row));
-  }
-  if (found == ImageState::whole) {
-    std::memcpy(weights, image, layout.weight_bytes());
-    if (layout.state_bytes() != 0) std::memcpy(state, image + layout.weight_bytes(), layout.state_bytes());
-    return;
-  }
-  take_initial(request, item.row);
-}
-
-void LogStore::take_initial(const TableRows& request, std::size_t u) const {
-  const Table& table = tables_[request.table];
-  std::uint64_t& row = request.rows.rows[u];
-  kernels_.initial_row(table.what.spec, row, request.rows.weights + u * table.layout.weight_bytes());
-  std::fill_n(request.rows.state + u * table.what.spec.state_floats, table.what.spec.state_floats, 0.0F);
-  row |= fresh_bit;
-}
-
-std::string LogStore::damaged(const std::string& place, std::uint32_t table, std::uint64_t row) {
-  return place + ": row " + std::to_string(row) + " of table " + std::to_string(table) + " does not hold its checksum";
 }
 
 void LogStore::require_readable() const {
@@ -429,55 +301,7 @@ void LogStore::require_readable() const {
 void LogStore::require_usable() const {
   if (!writable_) throw Error(ErrorKind::step, log_.file().name() + ": opened for reading only");
   if (epoch_ == 0) throw Error(ErrorKind::step, log_.file().name() + ": recover comes first");
-  require_unfailed();
-}
-
-void LogStore::require_unfailed() const {
-  if (!failed_) return;
-  const std::lock_guard lock(mutex_);
-  std::rethrow_exception(failure_);
-}
-
-void LogStore::fail(std::exception_ptr failure) {
-  const std::lock_guard lock(mutex_);
-  if (!failed_) failure_ = std::move(failure);
-  failed_ = true;
-}
-
-// After a failure nobody knows what reached the medium; where it is only full, everything is as it was.
-void LogStore::latching(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::full) fail(std::current_exception());
-    throw;
-  } catch (...) {
-    fail(std::current_exception());
-    throw;
-  }
-}
-
-std::size_t LogStore::index_entries() const {
-  const std::lock_guard lock(mutex_);
-  std::size_t entries = 0;
-  for (const Table& table : tables_) entries += table.index.size();
-  return entries;
-}
-
-std::size_t LogStore::index_bytes() const {
-  const std::lock_guard lock(mutex_);
-  std::size_t bytes = 0;
-  for (const Table& table : tables_) bytes += table.index.memory_bytes();
-  for (const Table& table : tables_) {
-    for (const Home& home : table.homes) bytes += home.addresses ? home.addresses->memory_bytes() : 0;
-  }
-  if (home_bits_) bytes += home_bits_->memory_bytes();
-  return bytes;
-}
-
-LogStoreCounters LogStore::counters() const {
-  const std::lock_guard lock(mutex_);
-  return counters_;
+  latch_.require_unfailed();
 }
 
 }  // namespace holdfast

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 
 namespace holdfast {
 
@@ -28,6 +29,24 @@ struct LogStoreCounters {
   std::uint64_t home_read_requests;
   std::uint64_t home_write_requests;
   std::uint64_t home_sectors_changed;  // of those written: the ones that got a new version of a row
+};
+
+// The same, counted by any thread.
+class SharedCounters {
+ public:
+  template <class Change>
+  void change(const Change& change_counters) {
+    const std::lock_guard lock(mutex_);
+    change_counters(counters_);
+  }
+  LogStoreCounters read() const {
+    const std::lock_guard lock(mutex_);
+    return counters_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  LogStoreCounters counters_{};
 };
 
 }  // namespace holdfast

@@ -140,6 +140,7 @@ class RowLog {
     std::uint64_t end = 0;
   };
 
+  static void write_block(BlockFile& file, std::uint64_t offset, const format::RowLogCheckpoint& checkpoint);
   std::optional<format::RowLogHeader> read_header(std::uint64_t position, std::string* why) const;
   std::optional<format::RowLogHeader> check_header(const std::byte* data, std::uint64_t position,
                                                    std::string* why) const;

@@ -25,14 +25,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # By the names of files in core/, without .cpp or .h.
 NATIVE_ROOMS = {
-    "log": "undo_log undo undo_follower row_log row_log_follower log_record log_store log_store_append "
-    "log_store_follow log_store_sweep row_index row_image row_versions row_tag block_file block_queue sector_runs",
+    "log": "undo_log undo undo_follower row_log row_log_scan row_log_follower log_record log_records log_index "
+    "log_writer failure_latch store_parts log_store row_fetch store_sweep row_index row_image row_versions row_tag "
+    "block_file block_queue sector_runs",
     "slots": "dense_slots dense_copy mapped_medium medium",
     "commit": "pool pool_files pool_commit background row_backend in_place_backend in_place_store log_backend "
     "pool_lock row_checksums",
     "recovery": "recovery pool_opening superblock superblock_repair repair unpublished label directory ground "
-    "log_store_survey reader row_view live_copy",
-    "merge": "log_merger log_store_merge log_store_versions log_store_home home home_addresses home_bits "
+    "store_survey reader row_view live_copy",
+    "merge": "log_merger log_merge logged_versions home_writer row_import homes home home_addresses home_bits "
     "numbered_checksum",
 }
 # Folders of core/ of which every file is in a room, so that a new one is not forgotten.

@@ -24,7 +24,7 @@ from holdfast_lab.placement.ladder import Rung
 from holdfast_lab.placement.reuse import ReuseCurve
 
 BLOCK_BYTES, TAG_BYTES, ADDRESS_BYTES = 4096, 4, 5  # docs/FORMAT.md: row images, addresses
-_READ_GAP_BLOCKS = 2  # between two blocks that a merge reads in one request (core/log_store/log_store_merge.cpp)
+_READ_GAP_BLOCKS = 2  # between two blocks that a merge reads in one request (core/log_store/sector_runs.h)
 _WRITE_GAP_BLOCKS = 1  # and between two that it writes in one
 _SECTOR_BYTES = 512
 _FETCH_GAP_SECTORS = 7  # between two sectors that are read in one request, at most (core/log_store/log_store.cpp)
