@@ -226,8 +226,10 @@ void Pool::keep_rows(std::uint32_t table, std::vector<std::uint64_t> rows) {
 std::shared_ptr<Capture> Pool::capture(std::shared_ptr<const Plan> plan) {
   check_open();
   if (updated_) {
-    throw Error(ErrorKind::step, "step " + std::to_string(step_ + 1) +
-                                     " has updated its rows already: commit it before the next forward pass");
+    throw Error(ErrorKind::step,
+                "step " + std::to_string(step_ + 1) +
+                    " has updated its rows already: commit it before the next forward pass, or open the "
+                    "pool again to take it back");
   }
   check_rows(*plan);
   check_trains(*plan);

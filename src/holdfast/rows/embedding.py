@@ -8,7 +8,8 @@ the step durable. A forward in ``eval()`` mode or under ``torch.no_grad()`` read
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from copy import copy
+from typing import Any, NoReturn, Protocol, Self, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from holdfast.data.batch import Bags, JaggedFeatures
 from holdfast.device.options import DeviceConfig
 from holdfast.device.queues import Work
-from holdfast.errors import ConfigError, DataError
+from holdfast.errors import ConfigError, DataError, StateError
 from holdfast.pools.optim import RowOptimizer, RowOptimizerSpec, RowWiseAdagrad
 from holdfast.pools.pool import Pool
 from holdfast.pools.tables import EmbeddingBagConfig, normalize_all
@@ -102,6 +103,20 @@ class EmbeddingBagCollection(nn.Module):
         self._coming: list[Coming] = []
         self.optimizer = RowOptimizer(self, spec)
         pool.collections.append(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A module of its own over the same rows, which lie in the pool once: what averages or keeps a model copies it
+        (``AveragedModel``), and `eval` of the one leaves the other in training."""
+        other = self.__new__(type(self))
+        other.__dict__ = {name: copy(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
+        other._coming = []  # what is expected is the original's
+        return other
+
+    def __getstate__(self) -> NoReturn:
+        raise StateError(
+            "a collection cannot be pickled, its rows lie in a pool: save model.state_dict() for the dense part, and "
+            "copy the pool with `holdfast snapshot`, or its tables with `holdfast export`"
+        )
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         return self._tables
