@@ -7,6 +7,7 @@ the step durable. A forward in ``eval()`` mode or under ``torch.no_grad()`` read
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, NoReturn, Protocol, Self, TypeAlias, runtime_checkable
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from holdfast.data.batch import Bags, JaggedFeatures
 from holdfast.device.options import DeviceConfig
 from holdfast.device.queues import Work
-from holdfast.errors import ConfigError, DataError, StateError
+from holdfast.errors import ConfigError, DataError, StateError, StepError
 from holdfast.pools.optim import RowOptimizer, RowOptimizerSpec, RowWiseAdagrad
 from holdfast.pools.pool import Pool
 from holdfast.pools.tables import EmbeddingBagConfig, normalize_all
@@ -93,6 +94,11 @@ class EmbeddingBagCollection(nn.Module):
     ) -> None:
         super().__init__()
         spec = RowWiseAdagrad() if optimizer is None else optimizer
+        if not isinstance(spec, RowOptimizerSpec):
+            what = spec.__name__ if isinstance(spec, type) else type(spec).__name__
+            raise ConfigError(
+                f"optimizer = {what}; it must be a row optimizer with its settings, as holdfast.SGD(lr=0.1)"
+            )
         self._tables = normalize_all(tables)
         self._keys = [feature for table in self._tables for feature in table.feature_names]
         self._dims = [table.embedding_dim for table in self._tables for _ in table.feature_names]
@@ -101,6 +107,7 @@ class EmbeddingBagCollection(nn.Module):
         self.anchor = torch.zeros((), requires_grad=True, device=self._access.device)
         self._blocks: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._coming: list[Coming] = []
+        self._process = os.getpid()
         self.optimizer = RowOptimizer(self, spec)
         pool.collections.append(self)
 
@@ -148,8 +155,14 @@ class EmbeddingBagCollection(nn.Module):
         evaluates: the batch is not going to be trained. Of a table with keys, a plan to train gives new keys their
         rows, in the order in which batches are planned; to evaluate, they get none.
 
-        Raises IdError (names feature, sample and value), DataError, ConfigError; PoolFull where new keys find no rows.
+        Raises IdError (names feature, sample and value), DataError, ConfigError; PoolFull where new keys find no rows;
+        StepError in a fork of the process, from which no plan finds its way back.
         """
+        if os.getpid() != self._process:
+            raise StepError(
+                "the collection was made by the process of which this one is a fork (a worker of a DataLoader?), and a "
+                "plan is of use only there: let workers give ids"
+            )
         jagged = self._jagged(features)
         keys = tuple(jagged.keys())
         block_of = self._blocks.get(keys)
