@@ -19,7 +19,7 @@ from holdfast.data.batch import Bags, JaggedFeatures
 from holdfast.device.options import DeviceConfig
 from holdfast.device.queues import Work
 from holdfast.errors import ConfigError, DataError, StateError, StepError
-from holdfast.pools.optim import RowOptimizer, RowOptimizerSpec, RowWiseAdagrad
+from holdfast.pools.optim import RowOptimizer, RowOptimizerSpec, RowWiseAdagrad, check_spec
 from holdfast.pools.pool import Pool
 from holdfast.pools.tables import EmbeddingBagConfig, normalize_all
 from holdfast.rows.coming import Coming
@@ -93,12 +93,7 @@ class EmbeddingBagCollection(nn.Module):
         device: DeviceConfig | None = None,
     ) -> None:
         super().__init__()
-        spec = RowWiseAdagrad() if optimizer is None else optimizer
-        if not isinstance(spec, RowOptimizerSpec):
-            what = spec.__name__ if isinstance(spec, type) else type(spec).__name__
-            raise ConfigError(
-                f"optimizer = {what}; it must be a row optimizer with its settings, as holdfast.SGD(lr=0.1)"
-            )
+        spec = RowWiseAdagrad() if optimizer is None else check_spec(optimizer)
         self._tables = normalize_all(tables)
         self._keys = [feature for table in self._tables for feature in table.feature_names]
         self._dims = [table.embedding_dim for table in self._tables for _ in table.feature_names]
