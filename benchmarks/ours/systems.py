@@ -163,6 +163,7 @@ class Holdfast(System):
     def embedding_step(self, number: int, batch: Batch, grad: Tensor) -> dict[str, float]:
         if self._small_checkpoint is None:  # hardly any dense state: what the tables alone leave behind
             self._small_checkpoint = holdfast.Checkpoint(self.pool, model=nn.Identity(), optimizer=[])
+            self._small_checkpoint.resume()
         watch = Stopwatch()
         planned = self.rows.plan(self._features[number], ahead=False)
         watch.lap("plan")

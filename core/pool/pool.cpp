@@ -29,7 +29,7 @@ void Pool::check_here() const {
   if (!is_inherited()) return;
   throw Error(ErrorKind::step,
               "the pool was opened by the process of which this one is a fork (a worker of a DataLoader?): only that "
-              "one can use it; plan in workers, look rows up in the process that trains");
+              "one can use it; let workers give ids, and plan and look up in the process that trains");
 }
 
 void Pool::check_open() const {
@@ -225,9 +225,12 @@ void Pool::keep_rows(std::uint32_t table, std::vector<std::uint64_t> rows) {
 
 std::shared_ptr<Capture> Pool::capture(std::shared_ptr<const Plan> plan) {
   check_open();
+  const Turn turn(is_changing_);
   if (updated_) {
-    throw Error(ErrorKind::step, "step " + std::to_string(step_ + 1) +
-                                     " has updated its rows already: commit it before the next forward pass");
+    throw Error(ErrorKind::step,
+                "step " + std::to_string(step_ + 1) +
+                    " has updated its rows already: commit it before the next forward pass, or open the "
+                    "pool again to take it back");
   }
   check_rows(*plan);
   check_trains(*plan);
@@ -241,6 +244,7 @@ std::shared_ptr<Capture> Pool::capture(std::shared_ptr<const Plan> plan) {
 
 bool Pool::capture_ahead(std::shared_ptr<const Plan> next) {
   check_open();
+  const Turn turn(is_changing_);
   check_rows(*next);
   check_trains(*next);
   if (leaves_keys(*next)) return false;  // which of its keys are left behind, this step decides
@@ -361,6 +365,7 @@ void Pool::update(const std::vector<RowGradients>& gradients, const UpdateSpec& 
     update(*sum_gradients(gradients), spec);
     return;
   }
+  const Turn turn(is_changing_);
   const RowGradients& only = gradients.front();
   check_capture(*only.capture);
   latching([&] {
@@ -374,6 +379,7 @@ void Pool::update(const std::vector<RowGradients>& gradients, const UpdateSpec& 
 
 void Pool::update(const SummedGradients& gradients, const UpdateSpec& spec) {
   check_open();
+  const Turn turn(is_changing_);
   for (const auto& capture : gradients.captures) check_capture(*capture);
   latching([&] {
     begin_update({gradients.spec.get()});
@@ -386,6 +392,7 @@ void Pool::update(const SummedGradients& gradients, const UpdateSpec& spec) {
 
 void Pool::put(const std::vector<RowsPart>& parts) {
   check_open();
+  const Turn turn(is_changing_);
   for (const RowsPart& part : parts) check_capture(*part.capture);
   const std::vector<ReadyCapture> captures = ready_captures(backend_->tables(), parts);
   std::vector<const CollectionSpec*> specs;

@@ -7,7 +7,8 @@
 // - Neither follows a step whose files have lost their names: the pool was removed.
 // - After the first failure to write or to read, no verb does anything but throw it again, as `failed` unless it was
 //   `full`, `read_only` or `corrupted`, until the pool is opened again.
-// - Verbs are called from one thread at a time; plan_batch may run on another meanwhile.
+// - Verbs are called from one thread at a time; plan_batch may run on another meanwhile. Those that change rows or steps
+//   throw where another thread is in one of them, and have changed nothing.
 // - Verbs take captures of this pool and of the step under way, and no other: what an older one points to is gone.
 // - A child of fork changes nothing: its verbs throw, close and the destructor leave everything to the parent.
 // - Opening validates everything that recovery is going to use before it changes a byte.
@@ -26,6 +27,7 @@
 #include "base/background.h"
 #include "base/forks.h"
 #include "base/stage_spans.h"
+#include "base/turn.h"
 #include "commit/dense_slots.h"
 #include "commit/recovery.h"
 #include "device/slot_directory.h"
@@ -323,6 +325,7 @@ class Pool {
   bool updated_ = false;  // the current step has written rows home
   std::vector<bool> updated_tables_;  // and of these tables
   bool closed_ = false;
+  std::atomic<bool> is_changing_ = false;  // a thread is in a verb that changes rows or steps
   Background::Ticket last_commits_[2] = {0, 0};  // the older one first
   Evaluator evaluator_;
   RelaxedLookup relaxed_lookup_;

@@ -42,11 +42,15 @@ void Pool::stage(const StepMark& mark, const Dense& dense) {
 }
 
 std::uint64_t Pool::commit(std::uint64_t cursor, const Dense* dense) {
+  check_open();
+  const Turn turn(is_changing_);
   commit_mark({step_ + 1, cursor, row_updates_ + (updated_ ? 1 : 0)}, dense);
   return step_;
 }
 
 void Pool::commit_dense(const StepMark& mark, const Dense& dense) {
+  check_open();
+  const Turn turn(is_changing_);
   if (!backend_->tables().empty() || mark.step <= step_) {
     throw Error(ErrorKind::step, "step " + std::to_string(mark.step) + " is no step of this pool to come");
   }
@@ -54,7 +58,6 @@ void Pool::commit_dense(const StepMark& mark, const Dense& dense) {
 }
 
 void Pool::commit_mark(const StepMark& mark, const Dense* dense) {
-  check_open();
   const std::uint32_t dense_parts = backend_->log_is_low() ? 1 : dense_interval_;
   // Half a commit must not stay: a dense state on its way whose rows are not, or rows without theirs.
   try {
@@ -104,6 +107,7 @@ void Pool::make_step_durable(const StepMark& mark, const std::function<void()>& 
 
 void Pool::write_dense(const Dense& dense) {
   check_open();
+  const Turn turn(is_changing_);
   if (backend_->step_has_begun() || updated_)
     throw Error(ErrorKind::step, "a step has begun: commit it with its dense state");
   flush();

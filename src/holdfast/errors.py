@@ -29,8 +29,8 @@ class NonFiniteLoss(HoldfastError):
         """Raises where the loss of `step` is not finite."""
         if not math.isfinite(loss):
             raise cls(
-                f"the loss of step {step} is {loss}: nothing was updated, the pool stays at step {step - 1}; lower the "
-                "learning rate or set train.max_grad_norm"
+                f"the loss of step {step} is {loss}: the pool stays at step {step - 1}, and goes on from there when it "
+                "is opened again; lower the learning rate, or clip gradients (train.max_grad_norm)"
             )
 
 

@@ -20,6 +20,7 @@ from holdfast import Checkpoint, EmbeddingBagCollection, EmbeddingBagConfig, Jag
 from holdfast.errors import PoolBusy, StepError
 from holdfast.group.founding import GroupLock
 from holdfast.pools.read_only import at_rest, locked
+from holdfast.rows.row_access import PlannedFeatures
 
 pytestmark = pytest.mark.dear
 
@@ -142,8 +143,25 @@ def test_every_verb_of_an_inherited_pool_is_a_typed_error(training: Training) ->
     training.step()
 
 
-def test_a_child_may_plan(training: Training) -> None:
-    assert in_child(lambda: training.rows.plan(training.batch(5))) == 0
+class Planned(Dataset):
+    """Batches that are planned where they are read."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, number: int) -> PlannedFeatures:
+        return self.training.rows.plan(self.training.batch(number))
+
+
+def test_a_worker_that_plans_is_told_to_give_ids(training: Training) -> None:
+    """A plan cannot be pickled, and a loader would wait for ever for what its worker could not send."""
+    loader = DataLoader(Planned(training), batch_size=None, num_workers=1, timeout=PATIENCE)
+    with pytest.raises(StepError, match=r"of which this one is a fork.*let workers give ids"):
+        next(iter(loader))
+    training.step()
 
 
 def waiting_child() -> int:

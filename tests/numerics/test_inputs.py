@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast import SGD, Adam, EmbeddingBagCollection, Pool, RowWiseAdagrad
+from holdfast import SGD, Adam, EmbeddingBagCollection, EmbeddingBagConfig, MediumDial, Pool, RowWiseAdagrad, _core
 from holdfast.errors import ConfigError, DataError, HoldfastError, IdError, PoolBusy, StepError
 from row_reference import Bags
 from twin import Twin, jagged, random_bags, random_weights, same_bits, table
@@ -131,6 +131,24 @@ def test_torchrecs_table_configs_are_taken_with_their_enums(pool_root: Path):
         twin.check()
         with pytest.raises(ConfigError, match=r"table 't': init_fn"):
             EmbeddingBagCollection(twin.pool, [SimpleNamespace(**{**vars(theirs[0]), "init_fn": print})])
+
+
+@pytest.mark.parametrize("wanted", [SGD, torch.optim.SGD([torch.zeros(1)], lr=0.1), 0.1])
+def test_an_optimizer_that_is_none_of_rows_is_refused_before_a_pool_is_made(pool_root: Path, wanted: object):
+    with (
+        Pool(pool_root / "pool") as pool,
+        pytest.raises(ConfigError, match=r"optimizer = (SGD|float); it must be a row"),
+    ):
+        EmbeddingBagCollection(pool, TABLES, optimizer=wanted)
+    assert not (pool_root / "pool").exists()
+
+
+def test_one_text_as_feature_names_is_no_list_of_its_letters(pool_root: Path):
+    with pytest.raises(ConfigError, match=r"table 't': feature_names = .*user.*a list of names"):
+        EmbeddingBagCollection(
+            Pool(pool_root / "pool"),
+            [EmbeddingBagConfig(name="t", num_embeddings=5, embedding_dim=4, feature_names="user")],
+        )
 
 
 def refuses(twin: Twin, features, error: type[HoldfastError], *words: str) -> None:
@@ -259,6 +277,29 @@ def test_a_second_update_of_a_table_in_one_step_is_a_step_error(pool_root: Path)
         twin.pool.commit(5)
         twin.update(twin.gradients(bags, coefficients))
         twin.check()
+
+
+def test_a_thread_that_trains_beside_another_is_refused_and_changes_nothing(pool_root: Path):
+    dial = MediumDial(like="cxl-pmem", read_latency_s=0.01)  # so that threads meet in the verbs
+    with Pool(pool_root / "pool", dial=dial) as pool:
+        rows = EmbeddingBagCollection(pool, [table("t", ["a"])], optimizer=SGD(lr=0.1))
+        features = jagged(random_bags("a", 20, 5, seed=1))
+        refused: list[str] = []
+
+        def capture(_: int) -> None:
+            try:
+                rows(features)
+            except StepError as error:
+                refused.append(str(error))
+
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(capture, range(40)))
+        assert refused
+        assert all("one thread trains, others may plan and evaluate" in words for words in refused)
+        rows(features).values().sum().backward()
+        rows.optimizer.step()
+        assert pool.commit(5) == 1
+    assert _core.Reader(str(pool_root / "pool")).verify() == []
 
 
 def test_two_collections_on_one_pool_update_their_tables_in_one_step(pool_root: Path):

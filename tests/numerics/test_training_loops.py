@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from holdfast import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, clip_grad_norm_
-from holdfast.errors import BatchTooLarge
+from holdfast import (
+    SGD,
+    Adagrad,
+    Adam,
+    Checkpoint,
+    EmbeddingBagCollection,
+    Pool,
+    RowWiseAdagrad,
+    RowWiseAdam,
+    clip_grad_norm_,
+)
+from holdfast.errors import BatchTooLarge, NonFiniteLoss, StateError, StepError
 from holdfast.pools.optim import RowOptimizerSpec
 from row_reference import Bags, f32
 from twin import Twin, jagged, random_bags, random_weights, same_bits, table
@@ -158,6 +169,36 @@ def test_a_step_whose_scaled_loss_overflows_is_skipped(pool_root: Path, optimize
         assert twin.pool.core.row_updates == twin.num_updates == 3, "Adam's t counts updates, not steps"
 
 
+def test_a_loss_that_is_not_finite_takes_the_rows_back_that_were_updated_with_it(pool_root: Path):
+    def open_rows() -> tuple[Pool, EmbeddingBagCollection, Checkpoint]:
+        pool = Pool(pool_root / "pool", seed=7)
+        rows = EmbeddingBagCollection(pool, TABLES, optimizer=SGD(lr=0.1))
+        return pool, rows, Checkpoint(pool, model=nn.Identity(), optimizer=[])
+
+    def step(factor: float) -> int:
+        loss = factor * rows(jagged(bags_of(1))).values().sum()
+        loss.backward()
+        rows.optimizer.step()
+        return checkpoint.commit(loss=loss)
+
+    pool, rows, checkpoint = open_rows()
+    checkpoint.resume()
+    assert step(1.0) == 1
+    with torch.no_grad():
+        before = rows(jagged(bags_of(1))).values()
+    with pytest.raises(NonFiniteLoss, match=r"of step 2 is nan: the pool stays at step 1, .* when it is opened again"):
+        step(float("nan"))
+    with pytest.raises(StepError, match=r"step 2 has updated its rows already.*open the pool again to take it back"):
+        step(1.0)
+    pool.close()
+    pool, rows, checkpoint = open_rows()
+    assert checkpoint.resume() == 1
+    with torch.no_grad():
+        assert same_bits(rows(jagged(bags_of(1))).values(), before)
+    assert step(1.0) == 2
+    pool.close()
+
+
 def test_unscaling_before_clipping_clips_the_true_norm(pool_root: Path):
     with Twin(pool_root / "pool", TABLES, SGD(lr=0.1)) as twin:
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -256,6 +297,28 @@ def test_evaluation_in_the_middle_of_training_leaves_no_trace(pool_root: Path, e
         leaves_no_trace(twin, evaluate)  # between update and commit: the new rows
         twin.pool.commit(10)
         twin.check()
+
+
+def test_a_copy_of_a_model_has_the_same_rows_and_a_mode_of_its_own(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, RowWiseAdagrad(lr=0.1)) as twin:
+        model = nn.Sequential(twin.emb, nn.Identity())
+        kept = copy.deepcopy(model).eval()
+        seen: list[str] = []
+        kept[0].register_forward_hook(lambda *_: seen.append("the copy"))
+        assert model[0].training
+        for step in range(3):
+            twin.step(bags_of(step), seed=step)
+            assert same_bits(kept[0](jagged(bags_of(9))).values(), twin.forward(bags_of(9)))
+        assert seen == ["the copy"] * 3
+        twin.check()
+
+
+def test_a_collection_that_is_pickled_says_what_to_save_instead(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, SGD()) as twin:
+        model = nn.Sequential(twin.emb, nn.Linear(2, 1))
+        with pytest.raises(StateError, match=r"save model.state_dict\(\)"):
+            torch.save(model, pool_root / "model.pt")
+        torch.save(model.state_dict(), pool_root / "state.pt")
 
 
 def test_a_scheduler_drives_the_row_optimizers_learning_rate(pool_root: Path):

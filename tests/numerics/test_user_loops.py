@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler, swa_utils
 
-from holdfast import EmbeddingBagCollection
-from holdfast.errors import StateError
-from user_loop import Life, Parts, adam, small_model, trained
+from holdfast import Checkpoint, EmbeddingBagCollection, _core
+from holdfast.admin.digest import digest_pool
+from holdfast.errors import StateError, StepError
+from user_loop import STEPS, Life, Parts, adam, small_model, trained
 
 pytestmark = pytest.mark.dear
 
@@ -166,6 +167,48 @@ def test_averaged_weights_go_on_to_the_bit(pool_root: Path) -> None:
         return Parts(model, adam(model), {"extra": {"ema": ema, "swa": swa}}, after=after)
 
     assert is_exact(pool_root, make)
+
+
+def test_averaged_weights_of_a_model_that_holds_its_rows_go_on_to_the_bit(pool_root: Path) -> None:
+    def make(rows: EmbeddingBagCollection) -> Parts:
+        network = small_model()
+        model = nn.ModuleDict({"rows": rows, "network": network})
+        average = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
+
+        def after(loss: float) -> None:
+            average.update_parameters(model)
+            average.eval()  # for a score now and then; the rows of the other go on training
+
+        return Parts(network, adam(network), {"extra": {"average": average}}, after=after)
+
+    assert is_exact(pool_root, make)
+
+
+def test_a_row_optimizer_may_be_given_among_the_networks(pool_root: Path) -> None:
+    def make(rows: EmbeddingBagCollection) -> Parts:
+        model = small_model()
+        optimizers = [rows.optimizer, adam(model)]
+        return Parts(model, optimizers[1], {"optimizer": optimizers})
+
+    assert is_exact(pool_root, make)
+
+
+def test_a_commit_without_a_resume_is_refused_and_the_pool_stays_as_it_was(pool_root: Path) -> None:
+    def make(rows: EmbeddingBagCollection) -> Parts:
+        model = small_model()
+        return Parts(model, adam(model))
+
+    life = Life(pool_root / "pool", make, life=100)
+    life.train(3)
+    life.checkpoint = Checkpoint(life.pool, model=small_model(), optimizer=[])  # which has learnt nothing
+    with pytest.raises(StepError, match=r"commit without resume.*call checkpoint.resume\(\) once"):
+        life.train(4)
+    life.pool.close()
+    life = Life(pool_root / "pool", make, life=2)
+    assert life.pool.step == 3
+    life.train(STEPS)
+    life.pool.close()
+    assert digest_pool(_core.Reader(str(pool_root / "pool"))).whole == trained(pool_root / "whole", make)
 
 
 def test_a_gradient_scaler_goes_on_to_the_bit(pool_root: Path) -> None:

@@ -59,9 +59,8 @@ class Life:
             on_error.callback(self.pool.close)
             self.rows = EmbeddingBagCollection(self.pool, [table("t", ["f"])], optimizer=RowWiseAdagrad(lr=0.05))
             self.parts = make(self.rows)
-            self.checkpoint = Checkpoint(
-                self.pool, model=self.parts.model, optimizer=self.parts.optimizer, **self.parts.given
-            )
+            given = {"optimizer": self.parts.optimizer, **self.parts.given}
+            self.checkpoint = Checkpoint(self.pool, model=self.parts.model, **given)
             self.checkpoint.resume()
             on_error.pop_all()
 

@@ -62,6 +62,9 @@ class Forgetful:
 
 forgetful = Forgetful()
 extra = {"forgetful": forgetful} if defect == "forgetful" else {}
+counts = {"steps": 0}
+if defect in ("none", "counts not put back"):
+    extra["counts"] = counts
 checkpoint = holdfast.Checkpoint(pool, model=model, optimizer=watched, scheduler=schedules, extra=extra)
 if defect == "two pools":
     other = holdfast.Pool(f"{args.pool}-other")
@@ -73,6 +76,8 @@ if defect != "no resume":
     resumed = checkpoint.resume()
     if defect == "dies after a resume" and resumed > 0:
         raise ValueError("this file was to be new")
+if defect == "none":
+    counts |= checkpoint.saved("counts")
 if defect == "hangs":
     time.sleep(600)
 
@@ -102,6 +107,7 @@ while pool.step < LAST_STEP:
     if defect not in ("schedule after commit", "rate by the clock"):
         schedule.step()
     forgetful.count += 1
+    counts["steps"] += 1
     if defect == "prints a lot":
         print("x" * (2 << 20))
     checkpoint.commit((pool.step + 1) * BATCH)

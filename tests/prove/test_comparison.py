@@ -53,6 +53,19 @@ def test_a_difference_in_what_was_loaded_is_found_before_the_first_step(tmp_path
     assert (found.step, found.resumed_at, found.loaded, found.parts) == (1, 1, True, ["parameters"])
 
 
+def test_plain_values_are_compared_where_a_step_ends_because_scripts_put_them_back_after_the_resume(tmp_path: Path):
+    def step(number: int, digest: str) -> tuple[int, list[Leaf]]:
+        return number, [leaf("plain values", "extra['best']", digest)]
+
+    reference = Reference(Run(1, tmp_path, [life(1, step(0, "none"), step(1, "b1"), step(2, "b2"), end=END)]))
+    before = life(1, step(0, "none"), step(1, "b1"))
+    alike = Run(2, tmp_path, [before, life(2, step(1, "none"), step(2, "b2"), end=END)])
+    assert reference.first_difference(alike) is None
+    found = reference.first_difference(Run(3, tmp_path, [before, life(2, step(1, "none"), step(2, "b1"), end=END)]))
+    assert found is not None
+    assert (found.step, found.loaded, found.parts) == (2, False, ["plain values"])
+
+
 def test_rows_whose_optimizer_state_alone_differs_are_found_at_the_end(tmp_path: Path):
     steps = [(0, [leaf("parameters", "w", "w0")]), (1, weights(1)), (2, weights(2))]
     other = {**END, "digest": "e", "tables": {"t": "other rows"}}

@@ -24,6 +24,7 @@ OPTIONS = {
     "optimizer left out": KILLED,
     "schedule after commit": KILLED,
     "forgetful": KILLED,
+    "counts not put back": KILLED,
     "none": ("--steps", "12", "--runs", "1", "--kills", "3"),
 }
 
@@ -112,6 +113,15 @@ def test_what_does_not_load_as_it_was_saved_is_named_before_any_step(proofs: Pro
     assert found.difference["step"] == found.difference["resumed_at"]
     assert [leaf["name"] for leaf in found.difference["leaves"]] == ["extra['forgetful'].count"]
     assert "LOADED ANOTHER STATE" in found.words
+
+
+def test_a_plain_value_that_the_script_does_not_put_back_is_named_in_the_step_after(proofs: Proofs):
+    found = proofs["counts not put back"].result()
+    assert found.code == 1
+    assert found.difference["step"] == found.difference["resumed_at"] + 1
+    assert [leaf["name"] for leaf in found.difference["leaves"]] == ["extra['counts'].steps"]
+    assert "DIFFERS AFTER A RESUME" in found.words
+    assert "checkpoint.saved(name) gives it" in found.words
 
 
 def test_the_same_script_without_a_defect_is_proven_and_leaves_nothing_behind(proofs: Proofs):

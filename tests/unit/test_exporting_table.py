@@ -108,3 +108,7 @@ def test_the_command_line_writes_one_table(
     assert refused.code == 1
     assert "items, shops" in refused.err
     assert not (pool_root / "all.parquet").exists()
+    refused = commands("export", pool_root / "pool", pool_root / "items.csv")
+    assert refused.code == 1
+    assert "says neither safetensors" in refused.err
+    assert not (pool_root / "items.csv").exists()

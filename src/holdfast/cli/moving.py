@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.options import OneConfigArgument, OverwriteOption, PoolArgument, PoolOption, SetOption, read_run
+from holdfast.errors import ConfigError
 
 
 def export(
@@ -33,6 +34,11 @@ def export(
     if table is not None or out.suffix in SUFFIXES:
         _export_table(pool, out, table, overwrite=overwrite)
         return
+    if out.suffix != ".safetensors":
+        raise ConfigError(
+            f"export: the suffix of {out} says neither safetensors (.safetensors), nor, for one table, Parquet "
+            "(.parquet) or Arrow (.arrow)"
+        )
     from holdfast.admin.exporting import export_bytes, export_pool
     from holdfast.admin.row_order import rows_in_order
     from holdfast.data.output import check_output

@@ -86,6 +86,14 @@ class RowWiseAdam(RowOptimizerSpec):
     eps: float = 1e-8
 
 
+def check_spec(wanted: object) -> RowOptimizerSpec:
+    """What was asked for. Raises ConfigError where it is none of rows."""
+    if isinstance(wanted, RowOptimizerSpec):
+        return wanted
+    what = wanted.__name__ if isinstance(wanted, type) else type(wanted).__name__
+    raise ConfigError(f"optimizer = {what}; it must be a row optimizer with its settings, as holdfast.SGD(lr=0.1)")
+
+
 class UpdatesRows(Protocol):
     """What a row optimizer steps: a collection, or a rank's share of one."""
 

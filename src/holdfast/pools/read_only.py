@@ -212,7 +212,9 @@ def _locked(directory: Path, *, alone: bool) -> Iterator[None]:
         return
     except BlockingIOError:
         holder = file.read_bytes()[:32].decode(errors="replace").strip() or "(unknown)"
-        raise PoolBusy(f"{directory} is open for writing in process {holder}; wait for it, or stop it") from None
+        raise PoolBusy(
+            f"{directory} is open for writing in process {holder}; wait for it, stop it, or take a snapshot beside it"
+        ) from None
     with lock:
         yield
 

@@ -109,6 +109,8 @@ def normalize(table: Any) -> EmbeddingBagConfig:
     num_rows, keys = _rows_of(table, bad)
     if not 1 <= embedding_dim <= 4096:
         raise bad("embedding_dim", embedding_dim, "between 1 and 4096")
+    if isinstance(table.feature_names, str):  # whose letters would be features
+        raise bad("feature_names", table.feature_names, "a list of names")
     features = [str(feature) for feature in table.feature_names]
     if not features:
         raise bad("feature_names", [], "the names of the features that read this table")

@@ -121,7 +121,9 @@ class Reference:
 
     def _differing(self, against: Observed, seen: Observed, run: Run) -> list[tuple[Leaf | None, Leaf | None]]:
         """Pairs of what differs in the state, in PARTS' order."""
-        left_out = {OUTSIDE, "rows", "batch", "cursor"} if seen.resumed or against.resumed else {OUTSIDE}
+        left_out = {OUTSIDE}
+        if seen.resumed or against.resumed:  # the script puts plain values back after that, if it wants them
+            left_out |= {"rows", "batch", "cursor", "plain values"}
         keys = [key for key in dict.fromkeys((*against.leaves, *seen.leaves)) if key[0] not in left_out]
         pairs = [(against.leaves.get(key), seen.leaves.get(key)) for key in keys]
         found = [(a, b) for a, b in pairs if a is None or b is None or a.digest != b.digest]

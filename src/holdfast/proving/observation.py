@@ -80,7 +80,8 @@ def dense_leaves(checkpoint: Checkpoint, values: Values | None) -> Iterator[Leaf
     objects = checkpoint._state._objects
     model = objects["model"]
     for name, target in objects.items():
-        part = _PARTS.get(name.partition("[")[0], "extra")
+        # As Checkpoint.load: what has no load_state_dict, the script puts back itself.
+        part = _PARTS.get(name.partition("[")[0], "extra" if hasattr(target, "load_state_dict") else "plain values")
         tree = target.state_dict() if hasattr(target, "state_dict") else target
         shown = name
         if isinstance(target, torch.optim.Optimizer) and isinstance(model, nn.Module):

@@ -28,6 +28,7 @@ PARTS = (
     "scaler",
     "loader",
     "extra",
+    "plain values",
     "optimizer state",
     "parameters",
     "rows",

@@ -189,6 +189,8 @@ def _causes_after_resume(difference: Difference, parts: list[str]) -> Iterator[s
         )
     elif not difference.outside:
         yield "a state that no variable of the script shows: of a module, a library, or what a closure holds"
+    if "plain values" in parts:
+        yield "resume() puts no plain value of extra back: checkpoint.saved(name) gives it, for the script to do so"
     if "schedulers" in parts:
         yield "scheduler.step() comes after commit(): step it before, so that a commit has the whole of its step"
 

@@ -7,8 +7,10 @@ the step durable. A forward in ``eval()`` mode or under ``torch.no_grad()`` read
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from copy import copy
+from typing import Any, NoReturn, Protocol, Self, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +18,8 @@ from torch import Tensor, nn
 from holdfast.data.batch import Bags, JaggedFeatures
 from holdfast.device.options import DeviceConfig
 from holdfast.device.queues import Work
-from holdfast.errors import ConfigError, DataError
-from holdfast.pools.optim import RowOptimizer, RowOptimizerSpec, RowWiseAdagrad
+from holdfast.errors import ConfigError, DataError, StateError, StepError
+from holdfast.pools.optim import RowOptimizer, RowOptimizerSpec, RowWiseAdagrad, check_spec
 from holdfast.pools.pool import Pool
 from holdfast.pools.tables import EmbeddingBagConfig, normalize_all
 from holdfast.rows.coming import Coming
@@ -91,7 +93,7 @@ class EmbeddingBagCollection(nn.Module):
         device: DeviceConfig | None = None,
     ) -> None:
         super().__init__()
-        spec = RowWiseAdagrad() if optimizer is None else optimizer
+        spec = RowWiseAdagrad() if optimizer is None else check_spec(optimizer)
         self._tables = normalize_all(tables)
         self._keys = [feature for table in self._tables for feature in table.feature_names]
         self._dims = [table.embedding_dim for table in self._tables for _ in table.feature_names]
@@ -100,8 +102,23 @@ class EmbeddingBagCollection(nn.Module):
         self.anchor = torch.zeros((), requires_grad=True, device=self._access.device)
         self._blocks: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._coming: list[Coming] = []
+        self._process = os.getpid()
         self.optimizer = RowOptimizer(self, spec)
         pool.collections.append(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A module of its own over the same rows, which lie in the pool once: what averages or keeps a model copies it
+        (``AveragedModel``), and `eval` of the one leaves the other in training."""
+        other = self.__new__(type(self))
+        other.__dict__ = {name: copy(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
+        other._coming = []  # what is expected is the original's
+        return other
+
+    def __getstate__(self) -> NoReturn:
+        raise StateError(
+            "a collection cannot be pickled, its rows lie in a pool: save model.state_dict() for the dense part, and "
+            "copy the pool with `holdfast snapshot`, or its tables with `holdfast export`"
+        )
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         return self._tables
@@ -133,8 +150,14 @@ class EmbeddingBagCollection(nn.Module):
         evaluates: the batch is not going to be trained. Of a table with keys, a plan to train gives new keys their
         rows, in the order in which batches are planned; to evaluate, they get none.
 
-        Raises IdError (names feature, sample and value), DataError, ConfigError; PoolFull where new keys find no rows.
+        Raises IdError (names feature, sample and value), DataError, ConfigError; PoolFull where new keys find no rows;
+        StepError in a fork of the process, from which no plan finds its way back.
         """
+        if os.getpid() != self._process:
+            raise StepError(
+                "the collection was made by the process of which this one is a fork (a worker of a DataLoader?), and a "
+                "plan is of use only there: let workers give ids"
+            )
         jagged = self._jagged(features)
         keys = tuple(jagged.keys())
         block_of = self._blocks.get(keys)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from holdfast.data.loader import Loader
 from holdfast.device.arrivals import ArrivingLoss
 from holdfast.device.queues import Queue, new_queue
-from holdfast.errors import ConfigError, StateError
+from holdfast.errors import ConfigError, StateError, StepError
 from holdfast.group.rank_states import RankStates
 from holdfast.pools.dense_state import DenseState
 from holdfast.pools.pool import Pool
@@ -89,7 +89,7 @@ class TrainingState:
         resolve_vector_functions()
         self._provenance = Provenance(model)
         self.collect(rng_state()).wait()
-        self._check_held(optimizers)
+        self._check_held()
 
     def collect(self, rng: Mapping[str, Any], cursor: int | None = None, **beside: Any) -> DenseState:
         """All of it as it is now, with the random numbers `rng` and whatever else goes `beside` them. Its tensors live
@@ -148,7 +148,7 @@ class TrainingState:
         model.load_state_dict({**model.state_dict(), **buffers})
         load_all({name: self._objects[name] for name in tree}, tree)
 
-    def _check_held(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def _check_held(self) -> None:
         """A parameter that is stepped and not saved would begin anew in the next process."""
         holders = [item for item in self._objects.values() if not isinstance(item, torch.optim.Optimizer)]
         held = {id(tensor) for item in holders if isinstance(item, nn.Module) for tensor in item.parameters()}
@@ -159,7 +159,7 @@ class TrainingState:
         ]
         memory = {tensor.data_ptr() for tensor in state_tree.flatten(others)[1]}
         for name, optimizer in self._objects.items():
-            if optimizer not in optimizers:
+            if not name.startswith("optimizers["):
                 continue
             for number, group in enumerate(optimizer.param_groups):
                 for place, parameter in enumerate(group["params"]):
@@ -186,7 +186,8 @@ class Checkpoint:
     """Makes a training loop durable: ``resume`` once before it, ``commit`` at the end of every step.
 
     model: the dense part (tables in the pool are no part of its state_dict).
-    optimizer: of the dense part, one or several. The collections' row optimizers are found through the pool.
+    optimizer: of the dense part, one or several. The collections' row optimizers are found through the pool, and may be
+    among them.
     scheduler, scaler, loader: where there are any. Of a ``holdfast.data.Loader`` without a transform the coming batches
     are planned, and their rows fetched, from now on; `holdfast.prefetch` makes others do so.
     extra: more objects with state_dict, random number generators (torch.Generator, numpy.random.Generator,
@@ -222,6 +223,7 @@ class Checkpoint:
         if isinstance(loader, Loader):
             loader.look_ahead(LookAhead(pool))
         self._losses: Queue | None = None
+        self._has_resumed = False
         self._state = TrainingState(
             model=model,
             optimizers=[optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer),
@@ -240,6 +242,7 @@ class Checkpoint:
 
         Raises StateError where the saved state does not fit the objects; names them.
         """
+        self._has_resumed = True
         saved = self._pool.dense_state()
         if saved is None:
             if self._pool.step > 0:
@@ -270,7 +273,9 @@ class Checkpoint:
         steps.
         loss: of one element; a step whose loss is not finite does not count. Where rows are updated on a device, that
         is found some steps later, without making the device wait.
-        Raises NonFiniteLoss: the pool stays at the step before.
+        Raises NonFiniteLoss: the pool stays at the step before. Rows that were updated with it are taken back when the
+        pool is opened again; to leave such a batch out and go on, look at the loss before the optimizers step.
+        StepError without a `resume` before.
         """
         if loss is None:
             return self.commit_with(cursor, None)
@@ -285,6 +290,11 @@ class Checkpoint:
     def commit_with(self, cursor: int | None, loss: ArrivingLoss | None, *, exchange: bool = True) -> int:
         """The same, with a loss that is on its way already. exchange: ranks tell rank 0 what is their own; False where
         all of them know that none has anything to tell."""
+        if not self._has_resumed:
+            raise StepError(
+                "commit without resume: the dense state of this run would take the place of the pool's; call "
+                "checkpoint.resume() once, before the first step"
+            )
         if cursor is None:
             cursor = self._pool.step + 1 if self._loader is None else self._loader.samples
         dense = None
