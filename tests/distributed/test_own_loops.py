@@ -360,7 +360,7 @@ def test_ranks_whose_gradients_were_not_averaged_are_found(ranks: Ranks, pool_ro
     ("what", "error", "words"),
     [
         ("relaxed", "ConfigError", "has recovery"),
-        ("device", "ConfigError", "their owners look them up"),
+        ("device", "ConfigError", "give all of its collections the same device.rows"),
         ("tables", "ConfigError", "make them the same"),
         ("policy", "ConfigError", "make them the same"),
         ("interval", "ConfigError", "has dense_interval"),
