@@ -102,6 +102,27 @@ def test_the_commands_copy_a_pool_and_make_one_of_the_copy(holdfast: Commands) -
     assert holdfast("verify", root / "a").code == 0
 
 
+def test_the_commands_say_what_a_snapshot_holds_and_whether_it_is_whole(holdfast: Commands, chain: Path) -> None:
+    said = holdfast("inspect", chain / "changed")
+    assert said.code == 0 and "a snapshot of step 6" in said.out
+    assert f"based on {chain / 'full'}: step 3" in said.out
+    found = json.loads(holdfast("inspect", chain / "changed", "--json").out)
+    assert [table["rows"] for table in found["tables"]] == [50, 7, 400]
+    assert [(each["step"], each["bytes"]) for each in found["chain"]] == [
+        (part.step, sum(file.stat().st_size for file in part.path.iterdir() if file.name != MANIFEST))
+        for part in open_chain(chain / "changed")
+    ]
+    checked = holdfast("verify", chain / "changed")
+    assert checked.code == 0 and "whole, a snapshot of step 6, with the 1 that it is based on" in checked.out
+    assert holdfast("verify", "--repair", chain / "changed").code == 1
+    older = chain / "full" / "table-0002.rows"
+    data = bytearray(older.read_bytes())
+    data[-1] ^= 1
+    older.write_bytes(data)
+    checked = holdfast("verify", chain / "changed")
+    assert checked.code == 1 and str(older) in checked.err
+
+
 def test_help_teaches(holdfast: Commands) -> None:
     assert "--since" in holdfast("snapshot", "--help").out
     assert "digest" in holdfast("restore", "--help").out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,11 +13,15 @@ from holdfast.cli.options import JsonOption, PoolArgument
 
 
 def inspect(pool: PoolArgument, as_json: JsonOption = False) -> None:
-    """What a pool holds and in which state it is. Works while a run is using it."""
+    """What a pool holds and in which state it is, or a snapshot. Works while a run is using the pool."""
     from holdfast.admin.inspection import describe, inspect_pool
+    from holdfast.admin.snapshot.inspection import describe_snapshot, inspect_snapshot, is_snapshot
 
-    found = inspect_pool(pool)
-    print(json.dumps(found, indent=2) if as_json else "\n".join(describe(found)))  # noqa: T201
+    if is_snapshot(pool):
+        found, lines = inspect_snapshot(pool), describe_snapshot
+    else:
+        found, lines = inspect_pool(pool), describe
+    print(json.dumps(found, indent=2) if as_json else "\n".join(lines(found)))  # noqa: T201
 
 
 def verify(
@@ -25,6 +30,8 @@ def verify(
 ) -> None:
     """Check every checksum and invariant of a pool; changes nothing. Exit 1 and the reasons if anything is wrong.
 
+    Of a snapshot, every file of it and of those that it is based on is read, as a restore would.
+
     --repair does this and no more, says what it did, and keeps the bytes that it replaces in POOL.repair-TIME.jsonl
     beside the pool: an epoch record that does not hold is written anew as that of a life that was not closed; the
     older one of two commit records, dense slots or row log checkpoints is emptied, where the rest of the pool shows
@@ -32,9 +39,15 @@ def verify(
     table's last row are cleared. All else is left alone, with the reason.
     """
     from holdfast.admin.repair import problems_of, repair_pool
-    from holdfast.errors import Corrupted
+    from holdfast.admin.snapshot.inspection import is_snapshot
+    from holdfast.errors import ConfigError, Corrupted
     from holdfast.pools.read_only import locked, open_reader
 
+    if is_snapshot(pool):
+        if repair:
+            raise ConfigError(f"{pool} is a snapshot: --repair is for pools; take another one, or put its files back")
+        _verify_snapshot(pool)
+        return
     refusals: list[str] = []
     if repair:
         report = repair_pool(pool)
@@ -53,6 +66,18 @@ def verify(
     reader = open_reader(pool)
     state = "closed cleanly" if reader.clean else "not closed cleanly; the next start recovers it"
     print(f"{pool}: whole, at step {reader.commit['step']}, {state}")  # noqa: T201
+
+
+def _verify_snapshot(path: Path) -> None:
+    from holdfast.admin.snapshot import open_chain
+    from holdfast.train.observe import counting
+
+    chain = open_chain(path)
+    with counting("reading", sum(part.num_bytes for part in chain), is_bytes=True) as on_bytes:
+        for part in chain:
+            part.verify(on_bytes)
+    based = "" if len(chain) == 1 else f", with the {len(chain) - 1} that it is based on"
+    print(f"{path}: whole, a snapshot of step {chain[0].step}{based}")  # noqa: T201
 
 
 def digest(pool: PoolArgument, as_json: JsonOption = False) -> None:

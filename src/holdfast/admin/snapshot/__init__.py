@@ -10,7 +10,7 @@ what corrects it lie in two layers of files here. docs/FORMAT.md has the bytes.
 - `chain`: a snapshot that is there, what it is based on, and the rows that they have together.
 - `output`: files and directories that are whole and durable, or not there.
 - `copying`: a pool's rows while a run changes them; of a group's pool, `group_copying` and `group_restoring`.
-- `taking`, `restoring`: what the commands do.
+- `taking`, `restoring`, `inspection`: what the commands do.
 
 Invariants
 - A snapshot is a directory that was renamed when everything in it was durable; until then it has another name.
