@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum, unique
 from pathlib import Path
@@ -345,3 +346,10 @@ def test_a_closed_pool_refuses_every_verb(pool_root: Path):
         with pytest.raises(StepError, match="closed"):
             twin.pool.commit(1)
         twin.pool.close()
+
+
+@pytest.mark.parametrize("value", [-0.1, math.inf, math.nan])
+@pytest.mark.parametrize("field", ["lr", "weight_decay", "eps"])
+def test_a_hyperparameter_that_makes_every_row_infinite_is_refused_when_it_is_said(field: str, value: float):
+    with pytest.raises(ConfigError, match=f"Adam: {field} = .*finite, and not negative"):
+        Adam(**{"lr": 0.1, field: value})

@@ -86,6 +86,10 @@ def test_what_is_absent_keeps_its_default(read):
     assert read() == Run(name="r", model=Model(embedding_dim=16, bottom=[64, 16]), data=Synthetic())
 
 
+def test_a_file_as_windows_editors_save_it_is_read(read):
+    assert read("\ufeff" + MINIMAL.replace("\n", "\r\n")) == read()
+
+
 def test_every_supported_type_is_read(read, tmp_path):
     text = MINIMAL.replace("synthetic", 'criteo", paths = ["day_0", "/abs/../day_1"], x = "')
     text = text.replace(', x = ""', "")

@@ -29,6 +29,9 @@ TABLE = EmbeddingBagConfig(num_embeddings=100, embedding_dim=4, name="t", featur
         ("scratchpad_bytes", 10**23),
         ("seed", -1),
         ("seed", 10**23),
+        ("dense_interval", 1.5),
+        ("log_bytes", 2.0**30),
+        ("seed", "1"),
     ],
 )
 def test_an_option_that_cannot_be_is_named_and_nothing_is_made(pool_root: Path, field: str, value: Any) -> None:

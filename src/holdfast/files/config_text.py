@@ -60,7 +60,7 @@ def json_tree(path: Path) -> dict[str, Any]:
 
 def _read_text(path: Path, what: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8, as {what} must be: {error}") from error
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -139,6 +140,11 @@ def check_options(
     seed: int,
 ) -> None:
     """Raises ConfigError that names the one that cannot be."""
+    numbers = {"dense_interval": dense_interval, "log_bytes": log_bytes, "scratchpad_bytes": scratchpad_bytes}
+    said: dict[str, object] = {**numbers, "seed": seed}
+    for name, value in said.items():
+        if value is not None and not isinstance(value, Integral):
+            raise ConfigError(f"{name} = {value!r}; it must be a whole number")
     if not 0 <= seed < 1 << 64:
         raise ConfigError(f"seed = {seed}; it must lie in [0, 2^64)")
     if dense_interval < 1:
@@ -151,7 +157,6 @@ def check_options(
         raise ConfigError(f"medium = {medium!r}; it must be auto, memory or block")
     if scratchpad_bytes is not None and scratchpad_bytes < 1:
         raise ConfigError(f"scratchpad_bytes = {scratchpad_bytes}; it must be positive")
-    numbers = {"dense_interval": dense_interval, "log_bytes": log_bytes, "scratchpad_bytes": scratchpad_bytes}
     for name, number in numbers.items():
         if number is not None and number >= 1 << 63:
             raise ConfigError(f"{name} = {number}; it must be less than 2^63")

@@ -6,6 +6,7 @@ Each is a frozen description. ``EmbeddingBagCollection.optimizer`` is the live o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -30,8 +31,8 @@ class RowOptimizerSpec:
     def __post_init__(self) -> None:
         for field in ("lr", "weight_decay", "eps"):
             value = getattr(self, field, 0.0)
-            if not value >= 0.0:
-                raise ConfigError(f"{type(self).__name__}: {field} = {value}; it must not be negative")
+            if not 0.0 <= value < math.inf:
+                raise ConfigError(f"{type(self).__name__}: {field} = {value}; it must be finite, and not negative")
         for beta in getattr(self, "betas", ()):
             if not 0.0 <= beta < 1.0:
                 raise ConfigError(f"{type(self).__name__}: betas = {self.betas}; each must lie in [0, 1)")  # type: ignore[attr-defined]
