@@ -87,13 +87,14 @@ void write_over(const ImportStore& store, std::uint32_t table, const ImportedRow
 void import_rows(const ImportStore& store, std::uint32_t table, const ImportedRows& imported,
                  const std::function<void(const TableRows& rows)>& through_log) {
   check(store, table, imported);
-  const auto& [what, layout] = store.tables[table];
+  const RowLayout& layout = store.tables[table].layout;
+  const std::size_t state_floats = store.tables[table].what.spec.state_floats;
   store.latch.latching([&] {
     const std::size_t rows_at_once = std::max<std::size_t>(1, images_bytes / layout.image_bytes());
     for (std::size_t done = 0; done < imported.rows.size();) {
       const std::size_t count = std::min(imported.rows.size() - done, rows_at_once);
       ImportedRows some{imported.rows.subspan(done, count), imported.weights.subspan(done * layout.weight_bytes()), {}};
-      if (!imported.state.empty()) some.state = imported.state.subspan(done * what.spec.state_floats);
+      if (!imported.state.empty()) some.state = imported.state.subspan(done * state_floats);
       std::vector<std::size_t> fresh;
       std::vector<std::size_t> known;
       for (std::size_t i = 0; i < count; ++i) {

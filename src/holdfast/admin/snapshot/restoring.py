@@ -3,6 +3,7 @@ holds."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -161,17 +162,21 @@ def _restore_table(
     total = 0
     table = newest.tables[number]
     for layer, newer in reversed(_layers(chain, number)):
-        with ahead(_gathered(layer)) as found:
-            for rows in found:
-                are_newer = rows.are_among(newer)
-                taken = rows[~are_newer] if are_newer.any() else rows
-                if len(taken) and table != chain[0].tables[number]:
-                    taken = _in_resized(taken, chain[0], newest, number)
-                for core, part in homes.of(number, taken):
-                    _import(core, number, table.layout, part)
-                total += len(taken)
+        with ahead(_some_chunks(layer)) as found:
+            for chunks in found:
+                taken: defaultdict[_core.Pool, list[Rows]] = defaultdict(list)
+                for rows in chunks:
+                    are_newer = rows.are_among(newer)
+                    kept = rows[~are_newer] if are_newer.any() else rows
+                    if len(kept) and table != chain[0].tables[number]:
+                        kept = _in_resized(kept, chain[0], newest, number)
+                    for core, part in homes.of(number, kept):
+                        taken[core].append(part)
+                    total += len(kept)
+                for core, parts in taken.items():
+                    _import(core, number, table.layout, parts)
                 if on_bytes is not None:
-                    on_bytes(rows.num_bytes)
+                    on_bytes(sum(rows.num_bytes for rows in chunks))
     return total
 
 
@@ -204,25 +209,20 @@ def _layers(chain: Sequence[Snapshot], number: int) -> list[tuple[Iterator[Rows]
     return layers
 
 
-def _gathered(chunks: Iterator[Rows]) -> Iterator[Rows]:
-    """Several chunks at a time: home is written by long requests."""
-    kept: list[Rows] = []
+def _some_chunks(chunks: Iterator[Rows]) -> Iterator[list[Rows]]:
+    """Several at a time: home is written by long requests."""
+    some: list[Rows] = []
     for rows in chunks:
-        kept.append(rows)
-        if sum(part.num_bytes for part in kept) >= _IMPORT_BYTES:
-            yield _together(kept)
-            kept = []
-    if kept:
-        yield _together(kept)
+        some.append(rows)
+        if sum(part.num_bytes for part in some) >= _IMPORT_BYTES:
+            yield some
+            some = []
+    if some:
+        yield some
 
 
-def _together(parts: Sequence[Rows]) -> Rows:
-    return Rows(np.concatenate([part.rows for part in parts]), np.concatenate([part.data for part in parts]))
-
-
-def _import(core: _core.Pool, number: int, layout: RowLayout, rows: Rows) -> None:
-    weights = np.ascontiguousarray(rows.data[:, : layout.weight_bytes]).reshape(-1)
-    state = np.ascontiguousarray(rows.data[:, layout.weight_bytes :]).reshape(-1)
-    core.import_rows(
-        number, np.ascontiguousarray(rows.rows), weights, state.view(np.float32) if layout.state_bytes else None
-    )
+def _import(core: _core.Pool, number: int, layout: RowLayout, parts: Sequence[Rows]) -> None:
+    rows = np.concatenate([part.rows for part in parts])
+    weights = np.concatenate([part.data[:, : layout.weight_bytes] for part in parts]).reshape(-1)
+    state = np.concatenate([part.data[:, layout.weight_bytes :] for part in parts]).reshape(-1)
+    core.import_rows(number, rows, weights, state.view(np.float32) if layout.state_bytes else None)
