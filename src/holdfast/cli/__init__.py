@@ -8,6 +8,7 @@ Exit status: 0 done · 1 an error that was foreseen · 2 the command line is wro
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -71,6 +72,7 @@ def main() -> None:
     environment = dict(os.environ)
     prepare_environment()
     keep_freed_memory()
+    atexit.register(gc.freeze)  # garbage is searched for in all of torch as the interpreter ends: most of a second
     ours = sys.argv[1:]
     foreign = ours[ours.index("--") :] if "--" in ours else []  # a script's own
     ours = ours[: len(ours) - len(foreign)]
@@ -88,8 +90,6 @@ def main() -> None:
             sys.exit(1)
         print(f"holdfast: {_words(error)}", file=sys.stderr)  # noqa: T201
         sys.exit(1)
-    finally:
-        gc.freeze()  # the interpreter collects garbage as it ends, among all that torch made: most of a second
 
 
 def _words(error: HoldfastError | OSError) -> str:
