@@ -157,16 +157,19 @@ def test_help_and_version_answer_without_importing_torch(arguments: list[str], s
     assert says in done.stdout
 
 
-def test_a_command_ends_without_searching_for_garbage_in_torch() -> None:
+@pytest.mark.parametrize(("loads", "is_left"), [("", True), ("sys.modules['triton'] = sys", False)])
+def test_a_command_ends_without_searching_for_garbage_in_torch_and_in_silence(loads: str, is_left: bool) -> None:
     code = (
-        "import atexit, gc, sys, torch\nfrom holdfast import cli\nsys.argv = ['holdfast', 'inspect', '/nowhere']\n"
+        f"import atexit, gc, sys, torch\n{loads}\n"
+        "from holdfast import cli\nsys.argv = ['holdfast', 'inspect', '/nowhere']\n"
         "atexit.register(lambda: print(gc.get_freeze_count()))\n"  # called after what is registered later
         "try:\n    cli.main()\nexcept SystemExit:\n    pass\n"
         "assert gc.get_freeze_count() == 0"  # whoever runs a command in its own process keeps its collector
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 100_000
+    assert (int(done.stdout) > 100_000) == is_left
+    assert done.stderr == "holdfast: /nowhere holds no pool\n"
 
 
 def test_a_typo_in_the_configuration_is_named_with_what_was_meant(holdfast: Commands) -> None:

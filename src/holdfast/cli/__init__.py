@@ -72,7 +72,7 @@ def main() -> None:
     environment = dict(os.environ)
     prepare_environment()
     keep_freed_memory()
-    atexit.register(gc.freeze)  # garbage is searched for in all of torch as the interpreter ends: most of a second
+    atexit.register(_leave_garbage)
     ours = sys.argv[1:]
     foreign = ours[ours.index("--") :] if "--" in ours else []  # a script's own
     ours = ours[: len(ours) - len(foreign)]
@@ -90,6 +90,13 @@ def main() -> None:
             sys.exit(1)
         print(f"holdfast: {_words(error)}", file=sys.stderr)  # noqa: T201
         sys.exit(1)
+
+
+def _leave_garbage() -> None:
+    """As it ends, the interpreter searches for garbage in all that torch made: most of a second. Where Triton is
+    loaded, as by torch's optimizers, it has to: nanobind tells users of what is left of that."""
+    if "triton" not in sys.modules:
+        gc.freeze()
 
 
 def _words(error: HoldfastError | OSError) -> str:

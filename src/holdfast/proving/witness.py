@@ -13,7 +13,6 @@ import atexit
 import ctypes
 import faulthandler
 import functools
-import gc
 import json
 import os
 import signal
@@ -65,7 +64,6 @@ class Witness:
         faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         atexit.register(self._script_ended)
-        atexit.register(gc.freeze)  # garbage of torch is searched for at a script's end: most of a second of each life
         self._install()
 
     def pool_directory(self, directory: Path) -> Path:
