@@ -20,7 +20,7 @@ import typer
 from holdfast.cli import data, groups, keeping, moving, pools, proving, training
 from holdfast.cli.options import add_command
 from holdfast.errors import HoldfastError
-from holdfast.state.reproducibility import keep_freed_memory, prepare_environment
+from holdfast.state.reproducibility import prepare_environment
 
 _DEBUG = "--debug"
 
@@ -71,7 +71,6 @@ def main() -> None:
     """The entry point of `holdfast` and `python -m holdfast`."""
     environment = dict(os.environ)
     prepare_environment()
-    keep_freed_memory()
     atexit.register(_leave_garbage)
     ours = sys.argv[1:]
     foreign = ours[ours.index("--") :] if "--" in ours else []  # a script's own
@@ -93,7 +92,7 @@ def main() -> None:
 
 
 def _leave_garbage() -> None:
-    """As it ends, the interpreter searches for garbage in all that torch made: most of a second. Where Triton is
+    """As it ends, the interpreter searches for garbage in all that torch made. Where Triton is
     loaded, as by torch's optimizers, it has to: nanobind tells users of what is left of that."""
     if "triton" not in sys.modules:
         gc.freeze()

@@ -97,7 +97,9 @@ def serve(
     from holdfast.group.outliving import MemoryRank, OwnMedia
     from holdfast.pools.log_medium import LogMedium
     from holdfast.pools.victim_cache import VictimCache
+    from holdfast.state.reproducibility import keep_freed_memory
 
+    keep_freed_memory()
     if victim_directory is not None and victim_bytes is None:
         raise typer.BadParameter("say how much of it with --victim-bytes", param_hint="--victim-directory")
     number, _, memory_ranks = memory_rank.partition("/")

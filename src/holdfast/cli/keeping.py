@@ -77,8 +77,10 @@ def restore(
     With --rows a table grows, or shrinks by rows that nobody has used: those that it had keep their values and state.
     """
     from holdfast.admin.snapshot import open_chain, restore_snapshot
+    from holdfast.state.reproducibility import keep_freed_memory
     from holdfast.train.observe import counting
 
+    keep_freed_memory()
     total = sum(part.num_bytes for part in open_chain(snapshot))
     with counting("restoring", total, is_bytes=True) as on_bytes:
         made = restore_snapshot(snapshot, pool, medium=medium.value, rows=_rows_of(rows or ()), on_bytes=on_bytes)

@@ -110,7 +110,9 @@ def train(
     from holdfast.cli.groups import end_steps, is_of_group, open_in_group
     from holdfast.run.assembly import open_trainer
     from holdfast.run.sources import open_validation
+    from holdfast.state.reproducibility import keep_freed_memory
 
+    keep_freed_memory()
     config = read_run(config_paths, overrides)
     if steps is not None:
         config = replace(config, train=replace(config.train, steps=steps))

@@ -253,7 +253,7 @@ def keep_freed_memory() -> bool:
     """Tells glibc to keep the memory of freed tensors instead of giving it back to the kernel. False if it cannot.
 
     It changes no bits, only time: by default glibc returns freed tensors of megabytes in every step, and the next step
-    faults them in again page by page; and so with the pieces in which commands move rows. That is 4282 faults a step
+    faults them in again page by page; and so with the pieces in which a restore moves rows. That is 4282 faults a step
     for a DLRM of batch 2048 in float32, 19 after this; each takes 1 to 7 µs in a virtual machine whose host takes back
     free memory. The process then keeps the memory of its largest step.
     """
