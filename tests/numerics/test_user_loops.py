@@ -193,22 +193,23 @@ def test_a_row_optimizer_may_be_given_among_the_networks(pool_root: Path) -> Non
     assert is_exact(pool_root, make)
 
 
-def test_a_commit_without_a_resume_is_refused_and_the_pool_stays_as_it_was(pool_root: Path) -> None:
-    def make(rows: EmbeddingBagCollection) -> Parts:
-        model = small_model()
-        return Parts(model, adam(model))
+def small_training(rows: EmbeddingBagCollection) -> Parts:
+    model = small_model()
+    return Parts(model, adam(model))
 
-    life = Life(pool_root / "pool", make, life=100)
+
+def test_a_commit_without_a_resume_is_refused_and_the_pool_stays_as_it_was(pool_root: Path) -> None:
+    life = Life(pool_root / "pool", small_training, life=100)
     life.train(3)
     life.checkpoint = Checkpoint(life.pool, model=small_model(), optimizer=[])  # which has learnt nothing
     with pytest.raises(StepError, match=r"commit without resume.*call checkpoint.resume\(\) once"):
         life.train(4)
     life.pool.close()
-    life = Life(pool_root / "pool", make, life=2)
+    life = Life(pool_root / "pool", small_training, life=2)
     assert life.pool.step == 3
     life.train(STEPS)
     life.pool.close()
-    assert digest_pool(_core.Reader(str(pool_root / "pool"))).whole == trained(pool_root / "whole", make)
+    assert digest_pool(_core.Reader(str(pool_root / "pool"))).whole == trained(pool_root / "whole", small_training)
 
 
 def test_a_gradient_scaler_goes_on_to_the_bit(pool_root: Path) -> None:
@@ -284,14 +285,10 @@ def test_a_generator_of_another_kind_is_refused_by_name(pool_root: Path) -> None
 
 
 def test_without_a_loader_the_cursor_counts_steps(pool_root: Path) -> None:
-    def make(rows: EmbeddingBagCollection) -> Parts:
-        model = small_model()
-        return Parts(model, adam(model))
-
-    life = Life(pool_root / "pool", make, life=1)
+    life = Life(pool_root / "pool", small_training, life=1)
     life.train(4)
     life.pool.close()
-    life = Life(pool_root / "pool", make, life=2)
+    life = Life(pool_root / "pool", small_training, life=2)
     assert (life.pool.step, life.pool.core.cursor) == (4, 4)
     life.train(5)
     assert life.pool.core.cursor == 5

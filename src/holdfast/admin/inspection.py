@@ -146,6 +146,11 @@ def describe(found: dict[str, Any]) -> Iterator[str]:
 def describe_table(directory: Path, table: _core.TableSpec, number: int) -> dict[str, Any]:
     """But for how many of its rows were touched."""
     files = sorted(directory.glob(f"shard-*/table-{number:04}.*"))
+    return describe_spec(table) | {"bytes": _apparent(files), "bytes_on_disk": _on_disk(files)}
+
+
+def describe_spec(table: _core.TableSpec) -> dict[str, Any]:
+    """What a table was made as, in a pool or a snapshot."""
     layout = layout_of(table)
     return {
         "name": table.name,
@@ -155,8 +160,6 @@ def describe_table(directory: Path, table: _core.TableSpec, number: int) -> dict
         "pooling": POOLINGS[table.pooling],
         "optimizer": OPTIMIZERS[table.optimizer],
         "row_bytes": layout.weight_bytes + layout.state_bytes,
-        "bytes": _apparent(files),
-        "bytes_on_disk": _on_disk(files),
     }
 
 

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from holdfast.admin.inspection import size_words
+from holdfast.admin.inspection import describe_spec, size_words
 from holdfast.admin.snapshot.chain import Snapshot, open_chain
-from holdfast.admin.snapshot.form import DENSE_FILES, LAYERS, MANIFEST, TableInfo, layer_name
+from holdfast.admin.snapshot.form import DENSE_FILES, LAYERS, MANIFEST, layer_name
 from holdfast.pools.directory import exists, is_of_group
-from holdfast.pools.optim import OPTIMIZERS
-from holdfast.pools.tables import DTYPES
 
 
 def is_snapshot(directory: Path) -> bool:
@@ -40,7 +38,7 @@ def inspect_snapshot(directory: Path) -> dict[str, Any]:
         "has_dense_state": DENSE_FILES[0] in newest.files,
         "bytes": newest.num_bytes,
         "chain": [{"path": str(of.path), "id": of.id, "step": of.step, "bytes": of.num_bytes} for of in chain],
-        "tables": [_table(newest, number, table) for number, table in enumerate(newest.tables)],
+        "tables": [_table(newest, number) for number in range(len(newest.tables))],
     }
 
 
@@ -63,12 +61,6 @@ def describe_snapshot(found: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _table(snapshot: Snapshot, number: int, table: TableInfo) -> dict[str, Any]:
-    return {
-        "name": table.name,
-        "rows": table.num_embeddings,
-        "dim": table.embedding_dim,
-        "dtype": DTYPES[table.dtype],
-        "optimizer": OPTIMIZERS[table.optimizer],
-        "bytes": sum(snapshot.files[layer_name(number, layer)].bytes for layer in LAYERS),
-    }
+def _table(snapshot: Snapshot, number: int) -> dict[str, Any]:
+    num_bytes = sum(snapshot.files[layer_name(number, layer)].bytes for layer in LAYERS)
+    return describe_spec(snapshot.tables[number].spec) | {"bytes": num_bytes}
