@@ -31,6 +31,7 @@ Arrays arrays_of(const DevicePlan& layout) {
   };
   add("slots", layout.slots);
   add("rows", layout.rows);
+  if (layout.places) add("places", *layout.places);
   add("tables", layout.tables);
   if (layout.keys) add("keys", *layout.keys);
   if (layout.shards) add("shards", *layout.shards);
@@ -74,10 +75,11 @@ void bind_device(nb::module_& m) {
            "Writes into `out`, whose first byte is at a multiple of 8, what kernels need, and says where: {name: "
            "(byte offset, number of elements)}, offsets multiples of 128. With U unique rows (the directory's tables "
            "in order, rows ascending), M of them missing, L lookups and F features of B bags: slots int32 [U], rows "
-           "int64 [U] (their numbers in the whole table), tables int32 [U] (the pool's numbers), keys int64 [U] (of "
-           "tables with keys), shards int32 [U] (of such where one is split: the rows'), missing int32 [M] (indexes "
-           "of unique rows, ascending), row_start int32 [U + 1] and gradient_offset int32 [L] (of each row's "
-           "occurrences, in order: where its bag begins in [num_bags, output_width]), gradient_scale float32 [L] "
+           "int64 [U] (their numbers in the whole table), places int64 [U] (where a table is split: which rows of the "
+           "mapping they are), tables int32 [U] (the pool's numbers), keys int64 [U] (of tables with keys), shards "
+           "int32 [U] (of such where one is split: the rows'), missing int32 [M] (indexes of unique rows, ascending), "
+           "row_start int32 [U + 1] and gradient_offset int32 [L] (of each row's occurrences, in order: where its bag "
+           "begins in [num_bags, output_width]), gradient_scale float32 [L] "
            "(absent where all are 1), lookup_slot int32 [L] (in the order of the batch), bag_start int32 [F * B + 1] "
            "(indexes into lookup_slot), lookup_scale float32 [L] (per-sample weights; absent without), columns int32 "
            "[F]. A routed plan's output is [1, output_width], and each of its bags has columns of its own: columns "

@@ -273,15 +273,21 @@ void bind_pool(nb::module_& m) {
       .def(
           "mapping",
           [](const Pool& pool, std::uint32_t table)
-              -> std::optional<std::tuple<std::uintptr_t, std::size_t, std::uintptr_t, std::size_t>> {
+              -> std::optional<
+                  std::tuple<std::uintptr_t, std::uintptr_t, std::vector<std::pair<std::uintptr_t, std::size_t>>>> {
             const auto mapping = pool.mapping(table);
             if (!mapping) return std::nullopt;
-            return std::tuple{reinterpret_cast<std::uintptr_t>(mapping->weights), mapping->weights_bytes,
-                              reinterpret_cast<std::uintptr_t>(mapping->state), mapping->state_bytes};
+            std::vector<std::pair<std::uintptr_t, std::size_t>> ranges;
+            for (const auto range : mapping->ranges) {
+              ranges.emplace_back(reinterpret_cast<std::uintptr_t>(range.data()), range.size());
+            }
+            return std::tuple{reinterpret_cast<std::uintptr_t>(mapping->weights),
+                              reinterpret_cast<std::uintptr_t>(mapping->state), std::move(ranges)};
           },
           "table"_a,
-          "Where a table's rows are in memory for as long as this object lives: address and bytes of weights and of "
-          "state. None in a log store, or where they are in several shards.")
+          "Where a table's rows are in memory for as long as this object lives: the addresses of weights and of state "
+          "(0: there is none), row after row, and address and bytes of each range of them that is there. None in a log "
+          "store.")
       .def(
           "materialize", [](Pool& pool, const Plan& plan) { return pool.materialize(plan); }, "plan"_a, Unlocked(),
           "Writes the initial values of the plan's rows that are untouched to their places in the mapping, and returns "

@@ -132,6 +132,7 @@ class Packing {
     std::transform(table.rows.begin() + static_cast<std::ptrdiff_t>(begin),
                    table.rows.begin() + static_cast<std::ptrdiff_t>(end), rows,
                    [&](std::uint64_t row) { return layout.row_of(row); });
+    if (layout_.places) copy(*layout_.places, to, table.rows.data() + begin, count);
     if (layout_.keys) copy(*layout_.keys, to, table.keys.data() + begin, count);
     if (layout_.shards) {
       std::uint32_t* const shards = at<std::uint32_t>(*layout_.shards) + to;
@@ -224,6 +225,7 @@ DevicePlan device_plan_of(const Admission& admission) {
   };
   layout.slots = add(places.num_rows, 4);
   layout.rows = add(places.num_rows, 8);
+  if (places.is_split) layout.places = add(places.num_rows, 8);
   layout.tables = add(places.num_rows, 4);
   if (places.has_keys) layout.keys = add(places.num_rows, 8);
   if (places.has_keys && places.is_split) layout.shards = add(places.num_rows, 4);

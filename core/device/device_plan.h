@@ -24,6 +24,7 @@ struct PackedArray {
 struct DevicePlan {
   PackedArray slots;                           // int32 [U]
   PackedArray rows;    // int64 [U] the rows' numbers in their tables, whole ones where these are in shards
+  std::optional<PackedArray> places;  // int64 [U] where they lie in memory, row after row, where a table is split
   PackedArray tables;                          // int32 [U] the pool's numbers of these
   std::optional<PackedArray> keys;  // int64 [U] of tables with keys: the rows'
   std::optional<PackedArray> shards;  // int32 [U] of these, where a table is split: the rows' of their table's

@@ -259,13 +259,18 @@ std::size_t InPlaceStore::materialize(std::size_t index, std::span<const std::ui
   return untouched.size();
 }
 
-std::optional<RowMapping> InPlaceStore::mapping(std::size_t index) const {
+RowMapping InPlaceStore::mapping(std::size_t index) const {
   const Table& table = tables_[index];
-  if (table.layout && table.layout->is_split()) return std::nullopt;
-  if (table.owned_rows() != table.num_rows) return std::nullopt;
   const HomeRows home = table.home();
-  return RowMapping{home.weights, table.weights.file->size(), home.state,
-                    table.state.file ? table.state.file->size() : 0};
+  RowMapping mapping{home.weights, home.state};
+  for (const RowPiece& piece : table.owned_pieces()) {
+    const auto add = [&](std::byte* first_row, std::size_t row_bytes) {
+      mapping.ranges.emplace_back(first_row + piece.first * row_bytes, piece.num_rows * row_bytes);
+    };
+    add(home.weights, table.weight_bytes());
+    if (home.state != nullptr) add(reinterpret_cast<std::byte*>(home.state), table.state_bytes());
+  }
+  return mapping;
 }
 
 void InPlaceStore::restore(std::size_t index, const WorkingRows& working, std::size_t begin, std::size_t end) {

@@ -111,8 +111,7 @@ class InPlaceStore {
   // Writes the initial value of each of `rows` that is untouched to its place at home, for whoever reads there without
   // asking; it stays untouched. Returns how many were. Not while rows are updated: one could become touched meanwhile.
   std::size_t materialize(std::size_t table, std::span<const std::uint64_t> rows);
-  // Where all of a table's rows are one mapping each for weights and state: not where they lie in several shards.
-  std::optional<RowMapping> mapping(std::size_t table) const;
+  RowMapping mapping(std::size_t table) const;
 
   // Overwrites rows without a log; throws config when the arrays do not fit the table.
   void import_rows(std::size_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> weights,

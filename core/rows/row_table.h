@@ -82,12 +82,12 @@ struct RowTable {
   }
 };
 
-// Where a table's rows lie in memory, row r's weights and state at r times their size.
+// Where a table's rows lie in memory, row r's weights and state at r times their size. Beside `ranges` there is nothing:
+// those have the rows that this writer has.
 struct RowMapping {
   std::byte* weights;
-  std::size_t weights_bytes;
   float* state;  // null when the optimizer keeps none
-  std::size_t state_bytes;
+  std::vector<std::span<std::byte>> ranges{};
 };
 
 // How a table's rows are cut into shards; nothing in a pool without.

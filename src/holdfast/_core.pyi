@@ -206,7 +206,7 @@ class Admission:
 
     def pack(self, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> dict[str, tuple[int, int]]:
         """
-        Writes into `out`, whose first byte is at a multiple of 8, what kernels need, and says where: {name: (byte offset, number of elements)}, offsets multiples of 128. With U unique rows (the directory's tables in order, rows ascending), M of them missing, L lookups and F features of B bags: slots int32 [U], rows int64 [U] (their numbers in the whole table), tables int32 [U] (the pool's numbers), keys int64 [U] (of tables with keys), shards int32 [U] (of such where one is split: the rows'), missing int32 [M] (indexes of unique rows, ascending), row_start int32 [U + 1] and gradient_offset int32 [L] (of each row's occurrences, in order: where its bag begins in [num_bags, output_width]), gradient_scale float32 [L] (absent where all are 1), lookup_slot int32 [L] (in the order of the batch), bag_start int32 [F * B + 1] (indexes into lookup_slot), lookup_scale float32 [L] (per-sample weights; absent without), columns int32 [F]. A routed plan's output is [1, output_width], and each of its bags has columns of its own: columns int32 [bags]. Raises ConfigError where an offset does not fit, StepError after the release.
+        Writes into `out`, whose first byte is at a multiple of 8, what kernels need, and says where: {name: (byte offset, number of elements)}, offsets multiples of 128. With U unique rows (the directory's tables in order, rows ascending), M of them missing, L lookups and F features of B bags: slots int32 [U], rows int64 [U] (their numbers in the whole table), places int64 [U] (where a table is split: which rows of the mapping they are), tables int32 [U] (the pool's numbers), keys int64 [U] (of tables with keys), shards int32 [U] (of such where one is split: the rows'), missing int32 [M] (indexes of unique rows, ascending), row_start int32 [U + 1] and gradient_offset int32 [L] (of each row's occurrences, in order: where its bag begins in [num_bags, output_width]), gradient_scale float32 [L] (absent where all are 1), lookup_slot int32 [L] (in the order of the batch), bag_start int32 [F * B + 1] (indexes into lookup_slot), lookup_scale float32 [L] (per-sample weights; absent without), columns int32 [F]. A routed plan's output is [1, output_width], and each of its bags has columns of its own: columns int32 [bags]. Raises ConfigError where an offset does not fit, StepError after the release.
         """
 
 class SlotDirectory:
@@ -411,9 +411,9 @@ class Pool:
         An update whose new rows were computed elsewhere. Each part: a capture of this step, the tables of its collection (indexes, ascending) that the part has, their weights uint8 [sum of num_unique * row bytes] and state float32 [sum of num_unique * state_floats], compact in the capture's order, table after table. The parts of a capture have each of its tables once. Raises ConfigError, StepError.
         """
 
-    def mapping(self, table: int) -> tuple[int, int, int, int] | None:
+    def mapping(self, table: int) -> tuple[int, int, list[tuple[int, int]]] | None:
         """
-        Where a table's rows are in memory for as long as this object lives: address and bytes of weights and of state. None in a log store, or where they are in several shards.
+        Where a table's rows are in memory for as long as this object lives: the addresses of weights and of state (0: there is none), row after row, and address and bytes of each range of them that is there. None in a log store.
         """
 
     def materialize(self, plan: Plan) -> int:

@@ -151,9 +151,12 @@ void check_mapped(const Run& run, const Capture& capture) {
   for (std::uint32_t t = 0; t < tables.size(); ++t) {
     const auto mapping = run.pool.mapping(t);
     CHECK(mapping.has_value());
-    CHECK(mapping->weights_bytes == tables[t].num_rows * tables[t].weight_bytes());
-    CHECK(mapping->state_bytes == tables[t].num_rows * tables[t].state_bytes());
     CHECK((mapping->state == nullptr) == (tables[t].state_bytes() == 0));
+    CHECK(mapping->ranges.size() == (mapping->state == nullptr ? 1 : 2));
+    CHECK(mapping->ranges[0].data() == mapping->weights);
+    CHECK(mapping->ranges[0].size() == tables[t].num_rows * tables[t].weight_bytes());
+    CHECK(mapping->ranges.back().size_bytes() ==
+          tables[t].num_rows * (mapping->state == nullptr ? tables[t].weight_bytes() : tables[t].state_bytes()));
     const auto& rows = capture.plan->tables[t].rows;
     for (std::size_t u = 0; u < rows.size(); ++u) {
       const std::size_t bytes = tables[t].weight_bytes();
@@ -209,7 +212,8 @@ void a_log_store_has_no_places_in_memory() {
   run.step(false);
 }
 
-void a_table_in_several_shards_is_no_one_mapping() {
+// Bytes beside what it has are not there to be read.
+void a_writer_maps_the_shards_that_it_has() {
   for (const std::vector<std::uint32_t>& owned : {std::vector<std::uint32_t>{0, 1, 2, 3}, {1, 2}}) {
     const TemporaryDirectory root;
     const std::string directory = root.path() + "/writers/0";
@@ -225,9 +229,18 @@ void a_table_in_several_shards_is_no_one_mapping() {
     Pool::create(directory, {.seed = 1, .log_bytes = log_bytes, .sharding = Sharding{4, owned, {}}},
                  {split, here, there});
     const Pool pool(directory, {});
-    CHECK(!pool.mapping(0));
-    CHECK(pool.mapping(1)->weights_bytes == 50 * 32);
-    CHECK(pool.mapping(2).has_value() == (owned.size() == 4));
+    const auto layout = ShardLayout::split(300, 4, 0);
+    const auto of_split = *pool.mapping(0);
+    CHECK(of_split.ranges.size() == 2 * owned.size());
+    for (std::size_t i = 0; i < owned.size(); ++i) {
+      const std::uint64_t first = layout.first_place(owned[i]);
+      CHECK(of_split.ranges[2 * i].data() == of_split.weights + first * 32);
+      CHECK(of_split.ranges[2 * i].size() == layout.rows_in(owned[i]) * 32);
+      CHECK(of_split.ranges[2 * i + 1].data() == reinterpret_cast<std::byte*>(of_split.state + first));
+      for (const std::byte value : of_split.ranges[2 * i]) CHECK(value == std::byte{0});
+    }
+    CHECK(pool.mapping(1)->ranges[0].size() == 50 * 32);
+    CHECK(pool.mapping(2)->ranges.size() == (owned.size() == 4 ? 2 : 0));
   }
 }
 
@@ -241,6 +254,6 @@ int main() {
   what_does_not_fit_is_refused_and_changes_nothing();
   rows_are_found_where_they_lie();
   a_log_store_has_no_places_in_memory();
-  a_table_in_several_shards_is_no_one_mapping();
+  a_writer_maps_the_shards_that_it_has();
   return check::passed();
 }

@@ -16,6 +16,7 @@ as late as somebody wants to know of it, so that the device is as far ahead as i
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -187,12 +188,16 @@ class TracedMark:
     def wait(self) -> None:
         self._machine.wait_for(self.moments)
 
-    def reached(self) -> bool:
+    def is_reached(self) -> bool:
+        self.wait()
+        return True
+
+    def was_waited_for(self) -> bool:
         host = self._machine._moments["host"]
         return all(host.get(actor, 0) >= moment for actor, moment in self.moments.items())
 
     def seconds_since(self, earlier: TracedMark) -> float:
-        if not (self._timed and earlier._timed and self.reached() and earlier.reached()):
+        if not (self._timed and earlier._timed and self.was_waited_for() and earlier.was_waited_for()):
             self._machine.problems.append("the time of a mark that need not be reached yet")
         return 0.0
 
@@ -367,7 +372,7 @@ class _Late:
 def pretended_cuda(monkeypatch: Any) -> Iterator[Machine]:
     """Inside, "cuda" is a device like any other, for everything that asks holdfast.device.queues for its queues."""
     from holdfast.device import arrivals, kernels, queues
-    from holdfast.group import owned_rows, remote_rows
+    from holdfast.group import device_sums, owned_rows, remote_rows
     from holdfast.rows import near_memory
     from holdfast.run import assembly as run
     from holdfast.slots import access, home_mapping, slot_rows, write_behind
@@ -376,7 +381,8 @@ def pretended_cuda(monkeypatch: Any) -> Iterator[Machine]:
 
     machine = Machine()
     for module in (
-        queues, slot_rows, arrivals, near_memory, owned_rows, remote_rows, trainer, checkpoint, dense_snapshot,
+        queues, slot_rows, arrivals, near_memory, device_sums, owned_rows, remote_rows, trainer, checkpoint,
+        dense_snapshot,
     ):  # fmt: skip
         for name in ("new_queue", "current_queue"):
             if hasattr(module, name):
@@ -386,6 +392,11 @@ def pretended_cuda(monkeypatch: Any) -> Iterator[Machine]:
         monkeypatch.setattr(module, "open_device", lambda name: CUDA if name == "cuda" else torch.device("cpu"))
     monkeypatch.setattr(home_mapping, "_register", lambda *_: "")
     monkeypatch.setattr(home_mapping, "_unregister", lambda *_: None)
+    monkeypatch.setattr(
+        device_sums, "_why_not", lambda device, wanted: "" if wanted != "gloo" else "it is asked not to"
+    )
+    monkeypatch.setattr(device_sums, "_name_of", lambda device: str(os.getpid()))
+    monkeypatch.setattr(device_sums, "_meet", _meet_in_place_of_nccl)
     monkeypatch.setattr(run, "prepare_device", lambda device: [])
     monkeypatch.setattr(checkpoint, "check_model", lambda model: [])  # of a device that was prepared
     monkeypatch.setattr(provenance, "device_settings", lambda device: {})
@@ -396,6 +407,11 @@ def pretended_cuda(monkeypatch: Any) -> Iterator[Machine]:
         stack.enter_context(_Devices(machine))
         stack.enter_context(_Accesses(machine))
         yield machine
+
+
+def _meet_in_place_of_nccl(group: Any) -> Any:
+    """Gloo's collectives do with the device's memory what NCCL's would."""
+    return torch.distributed.new_group(list(group.roles.trainers), backend="gloo", use_local_synchronization=True)
 
 
 def _unwatched_waits(machine: Machine, kernel: Any) -> Any:

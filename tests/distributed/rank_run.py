@@ -25,6 +25,7 @@ from holdfast.cli.training import advise_on_lanes, describe_start
 from holdfast.errors import PoolFull
 from holdfast.files.config import read_value
 from holdfast.group import founding, manifest, notices, opening, pool
+from holdfast.group.device_sums import DeviceSums
 from holdfast.group.group import Group
 from holdfast.group.rank_states import RankStates
 from holdfast.group.remote_rows import RemoteRows
@@ -44,6 +45,7 @@ _CLONE_NEWNET = 0x40000000  # sched.h
 PLACES: dict[str, tuple[Any, str]] = {
     "group": (dist, "init_process_group"),
     "collective": (Group, "_begin"),
+    "device sum": (DeviceSums, "begin"),
     "survey": (opening._Opening, "_agree"),
     "agreement": (opening, "newest_common_step"),
     "permission": (opening._Opening, "_ready"),
@@ -87,6 +89,7 @@ class Sayings:
 def run_rank(request: dict[str, Any], rank: int, say: Sayings) -> None:
     torch.set_num_threads(1)
     _core.set_num_threads(1)
+    os.environ["NCCL_HOSTID"] = f"rank {rank}"  # or it refuses two ranks that have one GPU
     act = request["acts"].get(str(rank), {})
     if request["loop"]:
         _run_loop(request, rank, act, say)

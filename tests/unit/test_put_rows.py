@@ -101,16 +101,13 @@ def test_the_mapping_has_the_rows_of_a_batch_once_they_are_there(pool_root: Path
     for table, state_floats in enumerate(STATE_FLOATS):
         mapping = pool.mapping(table)
         assert mapping is not None
-        address, num_bytes, state_address, state_bytes = mapping
-        assert (num_bytes, state_bytes, state_address != 0) == (
-            ROWS * DIM * 4,
-            ROWS * state_floats * 4,
-            state_floats != 0,
-        )
-        home = np.frombuffer(ctypes.string_at(address, num_bytes), np.uint8).reshape(ROWS, -1)
+        address, state_address, ranges = mapping
+        of_state = [(state_address, ROWS * state_floats * 4)] if state_floats else []
+        assert ranges == [(address, ROWS * DIM * 4), *of_state]
+        home = np.frombuffer(ctypes.string_at(*ranges[0]), np.uint8).reshape(ROWS, -1)
         weights, _ = rows_of(pool_root / "pool", plan, table)
         np.testing.assert_array_equal(home[plan.rows(table)].ravel(), weights)
-        assert state_floats == 0 or not any(ctypes.string_at(state_address, state_bytes))
+        assert state_floats == 0 or not any(ctypes.string_at(*ranges[1]))
     log_pool, of_log = make_pool(pool_root / "log", log_store=True)
     assert log_pool.mapping(0) is None
     with pytest.raises(ConfigError, match="log store"):

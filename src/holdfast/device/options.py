@@ -10,6 +10,7 @@ from holdfast.errors import ConfigError
 from holdfast.files.config import UNRECORDED
 
 RowsWay = Literal["auto", "near_memory", "scratchpad", "direct"]
+AllReduce = Literal["auto", "nccl", "gloo"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +57,15 @@ class DeviceConfig:
     rows: ``near_memory``: the processor beside the pool looks rows up and updates them, pooled vectors and their
         gradients cross over. ``scratchpad``: the rows of the coming batches lie in the device's memory, are looked up
         and updated there, and stream back to the pool. ``direct``: the same, but the device reads the rows that it
-        lacks from the pool's own mapping, which is registered with it; for pools in memory, of one process. ``auto``:
-        near_memory on the processor and where memory ranks own the rows, scratchpad on an accelerator else. Of several
-        ranks, those that own rows reach theirs so, for all; memory ranks near_memory alone.
+        lacks from the pool's own mapping, which is registered with it; for pools in memory. ``auto``: near_memory on
+        the processor and where memory ranks own the rows, scratchpad on an accelerator else. Of several ranks, those
+        that own rows reach theirs so, for all; memory ranks near_memory alone.
     scratchpad_bytes: device memory for rows and their optimizer state; None: half of what is free.
     relaxed_lookup: with near_memory, pool what the next batch reads of rows that this one does not update while this
         one computes, and add the others after its update: the same sums in another order.
     compile: torch.compile the dense part. graphs: replay its kernels as a CUDA graph.
+    all_reduce: how dense gradients of several trainers are added up: ``nccl``: on their GPUs, from one to the other;
+        ``gloo``: from host to host; ``auto``: nccl where each trainer has a GPU of its own.
     dial: a declared accelerator whose times the dense part waits for instead of being computed: for timing alone, with
         kind cpu.
     """
@@ -73,6 +76,7 @@ class DeviceConfig:
     relaxed_lookup: bool = False
     compile: bool = False
     graphs: bool = False
+    all_reduce: AllReduce = "auto"
     dial: AcceleratorDial | None = field(default=None, metadata=UNRECORDED)
 
     def __post_init__(self) -> None:

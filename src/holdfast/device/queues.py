@@ -22,6 +22,9 @@ class Mark(Protocol):
     def wait(self) -> None:
         """Waits, in this thread, until the queue has come here."""
 
+    def is_reached(self) -> bool:
+        """Whether it has; then, too, what was done before is there for this thread."""
+
     def seconds_since(self, earlier: Mark) -> float:
         """The time between two marks that were reached; both timed, and of one device."""
 
@@ -171,6 +174,9 @@ class _Event:
     def wait(self) -> None:
         self.event.synchronize()
 
+    def is_reached(self) -> bool:
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
+
     def seconds_since(self, earlier: Mark) -> float:
         assert isinstance(earlier, _Event)
         return float(earlier.event.elapsed_time(self.event)) * 1e-3
@@ -201,6 +207,9 @@ class _Moment:
 
     def wait(self) -> None:
         pass
+
+    def is_reached(self) -> bool:
+        return True
 
     def seconds_since(self, earlier: Mark) -> float:
         assert isinstance(earlier, _Moment)

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,8 +26,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from holdfast import errors
+from holdfast.device.options import AllReduce
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.group.attaching import attach
+from holdfast.group.device_sums import DeviceSums, open_device_sums
 from holdfast.group.meeting import meet, of_this_attempt, stay_on_one_machine
 from holdfast.group.notices import NOT_YET, Notices
 from holdfast.group.roles import Roles
@@ -37,10 +39,17 @@ _LEAST_PATIENCE = 2.0  # seconds
 _Answer = TypeVar("_Answer")
 
 
+class Waitable(Protocol):
+    """What a group waits for: a dist.Work, or a DeviceSum."""
+
+    def is_completed(self) -> bool: ...
+    def wait(self, timeout: timedelta) -> object: ...
+
+
 class Pending:
     """A collective on its way. Keep its tensors until `wait` has returned."""
 
-    def __init__(self, group: Group, work: dist.Work | None, what: str) -> None:
+    def __init__(self, group: Group, work: Waitable | None, what: str) -> None:
         self._group = group
         self._work = work
         self._what = what
@@ -92,6 +101,7 @@ class Group:
         self._trainers: dist.ProcessGroup | None = None
         self._told: dist.ProcessGroup | None = None  # rank 0, and the ranks that do what it says
         self._dense: dist.ProcessGroup | None = None  # rank 0, and the one that keeps its dense states
+        self._device_sums: DeviceSums | None = None
         deadline = timedelta(seconds=timeout)
         try:
             if self._is_guest:
@@ -188,9 +198,22 @@ class Group:
         trainers = len(self.roles.trainers)
         if trainers == 1:
             return Pending(self, None, what)
-        # A ring sends each part around twice, but for the one that it ends on.
+        # Each part goes around twice, but for the one that it ends on.
         self.sent_bytes[what] += 2 * (trainers - 1) * values.nbytes // trainers
+        if self._device_sums is not None and values.device == self._device_sums.device:
+            sums = self._device_sums
+            return self._begin(lambda: sums.begin(values), what)
         return self._begin(lambda: dist.all_reduce(values, group=self._trainers, async_op=True), what)
+
+    def sum_on_devices(self, device: torch.device, wanted: AllReduce) -> None:
+        """Has what is on the trainers' devices, of which this one's is `device`, added up there from now on, where that
+        can be. All trainers call it. Raises what open_device_sums does."""
+        self._device_sums = open_device_sums(self, device, wanted)
+
+    def device_of_sums(self, device: torch.device) -> torch.device:
+        """Where `sum_over_trainers` takes what is on `device`: it, or the host."""
+        is_there = self._device_sums is not None and self._device_sums.device == device
+        return device if is_there else torch.device("cpu")
 
     def sum_over_all(self, values: Tensor, what: str) -> Pending:
         if self.world_size == 1:
@@ -291,7 +314,7 @@ class Group:
         except RuntimeError as error:
             raise self.notices.failure(what, error) from None
 
-    def await_work(self, work: dist.Work, what: str) -> None:
+    def await_work(self, work: Waitable, what: str) -> None:
         began = time.monotonic()
         while True:
             has_ended = work.is_completed()  # before the wait: then what the wait says is the work's own word
@@ -319,11 +342,13 @@ class Group:
         self._is_closed = True
         if dist.is_initialized():
             self._end_process_groups()
-        self._world = self._trainers = self._told = self._dense = None
+        self._world = self._trainers = self._told = self._dense = self._device_sums = None
         self.notices.close()
 
     def _end_process_groups(self) -> None:
-        ours = [group for group in (self._world, self._trainers, self._told, self._dense) if group is not None]
+        on_devices = None if self._device_sums is None else self._device_sums.process_group
+        everything = (self._world, self._trainers, self._told, self._dense, on_devices)
+        ours = [group for group in everything if group is not None]
         if self.notices.any_failure:
             for process_group in [*ours, *([] if self._is_guest else [dist.group.WORLD])]:
                 _keep(process_group, self.timeout)

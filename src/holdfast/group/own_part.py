@@ -9,10 +9,13 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 
 from holdfast import _core
 from holdfast.pools.behind import Behind
+from holdfast.pools.directory import describe_medium
 from holdfast.slots.write_behind import WriteBehind
 
 # From what a rank says of its log to what all do about it: it says so with a batch's ids, which travel ahead.
@@ -20,16 +23,26 @@ _STEPS_TO_LISTEN = 2
 
 
 class OwnPart(Behind):
-    """See slots.slot_pool.SlotPool. core: the part, open for training; it stays open where it `is_kept`."""
+    """See slots.slot_pool.SlotPool. core: the part in `directory`, open for training; it stays open where it
+    `is_kept`."""
 
-    def __init__(self, core: _core.Pool, *, is_kept: bool) -> None:
+    def __init__(self, core: _core.Pool, directory: Path, *, is_kept: bool) -> None:
+        self.directory = directory
         self._core = core
         self._is_kept = is_kept
         self._behind: WriteBehind | None = None
+        self._before_closing: list[Callable[[], object]] = []
 
     @property
     def core(self) -> _core.Pool:
         return self._core
+
+    @property
+    def description(self) -> str:
+        return describe_medium(self.core.medium, self.core.header)
+
+    def before_closing(self, callback: Callable[[], object]) -> None:
+        self._before_closing.append(callback)
 
     def write_behind(self) -> WriteBehind:
         """The steps that a device is ahead of it; from the first call on commits go through it."""
@@ -88,6 +101,8 @@ class OwnPart(Behind):
         """Marks it as cleanly closed, or where it is kept makes it durable."""
         with ExitStack() as stack:
             stack.callback(self.core.flush if self._is_kept else self.core.close)
+            while self._before_closing:
+                stack.callback(self._before_closing.pop())
             if self._behind is not None:
                 stack.callback(self._behind.close)
             self.drain()

@@ -132,7 +132,7 @@ class GroupPool:
             directory,
             group,
             manifest,
-            part=OwnPart(members[0], is_kept=kept is not None) if members else None,
+            part=OwnPart(members[0], parts[0], is_kept=kept is not None) if members else None,
             dense=dense,
             mark=mark,
             dense_interval=dense_interval,

@@ -80,18 +80,11 @@ def device_of_ranks(config: DeviceConfig, roles: Roles) -> DeviceConfig:
     """
     if config.rows == "auto" and roles.memory_ranks:
         config = replace(config, rows="near_memory")
-    if config.way == "direct":
+    if config.way != "near_memory" and roles.memory_ranks:
         raise ConfigError(
-            "device.rows = 'direct' is for one process: where several ranks share the rows, set 'scratchpad' or "
-            "'near_memory'"
-        )
-    if config.way == "scratchpad" and roles.memory_ranks:
-        raise ConfigError(
-            "device.rows = 'scratchpad': memory ranks own the rows, and have no device to keep some of them on; set "
+            f"device.rows = {config.way!r}: memory ranks own the rows, and have no device to keep some of them on; set "
             "device.rows = 'near_memory', or let the ranks that train own the rows (without memory ranks)"
         )
-    if config.graphs:
-        raise ConfigError("device.graphs = true is for one process: leave it out where several ranks train")
     return config
 
 

@@ -158,6 +158,7 @@ class SharedPool(Pool):
             self._opened = self._open_together()
             for rows in self.rows:
                 rows.bind()
+            self._group.sum_on_devices(self.rows[0].device, self.rows[0].config.all_reduce)
         return self._opened
 
     def check_open(self) -> None:

@@ -40,18 +40,7 @@ def open_access(
     check_same_way(pool, config)
     if config.way == "near_memory":
         return NearMemoryRows(pool, collection, device)
-    from holdfast.slots.home_mapping import HomeMapping
-
-    mapping = HomeMapping(pool, numbers, device) if config.way == "direct" else None
-    if mapping is not None and mapping.refusal:
-        warnings.warn(
-            f"device.rows = 'direct': {pool.directory}: {mapping.refusal}; rows go through staging instead, as with "
-            "'scratchpad'",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-        mapping = None
-    return open_slots(pool, collection, numbers, features, config, device=device, mapping=mapping)
+    return open_slots(pool, collection, numbers, features, config, device=device, stacklevel=4)
 
 
 def check_same_way(pool: Pool, config: DeviceConfig) -> None:
@@ -72,10 +61,10 @@ def open_slots(
     config: DeviceConfig,
     *,
     device: torch.device,
-    mapping: HomeMapping | None = None,
     most_rows: Sequence[int] | None = None,
+    stacklevel: int = 2,
 ) -> SlotRows:
-    """mapping, most_rows: see SlotRows.
+    """most_rows: see SlotRows. stacklevel: of a warning that the device reads the pool's memory through staging alone.
 
     Raises ConfigError, OutOfDeviceMemory.
     """
@@ -90,9 +79,24 @@ def open_slots(
         features,
         device=device,
         num_bytes=config.scratchpad_bytes or _default_bytes(device),
-        mapping=mapping,
+        mapping=_mapping(pool, numbers, device, stacklevel + 1) if config.way == "direct" else None,
         most_rows=most_rows,
     )
+
+
+def _mapping(pool: SlotPool, numbers: Sequence[int], device: torch.device, stacklevel: int) -> HomeMapping | None:
+    from holdfast.slots.home_mapping import HomeMapping
+
+    mapping = HomeMapping(pool, numbers, device)
+    if not mapping.refusal:
+        return mapping
+    warnings.warn(
+        f"device.rows = 'direct': {pool.directory}: {mapping.refusal}; rows go through staging instead, as with "
+        "'scratchpad'",
+        RuntimeWarning,
+        stacklevel=stacklevel,
+    )
+    return None
 
 
 def _refuse_rules(pool: SlotPool, numbers: Sequence[int], way: str) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from holdfast import _core
 from holdfast.errors import ConfigError, DeviceError
-from holdfast.pools.pool import Pool
+from holdfast.slots.slot_pool import SlotPool
 
 _PORTABLE_MAPPED = 0x01 | 0x02  # cudaHostRegisterPortable | cudaHostRegisterMapped
 
@@ -25,7 +25,7 @@ class HomeMapping:
     Raises ConfigError where the pool has no mapping: its rows are in a log store.
     """
 
-    def __init__(self, pool: Pool, numbers: Sequence[int], device: torch.device) -> None:
+    def __init__(self, pool: SlotPool, numbers: Sequence[int], device: torch.device) -> None:
         self._pool = pool
         self._numbers = numbers
         self._device = device
@@ -60,16 +60,14 @@ class HomeMapping:
                     f"device.rows = 'direct' needs rows that are kept in place, but {self._pool.directory} is on "
                     f"{self._pool.description}: use 'scratchpad', or a pool on tmpfs or DAX memory"
                 )
-            weights, weights_bytes, state, state_bytes = mapping
-            for column, (address, num_bytes) in enumerate(((weights, weights_bytes), (state, state_bytes))):
-                if num_bytes == 0:
-                    continue
+            weights, state, ranges = mapping
+            for address, num_bytes in ranges:
                 if refusal := _register(self._device, address, num_bytes):
                     self.refusal = f"{self._device} does not register its {num_bytes:,} bytes ({refusal})"
                     _unregister(self._device, tuple(registered))
                     return
                 registered.append(address)
-                bases[number, column] = address
+            bases[number, 0], bases[number, 1] = weights, state
         self._bases = bases.to(self._device)
         # Before the pool unmaps its files: what is registered is CUDA's until then.
         self._unregister = weakref.finalize(self, _unregister, self._device, tuple(registered))

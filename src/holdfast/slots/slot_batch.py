@@ -17,6 +17,7 @@ from holdfast.slots.slot_group import SlotGroup
 
 _ARRAY_DTYPES = {
     "rows": torch.int64,
+    "places": torch.int64,
     "keys": torch.int64,
     "gradient_scale": torch.float32,
     "lookup_scale": torch.float32,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from holdfast import _core
@@ -14,6 +16,12 @@ class SlotPool(Protocol):
     @property
     def core(self) -> _core.Pool: ...
     @property
+    def directory(self) -> Path: ...
+    @property
+    def description(self) -> str:
+        """What it is on, in words."""
+
+    @property
     def looks_forward(self) -> bool: ...
     @property
     def step(self) -> int:
@@ -22,3 +30,6 @@ class SlotPool(Protocol):
     def write_behind(self) -> WriteBehind: ...
     def drain(self) -> None:
         """Waits until the pool has every issued step."""
+
+    def before_closing(self, callback: Callable[[], object]) -> None:
+        """Calls it once, before the pool lets go of its memory."""

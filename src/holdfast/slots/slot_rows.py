@@ -150,9 +150,8 @@ class SlotRows:
                 group.state,
             )
         elif self._mapping is not None and staged.admission.num_missing:
-            kernels.gather_home(
-                self._mapping.bases(), arrays["tables"], arrays["rows"], missing, slots, group.weights, group.state
-            )
+            bases, places = self._mapping.bases(), arrays.get("places", arrays["rows"])
+            kernels.gather_home(bases, arrays["tables"], places, missing, slots, group.weights, group.state)
         return Part(group, staged.admission, arrays)
 
     # A step.

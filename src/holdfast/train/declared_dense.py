@@ -17,6 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from holdfast.data.cut import StreamCut
 from holdfast.device.options import AcceleratorDial, DeviceConfig
 from holdfast.models.dlrm import DLRM
 from holdfast.train.dense_part import Bottom, DenseOptions, DensePart, OnePart
@@ -83,14 +84,19 @@ def dense_part(
     training: TrainConfig,
     *,
     scheduler: torch.optim.lr_scheduler.LRScheduler | None,
+    part: tuple[int, int] = (0, 1),
     gradients_travel: bool = False,
 ) -> DensePart | DeclaredDensePart:
-    """What computes a model's dense part, or stands in for it. gradients_travel: of pooled vectors, to other ranks.
-    Raises what DensePart does."""
+    """What computes a model's dense part, or stands in for it. part: of each batch, as the pool has it.
+    gradients_travel: of pooled vectors, to other ranks. Raises what DensePart does."""
     if config.dial is not None:
         return DeclaredDensePart(config.dial, gradients_travel=gradients_travel)
     options = DenseOptions(bf16=training.bf16, compile=config.compile, graphs=config.graphs)
-    return DensePart(model, optimizer, device, options, batch_size=training.batch_size, scheduler=scheduler)
+    whole = training.batch_size
+    begin, end = StreamCut(start=0, end=None, batch_size=whole, part=part[0], of=part[1]).part_of(0, whole)
+    size = end - begin
+    weight = size * part[1] / whole
+    return DensePart(model, optimizer, device, options, batch_size=size, weight=weight, scheduler=scheduler)
 
 
 def _sleep_until(end: float) -> None:

@@ -72,8 +72,8 @@ def in_parts(model: nn.Module, *, num_dense: int, pooled_width: int) -> DLRM | O
 class DensePart:
     """A model's dense part on `device`, and its optimizer; both are moved there.
 
-    batch_size: of whole batches. recorder: makes the replays of `graphs`; by default CUDA's. scheduler: of learning
-    rates; steps after the optimizer.
+    batch_size, weight: of whole batches, or of the parts that this trainer has of them; see `train`. recorder: makes
+    the replays of `graphs`; by default CUDA's. scheduler: of learning rates; steps after the optimizer.
 
     Raises ConfigError for graphs on a device that has none, and for compile where autotuning is on.
     """
@@ -86,6 +86,7 @@ class DensePart:
         options: DenseOptions,
         *,
         batch_size: int,
+        weight: float = 1.0,
         recorder: Recorder | None = None,
         scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
     ) -> None:
@@ -99,6 +100,7 @@ class DensePart:
         self.device = device
         self._options = options
         self._batch_size = batch_size
+        self._weight = weight
         self._loss = nn.BCEWithLogitsLoss()
         self._move()
         # What whole batches run; a smaller one always runs model.bottom and self._rest.
@@ -113,7 +115,12 @@ class DensePart:
             self.inputs = self._make_inputs()
             recorder = CudaRecorder(device) if recorder is None else recorder
             self._gradients = RecordedGradients(
-                self._run_bottom, self._run_rest, list(model.parameters()), self.inputs, recorder, model.named_buffers
+                self._run_bottom,
+                self._run_whole_rest,
+                list(model.parameters()),
+                self.inputs,
+                recorder,
+                model.named_buffers,
             )
             self._update = RecordedUpdate(optimizer, device, recorder)
 
@@ -158,8 +165,8 @@ class DensePart:
         ``[B, W]``, feature by feature. All on the device, or, dense and labels, pinned.
         The gradient of `pooled` is set as its `.grad` where it is a leaf (with graphs, in memory that the next call
         overwrites); where it is not, it goes back through autograd.
-        before_step: called with the loss when all gradients are there and nothing is updated: to clip gradients (in
-        place), or to raise. weight: of the loss, where this is a part of a batch.
+        before_step: called with the loss when all gradients are there and nothing is updated: to change gradients (in
+        place), or to raise. weight: of the loss, where this is a part of a batch; of whole ones as they were declared.
         Returns the loss, a 0-d tensor on the device, without waiting for it.
         """
         bottom = dense if isinstance(dense, Bottom) else self.forward_bottom(dense)
@@ -193,9 +200,7 @@ class DensePart:
 
     def _compute(self, x: Tensor, labels: Tensor, pooled: Tensor, weight: float) -> tuple[Tensor, Tensor]:
         leaf = pooled.detach().requires_grad_()
-        loss = self._run_rest(x, leaf, labels)
-        if weight != 1.0:
-            loss = loss * weight
+        loss = _weighted(self._run_rest(x, leaf, labels), weight)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         # A model may do without its rows in a step.
@@ -209,6 +214,9 @@ class DensePart:
     def _run_rest(self, x: Tensor, pooled: Tensor, labels: Tensor) -> Tensor:
         rest = self._whole_rest if x.shape[0] == self._batch_size else self._rest
         return rest(x, pooled, labels)
+
+    def _run_whole_rest(self, x: Tensor, pooled: Tensor, labels: Tensor) -> Tensor:
+        return _weighted(self._run_rest(x, pooled, labels), self._weight)
 
     def _rest(self, x: Tensor, pooled: Tensor, labels: Tensor) -> Tensor:
         with self._autocast():
@@ -232,6 +240,10 @@ class DensePart:
         shapes = (size, model.num_dense), (size,), (size, model.pooled_width)
         dense, labels, pooled = (torch.zeros(shape, device=self.device) for shape in shapes)
         return StaticInputs(dense, labels, pooled)
+
+
+def _weighted(loss: Tensor, weight: float) -> Tensor:
+    return loss if weight == 1.0 else loss * weight
 
 
 def _put(source: Tensor, place: Tensor) -> None:

@@ -107,7 +107,10 @@ class Trainer:
         self._relaxed_lookup = device.relaxed_lookup
         parts = in_parts(model, num_dense=source.num_dense, pooled_width=rows.output_width)
         self._dense = dense_part(
-            parts, dense_optimizer, rows.device, device, config, scheduler=scheduler, gradients_travel=rows.answers_late
+            *(parts, dense_optimizer, rows.device, device, config),
+            scheduler=scheduler,
+            part=pool.part,
+            gradients_travel=rows.answers_late,
         )
         self._clock = Clock(rows.device)
         self._to_device = new_queue(rows.device)
