@@ -101,6 +101,7 @@ def test_gradients_are_summed_on_devices_as_on_hosts(num_ranks: int, ranks: Rank
         lives[way] = ranks.run(pool_root / way, options, num_ranks, loop="device_loops:train")
         assert lives[way].ended_well, lives[way].errors()
         assert set(said(lives[way], "summed_on")) == {where}
+        assert set(said(lives[way], "all_reduce")) == {"" if num_ranks == 2 else {"auto": "nccl"}.get(way, way)}
         assert all(problems == [] for problems in said(lives[way], "problems"))
         assert all(moved == [] for moved in said(lives[way], "moved"))
     always = ["first.bias", "first.weight", "last.bias", "last.weight"]

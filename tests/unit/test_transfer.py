@@ -13,13 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cli_runs import Commands, pool_digest
-from holdfast.admin import tensor_files
+from holdfast.admin import row_order, tensor_files
 from holdfast.admin.digest import digest_pool
 from holdfast.admin.exporting import export_pool
 from holdfast.admin.importing import import_pool
 from holdfast.admin.inspection import inspect_pool
 from holdfast.admin.row_order import rows_in_order
-from holdfast.admin.snapshot import output
+from holdfast.admin.snapshot import layer_file, output
+from holdfast.admin.snapshot.copying import PoolCopy
 from holdfast.admin.tensor_files import SafetensorsFile, TorchFile
 from holdfast.errors import ConfigError, Corrupted, FormatMismatch, HoldfastError, PoolExists
 from holdfast.files.config import read_config
@@ -62,17 +63,27 @@ def export(directory: Path, out: Path) -> dict[str, torch.Tensor]:
     return load_file(out)
 
 
+@pytest.mark.parametrize("tables_in_memory", [0, 1, 3])
 def test_rows_that_were_put_in_order_make_the_same_export_and_digest(
-    holdfast: Commands, monkeypatch: pytest.MonkeyPatch
+    tables_in_memory: int, holdfast: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "RUN_BYTES", 2000)
-    monkeypatch.setattr(output, "RUN_CHUNK_BYTES", 500)
+    for module in (output, layer_file, row_order):
+        monkeypatch.setattr(module, "RUN_BYTES", 2000)
+    for module in (output, layer_file):
+        monkeypatch.setattr(module, "RUN_CHUNK_BYTES", 500)
     directory = holdfast.root / "pool"
     train(run_config(holdfast, "pool.medium=block", "pool.log_bytes=32768"), directory, 24)
+    copy = PoolCopy(directory)
+    memory = [row_order._memory_for(copy, number) for number in range(3)]
+    monkeypatch.setattr(row_order, "spare_bytes", lambda: sum(memory[:tables_in_memory]))
     with at_rest(directory) as (reader, _):
         read: list[int] = []
         with rows_in_order(directory, holdfast.root, read.append) as ordered:
             assert ordered is not None and sum(read) > 0
+            spilled = [file.name for file in holdfast.root.glob("holdfast-rows-*/*")]
+            too_large = [str(number) for number, wanted in enumerate(memory) if wanted > 2 * 2000]
+            assert "2" in too_large
+            assert sorted(spilled) == [number for number in too_large if int(number) >= tables_in_memory]
             export_pool(reader, holdfast.root / "ordered.safetensors", ordered=ordered)
         export_pool(reader, holdfast.root / "as_they_lie.safetensors")
         with rows_in_order(directory, holdfast.root) as ordered:

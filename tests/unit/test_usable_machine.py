@@ -110,3 +110,13 @@ def test_ranks_of_a_machine_take_half_of_it_together(
     if ranks is not None:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     assert machine.default_scratchpad_bytes() == 64 * GIB // share
+
+
+def test_what_may_be_used_for_a_while_is_half_of_what_is_free_and_a_quarter_of_all_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "usable_bytes", lambda: 16 * GIB)
+    meminfo = tmp_path / "meminfo"
+    for free, spare in ((2, 1), (15, 4)):
+        meminfo.write_text(f"MemTotal: {16 << 20} kB\nMemFree: 3 kB\nMemAvailable: {free << 20} kB\nBuffers: 0 kB\n")
+        assert machine.spare_bytes(meminfo) == spare * GIB

@@ -1,7 +1,7 @@
 """A large log store's rows in order of their numbers.
 
 At home they lie by first touch. To read each where it lies would be a request a row; so homes are read from one end to
-the other into a scratch file of ascending runs, and those as one.
+the other, into memory where there is enough, else into a scratch file of ascending runs, which is read as one.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import numpy as np
 
 from holdfast.admin.ahead import ahead
 from holdfast.admin.snapshot.copying import PoolCopy
+from holdfast.admin.snapshot.form import RUN_BYTES
 from holdfast.admin.snapshot.layer_file import put_in_order
 from holdfast.admin.snapshot.merged import Merged
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.pools.directory import is_of_group
+from holdfast.pools.machine import spare_bytes
 from holdfast.pools.read_only import RowChunk
 
 
@@ -65,13 +67,23 @@ def rows_in_order(
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="holdfast-rows-", dir=scratch)))
         tables = []
+        left = spare_bytes()
         for number, table in enumerate(copy.tables):
+            wanted = _memory_for(copy, number)
+            memory = wanted if wanted <= left else None
+            left -= memory or 0
             with ahead(copy.rows(number)) as found:
-                rows = put_in_order(_counted(found, on_rows), table.row_bytes, directory / str(number))
+                rows = put_in_order(_counted(found, on_rows), table.row_bytes, directory / str(number), memory)
                 tables.append(stack.enter_context(rows))
         copy.fix()
         copy.settle()
         yield OrderedRows(copy, [Merged([copy.corrections(number), rows]) for number, rows in enumerate(tables)])
+
+
+def _memory_for(copy: PoolCopy, number: int) -> int:
+    """That holds all rows of the table, if they are about as many as is known."""
+    assert copy.home_rows is not None
+    return RUN_BYTES + copy.home_rows[number] * (8 + copy.tables[number].row_bytes)
 
 
 def _counted(found: Iterator[Rows], on_rows: Callable[[int], None] | None) -> Iterator[Rows]:

@@ -175,6 +175,13 @@ class Group:
     def is_owner(self) -> bool:
         return self.rank in self.roles.owners
 
+    @property
+    def all_reduce(self) -> str:
+        """What adds up dense gradients: nccl or gloo; empty where both have the same bits."""
+        if self.num_trainers <= 2:
+            return ""
+        return "gloo" if self._device_sums is None else "nccl"
+
     # Collectives.
 
     def all_to_all(

@@ -15,12 +15,20 @@ _SHARE = 0.25  # of one process
 _SHARE_OF_ALL = 0.5  # of the ranks of a machine together
 _PROC = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
 
 
 def default_scratchpad_bytes() -> int:
     """A quarter of the memory that this process may use; of several ranks on a machine each its part of a half of it,
     where that is less."""
     return int(usable_bytes() * min(_SHARE, _SHARE_OF_ALL / _ranks_here()))
+
+
+def spare_bytes(meminfo: Path = _MEMINFO) -> int:
+    """What may be used for a while, beside whatever else runs: half of what is free or can be made so, and a quarter of
+    what this process may use at most."""
+    words = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:")).split()
+    return min(int(words[1]) * 1024 // 2, int(usable_bytes() * _SHARE))
 
 
 def default_threads() -> int:

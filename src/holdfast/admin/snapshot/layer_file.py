@@ -15,10 +15,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from holdfast.admin.snapshot.form import CHUNK, CHUNK_MAGIC, crc_of
+from holdfast.admin.snapshot.form import CHUNK, CHUNK_MAGIC, RUN_BYTES, RUN_CHUNK_BYTES, crc_of
 from holdfast.admin.snapshot.merged import Merged
 from holdfast.admin.snapshot.output import Output
 from holdfast.admin.snapshot.rows import Rows
+from holdfast.admin.snapshot.runs import ascending, gathered
 from holdfast.errors import Corrupted
 
 
@@ -111,11 +112,21 @@ class LayerFile:
 
 
 @contextmanager
-def put_in_order(found: Iterator[Rows], row_bytes: int, scratch: Path) -> Iterator[Iterator[Rows]]:
-    """The same rows, ascending; they are written to the file `scratch` meanwhile, which is removed."""
+def put_in_order(
+    found: Iterator[Rows], row_bytes: int, scratch: Path, memory_bytes: int | None = None
+) -> Iterator[Iterator[Rows]]:
+    """The same rows, ascending. memory_bytes: for all of them at once, None: `RUN_BYTES`; where they are more, they are
+    written to the file `scratch` meanwhile, which is removed."""
+    runs = gathered(found, row_bytes, RUN_BYTES if memory_bytes is None else memory_bytes)
+    run, are_all = next(runs)
+    if are_all:
+        yield ascending(run, RUN_CHUNK_BYTES)
+        return
     try:
         with Output(scratch, durable=False) as out:
-            out.write_runs(found, row_bytes)
+            out.write_run(run)
+            for run, _ in runs:
+                out.write_run(run)
         file = LayerFile(scratch, row_bytes=row_bytes, end=1 << 64, num_bytes=out.info.bytes, ascends=out.num_runs <= 1)
         yield file.ascending()
     finally:

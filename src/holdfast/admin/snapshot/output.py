@@ -17,6 +17,7 @@ import numpy as np
 
 from holdfast.admin.snapshot.form import CHUNK, CHUNK_MAGIC, RUN_BYTES, RUN_CHUNK_BYTES, FileInfo, crc_of
 from holdfast.admin.snapshot.rows import Rows
+from holdfast.admin.snapshot.runs import ascending, gathered
 from holdfast.errors import PoolFailed, PoolFull
 from holdfast.files.durable import sync_path
 from holdfast.files.locks import FileLock
@@ -72,28 +73,13 @@ class Output:
 
     def write_runs(self, found: Iterator[Rows], row_bytes: int) -> int:
         """Rows in any order, as ascending runs of `RUN_BYTES`, which it keeps in memory. Returns how many rows."""
-        most = max(1, RUN_BYTES // (8 + row_bytes))
-        run = Rows(np.empty(most, np.uint64), np.empty((most, row_bytes), np.uint8))
-        written = kept = 0
-        for rows in found:
-            for begin in range(0, len(rows), most):
-                part = rows[begin : begin + most]
-                if kept + len(part) > most:
-                    self._write_run(run[:kept])
-                    kept = 0
-                run.rows[kept : kept + len(part)] = part.rows
-                run.data[kept : kept + len(part)] = part.data
-                kept += len(part)
-            written += len(rows)
-        self._write_run(run[:kept])
-        return written
+        return sum(self.write_run(run) for run, _ in gathered(found, row_bytes, RUN_BYTES))
 
-    def _write_run(self, run: Rows) -> None:
-        order = np.argsort(run.rows, kind="stable")
-        step = max(1, RUN_CHUNK_BYTES // (8 + run.data.shape[1]))
-        for begin in range(0, len(order), step):
-            part = order[begin : begin + step]
-            self.write_chunk(Rows(run.rows[part], run.data.take(part, axis=0)))
+    def write_run(self, run: Rows) -> int:
+        """These rows, in any order, as one. Returns how many they are."""
+        for chunk in ascending(run, RUN_CHUNK_BYTES):
+            self.write_chunk(chunk)
+        return len(run)
 
     def write_chunk(self, rows: Rows) -> None:
         """These rows, one at least, as a chunk of a layer."""

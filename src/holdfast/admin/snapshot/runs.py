@@ -1,0 +1,36 @@
+"""Rows that come in any order, some of them at a time: ascending runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from holdfast.admin.snapshot.rows import Rows
+
+
+def gathered(found: Iterator[Rows], row_bytes: int, num_bytes: int) -> Iterator[tuple[Rows, bool]]:
+    """As many of the rows as fit into `num_bytes`, in the order in which they came, and whether they are the last; one
+    time at least. The next ones take their memory."""
+    most = max(1, num_bytes // (8 + row_bytes))
+    kept = Rows(np.empty(most, np.uint64), np.empty((most, row_bytes), np.uint8))
+    count = 0
+    for rows in found:
+        for begin in range(0, len(rows), most):
+            part = rows[begin : begin + most]
+            if count + len(part) > most:
+                yield kept[:count], False
+                count = 0
+            kept.rows[count : count + len(part)] = part.rows
+            kept.data[count : count + len(part)] = part.data
+            count += len(part)
+    yield kept[:count], True
+
+
+def ascending(rows: Rows, chunk_bytes: int) -> Iterator[Rows]:
+    """All of them, so many bytes at a time."""
+    order = np.argsort(rows.rows, kind="stable")
+    step = max(1, chunk_bytes // (8 + rows.data.shape[1]))
+    for begin in range(0, len(order), step):
+        part = order[begin : begin + step]
+        yield Rows(rows.rows[part], rows.data.take(part, axis=0))
