@@ -33,6 +33,7 @@ from holdfast.admin.tensor_files import (
 )
 from holdfast.data.output import whole_file
 from holdfast.errors import ConfigError
+from holdfast.files.write_back import WriteBack
 from holdfast.pools.read_only import PoolReader, layout_of
 from holdfast.pools.tables import TORCH_DTYPES
 from holdfast.state import state_tree
@@ -144,10 +145,12 @@ def _export_table(
 ) -> None:
     table = reader.tables[number]
     layout = layout_of(table)
+    begin_of_weights = data_begin + entries[_weight_name(table)].begin
+    write_back = WriteBack(out_fd, begin_of_weights)
     with ahead(rows) as made:
         for first, weights, state in made:
-            begin = data_begin + entries[_weight_name(table)].begin + first * layout.weight_bytes
-            write_at(out_fd, np.ascontiguousarray(weights), begin)
+            write_at(out_fd, np.ascontiguousarray(weights), begin_of_weights + first * layout.weight_bytes)
+            write_back.reached(begin_of_weights + (first + len(weights)) * layout.weight_bytes)
             column = 0
             for name, width in layout.state:
                 part = np.ascontiguousarray(state[:, column : column + 4 * width])

@@ -191,12 +191,15 @@ def row_chunks(num_rows: int, layout: RowLayout) -> Iterator[tuple[int, int]]:
 
 
 def read_at(path: Path, offset: int, out: NDArray[np.uint8]) -> bool:
-    """Fills `out` from there on. Returns whether the file has so much."""
+    """Fills `out` from there on. Returns whether the file has so much. Memory is not filled with a large file, which is
+    read once."""
     view = out.data
     with path.open("rb", buffering=0) as file:
         file.seek(offset)
         while view and (got := file.readinto(view)):
             view = view[got:]
+        if out.nbytes >= _CHUNK_BYTES // 8:
+            os.posix_fadvise(file.fileno(), offset, out.nbytes, os.POSIX_FADV_DONTNEED)
     return not view
 
 

@@ -21,8 +21,7 @@ from holdfast.admin.snapshot.runs import ascending, gathered
 from holdfast.errors import PoolFailed, PoolFull
 from holdfast.files.durable import sync_path
 from holdfast.files.locks import FileLock
-
-_WRITE_BACK_BYTES = 32 << 20
+from holdfast.files.write_back import WriteBack
 
 
 class Output:
@@ -33,13 +32,13 @@ class Output:
         self._path = path
         self._durable = durable
         self._bytes = self._crc = 0
-        self._begun = 0  # up to there write-back has begun
         self.num_runs = 0  # of chunks that ascend
         self._last_row = 1 << 64
 
     def __enter__(self) -> Self:
         with _writing(self._path):
             self._file = self._path.open("xb", buffering=0)
+        self._write_back = WriteBack(self._file.fileno())
         return self
 
     def __exit__(
@@ -61,15 +60,8 @@ class Output:
         with _writing(self._path):
             while view:
                 view = view[self._file.write(view) :]
-            if self._durable and self._bytes - self._begun >= _WRITE_BACK_BYTES:
-                self._begin_write_back()
-
-    def _begin_write_back(self) -> None:
-        """The disk has something to do before the end, when all of it is waited for; and memory is not filled with what
-        nobody is going to read."""
-        before = max(0, self._begun - _WRITE_BACK_BYTES)  # its last part is being written meanwhile
-        os.posix_fadvise(self._file.fileno(), before, self._bytes - before, os.POSIX_FADV_DONTNEED)
-        self._begun = self._bytes
+            if self._durable:
+                self._write_back.reached(self._bytes)
 
     def write_runs(self, found: Iterator[Rows], row_bytes: int) -> int:
         """Rows in any order, as ascending runs of `RUN_BYTES`, which it keeps in memory. Returns how many rows."""
