@@ -27,7 +27,7 @@ from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss, StepError
 from holdfast.group.agreement import check_same_everywhere
 from holdfast.group.asking import ask
 from holdfast.group.founding import Foundation, Measure
-from holdfast.group.gradients import average
+from holdfast.group.gradients import GradientAverage
 from holdfast.group.group import Group, Pending
 from holdfast.group.joining import Phases, found_or_open
 from holdfast.group.layout import TableShards, expected_load
@@ -127,6 +127,7 @@ class SharedPool(Pool):
         self._group = ranks or Group.from_environment(
             memory_ranks=options.memory_ranks, timeout=options.timeout, memory_ranks_at=options.memory_ranks_at
         )
+        self._average = GradientAverage(self._group)
 
     # Opening.
 
@@ -288,8 +289,7 @@ class SharedPool(Pool):
         return self._stop_is_wanted
 
     def average_gradients(self, parameters: nn.Module | Iterable[Tensor], beside: Tensor | None = None) -> None:
-        tensors = list(parameters.parameters() if isinstance(parameters, nn.Module) else parameters)
-        average(self._group, tensors, [collection.anchor for collection in self.collections], beside)
+        self._average.take(parameters, [collection.anchor for collection in self.collections], beside)
 
     def watch_parameters(self, parameters: Sequence[Tensor]) -> None:
         self._dense_crc = checksum_of(parameters) if self._group.is_trainer else -1
