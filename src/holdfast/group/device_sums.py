@@ -114,7 +114,8 @@ def open_device_sums(group: Group, device: torch.device, wanted: AllReduce) -> D
         return None
     sums = DeviceSums(_meet(group), device, group.num_trainers)
     # NCCL connects at the first call: not in the first step.
-    group.await_work(sums.begin(torch.zeros(1, device=device)), "NCCL to connect the trainers' GPUs")
+    what = "NCCL to connect the trainers' GPUs (device.all_reduce = 'gloo' does without)"
+    group.await_work(sums.begin(torch.zeros(1, device=device)), what)
     return sums
 
 
