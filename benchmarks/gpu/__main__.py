@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import sys
 import tempfile
 import time
@@ -22,7 +23,7 @@ from typing import Any
 import machine
 from gpu.parts import DEVICE, all_parts
 from gpu.process import Part, Settings, run_part
-from gpu.report import write_report
+from gpu.report import with_what_was_measured_before, write_report
 from holdfast.state.reproducibility import prepare_environment
 
 _BENCHMARKS = Path(__file__).parents[1]
@@ -38,6 +39,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="parts by name, with ; between them, or the beginning of one")
     parser.add_argument("--seconds", type=float, default=_SECONDS, help="for all parts together")
     parser.add_argument("--medium", type=Path, default=Path("/dev/shm"), help="where pools are made, on memory")
+    parser.add_argument(
+        "--keep", type=Path, metavar="RESULTS", help="an earlier results.json: what it has beside stays"
+    )
     parser.add_argument("--out", type=Path, default=None, help="where the report goes")
     return parser.parse_args()
 
@@ -72,6 +76,8 @@ def main() -> None:
         "machine": machine.describe(given.medium, Path(tempfile.gettempdir())),
         "results": results,
     }
+    if given.keep is not None:
+        record = with_what_was_measured_before(record, json.loads(given.keep.read_text()))
     is_whole = given.device == "cuda" and not given.smoke and not wanted
     folder = _BENCHMARKS / "reports/gpu" if is_whole else _BENCHMARKS.parent / "runs/bench/gpu"
     directory = given.out or folder

@@ -202,6 +202,23 @@ def _option_lines(results: Results) -> Iterator[Line]:
             )
 
 
+def with_what_was_measured_before(record: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """The record of a run that had no time for everything, and what an earlier one has of the rest; it says which."""
+    measured = {key: found for key, found in record["results"].items() if "left_out" not in found}
+    rest = {key: found for key, found in before["results"].items() if key not in measured and "left_out" not in found}
+    kept = {key: before.get("kept", {}).get(key, _when(before)) for key in rest}
+    return {**record, "results": {**record["results"], **rest}, "kept": kept}
+
+
+def _when(record: dict[str, Any]) -> str:
+    return f"{record['date'][:10]}, holdfast {record['machine']['holdfast_commit']}"
+
+
+def _kept(record: dict[str, Any]) -> list[str]:
+    lines = [f"- {key}: {when}" for key, when in record.get("kept", {}).items()]
+    return ["Measured earlier, on another machine of the kind:", "", *lines, ""] if lines else []
+
+
 def write_report(directory: Path, record: dict[str, Any]) -> list[str]:
     """Writes results.json and report.md; gives the lines of the table."""
     results = Results(record)
@@ -220,6 +237,7 @@ def write_report(directory: Path, record: dict[str, Any]) -> list[str]:
         "",
         *mark,
         *_machine(results),
+        *_kept(record),
         *table,
         *_kernels(results),
         *_steps(results),

@@ -182,8 +182,8 @@ class Pool {
   // table twice. Throws config, step, and has changed nothing. A capture that was begun ahead is made anew.
   void put(const std::vector<RowsPart>& parts);
 
-  // Where all rows of a table are in memory for as long as the pool is there; nothing in a log store, or where they lie
-  // in several shards. The bytes of a row that no update has touched mean nothing, until materialize has written them.
+  // Where the rows of a table are in memory for as long as the pool is there; nothing in a log store. The bytes of a row
+  // that no update has touched mean nothing, until materialize has written them.
   std::optional<RowMapping> mapping(std::uint32_t table) const;
   // Of the plan's rows, writes the initial values of those that are untouched where `mapping` says: they stay untouched.
   // Returns how many. Throws full, config where the pool has a log store.

@@ -18,7 +18,7 @@ import torch
 from gpu.batches import write_batches
 from gpu.host_work import HostTime, host_times
 from gpu.process import LeftOut, Part, Settings, Telling, run_part
-from gpu.report import Results, lines_of
+from gpu.report import Results, lines_of, with_what_was_measured_before
 from gpu.resident import BatchArrays, ResidentTables
 from gpu.rooflines import Counts, Link, commit_bytes, link_seconds, lookup_bytes, step_bound, update_bytes
 from gpu.shapes import make_case
@@ -154,6 +154,24 @@ def test_what_was_not_measured_says_why() -> None:
 
 def _run(part: Part, tmp_path: Path, seconds: float) -> dict[str, dict[str, Any]]:
     return dict(run_part(part, Settings(device="cpu", smoke=True, medium=tmp_path), tmp_path, seconds))
+
+
+def test_a_run_that_had_no_time_for_all_keeps_what_was_measured_before_and_says_when() -> None:
+    def record(day: int, **results: dict[str, Any]) -> dict[str, Any]:
+        machine = {"holdfast_commit": f"commit {day}"}
+        return {"date": f"2026-11-0{day}T00:00", "machine": machine, "results": results}
+
+    first = record(1, kernels={"ms": 1}, links={"ms": 1}, steps={"ms": 1})
+    second = record(2, links={"ms": 2}, steps={"left_out": "time was up"}, gather={"left_out": "time was up"})
+    third = record(3, steps={"ms": 3}, links={"failed": "it fell"})
+    both = with_what_was_measured_before(second, first)
+    assert {name: found.get("ms") for name, found in both["results"].items()} == {
+        "kernels": 1, "links": 2, "steps": 1, "gather": None,
+    }  # fmt: skip
+    assert both["kept"] == dict.fromkeys(("kernels", "steps"), "2026-11-01, holdfast commit 1")
+    newest = with_what_was_measured_before(third, both)
+    assert newest["results"] == {"kernels": {"ms": 1}, "steps": {"ms": 3}, "links": {"failed": "it fell"}}
+    assert newest["kept"] == {"kernels": "2026-11-01, holdfast commit 1"}
 
 
 def test_a_part_that_dies_loses_only_what_it_had_not_told(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ def test_what_a_device_cannot_do_on_ranks_is_refused_by_name(
 ) -> None:
     life = ranks.run(pool_root / "pool", {**small(), "device": device}, 2, grace=0.2)
     assert any(words in message for message in life.errors().values()), life.errors()
+    assert not (pool_root / "pool").exists()
 
 
 @pytest.mark.parametrize(("rows", "where"), [("near_memory", "remote_rows.py"), ("scratchpad", "owned_rows.py")])

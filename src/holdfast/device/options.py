@@ -84,6 +84,10 @@ class DeviceConfig:
             raise ConfigError(f"device.scratchpad_bytes = {self.scratchpad_bytes}; it must be positive")
         if self.dial is not None and (self.kind != "cpu" or self.compile or self.graphs):
             raise ConfigError("device.dial goes with device.kind = 'cpu', without compile and graphs: leave them out")
+        if self.graphs and self.kind == "cpu":
+            raise ConfigError(
+                "device.graphs: CUDA graphs need a CUDA device, and this run's is cpu; set device.graphs = false"
+            )
         if self.relaxed_lookup and self.way != "near_memory":
             raise ConfigError(
                 f"device.relaxed_lookup goes with device.rows = 'near_memory', not with {self.way!r}: leave it out"

@@ -8,6 +8,7 @@ travel from device to device where the group has DeviceSums, else from host to h
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import groupby
 
 import torch
@@ -60,14 +61,14 @@ class GradientAverage:
         pending = {kind: self._group.sum_over_trainers(flat, "dense gradients") for kind, flat in flats.items()}
         for kind in (*on_hosts, *on_devices):
             pending[kind].wait()
-        summed = flats[torch.float32, _HOST]
-        summed_tail = summed[len(summed) - len(tail) :].clone()
-        trainers_with = summed_tail[len(tail) - len(tensors) :].tolist()
-        has_gradient = {id(tensor): count > 0 for tensor, count in zip(tensors, trainers_with, strict=True)}
+        means = {kind: flat.div_(self._group.num_trainers) for kind, flat in flats.items()}
+        mean_tail = means[torch.float32, _HOST][-len(tail) :]
+        shares = mean_tail[-len(tensors) :].tolist()  # of the trainers, that have each
+        without = {id(tensor) for tensor, share in zip(tensors, shares, strict=True) if share == 0}
         for kind, of_kind in of_kinds.items():
-            _spread(flats[kind].div_(self._group.num_trainers), of_kind, [has_gradient[id(t)] for t in of_kind])
+            _spread(means[kind], of_kind, without)
         if beside is not None:
-            beside.detach().copy_((summed_tail[: beside.numel()] / self._group.num_trainers).view_as(beside))
+            beside.detach().copy_(mean_tail[: beside.numel()].view_as(beside))
 
     def _flat(self, kind: _Kind, tensors: Sequence[Tensor], tail: Tensor | None = None) -> Tensor:
         """Gradients of one kind, and behind them the tail, one after the other in a buffer of the kind's."""
@@ -91,15 +92,16 @@ def _joined_by_device(parts: Sequence[Tensor]) -> list[Tensor]:
     return [torch.cat(run) for run in runs]
 
 
-def _spread(means: Tensor, tensors: Sequence[Tensor], has_gradient: Sequence[bool]) -> None:
+def _spread(means: Tensor, tensors: Sequence[Tensor], without: AbstractSet[int]) -> None:
+    """without: the ids of tensors that have no gradient on any trainer."""
     there: dict[torch.device, Tensor] = {}  # by one copy to each device
     begin = 0
-    for tensor, exists in zip(tensors, has_gradient, strict=True):
+    for tensor in tensors:
         if tensor.device not in there:
             there[tensor.device] = means.to(tensor.device, non_blocking=True)
         mean = there[tensor.device][begin : begin + tensor.numel()].view_as(tensor)
         begin += tensor.numel()
-        if not exists:
+        if id(tensor) in without:
             tensor.grad = None
         elif tensor.grad is None:
             tensor.grad = mean.clone()

@@ -207,8 +207,8 @@ class Group:
             return Pending(self, None, what)
         # Each part goes around twice, but for the one that it ends on.
         self.sent_bytes[what] += 2 * (trainers - 1) * values.nbytes // trainers
-        if self._device_sums is not None and values.device == self._device_sums.device:
-            sums = self._device_sums
+        sums = self._sums_on(values.device)
+        if sums is not None:
             return self._begin(lambda: sums.begin(values), what)
         return self._begin(lambda: dist.all_reduce(values, group=self._trainers, async_op=True), what)
 
@@ -219,8 +219,11 @@ class Group:
 
     def device_of_sums(self, device: torch.device) -> torch.device:
         """Where `sum_over_trainers` takes what is on `device`: it, or the host."""
-        is_there = self._device_sums is not None and self._device_sums.device == device
-        return device if is_there else torch.device("cpu")
+        return torch.device("cpu") if self._sums_on(device) is None else device
+
+    def _sums_on(self, device: torch.device) -> DeviceSums | None:
+        sums = self._device_sums
+        return sums if sums is not None and sums.device == device else None
 
     def sum_over_all(self, values: Tensor, what: str) -> Pending:
         if self.world_size == 1:

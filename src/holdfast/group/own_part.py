@@ -9,8 +9,6 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 from holdfast import _core
@@ -27,11 +25,10 @@ class OwnPart(Behind):
     `is_kept`."""
 
     def __init__(self, core: _core.Pool, directory: Path, *, is_kept: bool) -> None:
+        super().__init__()
         self.directory = directory
         self._core = core
         self._is_kept = is_kept
-        self._behind: WriteBehind | None = None
-        self._before_closing: list[Callable[[], object]] = []
 
     @property
     def core(self) -> _core.Pool:
@@ -40,9 +37,6 @@ class OwnPart(Behind):
     @property
     def description(self) -> str:
         return describe_medium(self.core.medium, self.core.header)
-
-    def before_closing(self, callback: Callable[[], object]) -> None:
-        self._before_closing.append(callback)
 
     def write_behind(self) -> WriteBehind:
         """The steps that a device is ahead of it; from the first call on commits go through it."""
@@ -99,10 +93,4 @@ class OwnPart(Behind):
 
     def close(self) -> None:
         """Marks it as cleanly closed, or where it is kept makes it durable."""
-        with ExitStack() as stack:
-            stack.callback(self.core.flush if self._is_kept else self.core.close)
-            while self._before_closing:
-                stack.callback(self._before_closing.pop())
-            if self._behind is not None:
-                stack.callback(self._behind.close)
-            self.drain()
+        self._close(self.core.flush if self._is_kept else self.core.close)

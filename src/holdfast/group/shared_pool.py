@@ -156,10 +156,10 @@ class SharedPool(Pool):
         """This rank's share; the first time, all ranks open the pool together."""
         if self._opened is None:
             self.check_open()
+            self._group.sum_on_devices(self.rows[0].device, self.rows[0].config.all_reduce)
             self._opened = self._open_together()
             for rows in self.rows:
                 rows.bind()
-            self._group.sum_on_devices(self.rows[0].device, self.rows[0].config.all_reduce)
         return self._opened
 
     def check_open(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from holdfast import _core
@@ -13,7 +15,9 @@ if TYPE_CHECKING:
 class Behind:
     """A base class; `_behind` is None where no rows are updated on a device."""
 
-    _behind: WriteBehind | None
+    def __init__(self) -> None:
+        self._behind: WriteBehind | None = None
+        self._before_closing: list[Callable[[], object]] = []
 
     @property
     def core(self) -> _core.Pool:
@@ -34,3 +38,17 @@ class Behind:
         if self._behind is not None:
             self._behind.check()
         self.core.flush()
+
+    def before_closing(self, callback: Callable[[], object]) -> None:
+        """Calls it once, before the pool lets go of its memory."""
+        self._before_closing.append(callback)
+
+    def _close(self, end: Callable[[], object]) -> None:
+        """Calls `end` when the pool has every committed step, and nobody uses its memory."""
+        with ExitStack() as stack:
+            stack.callback(end)
+            while self._before_closing:
+                stack.callback(self._before_closing.pop())
+            if self._behind is not None:
+                stack.callback(self._behind.close)
+            self.drain()

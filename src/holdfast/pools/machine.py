@@ -7,6 +7,7 @@ import math
 import os
 import resource
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -24,11 +25,24 @@ def default_scratchpad_bytes() -> int:
     return int(usable_bytes() * min(_SHARE, _SHARE_OF_ALL / _ranks_here()))
 
 
+def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUPS) -> int:
+    """What could be allocated now, within what a control group allows."""
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError):
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                available = 1024 * int(line.split()[1])
+    with suppress(OSError, ValueError):  # "max" where there is no limit
+        limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
+        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
+        available = min(available, max(0, limit - used))
+    return available
+
+
 def spare_bytes(meminfo: Path = _MEMINFO) -> int:
-    """What may be used for a while, beside whatever else runs: half of what is free or can be made so, and a quarter of
-    what this process may use at most."""
-    words = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:")).split()
-    return min(int(words[1]) * 1024 // 2, int(usable_bytes() * _SHARE))
+    """What may be used for a while, beside whatever else runs: half of what is available, and a quarter of what this
+    process may use at most."""
+    return min(available_bytes(meminfo) // 2, int(usable_bytes() * _SHARE))
 
 
 def default_threads() -> int:

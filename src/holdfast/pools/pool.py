@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -129,9 +128,8 @@ class Pool(Behind):
             log=log,
             victims=victims,
         )
+        super().__init__()
         self._core: _core.Pool | None = None
-        self._behind: WriteBehind | None = None
-        self._before_closing: list[Callable[[], object]] = []
         self.collections: list[EmbeddingBagCollection] = []
         if not self.is_new:
             self._open()
@@ -355,21 +353,11 @@ class Pool(Behind):
     def watch_parameters(self, parameters: Sequence[Tensor]) -> None:
         """Has them compared between ranks, as they are now."""
 
-    def before_closing(self, callback: Callable[[], object]) -> None:
-        """Calls it once, before the pool lets go of its memory."""
-        self._before_closing.append(callback)
-
     def close(self) -> None:
         """Makes everything durable and marks the pool as cleanly closed. Safe to call twice; in a forked child, whose
         pool it is not, it does nothing."""
         if self._core is not None and not self._core.is_inherited:
-            with ExitStack() as stack:
-                stack.callback(self._core.close)
-                while self._before_closing:
-                    stack.callback(self._before_closing.pop())
-                if self._behind is not None:
-                    stack.callback(self._behind.close)
-                self.drain()
+            self._close(self._core.close)
 
     def __enter__(self) -> Self:
         return self

@@ -40,7 +40,7 @@ def open_access(
     check_same_way(pool, config)
     if config.way == "near_memory":
         return NearMemoryRows(pool, collection, device)
-    return open_slots(pool, collection, numbers, features, config, device=device, stacklevel=4)
+    return open_slots(pool, collection, numbers, features, config, device=device)
 
 
 def check_same_way(pool: Pool, config: DeviceConfig) -> None:
@@ -62,9 +62,8 @@ def open_slots(
     *,
     device: torch.device,
     most_rows: Sequence[int] | None = None,
-    stacklevel: int = 2,
 ) -> SlotRows:
-    """most_rows: see SlotRows. stacklevel: of a warning that the device reads the pool's memory through staging alone.
+    """most_rows: see SlotRows.
 
     Raises ConfigError, OutOfDeviceMemory.
     """
@@ -79,12 +78,12 @@ def open_slots(
         features,
         device=device,
         num_bytes=config.scratchpad_bytes or _default_bytes(device),
-        mapping=_mapping(pool, numbers, device, stacklevel + 1) if config.way == "direct" else None,
+        mapping=_mapping(pool, numbers, device) if config.way == "direct" else None,
         most_rows=most_rows,
     )
 
 
-def _mapping(pool: SlotPool, numbers: Sequence[int], device: torch.device, stacklevel: int) -> HomeMapping | None:
+def _mapping(pool: SlotPool, numbers: Sequence[int], device: torch.device) -> HomeMapping | None:
     from holdfast.slots.home_mapping import HomeMapping
 
     mapping = HomeMapping(pool, numbers, device)
@@ -94,7 +93,7 @@ def _mapping(pool: SlotPool, numbers: Sequence[int], device: torch.device, stack
         f"device.rows = 'direct': {pool.directory}: {mapping.refusal}; rows go through staging instead, as with "
         "'scratchpad'",
         RuntimeWarning,
-        stacklevel=stacklevel,
+        stacklevel=5,  # who makes the collection
     )
     return None
 

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 
 from holdfast.errors import ConfigError
+from holdfast.pools.machine import available_bytes
 from holdfast.train.observe import Advance
 from holdfast_lab.placement import row_probe
 from holdfast_lab.placement.host import Host
@@ -72,11 +73,9 @@ def probe(directory: Path, *, on_step: Advance, file_bytes: int = _MAX_FILE_BYTE
     Raises ConfigError where there is no such directory or no room in it, and OSError as the medium gives it.
     """
     free_bytes, size = _room_in(directory, file_bytes)
-    available_bytes = _available_memory_bytes()
-    buffer_bytes = max(_MIN_FILE_BYTES, min(_MEMORY_BYTES, available_bytes // 8))
-    dram = _measure_memory(
-        torch.empty(buffer_bytes, dtype=torch.uint8), "dram", "dram", available_bytes, on_step=on_step
-    )
+    free_memory = available_bytes()
+    buffer_bytes = max(_MIN_FILE_BYTES, min(_MEMORY_BYTES, free_memory // 8))
+    dram = _measure_memory(torch.empty(buffer_bytes, dtype=torch.uint8), "dram", "dram", free_memory, on_step=on_step)
     notes = ["Measured by `holdfast tiers probe`. Prices and endurance cannot be measured: add them."]
     medium, note = _measure_medium(directory, size, buffer_bytes, free_bytes, on_step)
     notes.append(note)
@@ -365,17 +364,3 @@ def _file_system(directory: Path) -> str:
             if before.split()[2] == wanted:
                 return after.split()[0]
     return "file"
-
-
-def _available_memory_bytes() -> int:
-    """What could be allocated now, within what a control group allows."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                available = 1024 * int(line.split()[1])
-    with suppress(OSError, ValueError):  # "max" where there is no limit
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
-        available = min(available, max(0, limit - used))
-    return available

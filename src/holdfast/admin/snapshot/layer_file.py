@@ -118,13 +118,13 @@ def put_in_order(
     """The same rows, ascending. memory_bytes: for all of them at once, None: `RUN_BYTES`; where they are more, they are
     written to the file `scratch` meanwhile, which is removed."""
     runs = gathered(found, row_bytes, RUN_BYTES if memory_bytes is None else memory_bytes)
-    run, are_all = next(runs)
+    first, are_all = next(runs)
     if are_all:
-        yield ascending(run, RUN_CHUNK_BYTES)
+        yield ascending(first, RUN_CHUNK_BYTES)
         return
     try:
         with Output(scratch, durable=False) as out:
-            out.write_run(run)
+            out.write_run(first)
             for run, _ in runs:
                 out.write_run(run)
         file = LayerFile(scratch, row_bytes=row_bytes, end=1 << 64, num_bytes=out.info.bytes, ascends=out.num_runs <= 1)
