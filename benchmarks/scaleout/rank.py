@@ -41,6 +41,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dense-interval", type=int, default=1)
     parser.add_argument("--capture-ahead", action="store_true", help="the next batch's rows while this one computes")
     parser.add_argument("--plain-ids", action="store_true", help="memory ranks sort them, as ranks that train do")
+    parser.add_argument("--gloo", action="store_true", help="between ranks, as on several machines, not memory")
     parser.add_argument("--dtype", default="fp32", choices=["fp32", "fp16", "bf16"], help="of rows")
     parser.add_argument("--turns", type=int, default=0, help="of so many steps: committing by turns, on and off")
     parser.add_argument("--core", type=int, default=None, help="to pin this process to")
@@ -101,7 +102,7 @@ def config_of(given: argparse.Namespace) -> Any:
             "steps": given.warmup + given.steps,
             "capture_ahead": given.capture_ahead,
         },
-        "group": {"split_rows": 1000 if given.split else 1 << 40, "timeout": 60.0},
+        "group": {"split_rows": 1000 if given.split else 1 << 40, "timeout": 60.0, "shared_memory": not given.gloo},
     }
     if given.optimizer != "sgd":
         tree["embedding"]["eps"] = EPSILON
@@ -152,7 +153,7 @@ def measure_in_group(given: argparse.Namespace) -> dict[str, Any]:
     source = PreparedSource(shape, batches)
     if given.plain_ids:
         send_plain_ids()
-    group = Group.from_environment(memory_ranks=given.memory_ranks, timeout=config.group.timeout)
+    group = Group.from_environment(config.group.with_ranks(memory_ranks=given.memory_ranks))
     tell(given, "met")
     with open_group_trainer(config, given.pool, group, source=source) as trainer:
         pool = trainer.pool

@@ -75,6 +75,7 @@ NB_MODULE(_core, m) {
   bind_records(m);
   bind_plans(m);
   bind_routing(m);
+  bind_channels(m);
   bind_device(m);
   bind_pool(m);
   bind_reader(m);

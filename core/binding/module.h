@@ -8,6 +8,7 @@ namespace holdfast {
 void bind_records(nanobind::module_& m);
 void bind_plans(nanobind::module_& m);
 void bind_routing(nanobind::module_& m);
+void bind_channels(nanobind::module_& m);
 void bind_device(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
 void bind_reader(nanobind::module_& m);

@@ -1,4 +1,5 @@
 from collections.abc import Callable, Sequence
+import enum
 from typing import Annotated, overload
 
 import numpy
@@ -176,6 +177,46 @@ class Router:
     def route(self, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray, dict(shape=(None,), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, block_of: Sequence[int], num_blocks: int, begin: int, end: int) -> Route:
         """
         Routes samples begin .. end of a batch, whose arrays are as Collection.plan takes them. Raises IdError.
+        """
+
+class Reception(enum.Enum):
+    """What became of a message that was waited for."""
+
+    RECEIVED = 0
+
+    NOT_YET = 1
+
+    GONE = 2
+
+class ChannelWriter:
+    """Messages to a process on the same machine, through memory."""
+
+    def __init__(self, capacity: int) -> None:
+        """
+        capacity: bytes before it is outgrown. Raises RuntimeError where the system gives no memory for it.
+        """
+
+    @property
+    def address(self) -> tuple[int, int, int]:
+        """Where another process finds it, before the first message."""
+
+    def send(self, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """
+        Copies it, and waits for nobody. Raises RuntimeError where there is no memory.
+        """
+
+    def close(self) -> None:
+        """Nothing more will come."""
+
+class ChannelReader:
+    """Messages of a process on the same machine."""
+
+    def __init__(self, address: tuple[int, int, int]) -> None:
+        """Raises RuntimeError where that process cannot be reached."""
+
+    def receive(self, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], seconds: float) -> Reception:
+        """
+        Takes the next message into `out`, whose size it has to have: else raises RuntimeError.
         """
 
 class Admission:

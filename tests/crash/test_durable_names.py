@@ -40,11 +40,12 @@ from group_runs import small
 from holdfast.files.config import read_value
 from holdfast.run.assembly import RunConfig
 from holdfast.group.group import Group
+from holdfast.group.options import GroupOptions
 from holdfast.run.ranks import open_group_trainer
 
 run = small(pool={{"medium": {medium!r}, "log_bytes": 1 << 20}}, train={{"steps": 2}})
 config = read_value(RunConfig, run, "config")
-group = Group.from_environment(memory_ranks=0, timeout=30.0)
+group = Group.from_environment(GroupOptions(timeout=30.0))
 with open_group_trainer(config, Path({root!r}) / "new/runs/pool", group) as trainer:
     list(trainer.steps())
 """

@@ -80,7 +80,7 @@ def _train(directory: Path, say: Callable[..., None], options: dict[str, Any], d
         checkpoint = holdfast.Checkpoint(pool, model=net, optimizer=optimizer)
         say(joined=True, opened=checkpoint.resume())
         if pool.group.world_size > 1:
-            say(summed_on=str(pool.group.device_of_sums(device)), all_reduce=pool.group.all_reduce)
+            say(summed_on=str(pool.group.device_of_sums(device)))
         if not pool.group.is_trainer:
             pool.serve()
             say(closed=True)

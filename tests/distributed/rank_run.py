@@ -111,18 +111,24 @@ def run_rank(request: dict[str, Any], rank: int, say: Sayings) -> None:
         return
     with StopSignals() as stop:
         roles = Roles(world_size=request["num_ranks"], memory_ranks=act.get("memory_ranks", request["memory_ranks"]))
-        timeout = config.group.timeout
         if request["memory_ranks_at"]:
             _launch(request, rank)
-            ranks = Group.from_environment(
-                memory_ranks=0, timeout=timeout, stopping=stop.is_wanted, memory_ranks_at=request["memory_ranks_at"]
-            )
+            options = config.group.with_ranks(memory_ranks_at=request["memory_ranks_at"])
+            ranks = Group.from_environment(options, stopping=stop.is_wanted)
         elif request["hosts"]:
             _move_to(request["hosts"][rank], rank, request)
-            ranks = Group.from_environment(memory_ranks=roles.memory_ranks, timeout=timeout, stopping=stop.is_wanted)
+            options = config.group.with_ranks(memory_ranks=roles.memory_ranks)
+            ranks = Group.from_environment(options, stopping=stop.is_wanted)
         else:
             store = dist.FileStore(request["store"], request["num_ranks"])
-            ranks = Group(store=store, rank=rank, roles=roles, timeout=timeout, stopping=stop.is_wanted)
+            ranks = Group(
+                store=store,
+                rank=rank,
+                roles=roles,
+                timeout=config.group.timeout,
+                stopping=stop.is_wanted,
+                shared_memory=config.group.shared_memory,
+            )
         say(joined=True)
         _run(open_group_trainer(config, directory, ranks), config, say)
 

@@ -18,8 +18,9 @@ pytestmark = pytest.mark.thorough
 RANK = """
 import json, os, pathlib, sys
 from holdfast.group.group import Group
+from holdfast.group.options import GroupOptions
 
-group = Group.from_environment(memory_ranks=0, timeout=30.0)
+group = Group.from_environment(GroupOptions(timeout=30.0))
 group.barrier("everyone")
 sockets = {os.readlink(fd) for fd in pathlib.Path("/proc/self/fd").iterdir() if fd.is_symlink()}
 listening = []

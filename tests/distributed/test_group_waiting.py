@@ -11,6 +11,7 @@ import torch.distributed as dist
 from holdfast.errors import GroupError
 from holdfast.group.group import Group
 from holdfast.group.notices import NOT_YET
+from holdfast.group.options import GroupOptions
 
 
 class EndsAsTheWaitRunsOut:
@@ -33,7 +34,7 @@ class EndsAsTheWaitRunsOut:
 
 @pytest.fixture
 def group() -> Any:
-    alone = Group.from_environment(memory_ranks=0, timeout=1.0)
+    alone = Group.from_environment(GroupOptions(timeout=1.0))
     yield alone
     alone.close()
 

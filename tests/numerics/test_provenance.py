@@ -57,24 +57,6 @@ def live(directory: Path, num_threads: int, **variables: str) -> list[list[str]]
     return json.loads(process.stdout)
 
 
-def test_what_adds_up_gradients_is_recorded_where_it_makes_a_difference() -> None:
-    """It is known once the ranks' pool is open, which a Checkpoint is made before."""
-    used = ""
-    provenance = Provenance(nn.Linear(2, 1), lambda: used)
-    plain = provenance.record()
-    assert "all_reduce" not in plain
-    used = "nccl"
-    recorded = provenance.record()
-    assert recorded == {**plain, "all_reduce": "nccl"}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        provenance.compare(recorded)
-        provenance.compare(plain)  # of two trainers, or one
-    used = "gloo"
-    with pytest.warns(RuntimeWarning, match="all reduce: was nccl, is gloo .gradients of more than two trainers"):
-        provenance.compare(recorded)
-
-
 def make_checkpoint(directory: Path) -> tuple[holdfast.Pool, holdfast.Checkpoint]:
     pool = holdfast.Pool(directory)
     table = holdfast.EmbeddingBagConfig(name="t", num_embeddings=8, embedding_dim=4, feature_names=["f"])

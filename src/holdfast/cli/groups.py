@@ -39,12 +39,8 @@ def open_in_group(
     from holdfast.group.group import Group
     from holdfast.run.ranks import open_group_trainer
 
-    group = Group.from_environment(
-        memory_ranks=memory_ranks,
-        timeout=config.group.timeout,
-        stopping=stop.is_wanted,
-        memory_ranks_at=memory_ranks_at,
-    )
+    options = config.group.with_ranks(memory_ranks=memory_ranks, memory_ranks_at=memory_ranks_at)
+    group = Group.from_environment(options, stopping=stop.is_wanted)
     return open_group_trainer(config, pool, group, recovery=recovery, trust_after_reboot=trust_after_reboot)
 
 

@@ -18,7 +18,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,18 +33,13 @@ from holdfast.group.attaching import attach
 from holdfast.group.device_sums import DeviceSums, open_device_sums
 from holdfast.group.meeting import meet, of_this_attempt, stay_on_one_machine
 from holdfast.group.notices import NOT_YET, Notices
+from holdfast.group.options import GroupOptions
 from holdfast.group.roles import Roles
+from holdfast.group.transport import Neighbours, Transport, Waitable, meet_neighbours
 
 _SLICE = timedelta(seconds=0.25)  # how soon a wait notices that the process was asked to stop
 _LEAST_PATIENCE = 2.0  # seconds
 _Answer = TypeVar("_Answer")
-
-
-class Waitable(Protocol):
-    """What a group waits for: a dist.Work, or a DeviceSum."""
-
-    def is_completed(self) -> bool: ...
-    def wait(self, timeout: timedelta) -> object: ...
 
 
 class Pending:
@@ -64,7 +60,7 @@ class Group:
 
     store: of torch.distributed, where ranks say what became of them. timeout: seconds that any of them may keep the
     others waiting. stopping: whether this process was asked to stop. are_apart: memory ranks run by themselves, and
-    learn from the trainers what they do (outliving.py).
+    learn from the trainers what they do (outliving.py). shared_memory: see transport.py; of all ranks, or of none.
     """
 
     def __init__(
@@ -76,6 +72,7 @@ class Group:
         timeout: float,
         stopping: Callable[[], bool] = lambda: False,
         are_apart: bool = False,
+        shared_memory: bool = True,
     ) -> None:
         self.rank = rank
         self.roles = roles
@@ -102,6 +99,8 @@ class Group:
         self._told: dist.ProcessGroup | None = None  # rank 0, and the ranks that do what it says
         self._dense: dist.ProcessGroup | None = None  # rank 0, and the one that keeps its dense states
         self._device_sums: DeviceSums | None = None
+        self._neighbours = Neighbours({}, {})
+        self._transports: list[Transport] = []
         deadline = timedelta(seconds=timeout)
         try:
             if self._is_guest:
@@ -113,10 +112,15 @@ class Group:
             if roles.memory_ranks:
                 self._told = dist.new_group([0, *roles.owners], timeout=deadline, backend="gloo")
                 self._dense = dist.new_group([0, roles.keeper], timeout=deadline, backend="gloo")
+            if roles.world_size > 1:
+                self._neighbours = meet_neighbours(rank, self.gather, wanted=shared_memory)
         except RuntimeError as error:  # dist.DistError is one
             failure = self.notices.failure("all ranks to be there", error)
             self.close()
             raise failure from None
+        self._everyone = Transport(self._world, range(roles.world_size), rank, self._neighbours)
+        self._between_trainers = Transport(self._trainers, roles.trainers, rank, self._neighbours)
+        self._transports = [self._everyone, self._between_trainers]
 
     def _check_roles(self) -> None:
         everyones = self.gather(self.roles.memory_ranks, "everyone's role")
@@ -128,20 +132,16 @@ class Group:
                 )
 
     @classmethod
-    def from_environment(
-        cls,
-        *,
-        memory_ranks: int,
-        timeout: float,
-        stopping: Callable[[], bool] = lambda: False,
-        memory_ranks_at: Sequence[str] = (),
-    ) -> Group:
+    def from_environment(cls, options: GroupOptions, *, stopping: Callable[[], bool] = lambda: False) -> Group:
         """The group that the script initialised already, or that torchrun (or RANK, WORLD_SIZE, MASTER_ADDR and
-        MASTER_PORT) describes; without these, a group of this process alone. memory_ranks_at: they join it."""
-        if memory_ranks_at:
-            store, rank, trainers = attach(memory_ranks_at, timeout=timeout, stopping=stopping)
-            roles = Roles(world_size=trainers + len(memory_ranks_at), memory_ranks=len(memory_ranks_at))
-            return cls(store=store, rank=rank, roles=roles, timeout=timeout, stopping=stopping, are_apart=True)
+        MASTER_PORT) describes; without these, a group of this process alone. Memory ranks that run by themselves join
+        it."""
+        timeout, addresses = options.timeout, options.memory_ranks_at
+        make = partial(cls, timeout=timeout, stopping=stopping, shared_memory=options.shared_memory)
+        if addresses:
+            store, rank, trainers = attach(addresses, timeout=timeout, stopping=stopping)
+            roles = Roles(world_size=trainers + len(addresses), memory_ranks=len(addresses))
+            return make(store=store, rank=rank, roles=roles, are_apart=True)
         if dist.is_available() and dist.is_initialized():
             rank, world_size = dist.get_rank(), dist.get_world_size()
             store = PrefixStore("holdfast", dist.distributed_c10d._get_default_store())
@@ -156,8 +156,8 @@ class Group:
             )
         else:
             store, rank, world_size = HashStore(), 0, 1
-        roles = Roles(world_size=world_size, memory_ranks=memory_ranks)
-        return cls(store=store, rank=rank, roles=roles, timeout=timeout, stopping=stopping)
+        roles = Roles(world_size=world_size, memory_ranks=options.memory_ranks)
+        return make(store=store, rank=rank, roles=roles)
 
     @property
     def world_size(self) -> int:
@@ -175,13 +175,6 @@ class Group:
     def is_owner(self) -> bool:
         return self.rank in self.roles.owners
 
-    @property
-    def all_reduce(self) -> str:
-        """What adds up dense gradients: nccl or gloo; empty where both have the same bits."""
-        if self.num_trainers <= 2:
-            return ""
-        return "gloo" if self._device_sums is None else "nccl"
-
     # Collectives.
 
     def all_to_all(
@@ -193,12 +186,7 @@ class Group:
         if self.world_size == 1:
             received.copy_(sent)
             return Pending(self, None, what)
-        return self._begin(
-            lambda: dist.all_to_all_single(
-                received, sent, list(received_splits), list(sent_splits), group=self._world, async_op=True
-            ),
-            what,
-        )
+        return self._begin(lambda: self._everyone.all_to_all(received, received_splits, sent, sent_splits), what)
 
     def sum_over_trainers(self, values: Tensor, what: str) -> Pending:
         """Adds `values` up over the trainers, in place; the same order at every call, the same bits on all of them."""
@@ -210,7 +198,7 @@ class Group:
         sums = self._sums_on(values.device)
         if sums is not None:
             return self._begin(lambda: sums.begin(values), what)
-        return self._begin(lambda: dist.all_reduce(values, group=self._trainers, async_op=True), what)
+        return self._begin(lambda: self._between_trainers.sum(values), what)
 
     def sum_on_devices(self, device: torch.device, wanted: AllReduce) -> None:
         """Has what is on the trainers' devices, of which this one's is `device`, added up there from now on, where that
@@ -228,7 +216,7 @@ class Group:
     def sum_over_all(self, values: Tensor, what: str) -> Pending:
         if self.world_size == 1:
             return Pending(self, None, what)
-        return self._begin(lambda: dist.all_reduce(values, group=self._world, async_op=True), what)
+        return self._begin(lambda: self._everyone.sum(values.view(-1)), what)
 
     def gather(self, value: Any, what: str, *, among_trainers: bool = False) -> list[Any]:
         """A JSON value of every rank, or of every trainer, by rank."""
@@ -239,10 +227,11 @@ class Group:
         """Some numbers of every trainer, by rank; as many of each."""
         if self.num_trainers == 1:
             return [list(numbers)]
-        rows = torch.empty(self.num_trainers, len(numbers), dtype=torch.int64)
+        count, trainers = len(numbers), self.num_trainers
+        rows = torch.empty(trainers * count, dtype=torch.int64)
         mine = torch.tensor(numbers, dtype=torch.int64)
-        self._begin(lambda: dist.all_gather(list(rows), mine, self._trainers, async_op=True), what).wait()
-        everyones: list[list[int]] = rows.tolist()
+        self._begin(lambda: self._between_trainers.all_gather(rows, [count] * trainers, mine), what).wait()
+        everyones: list[list[int]] = rows.view(trainers, count).tolist()
         return everyones
 
     def tell_memory_ranks(self, numbers: Tensor, what: str) -> Pending:
@@ -350,8 +339,11 @@ class Group:
         if self._is_closed:
             return
         self._is_closed = True
+        self._neighbours.close()
         if dist.is_initialized():
             self._end_process_groups()
+        for transport in self._transports:
+            transport.close()
         self._world = self._trainers = self._told = self._dense = self._device_sums = None
         self.notices.close()
 

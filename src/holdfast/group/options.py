@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from holdfast.errors import ConfigError
 from holdfast.group.layout import check_num_shards
@@ -16,11 +16,14 @@ class GroupConfig:
     shards: into which a new pool is cut, a power of two, at least as many as there will ever be ranks that own rows.
     split_rows: tables with more rows are cut over all shards by a hash of the row, any other lies whole in one.
     timeout: seconds that a rank may keep the others waiting.
+    shared_memory: ranks that are all on one machine hand each other ids, vectors and gradients through memory. Where it
+    is off, or ranks are on several machines, these travel over gloo. The bits are the same.
     """
 
     shards: int = 64
     split_rows: int = 1 << 20
     timeout: float = 60.0
+    shared_memory: bool = True
 
     def __post_init__(self) -> None:
         check_num_shards(self.shards, num_owners=1)
@@ -28,6 +31,10 @@ class GroupConfig:
             raise ConfigError(f"group.split_rows = {self.split_rows}; it must not be negative")
         if not self.timeout > 0.0:
             raise ConfigError(f"group.timeout = {self.timeout}; it must be positive")
+
+    def with_ranks(self, *, memory_ranks: int = 0, memory_ranks_at: Sequence[str] = ()) -> GroupOptions:
+        shared = {field.name: getattr(self, field.name) for field in fields(GroupConfig)}
+        return GroupOptions(**shared, memory_ranks=memory_ranks, memory_ranks_at=memory_ranks_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,9 +124,7 @@ class SharedPool(Pool):
         self._is_closed = self._stop_is_wanted = self._is_released = False  # released: rank 0 said that it closes
         self._measure = measure or self._expect
         self.opening_seconds: dict[str, float] = {}
-        self._group = ranks or Group.from_environment(
-            memory_ranks=options.memory_ranks, timeout=options.timeout, memory_ranks_at=options.memory_ranks_at
-        )
+        self._group = ranks or Group.from_environment(options)
         self._average = GradientAverage(self._group)
 
     # Opening.

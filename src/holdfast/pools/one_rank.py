@@ -15,7 +15,6 @@ class OneRank:
     world_size = 1
     num_trainers = 1
     is_trainer = True
-    all_reduce = ""
 
     def gather(self, value: Any, what: str) -> list[Any]:
         return [value]

@@ -18,7 +18,6 @@ from holdfast.errors import StateError
 from holdfast.files.config import to_plain
 from holdfast.group.group import Group
 from holdfast.group.layout import TableShards, measure_load
-from holdfast.group.options import GroupOptions
 from holdfast.group.shared_pool import SharedPool
 from holdfast.models import ModelInputs
 from holdfast.pools.directory import RecoveryMode, is_of_group
@@ -133,7 +132,7 @@ def assemble(
     }
     plain = to_plain(config)
     if ranks is None and is_of_group(directory):
-        ranks = Group.from_environment(memory_ranks=0, timeout=config.group.timeout, stopping=stopping)
+        ranks = Group.from_environment(config.group.with_ranks(), stopping=stopping)
     with ExitStack() as on_error:
         if ranks is None:
             pool = on_error.enter_context(Pool(directory, **options))
@@ -191,8 +190,7 @@ def _shared_pool(
             first_sample=first_sample,
         )
 
-    group = GroupOptions(shards=config.group.shards, split_rows=config.group.split_rows, timeout=config.group.timeout)
-    return SharedPool(directory, **options, group=group, ranks=ranks, measure=measure)
+    return SharedPool(directory, **options, group=config.group.with_ranks(), ranks=ranks, measure=measure)
 
 
 def _refuse_changes_of(pool: Pool, config: RunConfig) -> None:

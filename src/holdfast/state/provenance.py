@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ _MEANING = {
     "mkl": "float32 products take other paths",
     "float32_products": "float32 products are rounded otherwise",
     "devices": "another device has other kernels",
-    "all_reduce": "gradients of more than two trainers are added up in another order",
 }
 _DECIDES = ("avx", "fma", "f16c", "sse4", "amx", "asimd", "sve", "bf16", "i8mm")  # how names of instruction sets begin
 
@@ -39,12 +38,10 @@ _DECIDES = ("avx", "fma", "f16c", "sse4", "amx", "asimd", "sve", "bf16", "i8mm")
 class Provenance:
     """Of one Checkpoint's process: what its states record, and what they are compared with.
 
-    model: where its parameters are says which devices count. all_reduce: what adds up dense gradients of several
-    trainers, where that makes a difference; it may be known once the pool is open.
+    model: where its parameters are says which devices count.
     """
 
-    def __init__(self, model: nn.Module, all_reduce: Callable[[], str] = str) -> None:
-        self._all_reduce = all_reduce
+    def __init__(self, model: nn.Module) -> None:
         self._devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
         self._record = self._present()
 
@@ -55,16 +52,12 @@ class Provenance:
             present = {**self._record, "threads": num_threads}
             warn_of_changes(changes(self._record, present), stacklevel=6)
             self._record = present
-        return self._record | self._of_ranks()
+        return self._record
 
     def compare(self, saved: Mapping[str, Any]) -> None:
         """Warns, once, of what differs from the record of a state that is loaded."""
         self._record = self._present()
-        warn_of_changes(changes(saved, self._record | self._of_ranks()), stacklevel=6)
-
-    def _of_ranks(self) -> dict[str, str]:
-        named = self._all_reduce()
-        return {"all_reduce": named} if named else {}
+        warn_of_changes(changes(saved, self._record), stacklevel=6)
 
     def _present(self) -> dict[str, Any]:
         record = {

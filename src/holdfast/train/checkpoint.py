@@ -11,7 +11,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -53,7 +53,7 @@ class TrainingState:
     process's own random numbers.
 
     snapshots: what `collect` gives is a copy of its own. So it is wherever tensors are on a device; those may be on
-    their way when it returns. all_reduce: see Provenance.
+    their way when it returns.
 
     Raises StateError that names what cannot be written down (a lambda in a scheduler, an open file).
     """
@@ -69,7 +69,6 @@ class TrainingState:
         loader: SeekableLoader | None = None,
         extra: Mapping[str, Any] | None = None,
         snapshots: bool = False,
-        all_reduce: Callable[[], str] = str,
     ) -> None:
         self._are_snapshots = snapshots
         self._snapshots = Snapshots()
@@ -88,7 +87,7 @@ class TrainingState:
         check_environment()
         check_model(model)
         resolve_vector_functions()
-        self._provenance = Provenance(model, all_reduce)
+        self._provenance = Provenance(model)
         self.collect(rng_state()).wait()
         self._check_held()
 
@@ -234,7 +233,6 @@ class Checkpoint:
             loader=loader,
             extra=extra,
             snapshots=pool.commits_behind,
-            all_reduce=lambda: pool.group.all_reduce,
         )
         self._ranks = RankStates(pool.group, self._state)
 

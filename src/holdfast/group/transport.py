@@ -1,0 +1,257 @@
+"""Transport: how a step's tensors travel between ranks: through memory where all of them are on one machine, else over
+gloo.
+
+Invariants
+- All ranks of a transport make the same calls in the same order, and wait in the same order.
+- Ranks that are told apart by what they compute are not by how numbers travel: numbers are added up in the order of the
+  ranks, each part of them by one rank. So the bits of a sum are the same through memory, over gloo, and from device to
+  device (device_sums.py).
+- What is begun waits for nobody; what is waited for ends soon after a rank is gone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from holdfast import _core
+from holdfast.group.notices import NOT_YET
+
+_MOST_IN_MEMORY = 1 << 20  # bytes, of channels to all neighbours together, before any is outgrown
+_LEAST_OF_A_CHANNEL = 1 << 16
+
+
+class Waitable(Protocol):
+    """What a group waits for: a dist.Work, a DeviceSum, or one of what is below."""
+
+    def is_completed(self) -> bool: ...
+    def wait(self, timeout: timedelta) -> object:
+        """Raises RuntimeError; whose text has NOT_YET in it, where it is not there after `timeout`."""
+
+
+class Incoming:
+    """What one rank of this machine sends, into the memory that was set out for it, in the order in which it was."""
+
+    def __init__(self, rank: int, channel: _core.ChannelReader) -> None:
+        self._rank = rank
+        self._channel = channel
+        self._set_out: deque[NDArray[np.uint8]] = deque()
+        self._num_set_out = self._num_received = 0
+
+    def set_out(self, memory: NDArray[np.uint8]) -> int:
+        """For its next message. Returns the message's number."""
+        self._set_out.append(memory)
+        self._num_set_out += 1
+        return self._num_set_out
+
+    def has_come(self, number: int, seconds: float) -> bool:
+        """Whether the message of this number is there, after so long at most. Raises RuntimeError where it will never
+        be."""
+        ends = time.monotonic() + seconds if seconds > 0.0 else 0.0
+        while self._num_received < number:
+            left = ends - time.monotonic() if seconds > 0.0 else 0.0
+            reception = self._channel.receive(self._set_out[0], max(left, 0.0))
+            if reception is _core.Reception.GONE:
+                raise RuntimeError(f"rank {self._rank} has closed its channel")
+            if reception is _core.Reception.NOT_YET:
+                return False
+            self._set_out.popleft()
+            self._num_received += 1
+        return True
+
+
+class Neighbours:
+    """Channels from and to ranks of this machine. outgoing, incoming: by rank; the same ranks."""
+
+    def __init__(self, outgoing: Mapping[int, _core.ChannelWriter], incoming: Mapping[int, Incoming]) -> None:
+        self.outgoing = outgoing
+        self.incoming = incoming
+
+    def close(self) -> None:
+        for channel in self.outgoing.values():
+            channel.close()
+
+
+class _ThroughMemory:
+    """What comes from neighbours. awaited: messages, by number."""
+
+    def __init__(self, awaited: Sequence[tuple[Incoming, int]]) -> None:
+        self._awaited = awaited
+
+    def is_completed(self) -> bool:
+        try:
+            return all(incoming.has_come(number, 0.0) for incoming, number in self._awaited)
+        except RuntimeError:
+            return True  # it never will be, which the wait says
+
+    def wait(self, timeout: timedelta) -> None:
+        ends = time.monotonic() + timeout.total_seconds()
+        for incoming, number in self._awaited:
+            if not incoming.has_come(number, 0.0) and not incoming.has_come(number, ends - time.monotonic()):
+                raise RuntimeError(NOT_YET)
+
+
+class _Sum:
+    """Numbers of all ranks: each adds up a part of them, and all tell each other."""
+
+    def __init__(self, transport: Transport, values: Tensor) -> None:
+        self._transport = transport
+        self._values = values
+        self._sizes = [len(part) for part in torch.tensor_split(values, len(transport.ranks))]
+        mine = self._sizes[transport.position]
+        self._parts = transport.take_buffer(values.dtype, mine * len(transport.ranks))
+        self._work = transport.all_to_all(self._parts, [mine] * len(transport.ranks), values, self._sizes)
+        self._is_told = False
+
+    def is_completed(self) -> bool:
+        return self._is_told and self._work.is_completed()
+
+    def wait(self, timeout: timedelta) -> None:
+        self._work.wait(timeout)
+        if not self._is_told:
+            total, *others = self._parts.view(len(self._sizes), self._sizes[self._transport.position])
+            for part in others:
+                total += part
+            self._work = self._transport.all_gather(self._values, self._sizes, total)
+            self._is_told = True
+            self._work.wait(timeout)
+        self._transport.give_back(self._parts)
+
+
+class Transport:
+    """Between `ranks`, of which `rank` is this one. process_group: of them, for gloo. neighbours: those of this
+    machine. Tensors are one-dimensional, of one dtype, on the host; splits are counts of their elements, by rank."""
+
+    def __init__(
+        self, process_group: dist.ProcessGroup | None, ranks: Sequence[int], rank: int, neighbours: Neighbours
+    ) -> None:
+        self.ranks = ranks
+        self.position = ranks.index(rank) if rank in ranks else -1  # which then calls nothing here
+        self._process_group = process_group
+        others = {other for other in ranks if other != rank}
+        self._neighbours = neighbours if others <= neighbours.incoming.keys() else None
+        self._buffers: list[Tensor] = []
+
+    def all_to_all(
+        self, received: Tensor, received_splits: Sequence[int], sent: Tensor, sent_splits: Sequence[int]
+    ) -> Waitable:
+        if self._neighbours is None:
+            work: Waitable = dist.all_to_all_single(
+                received, sent, list(received_splits), list(sent_splits), group=self._process_group, async_op=True
+            )
+            return work
+        return self._through_memory(self._neighbours, received, received_splits, _parts(sent, sent_splits))
+
+    def all_gather(self, received: Tensor, sizes: Sequence[int], mine: Tensor) -> Waitable:
+        """Every rank gets what the others have."""
+        num_ranks = len(self.ranks)
+        if self._neighbours is None:
+            return self.all_to_all(received, sizes, mine.repeat(num_ranks), [len(mine)] * num_ranks)
+        return self._through_memory(self._neighbours, received, sizes, [_bytes(mine)] * num_ranks)
+
+    def sum(self, values: Tensor) -> Waitable:
+        """In place."""
+        return _Sum(self, values)
+
+    def _through_memory(
+        self,
+        neighbours: Neighbours,
+        received: Tensor,
+        received_splits: Sequence[int],
+        sent_parts: Sequence[NDArray[np.uint8]],
+    ) -> Waitable:
+        awaited = []
+        for position, (rank, part, memory) in enumerate(
+            zip(self.ranks, sent_parts, _parts(received, received_splits), strict=True)
+        ):
+            if position == self.position:
+                memory[:] = part
+                continue
+            if part.size:
+                neighbours.outgoing[rank].send(part)
+            if memory.size:
+                incoming = neighbours.incoming[rank]
+                awaited.append((incoming, incoming.set_out(memory)))
+        return _ThroughMemory(awaited)
+
+    def close(self) -> None:
+        """Lets go of the process group, which has threads."""
+        self._process_group = None
+
+    # Memory that is kept, since what is always new costs more than what is done in it.
+
+    def take_buffer(self, dtype: torch.dtype, count: int) -> Tensor:
+        for number, buffer in enumerate(self._buffers):
+            if buffer.dtype == dtype and len(buffer) == count:
+                return self._buffers.pop(number)
+        return torch.empty(count, dtype=dtype)
+
+    def give_back(self, buffer: Tensor) -> None:
+        self._buffers = [kept for kept in self._buffers if kept.dtype != buffer.dtype]
+        self._buffers.append(buffer)
+
+
+def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
+    seen: NDArray[np.uint8] = tensor.detach().view(torch.uint8).numpy()
+    return seen
+
+
+def _parts(tensor: Tensor, splits: Sequence[int]) -> list[NDArray[np.uint8]]:
+    everything, width = _bytes(tensor), tensor.element_size()
+    parts, begin = [], 0
+    for count in splits:
+        end = begin + count * width
+        parts.append(everything[begin:end])
+        begin = end
+    return parts
+
+
+# Who is on one machine.
+
+
+class Gather(Protocol):
+    def __call__(self, value: Any, what: str) -> list[Any]:
+        """A JSON value of every rank, by rank."""
+
+
+def meet_neighbours(rank: int, gather: Gather, *, wanted: bool) -> Neighbours:
+    """Channels between this rank and those of its machine that want them, too. All ranks call it.
+
+    Ranks in containers that share no processes or no network count as apart, as they do where memory cannot be shared.
+    """
+    homes = gather(_home() if wanted else None, "everyone's machine")
+    mine = homes[rank]
+    others = [other for other, home in enumerate(homes) if other != rank and home == mine and mine is not None]
+    outgoing: dict[int, _core.ChannelWriter] = {}
+    with suppress(RuntimeError):
+        capacity = max(_MOST_IN_MEMORY // max(len(others), 1), _LEAST_OF_A_CHANNEL)
+        outgoing = {other: _core.ChannelWriter(capacity) for other in others}
+    told = {str(other): channel.address for other, channel in outgoing.items()}
+    incoming: dict[int, Incoming] = {}
+    for other, addresses in enumerate(gather(told, "everyone's channels")):
+        if other in outgoing and str(rank) in addresses:
+            with suppress(RuntimeError):
+                incoming[other] = Incoming(other, _core.ChannelReader(tuple(addresses[str(rank)])))
+    reached = gather(list(incoming), "who reaches whom")
+    both = [other for other in incoming if rank in reached[other]]
+    return Neighbours({other: outgoing[other] for other in both}, {other: incoming[other] for other in both})
+
+
+def _home() -> list[str | int] | None:
+    """What ranks have in common that can share memory; None where the system does not say."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return [boot, *(Path(f"/proc/self/ns/{kind}").stat().st_ino for kind in ("pid", "net"))]
+    except OSError:
+        return None
