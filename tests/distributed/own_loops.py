@@ -51,6 +51,7 @@ def open_pool(directory: Path, options: dict[str, Any]) -> holdfast.Pool:
         timeout=options.get("timeout", 10.0),
         memory_ranks=options.get("memory_ranks", 0),
         memory_ranks_at=options.get("memory_ranks_at", ()),
+        shared_memory=options.get("shared_memory", True),
     )
     return holdfast.Pool(
         directory,
@@ -113,7 +114,7 @@ def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) ->
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3) if options.get("scaler") else None
         checkpoint = holdfast.Checkpoint(pool, model=model, optimizer=optimizer, scaler=scaler, extra={"noise": noise})
         resumed = checkpoint.resume()
-        say(joined=True, opened=resumed)
+        say(joined=True, opened=resumed, way=pool.group.way)
         if not pool.group.is_trainer:
             pool.serve()
             say(closed=True)

@@ -145,6 +145,7 @@ def _run_loop(request: dict[str, Any], rank: int, act: dict[str, Any], say: Sayi
     own_loop = getattr(importlib.import_module(module or "own_loops"), name)
     options = {
         **request["config"],
+        **act.get("config", {}),
         "memory_ranks": request["memory_ranks"],
         "memory_ranks_at": request["memory_ranks_at"],
     }

@@ -332,9 +332,10 @@ def test_a_second_set_of_trainers_is_refused_while_one_is_attached(
     options = {**STORES["memory"], "steps": 12}
     expected = undisturbed(ranks, pool_root / "together", options, 1, 1)
     directory = pool_root / "apart"
+    patient = {**options, "timeout": 60.0}  # until the others have started, and were refused
     with serving(directory) as servers, Ranks() as others, ThreadPoolExecutor(1) as beside:
         waits = beside.submit(
-            train, ranks, directory, servers, 1, options, acts={0: Act(at="commit", nth=6, do="wait")}
+            train, ranks, directory, servers, 1, patient, acts={0: Act(at="commit", nth=6, do="wait")}
         )
         ranks.await_waiting(waits)
         second = train(others, pool_root / "elsewhere", servers, 2, {**options, "timeout": 1.0})

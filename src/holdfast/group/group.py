@@ -175,6 +175,11 @@ class Group:
     def is_owner(self) -> bool:
         return self.rank in self.roles.owners
 
+    @property
+    def way(self) -> str:
+        """That rows and their gradients travel between the ranks, in words."""
+        return "through memory" if self._everyone.is_through_memory else "over gloo"
+
     # Collectives.
 
     def all_to_all(

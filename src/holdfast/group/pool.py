@@ -180,7 +180,8 @@ class GroupPool:
         roles = self.group.roles
         shared = f"{self.manifest.num_shards} shards, {len(roles.owners)} owners, {len(roles.trainers)} trainers"
         mediums = [describe_medium(pool.medium, pool.header) for pool in self.pools[:1]]
-        return ", ".join([*mediums, shared])
+        way = [] if roles.world_size == 1 else [self.group.way]
+        return ", ".join([*mediums, shared, *way])
 
     @property
     def recovered(self) -> str:

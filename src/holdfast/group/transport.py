@@ -143,6 +143,10 @@ class Transport:
         self._neighbours = neighbours if others <= neighbours.incoming.keys() else None
         self._buffers: list[Tensor] = []
 
+    @property
+    def is_through_memory(self) -> bool:
+        return self._neighbours is not None
+
     def all_to_all(
         self, received: Tensor, received_splits: Sequence[int], sent: Tensor, sent_splits: Sequence[int]
     ) -> Waitable:
