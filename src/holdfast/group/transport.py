@@ -30,6 +30,7 @@ from holdfast.group.notices import NOT_YET
 
 _MOST_IN_MEMORY = 1 << 20  # bytes, of channels to all neighbours together, before any is outgrown
 _LEAST_OF_A_CHANNEL = 1 << 16
+_TURN = 0.1  # seconds
 
 
 class Waitable(Protocol):
@@ -58,10 +59,10 @@ class Incoming:
     def has_come(self, number: int, seconds: float) -> bool:
         """Whether the message of this number is there, after so long at most. Raises RuntimeError where it will never
         be."""
-        ends = time.monotonic() + seconds if seconds > 0.0 else 0.0
+        ends = 0.0 if seconds <= 0.0 else time.monotonic() + seconds
         while self._num_received < number:
-            left = ends - time.monotonic() if seconds > 0.0 else 0.0
-            reception = self._channel.receive(self._set_out[0], max(left, 0.0))
+            left = 0.0 if seconds <= 0.0 else ends - time.monotonic()
+            reception = self._channel.receive(self._set_out[0], left)
             if reception is _core.Reception.GONE:
                 raise RuntimeError(f"rank {self._rank} has closed its channel")
             if reception is _core.Reception.NOT_YET:
@@ -97,8 +98,13 @@ class _ThroughMemory:
 
     def wait(self, timeout: timedelta) -> None:
         ends = time.monotonic() + timeout.total_seconds()
-        for incoming, number in self._awaited:
-            if not incoming.has_come(number, 0.0) and not incoming.has_come(number, ends - time.monotonic()):
+        lacking = self._awaited
+        while True:
+            # By turns: one that is gone is noticed while another is late.
+            lacking = [of for of in lacking if not of[0].has_come(of[1], min(_TURN, ends - time.monotonic()))]
+            if not lacking:
+                return
+            if time.monotonic() >= ends:
                 raise RuntimeError(NOT_YET)
 
 
