@@ -130,7 +130,9 @@ class Notices:
             try:
                 self._ask(look)
             except (RuntimeError, TimeoutError):
-                return self._cut_off(what)
+                if not answers:
+                    return self._cut_off(what)
+                break  # it answered a moment ago: who has the store has looked for as long as it should, and ended
             grace = _GRACE_WHEN_STOPPED if self._stopping() or not self._is_patient else _GRACE_SECONDS
             if time.monotonic() - began > grace:
                 break
