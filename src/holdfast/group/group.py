@@ -95,9 +95,6 @@ class Group:
         # Where the script has a process group already, the group's own lies beside it.
         self._is_guest = dist.is_initialized()
         self._world: dist.ProcessGroup | None = None  # the default group
-        self._trainers: dist.ProcessGroup | None = None
-        self._told: dist.ProcessGroup | None = None  # rank 0, and the ranks that do what it says
-        self._dense: dist.ProcessGroup | None = None  # rank 0, and the one that keeps its dense states
         self._device_sums: DeviceSums | None = None
         self._neighbours = Neighbours({}, {})
         self._transports: list[Transport] = []
@@ -108,19 +105,23 @@ class Group:
             else:
                 dist.init_process_group("gloo", store=store, rank=rank, world_size=roles.world_size, timeout=deadline)
             self._check_roles()
-            self._trainers = dist.new_group(list(roles.trainers), timeout=deadline, backend="gloo")
-            if roles.memory_ranks:
-                self._told = dist.new_group([0, *roles.owners], timeout=deadline, backend="gloo")
-                self._dense = dist.new_group([0, roles.keeper], timeout=deadline, backend="gloo")
             if roles.world_size > 1:
                 self._neighbours = meet_neighbours(rank, self.gather, wanted=shared_memory)
+            self._everyone = Transport(self._world, range(roles.world_size), rank, self._neighbours)
+            self._transports.append(self._everyone)
+            self._between_trainers = self._between(roles.trainers)
+            if roles.memory_ranks:
+                self._to_told = self._between([0, *roles.owners])  # those that do what rank 0 says
+                self._to_keeper = self._between([0, roles.keeper])  # of rank 0's dense states
         except RuntimeError as error:  # dist.DistError is one
             failure = self.notices.failure("all ranks to be there", error)
             self.close()
             raise failure from None
-        self._everyone = Transport(self._world, range(roles.world_size), rank, self._neighbours)
-        self._between_trainers = Transport(self._trainers, roles.trainers, rank, self._neighbours)
-        self._transports = [self._everyone, self._between_trainers]
+
+    def _between(self, ranks: Sequence[int]) -> Transport:
+        process_group = dist.new_group(list(ranks), timeout=timedelta(seconds=self.timeout), backend="gloo")
+        self._transports.append(Transport(process_group, ranks, self.rank, self._neighbours))
+        return self._transports[-1]
 
     def _check_roles(self) -> None:
         everyones = self.gather(self.roles.memory_ranks, "everyone's role")
@@ -241,19 +242,19 @@ class Group:
 
     def tell_memory_ranks(self, numbers: Tensor, what: str) -> Pending:
         """Rank 0's numbers, on the ranks that do nothing but own rows, in place. These call it, too."""
-        return self._begin(lambda: dist.broadcast(numbers, 0, self._told, async_op=True), what)
+        return self._begin(lambda: self._to_told.broadcast(numbers), what)
 
     def to_keeper(self, data: Tensor, what: str) -> Pending:
         """Rank 0's tensor, on another rank that keeps the dense states, in place. Both call it."""
         self.sent_bytes[what] += data.nbytes if self.rank == 0 else 0
-        return self._begin(lambda: dist.broadcast(data, 0, self._dense, async_op=True), what)
+        return self._begin(lambda: self._to_keeper.broadcast(data), what)
 
     def gather_bytes(self, data: bytes, what: str, *, among_trainers: bool = False) -> list[bytes]:
         """Some bytes of every rank, or of every trainer, by rank; none has to have as many as another."""
         num_ranks = len(self.roles.trainers) if among_trainers else self.world_size
         if num_ranks == 1:
             return [data]
-        group = self._trainers if among_trainers else self._world
+        group = self._between_trainers.process_group if among_trainers else self._world
         sizes = torch.empty(num_ranks, 1, dtype=torch.int64)
         size = torch.tensor([len(data)])
         self._begin(lambda: dist.all_gather(list(sizes), size, group, async_op=True), what).wait()
@@ -348,13 +349,13 @@ class Group:
         if dist.is_initialized():
             self._end_process_groups()
         for transport in self._transports:
-            transport.close()
-        self._world = self._trainers = self._told = self._dense = self._device_sums = None
+            transport.process_group = None
+        self._world = self._device_sums = None
         self.notices.close()
 
     def _end_process_groups(self) -> None:
         on_devices = None if self._device_sums is None else self._device_sums.process_group
-        everything = (self._world, self._trainers, self._told, self._dense, on_devices)
+        everything = (self._world, *(transport.process_group for transport in self._transports[1:]), on_devices)
         ours = [group for group in everything if group is not None]
         if self.notices.any_failure:
             for process_group in [*ours, *([] if self._is_guest else [dist.group.WORLD])]:

@@ -144,7 +144,7 @@ class Transport:
     ) -> None:
         self.ranks = ranks
         self.position = ranks.index(rank) if rank in ranks else -1  # which then calls nothing here
-        self._process_group = process_group
+        self.process_group = process_group
         others = {other for other in ranks if other != rank}
         self._neighbours = neighbours if others <= neighbours.incoming.keys() else None
         self._buffers: list[Tensor] = []
@@ -158,7 +158,7 @@ class Transport:
     ) -> Waitable:
         if self._neighbours is None:
             work: Waitable = dist.all_to_all_single(
-                received, sent, list(received_splits), list(sent_splits), group=self._process_group, async_op=True
+                received, sent, list(received_splits), list(sent_splits), group=self.process_group, async_op=True
             )
             return work
         return self._through_memory(self._neighbours, received, received_splits, _parts(sent, sent_splits))
@@ -169,6 +169,19 @@ class Transport:
         if self._neighbours is None:
             return self.all_to_all(received, sizes, mine.repeat(num_ranks), [len(mine)] * num_ranks)
         return self._through_memory(self._neighbours, received, sizes, [_bytes(mine)] * num_ranks)
+
+    def broadcast(self, values: Tensor) -> Waitable:
+        """The first rank's, in place."""
+        source, *others = self.ranks
+        if self._neighbours is None:
+            work: Waitable = dist.broadcast(values, source, group=self.process_group, async_op=True)
+            return work
+        if self.position > 0:
+            incoming = self._neighbours.incoming[source]
+            return _ThroughMemory([(incoming, incoming.set_out(_bytes(values)))])
+        for rank in others:
+            self._neighbours.outgoing[rank].send(_bytes(values))
+        return _ThroughMemory([])
 
     def sum(self, values: Tensor) -> Waitable:
         """In place."""
@@ -194,10 +207,6 @@ class Transport:
                 incoming = neighbours.incoming[rank]
                 awaited.append((incoming, incoming.set_out(memory)))
         return _ThroughMemory(awaited)
-
-    def close(self) -> None:
-        """Lets go of the process group, which has threads."""
-        self._process_group = None
 
     # Memory that is kept, since what is always new costs more than what is done in it.
 
