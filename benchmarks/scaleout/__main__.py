@@ -117,7 +117,7 @@ def _commit(quick: bool, calm: Callable[..., dict[str, Any]]) -> dict[str, Any]:
 
 
 def _wire(calm: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-    few = ["--steps", "20", "--warmup", "0", "--batches", "10"]
+    few = ["--steps", "20", "--warmup", "0", "--batches", "10", "--gloo"]
     schemes = {
         "whole tables, 2 ranks": (2, []),
         "split tables, 2 ranks": (2, ["--split"]),

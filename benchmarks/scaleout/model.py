@@ -4,7 +4,7 @@ Where each formula is from:
 
 - who has which row: `holdfast.group.layout` (lay_out, assign) and core/rows/shards.h, by way of the real functions;
 - what travels: core/routing/route_message.h and `holdfast.group.exchange`; to whom: gloo's alltoallv sends to every
-  rank, also when there is nothing to say; its allreduce is a ring of at least two segments for each rank;
+  rank, also when there is nothing to say; dense gradients go to who adds a part of them up, and back (transport.py);
 - what waits for what: `holdfast.train.trainer.Trainer._step` over `holdfast.group.remote_rows`;
 - when a step is durable: `holdfast.group.pool.GroupPool.commit`.
 
@@ -31,7 +31,6 @@ from peers.batches import ZIPF_EXPONENT
 
 _MULTIPLIER = 2_654_435_761  # peers.batches scatters ids with it
 _HOT_ROWS = 1 << 16  # of each table, one by one; the others are spread evenly over its shards
-_SEGMENT = 1 << 20  # gloo's largest, of an allreduce
 _FLOAT = 4
 _LOSS_AND_CHANGED = 2 * _FLOAT  # travels with the dense gradients
 
@@ -160,7 +159,7 @@ class Traffic:
     sent: dict[str, NDArray[np.float64]]
     received: dict[str, NDArray[np.float64]]
     messages: int
-    ring_messages: int  # of these, one after the other
+    sum_messages: int  # of these, of dense gradients: half of them after the other half
 
     def total(self, what: str) -> float:
         return float(self.sent[what].sum())
@@ -192,18 +191,15 @@ def traffic(workload: Workload, ranks: Ranks, shares: NDArray[np.float64]) -> Tr
     statuses = np.full(size, 8.0 * Status.WIDTH * (size - 1))
     counts = _between(ranks, np.full((trainers, len(ranks.roles.owners)), 16.0 * workload.tables))
     dense = _FLOAT * workload.dense_parameters + _LOSS_AND_CHANGED
-    ring = np.zeros(size)
-    ring[:trainers] = 2 * (trainers - 1) * dense / trainers
-    ring_messages = 0
-    if trainers > 1:
-        segments = max(2 * trainers, trainers * math.ceil(dense / trainers / _SEGMENT))
-        ring_messages = 2 * (segments - 2)
+    summed = np.zeros(size)
+    summed[:trainers] = 2 * (trainers - 1) * dense / trainers
+    sum_messages = 2 * (trainers - 1)
     tables_sent = {
         "counts": statuses + counts.sum(axis=1),
         "ids": to_owners.sum(axis=1),
         "vectors": blocks.sum(axis=0),
         "gradients": blocks.sum(axis=1),
-        "dense gradients": ring,
+        "dense gradients": summed,
     }
     tables_received = {
         **tables_sent,
@@ -215,8 +211,8 @@ def traffic(workload: Workload, ranks: Ranks, shares: NDArray[np.float64]) -> Tr
     return Traffic(
         sent=tables_sent,
         received=tables_received,
-        messages=4 * (size - 1) + ring_messages,
-        ring_messages=ring_messages,
+        messages=4 * (size - 1) + sum_messages,
+        sum_messages=sum_messages,
     )
 
 
@@ -411,13 +407,12 @@ def step(
             return 0.0
         return cluster.latency_s + (size - 1) * cluster.message_s + bytes_s(what)
 
-    ring = 0.0
+    summed = 0.0
     if trainers > 1:
-        ring = bytes_s("dense gradients")
-        ring += moved.ring_messages / 2 * (cluster.latency_s + cluster.message_s)
+        summed = bytes_s("dense gradients") + 2 * cluster.latency_s + moved.sum_messages * cluster.message_s
     # The bottom MLP runs beside the vectors (a third of the MLPs, or less); planning beside the gradients.
     vectors = max(0.0, collective("vectors") - 0.1 * train)
-    gradients = max(collective("gradients") + bytes_s("dense gradients"), ring, plan)
+    gradients = max(collective("gradients") + bytes_s("dense gradients"), summed, plan)
     beside = train + before + after
     ids_wait = max(0.0, collective("counts") + collective("ids") - beside)
 

@@ -393,7 +393,7 @@ def pretended_cuda(monkeypatch: Any) -> Iterator[Machine]:
     monkeypatch.setattr(home_mapping, "_register", lambda *_: "")
     monkeypatch.setattr(home_mapping, "_unregister", lambda *_: None)
     monkeypatch.setattr(
-        device_sums, "_why_not", lambda device, wanted: "" if wanted != "gloo" else "it is asked not to"
+        device_sums, "_why_not", lambda device, wanted: "" if wanted != "host" else "it is asked not to"
     )
     monkeypatch.setattr(device_sums, "_name_of", lambda device: str(os.getpid()))
     monkeypatch.setattr(device_sums, "_meet", _meet_in_place_of_nccl)

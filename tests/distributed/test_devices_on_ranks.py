@@ -96,7 +96,7 @@ def test_a_rank_with_a_device_that_is_killed_costs_no_bit(ranks: Ranks, pool_roo
 def test_gradients_are_summed_on_devices_as_on_hosts(num_ranks: int, ranks: Ranks, pool_root: Path) -> None:
     """Of two kinds, of one that some trainers have, and of one that none has. Where a device's are, they stay."""
     lives = {}
-    for way, where in (("auto", "cuda:0"), ("gloo", "cpu")):
+    for way, where in (("auto", "cuda:0"), ("host", "cpu")):
         options = {"pretended": True, "mixed": True, "max_norm": 0.05, "device": {"all_reduce": way}}
         options["device"] |= {"rows": "near_memory"}
         lives[way] = ranks.run(pool_root / way, options, num_ranks, loop="device_loops:train")
@@ -109,12 +109,12 @@ def test_gradients_are_summed_on_devices_as_on_hosts(num_ranks: int, ranks: Rank
         have = [rank.all_said("have") for rank in life.ranks]
         assert have[0] == [sorted([*always, "sometimes"]) if step % 3 < num_ranks else always for step in range(1, 7)]
         assert all(of_rank == have[0] for of_rank in have)
-    assert digest(pool_root / "auto") == digest(pool_root / "gloo")
+    assert digest(pool_root / "auto") == digest(pool_root / "host")
 
 
 def test_one_trainer_that_sums_on_its_host_has_all_do_so(ranks: Ranks, pool_root: Path) -> None:
     options = {"pretended": True, "device": {"rows": "near_memory"}}
-    by_rank = {"1": {"rows": "near_memory", "all_reduce": "gloo"}}
+    by_rank = {"1": {"rows": "near_memory", "all_reduce": "host"}}
     life = run(ranks, pool_root / "pool", {**options, "device_of_rank": by_rank}, "2 ranks")
     assert life.ended_well, life.errors()
     assert set(said(life, "summed_on")) == {"cpu"}

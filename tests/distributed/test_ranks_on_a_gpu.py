@@ -67,7 +67,7 @@ def test_a_rank_that_dies_in_a_sum_is_waited_for_no_longer_than_the_deadline(ran
 
 
 def test_two_ranks_have_the_same_bits_from_gpu_to_gpu_and_from_host_to_host(ranks: Ranks, pool_root: Path) -> None:
-    for name, where in (("nccl", "cuda:0"), ("gloo", "cpu"), ("auto", "cpu")):  # auto: they have one GPU
+    for name, where in (("nccl", "cuda:0"), ("host", "cpu"), ("auto", "cpu")):  # auto: they have one GPU
         options = {"device": {**WAYS["near_memory"], "all_reduce": name}}
         assert said(train(ranks, pool_root / name, 2, options), "summed_on") == {where}
         assert digest(pool_root / name) == digest(pool_root / "nccl")

@@ -10,7 +10,7 @@ from holdfast.errors import ConfigError
 from holdfast.files.config import UNRECORDED
 
 RowsWay = Literal["auto", "near_memory", "scratchpad", "direct"]
-AllReduce = Literal["auto", "nccl", "gloo"]
+AllReduce = Literal["auto", "nccl", "host"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class DeviceConfig:
         one computes, and add the others after its update: the same sums in another order.
     compile: torch.compile the dense part. graphs: replay its kernels as a CUDA graph.
     all_reduce: how dense gradients of several trainers are added up: ``nccl``: on their GPUs, from one to the other;
-        ``gloo``: from host to host; ``auto``: nccl where each trainer has a GPU of its own.
+        ``host``: from host to host; ``auto``: nccl where each trainer has a GPU of its own.
     dial: a declared accelerator whose times the dense part waits for instead of being computed: for timing alone, with
         kind cpu.
     """

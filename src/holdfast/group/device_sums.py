@@ -109,12 +109,12 @@ def open_device_sums(group: Group, device: torch.device, wanted: AllReduce) -> D
         shared = [gpu for gpu, count in Counter(fact["gpu"] for fact in everyones).items() if count > 1]
         reasons = [f"several ranks have the GPU {gpu}" for gpu in shared]
     if reasons and insists:
-        raise ConfigError(f"device.all_reduce = 'nccl': {'; '.join(reasons)}; set it to 'auto' or 'gloo'")
+        raise ConfigError(f"device.all_reduce = 'nccl': {'; '.join(reasons)}; set it to 'auto' or 'host'")
     if reasons:
         return None
     sums = DeviceSums(_meet(group), device, group.num_trainers)
     # NCCL connects at the first call: not in the first step.
-    what = "NCCL to connect the trainers' GPUs (device.all_reduce = 'gloo' does without)"
+    what = "NCCL to connect the trainers' GPUs (device.all_reduce = 'host' does without)"
     group.await_work(sums.begin(torch.zeros(1, device=device)), what)
     return sums
 
@@ -152,8 +152,8 @@ def _without_watchdog() -> Iterator[None]:
 
 def _why_not(device: torch.device, wanted: AllReduce) -> str:
     """Empty where it can."""
-    if wanted == "gloo":
-        return "it has device.all_reduce = 'gloo'"
+    if wanted == "host":
+        return "it has device.all_reduce = 'host'"
     if device.type != "cuda":
         return f"its device is {device}"
     return "" if dist.is_nccl_available() else f"this PyTorch ({torch.__version__}) has no NCCL"
