@@ -74,10 +74,11 @@ coverage: .venv/.installed  ## which branches of what makes things durable the t
 # What takes hours otherwise, so that it cannot rot unseen: each part ends when its time is over, or at its first failure.
 SOAKS := tests/crash/test_soak.py tests/format/test_corruption.py tests/power/test_verbs.py
 smoke: build/.native fuzz-built  ## a minute each of soak and fuzz, and two power cuts of each virtual machine
-	$(MAKE) --no-print-directory --jobs=$(JOBS) build/powered-off fuzz FUZZ_SECONDS=60 $(addprefix build/soaked/,$(SOAKS))
+	$(MAKE) --no-print-directory --jobs=$(JOBS) build/powered-off build/fuzzed FUZZ_SECONDS=60 $(addprefix build/soaked/,$(SOAKS)) $(WITH)
 
-# An emulated machine takes two minutes to boot, on one processor: the others soak meanwhile. (The fuzzer built beside it,
-# too, makes all of it longer by a minute and a half: two processors have enough to do.)
+# An emulated machine takes two minutes to boot, and two for the rest, on one processor: the others soak meanwhile, and make
+# what WITH names, of which .ci/run has some. (Where more runs than there are processors, as when ninja takes all of them
+# for the fuzzer, all of it takes longer by a minute and a half.)
 .PHONY: build/powered-off $(addprefix build/soaked/,$(SOAKS))
 build/powered-off:
 	$(BIN)/python tests/cxl/power_cuts.py --cuts 2 --steps 30
@@ -124,6 +125,10 @@ swarm: build/.native  ## random combinations of everything, with fresh seeds, un
 # Inputs that found something are kept in build/fuzz/found; give them a test by a copy in tests/fuzz/found.
 FUZZ_SECONDS ?= 600
 fuzz: fuzz-built  ## damaged pools under a coverage-guided fuzzer, for FUZZ_SECONDS (600); wants clang++
+	$(MAKE) --no-print-directory build/fuzzed
+
+.PHONY: build/fuzzed
+build/fuzzed:
 	mkdir -p build/fuzz/inputs build/fuzz/found
 	build/fuzz/fuzz_open -max_total_time=$(FUZZ_SECONDS) \
 	  -timeout=20 -rss_limit_mb=2048 -malloc_limit_mb=512 -max_len=96 -len_control=0 -use_value_profile=1 -print_final_stats=1 \
@@ -180,14 +185,18 @@ build/.native: .venv/.installed $(CORE_SOURCES)
 	  --prefix "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')"
 	touch $@
 
-# Without address randomisation where that is allowed: older TSan runtimes cannot start under much of it.
+# Under a make that runs several jobs, ninja takes turns with the others: it knows make's job server.
+SHARED_JOBS = $(if $(findstring --jobserver,$(MAKEFLAGS)),,--parallel $(JOBS))
 SANITIZERS_asan := address,undefined
 SANITIZERS_tsan := thread
-.PHONY: build/asan.tested build/tsan.tested
-build/asan.tested build/tsan.tested: build/%.tested:
+.PHONY: build/asan.built build/tsan.built build/asan.tested build/tsan.tested
+build/asan.built build/tsan.built: build/%.built: .venv/.installed
 	$(CMAKE) -S . -B build/$* -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DHOLDFAST_BUILD_PYTHON=OFF \
 	  -DHOLDFAST_BUILD_TESTS=ON -DHOLDFAST_WERROR=ON -DHOLDFAST_SANITIZE=$(SANITIZERS_$*)
-	$(CMAKE) --build build/$* --parallel $(JOBS)
+	+$(CMAKE) --build build/$* $(SHARED_JOBS)
+
+# Without address randomisation where that is allowed: older TSan runtimes cannot start under much of it.
+build/asan.tested build/tsan.tested: build/%.tested: build/%.built
 	$$(setarch -R true 2>/dev/null && echo setarch -R) $(BIN)/ctest --test-dir build/$* --output-on-failure \
 	  --no-tests=ignore --label-exclude $(LEFT_OUT) --parallel $(BESIDE)
 

@@ -10,7 +10,6 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
-#include <limits>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -24,6 +23,7 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "commit/dense_copy.h"
 #include "log_store/log_store.h"
 #include "temporary_directory.h"
 #include "thrown.h"
@@ -31,7 +31,6 @@
 namespace holdfast {
 
 constexpr std::size_t sector = format::sector_bytes;
-constexpr std::uint64_t every_step = std::numeric_limits<std::uint64_t>::max();
 
 inline LogStore::Limit up_to(std::uint64_t step) {
   return [step] { return step; };
@@ -48,7 +47,7 @@ inline StepMark mark_of(std::uint64_t step) {
 
 // A disk that may lose what was not synced: it remembers what every sector held at its file's last sync, and crashes or
 // fails when it is told to.
-class Disk final : public BlockWatcher {
+class LossyDisk final : public BlockWatcher {
  public:
   void before_read(const BlockFile& file) override {
     if (std::exchange(fail_next_read, false)) {
@@ -449,7 +448,7 @@ class Subject {
   std::string file(const char* name) const { return directory_.path() + "/" + name; }
 
   std::mt19937_64 random;
-  Disk disk;
+  LossyDisk disk;
   Model model;
   std::unique_ptr<LogStore> store;
   std::set<std::uint64_t> steps;  // whose append began

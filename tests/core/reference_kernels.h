@@ -13,7 +13,7 @@
 #include "base/counter_rng.h"
 #include "kernels/kernels.h"
 
-namespace holdfast::reference {
+namespace holdfast::reference_kernels {
 
 // ---- 16-bit formats, by arithmetic on exact doubles ----
 
@@ -395,4 +395,4 @@ inline constexpr Kernels kernels{
     .scale_gradients = scale_gradients,
 };
 
-}  // namespace holdfast::reference
+}  // namespace holdfast::reference_kernels

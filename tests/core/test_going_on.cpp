@@ -161,4 +161,5 @@ int main() {
   holdfast::it_goes_on_from_any_step_that_the_group_agrees_on();
   holdfast::where_the_group_refuses_it_stays_at_its_step();
   holdfast::a_power_cut_at_any_point_of_it_leaves_the_step_that_it_goes_back_to();
+  return check::passed();
 }

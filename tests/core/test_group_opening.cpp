@@ -81,4 +81,7 @@ void what_a_group_is_told_is_durable_before_it_is_ready() {
 }  // namespace
 }  // namespace holdfast
 
-int main() { holdfast::what_a_group_is_told_is_durable_before_it_is_ready(); }
+int main() {
+  holdfast::what_a_group_is_told_is_durable_before_it_is_ready();
+  return check::passed();
+}

@@ -77,7 +77,7 @@ std::vector<std::uint16_t> rounded(const Kernels& kernels, RowDtype dtype, const
 
 void stochastic_rounding_is_unbiased(Random& random) {
   for (const RowDtype dtype : {RowDtype::f16, RowDtype::bf16}) {
-    const auto& format = reference::format_of(dtype);
+    const auto& format = reference_kernels::format_of(dtype);
     for (int i = 0; i < 60; ++i) {
       // Magnitudes from far below the smallest subnormal of float16 to large.
       const float value = uniform(random, -1, 1) * std::ldexp(1.0f, static_cast<int>(below(random, 40)) - 26);
@@ -89,7 +89,7 @@ void stochastic_rounding_is_unbiased(Random& random) {
       float low = std::numeric_limits<float>::infinity(), high = -low;
       for (std::uint64_t step = 1; step <= num_steps; ++step) {
         for (const std::uint16_t bits : rounded(best_kernels(), dtype, zeros, delta, 0, step)) {
-          const float result = reference::widen(bits, format);
+          const float result = reference_kernels::widen(bits, format);
           sum += static_cast<double>(result);
           low = std::min(low, result);
           high = std::max(high, result);
@@ -112,7 +112,7 @@ void special_values_round_as_promised() {
   for (const Kernels* kernels : instruction_sets()) {
     check::context = kernels->name;
     for (const RowDtype dtype : {RowDtype::f16, RowDtype::bf16}) {
-      const auto& format = reference::format_of(dtype);
+      const auto& format = reference_kernels::format_of(dtype);
       const std::uint16_t max_finite = static_cast<std::uint16_t>(format.infinity - 1);
       const float max_float = std::numeric_limits<float>::max();
       const std::vector<float> delta{max_float, -max_float, infinity, -infinity, std::nanf(""), 65519.99f, 0.0f, -0.0f};
@@ -133,7 +133,7 @@ void special_values_round_as_promised() {
 // All 65536 values of both formats: pooled (widened) alike everywhere, and kept by an update that adds nothing.
 void every_16_bit_value_survives() {
   for (const RowDtype dtype : {RowDtype::f16, RowDtype::bf16}) {
-    const auto& format = reference::format_of(dtype);
+    const auto& format = reference_kernels::format_of(dtype);
     std::vector<std::uint16_t> all(65536);
     for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::uint16_t>(i);
     std::vector<std::uint32_t> position(65536 / 64), bag_start(65536 / 64 + 1);
@@ -153,7 +153,7 @@ void every_16_bit_value_survives() {
                           .out_stride = 64},
                          0, position.size());
       for (std::uint32_t i = 0; i < 65536; ++i) {
-        const float wide = 0.0f + reference::widen(static_cast<std::uint16_t>(i), format);
+        const float wide = 0.0f + reference_kernels::widen(static_cast<std::uint16_t>(i), format);
         if (std::isnan(wide)) {
           // Adding to zero makes a NaN quiet; sign and payload stay.
           const std::uint32_t quiet = std::bit_cast<std::uint32_t>(wide) | 0x400000u;

@@ -205,8 +205,8 @@ struct Scenario {
       if (dtype == RowDtype::f32) {
         std::memcpy(before.home_weights.data() + i * 4, &value, 4);
       } else {
-        reference::put16(before.home_weights.data(), i,
-                         reference::narrow_to_nearest(value, reference::format_of(dtype)));
+        reference_kernels::put16(before.home_weights.data(), i,
+                                 reference_kernels::narrow_to_nearest(value, reference_kernels::format_of(dtype)));
       }
     }
     for (std::uint64_t i = 0; i < num_rows * spec.state_floats; ++i) {
@@ -338,7 +338,7 @@ constexpr RowOptimizer all_optimizers[] = {RowOptimizer::sgd, RowOptimizer::roww
 
 void check_scenario(const Scenario& scenario, Random& random) {
   const bool undo = one_in(random, 3);
-  const Memory expected = scenario.run(reference::kernels, Cut::whole, 0, undo);
+  const Memory expected = scenario.run(reference_kernels::kernels, Cut::whole, 0, undo);
   for (const Kernels* kernels : instruction_sets()) {
     for (const Cut cut : {Cut::whole, Cut::pieces, Cut::threads}) {
       check::context = scenario.name(*kernels);
@@ -361,7 +361,7 @@ void every_set_gives_the_reference_bits(Random& random, std::uint32_t one_of) {
 void thread_counts_do_not_change_bits(Random& random) {
   const int before = num_threads();
   const Scenario scenario(random, 32, RowDtype::bf16, RowOptimizer::rowwise_adagrad);
-  const Memory expected = scenario.run(reference::kernels, Cut::whole, 0, false);
+  const Memory expected = scenario.run(reference_kernels::kernels, Cut::whole, 0, false);
   for (const int threads : {1, 2, 3, 5}) {
     set_num_threads(threads);
     check_same(scenario.run(best_kernels(), Cut::threads, random(), false), expected);
@@ -391,7 +391,7 @@ void sums_of_squares_agree(Random& random) {
   for (int i = 0; i < 200; ++i) {
     std::vector<float> values(below(random, 300));
     for (float& value : values) value = uniform(random, -10, 10);
-    const double expected = reference::sum_of_squares(values.data(), values.size());
+    const double expected = reference_kernels::sum_of_squares(values.data(), values.size());
     for (const Kernels* kernels : instruction_sets()) {
       check::context = kernels->name;
       const double sum = kernels->sum_of_squares(values.data(), values.size());
@@ -426,7 +426,7 @@ void caller_float_mode_does_not_matter(Random& random) {
     for (std::uint64_t i = 0; i < scenario.num_rows * 24; ++i) {
       if (dtype == RowDtype::f32) reinterpret_cast<float*>(scenario.before.home_weights.data())[i] *= 1e-38f;
     }
-    const Memory expected = scenario.run(reference::kernels, Cut::whole, 0, false);
+    const Memory expected = scenario.run(reference_kernels::kernels, Cut::whole, 0, false);
     for (const Kernels* kernels : instruction_sets()) {
       check::context = kernels->name;
       const unsigned before = _mm_getcsr();
