@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cli_runs import Commands, pool_digest
 from holdfast import _core
@@ -24,7 +26,7 @@ from holdfast.admin.snapshot.chain import merged_rows
 from holdfast.admin.snapshot.form import CHUNK, CHUNK_MAGIC, MANIFEST, crc_of
 from holdfast.admin.snapshot.merged import Merged
 from holdfast.admin.snapshot.output import new_directory
-from holdfast.admin.snapshot.rows import Rows
+from holdfast.admin.snapshot.rows import Rows, order_of
 from holdfast.errors import (
     BrokenChain,
     ConfigError,
@@ -248,6 +250,13 @@ def offsets() -> Any:
     import torch
 
     return torch.arange(20)
+
+
+@given(st.integers(0, 2**40), st.lists(st.integers(0, 5000), max_size=300), st.sampled_from([1, 2**20]))
+def test_rows_are_put_in_the_order_of_a_sort(first: int, offsets: list[int], stride: int) -> None:
+    """However far apart they are; and what should not be, a row that is there twice, stays for others to see."""
+    rows = np.array([first + offset * stride for offset in offsets], np.uint64)
+    assert np.array_equal(order_of(rows), np.argsort(rows, kind="stable"))
 
 
 def test_merged_layers_give_each_row_once_from_the_first_layer_that_has_it() -> None:

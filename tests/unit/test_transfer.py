@@ -63,16 +63,18 @@ def export(directory: Path, out: Path) -> dict[str, torch.Tensor]:
     return load_file(out)
 
 
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "sgd"])
 @pytest.mark.parametrize("tables_in_memory", [0, 1, 3])
 def test_rows_that_were_put_in_order_make_the_same_export_and_digest(
-    tables_in_memory: int, holdfast: Commands, monkeypatch: pytest.MonkeyPatch
+    tables_in_memory: int, optimizer: str, holdfast: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (output, layer_file, row_order):
         monkeypatch.setattr(module, "RUN_BYTES", 2000)
     for module in (output, layer_file):
         monkeypatch.setattr(module, "RUN_CHUNK_BYTES", 500)
     directory = holdfast.root / "pool"
-    train(run_config(holdfast, "pool.medium=block", "pool.log_bytes=32768"), directory, 24)
+    more = ["pool.medium=block", "pool.log_bytes=32768", f"embedding.optimizer={optimizer}"]
+    train(run_config(holdfast, *more), directory, 24)
     copy = PoolCopy(directory)
     memory = [row_order._memory_for(copy, number) for number in range(3)]
     monkeypatch.setattr(row_order, "spare_bytes", lambda: sum(memory[:tables_in_memory]))

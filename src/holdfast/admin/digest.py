@@ -102,7 +102,7 @@ def _table_digest(
         lines[:, :8] = chunk.rows.astype("<u8").view(np.uint8).reshape(-1, 8)
         lines[:, 8 : 8 + layout.weight_bytes] = chunk.weights
         lines[:, 8 + layout.weight_bytes :] = chunk.state
-        differing = lines[chunk.differs]
+        differing = lines if chunk.differs.all() else lines[chunk.differs]
         sha.update(differing.data)
         counted += len(differing)
         if on_rows is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from numpy.typing import NDArray
 
 from holdfast.admin.ahead import ahead
 from holdfast.admin.snapshot.copying import PoolCopy
@@ -47,8 +48,13 @@ class OrderedRows:
         weight_bytes = self._copy.tables[number].layout.weight_bytes
         with ahead(iter(self.of(number))) as found:
             for rows in found:
-                differs = (rows.data != self.initial(number, rows.rows).data).any(axis=1)
-                yield RowChunk(rows.rows, rows.data[:, :weight_bytes], rows.data[:, weight_bytes:], differs)
+                state = rows.data[:, weight_bytes:]
+                # It is zeros at first, and with most optimizers no more after an update.
+                differs: NDArray[np.bool_] = np.logical_or.reduce(state, axis=1)
+                if len(unsure := np.flatnonzero(~differs)):
+                    some = rows[unsure]
+                    differs[unsure] = (some.data != self.initial(number, some.rows).data).any(axis=1)
+                yield RowChunk(rows.rows, rows.data[:, :weight_bytes], state, differs)
 
 
 @contextmanager

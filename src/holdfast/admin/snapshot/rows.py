@@ -30,7 +30,7 @@ class Rows:
 
     def ascending(self) -> Rows:
         """The same rows in order of their numbers."""
-        order = np.argsort(self.rows, kind="stable")
+        order = order_of(self.rows)
         return Rows(self.rows[order], self.data[order])
 
     def same_as(self, other: Rows) -> NDArray[np.bool_]:
@@ -57,6 +57,24 @@ class Rows:
         """All of them; of a row that several parts have, the first part's."""
         rows, first = np.unique(np.concatenate([part.rows for part in parts]), return_index=True)
         return cls(rows, np.concatenate([part.data for part in parts])[first])
+
+
+_MOST_PLACES = 8  # for each row
+
+
+def order_of(rows: NDArray[np.uint64]) -> NDArray[np.intp]:
+    """Which of these rows, each of which is there once, is the first, which the second, and so on."""
+    if len(rows) == 0:
+        return np.empty(0, np.intp)
+    first = rows.min()
+    num_places = int(rows.max() - first) + 1
+    if num_places <= _MOST_PLACES * len(rows):  # as touched rows of a table are: in a third of a sort's time
+        at = np.full(num_places, -1, np.intp)
+        at[rows - first] = np.arange(len(rows))
+        order: NDArray[np.intp] = at[at >= 0]
+        if len(order) == len(rows):  # else one is there twice, which others report
+            return order
+    return np.argsort(rows, kind="stable")
 
 
 def _places_in(numbers: NDArray[np.uint64], rows: NDArray[np.uint64]) -> NDArray[np.intp]:

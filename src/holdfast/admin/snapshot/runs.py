@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.admin.snapshot.rows import Rows
+from holdfast.admin.snapshot.rows import Rows, order_of
 
 
 def gathered(found: Iterator[Rows], row_bytes: int, num_bytes: int) -> Iterator[tuple[Rows, bool]]:
@@ -41,7 +41,7 @@ def _memory(num_bytes: int) -> NDArray[np.uint8]:
 
 def ascending(rows: Rows, chunk_bytes: int) -> Iterator[Rows]:
     """All of them, so many bytes at a time."""
-    order = np.argsort(rows.rows, kind="stable")
+    order = order_of(rows.rows)
     step = max(1, chunk_bytes // (8 + rows.data.shape[1]))
     for begin in range(0, len(order), step):
         part = order[begin : begin + step]
