@@ -96,7 +96,7 @@ class Group:
         self._is_guest = dist.is_initialized()
         self._world: dist.ProcessGroup | None = None  # the default group
         self._device_sums: DeviceSums | None = None
-        self._neighbours = Neighbours({}, {})
+        self._neighbours = Neighbours({}, {}, [[]] * roles.world_size)
         self._transports: list[Transport] = []
         deadline = timedelta(seconds=timeout)
         try:

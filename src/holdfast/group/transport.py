@@ -3,9 +3,9 @@ gloo.
 
 Invariants
 - All ranks of a transport make the same calls in the same order, and wait in the same order.
-- Ranks that are told apart by what they compute are not by how numbers travel: numbers are added up in the order of the
-  ranks, each part of them by one rank. So the bits of a sum are the same through memory, over gloo, and from device to
-  device (device_sums.py).
+- All of them go one way: it follows from who reaches whom, which all ranks of the group have told each other.
+- Numbers are added up in the order of the ranks. So the bits of a sum are the same through memory, over gloo, and from
+  device to device (device_sums.py).
 - What is begun waits for nobody; what is waited for ends soon after a rank is gone.
 """
 
@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from itertools import permutations
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -73,15 +74,28 @@ class Incoming:
 
 
 class Neighbours:
-    """Channels from and to ranks of this machine. outgoing, incoming: by rank; the same ranks."""
+    """Channels from and to ranks of this machine. outgoing, incoming: by rank. reached: by rank, whom it can receive
+    from; the same on all ranks."""
 
-    def __init__(self, outgoing: Mapping[int, _core.ChannelWriter], incoming: Mapping[int, Incoming]) -> None:
+    def __init__(
+        self,
+        outgoing: Mapping[int, _core.ChannelWriter],
+        incoming: Mapping[int, Incoming],
+        reached: Sequence[Sequence[int]],
+    ) -> None:
         self.outgoing = outgoing
         self.incoming = incoming
+        self._reached = reached
+
+    def have_channels_between(self, ranks: Sequence[int]) -> bool:
+        """Whether each of these ranks has one to each other: the same answer on all of them."""
+        return all(one in self._reached[other] for one, other in permutations(ranks, 2))
 
     def close(self) -> None:
+        """Nothing more is sent. Gives the memory back, but for what somebody still waits for."""
         for channel in self.outgoing.values():
             channel.close()
+        self.outgoing, self.incoming = {}, {}
 
 
 class _ThroughMemory:
@@ -164,8 +178,7 @@ class Transport:
         self.ranks = ranks
         self.position = ranks.index(rank) if rank in ranks else -1  # which then calls nothing here
         self.process_group = process_group
-        others = {other for other in ranks if other != rank}
-        self._neighbours = neighbours if others <= neighbours.incoming.keys() else None
+        self._neighbours = neighbours if neighbours.have_channels_between(ranks) else None
         self._buffers: list[Tensor] = []
 
     @property
@@ -282,8 +295,7 @@ def meet_neighbours(rank: int, gather: Gather, *, wanted: bool) -> Neighbours:
             with suppress(RuntimeError):
                 incoming[other] = Incoming(other, _core.ChannelReader(tuple(addresses[str(rank)])))
     reached = gather(list(incoming), "who reaches whom")
-    both = [other for other in incoming if rank in reached[other]]
-    return Neighbours({other: outgoing[other] for other in both}, {other: incoming[other] for other in both})
+    return Neighbours(outgoing, incoming, reached)
 
 
 def _home() -> list[str | int] | None:
