@@ -235,6 +235,23 @@ class Ranks:
         self._scratch.cleanup()
 
 
+# Of loops of one's own (own_loops.py).
+
+GROUPS = {"2 ranks": (2, 0), "2 trainers, 2 memory ranks": (4, 2), "3 ranks": (3, 0)}
+
+
+def run(ranks: Ranks, directory: Path, options: Mapping[str, Any], group: str = "2 ranks", **how: Any) -> Life:
+    num_ranks, memory_ranks = GROUPS[group]
+    return ranks.run(directory, options, num_ranks, memory_ranks=memory_ranks, loop=how.pop("loop", "train"), **how)
+
+
+def whole(ranks: Ranks, directory: Path, options: Mapping[str, Any], group: str = "2 ranks", **how: Any) -> str:
+    """The digest after a life that nothing befell."""
+    life = run(ranks, directory, options, group, **how)
+    assert life.ended_well, life.errors()
+    return digest(directory)
+
+
 # Below those that the kernel gives to whoever asks for any: one of these may be taken, by gloo's own sockets for
 # instance, before the rank that is to listen has begun. Processes that test side by side begin at different ones.
 _PORTS = range(20_000, 32_000)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from group_runs import Act, Life, Ranks, digest
+from group_runs import GROUPS, Act, Life, Ranks, digest
 from holdfast.admin.snapshot import copying, restore_snapshot, take_snapshot
 from holdfast.errors import HoldfastError, StepError
 from holdfast.pools.read_only import open_reader
@@ -27,7 +27,6 @@ STORES: dict[str, dict[str, Any]] = {
 }
 SLOTS = {"device": {"rows": "scratchpad", "scratchpad_bytes": 50_000}}
 IN_SLOTS = {f"{name}, owners in slots": {**STORES[name], **SLOTS} for name in ("in place, seldom", "log")}
-GROUPS = {"2 ranks": (2, 0), "2 trainers, 2 memory ranks": (4, 2), "3 ranks": (3, 0)}
 
 
 @pytest.fixture(autouse=True)

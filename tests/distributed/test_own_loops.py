@@ -7,7 +7,6 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 import holdfast
-from group_runs import Act, Life, Ranks, digest
+from group_runs import GROUPS, Act, Life, Ranks, digest, run, whole
 from holdfast.admin.inspection import inspect_pool
 from holdfast.errors import ConfigError
 from holdfast.pools.read_only import at_rest, layout_of, open_reader
@@ -27,19 +26,6 @@ STORES: dict[str, dict[str, Any]] = {
     "in place": {},
     "log": {"medium": "block", "log_bytes": 60 << 10, "dense_interval": 3},
 }
-GROUPS = {"2 ranks": (2, 0), "2 trainers, 2 memory ranks": (4, 2), "3 ranks": (3, 0)}
-
-
-def run(ranks: Ranks, directory: Path, options: Mapping[str, Any], group: str = "2 ranks", **how: Any) -> Life:
-    num_ranks, memory_ranks = GROUPS[group]
-    return ranks.run(directory, options, num_ranks, memory_ranks=memory_ranks, loop=how.pop("loop", "train"), **how)
-
-
-def whole(ranks: Ranks, directory: Path, options: Mapping[str, Any], group: str = "2 ranks", **how: Any) -> str:
-    """The digest after a life that nothing befell."""
-    life = run(ranks, directory, options, group, **how)
-    assert life.ended_well, life.errors()
-    return digest(directory)
 
 
 def rows_of(directory: Path, table: int, count: int, dim: int) -> np.ndarray[Any, Any]:

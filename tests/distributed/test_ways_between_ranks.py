@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from group_runs import Act, Life, Ranks, digest
+from group_runs import GROUPS, Act, Ranks, digest, run, whole
 
 pytestmark = pytest.mark.dear
 
-GROUPS = {"2 ranks": (2, 0), "2 trainers, 2 memory ranks": (4, 2), "3 ranks": (3, 0)}
 WAYS = {"through memory": {"shared_memory": True}, "over gloo": {"shared_memory": False}}
-
-
-def train(ranks: Ranks, directory: Path, options: Mapping[str, Any], group: str, **how: Any) -> Life:
-    num_ranks, memory_ranks = GROUPS[group]
-    return ranks.run(directory, options, num_ranks, memory_ranks=memory_ranks, loop="train", **how)
-
-
-def whole(ranks: Ranks, directory: Path, options: Mapping[str, Any], group: str) -> str:
-    life = train(ranks, directory, options, group)
-    assert life.ended_well, life.errors()
-    return digest(directory)
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -33,14 +19,12 @@ def test_a_run_changes_its_way_after_a_kill_and_no_bit(group: str, ranks: Ranks,
     options = {"medium": "block", "log_bytes": 60 << 10, "dense_interval": 3, "timeout": 5.0}
     options |= {"micro_batches": 2, "max_norm": 0.05, "scaler": True, "ahead": 1}
     for way, said in WAYS.items():
-        life = train(ranks, pool_root / way, {**options, **said}, group)
+        life = run(ranks, pool_root / way, {**options, **said}, group)
         assert life.ended_well, life.errors()
         assert [rank.all_said("way") for rank in life.ranks] == [[way]] * len(life.ranks)
     assert digest(pool_root / "over gloo") == digest(pool_root / "through memory")
     killed = pool_root / "killed"
-    train(
-        ranks, killed, {**options, **WAYS["through memory"]}, group, acts={1: Act(at="collective", nth=60)}, grace=0.2
-    )
+    run(ranks, killed, {**options, **WAYS["through memory"]}, group, acts={1: Act(at="collective", nth=60)}, grace=0.2)
     assert whole(ranks, killed, {**options, **WAYS["over gloo"]}, group) == digest(pool_root / "over gloo")
 
 
@@ -50,13 +34,13 @@ def test_ranks_whose_neighbour_dies_end_soon_and_name_it(way: str, group: str, r
     """Long before their deadline, in whatever they wait for; and it costs no bit."""
     options = {**WAYS[way], "timeout": 60.0}
     expected = whole(ranks, pool_root / "whole", options, group)
-    life = train(ranks, pool_root / "killed", options, group, acts={1: Act(at="commit", nth=4)})
+    life = run(ranks, pool_root / "killed", options, group, acts={1: Act(at="commit", nth=4)})
     assert life.struck == {1}, life.errors()
     life.check_that_the_others_ended(within=10.0)
     assert whole(ranks, pool_root / "killed", options, group) == expected
 
 
 def test_one_rank_that_shares_no_memory_has_all_go_over_gloo(ranks: Ranks, pool_root: Path) -> None:
-    life = train(ranks, pool_root / "pool", {}, "2 ranks", acts={1: Act(config=WAYS["over gloo"])})
+    life = run(ranks, pool_root / "pool", {}, "2 ranks", acts={1: Act(config=WAYS["over gloo"])})
     assert life.ended_well, life.errors()
     assert [rank.all_said("way") for rank in life.ranks] == [["over gloo"]] * 2

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from holdfast import _core
-from holdfast.group import transport
+from holdfast.group import neighbours
+from holdfast.group.neighbours import Neighbours, meet_neighbours
 from holdfast.group.notices import NOT_YET
-from holdfast.group.transport import Neighbours, Transport, Waitable, meet_neighbours
+from holdfast.group.transport import Transport, Waitable
 
 _Result = TypeVar("_Result")
 LONG = timedelta(seconds=30)
@@ -54,7 +55,7 @@ class Ranks:
 
     def transports(self) -> list[Transport]:
         met = self.meet()
-        return [Transport(None, range(self.count), rank, neighbours) for rank, neighbours in enumerate(met)]
+        return [Transport(None, range(self.count), rank, of_rank) for rank, of_rank in enumerate(met)]
 
 
 def numbers(count: int, dtype: torch.dtype, seed: int) -> Tensor:
@@ -192,7 +193,7 @@ def test_ranks_of_several_machines_go_on_over_gloo(monkeypatch: pytest.MonkeyPat
     machines = {0: "left", 1: "left", 2: "right", 3: "right"}
     ranks = Ranks(4)
     of_thread = threading.local()
-    monkeypatch.setattr(transport, "_home", lambda: [machines[of_thread.rank]])
+    monkeypatch.setattr(neighbours, "_home", lambda: [machines[of_thread.rank]])
 
     def meet(rank: int) -> Neighbours:
         of_thread.rank = rank
@@ -217,7 +218,7 @@ def test_a_rank_that_another_cannot_reach_sends_all_of_them_over_gloo(monkeypatc
     class Core:
         ChannelWriter, ChannelReader = _core.ChannelWriter, staticmethod(reader)
 
-    monkeypatch.setattr(transport, "_core", Core)
+    monkeypatch.setattr(neighbours, "_core", Core)
 
     def meet(rank: int) -> Neighbours:
         of_thread.rank, of_thread.made = rank, 0

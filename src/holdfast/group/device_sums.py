@@ -27,6 +27,7 @@ from holdfast.device.options import AllReduce
 from holdfast.device.queues import Mark, current_queue
 from holdfast.errors import ConfigError
 from holdfast.group.notices import NOT_YET
+from holdfast.group.transport import add_up
 
 if TYPE_CHECKING:
     from holdfast.group.group import Group
@@ -84,9 +85,7 @@ class DeviceSums:
         parts.view(-1)[: values.numel()] = values
         of_all = torch.empty_like(parts)
         dist.all_to_all_single(of_all.view(-1), parts.view(-1), group=self.process_group)
-        total = of_all[0]
-        for part in of_all[1:]:
-            total += part
+        total = add_up(of_all, of_all[0])
         work = dist.all_gather_into_tensor(parts.view(-1), total, group=self.process_group, async_op=True)
         work.wait()  # on the device: what follows there is behind it
         values.copy_(parts.view(-1)[: values.numel()])

@@ -32,10 +32,11 @@ from holdfast.errors import ConfigError, HoldfastError
 from holdfast.group.attaching import attach
 from holdfast.group.device_sums import DeviceSums, open_device_sums
 from holdfast.group.meeting import meet, of_this_attempt, stay_on_one_machine
+from holdfast.group.neighbours import Neighbours, meet_neighbours
 from holdfast.group.notices import NOT_YET, Notices
 from holdfast.group.options import GroupOptions
 from holdfast.group.roles import Roles
-from holdfast.group.transport import Neighbours, Transport, Waitable, meet_neighbours
+from holdfast.group.transport import Transport, Waitable
 
 _SLICE = timedelta(seconds=0.25)  # how soon a wait notices that the process was asked to stop
 _LEAST_PATIENCE = 2.0  # seconds

@@ -12,13 +12,9 @@ Invariants
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from datetime import timedelta
-from itertools import permutations
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,11 +22,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from holdfast import _core
+from holdfast.group.neighbours import Incoming, Neighbours
 from holdfast.group.notices import NOT_YET
 
-_MOST_IN_MEMORY = 1 << 20  # bytes, of channels to all neighbours together, before any is outgrown
-_LEAST_OF_A_CHANNEL = 1 << 16
 _TURN = 0.1  # seconds
 
 
@@ -40,62 +34,6 @@ class Waitable(Protocol):
     def is_completed(self) -> bool: ...
     def wait(self, timeout: timedelta) -> object:
         """Raises RuntimeError; whose text has NOT_YET in it, where it is not there after `timeout`."""
-
-
-class Incoming:
-    """What one rank of this machine sends, into the memory that was set out for it, in the order in which it was."""
-
-    def __init__(self, rank: int, channel: _core.ChannelReader) -> None:
-        self._rank = rank
-        self._channel = channel
-        self._set_out: deque[NDArray[np.uint8]] = deque()
-        self._num_set_out = self._num_received = 0
-
-    def set_out(self, memory: NDArray[np.uint8]) -> int:
-        """For its next message. Returns the message's number."""
-        self._set_out.append(memory)
-        self._num_set_out += 1
-        return self._num_set_out
-
-    def has_come(self, number: int, seconds: float) -> bool:
-        """Whether the message of this number is there, after so long at most. Raises RuntimeError where it will never
-        be."""
-        ends = 0.0 if seconds <= 0.0 else time.monotonic() + seconds
-        while self._num_received < number:
-            left = 0.0 if seconds <= 0.0 else ends - time.monotonic()
-            reception = self._channel.receive(self._set_out[0], left)
-            if reception is _core.Reception.GONE:
-                raise RuntimeError(f"rank {self._rank} has closed its channel")
-            if reception is _core.Reception.NOT_YET:
-                return False
-            self._set_out.popleft()
-            self._num_received += 1
-        return True
-
-
-class Neighbours:
-    """Channels from and to ranks of this machine. outgoing, incoming: by rank. reached: by rank, whom it can receive
-    from; the same on all ranks."""
-
-    def __init__(
-        self,
-        outgoing: Mapping[int, _core.ChannelWriter],
-        incoming: Mapping[int, Incoming],
-        reached: Sequence[Sequence[int]],
-    ) -> None:
-        self.outgoing = outgoing
-        self.incoming = incoming
-        self._reached = reached
-
-    def have_channels_between(self, ranks: Sequence[int]) -> bool:
-        """Whether each of these ranks has one to each other: the same answer on all of them."""
-        return all(one in self._reached[other] for one, other in permutations(ranks, 2))
-
-    def close(self) -> None:
-        """Nothing more is sent. Gives the memory back, but for what somebody still waits for."""
-        for channel in self.outgoing.values():
-            channel.close()
-        self.outgoing, self.incoming = {}, {}
 
 
 class _ThroughMemory:
@@ -122,6 +60,15 @@ class _ThroughMemory:
                 raise RuntimeError(NOT_YET)
 
 
+def add_up(parts: Tensor, out: Tensor) -> Tensor:
+    """Numbers of several ranks, ``[ranks, n]``, in the order of the ranks. out: ``[n]``, the first rank's or other
+    memory."""
+    torch.add(parts[0], parts[1], out=out)
+    for part in parts[2:]:
+        out += part
+    return out
+
+
 class _SumOfTwo:
     """Numbers of two ranks: each tells the other all of them, no more bytes than parts and their sums would be, and one
     turn less."""
@@ -137,7 +84,7 @@ class _SumOfTwo:
 
     def wait(self, timeout: timedelta) -> None:
         self._work.wait(timeout)
-        torch.add(*self._both.view(2, len(self._values)), out=self._values)
+        add_up(self._both.view(2, len(self._values)), self._values)
         self._transport.give_back(self._both)
 
 
@@ -159,9 +106,8 @@ class _Sum:
     def wait(self, timeout: timedelta) -> None:
         self._work.wait(timeout)
         if not self._is_told:
-            total, *others = self._parts.view(len(self._sizes), self._sizes[self._transport.position])
-            for part in others:
-                total += part
+            parts = self._parts.view(len(self._sizes), self._sizes[self._transport.position])
+            total = add_up(parts, parts[0])
             self._work = self._transport.all_gather(self._values, self._sizes, total)
             self._is_told = True
             self._work.wait(timeout)
@@ -266,42 +212,3 @@ def _parts(tensor: Tensor, splits: Sequence[int]) -> list[NDArray[np.uint8]]:
         parts.append(everything[begin:end])
         begin = end
     return parts
-
-
-# Who is on one machine.
-
-
-class Gather(Protocol):
-    def __call__(self, value: Any, what: str) -> list[Any]:
-        """A JSON value of every rank, by rank."""
-
-
-def meet_neighbours(rank: int, gather: Gather, *, wanted: bool) -> Neighbours:
-    """Channels between this rank and those of its machine that want them, too. All ranks call it.
-
-    Ranks in containers that share no processes or no network count as apart, as they do where memory cannot be shared.
-    """
-    homes = gather(_home() if wanted else None, "everyone's machine")
-    mine = homes[rank]
-    others = [other for other, home in enumerate(homes) if other != rank and home == mine and mine is not None]
-    outgoing: dict[int, _core.ChannelWriter] = {}
-    with suppress(RuntimeError):
-        capacity = max(_MOST_IN_MEMORY // max(len(others), 1), _LEAST_OF_A_CHANNEL)
-        outgoing = {other: _core.ChannelWriter(capacity) for other in others}
-    told = {str(other): channel.address for other, channel in outgoing.items()}
-    incoming: dict[int, Incoming] = {}
-    for other, addresses in enumerate(gather(told, "everyone's channels")):
-        if other in outgoing and str(rank) in addresses:
-            with suppress(RuntimeError):
-                incoming[other] = Incoming(other, _core.ChannelReader(tuple(addresses[str(rank)])))
-    reached = gather(list(incoming), "who reaches whom")
-    return Neighbours(outgoing, incoming, reached)
-
-
-def _home() -> list[str | int] | None:
-    """What ranks have in common that can share memory; None where the system does not say."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return [boot, *(Path(f"/proc/self/ns/{kind}").stat().st_ino for kind in ("pid", "net"))]
-    except OSError:
-        return None
