@@ -133,6 +133,11 @@ def undisturbed(ranks: Ranks, directory: Path, options: Mapping[str, Any], train
     return digest(directory)
 
 
+def check_that_it_ended_well(life: Life, servers: Sequence[Server]) -> None:
+    said = "\n".join(line for server in servers for line in server.lines)
+    assert life.ended_well, f"{life.errors()}; memory ranks said\n{said}"
+
+
 def ends_as(expected: str, servers: list[Server], directory: Path) -> None:
     assert [server.stop() for server in servers] == [128 + signal.SIGTERM] * len(servers)
     assert digest(directory) == expected
@@ -147,7 +152,7 @@ def test_trainers_that_attach_to_memory_ranks_train_the_bits_of_ranks_that_are_s
     expected = undisturbed(ranks, pool_root / "together", options, trainers, 2)
     with serving(pool_root / "apart", 2) as servers:
         life = train(ranks, pool_root / "apart", servers, trainers, options)
-        assert life.ended_well, life.errors()
+        check_that_it_ended_well(life, servers)
         ends_as(expected, servers, pool_root / "apart")
 
 
@@ -176,12 +181,31 @@ def test_trainers_that_are_killed_and_attach_again_end_as_ones_that_never_were(
             assert life.opened is None or life.opened >= durable
             durable = max(durable, life.durable)
         life = train(ranks, directory, servers, trainers, options)
-        assert life.ended_well, life.errors()
+        check_that_it_ended_well(life, servers)
         ends_as(expected, servers, directory)
         for server in servers:
             assert server.parts[0].startswith("was opened")
             assert all(part.startswith("stayed open") for part in server.parts[1:]), server.parts
             assert len(server.parts) > 1
+
+
+MEETING = [Act(at="group"), *(Act(at="collective", nth=nth) for nth in range(1, 13))]
+
+
+def test_trainers_that_die_while_ranks_meet_leave_memory_ranks_that_others_find(
+    serving: Serving, ranks: Ranks, pool_root: Path
+) -> None:
+    options = STORES["memory"]
+    expected = undisturbed(ranks, pool_root / "together", options, 1, 1)
+    directory = pool_root / "apart"
+    with serving(directory) as servers:
+        for act in MEETING:
+            life = train(ranks, directory, servers, 1, options, acts={0: act})
+            assert life.struck == {0}
+            assert life.opened is None
+        life = train(ranks, directory, servers, 1, options)
+        check_that_it_ended_well(life, servers)
+        ends_as(expected, servers, directory)
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -198,7 +222,7 @@ def test_trainers_that_lost_all_of_their_storage_go_on_with_the_same_bits(
             own = pool_root / f"machine-{number}"
             life = train(ranks, own, servers, 1, options, **kill)
             assert {path.name for path in own.iterdir()} <= {"group.json", "lock"}
-        assert life.ended_well, life.errors()
+        check_that_it_ended_well(life, servers)
         ends_as(expected, servers, directory)
 
 
@@ -207,7 +231,7 @@ def test_a_new_pool_keeps_rows_as_the_storage_of_the_memory_rank_wants(
 ) -> None:
     with serving(pool_root / "apart") as servers:
         life = train(ranks, tmp_path / "trainer", servers, 1, {"steps": 3})
-        assert life.ended_well, life.errors()
+        check_that_it_ended_well(life, servers)
     store = "log" if _core.is_block_medium(str(pool_root)) else "in_place"
     assert manifests.read(pool_root / "apart").store == store
 
@@ -226,7 +250,7 @@ def test_the_number_of_trainers_may_change_whenever_they_attach(
         for trainers in (1, 2, 1, 2):
             train(ranks, directory, servers, trainers, options, loop="rows_alone", **kill_of(draw, trainers))
         life = train(ranks, directory, servers, 1, options, loop="rows_alone")
-        assert life.ended_well, life.errors()
+        check_that_it_ended_well(life, servers)
         servers[0].stop()
     assert digest_of_tables(directory) == digest_of_tables(pool_root / "together")
 
@@ -242,7 +266,7 @@ def test_rows_that_are_ahead_of_the_dense_state_go_back_in_the_living_process(
         for nth in (7, 3):
             train(ranks, directory, servers, 1, options, acts={0: Act(at="commit", nth=nth, after=True)})
         life = train(ranks, directory, servers, 1, options)
-        assert life.ended_well, life.errors()
+        check_that_it_ended_well(life, servers)
         assert life.opened is not None
         ends_as(expected, servers, directory)
         assert sum("steps and" in part for part in servers[0].parts) == 2, servers[0].parts
@@ -267,7 +291,7 @@ def test_a_memory_rank_that_is_killed_ends_its_trainers_and_both_start_again(
         assert {rank.error for rank in life.ranks} == {"GroupError"}, life.errors()
     with serving(directory) as servers:
         life = train(ranks, directory, servers, 2, options)
-        assert life.ended_well, life.errors()
+        check_that_it_ended_well(life, servers)
         ends_as(expected, servers, directory)
 
 
@@ -299,12 +323,12 @@ def test_a_memory_rank_that_serves_lets_trainers_finish_their_step_at_a_signal(
             time.sleep(0.3)
             ranks.go_on.touch()
             life = waits.result()
-        assert life.ended_well, life.errors()
+        check_that_it_ended_well(life, servers)
         assert life.ranks[0].all_said("stopped") == [True]
         assert servers[0].stop() == 128 + signal.SIGTERM
     with serving(directory) as servers:
         life = train(ranks, directory, servers, 1, config, loop="")
-        assert life.ended_well, life.errors()
+        check_that_it_ended_well(life, servers)
         assert life.opened is not None
         assert 6 <= life.opened < 40
         ends_as(digest(pool_root / "together"), servers, directory)
@@ -380,7 +404,7 @@ def test_relaxed_recovery_keeps_the_newest_rows_of_memory_ranks_that_live_on(
     with serving(pool_root / "apart") as servers:
         train(ranks, pool_root / "apart", servers, 1, options, acts={0: Act(at="commit", nth=8)})
         life = train(ranks, pool_root / "apart", servers, 1, {**options, "recovery": "relaxed"})
-        assert life.ended_well, life.errors()
+        check_that_it_ended_well(life, servers)
         assert life.opened is not None
         assert 4 < life.opened <= 8  # the memory rank may have heard of the last commit
         assert train(ranks, pool_root / "apart", servers, 1, {**options, "steps": 14}).ended_well
@@ -476,7 +500,7 @@ def test_runs_of_a_configuration_go_on_over_kills(serving: Serving, name: str, r
         for _ in range(4):
             train(ranks, pool_root / "apart", servers, 2, config, loop="", **kill_of(draw, 2))
         life = train(ranks, pool_root / "apart", servers, 2, config, loop="")
-        assert life.ended_well, life.errors()
+        check_that_it_ended_well(life, servers)
         assert all(part.startswith("stayed open") for part in servers[0].parts[1:]), servers[0].parts
         ends_as(digest(pool_root / "together"), servers, pool_root / "apart")
 

@@ -104,6 +104,8 @@ class Group:
             if self._is_guest:
                 self._world = dist.new_group(backend="gloo", timeout=deadline)
             else:
+                # By which ranks name what they look for; one that could not be made has left it where it was.
+                dist.distributed_c10d._world.group_count = 0
                 dist.init_process_group("gloo", store=store, rank=rank, world_size=roles.world_size, timeout=deadline)
             self._check_roles()
             if roles.world_size > 1:
@@ -114,8 +116,10 @@ class Group:
             if roles.memory_ranks:
                 self._to_told = self._between([0, *roles.owners])  # those that do what rank 0 says
                 self._to_keeper = self._between([0, roles.keeper])  # of rank 0's dense states
-        except RuntimeError as error:  # dist.DistError is one
-            failure = self.notices.failure("all ranks to be there", error)
+        except BaseException as error:
+            failure: BaseException = error
+            if isinstance(error, RuntimeError):  # dist.DistError is one
+                failure = self.notices.failure("all ranks to be there", error)
             self.close()
             raise failure from None
 
@@ -128,7 +132,6 @@ class Group:
         everyones = self.gather(self.roles.memory_ranks, "everyone's role")
         for rank, memory_ranks in enumerate(everyones):
             if memory_ranks != everyones[0]:
-                self.close()
                 raise ConfigError(
                     f"rank {rank} has --memory-ranks {memory_ranks}, rank 0 has {everyones[0]}: make them the same"
                 )
@@ -274,8 +277,9 @@ class Group:
         self._begin(lambda: dist.broadcast(size, source, group=self._world, async_op=True), what).wait()
         if int(size) == 0:
             return b""
-        is_source = self.rank == source
-        buffer = torch.frombuffer(bytearray(data or b""), dtype=torch.uint8) if is_source else _bytes(int(size))
+        buffer = torch.empty(int(size), dtype=torch.uint8)
+        if data is not None and self.rank == source:
+            buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         self._begin(lambda: dist.broadcast(buffer, source, group=self._world, async_op=True), what).wait()
         return bytes(buffer.numpy())
 
@@ -385,10 +389,6 @@ def let_go_of_failed() -> None:
     while _kept and _kept[0][0] < time.monotonic():
         _, process_group = _kept.pop(0)
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(process_group))
-
-
-def _bytes(count: int) -> Tensor:
-    return torch.empty(count, dtype=torch.uint8)
 
 
 def _attempt(work: Callable[[], _Answer]) -> tuple[_Answer | None, HoldfastError | None]:
