@@ -112,7 +112,7 @@ def test_the_pretended_device_computes_what_a_device_would(root: Path, monkeypat
         train(root / "pretended", ON_CUDA["scratchpad"], machine)
     monkeypatch.undo()
     # On AMD's processors layers are oneDNN's, which has other bits than the products that a device is pretended with.
-    monkeypatch.setattr(dlrm, "_PREFERS_ONEDNN", False)
+    monkeypatch.setattr(dlrm, "_HAS_ONEDNN_LINEAR", False)
     train(root / "processor", WAYS["scratchpad"], Machine())
     assert bits(root / "pretended").tables == bits(root / "processor").tables
 

@@ -129,14 +129,40 @@ def test_bfloat16_autocast_stays_near_float32(interaction):
 def test_a_build_without_the_onednn_operator_computes_the_same(monkeypatch):
     model = make()
     dense, pooled = inputs()
-    monkeypatch.setattr(module, "_PREFERS_ONEDNN", module._HAS_ONEDNN_LINEAR)
+    monkeypatch.setattr(module, "_LEAST_WORK_FOR_ONEDNN", 0)
     fast = model(dense, pooled)
     fast_gradients = gradients(model, fast, pooled)
-    monkeypatch.setattr(module, "_PREFERS_ONEDNN", False)
+    monkeypatch.setattr(module, "_HAS_ONEDNN_LINEAR", False)
     plain = model(dense, pooled)
     torch.testing.assert_close(fast, plain)
     for mine, theirs in zip(fast_gradients, gradients(model, plain, pooled), strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("processor", "onednn"),
+    [
+        (["AuthenticAMD", "26"], [(13, 512), (512, 256), (128, 64)]),
+        (["AuthenticAMD", "25"], [(13, 512), (512, 256)]),
+        (["GenuineIntel", "6"], []),
+        ([], []),  # as on ARM
+    ],
+)
+def test_onednn_takes_the_layers_that_it_is_faster_at(processor, onednn, monkeypatch, tmp_path):
+    cpuinfo = tmp_path / "cpuinfo"
+    lines = [f"{name}\t: {value}\n" for name, value in zip(["vendor_id", "cpu family"], processor, strict=False)]
+    cpuinfo.write_text("processor\t: 0\n" + "".join(lines) + "\nprocessor\t: 1\n")
+    monkeypatch.setattr(module, "_LEAST_WORK_FOR_ONEDNN", module._least_work_for_onednn(cpuinfo))
+    taken = []
+    monkeypatch.setattr(module, "_HAS_ONEDNN_LINEAR", True)
+    monkeypatch.setattr(module._OneDnnLayer, "apply", lambda x, weight, *_: taken.append((x.shape[1], len(weight))))
+    for num_inputs, num_outputs in [(13, 512), (512, 256), (128, 64), (64, 16), (64, 1)]:
+        module._Layer(num_inputs, num_outputs, relu=False)(torch.ones(4, num_inputs))
+    assert taken == onednn
+
+
+def test_a_machine_that_says_nothing_of_its_processor_uses_mkl(tmp_path):
+    assert module._least_work_for_onednn(tmp_path / "missing") == math.inf
 
 
 def test_embeddings_may_give_an_object_with_values():

@@ -150,13 +150,15 @@ class _Layer(nn.Linear):
     def __init__(self, num_inputs: int, num_outputs: int, *, relu: bool) -> None:
         super().__init__(num_inputs, num_outputs)
         self.relu = relu
+        # MKL is slow where a few inputs become many outputs, so a layer like that counts as a larger one.
+        self._work = num_inputs * num_outputs * (32 if 4 * num_inputs < num_outputs else 1)
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=math.sqrt(2 / (self.out_features + self.in_features)))
         nn.init.normal_(self.bias, std=math.sqrt(1 / self.out_features))
 
     def forward(self, x: Tensor) -> Tensor:
-        if _onednn_linear_serves(x):
+        if self._work >= _LEAST_WORK_FOR_ONEDNN and _onednn_linear_serves(x):
             return _OneDnnLayer.apply(x, self.weight, self.bias, self.relu)  # type: ignore[no-any-return, no-untyped-call]
         y = nn.functional.linear(x, self.weight, self.bias)
         # In place: the Linear's output is needed by nobody else, and ReLU's backward reads its own result.
@@ -170,8 +172,10 @@ class _OneDnnLayer(torch.autograd.Function):
     """Linear and ReLU in float32 on the CPU, by oneDNN, which ships in PyTorch beside MKL.
 
     PyTorch sends float32 products to MKL, which stays with AVX2 on AMD's processors: at the shapes of these networks
-    2.0 to 2.4 times slower than oneDNN's AVX-512 (Zen 5, two cores). On Intel's (Granite Rapids) MKL is the faster one,
-    by up to a half where a weight's gradient is computed, so it is left to work there.
+    2.0 to 2.4 times slower than oneDNN's AVX-512 on Zen 5, whose units are as wide. On Zen 4 they are half as wide, and
+    oneDNN wins by 2 to 16% in large layers, by half where 13 inputs become 512 outputs. A call of it costs more, here
+    up to 0.2 ms for a small layer's three products, so small ones are MKL's everywhere. On Intel's (Granite Rapids) MKL
+    is the faster one, by up to a half where a weight's gradient is computed, so it is left to work there.
     """
 
     @staticmethod
@@ -202,7 +206,7 @@ def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: s
 
 def _onednn_linear_serves(x: Tensor) -> bool:
     return bool(
-        _PREFERS_ONEDNN
+        _HAS_ONEDNN_LINEAR
         and x.device.type == "cpu"
         and x.dtype == torch.float32
         and x.numel() > 0  # oneDNN has no empty products
@@ -212,19 +216,25 @@ def _onednn_linear_serves(x: Tensor) -> bool:
     )
 
 
-def _mkl_uses_the_cpu_in_full() -> bool:
-    """Whether MKL's float32 products are as good as oneDNN's here: not on AMD's processors (see _OneDnnLayer)."""
+def _least_work_for_onednn(cpuinfo: Path = Path("/proc/cpuinfo")) -> float:
+    """The weights of a layer from which on oneDNN's float32 products are faster than MKL's: see _OneDnnLayer."""
     try:
-        return "AuthenticAMD" not in Path("/proc/cpuinfo").read_text()
+        of_first, _, _ = cpuinfo.read_text().partition("\n\n")
     except OSError:
-        return True
+        return math.inf
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in of_first.splitlines())}
+    if facts.get("vendor_id") != "AuthenticAMD":
+        return math.inf
+    return 1 << 13 if int(facts.get("cpu family", "0")) >= _ZEN_5 else 1 << 17
 
+
+_ZEN_5 = 26
+_LEAST_WORK_FOR_ONEDNN = _least_work_for_onednn()
 
 # TorchInductor's operator, since PyTorch 2.0, without a public name; a build that lacks it uses nn.functional.linear.
 _HAS_ONEDNN_LINEAR = torch.backends.mkldnn.is_available() and hasattr(  # type: ignore[no-untyped-call]
     torch.ops.mkldnn, "_linear_pointwise"
 )
-_PREFERS_ONEDNN = _HAS_ONEDNN_LINEAR and not _mkl_uses_the_cpu_in_full()
 
 
 def _mlp(num_inputs: int, sizes: Sequence[int], *, relu_last: bool) -> nn.Sequential:
