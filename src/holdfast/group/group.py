@@ -24,14 +24,14 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch._C._distributed_c10d import HashStore, Store
 
 from holdfast import errors
 from holdfast.device.options import AllReduce
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.group.attaching import attach
 from holdfast.group.device_sums import DeviceSums, open_device_sums
-from holdfast.group.meeting import meet, of_this_attempt, stay_on_one_machine
+from holdfast.group.meeting import meet, of_this_group, stay_on_one_machine
 from holdfast.group.neighbours import Neighbours, meet_neighbours
 from holdfast.group.notices import NOT_YET, Notices
 from holdfast.group.options import GroupOptions
@@ -149,11 +149,11 @@ class Group:
             return make(store=store, rank=rank, roles=roles, are_apart=True)
         if dist.is_available() and dist.is_initialized():
             rank, world_size = dist.get_rank(), dist.get_world_size()
-            store = PrefixStore("holdfast", dist.distributed_c10d._get_default_store())
+            store = of_this_group(dist.distributed_c10d._get_default_store(), rank, timeout, stopping)
         elif dist.is_available() and "RANK" in os.environ:
             stay_on_one_machine()
             met, rank, world_size = meet(timeout)
-            store = of_this_attempt(met)
+            store = of_this_group(met, rank, timeout, stopping)
         elif (started := os.environ.get("WORLD_SIZE", "1")) != "1":
             raise ConfigError(
                 f"WORLD_SIZE = {started}, and there is no RANK: start the processes with torchrun, which sets both; or "

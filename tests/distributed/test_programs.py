@@ -1,0 +1,57 @@
+"""A program's ranks may open one pool after another, and one again after an error, in the same processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from group_runs import Ranks, digest, whole
+
+pytestmark = pytest.mark.dear
+
+MEETINGS = ["rank 0's store", "torchrun's store", "the program's own process group"]
+
+
+@pytest.fixture
+def meeting(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    """Options of program_loops.py."""
+    if request.param != "torchrun's store":
+        yield {"init": request.param != "rank 0's store"}
+        return
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield {"store_port": store.port}
+
+
+@pytest.mark.parametrize("meeting", MEETINGS, indirect=True)
+@pytest.mark.parametrize(("num_ranks", "memory_ranks"), [(2, 0), (3, 1)])
+def test_a_program_opens_one_pool_after_another_and_the_first_again(
+    num_ranks: int, memory_ranks: int, meeting: dict[str, Any], ranks: Ranks, pool_root: Path
+) -> None:
+    together = {"memory_ranks": memory_ranks, "loop": "program_loops:one_after_another"}
+    life = ranks.run(pool_root / "in turn", {**meeting, "timeout": 8.0}, num_ranks, **together)
+    assert life.ended_well, life.errors()
+    assert life.ranks[0].all_said("opened") == [0, 0, 3]
+    for name, steps in (("first", 6), ("second", 4)):
+        alone = ranks.run(pool_root / name, {"steps": steps}, num_ranks, memory_ranks=memory_ranks, loop="train")
+        assert alone.ended_well, alone.errors()
+        assert digest(pool_root / "in turn" / name) == digest(pool_root / name)
+
+
+@pytest.mark.parametrize("meeting", MEETINGS, indirect=True)
+@pytest.mark.parametrize("fails", [0, 1])
+def test_a_program_that_catches_an_error_opens_its_pool_again_and_goes_on_exactly(
+    fails: int, meeting: dict[str, Any], ranks: Ranks, pool_root: Path
+) -> None:
+    options = {**meeting, "fails": fails, "timeout": 8.0}
+    life = ranks.run(pool_root / "again", options, 2, loop="program_loops:until_it_works", grace=0.2)
+    assert life.ended_well, life.errors()
+    for rank in life.ranks:
+        (caught,) = rank.all_said("caught")
+        error = "ZeroDivisionError: in the program's own report"
+        assert caught == error if rank.number == fails else caught.endswith(f"rank {fails} failed: {error}")
+    assert life.ranks[0].all_said("opened") == [0, 4]
+    assert digest(pool_root / "again") == whole(ranks, pool_root / "whole", {})

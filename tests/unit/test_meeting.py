@@ -1,0 +1,62 @@
+"""Ranks that cannot meet say why, and what to do."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from holdfast.errors import GroupError
+from holdfast.group.meeting import meet, of_this_group
+
+Environ = Callable[..., None]
+
+
+@pytest.fixture
+def environ(monkeypatch: pytest.MonkeyPatch) -> Environ:
+    def set_environ(**values: object) -> None:
+        for name, value in {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": 2, **values}.items():
+            monkeypatch.setenv(name, str(value))
+
+    return set_environ
+
+
+def test_a_port_that_another_program_has_is_named(environ: Environ) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        environ(RANK=0, MASTER_PORT=port)
+        began = time.monotonic()
+        with pytest.raises(GroupError, match=rf"127\.0\.0\.1:{port}, where somebody else does: set MASTER_PORT"):
+            meet(30.0)
+        assert time.monotonic() - began < 5
+
+
+def test_ranks_that_rank_0_leaves_alone_say_that_they_waited_for_it(environ: Environ) -> None:
+    store = HashStore()
+    with pytest.raises(GroupError, match=r"rank 1 waited for rank 0 to open the pool: it did not within 0\.2 s"):
+        of_this_group(store, 1, 0.2)
+
+
+def test_a_rank_that_is_asked_to_stop_does_not_wait_for_rank_0() -> None:
+    began = time.monotonic()
+    with pytest.raises(GroupError, match="rank 1 waited for rank 0 to open the pool: stopped"):
+        of_this_group(HashStore(), 1, 30.0, lambda: True)
+    assert time.monotonic() - began < 5
+
+
+def test_a_rank_waits_for_rank_0_to_name_the_next_group_and_does_not_take_the_last_one_again() -> None:
+    store = HashStore()
+    of_this_group(store, 0, 1.0).set("word", "of the first group")
+    with pytest.raises(GroupError, match="rank 1 waited"):  # this process was in it, as rank 0
+        of_this_group(store, 1, 0.2)
+
+
+def test_what_a_group_left_in_a_store_is_not_the_next_one_s() -> None:
+    store = HashStore()
+    of_this_group(store, 0, 1.0).set("word", "of the first group")
+    assert not of_this_group(store, 0, 1.0).check(["word"])
