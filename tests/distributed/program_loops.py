@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import nn
 
 import own_loops
 
@@ -45,3 +47,41 @@ def until_it_works(directory: Path, say: Callable[..., None], options: dict[str,
             return
         except Exception as error:
             say(caught=f"{type(error).__name__}: {error}")
+
+
+class _Trained:
+    """A pool and what trains it. number: of its batches, and of its first parameters."""
+
+    def __init__(self, directory: Path, number: int, options: dict[str, Any]) -> None:
+        self._number = number
+        self.pool = own_loops.open_pool(directory, options)
+        torch.manual_seed(number)
+        self._model = own_loops.Ranker(self.pool, 0.0, own_loops.device_of(options))
+        self._optimizer = torch.optim.Adam(self._model.parameters(), lr=0.01)
+        self._checkpoint = own_loops.holdfast.Checkpoint(self.pool, model=self._model, optimizer=self._optimizer)
+        self._checkpoint.resume()
+
+    def train(self) -> None:
+        ids, dense, labels = own_loops.batch_of(1000 * self._number + self.pool.step, 24, self.pool.part)
+        asked = {name: ids[name] for name in ("item", "shop")}, {"words": ids["words"]}
+        loss = nn.functional.binary_cross_entropy_with_logits(self._model(asked, dense), labels)
+        self._optimizer.zero_grad()
+        loss.backward()
+        self.pool.average_gradients(self._model)
+        for optimizer in (self._optimizer, self._model.things.optimizer, self._model.words.optimizer):
+            optimizer.step()
+        self._checkpoint.commit()
+
+
+def at_once(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
+    """options: steps, of each pool by number; they are closed in this order."""
+    _meet_as(options)
+    steps = {int(number): count for number, count in options["steps"].items()}
+    trained = {number: _Trained(directory / str(number), number, options) for number in sorted(steps)}
+    for step in range(max(steps.values())):
+        for number, each in trained.items():
+            if step < steps[number]:
+                each.train()
+    for number in steps:
+        trained[number].pool.close()
+    say(closed=True)

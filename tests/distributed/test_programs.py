@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from pool_digests import digest_of_tables
 
 from group_runs import Ranks, digest, whole
 
@@ -39,6 +40,22 @@ def test_a_program_opens_one_pool_after_another_and_the_first_again(
         alone = ranks.run(pool_root / name, {"steps": steps}, num_ranks, memory_ranks=memory_ranks, loop="train")
         assert alone.ended_well, alone.errors()
         assert digest(pool_root / "in turn" / name) == digest(pool_root / name)
+
+
+@pytest.mark.parametrize("meeting", MEETINGS, indirect=True)
+@pytest.mark.parametrize("order", [[1, 2], [2, 1]])
+def test_a_program_trains_two_pools_at_once_and_closes_them_in_any_order(
+    order: list[int], meeting: dict[str, Any], ranks: Ranks, pool_root: Path
+) -> None:
+    steps = {number: 3 + number for number in order}
+    for directory, given in [("both", steps), *((f"alone-{number}", {number: steps[number]}) for number in order)]:
+        options = {**meeting, "steps": given, "timeout": 8.0}
+        life = ranks.run(pool_root / directory, options, 2, loop="program_loops:at_once")
+        assert life.ended_well, life.errors()
+    for number in order:
+        # The dense states differ, for each has the numbers that the process's generators draw next.
+        both, alone = (pool_root / directory / str(number) for directory in ("both", f"alone-{number}"))
+        assert digest_of_tables(both) == digest_of_tables(alone)
 
 
 @pytest.mark.parametrize("meeting", MEETINGS, indirect=True)

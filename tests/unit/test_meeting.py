@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 
 import pytest
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, Store
 
 from holdfast.errors import GroupError
+from holdfast.group import meeting
 from holdfast.group.meeting import meet, of_this_group
 
 Environ = Callable[..., None]
@@ -39,24 +40,46 @@ def test_a_port_that_another_program_has_is_named(environ: Environ) -> None:
 def test_ranks_that_rank_0_leaves_alone_say_that_they_waited_for_it(environ: Environ) -> None:
     store = HashStore()
     with pytest.raises(GroupError, match=r"rank 1 waited for rank 0 to open the pool: it did not within 0\.2 s"):
-        of_this_group(store, 1, 0.2)
+        of_this_group(store, 1, 2, 0.2)
 
 
 def test_a_rank_that_is_asked_to_stop_does_not_wait_for_rank_0() -> None:
     began = time.monotonic()
     with pytest.raises(GroupError, match="rank 1 waited for rank 0 to open the pool: stopped"):
-        of_this_group(HashStore(), 1, 30.0, lambda: True)
+        of_this_group(HashStore(), 1, 2, 30.0, lambda: True)
     assert time.monotonic() - began < 5
 
 
 def test_a_rank_waits_for_rank_0_to_name_the_next_group_and_does_not_take_the_last_one_again() -> None:
     store = HashStore()
-    of_this_group(store, 0, 1.0).set("word", "of the first group")
+    of_this_group(store, 0, 2, 1.0).set("word", "of the first group")
     with pytest.raises(GroupError, match="rank 1 waited"):  # this process was in it, as rank 0
-        of_this_group(store, 1, 0.2)
+        of_this_group(store, 1, 2, 0.2)
 
 
 def test_what_a_group_left_in_a_store_is_not_the_next_one_s() -> None:
     store = HashStore()
-    of_this_group(store, 0, 1.0).set("word", "of the first group")
-    assert not of_this_group(store, 0, 1.0).check(["word"])
+    of_this_group(store, 0, 2, 1.0).set("word", "of the first group")
+    assert not of_this_group(store, 0, 2, 1.0).check(["word"])
+
+
+def test_a_process_that_comes_after_all_others_of_a_group_waits_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = HashStore()
+    monkeypatch.setattr(meeting, "_last_taken", {})
+
+    def as_another_process(rank: int) -> Store:
+        meeting._last_taken.clear()
+        return of_this_group(store, rank, 3, 0.2)
+
+    first = as_another_process(0)
+    for rank in (1, 2):
+        as_another_process(rank).set(f"rank {rank}", "is there")
+    assert first.check(["rank 1", "rank 2"])
+    with pytest.raises(GroupError, match="rank 2 waited"):
+        as_another_process(2)
+    second = as_another_process(0)
+    as_another_process(2).set("rank 2", "is there again")
+    assert second.check(["rank 2"])
+    assert not second.check(["rank 1"])

@@ -119,7 +119,7 @@ def attach(
         met = TCPStore(
             *store_at, is_master=True, timeout=timedelta(seconds=timeout), master_listen_fd=listening.detach()
         )
-    words = of_this_group(met, rank, timeout, stopping)
+    words = of_this_group(met, rank, trainers, timeout, stopping)
     if rank != 0:
         return PrefixStore(_hear(words, timeout), met), rank, trainers
     hello = Hello(

@@ -149,11 +149,11 @@ class Group:
             return make(store=store, rank=rank, roles=roles, are_apart=True)
         if dist.is_available() and dist.is_initialized():
             rank, world_size = dist.get_rank(), dist.get_world_size()
-            store = of_this_group(dist.distributed_c10d._get_default_store(), rank, timeout, stopping)
+            store = of_this_group(dist.distributed_c10d._get_default_store(), rank, world_size, timeout, stopping)
         elif dist.is_available() and "RANK" in os.environ:
             stay_on_one_machine()
             met, rank, world_size = meet(timeout)
-            store = of_this_group(met, rank, timeout, stopping)
+            store = of_this_group(met, rank, world_size, timeout, stopping)
         elif (started := os.environ.get("WORLD_SIZE", "1")) != "1":
             raise ConfigError(
                 f"WORLD_SIZE = {started}, and there is no RANK: start the processes with torchrun, which sets both; or "

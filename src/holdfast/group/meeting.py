@@ -6,7 +6,8 @@ ranks send each other. So they listen where they must, and nowhere else where th
 Invariants
 - A store may outlive a group: torchrun's, a script's own, and rank 0's, which stays for as long as its process. What a
   group leaves in it has a prefix that no other group has: a program may open one pool after the other, or again.
-- Rank 0 names the prefix; the others take it once each.
+- Rank 0 names the prefix; the others take it once each, and the last of them takes the name away: a process that comes
+  later, in place of one that died, waits for the next.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from holdfast.group.notices import first_line
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK = "lo"
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
-_GROUP = "group"
+_GROUP, _NONE = "group", "none"
 _LOOK_SECONDS = 0.01  # at most
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _mine: dict[tuple[int, str, str], Store] = {}  # rank 0's, by process, MASTER_ADDR and MASTER_PORT
@@ -69,7 +70,9 @@ def meet(timeout: float) -> tuple[Store, int, int]:
         ) from None
 
 
-def of_this_group(met: Store, rank: int, timeout: float, stopping: Callable[[], bool] = lambda: False) -> Store:
+def of_this_group(
+    met: Store, rank: int, world_size: int, timeout: float, stopping: Callable[[], bool] = lambda: False
+) -> Store:
     """The part of a store that is this group's alone. All ranks call it for each group. Raises GroupError."""
     # torchrun may keep its store when it starts the ranks again.
     words = PrefixStore(f"holdfast/attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", met)
@@ -79,6 +82,8 @@ def of_this_group(met: Store, rank: int, timeout: float, stopping: Callable[[], 
             words.set(_GROUP, prefix)
         else:
             prefix = _newly_named(words, timeout, stopping)
+            if words.add(f"{prefix}/taken", 1) == world_size - 1:
+                words.compare_set(_GROUP, prefix, _NONE)
     except RuntimeError as error:  # dist.DistError is one
         raise GroupError(f"rank {rank} waited for rank 0 to open the pool: {first_line(error)}") from None
     _last_taken[os.getpid()] = prefix
@@ -89,8 +94,8 @@ def _newly_named(words: Store, timeout: float, stopping: Callable[[], bool]) -> 
     """What rank 0 names after the last group that this process was in."""
     last, deadline, pause = _last_taken.get(os.getpid()), time.monotonic() + timeout, 0.001
     while True:
-        named = words.get(_GROUP).decode() if words.check([_GROUP]) else None
-        if named is not None and named != last:
+        named = words.get(_GROUP).decode() if words.check([_GROUP]) else _NONE
+        if named not in (_NONE, last):
             return named
         if stopping():
             raise RuntimeError("stopped")
