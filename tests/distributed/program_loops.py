@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import holdfast
 import own_loops
 
 ATTEMPTS = 3
@@ -58,7 +59,7 @@ class _Trained:
         torch.manual_seed(number)
         self._model = own_loops.Ranker(self.pool, 0.0, own_loops.device_of(options))
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=0.01)
-        self._checkpoint = own_loops.holdfast.Checkpoint(self.pool, model=self._model, optimizer=self._optimizer)
+        self._checkpoint = holdfast.Checkpoint(self.pool, model=self._model, optimizer=self._optimizer)
         self._checkpoint.resume()
 
     def train(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
 
 import pytest
 from torch._C._distributed_c10d import HashStore, Store
@@ -13,31 +12,29 @@ from holdfast.errors import GroupError
 from holdfast.group import meeting
 from holdfast.group.meeting import meet, of_this_group
 
-Environ = Callable[..., None]
 
-
-@pytest.fixture
-def environ(monkeypatch: pytest.MonkeyPatch) -> Environ:
-    def set_environ(**values: object) -> None:
-        for name, value in {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": 2, **values}.items():
-            monkeypatch.setenv(name, str(value))
-
-    return set_environ
-
-
-def test_a_port_that_another_program_has_is_named(environ: Environ) -> None:
+def test_a_port_that_another_program_has_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        environ(RANK=0, MASTER_PORT=port)
+        for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, str(value))
         began = time.monotonic()
         with pytest.raises(GroupError, match=rf"127\.0\.0\.1:{port}, where somebody else does: set MASTER_PORT"):
             meet(30.0)
         assert time.monotonic() - began < 5
 
 
-def test_ranks_that_rank_0_leaves_alone_say_that_they_waited_for_it(environ: Environ) -> None:
+def test_a_launcher_that_names_no_address_is_told_which_variable_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(ValueError, match="environment variable MASTER_ADDR expected, but not set"):
+        meet(1.0)
+
+
+def test_ranks_that_rank_0_leaves_alone_say_that_they_waited_for_it() -> None:
     store = HashStore()
     with pytest.raises(GroupError, match=r"rank 1 waited for rank 0 to open the pool: it did not within 0\.2 s"):
         of_this_group(store, 1, 2, 0.2)

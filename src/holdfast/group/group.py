@@ -277,9 +277,10 @@ class Group:
         self._begin(lambda: dist.broadcast(size, source, group=self._world, async_op=True), what).wait()
         if int(size) == 0:
             return b""
-        buffer = torch.empty(int(size), dtype=torch.uint8)
-        if data is not None and self.rank == source:
-            buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if self.rank == source:
+            buffer = torch.frombuffer(bytearray(data or b""), dtype=torch.uint8)
+        else:
+            buffer = torch.empty(int(size), dtype=torch.uint8)
         self._begin(lambda: dist.broadcast(buffer, source, group=self._world, async_op=True), what).wait()
         return bytes(buffer.numpy())
 

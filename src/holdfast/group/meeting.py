@@ -38,7 +38,7 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _GROUP, _NONE = "group", "none"
 _LOOK_SECONDS = 0.01  # at most
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-_mine: dict[tuple[int, str, str], Store] = {}  # rank 0's, by process, MASTER_ADDR and MASTER_PORT
+_mine: dict[tuple[int, str | None, str | None], Store] = {}  # rank 0's, by process, MASTER_ADDR and MASTER_PORT
 _last_taken: dict[int, str] = {}  # by process: the prefix of its newest group
 
 
@@ -110,7 +110,7 @@ def _meet(timeout: timedelta) -> tuple[Store, int, int]:
         met, rank, world_size = next(rendezvous("env://", timeout=timeout))
         return met, rank, world_size
     world_size = int(os.environ["WORLD_SIZE"])
-    place = os.getpid(), os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    place = os.getpid(), os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if place not in _mine:
         _mine[place] = _listen(world_size, timeout)
         # Its destructor waits for its thread, which a forked child that exits does not have.
