@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from holdfast.pools.pool import Pool
     from holdfast.pools.tables import EmbeddingBagConfig
     from holdfast.pools.victim_cache import VictimCache
-    from holdfast.rows.embedding import EmbeddingBagCollection, PooledFeatures, clip_grad_norm_
+    from holdfast.rows.collection import clip_grad_norm_
+    from holdfast.rows.embedding import EmbeddingBagCollection, PooledFeatures
     from holdfast.rows.look_ahead import prefetch
+    from holdfast.rows.sequences import EmbeddingCollection, JaggedEmbeddings
     from holdfast.state.reproducibility import prepare_environment
     from holdfast.train.checkpoint import Checkpoint
     from holdfast.train.metrics import ScoreCollector
@@ -33,8 +35,10 @@ __all__ = [
     "DeviceConfig",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
+    "EmbeddingCollection",
     "GroupOptions",
     "HoldfastError",
+    "JaggedEmbeddings",
     "JaggedFeatures",
     "LogMedium",
     "MediumDial",
@@ -65,8 +69,10 @@ _HOMES = {
     "pools.pool": ("Pool",),
     "pools.tables": ("EmbeddingBagConfig",),
     "pools.victim_cache": ("VictimCache",),
-    "rows.embedding": ("EmbeddingBagCollection", "PooledFeatures", "clip_grad_norm_"),
+    "rows.collection": ("clip_grad_norm_",),
+    "rows.embedding": ("EmbeddingBagCollection", "PooledFeatures"),
     "rows.look_ahead": ("prefetch",),
+    "rows.sequences": ("EmbeddingCollection", "JaggedEmbeddings"),
     "state.reproducibility": ("prepare_environment",),
     "train.checkpoint": ("Checkpoint",),
     "train.metrics": ("ScoreCollector",),

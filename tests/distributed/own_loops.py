@@ -79,19 +79,29 @@ def tables(*names: str) -> list[holdfast.EmbeddingBagConfig]:
 
 
 class Ranker(nn.Module):
-    """Two collections, which update in different ways; dropout, and batch statistics that differ between ranks."""
+    """Two collections, which update in different ways; dropout, and batch statistics that differ between ranks.
+    sequences: the one of words does not pool, and an attention over its vectors does."""
 
-    def __init__(self, pool: holdfast.Pool, dropout: float, device: holdfast.DeviceConfig) -> None:
+    def __init__(
+        self, pool: holdfast.Pool, dropout: float, device: holdfast.DeviceConfig, *, sequences: bool = False
+    ) -> None:
         super().__init__()
         collection = functools.partial(holdfast.EmbeddingBagCollection, pool, device=device)
         self.things = collection(tables("item", "shop"), optimizer=holdfast.Adam(lr=0.02))
-        self.words = collection(tables("words"), optimizer=holdfast.RowWiseAdagrad(lr=0.1))
+        of_words = functools.partial(holdfast.EmbeddingCollection, pool, device=device) if sequences else collection
+        self.words = of_words(tables("words"), optimizer=holdfast.RowWiseAdagrad(lr=0.1))
+        self.query = nn.Linear(DIM, 1) if sequences else None
         self.over = nn.Sequential(
             nn.Linear(3 * DIM + 4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 1)
         )
 
     def forward(self, ids: Any, dense: Tensor) -> Tensor:
-        return self.of_rows(self.things(ids[0]).values(), self.words(ids[1]).values(), dense)
+        words = self.words(ids[1])
+        if self.query is None:
+            return self.of_rows(self.things(ids[0]).values(), words.values(), dense)
+        vectors = words["words"].to_padded_dense(3)
+        pooled = (self.query(vectors).softmax(dim=1) * vectors).sum(dim=1)
+        return self.of_rows(self.things(ids[0]).values(), pooled, dense)
 
     def of_rows(self, things: Tensor, words: Tensor, dense: Tensor) -> Tensor:
         return self.over(torch.cat([things, words, dense], dim=1)).squeeze(1)
@@ -99,15 +109,16 @@ class Ranker(nn.Module):
 
 def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
     """options: steps, micro_batches, ahead (batches announced), evaluate_every, max_norm, scaler, overflow_at (a step
-    in which rank 1's gradients are not finite), skip_averages_at, settle_every, dropout, stop (a file: ranks kill
-    themselves once it is there), device.
+    in which rank 1's gradients are not finite), skip_averages_at, settle_every, dropout, sequences, stop (a file: ranks
+    kill themselves once it is there), device.
     Each rank has a generator of its own in `extra`."""
     steps, micro_batches = options.get("steps", 8), options.get("micro_batches", 1)
     with open_pool(directory, options) as pool:
         rank = pool.group.rank
         random.seed(1), np.random.seed(1)
         torch.manual_seed(100 + rank)
-        model = Ranker(pool, options.get("dropout", 0.2), device_of(options))
+        dropout, sequences = options.get("dropout", 0.2), options.get("sequences", False)
+        model = Ranker(pool, dropout, device_of(options), sequences=sequences)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         collections = [model.things, model.words]
         noise = torch.Generator().manual_seed(7 + rank)

@@ -53,6 +53,21 @@ def test_a_rank_that_is_killed_in_a_loop_of_ones_own_costs_no_bit(
     assert whole(ranks, directory, options, group) == expected
 
 
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("group", GROUPS)
+def test_sequences_on_ranks_that_are_killed_end_with_the_same_bits(
+    group: str, store: str, ranks: Ranks, pool_root: Path
+) -> None:
+    options = {**STORES[store], "timeout": 5.0, "sequences": True, "ahead": 2}
+    expected = whole(ranks, pool_root / "whole", options, group)
+    draw = random.Random(f"{store} {group}")
+    for _ in range(2):
+        act = Act(at=draw.choice(["commit", "dense", "collective"]), nth=draw.randrange(1, 6))
+        run(ranks, pool_root / "killed", options, group, acts={draw.randrange(GROUPS[group][0]): act}, grace=0.2)
+    assert whole(ranks, pool_root / "killed", options, group) == expected
+    assert whole(ranks, pool_root / "bags", {**options, "sequences": False}, group) != expected
+
+
 @pytest.mark.parametrize("persist_point", [3, 11, 24])
 def test_a_rank_that_is_killed_at_a_store_to_its_pool_costs_no_bit(
     persist_point: int, ranks: Ranks, pool_root: Path

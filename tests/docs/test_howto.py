@@ -32,6 +32,11 @@ def test_a_model_of_embedding_bags_moves_into_a_pool(pool_root: Path) -> None:
     assert before(torch.tensor([3, 4]), torch.tensor([1, 2, 3]), torch.tensor([0, 2])).shape == (2,)
 
 
+def test_sequences_train(pool_root: Path) -> None:
+    (said,) = run_blocks(HOWTO / "train-on-sequences.md", pool_root)
+    assert float(said.split()[-1]) < 0.6, said  # ln 2 where nothing is learnt
+
+
 def test_a_run_trains_on_ids_that_nobody_counted(pool_root: Path) -> None:
     drifting, texts, own_loop = run_blocks(HOWTO / "use-keys.md", pool_root)
     assert "item: " in drifting and "rows of keys that were left behind" in drifting

@@ -1,6 +1,6 @@
-"""Scripts of eleven strangers (users/), each in fresh processes, killed and resumed: all end with the same bits.
+"""Scripts of twelve strangers (users/), each in fresh processes, killed and resumed: all end with the same bits.
 
-make soak proves every one with 20 kills; make test three of them with a few.
+make soak proves every one with 20 kills; make test four of them with a few.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def prove_user(script: str, pools: Path, *options: object) -> Proof:
     return prove(*place, *options, "--", sys.executable, USERS / f"{script}.py", **environment)
 
 
-def test_there_are_eleven():
-    assert len(SCRIPTS) == 11
+def test_there_are_twelve():
+    assert len(SCRIPTS) == 12
 
 
-@pytest.mark.parametrize("script", ["movielens_two_layers", "session_gru", "shop_with_keys"])
+@pytest.mark.parametrize("script", ["movielens_two_layers", "next_item_transformer", "session_gru", "shop_with_keys"])
 def test_a_users_script_ends_with_the_same_bits_after_a_few_kills(pool_root: Path, script: str):
     found = prove_user(script, pool_root, "--steps", "6", "--runs", "1", "--kills", "2")
     assert found.code == 0, found.out + found.err

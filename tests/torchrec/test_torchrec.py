@@ -1,4 +1,4 @@
-"""TorchRec's DLRM, KeyedJaggedTensor in, trains on holdfast's collection."""
+"""TorchRec's DLRM, KeyedJaggedTensor in, trains on holdfast's collection, and its sequences as holdfast's."""
 
 from __future__ import annotations
 
@@ -81,11 +81,12 @@ def test_what_torchrecs_managed_collisions_read_is_read_after_an_import(tmp_path
     assert torch.equal(read, torch.tensor(said["values"]))
 
 
-def test_torchrecs_dlrm_trains_to_the_same_rows_as_our_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", ["torchrec_dlrm.py", "torchrec_sequences.py"])
+def test_what_is_torchrecs_trains_to_the_same_rows_as_what_is_ours(tmp_path: Path, script: str) -> None:
     if not PEERS_PYTHON.exists():
         pytest.skip("no peers' environment: `make bench` makes it, or set HOLDFAST_PEERS_PYTHON")
     done = subprocess.run(
-        [PEERS_PYTHON, Path(__file__).parent / "torchrec_dlrm.py"],
+        [PEERS_PYTHON, Path(__file__).parent / script],
         env={**os.environ, "PYTHONPATH": str(_package_for_the_peers(tmp_path)), "MKL_CBWR": "AUTO,STRICT"},
         capture_output=True,
         text=True,

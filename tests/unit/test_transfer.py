@@ -166,10 +166,14 @@ def test_what_was_sparse_is_sparse_after_an_import(holdfast: Commands) -> None:
     assert pool_digest(holdfast.root / "again").tables == pool_digest(holdfast.root / "pool").tables
 
 
-def torchrec_state(seed: int = 0) -> OrderedDict[str, torch.Tensor]:
-    """What `state_dict()` of a DLRM on TorchRec's EmbeddingBagCollection looks like, but for its own dense names."""
+BAGS, SEQUENCES = "embedding_bag_collection.embedding_bags", "embedding_collection.embeddings"
+
+
+def torchrec_state(seed: int = 0, collection: str = BAGS) -> OrderedDict[str, torch.Tensor]:
+    """What `state_dict()` of a DLRM on TorchRec's EmbeddingBagCollection looks like, but for its own dense names; or of
+    one on its EmbeddingCollection."""
     generator = torch.Generator().manual_seed(seed)
-    prefix = "module.sparse_arch.embedding_bag_collection.embedding_bags"
+    prefix = f"module.sparse_arch.{collection}"
     state = OrderedDict(
         (f"{prefix}.{name}.weight", torch.randn(rows, 4, generator=generator))
         for name, rows in (("C1", 50), ("C2", 7), ("C3", 400))
@@ -180,9 +184,9 @@ def torchrec_state(seed: int = 0) -> OrderedDict[str, torch.Tensor]:
     return state
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_a_torchrec_state_dict_moves_in_and_trains(holdfast: Commands, suffix: str) -> None:
-    state = torchrec_state()
+@pytest.mark.parametrize(("suffix", "collection"), [(".pt", BAGS), (".safetensors", BAGS), (".pt", SEQUENCES)])
+def test_a_torchrec_state_dict_moves_in_and_trains(holdfast: Commands, suffix: str, collection: str) -> None:
+    state = torchrec_state(collection=collection)
     path = holdfast.root / f"state{suffix}"
     if suffix == ".pt":
         torch.save({"model": state, "epoch": 3}, path)
@@ -199,19 +203,20 @@ def test_a_torchrec_state_dict_moves_in_and_trains(holdfast: Commands, suffix: s
     assert holdfast.train().code == 0
 
 
-def test_optimizer_state_of_a_torchrec_checkpoint_moves_in(holdfast: Commands) -> None:
-    state = torchrec_state()
+@pytest.mark.parametrize("collection", [BAGS, SEQUENCES])
+def test_optimizer_state_of_a_torchrec_checkpoint_moves_in(holdfast: Commands, collection: str) -> None:
+    state = torchrec_state(collection=collection)
     momentum = {
         name: {f"{name.split('.')[-2]}.momentum1": torch.rand(tensor.shape[0])}
         for name, tensor in state.items()
-        if "embedding_bags" in name
+        if collection in name
     }
     path = holdfast.root / "state.pt"
     torch.save({"model": state, "optimizer": {"state": momentum}}, path)
     summary = import_pool(TorchFile(path), run_config(holdfast), holdfast.root / "pool")
     assert len(summary.state) == 3
     tensors = export(holdfast.root / "pool", holdfast.root / "out.safetensors")
-    ((_, expected),) = momentum["module.sparse_arch.embedding_bag_collection.embedding_bags.C3.weight"].items()
+    ((_, expected),) = momentum[f"module.sparse_arch.{collection}.C3.weight"].items()
     assert torch.equal(tensors["optimizer.C3.momentum1"], expected)
 
 

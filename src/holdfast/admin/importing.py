@@ -1,6 +1,7 @@
 """Moving in: an export, a ``state_dict`` of plain tensors or a dump of dynamicemb, into a new pool, a slice at a time.
 
-- every table of the configuration from a name that ends in ``embedding_bags.<table>.weight``, whatever is before it;
+- every table of the configuration from a name that ends in ``embedding_bags.<table>.weight``, or else in
+  ``embeddings.<table>.weight``, whatever is before it;
 - optimizer state, where there is any, from ``optimizer.<table>.<state>`` or TorchRec's
   ``...embedding_bags.<table>.weight.<table>.<state>``;
 - the dense part from names that end in the model's own; what the file lacks keeps its initial value.
@@ -50,7 +51,7 @@ _STATE_ALIASES = {
 
 def table_bytes(file: TensorFile) -> int:
     """About how many bytes of rows an import reads, for a progress bar."""
-    return sum(4 * math.prod(shape) for name, shape in file.shapes().items() if "embedding_bags" in name)
+    return sum(4 * math.prod(shape) for name, shape in file.shapes().items() if "embedding" in name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,20 +102,20 @@ def _import_all(file: TensorFile, trainer: Trainer, directory: Path, on_bytes: P
 def table_sources(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     """Where the table's weights ("weight") and each part of its state lie in the file, checked."""
     name = re.escape(table.name)
-    weight = _only(shapes, rf"(?:^|\.)embedding_bags\.{name}\.weight$", f"table '{table.name}'")
-    if weight is None:
-        there = sorted(
-            found.rpartition("embedding_bags.")[2].removesuffix(".weight")
-            for found in shapes
-            if "embedding_bags." in found and found.endswith(".weight")
-        )
+    for room in ("embedding_bags", "embeddings"):  # TorchRec's names of tables that are pooled, and of others
+        weight = _only(shapes, rf"(?:^|\.){room}\.{name}\.weight$", f"table '{table.name}'")
+        if weight is not None:
+            break
+    else:
+        named = (re.search(r"(?:^|\.)(?:embedding_bags|embeddings)\.(.+)\.weight$", found) for found in shapes)
+        there = sorted(match[1] for match in named if match)
         raise ConfigError(
-            f"table '{table.name}': the file has no name that ends in embedding_bags.{table.name}.weight "
-            f"(it has tables {', '.join(there) or 'none'})"
+            f"table '{table.name}': the file has no name that ends in embedding_bags.{table.name}.weight, or in "
+            f"embeddings.{table.name}.weight (it has tables {', '.join(there) or 'none'})"
         )
     sources = {"weight": weight}
     num_rows = table.num_embeddings
-    keys = _only(shapes, rf"(?:^|\.)embedding_bags\.{name}\.keys$", f"keys of table '{table.name}'")
+    keys = _only(shapes, rf"(?:^|\.){room}\.{name}\.keys$", f"keys of table '{table.name}'")
     if table.keys:
         num_rows = shapes[weight][0]
         if num_rows > table.num_embeddings:
@@ -134,7 +135,7 @@ def table_sources(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]])
     _check_shape(weight, shapes[weight], ((num_rows, table.embedding_dim),))
     for state, width in layout_of(table).state:
         for alias in _STATE_ALIASES[state]:
-            pattern = rf"(?:^|\.)(?:optimizer\.{name}|embedding_bags\.{name}\.weight(?:\.{name})?)\.{alias}$"
+            pattern = rf"(?:^|\.)(?:optimizer\.{name}|{room}\.{name}\.weight(?:\.{name})?)\.{alias}$"
             found = _only(shapes, pattern, f"optimizer state {state} of table '{table.name}'")
             if found is not None:
                 wanted = ((num_rows, width), (num_rows,)) if width == 1 else ((num_rows, width),)

@@ -88,9 +88,10 @@ def import_(
     """Make a new pool from a state_dict with TorchRec's names, or what dynamicemb dumped, so that a running project can
     move in.
 
-    Every table of the configuration is taken from a name that ends in embedding_bags.<table>.weight, the dense part
-    from the model's own names where they are there. Of a .pt file only tensors and plain containers are read. A folder
-    is what DynamicEmbDump wrote, of any number of ranks; the dense part may come from a file beside it.
+    Every table of the configuration is taken from a name that ends in embedding_bags.<table>.weight, or else in
+    embeddings.<table>.weight; the dense part from the model's own names where they are there. Of a .pt file only
+    tensors and plain containers are read. A folder is what DynamicEmbDump wrote, of any number of ranks; the dense part
+    may come from a file beside it.
     """
     from holdfast.admin.dynamicemb_dump import DynamicembDump
     from holdfast.admin.importing import import_pool, table_bytes

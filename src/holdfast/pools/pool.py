@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from holdfast.group.group import Group
     from holdfast.group.options import GroupOptions
     from holdfast.group.serving import Verb
-    from holdfast.rows.embedding import EmbeddingBagCollection
+    from holdfast.rows.collection import RowCollection
     from holdfast.rows.row_access import RowAccess
     from holdfast.slots.write_behind import WriteBehind
 
@@ -130,7 +130,7 @@ class Pool(Behind):
         )
         super().__init__()
         self._core: _core.Pool | None = None
-        self.collections: list[EmbeddingBagCollection] = []
+        self.collections: list[RowCollection] = []
         if not self.is_new:
             self._open()
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.proving.record import Leaf
-from holdfast.rows.embedding import EmbeddingBagCollection
+from holdfast.rows.collection import RowCollection
 from holdfast.rows.row_access import PlannedFeatures
 from holdfast.state import generators
 from holdfast.train.checkpoint import Checkpoint
@@ -28,7 +28,6 @@ _PARTS = {
     "scaler": "scaler",
     "loader": "loader",
 }
-_BAGS_AT_ONCE = 2048
 _WORDS = 120
 
 
@@ -95,7 +94,7 @@ def dense_leaves(checkpoint: Checkpoint, values: Values | None) -> Iterator[Leaf
         yield from _leaves("random numbers", f"the global generator of {name}", _rng_of(state), values)
 
 
-def row_leaves(touched: Sequence[tuple[EmbeddingBagCollection, PlannedFeatures]], values: Values) -> Iterator[Leaf]:
+def row_leaves(touched: Sequence[tuple[RowCollection, PlannedFeatures]], values: Values) -> Iterator[Leaf]:
     """The rows of a step's batches, and which they are."""
     for collection in dict.fromkeys(collection for collection, _ in touched):
         plans = [planned.plan for where, planned in touched if where is collection]
@@ -105,31 +104,11 @@ def row_leaves(touched: Sequence[tuple[EmbeddingBagCollection, PlannedFeatures]]
             if table.keys is not None:
                 what, ids = ("keys", _ids(plan.keys(number) for plan in plans))
             yield tensor_leaf("batch", f"{what} that the batch reads of table '{table.name}'", ids, values)
-            found = _read_rows(collection, next(iter(table.feature_names)), ids, table.embedding_dim)
-            yield tensor_leaf("rows", f"table '{table.name}'", found, values)
+            yield tensor_leaf("rows", f"table '{table.name}'", collection.read(number, ids), values)
 
 
 def _ids(found: Iterable[Sequence[int]]) -> Tensor:
     return torch.from_numpy(np.unique(np.concatenate([np.array(some, np.uint64) for some in found])).view(np.int64))
-
-
-def _read_rows(collection: EmbeddingBagCollection, feature: str, ids: Tensor, dim: int) -> Tensor:
-    """Rows as an evaluation sees them: each a bag of its own."""
-    keys = collection.keys()
-    configs = collection.embedding_bag_configs()
-    widths = [config.embedding_dim for config in configs for _ in config.feature_names]
-    begin = sum(widths[: keys.index(feature)])
-    out = torch.empty((len(ids), dim))
-    nothing = torch.zeros(0, dtype=torch.int64)
-    for first in range(0, len(ids), _BAGS_AT_ONCE):
-        some = ids[first : first + _BAGS_AT_ONCE]
-        empty = torch.zeros(len(some) + 1, dtype=torch.int64)
-        bags = dict.fromkeys(keys, (nothing, empty))
-        bags[feature] = (some, torch.arange(len(some) + 1))
-        with torch.no_grad():
-            pooled = collection._access.evaluate(collection.plan(bags, evaluates=True))
-        out[first : first + len(some)] = pooled[:, begin : begin + dim].cpu()
-    return out
 
 
 def _leaves(part: str, name: str, node: Any, values: Values | None) -> Iterator[Leaf]:

@@ -107,14 +107,14 @@ class Witness:
         return there / name
 
     def _install(self) -> None:
-        from holdfast.rows.embedding import EmbeddingBagCollection
+        from holdfast.rows.collection import RowCollection
         from holdfast.train.checkpoint import Checkpoint
 
         for owner, name, watch in (
             (Checkpoint, "__init__", self._watch_init),
             (Checkpoint, "resume", self._watch_resume),
             (Checkpoint, "commit_with", self._watch_commit),
-            (EmbeddingBagCollection, "capture", self._watch_capture),
+            (RowCollection, "capture", self._watch_capture),
         ):
             original = getattr(owner, name)
             setattr(owner, name, functools.wraps(original)(watch(original)))

@@ -31,11 +31,11 @@ from torch import Tensor
 
 from holdfast.errors import HoldfastError, StateError
 from holdfast.pools.pool import Pool
+from holdfast.rows.collection import KeyedJagged, RowCollection
 from holdfast.rows.coming import Coming, tensors_of
-from holdfast.rows.embedding import EmbeddingBagCollection, KeyedJagged
 
 Item = TypeVar("Item")
-Planned = tuple[tuple[EmbeddingBagCollection, Coming], ...]
+Planned = tuple[tuple[RowCollection, Coming], ...]
 
 _AHEAD = 3  # batches beyond the one that trains
 _DEEPEST = 4  # levels of tuples, mappings and dataclasses in which a batch's features are looked for

@@ -35,11 +35,13 @@ class BatchIds:
 class PlannedFeatures:
     """A batch's ids after the plan verb: what forward takes when planning ran ahead in the loader's thread.
 
-    plan: where rows are remote, the way of the ids to their owners.
+    plan: where rows are remote, the way of the ids to their owners. parts: where the vectors of each feature are, of a
+    collection that does not pool.
     """
 
     plan: Any
     weights: Tensor | None
+    parts: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ from holdfast.device.queues import Clock, Sending, Work, current_queue, new_queu
 from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss
 from holdfast.group.serving import Verb
 from holdfast.pools.pool import Pool
-from holdfast.rows.embedding import EmbeddingBagCollection, clip_grad_norm_
+from holdfast.rows.collection import clip_grad_norm_
+from holdfast.rows.embedding import EmbeddingBagCollection
 from holdfast.rows.row_access import Captured, PlannedFeatures
 from holdfast.train.batches import make_loader
 from holdfast.train.checkpoint import Checkpoint
