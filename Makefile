@@ -137,7 +137,7 @@ build/fuzzed:
 fuzz-built: .venv/.installed
 	$(CMAKE) -S . -B build/fuzz -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_CXX_COMPILER=clang++ \
 	  -DHOLDFAST_BUILD_PYTHON=OFF -DHOLDFAST_FUZZ=ON -DHOLDFAST_SANITIZE=address,undefined,fuzzer-no-link
-	$(CMAKE) --build build/fuzz --parallel $(JOBS) --target fuzz_open
+	+$(CMAKE) --build build/fuzz $(SHARED_JOBS) --target fuzz_open
 
 bench: build/.native build/.bench .venv-peers/.installed  ## side by side with FBGEMM, TorchRec and torch.nn.EmbeddingBag
 	$(BIN)/python benchmarks/run.py

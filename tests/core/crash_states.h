@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -358,11 +359,14 @@ class PowerCuts {
 class Share {
  public:
   // Says how to do it again.
-  Share(int argc, char** argv, Effort& effort) {
+  Share(int argc, char** argv, std::uint64_t seed, Effort& effort) {
     if (argc > 2) effort.states = std::strtoull(argv[2], nullptr, 10);
     if (argc > 3) effort.points_per_life = std::strtoull(argv[3], nullptr, 10);
-    part_ = argc > 5 ? std::strtoull(argv[4], nullptr, 10) : 0;
     num_parts_ = argc > 5 ? std::strtoull(argv[5], nullptr, 10) : 1;
+    CHECK(num_parts_ > 0);
+    part_ = argc <= 5                               ? 0
+            : std::strcmp(argv[4], "random") == 0 ? seed % num_parts_
+                                                    : std::strtoull(argv[4], nullptr, 10);
     CHECK(part_ < num_parts_);
     for (const std::uint64_t argument : {effort.states, effort.points_per_life, part_, num_parts_}) {
       check::replay_command += ' ';
@@ -380,11 +384,11 @@ class Share {
 
 // All of a test: no cut of a run of these shapes loses a step that was reported durable, and each omission is found, in
 // a run of the first shape. Arguments: the seed, how many states are tried at each point, at every how many points the
-// pool is opened again, and which of how many parts of all this is done (0 1: everything).
+// pool is opened again, and which of how many parts of all this is done (0 1: everything; random: one that the seed says).
 inline int cut_power(int argc, char** argv, const std::vector<Shape>& shapes, const std::vector<Omission>& omissions) {
   const std::uint64_t seed = check::seed_from(argc, argv);
   Effort effort{4, 1, 100};
-  Share share(argc, argv, effort);
+  Share share(argc, argv, seed, effort);
   effort.states_in_life = 1 + effort.states / 25;
   set_num_threads(1);  // which stores come before which flush is a function of the run
   const Expected expected(shapes.front().script, shapes.front().num_steps);

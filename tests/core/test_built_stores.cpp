@@ -124,7 +124,7 @@ std::string figures(const Found& found) {
 int cut_power_under_built_code(int argc, char** argv) {
   const std::uint64_t seed = check::seed_from(argc, argv);
   Effort effort{4, 1, 120};
-  Share share(argc, argv, effort);
+  Share share(argc, argv, seed, effort);
   set_num_threads(1);
   const StoreTracer& tracer = StoreTracer::instance();
   const Expected expected(shape_of("", 1, false).script, shape_of("", 1, false).num_steps);

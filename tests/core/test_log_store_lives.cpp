@@ -3,6 +3,7 @@
 // sync.
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 
 #include "check.h"
@@ -91,18 +92,22 @@ void random_lives_agree_with_the_model(std::uint64_t seed, std::uint64_t ring_by
 }  // namespace
 }  // namespace holdfast
 
+// Arguments: the seed, and one in how many of the lives is lived.
 int main(int argc, char** argv) {
   using namespace holdfast;
   const std::uint64_t seed = check::seed_from(argc, argv);
+  const int share = argc > 2 ? std::atoi(argv[2]) : 1;
+  CHECK(share > 0);
+  check::replay_command += " " + std::to_string(share);
   using Place = TemporaryDirectory::Place;
-  random_lives_agree_with_the_model(seed, 192 << 10, 20, 60, buffered(), Place::memory);
+  random_lives_agree_with_the_model(seed, 192 << 10, 20, 60 / share, buffered(), Place::memory);
   LogStoreOptions in_small_parts = buffered();
   in_small_parts.merge_bytes = 2000;
-  random_lives_agree_with_the_model(seed + 1, 1 << 20, 40, 40, in_small_parts, Place::memory);
-  random_lives_agree_with_the_model(seed + 2, 192 << 10, 20, 20, buffered(BlockQueue::Way::threads), Place::memory);
+  random_lives_agree_with_the_model(seed + 1, 1 << 20, 40, 40 / share, in_small_parts, Place::memory);
+  random_lives_agree_with_the_model(seed + 2, 192 << 10, 20, 20 / share, buffered(BlockQueue::Way::threads), Place::memory);
   LogStoreOptions by_blocks = buffered();
   by_blocks.caching = Caching::buffered_blocks;  // of a device whose sectors have 4096 bytes
-  random_lives_agree_with_the_model(seed + 3, 192 << 10, 20, 60, by_blocks, Place::memory);
+  random_lives_agree_with_the_model(seed + 3, 192 << 10, 20, 60 / share, by_blocks, Place::memory);
   random_lives_agree_with_the_model(seed + 4, 192 << 10, 20, 4, LogStoreOptions{}, Place::disk);
   return check::passed();
 }

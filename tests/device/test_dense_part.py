@@ -433,6 +433,7 @@ def compiled_run(first: int, state: Path, cache: Path) -> tuple[list[str], str]:
     return process.stdout.splitlines(), process.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)  # half a minute where nothing else runs, most of it the C++ compiler
 @pytest.mark.skipif(
     not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="TorchInductor has no C++ compiler here"
