@@ -1,0 +1,63 @@
+"""A whole model under torch.compile: rows are looked up as without it, and nothing of the verbs is traced."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import holdfast
+from holdfast import _core
+from holdfast.admin.digest import digest_pool
+
+
+class Model(nn.Module):
+    def __init__(self, rows: Any) -> None:
+        super().__init__()
+        self.rows = rows
+        self.over = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def forward(self, bags: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
+        found = self.rows(bags)["f"]
+        return self.over(found if isinstance(found, Tensor) else found.to_padded_dense(4).sum(1)).squeeze(1)
+
+
+def train(directory: Path, collection: str, *, is_compiled: bool) -> str:
+    """With another number of ids in every batch."""
+    torch.manual_seed(0)
+    with holdfast.Pool(directory, seed=1, medium="memory") as pool:
+        tables = [holdfast.EmbeddingBagConfig(name="t", num_embeddings=90, embedding_dim=6, feature_names=["f"])]
+        model = Model(getattr(holdfast, collection)(pool, tables, optimizer=holdfast.Adam(lr=0.02)))
+        called = torch.compile(model, backend="eager") if is_compiled else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        checkpoint = holdfast.Checkpoint(pool, model=model, optimizer=optimizer)
+        checkpoint.resume()
+        for number in range(12):
+            draw = torch.Generator().manual_seed(number)
+            offsets = torch.cat(
+                [torch.zeros(1, dtype=torch.int64), torch.randint(0, 5, (8,), generator=draw).cumsum(0)]
+            )
+            ids = torch.randint(0, 90, (int(offsets[-1]),), generator=draw)
+            optimizer.zero_grad()
+            (called({"f": (ids, offsets)}) - 1).square().mean().backward()
+            optimizer.step()
+            model.rows.optimizer.step()
+            checkpoint.commit()
+    return digest_pool(_core.Reader(str(directory))).whole
+
+
+@pytest.mark.parametrize("collection", ["EmbeddingBagCollection", "EmbeddingCollection"])
+def test_a_compiled_model_trains_the_same_rows_and_none_of_the_verbs_is_traced(tmp_path: Path, collection: str) -> None:
+    expected = train(tmp_path / "plain", collection, is_compiled=False)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Dynamo does not know how to trace")
+        assert train(tmp_path / "compiled", collection, is_compiled=True) == expected
+    counters = torch._dynamo.utils.counters
+    assert 0 < counters["stats"]["unique_graphs"] < 20
+    assert not [reason for reason in counters["graph_break"] if "holdfast._core" in reason or "nb_method" in reason]
