@@ -191,6 +191,46 @@ def test_vectors_of_jagged_ids_are_padded_cut_and_trained_through_either(tmp_pat
     assert torch.equal(before - after, torch.tensor([2.0, 2.0, 1.0, 2.0])[:, None].expand(4, DIM))
 
 
+def nested(*ids: list[int]) -> Tensor:
+    return torch.nested.nested_tensor(
+        [torch.tensor(of_sample, dtype=torch.int64) for of_sample in ids], layout=torch.jagged
+    )
+
+
+def test_nested_ids_become_nested_vectors_that_train(tmp_path: Path) -> None:
+    life = Life(
+        tmp_path / "pool",
+        lambda pool: holdfast.EmbeddingCollection(pool, [items()], optimizer=holdfast.SGD(lr=1.0), padding_idx=0),
+    )
+    ids = {"seen": nested([3, 4, 0], [5]), "next": torch.tensor([3, 4, 5]), "other": torch.tensor([9])}
+    found = life.rows(ids)
+    assert found["seen"].is_nested
+    first, second = found["seen"].unbind()
+    assert torch.equal(torch.cat([first[:2], second]), found["next"])
+    assert not first[2].any()
+    before = found["next"].detach().clone()
+    query = torch.nested.nested_tensor_from_jagged(torch.ones(4, DIM), ids["seen"].offsets())
+    life.step((found["seen"] * query).sum())
+    with torch.no_grad():
+        assert torch.equal(life.rows(ids)["next"], before - 1)
+    assert life.touched() == [3, 4, 5, 9]  # and not 0
+
+
+def test_bags_may_be_nested_whole_or_of_a_part(tmp_path: Path) -> None:
+    life = Life(tmp_path / "pool", lambda pool: holdfast.EmbeddingBagCollection(pool, [table("items", ITEMS, ["id"])]))
+    life.rows.eval()
+    expected = life.rows({"id": (torch.tensor([3, 4, 5]), torch.tensor([0, 2, 3]))}).values()
+    assert torch.equal(life.rows({"id": nested([3, 4], [5])}).values(), expected)
+    ids, offsets, lengths = torch.tensor([8, 3, 4, 8, 8, 5, 8]), torch.tensor([1, 5, 7]), torch.tensor([2, 1])
+    part = torch.nested.nested_tensor_from_jagged(ids, offsets, lengths)
+    assert [of_sample.tolist() for of_sample in part.unbind()] == [[3, 4], [5]]
+    assert torch.equal(life.rows({"id": part}).values(), expected)
+    assert torch.equal(life.rows({"id": nested([], [])}).values(), torch.zeros(2, DIM))
+    for wrong in (nested([3], [4]).float(), torch.nested.nested_tensor([torch.tensor([1])])):
+        with pytest.raises(DataError, match="feature 'id'"):
+            life.rows({"id": wrong})
+
+
 def test_a_keyed_jagged_tensor_is_taken_with_keys_in_any_order_and_others_beside(tmp_path: Path) -> None:
     life = Life(tmp_path / "pool", lambda pool: holdfast.EmbeddingCollection(pool, [items()]))
     bags = {name: jagged_of(number, 6) for number, name in enumerate(["other", "tags", "next", "seen"])}
@@ -219,8 +259,14 @@ def test_padding_may_be_no_id_at_all_and_is_of_one_table(tmp_path: Path) -> None
     assert not (found["shop"] == 0).any()
     life.step(found["seen"].sum() + found["next"].sum() + found["other"].sum() + found["shop"].sum())
     assert life.touched() == [0, 3]
-    with holdfast.Pool(tmp_path / "pool", seed=2) as pool, pytest.raises(ConfigError, match="no table 'shop' "):
-        holdfast.EmbeddingCollection(pool, tables, padding_idx={"shop": 0})
+    wrong: list[tuple[Any, str]] = [
+        ({"shop": 0}, "no table 'shop' "),
+        ("0", "'items': '0'"),
+        ({"shops": 1.0}, "an int"),
+    ]
+    for padding, message in wrong:
+        with holdfast.Pool(tmp_path / "pool", seed=2) as pool, pytest.raises(ConfigError, match=message):
+            holdfast.EmbeddingCollection(pool, tables, padding_idx=padding)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ class JaggedFeatures:
 
         - ids ``[batch_size]``: one a sample, as ``torch.nn.Embedding`` takes them;
         - ids ``[batch_size, length]``: so many a sample, as ``torch.nn.EmbeddingBag`` takes them;
+        - a nested tensor of ids, of layout ``torch.jagged``: as many as each sample has;
         - ``(ids, offsets)``, ids ``[num_ids]``, with the offsets of ``torch.nn.EmbeddingBag``: ``[batch_size]``, or
           with a last entry that equals ``num_ids`` (``include_last_offset``).
 
@@ -106,9 +107,23 @@ class Batch:
         return int(self.labels.numel())
 
 
+def jagged_parts(key: str, nested: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids and offsets of a nested tensor; DataError that names the feature if it is none of bags."""
+    if nested.layout != torch.jagged or nested.dim() != 2:
+        raise DataError(
+            f"feature {key!r}: a nested tensor of ids has two dimensions and the layout torch.jagged, "
+            f"not {nested.dim()} and {nested.layout}"
+        )
+    whole = nested.contiguous()  # ids that a view leaves out are left out
+    return whole.values(), whole.offsets()  # type: ignore[attr-defined]
+
+
 def _ids_and_offsets(key: str, bag: object) -> tuple[Tensor, Tensor | None]:
     """What from_bags was given of feature ``key``."""
-    tensors = (bag,) if isinstance(bag, Tensor) else tuple(bag) if isinstance(bag, Iterable) else ()
+    if isinstance(bag, Tensor):
+        tensors: tuple[Any, ...] = jagged_parts(key, bag) if bag.is_nested else (bag,)
+    else:
+        tensors = tuple(bag) if isinstance(bag, Iterable) else ()
     if len(tensors) not in (1, 2) or not all(isinstance(tensor, Tensor) for tensor in tensors):
         raise DataError(
             f"feature {key!r}: its bags are a tensor of ids, [batch_size] or [batch_size, length], or a pair "

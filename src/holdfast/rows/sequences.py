@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.data.batch import Bags, JaggedFeatures
+from holdfast.data.batch import Bags, JaggedFeatures, jagged_parts
 from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError, DataError, IdError
 from holdfast.pools.optim import RowOptimizerSpec
@@ -64,10 +64,21 @@ class JaggedEmbeddings:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A feature's ids in one batch. Their vectors are wanted by these offsets, or in the shape of the ids."""
+    """A feature's ids in one batch. Their vectors are wanted by these offsets, nested or as JaggedEmbeddings, or in the
+    shape of the ids."""
 
     ids: Tensor
-    offsets: Tensor | None
+    offsets: Tensor | None = None
+    is_nested: bool = False
+
+    def shaped(self, vectors: Tensor) -> Any:
+        """What forward returns of vectors ``[num_ids, dim]``."""
+        if self.offsets is None:
+            return vectors.reshape(*self.ids.shape, vectors.shape[1])
+        offsets = self.offsets.to(vectors.device)
+        if self.is_nested:
+            return torch.nested.nested_tensor_from_jagged(vectors, offsets)
+        return JaggedEmbeddings(vectors, offsets)
 
 
 class EmbeddingCollection(RowCollection):
@@ -81,8 +92,8 @@ class EmbeddingCollection(RowCollection):
 
     It is called with what an EmbeddingBagCollection is called with, but a tensor of ids may have any shape, and
     features any number of samples each. It returns a dict with the vectors of each feature: of a tensor of ids a
-    float32 tensor ``[*ids.shape, embedding_dim]``; of ``(ids, offsets)``, and of a KeyedJaggedTensor, a
-    JaggedEmbeddings. Per-sample weights are not used.
+    float32 tensor ``[*ids.shape, embedding_dim]``, nested where that is; of ``(ids, offsets)``, and of a
+    KeyedJaggedTensor, a JaggedEmbeddings. Per-sample weights are not used.
 
     Raises what EmbeddingBagCollection does.
     """
@@ -99,8 +110,11 @@ class EmbeddingCollection(RowCollection):
         configs = normalize_all(tables)
         names = [table.name for table in configs]
         padding = dict(padding_idx) if isinstance(padding_idx, Mapping) else dict.fromkeys(names, padding_idx)
-        if unknown := [name for name in padding if name not in names]:
-            raise ConfigError(f"padding_idx: there is no table '{unknown[0]}' (there are {', '.join(names)})")
+        for name, of_table in padding.items():
+            if name not in names:
+                raise ConfigError(f"padding_idx: there is no table '{name}' (there are {', '.join(names)})")
+            if of_table is not None and type(of_table) is not int:
+                raise ConfigError(f"padding_idx of table '{name}': {of_table!r}; it must be an id, an int")
         super().__init__(pool, [replace(table, feature_names=[table.name]) for table in configs], optimizer, device)
         self._configs = configs
         self._padding = [padding.get(name) for name in names]
@@ -132,9 +146,7 @@ class EmbeddingCollection(RowCollection):
             sizes = [parts[feature].ids.numel() for feature in table.feature_names]
             pieces = torch.split(of_table, [*sizes, len(values) - sum(sizes)])
             for feature, piece in zip(table.feature_names, pieces, strict=False):
-                ids, offsets = parts[feature].ids, parts[feature].offsets
-                shape = (*ids.shape, table.embedding_dim)
-                vectors[feature] = piece.reshape(shape) if offsets is None else JaggedEmbeddings(piece, offsets)
+                vectors[feature] = parts[feature].shaped(piece)
         return vectors
 
     def _bags_of(self, features: KeyedJagged | Mapping[str, Bags]) -> tuple[KeyedJagged, dict[str, _Part]]:
@@ -190,12 +202,14 @@ class EmbeddingCollection(RowCollection):
 
 
 def _part_of(feature: str, bags: Bags) -> _Part:
+    if isinstance(bags, Tensor) and bags.is_nested:
+        return _Part(*jagged_parts(feature, bags), is_nested=True)
     if isinstance(bags, Tensor):
         if bags.dim() == 0 or bags.dtype not in (torch.int64, torch.int32):
             raise DataError(
                 f"feature {feature!r}: ids must be an int64 or int32 tensor of one dimension or more, "
                 f"not {tuple(bags.shape)} {bags.dtype}"
             )
-        return _Part(bags.to(torch.int64), None)
+        return _Part(bags.to(torch.int64))
     jagged = JaggedFeatures.from_bags({feature: bags})
     return _Part(jagged.values(), jagged.offsets())
