@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import holdfast
 from holdfast.group import shared_pool
@@ -328,6 +330,10 @@ def refused(directory: Path, say: Callable[..., None], options: dict[str, Any]) 
         if what == "ddp":
             wrapped = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
             holdfast.Checkpoint(pool, model=wrapped, optimizer=torch.optim.SGD(wrapped.parameters()))
+        if what == "sharded":
+            sharded = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+            fully_shard(sharded[0], mesh=init_device_mesh("cpu", (2,)))
+            holdfast.Checkpoint(pool, model=sharded, optimizer=torch.optim.SGD(sharded.parameters()))
         if what == "bare":
             rows(ids)
             pool.commit(1)

@@ -369,6 +369,7 @@ def test_ranks_whose_gradients_were_not_averaged_are_found(ranks: Ranks, pool_ro
         ("late", "StepError", "make all of them before"),
         ("serve", "StepError", "trains"),
         ("ddp", "ConfigError", "average_gradients"),
+        ("sharded", "ConfigError", "a part of '0.weight' is on each rank"),
         ("order", "StepError", "keep their order"),
         ("bare", "StepError", "commit with a Checkpoint"),
     ],

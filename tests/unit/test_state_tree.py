@@ -251,6 +251,29 @@ class Pair(typing.NamedTuple):
     b: int
 
 
+class Wrapping(torch.Tensor):
+    """As DTensor and torchao's quantized tensors: it has a shape, and what it stands for is elsewhere."""
+
+    @staticmethod
+    def __new__(cls, size: int) -> typing.Self:
+        wrapping: typing.Self = torch.Tensor._make_wrapper_subclass(cls, (size,))
+        return wrapping
+
+    @classmethod
+    def __torch_dispatch__(cls, *called: typing.Any, **named: typing.Any) -> typing.Any:
+        raise NotImplementedError
+
+    def __repr__(self, **named: typing.Any) -> str:
+        return "Wrapping"
+
+
+def freed() -> torch.Tensor:
+    """As FSDP frees a parameter between two forward passes."""
+    tensor = torch.ones(3)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
@@ -267,6 +290,13 @@ class Pair(typing.NamedTuple):
         ({"x": 1j}, r"^x: a builtins\.complex cannot"),
         ({"x": torch.eye(2).to_sparse()}, r"^x: a tensor of .*sparse.* cannot"),
         ({"x": torch.empty(2, device="meta")}, r"^x: a tensor of .* on meta cannot"),
+        (
+            {"x": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)},
+            r"^x: a NestedTensor of dtype torch.float32, layout nested on cpu cannot",
+        ),
+        ({"x": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}, r"^x: a tensor .*layout nested .* cannot"),
+        ({"x": Wrapping(3)}, r"^x: a Wrapping of .* cannot"),
+        ({"x": freed()}, r"^x: a tensor of .* cannot be written down; only dense tensors with memory of their own"),
         ({"x": np.array([object()])}, r"^x: a numpy value of dtype object cannot"),
         ({"x": np.zeros(1, dtype=[("a", "i4")])}, r"^x: a numpy value of dtype"),
         ({"x": np.ma.array([1])}, r"^x: a numpy.*MaskedArray cannot"),

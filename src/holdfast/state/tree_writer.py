@@ -129,10 +129,10 @@ class Writer:
             if is_lazy(tensor):
                 raise Unwritable("the parameter has no values yet; call forward once before the Checkpoint is made")
             name = NAMES.get(tensor.dtype)
-            if name is None or tensor.layout is not torch.strided or tensor.is_meta:
+            if name is None or not _has_plain_memory(tensor):
                 raise Unwritable(
-                    f"a tensor of dtype {tensor.dtype}, layout {tensor.layout} on {tensor.device} cannot be written "
-                    "down; only dense tensors with memory and a plain dtype can"
+                    f"{_described(tensor)} cannot be written down; only dense tensors with memory of their own and a "
+                    "plain dtype can"
                 )
             number = self._numbers[id(tensor)] = len(self.tensors)
             if tensor.dtype.is_complex and tensor.is_conj():
@@ -163,6 +163,20 @@ class Writer:
             self.tensors.append(tensor)
             self.records.append((NAMES[tensor.dtype], [*tensor.shape]))
         return {"$array": number}
+
+
+def _has_plain_memory(tensor: Tensor) -> bool:
+    """Whether its bytes are where it says: those of a subclass that wraps tensors (DTensor), or whose storage somebody
+    freed for a while (FSDP), are not."""
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested:
+        return False
+    return tensor.numel() == 0 or tensor.data_ptr() != 0
+
+
+def _described(tensor: Tensor) -> str:
+    kind = "a tensor" if type(tensor) in (Tensor, torch.nn.Parameter) else f"a {type(tensor).__name__}"
+    layout = "nested" if tensor.is_nested else tensor.layout
+    return f"{kind} of dtype {tensor.dtype}, layout {layout} on {tensor.device}"
 
 
 def path_of(innermost_first: Sequence[Any]) -> str:

@@ -212,12 +212,7 @@ class Checkpoint:
         loader: SeekableLoader | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            raise ConfigError(
-                "model: DistributedDataParallel adds gradients up in another order after a resume, so no run would end "
-                "with the same bits: give the module that it wraps, and call pool.average_gradients(model) after "
-                "backward"
-            )
+        _refuse_parallel(model)
         self._pool = pool
         self._loader = loader
         if isinstance(loader, Loader):
@@ -316,3 +311,20 @@ class Checkpoint:
         if exchange:
             self._ranks.exchange()
         return self._ranks.collect(cursor)
+
+
+def _refuse_parallel(model: nn.Module) -> None:
+    """Raises ConfigError for a model that torch divides or averages."""
+    whole = "give the module as it is, whole on every rank, and call pool.average_gradients(model) after backward"
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ConfigError(
+            "model: DistributedDataParallel adds gradients up in another order after a resume, so no run would end "
+            f"with the same bits: {whole}"
+        )
+    sharded = [name for name, module in model.named_modules() if type(module).__name__ == "FullyShardedDataParallel"]
+    sharded += [name for name, parameter in model.named_parameters() if type(parameter).__name__ == "DTensor"]
+    if sharded:
+        raise ConfigError(
+            f"model: a part of '{sharded[0]}' is on each rank (FSDP, tensor parallelism), but rank 0 writes the dense "
+            f"part for all of them: {whole}"
+        )
