@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from holdfast.errors import ConfigError
 from holdfast.group.gradients import GradientAverage
 
 
@@ -68,3 +70,14 @@ def test_what_has_no_gradient_anywhere_gets_none_and_frozen_parameters_are_left_
     kept = frozen.grad
     average.take([used, unused, frozen], [with_gradients(1, seed=9)[0]])
     assert unused.grad is None and frozen.grad is kept and used.grad is not None
+
+
+def test_a_sparse_gradient_is_refused_by_the_name_of_its_parameter() -> None:
+    average = GradientAverage(TwoAlike())  # type: ignore[arg-type]
+    model = nn.ModuleDict({"dense": nn.Linear(2, 1), "place": nn.Embedding(5, 2, sparse=True)})
+    model["dense"](model["place"](torch.tensor([1, 3]))).sum().backward()
+    before = model["dense"].weight.grad.clone()
+    for parameters, name in ((model, "'place.weight'"), (model.parameters(), r"of \(5, 2\)")):
+        with pytest.raises(ConfigError, match=f"the gradient of parameter {name} is sparse"):
+            average.take(parameters, [])
+    assert torch.equal(model["dense"].weight.grad, before)

@@ -14,6 +14,7 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
+from holdfast.errors import ConfigError
 from holdfast.group.group import Group
 
 _HOST = torch.device("cpu")
@@ -40,6 +41,8 @@ class GradientAverage:
 
         anchors: of the collections of rows (RowOptimizer): if their gradient is NaN on one trainer it is on all, so
         that a GradScaler skips the step everywhere. beside: float32, averaged with them, in place.
+
+        Raises ConfigError that names a parameter whose gradient is sparse.
         """
         if self._group.num_trainers == 1:
             return
@@ -47,6 +50,7 @@ class GradientAverage:
         known = set(map(id, given))
         tensors = [tensor for tensor in given if tensor.requires_grad]
         tensors += [anchor for anchor in anchors if id(anchor) not in known]
+        _refuse_sparse(tensors, parameters)
         of_kinds: dict[_Kind, list[Tensor]] = {}
         for tensor in tensors:
             of_kinds.setdefault((tensor.dtype, self._group.device_of_sums(tensor.device)), []).append(tensor)
@@ -84,6 +88,17 @@ class GradientAverage:
         if buffer is None or len(buffer) < count:
             buffer = self._buffers[kind] = torch.empty(count, dtype=kind[0], device=kind[1])
         return torch.cat(parts, out=buffer[:count])
+
+
+def _refuse_sparse(tensors: Iterable[Tensor], parameters: nn.Module | Iterable[Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.grad is not None and tensor.grad.layout is not torch.strided:
+            named = parameters.named_parameters() if isinstance(parameters, nn.Module) else ()
+            name = next((f"'{name}'" for name, parameter in named if parameter is tensor), f"of {tuple(tensor.shape)}")
+            raise ConfigError(
+                f"the gradient of parameter {name} is sparse (nn.Embedding(sparse=True)), ranks average dense ones: "
+                "leave sparse=True out, or make it a table of the pool (EmbeddingCollection)"
+            )
 
 
 def _joined_by_device(parts: Sequence[Tensor]) -> list[Tensor]:
