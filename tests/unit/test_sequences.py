@@ -290,6 +290,23 @@ def test_ids_that_cannot_be_are_named_by_feature_and_sample(
     life.step(score(life.rows(ids_of(1))))  # and nothing is left of it
 
 
+def test_of_tables_with_keys_no_id_is_out_of_range(tmp_path: Path) -> None:
+    tables = [table("keyed", None, ["user"], capacity=5), table("items", ITEMS, ["seen"])]
+    life = Life(tmp_path / "pool", lambda pool: holdfast.EmbeddingCollection(pool, tables))
+    with pytest.raises(IdError, match=f"{ITEMS + 1} .feature seen, sample 1"):
+        life.rows({"user": torch.tensor([1 << 50]), "seen": torch.tensor([3, ITEMS + 1])})
+
+
+@pytest.mark.parametrize(
+    "offsets", [[0, 2, 1, 3, 3, 3, 4], [-1, 0, 1, 2, 3, 4, 4], [0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 4]]
+)
+def test_offsets_that_go_back_or_beyond_are_refused(tmp_path: Path, offsets: list[int]) -> None:
+    life = Life(tmp_path / "pool", lambda pool: holdfast.EmbeddingCollection(pool, [items()]))
+    features = holdfast.JaggedFeatures(["seen", "next", "other"], torch.tensor([1, 2, 3, 4]), torch.tensor(offsets))
+    with pytest.raises(DataError, match="do not fit 3 features with 4 ids"):
+        life.rows(features)
+
+
 def test_a_feature_that_is_missing_is_named(tmp_path: Path) -> None:
     life = Life(tmp_path / "pool", lambda pool: holdfast.EmbeddingCollection(pool, [items()]))
     with pytest.raises(ConfigError, match="no feature 'other' "):

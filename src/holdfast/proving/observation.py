@@ -98,7 +98,7 @@ def row_leaves(touched: Sequence[tuple[RowCollection, PlannedFeatures]], values:
     """The rows of a step's batches, and which they are."""
     for collection in dict.fromkeys(collection for collection, _ in touched):
         plans = [planned.plan for where, planned in touched if where is collection]
-        for number, table in enumerate(collection.embedding_bag_configs()):
+        for number, table in enumerate(collection.tables):
             # Which row a key has is nobody's business: it may be another one after a resume.
             what, ids = ("rows", _ids(plan.rows(number) for plan in plans))
             if table.keys is not None:

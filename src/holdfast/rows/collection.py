@@ -98,7 +98,9 @@ class RowCollection(nn.Module):
             "copy the pool with `holdfast snapshot`, or its tables with `holdfast export`"
         )
 
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+    @property
+    def tables(self) -> Sequence[EmbeddingBagConfig]:
+        """By their place in the collection, see `read`."""
         return self._tables
 
     def keys(self) -> list[str]:

@@ -12,7 +12,7 @@ from holdfast.data.batch import Bags, JaggedFeatures
 from holdfast.device.options import DeviceConfig
 from holdfast.pools.optim import RowOptimizerSpec
 from holdfast.pools.pool import Pool
-from holdfast.pools.tables import normalize_all
+from holdfast.pools.tables import EmbeddingBagConfig, normalize_all
 from holdfast.rows.collection import KeyedJagged, RowCollection
 from holdfast.rows.row_access import LookedUp, PlannedFeatures
 
@@ -73,6 +73,9 @@ class EmbeddingBagCollection(RowCollection):
         device: DeviceConfig | None = None,
     ) -> None:
         super().__init__(pool, normalize_all(tables), optimizer, device)
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        return self._tables
 
     @property
     def output_width(self) -> int:

@@ -6,7 +6,7 @@ are as long as the longest of them, with empty bags at their ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -119,6 +119,10 @@ class EmbeddingCollection(RowCollection):
         self._configs = configs
         self._padding = [padding.get(name) for name in names]
 
+    @property
+    def tables(self) -> Sequence[EmbeddingBagConfig]:
+        return self._configs
+
     def embedding_configs(self) -> list[EmbeddingBagConfig]:
         return self._configs
 
@@ -158,7 +162,12 @@ class EmbeddingCollection(RowCollection):
         if isinstance(features, Mapping):
             return {feature: _part_of(feature, features[feature]) for feature in wanted}
         keys, values, offsets = features.keys(), features.values(), offsets_of(features).to(torch.int64)
-        batch_size = (offsets.numel() - 1) // max(1, len(keys))
+        batch_size, rest = divmod(offsets.numel() - 1, len(keys))
+        if rest or offsets[0] < 0 or (offsets.diff() < 0).any() or offsets[-1] > values.numel():
+            raise DataError(
+                f"{offsets.numel()} offsets, from {int(offsets[0])} to {int(offsets[-1])}, do not fit {len(keys)} "
+                f"features with {values.numel()} ids: they are features x samples + 1, and never go back"
+            )
         parts = {}
         for feature in wanted:
             first = keys.index(feature) * batch_size
@@ -184,7 +193,7 @@ class EmbeddingCollection(RowCollection):
     def _bad_id(self, parts: Mapping[str, _Part]) -> IdError | None:
         """By the names and numbers that whoever calls this knows."""
         for table, padding in zip(self._configs, self._padding, strict=True):
-            for feature in table.feature_names:
+            for feature in table.feature_names if table.keys is None else ():
                 part = parts[feature]
                 is_bad = ((part.ids < 0) | (part.ids >= table.num_rows)).reshape(-1)
                 if padding is not None:
