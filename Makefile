@@ -8,7 +8,7 @@ CMAKE := $(BIN)/cmake
 CORE_SOURCES := CMakeLists.txt $(shell find core tests/core benchmarks/core -name '*.cpp' -o -name '*.h')
 CPP_FILES := $(filter %.cpp %.h,$(CORE_SOURCES))
 
-.PHONY: help train test test-all test-cxl wheel coverage smoke filesystem-tools lint format docs stub sanitize soak fuzz fuzz-built bench bench-gpu larger relaxed swarm clean
+.PHONY: help train test test-all test-cxl test-oldest wheel coverage smoke filesystem-tools lint format docs stub sanitize soak fuzz fuzz-built bench bench-gpu larger relaxed swarm clean
 .DEFAULT_GOAL := help
 
 help:  ## print this
@@ -32,6 +32,15 @@ LEFT_OUT := sample
 test-all: build/.native  ## every test with all of its cases, in a quarter of an hour; before a release
 	$(BIN)/ctest --test-dir build/python --output-on-failure --no-tests=ignore --label-exclude $(LEFT_OUT) --parallel $(BESIDE)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(shell expr $(JOBS) + 1) --dist worksteal $(SAMPLE)
+
+# Beside .venv, with a torch of its own, which is 3 GB: whenever pyproject.toml allows other releases, and before one of ours.
+OLDEST := .venv-oldest/bin/python -m
+test-oldest:  ## a sample of the tests of Python with the oldest packages that pyproject.toml allows
+	test -d .venv-oldest || $(PYTHON) -m venv .venv-oldest
+	$(OLDEST) pip install -q -c constraints-oldest.txt scikit-build-core nanobind cmake ninja
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(OLDEST) pip install -q -c constraints-oldest.txt --no-build-isolation \
+	  -Cbuild-dir=build/oldest -e '.[bench,dev,export,sim,tensorboard]'
+	$(OLDEST) pytest --numprocesses $(shell expr $(JOBS) + 1) --dist worksteal --sample 1 --draw 1
 
 # Built where the tests build, so that nothing is compiled twice. auditwheel names the oldest glibc that it runs on.
 wheel: build/.native  ## dist/*.whl, and try it: a bare environment, no compiler, no AVX

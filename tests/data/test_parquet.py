@@ -88,6 +88,9 @@ def test_lists_are_bags(tmp_path, kind):
     assert bags_of(only_batch(source_of(path, {"f": identity})), 0) == [[1, 2], [], [0], [3, 0, 3], [4], [0]]
 
 
+@pytest.mark.skipif(
+    int(pa.__version__.split(".")[0]) < 19, reason="this pyarrow cannot write lists of a fixed size that are null"
+)
 def test_fixed_size_lists_and_lists_of_texts(tmp_path):
     path = write(
         tmp_path / "a.parquet",

@@ -44,6 +44,7 @@ def fork_rank(request: dict[str, Any], rank: int) -> int:
     if child:
         return child
     status = 1
+    os.dup2(2, 1)  # what comes of a request goes there, and gloo of PyTorch 2.8 prints
     try:
         with Sayings(Path(request["sayings"]), rank) as say:
             try:
