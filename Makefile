@@ -219,6 +219,7 @@ build/.bench: build/.native $(wildcard benchmarks/core/*.cpp)
 # The peers pin other packages than holdfast, and every one of them: see the head of the file.
 .venv-peers/.installed: benchmarks/requirements-peers.txt
 	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip --disable-pip-version-check install -q -c $< torch
 	.venv-peers/bin/python -m pip --disable-pip-version-check install -q --no-deps -r $<
 	touch $@
 

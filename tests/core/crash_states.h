@@ -364,9 +364,9 @@ class Share {
     if (argc > 3) effort.points_per_life = std::strtoull(argv[3], nullptr, 10);
     num_parts_ = argc > 5 ? std::strtoull(argv[5], nullptr, 10) : 1;
     CHECK(num_parts_ > 0);
-    part_ = argc <= 5                               ? 0
+    part_ = argc <= 5                             ? 0
             : std::strcmp(argv[4], "random") == 0 ? seed % num_parts_
-                                                    : std::strtoull(argv[4], nullptr, 10);
+                                                  : std::strtoull(argv[4], nullptr, 10);
     CHECK(part_ < num_parts_);
     for (const std::uint64_t argument : {effort.states, effort.points_per_life, part_, num_parts_}) {
       check::replay_command += ' ';

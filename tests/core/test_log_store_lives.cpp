@@ -104,7 +104,8 @@ int main(int argc, char** argv) {
   LogStoreOptions in_small_parts = buffered();
   in_small_parts.merge_bytes = 2000;
   random_lives_agree_with_the_model(seed + 1, 1 << 20, 40, 40 / share, in_small_parts, Place::memory);
-  random_lives_agree_with_the_model(seed + 2, 192 << 10, 20, 20 / share, buffered(BlockQueue::Way::threads), Place::memory);
+  random_lives_agree_with_the_model(seed + 2, 192 << 10, 20, 20 / share, buffered(BlockQueue::Way::threads),
+                                    Place::memory);
   LogStoreOptions by_blocks = buffered();
   by_blocks.caching = Caching::buffered_blocks;  // of a device whose sectors have 4096 bytes
   random_lives_agree_with_the_model(seed + 3, 192 << 10, 20, 60 / share, by_blocks, Place::memory);
