@@ -330,7 +330,7 @@ def clip_grad_norm_(
 
 def refuse_missing(wanted: Iterable[str], there: Iterable[str]) -> None:
     """Raises ConfigError for the first feature that is not there."""
-    there = tuple(there)
+    there = dict.fromkeys(there)
     missing = [feature for feature in wanted if feature not in there]
     if missing:
         raise ConfigError(f"the batch has no feature '{missing[0]}' (it has {', '.join(map(str, there))})")

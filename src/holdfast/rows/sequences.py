@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast.data.batch import Bags, JaggedFeatures, jagged_parts
 from holdfast.device.options import DeviceConfig
@@ -54,12 +54,10 @@ class JaggedEmbeddings:
         longest = int(lengths.max()) if lengths.numel() else 0
         length = longest if desired_length is None else desired_length
         dense = self._values.new_full((lengths.numel(), length, self._values.shape[1]), padding_value)
-        places = torch.arange(length)
-        sample, place = torch.nonzero(places < lengths.cpu()[:, None], as_tuple=True)
-        values = self._values
-        if longest > length:
-            values = values[(self._offsets[:-1].cpu()[sample] + place).to(values.device)]
-        return dense.index_put((sample.to(values.device), place.to(values.device)), values)
+        places = torch.arange(length, device=lengths.device)
+        sample, place = torch.nonzero(places < lengths[:, None], as_tuple=True)
+        values = self._values[self._offsets[:-1][sample] + place] if longest > length else self._values
+        return dense.index_put((sample, place), values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +181,9 @@ class EmbeddingCollection(RowCollection):
         longest = max(of_table.numel() for of_table in ids)
         values, counts = [], []
         for of_table, padding in zip(ids, self._padding, strict=True):
-            counted = torch.zeros(longest, dtype=torch.int64, device=of_table.device)
-            counted[: of_table.numel()] = 1 if padding is None else of_table != padding
-            values.append(of_table if padding is None else of_table[of_table != padding])
-            counts.append(counted)
+            is_id = torch.ones_like(of_table, dtype=torch.bool) if padding is None else of_table != padding
+            values.append(of_table if padding is None else of_table[is_id])
+            counts.append(nn.functional.pad(is_id, (0, longest - of_table.numel())))
         ends = torch.cat(counts).cumsum(0)
         return JaggedFeatures(self._columns, torch.cat(values), torch.cat((ends.new_zeros(1), ends)))
 
