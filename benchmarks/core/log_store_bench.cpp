@@ -242,7 +242,8 @@ void bench_fetches_beside_a_merge(const std::string& directory, std::uint64_t nu
   for (std::uint64_t first = 0; first < num_rows; first += part) {  // reading holes would be too easy
     std::vector<std::uint64_t> rows(std::min(part, num_rows - first));
     std::iota(rows.begin(), rows.end(), first);
-    store.import_rows(0, rows, std::vector<std::byte>(rows.size() * dim * 4), {});
+    const std::vector<std::byte> weights(rows.size() * dim * 4);
+    store.import_rows(0, ImportedRows::apart(one_table(num_rows)[0], rows, weights, {}));
   }
   store.sync_home();
   std::mt19937_64 random(4);

@@ -29,14 +29,12 @@ namespace {
 
 // Room for rows as Python gives it: all of it is used.
 struct RowBuffers {
-  WorkingRows rows;
+  RowValues rows;
   std::size_t count;
 
-  RowBuffers(const RowTable& table, const RowNumbers& numbers, const Bytes& weights, const Bytes& state)
-      : rows{numbers.data(), reinterpret_cast<std::byte*>(weights.data()), reinterpret_cast<float*>(state.data())},
-        count(numbers.shape(0)) {
-    if (count == 0 || weights.shape(0) != count * table.weight_bytes() ||
-        state.shape(0) != count * table.state_bytes()) {
+  RowBuffers(const RowTable& table, const RowNumbers& numbers, const Bytes& values)
+      : rows{numbers.data(), reinterpret_cast<std::byte*>(values.data())}, count(numbers.shape(0)) {
+    if (count == 0 || values.shape(0) != count * value_bytes(table)) {
       throw nb::value_error("arrays do not fit the rows");
     }
   }
@@ -45,8 +43,8 @@ struct RowBuffers {
 // How many rows one of a live copy's streams had for these arrays, and where it goes on.
 template <auto stream>
 std::pair<std::size_t, std::uint64_t> next_rows(LiveCopy& copy, std::uint32_t table, std::uint64_t first,
-                                                const RowNumbers& rows, const Bytes& weights, const Bytes& state) {
-  const RowBuffers out(copy.tables().at(table), rows, weights, state);
+                                                const RowNumbers& rows, const Bytes& values) {
+  const RowBuffers out(copy.tables().at(table), rows, values);
   const nb::gil_scoped_release unlocked;
   const std::size_t num_rows = (copy.*stream)(table, first, out.rows, out.count);
   return {num_rows, first};
@@ -85,10 +83,9 @@ void bind_live_copy(nb::module_& m) {
            "Of a part: the step is not going to be below `floor`.")
       .def("fix_at", &LiveCopy::fix_at, "step"_a, Unlocked(),
            "Of a part: decides on a step that all parts have committed.")
-      .def("copy_rows", &next_rows<&LiveCopy::copy_rows>, "table"_a, "first"_a, "rows"_a, "weights"_a, "state"_a,
-           "Touched rows from place `first` on as they lie in the pool, as many as there is room for: how many, and "
-           "where "
-           "to go on.")
+      .def("copy_rows", &next_rows<&LiveCopy::copy_rows>, "table"_a, "first"_a, "rows"_a, "values"_a,
+           "Touched rows from place `first` on as they lie in the pool, as many as there is room for, of each its "
+           "weights and behind them its state: how many, and where to go on.")
       .def(
           "initial_rows",
           [](const LiveCopy& copy, std::uint32_t table, const ConstRowNumbers& rows, const Bytes& weights) {
@@ -106,7 +103,7 @@ void bind_live_copy(nb::module_& m) {
            "have it.")
       .def_prop_ro("home_rows", &LiveCopy::home_rows, "By table, how many rows homes have, where that is known.")
       .def("settle", &LiveCopy::settle, Unlocked())
-      .def("corrections", &next_rows<&LiveCopy::corrections>, "table"_a, "first"_a, "rows"_a, "weights"_a, "state"_a,
+      .def("corrections", &next_rows<&LiveCopy::corrections>, "table"_a, "first"_a, "rows"_a, "values"_a,
            "After settle: rows that count instead of those that were copied, likewise.");
 }
 

@@ -116,6 +116,7 @@ NB_MODULE(_core, m) {
   bind_shards(m);
   bind_keys(m);
   bind_unpublished(m);
+  bind_row_values(m);
   m.def("set_num_threads", &set_num_threads, "num_threads"_a);
   m.def("suggest_num_threads", &suggest_num_threads, "num_threads"_a, "The same, unless that was called.");
   m.def("num_threads", &num_threads);

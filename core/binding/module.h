@@ -18,5 +18,6 @@ void bind_dial_probe(nanobind::module_& m);
 void bind_shards(nanobind::module_& m);
 void bind_keys(nanobind::module_& m);
 void bind_unpublished(nanobind::module_& m);
+void bind_row_values(nanobind::module_& m);
 
 }  // namespace holdfast

@@ -355,6 +355,14 @@ void bind_pool(nb::module_& m) {
                              state ? std::span<const float>(state->data(), state->shape(0)) : std::span<const float>());
           },
           "table"_a, "rows"_a, "weights"_a, "state"_a.none())
+      .def(
+          "import_values",
+          [](Pool& pool, std::size_t table, const ConstRowNumbers& rows, const ConstBytes& values) {
+            const nb::gil_scoped_release unlocked;
+            pool.import_values(table, std::span<const std::uint64_t>(rows.data(), rows.shape(0)),
+                               {reinterpret_cast<const std::byte*>(values.data()), values.shape(0)});
+          },
+          "table"_a, "rows"_a, "values"_a, "Rows of a new pool; values: of each its weights, and behind them its state.")
       .def("keep_rows", &Pool::keep_rows, "table"_a, "rows"_a, Unlocked(),
            "These rows, ascending, stay in the scratchpad for good, where there is one: a static cache.")
       .def("end_steps", &Pool::end_steps, Unlocked(),

@@ -530,9 +530,8 @@ std::function<void()> InPlaceBackend::end_step(const StepMark& mark) {
 // Less than two records like the largest so far.
 bool InPlaceBackend::log_is_low() const { return log_.free_bytes() < 2 * log_.largest_record_bytes(); }
 
-void InPlaceBackend::import_rows(std::size_t table, std::span<const std::uint64_t> rows,
-                                 std::span<const std::byte> weights, std::span<const float> state) {
-  store_.import_rows(table, rows, weights, state);
+void InPlaceBackend::import_rows(std::size_t table, const ImportedRows& imported) {
+  store_.import_rows(table, imported);
 }
 
 // A step that wrote rows but was not committed is undone, as recovery would.

@@ -74,8 +74,7 @@ class InPlaceBackend final : public RowBackend {
   bool log_is_low() const override;
   bool step_has_begun() const override { return !parts_.empty(); }
 
-  void import_rows(std::size_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> weights,
-                   std::span<const float> state) override;
+  void import_rows(std::size_t table, const ImportedRows& imported) override;
   void close(bool updated) override;
   void stop() noexcept override {}
 

@@ -310,32 +310,23 @@ void InPlaceStore::finish_rows(const Table& table, const WorkingRows& working, s
   medium_.persist_point();
 }
 
-void InPlaceStore::import_rows(std::size_t index, std::span<const std::uint64_t> rows,
-                               std::span<const std::byte> weights, std::span<const float> state) {
+void InPlaceStore::import_rows(std::size_t index, const ImportedRows& imported) {
   Table& table = tables_[index];
+  std::vector<std::uint64_t> rows(imported.rows().begin(), imported.rows().end());
   const bool are_there = std::ranges::all_of(rows, [&](std::uint64_t row) { return table.has_range(row, 1); });
-  if (!are_there || weights.size() != rows.size() * table.weight_bytes() ||
-      (!state.empty() && state.size() != rows.size() * table.spec.state_floats)) {
-    throw Error(ErrorKind::config, "imported rows do not fit table '" + table.name + "'");
-  }
-  std::vector<std::uint64_t> numbers(rows.begin(), rows.end());
-  const WorkingRows imported{numbers.data(), nullptr, nullptr};
-  prepare(index, imported, 0, rows.size());
+  if (!are_there) throw Error(ErrorKind::config, "imported rows do not fit table '" + table.name + "'");
+  const WorkingRows working{rows.data(), nullptr, nullptr};
+  prepare(index, working, 0, rows.size());
   const HomeRows home = table.home();
-  const std::size_t state_floats = table.spec.state_floats;
+  const std::size_t state_bytes = home.state == nullptr ? 0 : table.state_bytes();
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const std::uint64_t row = rows[i];
-    std::memcpy(home.weights + row * table.weight_bytes(), weights.data() + i * table.weight_bytes(),
-                table.weight_bytes());
-    if (!state.empty()) {
-      std::copy_n(state.data() + i * state_floats, state_floats, home.state + row * state_floats);
-    } else if (home.state != nullptr) {
-      std::fill_n(home.state + row * state_floats, state_floats, 0.0f);
-    }
+    imported.put(i, table.weight_bytes(), home.weights + row * table.weight_bytes(), state_bytes,
+                 reinterpret_cast<std::byte*>(home.state) + row * state_bytes);
     home.touched[row / 64] |= std::uint64_t{1} << (row % 64);
-    numbers[i] |= fresh_bit;  // flush its touched bit too
+    rows[i] |= fresh_bit;  // flush its touched bit too
   }
-  finish_rows(table, imported, 0, rows.size());
+  finish_rows(table, working, 0, rows.size());
 }
 
 std::vector<std::uint64_t> InPlaceStore::touched_rows(std::size_t index, std::uint64_t first, std::size_t count) const {

@@ -25,6 +25,7 @@
 #include "media/medium.h"
 #include "rows/row_checksums.h"
 #include "rows/row_table.h"
+#include "rows/row_values.h"
 
 namespace holdfast {
 
@@ -113,9 +114,8 @@ class InPlaceStore {
   std::size_t materialize(std::size_t table, std::span<const std::uint64_t> rows);
   RowMapping mapping(std::size_t table) const;
 
-  // Overwrites rows without a log; throws config when the arrays do not fit the table.
-  void import_rows(std::size_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> weights,
-                   std::span<const float> state);
+  // Overwrites rows without a log; throws config where one is not there.
+  void import_rows(std::size_t table, const ImportedRows& imported);
 
   // For messages: this row does not hold its checksum.
   std::string bad_row(std::size_t table, std::uint64_t row) const;

@@ -207,8 +207,7 @@ std::uint64_t LogStore::merge(const Limit& limit, const Rest& rest, const GivesU
   return merge_.run({limit, rest, gives_up, most_bytes});
 }
 
-void LogStore::import_rows(std::uint32_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> weights,
-                           std::span<const float> state) {
+void LogStore::import_rows(std::uint32_t table, const ImportedRows& imported) {
   const std::lock_guard turn(merge_mutex_);
   require_usable();
   const auto through_log = [this](const TableRows& of_table) {
@@ -220,7 +219,7 @@ void LogStore::import_rows(std::uint32_t table, std::span<const std::uint64_t> r
     const GivesUp gives_up = [] { return false; };
     merge_.run({limit, rest, gives_up, ~std::uint64_t{0}});
   };
-  holdfast::import_rows({view_, home_writer_, latch_}, table, {rows, weights, state}, through_log);
+  holdfast::import_rows({view_, home_writer_, latch_}, table, imported, through_log);
 }
 
 void LogStore::sync_home() {

@@ -43,6 +43,7 @@
 #include "log_store/store_survey.h"
 #include "log_store/store_sweep.h"
 #include "rows/row_table.h"
+#include "rows/row_values.h"
 
 namespace holdfast {
 
@@ -114,7 +115,7 @@ class LogStore {
   // Rows as home has them at that instant, from place `first` on in the order in which they lie there, `count` at most;
   // those of them that do not hold, because they are being written, are listed in `torn` instead. What is in the log
   // alone is not there. Places begin with 0, and end with the table's number of rows.
-  HomeRead read_home(std::uint32_t table, std::uint64_t first, const WorkingRows& out, std::size_t count,
+  HomeRead read_home(std::uint32_t table, std::uint64_t first, const RowValues& out, std::size_t count,
                      std::vector<std::uint64_t>& torn) {
     return store_survey::read_home(view_, table, first, out, count, torn);
   }
@@ -195,12 +196,10 @@ class LogStore {
   using CopyFromMemory = LoggedVersions::CopyFromMemory;
   void merge_from_memory(CopyFromMemory copy) { versions_.set_memory(std::move(copy)); }
 
-  // Writes these rows, in any order and each once, straight home; their state becomes zeros where `state` is empty. Only
-  // while the log holds no record, and alone. Durable after sync_home; what a failure or a crash before that leaves of
-  // them is unknown, but for rows that home may have had before: these go through the log, so each is old or new.
-  // Throws config where the arrays do not fit the table.
-  void import_rows(std::uint32_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> weights,
-                   std::span<const float> state);
+  // Writes these rows straight home. Only while the log holds no record, and alone. Durable after sync_home; what a
+  // failure or a crash before that leaves of them is unknown, but for rows that home may have had before: these go
+  // through the log, so each is old or new. Throws config where a row is not there.
+  void import_rows(std::uint32_t table, const ImportedRows& imported);
   void sync_home();
 
   // What the newest record says, or said, if it is merged.

@@ -1,7 +1,6 @@
 #include "log_store/row_import.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/error.h"
@@ -16,11 +15,9 @@ constexpr std::size_t chunk_bytes = std::size_t{64} << 10;  // and by one thread
 constexpr std::size_t most_writes = 8 * BlockQueue::depth;
 
 void check(const ImportStore& store, std::uint32_t table, const ImportedRows& imported) {
-  const auto& [what, layout] = store.tables.at(table);
-  const auto& [rows, weights, state] = imported;
-  const bool are_there = std::ranges::all_of(rows, [&](std::uint64_t row) { return store.homes.has(table, row); });
-  if (!are_there || weights.size() != rows.size() * layout.weight_bytes() ||
-      (!state.empty() && state.size() != rows.size() * what.spec.state_floats)) {
+  const RowTable& what = store.tables.at(table).what;
+  const auto is_there = [&](std::uint64_t row) { return store.homes.has(table, row); };
+  if (!std::ranges::all_of(imported.rows(), is_there)) {
     throw Error(ErrorKind::config, "imported rows do not fit table '" + what.name + "'");
   }
   if (!store.log.live().empty()) {
@@ -33,20 +30,25 @@ void write_fresh(const ImportStore& store, std::uint32_t table, const ImportedRo
                  std::span<const std::size_t> which) {
   if (which.empty()) return;
   const RowLayout& layout = store.tables[table].layout;
-  const std::vector<float> zeros(store.tables[table].what.spec.state_floats);
-  std::vector<std::byte> images(which.size() * layout.image_bytes());
+  const std::size_t num_bytes = which.size() * layout.image_bytes();
+  const SpareBuffers::Borrowed images = store.io.spare.borrow(num_bytes);
   std::vector<HomeVersion> versions;  // addresses begin with the last of them
   versions.reserve(which.size());
-  for (std::size_t k = which.size(); k-- > 0;) versions.push_back({imported.rows[which[k]], k * layout.image_bytes()});
+  for (std::size_t k = which.size(); k-- > 0;)
+    versions.push_back({imported.rows()[which[k]], k * layout.image_bytes()});
   store.home_writer.begin_import(table, versions);
   const std::size_t chunk_rows = std::max<std::size_t>(1, chunk_bytes / layout.image_bytes());
   parallel_for((which.size() + chunk_rows - 1) / chunk_rows, [&](std::size_t chunk) {
-    for (std::size_t k = chunk * chunk_rows; k < std::min(which.size(), (chunk + 1) * chunk_rows); ++k) {
-      const std::size_t i = which[k];
-      const float* state = imported.state.empty() ? zeros.data() : imported.state.data() + i * zeros.size();
-      write_image(layout, table, imported.rows[i], imported.weights.data() + i * layout.weight_bytes(), state,
-                  images.data() + k * layout.image_bytes());
+    const std::size_t first = chunk * chunk_rows;
+    const std::size_t count = std::min(which.size() - first, chunk_rows);
+    std::byte* const begin = images.data() + first * layout.image_bytes();
+    std::vector<std::uint64_t> rows(count);
+    for (std::size_t k = 0; k < count; ++k) {
+      std::byte* const image = begin + k * layout.image_bytes();
+      rows[k] = imported.rows()[which[first + k]];
+      imported.put(which[first + k], layout.weight_bytes(), image, layout.state_bytes(), image + layout.weight_bytes());
     }
+    tag_images(layout, table, rows, begin);
   });
   store.home_writer.settle(table, versions);
   store.home_writer.note_import(table, versions);
@@ -61,21 +63,18 @@ void write_fresh(const ImportStore& store, std::uint32_t table, const ImportedRo
 void write_over(const ImportStore& store, std::uint32_t table, const ImportedRows& imported,
                 std::vector<std::size_t> which, const std::function<void(const TableRows& rows)>& through_log) {
   const RowLayout& layout = store.tables[table].layout;
-  const std::size_t state_floats = layout.state_bytes() / sizeof(float);
-  std::ranges::sort(which, {}, [&](std::size_t i) { return imported.rows[i]; });
+  std::ranges::sort(which, {}, [&](std::size_t i) { return imported.rows()[i]; });
   const std::size_t record_rows = std::max<std::size_t>(
       1, (store.log.ring_bytes() / 2 - format::block_bytes) / (layout.unit_bytes() + sizeof(std::uint64_t)));
   for (std::size_t done = 0; done < which.size();) {
     const auto some = std::span(which).subspan(done, std::min(which.size() - done, record_rows));
     std::vector<std::uint64_t> rows;
     std::vector<std::byte> weights(some.size() * layout.weight_bytes());
-    std::vector<float> state(some.size() * state_floats);
+    std::vector<float> state(some.size() * layout.state_bytes() / sizeof(float));
     for (std::size_t k = 0; k < some.size(); ++k) {
-      rows.push_back(imported.rows[some[k]]);
-      std::memcpy(weights.data() + k * layout.weight_bytes(), imported.weights.data() + some[k] * layout.weight_bytes(),
-                  layout.weight_bytes());
-      if (imported.state.empty()) continue;
-      std::copy_n(imported.state.data() + some[k] * state_floats, state_floats, state.data() + k * state_floats);
+      rows.push_back(imported.rows()[some[k]]);
+      imported.put(some[k], layout.weight_bytes(), weights.data() + k * layout.weight_bytes(), layout.state_bytes(),
+                   reinterpret_cast<std::byte*>(state.data()) + k * layout.state_bytes());
     }
     through_log({table, rows.size(), {rows.data(), weights.data(), state.data()}});
     done += some.size();
@@ -88,18 +87,16 @@ void import_rows(const ImportStore& store, std::uint32_t table, const ImportedRo
                  const std::function<void(const TableRows& rows)>& through_log) {
   check(store, table, imported);
   const RowLayout& layout = store.tables[table].layout;
-  const std::size_t state_floats = store.tables[table].what.spec.state_floats;
   store.latch.latching([&] {
     const std::size_t rows_at_once = std::max<std::size_t>(1, images_bytes / layout.image_bytes());
-    for (std::size_t done = 0; done < imported.rows.size();) {
-      const std::size_t count = std::min(imported.rows.size() - done, rows_at_once);
-      ImportedRows some{imported.rows.subspan(done, count), imported.weights.subspan(done * layout.weight_bytes()), {}};
-      if (!imported.state.empty()) some.state = imported.state.subspan(done * state_floats);
+    for (std::size_t done = 0; done < imported.rows().size();) {
+      const std::size_t count = std::min(imported.rows().size() - done, rows_at_once);
+      const ImportedRows some = imported.part(done, count);
       std::vector<std::size_t> fresh;
       std::vector<std::size_t> known;
       for (std::size_t i = 0; i < count; ++i) {
-        const Home& home = store.homes.of(table)[store.homes.home_of(table, some.rows[i])];
-        (store.homes.address_of(home, some.rows[i]) ? known : fresh).push_back(i);
+        const Home& home = store.homes.of(table)[store.homes.home_of(table, some.rows()[i])];
+        (store.homes.address_of(home, some.rows()[i]) ? known : fresh).push_back(i);
       }
       write_over(store, table, some, std::move(known), through_log);
       write_fresh(store, table, some, fresh);

@@ -10,20 +10,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <span>
 
 #include "log_store/failure_latch.h"
 #include "log_store/home_writer.h"
 #include "log_store/log_records.h"
 #include "log_store/store_view.h"
+#include "rows/row_values.h"
 
 namespace holdfast {
-
-struct ImportedRows {
-  std::span<const std::uint64_t> rows;  // in any order, each once
-  std::span<const std::byte> weights;
-  std::span<const float> state;  // zeros where it is empty
-};
 
 // What an import works over.
 struct ImportStore : StoreView {
@@ -31,8 +25,8 @@ struct ImportStore : StoreView {
   FailureLatch& latch;
 };
 
-// through_log: appends a record of these rows at the end of the newest step, and merges it. Throws config where the arrays
-// do not fit the table, step where the log holds a record.
+// through_log: appends a record of these rows at the end of the newest step, and merges it. Throws config where a row is
+// not there, step where the log holds a record.
 void import_rows(const ImportStore& store, std::uint32_t table, const ImportedRows& imported,
                  const std::function<void(const TableRows& rows)>& through_log);
 

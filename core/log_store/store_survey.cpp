@@ -17,13 +17,11 @@ constexpr std::size_t least_bytes = std::size_t{256} << 10;
 constexpr std::size_t most_problems = 100;
 
 // Of `out`, row i.
-void put_image(const RowLayout& layout, std::uint64_t row, const std::byte* image, const WorkingRows& out,
+void put_image(const RowLayout& layout, std::uint64_t row, const std::byte* image, const RowValues& out,
                std::size_t i) {
+  const std::size_t num_bytes = layout.weight_bytes() + layout.state_bytes();
   out.rows[i] = row;
-  std::memcpy(out.weights + i * layout.weight_bytes(), image, layout.weight_bytes());
-  if (layout.state_bytes() == 0) return;
-  std::memcpy(reinterpret_cast<std::byte*>(out.state) + i * layout.state_bytes(), image + layout.weight_bytes(),
-              layout.state_bytes());
+  std::memcpy(out.values + i * num_bytes, image, num_bytes);
 }
 
 // Of the rows [first, end).
@@ -123,10 +121,11 @@ std::vector<std::uint64_t> touched_rows(const StoreView& store, std::uint32_t ta
 }
 
 // Homes lie one behind another here, each with so many places as it has images, or rows.
-HomeRead read_home(const StoreView& store, std::uint32_t number, std::uint64_t first, const WorkingRows& out,
+HomeRead read_home(const StoreView& store, std::uint32_t number, std::uint64_t first, const RowValues& out,
                    std::size_t count, std::vector<std::uint64_t>& torn) {
   const auto& [what, layout] = store.tables.at(number);
   HomeRead read{0, first};
+  std::vector<const std::byte*> images;
   std::uint64_t begin = 0;  // place of the home's first image
   for (const Home& home : store.homes.of(number)) {
     if (!home.addresses) begin = home.first;
@@ -136,16 +135,23 @@ HomeRead read_home(const StoreView& store, std::uint32_t number, std::uint64_t f
       const auto piece = store.homes.next_piece(number, home, read.next - begin,
                                                 std::clamp<std::uint64_t>(wanted, least_bytes, buffer_bytes));
       if (!piece) break;
-      for (std::size_t i = 0; i < piece->rows.size(); ++i) {
+      images.clear();
+      for (std::size_t i = 0; i < piece->rows.size(); ++i) images.push_back(piece->image(layout, i));
+      for (std::size_t i = 0; i < piece->rows.size();) {
         if (read.num_rows == count) return read;
-        const std::uint64_t row = piece->rows[i];
-        read.next = begin + piece->first_address + i + 1;
-        const std::byte* image = piece->image(layout, i);
-        const ImageState state = check_image(layout, number, row, image);
-        // An address is written before it counts.
-        const bool is_torn = state == ImageState::damaged || (state == ImageState::untouched && home.addresses);
-        if (is_torn) torn.push_back(row);
-        if (state == ImageState::whole) put_image(layout, row, image, out, read.num_rows++);
+        const std::size_t most = std::min(piece->rows.size() - i, count - read.num_rows);
+        const auto rows = std::span(piece->rows).subspan(i, most);
+        const std::size_t whole = count_whole(layout, number, rows, std::span(images).subspan(i, most));
+        for (std::size_t k = 0; k < whole; ++k) put_image(layout, rows[k], images[i + k], out, read.num_rows++);
+        i += whole;
+        if (whole < most) {  // and the next one is not
+          // An address is written before it counts.
+          const bool is_torn =
+              home.addresses || check_image(layout, number, rows[whole], images[i]) == ImageState::damaged;
+          if (is_torn) torn.push_back(rows[whole]);
+          ++i;
+        }
+        read.next = begin + piece->first_address + i;
       }
     }
     read.next = std::max(read.next, end);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "log_store/store_view.h"
+#include "rows/row_values.h"
 
 namespace holdfast {
 
@@ -21,7 +22,7 @@ namespace store_survey {
 // As LogStore's.
 std::vector<std::uint64_t> touched_rows(const StoreView& store, std::uint32_t table, std::uint64_t first,
                                         std::size_t count);
-HomeRead read_home(const StoreView& store, std::uint32_t table, std::uint64_t first, const WorkingRows& out,
+HomeRead read_home(const StoreView& store, std::uint32_t table, std::uint64_t first, const RowValues& out,
                    std::size_t count, std::vector<std::uint64_t>& torn);
 // Images that do not hold, by file and offset, 100 at most: at home, of rows that the index does not name; and in the log.
 std::vector<std::string> verify_homes(const StoreView& store);

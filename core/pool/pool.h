@@ -219,6 +219,8 @@ class Pool {
   // The same of rows [first, ...).
   void import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
                    std::span<const float> state);
+  // The same of rows whose weights and state lie together.
+  void import_values(std::size_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> values);
 
   // No further step is going to be committed, but the one under way: no commit is held up for the sake of later ones any
   // more. From any thread, while the pool is there.
@@ -261,6 +263,7 @@ class Pool {
   std::vector<StageSpans::Span> take_spans();
 
  private:
+  void import_into_backend(std::size_t table, const ImportedRows& imported);
   void recover(const std::string& directory, const OpenOptions& options);
   void follow_group(const InGroup& group, RecoveryPlan& plan) const;
   void commit_mark(const StepMark& mark, const Dense* dense);

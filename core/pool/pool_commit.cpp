@@ -124,11 +124,19 @@ void Pool::import_rows(std::size_t table, std::uint64_t first, std::span<const s
 
 void Pool::import_rows(std::size_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> weights,
                        std::span<const float> state) {
+  import_into_backend(table, ImportedRows::apart(backend_->tables().at(table), rows, weights, state));
+}
+
+void Pool::import_values(std::size_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> values) {
+  import_into_backend(table, ImportedRows::together(backend_->tables().at(table), rows, values));
+}
+
+void Pool::import_into_backend(std::size_t table, const ImportedRows& imported) {
   check_open();
   const bool is_new = step_ == 0 || (report_.epoch == 1 && step_ == report_.step);
   if (!is_new || backend_->step_has_begun())
     throw Error(ErrorKind::step, "rows are imported before the first step only");
-  latching([&] { backend_->import_rows(table, rows, weights, state); });
+  latching([&] { backend_->import_rows(table, imported); });
 }
 
 void Pool::flush() {

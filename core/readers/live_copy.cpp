@@ -37,8 +37,7 @@ class LiveCopy::Source {
   virtual StepMark fix_without_dense() = 0;
   virtual std::uint64_t newest_step() = 0;
   // Not in the thread that follows, and beside it.
-  virtual std::size_t copy_rows(std::uint32_t table, std::uint64_t& first, const WorkingRows& out,
-                                std::size_t count) = 0;
+  virtual std::size_t copy_rows(std::uint32_t table, std::uint64_t& first, const RowValues& out, std::size_t count) = 0;
   virtual void settle() = 0;
   virtual RowVersions& versions() = 0;
   virtual std::optional<RecordName> fixed_record() const { return std::nullopt; }
@@ -63,15 +62,17 @@ class LiveCopy::InPlaceSource final : public Source {
     return {commit.step, commit.cursor, commit.row_updates};
   }
   std::uint64_t newest_step() override { return superblock_.read_commit().step; }
-  std::size_t copy_rows(std::uint32_t table, std::uint64_t& first, const WorkingRows& out, std::size_t count) override {
+  std::size_t copy_rows(std::uint32_t table, std::uint64_t& first, const RowValues& out, std::size_t count) override {
+    const RowTable& what = store_.table(table);
     const std::vector<std::uint64_t> rows = store_.touched_rows(table, first, count);
-    std::copy(rows.begin(), rows.end(), out.rows);
-    for (std::size_t begin = 0; begin < rows.size(); ++begin) {
-      begin = store_.try_capture(table, out, begin, rows.size());
-      if (begin < rows.size()) torn_[table].push_back(rows[begin]);
+    const std::size_t some = std::clamp<std::size_t>(apart_bytes / value_bytes(what), 1, count);
+    weights_.resize(some * what.weight_bytes());
+    state_.resize(some * what.spec.state_floats);
+    for (std::size_t done = 0; done < rows.size(); done += some) {
+      const auto part = std::span(rows).subspan(done, std::min(some, rows.size() - done));
+      copy_part(table, part, {out.rows + done, out.values + done * value_bytes(what)});
     }
-    for (std::size_t i = 0; i < rows.size(); ++i) out.rows[i] &= ~fresh_bit;
-    first = end_of(rows.size(), count, out.rows, store_.table(table).num_rows);
+    first = end_of(rows.size(), count, out.rows, what.num_rows);
     return rows.size();
   }
   // A row that the writer was updating is of a later step than the fixed one.
@@ -86,9 +87,32 @@ class LiveCopy::InPlaceSource final : public Source {
   RowVersions& versions() override { return follower_.versions(); }
 
  private:
+  // Weights and state lie apart at home: there is room for so much of both.
+  static constexpr std::size_t apart_bytes = std::size_t{128} << 10;
+
+  void copy_part(std::uint32_t table, std::span<const std::uint64_t> rows, const RowValues& out) {
+    const RowTable& what = store_.table(table);
+    const WorkingRows apart{out.rows, weights_.data(), state_.data()};
+    std::ranges::copy(rows, out.rows);
+    for (std::size_t begin = 0; begin < rows.size(); ++begin) {
+      begin = store_.try_capture(table, apart, begin, rows.size());
+      if (begin < rows.size()) torn_[table].push_back(rows[begin]);
+    }
+    const ImportedRows captured =
+        ImportedRows::apart(what, rows, std::span(weights_).first(rows.size() * what.weight_bytes()),
+                            std::span(state_).first(rows.size() * what.spec.state_floats));
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      out.rows[i] &= ~fresh_bit;
+      std::byte* const values = out.values + i * value_bytes(what);
+      captured.put(i, what.weight_bytes(), values, what.state_bytes(), values + what.weight_bytes());
+    }
+  }
+
   const Superblock& superblock_;
   InPlaceStore store_;
   UndoFollower follower_;
+  std::vector<std::byte> weights_;
+  std::vector<float> state_;
   std::vector<std::vector<std::uint64_t>> torn_;  // by table: rows that did not hold their checksum
 };
 
@@ -106,7 +130,7 @@ class LiveCopy::LogSource final : public Source {
     return newest;
   }
   std::uint64_t newest_step() override { return follower_.newest_step(); }
-  std::size_t copy_rows(std::uint32_t table, std::uint64_t& first, const WorkingRows& out, std::size_t count) override {
+  std::size_t copy_rows(std::uint32_t table, std::uint64_t& first, const RowValues& out, std::size_t count) override {
     const HomeRead read = store_->read_home(table, first, out, count, torn_.at(table));
     first = read.next;
     return read.num_rows;
@@ -305,7 +329,7 @@ void LiveCopy::fix_at(std::uint64_t step) {
   });
 }
 
-std::size_t LiveCopy::copy_rows(std::uint32_t table, std::uint64_t& first, const WorkingRows& out, std::size_t count) {
+std::size_t LiveCopy::copy_rows(std::uint32_t table, std::uint64_t& first, const RowValues& out, std::size_t count) {
   {
     const std::lock_guard lock(mutex_);
     in_one_life([this] { check(); });
@@ -330,8 +354,7 @@ void LiveCopy::settle() {
   refuse_another_life();
 }
 
-std::size_t LiveCopy::corrections(std::uint32_t table, std::uint64_t& first, const WorkingRows& out,
-                                  std::size_t count) {
+std::size_t LiveCopy::corrections(std::uint32_t table, std::uint64_t& first, const RowValues& out, std::size_t count) {
   const std::size_t num_rows = source_->versions().read(table, first, out, count);
   first = end_of(num_rows, count, out.rows, tables_.at(table).num_rows);
   return num_rows;

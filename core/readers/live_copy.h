@@ -29,10 +29,10 @@
 
 #include "base/step_mark.h"
 #include "commit/dense_copy.h"
-#include "kernels/kernels.h"
 #include "layout/superblock.h"
 #include "media/medium.h"
 #include "rows/row_table.h"
+#include "rows/row_values.h"
 #include "rows/row_versions.h"
 
 namespace holdfast {
@@ -81,7 +81,7 @@ class LiveCopy {
   // Copies rows that an update ever wrote, from place `first` on in the order in which they lie in the pool, `count` at
   // most; moves `first` behind what was looked at (to the table's end, where that is all). Places begin with 0. Returns
   // how many rows that were.
-  std::size_t copy_rows(std::uint32_t table, std::uint64_t& first, const WorkingRows& out, std::size_t count);
+  std::size_t copy_rows(std::uint32_t table, std::uint64_t& first, const RowValues& out, std::size_t count);
 
   // The initial values of rows.
   void initial_rows(std::uint32_t table, const std::uint64_t* rows, std::size_t num_rows, std::byte* weights) const;
@@ -89,7 +89,7 @@ class LiveCopy {
   // Ends following. Throws overtaken; corrupted where a row does not hold.
   void settle();
   // After settle: rows that copy_rows may not have given as they were, likewise.
-  std::size_t corrections(std::uint32_t table, std::uint64_t& first, const WorkingRows& out, std::size_t count);
+  std::size_t corrections(std::uint32_t table, std::uint64_t& first, const RowValues& out, std::size_t count);
 
  private:
   class Source;

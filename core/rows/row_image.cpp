@@ -21,6 +21,18 @@ std::uint32_t tag_at(const RowLayout& layout, const std::byte* image) {
   return tag;
 }
 
+// Tags some images, one at least, as many as have their tags made at once at most.
+using Images = std::array<std::byte*, checksums_at_once>;
+void tag_some(const RowLayout& layout, std::uint64_t table, RowNumbers rows, Images image, std::size_t count) {
+  const std::size_t value_bytes = layout.weight_bytes() + layout.state_bytes();
+  for (std::size_t i = count; i < checksums_at_once; ++i) {  // the last once more: nobody wants its tag
+    rows[i] = rows[count - 1];
+    image[i] = image[count - 1];
+  }
+  const RowTags tags = row_tags(layout.tag_seed(), table, rows, {image[0], image[1], image[2], image[3]}, value_bytes);
+  for (std::size_t i = 0; i < count; ++i) std::memcpy(image[i] + value_bytes, &tags[i], sizeof(tags[i]));
+}
+
 }  // namespace
 
 RowLayout::RowLayout(const RowSpec& spec, Packing packing)
@@ -47,6 +59,19 @@ void write_image(const RowLayout& layout, std::uint64_t table, std::uint64_t row
 void tag_image(const RowLayout& layout, std::uint64_t table, std::uint64_t row, std::byte* image) {
   const std::uint32_t tag = tag_of(layout, table, row, image);
   std::memcpy(image + layout.weight_bytes() + layout.state_bytes(), &tag, sizeof(tag));
+}
+
+void tag_images(const RowLayout& layout, std::uint64_t table, std::span<const std::uint64_t> rows, std::byte* images) {
+  for (std::size_t first = 0; first < rows.size(); first += checksums_at_once) {
+    const std::size_t some = std::min(checksums_at_once, rows.size() - first);
+    RowNumbers numbers;
+    Images image;
+    for (std::size_t i = 0; i < some; ++i) {
+      numbers[i] = rows[first + i];
+      image[i] = images + (first + i) * layout.image_bytes();
+    }
+    tag_some(layout, table, numbers, image, some);
+  }
 }
 
 bool has_tag(const RowLayout& layout, const std::byte* image) { return tag_at(layout, image) != 0; }
@@ -78,7 +103,6 @@ std::size_t count_whole(const RowLayout& layout, std::uint64_t table, std::span<
 
 void pack_images(const RowLayout& layout, std::uint64_t table, const WorkingRows& working, std::size_t count,
                  std::byte* images) {
-  const std::size_t value_bytes = layout.weight_bytes() + layout.state_bytes();
   const std::size_t state_floats = layout.state_bytes() / sizeof(float);
   std::byte* unit = images;
   std::size_t in_unit = 0;
@@ -92,7 +116,7 @@ void pack_images(const RowLayout& layout, std::uint64_t table, const WorkingRows
   for (std::size_t first = 0; first < count; first += checksums_at_once) {
     const std::size_t some = std::min(checksums_at_once, count - first);
     RowNumbers rows;
-    std::array<std::byte*, checksums_at_once> image;
+    Images image;
     for (std::size_t i = 0; i < some; ++i) {
       const std::size_t u = first + i;
       rows[i] = working.rows[u] & ~fresh_bit;
@@ -103,13 +127,7 @@ void pack_images(const RowLayout& layout, std::uint64_t table, const WorkingRows
       }
       if (++in_unit == layout.unit_rows()) end_unit();
     }
-    for (std::size_t i = some; i < checksums_at_once; ++i) {  // the last once more: nobody wants its tag
-      rows[i] = rows[some - 1];
-      image[i] = image[some - 1];
-    }
-    const RowTags tags =
-        row_tags(layout.tag_seed(), table, rows, {image[0], image[1], image[2], image[3]}, value_bytes);
-    for (std::size_t i = 0; i < some; ++i) std::memcpy(image[i] + value_bytes, &tags[i], sizeof(tags[i]));
+    tag_some(layout, table, rows, image, some);
   }
   if (in_unit != 0) end_unit();
 }

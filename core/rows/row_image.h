@@ -54,6 +54,9 @@ void write_image(const RowLayout& layout, std::uint64_t table, std::uint64_t row
 // Gives the image of `row`, whose weights and state are there, its tag.
 void tag_image(const RowLayout& layout, std::uint64_t table, std::uint64_t row, std::byte* image);
 
+// The same of several rows, whose images lie one behind another.
+void tag_images(const RowLayout& layout, std::uint64_t table, std::span<const std::uint64_t> rows, std::byte* images);
+
 // Whether anything was ever written there: all that its tag says.
 bool has_tag(const RowLayout& layout, const std::byte* image);
 

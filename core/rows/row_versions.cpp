@@ -47,7 +47,7 @@ void RowVersions::replace(std::uint32_t number, std::uint64_t row, const std::by
   std::memcpy(place ? table.at(*place) : add(table, row), image, table.weight_bytes + table.state_bytes);
 }
 
-std::size_t RowVersions::read(std::uint32_t number, std::uint64_t first, const WorkingRows& out, std::size_t count) {
+std::size_t RowVersions::read(std::uint32_t number, std::uint64_t first, const RowValues& out, std::size_t count) {
   Table& table = tables_.at(number);
   if (table.sorted.size() != table.index.size()) {
     table.sorted = table.index.rows();
@@ -56,12 +56,9 @@ std::size_t RowVersions::read(std::uint32_t number, std::uint64_t first, const W
   const auto begin = std::lower_bound(table.sorted.begin(), table.sorted.end(), first);
   const std::size_t num_rows = std::min(count, static_cast<std::size_t>(table.sorted.end() - begin));
   std::copy_n(begin, num_rows, out.rows);
+  const std::size_t num_bytes = table.weight_bytes + table.state_bytes;
   for (std::size_t i = 0; i < num_rows; ++i) {
-    const std::byte* image = table.at(*table.index.find(out.rows[i]));
-    std::memcpy(out.weights + i * table.weight_bytes, image, table.weight_bytes);
-    if (table.state_bytes == 0) continue;
-    std::memcpy(reinterpret_cast<std::byte*>(out.state) + i * table.state_bytes, image + table.weight_bytes,
-                table.state_bytes);
+    std::memcpy(out.values + i * num_bytes, table.at(*table.index.find(out.rows[i])), num_bytes);
   }
   return num_rows;
 }

@@ -13,6 +13,7 @@
 #include "kernels/kernels.h"
 #include "rows/row_index.h"
 #include "rows/row_table.h"
+#include "rows/row_values.h"
 
 namespace holdfast {
 
@@ -27,7 +28,7 @@ class RowVersions {
   void replace(std::uint32_t table, std::uint64_t row, const std::byte* image);
 
   // The rows at or after `first`, ascending, `count` at most, into `out`; returns how many.
-  std::size_t read(std::uint32_t table, std::uint64_t first, const WorkingRows& out, std::size_t count);
+  std::size_t read(std::uint32_t table, std::uint64_t first, const RowValues& out, std::size_t count);
 
  private:
   struct Table {

@@ -414,12 +414,11 @@ bool LogBackend::step_has_begun() const {
          std::any_of(captures_.begin(), captures_.end(), [](const auto& capture) { return !capture.expired(); });
 }
 
-void LogBackend::import_rows(std::size_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> weights,
-                             std::span<const float> state) {
+void LogBackend::import_rows(std::size_t table, const ImportedRows& imported) {
   warming_.reset();
   store_.merge_from_memory(nullptr);
   scratchpad_.reset();  // it may hold what the rows were
-  store_.import_rows(static_cast<std::uint32_t>(table), rows, weights, state);
+  store_.import_rows(static_cast<std::uint32_t>(table), imported);
 }
 
 void LogBackend::end_steps() { merger_->let_through(); }

@@ -96,8 +96,7 @@ class LogBackend final : public RowBackend {
   bool log_is_low() const override;
   bool step_has_begun() const override;
 
-  void import_rows(std::size_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> weights,
-                   std::span<const float> state) override;
+  void import_rows(std::size_t table, const ImportedRows& imported) override;
   void end_steps() override;
   void close(bool updated) override;
   void stop() noexcept override;

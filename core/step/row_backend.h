@@ -25,6 +25,7 @@
 #include "base/step_mark.h"
 #include "media/dial.h"
 #include "rows/row_table.h"
+#include "rows/row_values.h"
 #include "step/capture.h"
 
 namespace holdfast {
@@ -140,8 +141,8 @@ class RowBackend {
   // Has the current step captured rows?
   virtual bool step_has_begun() const = 0;
 
-  virtual void import_rows(std::size_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> weights,
-                           std::span<const float> state) = 0;
+  // Throws config where a row is not there.
+  virtual void import_rows(std::size_t table, const ImportedRows& imported) = 0;
   // No step follows: those that are on their way are not held up for the sake of later ones.
   virtual void end_steps() {}
   // Takes back an update that was not committed, and syncs. The last call, but for stop.

@@ -495,6 +495,11 @@ class Pool:
     @overload
     def import_rows(self, table: int, rows: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], state: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None) -> None: ...
 
+    def import_values(self, table: int, rows: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """
+        Rows of a new pool; values: of each its weights, and behind them its state.
+        """
+
     def keep_rows(self, table: int, rows: Sequence[int]) -> None:
         """
         These rows, ascending, stay in the scratchpad for good, where there is one: a static cache.
@@ -674,9 +679,9 @@ class LiveCopy:
     def fix_at(self, step: int) -> None:
         """Of a part: decides on a step that all parts have committed."""
 
-    def copy_rows(self, table: int, first: int, rows: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu')], weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], state: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> tuple[int, int]:
+    def copy_rows(self, table: int, first: int, rows: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu')], values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> tuple[int, int]:
         """
-        Touched rows from place `first` on as they lie in the pool, as many as there is room for: how many, and where to go on.
+        Touched rows from place `first` on as they lie in the pool, as many as there is room for, of each its weights and behind them its state: how many, and where to go on.
         """
 
     def initial_rows(self, table: int, rows: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
@@ -698,7 +703,7 @@ class LiveCopy:
 
     def settle(self) -> None: ...
 
-    def corrections(self, table: int, first: int, rows: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu')], weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], state: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> tuple[int, int]:
+    def corrections(self, table: int, first: int, rows: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu')], values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> tuple[int, int]:
         """
         After settle: rows that count instead of those that were copied, likewise.
         """
@@ -818,6 +823,14 @@ def mark_published(directory: str) -> None:
 def remove_unpublished_parts(directory: str) -> None:
     """
     Removes the files of pools in the directory. Raises Corrupted where they do not lie beside a mark.
+    """
+
+def ascending_order(rows: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], order: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """Which of the rows is the first by number, which the second, and so on."""
+
+def take_values(values: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], order: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], column: int = 0) -> None:
+    """
+    Copies the lines of `values` that `order` names into those of `out`, from `column` on.
     """
 
 def set_num_threads(num_threads: int) -> None: ...

@@ -25,6 +25,7 @@
 #include "check.h"
 #include "commit/dense_copy.h"
 #include "log_store/log_store.h"
+#include "rows/row_values.h"
 #include "temporary_directory.h"
 #include "thrown.h"
 
@@ -313,6 +314,19 @@ class Subject {
     CHECK(recovered >= newest_step_up_to(std::min(step_limit, durable)));
     CHECK(store->durable_step() == recovered && store->last() == mark_of(recovered));
     went_back_to(recovered);
+  }
+  // In either of the forms in which rows come.
+  void import_rows(std::uint32_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> weights,
+                   std::span<const float> state) {
+    const RowTable& what = tables_[table];
+    const ImportedRows apart = ImportedRows::apart(what, rows, weights, state);
+    if (random() % 2 == 0) return store->import_rows(table, apart);
+    std::vector<std::byte> values(rows.size() * value_bytes(what));
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      std::byte* const to = values.data() + i * value_bytes(what);
+      apart.put(i, what.weight_bytes(), to, what.state_bytes(), to + what.weight_bytes());
+    }
+    store->import_rows(table, ImportedRows::together(what, rows, values));
   }
   // Looks at what a crash left, by other means than recovery: it finds the same, and changes nothing.
   void look() {

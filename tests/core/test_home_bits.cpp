@@ -223,7 +223,7 @@ void import_a_row(Subject& subject, std::uint64_t row) {
   std::vector<OwnedRows> imported;
   imported.emplace_back(0, one_table(HomeOrder::by_row)[0], std::vector<std::uint64_t>{row});
   imported[0].weights[0] = static_cast<std::byte>(1 + row % 255);
-  subject.store->import_rows(0, imported[0].rows, imported[0].weights, imported[0].state);
+  subject.import_rows(0, imported[0].rows, imported[0].weights, imported[0].state);
   subject.model.update(0, imported);
 }
 

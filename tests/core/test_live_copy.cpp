@@ -39,20 +39,19 @@ class Assembled {
 
   // Takes what `read` gives, a few rows at a time; `between` is run after each time.
   void take(const std::vector<RowTable>& tables,
-            const std::function<std::size_t(std::uint32_t, std::uint64_t&, const WorkingRows&, std::size_t)>& read,
+            const std::function<std::size_t(std::uint32_t, std::uint64_t&, const RowValues&, std::size_t)>& read,
             const std::function<void()>& between) {
     constexpr std::size_t count = 37;
     for (std::uint32_t t = 0; t < tables.size(); ++t) {
       const RowTable& table = tables[t];
       std::vector<std::uint64_t> rows(count);
-      std::vector<std::byte> weights(count * table.weight_bytes());
-      std::vector<float> state(count * table.spec.state_floats);
+      std::vector<std::byte> values(count * value_bytes(table));
       for (std::uint64_t first = 0; first < table.num_rows;) {
-        const std::size_t got = read(t, first, {rows.data(), weights.data(), state.data()}, count);
+        const std::size_t got = read(t, first, {rows.data(), values.data()}, count);
         for (std::size_t i = 0; i < got; ++i) {
-          std::memcpy(weights_[t].data() + rows[i] * table.weight_bytes(), weights.data() + i * table.weight_bytes(),
-                      table.weight_bytes());
-          std::memcpy(state_[t].data() + rows[i] * table.state_bytes(), state.data() + i * table.spec.state_floats,
+          const std::byte* const row = values.data() + i * value_bytes(table);
+          std::memcpy(weights_[t].data() + rows[i] * table.weight_bytes(), row, table.weight_bytes());
+          std::memcpy(state_[t].data() + rows[i] * table.state_bytes(), row + table.weight_bytes(),
                       table.state_bytes());
         }
         between();
@@ -83,7 +82,7 @@ LiveCopy::Fixed copied_exactly(const std::string& path, const std::function<void
   if (copy.fixes_first()) fixed = copy.fix();
   rows.take(
       copy.tables(),
-      [&](std::uint32_t t, std::uint64_t& first, const WorkingRows& out, std::size_t count) {
+      [&](std::uint32_t t, std::uint64_t& first, const RowValues& out, std::size_t count) {
         return copy.copy_rows(t, first, out, count);
       },
       between);
@@ -92,7 +91,7 @@ LiveCopy::Fixed copied_exactly(const std::string& path, const std::function<void
   copy.settle();
   rows.take(
       copy.tables(),
-      [&](std::uint32_t t, std::uint64_t& first, const WorkingRows& out, std::size_t count) {
+      [&](std::uint32_t t, std::uint64_t& first, const RowValues& out, std::size_t count) {
         return copy.corrections(t, first, out, count);
       },
       [] {});
@@ -171,12 +170,11 @@ void records_that_were_taken_back_do_no_harm() {
   const auto expected = reference(3);
   const RowTable& table = tables[0];
   std::vector<std::uint64_t> rows(table.num_rows);
-  std::vector<std::byte> weights(table.num_rows * table.weight_bytes());
-  std::vector<float> state(table.num_rows * table.spec.state_floats);
-  const std::size_t got = follower.versions().read(0, 0, {rows.data(), weights.data(), state.data()}, rows.size());
+  std::vector<std::byte> values(table.num_rows * value_bytes(table));
+  const std::size_t got = follower.versions().read(0, 0, {rows.data(), values.data()}, rows.size());
   CHECK(got > 100);
   for (std::size_t i = 0; i < got; ++i) {
-    CHECK(std::memcmp(weights.data() + i * table.weight_bytes(), expected.data() + rows[i] * table.weight_bytes(),
+    CHECK(std::memcmp(values.data() + i * value_bytes(table), expected.data() + rows[i] * table.weight_bytes(),
                       table.weight_bytes()) == 0);
   }
 }
@@ -313,12 +311,11 @@ void what_was_followed_before_a_step_is_fixed_is_not_kept() {
   const auto expected = reference(5);
   const RowTable& table = tables[0];
   std::vector<std::uint64_t> rows(table.num_rows);
-  std::vector<std::byte> weights(table.num_rows * table.weight_bytes());
-  std::vector<float> state(table.num_rows * table.spec.state_floats);
-  const std::size_t got = follower.versions().read(0, 0, {rows.data(), weights.data(), state.data()}, rows.size());
+  std::vector<std::byte> values(table.num_rows * value_bytes(table));
+  const std::size_t got = follower.versions().read(0, 0, {rows.data(), values.data()}, rows.size());
   CHECK(got > 50);
   for (std::size_t i = 0; i < got; ++i) {
-    CHECK(std::memcmp(weights.data() + i * table.weight_bytes(), expected.data() + rows[i] * table.weight_bytes(),
+    CHECK(std::memcmp(values.data() + i * value_bytes(table), expected.data() + rows[i] * table.weight_bytes(),
                       table.weight_bytes()) == 0);
   }
 }
@@ -347,7 +344,7 @@ void a_damaged_row_is_named_when_the_copy_settles() {
     if (copy.fixes_first()) copy.fix();
     Assembled(copy).take(
         copy.tables(),
-        [&](std::uint32_t t, std::uint64_t& first, const WorkingRows& out, std::size_t count) {
+        [&](std::uint32_t t, std::uint64_t& first, const RowValues& out, std::size_t count) {
           return copy.copy_rows(t, first, out, count);
         },
         [] {});

@@ -82,7 +82,8 @@ void a_store_opened_for_reading_never_writes(std::uint64_t seed) {
   CHECK(kind_thrown_by([&] { store.append(store.pack(mark_of(4), {})); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.sync(); }) == ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.merge(up_to(3)); }) == ErrorKind::step);
-  CHECK(kind_thrown_by([&] { store.import_rows(0, {}, {}, {}); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { store.import_rows(0, ImportedRows::apart(one_table()[0], {}, {}, {})); }) ==
+        ErrorKind::step);
   CHECK(kind_thrown_by([&] { store.sync_home(); }) == ErrorKind::step);
   CHECK((before == std::array{modified("row-log-0000"), modified("shard-0000/table-0000.home")}));
   forbid(std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);

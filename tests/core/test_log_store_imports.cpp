@@ -21,7 +21,7 @@ void imported_rows_are_home(std::uint64_t seed) {
   const std::vector<RowTable> tables = tables_of_every_shape();
   Subject subject(tables, 1 << 20, buffered(), seed);
   subject.append_with_room(50);  // rows that the import's edges keep
-  CHECK(kind_thrown_by([&] { subject.store->import_rows(0, {}, {}, {}); }) == ErrorKind::step);
+  CHECK(kind_thrown_by([&] { subject.import_rows(0, {}, {}, {}); }) == ErrorKind::step);
   subject.sync();
   subject.merge(subject.durable);
   for (int i = 0; i < 40; ++i) {
@@ -34,8 +34,8 @@ void imported_rows_are_home(std::uint64_t seed) {
     for (std::byte& byte : of_table.weights) byte = static_cast<std::byte>(subject.random());
     const bool with_state = subject.random() % 2 == 0;
     for (float& value : of_table.state) value = with_state ? static_cast<float>(subject.random() % 1000) : 0.0f;
-    subject.store->import_rows(t, of_table.rows, of_table.weights,
-                               with_state ? std::span<const float>(of_table.state) : std::span<const float>());
+    subject.import_rows(t, of_table.rows, of_table.weights,
+                        with_state ? std::span<const float>(of_table.state) : std::span<const float>());
     subject.model.update(subject.store->last().step, imported);
   }
   subject.fetch_all();
@@ -66,7 +66,7 @@ void an_import_that_a_crash_ends_leaves_rows_old_or_new(std::uint64_t seed) {
           const auto begin = weights.begin() + static_cast<std::ptrdiff_t>(i * tables[0].weight_bytes());
           possible[first + i].emplace_back(begin, begin + static_cast<std::ptrdiff_t>(tables[0].weight_bytes()));
         }
-        subject.store->import_rows(0, rows_from(first, weights.size() / tables[0].weight_bytes()), weights, {});
+        subject.import_rows(0, rows_from(first, weights.size() / tables[0].weight_bytes()), weights, {});
         if (subject.random() % 4 != 0) continue;
         subject.store->sync_home();
         for (const std::uint64_t row : all) {
@@ -120,7 +120,7 @@ void a_long_import_is_written_in_pieces(std::uint64_t seed) {
   std::vector<OwnedRows> imported;
   imported.emplace_back(0, tables[0], std::move(rows));
   for (std::byte& byte : imported[0].weights) byte = static_cast<std::byte>(subject.random());
-  subject.store->import_rows(0, imported[0].rows, imported[0].weights, {});
+  subject.import_rows(0, imported[0].rows, imported[0].weights, {});
   subject.model.update(0, imported);
   subject.fetch_all();
   subject.list_touched();
@@ -132,8 +132,8 @@ void arrays_that_do_not_fit_are_not_imported(std::uint64_t seed) {
   const std::vector<float> state(3);
   const auto import = [&](std::uint64_t first, std::size_t weight_bytes, std::size_t floats) {
     return kind_thrown_by([&] {
-      subject.store->import_rows(0, rows_from(first, 3), std::span(weights).first(weight_bytes),
-                                 std::span(state).first(floats));
+      subject.import_rows(0, rows_from(first, 3), std::span(weights).first(weight_bytes),
+                          std::span(state).first(floats));
     });
   };
   CHECK(import(0, 3 * 64 - 1, 3) == ErrorKind::config);
@@ -141,8 +141,8 @@ void arrays_that_do_not_fit_are_not_imported(std::uint64_t seed) {
   CHECK(import(198, 3 * 64, 3) == ErrorKind::config);
   CHECK(import(every_step - 3, 3 * 64, 3) == ErrorKind::config);
   CHECK(subject.store->touched_rows(0, 0, 200).empty());
-  subject.store->import_rows(0, {}, {}, {});
-  subject.store->import_rows(0, rows_from(197, 3), weights, state);
+  subject.import_rows(0, {}, {}, {});
+  subject.import_rows(0, rows_from(197, 3), weights, state);
   CHECK((subject.store->touched_rows(0, 0, 200) == std::vector<std::uint64_t>{197, 198, 199}));
 }
 

@@ -162,10 +162,9 @@ std::size_t copied_rows(const std::string& path) {
     for (std::uint32_t t = 0; t < copy.tables().size(); ++t) {
       const RowTable& table = copy.tables()[t];
       std::vector<std::uint64_t> numbers(count);
-      std::vector<std::byte> weights(count * table.weight_bytes());
-      std::vector<float> state(count * table.spec.state_floats);
+      std::vector<std::byte> values(count * value_bytes(table));
       for (std::uint64_t first = 0; first < table.num_rows;) {
-        rows += (copy.*stream)(t, first, {numbers.data(), weights.data(), state.data()}, count);
+        rows += (copy.*stream)(t, first, {numbers.data(), values.data()}, count);
       }
     }
   };

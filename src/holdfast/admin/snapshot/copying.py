@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from holdfast import _core
 from holdfast.admin.snapshot.form import TableInfo
 from holdfast.admin.snapshot.rows import Rows
+from holdfast.files.recycled import recycled
 from holdfast.group.manifest import Manifest
 
 CHUNK_BYTES = 8 << 20
@@ -126,16 +127,14 @@ class PoolCopy:
 
 def stream(read: Callable[..., tuple[int, int]], number: int, table: TableInfo, end: int) -> Iterator[Rows]:
     """What a live copy's `read` gives of a table up to `end`, a chunk at a time."""
-    layout = table.layout
     chunk_rows = max(1, CHUNK_BYTES // (8 + table.row_bytes))
-    rows = np.empty(chunk_rows, np.uint64)
-    weights = np.empty((chunk_rows, layout.weight_bytes), np.uint8)
-    state = np.empty((chunk_rows, layout.state_bytes), np.uint8)
     first = 0
     while first < end:
-        count, first = read(number, first, rows, weights.reshape(-1), state.reshape(-1))
+        rows = recycled(chunk_rows * 8).view(np.uint64)
+        data = recycled(chunk_rows * table.row_bytes)
+        count, first = read(number, first, rows, data)
         if count > 0:
-            yield Rows(rows[:count].copy(), np.concatenate((weights[:count], state[:count]), axis=1))
+            yield Rows(rows[:count], data.reshape(chunk_rows, -1)[:count])
 
 
 def initial_weights(copy: _core.LiveCopy, number: int, table: TableInfo, rows: NDArray[np.uint64]) -> NDArray[np.uint8]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from holdfast.admin.snapshot.form import CHUNK, CHUNK_MAGIC, RUN_BYTES, RUN_CHUNK_BYTES, crc_of
 from holdfast.admin.snapshot.merged import Merged
@@ -21,6 +22,7 @@ from holdfast.admin.snapshot.output import Output
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.admin.snapshot.runs import ascending, gathered
 from holdfast.errors import Corrupted
+from holdfast.files.direct import DirectReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,8 @@ class LayerFile:
         """All rows, chunk by chunk as they lie there."""
         self.crc = self.length = 0
         last_row = -1
-        with opened(self.path) as file:
-            while head := file.read(CHUNK.size):
+        with not_missing(self.path), DirectReader(self.path) as file:
+            while head := file.read(CHUNK.size).tobytes():
                 chunk = self._chunk_at(self.length, head)
                 if self._ascends and chunk.first_row <= last_row:
                     raise Corrupted(f"{self.path} at offset {self.length}: rows that are out of order")
@@ -97,11 +99,11 @@ class LayerFile:
             raise Corrupted(bad + "a chunk ends beyond the file")
         return _Chunk(offset, num_rows, first_row, last_row, payload_bytes, payload_crc)
 
-    def _rows_of(self, chunk: _Chunk, payload: bytes) -> Rows:
+    def _rows_of(self, chunk: _Chunk, payload: bytes | NDArray[np.uint8]) -> Rows:
         bad = f"{self.path} at offset {chunk.offset}: "
         if len(payload) < chunk.payload_bytes or crc_of(payload) != chunk.payload_crc:
             raise Corrupted(bad + "a chunk's checksum does not hold")
-        rows = np.frombuffer(payload, "<u8", chunk.num_rows)
+        rows = np.frombuffer(payload, "<u8", chunk.num_rows).copy()  # aligned
         data = np.frombuffer(payload, np.uint8, offset=8 * chunk.num_rows).reshape(chunk.num_rows, -1)
         if (
             not (chunk.first_row == rows[0] and rows[-1] == chunk.last_row < self._end)
@@ -135,9 +137,13 @@ def put_in_order(
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
+    with not_missing(path), path.open("rb") as file:
+        yield file
+
+
+@contextmanager
+def not_missing(path: Path) -> Iterator[None]:
     try:
-        file = path.open("rb")
+        yield
     except FileNotFoundError:
         raise Corrupted(f"{path} is missing; the snapshot has lost a file") from None
-    with file:
-        yield file

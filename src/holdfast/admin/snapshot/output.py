@@ -19,9 +19,9 @@ from holdfast.admin.snapshot.form import CHUNK, CHUNK_MAGIC, RUN_BYTES, RUN_CHUN
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.admin.snapshot.runs import ascending, gathered
 from holdfast.errors import PoolFailed, PoolFull
+from holdfast.files.direct import DirectWriter
 from holdfast.files.durable import sync_path
 from holdfast.files.locks import FileLock
-from holdfast.files.write_back import WriteBack
 
 
 class Output:
@@ -37,31 +37,28 @@ class Output:
 
     def __enter__(self) -> Self:
         with _writing(self._path):
-            self._file = self._path.open("xb", buffering=0)
-        self._write_back = WriteBack(self._file.fileno())
+            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            self._writer = DirectWriter(self._path, direct=self._durable)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._file, _writing(self._path):
+        with _writing(self._path):
+            self._writer.__exit__(kind, error, trace)
             if error is None and self._durable:
-                os.fsync(self._file.fileno())
+                sync_path(self._path)
 
     @property
     def info(self) -> FileInfo:
         return FileInfo(self._bytes, self._crc)
 
     def write(self, data: bytes | memoryview) -> None:
-        """All of it, however little the system takes at once."""
-        view = memoryview(data)
-        self._crc = crc_of(view, self._crc)
-        self._bytes += len(view)
+        found = np.frombuffer(data, np.uint8)
+        self._crc = crc_of(found, self._crc)
+        self._bytes += len(found)
         with _writing(self._path):
-            while view:
-                view = view[self._file.write(view) :]
-            if self._durable:
-                self._write_back.reached(self._bytes)
+            self._writer.write(found)
 
     def write_runs(self, found: Iterator[Rows], row_bytes: int) -> int:
         """Rows in any order, as ascending runs of `RUN_BYTES`, which it keeps in memory. Returns how many rows."""

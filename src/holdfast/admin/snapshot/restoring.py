@@ -24,7 +24,7 @@ from holdfast.files.durable import make_directory
 from holdfast.files.manifests import TableFields
 from holdfast.pools.directory import Medium, wants_log_store
 from holdfast.pools.machine import default_scratchpad_bytes
-from holdfast.pools.read_only import RowLayout, new_log_bytes, open_untrained
+from holdfast.pools.read_only import new_log_bytes, open_untrained
 from holdfast.pools.tables import MAX_CAPACITY, MAX_ROWS
 
 _IMPORT_BYTES = 32 << 20
@@ -174,7 +174,7 @@ def _restore_table(
                         taken[core].append(part)
                     total += len(kept)
                 for core, parts in taken.items():
-                    _import(core, number, table.layout, parts)
+                    _import(core, number, parts)
                 if on_bytes is not None:
                     on_bytes(sum(rows.num_bytes for rows in chunks))
     return total
@@ -221,8 +221,6 @@ def _some_chunks(chunks: Iterator[Rows]) -> Iterator[list[Rows]]:
         yield some
 
 
-def _import(core: _core.Pool, number: int, layout: RowLayout, parts: Sequence[Rows]) -> None:
+def _import(core: _core.Pool, number: int, parts: Sequence[Rows]) -> None:
     rows = np.concatenate([part.rows for part in parts])
-    weights = np.concatenate([part.data[:, : layout.weight_bytes] for part in parts]).reshape(-1)
-    state = np.concatenate([part.data[:, layout.weight_bytes :] for part in parts]).reshape(-1)
-    core.import_rows(number, rows, weights, state.view(np.float32) if layout.state_bytes else None)
+    core.import_values(number, rows, np.concatenate([part.data.reshape(-1) for part in parts]))
