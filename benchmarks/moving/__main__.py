@@ -19,13 +19,13 @@ import mmap
 import os
 import resource
 import shutil
-import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -134,19 +134,6 @@ def disk_rates(directory: Path, num_bytes: int = 2 << 30) -> dict[str, float]:
     return {"read": num_bytes / read_s, "copy": num_bytes / copy_s}
 
 
-def _starting_s() -> float:
-    """Of Python and what every command imports, read from the disk as in the commands."""
-    seconds = []
-    for _ in range(3):
-        _drop_page_cache()
-        began = time.perf_counter()
-        # and it ends as commands do.
-        code = "import gc, holdfast.admin.snapshot, holdfast.train.observe; gc.freeze()"
-        subprocess.run([sys.executable, "-c", code], check=True)
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
-
-
 def _command(*words: object) -> dict[str, Any]:
     """Runs holdfast with these words; its seconds, and what it asked of the disk."""
     _drop_page_cache()
@@ -227,58 +214,92 @@ def _make_pool(config: Path, pool: Path, num_rows: int, table_rows: int) -> None
         trainer.recover()
 
 
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """A pool to move, in a directory of its own, and where it is moved to."""
+
+    directory: Path
+    num_rows: int
+    log_bytes: int
+
+    @property
+    def table_rows(self) -> int:
+        return self.num_rows * 5 // 4
+
+    @property
+    def row_bytes(self) -> int:
+        return self.num_rows * (64 * 4 + 4)
+
+    def at(self, name: str) -> Path:
+        return self.directory / name
+
+    def make(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.at("run.toml").write_text(
+            _CONFIG.format(table_rows=self.table_rows, log_bytes=self.log_bytes, batch=_BATCH)
+        )
+        if not self.at("pool").exists():
+            _make_pool(self.at("run.toml"), self.at("pool"), self.num_rows, self.table_rows)
+            self.train(1)
+
+    def train(self, steps: int) -> None:
+        _command("train", self.at("run.toml"), "--pool", self.at("pool"), "--set", f"train.steps={steps}")
+
+    def remove(self, *names: str) -> None:
+        for name in names:
+            path = self.at(name)
+            with suppress(FileNotFoundError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def moved(self, verbs: Sequence[str], changed: float) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each verb, and what its command took. changed: share of the rows, before `since`."""
+        pool, full, since, restored, exported, imported = map(self.at, _MADE)
+        self.remove(*_MADE[1:])
+        words: dict[str, list[object]] = {
+            "verify": ["verify", pool],
+            "digest": ["digest", pool],
+            "snapshot": ["snapshot", pool, full],
+            "restore": ["restore", full, restored],
+            "export": ["export", pool, exported],
+            "import": ["import", exported, self.at("run.toml"), "--pool", imported],
+            "since": ["snapshot", pool, since, "--since", full],
+            "restore_since": ["restore", since, restored],
+        }
+        for verb in verbs:
+            if verb == "since":
+                self.train(1 + round(changed * self.table_rows / _BATCH))
+            yield verb, _command(*words[verb])
+            if verb in ("restore", "import"):
+                self.remove(restored.name, imported.name, *([exported.name] if verb == "import" else []))
+        self.remove(*_MADE[1:])
+
+
+_MADE = ("pool", "full", "changed", "restored", "rows.safetensors", "imported")
+
+
 def _measure(given: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    only = given.only.split(",")
-    table_rows = given.rows * 5 // 4
-    config, pool, full, changed = (directory / name for name in ("run.toml", "pool", "full", "changed"))
-    config.write_text(_CONFIG.format(table_rows=table_rows, log_bytes=given.log_bytes, batch=_BATCH))
-    row_bytes = given.rows * (64 * 4 + 4)
-    found: dict[str, Any] = {"row_mb": round(row_bytes / 1e6), "page_cache_dropped": _drop_page_cache()}
-    found["starting_s"] = round(_starting_s(), 2)
+    verbs = [verb for verb in VERBS if verb in given.only.split(",")]
+    alone = [verb for verb in verbs if verb != "beside"]
+    pool = _Pool(directory / "large", given.rows, given.log_bytes)
+    small = _Pool(directory / "small", 1000, given.log_bytes)
+    found: dict[str, Any] = {"row_mb": round(pool.row_bytes / 1e6), "page_cache_dropped": _drop_page_cache()}
+    for each in (pool, small):
+        each.make()
+    found["starting_s"] = {verb: taken["seconds"] for verb, taken in small.moved(alone, given.changed)}
     found["disk_mb_per_s"] = {what: round(rate / 1e6) for what, rate in disk_rates(directory).items()}
-    if not pool.exists():
-        _make_pool(config, pool, given.rows, table_rows)
-        _command("train", config, "--pool", pool, "--set", "train.steps=1")
 
-    def measure(name: str, *words: object, limit: str | None = "copy") -> None:
-        if name not in only:
-            return
-        taken = _command(*words)
-        if limit is not None:
-            rate = row_bytes / (taken["seconds"] - found["starting_s"]) / 1e6
-            taken |= {"mb_per_s": round(rate), f"of_{limit}": round(rate / found["disk_mb_per_s"][limit], 2)}
-        found[name] = taken
-        print(name, json.dumps(taken), file=sys.stderr, flush=True)
+    def rated(verb: str, taken: dict[str, Any], starting_s: float) -> dict[str, Any]:
+        limit = "read" if verb in ("verify", "digest") else "copy"
+        rate = pool.row_bytes / (taken["seconds"] - starting_s) / 1e6
+        return taken | {"mb_per_s": round(rate), f"of_{limit}": round(rate / found["disk_mb_per_s"][limit], 2)}
 
-    def remove(path: Path) -> None:
-        with suppress(FileNotFoundError):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    restored, exported, imported = directory / "restored", directory / "rows.safetensors", directory / "imported"
-    for path in (full, changed, restored, exported, imported):
-        remove(path)
-    measure("verify", "verify", pool, limit="read")
-    measure("digest", "digest", pool, limit="read")
-    measure("snapshot", "snapshot", pool, full)
-    measure("restore", "restore", full, restored)
-    remove(restored)
-    measure("export", "export", pool, exported)
-    measure("import", "import", exported, config, "--pool", imported)
-    remove(exported)
-    remove(imported)
-    if "since" in only:
-        steps = 1 + round(given.changed * table_rows / _BATCH)
-        _command("train", config, "--pool", pool, "--set", f"train.steps={steps}")
-        measure("since", "snapshot", pool, changed, "--since", full, limit=None)
-        found["since"]["new_mb"] = round(sum(file.stat().st_size for file in changed.iterdir()) / 1e6)
-        measure("restore_since", "restore", changed, restored)
-    if "beside" in only:
-        remove(full)
-        taken = _beside(config, pool, full)
-        rate = row_bytes / (taken["seconds"] - found["starting_s"]) / 1e6
-        found["beside"] = taken | {"of_copy": round(rate / found["disk_mb_per_s"]["copy"], 2)}
-    for path in (full, changed, restored):
-        remove(path)
+    for verb, taken in pool.moved(alone, given.changed):
+        found[verb] = taken if verb == "since" else rated(verb, taken, found["starting_s"][verb])
+        print(verb, json.dumps(found[verb]), file=sys.stderr, flush=True)
+    if "beside" in verbs:
+        taken = _beside(pool.at("run.toml"), pool.at("pool"), pool.at("full"))
+        found["beside"] = rated("beside", taken, found["starting_s"].get("snapshot", 0))
+        pool.remove("full")
     return found
 
 

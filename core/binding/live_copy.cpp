@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "binding/arrays.h"
+#include "binding/initial_rows.h"
 #include "binding/module.h"
 #include "binding/records.h"
 #include "rows/row_table.h"
@@ -86,15 +87,8 @@ void bind_live_copy(nb::module_& m) {
       .def("copy_rows", &next_rows<&LiveCopy::copy_rows>, "table"_a, "first"_a, "rows"_a, "values"_a,
            "Touched rows from place `first` on as they lie in the pool, as many as there is room for, of each its "
            "weights and behind them its state: how many, and where to go on.")
-      .def(
-          "initial_rows",
-          [](const LiveCopy& copy, std::uint32_t table, const ConstRowNumbers& rows, const Bytes& weights) {
-            if (weights.shape(0) != rows.shape(0) * copy.tables().at(table).weight_bytes()) {
-              throw nb::value_error("the array does not fit the rows");
-            }
-            copy.initial_rows(table, rows.data(), rows.shape(0), reinterpret_cast<std::byte*>(weights.data()));
-          },
-          "table"_a, "rows"_a, "weights"_a, Unlocked())
+      .def("initial_rows", &initial_rows_of<LiveCopy>, "table"_a, "rows"_a, "weights"_a,
+           "The weights that rows have before any update.")
       .def_prop_ro(
           "fixed_record", &LiveCopy::fixed_record,
           "After fix: position and checksum of the newest record of a step up to it, where there is a row log.")

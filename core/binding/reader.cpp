@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "binding/arrays.h"
+#include "binding/initial_rows.h"
 #include "binding/module.h"
 #include "binding/plans.h"
 #include "binding/records.h"
@@ -117,6 +118,8 @@ void bind_reader(nb::module_& m) {
                              reinterpret_cast<float*>(state.data()));
           },
           "table"_a, "first"_a, "count"_a, "weights"_a, "state"_a)
+      .def("initial_rows", &initial_rows_of<Reader>, "table"_a, "rows"_a, "weights"_a,
+           "The weights that rows have before any update.")
       .def("verify", &Reader::verify, "step"_a = nb::none(), Unlocked(),
            "step: where the pool goes back to when it is opened, where a group says that.");
 }

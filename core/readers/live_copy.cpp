@@ -337,14 +337,6 @@ std::size_t LiveCopy::copy_rows(std::uint32_t table, std::uint64_t& first, const
   return in_one_life([&] { return source_->copy_rows(table, first, out, count); });
 }
 
-void LiveCopy::initial_rows(std::uint32_t table, const std::uint64_t* rows, std::size_t num_rows,
-                            std::byte* weights) const {
-  const RowTable& of = tables_.at(table);
-  for (std::size_t i = 0; i < num_rows; ++i) {
-    best_kernels().initial_row(of.spec, rows[i], weights + i * of.weight_bytes());
-  }
-}
-
 void LiveCopy::settle() {
   stop();
   in_one_life([this] {

@@ -83,9 +83,6 @@ class LiveCopy {
   // how many rows that were.
   std::size_t copy_rows(std::uint32_t table, std::uint64_t& first, const RowValues& out, std::size_t count);
 
-  // The initial values of rows.
-  void initial_rows(std::uint32_t table, const std::uint64_t* rows, std::size_t num_rows, std::byte* weights) const;
-
   // Ends following. Throws overtaken; corrupted where a row does not hold.
   void settle();
   // After settle: rows that copy_rows may not have given as they were, likewise.

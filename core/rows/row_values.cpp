@@ -79,6 +79,12 @@ ImportedRows ImportedRows::part(std::size_t begin, std::size_t count) const {
   return part;
 }
 
+void initial_weights(const RowTable& table, std::span<const std::uint64_t> rows, std::byte* weights) {
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    best_kernels().initial_row(table.spec, rows[i], weights + i * table.weight_bytes());
+  }
+}
+
 void ascending_order(std::span<const std::uint64_t> rows, std::span<std::int64_t> order) {
   constexpr std::uint64_t half = std::numeric_limits<std::uint32_t>::max();
   if (rows.empty()) return;

@@ -42,6 +42,9 @@ class ImportedRows {
   std::size_t state_stride_ = 0;
 };
 
+// Writes the weights that rows have before any update; their state is zeros then.
+void initial_weights(const RowTable& table, std::span<const std::uint64_t> rows, std::byte* weights);
+
 // Which of the rows is the first by number, which the second, and so on; of rows that are there twice, the one before.
 void ascending_order(std::span<const std::uint64_t> rows, std::span<std::int64_t> order);
 

@@ -637,6 +637,9 @@ class Reader:
 
     def read_rows(self, table: int, first: int, count: int, weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], state: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
 
+    def initial_rows(self, table: int, rows: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
+        """The weights that rows have before any update."""
+
     def verify(self, step: int | None = None) -> list[str]:
         """
         step: where the pool goes back to when it is opened, where a group says that.
@@ -684,7 +687,8 @@ class LiveCopy:
         Touched rows from place `first` on as they lie in the pool, as many as there is room for, of each its weights and behind them its state: how many, and where to go on.
         """
 
-    def initial_rows(self, table: int, rows: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
+    def initial_rows(self, table: int, rows: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
+        """The weights that rows have before any update."""
 
     @property
     def fixed_record(self) -> tuple[int, int] | None:

@@ -32,7 +32,7 @@ class Assembled {
       weights_.emplace_back(table.num_rows * table.weight_bytes());
       state_.emplace_back(table.num_rows * table.state_bytes());
       for (std::uint64_t row = 0; row < table.num_rows; ++row) {
-        copy.initial_rows(t, &row, 1, weights_[t].data() + row * table.weight_bytes());
+        initial_weights(table, {&row, 1}, weights_[t].data() + row * table.weight_bytes());
       }
     }
   }

@@ -22,18 +22,21 @@ Left out: epochs, the pool's id and seed, logs, which rows were touched only to 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from holdfast.admin.ahead import ahead
 from holdfast.admin.by_key import by_key
 from holdfast.admin.row_order import OrderedRows
 from holdfast.errors import StateError
+from holdfast.files.recycled import recycled
 from holdfast.pools.optim import OPTIMIZERS
-from holdfast.pools.read_only import PoolReader, layout_of, touched_rows
+from holdfast.pools.read_only import PoolReader, RowChunk, RowLayout, layout_of, touched_rows
 from holdfast.pools.tables import DTYPES
 from holdfast.state import provenance, state_tree
 
@@ -97,17 +100,24 @@ def _table_digest(
     _text(sha, DTYPES[table.dtype])
     _text(sha, OPTIMIZERS[table.optimizer])
     counted = 0
-    for chunk in touched_rows(reader, number) if ordered is None else ordered.chunks(number):
-        lines = np.empty((len(chunk.rows), 8 + layout.weight_bytes + layout.state_bytes), np.uint8)
+    with ahead(_lines(touched_rows(reader, number) if ordered is None else ordered.chunks(number), layout)) as found:
+        for num_rows, lines in found:
+            sha.update(lines.data)
+            counted += len(lines)
+            if on_rows is not None:
+                on_rows(num_rows)
+    return sha.hexdigest(), counted
+
+
+def _lines(chunks: Iterator[RowChunk], layout: RowLayout) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+    """By chunk, how many rows it has, and what counts of those that differ: uint8 ``[n, bytes]``."""
+    width = 8 + layout.row_bytes
+    for chunk in chunks:
+        lines = recycled(len(chunk.rows) * width).reshape(-1, width)
         lines[:, :8] = chunk.rows.astype("<u8").view(np.uint8).reshape(-1, 8)
         lines[:, 8 : 8 + layout.weight_bytes] = chunk.weights
         lines[:, 8 + layout.weight_bytes :] = chunk.state
-        differing = lines if chunk.differs.all() else lines[chunk.differs]
-        sha.update(differing.data)
-        counted += len(differing)
-        if on_rows is not None:
-            on_rows(len(chunk.rows))
-    return sha.hexdigest(), counted
+        yield len(chunk.rows), lines if chunk.differs.all() else lines[chunk.differs]
 
 
 def _keyed_table_digest(reader: PoolReader, number: int, on_rows: Callable[[int], None] | None) -> tuple[str, int]:

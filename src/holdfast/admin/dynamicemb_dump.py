@@ -78,12 +78,15 @@ class DynamicembDump:
             low, high = max(first, begin), min(first + count, begin + num_rows)
             if low < high:
                 offset = (low - begin) * found[:1].nbytes
-                if not read_at(path, offset, found[done : done + high - low].reshape(-1).view(np.uint8)):
+                wanted = found[done : done + high - low].reshape(-1).view(np.uint8)
+                data = read_at(path, offset, len(wanted))
+                if len(data) < len(wanted):
                     raise Corrupted(f"{path} at offset {offset}: it is cut short")
+                wanted[:] = data
                 done += high - low
             begin += num_rows
-        wanted = found[:, column.begin : column.begin + int(np.prod(column.row, dtype=np.int64))]
-        return torch.from_numpy(np.ascontiguousarray(wanted).reshape(count, *column.row))
+        rows = found[:, column.begin : column.begin + int(np.prod(column.row, dtype=np.int64))]
+        return torch.from_numpy(np.ascontiguousarray(rows).reshape(count, *column.row))
 
     def _add_table(self, place: Path, table: str, ranks: int, rowwise: bool) -> None:
         keys = self._files(place, f"{table}_emb_keys", ranks)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +34,9 @@ from holdfast.admin.tensor_files import (
 )
 from holdfast.data.output import whole_file
 from holdfast.errors import ConfigError
-from holdfast.files.write_back import WriteBack
-from holdfast.pools.read_only import PoolReader, layout_of
+from holdfast.files.direct import DirectWriter
+from holdfast.files.recycled import recycled
+from holdfast.pools.read_only import PoolReader, RowLayout, layout_of
 from holdfast.pools.tables import TORCH_DTYPES
 from holdfast.state import state_tree
 
@@ -81,10 +83,10 @@ def export_pool(
                 keys = np.ascontiguousarray(keyed[number].records["key"]).view(np.uint8)
                 write_at(out.fileno(), keys, len(header) + entries[_keys_name(table)].begin)
                 rows = _keyed_rows(reader, number, keyed[number])
-                _export_table(reader, number, rows, out.fileno(), len(header), entries, on_bytes)
+                _export_table(reader, number, rows, partial, len(header), entries, on_bytes)
                 continue
             rows = _rows_of(reader, number) if ordered is None else _ordered_rows(reader, number, ordered)
-            _export_table(reader, number, rows, out.fileno(), len(header), entries, on_bytes)
+            _export_table(reader, number, rows, partial, len(header), entries, on_bytes)
         return out.seek(0, os.SEEK_END)
 
 
@@ -94,71 +96,73 @@ def export_bytes(reader: PoolReader) -> int:
     for number, table in enumerate(reader.tables):
         layout = layout_of(table)
         num_rows = len(keyed_rows(reader, number).rows) if table.keys else table.num_embeddings
-        total += num_rows * (layout.weight_bytes + layout.state_bytes)
+        total += num_rows * layout.row_bytes
     return total
 
 
-_Slice = tuple[int, NDArray[np.uint8], NDArray[np.uint8]]
-"""A first row, and from there on weights and state."""
+_Slice = tuple[NDArray[np.uint8], NDArray[np.uint8]]
+"""Weights and state of the rows that follow: of a table's first ones, the next ones."""
 
 
 def _rows_of(reader: PoolReader, number: int) -> Iterator[_Slice]:
     layout = layout_of(reader.tables[number])
     for first, count in row_chunks(reader.tables[number].num_embeddings, layout):
-        weights = np.empty((count, layout.weight_bytes), np.uint8)
-        state = np.empty((count, layout.state_bytes), np.uint8)
+        weights, state = _room(count, layout)
         reader.read_rows(number, first, count, weights.reshape(-1), state.reshape(-1))
-        yield first, weights, state
+        yield weights, state
+
+
+def _room(count: int, layout: RowLayout) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """For weights and state of so many rows."""
+    weights, state = (recycled(count * width) for width in (layout.weight_bytes, layout.state_bytes))
+    return weights.reshape(count, layout.weight_bytes), state.reshape(count, layout.state_bytes)
 
 
 def _keyed_rows(reader: PoolReader, number: int, keyed: KeyedRows) -> Iterator[_Slice]:
-    first = 0
     for chunk in by_key(reader, number, keyed):
-        yield first, chunk.weights, chunk.state
-        first += len(chunk.rows)
+        yield chunk.weights, chunk.state
 
 
 def _ordered_rows(reader: PoolReader, number: int, ordered: OrderedRows) -> Iterator[_Slice]:
     layout = layout_of(reader.tables[number])
     touched = ordered.of(number)
     for first, count in row_chunks(reader.tables[number].num_embeddings, layout):
-        data = np.empty((count, layout.weight_bytes + layout.state_bytes), np.uint8)
+        weights, state = _room(count, layout)
         is_untouched = np.ones(count, np.bool_)
         if (found := touched.take(first + count - 1)) is not None:
             places = (found.rows - np.uint64(first)).astype(np.int64)
-            data[places] = found.data
+            weights[places] = found.data[:, : layout.weight_bytes]
+            state[places] = found.data[:, layout.weight_bytes :]
             is_untouched[places] = False
         untouched = np.flatnonzero(is_untouched)
         if len(untouched):
-            data[untouched] = ordered.initial(number, untouched.astype(np.uint64) + np.uint64(first)).data
-        yield first, data[:, : layout.weight_bytes], data[:, layout.weight_bytes :]
+            weights[untouched] = ordered.initial_weights(number, untouched.astype(np.uint64) + np.uint64(first))
+            state[untouched] = 0
+        yield weights, state
 
 
 def _export_table(
     reader: PoolReader,
     number: int,
     rows: Iterator[_Slice],
-    out_fd: int,
+    path: Path,
     data_begin: int,
     entries: Mapping[str, Entry],
     on_bytes: Progress | None,
 ) -> None:
     table = reader.tables[number]
     layout = layout_of(table)
-    begin_of_weights = data_begin + entries[_weight_name(table)].begin
-    write_back = WriteBack(out_fd, begin_of_weights)
-    with ahead(rows) as made:
-        for first, weights, state in made:
-            write_at(out_fd, np.ascontiguousarray(weights), begin_of_weights + first * layout.weight_bytes)
-            write_back.reached(begin_of_weights + (first + len(weights)) * layout.weight_bytes)
+    names = [_weight_name(table), *(f"optimizer.{table.name}.{name}" for name, _ in layout.state)]
+    with ExitStack() as stack:
+        out, *outs = (stack.enter_context(DirectWriter(path, data_begin + entries[name].begin)) for name in names)
+        for weights, state in stack.enter_context(ahead(rows)):
+            out.write(np.ascontiguousarray(weights).reshape(-1))
             column = 0
-            for name, width in layout.state:
-                part = np.ascontiguousarray(state[:, column : column + 4 * width])
-                begin = data_begin + entries[f"optimizer.{table.name}.{name}"].begin
-                write_at(out_fd, part, begin + first * 4 * width)
+            for out_of_state, (_, width) in zip(outs, layout.state, strict=True):
+                out_of_state.write(np.ascontiguousarray(state[:, column : column + 4 * width]).reshape(-1))
                 column += 4 * width
             if on_bytes is not None:
-                on_bytes(len(weights) * (layout.weight_bytes + layout.state_bytes))
+                on_bytes(len(weights) * layout.row_bytes)
 
 
 def _dense_model(reader: PoolReader) -> dict[str, Tensor]:

@@ -27,6 +27,7 @@ from torch import Tensor
 from holdfast import _core
 from holdfast.admin.ahead import ahead
 from holdfast.admin.snapshot.output import new_directory
+from holdfast.admin.snapshot.rows import Rows
 from holdfast.admin.tensor_files import (
     Progress,
     TensorFile,
@@ -34,12 +35,14 @@ from holdfast.admin.tensor_files import (
 )
 from holdfast.errors import ConfigError, PoolExists
 from holdfast.files.durable import make_directory
-from holdfast.pools.read_only import KEY_RECORD, PoolReader, layout_of
+from holdfast.files.recycled import recycled
+from holdfast.pools.read_only import KEY_RECORD, layout_of
 from holdfast.pools.tables import TORCH_DTYPES
 from holdfast.run.assembly import assemble
 from holdfast.run.sections import RunConfig
 from holdfast.train.trainer import Trainer
 
+_SLICE_BYTES = 32 << 20  # home is written by long requests
 _MANAGED = ("_mch_sorted_raw_ids", "_mch_remapped_ids_mapping")
 # Other names under which the same state goes, by our own.
 _STATE_ALIASES = {
@@ -171,7 +174,7 @@ def _managed_ids(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]]) 
 def import_table(
     file: TensorFile,
     pool: _core.Pool,
-    reader: PoolReader,
+    reader: _core.Reader,
     number: int,
     source: Mapping[str, str],
     on_bytes: Progress | None,
@@ -183,38 +186,41 @@ def import_table(
     records = _records(file, table, reader.header["seed"], number, source)
     num_rows = table.num_embeddings if records is None else len(records)
 
-    def changed() -> Iterator[tuple[int, NDArray[np.uint64], NDArray[np.uint8], NDArray[np.uint8]]]:
-        """By slice of the table: how many rows it has; those that differ from their initial values, weights, state."""
-        for first, count in row_chunks(num_rows, layout):
-            weights = _as_bytes(file.rows(source["weight"], first, count).to(dtype), count)
-            state = np.zeros((count, layout.state_bytes), np.uint8)
+    def read() -> Iterator[tuple[int, int, dict[str, Tensor]]]:
+        """By slice of the table: its first row, how many it has, and what the file has of them."""
+        for first, count in row_chunks(num_rows, layout, _SLICE_BYTES):
+            names = ["weight", *(name for name, _ in layout.state if name in source)]
+            yield first, count, {name: file.rows(source[name], first, count) for name in names}
+
+    def changed(slices: Iterator[tuple[int, int, dict[str, Tensor]]]) -> Iterator[tuple[int, Rows]]:
+        """By slice: how many rows it has, and those that differ from their initial values."""
+        for first, count, parts in slices:
+            data = recycled(count * layout.row_bytes).reshape(count, layout.row_bytes)
+            weights, state = data[:, : layout.weight_bytes], data[:, layout.weight_bytes :]
+            weights[:] = _as_bytes(parts["weight"].to(dtype), count)
             column = 0
             for name, width in layout.state:
-                if name in source:
-                    part = file.rows(source[name], first, count).to(torch.float32)
-                    state[:, column : column + 4 * width] = _as_bytes(part, count)
+                part = state[:, column : column + 4 * width]
+                part[:] = _as_bytes(parts[name].to(torch.float32), count) if name in parts else 0
                 column += 4 * width
             if records is not None:
                 state[:, column:] = records[first : first + count].view(np.uint8).reshape(count, -1)
-            initial = np.empty_like(weights)
-            zeros = np.empty_like(state)
-            reader.read_rows(number, first, count, initial.reshape(-1), zeros.reshape(-1))
-            differs = (_as_words(weights) != _as_words(initial)).any(axis=1) | state.any(axis=1)
+            differs = np.logical_or.reduce(state, axis=1)
+            if len(unsure := np.flatnonzero(~differs)):
+                initial = np.empty((len(unsure), layout.weight_bytes), np.uint8)
+                reader.initial_rows(number, unsure.astype(np.uint64) + np.uint64(first), initial.reshape(-1))
+                differs[unsure] = (_as_words(weights[unsure]) != _as_words(initial)).any(axis=1)
             if records is not None:
                 differs &= records["updates"][first : first + count] != 0
-            if differs.all():
-                yield count, np.arange(first, first + count, dtype=np.uint64), weights, state
-            else:
-                rows = np.flatnonzero(differs)
-                yield count, rows.astype(np.uint64) + np.uint64(first), weights[rows], state[rows]
+            rows = Rows(np.arange(first, first + count, dtype=np.uint64), data)
+            yield count, rows if differs.all() else rows.taken(np.flatnonzero(differs))
 
-    with ahead(changed()) as found:
-        for count, rows, weights, state in found:
+    with ahead(read()) as slices, ahead(changed(slices)) as found:
+        for count, rows in found:
             if len(rows):
-                floats = state.reshape(-1).view(np.float32) if layout.state_bytes else None
-                pool.import_rows(number, rows, weights.reshape(-1), floats)
+                pool.import_values(number, rows.rows, rows.data.reshape(-1))
             if on_bytes is not None:
-                on_bytes(count * (layout.weight_bytes + layout.state_bytes))
+                on_bytes(count * layout.row_bytes)
 
 
 def _records(

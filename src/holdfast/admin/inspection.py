@@ -159,7 +159,7 @@ def describe_spec(table: _core.TableSpec) -> dict[str, Any]:
         "dtype": DTYPES[table.dtype],
         "pooling": POOLINGS[table.pooling],
         "optimizer": OPTIMIZERS[table.optimizer],
-        "row_bytes": layout.weight_bytes + layout.state_bytes,
+        "row_bytes": layout.row_bytes,
     }
 
 

@@ -36,12 +36,9 @@ class OrderedRows:
         """A table's, ascending."""
         return self._tables[number]
 
-    def initial(self, number: int, rows: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> Rows:
-        """What these rows are before any update."""
-        table = self._copy.tables[number]
-        data = np.zeros((len(rows), table.row_bytes), np.uint8)
-        data[:, : table.layout.weight_bytes] = self._copy.initial_weights(number, rows)
-        return Rows(rows, data)
+    def initial_weights(self, number: int, rows: NDArray[np.uint64]) -> NDArray[np.uint8]:
+        """What these rows have before any update: uint8 ``[n, bytes]``. State is zeros then."""
+        return self._copy.initial_weights(number, rows)
 
     def chunks(self, number: int) -> Iterator[RowChunk]:
         """As pools.read_only.touched_rows has them."""
@@ -52,8 +49,8 @@ class OrderedRows:
                 # It is zeros at first, and with most optimizers no more after an update.
                 differs: NDArray[np.bool_] = np.logical_or.reduce(state, axis=1)
                 if len(unsure := np.flatnonzero(~differs)):
-                    some = rows[unsure]
-                    differs[unsure] = (some.data != self.initial(number, some.rows).data).any(axis=1)
+                    initial = self.initial_weights(number, rows.rows[unsure])
+                    differs[unsure] = (rows.data[unsure, :weight_bytes] != initial).any(axis=1)
                 yield RowChunk(rows.rows, rows.data[:, :weight_bytes], state, differs)
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast.errors import ConfigError, Corrupted, FormatMismatch
+from holdfast.files.direct import DirectReader
 from holdfast.pools.read_only import RowLayout
 
 _CHUNK_BYTES = 8 << 20
@@ -94,11 +95,10 @@ class SafetensorsFile:
         entry = self._entries[name]
         shape = entry.shape or (1,)
         row_bytes = entry.num_bytes // max(1, shape[0])
-        out = torch.empty((count, *shape[1:]), dtype=DTYPES[entry.dtype])
-        begin = self._begin + entry.begin + first * row_bytes
-        if not read_at(self._path, begin, out.reshape(-1).view(torch.uint8).numpy()):
+        data = read_at(self._path, self._begin + entry.begin + first * row_bytes, count * row_bytes)
+        if len(data) < count * row_bytes:
             raise Corrupted(f"{self._path}: {name} is cut short")
-        return out
+        return torch.from_numpy(data).view(DTYPES[entry.dtype]).reshape(count, *shape[1:])
 
 
 class TorchFile:
@@ -184,23 +184,18 @@ def safetensors_header(
     return len(text).to_bytes(8, "little") + text, entries
 
 
-def row_chunks(num_rows: int, layout: RowLayout) -> Iterator[tuple[int, int]]:
-    step = max(1, _CHUNK_BYTES // (layout.weight_bytes + layout.state_bytes))
+def row_chunks(num_rows: int, layout: RowLayout, chunk_bytes: int = _CHUNK_BYTES) -> Iterator[tuple[int, int]]:
+    """First row and number of rows of each slice of a table, of so many bytes."""
+    step = max(1, chunk_bytes // layout.row_bytes)
     for first in range(0, num_rows, step):
         yield first, min(step, num_rows - first)
 
 
-def read_at(path: Path, offset: int, out: NDArray[np.uint8]) -> bool:
-    """Fills `out` from there on. Returns whether the file has so much. Memory is not filled with a large file, which is
-    read once."""
-    view = out.data
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        while view and (got := file.readinto(view)):
-            view = view[got:]
-        if out.nbytes >= _CHUNK_BYTES // 8:
-            os.posix_fadvise(file.fileno(), offset, out.nbytes, os.POSIX_FADV_DONTNEED)
-    return not view
+def read_at(path: Path, offset: int, num_bytes: int) -> NDArray[np.uint8]:
+    """So many bytes from there on, fewer where the file ends before, aligned for all types."""
+    with DirectReader(path, offset, window_bytes=num_bytes) as file:
+        data = file.read(num_bytes)
+    return data if data.ctypes.data % 8 == 0 else data.copy()
 
 
 def write_at(fd: int, data: NDArray[np.uint8], offset: int) -> None:

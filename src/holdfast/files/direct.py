@@ -80,11 +80,11 @@ class DirectReader:
 
 
 class DirectWriter:
-    """Writes to a file that is there, from `begin` on; a thread writes what was gathered while more is. Context manager;
-    when the block ends well, the system has all of it. Raises OSError, of an earlier write, too.
+    """Writes to a file that is there, from `begin` on; a thread writes what was gathered while more is. Context
+    manager: when the block ends well, the system has all of it. Raises OSError, of an earlier write, too.
 
-    Blocks that are not all its own, the first and the last one, go through the page cache: who writes beside it does not
-    write over them.
+    Blocks that are not all its own, the first and the last one, go through the page cache: nothing is written over that
+    others write into them.
     """
 
     def __init__(self, path: Path, begin: int = 0, *, direct: bool = True) -> None:

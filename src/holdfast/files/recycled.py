@@ -37,7 +37,7 @@ def recycled(num_bytes: int) -> NDArray[np.uint8]:
     piece = (ctypes.c_uint8 * size).from_buffer(mapped)
     if size <= _MOST_BYTES:
         weakref.finalize(piece, _free[size].append, mapped).atexit = False
-    return np.frombuffer(piece, np.uint8, num_bytes)
+    return np.frombuffer(memoryview(piece), np.uint8, num_bytes)
 
 
 def huge_pages(num_bytes: int) -> mmap.mmap:

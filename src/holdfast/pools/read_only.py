@@ -53,13 +53,18 @@ class RowLayout:
     def state_bytes(self) -> int:
         return 4 * sum(width for _, width in self.state) + self.key_bytes
 
+    @property
+    def row_bytes(self) -> int:
+        """Weights and state."""
+        return self.weight_bytes + self.state_bytes
+
 
 def new_log_bytes(
     log_store: bool, tables: Iterable[_core.TableSpec], scratchpad_bytes: int, *, num_writers: int = 1
 ) -> int:
     """Size of the log of a new pool with these tables, or of one writer of several, where nobody says."""
     layouts = ((expected_rows(table), layout_of(table)) for table in tables)
-    table_bytes = sum(rows * (layout.weight_bytes + layout.state_bytes) for rows, layout in layouts)
+    table_bytes = sum(rows * layout.row_bytes for rows, layout in layouts)
     return log_bytes_of(log_store, table_bytes // num_writers, scratchpad_bytes)
 
 

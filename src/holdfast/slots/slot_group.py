@@ -105,4 +105,4 @@ class SlotGroup:
 def row_bytes(spec: _core.TableSpec) -> int:
     """Of weights and optimizer state."""
     layout = layout_of(spec)
-    return layout.weight_bytes + layout.state_bytes
+    return layout.row_bytes

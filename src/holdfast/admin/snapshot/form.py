@@ -36,7 +36,7 @@ class TableInfo(TableFields):
     @property
     def row_bytes(self) -> int:
         """Weights and state."""
-        return self.layout.weight_bytes + self.layout.state_bytes
+        return self.layout.row_bytes
 
 
 @dataclass(frozen=True, slots=True)

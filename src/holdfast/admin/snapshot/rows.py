@@ -37,7 +37,7 @@ class Rows:
 
     def taken(self, places: NDArray[np.int64]) -> Rows:
         """Those at these places."""
-        data = recycled(len(places) * self.data.shape[1]).reshape(len(places), -1)
+        data = _room(len(places), self.data.shape[1])
         _core.take_values(np.ascontiguousarray(self.data), places, data)
         return Rows(self.rows[places], data)
 
@@ -62,9 +62,18 @@ class Rows:
 
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:
-        """All of them; of a row that several parts have, the first part's."""
-        rows, first = np.unique(np.concatenate([part.rows for part in parts]), return_index=True)
-        return cls(rows, np.concatenate([part.data for part in parts])[first])
+        """All of them; of a row that several parts have, the first part's. One of the parts at least."""
+        numbers = np.concatenate([part.rows for part in parts])
+        data = _room(len(numbers), parts[0].data.shape[1])
+        np.concatenate([part.data for part in parts], out=data)
+        order = order_of(numbers)
+        rows = numbers[order]
+        order = order[np.concatenate(([True], rows[1:] != rows[:-1]))[: len(order)]]
+        return cls(numbers, data).taken(order)
+
+
+def _room(num_rows: int, row_bytes: int) -> NDArray[np.uint8]:
+    return recycled(num_rows * row_bytes).reshape(num_rows, row_bytes)
 
 
 def order_of(rows: NDArray[np.uint64]) -> NDArray[np.int64]:
