@@ -174,9 +174,9 @@ WHILE_THE_UNDO_LOG_GROWS = {
 }
 
 WHILE_A_SNAPSHOT_IS_TAKEN = {
-    "write_eio": Case(at("snapshot", "write", "table-0000.rows", EIO), "PoolFailed", "table-0000.rows"),
-    "write_enospc": Case(at("snapshot", "write", "table-0001.rows", ENOSPC), "PoolFull", "table-0001.rows"),
-    "write_short": Case(at("snapshot", "write", ".rows", most_bytes=100, times=FOR_GOOD), None, ""),
+    "write_eio": Case(at("snapshot", "pwrite", "table-0000.rows", EIO), "PoolFailed", "table-0000.rows"),
+    "write_enospc": Case(at("snapshot", "pwrite", "table-0001.rows", ENOSPC), "PoolFull", "table-0001.rows"),
+    "write_short": Case(at("snapshot", "pwrite", ".rows", most_bytes=100, times=FOR_GOOD), None, ""),
     "sync_eio": Case(at("snapshot", "fsync", "manifest.json", EIO), "PoolFailed", "manifest.json"),
     "directory_sync_eio": Case(at("snapshot", "fsync", ".partial$", EIO), "PoolFailed", "-snapshot"),
     "name_sync_eio": Case(at("snapshot", "fsync", "", EIO, nth=11), "PoolFailed", "-snapshot"),
