@@ -95,3 +95,20 @@ def test_what_is_to_happen_before_a_pool_closes_happens_once_while_it_is_open(po
     pool.close()
     pool.close()
     assert happened == [("first", 0), ("second", 0)]
+
+
+def test_a_pool_below_the_home_directory_is_where_the_shell_would_have_it(
+    pool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(pool_root))
+    monkeypatch.chdir(pool_root)
+    with Pool("~/pool") as pool:
+        EmbeddingBagCollection(pool, [TABLE])
+        assert pool.directory == pool_root / "pool"
+    with Pool(Path("~", "pool")) as pool:
+        EmbeddingBagCollection(pool, [TABLE])
+        assert not pool.is_new
+    assert not (pool_root / "~").exists()
+    with Pool("~nobody-of-this-name") as pool:  # a name like any other
+        EmbeddingBagCollection(pool, [TABLE])
+    assert (pool_root / "~nobody-of-this-name").is_dir()

@@ -29,6 +29,14 @@ _LARGEST_LOG_OF_TABLES_IN_MEMORY = 4 << 30
 _SMALL_TABLES_TIMES = 16  # with so many times their bytes there is room for six steps that have all of their rows
 
 
+def below_home(directory: str | os.PathLike[str]) -> Path:
+    """The directory; one whose name begins with ``~`` as a shell has it. No such user: a name like any other."""
+    try:
+        return Path(directory).expanduser()
+    except RuntimeError:
+        return Path(directory)
+
+
 def exists(directory: str | os.PathLike[str]) -> bool:
     """Whether there is a pool of one writer in `directory`."""
     return (Path(directory) / SUPERBLOCK).exists()

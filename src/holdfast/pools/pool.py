@@ -20,6 +20,7 @@ from holdfast.pools.dial import MediumDial
 from holdfast.pools.directory import (
     Medium,
     RecoveryMode,
+    below_home,
     check_options,
     check_vacant,
     describe_medium,
@@ -56,7 +57,8 @@ class Pool(Behind):
     """Opens the pool in `directory` for writing and recovers it; a directory without one becomes a pool when the first
     tables are attached.
 
-    directory: where the pool lies; what that is decides what a durable step survives, see ``level``.
+    directory: where the pool lies, ``~`` being the home directory; what that is decides what a durable step survives,
+        see ``level``.
     medium: how a new pool keeps its rows. ``memory``: mapped and overwritten in place, with an undo log; level
         ``power`` on DAX memory, elsewhere ``process`` (survives any death of the process). ``block``: on an SSD, new
         versions appended to a row log, the rows of the coming batches in a scratchpad in DRAM; level ``power``.
@@ -85,7 +87,7 @@ class Pool(Behind):
     def __new__(cls, directory: str | os.PathLike[str], *, group: GroupOptions | None = None, **_: Any) -> Self:
         """A SharedPool where one is wanted."""
         _core.suggest_num_threads(default_threads())
-        if cls is Pool and (is_shared(directory) or (group is not None and group.memory_ranks_at)):
+        if cls is Pool and (is_shared(below_home(directory)) or (group is not None and group.memory_ranks_at)):
             from holdfast.group.shared_pool import SharedPool  # imports this module
 
             return cast(Self, super().__new__(SharedPool))

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from holdfast.pools.directory import below_home
+
 VARIABLE = "HOLDFAST_PROVE"  # the folder in which a run's orders are, and where its witness writes
 
 
 def pool_directory(directory: str | os.PathLike[str]) -> Path:
-    """Where the pool that a script calls `directory` is opened: there, and under `holdfast prove` in a place of the
-    run's own."""
+    """Where the pool that a script calls `directory` is opened: there, ``~`` being the home directory, and under
+    `holdfast prove` in a place of the run's own."""
+    named = below_home(directory)
     if VARIABLE not in os.environ:
-        return Path(directory)
+        return named
     from holdfast.proving import witness
 
-    return witness.present().pool_directory(Path(directory))
+    return witness.present().pool_directory(named)
 
 
 def refuse_group() -> None:
