@@ -83,8 +83,8 @@ coverage: .venv/.installed  ## which branches of what makes things durable the t
 
 # What takes hours otherwise, so that it cannot rot unseen: each part ends when its time is over, or at its first failure.
 SOAKS := tests/crash/test_soak.py tests/format/test_corruption.py tests/power/test_verbs.py
-smoke: build/.native fuzz-built  ## a minute each of soak and fuzz, and two power cuts of each virtual machine
-	$(MAKE) --no-print-directory --jobs=$(JOBS) build/powered-off build/fuzzed FUZZ_SECONDS=60 $(addprefix build/soaked/,$(SOAKS)) $(WITH)
+smoke: build/.native fuzz-built  ## half a minute of fuzz, a minute of soaks, and two power cuts of each virtual machine
+	$(MAKE) --no-print-directory --jobs=$(JOBS) build/powered-off build/fuzzed FUZZ_SECONDS=30 $(addprefix build/soaked/,$(SOAKS)) $(WITH)
 
 # An emulated machine takes two minutes to boot, and two for the rest, on one processor: the others soak meanwhile, and make
 # what WITH names, of which .ci/run has some. (Where more runs than there are processors, as when ninja takes all of them
@@ -94,7 +94,7 @@ build/powered-off:
 	$(BIN)/python tests/cxl/power_cuts.py --cuts 2 --steps 30
 
 $(addprefix build/soaked/,$(SOAKS)): build/soaked/%:
-	timeout --signal=INT 30 $(BIN)/python -m pytest -q -x -m soak --timeout=0 $* || [ $$? -eq 124 ]
+	timeout --signal=INT 20 $(BIN)/python -m pytest -q -x -m soak --timeout=0 $* || [ $$? -eq 124 ]
 
 lint: build/.native  ## style, types, and the checked-in stub of the core
 	$(BIN)/ruff check
@@ -168,10 +168,20 @@ relaxed: build/.native  ## what relaxed recovery costs in AUC and log-loss; ten 
 clean:  ## remove what was built; environments and runs stay
 	rm -rf build dist
 
-# .venv: the pinned packages, then holdfast itself, editable: edits of Python need nothing more. Only where a module became a
-# package, or went: rm .venv/.installed, since the install knows modules by their files.
-INSTALL := CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install -q -c constraints.txt --no-build-isolation \
-  -Cbuild-dir=build/python -Ccmake.define.HOLDFAST_WERROR=ON
+# .venv: the pinned packages, and holdfast itself, whose core is compiled while they come. It is editable: edits of Python
+# need nothing more. Only where a module became a package, or went: rm .venv/.installed, since the install knows modules by
+# their files.
+PACKAGES_OF := import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+  print(*project["dependencies"], *sum((project["optional-dependencies"][extra] for extra in sys.argv[1:]), []), sep="\n")
+INSTALL = $(MAKE) --no-print-directory --jobs=2 packages-installed core-installed
+
+.PHONY: packages-installed core-installed
+packages-installed:
+	$(BIN)/python -c '$(PACKAGES_OF)' $(EXTRAS) > .venv/packages.txt
+	$(PIP) install -q --no-warn-conflicts -c constraints.txt -r .venv/packages.txt
+core-installed:
+	MAKEFLAGS= CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install -q --no-deps --no-build-isolation -Cbuild-dir=build/python \
+	  -Ccmake.define.HOLDFAST_WERROR=ON -Ccmake.define.HOLDFAST_BUILD_TESTS=$(TESTS) -e .
 
 .venv/.made: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -179,11 +189,11 @@ INSTALL := CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install -q -c constraints.t
 	touch $@
 
 .venv/.trains: .venv/.made $(filter-out tests/% benchmarks/%,$(CORE_SOURCES))
-	$(INSTALL) -e .
+	$(INSTALL) EXTRAS= TESTS=OFF
 	touch $@
 
 .venv/.installed: .venv/.made
-	$(INSTALL) -Ccmake.define.HOLDFAST_BUILD_TESTS=ON -e '.[bench,dev,export,kernels,sim,tensorboard]'
+	$(INSTALL) EXTRAS='bench dev export kernels sim tensorboard' TESTS=ON
 	touch $@
 
 # Edits of C++ are built incrementally and installed over the module of the editable install. A build folder that was

@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -94,9 +94,11 @@ void values_together_and_apart_are_the_same_rows(std::uint64_t seed) {
         for (std::size_t i = 0; i < last.rows().size(); ++i) {
           std::vector<std::byte> row(value_bytes(table));
           put(last, i, row.data());
-          CHECK(std::memcmp(row.data(), weights.data() + (i + 1) * table.weight_bytes(), table.weight_bytes()) == 0);
-          CHECK(std::memcmp(row.data() + table.weight_bytes(), state.data() + (i + 1) * table.spec.state_floats,
-                            table.state_bytes()) == 0);
+          const auto weights_of = std::span(weights).subspan((i + 1) * table.weight_bytes(), table.weight_bytes());
+          const auto state_of =
+              std::as_bytes(std::span(state)).subspan((i + 1) * table.state_bytes(), table.state_bytes());
+          CHECK(std::ranges::equal(std::span(row).first(table.weight_bytes()), weights_of));
+          CHECK(std::ranges::equal(std::span(row).subspan(table.weight_bytes()), state_of));
         }
         const auto short_of_one = std::span(values).first(values.size() - 1);
         CHECK(kind_thrown_by([&] { ImportedRows::together(table, rows, short_of_one); }) == ErrorKind::config);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -11,6 +12,8 @@ import typer
 
 from holdfast.cli.options import PoolArgument
 from holdfast.errors import ConfigError
+
+_NICENESS = 10  # of a copy: processors are for the run, and what that leaves is for the copy
 
 
 class NewMedium(StrEnum):
@@ -32,7 +35,8 @@ def snapshot(
         typer.Option(metavar="SNAPSHOT", help="Write only rows that changed since this one; a restore needs both."),
     ] = None,
 ) -> None:
-    """Copy a pool as it is at the end of one step, while a run trains on it; the run does not wait.
+    """Copy a pool as it is at the end of one step, while a run trains on it; the run does not wait, and has the
+    processors first.
 
     Training overwrites: after a divergence, or on a lost disk, yesterday's model is gone unless it was copied. Take a
     snapshot now and then, on another disk, and `holdfast restore` makes a pool of it that goes on to the bit.
@@ -48,6 +52,7 @@ def snapshot(
     from holdfast.admin.snapshot import take_snapshot
     from holdfast.train.observe import counting
 
+    os.nice(_NICENESS)
     with counting("copying", None, is_bytes=True) as on_bytes:
         taken = take_snapshot(pool, dest, step=step, since=since, on_bytes=on_bytes)
     what = "rows" if since is None else "rows that changed"
