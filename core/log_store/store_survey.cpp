@@ -24,6 +24,13 @@ void put_image(const RowLayout& layout, std::uint64_t row, const std::byte* imag
   std::memcpy(out.values + i * num_bytes, image, num_bytes);
 }
 
+std::vector<const std::byte*> images_of(const HomePiece& piece, const RowLayout& layout) {
+  std::vector<const std::byte*> images;
+  images.reserve(piece.rows.size());
+  for (std::size_t i = 0; i < piece.rows.size(); ++i) images.push_back(piece.image(layout, i));
+  return images;
+}
+
 // Of the rows [first, end).
 std::vector<std::uint64_t> rows_with_address(const StoreView& store, std::uint32_t table, std::uint64_t first,
                                              std::uint64_t end, std::size_t count) {
@@ -67,11 +74,13 @@ void verify_home(const StoreView& store, std::uint32_t table, const Home& home, 
   for (std::uint64_t address = 0; problems.size() < most_problems;) {
     const auto piece = store.homes.next_piece(table, home, address, buffer_bytes);
     if (!piece) return;
+    const std::vector<const std::byte*> images = images_of(*piece, layout);
     const LogIndex::Locked locked(store.index);
-    for (std::size_t i = 0; i < piece->rows.size(); ++i) {
-      const std::uint64_t row = piece->rows[i];
-      const ImageState state = check_image(layout, table, row, piece->image(layout, i));
-      const bool holds = home.addresses ? state == ImageState::whole : state != ImageState::damaged;
+    for (std::size_t i = 0; i < images.size(); ++i) {
+      i += count_whole(layout, table, std::span(piece->rows).subspan(i), std::span(images).subspan(i));
+      if (i == images.size()) break;
+      const std::uint64_t row = piece->rows[i];  // and this one is not
+      const bool holds = !home.addresses && check_image(layout, table, row, images[i]) != ImageState::damaged;
       if (holds || locked.of(table).find(row)) continue;
       const std::uint64_t offset = layout.offset_of(piece->first_address + i);
       problems.push_back(damaged_row(home.file->place(offset), table, row));
@@ -125,7 +134,6 @@ HomeRead read_home(const StoreView& store, std::uint32_t number, std::uint64_t f
                    std::size_t count, std::vector<std::uint64_t>& torn) {
   const auto& [what, layout] = store.tables.at(number);
   HomeRead read{0, first};
-  std::vector<const std::byte*> images;
   std::uint64_t begin = 0;  // place of the home's first image
   for (const Home& home : store.homes.of(number)) {
     if (!home.addresses) begin = home.first;
@@ -135,8 +143,7 @@ HomeRead read_home(const StoreView& store, std::uint32_t number, std::uint64_t f
       const auto piece = store.homes.next_piece(number, home, read.next - begin,
                                                 std::clamp<std::uint64_t>(wanted, least_bytes, buffer_bytes));
       if (!piece) break;
-      images.clear();
-      for (std::size_t i = 0; i < piece->rows.size(); ++i) images.push_back(piece->image(layout, i));
+      const std::vector<const std::byte*> images = images_of(*piece, layout);
       for (std::size_t i = 0; i < piece->rows.size();) {
         if (read.num_rows == count) return read;
         const std::size_t most = std::min(piece->rows.size() - i, count - read.num_rows);
