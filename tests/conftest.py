@@ -19,12 +19,17 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
+from hypothesis import HealthCheck, settings
 
 from holdfast import _core
 from holdfast.state.reproducibility import prepare_environment
 
 SEED = 20261120
 THOROUGH_TESTS_FOR_ONE = 6  # that is drawn
+
+# What holds does so on a machine that is busy, too.
+settings.register_profile("holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("holdfast")
 
 prepare_environment()  # before anything computes: what MKL reads at its first call it keeps
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.data.batch import JaggedFeatures
@@ -17,7 +17,6 @@ def tensor(*numbers):
     return torch.tensor(numbers, dtype=torch.int64)
 
 
-@settings(deadline=None)
 @given(
     bags=st.integers(1, 4).flatmap(
         lambda size: st.lists(

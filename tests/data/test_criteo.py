@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.data.convert import convert_criteo, converted_config
@@ -56,7 +56,6 @@ def line_of(row):
     return "\t".join("" if field is None else str(field) for field in row)
 
 
-@settings(deadline=None)
 @given(
     lines=st.lists(st.none() | rows, max_size=12),
     line_end=st.sampled_from(["\n", "\r\n"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.data.hashing import MISSING_ID, hash_values, mix64, text_values
@@ -48,7 +48,6 @@ def test_missing_has_an_id_of_its_own():
     assert set(ids[~missing].tolist()) == set(range(1, 50))
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1), st.integers(1, 2**40))
 def test_ids_lie_in_the_table_and_do_not_depend_on_neighbours(values, num_embeddings):
     ids = hash_values(np.array(values, np.int64), num_embeddings)

@@ -52,7 +52,6 @@ def stream_of(order, begin, end):
     return [found[position] for position in range(begin, end)]
 
 
-@settings(deadline=None)
 @given(
     num_lanes=st.integers(1, 12), batch_size=st.integers(1, 40), begin=st.integers(0, 200), length=st.integers(0, 90)
 )
@@ -79,7 +78,6 @@ def test_every_position_is_in_one_lane_and_lanes_count_their_own(num_lanes, batc
     assert lanes.ends(begin, begin + length) == reached
 
 
-@settings(deadline=None)
 @given(
     sizes=sizes,
     seed=seeds,
@@ -101,7 +99,7 @@ def test_laned_order_is_pinned():
     assert stream_of(order, 20, 40) == [16, 11, 10, 14, 12, 18, 15, 17, 9, 5, 13, 8, 19, 0, 1, 4, 3, 7, 6, 2]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sizes=sizes,
     seed=seeds,
@@ -175,7 +173,7 @@ def blocks_in_epoch(order, cut, epoch):
     return count
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     num_blocks=st.integers(1, 60),
     block_size=st.integers(1, 40),

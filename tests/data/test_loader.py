@@ -68,7 +68,7 @@ def test_an_unshuffled_loader_decodes_no_more_than_a_few_groups_of_16_mib_ahead(
     assert source.num_blocks_read >= 100
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=12),
     batch_size=st.integers(1, 40),
@@ -364,7 +364,7 @@ def test_no_global_random_state_is_touched():
     assert before == after
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     batch_size=st.integers(1, 40),
     num_parts=st.integers(1, 6),

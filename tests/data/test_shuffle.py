@@ -7,7 +7,7 @@ from itertools import dropwhile, islice, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.data.shuffle import SampleOrder
@@ -39,7 +39,6 @@ def epoch_of(order, block_sizes, epoch):
     return order_of(block_sizes, groups)
 
 
-@settings(deadline=None)
 @given(sizes=sizes, seed=st.integers(0, 2**63 - 1), window=st.none() | st.integers(1, 50), epoch=st.integers(0, 3))
 def test_every_epoch_holds_every_sample_once(sizes, seed, window, epoch):
     block_sizes = np.array(sizes)
@@ -50,7 +49,6 @@ def test_every_epoch_holds_every_sample_once(sizes, seed, window, epoch):
         assert samples == sorted(samples)
 
 
-@settings(deadline=None)
 @given(sizes=sizes, window=st.none() | st.integers(1, 50), position=st.integers(0, 500))
 def test_groups_from_a_position_are_the_groups_of_the_whole_stream(sizes, window, position):
     order = SampleOrder(np.array(sizes), seed=3, window_samples=window)

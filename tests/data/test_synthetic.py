@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.data.counter import random_bits, stream_key, uniforms
@@ -24,7 +24,6 @@ def auc(labels, scores):
     return (ranks[labels].sum() - num_clicks * (num_clicks + 1) / 2) / (num_clicks * (~labels).sum())
 
 
-@settings(deadline=None)
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
 def test_scatter_is_a_permutation(size, key):
     rows = Scatter(size=size, key=key)(np.arange(size))
@@ -63,7 +62,6 @@ def test_ranks_follow_zipfs_law(num_ranks, exponent):
 
 
 @given(st.lists(st.floats(0.0, 1.0, exclude_max=True), min_size=1), st.sampled_from([1, 3, 256, 300, 10**9]))
-@settings(deadline=None)
 def test_ranks_rise_with_the_number_and_stay_in_range(numbers, num_ranks):
     ranks = ZipfLaw(num_ranks=num_ranks, exponent=1.05).ranks(np.sort(np.array(numbers)))
     assert (np.diff(ranks) >= 0).all()

@@ -85,7 +85,7 @@ class KeyedRows:
     num_rows=st.sampled_from([0, 1, 3, 19]),
     seed=st.integers(0, 1 << 20),
 )
-@settings(derandomize=True, database=None, deadline=None, max_examples=60)
+@settings(derandomize=True, database=None, max_examples=60)
 def test_kernels_and_twins_begin_and_update_alike(kind, dim, dtype, num_rows, seed):
     rows = KeyedRows(kind, dim, dtype, num_rows, seed)
     started = in_torch(rows.started)

@@ -55,7 +55,7 @@ def pooled(weights: Tensor, batch: Lookups, *, mean: bool, alignment: int = 1) -
     mean=st.booleans(),
     seed=st.integers(0, 1 << 20),
 )
-@settings(derandomize=True, database=None, deadline=None, max_examples=60)
+@settings(derandomize=True, database=None, max_examples=60)
 def test_kernel_and_twin_pool_and_differentiate_alike(dim, dtype, lengths, features, samples, gap, scaled, mean, seed):
     chosen = [lengths[i] for i in numbers(len(lengths), features * samples, seed)]
     batch = Lookups.random(num_slots=40, dim=dim, lengths=chosen, features=features, scaled=scaled, gap=gap, seed=seed)

@@ -46,7 +46,7 @@ def host_array(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
     share_missing=st.sampled_from([0.0, 0.4, 1.0]),
     seed=st.integers(0, 1 << 20),
 )
-@settings(derandomize=True, database=None, deadline=None, max_examples=40)
+@settings(derandomize=True, database=None, max_examples=40)
 def test_rows_arrive_as_they_left(run, dim, state_floats, dtype, num_unique, share_missing, seed):
     slots = torch.randperm(30, generator=generator(seed))[:num_unique].to(torch.int32).to(DEVICE)
     missing = (torch.rand(num_unique, generator=generator(seed + 1)) < share_missing).nonzero().flatten()

@@ -52,7 +52,7 @@ def tree(values: np.ndarray) -> np.ndarray:
     slack=st.sampled_from([0, 1, 5000]),
     seed=st.integers(0, 1 << 20),
 )
-@settings(derandomize=True, database=None, deadline=None, max_examples=30)
+@settings(derandomize=True, database=None, max_examples=30)
 def test_kernel_and_twin_sum_alike(dim, counts, scaled, slack, seed):
     aligned = dim % 4 == 0
     grad = normals(6, dim + 8, seed=seed)

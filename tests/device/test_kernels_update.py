@@ -91,7 +91,7 @@ class Rows:
     weight_decay=st.sampled_from([0.0, 0.1]),
     seed=st.integers(0, 1 << 20),
 )
-@settings(derandomize=True, database=None, deadline=None, max_examples=100)
+@settings(derandomize=True, database=None, max_examples=100)
 def test_kernel_and_twin_update_alike(kind, dim, dtype, num_rows, step, weight_decay, seed):
     rows = Rows(kind, dim, dtype, num_rows, seed)
 

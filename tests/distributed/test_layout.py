@@ -41,7 +41,7 @@ def test_one_shard_holds_all_tables_whole() -> None:
     load=st.integers(0, 7).flatmap(lambda bits: st.lists(st.integers(0, 1000), min_size=2**bits, max_size=2**bits)),
     data=st.data(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_owner_has_a_shard_and_none_much_more_than_its_share(load: list[int], data: st.DataObject) -> None:
     num_owners = data.draw(st.integers(1, len(load)))
     owner_of = assign(load, num_owners)
@@ -82,7 +82,7 @@ def test_load_is_what_the_first_batches_ask_for() -> None:
 
 
 @given(num_rows=st.integers(2, 10**6), bits=st.integers(1, 8), data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_places_are_rows_of_shards_and_lead_back(num_rows: int, bits: int, data: st.DataObject) -> None:
     num_shards = 2**bits
     rows = np.array(data.draw(st.lists(st.integers(0, num_rows - 1), min_size=1, max_size=50, unique=True)), np.int64)

@@ -68,7 +68,7 @@ RUN = Run(steps=SCRIPT)
 
 
 @given(lives=LIVES)
-@settings(derandomize=True, database=None, deadline=None, max_examples=25)
+@settings(derandomize=True, database=None, max_examples=25)
 def test_every_life_goes_on_from_the_one_before(new_root: Callable[[], Path], lives: list[tuple[Way, list[str], str]]):
     root = new_root()
     pool = root / "0"

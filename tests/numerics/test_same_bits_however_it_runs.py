@@ -95,7 +95,7 @@ def follow(
     optimizer=st.sampled_from([RowWiseAdagrad(lr=0.1), Adam(lr=0.01)]),
     dtype=st.sampled_from(["fp32", "fp16"]),
 )
-@settings(derandomize=True, database=None, deadline=None, max_examples=40)
+@settings(derandomize=True, database=None, max_examples=40)
 def test_capture_ahead_changes_no_bit_whatever_the_steps_do(
     new_root: Callable[[], Path], script: list[StepScript], optimizer: RowOptimizerSpec, dtype: str
 ):

@@ -99,7 +99,7 @@ WAYS = st.builds(
 
 
 @given(run=RUNS, way=WAYS)
-@settings(derandomize=True, database=None, deadline=None, max_examples=50)
+@settings(derandomize=True, database=None, max_examples=50)
 def test_no_run_shows_how_its_rows_were_kept(new_root: Callable[[], Path], run: Run, way: Way) -> None:
     root = new_root()
     try:

@@ -91,7 +91,7 @@ def batches(draw: st.DrawFn) -> tuple[list[Bags], list[BagWeights | None]]:
     pooling=st.sampled_from(["sum", "mean"]),
     dim=st.sampled_from([1, 3, 8, 16, 17, 33]),
 )
-@settings(derandomize=True, database=None, deadline=None, max_examples=40)
+@settings(derandomize=True, database=None, max_examples=40)
 def test_any_batches_give_the_references_bits(
     new_root: Callable[[], Path],
     batches: tuple[list[Bags], list[BagWeights | None]],

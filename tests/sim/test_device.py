@@ -46,14 +46,14 @@ def workload(*rows: float, dim: int = 32):
     return workload_of(Model(batch_size=8, tables=tables, bottom=(dim,), top=(1,)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(rate=PER_SECOND, rows=ROWS, granules=st.integers(1, 64))
 def test_without_latency_rows_take_their_granules_over_the_bandwidth(rate, rows, granules):
     memory = replace(MEMORY, read_bandwidth_bytes_per_s=rate, read_latency_s=0.0)
     assert seconds(memory, rows_read=rows, row_bytes=granules * 256) == exactly(rows * granules * 256 / rate)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(latency_s=LATENCY, rows=ROWS, outstanding=st.floats(1.0, 1e4))
 def test_with_bandwidth_to_spare_rows_take_their_latency_over_the_requests_under_way(latency_s, rows, outstanding):
     memory = replace(
@@ -62,7 +62,7 @@ def test_with_bandwidth_to_spare_rows_take_their_latency_over_the_requests_under
     assert seconds(memory, rows_read=rows, row_bytes=256) == exactly(rows * latency_s / outstanding)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(latency_s=LATENCY, rows=ROWS, outstanding=st.floats(1.0, 1e4), rate=PER_SECOND)
 def test_writes_have_the_same_two_limits_of_their_own(latency_s, rows, outstanding, rate):
     memory = replace(
@@ -103,7 +103,7 @@ def test_the_rounding_of_a_mean_over_equal_rows_costs_no_granule():
     assert seconds(memory, rows_read=1e6, row_bytes=row_bytes) == exactly(1e6 * 96 * 4 / 16e9)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(read=ROWS, written=ROWS, streamed_in=ROWS, streamed_out=ROWS)
 def test_reads_and_writes_take_turns(read, written, streamed_in, streamed_out):
     alone = [
@@ -123,7 +123,7 @@ def test_reads_and_writes_take_turns(read, written, streamed_in, streamed_out):
     assert together == exactly(sum(alone))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(penalty=st.floats(0.5, 20.0), overlap=st.floats(0.0, 1.0))
 def test_reading_what_was_just_written_costs_the_penalty_on_the_overlap_alone(penalty, overlap):
     memory = replace(MEMORY, raw_penalty=penalty)
@@ -138,7 +138,7 @@ def test_the_penalty_is_of_rows_that_are_read_and_of_nothing_else():
     assert seconds(memory, **others, overlap=1.0, recently_written=True) == seconds(memory, **others, overlap=1.0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(modules=st.floats(0.25, 1000.0))
 def test_modules_share_all_work_of_a_memory(modules):
     work = {"rows_read": 1e5, "rows_written": 2e5, "row_bytes": 300.0}
@@ -171,7 +171,7 @@ def test_modules_beyond_what_a_host_reaches_hold_rows_and_take_power_but_share_n
     assert replace(memory, modules_at_work=math.inf).num_working(tables) == 6
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     modules=st.floats(0.01, 100),
     by=st.sampled_from(get_args(Modules)),
@@ -196,7 +196,7 @@ def test_writes_reach_the_part_of_their_bandwidth_that_is_declared():
     assert seconds(memory, rows_read=1e6, row_bytes=256) == seconds(MEMORY, rows_read=1e6, row_bytes=256)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(calls=st.floats(0, 100), flops=st.floats(0, 1e15), read=ROWS, written=ROWS)
 def test_a_processor_takes_its_calls_its_operations_and_its_rows_one_after_the_other(calls, flops, read, written):
     processor = replace(COMPUTE, efficiency=0.4, start_s=1e-5, row_s=2e-9)
@@ -204,7 +204,7 @@ def test_a_processor_takes_its_calls_its_operations_and_its_rows_one_after_the_o
     assert seconds(processor, calls=calls, flops=flops, rows_read=read, rows_written=written) == exactly(expected_s)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(calls=st.floats(0, 100), moved=st.floats(0, 1e12))
 def test_a_link_takes_a_latency_a_start_for_every_call_and_its_bytes_over_the_bandwidth(calls, moved):
     link = replace(LINK, latency_s=3e-6, start_s=1e-4)
@@ -217,7 +217,7 @@ def test_a_link_moves_no_more_than_its_lines_under_way_allow():
     assert seconds(replace(far, outstanding_requests=1e4), moved_bytes=25e9) == exactly(3.2e-6 + 1.0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(read=ROWS, written=ROWS)
 def test_reads_and_writes_that_go_at_once_take_the_longer_and_no_less_than_both_together(read, written):
     alone = [seconds(MEMORY, rows_read=read, row_bytes=256), seconds(MEMORY, rows_written=written, row_bytes=256)]

@@ -66,7 +66,7 @@ def chain(seconds: list[float], roles: list[str]) -> Stages:
 DURATIONS = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=5)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seconds=st.lists(st.integers(1, 20), min_size=1, max_size=5))
 def test_a_chain_on_devices_of_its_own_ends_a_batch_per_longest_stage_the_first_after_the_sum_of_all(seconds):
     found = run(chain(seconds, [f"device{place}" for place in range(len(seconds))]))
@@ -74,7 +74,7 @@ def test_a_chain_on_devices_of_its_own_ends_a_batch_per_longest_stage_the_first_
     assert min(span.end_s for span in found.spans if span.stage == f"stage{len(seconds) - 1}") == exactly(sum(seconds))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seconds=DURATIONS)
 def test_a_chain_on_one_device_takes_the_sum_of_its_stages(seconds):
     stages = chain(seconds, ["gpu"] * len(seconds))
@@ -159,13 +159,13 @@ def graphs(draw, *, roles: str | None = None, most: int = 5) -> Stages:
     return stages
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(stages=graphs())
 def test_stages_with_devices_of_their_own_go_at_the_pace_of_their_slowest_loop(stages):
     assert run(stages).batch_s == exactly(unrolled_batch_s(stages))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(stages=graphs(), chosen=st.integers(0, 4), longer_s=st.integers(0, 5))
 def test_where_nothing_shares_a_device_a_slower_one_never_makes_a_batch_shorter(stages, chosen, longer_s):
     name = list(stages)[chosen % len(stages)]
@@ -185,7 +185,7 @@ def test_where_stages_share_a_device_a_slower_one_may_make_a_batch_shorter():
     assert run(slower).batch_s == exactly(9.0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(stages=graphs(roles="xyz"), parallelism=st.integers(1, 3))
 def test_a_batch_takes_what_its_busiest_device_does_at_least_and_all_of_its_stages_at_most(stages, parallelism):
     found = run(stages, x=Compute(kind="compute", flops_per_s=1.0, parallelism=parallelism))
@@ -194,7 +194,7 @@ def test_a_batch_takes_what_its_busiest_device_does_at_least_and_all_of_its_stag
     assert found.batch_s <= sum(found.stage_s.values()) * (1 + 1e-9)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(stages=graphs(roles="xyz"), parallelism=st.integers(1, 3))
 def test_stages_begin_after_what_they_wait_for_and_no_device_serves_more_than_it_can(stages, parallelism):
     found = run(stages, x=Compute(kind="compute", flops_per_s=1.0, parallelism=parallelism))
@@ -394,7 +394,7 @@ def test_a_device_on_the_critical_path_moves_the_batch_by_what_it_is_slower_and_
     assert batch_s(2.0, 4.0 + more_s) == exactly(9.0 + more_s)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(stages=graphs(roles="xy"), exponent=st.integers(-8, 8))
 def test_in_another_unit_of_time_everything_is_the_same_to_the_bit(stages, exponent):
     factor = 2.0**exponent

@@ -82,7 +82,7 @@ def test_rows_that_stand_for_their_neighbours_give_the_sum_over_every_row(rows, 
     assert (found.unique_rows, found.repeated_rows, found.repeated_accesses) == pytest.approx(expected, rel=tolerance)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.floats(1.0, 1e9),
     batch_size=st.floats(1.0, 1e6),

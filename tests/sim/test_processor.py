@@ -49,7 +49,7 @@ def test_one_tile_more_than_there_are_units_takes_a_turn_more():
     assert one_more > 1.4 * full
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=st.integers(1, 70_000), columns=st.integers(1, 4096), inner=st.integers(1, 4096))
 def test_no_shape_is_quicker_than_the_peak_nor_than_the_memory(rows, columns, inner):
     kernel = Kernel(4.0 * (rows * inner + columns * inner), rows=rows, columns=columns, inner=inner)
@@ -73,7 +73,7 @@ def test_a_precision_without_a_rate_is_refused_with_those_that_have_one():
         LIBRARY.changed({"systems.gpus.devices.gpu": "v100"}).run("gpus", tf32)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(gpus=st.integers(2, 64), moved=st.floats(1e3, 1e12))
 def test_all_to_all_and_all_reduce_move_what_the_arithmetic_says(gpus, moved):
     share = moved / gpus * (gpus - 1) / gpus

@@ -67,7 +67,7 @@ def test_a_rung_counts_in_how_many_batches_its_rows_are_touched():
     assert (packed & np.uint64(2**24 - 1)).tolist() == [1, 2, 1]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     batches=st.lists(st.lists(st.integers(0, 30), max_size=20), min_size=1, max_size=20),
     num_counters=st.integers(1, 40),

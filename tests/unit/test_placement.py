@@ -73,7 +73,7 @@ def programs(draw):
     )
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(program=programs())
 def test_the_solver_finds_what_trying_everything_finds(program):
     ways = [splits(int(count), program.capacities.size) for count in program.extents]
@@ -90,7 +90,7 @@ def test_the_solver_finds_what_trying_everything_finds(program):
     assert program.objective(counts) == pytest.approx(min(fitting), rel=1e-5, abs=1e-6)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     rows=st.lists(st.integers(1, 200_000), min_size=1, max_size=4),
     dim=st.sampled_from([1, 4, 16, 130]),

@@ -104,7 +104,7 @@ def test_a_cache_with_room_for_all_rows_misses_none():
     assert characteristic_time([curve], 50) == pytest.approx(1.0, abs=1e-6)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     touches=st.lists(st.floats(0.0, 50.0), min_size=1, max_size=12),
     num_rows=st.integers(1, 500),

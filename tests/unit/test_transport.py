@@ -101,7 +101,7 @@ def begin(on: Transport, rank: int, seed: int, call: Any) -> tuple[Waitable, Ten
     return on.sum(values), values, total, values
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(calls(), st.integers(0, 2**20))
 def test_whatever_is_begun_ends_with_what_was_sent(drawn: tuple[int, list[Any]], seed: int) -> None:
     """Several at once, of which later ones are waited for while earlier ones are on their way."""
