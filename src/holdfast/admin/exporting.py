@@ -30,11 +30,10 @@ from holdfast.admin.tensor_files import (
     Progress,
     row_chunks,
     safetensors_header,
-    write_at,
 )
 from holdfast.data.output import whole_file
 from holdfast.errors import ConfigError
-from holdfast.files.direct import DirectWriter
+from holdfast.files.direct import DirectWriter, write_at
 from holdfast.files.recycled import recycled
 from holdfast.pools.read_only import PoolReader, RowLayout, layout_of
 from holdfast.pools.tables import TORCH_DTYPES

@@ -196,10 +196,3 @@ def read_at(path: Path, offset: int, num_bytes: int) -> NDArray[np.uint8]:
     with DirectReader(path, offset, window_bytes=num_bytes) as file:
         data = file.read(num_bytes)
     return data if data.ctypes.data % 8 == 0 else data.copy()
-
-
-def write_at(fd: int, data: NDArray[np.uint8], offset: int) -> None:
-    view = data.reshape(-1).data
-    while view:
-        written = os.pwrite(fd, view, offset)
-        view, offset = view[written:], offset + written

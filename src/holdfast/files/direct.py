@@ -70,10 +70,10 @@ class DirectReader:
                 os.close(self._fd)
                 self._fd, self._is_direct = _opened(self._path, os.O_RDONLY, direct=False)
                 continue
+            if count == 0:
+                break
             got += count
             self._next += count
-            if count % _BLOCK_BYTES != 0 or count == 0:
-                break
         if not self._is_direct:
             os.posix_fadvise(self._fd, self._next - got, got, os.POSIX_FADV_DONTNEED)
         return got
@@ -142,11 +142,11 @@ class DirectWriter:
             (self._cached_fd, whole_end, end),
         ):
             try:
-                _write_all(fd, buffer[begin:stop], offset + begin)
+                write_at(fd, buffer[begin:stop], offset + begin)
             except OSError as error:
                 if error.errno != errno.EINVAL or fd != self._fd or not self._is_direct:
                     raise
-                _write_all(self._cached_fd, buffer[begin:stop], offset + begin)
+                write_at(self._cached_fd, buffer[begin:stop], offset + begin)
 
 
 def _in_blocks(num_bytes: int) -> int:
@@ -165,8 +165,9 @@ def _opened(path: Path, flags: int, *, direct: bool) -> tuple[int, bool]:
     return os.open(path, flags), False
 
 
-def _write_all(fd: int, data: NDArray[np.uint8], offset: int) -> None:
-    view = data.data
+def write_at(fd: int, data: NDArray[np.uint8], offset: int) -> None:
+    """All of it, however little the system takes at once."""
+    view = data.reshape(-1).data
     while view:
         written = os.pwrite(fd, view, offset)
         view, offset = view[written:], offset + written

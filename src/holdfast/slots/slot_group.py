@@ -104,5 +104,4 @@ class SlotGroup:
 
 def row_bytes(spec: _core.TableSpec) -> int:
     """Of weights and optimizer state."""
-    layout = layout_of(spec)
-    return layout.row_bytes
+    return layout_of(spec).row_bytes

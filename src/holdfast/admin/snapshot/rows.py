@@ -31,10 +31,6 @@ class Rows:
     def __getitem__(self, part: slice | NDArray[Any]) -> Rows:
         return Rows(self.rows[part], self.data[part])
 
-    def ascending(self) -> Rows:
-        """The same rows in order of their numbers."""
-        return self.taken(order_of(self.rows))
-
     def taken(self, places: NDArray[np.int64]) -> Rows:
         """Those at these places."""
         data = _room(len(places), self.data.shape[1])
