@@ -57,6 +57,37 @@ def test_any_dense_optimizer_goes_on_to_the_bit(name: str, pool_root: Path) -> N
     assert is_exact(pool_root, make)
 
 
+class Transposed(nn.Module):
+    """Has parameters that lie in memory as a transposed matrix, and channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(5, 8).t())
+        self.conv = nn.Conv2d(5, 3, 2).to(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        image = (x @ self.matrix)[:, :, None, None] * torch.linspace(0.0, 1.0, 9).view(1, 1, 3, 3)
+        return self.conv(image).sum((1, 2, 3)).unsqueeze(1)
+
+
+FUSED: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adam": lambda of: torch.optim.Adam(of, lr=0.01, fused=True),
+    "adagrad": lambda of: torch.optim.Adagrad(of, lr=0.01, fused=True),
+    "sgd with momentum": lambda of: torch.optim.SGD(of, lr=0.001, momentum=0.9, fused=True),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_fused_optimizer_of_parameters_in_another_order_in_memory_goes_on_to_the_bit(
+    name: str, pool_root: Path
+) -> None:
+    def make(rows: EmbeddingBagCollection) -> Parts:
+        model = Transposed()
+        return Parts(model, FUSED[name](model.parameters()))
+
+    assert is_exact(pool_root, make)
+
+
 class FloatMoments(torch.optim.Optimizer):
     """Keeps its state in float32 whatever the parameters are, as optimizers for bf16 networks do."""
 

@@ -8,6 +8,7 @@ Invariants
 - One exception is warned of and stays: a setting that an optimizer or a scheduler has and that was not saved, as a
   later PyTorch has more of them.
 - Objects are loaded before any is compared: what one does to another is noticed.
+- An optimizer's state lies in memory as its parameter does.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ def load_all(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     for name, target in objects.items():
         _load(name, target, saved[name])
     repaired = [_repair(name, target, wanted[name]) for name, target in objects.items()]
+    for target in objects.values():
+        if isinstance(target, torch.optim.Optimizer):
+            _lay_out(target)
     if any(repaired):
         for name, target in objects.items():
             _check(name, target, wanted[name])
@@ -69,6 +73,19 @@ def _move_back(group: dict[str, Any], key: str, before: Any, moved: dict[int, Te
     loaded = group[key]
     if isinstance(before, Tensor) and isinstance(loaded, Tensor) and loaded.device != before.device:
         group[key] = moved.setdefault(id(loaded), loaded.to(before.device))
+
+
+def _lay_out(optimizer: torch.optim.Optimizer) -> None:
+    """Gives state that has a parameter's shape the parameter's order in memory (channels last, a transposed matrix), as
+    it had when it was made: what is saved has none, and fused optimizers go through both as they lie."""
+    moved: dict[int, Tensor] = {}
+    states: dict[Any, Any] = optimizer.state  # whose keys are parameters, and what else an optimizer of a user's keeps
+    for parameter, state in states.items():
+        for key, value in state.items() if isinstance(parameter, Tensor) else ():
+            if not isinstance(value, Tensor) or value.shape != parameter.shape or value.stride() == parameter.stride():
+                continue
+            like = torch.empty_like(parameter, dtype=value.dtype, device=value.device, requires_grad=False)
+            state[key] = moved.setdefault(id(value), like.copy_(value))
 
 
 def _repair(name: str, target: Any, wanted: _Flat) -> bool:
