@@ -69,6 +69,68 @@ def test_a_backward_pass_that_is_run_twice_counts_twice(pool_root: Path):
         twin.check()
 
 
+def test_the_gradient_of_weights_alone_leaves_the_rows_without_one(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, RowWiseAdagrad(lr=0.1)) as twin:
+        bags, coefficients = bags_of(1), twin.coefficients(5, seed=1)
+        ragged = jagged(bags, weights := random_weights(bags, seed=2))
+        of_ids = ragged.weights_or_none().requires_grad_()
+        loss = (twin.emb(ragged).values() * coefficients).sum()
+        (alone,) = torch.autograd.grad(loss, of_ids, retain_graph=True)
+        assert twin.emb.gradient_norm() == 0
+        loss.backward()
+        assert torch.equal(of_ids.grad, alone)
+        assert of_ids.grad.abs().max() > 0
+        twin.emb.optimizer.step()
+        twin.pool.commit(5)
+        twin.update(twin.gradients(bags, coefficients, weights))
+        twin.check()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+def test_the_gradient_of_weights_is_not_differentiated_again_and_says_so(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, SGD(lr=0.1)) as twin:
+        ragged = jagged(bags_of(1), random_weights(bags_of(1), seed=2))
+        of_ids = ragged.weights_or_none().requires_grad_()
+        loss = twin.emb(ragged).values().square().sum()
+        loss.backward(create_graph=True)
+        assert of_ids.grad.abs().max() > 0
+        with pytest.raises(StepError, match="gradient of per-sample weights is not differentiated again"):
+            of_ids.grad.sum().backward()
+
+
+def test_pooled_vectors_with_weights_to_learn_may_be_changed_in_place(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, SGD(lr=0.1)) as twin:
+        bags = bags_of(1)
+        ragged = jagged(bags, weights := random_weights(bags, seed=2))
+        ragged.weights_or_none().requires_grad_()
+        pooled = twin.emb(ragged)
+        pooled["a"].mul_(2.0)
+        pooled.values().sum().backward()
+        twin.emb.optimizer.step()
+        twin.pool.commit(5)
+        gradient = torch.cat([torch.full((5, 8), 2.0), torch.ones(5, 8 + 19)], dim=1)
+        twin.update(twin.gradients(bags, gradient, weights))
+        twin.check()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+def test_a_graph_of_the_gradients_is_made_and_a_penalty_on_them_reaches_the_rows(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, SGD(lr=0.1)) as twin:
+        head = nn.Linear(twin.emb.output_width, 1)
+        peer, bags = DenseTwin(twin, head), bags_of(1)
+
+        for out, dense in ((peer(bags), peer.head), (head(twin.emb(jagged(bags)).values()), head)):
+            loss = out.square().mean()
+            gradients = torch.autograd.grad(loss, list(dense.parameters()), create_graph=True)
+            (loss + sum(gradient.square().sum() for gradient in gradients)).backward(create_graph=True)
+        torch.testing.assert_close(head.weight.grad, peer.head.weight.grad)
+        expected = [(bag.weight - 0.1 * bag.weight.grad).detach() for bag in peer.bags]
+        twin.emb.optimizer.step()
+        twin.pool.commit(5)
+        for number, wanted in enumerate(expected):
+            torch.testing.assert_close(twin.emb.read(number, torch.arange(20)), wanted)
+
+
 def test_zero_grad_forgets_the_gradients_of_the_rows(pool_root: Path):
     with Twin(pool_root / "pool", TABLES, Adam(lr=0.1)) as twin:
         twin.emb(jagged(bags_of(1))).values().sum().backward()

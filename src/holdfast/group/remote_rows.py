@@ -287,7 +287,11 @@ class RemoteRows:
         return torch.tensor(float(first) if is_finite else float("nan"), device=self.device)
 
     def weight_gradient(self, captured: RemoteCapture, grad: Tensor | None, out: Tensor | None) -> None:
-        """From the owners, who have the gradients of the vectors since `add_gradient`."""
+        """From the owners, who have the gradients of the vectors since `add_gradient`. StepError without that."""
+        if not any(of is captured for of, _ in self._gradients):
+            raise StepError(
+                "the gradient of per-sample weights alone: rows of other ranks give it with their own, call backward"
+            )
         self._pool.tell(Verb.WEIGHT_GRADIENT, self._number, captured.number)
         of_weights = None
         if captured.local is not None:

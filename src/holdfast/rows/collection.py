@@ -288,18 +288,38 @@ class RowCollection(nn.Module):
 class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, weights: Tensor | None, access: RowAccess, captured: Any) -> Tensor:
-        ctx.access, ctx.captured, ctx.weights = access, captured, weights
+        ctx.access, ctx.captured, ctx.anchor, ctx.weights = access, captured, anchor, weights
         return access.lookup(captured)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         access: RowAccess = ctx.access
-        anchor_grad = access.add_gradient(ctx.captured, grads[0])
+        grad = grads[0].detach()  # after backward(create_graph=True) it has a graph, of which rows are no part
+        anchor_grad = access.add_gradient(ctx.captured, grad) if _is_asked_for(ctx.anchor) else None
         weight_grad = None
         if ctx.needs_input_grad[1]:
             weight_grad = torch.zeros_like(ctx.weights, dtype=torch.float32)
-            access.weight_gradient(ctx.captured, grads[0], weight_grad)
+            access.weight_gradient(ctx.captured, grad, weight_grad)
+            if grads[0].requires_grad:
+                weight_grad = _Last.apply(weight_grad, grads[0])  # type: ignore[no-untyped-call]
         return anchor_grad, weight_grad, None, None
+
+
+def _is_asked_for(leaf: Tensor) -> bool:
+    """Whether the backward that runs gives `leaf` a gradient: torch.autograd.grad does not, which names others."""
+    return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(leaf).node)
+
+
+class _Last(torch.autograd.Function):
+    """A gradient that has none itself."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, of: Tensor) -> Tensor:
+        return gradient
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> NoReturn:
+        raise StepError("the gradient of per-sample weights is not differentiated again")
 
 
 def clip_grad_norm_(
