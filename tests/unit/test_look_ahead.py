@@ -53,7 +53,9 @@ def batches(first: int = 1, last: int | None = None, **form: bool) -> Iterator[B
 class Run:
     """A pool in training, of two collections; as a user's loop has it."""
 
-    def __init__(self, directory: Path, medium: Any = "block", loader: Any = None, **options: Any) -> None:
+    def __init__(
+        self, directory: Path, medium: Any = "block", loader: Any = None, extra: Any = None, **options: Any
+    ) -> None:
         self.directory = directory
         torch.manual_seed(0)
         self.pool = holdfast.Pool(directory, seed=1, medium=medium, log_bytes=1 << 20, **options)
@@ -67,7 +69,11 @@ class Run:
         self.over = nn.Sequential(nn.Linear(len(ROWS) * DIM + 3, 4), nn.Dropout(0.2), nn.Linear(4, 1))
         self.optimizer = torch.optim.SGD(self.over.parameters(), lr=0.1)
         self.checkpoint = holdfast.Checkpoint(
-            self.pool, model=self.over, optimizer=self.optimizer, loader=None if loader is None else loader(self.pool)
+            self.pool,
+            model=self.over,
+            optimizer=self.optimizer,
+            loader=None if loader is None else loader(self.pool),
+            extra=extra,
         )
         self.checkpoint.resume()
 
@@ -331,6 +337,59 @@ def test_a_batch_that_takes_global_random_numbers_is_not_taken_ahead(tmp_path: P
     run = Run(tmp_path / "wrapped")
     with pytest.raises(StateError, match="a generator of its own"):
         next(holdfast.prefetch(drawing(), run.pool))
+    run.pool.close()
+
+
+GENERATOR, PLACE = torch.Generator(), {"next": 0}
+
+
+def drawing_from_a_generator() -> Iterator[Batch]:
+    while True:
+        yield batch_of(int(torch.randint(1, 99, (), generator=GENERATOR)))
+
+
+def counting_in_a_dict() -> Iterator[Batch]:
+    while True:
+        PLACE["next"] += 1
+        yield batch_of(PLACE["next"])
+
+
+@pytest.mark.parametrize("medium", ["block", "memory"])
+@pytest.mark.parametrize("batches", [drawing_from_a_generator, counting_in_a_dict])
+def test_batches_that_change_what_the_checkpoint_keeps_are_not_taken_ahead(
+    tmp_path: Path, batches: Callable[[], Iterator[Batch]], medium: str
+) -> None:
+    """A resume would go on from there, and leave out those that were taken and not trained."""
+    run = Run(tmp_path / "wrapped", medium=medium, extra={"noise": GENERATOR, "place": PLACE})
+    with pytest.raises(StateError, match=r"changed extra\['(noise|place)'\], which the Checkpoint keeps"):
+        next(holdfast.prefetch(batches(), run.pool))
+    run.pool.close()
+
+
+class Album:
+    """An object of a user's, whose samples are no number."""
+
+    samples = ("one", "two")
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+
+def test_what_else_the_checkpoint_keeps_stands_in_no_ones_way(tmp_path: Path) -> None:
+    run = Run(tmp_path / "wrapped", extra={"album": Album(), "history": [0.5], "generator": random.Random(1)})
+    run.train(holdfast.prefetch(batches(), run.pool), 5)
+    assert run.pool.step == 5
+    run.pool.close()
+
+
+@pytest.mark.parametrize("wrapped", ["the loader", "what is made of it"])
+def test_a_loader_that_the_checkpoint_has_is_not_wrapped_beside_it(tmp_path: Path, wrapped: str) -> None:
+    loader = Stream()
+    run = Run(tmp_path / "wrapped", loader=lambda pool: loader)
+    with pytest.raises(StateError, match=r"(wraps is the Checkpoint's loader|changed loader).*what prefetch returns"):
+        next(holdfast.prefetch(loader if wrapped == "the loader" else (batch for batch in loader), run.pool))
     run.pool.close()
 
 

@@ -6,8 +6,8 @@ The protocol, the files and recovery are the core's (core/pool/pool.h); this is 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from torch import Tensor, nn
@@ -83,6 +83,8 @@ class Pool(Behind):
     Raises PoolBusy, Corrupted, FormatMismatch, UntrustedPool, PoolReadOnly, PoolFull, PoolOfGroup. Nothing is made in a
     directory that holds parts of a pool.
     """
+
+    kept: Mapping[str, Any] = MappingProxyType({})  # of its Checkpoint, what may be ahead of the batch that trains
 
     def __new__(cls, directory: str | os.PathLike[str], *, group: GroupOptions | None = None, **_: Any) -> Self:
         """A SharedPool where one is wanted."""

@@ -10,8 +10,8 @@ Invariants
 - Whatever goes wrong while a batch is planned ahead goes wrong once more when it is its turn, and is raised there.
 - Only the thread that takes batches takes them from what is wrapped, announces, and lets go; planning alone is done in
   another.
-- A batch is taken ahead of time only if that draws no random number from the process's own generators: a resumed run
-  would draw others.
+- A batch is taken ahead of time only if that changes nothing that a Checkpoint keeps, the process's own generators
+  among it: a resumed run would go on after the batches that were taken, and not after the one that trained.
 """
 
 from __future__ import annotations
@@ -33,11 +33,14 @@ from holdfast.errors import HoldfastError, StateError
 from holdfast.pools.pool import Pool
 from holdfast.rows.collection import KeyedJagged, RowCollection
 from holdfast.rows.coming import Coming, tensors_of
+from holdfast.state import state_tree
+from holdfast.state.generators import as_stateful, is_generator, of_python
 
 Item = TypeVar("Item")
 Planned = tuple[tuple[RowCollection, Coming], ...]
 
 _AHEAD = 3  # batches beyond the one that trains
+_OF_PROCESS = "the process's generators"
 _DEEPEST = 4  # levels of tuples, mappings and dataclasses in which a batch's features are looked for
 
 
@@ -101,6 +104,7 @@ class Prefetched(Generic[Item]):
 
     def __init__(self, batches: Iterable[Item], pool: Pool, features: Callable[[Any], Any] | None, ahead: int) -> None:
         self._batches = batches
+        self._pool = pool
         self._look = LookAhead(pool, features)
         self._ahead = ahead
         self._planning: ThreadPoolExecutor | None = None
@@ -174,13 +178,27 @@ class Prefetched(Generic[Item]):
         return _Taken(batch, self._planning.submit(self._look.plan, batch), self._where())
 
     def _take_early(self) -> _Taken:
-        before = _generators()
+        kept = {name: value for name, value in self._pool.kept.items() if not isinstance(value, Prefetched)}
+        for name, value in kept.items():
+            if value is self._batches:
+                raise StateError(
+                    f"prefetch: what it wraps is the Checkpoint's {name}, which is ahead of the batch that trains, so "
+                    "a resume would leave batches out: give the Checkpoint what prefetch returns"
+                )
+        before = _states(kept)
         taken = self._take()
-        if taken.error is None and _differ(before, _generators()):
+        changed = [] if taken.error is not None else _changed(before, _states(kept))
+        if _OF_PROCESS in changed:
             raise StateError(
                 "prefetch: taking a batch drew from the process's own random number generators (torch, NumPy or "
                 "Python), so batches that are taken ahead would be others after a resume: give what makes them a "
                 "generator of its own, or do not wrap it"
+            )
+        if changed:
+            raise StateError(
+                f"prefetch: taking a batch changed {changed[0]}, which the Checkpoint keeps as it is after the batches "
+                "that were taken ahead, so a resume would leave them out: wrap an object with state_dict, and give the "
+                "Checkpoint what prefetch returns, or do not wrap it"
             )
         return taken
 
@@ -211,8 +229,9 @@ def prefetch(
     """Gives what `batches` gives, and has the rows of the coming batches fetched while one trains.
 
     batches: any iterable; wrapped once, it is iterated as it would be without. What it draws at random comes from
-        generators of its own. Where it has ``state_dict``, ``samples`` or ``seek``, so has what this returns, and they
-        speak of the batch that was handed out last: give that to the Checkpoint.
+        generators of its own, and the Checkpoint has none of what it changes. Where it has ``state_dict``, ``samples``
+        or ``seek``, so has what this returns, and they speak of the batch that was handed out last: give that to the
+        Checkpoint.
     features: of a batch, what a collection is called with; default: the features in it that have the collection's
         keys, in tuples, mappings and dataclasses. What is called with them must be the same objects: features that
         the model makes itself are planned again, and their rows are there.
@@ -250,16 +269,29 @@ def _is_bag(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, Tensor) for part in value)
 
 
-def _generators() -> tuple[Any, ...]:
+def _states(kept: Mapping[str, Any]) -> dict[str, tuple[bytes, list[Tensor]]]:
+    """Of the process's generators, and of what a Checkpoint keeps beside them, as flatten gives them. Of its loader it
+    is how far that is, of other objects nothing: their state may be much."""
     numpy_state = np.random.get_state()  # noqa: NPY002
-    return torch.get_rng_state(), random.getstate(), numpy_state
+    states = {_OF_PROCESS: state_tree.flatten([torch.get_rng_state(), of_python(random), numpy_state])}
+    for name, value in kept.items():
+        if is_generator(value):
+            states[name] = state_tree.flatten(as_stateful(value).state_dict())
+        elif name == "loader" and hasattr(value, "samples"):
+            states[name] = state_tree.flatten(int(value.samples))
+        elif not hasattr(value, "state_dict"):
+            states[name] = state_tree.flatten(value)
+    return states
 
 
-def _differ(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    (torch_one, python_one, numpy_one), (torch_other, python_other, numpy_other) = one, other
-    return (
-        not torch.equal(torch_one, torch_other)
-        or python_one != python_other
-        or numpy_one[2] != numpy_other[2]
-        or not np.array_equal(numpy_one[1], numpy_other[1])
-    )
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Names of states that differ; of the tensors in a plain value, which are no copies, nothing is known."""
+    return [
+        name
+        for name, (text, tensors) in before.items()
+        if text != after[name][0]
+        or any(
+            one.data_ptr() != other.data_ptr() and not torch.equal(one, other)
+            for one, other in zip(tensors, after[name][1], strict=True)
+        )
+    ]

@@ -61,6 +61,11 @@ def into_python(generator: Any, state: dict[str, Any]) -> None:
     generator.setstate((state["version"], words, state["gauss_next"]))
 
 
+def is_generator(value: Any) -> bool:
+    """Whether `as_stateful` keeps it as one."""
+    return as_stateful(value) is not value
+
+
 _STATES: dict[str, tuple[Any, Any]] = {
     "torch.Generator": (torch.Generator.get_state, torch.Generator.set_state),
     "random.Random": (of_python, into_python),

@@ -230,6 +230,7 @@ class Checkpoint:
             snapshots=pool.commits_behind,
         )
         self._ranks = RankStates(pool.group, self._state)
+        pool.kept = {f"extra[{name!r}]": value for name, value in (extra or {}).items()} | {"loader": loader}
 
     def resume(self) -> int:
         """Goes on where the pool is: loads the dense state of its newest step, seeks the loader. In a new pool writes
