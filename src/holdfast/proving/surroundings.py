@@ -12,6 +12,7 @@ import sysconfig
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,10 @@ class _Walk:
     def value(self, name: str, value: Any, where: str, depth: int) -> None:
         if len(self.leaves) >= _MOST_LEAVES or depth > _DEPTH:
             return
+        with suppress(Exception):  # whatever a stranger's object raises when it is looked at: it is only evidence
+            self._value(name, value, where, depth)
+
+    def _value(self, name: str, value: Any, where: str, depth: int) -> None:
         if isinstance(value, _PLAIN):
             self._add("number" if not isinstance(value, str) else "text", name, repr(value).encode(), where)
             return
@@ -143,11 +148,7 @@ class _Walk:
                     self.value(f"{here}.{key}", item, where, depth + 1)
 
     def _with_state_dict(self, kind: str, name: str, value: Any, where: str) -> None:
-        try:
-            pieces = list(_flat(value.state_dict()))
-        except Exception:  # whatever a stranger's state_dict raises: it is only evidence
-            return
-        self._add(kind, name, b"".join(pieces), where)
+        self._add(kind, name, b"".join(_flat(value.state_dict())), where)
 
     def _tensor(self, name: str, tensor: Tensor, where: str) -> None:
         if tensor.nbytes <= _MOST_BYTES and self._bytes <= 8 * _MOST_BYTES and tensor.layout is torch.strided:

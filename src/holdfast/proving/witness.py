@@ -275,5 +275,6 @@ def _loader_workers() -> int:
 
     import torch
 
-    found = [each.num_workers for each in gc.get_objects() if isinstance(each, torch.utils.data.DataLoader)]
+    # By its type: what stands for something else (a weak proxy, a lazy module) says of it what it likes, or raises.
+    found = [each.num_workers for each in gc.get_objects() if issubclass(type(each), torch.utils.data.DataLoader)]
     return max(found, default=0)
