@@ -112,3 +112,18 @@ def test_a_pool_below_the_home_directory_is_where_the_shell_would_have_it(
     with Pool("~nobody-of-this-name") as pool:  # a name like any other
         EmbeddingBagCollection(pool, [TABLE])
     assert (pool_root / "~nobody-of-this-name").is_dir()
+
+
+def test_a_relative_directory_is_below_where_the_pool_was_asked_for(
+    pool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = pool_root / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(pool_root)
+    with Pool("pool") as pool:
+        monkeypatch.chdir(elsewhere)
+        EmbeddingBagCollection(pool, [TABLE])
+    assert list(elsewhere.iterdir()) == []
+    monkeypatch.chdir(pool_root)
+    with Pool("pool") as pool:
+        assert not pool.is_new

@@ -12,8 +12,9 @@ VARIABLE = "HOLDFAST_PROVE"  # the folder in which a run's orders are, and where
 
 def pool_directory(directory: str | os.PathLike[str]) -> Path:
     """Where the pool that a script calls `directory` is opened: there, ``~`` being the home directory, and under
-    `holdfast prove` in a place of the run's own."""
-    named = below_home(directory)
+    `holdfast prove` in a place of the run's own. Absolute: the script may change its working directory before the pool
+    is made."""
+    named = below_home(directory).absolute()
     if VARIABLE not in os.environ:
         return named
     from holdfast.proving import witness
