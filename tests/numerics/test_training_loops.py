@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from holdfast import (
     Adagrad,
     Adam,
     Checkpoint,
+    DeviceConfig,
     EmbeddingBagCollection,
     Pool,
     RowWiseAdagrad,
@@ -417,3 +420,29 @@ def test_under_autocast_rows_get_float32_gradients_of_bfloat16_layers(pool_root:
         assert output.grad is not None
         twin.update(twin.gradients(bags, output.grad))
         twin.check()
+
+
+@pytest.fixture
+def default_dtype() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("ways", ["near_memory", "scratchpad"])
+@pytest.mark.usefixtures("default_dtype")
+def test_pytorchs_default_dtype_changes_no_bit_of_a_row(pool_root: Path, ways: Any):
+    """As whoever trains a network in bfloat16 may set it: the factor of a clipped gradient was rounded to that."""
+    found = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        torch.set_default_dtype(dtype)
+        device = DeviceConfig(rows=ways)
+        with Pool(pool_root / str(dtype), seed=1) as pool:
+            rows = EmbeddingBagCollection(pool, TABLES, optimizer=SGD(lr=0.1), device=device)
+            rows(jagged(bags_of(1))).values().sum().backward()
+            clip_grad_norm_([], rows, 1.7)
+            rows.optimizer.step()
+            pool.commit(1)
+            found.append(rows.read(0, torch.arange(20)))
+        assert found[-1].dtype == torch.float32
+        assert same_bits(found[-1], found[0])

@@ -132,8 +132,8 @@ class Exchange:
         if batch.route is not None:
             for owner, num_ids in zip(roles.owners, num_ids_in(batch.route.counts).sum(axis=1), strict=True):
                 received_splits[owner] = int(num_ids)
-        received = torch.empty(sum(received_splits))
-        sent = torch.empty(0) if gradients is None else gradients
+        received = torch.empty(sum(received_splits), dtype=torch.float32)
+        sent = torch.empty(0, dtype=torch.float32) if gradients is None else gradients
         return group.all_to_all(received, received_splits, sent, sent_splits, "gradients of weights"), received
 
     def _vectors(
@@ -148,11 +148,9 @@ class Exchange:
             for owner, floats in zip(roles.owners, batch.route.block_floats, strict=True):
                 of_trainer[owner] = int(floats)
         sent_splits, received_splits = (of_owner, of_trainer) if towards_trainers else (of_trainer, of_owner)
-        received = torch.empty(sum(received_splits))
-        return (
-            group.all_to_all(received, received_splits, torch.empty(0) if sent is None else sent, sent_splits, what),
-            received,
-        )
+        received = torch.empty(sum(received_splits), dtype=torch.float32)
+        sent = torch.empty(0, dtype=torch.float32) if sent is None else sent
+        return group.all_to_all(received, received_splits, sent, sent_splits, what), received
 
 
 def num_ids_in(counts: NDArray[np.int64]) -> NDArray[np.int64]:

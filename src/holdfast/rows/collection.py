@@ -77,7 +77,7 @@ class RowCollection(nn.Module):
         self._dims = [table.embedding_dim for table in tables for _ in table.feature_names]
         self._access = pool.open_rows(tables, spec, device or DeviceConfig())
         # A plain tensor, not a parameter: it exists so that autograd comes here, and to carry factors of the gradient.
-        self.anchor = torch.zeros((), requires_grad=True, device=self._access.device)
+        self.anchor = torch.zeros((), dtype=torch.float32, requires_grad=True, device=self._access.device)
         self._blocks: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._coming: list[Coming] = []
         self._process = os.getpid()
@@ -274,7 +274,7 @@ class RowCollection(nn.Module):
         of_table = self._tables[table]
         column = self._columns.index(next(iter(of_table.feature_names)))
         begin = sum(self._dims[:column])
-        out = torch.empty((len(ids), of_table.embedding_dim))
+        out = torch.empty((len(ids), of_table.embedding_dim), dtype=torch.float32)
         for first in range(0, len(ids), _READ_AT_ONCE):
             some = ids[first : first + _READ_AT_ONCE]
             bags = torch.arange(len(self._columns) * len(some) + 1)

@@ -187,7 +187,7 @@ class SlotRows:
         if self._keys is not None:
             for part in captured.parts:
                 self._keys.start(part)
-        out = torch.empty(plan.num_bags, plan.output_width, device=self.device)
+        out = torch.empty(plan.num_bags, plan.output_width, dtype=torch.float32, device=self.device)
         for part in captured.parts:
             arrays = part.arrays
             kernels.pooled_lookup(
