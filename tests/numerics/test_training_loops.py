@@ -422,6 +422,27 @@ def test_under_autocast_rows_get_float32_gradients_of_bfloat16_layers(pool_root:
         twin.check()
 
 
+def test_rows_of_a_collection_of_many_tables_are_read_in_small_pieces(pool_root: Path, monkeypatch: pytest.MonkeyPatch):
+    """An evaluation has columns for every table, so one of all ids would take as much memory for each of them."""
+    tables = [table(f"t{number}", [f"f{number}"], rows=2000, dim=16) for number in range(100)]
+    with Pool(pool_root / "pool", seed=1) as pool:
+        rows = EmbeddingBagCollection(pool, tables)
+        evaluate, sizes = rows._access.evaluate, []
+
+        def counted(planned: Any) -> Tensor:
+            sizes.append(evaluate(planned).nbytes)
+            return evaluate(planned)
+
+        monkeypatch.setattr(rows._access, "evaluate", counted)
+        ids = torch.arange(20_000) % 2000
+        found = rows.read(7, ids)
+        assert max(sizes) <= 16 << 20
+        monkeypatch.undo()
+        with torch.no_grad():
+            everything = rows({f"f{number}": torch.arange(2000) for number in range(100)})
+        assert same_bits(found, everything["f7"][ids])
+
+
 @pytest.fixture
 def default_dtype() -> Iterator[None]:
     before = torch.get_default_dtype()

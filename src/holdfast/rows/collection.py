@@ -28,7 +28,7 @@ from holdfast.rows.row_access import BatchIds, PlannedFeatures, RowAccess
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
-_READ_AT_ONCE = 65536
+_READ_AT_ONCE_FLOATS = 4 << 20
 
 
 @runtime_checkable
@@ -275,8 +275,9 @@ class RowCollection(nn.Module):
         column = self._columns.index(next(iter(of_table.feature_names)))
         begin = sum(self._dims[:column])
         out = torch.empty((len(ids), of_table.embedding_dim), dtype=torch.float32)
-        for first in range(0, len(ids), _READ_AT_ONCE):
-            some = ids[first : first + _READ_AT_ONCE]
+        at_once = max(1, _READ_AT_ONCE_FLOATS // sum(self._dims))  # an evaluation has columns for every feature
+        for first in range(0, len(ids), at_once):
+            some = ids[first : first + at_once]
             bags = torch.arange(len(self._columns) * len(some) + 1)
             jagged = JaggedFeatures(self._columns, some, (bags - column * len(some)).clamp(0, len(some)))
             with torch.no_grad():
