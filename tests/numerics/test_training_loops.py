@@ -134,6 +134,26 @@ def test_a_graph_of_the_gradients_is_made_and_a_penalty_on_them_reaches_the_rows
             torch.testing.assert_close(twin.emb.read(number, torch.arange(20)), wanted)
 
 
+@pytest.mark.parametrize("ways", ["near_memory", "scratchpad"])
+def test_a_gradient_that_is_written_over_before_the_rows_have_it_is_refused(pool_root: Path, ways: Any):
+    """A buffer that is used again: rows would be updated with what is in it then."""
+    with Pool(pool_root / "pool", seed=1) as pool:
+        rows = EmbeddingBagCollection(pool, TABLES, optimizer=SGD(lr=1.0), device=DeviceConfig(rows=ways))
+        before, buffer = rows.read(0, torch.arange(20)), torch.ones(5, rows.output_width)
+        pooled = rows(jagged(bags_of(1))).values()
+        pooled.backward(buffer, retain_graph=True)
+        buffer.zero_()
+        with pytest.raises(StepError, match=r"changed in place after its backward.*gradient.clone\(\)"):
+            rows.optimizer.step()
+        rows.optimizer.zero_grad()
+        pooled.backward(buffer.fill_(1.0).clone())
+        buffer.zero_()
+        rows.optimizer.step()
+        pool.commit(1)
+        times = torch.bincount(torch.tensor([i for f in "ab" for bag in bags_of(1)[f] for i in bag]), minlength=20)
+        torch.testing.assert_close(before - rows.read(0, torch.arange(20)), times[:, None].expand(-1, 8).float())
+
+
 def test_zero_grad_forgets_the_gradients_of_the_rows(pool_root: Path):
     with Twin(pool_root / "pool", TABLES, Adam(lr=0.1)) as twin:
         twin.emb(jagged(bags_of(1))).values().sum().backward()

@@ -16,7 +16,7 @@ from holdfast import _core
 from holdfast.device.arrivals import Arriving
 from holdfast.device.queues import Work, host_empty, new_queue, sent
 from holdfast.pools.pool import Pool
-from holdfast.rows.row_access import BatchIds, PlannedFeatures, check_under_way, plan_here
+from holdfast.rows.row_access import BatchIds, KeptGradient, PlannedFeatures, check_under_way, plan_here
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class NearMemoryRows:
         self._collection = collection
         self._to_device = new_queue(device)
         self._to_host = new_queue(device)
-        self._gradients: list[tuple[_core.Capture, Arriving]] = []
+        self._gradients: list[tuple[_core.Capture, KeptGradient, Arriving]] = []
         self._summed: _core.SummedGradients | None = None
         self._partial: _Partial | None = None
 
@@ -93,11 +93,11 @@ class NearMemoryRows:
         check_under_way(captured, self._pool.step, "backward through a forward")
         first = not self._gradients
         self._summed = None
-        grad = grad.to(torch.float32).contiguous()
-        self._gradients.append((captured, Arriving(grad, self._to_host)))
-        if grad.device.type == "cpu":
-            return torch.tensor(float(first) if _core.all_finite(grad.numpy()) else float("nan"))
-        return torch.where(grad.isfinite().all(), float(first), float("nan"))
+        kept = KeptGradient.of(grad)
+        self._gradients.append((captured, kept, Arriving(kept.made, self._to_host)))
+        if kept.made.device.type == "cpu":
+            return torch.tensor(float(first) if _core.all_finite(kept.made.numpy()) else float("nan"))
+        return torch.where(kept.made.isfinite().all(), float(first), float("nan"))
 
     def weight_gradient(self, captured: _core.Capture, grad: Tensor, out: Tensor) -> None:
         arrived = Arriving(grad.to(torch.float32).contiguous(), self._to_host).wait().numpy()
@@ -133,7 +133,10 @@ class NearMemoryRows:
         return []
 
     def _arrived(self) -> list[tuple[_core.Capture, NDArray[np.float32]]]:
-        return [(captured, arriving.wait().numpy()) for captured, arriving in self._gradients]
+        for _, kept, _ in self._gradients:
+            if kept.made.device.type == "cpu":  # of others there are copies
+                kept.unchanged()
+        return [(captured, arriving.wait().numpy()) for captured, _, arriving in self._gradients]
 
     def _empty(self, plan: _core.Plan) -> Tensor:
         return host_empty((plan.num_bags, plan.output_width), torch.float32, self.device)

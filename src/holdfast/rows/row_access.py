@@ -76,6 +76,34 @@ def check_under_way(captured: Captured, last_step: int, verb: str) -> None:
         raise StepError(f"{verb} of step {captured.step}, which is over")
 
 
+@dataclass(frozen=True, slots=True)
+class KeptGradient:
+    """The gradient of what was pooled, float32 and contiguous: where it was so, the tensor that backward was given, so
+    that nobody copies it."""
+
+    made: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, grad: Tensor) -> KeptGradient:
+        made = grad.to(torch.float32).contiguous()
+        return cls(made, _version(made))
+
+    def unchanged(self) -> Tensor:
+        """Raises StepError where somebody wrote into it after the backward, whose buffer it is."""
+        if _version(self.made) != self.version:
+            raise StepError(
+                "the gradient of the pooled vectors was changed in place after its backward, and before its rows were "
+                "updated with it: where it is a buffer that is used again, give backward a copy (gradient.clone())"
+            )
+        return self.made
+
+
+def _version(tensor: Tensor) -> int:
+    """How often it was changed in place, which PyTorch counts but for tensors of inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def second_pass() -> StepError:
     """Where rows lie in slots: what is to be said of another forward pass of a collection in one step."""
     return StepError(

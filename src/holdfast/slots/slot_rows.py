@@ -26,7 +26,7 @@ from holdfast.device.arrivals import Arriving
 from holdfast.device.faults import device_errors
 from holdfast.device.queues import Work, current_queue, host_empty, new_queue
 from holdfast.errors import StepError
-from holdfast.rows.row_access import BatchIds, PlannedFeatures, check_under_way, plan_here, second_pass
+from holdfast.rows.row_access import BatchIds, KeptGradient, PlannedFeatures, check_under_way, plan_here, second_pass
 from holdfast.slots.home_mapping import HomeMapping
 from holdfast.slots.keys_in_slots import KeysInSlots
 from holdfast.slots.slot_batch import Part, Returning, SlotBatch, unpack
@@ -100,7 +100,7 @@ class SlotRows:
         self._to_host = new_queue(device)
         self._staging = Staging(pool, self._groups, mapping, device, num_bytes, self._bring)
         self._captured: list[SlotBatch] = []  # of the step that is under way
-        self._gradient: tuple[SlotBatch, Tensor] | None = None  # of the step's one forward pass
+        self._gradient: tuple[SlotBatch, KeptGradient] | None = None  # of the step's one forward pass
         self._sums: list[Tensor] | None = None
         self._updated: Returning | None = None
         self._bytes_in = 0
@@ -219,9 +219,9 @@ class SlotRows:
         check_under_way(captured, self._pool.step, "backward through a forward")
         if self._gradient is not None:
             raise second_pass()
-        grad = grad.to(torch.float32).contiguous()
-        self._gradient = (captured, grad)
-        return torch.where(kernels.all_finite(grad), 1.0, float("nan"))
+        kept = KeptGradient.of(grad)
+        self._gradient = (captured, kept)
+        return torch.where(kernels.all_finite(kept.made), 1.0, float("nan"))
 
     def weight_gradient(self, captured: SlotBatch, grad: Tensor, out: Tensor) -> None:
         spans = captured.planned.plan.spans
@@ -301,7 +301,8 @@ class SlotRows:
     def _summed(self) -> list[Tensor]:
         if self._sums is None:
             assert self._gradient is not None
-            batch, grad = self._gradient
+            batch, kept = self._gradient
+            grad = kept.unchanged()
             self._sums = [
                 kernels.segment_sum(
                     grad,
