@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -282,6 +283,24 @@ def test_a_loss_that_is_not_finite_takes_the_rows_back_that_were_updated_with_it
         assert same_bits(rows(jagged(bags_of(1))).values(), before)
     assert step(1.0) == 2
     pool.close()
+
+
+@pytest.mark.parametrize(
+    "of",
+    [float, lambda loss: loss.double().numpy()[()], lambda loss: loss.reshape(1, 1)],
+    ids=["a float", "NumPy's", "a tensor"],
+)
+def test_a_loss_may_be_a_number(pool_root: Path, of: Any):
+    with Pool(pool_root / "pool", seed=1) as pool:
+        EmbeddingBagCollection(pool, TABLES)
+        checkpoint = Checkpoint(pool, model=nn.Linear(1, 1), optimizer=[])
+        checkpoint.resume()
+        assert checkpoint.commit(loss=of(torch.tensor(0.5))) == 1
+        with pytest.raises(NonFiniteLoss, match="the loss of step 2 is nan"):
+            checkpoint.commit(loss=of(torch.tensor(math.nan)))
+        with pytest.raises(StepError, match="a loss of 2 elements"):
+            checkpoint.commit(loss=torch.ones(2))
+        assert checkpoint.commit() == 2
 
 
 def test_unscaling_before_clipping_clips_the_true_norm(pool_root: Path):

@@ -262,19 +262,23 @@ class Checkpoint:
         saved = self._pool.dense_state()
         return None if saved is None else state_tree.unpack(*saved).get(f"extra[{name!r}]")
 
-    def commit(self, cursor: int | None = None, *, loss: Tensor | None = None) -> int:
+    def commit(self, cursor: int | None = None, *, loss: Tensor | float | None = None) -> int:
         """Ends the step: returns its number at once; ``pool.durable_step`` follows.
 
         cursor: samples consumed by committed steps; default: the loader's position, or without a loader the number of
         steps.
-        loss: of one element; a step whose loss is not finite does not count. Where rows are updated on a device, that
-        is found some steps later, without making the device wait.
+        loss: of one element, or a number; a step whose loss is not finite does not count. Where rows are updated on a
+        device, that is found some steps later, without making the device wait.
         Raises NonFiniteLoss: the pool stays at the step before. Rows that were updated with it are taken back when the
         pool is opened again; to leave such a batch out and go on, look at the loss before the optimizers step.
-        StepError without a `resume` before.
+        StepError without a `resume` before, and for a loss of several elements.
         """
         if loss is None:
             return self.commit_with(cursor, None)
+        if not isinstance(loss, Tensor):
+            loss = torch.tensor(float(loss), dtype=torch.float64)
+        if loss.numel() != 1:
+            raise StepError(f"a loss of {loss.numel()} elements: a step has one, their mean or sum")
         if self._losses is None:
             self._losses = new_queue(loss.device)
         return self.commit_with(cursor, ArrivingLoss(loss, self._losses))
