@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler, swa_utils
 
-from holdfast import Checkpoint, EmbeddingBagCollection, _core
+from holdfast import Checkpoint, EmbeddingBagCollection, Pool, _core
 from holdfast.admin.digest import digest_pool
 from holdfast.errors import StateError, StepError
+from twin import table
 from user_loop import STEPS, Life, Parts, adam, small_model, trained
 
 pytestmark = pytest.mark.dear
@@ -241,6 +242,16 @@ def test_a_commit_without_a_resume_is_refused_and_the_pool_stays_as_it_was(pool_
     life.train(STEPS)
     life.pool.close()
     assert digest_pool(_core.Reader(str(pool_root / "pool"))).whole == trained(pool_root / "whole", small_training)
+
+
+def test_a_collection_that_is_made_after_the_checkpoint_is_named(pool_root: Path) -> None:
+    """The settings of its row optimizer would begin anew in the next life."""
+    with Pool(pool_root / "pool", medium="memory") as pool:
+        EmbeddingBagCollection(pool, [table("t", ["f"])])
+        checkpoint = Checkpoint(pool, model=small_model(), optimizer=[])
+        EmbeddingBagCollection(pool, [table("u", ["g"])])
+        with pytest.raises(StateError, match=r"collection of table 'u' was made after the Checkpoint"):
+            checkpoint.resume()
 
 
 def test_a_gradient_scaler_goes_on_to_the_bit(pool_root: Path) -> None:

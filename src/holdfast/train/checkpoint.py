@@ -218,6 +218,7 @@ class Checkpoint:
         if isinstance(loader, Loader):
             loader.look_ahead(LookAhead(pool))
         self._losses: Queue | None = None
+        self._collections = list(pool.collections)
         self._has_resumed = False
         self._state = TrainingState(
             model=model,
@@ -236,8 +237,14 @@ class Checkpoint:
         """Goes on where the pool is: loads the dense state of its newest step, seeks the loader. In a new pool writes
         the initial state, so that a crash in the first step is recovered like any other. Returns the step.
 
-        Raises StateError where the saved state does not fit the objects; names them.
+        Raises StateError where the saved state does not fit the objects; names them; and for a collection that was made
+        after the Checkpoint, which does not have its row optimizer.
         """
+        if late := [rows for rows in self._pool.collections if rows not in self._collections]:
+            raise StateError(
+                f"the collection of table '{late[0].tables[0].name}' was made after the Checkpoint, which would not "
+                "keep the settings of its row optimizer: make all collections before"
+            )
         self._has_resumed = True
         saved = self._pool.dense_state()
         if saved is None:
