@@ -215,6 +215,16 @@ def test_clipping_takes_the_norm_over_dense_and_row_gradients(pool_root: Path, m
         torch.testing.assert_close(twin.emb(jagged(bags_of(0))).values(), twin.forward(bags_of(0)))
 
 
+def test_clipping_takes_a_parameter_by_itself(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, SGD(lr=0.1)) as twin:
+        parameter = nn.Parameter(torch.ones(3, 4))
+        (parameter.sum() * 5 + twin.emb(jagged(bags_of(1))).values().sum()).backward()
+        total = clip_grad_norm_(parameter, twin.emb, max_norm=1.0)
+        assert total > torch.full((3, 4), 5.0).norm()
+        norms = torch.stack([parameter.grad.norm(), twin.emb.gradient_norm()])
+        torch.testing.assert_close(norms.norm(), torch.tensor(1.0))
+
+
 def test_clipping_multiplies_the_summed_gradient_once(pool_root: Path):
     with Twin(pool_root / "pool", TABLES, RowWiseAdagrad(lr=0.1)) as twin:
         bags, coefficients = bags_of(1), twin.coefficients(5, seed=1)

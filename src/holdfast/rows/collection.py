@@ -324,17 +324,18 @@ class _Last(torch.autograd.Function):
 
 
 def clip_grad_norm_(
-    parameters: Iterable[Tensor],
+    parameters: Tensor | Iterable[Tensor],
     collections: RowCollection | Sequence[RowCollection],
     max_norm: float,
 ) -> Tensor:
     """``torch.nn.utils.clip_grad_norm_`` over dense and row gradients together: returns the total norm.
 
-    parameters: of the dense part, wherever they are. Call it after every backward of the step and before
-    ``optimizer.step()``.
+    parameters: of the dense part, wherever they are; or one of them. Call it after every backward of the step and
+    before ``optimizer.step()``.
     """
     group = [collections] if isinstance(collections, RowCollection) else list(collections)
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    # A tensor is an iterable of tensors, too: of its slices, which have no gradients.
+    gradients = [p.grad for p in ([parameters] if isinstance(parameters, Tensor) else parameters) if p.grad is not None]
     norms = [torch.linalg.vector_norm(g) for g in gradients]
     norms += [collection.gradient_norm() for collection in group]
     device = next((norm.device for norm in norms if norm.device.type != "cpu"), torch.device("cpu"))
