@@ -516,3 +516,23 @@ def test_pytorchs_default_dtype_changes_no_bit_of_a_row(pool_root: Path, ways: A
             found.append(rows.read(0, torch.arange(20)))
         assert found[-1].dtype == torch.float32
         assert same_bits(found[-1], found[0])
+
+
+@pytest.mark.parametrize("setting", ["lr", "weight_decay"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_setting_that_a_schedule_made_no_number_updates_no_row(setting: str, value: float, pool_root: Path):
+    with Pool(pool_root / "pool") as pool:
+        rows = EmbeddingBagCollection(pool, TABLES, optimizer=SGD(lr=0.1))
+        before = rows.read(0, torch.arange(20))
+        rows(jagged(bags_of(0))).values().sum().backward()
+        group = rows.optimizer.param_groups[0]
+        good = group[setting]
+        group[setting] = value
+        with pytest.raises(StepError, match=rf"is {value}: every row"):
+            rows.optimizer.step()
+        assert same_bits(rows.read(0, torch.arange(20)), before)
+        group[setting] = good
+        rows.optimizer.step()
+        pool.commit(1)
+        found = rows.read(0, torch.arange(20))
+        assert found.isfinite().all() and not same_bits(found, before)

@@ -117,22 +117,29 @@ class RowOptimizer(torch.optim.Optimizer):
         self._collection = collection
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Updates the rows of this step's forward passes and writes them home."""
+        """Updates the rows of this step's forward passes and writes them home. Raises StepError, with nothing updated,
+        where a schedule has made a setting infinite or NaN."""
         if closure is not None:
             raise StepError("a closure that runs forward again cannot be used: a step's rows are updated once")
         anchor = self.param_groups[0]["params"][0]
         if anchor.grad is not None:
-            group = self.param_groups[0]
-            beta1, beta2 = group["betas"]
-            self._collection.update_rows(
-                gradient_scale=anchor.grad,
-                learning_rate=float(group["lr"]),
-                epsilon=group["eps"],
-                beta1=beta1,
-                beta2=beta2,
-                weight_decay=group["weight_decay"],
-            )
+            self._collection.update_rows(gradient_scale=anchor.grad, **self._settings())
         return None
+
+    def _settings(self) -> dict[str, float]:
+        group = self.param_groups[0]
+        beta1, beta2 = group["betas"]
+        settings = {name: float(group[name]) for name in ("lr", "eps", "weight_decay")}
+        for name, value in (*settings.items(), ("betas", beta1), ("betas", beta2)):
+            if not math.isfinite(value):
+                raise StepError(f"the row optimizer's {name} is {value}: every row of the batch would be, too")
+        return {
+            "learning_rate": settings["lr"],
+            "epsilon": settings["eps"],
+            "beta1": beta1,
+            "beta2": beta2,
+            "weight_decay": settings["weight_decay"],
+        }
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the row gradients that were accumulated since the last step."""
