@@ -133,15 +133,17 @@ def test_texts_are_keys_of_every_type_and_in_lists(tmp_path, kind):
         source_of(path, {"shade": SparseColumn(column="shade", keys=True)}).read_block(1)
 
 
-def test_numbers_in_one_file_and_texts_in_another_are_no_keys_of_one_table(tmp_path):
+@pytest.mark.parametrize("keys", [True, False])
+def test_numbers_in_one_file_and_texts_in_another_are_no_ids_of_one_table(tmp_path, keys):
     paths = [
         write(tmp_path / f"{name}.parquet", click=pa.array([0]), ids=pa.array([ids]))
         for name, ids in (("a", 5), ("b", "5"))
     ]
+    sparse = {"f": SparseColumn(column="ids", num_embeddings=100, keys=keys)}
     with pytest.raises(
         ConfigError, match=r"b\.parquet: column 'ids' of feature 'f' holds text values, where .*integer"
     ):
-        source_of(paths[0], {"f": SparseColumn(column="ids", keys=True)}, paths=tuple(paths))
+        source_of(paths[0], sparse, paths=tuple(paths))
 
 
 def test_shuffled_lists_stay_with_their_samples(tmp_path):

@@ -189,6 +189,28 @@ def test_parquet_without_dense_columns_trains_a_dlrm_and_a_model_of_ones_own(hol
     assert "two vectors" not in refused(holdfast, "model.top=[]")
 
 
+def test_validation_data_that_spell_their_numbers_are_refused_by_training_and_evaluation(holdfast: Commands) -> None:
+    """Their ids would be other rows than those that were trained, and the AUC that of a coin."""
+    for name, kind in (("train", "int64"), ("valid", "int64"), ("spelt", "string")):
+        columns = {"click": pa.array([0, 1] * 40), "site": pa.array(range(80)).cast(kind)}
+        pq.write_table(pa.table(columns), holdfast.root / f"{name}.parquet")
+    rest = own_code.CONFIG[own_code.CONFIG.index("[embedding]") :]
+    holdfast.config.write_text(
+        '[data.parquet]\npaths = ["train.parquet"]\nlabel = "click"\n[data.parquet.sparse.site]\ncolumn = "site"\n'
+        f'num_embeddings = 90\n[validation]\npaths = ["valid.parquet"]\n\n{rest}'
+    )
+    assert holdfast.train().code == 0
+    spelt = ("--set", f"validation.paths=['{holdfast.root / 'spelt.parquet'}']")
+    for result in (
+        holdfast.train("other", *spelt),
+        holdfast("eval", holdfast.config, "--pool", holdfast.root / "pool", *spelt),
+    ):
+        assert result.code == 1
+        assert "spelt.parquet: column 'site' of feature 'site' holds text values, where " in result.err
+    (holdfast.root / "train.parquet").unlink()
+    assert "AUC" in holdfast("eval", holdfast.config, "--pool", holdfast.root / "pool").out
+
+
 def test_text_files_without_dense_columns_train_a_dlrm(holdfast: Commands) -> None:
     rng = np.random.default_rng(1)
     lines = [f"{rng.integers(0, 2)}\tsite{rng.integers(0, 90)}\tapp{rng.integers(0, 9)}\n" for _ in range(320)]

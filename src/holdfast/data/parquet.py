@@ -14,6 +14,7 @@
   a text what ``text_keys`` gives. Null is ``missing_id``, as with ``"identity"``.
 - ``"identity"``: integers that are ids already, in [0, num_embeddings); IdError names file and row of another. Null is
   ``missing_id``; without one it is a DataError.
+- A column holds integers in all files, or texts in all: a number and the text that spells it are two values.
 - The label is 0 or 1 (integer, bool or floating), never null. Dense columns are integers or floating: see dense.py for
   nulls and NaN; infinity is a DataError.
 - A file that was edited in place is another one for `fingerprint`, and so for a run that is resumed: any byte of a file
@@ -132,12 +133,14 @@ class ParquetSource:
     """A source (see source.py) of the rows of Parquet files. Opening reads the footers and checks that the columns are
     there."""
 
-    def __init__(self, config: ParquetConfig) -> None:
+    def __init__(self, config: ParquetConfig, *, beside: Sequence[Path | str] = ()) -> None:
+        """beside: other files of the run, whose values must become the same ids; only their footers are read."""
         self._config = config
         self._readers = tuple(ParquetReader(Path(path)) for path in config.paths)
-        for reader in self._readers:
+        others = [ParquetReader(Path(path)) for path in beside]
+        for reader in (*others, *self._readers):
             _check_columns(reader, config)
-        _check_kinds_of_keys(self._readers, config)
+        _check_kinds_of_values([*others, *self._readers], config)
         self._columns = list(
             dict.fromkeys([config.label, *config.dense, *(sparse.column for sparse in config.sparse.values())])
         )
@@ -238,17 +241,16 @@ def _check_columns(reader: ParquetReader, config: ParquetConfig) -> None:
             )
 
 
-def _check_kinds_of_keys(readers: Sequence[ParquetReader], config: ParquetConfig) -> None:
-    """A number and the text that spells it are different keys."""
+def _check_kinds_of_values(readers: Sequence[ParquetReader], config: ParquetConfig) -> None:
+    """A number and the text that spells it are different keys, and hashed to different rows."""
     for name, sparse in config.sparse.items():
-        if not sparse.keys:
-            continue
         first = readers[0].item_kind(sparse.column)
         for reader in readers[1:]:
             if (kind := reader.item_kind(sparse.column)) != first:
                 raise ConfigError(
                     f"{reader.path}: column {sparse.column!r} of feature {name!r} holds {kind} values, where "
-                    f"{readers[0].path} holds {first} values: their keys would not be the same"
+                    f"{readers[0].path} holds {first} values: their {'keys' if sparse.keys else 'ids'} would not be "
+                    "the same"
                 )
 
 

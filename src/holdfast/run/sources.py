@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,9 @@ def open_validation(config: RunConfig) -> Source | None:
         if data.criteo is not None:
             return CriteoTsvSource(replace(data.criteo, paths=validation.paths))
         assert data.parquet is not None
-        return ParquetSource(replace(data.parquet, paths=validation.paths))
+        # an evaluation may do without the training data
+        training_data = [path for path in data.parquet.paths if Path(path).is_file()]
+        return ParquetSource(replace(data.parquet, paths=validation.paths), beside=training_data[:1])
     if validation.paths or validation.num_samples < 1:
         raise ConfigError(f"validation: where [data.{data.given[0]}] generates, it is `num_samples` that is needed")
     training = _synthetic(data)
