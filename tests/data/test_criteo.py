@@ -330,6 +330,19 @@ def test_real_rows_agree_with_a_plain_parser(criteo_dir, name, num_samples):
         assert np.array_equal(ids[column], hash_values(values, 50_000, missing))
 
 
+def test_a_text_file_that_was_written_while_it_is_read_gives_no_samples(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text("0\t1\t2\ta\tb\tc\n")
+    source = CriteoTsvSource(small_config(path))
+    assert source.read_block(0).labels.tolist() == [0.0]
+    path.touch()
+    assert source.read_block(0).labels.tolist() == [0.0]
+    for text in ("1\t1\t2\ta\tb\tc\n", "0\t1\t2\ta\tb\tc\n" * 2):
+        path.write_text(text)
+        with pytest.raises(DataError, match=r"a\.tsv: the file has changed since it was opened"):
+            source.read_block(0)
+
+
 def test_real_file_cut_anywhere_in_its_last_line_is_read(criteo_dir, tmp_path):
     text = (criteo_dir / "valid.tsv").read_bytes()
     last_line = text.rstrip(b"\n").rfind(b"\n") + 1

@@ -210,12 +210,11 @@ def test_what_is_no_parquet_file_is_a_data_error(tmp_path):
 
 def test_damaged_row_group_is_a_data_error(tmp_path):
     path = write(tmp_path / "a.parquet", row_group_size=1000, click=[0] * 1000, ids=list(range(100)) * 10)
-    source = source_of(path)
     data = bytearray(path.read_bytes())
     data[4:200] = bytes(196)
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"a\.parquet, row group 0"):
-        source.read_block(0)
+        source_of(path).read_block(0)
 
 
 def test_rows_are_counted_across_row_groups_of_a_file_and_files_follow_each_other(tmp_path):
@@ -290,6 +289,41 @@ def test_fingerprint_of_a_large_file_finds_any_edit_as_long_as_the_distance_of_i
         assert source_of(path).fingerprint()["files"] != before["files"]
         path.write_bytes(content)
         assert source_of(path).fingerprint() == before
+
+
+def plain(path, ids):
+    """A file that is as long for any ids, and has each at the same place."""
+    table = pa.table({"click": [0, 1] * (len(ids) // 2), "ids": ids})
+    pq.write_table(table, path, row_group_size=4, compression="none", use_dictionary=False, write_statistics=False)
+    return path
+
+
+@pytest.mark.parametrize("has_fingerprint", [True, False])
+def test_a_file_that_another_one_took_the_place_of_gives_no_samples(tmp_path, has_fingerprint):
+    source = source_of(plain(tmp_path / "a.parquet", list(range(8))))
+    if has_fingerprint:
+        source.fingerprint()
+    assert source.read_block(1).bags[0].ids[:, 0].tolist() == [4, 5, 6, 7]
+    plain(tmp_path / "b.parquet", list(range(50, 58))).replace(tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: the file has changed since it was opened"):
+        source.read_block(1)
+
+
+def test_a_file_that_changed_before_its_fingerprint_was_taken_has_none(tmp_path):
+    source = source_of(plain(tmp_path / "a.parquet", list(range(8))))
+    plain(tmp_path / "a.parquet", list(range(50, 58)))
+    with pytest.raises(DataError, match="the file has changed since it was opened"):
+        source.fingerprint()
+
+
+def test_a_file_that_was_touched_or_copied_over_itself_is_the_same_one(tmp_path):
+    path = plain(tmp_path / "a.parquet", list(range(8)))
+    source = source_of(path)
+    source.fingerprint()
+    path.touch()
+    assert source.read_block(1).bags[0].ids[:, 0].tolist() == [4, 5, 6, 7]
+    plain(tmp_path / "b.parquet", list(range(8))).replace(path)
+    assert source.read_block(0).bags[0].ids[:, 0].tolist() == [0, 1, 2, 3]
 
 
 def test_fingerprint_is_read_once(tmp_path):

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from holdfast.data.unchanged import Unchanged
 from holdfast.errors import ConfigError, DataError
 
 _BLOCK_BYTES = 4096
@@ -71,6 +72,7 @@ class ParquetReader:
             raise ConfigError(f"paths: {path} is not a file")
         self.path = path
         try:
+            self._unchanged = Unchanged(path)
             self._metadata = pq.read_metadata(path)
             self._schema = self._metadata.schema.to_arrow_schema()
         except (pa.ArrowException, OSError) as error:
@@ -104,19 +106,31 @@ class ParquetReader:
         return True
 
     def read_row_group(self, index: int, columns: Sequence[str]) -> dict[str, Column]:
-        """The named columns of a row group. DataError that names file and row group if it cannot be read."""
+        """The named columns of a row group. DataError that names file and row group if it cannot be read, or the file
+        is not the one that was opened."""
         try:
             with pq.ParquetFile(self.path, metadata=self._metadata) as file:
                 table = file.read_row_group(index, columns=list(columns), use_threads=False)
-            return {name: _column(table.column(name)) for name in columns}
+            found = {name: _column(table.column(name)) for name in columns}
         except (pa.ArrowException, OSError) as error:
+            self._unchanged.check(self._has_its_fingerprint)  # which says more
             raise DataError(f"{self.path}, row group {index}: it cannot be read: {error}") from error
+        self._unchanged.check(self._has_its_fingerprint)
+        return found
 
     @cached_property
     def fingerprint(self) -> tuple[int, str, int]:
         """The file's size, a digest of its footer (which holds sizes and places of all its parts, and statistics), and
         a checksum of its contents: of all of them where they have 64 MiB at most, of 16,384 blocks of 4 KiB that lie
         evenly in a larger file. Read once."""
+        found = self._read_fingerprint()
+        self._unchanged.check(lambda: False)
+        return found
+
+    def _has_its_fingerprint(self) -> bool:
+        return "fingerprint" in self.__dict__ and self._read_fingerprint() == self.fingerprint
+
+    def _read_fingerprint(self) -> tuple[int, str, int]:
         try:
             with self.path.open("rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size

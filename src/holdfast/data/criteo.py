@@ -233,6 +233,7 @@ class CriteoTsvSource:
                 num_read += part
         if num_read < num_bytes:
             raise DataError(f"{path}, line {block.first_line} and after: the file is shorter than when it was opened")
+        self._index.check_unchanged(block.file, path)
         return parse_lines(buffer, num_bytes, self._layout, first_line=block.first_line, ends_file=block.ends_file)
 
     def _skip_bad_rows(self) -> tuple[tuple[TextBlock, ...], BadRows]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from holdfast.data.tsv import FRONT_PAD_BYTES, count_samples, padded_buffer
+from holdfast.data.unchanged import Unchanged
 from holdfast.errors import ConfigError, DataError
 
 Progress = Callable[[int, int], None]
@@ -40,12 +41,26 @@ class TextBlock:
 
 @dataclass(frozen=True, slots=True)
 class TextIndex:
-    """Blocks of all files in order, each with at least one sample, and per file its size in bytes and the CRC-32 of
-    them."""
+    """Blocks of all files in order, each with at least one sample, and per file its size in bytes, the CRC-32 of them,
+    and what notices that it is written from then on."""
 
     blocks: tuple[TextBlock, ...]
     file_sizes: tuple[int, ...]
     file_checksums: tuple[int, ...]
+    files: tuple[Unchanged, ...]
+
+    def check_unchanged(self, file: int, path: Path) -> None:
+        """DataError where the file's bytes are not those that were indexed."""
+        self.files[file].check(lambda: _checksum_of(path) == self.file_checksums[file])
+
+
+def _checksum_of(path: Path) -> int:
+    """Of a whole file, as an index has it. Raises OSError."""
+    checksum = 0
+    with path.open("rb", buffering=0) as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum
 
 
 def index_files(paths: tuple[Path, ...], *, block_lines: int, progress: Progress | None = None) -> TextIndex:
@@ -56,6 +71,7 @@ def index_files(paths: tuple[Path, ...], *, block_lines: int, progress: Progress
     for path in paths:
         if not path.is_file():
             raise ConfigError(f"paths: {path} is not a file")
+    files = tuple(Unchanged(path) for path in paths)
     sizes = tuple(path.stat().st_size for path in paths)
     blocks: list[TextBlock] = []
     checksums: list[int] = []
@@ -74,7 +90,7 @@ def index_files(paths: tuple[Path, ...], *, block_lines: int, progress: Progress
             file_blocks[-1] = TextBlock(file, last.begin, last.end, last.first_line, last.num_samples, ends_file=True)
         blocks.extend(file_blocks)
         checksums.append(checksum)
-    return TextIndex(tuple(blocks), sizes, tuple(checksums))
+    return TextIndex(tuple(blocks), sizes, tuple(checksums), files)
 
 
 def _scan(path: Path, file: int, block_lines: int) -> Iterator[tuple[list[TextBlock], int, int]]:
