@@ -130,6 +130,7 @@ def test_an_import_that_does_not_end_leaves_no_pool(
         ({"items": {"weight": torch.zeros(51, DIM), "keys": torch.arange(51)}}, "its capacity is 50"),
         ({"items": {"keys": KEYS}}, "'items': .*tables shops"),
         ({"items": {"weight": torch.zeros(4, DIM), "momentum1": torch.zeros(3)}}, "optimizer.items.momentum1 .*shape"),
+        ({"shops": torch.ones(ROWS, DIM, dtype=torch.int8)}, "embedding_bags.shops.weight .*int8.* floating"),
     ],
 )
 def test_what_does_not_fit_is_named(pool_root: Path, source: dict[str, Any], change: Any, message: str) -> None:

@@ -239,6 +239,7 @@ def test_nothing_is_unpickled_but_tensors(holdfast: Commands) -> None:
         ({"C3": None}, "embedding_bags.C3.weight"),
         ({"C2": torch.zeros(8, 4)}, "(8, 4)"),
         ({"C2": torch.zeros(7, 5)}, "(7, 5)"),
+        ({"C2": torch.ones(7, 4, dtype=torch.int8)}, "embedding_bags.C2.weight in the file has the type torch.int8"),
     ],
 )
 def test_a_table_that_does_not_fit_is_named_and_nothing_is_left(

@@ -183,6 +183,7 @@ def import_table(
     table = pool.tables[number]
     layout = layout_of(table)
     dtype = TORCH_DTYPES[table.dtype]
+    _check_types(file, [name for part, name in source.items() if part not in ("keys", *_MANAGED)])
     records = _records(file, table, reader.header["seed"], number, source)
     num_rows = table.num_embeddings if records is None else len(records)
 
@@ -283,7 +284,10 @@ def _import_dense(file: TensorFile, trainer: Trainer, shapes: Mapping[str, tuple
             continue
         _check_shape(source, shapes[source], (tuple(tensor.shape),))
         rows = max(1, tensor.shape[0] if tensor.dim() else 1)
-        state[name] = file.rows(source, 0, rows).reshape(tensor.shape).to(tensor.dtype).clone()
+        values = file.rows(source, 0, rows)
+        if tensor.is_floating_point():
+            _check_floating(source, values)
+        state[name] = values.reshape(tensor.shape).to(tensor.dtype).clone()
         found[name] = source
     trainer.model.load_state_dict(state)
     return found
@@ -299,6 +303,17 @@ def _only(shapes: Mapping[str, tuple[int, ...]], pattern: str, what: str) -> str
 def _check_shape(name: str, found: tuple[int, ...], wanted: tuple[tuple[int, ...], ...]) -> None:
     if found not in wanted:
         raise ConfigError(f"{name} in the file has the shape {found}, the configuration's is {wanted[0]}")
+
+
+def _check_types(file: TensorFile, names: Iterable[str]) -> None:
+    for name in names:
+        _check_floating(name, file.rows(name, 0, min(1, file.shapes()[name][0])))
+
+
+def _check_floating(name: str, values: Tensor) -> None:
+    """Of quantized weights the integers alone mean nothing: the scale is elsewhere."""
+    if not values.is_floating_point():
+        raise ConfigError(f"{name} in the file has the type {values.dtype}, weights and their state are floating")
 
 
 def _as_bytes(tensor: Tensor, count: int) -> NDArray[np.uint8]:
