@@ -413,8 +413,9 @@ def test_a_chain_may_be_moved_as_a_whole(chain: Path) -> None:
 
 
 def test_what_is_there_is_not_overwritten_and_what_is_not_there_is_said(holdfast: Commands, chain: Path) -> None:
-    with pytest.raises(ConfigError, match="is there already"):
-        take_snapshot(chain / "pool", chain / "full")
+    for there in ("full", "pool"):  # of which one is to be removed, least of all the pool
+        with pytest.raises(ConfigError, match="is there already; a snapshot makes a new directory, name another"):
+            take_snapshot(chain / "pool", chain / there)
     with pytest.raises(PoolExists):
         restore_snapshot(chain / "full", chain / "pool")
     with pytest.raises(PoolNotFound):
