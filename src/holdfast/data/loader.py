@@ -71,6 +71,10 @@ class LooksAhead(Protocol):
         """By the thread that consumes: what `plan` gave of the batch that is handed out now, and of those after it."""
 
 
+_FILES_HINT = (
+    ": a file of the data was edited, added, left out or put in another place. A position in the data means nothing in "
+    "others: go on with those of before, or start a new pool (holdfast export and import take the rows along)"
+)
 _LANE_BATCH = "lane_batch_size"  # in a loader's state
 _MAX_WINDOW_SAMPLES = 131_072
 _WINDOW_BYTES = 64 << 20
@@ -274,7 +278,10 @@ class Loader(Generic[Item]):
         for key, ours in identity.items():
             theirs = state.get(key, 1 if key == "lanes" else None)
             if theirs != ours:
-                raise ConfigError(f"loader state {key}: it was saved with {theirs!r}, but this loader has {ours!r}")
+                hint = _FILES_HINT if key == "source.files" else ""
+                raise ConfigError(
+                    f"loader state {key}: it was saved with {theirs!r}, but this loader has {ours!r}{hint}"
+                )
         positions = ("samples", _LANE_BATCH) if self._order.lanes.num_lanes > 1 else ("samples",)
         foreign = sorted(state.keys() - identity.keys() - set(positions))
         if foreign:
