@@ -187,6 +187,20 @@ def test_infinite_dense_value_is_an_error(tmp_path):
         only_batch(source_of(path, dense=("x",)))
 
 
+def test_a_dense_value_that_float32_cannot_hold_is_an_error_unless_it_is_transformed(tmp_path):
+    path = write(tmp_path / "a.parquet", click=[0, 1], ids=[1, 2], x=[1.0, 1e300])
+    with pytest.raises(DataError, match=r"row 2: column x: 1e\+300 is too large for float32"):
+        only_batch(source_of(path, dense=("x",)))
+    batch = only_batch(source_of(path, dense=("x",), dense_transform="log1p"))
+    assert batch.dense[:, 0].tolist() == pytest.approx([np.log(2), 300 * np.log(10)])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), 1e39])
+def test_what_stands_for_a_missing_value_is_finite(tmp_path, value):
+    with pytest.raises(ConfigError, match="missing_dense_value: must be finite in float32"):
+        source_of(tmp_path, missing_dense_value=value)
+
+
 def test_columns_are_checked_when_the_file_is_opened(tmp_path):
     path = write(tmp_path / "a.parquet", click=[0, 1], ids=["a", "b"], when=pa.array([0, 1], pa.timestamp("s")))
     with pytest.raises(ConfigError, match=r"'ids' of feature 'f' must hold integer"):

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.data.block import FixedBags, SampleBlock
-from holdfast.data.dense import DenseTransform, check_dense_transform, dense_features
+from holdfast.data.dense import DenseTransform, check_dense_transform, check_missing_dense_value, dense_features
 from holdfast.data.hashing import hash_values
 from holdfast.data.source import Feature
 from holdfast.data.tsv import (
@@ -87,6 +87,7 @@ class CriteoTsvConfig:
             if num_embeddings < 1:
                 raise ConfigError(f"criteo num_embeddings: must be at least 1, not {num_embeddings} {name}".rstrip())
         check_dense_transform("criteo dense_transform", self.dense_transform)
+        check_missing_dense_value("criteo missing_dense_value", self.missing_dense_value)
         if self.categorical_encoding not in ("hex", "text"):
             raise ConfigError(f"criteo categorical_encoding: 'hex' or 'text', not {self.categorical_encoding!r}")
         if self.on_bad_row not in ("error", "skip"):

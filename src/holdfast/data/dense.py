@@ -23,6 +23,12 @@ def check_dense_transform(field: str, transform: str) -> None:
         raise ConfigError(f"{field}: must be 'log1p' or 'none', not {transform!r}")
 
 
+def check_missing_dense_value(field: str, value: float) -> None:
+    """ConfigError that names ``field`` unless ``value`` is a number that a feature can be."""
+    if not abs(value) <= float(np.finfo(np.float32).max):
+        raise ConfigError(f"{field}: must be finite in float32, not {value}")
+
+
 def dense_features(
     values: NDArray[np.int64] | NDArray[np.float64],
     missing: NDArray[np.bool_],
@@ -30,13 +36,14 @@ def dense_features(
     transform: DenseTransform,
     missing_dense_value: float,
 ) -> NDArray[np.float32]:
-    """float32 features of the same shape as ``values`` and ``missing``."""
+    """float32 features of the same shape as ``values`` and ``missing``; infinite where a value is beyond float32."""
     numbers = values.astype(np.float64)
     numbers[missing] = 0.0
     if transform == "log1p":
         np.maximum(numbers, 0.0, out=numbers)
         np.log1p(numbers, out=numbers)
-    features = numbers.astype(np.float32)
+    with np.errstate(over="ignore"):
+        features = numbers.astype(np.float32)
     if missing_dense_value != 0.0:
         features[missing] = missing_dense_value
     return features

@@ -16,7 +16,7 @@
   ``missing_id``; without one it is a DataError.
 - A column holds integers in all files, or texts in all: a number and the text that spells it are two values.
 - The label is 0 or 1 (integer, bool or floating), never null. Dense columns are integers or floating: see dense.py for
-  nulls and NaN; infinity is a DataError.
+  nulls and NaN; infinity, and what float32 cannot hold, is a DataError.
 - A file that was edited in place is another one for `fingerprint`, and so for a run that is resumed: any byte of a file
   of up to 64 MiB; of a larger one only 64 MiB, 4 KiB at a time, are looked at, so that a change of less than
   size / 16,384 in one place may go unseen. That costs 0.1 s a file, or about 1 s where it is not in memory, once.
@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from holdfast.data.arrow_file import Column, ListColumn, NumberColumn, ParquetReader, TextColumn
 from holdfast.data.block import Bags, FixedBags, JaggedBags, SampleBlock
-from holdfast.data.dense import DenseTransform, check_dense_transform, dense_features
+from holdfast.data.dense import DenseTransform, check_dense_transform, check_missing_dense_value, dense_features
 from holdfast.data.hashing import MISSING_ID, hash_values, key_values, text_values
 from holdfast.data.source import DEFAULT_CAPACITY, Feature
 from holdfast.errors import ConfigError, DataError, IdError
@@ -113,6 +113,7 @@ class ParquetConfig:
         if not self.dense and not self.sparse:
             raise ConfigError("parquet dense, sparse: at least one column is needed beside the label")
         check_dense_transform("parquet dense_transform", self.dense_transform)
+        check_missing_dense_value("parquet missing_dense_value", self.missing_dense_value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,15 +216,20 @@ class ParquetSource:
 
     def _dense(self, group: _RowGroup, name: str, column: Column) -> NDArray[np.float32]:
         assert isinstance(column, NumberColumn), "checked when the file was opened"
-        is_infinite = np.isinf(column.values)
-        if is_infinite.any():
-            raise DataError(f"{group.row(int(np.argmax(is_infinite)))}: column {name}: the value is infinite")
-        return dense_features(
+        features = dense_features(
             column.values,
             column.missing,
             transform=self._config.dense_transform,
             missing_dense_value=self._config.missing_dense_value,
         )
+        # of infinity log1p makes infinity, or, where it is negative, 0
+        is_infinite = np.isinf(column.values) | np.isinf(features)
+        if is_infinite.any():
+            position = int(np.argmax(is_infinite))
+            value = column.values[position]
+            what = "the value is infinite" if np.isinf(value) else f"{value} is too large for float32"
+            raise DataError(f"{group.row(position)}: column {name}: {what}")
+        return features
 
 
 def _check_columns(reader: ParquetReader, config: ParquetConfig) -> None:
