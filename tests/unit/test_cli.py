@@ -337,6 +337,31 @@ def test_metrics_of_another_run_are_kept_and_other_files_are_refused(holdfast: C
     assert "something else than metrics" in result.err
 
 
+@pytest.mark.parametrize("option", ["--metrics", "--trace"])
+def test_what_a_run_shows_may_go_where_nothing_is_kept_and_never_moves_a_directory(
+    holdfast: Commands, option: str
+) -> None:
+    output = holdfast.root / "stdout"  # as /dev/stdout is, which nobody should move away
+    output.symlink_to("/proc/self/fd/1")
+    for steps in (2, 4):  # a new pool, and one that goes on
+        assert holdfast.train("pool", option, "/dev/null", "--steps", steps).code == 0
+        shown = holdfast.train("shown", option, output, "--steps", steps)
+        assert shown.code == 0, shown.err
+        lines = shown.out.splitlines()
+        if option == "--metrics":
+            written = [json.loads(line) for line in lines if line.startswith("{")]
+            assert [line["step"] for line in written] == [steps - 1, steps, steps]
+        assert lines[0].startswith(f"{holdfast.root / 'shown'}: ")  # and nothing was written over it
+        assert any(line.startswith(f"trained to step {steps}: AUC") for line in lines)
+        assert output.is_symlink()
+    folder = holdfast.root / "folder"
+    (folder / "within").mkdir(parents=True)
+    for pool in ("pool", "new"):
+        result = holdfast.train(pool, option, folder, "--steps", 6)
+        assert (result.code, result.err.rstrip().endswith(f"file {folder}: Is a directory")) == (1, True), result.err
+        assert (folder / "within").is_dir()
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_at_the_last_good_step(holdfast: Commands) -> None:
     result = holdfast.train("pool", "--set", "optimizer.name='sgd'", "--set", "optimizer.lr=1e30")
     assert result.code == 1

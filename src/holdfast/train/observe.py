@@ -20,13 +20,16 @@ was started: merges come in bursts.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+import stat
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -105,13 +108,14 @@ class MetricsFile:
         self._path = path
         self._rates = _Rates()
         try:
-            if is_new and path.exists() and path.stat().st_size > 0:
-                path.rename(free_name(path))
-            elif path.exists():
-                _cut_after(path, resumed_step)
+            if holds_earlier(path):
+                if is_new:
+                    path.rename(free_name(path))
+                else:
+                    _cut_after(path, resumed_step)
             path.parent.mkdir(parents=True, exist_ok=True)
             # Line by line: a crash loses at most the line that was being written.
-            self._file = path.open("ab", buffering=0)
+            self._file = open_at_end(path)
         except OSError as error:
             raise ConfigError(f"metrics file {path}: {error.strerror}") from error
 
@@ -333,6 +337,33 @@ def write_whole(file: FileIO, data: bytes, path: Path) -> None:
     except OSError as error:
         file.close()
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def holds_earlier(path: Path) -> bool:
+    """Whether the file has something that an earlier life may have written. Pipes, devices and this process's own
+    output (/dev/stdout, also where that is a file) keep nothing that could be cut or moved away. Raises OSError."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not path.exists() or _own_output(path) is not None:
+        return False
+    found = path.stat()
+    return stat.S_ISREG(found.st_mode) and found.st_size > 0
+
+
+def open_at_end(path: Path) -> FileIO:
+    """The file without a buffer, for `write_whole`. Raises OSError."""
+    output = _own_output(path)
+    # another opening of a file would have a place of its own in it, and each would write over the other
+    return path.open("ab", buffering=0) if output is None else FileIO(os.dup(output), "wb")
+
+
+def _own_output(path: Path) -> int | None:
+    """The descriptor of standard output or standard error where that is what the path leads to."""
+    for fd in (1, 2):
+        with suppress(OSError):  # one of them is closed, or nothing is there
+            if os.path.samestat(path.stat(), os.fstat(fd)):
+                return fd
+    return None
 
 
 def free_name(path: Path) -> Path:

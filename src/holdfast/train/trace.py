@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError
-from holdfast.train.observe import free_name, write_whole
+from holdfast.train.observe import free_name, holds_earlier, open_at_end, write_whole
 
 if TYPE_CHECKING:
     from holdfast.train.metrics import Evaluation
@@ -65,9 +65,9 @@ class TraceFile:
         self._written_at = self._origin = time.perf_counter()
         self._origin_us = 0.0
         try:
-            if is_new and path.exists() and path.stat().st_size > 0:
+            if is_new and holds_earlier(path):
                 path.rename(free_name(path))
-            if path.exists() and path.stat().st_size > 0:
+            if holds_earlier(path):
                 self._origin_us = _cut_after(path, resumed_step)
                 self._pending.append(
                     f',\n{{"name":"resume","ph":"i","s":"p","ts":{self._origin_us:.3f},"pid":1,"tid":{_MAIN},'
@@ -76,7 +76,7 @@ class TraceFile:
             else:
                 self._pending.append(_HEAD)
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab", buffering=0)
+            self._file = open_at_end(path)
             self._write()
         except OSError as error:
             raise ConfigError(f"trace file {path}: {error.strerror}") from error
