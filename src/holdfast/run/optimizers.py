@@ -7,6 +7,7 @@ found when the file is read: each is made and stepped once, for a parameter of i
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -169,6 +170,10 @@ def _make(
 ) -> torch.optim.Optimizer:
     _check_keywords(kind, keys)
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in keys.items()}
+    for name, value in {**ours, **options}.items():
+        numbers = value if isinstance(value, tuple) else (value,)
+        if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
+            raise ConfigError(f"optimizer.{name} = {value}; it must be finite")  # PyTorch takes NaN
     with _errors("optimizer", kind.__name__):
         return kind(parameters, **ours, **options)  # type: ignore[arg-type]
 
