@@ -146,6 +146,21 @@ def test_dram_that_tags_would_fill_gets_fewer_victims() -> None:
     assert found.victim_bytes < 20 * ROWS
 
 
+def test_tables_that_are_smaller_than_two_batches_of_them_have_settings_too() -> None:
+    rows, touched = 800, 300.0
+    few = TableDemand(
+        name="C1",
+        weight_bytes=32,
+        state_bytes=4,
+        accesses_per_batch=512.0,
+        ladder=(Rung(rows=rows, access_share=1.0, unique_rows_per_batch=touched),),
+    )
+    curve = ReuseCurve(expected_reuse(np.array([rows]), np.array([touched / rows])), rows)
+    found = of_two(replace(inputs(), demand=Demand(tables=(few,), dense_bytes=1_500), curves=[curve]))
+    assert found.step.store_work is not None
+    assert found.step.store_work.room_rows >= rows
+
+
 def test_what_is_written_down_is_read_as_a_run_s_configuration(tmp_path: Path) -> None:
     with_victims = of_three(inputs())
     (tmp_path / "three.toml").write_text(settings_toml(with_victims, "three"))

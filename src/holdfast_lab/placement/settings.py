@@ -19,6 +19,7 @@ from holdfast_lab.placement.tiers import Tier
 
 _ENTRY_BYTES = 10 / 0.54  # of the log's index (core/rows/row_index.h): between its growth and half of that full
 _LEAST_LOG_BYTES = 16 << 20
+_AMPLE_SCRATCHPAD_BYTES = 16 << 20  # where all rows are few: what else a scratchpad holds may be more than they are
 _RECORDS = 8  # of a step, that a log has room for at least
 _BATCHES = 2  # that a scratchpad has room for at least
 _NEAR_ENOUGH = 1.02
@@ -94,18 +95,19 @@ def _log_sizes(record_bytes: float, most_bytes: int) -> Iterator[int]:
 def _settings(
     inputs: StepInputs, dram_bytes: int, log_bytes: int, victim_bytes: int, record_bytes: float
 ) -> PoolSettings | None:
-    """None where DRAM has no room for the index and the rows of a few steps."""
+    """None where DRAM has no room for the index and the rows of a few steps, or all rows where these are fewer."""
     steps = log_bytes / record_bytes
     index_bytes = round(_ENTRY_BYTES * sum(curve.distinct(steps) for curve in inputs.curves))
     table_bytes = inputs.demand.table_bytes
-    scratchpad_bytes = min(dram_bytes - index_bytes, 2 * table_bytes)
+    scratchpad_bytes = min(dram_bytes - index_bytes, max(2 * table_bytes, _AMPLE_SCRATCHPAD_BYTES))
     given = inputs.with_options(
         scratchpad_bytes=max(1, scratchpad_bytes), log_bytes=log_bytes, victim_bytes=victim_bytes
     )
     step = predict_step(given)
     assert step.store_work is not None
-    mean_row_bytes = table_bytes / sum(table.rows for table in inputs.demand.tables)
-    if min(scratchpad_bytes, step.store_work.room_rows * mean_row_bytes) < _BATCHES * record_bytes:
+    all_rows = sum(table.rows for table in inputs.demand.tables)
+    room_bytes = min(scratchpad_bytes, step.store_work.room_rows * table_bytes / all_rows)
+    if step.store_work.room_rows < all_rows and room_bytes < _BATCHES * record_bytes:
         return None
     victims = inputs.victim_medium if victim_bytes else None
     return PoolSettings(
