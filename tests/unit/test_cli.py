@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import signal
@@ -363,6 +364,17 @@ def test_what_a_run_shows_may_go_where_nothing_is_kept_and_never_moves_a_directo
         result = holdfast.train(pool, option, folder, "--steps", 6)
         assert (result.code, result.err.rstrip().endswith(f"file {folder}: Is a directory")) == (1, True), result.err
         assert (folder / "within").is_dir()
+
+
+def test_what_the_output_has_no_letters_for_is_shown_by_number(
+    holdfast: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    monkeypatch.setattr(sys, "stdout", shown)
+    assert holdfast.train("p\u00fcol", "--steps", 2).code == 0
+    text = shown.buffer.getvalue().decode("ascii")
+    assert "p\\xfcol: new pool" in text
+    assert "step 2/2 \\xb7 " in text
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_at_the_last_good_step(holdfast: Commands) -> None:

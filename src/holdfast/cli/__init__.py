@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import io
 import os
 import sys
 from importlib.metadata import entry_points, version
@@ -71,6 +72,10 @@ def main() -> None:
     """The entry point of `holdfast` and `python -m holdfast`."""
     environment = dict(os.environ)
     prepare_environment()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # which a closed one is not
+            # What the terminal's encoding lacks, a dot of the progress or a letter of a path, must not end a run.
+            stream.reconfigure(errors="backslashreplace")
     atexit.register(_leave_garbage)
     ours = sys.argv[1:]
     foreign = ours[ours.index("--") :] if "--" in ours else []  # a script's own
