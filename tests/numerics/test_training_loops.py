@@ -25,6 +25,7 @@ from holdfast import (
     clip_grad_norm_,
 )
 from holdfast.errors import BatchTooLarge, NonFiniteLoss, StateError, StepError
+from holdfast.pools.directory import Medium
 from holdfast.pools.optim import RowOptimizerSpec
 from row_reference import Bags, f32
 from twin import Twin, jagged, random_bags, random_weights, same_bits, table
@@ -311,6 +312,31 @@ def test_a_loss_may_be_a_number(pool_root: Path, of: Any):
         with pytest.raises(StepError, match="a loss of 2 elements"):
             checkpoint.commit(loss=torch.ones(2))
         assert checkpoint.commit() == 2
+
+
+@pytest.mark.parametrize("medium", ["memory", "block"])
+def test_a_step_that_was_interrupted_leaves_no_gradient_where_its_process_resumes(pool_root: Path, medium: Medium):
+    def ends(name: str, interrupted: int | None) -> list[Tensor]:
+        with Pool(pool_root / name, medium=medium) as pool:
+            rows = EmbeddingBagCollection(pool, TABLES, optimizer=Adagrad(lr=0.1))
+            torch.manual_seed(1)
+            head = nn.Linear(rows.output_width, 1)
+            dense = torch.optim.Adam(head.parameters(), lr=0.1)
+            checkpoint = Checkpoint(pool, model=head, optimizer=dense)
+            checkpoint.resume()
+            while pool.step < 4:
+                dense.zero_grad()
+                head(rows(jagged(bags_of(pool.step))).values()).square().sum().backward()
+                dense.step()
+                if pool.step == interrupted:  # by Ctrl-C in a notebook, whose cell is run again
+                    interrupted = None
+                    checkpoint.resume()
+                    continue
+                rows.optimizer.step()
+                checkpoint.commit()
+            return [*(rows.read(number, torch.arange(20)) for number in range(2)), *head.parameters()]
+
+    assert all(same_bits(a, b) for a, b in zip(ends("whole", None), ends("interrupted", 2), strict=True))
 
 
 def test_unscaling_before_clipping_clips_the_true_norm(pool_root: Path):

@@ -237,6 +237,9 @@ class Checkpoint:
         """Goes on where the pool is: loads the dense state of its newest step, seeks the loader. In a new pool writes
         the initial state, so that a crash in the first step is recovered like any other. Returns the step.
 
+        Called again after an interrupt, it begins the step under way anew, gradients of its rows included; rows that
+        were updated already are taken back when the pool is opened again, and until then a forward pass is StepError.
+
         Raises StateError where the saved state does not fit the objects; names them; and for a collection that was made
         after the Checkpoint, which does not have its row optimizer.
         """
@@ -246,6 +249,8 @@ class Checkpoint:
                 "keep the settings of its row optimizer: make all collections before"
             )
         self._has_resumed = True
+        for collection in self._pool.collections:
+            collection.drop_gradients()  # of a step that this process began and left: they are no part of the pool's
         saved = self._pool.dense_state()
         if saved is None:
             if self._pool.step > 0:
