@@ -122,14 +122,18 @@ void Scratchpad::check_fits(const Plan& plan) const {
   for (std::size_t t = 0; t < plan.tables.size(); ++t) {
     wanted[shelf_of_table_[plan.spec->tables[t].number]] += plan.tables[t].num_unique();
   }
-  bool fits = true;
-  for (std::size_t i = 0; i < shelves_.size(); ++i) fits = fits && wanted[i] <= shelves_[i]->num_slots;
-  if (fits) return;
+  std::size_t tight = 0;
+  while (tight < shelves_.size() && wanted[tight] <= shelves_[tight]->num_slots) ++tight;
+  if (tight == shelves_.size()) return;
   const std::uint64_t bytes =
       least_bytes(tables_, wanted) + (victims_ ? VictimCache::dram_bytes(victims_->num_sets()) : 0);
-  throw Error(ErrorKind::batch_too_large, "one batch has " + std::to_string(plan.num_unique()) +
-                                              " rows, the scratchpad has room for " + std::to_string(num_rows()) +
-                                              "; it needs scratchpad_bytes of " + std::to_string(bytes) + " or more");
+  const Shelf& shelf = *shelves_[tight];
+  // Room for rows of another size, however much there is, is of no use to these.
+  throw Error(ErrorKind::batch_too_large, "one batch has " + std::to_string(wanted[tight]) + " rows of " +
+                                              std::to_string(shelf.weight_bytes + shelf.state_bytes) +
+                                              " bytes, the scratchpad has room for " + std::to_string(shelf.num_slots) +
+                                              " of that size; it needs scratchpad_bytes of " + std::to_string(bytes) +
+                                              " or more");
 }
 
 std::shared_ptr<Scratchpad::Hold> Scratchpad::enqueue(const std::shared_ptr<const Plan>& plan, bool announced) {

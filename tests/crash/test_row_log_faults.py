@@ -159,6 +159,21 @@ def test_a_scratchpad_that_is_too_small_for_a_batch_says_how_large_it_must_be(po
         rows.update(rows.plan(1, 256))
 
 
+def test_a_scratchpad_that_is_too_small_for_rows_of_one_size_says_of_which(pool_root: Path) -> None:
+    tables = [
+        EmbeddingBagConfig(name=name, num_embeddings=1000, embedding_dim=dim, feature_names=[name])
+        for name, dim in (("narrow", 4), ("wide", 64))
+    ]
+    with Pool(pool_root / "pool", medium="block", scratchpad_bytes=60_000) as pool:
+        rows = EmbeddingBagCollection(pool, tables, optimizer=Adam(lr=0.1))
+        ids = torch.arange(200)
+        with pytest.raises(BatchTooLarge) as raised:
+            rows({"narrow": ids, "wide": ids})
+    found = re.search(r"one batch has 200 rows of 768 bytes, .* has room for (\d+) of that size", str(raised.value))
+    assert found is not None
+    assert int(found[1]) < 200
+
+
 def test_a_scratchpad_without_room_for_a_row_is_a_config_error(pool_root: Path) -> None:
     with Rows(pool_root / "pool", scratchpad_bytes=100) as rows, pytest.raises(ConfigError, match="scratchpad_bytes"):
         rows.step()
