@@ -213,6 +213,25 @@ def rows_alone(directory: Path, say: Callable[..., None], options: dict[str, Any
     say(closed=True)
 
 
+def ids_on_rank_0_alone(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
+    """The bags of the other ranks are empty, in training and in evaluation, or they have no samples (bags)."""
+    with open_pool(directory, options) as pool:
+        rows = holdfast.EmbeddingBagCollection(pool, tables("shop"), optimizer=holdfast.SGD(lr=0.5))
+        checkpoint = holdfast.Checkpoint(pool, model=nn.Linear(1, 1), optimizer=[])
+        say(joined=True, opened=checkpoint.resume())
+        is_first = pool.group.rank == 0
+        ids = torch.arange(6) if is_first else torch.empty(0, dtype=torch.long)
+        asked = {"shop": (ids, torch.arange(7) if is_first else torch.zeros(options["bags"] + 1, dtype=torch.long))}
+        for _ in range(options["steps"]):
+            rows(asked).values().sum().backward()
+            rows.optimizer.step()
+            checkpoint.commit()
+        rows.eval()
+        say(score=float(rows(asked).values().sum()))
+        checkpoint.flush()
+    say(closed=True)
+
+
 def on_unlike_machines(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
     """Of each rank the scratchpad that it has by itself is larger than that of the one before."""
     shared_pool.default_scratchpad_bytes = lambda: (1 + int(os.environ["RANK"])) << 20

@@ -96,6 +96,19 @@ def test_waiting_for_rows_between_dense_states_changes_no_bit(group: str, ranks:
     assert whole(ranks, pool_root / "with", {**options, "settle_every": 1}, group) == expected
 
 
+@pytest.mark.parametrize("shared_memory", [False, True])
+@pytest.mark.parametrize("bags", [0, 4])
+def test_a_rank_whose_part_of_a_batch_has_no_ids_trains_with_the_others(
+    bags: int, shared_memory: bool, ranks: Ranks, pool_root: Path
+) -> None:
+    options = {"bags": bags, "steps": 2, "shared_memory": shared_memory, "timeout": 5.0}
+    life = run(ranks, pool_root / "pool", options, loop="ids_on_rank_0_alone")
+    assert life.ended_well, life.errors()
+    moved = rows_of(pool_root / "pool", 0, 7, 6)
+    assert np.all(np.abs(moved[:6] + 0.5) < 0.2)  # by two steps of 0.5 times half the gradient, from within 0.16
+    assert np.all(np.abs(moved[6]) < 0.2)
+
+
 @pytest.mark.parametrize("group", GROUPS)
 def test_evaluation_between_steps_leaves_no_trace(group: str, ranks: Ranks, pool_root: Path) -> None:
     expected = whole(ranks, pool_root / "without", {}, group)

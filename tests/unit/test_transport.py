@@ -175,6 +175,16 @@ def test_ranks_that_make_different_calls_are_told() -> None:
         second.all_gather(torch.zeros(4), [2, 2], torch.zeros(2)).wait(LONG)
 
 
+def test_a_message_of_nothing_is_sent_whatever_its_stride() -> None:
+    """What the core says of a batch without ids has none."""
+    first, second = Ranks(2).transports()
+    received = torch.zeros(2, dtype=torch.int32)
+    nothing = torch.empty(0, dtype=torch.int32).as_strided((0,), (0,))
+    second.all_to_all(torch.empty(0, dtype=torch.int32), [0, 0], torch.tensor([5, 6], dtype=torch.int32), [2, 0])
+    first.all_to_all(received, [0, 2], nothing, [0, 0]).wait(LONG)
+    assert received.tolist() == [5, 6]
+
+
 def ways(met: Sequence[Neighbours], ranks: Sequence[int]) -> set[bool]:
     """Whether these ranks' transports go through memory, as each of them has it."""
     return {Transport(None, ranks, rank, met[rank]).is_through_memory for rank in ranks}

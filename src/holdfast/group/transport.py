@@ -200,6 +200,8 @@ class Transport:
 
 
 def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
+    if not tensor.numel():  # one of the core's has no stride, as torch sees it, and so cannot be viewed as bytes
+        return np.empty(0, np.uint8)
     seen: NDArray[np.uint8] = tensor.detach().view(torch.uint8).numpy()
     return seen
 
