@@ -86,3 +86,31 @@ def at_once(directory: Path, say: Callable[..., None], options: dict[str, Any]) 
     for number in steps:
         trained[number].pool.close()
     say(closed=True)
+
+
+def by_turns(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
+    """One pool is opened while another is open and closed before it; options: fails, whether the first ends with an
+    error that all ranks catch."""
+    _meet_as(options)
+
+    def train(trained: _Trained, steps: int) -> None:
+        for _ in range(steps):
+            trained.train()
+        trained.pool.flush()
+
+    first, second = (_Trained(directory / str(number), number, options) for number in (1, 2))
+    train(first, 2)
+    train(second, 1)
+    try:
+        with first.pool:
+            if options.get("fails"):
+                raise ZeroDivisionError
+    except ZeroDivisionError:
+        say(caught=True)
+    train(second, 1)
+    third = _Trained(directory / "3", 3, options)
+    train(third, 2)
+    second.pool.close()
+    train(third, 1)
+    third.pool.close()
+    say(closed=True, left=dist.is_initialized())

@@ -59,6 +59,19 @@ def test_a_program_trains_two_pools_at_once_and_closes_them_in_any_order(
 
 
 @pytest.mark.parametrize("meeting", MEETINGS, indirect=True)
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_a_pool_that_is_closed_takes_nothing_from_those_that_are_open(
+    shared_memory: bool, fails: bool, meeting: dict[str, Any], ranks: Ranks, pool_root: Path
+) -> None:
+    options = {**meeting, "fails": fails, "shared_memory": shared_memory, "timeout": 8.0}
+    life = ranks.run(pool_root / "pools", options, 2, loop="program_loops:by_turns")
+    assert life.ended_well, life.errors()
+    # The program's own process group is its own to end.
+    assert {left for rank in life.ranks for left in rank.all_said("left")} == {bool(meeting.get("init"))}
+
+
+@pytest.mark.parametrize("meeting", MEETINGS, indirect=True)
 @pytest.mark.parametrize("fails", [0, 1])
 def test_a_program_that_catches_an_error_opens_its_pool_again_and_goes_on_exactly(
     fails: int, meeting: dict[str, Any], ranks: Ranks, pool_root: Path

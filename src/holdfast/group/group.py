@@ -10,13 +10,11 @@ Invariants
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -29,6 +27,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from holdfast import errors
 from holdfast.device.options import AllReduce
 from holdfast.errors import ConfigError, HoldfastError
+from holdfast.group import process_groups
 from holdfast.group.attaching import attach
 from holdfast.group.device_sums import DeviceSums, open_device_sums
 from holdfast.group.meeting import meet, of_this_group, stay_on_one_machine
@@ -93,20 +92,17 @@ class Group:
         )
         self._is_closed = False
         self._longest_wait = 0.0  # seconds, of those that went well
-        # Where the script has a process group already, the group's own lies beside it.
-        self._is_guest = dist.is_initialized()
-        self._world: dist.ProcessGroup | None = None  # the default group
+        self._default: Any = None  # the default process group, where a Group made it
+        self._world: dist.ProcessGroup | None = None  # of all ranks; None: the default one
         self._device_sums: DeviceSums | None = None
         self._neighbours = Neighbours({}, {}, [[]] * roles.world_size)
         self._transports: list[Transport] = []
         deadline = timedelta(seconds=timeout)
         try:
-            if self._is_guest:
+            lies_beside = dist.is_initialized()
+            self._default = process_groups.default_group.enter(lambda: self._init(store, deadline))
+            if lies_beside:
                 self._world = dist.new_group(backend="gloo", timeout=deadline)
-            else:
-                # By which ranks name what they look for; one that could not be made has left it where it was.
-                dist.distributed_c10d._world.group_count = 0
-                dist.init_process_group("gloo", store=store, rank=rank, world_size=roles.world_size, timeout=deadline)
             self._check_roles()
             if roles.world_size > 1:
                 self._neighbours = meet_neighbours(rank, self.gather, wanted=shared_memory)
@@ -122,6 +118,12 @@ class Group:
                 failure = self.notices.failure("all ranks to be there", error)
             self.close()
             raise failure from None
+
+    def _init(self, store: Store, deadline: timedelta) -> None:
+        # By which ranks name what they look for; one that could not be made has left it where it was.
+        dist.distributed_c10d._world.group_count = 0
+        size = self.roles.world_size
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=size, timeout=deadline)
 
     def _between(self, ranks: Sequence[int]) -> Transport:
         process_group = dist.new_group(list(ranks), timeout=timedelta(seconds=self.timeout), backend="gloo")
@@ -356,40 +358,14 @@ class Group:
             self._end_process_groups()
         for transport in self._transports:
             transport.process_group = None
-        self._world = self._device_sums = None
+        self._default = self._world = self._device_sums = None
         self.notices.close()
 
     def _end_process_groups(self) -> None:
         on_devices = None if self._device_sums is None else self._device_sums.process_group
         everything = (self._world, *(transport.process_group for transport in self._transports[1:]), on_devices)
         ours = [group for group in everything if group is not None]
-        if self.notices.any_failure:
-            for process_group in [*ours, *([] if self._is_guest else [dist.group.WORLD])]:
-                _keep(process_group, self.timeout)
-            for process_group in ours if self._is_guest else [None]:
-                with suppress(RuntimeError):
-                    dist.distributed_c10d._abort_process_group(process_group)
-        elif self._is_guest:
-            for process_group in ours:
-                dist.destroy_process_group(process_group)
-        else:
-            dist.destroy_process_group()
-
-
-_kept: list[tuple[float, Any]] = []  # process groups that failed, and when nothing of theirs is on its way any more
-
-
-def _keep(process_group: Any, timeout: float) -> None:
-    """Gloo's destructor waits until what is on its way has timed out, even when the interpreter exits."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(process_group))
-    _kept.append((time.monotonic() + 2 * timeout, process_group))
-
-
-def let_go_of_failed() -> None:
-    """Of the threads and connections of groups that failed so long ago that nothing has to be waited for."""
-    while _kept and _kept[0][0] < time.monotonic():
-        _, process_group = _kept.pop(0)
-        ctypes.pythonapi.Py_DecRef(ctypes.py_object(process_group))
+        process_groups.end(ours, self._default, have_failed=self.notices.any_failure, timeout=self.timeout)
 
 
 def _attempt(work: Callable[[], _Answer]) -> tuple[_Answer | None, HoldfastError | None]:

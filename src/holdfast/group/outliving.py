@@ -33,11 +33,12 @@ from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError, GroupError, HoldfastError, PoolBusy
 from holdfast.group.asking import Asked
 from holdfast.group.attaching import GO, Hello, answer, numeric_address, read_line, split_address
-from holdfast.group.group import Group, let_go_of_failed
+from holdfast.group.group import Group
 from holdfast.group.meeting import listen_on, stay_on
 from holdfast.group.notices import first_line
 from holdfast.group.opening import KeptPart
 from holdfast.group.options import GroupOptions
+from holdfast.group.process_groups import let_go_of_failed
 from holdfast.group.roles import Roles
 from holdfast.group.shared_pool import SharedPool
 from holdfast.pools.directory import check_nodes, make_pool_directory
