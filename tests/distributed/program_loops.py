@@ -26,6 +26,13 @@ def _meet_as(options: dict[str, Any]) -> None:
         dist.init_process_group("gloo")
 
 
+def started_by_a_launcher(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
+    """Even where it is the only rank. options: loop, of own_loops.py."""
+    if "RANK" not in os.environ:
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    getattr(own_loops, options["loop"])(directory, say, options)
+
+
 def one_after_another(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
     _meet_as(options)
     for name, steps in (("first", 3), ("second", 4), ("first", 6)):

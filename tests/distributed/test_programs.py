@@ -27,6 +27,22 @@ def meeting(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     yield {"store_port": store.port}
 
 
+def test_a_pool_that_a_launcher_began_with_one_rank_takes_more_later(ranks: Ranks, pool_root: Path) -> None:
+    for opened, num_ranks in ((0, 1), (3, 2), (6, 1)):
+        options = {"loop": "train", "steps": opened + 3}
+        life = ranks.run(pool_root / "pool", options, num_ranks, loop="program_loops:started_by_a_launcher")
+        assert life.ended_well, life.errors()
+        assert life.opened == opened
+
+
+def test_a_pool_that_was_made_without_a_launcher_opens_under_one_of_one_rank(ranks: Ranks, pool_root: Path) -> None:
+    assert ranks.run(pool_root / "pool", {"steps": 3}, 1, loop="rows_alone").ended_well
+    options = {"loop": "rows_alone", "steps": 6}
+    life = ranks.run(pool_root / "pool", options, 1, loop="program_loops:started_by_a_launcher")
+    assert life.ended_well, life.errors()
+    assert life.opened == 3
+
+
 @pytest.mark.parametrize("meeting", MEETINGS, indirect=True)
 @pytest.mark.parametrize(("num_ranks", "memory_ranks"), [(2, 0), (3, 1)])
 def test_a_program_opens_one_pool_after_another_and_the_first_again(

@@ -54,6 +54,13 @@ def is_shared(directory: str | os.PathLike[str]) -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 or is_of_group(directory)
 
 
+def begins_a_group(directory: str | os.PathLike[str]) -> bool:
+    """Whether a launcher started this process, be it the only rank yet, and no pool of one process is in `directory`:
+    what is made there takes more ranks later."""
+    of_one_process = any((Path(directory) / name).exists() for name in (SUPERBLOCK, SUPERBLOCK_COPY))
+    return "RANK" in os.environ and "MASTER_ADDR" in os.environ and not of_one_process
+
+
 def make_pool_directory(directory: Path) -> None:
     """Raises PoolExists, PoolError."""
     try:

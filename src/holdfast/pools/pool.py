@@ -20,6 +20,7 @@ from holdfast.pools.dial import MediumDial
 from holdfast.pools.directory import (
     Medium,
     RecoveryMode,
+    begins_a_group,
     below_home,
     check_options,
     check_vacant,
@@ -77,8 +78,9 @@ class Pool(Behind):
     dial: for measurements, a declared medium that the real one is made as slow as; ``level`` is the real one's.
     log: a medium of its own for the log of a ``block`` pool. ``level`` is that of the weaker medium.
     victims: memory, as a CXL device's, for rows of a ``block`` pool that leave the scratchpad for want of room.
-    group: how several processes share a pool. Under torchrun, with more than one, and in the directory of such a pool,
-        what is made is a SharedPool; everywhere else this is of no effect.
+    group: how several processes share a pool. Under torchrun, and in the directory of such a pool, what is made is a
+        SharedPool; everywhere else this is of no effect. Under torchrun with one process it has to be given for that,
+        and a pool that one process made without torchrun stays one.
 
     Raises PoolBusy, Corrupted, FormatMismatch, UntrustedPool, PoolReadOnly, PoolFull, PoolOfGroup. Nothing is made in a
     directory that holds parts of a pool.
@@ -89,7 +91,9 @@ class Pool(Behind):
     def __new__(cls, directory: str | os.PathLike[str], *, group: GroupOptions | None = None, **_: Any) -> Self:
         """A SharedPool where one is wanted."""
         _core.suggest_num_threads(default_threads())
-        if cls is Pool and (is_shared(below_home(directory)) or (group is not None and group.memory_ranks_at)):
+        where = below_home(directory)
+        asks = group is not None and (bool(group.memory_ranks_at) or begins_a_group(where))
+        if cls is Pool and (is_shared(where) or asks):
             from holdfast.group.shared_pool import SharedPool  # imports this module
 
             return cast(Self, super().__new__(SharedPool))
