@@ -111,8 +111,8 @@ class Ranker(nn.Module):
 
 def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
     """options: steps, micro_batches, ahead (batches announced), evaluate_every, max_norm, scaler, overflow_at (a step
-    in which rank 1's gradients are not finite), skip_averages_at, settle_every, dropout, sequences, stop (a file: ranks
-    kill themselves once it is there), device.
+    in which rank 1's gradients are not finite), skip_averages_at, odd_lr_at and rows_not_updated_at (of rank 1),
+    settle_every, dropout, sequences, stop (a file: ranks kill themselves once it is there), device.
     Each rank has a generator of its own in `extra`."""
     steps, micro_batches = options.get("steps", 8), options.get("micro_batches", 1)
     with open_pool(directory, options) as pool:
@@ -159,6 +159,10 @@ def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) ->
             if options.get("skip_averages_at") != step:
                 pool.average_gradients(model)
             optimizers = [optimizer, *(collection.optimizer for collection in collections)]
+            if rank == 1 and options.get("odd_lr_at") == step:
+                model.words.optimizer.param_groups[0]["lr"] /= 2
+            if rank == 1 and options.get("rows_not_updated_at") == step:
+                del optimizers[1:]
             if scaler is not None:
                 for each in optimizers:
                     scaler.unscale_(each)
@@ -268,7 +272,7 @@ def weighted(directory: Path, say: Callable[..., None], options: dict[str, Any])
             gain.weight.copy_(torch.tensor([[1.0], [0.5], [-0.75]]))
         optimizer = torch.optim.SGD(gain.parameters(), lr=0.01)
         checkpoint = holdfast.Checkpoint(pool, model=gain, optimizer=optimizer)
-        say(joined=True, opened=checkpoint.resume())
+        say(joined=True, opened=checkpoint.resume(), recovered=str(pool.recovered))
         if not pool.group.is_trainer:
             pool.serve()
             return

@@ -323,6 +323,8 @@ def test_a_weight_that_is_no_number_ends_the_step_on_all_ranks(ranks: Ranks, poo
     again = run(ranks, pool_root / "pool", {}, loop="weighted")
     assert again.ended_well, again.errors()
     assert again.opened == 3
+    (recovered,) = again.ranks[0].all_said("recovered")
+    assert "the newest step that all ranks have is 3, rank 0 rolled back 1 step" in recovered
 
 
 def test_a_data_loader_with_workers_is_exact_over_a_kill(ranks: Ranks, pool_root: Path) -> None:
@@ -367,6 +369,18 @@ def test_ranks_whose_gradients_were_not_averaged_are_found(ranks: Ranks, pool_ro
     life = run(ranks, pool_root / "pool", {"skip_averages_at": 4})
     for message in life.errors().values():
         assert "the dense parameters of rank 1 differ from rank 0's" in message
+    assert life.durable <= 4
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("odd", ["odd_lr_at", "rows_not_updated_at"])
+def test_ranks_that_do_not_update_rows_alike_are_found(odd: str, group: str, ranks: Ranks, pool_root: Path) -> None:
+    """As where a schedule looks at the loss of a rank: the others' rows would learn at another rate."""
+    life = run(ranks, pool_root / "pool", {odd: 4, "timeout": 5.0}, group)
+    assert not life.ended_well
+    assert any(
+        "the row optimizers of rank 1 have other settings than rank 0's" in each for each in life.errors().values()
+    )
     assert life.durable <= 4
 
 

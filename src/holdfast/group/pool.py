@@ -29,11 +29,13 @@ from holdfast.pools.dense_state import DenseState
 from holdfast.pools.directory import describe_medium
 from holdfast.pools.opening_options import Mark, OpenOptions
 
+_OF_PARAMETERS = 0xFFFF_FFFF
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
     """What a rank tells the others with every step. rows: its newest durable step, dense: that of the dense states
-    where it has them; -1: it has none to tell of. dense_crc: of its dense parameters at the end of the last step."""
+    where it has them; -1: it has none to tell of. dense_crc: at the end of the last step (rank_states.checksums_of)."""
 
     rows: int = -1
     dense: int = -1
@@ -190,7 +192,7 @@ class GroupPool:
         milliseconds = max(part.seconds for part in self.parts) * 1e3
         older = self.dense_state_of
         beside = "" if older is None else f", beside the dense state of step {older} (relaxed)"
-        if all(part.was_closed for part in self.parts):
+        if all(part.was_closed and part.steps_back == 0 for part in self.parts):
             return f"{self.description}: closed cleanly at step {self.step}{beside}, opened in {milliseconds:.1f} ms"
         what = "1 step" if worst.steps_back == 1 else f"{worst.steps_back} steps"
         return (
@@ -221,18 +223,31 @@ class GroupPool:
         )
 
     def take_note(self, statuses: Sequence[Status]) -> None:
-        """Of how far all ranks are, in order of rank. Raises GroupError where their dense parameters differ."""
+        """Of how far all ranks are, in order of rank. Raises GroupError where their dense parameters differ, or how
+        they update rows."""
         self._rows_durable = min(status.rows for status in statuses if status.rows >= 0)
         self._log_is_low = any(status.log_is_low for status in statuses)
         dense = statuses[self.group.roles.keeper].dense
         if dense <= self._rows_durable:
             self._note_durable(dense)
         crcs = {rank: status.dense_crc for rank, status in enumerate(statuses) if status.dense_crc >= 0}
-        if odd := [rank for rank, crc in crcs.items() if crc != crcs[0]]:
+        if odd := [rank for rank, crc in crcs.items() if crc & _OF_PARAMETERS != crcs[0] & _OF_PARAMETERS]:
             raise GroupError(
                 f"step {self.step}: the dense parameters of rank {odd[0]} differ from rank 0's, which must never be; "
                 "start again, and look at what that machine computes"
             )
+        if odd := [rank for rank, crc in crcs.items() if crc != crcs[0]]:
+            raise GroupError(
+                f"step {self.step}: the row optimizers of rank {odd[0]} have other settings than rank 0's (lr, eps, "
+                "betas, weight_decay), or have taken another number of steps: each rank updates the rows that it owns, "
+                "so they must be the same; a schedule that looks at a loss needs the mean over all ranks "
+                "(average_gradients(..., beside=loss))"
+            )
+
+    @property
+    def row_updates_done(self) -> int:
+        """That of the step under way included."""
+        return self.row_updates + self._updated
 
     def note_update(self) -> None:
         """Of rows, on all ranks: the step that is under way is one of the row optimizer, as writers count them."""

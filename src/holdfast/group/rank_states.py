@@ -134,6 +134,20 @@ def checksum_of(parameters: Iterable[torch.Tensor]) -> int:
     return crc
 
 
+def checksums_of(
+    parameters: Iterable[torch.Tensor], row_optimizers: Iterable[torch.optim.Optimizer], row_updates: int
+) -> int:
+    """Of what all trainers have alike: in the lower 32 bits of the dense parameters; in the upper ones of the settings
+    of the row optimizers, by which each owner updates its rows, and of how often they were. Not negative."""
+    settings = [float(row_updates)]
+    for optimizer in row_optimizers:
+        for group in optimizer.param_groups:
+            settings += [float(group[name]) for name in ("lr", "eps", "weight_decay")]
+            settings += [float(beta) for beta in group["betas"]]
+    of_settings = checksum_of([torch.tensor(settings, dtype=torch.float64)]) >> 1
+    return of_settings << 32 | checksum_of(parameters)
+
+
 def pack(tree: Any) -> bytes:
     """A state tree as one string of bytes."""
     structure, tensors = state_tree.flatten(tree)

@@ -34,7 +34,7 @@ from holdfast.group.layout import TableShards, expected_load
 from holdfast.group.opening import KeptPart
 from holdfast.group.options import GroupOptions
 from holdfast.group.pool import GroupPool, Status
-from holdfast.group.rank_states import checksum_of
+from holdfast.group.rank_states import checksums_of
 from holdfast.group.remote_rows import RemoteRows, device_of_ranks
 from holdfast.group.serving import Verb, message, serve_until
 from holdfast.pools.dense_state import DenseState
@@ -278,7 +278,7 @@ class SharedPool(Pool):
         return self.opened.status(stops=self._group.stopping(), dense_crc=self._dense_crc)
 
     def take_note(self, statuses: Sequence[Status]) -> None:
-        """Of how far all ranks are. Raises GroupError where their dense parameters differ."""
+        """Of how far all ranks are. Raises GroupError where they differ in what must be the same."""
         self.opened.take_note(statuses)
         self._stop_is_wanted = self._stop_is_wanted or any(status.stops for status in statuses)
 
@@ -290,7 +290,8 @@ class SharedPool(Pool):
         self._average.take(parameters, [collection.anchor for collection in self.collections], beside)
 
     def watch_parameters(self, parameters: Sequence[Tensor]) -> None:
-        self._dense_crc = checksum_of(parameters) if self._group.is_trainer else -1
+        optimizers, updates = [collection.optimizer for collection in self.collections], self.opened.row_updates_done
+        self._dense_crc = checksums_of(parameters, optimizers, updates) if self._group.is_trainer else -1
 
     def dense_state(self) -> tuple[bytes, bytes] | None:
         """On all ranks, which call it together."""
