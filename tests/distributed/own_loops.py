@@ -431,7 +431,8 @@ def with_data_loader(directory: Path, say: Callable[..., None], options: dict[st
 
 
 def with_lanes(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
-    """holdfast's loader over a Parquet file of one feature; options: path, window, batch_size, lanes, steps."""
+    """holdfast's loader over a Parquet file of one feature; options: path, window, batch_size, lanes, steps;
+    odd_batch_size, of rank 1."""
     from holdfast.data import Loader, ParquetConfig, ParquetSource, SparseColumn
 
     read = 0
@@ -451,7 +452,7 @@ def with_lanes(directory: Path, say: Callable[..., None], options: dict[str, Any
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loader = Loader(
             source,
-            batch_size=options["batch_size"],
+            batch_size=options["odd_batch_size" if options.get("odd_batch_size") and _rank() == 1 else "batch_size"],
             seed=3,
             shuffle_window_samples=options["window"],
             lanes=options["lanes"],

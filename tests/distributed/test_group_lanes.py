@@ -133,6 +133,18 @@ def test_a_loop_of_ones_own_divides_the_files(ranks: Ranks, pool_root: Path) -> 
     assert max(blocks[3]) <= 0.7 * blocks[1][0]
 
 
+def test_loaders_of_other_batches_are_refused(ranks: Ranks, pool_root: Path) -> None:
+    """Rank 1 would take samples of its own, and after a resume others than without."""
+    columns = {"label": np.arange(SAMPLES) % 2, "item": np.arange(SAMPLES), "dense": np.zeros(SAMPLES)}
+    pq.write_table(pa.table(columns), pool_root / "data.parquet", row_group_size=ROW_GROUP)
+    options = {"path": str(pool_root / "data.parquet"), "window": 100, "batch_size": 24, "odd_batch_size": 12}
+    life = ranks.run(pool_root / "pool", {**options, "lanes": 1, "steps": 4}, 2, loop="with_lanes")
+    for rank, message in life.errors().items():
+        assert f"of rank {rank}" in message
+        assert "make them the same" in message
+    assert [rank.error for rank in life.ranks] == ["ConfigError"] * 2
+
+
 def test_trainers_that_decode_more_than_their_share_say_so_and_what_to_do(ranks: Ranks, pool_root: Path) -> None:
     def advice(num_ranks: int, lanes: int, **train: Any) -> str | None:
         pool = pool_root / f"{num_ranks}-{lanes}-{len(train)}"

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from holdfast import _core
-from holdfast.errors import Corrupted
+from holdfast.errors import ConfigError, Corrupted
 from holdfast.pools.dense_state import DenseState
 from holdfast.pools.one_rank import OneRank
 from holdfast.state import state_tree
@@ -123,6 +123,19 @@ class RankStates:
 
     def _of_those_here(self, of_ranks: dict[str, bytes]) -> dict[str, bytes]:
         return {rank: data for rank, data in of_ranks.items() if int(rank) < self._group.num_trainers}
+
+
+def check_same_batches(group: OneRank | Group, batch_size: int) -> None:
+    """Of the trainers' loaders, each of which takes its part of every batch. All of them call it. Raises
+    ConfigError."""
+    if group.num_trainers == 1 or not group.is_trainer:
+        return
+    for rank, (theirs,) in enumerate(group.gather_numbers([batch_size], "everyone's batch size")):
+        if theirs != batch_size:
+            raise ConfigError(
+                f"the loader of rank {rank} has batch_size = {theirs}, that of rank {group.rank} {batch_size}: make "
+                "them the same, each takes its part of every batch"
+            )
 
 
 def checksum_of(parameters: Iterable[torch.Tensor]) -> int:

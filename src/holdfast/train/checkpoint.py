@@ -21,7 +21,7 @@ from holdfast.data.loader import Loader
 from holdfast.device.arrivals import ArrivingLoss
 from holdfast.device.queues import Queue, new_queue
 from holdfast.errors import ConfigError, StateError, StepError
-from holdfast.group.rank_states import RankStates
+from holdfast.group.rank_states import RankStates, check_same_batches
 from holdfast.pools.dense_state import DenseState
 from holdfast.pools.pool import Pool
 from holdfast.rows.look_ahead import LookAhead
@@ -241,7 +241,8 @@ class Checkpoint:
         were updated already are taken back when the pool is opened again, and until then a forward pass is StepError.
 
         Raises StateError where the saved state does not fit the objects; names them; and for a collection that was made
-        after the Checkpoint, which does not have its row optimizer.
+        after the Checkpoint, which does not have its row optimizer. ConfigError where the loaders of several ranks have
+        different batches.
         """
         if late := [rows for rows in self._pool.collections if rows not in self._collections]:
             raise StateError(
@@ -264,6 +265,8 @@ class Checkpoint:
             saved = self._pool.dense_state()  # rank 0's: all ranks begin with its parameters
             assert saved is not None
         generators = self._ranks.load(*saved)
+        if isinstance(self._loader, Loader):
+            check_same_batches(self._pool.group, self._loader.batch_size)
         if self._loader is not None:
             self._loader.seek(self._pool.cursor)
         set_rng_state(generators)
