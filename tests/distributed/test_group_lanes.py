@@ -145,6 +145,17 @@ def test_loaders_of_other_batches_are_refused(ranks: Ranks, pool_root: Path) -> 
     assert [rank.error for rank in life.ranks] == ["ConfigError"] * 2
 
 
+def test_batches_smaller_than_the_number_of_trainers_are_refused(ranks: Ranks, pool_root: Path) -> None:
+    """A rank without a sample has a loss that is NaN, which told of learning rates."""
+    columns = {"label": np.arange(SAMPLES) % 2, "item": np.arange(SAMPLES), "dense": np.zeros(SAMPLES)}
+    pq.write_table(pa.table(columns), pool_root / "data.parquet", row_group_size=ROW_GROUP)
+    options = {"path": str(pool_root / "data.parquet"), "window": 100, "lanes": 1, "steps": 2}
+    small = ranks.run(pool_root / "small", {**options, "batch_size": 1}, 2, loop="with_lanes")
+    assert [rank.error for rank in small.ranks] == ["ConfigError"] * 2
+    assert all("batch_size = 1 for 2 ranks that train" in message for message in small.errors().values())
+    assert ranks.run(pool_root / "least", {**options, "batch_size": 2}, 2, loop="with_lanes").ended_well
+
+
 def test_trainers_that_decode_more_than_their_share_say_so_and_what_to_do(ranks: Ranks, pool_root: Path) -> None:
     def advice(num_ranks: int, lanes: int, **train: Any) -> str | None:
         pool = pool_root / f"{num_ranks}-{lanes}-{len(train)}"

@@ -136,6 +136,11 @@ def check_same_batches(group: OneRank | Group, batch_size: int) -> None:
                 f"the loader of rank {rank} has batch_size = {theirs}, that of rank {group.rank} {batch_size}: make "
                 "them the same, each takes its part of every batch"
             )
+    if batch_size < group.num_trainers:
+        raise ConfigError(
+            f"batch_size = {batch_size} for {group.num_trainers} ranks that train: some would have no sample of any "
+            "batch, and a mean over none is NaN; give them a larger batch, or start fewer"
+        )
 
 
 def checksum_of(parameters: Iterable[torch.Tensor]) -> int:

@@ -82,6 +82,9 @@ class Pool(Behind):
         SharedPool; everywhere else this is of no effect. Under torchrun with one process it has to be given for that,
         and a pool that one process made without torchrun stays one.
 
+    One thread at a time uses a pool and its collections: a row that another one reads while a step updates it may be of
+    two steps. To serve beside training, read between steps, or from a copy (``holdfast snapshot``, ``export``).
+
     Raises PoolBusy, Corrupted, FormatMismatch, UntrustedPool, PoolReadOnly, PoolFull, PoolOfGroup. Nothing is made in a
     directory that holds parts of a pool.
     """
