@@ -24,6 +24,7 @@ from holdfast import (
     RowWiseAdam,
     clip_grad_norm_,
 )
+from holdfast.data.batch import JaggedFeatures
 from holdfast.errors import BatchTooLarge, NonFiniteLoss, StateError, StepError
 from holdfast.pools.directory import Medium
 from holdfast.pools.optim import RowOptimizerSpec
@@ -101,6 +102,55 @@ def test_the_gradient_of_weights_is_not_differentiated_again_and_says_so(pool_ro
         assert of_ids.grad.abs().max() > 0
         with pytest.raises(StepError, match="gradient of per-sample weights is not differentiated again"):
             of_ids.grad.sum().backward()
+
+
+def test_transforms_of_torch_func_are_refused_by_name_where_they_would_reach_rows(pool_root: Path):
+    head = nn.Linear(8 + 8 + 19, 1)
+    parameters = {name: parameter.detach() for name, parameter in head.named_parameters()}
+    with Twin(pool_root / "pool", TABLES, SGD(lr=0.1)) as twin:
+        ragged = jagged(bags_of(1))
+
+        def loss_of(values: dict[str, Tensor], vectors: Tensor | None = None) -> Tensor:
+            vectors = twin.emb(ragged).values() if vectors is None else vectors
+            return torch.func.functional_call(head, values, (vectors,)).square().mean()
+
+        transformed = [
+            lambda: torch.func.grad(loss_of)(parameters),
+            lambda: torch.func.jacrev(loss_of)(parameters),
+            lambda: torch.func.jvp(loss_of, (parameters,), (parameters,)),
+            lambda: torch.func.vmap(lambda factor: factor * twin.emb(ragged).values())(torch.arange(3.0)),
+        ]
+        for call in transformed:
+            with pytest.raises(StepError, match="look them up outside and give the function their vectors"):
+                call()
+
+        # What the message says to do gives rows the gradient of the plain backward.
+        vectors = twin.emb(ragged).values()
+        _, gradient = torch.func.grad(loss_of, argnums=(0, 1))(parameters, vectors)
+        (plain,) = torch.autograd.grad(loss_of(dict(head.named_parameters()), vectors), vectors, retain_graph=True)
+        torch.testing.assert_close(gradient, plain)
+        vectors.backward(gradient)
+        twin.emb.optimizer.step()
+        twin.pool.commit(5)
+        twin.update(twin.gradients(bags_of(1), gradient))
+        twin.check()
+
+
+def test_several_gradients_at_once_and_forward_mode_are_refused_by_name(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, SGD(lr=0.1)) as twin:
+        ragged = jagged(bags_of(1), random_weights(bags_of(1), seed=2))
+        of_ids = ragged.weights_or_none().requires_grad_()
+        vectors = twin.emb(ragged).values()
+        several = torch.ones(3, *vectors.shape)
+        with pytest.raises(StepError, match="rows take one at a time"):
+            torch.autograd.grad(vectors, of_ids, several, is_grads_batched=True, retain_graph=True)
+        with pytest.raises(StepError, match="rows take one at a time"):
+            torch.func.vmap(lambda one: torch.autograd.grad(vectors, of_ids, one, retain_graph=True)[0])(several)
+        assert twin.emb.gradient_norm() == 0
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(of_ids.detach(), torch.ones_like(of_ids))
+            with pytest.raises(StepError, match="no forward-mode derivative"):
+                twin.emb(JaggedFeatures(ragged.keys(), ragged.values(), ragged.offsets(), dual))
 
 
 def test_pooled_vectors_with_weights_to_learn_may_be_changed_in_place(pool_root: Path):

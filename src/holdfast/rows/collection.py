@@ -169,7 +169,13 @@ class RowCollection(nn.Module):
 
     @_untraced
     def _look_up(self, features: KeyedJagged | Mapping[str, Bags] | PlannedFeatures) -> tuple[Tensor, PlannedFeatures]:
-        """What a forward does: the pooled columns, and the plan that they are of."""
+        """What a forward does: the pooled columns, and the plan that they are of. Raises StepError in a transform of
+        torch.func, which has stand-ins for tensors."""
+        if torch._C._functorch.get_dynamic_layer_stack_depth():
+            raise StepError(
+                "a forward pass in a transform of torch.func (grad, jacrev, jvp, vmap), which does not reach rows: "
+                "look them up outside and give the function their vectors; vectors.backward(gradient) gives rows theirs"
+            )
         trains = self.training and torch.is_grad_enabled()
         planned = features if isinstance(features, PlannedFeatures) else self._planned(features, evaluates=not trains)
         return self.lookup(self.capture(planned), planned) if trains else self._access.evaluate(planned), planned
@@ -293,8 +299,17 @@ class _Lookup(torch.autograd.Function):
         return access.lookup(captured)
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
+        raise StepError("a lookup has no forward-mode derivative by its per-sample weights: use backward")
+
+    @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         access: RowAccess = ctx.access
+        if torch._C._functorch.is_legacy_batchedtensor(grads[0]) or torch._C._functorch.is_batchedtensor(grads[0]):
+            raise StepError(
+                "several gradients of the pooled vectors at once (is_grads_batched, vmap of a backward): rows take one "
+                "at a time"
+            )
         grad = grads[0].detach()  # after backward(create_graph=True) it has a graph, of which rows are no part
         anchor_grad = access.add_gradient(ctx.captured, grad) if _is_asked_for(ctx.anchor) else None
         weight_grad = None
