@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum, unique
@@ -239,6 +240,21 @@ def test_what_is_no_features_at_all_says_what_are(pool_root: Path, features):
 def test_a_second_pool_of_this_process_is_busy_and_says_where(pool_root: Path):
     with Twin(pool_root / "pool", TABLES, SGD()), pytest.raises(PoolBusy, match="in this process already; close that"):
         Pool(pool_root / "pool")
+
+
+def test_a_pool_that_nobody_has_any_more_is_not_in_the_way_of_the_next_one(pool_root: Path):
+    """A function that ended, by Ctrl-C perhaps: there is nothing left that its caller could close."""
+
+    def train_a_step() -> None:
+        Twin(pool_root / "pool", TABLES, SGD(lr=0.1)).step(random_bags("abc", 20, 5, seed=1), seed=1)
+
+    gc.disable()
+    try:
+        train_a_step()
+        with Pool(pool_root / "pool") as pool:
+            assert pool.step == 1
+    finally:
+        gc.enable()
 
 
 def test_a_forward_between_update_and_commit_is_a_step_error(pool_root: Path):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast import _core
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, PoolBusy
 from holdfast.pools.dial import MediumDial
 from holdfast.pools.log_medium import LogMedium, directory_of_log, figures_of_log
 from holdfast.pools.victim_cache import VictimCache
@@ -45,6 +47,13 @@ class OpenOptions:
         """The pool in `directory`. Of a group's parts none is opened relaxed by itself. Raises what opening does."""
         if self.log is not None:
             self.log.check(directory)
+        with suppress(PoolBusy):
+            return self._open(directory, dense_interval, group)
+        # Perhaps by a pool that nobody has any more: its collections and it know each other, so it is there until then.
+        gc.collect()
+        return self._open(directory, dense_interval, group)
+
+    def _open(self, directory: Path, dense_interval: int, group: InGroup | None) -> _core.Pool:
         return _core.Pool(
             str(directory),
             relaxed=self.relaxed and group is None,
