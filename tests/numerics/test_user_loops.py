@@ -244,6 +244,40 @@ def test_a_commit_without_a_resume_is_refused_and_the_pool_stays_as_it_was(pool_
     assert digest_pool(_core.Reader(str(pool_root / "pool"))).whole == trained(pool_root / "whole", small_training)
 
 
+def test_two_checkpoints_by_turns_are_refused_and_the_pool_stays_as_it_was(pool_root: Path) -> None:
+    """A pool has one dense state: with two models by turns, a resume would give both of them that of one."""
+    life = Life(pool_root / "pool", small_training, life=100)
+    life.train(3)
+    model = small_model()
+    other = Checkpoint(life.pool, model=model, optimizer=adam(model))
+    other.resume()
+    with pytest.raises(StepError, match=r"another Checkpoint of this pool was made since.*resume\(\)"):
+        life.train(4)
+    with pytest.raises(StepError, match="another Checkpoint of this pool"):
+        life.checkpoint.flush()
+    life.pool.close()
+    life = Life(pool_root / "pool", small_training, life=2)
+    assert life.pool.step == 3
+    life.pool.close()
+
+
+def test_objects_that_are_made_again_beside_an_open_pool_go_on_to_the_bit(pool_root: Path) -> None:
+    """As the cells of a notebook are run once more. The former Checkpoint may go on, too, once it has resumed."""
+    life = Life(pool_root / "pool", small_training, life=100)
+    life.train(3)
+    former = life.checkpoint, life.parts
+    life.parts = small_training(life.rows)
+    given = {"optimizer": life.parts.optimizer, **life.parts.given}
+    life.checkpoint = Checkpoint(life.pool, model=life.parts.model, **given)
+    assert life.checkpoint.resume() == 3
+    life.train(5)
+    life.checkpoint, life.parts = former
+    assert life.checkpoint.resume() == 5
+    life.train(STEPS)
+    life.pool.close()
+    assert digest_pool(_core.Reader(str(pool_root / "pool"))).whole == trained(pool_root / "whole", small_training)
+
+
 def test_a_collection_that_is_made_after_the_checkpoint_is_named(pool_root: Path) -> None:
     """The settings of its row optimizer would begin anew in the next life."""
     with Pool(pool_root / "pool", medium="memory") as pool:

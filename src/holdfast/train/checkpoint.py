@@ -195,7 +195,7 @@ class Checkpoint:
     these.
 
     What is not named here is not kept but for the global generators of torch, Python and NumPy: docs/STATE.md lists
-    what a loop may hold besides.
+    what a loop may hold besides. A pool has one dense state, that of the Checkpoint that was made or resumed last.
 
     Raises StateError that names what cannot be written down (a lambda in a scheduler, an open file), or a parameter
     that an optimizer steps and nothing holds.
@@ -231,7 +231,8 @@ class Checkpoint:
             snapshots=pool.commits_behind,
         )
         self._ranks = RankStates(pool.group, self._state)
-        pool.kept = {f"extra[{name!r}]": value for name, value in (extra or {}).items()} | {"loader": loader}
+        self._kept = {f"extra[{name!r}]": value for name, value in (extra or {}).items()} | {"loader": loader}
+        pool.kept = self._kept
 
     def resume(self) -> int:
         """Goes on where the pool is: loads the dense state of its newest step, seeks the loader. In a new pool writes
@@ -250,6 +251,7 @@ class Checkpoint:
                 "keep the settings of its row optimizer: make all collections before"
             )
         self._has_resumed = True
+        self._pool.kept = self._kept
         for collection in self._pool.collections:
             collection.drop_gradients()  # of a step that this process began and left: they are no part of the pool's
         saved = self._pool.dense_state()
@@ -286,7 +288,8 @@ class Checkpoint:
         device, that is found some steps later, without making the device wait.
         Raises NonFiniteLoss: the pool stays at the step before. Rows that were updated with it are taken back when the
         pool is opened again; to leave such a batch out and go on, look at the loss before the optimizers step.
-        StepError without a `resume` before, and for a loss of several elements.
+        StepError without a `resume` before, for a loss of several elements, and where another Checkpoint of the pool
+        was made since.
         """
         if loss is None:
             return self.commit_with(cursor, None)
@@ -310,6 +313,7 @@ class Checkpoint:
                 "commit without resume: the dense state of this run would take the place of the pool's; call "
                 "checkpoint.resume() once, before the first step"
             )
+        self._refuse_second()
         if cursor is None:
             cursor = self._pool.step + 1 if self._loader is None else self._loader.samples
         dense = None
@@ -323,8 +327,19 @@ class Checkpoint:
 
         Call it between steps: before a planned stop, at the end. Returns the step.
         """
+        self._refuse_second()
         self._pool.flush_with(lambda: self._dense_state(self._pool.cursor))
         return self._pool.step
+
+    def _refuse_second(self) -> None:
+        """Raises StepError where the pool's dense state is another Checkpoint's: each would write over what the other
+        has to go on from."""
+        if self._pool.kept is not self._kept:
+            raise StepError(
+                "another Checkpoint of this pool was made since, and a pool has one dense state, for all that is "
+                "trained in it: give the other model to extra and all optimizers to one Checkpoint, or, to go on with "
+                "this one, call its resume()"
+            )
 
     def _dense_state(self, cursor: int | None = None, *, exchange: bool = True) -> DenseState | None:
         """Rank 0's to save; None elsewhere."""
