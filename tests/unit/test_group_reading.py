@@ -283,6 +283,26 @@ def test_a_writer_from_an_older_copy_is_found(config: RunConfig, pool_root: Path
         pass
 
 
+@pytest.mark.parametrize("medium", ["memory", "block"])
+def test_a_writer_from_a_copy_that_has_the_older_dense_state_s_step_has_all_go_back_to_it(
+    config: RunConfig, pool_root: Path, medium: str
+) -> None:
+    config = on(config, medium)
+    older, mixed = pool_root / "older", pool_root / "mixed"
+    with open_alone(config, mixed) as trainer:
+        for report in trainer.steps():
+            if report.step == STEPS - 1:
+                trainer.flush()
+                left_behind(mixed, older)
+    expected, ended = pool_digest(older), pool_digest(train_group(config, pool_root / "other"))
+    for part in ["writers-1", *(path.name for path in older.glob("shard-*"))]:
+        shutil.rmtree(mixed / part)
+        shutil.copytree(older / part, mixed / part)
+    assert problems_of(mixed) == []
+    assert pool_digest(mixed) == expected != ended
+    assert pool_digest(train_group(config, mixed)) == ended
+
+
 def test_a_repair_puts_right_what_is_wrong_in_a_part(config: RunConfig, pool_root: Path) -> None:
     group = train_group(config, pool_root / "group")
     before = pool_digest(group)
