@@ -34,13 +34,12 @@ from holdfast.pools.pool import Pool
 from holdfast.rows.collection import KeyedJagged, RowCollection
 from holdfast.rows.coming import Coming, tensors_of
 from holdfast.state import state_tree
-from holdfast.state.generators import as_stateful, is_generator, of_python
+from holdfast.state.generators import as_stateful, is_generator
 
 Item = TypeVar("Item")
 Planned = tuple[tuple[RowCollection, Coming], ...]
 
 _AHEAD = 3  # batches beyond the one that trains
-_OF_PROCESS = "the process's generators"
 _DEEPEST = 4  # levels of tuples, mappings and dataclasses in which a batch's features are looked for
 
 
@@ -185,16 +184,17 @@ class Prefetched(Generic[Item]):
                     f"prefetch: what it wraps is the Checkpoint's {name}, which is ahead of the batch that trains, so "
                     "a resume would leave batches out: give the Checkpoint what prefetch returns"
                 )
-        before = _states(kept)
+        generators, before = _generators(), _states(kept)
         taken = self._take()
-        changed = [] if taken.error is not None else _changed(before, _states(kept))
-        if _OF_PROCESS in changed:
+        if taken.error is not None:
+            return taken
+        if _differ(generators, _generators()):
             raise StateError(
                 "prefetch: taking a batch drew from the process's own random number generators (torch, NumPy or "
                 "Python), so batches that are taken ahead would be others after a resume: give what makes them a "
                 "generator of its own, or do not wrap it"
             )
-        if changed:
+        if changed := _changed(before, _states(kept)):
             raise StateError(
                 f"prefetch: taking a batch changed {changed[0]}, which the Checkpoint keeps as it is after the batches "
                 "that were taken ahead, so a resume would leave them out: wrap an object with state_dict, and give the "
@@ -269,11 +269,26 @@ def _is_bag(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, Tensor) for part in value)
 
 
-def _states(kept: Mapping[str, Any]) -> dict[str, tuple[bytes, list[Tensor]]]:
-    """Of the process's generators, and of what a Checkpoint keeps beside them, as flatten gives them. Of its loader it
-    is how far that is, of other objects nothing: their state may be much."""
+def _generators() -> tuple[Any, ...]:
+    """Of the process, as each library has its own: every batch is looked at, and to write them down takes longer."""
     numpy_state = np.random.get_state()  # noqa: NPY002
-    states = {_OF_PROCESS: state_tree.flatten([torch.get_rng_state(), of_python(random), numpy_state])}
+    return torch.get_rng_state(), random.getstate(), numpy_state
+
+
+def _differ(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    (torch_one, python_one, numpy_one), (torch_other, python_other, numpy_other) = one, other
+    return (
+        not torch.equal(torch_one, torch_other)
+        or python_one != python_other
+        or numpy_one[2:] != numpy_other[2:]
+        or not np.array_equal(numpy_one[1], numpy_other[1])
+    )
+
+
+def _states(kept: Mapping[str, Any]) -> dict[str, tuple[bytes, list[Tensor]]]:
+    """Of what a Checkpoint keeps, as flatten gives them. Of its loader it is how far that is, of other objects nothing:
+    their state may be much."""
+    states = {}
     for name, value in kept.items():
         if is_generator(value):
             states[name] = state_tree.flatten(as_stateful(value).state_dict())
