@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,8 @@ def test_an_import_that_does_not_end_leaves_no_pool(
         ({"items": {"keys": KEYS}}, "'items': .*tables shops"),
         ({"items": {"weight": torch.zeros(4, DIM), "momentum1": torch.zeros(3)}}, "optimizer.items.momentum1 .*shape"),
         ({"shops": torch.ones(ROWS, DIM, dtype=torch.int8)}, "embedding_bags.shops.weight .*int8.* floating"),
+        ({"shops": torch.ones(ROWS, DIM).index_fill(0, torch.tensor([7]), torch.nan)}, "shops.weight .*row 7 .*finite"),
+        ({"items": {"weight": torch.ones(2, DIM), "momentum1": torch.tensor([0.0, torch.inf])}}, "momentum1 .*row 1 "),
     ],
 )
 def test_what_does_not_fit_is_named(pool_root: Path, source: dict[str, Any], change: Any, message: str) -> None:
@@ -143,3 +146,25 @@ def test_what_no_table_takes_is_said(pool_root: Path, source: dict[str, Any]) ->
     found = holdfast.import_tables(pool_root / "pool", TABLES, {**source, "users": torch.zeros(3, 4)})
     assert found is not None
     assert found.unused == ("embedding_bags.users.weight",)
+
+
+def test_what_a_row_dtype_cannot_hold_is_refused(pool_root: Path, source: dict[str, Any]) -> None:
+    half = [replace(TABLES[0], data_type="fp16")]
+    weight = torch.ones(ROWS, DIM)
+    weight[ROWS - 1, 2] = 65504.0
+    assert holdfast.import_tables(pool_root / "pool", half, {"shops": weight}) is not None
+    weight[ROWS - 1, 2] = 1e5
+    with pytest.raises(ConfigError, match=r"row 39 .*float16.* wider dtype"):
+        holdfast.import_tables(pool_root / "other", half, {"shops": weight})
+
+
+def test_rows_that_no_id_has_may_hold_anything(pool_root: Path) -> None:
+    weight = torch.full((3, DIM), torch.nan)
+    weight[1] = 2.0
+    managed = {
+        "m.embedding_bags.items.weight": weight,
+        "m._managed_collision_modules.items._mch_sorted_raw_ids": torch.tensor([70, 2**63 - 1, 2**63 - 1]),
+        "m._managed_collision_modules.items._mch_remapped_ids_mapping": torch.tensor([1, 0, 2]),
+    }
+    torch.save(managed, pool_root / "managed.pt")
+    assert holdfast.import_tables(pool_root / "pool", [TABLES[1]], pool_root / "managed.pt") is not None

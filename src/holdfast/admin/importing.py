@@ -198,11 +198,13 @@ def import_table(
         for first, count, parts in slices:
             data = recycled(count * layout.row_bytes).reshape(count, layout.row_bytes)
             weights, state = data[:, : layout.weight_bytes], data[:, layout.weight_bytes :]
-            weights[:] = _as_bytes(parts["weight"].to(dtype), count)
+            parts = {name: part.to(dtype if name == "weight" else torch.float32) for name, part in parts.items()}
+            for name, part in parts.items():
+                _check_finite(source[name], part, first, records)
+            weights[:] = _as_bytes(parts["weight"], count)
             column = 0
             for name, width in layout.state:
-                part = state[:, column : column + 4 * width]
-                part[:] = _as_bytes(parts[name].to(torch.float32), count) if name in parts else 0
+                state[:, column : column + 4 * width] = _as_bytes(parts[name], count) if name in parts else 0
                 column += 4 * width
             if records is not None:
                 state[:, column:] = records[first : first + count].view(np.uint8).reshape(count, -1)
@@ -314,6 +316,21 @@ def _check_floating(name: str, values: Tensor) -> None:
     """Of quantized weights the integers alone mean nothing: the scale is elsewhere."""
     if not values.is_floating_point():
         raise ConfigError(f"{name} in the file has the type {values.dtype}, weights and their state are floating")
+
+
+def _check_finite(name: str, values: Tensor, first: int, records: NDArray[np.void] | None) -> None:
+    """values: rows `first` and on, of the table's dtype. Rows that nobody has may hold anything."""
+    if not values.numel() or all(bound.isfinite() for bound in torch.aminmax(values)):
+        return
+    is_wrong = ~values.reshape(len(values), -1).isfinite().all(dim=1).numpy()
+    if records is not None:
+        is_wrong &= records["updates"][first : first + len(values)] != 0
+    if is_wrong.any():
+        row = int(is_wrong.argmax())
+        raise ConfigError(
+            f"{name} in the file: row {first + row} has a value that is not finite in {values.dtype}, with which no "
+            "step would succeed: mend it there, or give the table a wider dtype"
+        )
 
 
 def _as_bytes(tensor: Tensor, count: int) -> NDArray[np.uint8]:

@@ -80,6 +80,7 @@ _MAX_WINDOW_SAMPLES = 131_072
 _WINDOW_BYTES = 64 << 20
 _MAX_UNSHUFFLED_GROUP_SAMPLES = 16_384
 _UNSHUFFLED_GROUP_BYTES = 16 << 20
+_MAX_WORKERS = 1024
 
 
 def default_window_samples(source: Source) -> int:
@@ -156,6 +157,8 @@ class Loader(Generic[Item]):
         for name, value in (("batch_size", batch_size), ("workers", workers), ("prefetch", prefetch)):
             if value < 1:
                 raise ConfigError(f"loader {name}: must be at least 1, not {value}")
+        if workers > _MAX_WORKERS:
+            raise ConfigError(f"loader workers: must be at most {_MAX_WORKERS}, not {workers}: each is a thread")
         if not 0 <= seed < 2**63:
             raise ConfigError(f"loader seed: must lie in [0, 2**63), not {seed}")
         if shuffle_window_samples is not None and shuffle_window_samples < 1:
