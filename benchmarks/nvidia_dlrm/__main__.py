@@ -21,7 +21,7 @@ from markdown_table import markdown_table
 
 FOLDER = Path(__file__).parent
 _TERMS = FOLDER / "after"
-REPORT = FOLDER.parent / "reports/nvidia-dlrm/report.md"
+REPORT = FOLDER.parent / "reports/papers/nvidia-dlrm/report.md"
 _HEAD = """# NVIDIA's DLRM, simulated unseen
 
 `cd benchmarks && python -m nvidia_dlrm`: what NVIDIA publishes of its DLRM on Criteo Terabyte (`rows.toml` names files

@@ -19,7 +19,7 @@ from holdfast_lab.sim.model import Model, workload_of
 from markdown_table import markdown_table
 
 FOLDER = Path(__file__).parent
-REPORT = FOLDER.parent / "reports/openembedding/report.md"
+REPORT = FOLDER.parent / "reports/papers/openembedding/report.md"
 MODEL = "industrial"
 STATED_SKEW = ((0.0005, 0.857), (0.001, 0.895), (0.01, 0.957))  # the hottest rows, their part of the accesses
 _CORES = 24

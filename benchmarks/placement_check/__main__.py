@@ -31,7 +31,7 @@ def main() -> None:
     arguments = parser.parse_args()
     chosen = choose(CONFIGURATIONS, arguments, _QUICK_CONFIGURATIONS)
     outcomes, record = compare(chosen, arguments, outcome_of)
-    directory = report_directory(arguments, "placement")
+    directory = report_directory(arguments, "predictions/placement")
     write_record(record, {each.name: each.predicted for each in outcomes}, directory)
     write_report(outcomes, record["machine"], directory)
     finish(outcomes, directory)

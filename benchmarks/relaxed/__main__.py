@@ -55,7 +55,7 @@ def main() -> None:
     seeds = range(2 if arguments.quick else arguments.seeds)
     directory = arguments.report_dir
     if directory is None:
-        # Not reports/relaxed: a run takes the seeds that its folder has for done.
+        # Not reports/recovery/relaxed: a run takes the seeds that its folder has for done.
         directory = ROOT / "runs/bench" / f"{datetime.now(UTC):%Y-%m-%d}-relaxed"
     directory.mkdir(parents=True, exist_ok=True)
     record = Record(directory / "results.json", wanted, memory=arguments.memory)

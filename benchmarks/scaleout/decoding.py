@@ -3,7 +3,7 @@
     cd benchmarks && python -m scaleout.decoding [--quick]     # rm1's batches as Parquet; ten minutes
 
 A reader takes the batches of its part as fast as they come, with one worker: a run that waits for its loader alone.
-Trainers of a group read at the same time, each in a process of its own. Writes reports/loader/ (report.md,
+Trainers of a group read at the same time, each in a process of its own. Writes reports/scaleout/loader/ (report.md,
 results.json); exit status 1 where one of two trainers takes more than 0.6 of the processor time of one alone, or of the
 row groups.
 """
@@ -221,7 +221,7 @@ def main() -> None:
         f"decodes at most {blocks:.2f} of its row groups (bar: {_BAR} of either)."
     )
     lines = ["# What decoding costs a trainer", "", what, "", where, "", *decoding_table(results), outcome]
-    directory = _FOLDER.parent / "runs/bench/loader" if given.quick else _FOLDER / "reports/loader"
+    directory = _FOLDER.parent / "runs/bench/scaleout/loader" if given.quick else _FOLDER / "reports/scaleout/loader"
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "report.md").write_text("\n".join(lines) + "\n")
     (directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")

@@ -54,7 +54,7 @@ import matplotlib.pyplot as plt
 
 _DOCS = Path(__file__).parents[2] / "docs"
 _DEVICES = Path(holdfast_lab.sim.__file__).parent / "library" / "devices"
-_DECODING = Path(__file__).parents[1] / "reports" / "loader" / "results.json"
+_DECODING = Path(__file__).parents[1] / "reports/scaleout/loader/results.json"
 _COUNTS = (1, 2, 4, 8, 16, 64, 256, 1000)
 _FLOP_S = 1 / 180e9  # of a core here: rm3's and kaggle's MLPs in benchmarks/reports/bench, two cores
 

@@ -54,7 +54,7 @@ def main() -> None:
     )
     parser.add_argument("--report-dir", type=Path)
     arguments, began = parser.parse_args(), time.monotonic()
-    default = ROOT / "runs/bench/scratchpipe" if arguments.quick else BENCHMARKS / "reports/scratchpipe"
+    default = ROOT / "runs/bench/papers/scratchpipe" if arguments.quick else BENCHMARKS / "reports/papers/scratchpipe"
     directory: Path = arguments.report_dir or default
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "results.json"

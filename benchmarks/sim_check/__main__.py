@@ -40,7 +40,7 @@ def main() -> None:
         ),
     )
     record["others_cpus"] = {each.name: each.others_cpus for each in outcomes}
-    directory = report_directory(arguments, "sim-check")
+    directory = report_directory(arguments, "predictions/sim-check")
     write_record(record, {each.name: each.prediction for each in outcomes}, directory)
     write_report(outcomes, record, directory)
     finish(outcomes, directory, *complaint_of_all(outcomes))

@@ -29,7 +29,7 @@ def main() -> None:
         prog="python -m sim_check.join", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("parts", nargs="+", type=Path, metavar="DIR")
-    parser.add_argument("--report-dir", type=Path, default=BENCHMARKS / "reports/sim-check")
+    parser.add_argument("--report-dir", type=Path, default=BENCHMARKS / "reports/predictions/sim-check")
     arguments = parser.parse_args()
     record = joined([json.loads((part / "results.json").read_text()) for part in arguments.parts])
     outcomes = outcomes_of(record)

@@ -73,7 +73,7 @@ def main() -> None:
     arguments = parser.parse_args()
     on_disk = [each for each in CONFIGURATIONS if not each.in_memory]
     chosen = choose(on_disk, arguments, ("uniform",))
-    directory = report_directory(arguments, "tiers")
+    directory = report_directory(arguments, "larger/tiers")
     cells, record = compare(chosen, arguments)
     text = json.dumps(record, indent=1, default=str).replace(f"{ROOT}/", "")
     text = re.sub(r'"[^"]*/holdfast-larger-[^"/]*', '"MEMORY', text)

@@ -54,7 +54,7 @@ def main() -> None:
         help=f"of all declared times; default: {STRETCH:g}, near memory {NEAR_STRETCH:g}, of an SSD {SSD_STRETCH:g}",
     )
     parser.add_argument("--record", type=Path, help="results.json to add to; default: the report's own")
-    parser.add_argument("--report-dir", type=Path, default=BENCHMARKS / "reports/trainingcxl")
+    parser.add_argument("--report-dir", type=Path, default=BENCHMARKS / "reports/papers/trainingcxl")
     arguments = parser.parse_args()
     arguments.report_dir.mkdir(parents=True, exist_ok=True)
     path = arguments.record or arguments.report_dir / "results.json"

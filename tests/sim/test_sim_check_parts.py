@@ -12,7 +12,7 @@ import pytest
 from sim_check.configurations import CONFIGURATIONS
 from sim_check.join import joined, outcomes_of
 
-COMMITTED = Path(__file__).parents[2] / "benchmarks/reports/sim-check/results.json"
+COMMITTED = Path(__file__).parents[2] / "benchmarks/reports/predictions/sim-check/results.json"
 NAMES = [each.name for each in CONFIGURATIONS]
 
 

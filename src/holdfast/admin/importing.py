@@ -199,8 +199,7 @@ def import_table(
             data = recycled(count * layout.row_bytes).reshape(count, layout.row_bytes)
             weights, state = data[:, : layout.weight_bytes], data[:, layout.weight_bytes :]
             parts = {name: part.to(dtype if name == "weight" else torch.float32) for name, part in parts.items()}
-            for name, part in parts.items():
-                _check_finite(source[name], part, first, records)
+            _check_finite({source[name]: part for name, part in parts.items()}, first, records)
             weights[:] = _as_bytes(parts["weight"], count)
             column = 0
             for name, width in layout.state:
@@ -318,19 +317,19 @@ def _check_floating(name: str, values: Tensor) -> None:
         raise ConfigError(f"{name} in the file has the type {values.dtype}, weights and their state are floating")
 
 
-def _check_finite(name: str, values: Tensor, first: int, records: NDArray[np.void] | None) -> None:
-    """values: rows `first` and on, of the table's dtype. Rows that nobody has may hold anything."""
-    if not values.numel() or all(bound.isfinite() for bound in torch.aminmax(values)):
-        return
-    is_wrong = ~values.reshape(len(values), -1).isfinite().all(dim=1).numpy()
-    if records is not None:
-        is_wrong &= records["updates"][first : first + len(values)] != 0
-    if is_wrong.any():
-        row = int(is_wrong.argmax())
-        raise ConfigError(
-            f"{name} in the file: row {first + row} has a value that is not finite in {values.dtype}, with which no "
-            "step would succeed: mend it there, or give the table a wider dtype"
-        )
+def _check_finite(parts: Mapping[str, Tensor], first: int, records: NDArray[np.void] | None) -> None:
+    """parts: by name in the file, rows `first` and on, in the pool's dtype. Rows that nobody has may hold anything."""
+    for name, values in parts.items():
+        if not values.numel() or all(bound.isfinite() for bound in torch.aminmax(values)):
+            continue
+        is_wrong = ~values.reshape(len(values), -1).isfinite().all(dim=1).numpy()
+        if records is not None:
+            is_wrong &= records["updates"][first : first + len(values)] != 0
+        if is_wrong.any():
+            raise ConfigError(
+                f"{name} in the file: row {first + int(is_wrong.argmax())} has a value that is not finite in "
+                f"{values.dtype}, with which no step would succeed: mend it there, or give the table a wider dtype"
+            )
 
 
 def _as_bytes(tensor: Tensor, count: int) -> NDArray[np.uint8]:
