@@ -3,12 +3,12 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <string_view>
 #include <system_error>
 
 #include "base/error.h"
+#include "base/system_error.h"
 #include "media/directory.h"
 #include "media/medium.h"
 
@@ -19,14 +19,6 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view suffix = ".row-log";  // of a log that lies elsewhere
 constexpr std::string_view back_suffix = ".pool";  // behind that: of the link to the pool
-
-[[noreturn]] void throw_errno(const std::string& what, int error) {
-  const ErrorKind kind = error == EEXIST                                       ? ErrorKind::exists
-                         : error == ENOSPC || error == EDQUOT                  ? ErrorKind::full
-                         : error == EACCES || error == EPERM || error == EROFS ? ErrorKind::read_only
-                                                                               : ErrorKind::failed;
-  throw Error(kind, what + ": " + std::strerror(error));
-}
 
 // Where a link leads, by its own words; empty where there is none.
 fs::path lead_of(const fs::path& path) {

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <set>
 #include <string_view>
@@ -14,6 +13,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/system_error.h"
 #include "layout/pool_files.h"
 #include "layout/row_log_place.h"
 #include "layout/superblock.h"
@@ -125,14 +125,7 @@ void mark_unpublished(const std::string& directory) {
     if (error == 0 && ::fsync(fd) != 0) error = errno;
     ::close(fd);
   }
-  if (error != 0) {
-    const bool full = error == ENOSPC || error == EDQUOT;
-    const bool denied = error == EACCES || error == EPERM || error == EROFS;
-    throw Error(full     ? ErrorKind::full
-                : denied ? ErrorKind::read_only
-                         : ErrorKind::failed,
-                "writing " + path + ": " + std::strerror(error));
-  }
+  if (error != 0) throw_errno("writing " + path, error);
   sync_directory(directory);
   Medium::count_persist_point();
 }

@@ -12,25 +12,12 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/system_error.h"
 #include "media/directory.h"
 #include "media/medium.h"
 
 namespace holdfast {
 namespace {
-
-[[noreturn]] void throw_errno(const std::string& what, int error) {
-  const std::string text = what + ": " + std::strerror(error);
-  switch (error) {
-    case ENOENT: throw Error(ErrorKind::not_found, text);
-    case EEXIST: throw Error(ErrorKind::exists, text);
-    case ENOSPC:
-    case EDQUOT: throw Error(ErrorKind::full, text);
-    case EROFS:
-    case EACCES:
-    case EPERM: throw Error(ErrorKind::read_only, text);
-    default: throw Error(ErrorKind::failed, text);
-  }
-}
 
 class Descriptor {
  public:

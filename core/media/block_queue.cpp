@@ -20,6 +20,7 @@
 
 #include "base/error.h"
 #include "base/native_thread.h"
+#include "base/system_error.h"
 
 #ifndef IORING_SETUP_SINGLE_ISSUER
 #define IORING_SETUP_SINGLE_ISSUER (1U << 12)
@@ -62,8 +63,7 @@ struct Transfer {
   [[noreturn]] void fail() const {
     const std::string what = (is_write ? "writing " : "reading ") + file->place(offset + done);
     if (error == ENODATA && !is_write) throw Error(ErrorKind::corrupted, what + ": the file ends too early");
-    const bool no_space = error == ENOSPC || error == EDQUOT;
-    throw Error(no_space ? ErrorKind::full : ErrorKind::failed, what + ": " + std::strerror(error));
+    throw_errno(what, error);
   }
 };
 

@@ -5,26 +5,13 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <system_error>
 
-#include "base/error.h"
+#include "base/system_error.h"
 
 namespace holdfast {
-namespace {
-
-[[noreturn]] void throw_errno(const std::string& what, int error) {
-  const bool denied = error == EACCES || error == EPERM || error == EROFS;
-  const bool full = error == ENOSPC || error == EDQUOT;
-  const ErrorKind kind = error == ENOENT ? ErrorKind::not_found
-                         : denied        ? ErrorKind::read_only
-                         : full          ? ErrorKind::full
-                                         : ErrorKind::failed;
-  throw Error(kind, what + ": " + std::strerror(error));
-}
-
-}  // namespace
+namespace {}  // namespace
 
 void sync_directory(const std::string& directory) {
   const auto fail = [&](int error) { throw_errno("syncing the directory " + directory, error); };

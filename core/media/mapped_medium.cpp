@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/system_error.h"
 #include "media/directory.h"
 #include "media/ground.h"
 #include "media/medium.h"
@@ -33,22 +34,6 @@ void Medium::strike_persist_point() {
 }
 
 namespace {
-
-[[noreturn]] void throw_errno(const std::string& what, int error) {
-  const std::string text = what + ": " + std::strerror(error);
-  switch (error) {
-    case ENOENT: throw Error(ErrorKind::not_found, text);
-    case EEXIST: throw Error(ErrorKind::exists, text);
-    case ENOSPC:
-    case EDQUOT: throw Error(ErrorKind::full, text + "; free space on this medium and open the pool again");
-    case EROFS:
-    case EACCES:
-    case EPERM: throw Error(ErrorKind::read_only, text + "; the pool needs write access");
-    case ELOOP:
-      throw Error(ErrorKind::failed, text + "; a pool writes to no file through a symbolic link: move the file here");
-    default: throw Error(ErrorKind::failed, text);
-  }
-}
 
 class Descriptor {
  public:
@@ -399,6 +384,9 @@ class MappedMedium final : public Medium {
                                       const std::optional<JoinedPiece>& piece) const {
     const std::string full = path(name);
     const int fd = ::open(full.c_str(), (writable ? O_RDWR | O_NOFOLLOW : O_RDONLY) | O_CLOEXEC);
+    if (fd < 0 && errno == ELOOP)
+      throw Error(ErrorKind::failed, "opening " + full + ": " + std::strerror(errno) +
+                                         "; a pool writes to no file through a symbolic link: move the file here");
     if (fd < 0) throw_errno("opening " + full, errno);
     struct stat status{};
     if (::fstat(fd, &status) != 0) {

@@ -109,7 +109,9 @@ void Pool::write_dense(const Dense& dense) {
   check_open();
   const Turn turn(is_changing_);
   if (backend_->step_has_begun() || updated_)
-    throw Error(ErrorKind::step, "a step has begun: commit it with its dense state");
+    throw Error(ErrorKind::step,
+                "a step has begun, with a lookup: commit it first; a new pool is resumed (checkpoint.resume()) before "
+                "its first lookup");
   flush();
   latching([&] { stage({step_, cursor_, row_updates_}, dense); });
   flush();

@@ -220,7 +220,7 @@ void marks_that_cannot_be_made_or_taken_away_are_errors() {
   touch(directory.path() + "/unpublished/file");  // a directory in the mark's place
   CHECK(kind_thrown_by([&] { mark_unpublished(directory.path()); }) == ErrorKind::failed);
   CHECK(kind_thrown_by([&] { mark_published(directory.path()); }) == ErrorKind::failed);
-  CHECK(kind_thrown_by([&] { mark_unpublished(directory.path() + "/none"); }) == ErrorKind::failed);
+  CHECK(kind_thrown_by([&] { mark_unpublished(directory.path() + "/none"); }) == ErrorKind::not_found);
   CHECK(pool_parts(directory.path() + "/none").empty());
 }
 

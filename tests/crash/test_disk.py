@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,3 +127,15 @@ def test_a_disk_that_is_unmounted_lazily_has_the_whole_run(medium: str, disk: Th
     gc.collect()
     assert disk.mount()
     assert digest(pool) == digest(trained(pool_root / "whole", 10, medium="memory"))
+
+
+@pytest.mark.parametrize("medium", ["memory", "block"])
+def test_a_limit_on_the_size_of_files_is_named(medium: str, pool_root: Path) -> None:
+    """A shell's, or a container's: the system says of it that a file is too large, and not that it was asked to."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
+    try:
+        with pytest.raises(PoolFailed, match=r"File too large; the limit on the size of files \(ulimit -f\)"):
+            Rows(pool_root / "pool", medium=medium)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -18,8 +18,8 @@ from torch.optim import lr_scheduler, swa_utils
 from holdfast import Checkpoint, EmbeddingBagCollection, Pool, _core
 from holdfast.admin.digest import digest_pool
 from holdfast.errors import StateError, StepError
-from twin import table
-from user_loop import STEPS, Life, Parts, adam, small_model, trained
+from twin import jagged, random_bags, table
+from user_loop import SAMPLES, STEPS, Life, Parts, adam, small_model, trained
 
 pytestmark = pytest.mark.dear
 
@@ -239,6 +239,26 @@ def test_a_commit_without_a_resume_is_refused_and_the_pool_stays_as_it_was(pool_
     life.pool.close()
     life = Life(pool_root / "pool", small_training, life=2)
     assert life.pool.step == 3
+    life.train(STEPS)
+    life.pool.close()
+    assert digest_pool(_core.Reader(str(pool_root / "pool"))).whole == trained(pool_root / "whole", small_training)
+
+
+def looks_up_first(rows: EmbeddingBagCollection) -> Parts:
+    rows(jagged(random_bags(["f"], 20, SAMPLES, seed=77)))
+    return small_training(rows)
+
+
+def test_a_lookup_before_a_new_pool_is_resumed_is_named(pool_root: Path) -> None:
+    with pytest.raises(StepError, match=r"with a lookup.*a new pool is resumed \(checkpoint.resume\(\)\) before"):
+        Life(pool_root / "pool", looks_up_first, life=1)
+
+
+def test_a_lookup_before_a_later_resume_changes_no_bit(pool_root: Path) -> None:
+    life = Life(pool_root / "pool", small_training, life=100)
+    life.train(3)
+    life.pool.close()
+    life = Life(pool_root / "pool", looks_up_first, life=2)
     life.train(STEPS)
     life.pool.close()
     assert digest_pool(_core.Reader(str(pool_root / "pool"))).whole == trained(pool_root / "whole", small_training)
