@@ -27,10 +27,10 @@ void put_in_order(const ConstRowNumbers& rows, const OutIds& order) {
   ascending_order({rows.data(), rows.shape(0)}, {order.data(), order.shape(0)});
 }
 
-void take(const ConstValues& values, const Ids& order, const Values& out, std::size_t column) {
+void take(const ConstValues& values, const Ids& order, const Values& out) {
   const std::span<const std::int64_t> places(order.data(), order.shape(0));
-  const std::size_t piece_bytes = values.shape(1);
-  if (out.shape(0) != places.size() || column > out.shape(1) || piece_bytes > out.shape(1) - column) {
+  const std::size_t line_bytes = values.shape(1);
+  if (out.shape(0) != places.size() || out.shape(1) != line_bytes) {
     throw nb::value_error("arrays do not fit each other");
   }
   const auto num_rows = static_cast<std::int64_t>(values.shape(0));
@@ -38,8 +38,8 @@ void take(const ConstValues& values, const Ids& order, const Values& out, std::s
   if (!std::ranges::all_of(places, [&](std::int64_t place) { return 0 <= place && place < num_rows; })) {
     throw nb::index_error("a place beyond the values");
   }
-  take_pieces(reinterpret_cast<const std::byte*>(values.data()), piece_bytes, places,
-              reinterpret_cast<std::byte*>(out.data()) + column, out.shape(1));
+  take_pieces(reinterpret_cast<const std::byte*>(values.data()), line_bytes, places,
+              reinterpret_cast<std::byte*>(out.data()));
 }
 
 }  // namespace
@@ -47,8 +47,8 @@ void take(const ConstValues& values, const Ids& order, const Values& out, std::s
 void bind_row_values(nb::module_& m) {
   m.def("ascending_order", &put_in_order, "rows"_a, "order"_a,
         "Which of the rows is the first by number, which the second, and so on.");
-  m.def("take_values", &take, "values"_a, "order"_a, "out"_a, "column"_a = 0,
-        "Copies the lines of `values` that `order` names into those of `out`, from `column` on.");
+  m.def("take_values", &take, "values"_a, "order"_a, "out"_a,
+        "Copies the lines of `values` that `order` names into those of `out`.");
 }
 
 }  // namespace holdfast

@@ -101,8 +101,7 @@ void ascending_order(std::span<const std::uint64_t> rows, std::span<std::int64_t
 }
 
 // Each piece is somewhere else: what is wanted next is on its way meanwhile.
-void take_pieces(const std::byte* data, std::size_t piece_bytes, std::span<const std::int64_t> order, std::byte* out,
-                 std::size_t out_stride) {
+void take_pieces(const std::byte* data, std::size_t piece_bytes, std::span<const std::int64_t> order, std::byte* out) {
   constexpr std::size_t ahead = 12;
   constexpr std::size_t line = 64;
   const auto piece = [&](std::size_t i) { return data + static_cast<std::size_t>(order[i]) * piece_bytes; };
@@ -110,7 +109,7 @@ void take_pieces(const std::byte* data, std::size_t piece_bytes, std::span<const
     if (i + ahead < order.size()) {
       for (std::size_t at = 0; at < piece_bytes; at += line) __builtin_prefetch(piece(i + ahead) + at);
     }
-    std::memcpy(out + i * out_stride, piece(i), piece_bytes);
+    std::memcpy(out + i * piece_bytes, piece(i), piece_bytes);
   }
 }
 

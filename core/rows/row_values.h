@@ -48,8 +48,7 @@ void initial_weights(const RowTable& table, std::span<const std::uint64_t> rows,
 // Which of the rows is the first by number, which the second, and so on; of rows that are there twice, the one before.
 void ascending_order(std::span<const std::uint64_t> rows, std::span<std::int64_t> order);
 
-// Copies the pieces of `data` that `order` names, piece_bytes each, to `out`, out_stride bytes apart.
-void take_pieces(const std::byte* data, std::size_t piece_bytes, std::span<const std::int64_t> order, std::byte* out,
-                 std::size_t out_stride);
+// Copies the pieces of `data` that `order` names, piece_bytes each, to `out`, one behind another.
+void take_pieces(const std::byte* data, std::size_t piece_bytes, std::span<const std::int64_t> order, std::byte* out);
 
 }  // namespace holdfast

@@ -832,10 +832,8 @@ def remove_unpublished_parts(directory: str) -> None:
 def ascending_order(rows: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], order: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]) -> None:
     """Which of the rows is the first by number, which the second, and so on."""
 
-def take_values(values: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], order: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], column: int = 0) -> None:
-    """
-    Copies the lines of `values` that `order` names into those of `out`, from `column` on.
-    """
+def take_values(values: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], order: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+    """Copies the lines of `values` that `order` names into those of `out`."""
 
 def set_num_threads(num_threads: int) -> None: ...
 
