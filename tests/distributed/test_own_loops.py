@@ -324,7 +324,9 @@ def test_a_weight_that_is_no_number_ends_the_step_on_all_ranks(ranks: Ranks, poo
     assert again.ended_well, again.errors()
     assert again.opened == 3
     (recovered,) = again.ranks[0].all_said("recovered")
-    assert "the newest step that all ranks have is 3, rank 0 rolled back 1 step" in recovered
+    # Whether rank 0 had committed the step itself before it heard of rank 1's weight.
+    rolled_back = "the newest step that all ranks have is 3, rank 0 rolled back 1 step" in recovered
+    assert rolled_back or "closed cleanly at step 3" in recovered, recovered
 
 
 def test_a_data_loader_with_workers_is_exact_over_a_kill(ranks: Ranks, pool_root: Path) -> None:
