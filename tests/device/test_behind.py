@@ -18,7 +18,7 @@ from holdfast import SGD, EmbeddingBagCollection, Pool
 from holdfast.device import queues
 from holdfast.device.options import DeviceConfig
 from holdfast.device.queues import Clock, Work
-from holdfast.errors import ConfigError, NonFiniteLoss, PoolFailed, WindowTooLarge
+from holdfast.errors import ConfigError, NonFiniteLoss, PoolFailed, StepError, WindowTooLarge
 from holdfast.pools.tables import EmbeddingBagConfig
 from holdfast.run.assembly import open_trainer
 from holdfast.slots import home_mapping
@@ -106,6 +106,32 @@ def test_a_pool_is_behind_with_all_of_its_collections_or_with_none(ways: tuple[A
         EmbeddingBagCollection(pool, first, device=DeviceConfig(rows=ways[0]))
         with pytest.raises(ConfigError, match=rf"{ways[1]}.*the same device\.rows"):
             EmbeddingBagCollection(pool, second, device=DeviceConfig(rows=ways[1]))
+
+
+def test_a_table_has_its_rows_in_slots_of_the_collection_that_was_made_last_and_others_are_refused(root: Path) -> None:
+    table = EmbeddingBagConfig(num_embeddings=9, embedding_dim=4, name="a", feature_names=["a"])
+    device, batch = DeviceConfig(rows="scratchpad"), {"a": torch.arange(5)}
+    with Pool(root / "pool", medium="memory") as pool:
+
+        def train(rows: EmbeddingBagCollection) -> torch.Tensor:
+            pooled = rows(batch).values()
+            pooled.sum().backward()
+            rows.optimizer.step()
+            pool.commit(pool.step + 1)
+            return pooled.detach()
+
+        first = EmbeddingBagCollection(pool, [table], optimizer=SGD(lr=0.5), device=device)
+        began = train(first)
+        train(first)
+        under_way = first(batch).values()
+        second = EmbeddingBagCollection(pool, [table], optimizer=SGD(lr=0.5), device=device)
+        under_way.sum().backward()
+        for refused in (first.optimizer.step, lambda: first(batch)):
+            with pytest.raises(StepError, match=r"table 'a'.*one collection read all features.*near_memory"):
+                refused()
+        torch.testing.assert_close(train(second), began - 1.0)
+        with torch.no_grad():
+            torch.testing.assert_close(first(batch).values(), began - 1.5)
 
 
 class _Float32Mark:

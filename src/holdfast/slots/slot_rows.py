@@ -65,6 +65,7 @@ class SlotRows:
         most_rows: Sequence[int] | None = None,
     ) -> None:
         self.device = device
+        self.tables = numbers
         self._pool = pool
         self._collection = collection
         self._behind = pool.write_behind()
@@ -158,6 +159,7 @@ class SlotRows:
 
     def capture(self, planned: PlannedFeatures) -> SlotBatch:
         self._behind.check()
+        self._behind.check_last(self)
         if self._keys is not None:
             self._keys.reach(self._pool.step + 1)
         while (batch := self._staging.take(planned)) is None:
@@ -259,6 +261,7 @@ class SlotRows:
 
     def update(self, *, gradient_scale: Tensor, **hyperparameters: float) -> None:
         assert self._gradient is not None
+        self._behind.check_last(self)
         batch = self._gradient[0]
         numbers = kernels.Hyperparameters(step=self._behind.row_updates + 1, **hyperparameters)
         returning = Returning(batch)

@@ -12,7 +12,8 @@ Invariants
   retired, nor is any after it: the pool stays at the last good step.
 - Where a step could not be retired, none is any more: what the device has is ahead of the pool for good.
 - A row's slot is held by every issued step that looked it up or updated it until that step is retired: who finds a row
-  without a slot finds its newest value in the pool.
+  without a slot finds its newest value in the pool. Of several that have a table on the device only the last takes
+  steps, and every step of the others is retired before it reads a row.
 - The rows of the oldest issued step are captured (its undo log is on its way) before they have come back: the step
   before it is committed then, so they are what the undo log must keep.
 - How far the pool is, is what the thread that trains has been told of steps that it knows to be retired: it changes in
@@ -30,7 +31,7 @@ from typing import Any, Protocol
 from holdfast import _core
 from holdfast.device.arrivals import ArrivingLoss
 from holdfast.device.faults import device_errors
-from holdfast.errors import NonFiniteLoss, PoolFailed
+from holdfast.errors import NonFiniteLoss, PoolFailed, StepError
 from holdfast.pools.dense_state import DenseState, commit_to
 from holdfast.slots.ordered_thread import OrderedThread
 
@@ -53,7 +54,9 @@ class UpdatedRows(Protocol):
 
 
 class Issuing(Protocol):
-    """Somebody who updates rows on the device."""
+    """Somebody who updates rows on the device. tables: of the pool, whose rows it has there."""
+
+    tables: Sequence[int]
 
     def take_step(self) -> tuple[UpdatedRows | None, Callable[[], None]]:
         """What the step that ends updates, and what lets go of the rest that it holds."""
@@ -98,6 +101,7 @@ class WriteBehind:
         self._dense_interval = dense_interval
         self._fills_undo_log = fills_undo_log
         self._issuing: list[Issuing] = []
+        self._last_with: dict[int, Issuing] = {}  # by table
         self._pool_thread = OrderedThread("holdfast-pool")
         self._waiting_thread = OrderedThread("holdfast-device")
         self.ask = self._pool_thread.ask  # has the pool's thread do something, after what it was asked for before
@@ -112,7 +116,10 @@ class WriteBehind:
         self._is_broken = False
 
     def add(self, issuing: Issuing) -> None:
+        while self.retire():  # those before it may have the same tables
+            pass
         self._issuing.append(issuing)
+        self._last_with |= dict.fromkeys(issuing.tables, issuing)
 
     def __len__(self) -> int:
         return len(self._issued)
@@ -159,6 +166,17 @@ class WriteBehind:
                 f"the device is ahead of the pool, which stays at step {self._core().step}: what came after it was "
                 f"given up ({self._given_up}); open the pool again, and go on from there"
             )
+
+    def check_last(self, issuing: Issuing) -> None:
+        """Raises StepError where another one has had one of its tables on the device since: neither sees what the other
+        one updates there."""
+        for table in issuing.tables:
+            if self._last_with[table] is not issuing:
+                raise StepError(
+                    f"table '{self._core().tables[table].name}' has its rows in the slots of another collection that "
+                    "was made since, and a table's rows lie in slots of one: let one collection read all features of "
+                    "the table, or set device.rows = 'near_memory'"
+                )
 
     def issue(self, cursor: int, dense: DenseState | None, loss: ArrivingLoss | None) -> int:
         """Ends the step that is under way on the device; returns its number."""
