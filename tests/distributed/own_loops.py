@@ -255,7 +255,7 @@ def on_unlike_machines(directory: Path, say: Callable[..., None], options: dict[
 def weighted(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
     """Bags whose ids have weights, of no ids and of many. options: steps; learned: a dense parameter is in the weights;
     pairs: a split table's bags have several ids, too; ahead; not_finite_at: a step in which a weight of rank 1 is;
-    capture_ahead; device."""
+    capture_ahead; device; two_losses: a backward pass for each of two."""
     with open_pool(directory, options) as pool:
         names = ["item", "words", *(["pairs"] if options.get("pairs") else [])]
         configs = [
@@ -292,12 +292,15 @@ def weighted(directory: Path, say: Callable[..., None], options: dict[str, Any])
                 broken[0] = float("nan")
                 broken.requires_grad_()
                 plan = rows.plan(holdfast.JaggedFeatures(names, given.values(), given.offsets(), broken))
-            loss = ((rows(plan).values().sum(dim=1) - labels) ** 2).mean()
+            pooled = rows(plan).values()
+            loss = ((pooled.sum(dim=1) - labels) ** 2).mean()
             if options.get("capture_ahead") and step + 1 <= options.get("steps", 6):
                 coming = weighted_batch(step + 1, pool.part, names, None)
                 announced.setdefault(step + 1, (rows.plan(coming[0]), coming))
                 say(captured=rows.capture_ahead(announced[step + 1][0]))
             optimizer.zero_grad()
+            if options.get("two_losses"):
+                pooled[:, ::2].square().sum(dim=1).mean().backward(retain_graph=True)
             loss.backward()
             if weights.grad is not None:
                 say(weights=weights.grad.tolist(), at=step)

@@ -269,11 +269,15 @@ def test_weighted_bags_and_the_gradients_of_their_weights_are_those_of_one_proce
             np.testing.assert_allclose(rows, one_rows, atol=0 if is_exact else 1e-6)
 
 
-def test_parts_of_weighted_bags_add_up_to_those_of_one_process(ranks: Ranks, pool_root: Path) -> None:
-    alone = ranks.run(pool_root / "1", {"pairs": True}, 1, loop="weighted")
+@pytest.mark.parametrize("how", [{}, {"two_losses": True}], ids=["a loss", "two losses"])
+def test_parts_of_weighted_bags_add_up_to_those_of_one_process(
+    how: dict[str, Any], ranks: Ranks, pool_root: Path
+) -> None:
+    options = {"pairs": True, **how}
+    alone = ranks.run(pool_root / "1", options, 1, loop="weighted")
     assert alone.ended_well, alone.errors()
     for group in GROUPS:
-        life = run(ranks, pool_root / group, {"pairs": True}, group, loop="weighted")
+        life = run(ranks, pool_root / group, options, group, loop="weighted")
         assert life.ended_well, life.errors()
         for step in range(1, 7):
             assert np.allclose(weights_said(alone, step), weights_said(life, step), atol=1e-5)

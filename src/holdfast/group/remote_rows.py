@@ -295,7 +295,7 @@ class RemoteRows:
         self._pool.tell(Verb.WEIGHT_GRADIENT, self._number, captured.number)
         of_weights = None
         if captured.local is not None:
-            arrived = next(gradients for of, gradients in self._gradients if of is captured)
+            arrived = next(gradients for of, gradients in reversed(self._gradients) if of is captured)
             arrived.pending.wait()
             assert self._owned is not None and captured.batch.counts is not None
             of_weights = self._owned.weight_gradients(
