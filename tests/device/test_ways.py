@@ -425,3 +425,29 @@ def test_a_second_forward_pass_in_a_step_is_refused_by_name(root: Path) -> None:
     loop = Loop(root / "pool", DeviceConfig(rows="scratchpad"))
     with pytest.raises(StepError, match="near_memory"), loop.pool:
         (loop.forward(1) + loop.forward(2)).backward()
+
+
+@pytest.mark.parametrize("way", ["near_memory", "scratchpad", "direct"])
+def test_losses_of_one_forward_may_have_a_backward_pass_each(way: str, root: Path) -> None:
+    def train(directory: Path, device: DeviceConfig, *, at_once: bool) -> None:
+        loop = Loop(directory, device)
+        with loop.pool:
+            for number in range(1, 5):
+                features = loop.features(number)
+                pooled = torch.cat([rows(features).values() for rows in loop.collections], dim=1)
+                losses = [loop.model(pooled).square().mean(), pooled.sigmoid().sum()]
+                loop.dense.zero_grad()
+                if at_once:
+                    sum(losses).backward()
+                else:
+                    losses[0].backward(retain_graph=True)
+                    clip_grad_norm_([], loop.collections, 1e9)  # takes the sums of the rows
+                    losses[1].backward()
+                loop.dense.step()
+                for rows in loop.collections:
+                    rows.optimizer.step()
+                loop.checkpoint.commit(number)
+
+    train(root / "once", DeviceConfig(), at_once=True)
+    train(root / "each", DeviceConfig(rows=way), at_once=False)  # type: ignore[arg-type]
+    assert_close(root / "each", root / "once")

@@ -172,6 +172,16 @@ def test_owners_in_slots_end_with_the_bits_of_owners_near_memory(
     assert brought[0] == 0 < brought[1] < min(brought[2:])  # rows of few slots came, went, and came again
 
 
+def test_owners_in_slots_take_a_backward_pass_of_each_of_two_losses(ranks: Ranks, pool_root: Path) -> None:
+    options = {"pairs": True, "two_losses": True}
+    found = []
+    for name, device in (("near", {"rows": "near_memory"}), ("slots", SLOTS)):
+        life = ranks.run(pool_root / name, {**options, "device": device}, 2, loop="own_loops:weighted")
+        assert life.ended_well, life.errors()
+        found.append([*said(life, "score"), *(weight for weights in said(life, "weights") for weight in weights)])
+    assert found[1] == pytest.approx(found[0], abs=1e-5)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -206,8 +206,8 @@ class OwnedInSlots:
 
     def _take(self, arrived: Arrived) -> None:
         if not self._slots.has_gradients:
-            ((captured, grad),) = arrived
-            self._slots.add_gradient(captured, self._on_device(grad))
+            for captured, grad in arrived:
+                self._slots.add_gradient(captured, self._on_device(grad))
 
     def _on_device(self, grad: Tensor) -> Tensor:
         return sent(grad.view(1, -1), self._device, self._to_device)

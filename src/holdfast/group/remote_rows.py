@@ -271,7 +271,8 @@ class RemoteRows:
         check_under_way(captured, self._pool.step, "backward through a forward")
         self._pool.tell(Verb.ADD_GRADIENT, self._number, captured.number)
         first = not self._gradients
-        if not first and self._owned is not None and self._owned.takes_one_pass:
+        takes_one_pass = self._owned is not None and self._owned.takes_one_pass
+        if takes_one_pass and any(of is not captured for of, _ in self._gradients):
             raise second_pass()
         if self._owned is not None:
             self._owned.drop()

@@ -219,11 +219,14 @@ class SlotRows:
 
     def add_gradient(self, captured: SlotBatch, grad: Tensor) -> Tensor:
         check_under_way(captured, self._pool.step, "backward through a forward")
-        if self._gradient is not None:
-            raise second_pass()
-        kept = KeptGradient.of(grad)
-        self._gradient = (captured, kept)
-        return torch.where(kernels.all_finite(kept.made), 1.0, float("nan"))
+        kept, first = KeptGradient.of(grad), self._gradient is None
+        if self._gradient is not None:  # another loss of the same forward
+            batch, before = self._gradient
+            if batch is not captured:
+                raise second_pass()
+            kept = KeptGradient.of(before.unchanged() + kept.made)
+        self._gradient, self._sums = (captured, kept), None
+        return torch.where(kernels.all_finite(kept.made), float(first), float("nan"))
 
     def weight_gradient(self, captured: SlotBatch, grad: Tensor, out: Tensor) -> None:
         spans = captured.planned.plan.spans
