@@ -149,6 +149,32 @@ def test_sequences_of_many_lengths_stay_apart_in_tables_of_many_widths(tmp_path:
     assert torch.equal(found["next"].offsets(), other_offsets)
 
 
+def test_vectors_may_be_changed_in_place_and_what_the_backward_needs_of_them_may_not(tmp_path: Path) -> None:
+    tables = [items(), table("shops", SHOPS, ["shop"], embedding_dim=3)]
+    ids = {**ids_of(1), "shop": jagged_of(5, 4, high=SHOPS)}
+    ends = []
+    for in_place in (True, False):
+        life = Life(
+            tmp_path / str(in_place),
+            lambda pool: holdfast.EmbeddingCollection(pool, tables, optimizer=holdfast.SGD(lr=0.3)),
+        )
+        found = life.rows(ids)
+        seen, shop = found["seen"], found["shop"].values()
+        if in_place:
+            seen += 0.5
+            nn.ReLU(inplace=True)(seen)
+            shop *= 3
+        else:
+            seen, shop = (seen + 0.5).relu(), shop * 3
+        life.step(seen.square().sum() + shop.exp().sum() + found["next"].sin().sum())
+        squares = (pieces := life.rows(ids))["seen"].square().sum()
+        pieces["seen"].zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            squares.backward()
+        ends.append(life.end())
+    assert ends[0] == ends[1]
+
+
 def test_a_feature_that_the_loss_does_not_read_moves_no_row_of_its_own(tmp_path: Path) -> None:
     life = Life(
         tmp_path / "pool",

@@ -144,9 +144,11 @@ class EmbeddingCollection(RowCollection):
         values, planned = self._look_up(features)
         parts: dict[str, _Part] = planned.parts
         vectors = {}
-        for table, of_table in zip(self._configs, torch.split(values, self._dims, dim=1), strict=True):
+        # unsafe_: pieces may be changed in place, as the output of nn.Embedding; nobody else has what they are of.
+        of_tables = torch.unsafe_split_with_sizes(values, self._dims, dim=1)
+        for table, of_table in zip(self._configs, of_tables, strict=True):
             sizes = [parts[feature].ids.numel() for feature in table.feature_names]
-            pieces = torch.split(of_table, [*sizes, len(values) - sum(sizes)])
+            pieces = torch.unsafe_split_with_sizes(of_table, [*sizes, len(values) - sum(sizes)])
             for feature, piece in zip(table.feature_names, pieces, strict=False):
                 vectors[feature] = parts[feature].shaped(piece)
         return vectors
