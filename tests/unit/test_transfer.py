@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections import OrderedDict
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from holdfast.admin.row_order import rows_in_order
 from holdfast.admin.snapshot import layer_file, output
 from holdfast.admin.snapshot.copying import PoolCopy
 from holdfast.admin.tensor_files import SafetensorsFile, TorchFile
+from holdfast.data.output import whole_file
 from holdfast.errors import ConfigError, Corrupted, FormatMismatch, HoldfastError, PoolExists
 from holdfast.files.config import read_config
 from holdfast.pools.read_only import ReadOnlyPool, at_rest
@@ -63,6 +66,23 @@ def export(directory: Path, out: Path) -> dict[str, torch.Tensor]:
     return load_file(out)
 
 
+def test_an_export_removes_what_killed_ones_left_and_not_what_others_are_making(holdfast: Commands) -> None:
+    """A scratch file takes as much room as the rows."""
+    directory, out = holdfast.root / "pool", holdfast.root / "out.safetensors"
+    train(run_config(holdfast, "pool.medium=block"), directory)
+    child = os.fork()
+    if not child:
+        with whole_file(out, overwrite=False) as file, rows_in_order(directory, holdfast.root):
+            file.write_bytes(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert len(list(holdfast.root.glob(".*"))) == 2
+    with whole_file(out, overwrite=False) as theirs:
+        theirs.write_bytes(b"theirs")
+        holdfast("export", directory, out)
+        assert sorted(holdfast.root.glob(".*")) == [theirs] and theirs.read_bytes() == b"theirs"
+
+
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "sgd"])
 @pytest.mark.parametrize("tables_in_memory", [0, 1, 3])
 def test_rows_that_were_put_in_order_make_the_same_export_and_digest(
@@ -82,7 +102,7 @@ def test_rows_that_were_put_in_order_make_the_same_export_and_digest(
         read: list[int] = []
         with rows_in_order(directory, holdfast.root, read.append) as ordered:
             assert ordered is not None and sum(read) > 0
-            spilled = [file.name for file in holdfast.root.glob("holdfast-rows-*/*")]
+            spilled = [file.name for file in holdfast.root.glob(".holdfast-rows.*.scratch/*")]
             too_large = [str(number) for number, wanted in enumerate(memory) if wanted > 2 * 2000]
             assert "2" in too_large
             assert sorted(spilled) == [number for number in too_large if int(number) >= tables_in_memory]

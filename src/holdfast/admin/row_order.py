@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from holdfast.admin.snapshot.copying import PoolCopy
 from holdfast.admin.snapshot.form import RUN_BYTES
 from holdfast.admin.snapshot.layer_file import put_in_order
 from holdfast.admin.snapshot.merged import Merged
+from holdfast.admin.snapshot.output import scratch_directory
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.pools.directory import is_of_group
 from holdfast.pools.machine import spare_bytes
@@ -68,7 +69,8 @@ def rows_in_order(
         yield None
         return
     with ExitStack() as stack:
-        directory = Path(stack.enter_context(TemporaryDirectory(prefix="holdfast-rows-", dir=scratch)))
+        beside = Path(gettempdir()) if scratch is None else scratch
+        directory = stack.enter_context(scratch_directory(beside, "holdfast-rows"))
         tables = []
         left = spare_bytes()
         for number, table in enumerate(copy.tables):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.errors import ConfigError
+from holdfast.files.attempts import attempt_at
 from holdfast.files.durable import sync_path
 
 
@@ -21,16 +21,16 @@ def check_output(path: Path, *, overwrite: bool) -> None:
 
 @contextmanager
 def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A path beside ``path`` to write to; it becomes ``path``, durably, if the block ends well, and is removed if not.
+    """A file beside ``path`` to write to; it becomes ``path``, durably, if the block ends well, and is removed if not.
 
     Raises ConfigError if ``path`` is there already and ``overwrite`` is not set, or its directory is not there.
     """
     check_output(path, overwrite=overwrite)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        yield partial
-        sync_path(partial)
-        partial.replace(path)
-        sync_path(path.parent)
-    finally:
-        partial.unlink(missing_ok=True)
+    with attempt_at(path, "partial", is_directory=False) as partial:
+        try:
+            yield partial
+            sync_path(partial)
+            partial.replace(path)
+            sync_path(path.parent)
+        finally:
+            partial.unlink(missing_ok=True)

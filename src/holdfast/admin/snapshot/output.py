@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import glob
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,9 +17,9 @@ from holdfast.admin.snapshot.form import CHUNK, CHUNK_MAGIC, RUN_BYTES, RUN_CHUN
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.admin.snapshot.runs import ascending, gathered
 from holdfast.errors import PoolFailed, PoolFull
+from holdfast.files.attempts import attempt_at
 from holdfast.files.direct import DirectWriter
 from holdfast.files.durable import sync_path
-from holdfast.files.locks import FileLock
 
 
 class Output:
@@ -90,27 +88,36 @@ def new_directory(path: Path, suffix: str) -> Iterator[Path]:
 
     What processes that were killed left of their own attempts is removed, too: their locks went with them.
     """
-    with _writing(path):
-        for left in path.parent.glob(f".{glob.escape(path.name)}.*.{suffix}"):
-            with suppress(OSError), FileLock(left, os.O_RDONLY):
-                shutil.rmtree(left, ignore_errors=True)
-    # Process ids come again, and are the same in two containers: they make no name of one's own.
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.{suffix}")
-    with _writing(partial):
-        partial.mkdir()
-        lock = FileLock(partial, os.O_RDONLY)
-    made = partial  # whatever has the name now
-    try:
-        yield partial
+    with _attempt(path, suffix) as partial:
+        made = partial  # whatever has the name now
+        try:
+            yield partial
+            with _writing(path):
+                sync_path(partial)
+                made = partial.rename(path)
+                sync_path(path.parent)
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
+
+
+@contextmanager
+def scratch_directory(beside: Path, name: str) -> Iterator[Path]:
+    """An empty, hidden directory in `beside`, which is removed: what a killed process left of its own, by the next one
+    of this name."""
+    with _attempt(beside / name, "scratch") as directory:
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _attempt(path: Path, suffix: str) -> Iterator[Path]:
+    with ExitStack() as stack:
         with _writing(path):
-            sync_path(partial)
-            made = partial.rename(path)
-            sync_path(path.parent)
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
-    finally:
-        lock.release()
+            partial = stack.enter_context(attempt_at(path, suffix, is_directory=True))
+        yield partial
 
 
 @contextmanager
