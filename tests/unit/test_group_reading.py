@@ -318,6 +318,32 @@ def test_a_repair_puts_right_what_is_wrong_in_a_part(config: RunConfig, pool_roo
     assert pool_digest(group) == before
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+@pytest.mark.parametrize("part", ["dense", "writers-2/0000", "writers-2/0001"])
+def test_a_repair_puts_a_part_s_superblock_back(config: RunConfig, pool_root: Path, part: str, is_lost: bool) -> None:
+    group = train_group(on(config, "block"), pool_root / "group", writers=2)
+    before = pool_digest(group)
+    superblock = group / part / "pool.holdfast"
+    if is_lost:
+        superblock.unlink()
+    else:
+        superblock.write_bytes(bytes(4096) + superblock.read_bytes()[4096:])
+    assert problems_of(group)
+    report = repair_pool(group)
+    assert report.left == report.refusals == [] and len(report.done) == 1
+    assert pool_digest(group) == before
+
+
+def test_a_superblock_of_rows_in_place_that_is_lost_with_a_part_s_step_is_left_and_says_why(
+    config: RunConfig, pool_root: Path
+) -> None:
+    group = train_group(on(config, "memory"), pool_root / "group", writers=2)
+    (group / "writers-2" / "0001" / "pool.holdfast").unlink()
+    report = repair_pool(group)
+    assert report.done == [] and report.left
+    assert "nothing but the lost pool.holdfast says at which step the pool was" in report.refusals[0]
+
+
 @pytest.mark.parametrize("medium", ["memory", "block"])
 def test_a_repair_writes_damaged_labels_of_shards_anew(config: RunConfig, pool_root: Path, medium: str) -> None:
     group = train_group(on(config, medium), pool_root / "group", writers=2)

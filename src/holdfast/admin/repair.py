@@ -61,9 +61,10 @@ def repair_pool(directory: Path) -> RepairReport:
         if is_of_group(directory):
             from holdfast.admin.group_inspection import all_parts, parts_to_repair
 
-            for part in all_parts(directory):  # each may be read once its files are known to be its own
-                _write_labels_anew(part, directory, report)
-            parts, report.refusals = parts_to_repair(directory)
+            for part in all_parts(directory):
+                _make_readable(part, directory, report)
+            parts, refusals = parts_to_repair(directory)
+            report.refusals += refusals
         for part in parts:
             report.left = _repair(part, directory, report)
         if is_of_group(directory):
@@ -95,6 +96,16 @@ def _repair(part: Path, pool: Path, report: RepairReport) -> list[str]:
         _make(edits, pool, report)
     report.refusals += refusals
     return problems
+
+
+def _make_readable(part: Path, pool: Path, report: RepairReport) -> None:
+    """What tells that a part is one, and that its files are its own: before that nothing of a group can be judged."""
+    try:
+        _put_superblock_back(part, pool, report)
+    except (Corrupted, FormatMismatch) as error:
+        report.refusals.append(str(error))
+    else:
+        _write_labels_anew(part, pool, report)
 
 
 def _write_labels_anew(part: Path, pool: Path, report: RepairReport) -> tuple[bool, list[str]]:
