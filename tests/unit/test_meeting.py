@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 
 import pytest
-from torch._C._distributed_c10d import HashStore, Store
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from holdfast.errors import GroupError
 from holdfast.group import meeting
 from holdfast.group.meeting import meet, of_this_group
+from holdfast.group.notices import Notices
 
 
 def test_a_port_that_another_program_has_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,3 +82,16 @@ def test_a_process_that_comes_after_all_others_of_a_group_waits_for_the_next_one
     as_another_process(2).set("rank 2", "is there again")
     assert second.check(["rank 2"])
     assert not second.check(["rank 1"])
+
+
+def test_where_the_store_is_gone_the_death_of_rank_0_is_named_beside_a_network_that_is_cut_off() -> None:
+    """srun and mpirun have no store of their own: it goes with rank 0."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    serving = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    notices = Notices(store, rank=1, world_size=2, timeout=5.0, stopping=lambda: False)
+    del serving
+    error = notices.failure("counts", RuntimeError("Connection closed by peer"))
+    assert re.search("rank 0, which has it .*, died or was stopped; or its network is cut off", str(error))

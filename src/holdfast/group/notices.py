@@ -164,7 +164,8 @@ class Notices:
     def _cut_off(self, what: str) -> GroupError:
         return GroupError(
             f"step {self.step}: rank {self._rank} ({socket.gethostname()}) waited for {what} and reaches neither the "
-            "others nor the group's store: its network is cut off, or the store's is"
+            "others nor the group's store: rank 0, which has it where the launcher has none, died or was stopped; "
+            "or its network is cut off, or the store's is"
         )
 
 
