@@ -112,8 +112,8 @@ class Ranker(nn.Module):
 def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
     """options: steps, micro_batches, ahead (batches announced), evaluate_every, max_norm, scaler, overflow_at (a step
     in which rank 1's gradients are not finite), skip_averages_at, odd_lr_at and rows_not_updated_at (of rank 1),
-    settle_every, dropout, sequences, stop (a file: ranks kill themselves once it is there), device.
-    Each rank has a generator of its own in `extra`."""
+    settle_every, dropout, sequences, fewer_on_rank_1 (steps), stop (a file: ranks kill themselves once it is there),
+    device. Each rank has a generator of its own in `extra`."""
     steps, micro_batches = options.get("steps", 8), options.get("micro_batches", 1)
     with open_pool(directory, options) as pool:
         rank = pool.group.rank
@@ -139,6 +139,8 @@ def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) ->
             things = {name: ids[name] for name in ("item", "shop")}
             return (model.things.plan(things), model.words.plan({"words": ids["words"]})), dense, labels
 
+        if rank == 1:
+            steps -= options.get("fewer_on_rank_1", 0)
         last = steps * micro_batches
         for step in range(resumed + 1, steps + 1):
             optimizer.zero_grad()

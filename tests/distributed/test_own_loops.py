@@ -96,6 +96,11 @@ def test_waiting_for_rows_between_dense_states_changes_no_bit(group: str, ranks:
     assert whole(ranks, pool_root / "with", {**options, "settle_every": 1}, group) == expected
 
 
+def test_a_rank_that_has_fewer_batches_is_named_as_such_and_not_as_dead(ranks: Ranks, pool_root: Path) -> None:
+    life = run(ranks, pool_root / "pool", {"steps": 4, "fewer_on_rank_1": 2, "flush": False, "timeout": 5.0})
+    assert "rank 1 ended after step 2 and closed its pool; all ranks have to make the same steps" in life.errors()[0]
+
+
 @pytest.mark.parametrize("shared_memory", [False, True])
 @pytest.mark.parametrize("bags", [0, 4])
 def test_a_rank_whose_part_of_a_batch_has_no_ids_trains_with_the_others(

@@ -26,6 +26,7 @@ _GRACE_SECONDS = 3.0  # for the others to say that they are there, once somethin
 _Answer = TypeVar("_Answer")
 NOT_YET = "Operation timed out"  # what Work.wait says when its own timeout passed and the work goes on
 _DOING, _DONE = "at it, ", "done"  # what rank 0 says of long work
+_ENDED = "ended after step "  # begins the word of a rank whose loop is over
 _GAVE_UP = "gave up"  # begins the word that a rank leaves whose wait timed out
 
 
@@ -64,6 +65,10 @@ class Notices:
         """Says that this rank is about to end with `error`."""
         if not isinstance(error, GroupError):
             self.leave(f"failed: {type(error).__name__}: {first_line(error)}")
+
+    def leave_end(self, step: int) -> None:
+        """Says that this rank's loop is over."""
+        self.leave(f"{_ENDED}{step}")
 
     def close(self) -> None:
         """Lets go of the store, which has threads."""
@@ -143,6 +148,13 @@ class Notices:
         if failed:
             rank, text = min(failed.items())
             return GroupError(f"{where}: rank {rank} {text}")
+        ended = {rank: text for rank, text in answers.items() if _is_before(text, self.step)}
+        if ended:
+            rank, text = min(ended.items())
+            return GroupError(
+                f"{where}: rank {rank} {text} and closed its pool; all ranks have to make the same steps and "
+                "evaluations, so each needs as many batches as the others (drop_last, or as many as the shortest has)"
+            )
         if silent:
             became = what_became_of(silent, error, answers.values(), self._timeout)
             return GroupError(f"{where}: {became}; the pool goes on from its newest durable step when it is opened")
@@ -177,6 +189,11 @@ def what_became_of(silent: Sequence[int], error: Exception, words: Iterable[str]
     if _is_broken_connection(error) and not somebody_gave_up:
         return f"{names} died or {'was' if len(silent) == 1 else 'were'} stopped"
     return f"{names} {'does' if len(silent) == 1 else 'do'} not answer within {timeout:g} s"
+
+
+def _is_before(word: str, step: int) -> bool:
+    """Whether it is that of a rank whose loop was over before `step`."""
+    return word.startswith(_ENDED) and int(word.removeprefix(_ENDED)) < step
 
 
 def _is_timeout(error: Exception) -> bool:

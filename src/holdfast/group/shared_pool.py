@@ -376,6 +376,7 @@ class SharedPool(Pool):
                 self.tell(Verb.CLOSE)
                 while self._messages:
                     self._messages.popleft()[1].wait()
+                self._group.notices.leave_end(opened.step)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
