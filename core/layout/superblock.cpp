@@ -321,10 +321,12 @@ std::optional<std::string> Superblock::reason_to_distrust() const {
     return std::nullopt;
   }
   constexpr std::array<std::uint8_t, 16> unknown{};
-  if (current_boot_id() == unknown || std::ranges::equal(of_record, unknown)) {
-    return "was open when it was left, and whether the machine has been down since cannot be told here "
-           "(/proc/sys/kernel/random/boot_id is missing); its medium (" +
-           medium_.description() + ") keeps no order across that: its rows may be from any moment";
+  const bool says_no_boot = std::ranges::equal(of_record, unknown);
+  if (says_no_boot || current_boot_id() == unknown) {
+    const std::string why = says_no_boot ? "it was repaired, or /proc/sys/kernel/random/boot_id was missing then"
+                                         : "/proc/sys/kernel/random/boot_id is missing";
+    return "was open when it was left, and whether the machine has been down since cannot be told here (" + why +
+           "); its medium (" + medium_.description() + ") keeps no order across that: its rows may be from any moment";
   }
   const bool sync_failed = std::all_of(std::begin(of_record), std::end(of_record),
                                        [](std::uint8_t byte) { return byte == format::boot_id_byte_of_failed_sync; });

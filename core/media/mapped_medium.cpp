@@ -1,8 +1,12 @@
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <linux/fs.h>
+#include <linux/magic.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -94,6 +98,17 @@ const char* name_of(WriteBack how) {
   return "none";
 }
 
+// Where a file system copies what is overwritten, blocks that a file has are no room for a store to its mapping, which
+// ends the process where the disk is full. fd: an empty file. What cannot be had is done without.
+void overwrite_in_place(int fd) {
+  struct statfs system{};
+  int flags = 0;
+  if (::fstatfs(fd, &system) != 0 || system.f_type != BTRFS_SUPER_MAGIC) return;
+  if (::ioctl(fd, FS_IOC_GETFLAGS, &flags) != 0) return;
+  flags |= FS_NOCOW_FL;
+  static_cast<void>(::ioctl(fd, FS_IOC_SETFLAGS, &flags));
+}
+
 class MappedFile final : public File {
  public:
   // at: where it is mapped, in memory that the caller gives back; null: wherever there is room.
@@ -120,11 +135,12 @@ class MappedFile final : public File {
 
   void allocate(std::size_t offset, std::size_t bytes) override {
     if (bytes == 0) return;
-    while (::fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0) {
-      if (errno == EINTR) continue;
-      if (errno != EOPNOTSUPP) throw_errno("allocating " + std::to_string(bytes) + " bytes of " + name_, errno);
+    int error = has_room_for(offset, bytes) ? 0 : errno;
+    if (error == ENOSPC && has_blocks_for(bytes) && has_room_in_parts(offset, bytes)) error = 0;
+    if (error == EOPNOTSUPP) {
       rewrite_in_place(offset, bytes);
-      return;
+    } else if (error != 0) {
+      throw_errno("allocating " + std::to_string(bytes) + " bytes of " + name_, error);
     }
   }
 
@@ -190,6 +206,27 @@ class MappedFile final : public File {
     ::madvise(address, bytes, access_ == Access::random ? MADV_RANDOM : MADV_HUGEPAGE);
     ::madvise(address, bytes, MADV_DONTFORK);
     return address;
+  }
+
+  // Sets errno.
+  bool has_room_for(std::size_t offset, std::size_t bytes) const {
+    while (::fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0) {
+      if (errno != EINTR) return false;
+    }
+    return true;
+  }
+
+  // XFS wants as much free space as a range is long, also where the file has all of its blocks already.
+  bool has_room_in_parts(std::size_t offset, std::size_t bytes) const {
+    if (has_room_for(offset, bytes)) return true;
+    if (errno != ENOSPC || bytes <= format::block_bytes) return false;
+    const std::size_t half = (bytes / 2 + format::block_bytes - 1) / format::block_bytes * format::block_bytes;
+    return has_room_in_parts(offset, half) && has_room_in_parts(offset + half, bytes - half);
+  }
+
+  bool has_blocks_for(std::size_t bytes) const {
+    struct stat status{};
+    return ::fstat(fd_, &status) == 0 && static_cast<std::size_t>(status.st_blocks) * 512 >= bytes;
   }
 
   // For file systems without fallocate: writing the same bytes again makes the file system find space for them.
@@ -323,6 +360,7 @@ class MappedMedium final : public Medium {
     const int fd = ::open(full.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd < 0) throw_errno("creating " + full, errno);
     count_persist_point();
+    if (!synced_) overwrite_in_place(fd);
     if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
       const int error = errno;
       ::close(fd);

@@ -173,6 +173,26 @@ def test_a_full_file_system_ends_a_run_which_goes_on_when_there_is_space(
     )
 
 
+@on_every_file_system
+def test_rows_in_place_are_opened_and_end_with_a_typed_error_on_a_file_system_with_less_room_than_their_log(
+    disk: LoopDisk,
+) -> None:
+    """XFS asks for as much room as a range has blocks already, btrfs for more wherever something is overwritten."""
+    how: dict[str, Any] = {"rows": MANY_ROWS, "medium": "memory", "log_bytes": 32 * MIB}
+    trained(disk.path / "pool", 3, **how)
+    reserve(disk.path / "ballast", 4 * MIB)
+    rows = Rows(disk.path / "pool", **how)
+    assert rows.pool.step == 3
+    with pytest.raises(PoolFull, match="free space on this medium"):
+        rows.steps(3000)
+    reached = rows.pool.step
+    (disk.path / "ballast").unlink()
+    rows.pool.close()
+    with Rows(disk.path / "pool", **how) as rows:
+        assert rows.pool.step == reached > 3
+        rows.step()
+
+
 def open_again(disk: LoopDisk, pool: Path) -> Rows:
     """On the disk as the kernel has it, or, where the file system has given up with the disk, mounted anew."""
     try:
