@@ -183,7 +183,7 @@ def test_rows_in_place_are_opened_and_end_with_a_typed_error_on_a_file_system_wi
     reserve(disk.path / "ballast", 4 * MIB)
     rows = Rows(disk.path / "pool", **how)
     assert rows.pool.step == 3
-    with pytest.raises(PoolFull, match="free space on this medium"):
+    with pytest.raises(PoolFull, match="free space there"):
         rows.steps(3000)
     reached = rows.pool.step
     (disk.path / "ballast").unlink()

@@ -347,9 +347,24 @@ def test_an_update_without_a_backward_does_nothing(pool_root: Path):
         twin.check()
 
 
-def test_a_closure_is_refused(pool_root: Path):
-    with Twin(pool_root / "pool", TABLES, SGD()) as twin, pytest.raises(StepError, match="closure"):
-        twin.emb.optimizer.step(lambda: 0.0)
+def test_a_closure_is_called_once_and_rows_are_updated_with_its_gradients(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, Adam(lr=0.1)) as twin:
+        bags, coefficients = random_bags("abc", 20, 5, seed=1), twin.coefficients(5, seed=1)
+        losses: list[Tensor] = []
+
+        def closure() -> float:
+            twin.emb.optimizer.zero_grad()
+            losses.append((twin.emb(jagged(bags)).values() * coefficients).sum())
+            losses[-1].backward()
+            return losses[-1].item()
+
+        closure()  # its gradients are none of the update's: the next call forgets them
+        with torch.no_grad():
+            assert twin.emb.optimizer.step(closure) == losses[1].item()
+        assert len(losses) == 2
+        twin.pool.commit(5)
+        twin.update(twin.gradients(bags, coefficients))
+        twin.check()
 
 
 def test_a_closed_pool_refuses_every_verb(pool_root: Path):

@@ -117,14 +117,17 @@ class RowOptimizer(torch.optim.Optimizer):
         self._collection = collection
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Updates the rows of this step's forward passes and writes them home. Raises StepError, with nothing updated,
-        where a schedule has made a setting infinite or NaN."""
+        """Updates the rows of this step's forward passes and writes them home. Returns what `closure` returns, which is
+        called once, before. Raises StepError, with nothing updated, where a schedule has made a setting infinite or
+        NaN."""
+        loss = None
         if closure is not None:
-            raise StepError("a closure that runs forward again cannot be used: a step's rows are updated once")
+            with torch.enable_grad():
+                loss = closure()
         anchor = self.param_groups[0]["params"][0]
         if anchor.grad is not None:
             self._collection.update_rows(gradient_scale=anchor.grad, **self._settings())
-        return None
+        return loss
 
     def _settings(self) -> dict[str, float]:
         group = self.param_groups[0]
