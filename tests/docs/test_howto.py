@@ -26,6 +26,13 @@ def test_a_run_moves_to_a_log_store(tmp_path: Path) -> None:  # on the disk: a r
     run_blocks(HOWTO / "move-to-nvme.md", tmp_path)
 
 
+def test_a_run_goes_on_with_the_next_day(pool_root: Path) -> None:
+    (said,) = run_blocks(HOWTO / "train-on-new-data.md", pool_root)
+    assert "trained to step 32;" in said
+    assert "training goes on at step 33 of 64, on data that begin after sample 2048" in said
+    assert "trained to step 64;" in said
+
+
 def test_a_model_of_embedding_bags_moves_into_a_pool(pool_root: Path) -> None:
     run_blocks(HOWTO / "bring-an-nn-embedding-model.md", pool_root)
     before = runpy.run_path(str(pool_root / "before.py"))["Before"]()

@@ -187,6 +187,11 @@ def _words_at_start(trainer: Trainer) -> Iterator[str]:
         yield f"{trainer.pool.directory}: {bad_rows.summary()}"
 
 
+def _on_which_data(trainer: Trainer) -> str:
+    origin = trainer.loader.origin
+    return f", on data that begin after sample {origin}" if origin else ""
+
+
 def describe_start(trainer: Trainer) -> str:
     """What opening the pool found and did, in one line."""
     pool = trainer.pool
@@ -196,7 +201,7 @@ def describe_start(trainer: Trainer) -> str:
             f"{pool.directory}: new pool on {pool.description}; training starts at step 1 of {trainer.last_step}{where}"
         )
     goes_on = (
-        f"training goes on at step {pool.step + 1} of {trainer.last_step}{where}"
+        f"training goes on at step {pool.step + 1} of {trainer.last_step}{_on_which_data(trainer)}{where}"
         if pool.step < trainer.last_step
         else f"nothing is left to train up to step {trainer.last_step}"
     )

@@ -25,6 +25,8 @@ Iteration, also that of ``once``, gives the Batch; with a ``transform``, the pai
   batch, every part has samples of all blocks.
 - ``seek(num_samples)`` goes to any position of the stream. When it is no multiple of the batch size, batches are cut
   from there, full, and ``batch.number`` is ``first_sample // batch_size + 1``; ``batch.first_sample`` is always exact.
+- New data (``new_data``) follow those of before: positions and batch numbers count on, epochs begin anew. `origin` is
+  where they begin, and part of the state, so that a later life need not say again that they are new.
 - ``samples`` is the position after the last batch handed out; prefetched batches do not count.
 - What looks forward (``look_ahead``) sees each batch when it is made, and those that are ready when one is handed out.
 - No global random state (Python's, NumPy's, torch's) is read or changed.
@@ -42,6 +44,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar, cast, overload
 
@@ -51,6 +54,7 @@ from holdfast.data.lanes import Lanes
 from holdfast.data.pipeline import Pipeline
 from holdfast.data.shuffle import SampleOrder
 from holdfast.data.source import Source
+from holdfast.data.stream_state import LANE_BATCH, ORIGIN, check_stream, count, is_of_other_data
 from holdfast.errors import ConfigError, StepError
 
 Item = TypeVar("Item")
@@ -71,11 +75,6 @@ class LooksAhead(Protocol):
         """By the thread that consumes: what `plan` gave of the batch that is handed out now, and of those after it."""
 
 
-_FILES_HINT = (
-    ": a file of the data was edited, added, left out or put in another place. A position in the data means nothing in "
-    "others: go on with those of before, or start a new pool (holdfast export and import take the rows along)"
-)
-_LANE_BATCH = "lane_batch_size"  # in a loader's state
 _MAX_WINDOW_SAMPLES = 131_072
 _WINDOW_BYTES = 64 << 20
 _MAX_UNSHUFFLED_GROUP_SAMPLES = 16_384
@@ -102,7 +101,9 @@ class Loader(Generic[Item]):
     number and first_sample stay those of the batch. lanes: of the stream; where the number of parts divides it, each
     part decodes its share of the data. Another number is another order, so it is for good. The window is divided among
     the lanes, and each lane of a part holds two blocks at least. in_order: ``transform`` runs for one batch at a time,
-    in their order, however many workers there are. Raises ConfigError that names the argument.
+    in their order, however many workers there are. new_data: a state that was saved of other data, with the same
+    columns, is gone on with: these follow them, from their first sample on; without it that is refused. Raises
+    ConfigError that names the argument.
     """
 
     @overload
@@ -120,6 +121,7 @@ class Loader(Generic[Item]):
         lanes: int = 1,
         transform: None = None,
         in_order: bool = False,
+        new_data: bool = False,
     ) -> None: ...
 
     @overload
@@ -137,6 +139,7 @@ class Loader(Generic[Item]):
         lanes: int = 1,
         transform: Callable[[Batch], Transformed],
         in_order: bool = False,
+        new_data: bool = False,
     ) -> None: ...
 
     def __init__(
@@ -153,6 +156,7 @@ class Loader(Generic[Item]):
         lanes: int = 1,
         transform: Callable[[Batch], object] | None = None,
         in_order: bool = False,
+        new_data: bool = False,
     ) -> None:
         for name, value in (("batch_size", batch_size), ("workers", workers), ("prefetch", prefetch)):
             if value < 1:
@@ -187,6 +191,10 @@ class Loader(Generic[Item]):
         self._pipeline: Pipeline[tuple[Item, Any]] | None = None
         self._stop_pipeline: weakref.finalize[..., Loader[Item]] | None = None
         self._is_closed = False
+        self._takes_new_data = new_data
+        self._origin = 0
+        # That of the data of before, until the first batch of these is handed out.
+        self._former: dict[str, int | str] | None = None
 
     @property
     def source(self) -> Source:
@@ -205,6 +213,11 @@ class Loader(Generic[Item]):
         """Samples of the stream consumed by the batches handed out: where the next batch begins."""
         return self._taken[1]
 
+    @property
+    def origin(self) -> int:
+        """Where in the stream the first sample of these data is: 0, or after what was taken of others before."""
+        return self._origin
+
     def __iter__(self) -> Iterator[Item]:
         return self
 
@@ -219,7 +232,8 @@ class Loader(Generic[Item]):
         assert delivery is not None, "the training stream has no end"
         if self._look is not None:
             self._look.turn([planned for _, planned in (delivery.item, *self._ready_after(index))])
-        self._taken = (index + 1, delivery.end)
+        self._former = None
+        self._taken = (index + 1, self._origin + delivery.end)
         return delivery.item[0]
 
     def _ready_after(self, index: int) -> Iterator[tuple[Item, Any]]:
@@ -235,9 +249,13 @@ class Loader(Generic[Item]):
 
     def seek(self, num_samples: int) -> None:
         """Go on at position ``num_samples`` of the stream (any, also far beyond the first epoch). ConfigError if
-        negative."""
+        negative, or before the first sample of these data."""
         if num_samples < 0:
             raise ConfigError(f"loader seek: a position is not negative, but this one is {num_samples}")
+        if self._former is not None:
+            self._origin = num_samples
+        if num_samples < self._origin:
+            raise ConfigError(f"loader seek: these data begin at position {self._origin}, behind {num_samples}")
         self._halt()
         self._start = num_samples
         self._taken = (0, num_samples)
@@ -254,7 +272,7 @@ class Loader(Generic[Item]):
         cut = StreamCut(
             start=0, end=order.num_samples, batch_size=self._batch_size, part=self._part[0], of=self._part[1]
         )
-        pipeline = self._make_pipeline(order, cut, None)
+        pipeline = self._make_pipeline(order, cut, None, origin=0)
         stop_at_exit = weakref.finalize(self, pipeline.stop)
         try:
             index = 0
@@ -266,37 +284,33 @@ class Loader(Generic[Item]):
 
     def state_dict(self) -> dict[str, int | str]:
         """The position and what it is a position in; plain ints and strings, so that JSON keeps it."""
+        if self._former is not None:
+            return dict(self._former)
         state: dict[str, int | str] = {"samples": self.samples, **self._identity()}
         if self._order.lanes.num_lanes > 1:
-            state[_LANE_BATCH] = self._order.lanes.batch_size
+            state[LANE_BATCH] = self._order.lanes.batch_size
+        if self._origin:
+            state[ORIGIN] = self._origin
         return state
 
     def load_state_dict(self, state: Mapping[str, int | str]) -> None:
         """Go on where ``state`` was taken. ConfigError that names the field if it is of another stream (other data,
         columns, hash sizes, seed, shuffle or lanes). The batch size and the workers may differ: a position counts
-        samples."""
+        samples. With ``new_data`` these may be others, with the same columns, and begin where those ended."""
         identity = self._identity()
-        if "lanes" in state:
-            identity.setdefault("lanes", 1)
-        for key, ours in identity.items():
-            theirs = state.get(key, 1 if key == "lanes" else None)
-            if theirs != ours:
-                hint = _FILES_HINT if key == "source.files" else ""
-                raise ConfigError(
-                    f"loader state {key}: it was saved with {theirs!r}, but this loader has {ours!r}{hint}"
-                )
-        positions = ("samples", _LANE_BATCH) if self._order.lanes.num_lanes > 1 else ("samples",)
-        foreign = sorted(state.keys() - identity.keys() - set(positions))
-        if foreign:
-            raise ConfigError(f"loader state {foreign[0]}: unknown to this loader; it was saved from other data")
-        for key in positions:
-            value = state.get(key)
-            if not isinstance(value, int) or value < 0 or (key == _LANE_BATCH and value == 0):
-                raise ConfigError(f"loader state {key}: must be a count, not {value!r}")
-        if self._order.lanes.num_lanes > 1:
-            lanes = Lanes(self._order.lanes.num_lanes, int(state[_LANE_BATCH]))
+        is_of_others = self._takes_new_data and is_of_other_data(state, identity)
+        self._former = dict(state) if is_of_others else None
+        if is_of_others:
+            self.seek(count(state, "samples"))
+            return
+        has_lanes = self._order.lanes.num_lanes > 1
+        check_stream(state, identity, ("samples", LANE_BATCH) if has_lanes else ("samples",))
+        samples = count(state, "samples")
+        if has_lanes:
+            lanes = Lanes(self._order.lanes.num_lanes, count(state, LANE_BATCH, least=1))
             self._order = _order_of(self._source, self._seed, self._window_samples, lanes)
-        self.seek(int(state["samples"]))
+        self._origin = count(state, ORIGIN) if ORIGIN in state else 0
+        self.seek(samples)
 
     def close(self) -> None:
         """Stop the threads and wait for them. May be called again; afterwards the loader gives no more batches."""
@@ -322,12 +336,15 @@ class Loader(Generic[Item]):
         return identity
 
     def _start_pipeline(self) -> None:
-        cut = StreamCut(start=self._start, end=None, batch_size=self._batch_size, part=self._part[0], of=self._part[1])
-        self._pipeline = self._make_pipeline(self._order, cut, self._look)
+        start = self._start - self._origin
+        cut = StreamCut(start=start, end=None, batch_size=self._batch_size, part=self._part[0], of=self._part[1])
+        self._pipeline = self._make_pipeline(self._order, cut, self._look, self._origin)
         self._stop_pipeline = weakref.finalize(self, self._pipeline.stop)
 
-    def _make_pipeline(self, order: SampleOrder, cut: StreamCut, look: LooksAhead | None) -> Pipeline[tuple[Item, Any]]:
-        hand_over = _with_plan(self._hand_over, look)
+    def _make_pipeline(
+        self, order: SampleOrder, cut: StreamCut, look: LooksAhead | None, origin: int
+    ) -> Pipeline[tuple[Item, Any]]:
+        hand_over = _counting_from(origin, self._batch_size, _with_plan(self._hand_over, look))
         return Pipeline(
             self._source,
             order,
@@ -366,3 +383,17 @@ def _with_plan(hand_over: Callable[[Batch], Item], look: LooksAhead | None) -> C
     if look is None:
         return lambda batch: (hand_over(batch), ())
     return lambda batch: (hand_over(batch), look.plan(batch))
+
+
+def _counting_from(
+    origin: int, batch_size: int, hand_over: Callable[[Batch], tuple[Item, Any]]
+) -> Callable[[Batch], tuple[Item, Any]]:
+    """The same for batches whose positions are counted from the first sample of these data."""
+    if origin == 0:
+        return hand_over
+
+    def moved(batch: Batch) -> tuple[Item, Any]:
+        first = origin + batch.first_sample
+        return hand_over(replace(batch, first_sample=first, number=first // batch_size + 1))
+
+    return moved

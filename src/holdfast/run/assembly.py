@@ -96,6 +96,8 @@ def open_trainer(
         trainer.recover()
         if saved is not None:
             apply_hyperparameters(saved, to_plain(config), trainer)
+        if config.scheduler is not None and trainer.pool.group.is_trainer:
+            config.scheduler.check_length(trainer.last_step)  # which follows former data's steps
         on_error.pop_all()
     return trainer
 

@@ -59,6 +59,7 @@ CHANGEABLE = (
     "train.bf16",
     "train.max_grad_norm",
     "train.capture_ahead",
+    "train.new_data",
 )
 
 

@@ -33,4 +33,5 @@ def make_loader(
         lanes=config.lanes,
         transform=transform,
         in_order=in_order,
+        new_data=config.new_data,
     )

@@ -20,7 +20,8 @@ class TrainConfig:
     when they are asked for). eval_every: steps from one evaluation to the next (0: only at the end). eval_batch_size:
     samples of a batch of an evaluation. bf16: autocast of the MLPs.
     max_grad_norm: of dense and row gradients together; None: no clipping. capture_ahead: log the next batch's rows
-    while this one computes; for accelerators.
+    while this one computes; for accelerators. new_data: where the pool was trained on other data, with the same
+    columns, these follow them, from their first sample on, and `epochs` counts theirs; without it that is refused.
     """
 
     batch_size: int = 2048
@@ -37,6 +38,7 @@ class TrainConfig:
     bf16: bool = False
     max_grad_norm: float | None = None
     capture_ahead: bool = False
+    new_data: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "epochs", "workers", "prefetch", "lanes", "eval_batch_size"):
@@ -51,8 +53,8 @@ class TrainConfig:
             raise ConfigError(f"train.max_grad_norm = {self.max_grad_norm}; it must be positive")
 
 
-def last_step_of(config: TrainConfig, samples_per_epoch: int) -> int:
-    """Where training ends."""
+def last_step_of(config: TrainConfig, samples_per_epoch: int, origin: int = 0) -> int:
+    """Where training ends. origin: where in the stream the data begin."""
     if config.steps is not None:
         return config.steps
-    return math.ceil(config.epochs * samples_per_epoch / config.batch_size)
+    return origin // config.batch_size + math.ceil(config.epochs * samples_per_epoch / config.batch_size)

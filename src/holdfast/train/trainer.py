@@ -156,12 +156,12 @@ class Trainer:
     @property
     def last_step(self) -> int:
         """Where training ends."""
-        return last_step_of(self.config, self.loader.samples_per_epoch)
+        return last_step_of(self.config, self.loader.samples_per_epoch, self.loader.origin)
 
     def recover(self) -> int:
         """The recover verb's second half: the pool has rolled its rows back when it was opened; now the dense state."""
         step = self.checkpoint.resume()
-        if self._relaxed_lookup and step > 0:
+        if self._relaxed_lookup and self.loader.samples > self.loader.origin:
             # How a relaxed lookup splits its sums is decided by the batch before, too.
             cursor = self.loader.samples
             self.loader.seek(cursor - self.config.batch_size)
