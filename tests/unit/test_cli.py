@@ -214,6 +214,29 @@ def test_a_wrong_command_line_exits_2(holdfast: Commands, arguments: tuple[str, 
     assert not (holdfast.root / "pool").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("train", "run.toml", "--pool", ""), "--pool"),
+        (("train", "run.toml", "--pool=", "--steps", "1"), "--pool"),
+        (("train", "run.toml", "--pool", "new", "--metrics", ""), "--metrics"),
+        (("train", "run.toml", "", "--pool", "new"), "CONFIG.toml"),
+        (("inspect", ""), "POOL"),
+        (("snapshot", "new", ""), "DEST"),
+        (("import", "", "run.toml", "--pool", "new"), "IN"),
+        (("data", "synth", ""), "OUT"),
+    ],
+)
+def test_an_empty_path_is_named_and_is_not_the_working_directory(
+    holdfast: Commands, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], named: str
+) -> None:
+    monkeypatch.chdir(holdfast.root)
+    there = sorted(holdfast.root.iterdir())
+    result = holdfast(*arguments)
+    assert (result.code, sorted(holdfast.root.iterdir())) == (2, there)
+    assert named in result.err and "path is empty" in result.err
+
+
 def test_debug_shows_the_traceback(holdfast: Commands) -> None:
     with pytest.raises(Exception, match="no pool"):
         holdfast("inspect", holdfast.root / "nowhere", "--debug")

@@ -121,6 +121,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_valid_one(problem):
         ("train.weights = {'b.c' = 'x'}", 'train.weights."b.c": found "x" (a string)'),
         ("train.cache = 'all'", 'train.cache: found "all" (a string), expected an integer or "auto"'),
         ("pool = ['x']", "pool: found an array of 1, expected a path (a string)"),
+        ("pool = ''", "pool: the path is empty"),
         ("train.batch_size = 0", "train: batch_size = 0; it must be at least 1"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import EmbeddingBagCollection, EmbeddingBagConfig, GroupOptions, Pool
+from holdfast import EmbeddingBagCollection, EmbeddingBagConfig, GroupOptions, Pool, import_tables
 from holdfast.errors import ConfigError, PoolNotFound
 
 TABLE = EmbeddingBagConfig(num_embeddings=100, embedding_dim=4, name="t", feature_names=["f"])
@@ -39,6 +39,14 @@ def test_an_option_that_cannot_be_is_named_and_nothing_is_made(pool_root: Path, 
     with pytest.raises(ConfigError, match=f"^{field} = "):
         Pool(pool_root / "pool", **options)
     assert not (pool_root / "pool").exists()
+
+
+def test_an_empty_name_is_not_the_working_directory(pool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(pool_root)
+    for make in (Pool, lambda name: import_tables(name, [TABLE], {})):
+        with pytest.raises(ConfigError, match=r"directory is empty .*not set"):
+            make("")
+    assert not list(pool_root.iterdir())
 
 
 @pytest.mark.parametrize(

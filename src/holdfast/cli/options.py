@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args, get_type_hints
 
 import typer
 
@@ -47,11 +47,24 @@ def read_run(paths: list[Path], overrides: list[str] | None) -> RunConfig:
     return read_layers(RunConfig, paths, overrides or [])
 
 
+def path(given: str) -> Path:
+    """An empty one would be the working directory's."""
+    if not given:
+        raise typer.BadParameter("the path is empty (a variable that is not set?)")
+    return Path(given)
+
+
 def add_command(
     app: typer.Typer, name: str, function: Callable[..., None], settings: dict[str, object] | None = None
 ) -> None:
     """Makes `function` a command of `app`; its docstring is the help, each paragraph wrapped anew. settings: Click's
-    for it."""
+    for it. None of its paths may be empty."""
+    function.__annotations__ = get_type_hints(function, include_extras=True)
+    for hint in function.__annotations__.values():
+        wanted, *notes = get_args(hint) or (hint,)
+        for note in notes:
+            if Path in (wanted, *get_args(wanted)) and hasattr(note, "parser"):
+                note.parser = path
     paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
     words = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
     app.command(name, help=words, context_settings=settings)(function)

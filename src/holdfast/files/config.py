@@ -265,6 +265,8 @@ class _Converter:
         if hint is float and type(value) is int and abs(value) <= sys.float_info.max:
             return float(value)
         if hint is Path and type(value) is str:
+            if not value:
+                raise self._origins.error(key, "the path is empty (a variable that is not set?)")
             # Absolute, so that the value does not depend on where a later run starts; symbolic links stay.
             return Path(os.path.normpath(self._origins.folder(key) / Path(value).expanduser()))
         if type(value) is not hint:

@@ -30,7 +30,13 @@ _SMALL_TABLES_TIMES = 16  # with so many times their bytes there is room for six
 
 
 def below_home(directory: str | os.PathLike[str]) -> Path:
-    """The directory; one whose name begins with ``~`` as a shell has it. No such user: a name like any other."""
+    """The directory; one whose name begins with ``~`` as a shell has it. No such user: a name like any other.
+
+    Raises ConfigError for an empty name, which would be the working directory."""
+    if not os.fspath(directory):
+        raise ConfigError(
+            "the name of the pool's directory is empty (a variable that is not set?); . is the working directory"
+        )
     try:
         return Path(directory).expanduser()
     except RuntimeError:
