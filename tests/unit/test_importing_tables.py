@@ -95,6 +95,70 @@ def test_an_export_comes_back_with_the_optimizers_state(
         assert torch.equal(moved[name], tensor), name
 
 
+SUMS = {"momentum1": torch.rand(ROWS, DIM)}
+MOMENTS = {"exp_avg": torch.randn(ROWS, DIM), "exp_avg_sq": torch.rand(ROWS, DIM)}
+FBGEMM_MOMENTS = {"momentum1": MOMENTS["exp_avg"], "momentum2": MOMENTS["exp_avg_sq"]}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "state", "taken"),
+    [
+        (holdfast.Adam(), SUMS, {}),
+        (holdfast.RowWiseAdam(), {"momentum1": torch.rand(ROWS)}, {}),
+        (holdfast.Adam(), MOMENTS, MOMENTS),
+        (holdfast.Adam(), FBGEMM_MOMENTS, MOMENTS),
+        (holdfast.Adagrad(), FBGEMM_MOMENTS, {}),
+        (holdfast.Adagrad(), {"momentum1": MOMENTS["exp_avg"], "exp_avg_sq": MOMENTS["exp_avg_sq"]}, {}),
+        (holdfast.RowWiseAdagrad(), FBGEMM_MOMENTS, {}),
+        (holdfast.Adagrad(), SUMS, SUMS),
+        (holdfast.Adagrad(), {"sum": SUMS["momentum1"]}, SUMS),
+        (holdfast.SGD(), SUMS, {}),
+    ],
+)
+def test_a_table_takes_its_own_optimizers_state_and_what_is_anothers_is_named(
+    pool_root: Path, optimizer: Any, state: dict[str, Tensor], taken: dict[str, Tensor]
+) -> None:
+    found = holdfast.import_tables(
+        pool_root / "pool", TABLES[:1], {"shops": {"weight": torch.ones(ROWS, DIM)} | state}, optimizer=optimizer
+    )
+    assert found is not None
+    names = tuple(f"optimizer.shops.{name}" for name in state)
+    assert (found.state, found.unused) == ((names, ()) if taken else ((), names))
+    with at_rest(pool_root / "pool") as (reader, _):
+        export_pool(reader, pool_root / "out.safetensors")
+    exported = load_file(pool_root / "out.safetensors")
+    for name, tensor in exported.items():
+        if name.startswith("optimizer."):
+            expected = taken.get(name.rpartition(".")[2], torch.zeros_like(tensor))
+            assert torch.equal(tensor, expected), name
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "state", "message"),
+    [
+        (
+            holdfast.Adam(),
+            {"exp_avg": MOMENTS["exp_avg"]},
+            "has optimizer.shops.exp_avg, but no exp_avg_sq; put .* anew",
+        ),
+        (
+            holdfast.Adam(),
+            {"momentum2": MOMENTS["exp_avg"]},
+            "has optimizer.shops.momentum2, but no exp_avg; put .* anew",
+        ),
+        (holdfast.RowWiseAdagrad(), SUMS, "optimizer.shops.momentum1 .* shape .* left out .* anew"),
+        (holdfast.RowWiseAdam(), MOMENTS, "optimizer.shops.exp_avg_sq .* shape .* left out .* anew"),
+    ],
+)
+def test_state_that_does_not_fit_is_named_with_how_it_begins_anew(
+    pool_root: Path, optimizer: Any, state: dict[str, Tensor], message: str
+) -> None:
+    source = {"shops": {"weight": torch.ones(ROWS, DIM)} | state}
+    with pytest.raises(ConfigError, match=message):
+        holdfast.import_tables(pool_root / "pool", TABLES[:1], source, optimizer=optimizer)
+    assert list(pool_root.iterdir()) == []
+
+
 def test_a_script_says_the_same_in_each_of_its_lives(pool_root: Path, source: dict[str, Any]) -> None:
     holdfast.import_tables(pool_root / "pool", TABLES, source)
     assert holdfast.import_tables(pool_root / "pool", TABLES, source, exist_ok=True) is None

@@ -136,18 +136,35 @@ def table_sources(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]])
             "numbers; give the column keys = true"
         )
     _check_shape(weight, shapes[weight], ((num_rows, table.embedding_dim),))
-    for state, width in layout_of(table).state:
+    return sources | _state_sources(table, room, num_rows, shapes)
+
+
+def _state_sources(
+    table: _core.TableSpec, room: str, num_rows: int, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, str]:
+    """Where each part of the table's state lies in the file: all of them, or none where it has no state, or another
+    optimizer's. momentum1 is a sum of squares where it is alone, and where there is a second moment the first one."""
+    name = re.escape(table.name)
+    stem = rf"(?:^|\.)(?:optimizer\.{name}|{room}\.{name}\.weight(?:\.{name})?)\."
+    has_moments = any(re.search(rf"{stem}(?:momentum2|exp_avg_sq)$", found) for found in shapes)
+    parts = layout_of(table).state
+    sources: dict[str, str] = {}
+    for state, width in parts:
         for alias in _STATE_ALIASES[state]:
-            pattern = rf"(?:^|\.)(?:optimizer\.{name}|{room}\.{name}\.weight(?:\.{name})?)\.{alias}$"
-            found = _only(shapes, pattern, f"optimizer state {state} of table '{table.name}'")
+            if alias == "momentum1" and has_moments != (state == "exp_avg"):
+                continue
+            found = _only(shapes, f"{stem}{alias}$", f"optimizer state {state} of table '{table.name}'")
             if found is not None:
                 wanted = ((num_rows, width), (num_rows,)) if width == 1 else ((num_rows, width),)
-                _check_shape(found, shapes[found], wanted)
+                _check_shape(found, shapes[found], wanted, "; state that is left out of the file begins anew")
                 sources[state] = found
                 break
-    parts = len(layout_of(table).state)
-    if 0 < len(sources.keys() - {"weight", "keys", *_MANAGED}) < parts:
-        raise ConfigError(f"table '{table.name}': the file has only {', '.join(sources)}; part of its state is missing")
+    if missing := [state for state, _ in parts if sources and state not in sources]:
+        raise ConfigError(
+            f"table '{table.name}': part of its optimizer's state is missing: the file has "
+            f"{', '.join(sources.values())}, but no {', '.join(missing)}; put that in, or leave all of it out of the "
+            "file, and the state begins anew"
+        )
     return sources
 
 
@@ -301,9 +318,9 @@ def _only(shapes: Mapping[str, tuple[int, ...]], pattern: str, what: str) -> str
     return found[0] if found else None
 
 
-def _check_shape(name: str, found: tuple[int, ...], wanted: tuple[tuple[int, ...], ...]) -> None:
+def _check_shape(name: str, found: tuple[int, ...], wanted: tuple[tuple[int, ...], ...], advice: str = "") -> None:
     if found not in wanted:
-        raise ConfigError(f"{name} in the file has the shape {found}, the configuration's is {wanted[0]}")
+        raise ConfigError(f"{name} in the file has the shape {found}, the configuration's is {wanted[0]}{advice}")
 
 
 def _check_types(file: TensorFile, names: Iterable[str]) -> None:
