@@ -283,7 +283,9 @@ class Checkpoint:
         """Ends the step: returns its number at once; ``pool.durable_step`` follows.
 
         cursor: samples consumed by committed steps; default: the loader's position, or without a loader the number of
-        steps.
+        steps. The position counts every batch that was handed out: where a trainer takes one before the step of the one
+        before is committed, give ``batch.first_sample + loader.batch_size`` of the one that was trained; else a resume
+        leaves out what was taken.
         loss: of one element, or a number; a step whose loss is not finite does not count. Where rows are updated on a
         device, that is found some steps later, without making the device wait.
         Raises NonFiniteLoss: the pool stays at the step before. Rows that were updated with it are taken back when the
