@@ -130,7 +130,7 @@ WHILE_IT_OPENS_IN_PLACE = {
     "open_eio": Case(at("opening", "open", ROWS, EIO), "PoolFailed", ROWS),
     "open_emfile": Case(at("opening", "open", "dense-1", EMFILE), "PoolFailed", "dense-1"),
     "map_enomem": Case(at("opening", "mmap", ".state", ENOMEM), "PoolFailed", ".state"),
-    "allocate_enospc": Case(at("opening", "fallocate", UNDO_LOG, ENOSPC), "PoolFull", UNDO_LOG),
+    "allocate_enospc": Case(at("opening", "fallocate", UNDO_LOG, ENOSPC, times=FOR_GOOD), "PoolFull", UNDO_LOG),
     "epoch_fsync_eio": Case(at("opening", "fsync", SUPERBLOCK, EIO), "PoolFailed", SUPERBLOCK),
     "no_thread_to_commit": Case(at("opening", "pthread_create", "", EAGAIN, nth=2), "PoolFailed", "hf-commit"),
 }
