@@ -47,6 +47,20 @@ def unmount(path: Path) -> None:
         time.sleep(0.05)
 
 
+def wait_until_unused(device: str) -> None:
+    """Until the file system of a device that was unmounted has let go of it: a process in a mount namespace of its own
+    has mounts of its own, and no file system takes kindly to the twin of one that is still mounted."""
+    last = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            os.close(os.open(device, os.O_RDONLY | os.O_EXCL))
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > last:
+                raise
+        time.sleep(0.05)
+
+
 def reserve(path: Path, spare_bytes: int) -> None:
     """Makes a file of all the space that its file system has, but for `spare_bytes`; none where it has none at all."""
     try:
@@ -173,6 +187,7 @@ class LoopDisk:
         if self.cell.overlay:
             unmount(self.path)
         unmount(self._mount_point)
+        wait_until_unused(self._device)
         run("losetup", "-d", self._device)
         self._device = ""
 
@@ -192,6 +207,7 @@ class LoopDisk:
         self.mount()
         try:
             yield self.path
+            self.unmount()
         finally:
             self.close()
 
