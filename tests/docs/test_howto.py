@@ -33,6 +33,14 @@ def test_a_run_goes_on_with_the_next_day(pool_root: Path) -> None:
     assert "trained to step 64;" in said
 
 
+def test_a_run_goes_on_under_another_schema(pool_root: Path) -> None:
+    (said,) = run_blocks(HOWTO / "change-the-schema.md", pool_root)
+    assert "new: brand, city, top.0.weight" in said
+    left_out = re.search("not used: (.*)", said)
+    assert left_out and left_out[1] == "embedding_bags.shop.weight, model.top.0.weight, optimizer.shop.momentum1"
+    assert said.count("trained to step 63;") == 2
+
+
 def test_a_model_of_embedding_bags_moves_into_a_pool(pool_root: Path) -> None:
     run_blocks(HOWTO / "bring-an-nn-embedding-model.md", pool_root)
     before = runpy.run_path(str(pool_root / "before.py"))["Before"]()

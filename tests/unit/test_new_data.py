@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cli_runs import Commands, Result, start
+from holdfast.data.parquet import ParquetSource
 
 SAMPLES = 20 * 32 + 5  # of a day: batches straddle its epochs
 
@@ -129,3 +130,53 @@ def test_a_file_that_is_there_before_its_day_changes_nothing(days: Commands, tmp
     result = days.train("pool", "--set", 'data.parquet.paths=["day1.parquet", "day2.parquet"]')
     assert result.code == 0, result.err
     assert "step 41" in result.out
+
+
+def with_more_shops(days: Commands, num_shops: int) -> None:
+    """Day 2, with shops that nobody had seen on day 1."""
+    table = pq.read_table(days.root / "day2.parquet").to_pydict()
+    table["shop"] = np.random.default_rng(5).integers(0, num_shops, SAMPLES)
+    pq.write_table(pa.table(table), days.root / "day2.parquet", row_group_size=100)
+
+
+def restore(days: Commands, pool: str, grown: str, *options: str) -> Result:
+    snapshot = days.root / f"{pool}.snapshot"
+    if not snapshot.exists():
+        assert days("snapshot", days.root / pool, snapshot).code == 0
+    return days("restore", snapshot, days.root / grown, *options)
+
+
+IDS = 'data.parquet.sparse.shop.hashing="identity"'
+LARGER = "data.parquet.sparse.shop.num_embeddings=30"
+
+
+def test_a_catalogue_that_grew_is_trained_with_more_rows(days: Commands) -> None:
+    """As if its table had had room for all from the first day on."""
+    with_more_shops(days, 30)
+    assert train(days, "small", 1, IDS).code == 0
+    for others, words in ((IDS,), "id 20 is not in [0, 20)"), ((IDS, LARGER), "num_embeddings"):
+        refused = train(days, "small", 2, *others)
+        assert refused.code == 1
+        assert words in refused.err
+    assert restore(days, "small", "grown", "--rows", "shop=30").code == 0
+    result = train(days, "grown", 2, IDS, LARGER)
+    assert result.code == 0, result.err
+    assert "step 42" in result.out
+
+
+def test_hashed_ids_keep_their_number_of_rows(days: Commands) -> None:
+    assert train(days, "pool", 1).code == 0
+    refused = restore(days, "pool", "grown", "--rows", "shop=30")
+    assert refused.code == 1
+    assert "holdfast import --new shop" in refused.err
+    assert not (days.root / "grown").exists()
+    assert restore(days, "pool", "grown", "--rows", "item=4000").code == 0
+
+
+def test_a_state_from_when_it_told_the_rows_of_ids_goes_on(days: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(ParquetSource, "fingerprint", lambda source: source.former_fingerprint)
+        assert train(days, "pool", 1, IDS).code == 0
+    later = days.train("pool", "--set", IDS, "--set", "train.epochs=2")
+    assert later.code == 0, later.err
+    assert train(days, "pool", 2, IDS).code == 0

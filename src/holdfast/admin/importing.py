@@ -6,6 +6,8 @@
   ``...embedding_bags.<table>.weight.<table>.<state>``;
 - the dense part from names that end in the model's own; what the file lacks keeps its initial value.
 
+What is said to be new begins with its initial values, whatever the file has of it (schema.py).
+
 Rows that equal their initial value stay untouched, so that a pool that was exported and imported again is as sparse as
 before. A pool that is imported begins at step 0 (also for the bias correction of Adam).
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from torch import Tensor
 
 from holdfast import _core
 from holdfast.admin.ahead import ahead
+from holdfast.admin.schema import New, tables_in
 from holdfast.admin.snapshot.output import new_directory
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.admin.tensor_files import (
@@ -59,19 +62,28 @@ def table_bytes(file: TensorFile) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportSummary:
-    """What an import took, and what it did not find or use."""
+    """What an import took, and what it did not find or use. new: tables and dense parameters that began anew."""
 
     tables: int
     state: tuple[str, ...]
     dense: tuple[str, ...]
     dense_missing: tuple[str, ...]
     unused: tuple[str, ...]
+    new: tuple[str, ...]
 
 
 def import_pool(
-    file: TensorFile, config: RunConfig, directory: Path, *, on_bytes: Progress | None = None
+    file: TensorFile,
+    config: RunConfig,
+    directory: Path,
+    *,
+    new: Collection[str] = (),
+    on_bytes: Progress | None = None,
 ) -> ImportSummary:
     """Makes a pool for the run `config` in `directory` with the values of `file`; it is there when it is complete.
+
+    new: tables, and modules or parameters of the dense part, that begin with their initial values, whatever the file
+    has.
 
     Raises PoolExists, and ConfigError that names the table or parameter that is missing or has another shape.
     """
@@ -79,26 +91,32 @@ def import_pool(
         raise PoolExists(f"{directory} is there already; an import makes a new pool, name another directory")
     make_directory(directory.parent)
     with new_directory(directory, "importing") as partial, assemble(config, partial) as trainer:
-        summary = _import_all(file, trainer, partial, on_bytes)
+        summary = _import_all(file, trainer, partial, new, on_bytes)
         trainer.recover()
     return summary
 
 
-def _import_all(file: TensorFile, trainer: Trainer, directory: Path, on_bytes: Progress | None) -> ImportSummary:
+def _import_all(
+    file: TensorFile, trainer: Trainer, directory: Path, names: Collection[str], on_bytes: Progress | None
+) -> ImportSummary:
     shapes = file.shapes()
     tables = trainer.pool.core.tables
-    sources = [table_sources(table, shapes) for table in tables]
-    dense = _import_dense(file, trainer, shapes)
-    used = {name for source in sources for name in source.values()} | set(dense.values())
+    new = New.of(names, [table.name for table in tables], trainer.model.state_dict())
+    sources = {
+        number: table_sources(table, shapes) for number, table in enumerate(tables) if table.name not in new.tables
+    }
+    dense = _import_dense(file, trainer, shapes, new.parameters)
+    used = {name for source in sources.values() for name in source.values()} | set(dense.values())
     reader = _core.Reader(str(directory))
-    for number, source in enumerate(sources):
+    for number, source in sources.items():
         import_table(file, trainer.pool.core, reader, number, source, on_bytes)
     return ImportSummary(
-        tables=len(tables),
-        state=state_of(sources),
+        tables=len(sources),
+        state=state_of(sources.values()),
         dense=tuple(dense),
-        dense_missing=tuple(name for name in trainer.model.state_dict() if name not in dense),
+        dense_missing=tuple(name for name in trainer.model.state_dict() if name not in dense.keys() | new.parameters),
         unused=tuple(name for name in shapes if name not in used),
+        new=(*sorted(new.tables), *sorted(new.parameters)),
     )
 
 
@@ -110,11 +128,10 @@ def table_sources(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]])
         if weight is not None:
             break
     else:
-        named = (re.search(r"(?:^|\.)(?:embedding_bags|embeddings)\.(.+)\.weight$", found) for found in shapes)
-        there = sorted(match[1] for match in named if match)
         raise ConfigError(
             f"table '{table.name}': the file has no name that ends in embedding_bags.{table.name}.weight, or in "
-            f"embeddings.{table.name}.weight (it has tables {', '.join(there) or 'none'})"
+            f"embeddings.{table.name}.weight (it has tables {', '.join(sorted(tables_in(shapes))) or 'none'}). Say so "
+            f"where the table is new (--new {table.name}), or has another name there (--rename OTHER={table.name})"
         )
     sources = {"weight": weight}
     num_rows = table.num_embeddings
@@ -135,7 +152,8 @@ def table_sources(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]])
             f"table '{table.name}': its rows in the file are found by keys ({keys}), where the configuration's have "
             "numbers; give the column keys = true"
         )
-    _check_shape(weight, shapes[weight], ((num_rows, table.embedding_dim),))
+    advice = f"; where the table begins anew, say so: --new {table.name}"
+    _check_shape(weight, shapes[weight], ((num_rows, table.embedding_dim),), advice)
     return sources | _state_sources(table, room, num_rows, shapes)
 
 
@@ -292,21 +310,31 @@ def _as_words(data: NDArray[np.uint8]) -> NDArray[Any]:
     return data.view(f"u{width}")
 
 
-def _import_dense(file: TensorFile, trainer: Trainer, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """Gives the model what the file has; returns parameter → name in the file."""
+def _import_dense(
+    file: TensorFile, trainer: Trainer, shapes: Mapping[str, tuple[int, ...]], new: Collection[str]
+) -> dict[str, str]:
+    """Gives the model what the file has, but for what is new; returns parameter → name in the file."""
     state = trainer.model.state_dict()
     found = {}
+    others: dict[str, str] = {}
     for name, tensor in state.items():
-        source = _only(shapes, rf"(?:^|\.){re.escape(name)}$", f"model parameter {name}")
+        source = None if name in new else _only(shapes, rf"(?:^|\.){re.escape(name)}$", f"model parameter {name}")
         if source is None:
             continue
-        _check_shape(source, shapes[source], (tuple(tensor.shape),))
-        rows = max(1, tensor.shape[0] if tensor.dim() else 1)
-        values = file.rows(source, 0, rows)
+        shape = tuple(tensor.shape)
+        if shapes[source] != shape:
+            others[name] = f"{source} has the shape {shapes[source]}, the configuration's is {shape}"
+            continue
+        values = file.rows(source, 0, max(1, tensor.shape[0] if tensor.dim() else 1))
         if tensor.is_floating_point():
             _check_floating(source, values)
         state[name] = values.reshape(tensor.shape).to(tensor.dtype).clone()
         found[name] = source
+    if others:
+        raise ConfigError(
+            f"in the file {'; '.join(others.values())}. Where these begin anew, say so: "
+            + " ".join(f"--new {name}" for name in others)
+        )
     trainer.model.load_state_dict(state)
     return found
 

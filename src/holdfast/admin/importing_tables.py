@@ -6,7 +6,7 @@ What is made is there when it is complete. A script that was killed meanwhile ma
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from holdfast import _core
 from holdfast.admin.importing import import_table, state_of, table_sources
+from holdfast.admin.schema import New, RenamedTensors
 from holdfast.admin.snapshot.output import new_directory
 from holdfast.admin.tensor_files import Progress, TensorFile, open_tensors
 from holdfast.errors import ConfigError, PoolExists, PoolOfGroup
@@ -66,6 +67,8 @@ def import_tables(
     source: str | os.PathLike[str] | Mapping[str, Tensor | Mapping[str, Tensor]],
     *,
     optimizer: RowOptimizerSpec | None = None,
+    new: Collection[str] = (),
+    rename: Mapping[str, str] | None = None,
     seed: int = 0,
     medium: Medium = "auto",
     row_checksums: bool = False,
@@ -79,8 +82,10 @@ def import_tables(
         of a table with keys ``keys``, int64 ``[num_rows]``, row i's (without them row i has key i); optimizer state
         under the names that ``holdfast export`` gives it. Or a file that ``holdfast export``, safetensors or torch.save
         wrote, with names as ``holdfast import`` wants them: ``...embedding_bags.<table>.weight``. Every table must be
-        there.
+        there, but for those that are new.
     optimizer: of the rows; default: that of EmbeddingBagCollection.
+    new: tables that begin with their initial values, whatever the source has of them.
+    rename: of tables that have another name in the source, from that name to this one.
     seed, medium, row_checksums: of the pool, see Pool.
     exist_ok: return None where there is a pool already, so that a script can say the same in each of its lives.
     on_bytes: is called with how many bytes of rows were taken since the last call.
@@ -97,25 +102,34 @@ def import_tables(
         if exist_ok and exists(path):
             return None
         raise PoolExists(f"{path} is there already; an import makes a new pool, name another directory")
-    file = _GivenTensors(source) if isinstance(source, Mapping) else open_tensors(Path(source))
+    file: TensorFile = _GivenTensors(source) if isinstance(source, Mapping) else open_tensors(Path(source))
+    if rename:
+        file = RenamedTensors(file, rename)
+    begins_anew = New.of(new, [table.name for table in tables], ()).tables
     make_directory(path.parent)
     with (
         new_directory(path, "importing") as partial,
         Pool(partial, seed=seed, medium=medium, row_checksums=row_checksums) as pool,
     ):
         rows = EmbeddingBagCollection(pool, tables, optimizer=RowWiseAdagrad() if optimizer is None else optimizer)
-        return _import_all(file, pool, partial, [table.name for table in rows.embedding_bag_configs()], on_bytes)
+        names = [table.name for table in rows.embedding_bag_configs()]
+        return _import_all(file, pool, partial, [name for name in names if name not in begins_anew], on_bytes)
 
 
 def _import_all(
     file: TensorFile, pool: Pool, directory: Path, names: Sequence[str], on_bytes: Progress | None
 ) -> ImportedTables:
+    """names: of the tables that are taken."""
     shapes = file.shapes()
-    sources = [table_sources(table, shapes) for table in pool.core.tables]
+    sources = {
+        number: table_sources(table, shapes) for number, table in enumerate(pool.core.tables) if table.name in names
+    }
     reader = _core.Reader(str(directory))
-    for number, source in enumerate(sources):
+    for number, source in sources.items():
         import_table(file, pool.core, reader, number, source, on_bytes)
-    used = {name for source in sources for name in source.values()}
+    used = {name for source in sources.values() for name in source.values()}
     return ImportedTables(
-        tables=tuple(names), state=state_of(sources), unused=tuple(name for name in shapes if name not in used)
+        tables=tuple(names),
+        state=state_of(sources.values()),
+        unused=tuple(name for name in shapes if name not in used),
     )

@@ -80,15 +80,20 @@ def restore(
     Of a pool of several ranks it makes as many parts.
 
     With --rows a table grows, or shrinks by rows that nobody has used: those that it had keep their values and state.
+    Its run's file says the same number then. A column whose ids are hashed cannot follow.
     """
     from holdfast.admin.snapshot import open_chain, restore_snapshot
+    from holdfast.run.changes import refuse_rows, saved_config
     from holdfast.state.reproducibility import keep_freed_memory
     from holdfast.train.observe import counting
 
     keep_freed_memory()
-    total = sum(part.num_bytes for part in open_chain(snapshot))
+    chain, new_rows = open_chain(snapshot), _rows_of(rows or ())
+    if new_rows and (saved := saved_config(chain[0].dense())) is not None:
+        refuse_rows(saved, new_rows)
+    total = sum(part.num_bytes for part in chain)
     with counting("restoring", total, is_bytes=True) as on_bytes:
-        made = restore_snapshot(snapshot, pool, medium=medium.value, rows=_rows_of(rows or ()), on_bytes=on_bytes)
+        made = restore_snapshot(snapshot, pool, medium=medium.value, rows=new_rows, on_bytes=on_bytes)
     print(f"{pool}: step {made.step}, {made.rows:,} rows from {made.snapshots} snapshot(s)")  # noqa: T201
 
 

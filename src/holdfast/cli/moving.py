@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -83,6 +84,14 @@ def import_(
     ],
     config_path: OneConfigArgument,
     pool: PoolOption,
+    new: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A table, or a module or parameter of the model, that begins anew."),
+    ] = None,
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OLD=NEW", help="The files have table (or module, parameter) NEW as OLD."),
+    ] = None,
     overrides: SetOption = None,
 ) -> None:
     """Make a new pool from a state_dict with TorchRec's names, or what dynamicemb dumped, so that a running project can
@@ -92,22 +101,42 @@ def import_(
     embeddings.<table>.weight; the dense part from the model's own names where they are there. Of a .pt file only
     tensors and plain containers are read. A folder is what DynamicEmbDump wrote, of any number of ranks; the dense part
     may come from a file beside it.
+
+    With --new and --rename a pool gets another schema: export the one of before, and import it under the new
+    configuration. What the files have and the configuration does not is left out, and named.
     """
     from holdfast.admin.dynamicemb_dump import DynamicembDump
     from holdfast.admin.importing import import_pool, table_bytes
-    from holdfast.admin.tensor_files import JoinedFiles, open_tensors
+    from holdfast.admin.schema import RenamedTensors
+    from holdfast.admin.tensor_files import JoinedFiles, TensorFile, open_tensors
     from holdfast.train.observe import counting
 
     config = read_run([config_path], overrides)
     rowwise = config.embedding.optimizer == "rowwise_adagrad"
-    tensors = JoinedFiles(
+    tensors: TensorFile = JoinedFiles(
         {path: DynamicembDump(path, rowwise=rowwise) if path.is_dir() else open_tensors(path) for path in files}
     )
+    if rename:
+        tensors = RenamedTensors(tensors, _renames(rename))
     with counting("importing", table_bytes(tensors), is_bytes=True) as on_bytes:
-        summary = import_pool(tensors, config, pool, on_bytes=on_bytes)
+        summary = import_pool(tensors, config, pool, new=new or (), on_bytes=on_bytes)
     state = f"{len(summary.state)} parts of optimizer state" if summary.state else "no optimizer state"
     print(f"{pool}: {summary.tables} tables, {state}, {len(summary.dense)} dense parameters")  # noqa: T201
-    for what, names in (("kept at their initial value", summary.dense_missing), ("not used", summary.unused)):
+    for what, names in (
+        ("new", summary.new),
+        ("kept at their initial value", summary.dense_missing),
+        ("not used", summary.unused),
+    ):
         if names:
             shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
             print(f"  {what}: {shown}")  # noqa: T201
+
+
+def _renames(said: Sequence[str]) -> dict[str, str]:
+    renames = {}
+    for each in said:
+        old, _, new = each.partition("=")
+        if not old or not new or old in renames:
+            raise ConfigError(f"--rename {each}: say OLD=NEW, each OLD once, as in --rename item=product")
+        renames[old] = new
+    return renames

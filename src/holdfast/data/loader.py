@@ -54,7 +54,7 @@ from holdfast.data.lanes import Lanes
 from holdfast.data.pipeline import Pipeline
 from holdfast.data.shuffle import SampleOrder
 from holdfast.data.source import Source
-from holdfast.data.stream_state import LANE_BATCH, ORIGIN, check_stream, count, is_of_other_data
+from holdfast.data.stream_state import LANE_BATCH, ORIGIN, check_stream, count, fingerprint_in, is_of_other_data
 from holdfast.errors import ConfigError, StepError
 
 Item = TypeVar("Item")
@@ -172,6 +172,7 @@ class Loader(Generic[Item]):
         if source.num_samples < 1:
             raise ConfigError("loader source: it holds no samples")
         self._source = source
+        self._fingerprint = source.fingerprint()
         self._batch_size = batch_size
         self._seed = seed
         self._workers = workers
@@ -183,8 +184,7 @@ class Loader(Generic[Item]):
         # the overloads tie Item to the transform; inside, the two cases meet in one function
         self._hand_over = cast(Callable[[Batch], Item], _hand_over_with(transform))
         self._start = 0
-        # one assignment moves both on, so that Ctrl-C cannot part them: (batches taken since _start, position after
-        # them)
+        # (batches taken since _start, position after them): one assignment moves both on, so Ctrl-C cannot part them
         self._taken = (0, 0)
         self._has_transform = transform is not None
         self._look: LooksAhead | None = None
@@ -297,6 +297,7 @@ class Loader(Generic[Item]):
         """Go on where ``state`` was taken. ConfigError that names the field if it is of another stream (other data,
         columns, hash sizes, seed, shuffle or lanes). The batch size and the workers may differ: a position counts
         samples. With ``new_data`` these may be others, with the same columns, and begin where those ended."""
+        self._fingerprint = fingerprint_in(state, self._source)
         identity = self._identity()
         is_of_others = self._takes_new_data and is_of_other_data(state, identity)
         self._former = dict(state) if is_of_others else None
@@ -332,7 +333,7 @@ class Loader(Generic[Item]):
             identity["seed"] = self._seed
         if self._order.lanes.num_lanes > 1:
             identity["lanes"] = self._order.lanes.num_lanes
-        identity.update({f"source.{key}": value for key, value in self._source.fingerprint().items()})
+        identity.update({f"source.{key}": value for key, value in self._fingerprint.items()})
         return identity
 
     def _start_pipeline(self) -> None:

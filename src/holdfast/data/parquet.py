@@ -198,19 +198,25 @@ class ParquetSource:
         )
 
     def fingerprint(self) -> Mapping[str, str | int]:
+        """Without the numbers of rows from which no id is made."""
+        return self._fingerprint(with_ids=False)
+
+    @property
+    def former_fingerprint(self) -> Mapping[str, str | int]:
+        """As it was with the rows of tables with ``"identity"`` in it, as states have it that were saved then."""
+        return self._fingerprint(with_ids=True)
+
+    def _fingerprint(self, *, with_ids: bool) -> Mapping[str, str | int]:
         config = self._config
-        columns = (
-            config.label,
-            config.dense,
-            [
-                (name, sparse.column, "keys", sparse.missing_id)
-                if sparse.keys
-                else (name, sparse.column, sparse.num_embeddings, sparse.hashing, sparse.missing_id)
-                for name, sparse in config.sparse.items()
-            ],
-            config.dense_transform,
-            float(config.missing_dense_value),
-        )
+        sparse: list[tuple[object, ...]] = []
+        for name, column in config.sparse.items():
+            if column.keys:
+                sparse.append((name, column.column, "keys", column.missing_id))
+            elif column.hashing == "identity" and not with_ids:
+                sparse.append((name, column.column, column.hashing, column.missing_id))
+            else:
+                sparse.append((name, column.column, column.num_embeddings, column.hashing, column.missing_id))
+        columns = (config.label, config.dense, sparse, config.dense_transform, float(config.missing_dense_value))
         files = [reader.fingerprint for reader in self._readers]
         return {"kind": "parquet", "columns": _digest(columns), "files": _digest(files)}
 
@@ -310,7 +316,10 @@ def _ids(
     if is_bad.any():
         first = int(np.argmax(is_bad))
         place = group.row(first if rows is None else int(rows[first]))
-        raise IdError(f"{place}: feature {name}: id {values[first]} is not in [0, {sparse.num_rows})")
+        raise IdError(
+            f"{place}: feature {name}: id {values[first]} is not in [0, {sparse.num_rows}); where there came more of "
+            "them, a restore gives a table more rows (holdfast restore --rows), and num_embeddings says so"
+        )
     return values
 
 

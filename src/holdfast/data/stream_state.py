@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from holdfast.data.source import Source
 from holdfast.errors import ConfigError
 
 LoaderState = Mapping[str, int | str]
@@ -24,6 +25,14 @@ def count(state: LoaderState, key: str, *, least: int = 0) -> int:
     if not isinstance(value, int) or value < least:
         raise ConfigError(f"loader state {key}: must be a count, not {value!r}")
     return value
+
+
+def fingerprint_in(state: LoaderState, source: Source) -> Mapping[str, int | str]:
+    """The source's fingerprint in the words of a state: those of now, or those of a ``former_fingerprint`` that the
+    source has, where the state has them."""
+    former: Mapping[str, int | str] = getattr(source, "former_fingerprint", {})
+    told = {key: value for key, value in former.items() if state.get(f"source.{key}") == value}
+    return {**source.fingerprint(), **told}
 
 
 def check_stream(state: LoaderState, identity: LoaderState, positions: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ and those that a [scheduler] sets: the learning rate is a function of the step t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +22,7 @@ from holdfast.state import state_tree
 from holdfast.state.provenance import warn_of_changes
 
 CONFIG = "extra['config']"  # where Checkpoint keeps it
+_OF_IDS = ("criteo", "synthetic")  # data all of whose tables' ids are made of their number of rows, but for keys
 _DEVICE_SETTINGS = "device_settings"  # there, too, in pools from before a state had a record of its provenance
 
 # Fields that may differ from those that the pool was made with, and the sections all of whose fields may.
@@ -86,7 +87,7 @@ def refuse_changes(saved: Mapping[str, Any], config: RunConfig) -> None:
     names = [line.partition(":")[0] for line in changes]
     for name, line in zip(names, changes, strict=True):
         may_change = any(name == allowed or name.startswith(f"{allowed}.") for allowed in CHANGEABLE)
-        may_change = may_change or _is_capacity(name, plain)
+        may_change = may_change or _is_number_of_rows(name, plain)
         if not may_change or name == "optimizer.name":
             raise ConfigError(f"{line}, but a pool cannot change that: go back to the old value, or start a new pool")
         if name.startswith("optimizer.") and name.removeprefix("optimizer.") in owned:
@@ -98,13 +99,35 @@ def refuse_changes(saved: Mapping[str, Any], config: RunConfig) -> None:
         raise ConfigError(f"{of_optimizer[0]}, but {reason}: go back to the old value, or start a new pool")
 
 
-def _is_capacity(name: str, plain: Mapping[str, Any]) -> bool:
-    """Of a column whose values are keys: how many rows its table can have, which the pool compares with its own."""
+def refuse_rows(saved: Mapping[str, Any], tables: Iterable[str]) -> None:
+    """ConfigError for the first table whose number of rows the run of `saved` could not change: an id is made of the
+    number there, so with another one it would find another row."""
+    data = saved.get("data", {})
+    if parquet := data.get("parquet"):
+        are_fixed = {name for name, column in parquet["sparse"].items() if not _counts_alone(column)}
+    else:
+        are_fixed = set(tables) if any(data.get(kind) and not data[kind].get("keys") for kind in _OF_IDS) else set()
+    for table in tables:
+        if table in are_fixed:
+            raise ConfigError(
+                f"table '{table}': its run makes ids of its number of rows, by a hash or a draw, so with another one "
+                "every id would find another row, and holdfast train refuses that: begin the table anew with holdfast "
+                f"export and holdfast import --new {table}, or give the column keys = true from its first step on"
+            )
+
+
+def _is_number_of_rows(name: str, plain: Mapping[str, Any]) -> bool:
+    """Whether the field is the number of rows of a column's table that the pool alone compares with its own."""
     section, _, field = name.rpartition(".")
     column: Any = plain
     for part in section.split("."):
         column = column.get(part) if isinstance(column, Mapping) else None
-    return field == "num_embeddings" and isinstance(column, Mapping) and bool(column.get("keys"))
+    return field == "num_embeddings" and isinstance(column, Mapping) and _counts_alone(column)
+
+
+def _counts_alone(column: Mapping[str, Any]) -> bool:
+    """Of a column whose values are keys, or ids already. A value that is hashed goes elsewhere with another number."""
+    return bool(column.get("keys")) or column.get("hashing") == "identity"
 
 
 def _saved_optimizer(saved: Mapping[str, Any]) -> AnyOptimizerConfig:

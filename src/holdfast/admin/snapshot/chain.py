@@ -129,6 +129,13 @@ class Snapshot:
             data += part
         return bytes(data)
 
+    def dense(self) -> tuple[bytes, bytes] | None:
+        """The dense state's structure and tensors. Raises Corrupted."""
+        if DENSE_FILES[0] not in self.files:
+            return None
+        structure, tensors = (self.read(name) for name in DENSE_FILES)
+        return structure, tensors
+
     def verify(self, on_bytes: Callable[[int], None] | None = None) -> None:
         """Reads every file. Raises Corrupted, which names the first that does not hold."""
         self.check_files()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from holdfast import _core
 from holdfast.admin.ahead import ahead
 from holdfast.admin.snapshot.chain import Snapshot, open_chain
-from holdfast.admin.snapshot.form import DENSE_FILES, LAYERS
+from holdfast.admin.snapshot.form import LAYERS
 from holdfast.admin.snapshot.output import new_directory
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.errors import ConfigError, PoolExists
@@ -80,9 +80,7 @@ def restore_snapshot(
     chain = open_chain(snapshot)
     for part in chain:
         part.check_files()
-        for name in DENSE_FILES:
-            if name in part.files:
-                part.read(name)
+        part.dense()
     newest = chain[0] if not rows else resized(chain[0], rows)
     make_directory(pool.parent)
     num_rows = 0
@@ -148,8 +146,8 @@ def _made_alone(directory: Path, newest: Snapshot, *, log_store: bool, log_bytes
 
 def write_dense(core: _core.Pool, newest: Snapshot) -> None:
     """The snapshot's dense state, where it has one."""
-    if DENSE_FILES[0] in newest.files:
-        structure, tensors = (newest.read(name) for name in DENSE_FILES)
+    if (dense := newest.dense()) is not None:
+        structure, tensors = dense
         data = np.frombuffer(tensors, np.uint8)
         parts = [(data.ctypes.data, len(data), 0)] if len(data) else []
         core.write_dense(structure, parts, len(data))
