@@ -21,7 +21,16 @@ from hypothesis import strategies as st
 
 from cli_runs import Commands, pool_digest
 from holdfast import _core
-from holdfast.admin.snapshot import Snapshot, layer_file, open_chain, output, restore_snapshot, take_snapshot, taking
+from holdfast.admin.snapshot import (
+    Snapshot,
+    layer_file,
+    open_chain,
+    output,
+    restore_snapshot,
+    runs,
+    take_snapshot,
+    taking,
+)
 from holdfast.admin.snapshot.chain import merged_rows
 from holdfast.admin.snapshot.form import CHUNK, CHUNK_MAGIC, MANIFEST, crc_of
 from holdfast.admin.snapshot.merged import Merged
@@ -154,8 +163,8 @@ def test_since_a_snapshot_of_the_same_step_nothing_has_changed(holdfast: Command
 def test_rows_that_lie_by_first_touch_are_copied_in_runs_and_make_the_same_pool(
     holdfast: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(runs, "RUN_BYTES", 3000)
     for module in (output, layer_file):
-        monkeypatch.setattr(module, "RUN_BYTES", 3000)
         monkeypatch.setattr(module, "RUN_CHUNK_BYTES", 700)
     root = holdfast.root
     log = ("--set", "pool.medium=block", "--set", "pool.log_bytes=32768")

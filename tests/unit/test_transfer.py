@@ -21,7 +21,7 @@ from holdfast.admin.exporting import export_pool
 from holdfast.admin.importing import import_pool
 from holdfast.admin.inspection import inspect_pool
 from holdfast.admin.row_order import rows_in_order
-from holdfast.admin.snapshot import layer_file, output
+from holdfast.admin.snapshot import layer_file, output, runs
 from holdfast.admin.snapshot.copying import PoolCopy
 from holdfast.admin.tensor_files import SafetensorsFile, TorchFile
 from holdfast.data.output import whole_file
@@ -88,7 +88,7 @@ def test_an_export_removes_what_killed_ones_left_and_not_what_others_are_making(
 def test_rows_that_were_put_in_order_make_the_same_export_and_digest(
     tables_in_memory: int, optimizer: str, holdfast: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (output, layer_file, row_order):
+    for module in (runs, row_order):
         monkeypatch.setattr(module, "RUN_BYTES", 2000)
     for module in (output, layer_file):
         monkeypatch.setattr(module, "RUN_CHUNK_BYTES", 500)
@@ -96,17 +96,23 @@ def test_rows_that_were_put_in_order_make_the_same_export_and_digest(
     more = ["pool.medium=block", "pool.log_bytes=32768", f"embedding.optimizer={optimizer}"]
     train(run_config(holdfast, *more), directory, 24)
     copy = PoolCopy(directory)
-    memory = [row_order._memory_for(copy, number) for number in range(3)]
-    monkeypatch.setattr(row_order, "spare_bytes", lambda: sum(memory[:tables_in_memory]))
+    wanted = [row_order._memory_for(copy, number) for number in range(3)]
+    spare = sorted(wanted)[tables_in_memory - 1] if tables_in_memory else 0
+    monkeypatch.setattr(row_order, "spare_bytes", lambda: spare)
+    spilled: list[int] = []
     with at_rest(directory) as (reader, _):
         read: list[int] = []
         with rows_in_order(directory, holdfast.root, read.append) as ordered:
-            assert ordered is not None and sum(read) > 0
-            spilled = [file.name for file in holdfast.root.glob(".holdfast-rows.*.scratch/*")]
-            too_large = [str(number) for number, wanted in enumerate(memory) if wanted > 2 * 2000]
-            assert "2" in too_large
-            assert sorted(spilled) == [number for number in too_large if int(number) >= tables_in_memory]
+            assert ordered is not None
+            for number in range(3):
+                with ordered.of(number):
+                    spilled += [int(file.name) for file in holdfast.root.glob(".holdfast-rows.*.scratch/*")]
+            too_large = [number for number in range(3) if wanted[number] > 2 * 2000]
+            assert 2 in too_large
+            assert spilled == [number for number in too_large if wanted[number] > spare]
+        with rows_in_order(directory, holdfast.root, read.append) as ordered:
             export_pool(reader, holdfast.root / "ordered.safetensors", ordered=ordered)
+            assert sum(read) > 0
         export_pool(reader, holdfast.root / "as_they_lie.safetensors")
         with rows_in_order(directory, holdfast.root) as ordered:
             assert digest_pool(reader, None, ordered) == digest_pool(reader)

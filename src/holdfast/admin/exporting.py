@@ -124,20 +124,20 @@ def _keyed_rows(reader: PoolReader, number: int, keyed: KeyedRows) -> Iterator[_
 
 def _ordered_rows(reader: PoolReader, number: int, ordered: OrderedRows) -> Iterator[_Slice]:
     layout = layout_of(reader.tables[number])
-    touched = ordered.of(number)
-    for first, count in row_chunks(reader.tables[number].num_embeddings, layout):
-        weights, state = _room(count, layout)
-        is_untouched = np.ones(count, np.bool_)
-        if (found := touched.take(first + count - 1)) is not None:
-            places = (found.rows - np.uint64(first)).astype(np.int64)
-            weights[places] = found.data[:, : layout.weight_bytes]
-            state[places] = found.data[:, layout.weight_bytes :]
-            is_untouched[places] = False
-        untouched = np.flatnonzero(is_untouched)
-        if len(untouched):
-            weights[untouched] = ordered.initial_weights(number, untouched.astype(np.uint64) + np.uint64(first))
-            state[untouched] = 0
-        yield weights, state
+    with ordered.of(number) as touched:
+        for first, count in row_chunks(reader.tables[number].num_embeddings, layout):
+            weights, state = _room(count, layout)
+            is_untouched = np.ones(count, np.bool_)
+            if (found := touched.take(first + count - 1)) is not None:
+                places = (found.rows - np.uint64(first)).astype(np.int64)
+                weights[places] = found.data[:, : layout.weight_bytes]
+                state[places] = found.data[:, layout.weight_bytes :]
+                is_untouched[places] = False
+            untouched = np.flatnonzero(is_untouched)
+            if len(untouched):
+                weights[untouched] = ordered.initial_weights(number, untouched.astype(np.uint64) + np.uint64(first))
+                state[untouched] = 0
+            yield weights, state
 
 
 def _export_table(

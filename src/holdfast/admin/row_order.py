@@ -1,13 +1,14 @@
 """A large log store's rows in order of their numbers.
 
-At home they lie by first touch. To read each where it lies would be a request a row; so homes are read from one end to
-the other, into memory where there is enough, else into a scratch file of ascending runs, which is read as one.
+At home they lie by first touch. To read each where it lies would be a request a row; so a table's home is read from one
+end to the other, into memory where there is enough, else into a scratch file of ascending runs, which is read as one.
+The next table takes the same memory: a page that nobody had before takes longer to get than to fill.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -21,21 +22,39 @@ from holdfast.admin.snapshot.layer_file import put_in_order
 from holdfast.admin.snapshot.merged import Merged
 from holdfast.admin.snapshot.output import scratch_directory
 from holdfast.admin.snapshot.rows import Rows
+from holdfast.files.recycled import huge_pages
 from holdfast.pools.directory import is_of_group
 from holdfast.pools.machine import spare_bytes
 from holdfast.pools.read_only import RowChunk
 
 
 class OrderedRows:
-    """The touched rows of a pool at rest. Each table is asked for once."""
+    """The touched rows of a pool at rest, a table at a time. Each is asked for once.
 
-    def __init__(self, copy: PoolCopy, tables: list[Merged]) -> None:
+    directory: for scratch files. memory: in which one table after another is put in order, `RUN_BYTES` at least.
+    on_rows: see rows_in_order.
+    """
+
+    def __init__(
+        self, copy: PoolCopy, directory: Path, memory: NDArray[np.uint8], on_rows: Callable[[int], None] | None
+    ) -> None:
         self._copy = copy
-        self._tables = tables
+        self._directory = directory
+        self._memory = memory
+        self._on_rows = on_rows
 
-    def of(self, number: int) -> Merged:
+    @contextmanager
+    def of(self, number: int) -> Iterator[Merged]:
         """A table's, ascending."""
-        return self._tables[number]
+        wanted = _memory_for(self._copy, number)
+        memory = self._memory[: wanted if wanted <= len(self._memory) else RUN_BYTES]
+        row_bytes = self._copy.tables[number].row_bytes
+        with (
+            ahead(self._copy.rows(number)) as found,
+            put_in_order(self._counted(found), row_bytes, self._directory / str(number), memory) as rows,
+        ):
+            self._copy.settle()  # what was torn at home is among the corrections, or damage
+            yield Merged([self._copy.corrections(number), rows])
 
     def initial_weights(self, number: int, rows: NDArray[np.uint64]) -> NDArray[np.uint8]:
         """What these rows have before any update: uint8 ``[n, bytes]``. State is zeros then."""
@@ -44,7 +63,7 @@ class OrderedRows:
     def chunks(self, number: int) -> Iterator[RowChunk]:
         """As pools.read_only.touched_rows has them."""
         weight_bytes = self._copy.tables[number].layout.weight_bytes
-        with ahead(iter(self.of(number))) as found:
+        with self.of(number) as touched, ahead(iter(touched)) as found:
             for rows in found:
                 state = rows.data[:, weight_bytes:]
                 # It is zeros at first, and with most optimizers no more after an update.
@@ -54,6 +73,12 @@ class OrderedRows:
                     differs[unsure] = (rows.data[unsure, :weight_bytes] != initial).any(axis=1)
                 yield RowChunk(rows.rows, rows.data[:, :weight_bytes], state, differs)
 
+    def _counted(self, found: Iterator[Rows]) -> Iterator[Rows]:
+        for rows in found:
+            yield rows
+            if self._on_rows is not None:
+                self._on_rows(len(rows))
+
 
 @contextmanager
 def rows_in_order(
@@ -61,38 +86,24 @@ def rows_in_order(
 ) -> Iterator[OrderedRows | None]:
     """For a pool at rest whose rows lie by first touch; None for any other, whose rows are read in order as they are.
 
-    scratch: a directory for files as large as the touched rows, which are removed; the system's one for temporary files
-    where none is named. on_rows: told how many rows were just read from the pool.
+    scratch: a directory for files as large as the touched rows of the largest table, which are removed; the system's
+    one for temporary files where none is named. on_rows: told how many rows were just read from the pool.
     """
     copy = None if is_of_group(pool) else PoolCopy(pool)
     if copy is None or copy.rows_ascend:
         yield None
         return
-    with ExitStack() as stack:
-        beside = Path(gettempdir()) if scratch is None else scratch
-        directory = stack.enter_context(scratch_directory(beside, "holdfast-rows"))
-        tables = []
-        left = spare_bytes()
-        for number, table in enumerate(copy.tables):
-            wanted = _memory_for(copy, number)
-            memory = wanted if wanted <= left else None
-            left -= memory or 0
-            with ahead(copy.rows(number)) as found:
-                rows = put_in_order(_counted(found, on_rows), table.row_bytes, directory / str(number), memory)
-                tables.append(stack.enter_context(rows))
-        copy.fix()
-        copy.settle()
-        yield OrderedRows(copy, [Merged([copy.corrections(number), rows]) for number, rows in enumerate(tables)])
+    copy.fix()
+    copy.settle()
+    spare = spare_bytes()
+    fitting = [wanted for number in range(len(copy.tables)) if (wanted := _memory_for(copy, number)) <= spare]
+    memory = np.frombuffer(huge_pages(max(fitting, default=RUN_BYTES)), np.uint8)
+    beside = Path(gettempdir()) if scratch is None else scratch
+    with scratch_directory(beside, "holdfast-rows") as directory:
+        yield OrderedRows(copy, directory, memory, on_rows)
 
 
 def _memory_for(copy: PoolCopy, number: int) -> int:
     """That holds all rows of the table, if they are about as many as is known."""
     assert copy.home_rows is not None
     return RUN_BYTES + copy.home_rows[number] * (8 + copy.tables[number].row_bytes)
-
-
-def _counted(found: Iterator[Rows], on_rows: Callable[[int], None] | None) -> Iterator[Rows]:
-    for rows in found:
-        yield rows
-        if on_rows is not None:
-            on_rows(len(rows))

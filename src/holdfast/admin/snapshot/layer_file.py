@@ -16,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.admin.snapshot.form import CHUNK, CHUNK_MAGIC, RUN_BYTES, RUN_CHUNK_BYTES, crc_of
+from holdfast.admin.snapshot.form import CHUNK, CHUNK_MAGIC, RUN_CHUNK_BYTES, crc_of
 from holdfast.admin.snapshot.merged import Merged
 from holdfast.admin.snapshot.output import Output
 from holdfast.admin.snapshot.rows import Rows
@@ -115,11 +115,11 @@ class LayerFile:
 
 @contextmanager
 def put_in_order(
-    found: Iterator[Rows], row_bytes: int, scratch: Path, memory_bytes: int | None = None
+    found: Iterator[Rows], row_bytes: int, scratch: Path, memory: NDArray[np.uint8]
 ) -> Iterator[Iterator[Rows]]:
-    """The same rows, ascending. memory_bytes: for all of them at once, None: `RUN_BYTES`; where they are more, they are
-    written to the file `scratch` meanwhile, which is removed."""
-    runs = gathered(found, row_bytes, RUN_BYTES if memory_bytes is None else memory_bytes)
+    """The same rows, ascending: in `memory`, or where it does not hold all of them, from runs of as many as it does,
+    which are in the file `scratch` meanwhile."""
+    runs = gathered(found, row_bytes, memory)
     first, are_all = next(runs)
     if are_all:
         yield ascending(first, RUN_CHUNK_BYTES)

@@ -12,8 +12,9 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from holdfast.admin.snapshot.form import CHUNK, CHUNK_MAGIC, RUN_BYTES, RUN_CHUNK_BYTES, FileInfo, crc_of
+from holdfast.admin.snapshot.form import CHUNK, CHUNK_MAGIC, RUN_CHUNK_BYTES, FileInfo, crc_of
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.admin.snapshot.runs import ascending, gathered
 from holdfast.errors import PoolFailed, PoolFull
@@ -58,9 +59,9 @@ class Output:
         with _writing(self._path):
             self._writer.write(found)
 
-    def write_runs(self, found: Iterator[Rows], row_bytes: int) -> int:
-        """Rows in any order, as ascending runs of `RUN_BYTES`, which it keeps in memory. Returns how many rows."""
-        return sum(self.write_run(run) for run, _ in gathered(found, row_bytes, RUN_BYTES))
+    def write_runs(self, found: Iterator[Rows], row_bytes: int, memory: NDArray[np.uint8]) -> int:
+        """Rows in any order, as ascending runs of as many as `memory` holds. Returns how many rows."""
+        return sum(self.write_run(run) for run, _ in gathered(found, row_bytes, memory))
 
     def write_run(self, run: Rows) -> int:
         """These rows, in any order, as one. Returns how many they are."""

@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
+from holdfast.admin.snapshot.form import RUN_BYTES
 from holdfast.admin.snapshot.rows import Rows, order_of
 from holdfast.files.recycled import huge_pages
 
 
-def gathered(found: Iterator[Rows], row_bytes: int, num_bytes: int) -> Iterator[tuple[Rows, bool]]:
-    """As many of the rows as fit into `num_bytes`, in the order in which they came, and whether they are the last; one
-    time at least. The next ones take their memory."""
-    most = max(1, num_bytes // (8 + row_bytes))
-    numbers, data = (np.frombuffer(huge_pages(width * most), np.uint8) for width in (8, row_bytes))
+def run_memory() -> NDArray[np.uint8]:
+    """What a run of `RUN_BYTES` is gathered in, and the next run, and those of the next table: a page that nobody had
+    before takes longer to get than to fill."""
+    return np.frombuffer(huge_pages(RUN_BYTES), np.uint8)
+
+
+def gathered(found: Iterator[Rows], row_bytes: int, memory: NDArray[np.uint8]) -> Iterator[tuple[Rows, bool]]:
+    """As many of the rows as fit into `memory`, in the order in which they came, and whether they are the last; one
+    time at least. The next ones take their place. memory: of one row at least."""
+    most = len(memory) // (8 + row_bytes)
+    numbers, data = memory[: 8 * most], memory[8 * most : (8 + row_bytes) * most]
     kept = Rows(numbers.view(np.uint64), data.reshape(most, row_bytes))
     count = 0
     for rows in found:

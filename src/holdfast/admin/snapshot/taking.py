@@ -30,6 +30,7 @@ from holdfast.admin.snapshot.layer_file import put_in_order
 from holdfast.admin.snapshot.merged import Merged
 from holdfast.admin.snapshot.output import Output, new_directory
 from holdfast.admin.snapshot.rows import Rows
+from holdfast.admin.snapshot.runs import run_memory
 from holdfast.data.output import check_output
 from holdfast.errors import ConfigError, Corrupted, Overtaken, PoolNotFound, StepError
 from holdfast.files.manifests import checksum_of
@@ -123,6 +124,7 @@ class _Taking:
         self._on_bytes = on_bytes
         self._copy = _copy_of(pool)
         self._tables = self._copy.tables
+        self._run_memory = run_memory()
         self._files: dict[str, FileInfo] = {}
         self._version = ASCENDING_VERSION
         none = [Rows(np.empty(0, np.uint64), np.empty((0, table.row_bytes), np.uint8)) for table in self._tables]
@@ -192,9 +194,10 @@ class _Taking:
             if layer == "rows" and not self._copy.rows_ascend:
                 if not self._parents:
                     with Output(self._partial / name) as out:
-                        written = out.write_runs(found, row_bytes)
+                        written = out.write_runs(found, row_bytes, self._run_memory)
                     return self._note_layer(name, out, written)
-                found = stack.enter_context(put_in_order(found, row_bytes, self._partial / f"{name}.runs"))
+                scratch = self._partial / f"{name}.runs"
+                found = stack.enter_context(put_in_order(found, row_bytes, scratch, self._run_memory))
             if self._parents:
                 found = self._differing(number, layer, found)
             written = 0
