@@ -1,13 +1,14 @@
 """``python -m moving``, from benchmarks/: how fast a log store's rows move about, beside what its disk reaches.
 
-Makes a pool of one table whose rows came in random order, so that rows with neighbouring numbers lie scattered at home,
+Makes a pool of tables whose rows came in random order, so that rows with neighbouring numbers lie scattered at home,
 and times each command of the command line as a process of its own, with nothing of the files in the page cache where
 that can be emptied (root). Beside them: a plain copy past the page cache, reading and writing at the same time, and
 reading alone. A command's rate is that of the rows' bytes, whatever it reads and writes for them, over its seconds
 without those in which Python starts and imports. ``beside`` is a snapshot beside a run: by how much the run's steps
 slow, and the snapshot's share of the disk, its rate over a copy's.
 
-    python -m moving --disk DIR                        # 8 million rows of 264 bytes, 1% of them changed
+    python -m moving --disk DIR                        # 8 million rows of 264 bytes in 8 tables, 1% of them changed
+    python -m moving --disk DIR --tables 1             # in one table
     python -m moving --disk DIR --only snapshot,since  # the pool and its first snapshot are made, and these
 """
 
@@ -41,7 +42,7 @@ _ALONE_SECONDS = 15.0
 _CONFIG = """
 [data.synthetic]
 num_samples = 100_000_000
-rows = [{table_rows}]
+rows = {table_rows}
 num_dense = 3
 
 [embedding]
@@ -71,7 +72,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m moving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=8_000_000, help="that are touched; the table has a quarter more")
+    parser.add_argument("--rows", type=int, default=8_000_000, help="that are touched; tables have a quarter more")
+    parser.add_argument("--tables", type=int, default=8, help="that have the rows, as many each")
     parser.add_argument("--changed", type=float, default=0.01, help="share of the rows that changed since the snapshot")
     parser.add_argument("--log-bytes", type=int, default=256 << 20)
     parser.add_argument("--disk", type=Path, default=_ROOT / "runs", help="on the disk: DISK/moving is the pool's")
@@ -197,20 +199,22 @@ def _beside(config: Path, pool: Path, snapshot: Path) -> dict[str, Any]:
     return taken | rates | {"slows_by": round(1 - beside / alone, 2)}
 
 
-def _make_pool(config: Path, pool: Path, num_rows: int, table_rows: int) -> None:
+def _make_pool(config: Path, pool: Path, num_rows: int, table_rows: list[int]) -> None:
+    """num_rows: that are touched, of each table."""
     from holdfast.files.config import read_config
     from holdfast.run.assembly import assemble
     from holdfast.run.sections import RunConfig
 
     run = read_config(RunConfig, config)
     random = np.random.default_rng(1)
-    order = random.permutation(table_rows)[:num_rows].astype(np.uint64)
     with assemble(run, pool) as trainer:
-        for first in range(0, num_rows, _ROWS_AT_ONCE):
-            rows = order[first : first + _ROWS_AT_ONCE]
-            weights = random.random((len(rows), 64), np.float32)
-            state = random.random(len(rows), np.float32)
-            trainer.pool.core.import_rows(0, rows, weights.view(np.uint8).reshape(-1), state)
+        for number, end in enumerate(table_rows):
+            order = random.permutation(end)[:num_rows].astype(np.uint64)
+            for first in range(0, num_rows, _ROWS_AT_ONCE):
+                rows = order[first : first + _ROWS_AT_ONCE]
+                weights = random.random((len(rows), 64), np.float32)
+                state = random.random(len(rows), np.float32)
+                trainer.pool.core.import_rows(number, rows, weights.view(np.uint8).reshape(-1), state)
         trainer.recover()
 
 
@@ -220,26 +224,28 @@ class _Pool:
 
     directory: Path
     num_rows: int
+    num_tables: int
     log_bytes: int
 
     @property
-    def table_rows(self) -> int:
-        return self.num_rows * 5 // 4
+    def rows_of_each(self) -> int:
+        return self.num_rows // self.num_tables
 
     @property
     def row_bytes(self) -> int:
-        return self.num_rows * (64 * 4 + 4)
+        return self.rows_of_each * self.num_tables * (64 * 4 + 4)
 
     def at(self, name: str) -> Path:
         return self.directory / name
 
     def make(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
+        table_rows = [self.rows_of_each * 5 // 4] * self.num_tables
         self.at("run.toml").write_text(
-            _CONFIG.format(table_rows=self.table_rows, log_bytes=self.log_bytes, batch=_BATCH)
+            _CONFIG.format(table_rows=table_rows, log_bytes=self.log_bytes, batch=_BATCH // self.num_tables)
         )
         if not self.at("pool").exists():
-            _make_pool(self.at("run.toml"), self.at("pool"), self.num_rows, self.table_rows)
+            _make_pool(self.at("run.toml"), self.at("pool"), self.rows_of_each, table_rows)
             self.train(1)
 
     def train(self, steps: int) -> None:
@@ -267,7 +273,7 @@ class _Pool:
         }
         for verb in verbs:
             if verb == "since":
-                self.train(1 + round(changed * self.table_rows / _BATCH))
+                self.train(1 + round(changed * self.num_rows * 5 // 4 / _BATCH))
             yield verb, _command(*words[verb])
             if verb in ("restore", "import"):
                 self.remove(restored.name, imported.name, *([exported.name] if verb == "import" else []))
@@ -280,8 +286,8 @@ _MADE = ("pool", "full", "changed", "restored", "rows.safetensors", "imported")
 def _measure(given: argparse.Namespace, directory: Path) -> dict[str, Any]:
     verbs = [verb for verb in VERBS if verb in given.only.split(",")]
     alone = [verb for verb in verbs if verb != "beside"]
-    pool = _Pool(directory / "large", given.rows, given.log_bytes)
-    small = _Pool(directory / "small", 1000, given.log_bytes)
+    pool = _Pool(directory / "large", given.rows, given.tables, given.log_bytes)
+    small = _Pool(directory / "small", 1000, given.tables, given.log_bytes)
     found: dict[str, Any] = {"row_mb": round(pool.row_bytes / 1e6), "page_cache_dropped": _drop_page_cache()}
     for each in (pool, small):
         each.make()

@@ -117,6 +117,20 @@ def test_a_table_of_another_width_begins_anew_where_it_is_said(holdfast: Command
     assert "not used: embedding_bags.shop.weight, optimizer.shop.momentum1" in said.out
 
 
+@pytest.mark.parametrize("name", ["model", "model.top"])
+def test_modules_begin_anew_with_all_of_theirs(holdfast: Commands, name: str) -> None:
+    Path("later.toml").write_text(CONFIG)
+    said = move(holdfast, "later", "--new", name)
+    assert said.code == 0, said.err
+    assert ("bottom.0.weight" in said.out.partition("not used")[0]) == (name == "model")
+    assert holdfast("export", "later", "later.safetensors").code == 0
+    before, later = load_file("before.safetensors"), load_file("later.safetensors")
+    is_same = {name: torch.equal(before[name], later[name]) for name in before if name.endswith("weight")}
+    assert {module for module, same in is_same.items() if not same} == {
+        module for module in is_same if module.startswith(f"{name}.")
+    }
+
+
 class Tensors:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = tensors

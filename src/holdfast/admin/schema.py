@@ -1,7 +1,7 @@
 """Another schema on the way into a new pool: names that the files have otherwise, and what begins anew.
 
 The name of a table stands for the table; a module or parameter of the dense part that has the same one goes by
-``model.<name>``, as an export has it, and any of them may.
+``model.<name>``, as an export has it, and any of them may; ``model`` is all of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from torch import Tensor
 from holdfast.admin.tensor_files import TensorFile
 from holdfast.errors import ConfigError
 
-_DENSE = "model."
 _TABLE = re.compile(r"(?:^|\.)(?:embedding_bags|embeddings)\.([^.].*?)\.weight$")
 _ROOMS = r"(?:^|\.)(?:embedding_bags|embeddings|optimizer|_managed_collision_modules)"  # where tables' names follow
 _SHOWN = 8
@@ -42,8 +41,8 @@ class New:
             if name in tables:
                 new_tables.add(name)
                 continue
-            modules = (name, name.removeprefix(_DENSE))
-            found = {each for each in parameters if any(f"{each}.".startswith(f"{module}.") for module in modules)}
+            both = ((each, full) for each in parameters for full in (each, f"model.{each}"))
+            found = {each for each, full in both if f"{full}.".startswith(f"{name}.")}
             if not found:
                 there = f"tables {_shown(tables)}" + (f"; parameters {_shown(parameters)}" if parameters else "")
                 raise ConfigError(f"import: {name!r} is to be new, but there is no such table or parameter ({there})")
