@@ -1,14 +1,15 @@
 """A large log store's rows in order of their numbers.
 
-At home they lie by first touch. To read each where it lies would be a request a row; so a table's home is read from one
-end to the other, into memory where there is enough, else into a scratch file of ascending runs, which is read as one.
-The next table takes the same memory: a page that nobody had before takes longer to get than to fill.
+At home they lie by first touch, those of a group in each writer's part. To read each where it lies would be a request a
+row; so a table's home is read from one end to the other, into memory where there is enough, else into a scratch file of
+ascending runs, which is read as one. The next table takes the same memory: a page that nobody had before takes longer
+to get than to fill.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -16,14 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.admin.ahead import ahead
-from holdfast.admin.snapshot.copying import PoolCopy
+from holdfast.admin.snapshot.copying import LivePool, copy_of
 from holdfast.admin.snapshot.form import RUN_BYTES
 from holdfast.admin.snapshot.layer_file import put_in_order
 from holdfast.admin.snapshot.merged import Merged
 from holdfast.admin.snapshot.output import scratch_directory
 from holdfast.admin.snapshot.rows import Rows
+from holdfast.admin.snapshot.runs import run_memory
 from holdfast.files.recycled import huge_pages
-from holdfast.pools.directory import is_of_group
+from holdfast.group.manifest import TableEntry
 from holdfast.pools.machine import spare_bytes
 from holdfast.pools.read_only import RowChunk
 
@@ -36,7 +38,7 @@ class OrderedRows:
     """
 
     def __init__(
-        self, copy: PoolCopy, directory: Path, memory: NDArray[np.uint8], on_rows: Callable[[int], None] | None
+        self, copy: LivePool, directory: Path, memory: NDArray[np.uint8], on_rows: Callable[[int], None] | None
     ) -> None:
         self._copy = copy
         self._directory = directory
@@ -48,16 +50,34 @@ class OrderedRows:
         """A table's, ascending."""
         wanted = _memory_for(self._copy, number)
         memory = self._memory[: wanted if wanted <= len(self._memory) else RUN_BYTES]
-        row_bytes = self._copy.tables[number].row_bytes
-        with (
-            ahead(self._copy.rows(number)) as found,
-            put_in_order(self._counted(found), row_bytes, self._directory / str(number), memory) as rows,
-        ):
+        row_bytes, scratch = self._copy.tables[number].row_bytes, self._directory / str(number)
+        with ExitStack() as stack:
+            found = stack.enter_context(ahead(self._by_row(number, self._copy.rows(number))))
+            rows = stack.enter_context(put_in_order(self._counted(found), row_bytes, scratch, memory))
             self._copy.settle()  # what was torn at home is among the corrections, or damage
-            yield Merged([self._copy.corrections(number), rows])
+            corrections = self._by_row(number, self._copy.corrections(number))
+            if self._split(number):  # which ascended by place
+                beside = self._directory / f"{number}-corrections"
+                corrections = stack.enter_context(put_in_order(corrections, row_bytes, beside, run_memory()))
+            yield Merged([corrections, rows])
+
+    def _split(self, number: int) -> TableEntry | None:
+        """A table over several shards, whose writers know rows by place."""
+        group = self._copy.group
+        return group.tables[number] if group is not None and group.tables[number].table_shards > 1 else None
+
+    def _by_row(self, number: int, found: Iterator[Rows]) -> Iterator[Rows]:
+        entry = self._split(number)
+        for rows in found:
+            if entry is None:
+                yield rows
+            else:
+                yield Rows(entry.rows_of_places(rows.rows.view(np.int64)).view(np.uint64), rows.data)
 
     def initial_weights(self, number: int, rows: NDArray[np.uint64]) -> NDArray[np.uint8]:
         """What these rows have before any update: uint8 ``[n, bytes]``. State is zeros then."""
+        if (entry := self._split(number)) is not None:
+            rows = entry.places_of(rows.view(np.int64)).view(np.uint64)
         return self._copy.initial_weights(number, rows)
 
     def chunks(self, number: int) -> Iterator[RowChunk]:
@@ -89,8 +109,8 @@ def rows_in_order(
     scratch: a directory for files as large as the touched rows of the largest table, which are removed; the system's
     one for temporary files where none is named. on_rows: told how many rows were just read from the pool.
     """
-    copy = None if is_of_group(pool) else PoolCopy(pool)
-    if copy is None or copy.rows_ascend:
+    copy = copy_of(pool)
+    if copy.rows_ascend:
         yield None
         return
     copy.fix()
@@ -103,7 +123,7 @@ def rows_in_order(
         yield OrderedRows(copy, directory, memory, on_rows)
 
 
-def _memory_for(copy: PoolCopy, number: int) -> int:
+def _memory_for(copy: LivePool, number: int) -> int:
     """That holds all rows of the table, if they are about as many as is known."""
-    assert copy.home_rows is not None
-    return RUN_BYTES + copy.home_rows[number] * (8 + copy.tables[number].row_bytes)
+    num_rows = copy.home_rows[number] if copy.home_rows is not None else 0
+    return RUN_BYTES + num_rows * (8 + copy.tables[number].row_bytes)

@@ -20,6 +20,7 @@ from holdfast.admin.snapshot.form import TableInfo
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.files.recycled import recycled
 from holdfast.group.manifest import Manifest
+from holdfast.pools.directory import is_of_group
 
 CHUNK_BYTES = 8 << 20
 
@@ -123,6 +124,14 @@ class PoolCopy:
 
     def initial_weights(self, number: int, rows: NDArray[np.uint64]) -> NDArray[np.uint8]:
         return initial_weights(self._copy, number, self.tables[number], rows)
+
+
+def copy_of(pool: Path) -> LivePool:
+    if not is_of_group(pool):
+        return PoolCopy(pool)
+    from holdfast.admin.snapshot.group_copying import GroupCopy  # imports this module
+
+    return GroupCopy(pool)
 
 
 def stream(read: Callable[..., tuple[int, int]], number: int, table: TableInfo, end: int) -> Iterator[Rows]:

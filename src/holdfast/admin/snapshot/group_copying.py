@@ -66,7 +66,12 @@ class GroupCopy:
             return None
         return step
 
-    home_rows = None
+    @property
+    def home_rows(self) -> list[int] | None:
+        found = [part.home_rows for part in self._parts]
+        known = [rows for rows in found if rows is not None]
+        return [sum(of_parts) for of_parts in zip(*known, strict=True)] if len(known) == len(found) else None
+
     fixed_record = None
 
     def log_goes_on_from(self, record: Record) -> bool:

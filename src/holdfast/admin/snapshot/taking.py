@@ -16,7 +16,7 @@ import numpy as np
 
 from holdfast.admin.ahead import ahead
 from holdfast.admin.snapshot.chain import Snapshot, merged_rows, open_chain, shards_of
-from holdfast.admin.snapshot.copying import LivePool, PoolCopy
+from holdfast.admin.snapshot.copying import copy_of
 from holdfast.admin.snapshot.form import (
     ASCENDING_VERSION,
     DENSE_FILES,
@@ -96,14 +96,6 @@ def take_snapshot(
     raise AssertionError("unreachable")
 
 
-def _copy_of(pool: Path) -> LivePool:
-    if not is_of_group(pool):
-        return PoolCopy(pool)
-    from holdfast.admin.snapshot.group_copying import GroupCopy  # imports this package
-
-    return GroupCopy(pool)
-
-
 class _Taking:
     """One attempt at a snapshot, in the directory `partial`."""
 
@@ -122,7 +114,7 @@ class _Taking:
         self._parents = parents
         self._on_rows = on_rows
         self._on_bytes = on_bytes
-        self._copy = _copy_of(pool)
+        self._copy = copy_of(pool)
         self._tables = self._copy.tables
         self._run_memory = run_memory()
         self._files: dict[str, FileInfo] = {}
