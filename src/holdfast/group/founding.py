@@ -29,7 +29,7 @@ from holdfast.group.group import Group
 from holdfast.group.layout import TableShards, assign, check_num_shards, lay_out
 from holdfast.group.manifest import Manifest, TableEntry, generation_directory, pool_error
 from holdfast.group.opening import open_together
-from holdfast.pools.directory import SUPERBLOCK, wants_log_store
+from holdfast.pools.directory import SUPERBLOCK, Medium, refusal_of, wants_log_store
 from holdfast.pools.log_medium import LogMedium, directory_of_log, place_apart
 from holdfast.pools.one_rank import OneRank
 from holdfast.pools.opening_options import Mark, OpenOptions
@@ -50,7 +50,7 @@ class Foundation:
 
     tables: tuple[_core.TableSpec, ...]
     seed: int
-    medium: str
+    medium: Medium
     log_bytes: int | None
     row_checksums: bool
     num_shards: int
@@ -102,12 +102,12 @@ def found(
     return manifest
 
 
-def _wants_log_store(directory: Path, group: Group, medium: str) -> bool:
+def _wants_log_store(directory: Path, group: Group, medium: Medium) -> bool:
     """By the keeper's storage, of which nothing need be there yet."""
 
     def look() -> bool:
         there = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
-        return wants_log_store(there, medium)  # type: ignore[arg-type]
+        return wants_log_store(there, medium)
 
     mine = group.all_or_none(look, "everyone's storage")
     return bool(group.gather(mine, "everyone's storage")[group.roles.keeper])
@@ -326,19 +326,12 @@ def shards_of_tables(tables: Sequence[TableEntry], seed: int) -> list[TableShard
     ]
 
 
-def check_kept_as(directory: Path, manifest: Manifest, medium: str, *, row_checksums: bool) -> None:
+def check_kept_as(directory: Path, manifest: Manifest, medium: Medium, *, row_checksums: bool) -> None:
     """Raises ConfigError where the pool keeps its rows in another way than is asked for."""
-    kept_as = "block" if manifest.store == "log" else "memory"
-    if medium not in ("auto", kept_as):
-        raise ConfigError(
-            f"medium = {medium!r}, but the pool in {directory} was made as {kept_as!r}: a pool cannot change that, "
-            "leave it out or start a new pool"
-        )
-    if row_checksums and manifest.store != "log" and not manifest.row_checksums:
-        raise ConfigError(
-            f"row_checksums = true, but the pool in {directory} was made without: a pool cannot change that, leave it "
-            "out or start a new pool"
-        )
+    is_log = manifest.store == "log"
+    lacks_checksums = row_checksums and not is_log and not manifest.row_checksums
+    if refusal := refusal_of(directory, medium, is_log, lacks_checksums=lacks_checksums):
+        raise ConfigError(refusal)
 
 
 def _make_directory(path: Path) -> None:

@@ -134,12 +134,17 @@ def refusal_of(directory: Path, medium: Medium, log_store: bool, *, lacks_checks
     """Why a pool that is there is not what is asked for; empty where it is. log_store: how it keeps its rows.
     lacks_checksums: which are wanted."""
     kept_as = "block" if log_store else "memory"
-    why = ""
     if medium not in ("auto", kept_as):
-        why = f"medium = {medium!r}, but the pool in {directory} was made as {kept_as!r}"
-    elif lacks_checksums:
-        why = f"row_checksums = true, but the pool in {directory} was made without"
-    return f"{why}: a pool cannot change that, leave it out or start a new pool" if why else ""
+        return (
+            f"medium = {medium!r}, but the pool in {directory} was made as {kept_as!r}: a pool cannot change that, "
+            f"leave it out, start a new pool, or move this one (holdfast snapshot, then restore --medium {medium})"
+        )
+    if lacks_checksums:
+        return (
+            f"row_checksums = true, but the pool in {directory} was made without: a pool cannot change that, leave it "
+            "out or start a new pool"
+        )
+    return ""
 
 
 def describe_medium(medium: str, header: Mapping[str, Any], dial: MediumDial | None = None) -> str:
