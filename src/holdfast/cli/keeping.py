@@ -72,6 +72,9 @@ def restore(
         list[str] | None,
         typer.Option(metavar="TABLE=ROWS", help="Give a table so many rows, or a table with keys that capacity."),
     ] = None,
+    shards: Annotated[
+        int | None, typer.Option(help="Cut the pool into so many shards, for a group of ranks; a power of two, as 64.")
+    ] = None,
 ) -> None:
     """Make a pool of a snapshot: training goes on from it exactly as it did from that step.
 
@@ -81,19 +84,28 @@ def restore(
 
     With --rows a table grows, or shrinks by rows that nobody has used: those that it had keep their values and state.
     Its run's file says the same number then. A column whose ids are hashed cannot follow.
+
+    With --shards the new pool is one that any number of ranks opens under torchrun, up to one a shard, whoever made the
+    old one: so a run that one process began goes on with several.
     """
     from holdfast.admin.snapshot import open_chain, restore_snapshot
+    from holdfast.group.options import GroupConfig
     from holdfast.run.changes import refuse_rows, saved_config
     from holdfast.state.reproducibility import keep_freed_memory
     from holdfast.train.observe import counting
 
     keep_freed_memory()
     chain, new_rows = open_chain(snapshot), _rows_of(rows or ())
-    if new_rows and (saved := saved_config(chain[0].dense())) is not None:
+    saved = saved_config(chain[0].dense()) if new_rows or shards is not None else None
+    if new_rows and saved is not None:
         refuse_rows(saved, new_rows)
+    group = None
+    if shards is not None:
+        said = {} if saved is None else saved.get("group", {})
+        group = GroupConfig(shards=shards, **{name: said[name] for name in ("split_rows",) if name in said})
     total = sum(part.num_bytes for part in chain)
     with counting("restoring", total, is_bytes=True) as on_bytes:
-        made = restore_snapshot(snapshot, pool, medium=medium.value, rows=new_rows, on_bytes=on_bytes)
+        made = restore_snapshot(snapshot, pool, medium=medium.value, rows=new_rows, shards=group, on_bytes=on_bytes)
     print(f"{pool}: step {made.step}, {made.rows:,} rows from {made.snapshots} snapshot(s)")  # noqa: T201
 
 

@@ -67,7 +67,7 @@ def manifest_in_force(findings: Sequence[Finding], keeper: int = 0) -> Manifest 
         if finding.is_plain_pool:
             raise PoolExists(
                 f"{finding.directory} of rank {rank} holds a pool that one process made, which is not cut into shards; "
-                "train it without torchrun, or start a new pool"
+                "train it without torchrun, or cut a copy: holdfast snapshot, then holdfast restore --shards 64"
             )
     known = {
         rank: Manifest.from_json(finding.manifest, f"{finding.directory}/{MANIFEST} of rank {rank}")

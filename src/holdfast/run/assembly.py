@@ -14,7 +14,7 @@ from torch import nn
 
 from holdfast.data import Source
 from holdfast.device.faults import open_device
-from holdfast.errors import StateError
+from holdfast.errors import ConfigError, StateError
 from holdfast.files.config import to_plain
 from holdfast.group.group import Group
 from holdfast.group.layout import TableShards, measure_load
@@ -199,6 +199,11 @@ def _refuse_changes_of(pool: Pool, config: RunConfig) -> None:
     saved = None if pool.is_new else saved_config(pool.dense_state())
     if saved is not None:
         refuse_changes(saved, config)
+        if isinstance(pool, SharedPool) and (shards := pool.opened.manifest.num_shards) != config.group.shards:
+            raise ConfigError(
+                f"group.shards: {config.group.shards}, but the pool is cut into {shards}, and cannot change that: say "
+                f"so, or cut a copy of it (holdfast snapshot, then restore --shards {config.group.shards})"
+            )
         warn_of_another_device(saved, to_plain(config))
 
 

@@ -47,6 +47,7 @@ CHANGEABLE = (
     "pool.scratchpad_nodes",
     "pool.synchronous",
     "pool.victims",
+    "group.shards",  # of a pool of one process; a group's compares it with its own
     "group.timeout",
     "device",  # the pool does not care; the bits of the steps to come do
     _DEVICE_SETTINGS,

@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from holdfast import _core
 from holdfast.admin.ahead import ahead
 from holdfast.admin.snapshot.chain import Snapshot, open_chain
+from holdfast.admin.snapshot.cutting import cut, move_of
 from holdfast.admin.snapshot.form import LAYERS
 from holdfast.admin.snapshot.output import new_directory
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.errors import ConfigError, PoolExists
 from holdfast.files.durable import make_directory
 from holdfast.files.manifests import TableFields
+from holdfast.group.options import GroupConfig
 from holdfast.pools.directory import Medium, wants_log_store
 from holdfast.pools.machine import default_scratchpad_bytes
 from holdfast.pools.read_only import new_log_bytes, open_untrained
@@ -64,13 +66,15 @@ def restore_snapshot(
     *,
     medium: Medium = "auto",
     rows: Mapping[str, int] | None = None,
+    shards: GroupConfig | None = None,
     on_bytes: Callable[[int], None] | None = None,
 ) -> RestoreSummary:
     """Makes a pool of a snapshot and those that it is based on; it is there when it is complete, and training goes on
     from it as it would have from the pool of that step. A snapshot of a pool of several writers makes one of as many.
 
     medium: as in `holdfast.Pool`. rows: of tables that get more of them than they had, or fewer, by name; of one with
-    keys, its capacity. on_bytes: told how many bytes of rows were just written.
+    keys, its capacity. shards: into which the pool is cut, for a group of ranks, however it was. on_bytes: told how
+    many bytes of rows were just written.
 
     Raises PoolExists, BrokenChain, Corrupted, FormatMismatch, PoolFull, PoolFailed, ConfigError where a table cannot
     have so many rows, or one beyond them is in use; then there is no pool.
@@ -82,6 +86,8 @@ def restore_snapshot(
         part.check_files()
         part.dense()
     newest = chain[0] if not rows else resized(chain[0], rows)
+    if shards is not None:
+        newest = cut(newest, shards=shards.shards, split_rows=shards.split_rows)
     make_directory(pool.parent)
     num_rows = 0
     with new_directory(pool, "restoring") as partial:
@@ -158,7 +164,7 @@ def _restore_table(
 ) -> int:
     """newest: the chain's, with the numbers of rows that tables get."""
     total = 0
-    table = newest.tables[number]
+    move = move_of(chain[0], newest, number)
     for layer, newer in reversed(_layers(chain, number)):
         with ahead(_some_chunks(layer)) as found:
             for chunks in found:
@@ -166,8 +172,8 @@ def _restore_table(
                 for rows in chunks:
                     are_newer = rows.are_among(newer)
                     kept = rows[~are_newer] if are_newer.any() else rows
-                    if len(kept) and table != chain[0].tables[number]:
-                        kept = _in_resized(kept, chain[0], newest, number)
+                    if len(kept) and move is not None:
+                        kept = move(kept)
                     for core, part in homes.of(number, kept):
                         taken[core].append(part)
                     total += len(kept)
@@ -176,23 +182,6 @@ def _restore_table(
                 if on_bytes is not None:
                     on_bytes(sum(rows.num_bytes for rows in chunks))
     return total
-
-
-def _in_resized(rows: Rows, before: Snapshot, after: Snapshot, number: int) -> Rows:
-    """The rows by their numbers in a table that has another number of them."""
-    num_rows = after.tables[number].num_embeddings
-    own = rows.rows
-    if before.group is not None and after.group is not None:
-        entry = before.group.tables[number]
-        if entry.table_shards > 1:
-            own = entry.rows_of_places(own.astype(np.int64)).astype(np.uint64)
-        rows = Rows(entry.moved(rows.rows, after.group.tables[number]), rows.data)
-    if (last := int(own.max())) >= num_rows:
-        raise ConfigError(
-            f"table '{after.tables[number].name}': row {last} is in use, and {num_rows} rows would end before it: a "
-            "restore drops nothing, give the table more rows"
-        )
-    return rows
 
 
 def _layers(chain: Sequence[Snapshot], number: int) -> list[tuple[Iterator[Rows], NDArray[np.uint64]]]:

@@ -1,0 +1,108 @@
+"""Where the rows of a snapshot go in a pool that is cut into shards anew, or whose tables have other numbers of rows.
+
+A snapshot of one writer numbers rows by row, one of several by place where a table is split (group/manifest.py). A key
+lies in the shard that its hash says, in any row of it: there rows are given one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from holdfast import _core
+from holdfast.admin.by_key import key_records
+from holdfast.admin.snapshot.chain import Snapshot
+from holdfast.admin.snapshot.rows import Rows
+from holdfast.errors import ConfigError
+from holdfast.group import manifest as manifests
+from holdfast.group.layout import check_num_shards, lay_out, stride_bits
+from holdfast.group.manifest import Manifest, TableEntry
+
+Move = Callable[[Rows], Rows]
+
+
+def cut(snapshot: Snapshot, *, shards: int, split_rows: int) -> Snapshot:
+    """The snapshot as that of a group's pool of one writer, cut as a new one would be. Raises ConfigError."""
+    check_num_shards(shards, num_owners=1)
+    layout = lay_out([table.num_embeddings for table in snapshot.tables], num_shards=shards, split_rows=split_rows)
+    tables = tuple(
+        replace(TableEntry.of(table.spec), first_shard=where.first_shard, table_shards=where.num_shards)
+        for table, where in zip(snapshot.tables, layout, strict=True)
+    )
+    group = Manifest(
+        uuid=manifests.new_uuid(),
+        seed=snapshot.seed,
+        store=snapshot.store,
+        log_bytes=snapshot.log_bytes,
+        row_checksums=snapshot.row_checksums,
+        tables=tables,
+        generation=1,
+        owner_of=(0,) * shards,
+        load=(1,) * shards,
+    )
+    return replace(snapshot, group=group)
+
+
+def move_of(before: Snapshot, after: Snapshot, number: int) -> Move | None:
+    """By what rows of a table, each of which comes once, find their numbers in `after`; None where all keep theirs. It
+    raises ConfigError for a row that has no place there."""
+    table = after.tables[number]
+    old, new = (_split(snapshot, number) for snapshot in (before, after))
+    shards, first = ([entry and getattr(entry, of) for entry in (old, new)] for of in ("table_shards", "first_shard"))
+    if before.tables[number] == table and shards[0] == shards[1] and first[0] == first[1]:
+        return None
+    if table.keys and shards[0] != shards[1]:
+        return _KeyPlaces(after.seed, number, table.name, table.num_embeddings, shards[1] or 1)
+
+    def move(rows: Rows) -> Rows:
+        numbers = rows.rows.astype(np.int64)
+        own = numbers if old is None else old.rows_of_places(numbers)
+        if (last := int(own.max())) >= table.num_embeddings:
+            raise ConfigError(
+                f"table '{table.name}': row {last} is in use, and {table.num_embeddings} rows would end before it: a "
+                "restore drops nothing, give the table more rows"
+            )
+        if new is None:
+            return Rows(own.view(np.uint64), rows.data)
+        if table.keys and old is not None:  # which lie in any row of their shard, and stay in theirs
+            return Rows(old.moved(rows.rows, new), rows.data)
+        return Rows(new.places_of(own).view(np.uint64), rows.data)
+
+    return move
+
+
+def _split(snapshot: Snapshot, number: int) -> TableEntry | None:
+    """Of a table that is split."""
+    entry = None if snapshot.group is None else snapshot.group.tables[number]
+    return entry if entry is not None and entry.table_shards > 1 else None
+
+
+class _KeyPlaces:
+    """Gives the rows of keys their places in shards that are cut anew."""
+
+    def __init__(self, seed: int, number: int, name: str, num_embeddings: int, num_shards: int) -> None:
+        self._of_pool = seed, number, num_shards
+        self._name = name
+        self._most = num_embeddings // num_shards  # a shard may have one more
+        self._bits = 0 if num_shards == 1 else stride_bits(num_embeddings, num_shards)
+        self._used = np.zeros(num_shards, np.int64)
+
+    def __call__(self, rows: Rows) -> Rows:
+        records = key_records(rows.data)
+        has_key = records["updates"] != 0
+        records, rows = records[has_key], rows[has_key]
+        shards = _core.shards_of_keys(*self._of_pool, np.ascontiguousarray(records["key"]))
+        counts = np.bincount(shards, minlength=len(self._used))
+        by_shard = np.argsort(shards, kind="stable")
+        among = np.empty(len(shards), np.int64)  # those of the same shard
+        among[by_shard] = np.arange(len(shards)) - np.repeat(np.cumsum(counts) - counts, counts)
+        places = (shards << self._bits) | (self._used[shards] + among)
+        self._used += counts
+        if (fullest := int(self._used.max())) > self._most:
+            raise ConfigError(
+                f"table '{self._name}': a shard has room for {self._most} keys, and one would have {fullest} or more: "
+                f"give the table more rows, as in --rows {self._name}={2 * len(self._used) * fullest}"
+            )
+        return Rows(places.view(np.uint64), rows.data)
