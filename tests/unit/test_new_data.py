@@ -132,6 +132,22 @@ def test_a_file_that_is_there_before_its_day_changes_nothing(days: Commands, tmp
     assert "step 41" in result.out
 
 
+def test_new_data_may_be_read_in_another_order_and_those_of_before_not(days: Commands) -> None:
+    """Lanes, for a run that several ranks go on with."""
+    assert train(days, "pool", 1).code == 0
+    assert train(days, "pool", 2, "train.lanes=4").code == 0
+    trained = days.digest()
+    for lanes in ("train.lanes=2", "train.shuffle=false"):
+        refused = train(days, "pool", 2, lanes, "train.epochs=2")
+        assert refused.code == 1
+        assert "lanes" in refused.err or "shuffle" in refused.err
+    assert days.digest() == trained
+    assert train(days, "whole", 1).code == 0
+    assert train(days, "whole", 2, "train.lanes=4", "train.steps=30").code == 0
+    assert train(days, "whole", 2, "train.lanes=4").code == 0
+    assert days.digest("whole") == trained
+
+
 def with_more_shops(days: Commands, num_shops: int) -> None:
     """Day 2, with shops that nobody had seen on day 1."""
     table = pq.read_table(days.root / "day2.parquet").to_pydict()

@@ -22,6 +22,10 @@ from holdfast.state import state_tree
 from holdfast.state.provenance import warn_of_changes
 
 CONFIG = "extra['config']"  # where Checkpoint keeps it
+_OF_ORDER = (
+    "train.lanes",
+    "train.shuffle",
+)  # another with new data, and then alone: the loader compares
 _OF_IDS = ("criteo", "synthetic")  # data all of whose tables' ids are made of their number of rows, but for keys
 _DEVICE_SETTINGS = "device_settings"  # there, too, in pools from before a state had a record of its provenance
 
@@ -88,7 +92,7 @@ def refuse_changes(saved: Mapping[str, Any], config: RunConfig) -> None:
     names = [line.partition(":")[0] for line in changes]
     for name, line in zip(names, changes, strict=True):
         may_change = any(name == allowed or name.startswith(f"{allowed}.") for allowed in CHANGEABLE)
-        may_change = may_change or _is_number_of_rows(name, plain)
+        may_change = may_change or _is_number_of_rows(name, plain) or (config.train.new_data and name in _OF_ORDER)
         if not may_change or name == "optimizer.name":
             raise ConfigError(f"{line}, but a pool cannot change that: go back to the old value, or start a new pool")
         if name.startswith("optimizer.") and name.removeprefix("optimizer.") in owned:
