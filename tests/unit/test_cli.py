@@ -244,10 +244,26 @@ def test_debug_shows_the_traceback(holdfast: Commands) -> None:
     assert (result.code, result.err.count("\n")) == (1, 1)
 
 
+@pytest.mark.parametrize("more", [(), ("--set", "train.lanes=4")])
+def test_batches_of_another_size_go_on_where_those_before_ended(holdfast: Commands, more: tuple[str, ...]) -> None:
+    """640 samples an epoch, two of them: 5 batches of 32, and 1120 samples by 50."""
+    larger = ("--set", "train.epochs=2", "--set", "train.batch_size=50", *more)
+    for pool, stops in (("whole", ()), ("pool", (9, 20))):
+        assert holdfast.train(pool, "--steps", 5, *more).code == 0
+        for stop in stops:
+            assert holdfast.train(pool, "--steps", stop, *larger).code == 0
+        result = holdfast.train(pool, *larger)
+        assert result.code == 0, result.err
+        assert "step 28/28" in result.out
+    assert holdfast.digest() == holdfast.digest("whole")
+    assert holdfast.digest().cursor == 5 * 32 + 23 * 50
+    result = holdfast.train("pool", *more, "--set", "train.epochs=2", "--set", "train.batch_size=11")
+    assert "nothing is left to train up to step 28" in result.out + result.err
+
+
 @pytest.mark.parametrize(
     ("override", "field"),
     [
-        ("train.batch_size=64", "train.batch_size"),
         ("train.seed=1", "train.seed"),
         ("train.lanes=8", "train.lanes"),
         ("pool.seed=1", "pool.seed"),

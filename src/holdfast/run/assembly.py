@@ -171,7 +171,7 @@ def _try_out(config: RunConfig, source: Source) -> None:
     model = config.model.try_out(model_inputs(config, source))
     config.optimizer.make(list(model.parameters()))
     if config.scheduler is not None:
-        config.scheduler.check_length(last_step_of(config.train, source.num_samples))
+        config.scheduler.check_length(last_step_of(config.train, config.train.epochs * source.num_samples))
 
 
 def _shared_pool(

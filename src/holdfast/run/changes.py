@@ -55,6 +55,7 @@ CHANGEABLE = (
     "group.timeout",
     "device",  # the pool does not care; the bits of the steps to come do
     _DEVICE_SETTINGS,
+    "train.batch_size",  # positions in the data count samples
     "train.steps",
     "train.epochs",
     "train.workers",

@@ -53,8 +53,8 @@ class TrainConfig:
             raise ConfigError(f"train.max_grad_norm = {self.max_grad_norm}; it must be positive")
 
 
-def last_step_of(config: TrainConfig, samples_per_epoch: int, origin: int = 0) -> int:
-    """Where training ends. origin: where in the stream the data begin."""
+def last_step_of(config: TrainConfig, samples_left: int, *, after: int = 0) -> int:
+    """Where training ends, which goes on after step `after`. samples_left: of all epochs."""
     if config.steps is not None:
         return config.steps
-    return origin // config.batch_size + math.ceil(config.epochs * samples_per_epoch / config.batch_size)
+    return after + math.ceil(max(0, samples_left) / config.batch_size)

@@ -130,6 +130,7 @@ class Trainer:
             extra=extra,
         )
         self.stopped = False
+        self.last_step = 0  # where training ends: known when it is recovered
         self._exchange = True  # a rank has something of its own to tell
         self._stopping = stopping
         self._upcoming: deque[_Upcoming] = deque()
@@ -153,14 +154,11 @@ class Trainer:
         """Whether no other rank would have to take part."""
         return self.pool.group.world_size == 1
 
-    @property
-    def last_step(self) -> int:
-        """Where training ends."""
-        return last_step_of(self.config, self.loader.samples_per_epoch, self.loader.origin)
-
     def recover(self) -> int:
         """The recover verb's second half: the pool has rolled its rows back when it was opened; now the dense state."""
         step = self.checkpoint.resume()
+        end = self.loader.origin + self.config.epochs * self.loader.samples_per_epoch
+        self.last_step = last_step_of(self.config, end - self.loader.samples, after=step)
         if self._relaxed_lookup and self.loader.samples > self.loader.origin:
             # How a relaxed lookup splits its sums is decided by the batch before, too.
             cursor = self.loader.samples
