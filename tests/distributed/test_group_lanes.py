@@ -167,8 +167,8 @@ def test_trainers_that_decode_more_than_their_share_say_so_and_what_to_do(ranks:
     assert advice(1, 1) is None
     assert advice(2, 2) is None
     assert advice(2, 1, shuffle=False) is None
-    assert "[train] lanes = 8 in a new pool divides it" in (advice(2, 1) or "")
-    assert "[train] lanes = 9 in a new pool divides it" in (advice(3, 1) or "")
+    assert "[train] lanes = 8 with new data, or in a new pool, divides it" in (advice(2, 1) or "")
+    assert "[train] lanes = 9 with new data, or in a new pool, divides it" in (advice(3, 1) or "")
     assert "lanes = 8 is no multiple of the 3 trainers" in (advice(3, 8) or "")
     assert "the data are only 13 blocks (row groups), for 8 lanes" in (advice(2, 8) or "")
     generated = trained(ranks, pool_root / "generated", small(train={"steps": 1}), 2)

@@ -221,11 +221,11 @@ def advise_on_lanes(trainer: Trainer) -> str | None:
         return None
     good = trainers * -(-_FEWEST_LANES // trainers)
     if lanes == 1:
-        return f"every trainer decodes the whole stream; [train] lanes = {good} in a new pool divides it among them"
+        return f"every trainer decodes the whole stream; [train] lanes = {good} with new data, or in a new pool, divides it"
     if lanes % trainers:
         return (
             f"[train] lanes = {lanes} is no multiple of the {trainers} trainers, so each decodes more than its share; "
-            f"{good} in a new pool would be one"
+            f"{good} with new data, or in a new pool, would be one"
         )
     if len(source.block_sizes) < _FEW_BLOCKS * lanes:
         return (
