@@ -221,7 +221,8 @@ def advise_on_lanes(trainer: Trainer) -> str | None:
         return None
     good = trainers * -(-_FEWEST_LANES // trainers)
     if lanes == 1:
-        return f"every trainer decodes all of the data; [train] lanes = {good} with new data, or in a new pool, divides it"
+        where = "with new data, or in a new pool,"
+        return f"every trainer decodes the whole stream; [train] lanes = {good} {where} divides it among them"
     if lanes % trainers:
         return (
             f"[train] lanes = {lanes} is no multiple of the {trainers} trainers, so each decodes more than its share; "
