@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -107,6 +108,24 @@ def restore(
     with counting("restoring", total, is_bytes=True) as on_bytes:
         made = restore_snapshot(snapshot, pool, medium=medium.value, rows=new_rows, shards=group, on_bytes=on_bytes)
     print(f"{pool}: step {made.step}, {made.rows:,} rows from {made.snapshots} snapshot(s)")  # noqa: T201
+
+
+@contextmanager
+def as_pool(path: Path, beside: Path) -> Iterator[Path]:
+    """A pool's directory; of a snapshot's a pool that is made of it in `beside`, and removed afterwards."""
+    from holdfast.admin.snapshot import open_chain, restore_snapshot
+    from holdfast.admin.snapshot.inspection import is_snapshot
+    from holdfast.admin.snapshot.output import scratch_directory
+    from holdfast.train.observe import counting
+
+    if not is_snapshot(path):
+        yield path
+        return
+    total = sum(part.num_bytes for part in open_chain(path))
+    with scratch_directory(beside, "holdfast-restored") as directory:
+        with counting("restoring", total, is_bytes=True) as on_bytes:
+            restore_snapshot(path, directory / "pool", on_bytes=on_bytes)
+        yield directory / "pool"
 
 
 def _rows_of(said: Sequence[str]) -> dict[str, int]:

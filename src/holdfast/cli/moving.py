@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.keeping import as_pool
 from holdfast.cli.options import OneConfigArgument, OverwriteOption, PoolArgument, PoolOption, SetOption, read_run
 from holdfast.errors import ConfigError
 
@@ -28,21 +29,28 @@ def export(
 
     Names in safetensors are TorchRec's: embedding_bags.<table>.weight, optimizer.<table>.<state>, model.<name>. Columns
     of a table are key (or row) and vector, of what was trained. Streams, so tables may be of any size; the file appears
-    when it is complete.
+    when it is complete. Of a snapshot, which a run may go on beside, a pool is made next to OUT first, and removed.
     """
     from holdfast.admin.exporting_table import SUFFIXES
+    from holdfast.data.output import check_output
 
-    if table is not None or out.suffix in SUFFIXES:
-        _export_table(pool, out, table, overwrite=overwrite)
-        return
-    if out.suffix != ".safetensors":
+    is_table = table is not None or out.suffix in SUFFIXES
+    if not is_table and out.suffix != ".safetensors":
         raise ConfigError(
             f"export: the suffix of {out} says neither safetensors (.safetensors), nor, for one table, Parquet "
             "(.parquet) or Arrow (.arrow)"
         )
+    check_output(out, overwrite=overwrite)  # before rows are restored, or put in order
+    with as_pool(pool, out.parent) as directory:
+        if is_table:
+            _export_table(directory, out, table, overwrite=overwrite)
+        else:
+            _export_pool(directory, out, overwrite=overwrite)
+
+
+def _export_pool(pool: Path, out: Path, *, overwrite: bool) -> None:
     from holdfast.admin.exporting import export_bytes, export_pool
     from holdfast.admin.row_order import rows_in_order
-    from holdfast.data.output import check_output
     from holdfast.pools.read_only import at_rest
     from holdfast.train.observe import counting
 
@@ -52,7 +60,6 @@ def export(
     ):
         if recovery is not None and not recovery.clean:
             print(f"{pool}: was not closed cleanly, recovered to step {recovery.step}", file=sys.stderr)  # noqa: T201
-        check_output(out, overwrite=overwrite)  # before rows are put in order
         with rows_in_order(pool, out.parent) as ordered:
             total = export_pool(reader, out, overwrite=overwrite, on_bytes=on_bytes, ordered=ordered)
         step = reader.commit["step"]
@@ -61,11 +68,9 @@ def export(
 
 def _export_table(pool: Path, out: Path, name: str | None, *, overwrite: bool) -> None:
     from holdfast.admin.exporting_table import export_table, number_of, table_bytes
-    from holdfast.data.output import check_output
     from holdfast.pools.read_only import at_rest
     from holdfast.train.observe import counting
 
-    check_output(out, overwrite=overwrite)
     with at_rest(pool) as (reader, _):
         number = number_of(reader, name)
         with counting("exporting", table_bytes(reader, number), is_bytes=True) as on_bytes:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Annotated
 
 import typer
 
+from holdfast.cli.keeping import as_pool
 from holdfast.cli.options import JsonOption, PoolArgument
 
 
@@ -84,8 +86,14 @@ def digest(pool: PoolArgument, as_json: JsonOption = False) -> None:
     """SHA-256 of a pool's logical state: step, dense state, and every row that is not at its initial value.
 
     Two pools have one digest exactly when training would go on alike from them, however their bytes are stored. A pool
-    that was not closed cleanly is recovered first. --json shows the parts too.
+    that was not closed cleanly is recovered first; of a snapshot a pool is made in TMPDIR, and removed.
+    --json shows the parts too.
     """
+    with as_pool(pool, Path(gettempdir())) as directory:
+        _digest(directory, as_json=as_json)
+
+
+def _digest(pool: Path, *, as_json: bool) -> None:
     from holdfast.admin.digest import digest_pool
     from holdfast.admin.row_order import rows_in_order
     from holdfast.pools.read_only import at_rest
