@@ -9,9 +9,9 @@ import time
 import pytest
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
-from holdfast.errors import GroupError
+from holdfast.errors import ConfigError, GroupError
 from holdfast.group import meeting
-from holdfast.group.meeting import meet, of_this_group
+from holdfast.group.meeting import await_others, meet, of_this_group
 from holdfast.group.notices import Notices
 
 
@@ -32,8 +32,50 @@ def test_a_launcher_that_names_no_address_is_told_which_variable_it_left_out(mon
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(ValueError, match="environment variable MASTER_ADDR expected, but not set"):
+    with pytest.raises(ConfigError, match="RANK is set, and MASTER_ADDR not: start the processes with torchrun"):
         meet(1.0)
+
+
+def as_rank(rank: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of two, whose rank 0 listens at the port that is returned, where nobody does yet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for name, value in {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    return int(port)
+
+
+def test_a_rank_whose_rank_0_died_before_it_listened_waits_for_the_timeout_and_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port = as_rank(1, monkeypatch)
+    began = time.monotonic()
+    with pytest.raises(GroupError, match=rf"rank 1 waited for .*rank 0.*:{port} did not answer within 1 s"):
+        meet(1.0)
+    assert time.monotonic() - began < 2
+
+
+def test_a_rank_that_is_asked_to_stop_waits_for_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_rank(1, monkeypatch)
+    began = time.monotonic()
+    with pytest.raises(GroupError, match="stopped"):
+        meet(30.0, lambda: True)
+    assert time.monotonic() - began < 5
+
+
+def test_rank_0_names_the_ranks_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_rank(0, monkeypatch)
+    met, rank, world_size = meet(30.0)
+    with pytest.raises(GroupError, match=r"rank 0 waited 0\.2 s for rank 1 to be there"):
+        await_others(of_this_group(met, rank, world_size, 1.0), rank, world_size, 0.2)
+
+
+def test_a_rank_that_is_asked_to_stop_does_not_wait_for_ranks_that_died_before_they_came() -> None:
+    began = time.monotonic()
+    with pytest.raises(GroupError, match="rank 0 waited for all ranks to be there: stopped"):
+        await_others(HashStore(), 0, 2, 30.0, lambda: True)
+    assert time.monotonic() - began < 5
 
 
 def test_ranks_that_rank_0_leaves_alone_say_that_they_waited_for_it() -> None:

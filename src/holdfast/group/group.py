@@ -30,7 +30,7 @@ from holdfast.errors import ConfigError, HoldfastError
 from holdfast.group import process_groups
 from holdfast.group.attaching import attach
 from holdfast.group.device_sums import DeviceSums, open_device_sums
-from holdfast.group.meeting import meet, of_this_group, stay_on_one_machine
+from holdfast.group.meeting import await_others, meet, of_this_group, stay_on_one_machine
 from holdfast.group.neighbours import Neighbours, meet_neighbours
 from holdfast.group.notices import NOT_YET, Notices
 from holdfast.group.options import GroupOptions
@@ -154,7 +154,7 @@ class Group:
             store = of_this_group(dist.distributed_c10d._get_default_store(), rank, world_size, timeout, stopping)
         elif dist.is_available() and "RANK" in os.environ:
             stay_on_one_machine()
-            met, rank, world_size = meet(timeout)
+            met, rank, world_size = meet(timeout, stopping)
             store = of_this_group(met, rank, world_size, timeout, stopping)
         elif (started := os.environ.get("WORLD_SIZE", "1")) != "1":
             raise ConfigError(
@@ -163,6 +163,7 @@ class Group:
             )
         else:
             store, rank, world_size = HashStore(), 0, 1
+        await_others(store, rank, world_size, timeout, stopping)
         roles = Roles(world_size=world_size, memory_ranks=options.memory_ranks)
         return make(store=store, rank=rank, roles=roles)
 

@@ -8,6 +8,8 @@ Invariants
   group leaves in it has a prefix that no other group has: a program may open one pool after the other, or again.
 - Rank 0 names the prefix; the others take it once each, and the last of them takes the name away: a process that comes
   later, in place of one that died, waits for the next.
+- Ranks wait for each other here, where a wait hears of a signal and ends after the timeout, before torch and gloo do:
+  torch's client of a store that is not there waits for up to three times as long, and no signal reaches it.
 """
 
 from __future__ import annotations
@@ -27,18 +29,19 @@ from uuid import uuid4
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.distributed.rendezvous import rendezvous
 
-from holdfast.errors import GroupError
-from holdfast.group.notices import first_line
+from holdfast.errors import ConfigError, GroupError
+from holdfast.group.notices import first_line, names_of
 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK = "lo"
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _GROUP, _NONE = "group", "none"
 _LOOK_SECONDS = 0.01  # at most
+_KNOCKING_SECONDS = 0.1  # between two attempts to reach a store
+_CONNECTING_SECONDS = 2.0  # of one of them
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-_mine: dict[tuple[int, str | None, str | None], Store] = {}  # rank 0's, by process, MASTER_ADDR and MASTER_PORT
+_mine: dict[tuple[int, str, int], Store] = {}  # rank 0's, by process, MASTER_ADDR and MASTER_PORT
 _last_taken: dict[int, str] = {}  # by process: the prefix of its newest group
 
 
@@ -49,25 +52,44 @@ def stay_on_one_machine() -> None:
         os.environ[_GLOO_INTERFACE] = _LOOPBACK
 
 
-def meet(timeout: float) -> tuple[Store, int, int]:
+def meet(timeout: float, stopping: Callable[[], bool] = lambda: False) -> tuple[Store, int, int]:
     """The store of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; this rank and how many there are. timeout: seconds.
 
     Rank 0's listens on MASTER_ADDR, where that is an address of its machine and not torchrun's store.
 
-    Raises GroupError.
+    Raises ConfigError where a variable is missing, GroupError.
     """
+    unset = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if unset:
+        raise ConfigError(
+            f"RANK is set, and {' and '.join(unset)} not: start the processes with torchrun, which sets all of them; "
+            "or unset RANK for a process alone"
+        )
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return _own_store(host, port, world_size, timeout), rank, world_size
     try:
-        return _meet(timedelta(seconds=timeout))
+        return reach_store(host, port, timeout, stopping), rank, world_size
+    except GroupError as error:
+        raise GroupError(f"rank {rank} waited for the group's store (of rank 0, or torchrun's): {error}") from None
+
+
+def reach_store(host: str, port: int, timeout: float, stopping: Callable[[], bool] = lambda: False) -> Store:
+    """The one that listens there, when it does. Raises GroupError."""
+    deadline = time.monotonic() + timeout
+    try:
+        while not stopping():
+            try:
+                socket.create_connection((host, port), timeout=_CONNECTING_SECONDS).close()
+                return TCPStore(host, port, timeout=timedelta(seconds=timeout), wait_for_workers=False)
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise GroupError(f"{host}:{port} did not answer within {timeout:g} s: {error}") from None
+                time.sleep(_KNOCKING_SECONDS)
     except dist.DistError as error:
-        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        if "EADDRINUSE" in str(error):
-            raise GroupError(
-                f"rank 0 cannot listen at {where}, where somebody else does: set MASTER_PORT to a free port"
-            ) from None
-        waited = "the others' word at" if os.environ["RANK"] == "0" else "rank 0 at"
-        raise GroupError(
-            f"rank {os.environ['RANK']} waited {timeout:g} s for {waited} {where}: {first_line(error)}"
-        ) from None
+        raise GroupError(f"{host}:{port}: {first_line(error)}") from None
+    raise GroupError("stopped")
 
 
 def of_this_group(
@@ -82,12 +104,34 @@ def of_this_group(
             words.set(_GROUP, prefix)
         else:
             prefix = _newly_named(words, timeout, stopping)
+            words.set(f"{prefix}/rank-{rank}", "")
             if words.add(f"{prefix}/taken", 1) == world_size - 1:
                 words.compare_set(_GROUP, prefix, _NONE)
     except RuntimeError as error:  # dist.DistError is one
         raise GroupError(f"rank {rank} waited for rank 0 to open the pool: {first_line(error)}") from None
     _last_taken[os.getpid()] = prefix
     return PrefixStore(prefix, words)
+
+
+def await_others(
+    ours: Store, rank: int, world_size: int, timeout: float, stopping: Callable[[], bool] = lambda: False
+) -> None:
+    """Until all ranks have the group's part of the store. Raises GroupError, which names those that do not come."""
+    deadline, pause = time.monotonic() + timeout, 0.001
+    try:
+        while ours.add("taken", 0) < world_size - 1:
+            if stopping():
+                raise GroupError(f"rank {rank} waited for all ranks to be there: stopped")
+            if time.monotonic() > deadline:
+                late = [other for other in range(1, world_size) if not ours.check([f"rank-{other}"])]
+                raise GroupError(
+                    f"rank {rank} waited {timeout:g} s for {names_of(late)} to be there: see what became of "
+                    f"{'it' if len(late) == 1 else 'them'}, and start all ranks again"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _LOOK_SECONDS)
+    except RuntimeError as error:  # dist.DistError is one
+        raise GroupError(f"rank {rank} waited for all ranks to be there: {first_line(error)}") from None
 
 
 def _newly_named(words: Store, timeout: float, stopping: Callable[[], bool]) -> str:
@@ -105,35 +149,36 @@ def _newly_named(words: Store, timeout: float, stopping: Callable[[], bool]) -> 
         pause = min(2 * pause, _LOOK_SECONDS)
 
 
-def _meet(timeout: timedelta) -> tuple[Store, int, int]:
-    if os.environ["RANK"] != "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        met, rank, world_size = next(rendezvous("env://", timeout=timeout))
-        return met, rank, world_size
-    world_size = int(os.environ["WORLD_SIZE"])
-    place = os.getpid(), os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if place not in _mine:
-        _mine[place] = _listen(world_size, timeout)
-        # Its destructor waits for its thread, which a forked child that exits does not have.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(_mine[place]))
-    return _mine[place], 0, world_size
-
-
-def _listen(world_size: int, timeout: timedelta) -> Store:
+def _own_store(host: str, port: int, world_size: int, timeout: float) -> Store:
+    """Rank 0's. Raises GroupError."""
+    place = os.getpid(), host, port
+    if place in _mine:
+        return _mine[place]
     listening = _listen_on_master_address()
-    if listening is None:
-        met: Store = next(rendezvous("env://", timeout=timeout))[0]
-        return met
-    address, port = listening.getsockname()[:2]
-    # Shared with what the script's own init_process_group asks for in this process.
-    return TCPStore(
-        address,
-        port,
-        world_size,
-        is_master=True,
-        timeout=timeout,
-        master_listen_fd=listening.detach(),
-        multi_tenant=True,
-    )
+    if listening is not None:
+        host, port = listening.getsockname()[:2]
+    try:
+        # Shared with what the script's own init_process_group asks for in this process.
+        store = TCPStore(
+            host,
+            port,
+            world_size,
+            is_master=True,
+            timeout=timedelta(seconds=timeout),
+            wait_for_workers=False,
+            master_listen_fd=None if listening is None else listening.detach(),
+            multi_tenant=True,
+        )
+    except dist.DistError as error:
+        if "EADDRINUSE" in str(error):
+            raise GroupError(
+                f"rank 0 cannot listen at {host}:{port}, where somebody else does: set MASTER_PORT to a free port"
+            ) from None
+        raise GroupError(f"rank 0 cannot listen at {host}:{port}: {first_line(error)}") from None
+    # Its destructor waits for its thread, which a forked child that exits does not have.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
+    _mine[place] = store
+    return store
 
 
 def stay_on(address: str) -> None:

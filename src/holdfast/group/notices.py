@@ -185,10 +185,14 @@ def what_became_of(silent: Sequence[int], error: Exception, words: Iterable[str]
     """Of the ranks that left no word, as far as a rank whose wait ended with `error` can tell. words: of the others."""
     # Who gives up closes its connections to all: a broken one then says nothing about those who are silent.
     somebody_gave_up = any(word.startswith(_GAVE_UP) for word in words)
-    names = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
+    names = names_of(silent)
     if _is_broken_connection(error) and not somebody_gave_up:
         return f"{names} died or {'was' if len(silent) == 1 else 'were'} stopped"
     return f"{names} {'does' if len(silent) == 1 else 'do'} not answer within {timeout:g} s"
+
+
+def names_of(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
 def _is_before(word: str, step: int) -> bool:

@@ -21,20 +21,19 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
-from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore
 
 from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError, GroupError, HoldfastError, PoolBusy
 from holdfast.group.asking import Asked
 from holdfast.group.attaching import GO, Hello, answer, numeric_address, read_line, split_address
 from holdfast.group.group import Group
-from holdfast.group.meeting import listen_on, stay_on
+from holdfast.group.meeting import listen_on, reach_store, stay_on
 from holdfast.group.notices import first_line
 from holdfast.group.opening import KeptPart
 from holdfast.group.options import GroupOptions
@@ -229,7 +228,7 @@ class MemoryRank:
     def _receive(self, visitor: _Visitor) -> None:
         hello = visitor.hello
         try:
-            store = _reach(hello)
+            store = _reach(hello, self._stopping)
         except GroupError as error:
             with suppress(OSError):
                 answer(visitor.connection, error)
@@ -271,14 +270,13 @@ class MemoryRank:
             raise
 
 
-def _reach(hello: Hello) -> PrefixStore:
+def _reach(hello: Hello, stopping: Callable[[], bool]) -> PrefixStore:
     """The trainers' store."""
     host, port = hello.store
     try:
-        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=hello.timeout), wait_for_workers=False)
-    except RuntimeError as error:  # dist.DistError is one
+        store = reach_store(host, port, hello.timeout, stopping)
+    except GroupError as error:
         raise GroupError(
-            f"memory rank {hello.memory_rank} does not reach the trainers' store at {host}:{port} (MASTER_ADDR and "
-            f"MASTER_PORT): {first_line(error)}"
+            f"memory rank {hello.memory_rank} does not reach the trainers' store (MASTER_ADDR and MASTER_PORT): {error}"
         ) from None
     return PrefixStore(hello.prefix, store)
