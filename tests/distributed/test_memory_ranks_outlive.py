@@ -7,6 +7,7 @@ import ipaddress
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -224,6 +225,26 @@ def test_trainers_that_lost_all_of_their_storage_go_on_with_the_same_bits(
             assert {path.name for path in own.iterdir()} <= {"group.json", "lock"}
         check_that_it_ended_well(life, servers)
         ends_as(expected, servers, directory)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_copy_in_the_place_of_the_pool_that_a_memory_rank_has_open_is_what_the_next_trainers_train(
+    serving: Serving, store: str, ranks: Ranks, pool_root: Path
+) -> None:
+    """Rows went to the files that had been moved away, dense states to the copy: neither could be opened again."""
+    options = {**STORES[store], "steps": 12}
+    expected = undisturbed(ranks, pool_root / "together", options, 1, 1)
+    directory, own = pool_root / "apart", pool_root / "trainer"
+    moved, before = pool_root / "moved", pool_root / "before"
+    with serving(directory) as servers:
+        check_that_it_ended_well(train(ranks, own, servers, 1, {**options, "steps": 6}), servers)
+        shutil.copytree(directory, before, symlinks=True)
+        directory.rename(moved)
+        shutil.copytree(before, directory, symlinks=True)
+        check_that_it_ended_well(train(ranks, own, servers, 1, options), servers)
+        assert servers[0].parts[-1].startswith("was opened at step 6")
+        ends_as(expected, servers, directory)
+    assert digest(moved) == digest(before)
 
 
 def test_a_new_pool_keeps_rows_as_the_storage_of_the_memory_rank_wants(

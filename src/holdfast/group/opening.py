@@ -40,11 +40,13 @@ class KeptPart:
         self.pool: _core.Pool | None = None
         self.how = ""
         self._what: What | None = None
+        self._lock: tuple[int, int] | None = None
 
     def prepare(self, what: What) -> None:
         """For its next opening, of `what`."""
-        if self._what != what:
-            self.close_quietly()  # another pool's, whose files may have gone
+        # Another pool's, whose files may have gone; or its files were moved, and a copy lies in their place.
+        if self._what != what or self._lock != _lock_in(what[0]):
+            self.close_quietly()
         self._what = what
 
     def keep(self, pool: _core.Pool) -> None:
@@ -55,6 +57,7 @@ class KeptPart:
         back = f", {steps} steps and {report.rows_restored:,} rows rolled back," if report.rows_restored else ""
         self.how = f"{verb} at step {report.step}{back} in {report.seconds * 1e3:.1f} ms"
         self.pool = pool
+        self._lock = None if self._what is None else _lock_in(self._what[0])
 
     def close(self) -> None:
         """Takes back what was not committed. Safe to call twice."""
@@ -66,6 +69,15 @@ class KeptPart:
         """After a failure of its medium it says no more than that again."""
         with suppress(HoldfastError):
             self.close()
+
+
+def _lock_in(directory: Path) -> tuple[int, int] | None:
+    """Which file the part's lock is: a part that was moved takes its own along."""
+    try:
+        status = (directory / "lock").stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 class _Opening:
