@@ -56,3 +56,25 @@ def test_frequent_failures_take_more_from_periodic_checkpoints_than_from_durable
     for row in rows:
         assert abs(row["simulated_share"] - row["useful_share"]) < 3 * row["half_width"] + 1e-3
     assert (tmp_path / "failures.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "most"),
+    [
+        ("--trainers", "0", "whole number above 0 and up to 100,000"),
+        ("--trainers", "two", "whole number above 0 and up to 100,000"),
+        ("--per-day", "0", "number above 0 and up to 10,000"),
+        ("--per-day", "nan", "number above 0 and up to 10,000"),
+        ("--per-day", "1,1e9", "number above 0 and up to 10,000"),
+    ],
+)
+def test_a_number_that_cannot_be_simulated_is_named(option: str, value: str, most: str) -> None:
+    command = ("scale", "--model", "rm1") if option == "--trainers" else ("failures",)
+    with pytest.raises(ConfigError, match=f"{option} {value}: .* is no {most}"):
+        said(*command, option, value)
+
+
+@pytest.mark.parametrize(("option", "value"), [("--days", "inf"), ("--batch-ms", "inf"), ("--checkpoint-s", "0")])
+def test_what_no_simulation_ends_with_is_refused(option: str, value: str) -> None:
+    result = CliRunner().invoke(app, ["sim", "failures", option, value])
+    assert (result.exit_code, option in result.output) == (2, True)

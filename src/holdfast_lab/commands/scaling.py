@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from holdfast_lab.sim.scale import ScaleRun
 
 _DAY_S = 86_400.0
+_MOST_DEVICES = 100_000  # of a kind: each is an object of the simulation
+_MOST_S = 1e9
+_MOST_FAILURES = 1_000_000  # of a run of the simulation
 OutOption = Annotated[Path | None, typer.Option("-o", "--out", metavar="DIR", help="Where to write PNG and CSV.")]
 
 
@@ -25,9 +28,12 @@ def scale(
     trainers: Annotated[
         str, typer.Option(metavar="A,B,C or LO:HI:N", help="How many trainers; thousands take seconds each.")
     ] = "1:1024:6",
-    expanders: Annotated[int, typer.Option(min=1, help="Memory expanders, however many trainers there are.")] = 64,
+    expanders: Annotated[
+        int, typer.Option(min=1, max=_MOST_DEVICES, help="Memory expanders, however many trainers there are.")
+    ] = 64,
     per_trainer: Annotated[
-        float | None, typer.Option("--expanders-per-trainer", min=0, help="As many for each trainer, instead.")
+        float | None,
+        typer.Option("--expanders-per-trainer", min=0, max=_MOST_DEVICES, help="As many for each trainer, instead."),
     ] = None,
     gpu: Annotated[str, typer.Option(metavar="DEVICE", help="Of a trainer.")] = "a100",
     memory: Annotated[str, typer.Option(metavar="DEVICE", help="Of an expander.")] = "cxl-expander",
@@ -54,13 +60,12 @@ def scale(
         from holdfast_lab.sim.model import workload_of
         from holdfast_lab.sim.scale import expanders_of, sweep_trainers
         from holdfast_lab.sim.scenario import read_scenario
-        from holdfast_lab.sim.sweep import parse_variation
 
         scenario = read_scenario("cxl", model, settings or [], folder or [])
         processor, module = scenario.library.device(gpu), scenario.library.device(memory)
         if not isinstance(processor, Compute) or not isinstance(module, Memory):
             raise ConfigError(f"--gpu {gpu} has to be a processor, and --memory {memory} a memory")
-        counts = [int(value) for value in parse_variation(f"trainers={trainers}").values]
+        counts = [int(value) for value in _values("--trainers", trainers, most=_MOST_DEVICES, are_whole=True)]
         workload = workload_of(scenario.library.model(scenario.model))
         load = load_of(workload, processor, module)
         if per_trainer is None:
@@ -125,18 +130,29 @@ def nodes(
 
 
 def failures(
-    batch_ms: Annotated[float, typer.Option(min=1e-6, help="A batch, without what makes it durable.")] = 30.0,
-    overhead_ms: Annotated[float, typer.Option(min=0, help="What durability costs a batch.")] = 1.0,
-    recovery_s: Annotated[float, typer.Option(min=0, help="Until training goes on, with every batch durable.")] = 30.0,
-    checkpoint_s: Annotated[float, typer.Option(min=0, help="What a full checkpoint stops training for.")] = 60.0,
-    checkpoint_recovery_s: Annotated[float, typer.Option(min=0, help="Until training goes on from one.")] = 400.0,
+    batch_ms: Annotated[
+        float, typer.Option(min=1e-6, max=_MOST_S, help="A batch, without what makes it durable.")
+    ] = 30.0,
+    overhead_ms: Annotated[float, typer.Option(min=0, max=_MOST_S, help="What durability costs a batch.")] = 1.0,
+    recovery_s: Annotated[
+        float, typer.Option(min=0, max=_MOST_S, help="Until training goes on, with every batch durable.")
+    ] = 30.0,
+    checkpoint_s: Annotated[
+        float, typer.Option(min=1e-6, max=_MOST_S, help="What a full checkpoint stops training for.")
+    ] = 60.0,
+    checkpoint_recovery_s: Annotated[
+        float, typer.Option(min=0, max=_MOST_S, help="Until training goes on from one.")
+    ] = 400.0,
     interval_s: Annotated[
-        float | None, typer.Option(min=1, help="Between checkpoints. Default: the best for each rate (Daly).")
+        float | None,
+        typer.Option(min=1, max=_MOST_S, help="Between checkpoints. Default: the best for each rate (Daly)."),
     ] = None,
     per_day: Annotated[
         str, typer.Option(metavar="A,B,C or LO:HI:N", help="Failures a day, of all devices together.")
     ] = "0.1:100.0:7",
-    days: Annotated[float, typer.Option(min=1, help="Days that are simulated beside the closed form.")] = 100.0,
+    days: Annotated[
+        float, typer.Option(min=1, max=_MOST_FAILURES, help="Days that are simulated beside the closed form.")
+    ] = 100.0,
     seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0,
     out: OutOption = None,
     overwrite: OverwriteOption = False,
@@ -149,9 +165,8 @@ def failures(
     with simulator_extra():
         from holdfast_lab.sim.failures import at_best, durable_batches, periodic_checkpoints, simulate_failures
         from holdfast_lab.sim.failures import useful_s_per_day as closed_form
-        from holdfast_lab.sim.sweep import parse_variation
 
-        rates = [float(value) for value in parse_variation(f"failures={per_day}").values]
+        rates = _values("--per-day", per_day, most=_MOST_FAILURES / days)
         durable = durable_batches(batch_s=batch_ms * 1e-3, overhead_s=overhead_ms * 1e-3, recovery_s=recovery_s)
         rows: list[dict[str, float | str]] = []
         for rate in rates:
@@ -179,6 +194,21 @@ def failures(
         print(json.dumps(rows, indent=2))  # noqa: T201
     else:
         _show_failures(rows)
+
+
+def _values(option: str, text: str, *, most: float, are_whole: bool = False) -> list[float]:
+    """What an option A,B,C or LO:HI:N says. Raises ConfigError that names it."""
+    from holdfast_lab.sim.sweep import parse_variation
+
+    values: list[float] = []
+    for value in parse_variation(f"{option}={text}").values:
+        is_number = isinstance(value, int if are_whole else (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 < value <= most:
+            raise ConfigError(
+                f"{option} {text}: {value} is no {'whole ' * are_whole}number above 0 and up to {most:,.6g}"
+            )
+        values.append(float(value))
+    return values
 
 
 def _show_failures(rows: list[dict[str, float | str]]) -> None:
