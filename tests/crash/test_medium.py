@@ -13,9 +13,12 @@ import torch
 
 from holdfast import _core
 from holdfast.admin.digest import digest_pool
+from holdfast.admin.exporting import export_pool
+from holdfast.admin.exporting_table import export_table
 from holdfast.admin.snapshot import restore_snapshot, take_snapshot
 from holdfast.errors import PoolFull, PoolReadOnly
 from holdfast.pools.pool import Pool
+from holdfast.pools.read_only import at_rest
 from holdfast.pools.tables import EmbeddingBagConfig
 from holdfast.rows.embedding import EmbeddingBagCollection
 
@@ -112,6 +115,22 @@ def test_snapshots_to_and_from_a_full_medium_leave_nothing_there(small_medium: P
         with pytest.raises(PoolFull):
             restore_snapshot(pool_root / "snapshot", small_medium / "restored", medium=medium)  # type: ignore[arg-type]
         assert list(small_medium.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "parquet", "arrow"])
+def test_an_export_to_a_full_medium_names_its_file_and_leaves_nothing_there(
+    suffix: str, small_medium: Path, pool_root: Path
+) -> None:
+    pool, rows = open_rows(pool_root / "pool")
+    with pool:
+        for number in range(1, 4):
+            step(pool, rows, number)
+    (small_medium / "another's").write_bytes(bytes(SIZE_BYTES - (8 << 10)))
+    out = small_medium / f"out.{suffix}"
+    with at_rest(pool_root / "pool") as (reader, _), pytest.raises(OSError, match="free space there") as raised:
+        export_pool(reader, out) if suffix == "safetensors" else export_table(reader, 0, out)
+    assert raised.value.filename == str(out)
+    assert [path.name for path in small_medium.iterdir()] == ["another's"]
 
 
 def test_a_read_only_medium_is_read_and_not_written(small_medium: Path) -> None:

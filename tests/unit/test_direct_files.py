@@ -148,7 +148,7 @@ def test_a_disk_that_is_full_is_said_by_the_writer_and_no_thread_stays() -> None
     threads = threading.active_count()
     with pytest.raises(OSError, match="No space left") as raised:
         _written(Path("/dev/full"), 0, _bytes(10 * _WINDOW), [_WINDOW] * 9)
-    assert raised.value.errno == errno.ENOSPC
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, "/dev/full")
     assert threading.active_count() == threads
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +11,12 @@ from pathlib import Path
 from holdfast.errors import ConfigError
 from holdfast.files.attempts import attempt_at
 from holdfast.files.durable import sync_path
+
+_NO_ROOM = {  # no read ends with these
+    errno.ENOSPC: "free space there",
+    errno.EDQUOT: "free space of this user there, or have the quota raised",
+    errno.EFBIG: "the limit on the size of files (ulimit -f), or the filesystem, allows no larger one",
+}
 
 
 def check_output(path: Path, *, overwrite: bool) -> None:
@@ -23,7 +31,8 @@ def check_output(path: Path, *, overwrite: bool) -> None:
 def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
     """A file beside ``path`` to write to; it becomes ``path``, durably, if the block ends well, and is removed if not.
 
-    Raises ConfigError if ``path`` is there already and ``overwrite`` is not set, or its directory is not there.
+    Raises ConfigError if ``path`` is there already and ``overwrite`` is not set, or its directory is not there, and
+    OSError that names ``path`` where there is no room for it.
     """
     check_output(path, overwrite=overwrite)
     with attempt_at(path, "partial", is_directory=False) as partial:
@@ -32,5 +41,10 @@ def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
             sync_path(partial)
             partial.replace(path)
             sync_path(path.parent)
+        except OSError as error:
+            if error.errno not in _NO_ROOM or error.filename not in (None, str(partial)):
+                raise
+            refused = f"{os.strerror(error.errno)}; {_NO_ROOM[error.errno]}"
+            raise OSError(error.errno, f"{refused}. Nothing is left of what was being written", str(path)) from error
         finally:
             partial.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.files.naming import named
 from holdfast.files.recycled import recycled
 
 _BLOCK_BYTES = 4096  # what direct requests begin and end with, on every device and file system known
@@ -63,7 +64,8 @@ class DirectReader:
         got = 0
         while got < len(memory):
             try:
-                count = os.preadv(self._fd, [memory[got:].data], self._next)
+                with named(self._path):
+                    count = os.preadv(self._fd, [memory[got:].data], self._next)
             except OSError as error:
                 if error.errno != errno.EINVAL or not self._is_direct:
                     raise
@@ -142,7 +144,8 @@ class DirectWriter:
             (self._cached_fd, whole_end, end),
         ):
             try:
-                write_at(fd, buffer[begin:stop], offset + begin)
+                with named(self._path):
+                    write_at(fd, buffer[begin:stop], offset + begin)
             except OSError as error:
                 if error.errno != errno.EINVAL or fd != self._fd or not self._is_direct:
                     raise

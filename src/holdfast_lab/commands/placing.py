@@ -158,8 +158,8 @@ def probe(
         str | None,
         typer.Option(
             metavar="MEDIUM",
-            help="Measure the directory's medium under a dial ([pool.dial]): pmem, cxl-dram, cxl-pmem, ssd, or a TOML "
-            "file of its keys.",
+            help="Measure the directory's medium under a dial, as pool.dial has it: pmem, cxl-dram, cxl-pmem, ssd, or "
+            "a TOML file of its keys.",
         ),
     ] = None,
     log: Annotated[

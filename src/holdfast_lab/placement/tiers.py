@@ -59,7 +59,7 @@ class Tier:
                 continue
             if not (math.isfinite(value) and (value > 0 or (value == 0 and field.name in may_be_zero))):
                 wanted = "0 or more" if field.name in may_be_zero else "more than 0"
-                raise ValueError(f"{field.name} = {value}; it must be {wanted}")
+                raise ValueError(f"{field.name} = {value}; it must be {wanted}, and finite")
         if self.kind == "block" and self.random_reads_per_s is None:
             raise ValueError("random_reads_per_s is missing; a block tier needs it")
         if (self.endurance_drive_writes_per_day is None) != (self.endurance_years is None):
