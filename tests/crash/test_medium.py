@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from holdfast.pools.pool import Pool
 from holdfast.pools.read_only import at_rest
 from holdfast.pools.tables import EmbeddingBagConfig
 from holdfast.rows.embedding import EmbeddingBagCollection
+from holdfast.train.metrics import Evaluation
+from holdfast.train.observe import TensorBoard
 
 SIZE_BYTES = 4 << 20
 ROWS = 200_000  # × 64 bytes: more than the medium holds
@@ -131,6 +134,25 @@ def test_an_export_to_a_full_medium_names_its_file_and_leaves_nothing_there(
         export_pool(reader, out) if suffix == "safetensors" else export_table(reader, 0, out)
     assert raised.value.filename == str(out)
     assert [path.name for path in small_medium.iterdir()] == ["another's"]
+
+
+def show_until_full(directory: Path) -> None:
+    board = TensorBoard(directory, resumed_step=0)
+    for step in range(10_000):
+        board.evaluation(step, Evaluation(auc=0.5, log_loss=0.7, samples=2, positives=1), began=0.0, is_end=False)
+
+
+def test_a_full_medium_under_tensorboard_is_an_error_that_names_its_directory(
+    small_medium: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (small_medium / "another's").write_bytes(bytes(SIZE_BYTES))
+    before = set(threading.enumerate())
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # TensorBoard's own thread ends with the error, too
+    with pytest.raises(OSError, match="No space left") as raised:
+        show_until_full(small_medium / "scalars")
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
+    assert raised.value.filename == str(small_medium / "scalars")
 
 
 def test_a_read_only_medium_is_read_and_not_written(small_medium: Path) -> None:

@@ -24,7 +24,6 @@ import errno
 import json
 import math
 import os
-import stat
 import sys
 import time
 from collections import defaultdict
@@ -48,6 +47,7 @@ from rich.progress import (
 )
 
 from holdfast.errors import ConfigError
+from holdfast.files.naming import named
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -162,7 +162,9 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ConfigError("--tensorboard needs tensorboard: pip install 'holdfast[tensorboard]'") from error
-        self._writer: SummaryWriter = SummaryWriter(str(directory), purge_step=resumed_step + 1)
+        self._directory = directory
+        with named(directory):
+            self._writer: SummaryWriter = SummaryWriter(str(directory), purge_step=resumed_step + 1)
         self._rates = _Rates()
 
     def step(self, report: StepReport, samples_per_second: float) -> None:
@@ -180,15 +182,19 @@ class TensorBoard:
             **{f"traffic/{name}": value for name, value in (report.traffic or {}).items()},
             **{f"rates/{name}": value for name, value in rates.items()},
         }
-        for name, value in scalars.items():
-            self._writer.add_scalar(name, value, report.step)
+        self._add(scalars, report.step)
 
     def evaluation(self, step: int, evaluation: Evaluation, *, began: float, is_end: bool) -> None:
-        self._writer.add_scalar("auc", evaluation.auc, step)
-        self._writer.add_scalar("logloss", evaluation.log_loss, step)
+        self._add({"auc": evaluation.auc, "logloss": evaluation.log_loss}, step)
+
+    def _add(self, scalars: Mapping[str, float], step: int) -> None:
+        with named(self._directory):
+            for name, value in scalars.items():
+                self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        self._writer.close()
+        with named(self._directory):
+            self._writer.close()
 
 
 class Display:
@@ -344,10 +350,7 @@ def holds_earlier(path: Path) -> bool:
     output (/dev/stdout, also where that is a file) keep nothing that could be cut or moved away. Raises OSError."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not path.exists() or _own_output(path) is not None:
-        return False
-    found = path.stat()
-    return stat.S_ISREG(found.st_mode) and found.st_size > 0
+    return path.is_file() and _own_output(path) is None and path.stat().st_size > 0
 
 
 def open_at_end(path: Path) -> FileIO:
