@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -584,3 +585,20 @@ def test_a_snapshot_verifies_every_file_and_names_the_one_that_does_not_hold(cha
             snapshot.verify()
         file.write_bytes(whole)
     snapshot.verify()
+
+
+@pytest.mark.parametrize("medium", ["memory", "block"])
+def test_memory_that_the_system_refuses_is_said_as_such_and_leaves_nothing(
+    medium: str, holdfast: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holdfast.train("pool", "--set", f"pool.medium={medium}")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("holdfast.files.recycled._free", defaultdict(deque))
+    monkeypatch.setattr("holdfast.files.recycled.mmap.mmap", refuse)
+    result = holdfast("snapshot", holdfast.root / "pool", holdfast.root / "snapshot")
+    assert result.code == 1
+    assert re.fullmatch(r"holdfast: out of memory \([\d,]+ bytes\): .*`ulimit -v`.*\n", result.err), result.err
+    assert {entry.name for entry in holdfast.root.iterdir()} == {"run.toml", "pool"}

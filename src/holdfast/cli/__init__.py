@@ -87,7 +87,7 @@ def main() -> None:
     except KeyboardInterrupt:
         print("holdfast: interrupted", file=sys.stderr)  # noqa: T201
         sys.exit(130)
-    except (HoldfastError, OSError) as error:
+    except (HoldfastError, OSError, MemoryError) as error:
         if is_debug:
             raise
         if isinstance(error, BrokenPipeError):
@@ -103,7 +103,13 @@ def _leave_garbage() -> None:
         gc.freeze()
 
 
-def _words(error: HoldfastError | OSError) -> str:
+def _words(error: HoldfastError | OSError | MemoryError) -> str:
+    if isinstance(error, MemoryError):
+        wanted = f" ({error})" if str(error) else ""
+        return (
+            f"out of memory{wanted}: the machine, a container's limit or `ulimit -v` has no more for this process; "
+            "nothing durable is lost"
+        )
     if isinstance(error, OSError) and not isinstance(error, HoldfastError):
         place = f"{error.filename}: " if error.filename else ""
         return f"{place}{error.strerror or error}"

@@ -41,8 +41,12 @@ def recycled(num_bytes: int) -> NDArray[np.uint8]:
 
 
 def huge_pages(num_bytes: int) -> mmap.mmap:
-    """Memory of one's own, in huge pages where the system has them; shared memory would be in small ones."""
-    mapped = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    """Memory of one's own, in huge pages where the system has them; shared memory would be in small ones. Raises
+    MemoryError."""
+    try:
+        mapped = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:  # which would be taken for one of a file
+        raise MemoryError(f"{num_bytes:,} bytes") from error
     with suppress(OSError):
         mapped.madvise(mmap.MADV_HUGEPAGE)
     return mapped
