@@ -22,7 +22,7 @@ class IdError(DataError, ValueError):
 
 
 class NonFiniteLoss(HoldfastError):
-    """The loss is NaN or infinite; the pool stays at the last good step."""
+    """The loss is NaN or infinite, or the gradient of the rows; the pool stays at the last good step."""
 
     @classmethod
     def check(cls, loss: float, step: int) -> None:
@@ -31,6 +31,16 @@ class NonFiniteLoss(HoldfastError):
             raise cls(
                 f"the loss of step {step} is {loss}: the pool stays at step {step - 1}, and goes on from there when it "
                 "is opened again; lower the learning rate, or clip gradients (train.max_grad_norm)"
+            )
+
+    @classmethod
+    def check_gradient(cls, factor: float, step: int) -> None:
+        """Raises where the rows of `step` were updated with gradients times `factor`, and it is not finite."""
+        if not math.isfinite(factor):
+            raise cls(
+                f"the gradient of the rows of step {step} is not finite: the pool stays at step {step - 1}, and goes "
+                "on from there when it is opened again; a quotient or a root of 0 in the model has no derivative "
+                "(torch.autograd.set_detect_anomaly says where), gradients that grow want clipping"
             )
 
 

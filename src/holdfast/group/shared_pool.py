@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from holdfast import _core
 from holdfast.device.options import DeviceConfig
-from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss, StepError
+from holdfast.errors import ConfigError, HoldfastError, StepError
 from holdfast.group.agreement import check_same_everywhere
 from holdfast.group.asking import ask
 from holdfast.group.founding import Foundation, Measure
@@ -301,14 +301,13 @@ class SharedPool(Pool):
         self._after_telling(Verb.FIRST_DENSE).write_first_dense(None if state is None else state.wait())
 
     def commit(self, cursor: int, dense: DenseState | None = None, loss: ArrivingLoss | None = None) -> int:
-        if loss is not None:
-            NonFiniteLoss.check(loss.value(), self.step + 1)
+        self._refuse_non_finite(loss)
         if self._group.rank == 0 and dense is None and self.dense_due:
             raise StepError("a pool of several ranks needs a dense state to go back to: commit with a Checkpoint")
         self.tell(Verb.COMMIT, cursor)
         step = self.opened.commit(cursor, None if dense is None else dense.wait())
         for collection in self.collections:
-            collection.drop_gradients()
+            collection.end_step()
         return step
 
     def flush(self) -> None:

@@ -310,19 +310,25 @@ class Pool(Behind):
         """Ends the step that is under way and returns its number, without waiting until it is durable.
 
         cursor: samples consumed by committed steps. dense: the dense state at the end of the step. loss: the step does
-        not count where it is not finite.
+        not count where it is not finite, nor where the gradient is not that rows were updated with.
         Raises NonFiniteLoss: of this step, or where rows are updated on a device of an earlier one; the pool stays at
         the step before that.
         """
         if self._behind is not None:
             step = self._behind.issue(cursor, dense, loss)
         else:
-            if loss is not None:
-                NonFiniteLoss.check(loss.value(), self.step + 1)
+            self._refuse_non_finite(loss)
             step = commit_to(self.core, cursor, dense)
         for collection in self.collections:
-            collection.drop_gradients()
+            collection.end_step()
         return step
+
+    def _refuse_non_finite(self, loss: ArrivingLoss | None) -> None:
+        """Raises NonFiniteLoss for the step that ends: of its loss, or the gradient that its rows were updated with."""
+        if loss is not None:
+            NonFiniteLoss.check(loss.value(), self.step + 1)
+        for collection in self.collections:
+            collection.check_update(self.step + 1)
 
     def average_gradients(self, parameters: nn.Module | Iterable[Tensor], beside: Tensor | None = None) -> None:
         """Makes the dense gradients the same on all ranks: their mean. Call it after the step's last backward, before

@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from holdfast.data.batch import Bags, JaggedFeatures
 from holdfast.device.options import DeviceConfig
 from holdfast.device.queues import Work
-from holdfast.errors import ConfigError, DataError, StateError, StepError
+from holdfast.errors import ConfigError, DataError, NonFiniteLoss, StateError, StepError
 from holdfast.pools.optim import RowOptimizer, RowOptimizerSpec, RowWiseAdagrad, check_spec
 from holdfast.pools.pool import Pool
 from holdfast.pools.tables import EmbeddingBagConfig
 from holdfast.rows.coming import Coming
-from holdfast.rows.row_access import BatchIds, PlannedFeatures, RowAccess
+from holdfast.rows.lookup import Lookup
+from holdfast.rows.row_access import BatchIds, PlannedFeatures
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
@@ -80,6 +81,7 @@ class RowCollection(nn.Module):
         self.anchor = torch.zeros((), dtype=torch.float32, requires_grad=True, device=self._access.device)
         self._blocks: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._coming: list[Coming] = []
+        self._updated_with: Tensor | None = None  # the factor of the step's gradients, once its rows have them
         self._process = os.getpid()
         self.optimizer = RowOptimizer(self, spec)
         pool.collections.append(self)
@@ -243,7 +245,7 @@ class RowCollection(nn.Module):
 
     def lookup(self, captured: Any, planned: PlannedFeatures) -> Tensor:
         """The lookup verb: pools from the captured rows. float32 ``[batch_size, output_width]`` on `device`."""
-        out: Tensor = _Lookup.apply(self.anchor, planned.weights, self._access, captured)  # type: ignore[no-untyped-call]
+        out: Tensor = Lookup.apply(self.anchor, planned.weights, self._access, captured)  # type: ignore[no-untyped-call]
         return out
 
     def gradient_norm(self) -> Tensor:
@@ -257,7 +259,18 @@ class RowCollection(nn.Module):
         """The update verb, as ``optimizer.step()`` calls it."""
         if self._access.has_gradients:
             self._access.update(gradient_scale=gradient_scale, **hyperparameters)
+            self._updated_with = gradient_scale
             self.drop_gradients()
+
+    def check_update(self, step: int) -> None:
+        """Raises NonFiniteLoss where the rows of `step`, which ends, had gradients that are not finite."""
+        if self._updated_with is not None:
+            NonFiniteLoss.check_gradient(float(self._updated_with), step)
+
+    def end_step(self) -> None:
+        """Forgets the gradients that the step left, when it is committed."""
+        self.drop_gradients()
+        self._updated_with = None
 
     def drop_gradients(self) -> None:
         """Forgets the row gradients since the last update."""
@@ -290,52 +303,6 @@ class RowCollection(nn.Module):
                 pooled = self._access.evaluate(self._plan(jagged, None, ahead=False, evaluates=True))
             out[first : first + len(some)] = pooled[:, begin : begin + of_table.embedding_dim].cpu()
         return out
-
-
-class _Lookup(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, weights: Tensor | None, access: RowAccess, captured: Any) -> Tensor:
-        ctx.access, ctx.captured, ctx.anchor, ctx.weights = access, captured, anchor, weights
-        return access.lookup(captured)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
-        raise StepError("a lookup has no forward-mode derivative by its per-sample weights: use backward")
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        access: RowAccess = ctx.access
-        if torch._C._functorch.is_legacy_batchedtensor(grads[0]) or torch._C._functorch.is_batchedtensor(grads[0]):
-            raise StepError(
-                "several gradients of the pooled vectors at once (is_grads_batched, vmap of a backward): rows take one "
-                "at a time"
-            )
-        grad = grads[0].detach()  # after backward(create_graph=True) it has a graph, of which rows are no part
-        anchor_grad = access.add_gradient(ctx.captured, grad) if _is_asked_for(ctx.anchor) else None
-        weight_grad = None
-        if ctx.needs_input_grad[1]:
-            weight_grad = torch.zeros_like(ctx.weights, dtype=torch.float32)
-            access.weight_gradient(ctx.captured, grad, weight_grad)
-            if grads[0].requires_grad:
-                weight_grad = _Last.apply(weight_grad, grads[0])  # type: ignore[no-untyped-call]
-        return anchor_grad, weight_grad, None, None
-
-
-def _is_asked_for(leaf: Tensor) -> bool:
-    """Whether the backward that runs gives `leaf` a gradient: torch.autograd.grad does not, which names others."""
-    return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(leaf).node)
-
-
-class _Last(torch.autograd.Function):
-    """A gradient that has none itself."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, of: Tensor) -> Tensor:
-        return gradient
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> NoReturn:
-        raise StepError("the gradient of per-sample weights is not differentiated again")
 
 
 def clip_grad_norm_(

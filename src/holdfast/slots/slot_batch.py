@@ -12,6 +12,7 @@ from torch import Tensor
 from holdfast import _core
 from holdfast.device.arrivals import Arriving
 from holdfast.device.queues import Mark, Queue, Work
+from holdfast.errors import NonFiniteLoss
 from holdfast.rows.row_access import PlannedFeatures
 from holdfast.slots.slot_group import SlotGroup
 
@@ -56,9 +57,13 @@ class SlotBatch:
 
 @dataclass(slots=True)
 class Returning:
-    """A batch's updated rows, on their way back. See write_behind.UpdatedRows."""
+    """A batch's updated rows, on their way back. See write_behind.UpdatedRows.
+
+    factor: of their gradients.
+    """
 
     batch: SlotBatch
+    factor: Arriving
     back: Mark | None = None  # when all of them are there, and so all work of the batch is over
     _rows: list[tuple[Arriving, Arriving | None]] = field(default_factory=list)
 
@@ -72,6 +77,7 @@ class Returning:
     def wait(self) -> list[tuple[Sequence[int], Any, Any]]:
         assert self.back is not None
         self.back.wait()
+        NonFiniteLoss.check_gradient(float(self.factor.wait()), self.batch.step)
         return [
             (
                 part.group.tables,

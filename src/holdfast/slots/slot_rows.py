@@ -267,9 +267,9 @@ class SlotRows:
         self._behind.check_last(self)
         batch = self._gradient[0]
         numbers = kernels.Hyperparameters(step=self._behind.row_updates + 1, **hyperparameters)
-        returning = Returning(batch)
         queue = current_queue(self.device)
         with device_errors("updated rows"):
+            returning = Returning(batch, Arriving(gradient_scale, self._to_host))
             began = queue.mark(timed=True)
             for part, sums in zip(batch.parts, self._summed(), strict=True):
                 weights, state = part.group.empty_rows(part.admission.num_unique)

@@ -44,7 +44,8 @@ class UpdatedRows(Protocol):
     @property
     def plan(self) -> _core.Plan: ...
     def wait(self) -> Sequence[tuple[Sequence[int], Any, Any]]:
-        """By groups of the collection's tables: their indexes, and the arrays that _core.Pool.put takes."""
+        """By groups of the collection's tables: their indexes, and the arrays that _core.Pool.put takes. Raises
+        NonFiniteLoss where their gradients were not finite."""
 
     def logged(self, num_bytes: int) -> None:
         """What the pool logs of them takes so many bytes."""

@@ -286,8 +286,9 @@ class Checkpoint:
         steps. The position counts every batch that was handed out: where a trainer takes one before the step of the one
         before is committed, give ``batch.first_sample + loader.batch_size`` of the one that was trained; else a resume
         leaves out what was taken.
-        loss: of one element, or a number; a step whose loss is not finite does not count. Where rows are updated on a
-        device, that is found some steps later, without making the device wait.
+        loss: of one element, or a number; a step whose loss is not finite does not count, nor one whose rows were
+        updated with gradients that are not, whatever its loss. Where rows are updated on a device, that is found some
+        steps later, without making the device wait.
         Raises NonFiniteLoss: the pool stays at the step before. Rows that were updated with it are taken back when the
         pool is opened again; to leave such a batch out and go on, look at the loss before the optimizers step.
         StepError without a `resume` before, for a loss of several elements, and where another Checkpoint of the pool

@@ -1,0 +1,59 @@
+"""Lookup: what autograd knows of a lookup in the pool's rows."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from holdfast.errors import StepError
+from holdfast.rows.row_access import RowAccess
+
+
+class Lookup(torch.autograd.Function):
+    """Pooled vectors of captured rows, which get their gradient; so do per-sample weights that want one."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, weights: Tensor | None, access: RowAccess, captured: Any) -> Tensor:
+        ctx.access, ctx.captured, ctx.anchor, ctx.weights = access, captured, anchor, weights
+        return access.lookup(captured)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
+        raise StepError("a lookup has no forward-mode derivative by its per-sample weights: use backward")
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        access: RowAccess = ctx.access
+        if torch._C._functorch.is_legacy_batchedtensor(grads[0]) or torch._C._functorch.is_batchedtensor(grads[0]):
+            raise StepError(
+                "several gradients of the pooled vectors at once (is_grads_batched, vmap of a backward): rows take one "
+                "at a time"
+            )
+        grad = grads[0].detach()  # after backward(create_graph=True) it has a graph, of which rows are no part
+        anchor_grad = access.add_gradient(ctx.captured, grad) if _is_asked_for(ctx.anchor) else None
+        weight_grad = None
+        if ctx.needs_input_grad[1]:
+            weight_grad = torch.zeros_like(ctx.weights, dtype=torch.float32)
+            access.weight_gradient(ctx.captured, grad, weight_grad)
+            if grads[0].requires_grad:
+                weight_grad = _Last.apply(weight_grad, grads[0])  # type: ignore[no-untyped-call]
+        return anchor_grad, weight_grad, None, None
+
+
+def _is_asked_for(leaf: Tensor) -> bool:
+    """Whether the backward that runs gives `leaf` a gradient: torch.autograd.grad does not, which names others."""
+    return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(leaf).node)
+
+
+class _Last(torch.autograd.Function):
+    """A gradient that has none itself."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, of: Tensor) -> Tensor:
+        return gradient
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> NoReturn:
+        raise StepError("the gradient of per-sample weights is not differentiated again")
