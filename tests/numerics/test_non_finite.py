@@ -9,8 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from holdfast import SGD, Checkpoint, DeviceConfig, EmbeddingBagCollection, Pool
-from holdfast.errors import NonFiniteLoss
+from holdfast import (
+    SGD,
+    Adagrad,
+    Adam,
+    Checkpoint,
+    DeviceConfig,
+    EmbeddingBagCollection,
+    Pool,
+    RowWiseAdagrad,
+    RowWiseAdam,
+)
+from holdfast.errors import ConfigError, NonFiniteLoss, StepError
 from twin import jagged, random_bags, same_bits, table
 
 TABLES = [table("t", ["a", "b"]), table("u", ["c"], dim=19, pooling="mean")]
@@ -62,3 +72,45 @@ def test_a_gradient_that_is_not_finite_is_refused_however_often_its_step_is_comm
         for _ in range(2):
             with pytest.raises(NonFiniteLoss, match="the pool stays at step 1"):
                 pool.commit(2)
+
+
+@pytest.mark.parametrize("kind", [Adagrad, RowWiseAdagrad, Adam, RowWiseAdam])
+@pytest.mark.parametrize("eps", [0.0, 1e-50], ids=["0", "0 in float32"])
+def test_an_eps_that_makes_rows_without_a_gradient_none_is_refused(kind: Any, eps: float) -> None:
+    with pytest.raises(ConfigError, match=f"{kind.__name__}: eps = .*gradient is 0 would be NaN"):
+        kind(eps=eps)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"lr": 1e39}, r"lr = 1e\+39; it must be finite"),
+        ({"weight_decay": 1e39}, "weight_decay = .*finite"),
+        ({"betas": (0.9, 0.99999999)}, r"betas = .*\[0, 1\)"),
+        ({"betas": (0.9,)}, "betas two of them"),
+        ({"betas": 0.9}, "betas two of them"),
+        ({"lr": "0.1"}, "lr, eps, weight_decay are numbers"),
+        ({"lr": None}, "lr, eps, weight_decay are numbers"),
+        ({"lr": torch.ones(2)}, "lr, eps, weight_decay are numbers"),
+    ],
+)
+def test_a_setting_that_is_none_in_float32_is_refused_when_it_is_said(given: dict[str, Any], names: str) -> None:
+    with pytest.raises(ConfigError, match=f"Adam: .*{names}"):
+        Adam(**given)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "names"),
+    [("betas", (0.9, 0.99999999), "betas are"), ("betas", (1.0, 0.9), "betas are"), ("lr", 1e39, "lr is inf")],
+)
+def test_a_setting_that_a_schedule_made_none_in_float32_updates_no_row(
+    setting: str, value: Any, names: str, pool_root: Path
+) -> None:
+    with Pool(pool_root / "pool") as pool:
+        rows = EmbeddingBagCollection(pool, TABLES, optimizer=Adam(lr=0.1))
+        before = rows.read(0, torch.arange(20))
+        rows(jagged(random_bags("abc", 20, 5, 0))).values().sum().backward()
+        rows.optimizer.param_groups[0][setting] = value
+        with pytest.raises(StepError, match=names):
+            rows.optimizer.step()
+        assert same_bits(rows.read(0, torch.arange(20)), before)

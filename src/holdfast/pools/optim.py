@@ -6,8 +6,9 @@ Each is a frozen description. ``EmbeddingBagCollection.optimizer`` is the live o
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -22,20 +23,28 @@ OPTIMIZERS = ("sgd", "exact_row_wise_adagrad", "adagrad", "adam", "partial_row_w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowOptimizerSpec:
-    """Common to all; `kind` is its place in OPTIMIZERS."""
+    """Common to all; `kind` is its place in OPTIMIZERS. Raises ConfigError for settings that are no numbers, or with
+    which rows would become none."""
 
     kind: ClassVar[int]
     lr: float = 0.01
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
+        kind, given = type(self).__name__, self.hyperparameters()
+        try:
+            settings = _float32_settings(given)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"{kind}: {given}: lr, eps, weight_decay are numbers, betas two of them") from error
         for field in ("lr", "weight_decay", "eps"):
-            value = getattr(self, field, 0.0)
-            if not 0.0 <= value < math.inf:
-                raise ConfigError(f"{type(self).__name__}: {field} = {value}; it must be finite, and not negative")
-        for beta in getattr(self, "betas", ()):
-            if not 0.0 <= beta < 1.0:
-                raise ConfigError(f"{type(self).__name__}: betas = {self.betas}; each must lie in [0, 1)")  # type: ignore[attr-defined]
+            if not 0.0 <= settings[field] < math.inf:
+                raise ConfigError(f"{kind}: {field} = {given[field]}; it must be finite, and not negative")
+        if hasattr(self, "eps") and settings["eps"] == 0.0:
+            raise ConfigError(
+                f"{kind}: eps = {given['eps']}; a row whose gradient is 0 would be NaN: give it some more"
+            )
+        if not _are_betas(settings):
+            raise ConfigError(f"{kind}: betas = {given['betas']}; each must lie in [0, 1)")
 
     def hyperparameters(self) -> dict[str, Any]:
         return {
@@ -44,6 +53,18 @@ class RowOptimizerSpec:
             "betas": getattr(self, "betas", (0.0, 0.0)),
             "weight_decay": self.weight_decay,
         }
+
+
+def _float32_settings(group: Mapping[str, Any]) -> dict[str, float]:
+    """What hyperparameters are to the rows, whose arithmetic is float32: 0.99999999 is 1, 1e39 is infinite. Raises
+    TypeError, ValueError, RuntimeError where they are no numbers."""
+    beta1, beta2 = group["betas"]
+    given = {name: group[name] for name in ("lr", "eps", "weight_decay")} | {"beta1": beta1, "beta2": beta2}
+    return {name: ctypes.c_float(value).value for name, value in given.items()}
+
+
+def _are_betas(settings: Mapping[str, float]) -> bool:
+    return all(0.0 <= settings[name] < 1.0 for name in ("beta1", "beta2"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +92,8 @@ class Adagrad(RowOptimizerSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adam(RowOptimizerSpec):
-    """Adam on the rows that a step touches, with bias correction by the number of updates (FBGEMM ``ADAM``)."""
+    """Adam on the rows that a step touches, with bias correction by the number of updates (FBGEMM ``ADAM``). Its weight
+    decay is AdamW's, apart from the gradient; SGD's and Adagrad's is added to that."""
 
     kind: ClassVar[int] = 3
     betas: tuple[float, float] = (0.9, 0.999)
@@ -80,7 +102,7 @@ class Adam(RowOptimizerSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowWiseAdam(RowOptimizerSpec):
-    """Adam with one second moment a row, of mean(g²) (FBGEMM ``PARTIAL_ROWWISE_ADAM``)."""
+    """Adam with one second moment a row, of mean(g²) (FBGEMM ``PARTIAL_ROWWISE_ADAM``); weight decay as there."""
 
     kind: ClassVar[int] = 4
     betas: tuple[float, float] = (0.9, 0.999)
@@ -119,7 +141,7 @@ class RowOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Updates the rows of this step's forward passes and writes them home. Returns what `closure` returns, which is
         called once, before. Raises StepError, with nothing updated, where a schedule has made a setting infinite or
-        NaN."""
+        NaN, or a beta 1."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -131,17 +153,18 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def _settings(self) -> dict[str, float]:
         group = self.param_groups[0]
-        beta1, beta2 = group["betas"]
-        settings = {name: float(group[name]) for name in ("lr", "eps", "weight_decay")}
-        for name, value in (*settings.items(), ("betas", beta1), ("betas", beta2)):
+        settings = _float32_settings(group)
+        for name, value in settings.items():
             if not math.isfinite(value):
                 raise StepError(f"the row optimizer's {name} is {value}: every row of the batch would be, too")
+        if not _are_betas(settings):
+            raise StepError(f"the row optimizer's betas are {group['betas']}; each must lie in [0, 1)")
         return {
-            "learning_rate": settings["lr"],
-            "epsilon": settings["eps"],
-            "beta1": beta1,
-            "beta2": beta2,
-            "weight_decay": settings["weight_decay"],
+            "learning_rate": float(group["lr"]),
+            "epsilon": float(group["eps"]),
+            "beta1": float(group["betas"][0]),
+            "beta2": float(group["betas"][1]),
+            "weight_decay": float(group["weight_decay"]),
         }
 
     def zero_grad(self, set_to_none: bool = True) -> None:
