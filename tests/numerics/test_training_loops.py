@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from holdfast import (
     RowWiseAdam,
     clip_grad_norm_,
 )
-from holdfast.errors import BatchTooLarge, NonFiniteLoss, StateError, StepError
+from holdfast.errors import BatchTooLarge, ConfigError, NonFiniteLoss, StateError, StepError
 from holdfast.pools.directory import Medium
 from holdfast.pools.optim import RowOptimizerSpec
 from row_reference import Bags, f32
@@ -160,6 +161,63 @@ def test_clipping_takes_a_parameter_by_itself(pool_root: Path):
         assert total > torch.full((3, 4), 5.0).norm()
         norms = torch.stack([parameter.grad.norm(), twin.emb.gradient_norm()])
         torch.testing.assert_close(norms.norm(), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("foreach", [None, True, False])
+@pytest.mark.parametrize("way", ["near_memory", "scratchpad"])
+def test_pytorchs_clipping_takes_the_norm_of_the_rows_from_their_optimizer(pool_root: Path, way: Any, foreach: Any):
+    """It took the anchor's own gradient, which is 1, for theirs: with a bound of 0.1 it cut them to a tenth."""
+    found = []
+    for name in ("ours", "PyTorch's"):
+        with Pool(pool_root / name, seed=1) as pool:
+            rows = EmbeddingBagCollection(pool, TABLES, optimizer=SGD(lr=0.1), device=DeviceConfig(rows=way))
+            torch.manual_seed(1)
+            head = nn.Linear(rows.output_width, 1)
+            head(rows(jagged(bags_of(1))).values()).square().mean().backward()
+            if name == "ours":
+                norm = clip_grad_norm_(head.parameters(), rows, 0.1)
+            else:
+                of_rows = [parameter for group in rows.optimizer.param_groups for parameter in group["params"]]
+                norm = nn.utils.clip_grad_norm_([*head.parameters(), *of_rows], 0.1, foreach=foreach)
+                torch.testing.assert_close(of_rows[0].grad.norm(), rows.gradient_norm())
+                torch.testing.assert_close(of_rows[0].grad.data.norm(2), rows.gradient_norm())
+            assert norm > 0.1
+            rows.optimizer.step()
+            pool.commit(1)
+            found.append((norm, rows.read(0, torch.arange(20))))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_what_pytorch_clips_otherwise_is_refused_for_rows(pool_root: Path):
+    with Twin(pool_root / "pool", TABLES, SGD(lr=0.1)) as twin:
+        bags, coefficients = bags_of(1), twin.coefficients(5, seed=1)
+        (twin.emb(jagged(bags)).values() * coefficients).sum().backward()
+        of_rows = twin.emb.optimizer.param_groups[0]["params"]
+        for foreach in (False, True):
+            with pytest.raises(StepError, match="are not clipped one by one"):
+                nn.utils.clip_grad_value_(of_rows, 0.1, foreach=foreach)
+            with pytest.raises(StepError, match="a norm of order inf"):
+                nn.utils.clip_grad_norm_(of_rows, 0.1, norm_type=math.inf, foreach=foreach)
+        twin.emb.optimizer.step()
+        twin.pool.commit(5)
+        twin.update(twin.gradients(bags, coefficients))
+        twin.check()
+
+
+def test_a_row_optimizer_that_is_copied_says_what_to_keep_instead(pool_root: Path):
+    with Pool(pool_root / "pool") as pool:
+        rows = EmbeddingBagCollection(pool, TABLES, optimizer=SGD(lr=0.1))
+        for call in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(StateError, match=r"neither copied nor pickled, .*keep its state_dict"):
+                call(rows.optimizer)
+        assert copy.deepcopy(rows.optimizer.state_dict())["param_groups"][0]["lr"] == 0.1
+
+
+def test_a_row_optimizer_takes_no_other_parameters(pool_root: Path):
+    with Pool(pool_root / "pool") as pool:
+        rows = EmbeddingBagCollection(pool, TABLES, optimizer=SGD(lr=0.1))
+        with pytest.raises(ConfigError, match="give parameters of the dense part to an optimizer of torch"):
+            rows.optimizer.add_param_group({"params": nn.Linear(1, 1).parameters()})
 
 
 def test_clipping_multiplies_the_summed_gradient_once(pool_root: Path):

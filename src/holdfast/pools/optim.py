@@ -10,12 +10,12 @@ import ctypes
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
-from holdfast.errors import ConfigError, StepError
+from holdfast.errors import ConfigError, StateError, StepError
 
 # In the order of the pool's format (core/kernels/kernels.h, RowOptimizer).
 OPTIMIZERS = ("sgd", "exact_row_wise_adagrad", "adagrad", "adam", "partial_row_wise_adam")
@@ -120,7 +120,8 @@ def check_spec(wanted: object) -> RowOptimizerSpec:
 class UpdatesRows(Protocol):
     """What a row optimizer steps: a collection, or a rank's share of one."""
 
-    anchor: Tensor
+    @property
+    def anchor(self) -> Tensor: ...
 
     def update_rows(self, *, gradient_scale: Tensor, **hyperparameters: float) -> None: ...
     def drop_gradients(self) -> None: ...
@@ -131,7 +132,8 @@ class RowOptimizer(torch.optim.Optimizer):
 
     Its one parameter is the collection's anchor, a scalar that backward gives the gradient 1 (NaN when the row
     gradients are not finite). Whatever multiplies that gradient multiplies the row gradients: so
-    ``GradScaler.unscale_`` and ``GradScaler.step`` work as they are, and skip as they should.
+    ``GradScaler.unscale_`` and ``GradScaler.step`` work as they are, and skip as they should. Its norm is the norm of
+    the row gradients, for ``torch.nn.utils.clip_grad_norm_``.
     """
 
     def __init__(self, collection: UpdatesRows, spec: RowOptimizerSpec) -> None:
@@ -166,6 +168,18 @@ class RowOptimizer(torch.optim.Optimizer):
             "beta2": float(group["betas"][1]),
             "weight_decay": float(group["weight_decay"]),
         }
+
+    def __getstate__(self) -> NoReturn:
+        raise StateError("a row optimizer is neither copied nor pickled, it is its collection's: keep its state_dict()")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Takes the anchor alone, when it is made. Raises ConfigError for anything else."""
+        if self.param_groups:
+            raise ConfigError(
+                "add_param_group: a row optimizer updates the rows of its collection and nothing else; give parameters "
+                "of the dense part to an optimizer of torch.optim"
+            )
+        super().add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the row gradients that were accumulated since the last step."""

@@ -23,6 +23,7 @@ from holdfast.errors import ConfigError, DataError, NonFiniteLoss, StateError, S
 from holdfast.pools.optim import RowOptimizer, RowOptimizerSpec, RowWiseAdagrad, check_spec
 from holdfast.pools.pool import Pool
 from holdfast.pools.tables import EmbeddingBagConfig
+from holdfast.rows.anchor import Anchor
 from holdfast.rows.coming import Coming
 from holdfast.rows.lookup import Lookup
 from holdfast.rows.row_access import BatchIds, PlannedFeatures
@@ -77,8 +78,7 @@ class RowCollection(nn.Module):
         self._columns = [column for table in tables for column in table.feature_names]
         self._dims = [table.embedding_dim for table in tables for _ in table.feature_names]
         self._access = pool.open_rows(tables, spec, device or DeviceConfig())
-        # A plain tensor, not a parameter: it exists so that autograd comes here, and to carry factors of the gradient.
-        self.anchor = torch.zeros((), dtype=torch.float32, requires_grad=True, device=self._access.device)
+        self.anchor = Anchor.of(self._access)  # no parameter of the module
         self._blocks: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._coming: list[Coming] = []
         self._updated_with: Tensor | None = None  # the factor of the step's gradients, once its rows have them
@@ -258,8 +258,8 @@ class RowCollection(nn.Module):
     def update_rows(self, *, gradient_scale: Tensor, **hyperparameters: float) -> None:
         """The update verb, as ``optimizer.step()`` calls it."""
         if self._access.has_gradients:
-            self._access.update(gradient_scale=gradient_scale, **hyperparameters)
-            self._updated_with = gradient_scale
+            self._updated_with = gradient_scale.as_subclass(Tensor)
+            self._access.update(gradient_scale=self._updated_with, **hyperparameters)
             self.drop_gradients()
 
     def check_update(self, step: int) -> None:
