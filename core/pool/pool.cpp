@@ -350,7 +350,10 @@ void Pool::begin_update(const std::vector<const CollectionSpec*>& specs) {
     for (const auto& table : spec->tables) {
       if (updated_tables[table.number]) {
         throw Error(ErrorKind::step, "the rows of table '" + backend_->tables()[table.number].name +
-                                         "' were updated in this step already: commit it first");
+                                         "' were updated in this step already, by another collection or an earlier "
+                                         "optimizer.step(); a commit would leave out what came after: open the pool "
+                                         "again, let one collection read all features of the table, and step its "
+                                         "optimizer once, after the last backward");
       }
       updated_tables[table.number] = true;
     }

@@ -13,7 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast import SGD, Adam, EmbeddingBagCollection, EmbeddingBagConfig, MediumDial, Pool, RowWiseAdagrad, _core
+from holdfast import (
+    SGD,
+    Adam,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    MediumDial,
+    Pool,
+    RowWiseAdagrad,
+    _core,
+)
 from holdfast.errors import ConfigError, DataError, HoldfastError, IdError, PoolBusy, StepError
 from row_reference import Bags
 from twin import Twin, jagged, random_bags, random_weights, same_bits, table
@@ -226,6 +236,23 @@ def test_tensors_that_do_not_fit_together_are_a_data_error(pool_root: Path, valu
         refuses(twin, shaped_like(values, offsets, weights), DataError)
 
 
+IDS = torch.arange(3)
+
+
+@pytest.mark.parametrize("ids", [IDS.to_sparse(), IDS.to("meta")], ids=["sparse", "meta"])
+def test_ids_that_lie_in_no_plain_memory_are_a_data_error(pool_root: Path, ids: torch.Tensor):
+    with Twin(pool_root / "pool", TABLES, SGD()) as twin:
+        for refused in (ids, (ids, IDS), (IDS, ids)):
+            refuses(
+                twin, {"a": IDS, "b": refused, "c": IDS}, DataError, "feature 'b'", "int64 or int32 tensor, not (3,)"
+            )
+        refuses(twin, shaped_like(ids, torch.arange(4)), DataError, "ids are")
+        refuses(twin, shaped_like(IDS, torch.arange(4).to_sparse()), DataError, "offsets are of layout")
+        sequences = EmbeddingCollection(twin.pool, [table("t", ["a", "b"])], optimizer=SGD())
+        with pytest.raises(DataError, match=r"feature 'b': ids must be .* not \(3,\) torch.int64 "):
+            sequences({"a": IDS, "b": ids})
+
+
 def test_a_missing_feature_is_named(pool_root: Path):
     with Twin(pool_root / "pool", TABLES, SGD()) as twin:
         refuses(twin, jagged({"a": [[1]], "c": [[1]]}), ConfigError, "'b'")
@@ -294,6 +321,17 @@ def test_a_second_update_of_a_table_in_one_step_is_a_step_error(pool_root: Path)
         twin.pool.commit(5)
         twin.update(twin.gradients(bags, coefficients))
         twin.check()
+
+
+def test_a_table_that_two_collections_update_in_one_step_is_a_step_error_that_says_what_to_do(pool_root: Path):
+    """To commit first, as it said, would have left out what the second one had to update."""
+    with Pool(pool_root / "pool") as pool:
+        first, second = (EmbeddingBagCollection(pool, [table("t", ["a"])], optimizer=SGD(lr=0.1)) for _ in range(2))
+        features = jagged(random_bags("a", 20, 5, seed=1))
+        (first(features).values() + second(features).values()).sum().backward()
+        first.optimizer.step()
+        with pytest.raises(StepError, match=r"table 't' were updated.*by another collection.*let one collection read"):
+            second.optimizer.step()
 
 
 def test_a_thread_that_trains_beside_another_is_refused_and_changes_nothing(pool_root: Path):

@@ -49,6 +49,11 @@ class JaggedFeatures:
         Raises DataError that names the feature whose ids or offsets are of another shape, or do not fit each other.
         """
         given = {key: _ids_and_offsets(key, bag) for key, bag in bags.items()}
+        first = next((ids.device for ids, _ in given.values()), None)
+        if other := [(key, ids.device) for key, (ids, _) in given.items() if ids.device != first]:
+            raise DataError(
+                f"feature {other[0][0]!r}: ids on {other[0][1]}, another feature's on {first}: keep all on one"
+            )
         batch_size = _common_batch_size(given)
         values: list[Tensor] = []
         starts: list[Tensor] = []
@@ -118,6 +123,17 @@ def jagged_parts(key: str, nested: Tensor) -> tuple[Tensor, Tensor]:
     return whole.values(), whole.offsets()  # type: ignore[attr-defined]
 
 
+def holds_ids(tensor: Tensor) -> bool:
+    """Whether its elements are whole numbers in memory."""
+    return tensor.dtype in (torch.int64, torch.int32) and tensor.layout is torch.strided and not tensor.is_meta
+
+
+def kind_of(tensor: Tensor) -> str:
+    """Shape and dtype in words, and what is unusual beside them."""
+    unusual = [str(tensor.layout)] if tensor.layout is not torch.strided else []
+    return " ".join([str(tuple(tensor.shape)), str(tensor.dtype), *unusual, *(["on meta"] if tensor.is_meta else [])])
+
+
 def _ids_and_offsets(key: str, bag: object) -> tuple[Tensor, Tensor | None]:
     """What from_bags was given of feature ``key``."""
     if isinstance(bag, Tensor):
@@ -130,10 +146,14 @@ def _ids_and_offsets(key: str, bag: object) -> tuple[Tensor, Tensor | None]:
             f"(ids, offsets) of tensors, not a {type(bag).__name__}"
         )
     for what, tensor, most in zip(("ids", "offsets"), tensors, (3 - len(tensors), 1), strict=False):
-        if not 1 <= tensor.dim() <= most or tensor.dtype not in (torch.int64, torch.int32):
+        if not 1 <= tensor.dim() <= most or not holds_ids(tensor):
             raise DataError(
                 f"feature {key!r}: {what} must be a {'1-D' if most == 1 else '1-D or 2-D'} int64 or int32 tensor, "
-                f"not {tuple(tensor.shape)} {tensor.dtype}"
+                f"not {kind_of(tensor)}"
+            )
+        if tensor.device != tensors[0].device:
+            raise DataError(
+                f"feature {key!r}: ids on {tensors[0].device}, offsets on {tensor.device}: keep both on one"
             )
     return tensors[0], tensors[1] if len(tensors) == 2 else None
 

@@ -350,6 +350,8 @@ def offsets_of(jagged: KeyedJagged) -> Tensor:
 def _cpu(tensor: Tensor, what: str, dtype: torch.dtype | None) -> Tensor:
     if tensor.device.type != "cpu":
         raise DataError(f"{what} are on {tensor.device}: the plan reads them on the CPU, keep a copy there")
+    if tensor.layout is not torch.strided:
+        raise DataError(f"{what} are of layout {tensor.layout}; those of a plain tensor are needed (to_dense())")
     if dtype is None:
         return tensor.contiguous()
     if tensor.dtype.is_floating_point != dtype.is_floating_point:

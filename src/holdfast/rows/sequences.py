@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.data.batch import Bags, JaggedFeatures, jagged_parts
+from holdfast.data.batch import Bags, JaggedFeatures, holds_ids, jagged_parts, kind_of
 from holdfast.device.options import DeviceConfig
 from holdfast.errors import ConfigError, DataError, IdError
 from holdfast.pools.optim import RowOptimizerSpec
@@ -213,10 +213,10 @@ def _part_of(feature: str, bags: Bags) -> _Part:
     if isinstance(bags, Tensor) and bags.is_nested:
         return _Part(*jagged_parts(feature, bags), is_nested=True)
     if isinstance(bags, Tensor):
-        if bags.dim() == 0 or bags.dtype not in (torch.int64, torch.int32):
+        if bags.dim() == 0 or not holds_ids(bags):
             raise DataError(
                 f"feature {feature!r}: ids must be an int64 or int32 tensor of one dimension or more, "
-                f"not {tuple(bags.shape)} {bags.dtype}"
+                f"not {kind_of(bags)}"
             )
         return _Part(bags.to(torch.int64))
     jagged = JaggedFeatures.from_bags({feature: bags})
