@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import Enum, unique
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -251,6 +252,12 @@ def test_ids_that_lie_in_no_plain_memory_are_a_data_error(pool_root: Path, ids: 
         sequences = EmbeddingCollection(twin.pool, [table("t", ["a", "b"])], optimizer=SGD())
         with pytest.raises(DataError, match=r"feature 'b': ids must be .* not \(3,\) torch.int64 "):
             sequences({"a": IDS, "b": ids})
+
+
+@pytest.mark.parametrize("ids", [[1, 2], torch.tensor(1), torch.tensor([[1, 2]])], ids=["list", "scalar", "matrix"])
+def test_ids_to_read_that_are_no_row_of_numbers_are_a_data_error(pool_root: Path, ids: Any):
+    with Twin(pool_root / "pool", TABLES, SGD()) as twin, pytest.raises(DataError, match="a tensor of one dimension"):
+        twin.emb.read(0, ids)
 
 
 def test_a_missing_feature_is_named(pool_root: Path):

@@ -174,10 +174,10 @@ def test_pytorchs_clipping_takes_the_norm_of_the_rows_from_their_optimizer(pool_
             torch.manual_seed(1)
             head = nn.Linear(rows.output_width, 1)
             head(rows(jagged(bags_of(1))).values()).square().mean().backward()
+            of_rows = [parameter for group in rows.optimizer.param_groups for parameter in group["params"]]
             if name == "ours":
-                norm = clip_grad_norm_(head.parameters(), rows, 0.1)
+                norm = clip_grad_norm_([*head.parameters(), *(of_rows if foreach else [])], rows, 0.1)
             else:
-                of_rows = [parameter for group in rows.optimizer.param_groups for parameter in group["params"]]
                 norm = nn.utils.clip_grad_norm_([*head.parameters(), *of_rows], 0.1, foreach=foreach)
                 torch.testing.assert_close(of_rows[0].grad.norm(), rows.gradient_norm())
                 torch.testing.assert_close(of_rows[0].grad.data.norm(2), rows.gradient_norm())

@@ -290,6 +290,8 @@ class RowCollection(nn.Module):
 
         table: its place among the collection's. ids: int64, or keys.
         """
+        if not isinstance(ids, Tensor) or ids.dim() != 1:
+            raise DataError(f"ids to read are a tensor of one dimension, int64, not {ids!r:.80}")
         of_table = self._tables[table]
         column = self._columns.index(next(iter(of_table.feature_names)))
         begin = sum(self._dims[:column])
@@ -312,12 +314,14 @@ def clip_grad_norm_(
 ) -> Tensor:
     """``torch.nn.utils.clip_grad_norm_`` over dense and row gradients together: returns the total norm.
 
-    parameters: of the dense part, wherever they are; or one of them. Call it after every backward of the step and
-    before ``optimizer.step()``.
+    parameters: of the dense part, wherever they are; or one of them. Those of the collections' row optimizers may be
+    among them. Call it after every backward of the step and before ``optimizer.step()``.
     """
     group = [collections] if isinstance(collections, RowCollection) else list(collections)
     # A tensor is an iterable of tensors, too: of its slices, which have no gradients.
-    gradients = [p.grad for p in ([parameters] if isinstance(parameters, Tensor) else parameters) if p.grad is not None]
+    given = [parameters] if isinstance(parameters, Tensor) else parameters
+    anchors = {id(collection.anchor) for collection in group}
+    gradients = [p.grad for p in given if p.grad is not None and id(p) not in anchors]
     norms = [torch.linalg.vector_norm(g) for g in gradients]
     norms += [collection.gradient_norm() for collection in group]
     device = next((norm.device for norm in norms if norm.device.type != "cpu"), torch.device("cpu"))
