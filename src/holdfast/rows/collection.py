@@ -290,7 +290,7 @@ class RowCollection(nn.Module):
 
         table: its place among the collection's. ids: int64, or keys.
         """
-        if not isinstance(ids, Tensor) or ids.dim() != 1:
+        if not isinstance(ids, Tensor) or ids.dim() != 1:  # type: ignore[redundant-expr]
             raise DataError(f"ids to read are a tensor of one dimension, int64, not {ids!r:.80}")
         of_table = self._tables[table]
         column = self._columns.index(next(iter(of_table.feature_names)))
