@@ -61,3 +61,26 @@ def test_a_compiled_model_trains_the_same_rows_and_none_of_the_verbs_is_traced(t
     counters = torch._dynamo.utils.counters
     assert 0 < counters["stats"]["unique_graphs"] < 20
     assert not [reason for reason in counters["graph_break"] if "holdfast._core" in reason or "nb_method" in reason]
+
+
+def test_what_is_compiled_of_a_step_clips_and_updates_the_same_rows(tmp_path: Path) -> None:
+    found = []
+    for is_compiled in (False, True):
+        torch.manual_seed(0)
+        with holdfast.Pool(tmp_path / str(is_compiled), seed=1) as pool:
+            tables = [holdfast.EmbeddingBagConfig(name="t", num_embeddings=90, embedding_dim=6, feature_names=["f"])]
+            rows = holdfast.EmbeddingBagCollection(pool, tables, optimizer=holdfast.SGD(lr=0.1))
+            model = Model(rows)
+
+            def end_step(model: Model = model) -> None:
+                parameters = [*model.parameters(), *model.rows.optimizer.param_groups[0]["params"]]
+                nn.utils.clip_grad_norm_(parameters, 0.01)
+                model.rows.optimizer.step()
+
+            model({"f": torch.arange(8)}).square().mean().backward()
+            torch._dynamo.reset()
+            (torch.compile(end_step, backend="eager") if is_compiled else end_step)()
+            pool.commit(1)
+            assert pool.core.row_updates == 1
+            found.append(rows.read(0, torch.arange(90)))
+    torch.testing.assert_close(found[1], found[0])

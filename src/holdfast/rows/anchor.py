@@ -15,6 +15,7 @@ from torch import Tensor
 
 from holdfast.errors import StepError
 from holdfast.rows.row_access import RowAccess
+from holdfast.rows.untraced import untraced
 
 _NORMS = (torch.linalg.vector_norm, torch.linalg.norm, torch.norm, Tensor.norm, torch._foreach_norm)
 _GRAD, _DATA = (getattr_static(Tensor, name) for name in ("grad", "data"))
@@ -37,6 +38,7 @@ class Anchor(Tensor):
         return made
 
     @property
+    @untraced
     def grad(self) -> Tensor | None:
         factor: Tensor | None = _GRAD.__get__(self)
         if factor is None:
@@ -46,6 +48,7 @@ class Anchor(Tensor):
         return gradient
 
     @grad.setter
+    @untraced
     def grad(self, factor: Tensor | None) -> None:
         _GRAD.__set__(self, None if factor is None else factor.as_subclass(Tensor))
 
@@ -81,6 +84,7 @@ class RowGradient(Tensor):
             result.access = args[0].access
         return result
 
+    @untraced
     def norm_of_rows(self) -> Tensor:
         """Float32, of no dimension."""
         factor = self.as_subclass(Tensor)

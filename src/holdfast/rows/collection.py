@@ -7,11 +7,10 @@ the step durable. A forward in ``eval()`` mode or under ``torch.no_grad()`` read
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from typing import Any, NoReturn, ParamSpec, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, NoReturn, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +26,8 @@ from holdfast.rows.anchor import Anchor
 from holdfast.rows.coming import Coming
 from holdfast.rows.lookup import Lookup
 from holdfast.rows.row_access import BatchIds, PlannedFeatures
+from holdfast.rows.untraced import untraced
 
-_Given = ParamSpec("_Given")
-_Result = TypeVar("_Result")
 _READ_AT_ONCE_FLOATS = 4 << 20
 
 
@@ -41,21 +39,6 @@ class KeyedJagged(Protocol):
     def values(self) -> Tensor: ...
     def offsets(self) -> Tensor: ...
     def weights_or_none(self) -> Tensor | None: ...
-
-
-def _untraced(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """What ``torch.compile`` leaves as it is: of the verbs it would trace what is Python, anew for each number of ids.
-    torch.compiler.disable imports the compiler, so it is asked when something is called, by when an optimizer has."""
-    disabled: list[Callable[_Given, _Result]] = []
-
-    @functools.wraps(method)
-    def call(*given: _Given.args, **named: _Given.kwargs) -> _Result:
-        if not disabled:
-            disabled.append(torch.compiler.disable(method))  # type: ignore[no-untyped-call]
-        return disabled[0](*given, **named)
-
-    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # nor is this function traced
-    return call
 
 
 class RowCollection(nn.Module):
@@ -169,7 +152,7 @@ class RowCollection(nn.Module):
             raise DataError(f"a batch's ids, offsets and weights do not fit together: {error}") from error
         return PlannedFeatures(plan, weights, parts)
 
-    @_untraced
+    @untraced
     def _look_up(self, features: KeyedJagged | Mapping[str, Bags] | PlannedFeatures) -> tuple[Tensor, PlannedFeatures]:
         """What a forward does: the pooled columns, and the plan that they are of. Raises StepError in a transform of
         torch.func, which has stand-ins for tensors."""
