@@ -326,7 +326,7 @@ class RemoteRows:
     def has_gradients(self) -> bool:
         return bool(self._gradients)
 
-    def update(self, *, gradient_scale: Tensor | float, **hyperparameters: float) -> None:
+    def update(self, *, gradient_scale: Tensor | float, **hyperparameters: float) -> float:
         """Each trainer's gradients count as they do in the mean over all, as the dense ones do."""
         scale = float(gradient_scale)
         self._pool.tell(Verb.UPDATE, self._number, scale, *(hyperparameters[name] for name in HYPERPARAMETERS))
@@ -334,6 +334,7 @@ class RemoteRows:
         self._pool.opened.note_update()
         if self._owned is not None:
             self._owned.update(arrived, gradient_scale=scale / self._pool.group.num_trainers, **hyperparameters)
+        return scale
 
     def drop_gradients(self) -> None:
         if self._gradients:

@@ -64,7 +64,7 @@ class RowCollection(nn.Module):
         self.anchor = Anchor.of(self._access)  # no parameter of the module
         self._blocks: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._coming: list[Coming] = []
-        self._updated_with: Tensor | None = None  # the factor of the step's gradients, once its rows have them
+        self._updated_with: float | None = None  # the factor of the step's gradients, once its rows have them
         self._process = os.getpid()
         self.optimizer = RowOptimizer(self, spec)
         pool.collections.append(self)
@@ -241,14 +241,14 @@ class RowCollection(nn.Module):
     def update_rows(self, *, gradient_scale: Tensor, **hyperparameters: float) -> None:
         """The update verb, as ``optimizer.step()`` calls it."""
         if self._access.has_gradients:
-            self._updated_with = gradient_scale.as_subclass(Tensor)
-            self._access.update(gradient_scale=self._updated_with, **hyperparameters)
+            factor = gradient_scale.as_subclass(Tensor)
+            self._updated_with = self._access.update(gradient_scale=factor, **hyperparameters)
             self.drop_gradients()
 
     def check_update(self, step: int) -> None:
         """Raises NonFiniteLoss where the rows of `step`, which ends, had gradients that are not finite."""
         if self._updated_with is not None:
-            NonFiniteLoss.check_gradient(float(self._updated_with), step)
+            NonFiniteLoss.check_gradient(self._updated_with, step)
 
     def end_step(self) -> None:
         """Forgets the gradients that the step left, when it is committed."""

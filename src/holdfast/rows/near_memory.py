@@ -115,12 +115,13 @@ class NearMemoryRows:
     def has_gradients(self) -> bool:
         return bool(self._gradients)
 
-    def update(self, *, gradient_scale: Tensor, **hyperparameters: float) -> None:
+    def update(self, *, gradient_scale: Tensor, **hyperparameters: float) -> float:
         scale = float(gradient_scale)
         if self._summed is not None:
             self._pool.core.update_summed(self._summed, gradient_scale=scale, **hyperparameters)
         else:
             self._pool.core.update(self._arrived(), gradient_scale=scale, **hyperparameters)
+        return scale
 
     def drop_gradients(self) -> None:
         self._gradients = []

@@ -158,7 +158,9 @@ class RowAccess(Protocol):
 
     @property
     def has_gradients(self) -> bool: ...
-    def update(self, *, gradient_scale: Tensor, **hyperparameters: float) -> None: ...
+    def update(self, *, gradient_scale: Tensor, **hyperparameters: float) -> float | None:
+        """Returns the factor where the host waits for it; elsewhere it is looked at when the step is retired."""
+
     def drop_gradients(self) -> None: ...
     def traffic(self) -> dict[str, float]:
         """Rows and bytes since the collection was made, where they go through slots; by names that begin with
