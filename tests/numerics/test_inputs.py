@@ -254,6 +254,18 @@ def test_ids_that_lie_in_no_plain_memory_are_a_data_error(pool_root: Path, ids: 
             sequences({"a": IDS, "b": ids})
 
 
+def test_a_feature_that_a_batch_has_twice_is_named(pool_root: Path):
+    """The second one was left out."""
+    twice = SimpleNamespace(
+        keys=lambda: ["a", "b", "c", "b"],
+        values=lambda: torch.arange(4),
+        offsets=lambda: torch.arange(5),
+        weights_or_none=lambda: None,
+    )
+    with Twin(pool_root / "pool", TABLES, SGD()) as twin:
+        refuses(twin, twice, DataError, "feature 'b' more than once")
+
+
 @pytest.mark.parametrize("ids", [[1, 2], torch.tensor(1), torch.tensor([[1, 2]])], ids=["list", "scalar", "matrix"])
 def test_ids_to_read_that_are_no_row_of_numbers_are_a_data_error(pool_root: Path, ids: Any):
     with Twin(pool_root / "pool", TABLES, SGD()) as twin, pytest.raises(DataError, match="a tensor of one dimension"):

@@ -118,7 +118,10 @@ class RowCollection(nn.Module):
                 f"features are a dict {{feature: ids}} or {{feature: (ids, offsets)}}, or a KeyedJaggedTensor, "
                 f"not a {type(features).__name__}"
             )
-        refuse_missing(self.keys(), features.keys())
+        there = list(features.keys())
+        refuse_missing(self.keys(), there)
+        if twice := [feature for feature in self.keys() if there.count(feature) > 1]:
+            raise DataError(f"the batch has feature '{twice[0]}' more than once: which of them is meant is not known")
         jagged, parts = self._bags_of(features)
         return self._plan(jagged, parts, ahead=ahead, evaluates=evaluates)
 
@@ -341,6 +344,6 @@ def _cpu(tensor: Tensor, what: str, dtype: torch.dtype | None) -> Tensor:
         raise DataError(f"{what} are of layout {tensor.layout}; those of a plain tensor are needed (to_dense())")
     if dtype is None:
         return tensor.contiguous()
-    if tensor.dtype.is_floating_point != dtype.is_floating_point:
+    if tensor.dtype.is_floating_point != dtype.is_floating_point or tensor.dtype.is_complex:
         raise DataError(f"{what} are {tensor.dtype}; {dtype} is needed")
     return tensor.to(dtype).contiguous()
