@@ -57,8 +57,8 @@ class HomeMapping:
             mapping = self._core.mapping(number)
             if mapping is None:
                 raise ConfigError(
-                    f"device.rows = 'direct' needs rows that are kept in place, but those of {self._pool.directory} lie "
-                    "in a log store (medium block): use 'scratchpad', or a new pool with medium memory, on tmpfs or DAX"
+                    f"device.rows = 'direct' needs rows that are kept in place, but those of {self._pool.directory} "
+                    "lie in a log store (medium block): use 'scratchpad', or a new pool with medium memory, on tmpfs or DAX"
                 )
             weights, state, ranges = mapping
             for address, num_bytes in ranges:
