@@ -195,6 +195,33 @@ def test_a_dense_value_that_float32_cannot_hold_is_an_error_unless_it_is_transfo
     assert batch.dense[:, 0].tolist() == pytest.approx([np.log(2), 300 * np.log(10)])
 
 
+def test_an_unsigned_number_beyond_int64_is_itself(tmp_path):
+    """It was the negative number of the same bits: as a dense value, and where an error shows it."""
+    big = pa.array([2**63 + 4096, None, 2**64 - 1], pa.uint64())
+    path = write(tmp_path / "a.parquet", click=[0, 1, 1], ids=[1, 2, 3], big=big)
+    assert only_batch(source_of(path, dense=("big",))).dense[:, 0].tolist() == [2.0**63, 0.0, 2.0**64]
+    identity = {"f": SparseColumn(column="big", num_embeddings=10, hashing="identity", missing_id=0)}
+    with pytest.raises(IdError, match=f"row 1: feature f: id {2**63 + 4096} is not in"):
+        only_batch(source_of(path, sparse=identity))
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        ([1, 2], [[3, 4], []]),
+        ([[1], [2]], [3, 4]),
+        ([[1, 2], None], pa.array([[3, 4], [5, 6]], pa.list_(pa.int64(), 2))),
+    ],
+)
+def test_one_file_may_hold_values_where_another_holds_lists(tmp_path, columns):
+    """Blocks were laid side by side as if all were like the first: the others' ids were whatever lay in memory."""
+    paths = [write(tmp_path / str(n), click=[0, 1], ids=column) for n, column in enumerate(columns)]
+    sparse = {"f": SparseColumn(column="ids", num_embeddings=10, hashing="identity", missing_id=0)}
+    config = ParquetConfig(paths=paths, label="click", sparse=sparse)
+    wanted = [bag for path in paths for bag in bags_of(only_batch(source_of(path, sparse=sparse)), 0)]
+    assert bags_of(only_batch(ParquetSource(config)), 0) == wanted
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), 1e39])
 def test_what_stands_for_a_missing_value_is_finite(tmp_path, value):
     with pytest.raises(ConfigError, match="missing_dense_value: must be finite in float32"):

@@ -34,9 +34,9 @@ _BLOCKS_A_READER = 128
 
 @dataclass(frozen=True, slots=True)
 class NumberColumn:
-    """values: int64 or float64 ``[n]`` (meaningless where missing); missing: bool ``[n]``."""
+    """values: int64, uint64 or float64 ``[n]`` (meaningless where missing); missing: bool ``[n]``."""
 
-    values: NDArray[np.int64] | NDArray[np.float64]
+    values: NDArray[np.int64] | NDArray[np.uint64] | NDArray[np.float64]
     missing: NDArray[np.bool_]
 
 
@@ -279,8 +279,8 @@ def _flat_column(array: Any) -> NumberColumn | TextColumn:
     if kind == "number":
         values = array.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
         return NumberColumn(values, missing | np.isnan(values))
-    # safe=False: an unsigned number beyond int64 keeps its bits
-    return NumberColumn(array.cast(pa.int64(), safe=False).fill_null(0).to_numpy(zero_copy_only=False), missing)
+    integer = pa.uint64() if pa.types.is_uint64(array.type) else pa.int64()
+    return NumberColumn(array.cast(integer).fill_null(0).to_numpy(zero_copy_only=False), missing)
 
 
 def _missing(array: Any) -> NDArray[np.bool_]:

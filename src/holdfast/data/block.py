@@ -97,20 +97,23 @@ def no_samples(num_features: int, num_dense: int) -> SamplePool:
 def pool_blocks(blocks: Sequence[SampleBlock]) -> SamplePool:
     """The samples of ``blocks`` (one or more, of the same source), one after the other."""
     ends = np.cumsum([block.num_samples for block in blocks]).tolist()
-    widths = [bags.ids.shape[1] if isinstance(bags, FixedBags) else 0 for bags in blocks[0].bags]
-    columns = [slice(end - width, end) for end, width in zip(np.cumsum(widths).tolist(), widths, strict=True)]
-    fixed_ids = np.empty((ends[-1], sum(widths)), np.int64)
+    of_features = list(zip(*(block.bags for block in blocks), strict=True))
+    widths = [_common_width(bags) for bags in of_features]
+    column_ends = np.cumsum([width or 0 for width in widths]).tolist()
+    columns = [
+        None if width is None else slice(end - width, end) for end, width in zip(column_ends, widths, strict=True)
+    ]
+    fixed_ids = np.empty((ends[-1], sum(width or 0 for width in widths)), np.int64)
     for block, end in zip(blocks, ends, strict=True):
         for bags, place in zip(block.bags, columns, strict=True):
-            if isinstance(bags, FixedBags):
+            if place is not None:
                 fixed_ids[end - block.num_samples : end, place] = bags.ids
     return SamplePool(
         labels=np.concatenate([block.labels for block in blocks]),
         dense=np.concatenate([block.dense for block in blocks]),
         fixed_ids=fixed_ids,
         bags=tuple(
-            place if isinstance(blocks[0].bags[feature], FixedBags) else _pool_jagged(blocks, feature)
-            for feature, place in enumerate(columns)
+            _pool_jagged(bags) if place is None else place for bags, place in zip(of_features, columns, strict=True)
         ),
     )
 
@@ -203,9 +206,21 @@ def _cut_bags(bags: Bags, begin: int, end: int) -> Bags:
     return JaggedBags(bags.ids[first:last], bags.offsets[begin : end + 1] - first)
 
 
-def _pool_jagged(blocks: Sequence[SampleBlock], feature: int) -> JaggedBags:
-    parts = [bags for block in blocks if isinstance(bags := block.bags[feature], JaggedBags)]
-    assert len(parts) == len(blocks), "a source gives a feature the same kind of bags in every block"
+def _common_width(of_blocks: Sequence[Bags]) -> int | None:
+    """How many ids each bag of a feature has, in all blocks; None where bags differ: blocks of several files may."""
+    widths = {bags.ids.shape[1] if isinstance(bags, FixedBags) else None for bags in of_blocks}
+    return widths.pop() if len(widths) == 1 else None
+
+
+def _pool_jagged(of_blocks: Sequence[Bags]) -> JaggedBags:
+    parts = [_as_jagged(bags) for bags in of_blocks]
     begins = np.cumsum([0, *(part.ids.shape[0] for part in parts)])
     offsets = [part.offsets[:-1] + begin for part, begin in zip(parts, begins, strict=False)]
     return JaggedBags(np.concatenate([part.ids for part in parts]), np.concatenate([*offsets, begins[-1:]]))
+
+
+def _as_jagged(bags: Bags) -> JaggedBags:
+    if isinstance(bags, JaggedBags):
+        return bags
+    num_samples, width = bags.ids.shape
+    return JaggedBags(bags.ids.ravel(), np.arange(num_samples + 1) * width)

@@ -30,7 +30,7 @@ def check_missing_dense_value(field: str, value: float) -> None:
 
 
 def dense_features(
-    values: NDArray[np.int64] | NDArray[np.float64],
+    values: NDArray[np.int64] | NDArray[np.uint64] | NDArray[np.float64],
     missing: NDArray[np.bool_],
     *,
     transform: DenseTransform,

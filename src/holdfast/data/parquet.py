@@ -7,7 +7,7 @@
     ))
 
 - A sparse column holds integers or texts (then every sample has one id), or lists of them (then the feature is
-  multi-hot).
+  multi-hot); in one file the one, in another the other.
 - ``"hash"``: ids as hashing.py says; null is id 0, whether it stands for a row, a list or an item of a list. An empty
   list is an empty bag.
 - ``keys``: each value is a key of the table, which takes as many as come (up to num_embeddings): an integer itself, of
@@ -302,6 +302,7 @@ def _ids(
         to_values = key_values if sparse.keys else text_values
         values = to_values(column.data, column.starts, column.lengths)
     else:
+        # an unsigned number beyond int64 keeps its bits
         values = column.values.astype(np.int64, copy=False)
     if sparse.hashing == "hash" and not sparse.keys:
         return hash_values(values, sparse.num_rows, column.missing)
@@ -316,9 +317,10 @@ def _ids(
     if is_bad.any():
         first = int(np.argmax(is_bad))
         place = group.row(first if rows is None else int(rows[first]))
+        assert isinstance(column, NumberColumn), "checked when the file was opened"
         raise IdError(
-            f"{place}: feature {name}: id {values[first]} is not in [0, {sparse.num_rows}); where there came more of "
-            "them, a restore gives a table more rows (holdfast restore --rows), and num_embeddings says so"
+            f"{place}: feature {name}: id {column.values[first]} is not in [0, {sparse.num_rows}); where there came more "
+            "of them, a restore gives a table more rows (holdfast restore --rows), and num_embeddings says so"
         )
     return values
 
