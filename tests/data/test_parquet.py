@@ -181,6 +181,14 @@ def test_bad_values_name_file_row_and_column(tmp_path, columns, error, message):
         only_batch(source_of(path))
 
 
+def test_a_file_whose_name_is_not_utf8_is_named(tmp_path):
+    path = tmp_path / "\udcff.parquet"
+    path.touch()
+    with pytest.raises(ConfigError, match=r"udcff.parquet' is not UTF-8") as refused:
+        source_of(path)
+    str(refused.value).encode()  # it can be printed
+
+
 def test_infinite_dense_value_is_an_error(tmp_path):
     path = write(tmp_path / "a.parquet", click=[0, 1], ids=[1, 2], x=[1.0, float("inf")])
     with pytest.raises(DataError, match="row 2: column x: the value is infinite"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -235,6 +236,16 @@ def test_an_empty_path_is_named_and_is_not_the_working_directory(
     result = holdfast(*arguments)
     assert (result.code, sorted(holdfast.root.iterdir())) == (2, there)
     assert named in result.err and "path is empty" in result.err
+
+
+def test_a_path_that_is_not_utf8_is_named(holdfast: Commands) -> None:
+    """It ended in a TypeError of the core's."""
+    name = os.fsdecode(os.fsencode(holdfast.root / "pool-") + b"\xff")
+    for arguments in (("inspect", name), ("train", "run.toml", "--pool", name), ("snapshot", "new", name)):
+        result = holdfast(*arguments)
+        assert result.code == 2
+        assert r"pool-\udcff" in result.err.replace("\n", "") and "not UTF-8" in result.err
+    assert not Path(name).exists()
 
 
 def test_debug_shows_the_traceback(holdfast: Commands) -> None:

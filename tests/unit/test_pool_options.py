@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,29 @@ def test_an_empty_name_is_not_the_working_directory(pool_root: Path, monkeypatch
         with pytest.raises(ConfigError, match=r"directory is empty .*not set"):
             make("")
     assert not list(pool_root.iterdir())
+
+
+def test_a_name_that_is_not_utf8_is_refused_also_where_it_is_the_working_directorys(
+    pool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = Path(os.fsdecode(os.fsencode(pool_root) + b"/\xff"))
+    odd.mkdir()
+    monkeypatch.chdir(odd)
+    for make in (Pool, lambda name: import_tables(name, [TABLE], {})):
+        for name in ("pool", odd / "pool", os.fsencode(odd).decode("utf-8", "surrogateescape")):
+            with pytest.raises(ConfigError, match="not UTF-8"):
+                make(name)
+    assert not list(odd.iterdir())
+
+
+def test_a_relative_name_where_the_working_directory_was_removed_says_so(
+    pool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (pool_root / "gone").mkdir()
+    monkeypatch.chdir(pool_root / "gone")
+    (pool_root / "gone").rmdir()
+    with pytest.raises(ConfigError, match="'pool' is relative, and the working directory was removed"):
+        Pool("pool")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, get_args, get_type_hints
 
 import typer
 
+from holdfast.files.names import trouble_with
+
 if TYPE_CHECKING:
     from holdfast.run.sections import RunConfig
 
@@ -48,9 +50,11 @@ def read_run(paths: list[Path], overrides: list[str] | None) -> RunConfig:
 
 
 def path(given: str) -> Path:
-    """An empty one would be the working directory's."""
+    """An empty one would be the working directory's; one that is not UTF-8 the core does not take."""
     if not given:
         raise typer.BadParameter("the path is empty (a variable that is not set?)")
+    if trouble := trouble_with(given):
+        raise typer.BadParameter(trouble)
     return Path(given)
 
 

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from holdfast.data.unchanged import Unchanged
 from holdfast.errors import ConfigError, DataError
+from holdfast.files.names import trouble_with
 
 _BLOCK_BYTES = 4096
 _MAX_SAMPLES = 16_384  # blocks of a file
@@ -70,6 +71,8 @@ class ParquetReader:
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise ConfigError(f"paths: {path} is not a file")
+        if trouble := trouble_with(path):
+            raise ConfigError(f"paths: {trouble}")
         self.path = path
         try:
             self._unchanged = Unchanged(path)

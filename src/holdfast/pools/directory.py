@@ -13,6 +13,7 @@ import torch.distributed as dist
 from holdfast import _core
 from holdfast.errors import ConfigError, Corrupted, PoolError, PoolExists, PoolOfGroup
 from holdfast.files.durable import make_directory
+from holdfast.files.names import trouble_with
 from holdfast.pools.dial import MediumDial
 
 RecoveryMode = Literal["exact", "relaxed"]
@@ -32,11 +33,13 @@ _SMALL_TABLES_TIMES = 16  # with so many times their bytes there is room for six
 def below_home(directory: str | os.PathLike[str]) -> Path:
     """The directory; one whose name begins with ``~`` as a shell has it. No such user: a name like any other.
 
-    Raises ConfigError for an empty name, which would be the working directory."""
+    Raises ConfigError for an empty name, which would be the working directory, and for one that is not UTF-8."""
     if not os.fspath(directory):
         raise ConfigError(
             "the name of the pool's directory is empty (a variable that is not set?); . is the working directory"
         )
+    if trouble := trouble_with(directory):
+        raise ConfigError(f"the pool's directory {trouble}")
     try:
         return Path(directory).expanduser()
     except RuntimeError:
