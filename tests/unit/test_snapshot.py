@@ -161,23 +161,6 @@ def test_since_a_snapshot_of_the_same_step_nothing_has_changed(holdfast: Command
     assert pool_digest(root / "restored") == pool_digest(root / "pool")
 
 
-@pytest.mark.parametrize("out", ["model.safetensors", "rows.parquet"])
-def test_a_snapshot_is_exported_and_has_the_digest_of_its_pool(holdfast: Commands, out: str) -> None:
-    root = holdfast.root
-    assert holdfast.train("pool").code == 0
-    assert holdfast("snapshot", root / "pool", root / "snapshot").code == 0
-    table = ("--table", "C3") if out.endswith(".parquet") else ()
-    for name in ("pool", "snapshot"):
-        result = holdfast("export", root / name, root / name / out, *table)
-        assert result.code == 0, result.err
-    assert (root / "pool" / out).read_bytes() == (root / "snapshot" / out).read_bytes()
-    assert holdfast("digest", root / "snapshot").out == holdfast("digest", root / "pool").out
-    assert not list(root.glob("*/.holdfast-restored*"))
-    refused = holdfast("export", root / "snapshot", root / "snapshot" / out, *table)
-    assert refused.code == 1
-    assert "is there already" in refused.err
-
-
 def test_rows_that_lie_by_first_touch_are_copied_in_runs_and_make_the_same_pool(
     holdfast: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -291,6 +291,23 @@ def test_an_import_never_touches_a_directory_that_is_there(holdfast: Commands) -
         import_pool(SafetensorsFile(path), run_config(holdfast), holdfast.root / "pool")
 
 
+@pytest.mark.parametrize("out", ["model.safetensors", "rows.parquet"])
+def test_a_snapshot_is_exported_and_has_the_digest_of_its_pool(holdfast: Commands, out: str) -> None:
+    root = holdfast.root
+    assert holdfast.train("pool").code == 0
+    assert holdfast("snapshot", root / "pool", root / "snapshot").code == 0
+    table = ("--table", "C3") if out.endswith(".parquet") else ()
+    for name in ("pool", "snapshot"):
+        result = holdfast("export", root / name, root / name / out, *table)
+        assert result.code == 0, result.err
+    assert (root / "pool" / out).read_bytes() == (root / "snapshot" / out).read_bytes()
+    assert holdfast("digest", root / "snapshot").out == holdfast("digest", root / "pool").out
+    assert not list(root.glob("*/.holdfast-restored*"))
+    refused = holdfast("export", root / "snapshot", root / "snapshot" / out, *table)
+    assert refused.code == 1
+    assert "is there already" in refused.err
+
+
 def test_an_export_that_fails_leaves_no_file(holdfast: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     train(run_config(holdfast), holdfast.root / "pool")
     out = holdfast.root / "out.safetensors"

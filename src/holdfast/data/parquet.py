@@ -319,8 +319,8 @@ def _ids(
         place = group.row(first if rows is None else int(rows[first]))
         assert isinstance(column, NumberColumn), "checked when the file was opened"
         raise IdError(
-            f"{place}: feature {name}: id {column.values[first]} is not in [0, {sparse.num_rows}); where there came more "
-            "of them, a restore gives a table more rows (holdfast restore --rows), and num_embeddings says so"
+            f"{place}: feature {name}: id {column.values[first]} is not in [0, {sparse.num_rows}); where more of them "
+            "came, a restore gives a table more rows (holdfast restore --rows), and num_embeddings says so"
         )
     return values
 

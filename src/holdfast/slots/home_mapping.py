@@ -58,7 +58,7 @@ class HomeMapping:
             if mapping is None:
                 raise ConfigError(
                     f"device.rows = 'direct' needs rows that are kept in place, but those of {self._pool.directory} "
-                    "lie in a log store (medium block): use 'scratchpad', or a new pool with medium memory, on tmpfs or DAX"
+                    "lie in a log store (medium block): use 'scratchpad', or a new pool of medium memory (tmpfs, DAX)"
                 )
             weights, state, ranges = mapping
             for address, num_bytes in ranges:
