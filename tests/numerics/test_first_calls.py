@@ -108,7 +108,7 @@ def test_a_first_call_on_two_threads_is_inexact_on_one_of_them(shim, tmp_path):
     if float(of_second) == 0.0:
         pytest.skip("this MKL finds out in another way")
     assert float(of_first) == 0.0
-    assert 1e-4 < float(of_second) < 1e-3
+    assert float(of_second) < 1e-3  # a last bit without AVX-512, with it a few thousand of them
 
 
 def test_after_a_checkpoint_is_made_the_first_call_is_like_the_second(shim, tmp_path):
