@@ -182,7 +182,9 @@ def test_pytorchs_clipping_takes_the_norm_of_the_rows_from_their_optimizer(pool_
                 torch.testing.assert_close(of_rows[0].grad.norm(), rows.gradient_norm())
                 torch.testing.assert_close(of_rows[0].grad.data.norm(2), rows.gradient_norm())
             assert norm > 0.1
+            gradient = of_rows[0].grad
             rows.optimizer.step()
+            assert gradient.norm() == 0
             pool.commit(1)
             found.append((norm, rows.read(0, torch.arange(20))))
     torch.testing.assert_close(found[1], found[0])

@@ -86,6 +86,8 @@ class RowGradient(Tensor):
 
     @untraced
     def norm_of_rows(self) -> Tensor:
-        """Float32, of no dimension."""
+        """Float32, of no dimension; 0 once they are used or dropped."""
         factor = self.as_subclass(Tensor)
+        if not self.access.has_gradients:
+            return torch.zeros_like(factor)
         return (factor.abs().double() * self.access.square_of_gradients().sqrt()).float()
