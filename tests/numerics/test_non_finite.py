@@ -101,7 +101,12 @@ def test_a_setting_that_is_none_in_float32_is_refused_when_it_is_said(given: dic
 
 @pytest.mark.parametrize(
     ("setting", "value", "names"),
-    [("betas", (0.9, 0.99999999), "betas are"), ("betas", (1.0, 0.9), "betas are"), ("lr", 1e39, "lr is inf")],
+    [
+        ("betas", (0.9, 0.99999999), "betas are"),
+        ("betas", (1.0, 0.9), "betas are"),
+        ("lr", 1e39, "lr is inf"),
+        ("lr", "0.1", "are numbers"),
+    ],
 )
 def test_a_setting_that_a_schedule_made_none_in_float32_updates_no_row(
     setting: str, value: Any, names: str, pool_root: Path

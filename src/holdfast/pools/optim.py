@@ -17,6 +17,8 @@ from torch import Tensor
 
 from holdfast.errors import ConfigError, StateError, StepError
 
+_NEEDED = "lr, eps, weight_decay are numbers, betas two of them"
+
 # In the order of the pool's format (core/kernels/kernels.h, RowOptimizer).
 OPTIMIZERS = ("sgd", "exact_row_wise_adagrad", "adagrad", "adam", "partial_row_wise_adam")
 
@@ -35,7 +37,7 @@ class RowOptimizerSpec:
         try:
             settings = _float32_settings(given)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"{kind}: {given}: lr, eps, weight_decay are numbers, betas two of them") from error
+            raise ConfigError(f"{kind}: {given}: {_NEEDED}") from error
         for field in ("lr", "weight_decay", "eps"):
             if not 0.0 <= settings[field] < math.inf:
                 raise ConfigError(f"{kind}: {field} = {given[field]}; it must be finite, and not negative")
@@ -142,8 +144,8 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Updates the rows of this step's forward passes and writes them home. Returns what `closure` returns, which is
-        called once, before. Raises StepError, with nothing updated, where a schedule has made a setting infinite or
-        NaN, or a beta 1."""
+        called once, before. Raises StepError, with nothing updated, where a schedule has made a setting no number,
+        infinite or NaN, or a beta 1."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -155,7 +157,11 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def _settings(self) -> dict[str, float]:
         group = self.param_groups[0]
-        settings = _float32_settings(group)
+        try:
+            settings = _float32_settings(group)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            given = {name: value for name, value in group.items() if name != "params"}
+            raise StepError(f"the row optimizer has {given}: {_NEEDED}") from error
         for name, value in settings.items():
             if not math.isfinite(value):
                 raise StepError(f"the row optimizer's {name} is {value}: every row of the batch would be, too")
