@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import EmbeddingBagCollection, EmbeddingBagConfig, GroupOptions, Pool, import_tables
-from holdfast.errors import ConfigError, PoolNotFound
+from holdfast import SGD, EmbeddingBagCollection, EmbeddingBagConfig, GroupOptions, Pool, import_tables
+from holdfast.errors import ConfigError, PoolExists, PoolNotFound
 
 TABLE = EmbeddingBagConfig(num_embeddings=100, embedding_dim=4, name="t", feature_names=["f"])
 
@@ -61,6 +61,13 @@ def test_a_name_that_is_not_utf8_is_refused_also_where_it_is_the_working_directo
             with pytest.raises(ConfigError, match="not UTF-8"):
                 make(name)
     assert not list(odd.iterdir())
+
+
+def test_a_link_to_what_is_not_there_says_so(pool_root: Path) -> None:
+    link = pool_root / "pool"
+    link.symlink_to(pool_root / "unmounted" / "pool")
+    with pytest.raises(PoolExists, match=r"is a link to .*unmounted/pool, which is not there"):
+        EmbeddingBagCollection(Pool(link), [TABLE], optimizer=SGD(lr=0.1))
 
 
 def test_a_relative_name_where_the_working_directory_was_removed_says_so(

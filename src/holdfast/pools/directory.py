@@ -75,7 +75,10 @@ def make_pool_directory(directory: Path) -> None:
     try:
         make_directory(directory)
     except FileExistsError as error:
-        raise PoolExists(f"{directory} is there already, and is no directory") from error
+        what = "is there already, and is no directory"
+        if directory.is_symlink() and not directory.exists():
+            what = f"is a link to {directory.readlink()}, which is not there: a disk that is not mounted?"
+        raise PoolExists(f"{directory} {what}") from error
     except OSError as error:
         raise PoolError(f"making {directory}: {error.strerror}") from error
 
