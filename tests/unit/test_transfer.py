@@ -266,6 +266,7 @@ def test_nothing_is_unpickled_but_tensors(holdfast: Commands) -> None:
         ({"C2": torch.zeros(8, 4)}, "(8, 4)"),
         ({"C2": torch.zeros(7, 5)}, "(7, 5)"),
         ({"C2": torch.ones(7, 4, dtype=torch.int8)}, "embedding_bags.C2.weight in the file has the type torch.int8"),
+        ({"C2": torch.ones(7, 4).to(torch.float8_e5m2)}, "in the file has the type torch.float8_e5m2, weights and"),
     ],
 )
 def test_a_table_that_does_not_fit_is_named_and_nothing_is_left(
@@ -281,6 +282,25 @@ def test_a_table_that_does_not_fit_is_named_and_nothing_is_left(
     with pytest.raises(ConfigError, match=re.escape(named)):
         import_pool(SafetensorsFile(path), run_config(holdfast), holdfast.root / "pool")
     assert {entry.name for entry in holdfast.root.iterdir()} == {"run.toml", "state.safetensors"}
+
+
+OTHERS = [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64]
+
+
+def test_a_file_may_have_other_tensors_of_every_type_that_torch_has(holdfast: Commands) -> None:
+    path = holdfast.root / "state.safetensors"
+    others = {f"other.{number}": torch.ones(3).to(dtype) for number, dtype in enumerate(OTHERS)}
+    save_file(torchrec_state() | others, path)
+    summary = import_pool(SafetensorsFile(path), run_config(holdfast), holdfast.root / "pool")
+    assert set(others) <= set(summary.unused)
+
+
+def test_a_tensor_of_a_type_that_torch_has_not_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "state.safetensors"
+    header = json.dumps({"x": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(2))
+    with pytest.raises(FormatMismatch, match=re.escape(f"{path}: x is of type F4")):
+        SafetensorsFile(path)
 
 
 def test_an_import_never_touches_a_directory_that_is_there(holdfast: Commands) -> None:

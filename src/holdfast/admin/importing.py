@@ -326,7 +326,7 @@ def _import_dense(
             others[name] = f"{source} has the shape {shapes[source]}, the configuration's is {shape}"
             continue
         values = file.rows(source, 0, max(1, tensor.shape[0] if tensor.dim() else 1))
-        if tensor.is_floating_point():
+        if tensor.is_floating_point() and tensor.dtype != values.dtype:
             _check_floating(source, values)
         state[name] = values.reshape(tensor.shape).to(tensor.dtype).clone()
         found[name] = source
@@ -357,9 +357,10 @@ def _check_types(file: TensorFile, names: Iterable[str]) -> None:
 
 
 def _check_floating(name: str, values: Tensor) -> None:
-    """Of quantized weights the integers alone mean nothing: the scale is elsewhere."""
-    if not values.is_floating_point():
-        raise ConfigError(f"{name} in the file has the type {values.dtype}, weights and their state are floating")
+    """Of quantized weights integers, and floats of 8 bits, alone mean nothing: the scale is elsewhere."""
+    if not values.is_floating_point() or values.dtype.itemsize == 1:
+        words = "weights and their state are floating, of 16 bits or more"
+        raise ConfigError(f"{name} in the file has the type {values.dtype}, {words}")
 
 
 def _check_finite(parts: Mapping[str, Tensor], first: int, records: NDArray[np.void] | None) -> None:

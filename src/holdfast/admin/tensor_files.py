@@ -34,6 +34,14 @@ DTYPES = {
     "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "C64": torch.complex64,
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -70,7 +78,7 @@ class SafetensorsFile:
                 raise FormatMismatch(f"{path} is no safetensors file: it begins with a header length of {length}")
             try:
                 header = json.loads(file.read(length))
-                entries = {name: self._entry(body) for name, body in header.items() if name != "__metadata__"}
+                entries = {name: self._entry(name, body) for name, body in header.items() if name != "__metadata__"}
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise Corrupted(f"{path} at offset 8: the header is not safetensors': {error!r}") from None
         self._begin = 8 + length
@@ -79,14 +87,15 @@ class SafetensorsFile:
                 raise Corrupted(f"{path}: {name} ends beyond the file's {size} bytes; is the file complete?")
         self._entries = entries
 
-    @staticmethod
-    def _entry(body: Mapping[str, Any]) -> Entry:
+    def _entry(self, name: str, body: Mapping[str, Any]) -> Entry:
         shape = tuple(int(length) for length in body["shape"])
         begin, end = (int(offset) for offset in body["data_offsets"])
-        itemsize = DTYPES[body["dtype"]].itemsize
+        if (dtype := body["dtype"]) not in DTYPES:
+            raise FormatMismatch(f"{self._path}: {name} is of type {dtype}; read are {', '.join(DTYPES)}")
+        itemsize = DTYPES[dtype].itemsize
         if begin < 0 or min(shape, default=0) < 0 or end - begin != math.prod(shape) * itemsize:
             raise ValueError("data_offsets do not fit dtype and shape")
-        return Entry(body["dtype"], shape, begin, end - begin)
+        return Entry(dtype, shape, begin, end - begin)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: entry.shape for name, entry in self._entries.items()}
