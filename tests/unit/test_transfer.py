@@ -284,6 +284,21 @@ def test_a_table_that_does_not_fit_is_named_and_nothing_is_left(
     assert {entry.name for entry in holdfast.root.iterdir()} == {"run.toml", "state.safetensors"}
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device", "directory"])
+def test_an_output_never_takes_the_place_of_what_is_no_file(kind: str, holdfast: Commands) -> None:
+    out = holdfast.root / "out.json"
+    if kind == "pipe":
+        os.mkfifo(out)
+    elif kind == "device":
+        out.symlink_to("/dev/null")
+    else:
+        out.mkdir()
+    before = out.lstat().st_ino
+    result = holdfast("profile", holdfast.config, "-o", out, "--overwrite")
+    assert (result.code, result.err.startswith(f"holdfast: output: {out} is a ")) == (1, True), result.err
+    assert out.lstat().st_ino == before
+
+
 OTHERS = [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64]
 
 

@@ -21,6 +21,10 @@ _NO_ROOM = {  # no read ends with these
 
 def check_output(path: Path, *, overwrite: bool) -> None:
     """The same errors as ``whole_file``, for whoever has long to work before it writes."""
+    if path.is_dir():
+        raise ConfigError(f"output: {path} is a directory; name a file")
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"output: {path} is a pipe or a device, in whose place a file would be put; name another")
     if path.exists() and not overwrite:
         raise ConfigError(f"output: {path} is there already; remove it, or say overwrite")
     if not path.parent.is_dir():
@@ -31,8 +35,8 @@ def check_output(path: Path, *, overwrite: bool) -> None:
 def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
     """A file beside ``path`` to write to; it becomes ``path``, durably, if the block ends well, and is removed if not.
 
-    Raises ConfigError if ``path`` is there already and ``overwrite`` is not set, or its directory is not there, and
-    OSError that names ``path`` where there is no room for it.
+    Raises ConfigError if ``path`` is there already and ``overwrite`` is not set, or is no file but a directory or a
+    device, or its directory is not there, and OSError that names ``path`` where there is no room for it.
     """
     check_output(path, overwrite=overwrite)
     with attempt_at(path, "partial", is_directory=False) as partial:
