@@ -4,6 +4,7 @@ one that nothing befell, while the memory ranks' processes and parts of the pool
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import random
 import re
@@ -16,16 +17,21 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+import torch
 from pool_digests import digest_of_tables
+from torch._C._distributed_c10d import TCPStore
 
 from forked_commands import Commands
 from group_runs import SRC, Act, Life, Ranks, digest, small
 from holdfast import _core
 from holdfast.group import manifest as manifests
+from holdfast.group.attaching import GO, read_line, split_address
 from holdfast.pools.read_only import at_rest
 from test_group_addresses import address_of
 from test_group_kill import CASES
@@ -234,8 +240,7 @@ def test_a_copy_in_the_place_of_the_pool_that_a_memory_rank_has_open_is_what_the
     """Rows went to the files that had been moved away, dense states to the copy: neither could be opened again."""
     options = {**STORES[store], "steps": 12}
     expected = undisturbed(ranks, pool_root / "together", options, 1, 1)
-    directory, own = pool_root / "apart", pool_root / "trainer"
-    moved, before = pool_root / "moved", pool_root / "before"
+    directory, own, moved, before = (pool_root / name for name in ("apart", "trainer", "moved", "before"))
     with serving(directory) as servers:
         check_that_it_ended_well(train(ranks, own, servers, 1, {**options, "steps": 6}), servers)
         shutil.copytree(directory, before, symlinks=True)
@@ -415,6 +420,23 @@ def test_whoever_knocks_and_is_no_trainer_changes_nothing(serving: Serving, rank
             with socket.create_connection((host, int(port))) as knocking, suppress(OSError):
                 knocking.sendall(sent)
         assert train(ranks, pool_root / "apart", servers, 1, STORES["memory"]).ended_well
+
+
+def test_a_memory_rank_that_waits_for_trainers_that_died_before_they_came_hears_a_signal(
+    serving: Serving, pool_root: Path
+) -> None:
+    words = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    said: dict[str, Any] = {"memory_rank": 1, "memory_ranks": 1, "trainers": 1, "store": ("127.0.0.1", words.port)}
+    said |= {"prefix": "ours", "timeout": PATIENCE_SECONDS, "holdfast": version("holdfast"), "torch": torch.__version__}
+    with serving(pool_root / "apart") as servers:
+        with socket.create_connection(split_address(servers[0].address, "it")) as door:
+            door.sendall(json.dumps(said).encode() + b"\n")
+            assert json.loads(read_line(door)) == {}
+            door.sendall(GO)
+            words.wait(["ours/here-1"], timedelta(seconds=PATIENCE_SECONDS))
+        began = time.monotonic()
+        assert servers[0].stop() == 128 + signal.SIGTERM
+        assert time.monotonic() - began < PATIENCE_SECONDS / 4
 
 
 @pytest.mark.parametrize("store", STORES)

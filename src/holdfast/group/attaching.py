@@ -31,7 +31,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from holdfast import errors
 from holdfast.errors import ConfigError, GroupError, HoldfastError, PoolBusy
-from holdfast.group.meeting import await_others, listen_on, meet, of_this_group, stay_on
+from holdfast.group.meeting import listen_on, meet, of_this_group, stay_on
 from holdfast.group.notices import first_line
 
 GO = b"go\n"
@@ -120,7 +120,6 @@ def attach(
             *store_at, is_master=True, timeout=timedelta(seconds=timeout), master_listen_fd=listening.detach()
         )
     words = of_this_group(met, rank, trainers, timeout, stopping)
-    await_others(words, rank, trainers, timeout, stopping)
     if rank != 0:
         return PrefixStore(_hear(words, timeout), met), rank, trainers
     hello = Hello(

@@ -99,6 +99,7 @@ class Group:
         self._transports: list[Transport] = []
         deadline = timedelta(seconds=timeout)
         try:
+            await_others(store, rank, roles.world_size, timeout, stopping)
             lies_beside = dist.is_initialized()
             self._default = process_groups.default_group.enter(lambda: self._init(store, deadline))
             if lies_beside:
@@ -163,7 +164,6 @@ class Group:
             )
         else:
             store, rank, world_size = HashStore(), 0, 1
-        await_others(store, rank, world_size, timeout, stopping)
         roles = Roles(world_size=world_size, memory_ranks=options.memory_ranks)
         return make(store=store, rank=rank, roles=roles)
 

@@ -104,7 +104,6 @@ def of_this_group(
             words.set(_GROUP, prefix)
         else:
             prefix = _newly_named(words, timeout, stopping)
-            words.set(f"{prefix}/rank-{rank}", "")
             if words.add(f"{prefix}/taken", 1) == world_size - 1:
                 words.compare_set(_GROUP, prefix, _NONE)
     except RuntimeError as error:  # dist.DistError is one
@@ -116,20 +115,24 @@ def of_this_group(
 def await_others(
     ours: Store, rank: int, world_size: int, timeout: float, stopping: Callable[[], bool] = lambda: False
 ) -> None:
-    """Until all ranks have the group's part of the store. Raises GroupError, which names those that do not come."""
+    """Until all ranks have called this, with the group's part of the store. Raises GroupError, which names those that
+    have not."""
     deadline, pause = time.monotonic() + timeout, 0.001
     try:
-        while ours.add("taken", 0) < world_size - 1:
+        ours.set(f"here-{rank}", "")
+        here = ours.add("here", 1)
+        while here < world_size:
             if stopping():
                 raise GroupError(f"rank {rank} waited for all ranks to be there: stopped")
             if time.monotonic() > deadline:
-                late = [other for other in range(1, world_size) if not ours.check([f"rank-{other}"])]
+                late = [other for other in range(world_size) if not ours.check([f"here-{other}"])]
                 raise GroupError(
                     f"rank {rank} waited {timeout:g} s for {names_of(late)} to be there: see what became of "
                     f"{'it' if len(late) == 1 else 'them'}, and start all ranks again"
                 )
             time.sleep(pause)
             pause = min(2 * pause, _LOOK_SECONDS)
+            here = ours.add("here", 0)
     except RuntimeError as error:  # dist.DistError is one
         raise GroupError(f"rank {rank} waited for all ranks to be there: {first_line(error)}") from None
 
