@@ -326,6 +326,18 @@ def test_an_import_never_touches_a_directory_that_is_there(holdfast: Commands) -
         import_pool(SafetensorsFile(path), run_config(holdfast), holdfast.root / "pool")
 
 
+def test_no_pool_is_made_in_a_snapshot(holdfast: Commands) -> None:
+    root = holdfast.root
+    assert holdfast.train("pool", "--steps", 2).code == 0
+    assert holdfast("snapshot", root / "pool", root / "snapshot").code == 0
+    before = sorted(root.glob("snapshot/**/*"))
+    for command in ("train", "eval"):
+        refused = holdfast(command, holdfast.config, "--pool", root / "snapshot")
+        assert refused.code == 1
+        assert "is a snapshot, and no pool: make one of it elsewhere (holdfast restore" in refused.err
+    assert sorted(root.glob("snapshot/**/*")) == before
+
+
 @pytest.mark.parametrize("out", ["model.safetensors", "rows.parquet"])
 def test_a_snapshot_is_exported_and_has_the_digest_of_its_pool(holdfast: Commands, out: str) -> None:
     root = holdfast.root

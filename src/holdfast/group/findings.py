@@ -20,7 +20,7 @@ from holdfast.group.founding import check_newest
 from holdfast.group.group import Group
 from holdfast.group.manifest import MANIFEST, Manifest
 from holdfast.pools.directory import exists as is_plain_pool
-from holdfast.pools.directory import some_of
+from holdfast.pools.directory import refuse_snapshot, some_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,8 @@ class Finding:
 
     @classmethod
     def on(cls, directory: Path) -> Finding:
-        """Raises Corrupted, FormatMismatch where the manifest cannot be read."""
+        """Raises Corrupted, FormatMismatch where the manifest cannot be read; PoolNotFound of a snapshot."""
+        refuse_snapshot(directory)
         parts = _core.pool_parts(str(directory)) if directory.is_dir() else []
         return cls(
             directory=str(directory),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 from holdfast import _core
-from holdfast.errors import ConfigError, Corrupted, PoolError, PoolExists, PoolOfGroup
+from holdfast.errors import ConfigError, Corrupted, PoolError, PoolExists, PoolNotFound, PoolOfGroup
 from holdfast.files.durable import make_directory
 from holdfast.files.names import trouble_with
 from holdfast.pools.dial import MediumDial
@@ -21,6 +21,8 @@ Medium = Literal["auto", "memory", "block"]
 SUPERBLOCK = "pool.holdfast"
 SUPERBLOCK_COPY = "pool.copy"
 GROUP_MANIFEST = "group.json"
+SNAPSHOT_MANIFEST = "manifest.json"
+SNAPSHOT_FORMAT = "holdfast snapshot"  # as it says itself
 _MIN_LOG_BYTES = 16 << 20
 _ROW_LOG_BYTES = 1 << 30  # of tables of up to eight times as much
 _LARGEST_ROW_LOG_BYTES = 16 << 30  # opening takes a third of a second for each GiB
@@ -88,9 +90,10 @@ def check_vacant(directory: str | os.PathLike[str]) -> None:
 
     What an attempt at a pool left that did not end is marked as that, and no such part.
 
-    Raises PoolOfGroup (parts of several writers), Corrupted.
+    Raises PoolOfGroup (parts of several writers), Corrupted; PoolNotFound where a snapshot lies there.
     """
     directory = Path(directory)
+    refuse_snapshot(directory)
     if not directory.is_dir() or _core.is_unpublished(str(directory)):
         return
     parts = _core.pool_parts(str(directory))
@@ -106,6 +109,20 @@ def check_vacant(directory: str | os.PathLike[str]) -> None:
             "is lost, and they may hold its rows, so nothing was changed: `holdfast verify --repair` puts it back "
             f"where {SUPERBLOCK_COPY} is there; or put it back from a copy of the directory. For a new pool name "
             "another directory, or remove these files"
+        )
+
+
+def refuse_snapshot(directory: Path) -> None:
+    """Raises PoolNotFound where a snapshot lies in the directory, in which no pool belongs."""
+    try:
+        with (directory / SNAPSHOT_MANIFEST).open("rb") as file:
+            is_snapshot = SNAPSHOT_FORMAT.encode() in file.read(4096)
+    except OSError:
+        return
+    if is_snapshot:
+        raise PoolNotFound(
+            f"{directory} is a snapshot, and no pool: make one of it elsewhere (holdfast restore {directory} POOL) and "
+            "go on with that"
         )
 
 

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from holdfast import _core
 from holdfast.files.manifests import TableFields
+from holdfast.pools.directory import SNAPSHOT_FORMAT, SNAPSHOT_MANIFEST
 from holdfast.pools.read_only import RowLayout, layout_of
 
-FORMAT = "holdfast snapshot"
+FORMAT, MANIFEST = SNAPSHOT_FORMAT, SNAPSHOT_MANIFEST
 ASCENDING_VERSION = 1  # of a snapshot whose layers are one ascending run each
 VERSION = 2
-MANIFEST = "manifest.json"
 DENSE_FILES = ("dense.structure", "dense.tensors")
 LAYERS = ("corrections", "rows")  # of one snapshot, the one that counts first
 CHUNK = struct.Struct("<8sQQQQI16sI")  # magic, num_rows, first_row, last_row, payload_bytes, payload_crc, reserved, crc
