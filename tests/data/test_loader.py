@@ -20,9 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.data.loader import Loader, default_window_samples
+from holdfast.data.pipeline import Pipeline
 from holdfast.data.shuffle import SampleOrder
 from holdfast.data.synthetic import SyntheticSource, uniform_shape
-from holdfast.errors import ConfigError, StepError
+from holdfast.errors import ConfigError, DataError, StepError
 
 
 def samples_of(batch):
@@ -262,6 +263,13 @@ def test_error_in_the_transform_surfaces_at_its_batch(numbered):
         with pytest.raises(ZeroDivisionError, match="fourth"):
             next(loader)
         assert loader.samples == 9
+
+
+def test_threads_that_end_without_a_word_are_an_error(numbered, monkeypatch):
+    """As of memory that runs out before a thread has come to what tells the consumer."""
+    monkeypatch.setattr(Pipeline, "_work", lambda pipeline: None)
+    with Loader(numbered([100]), batch_size=10, seed=0) as loader, pytest.raises(DataError, match="without a word"):
+        next(loader)
 
 
 def test_close_stops_the_threads_and_ends_iteration(numbered):

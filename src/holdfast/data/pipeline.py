@@ -28,9 +28,10 @@ from holdfast.data.cut import StreamCut
 from holdfast.data.groups import Group, survey
 from holdfast.data.shuffle import GroupSpan, SampleOrder
 from holdfast.data.source import Source
-from holdfast.errors import StepError
+from holdfast.errors import DataError, StepError
 
 Item = TypeVar("Item")
+_LOOK_SECONDS = 1.0  # for threads that died before they could say why
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,9 @@ class Pipeline(Generic[Item]):
             while index not in shared.ready and shared.fatal is None:
                 if shared.is_stopped:
                     raise StepError("the loader was closed while a batch was awaited")
-                shared.condition.wait()
+                if not any(thread.is_alive() for thread in self._threads):
+                    raise DataError("the loader's threads ended without a word: memory ran out, or this process forked")
+                shared.condition.wait(_LOOK_SECONDS)
             result = shared.ready.get(index, shared.fatal)
         if isinstance(result, BaseException):
             raise result
