@@ -393,7 +393,7 @@ def safetensors_bytes(header: object, data: bytes = b"") -> bytes:
         (b"\x04" + b"\x00" * 7 + b"{{{{", Corrupted),
         (safetensors_bytes([1]), Corrupted),
         (safetensors_bytes({"a": 1}), Corrupted),
-        (safetensors_bytes({"a": {"dtype": "F9", "shape": [1], "data_offsets": [0, 4]}}, bytes(4)), Corrupted),
+        (safetensors_bytes({"a": {"dtype": "F9", "shape": [1], "data_offsets": [0, 4]}}, bytes(4)), FormatMismatch),
         (safetensors_bytes({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, bytes(8)), Corrupted),
         (safetensors_bytes({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, bytes(4)), Corrupted),
         (safetensors_bytes({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}, bytes(4)), Corrupted),

@@ -8,10 +8,13 @@ to get than to fill.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from itertools import cycle
 from pathlib import Path
 from tempfile import gettempdir
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,35 +34,71 @@ from holdfast.pools.read_only import RowChunk
 
 
 class OrderedRows:
-    """The touched rows of a pool at rest, a table at a time. Each is asked for once.
+    """The touched rows of a pool at rest, a table at a time. Each is asked for once, in order of their numbers; where
+    there is memory for two, the next one is read while a table's rows are used.
 
-    directory: for scratch files. memory: in which one table after another is put in order, `RUN_BYTES` at least.
-    on_rows: see rows_in_order.
+    directory: for scratch files. memories: in which tables are put in order by turns, `RUN_BYTES` each at least.
+    on_rows: see rows_in_order. Context manager: no thread reads when the block has ended.
     """
 
     def __init__(
-        self, copy: LivePool, directory: Path, memory: NDArray[np.uint8], on_rows: Callable[[int], None] | None
+        self,
+        copy: LivePool,
+        directory: Path,
+        memories: Sequence[NDArray[np.uint8]],
+        on_rows: Callable[[int], None] | None,
     ) -> None:
         self._copy = copy
         self._directory = directory
-        self._memory = memory
+        self._memories = memories
+        self._turns = cycle(memories)
+        self._is_closed = False
         self._on_rows = on_rows
+        self._reader = ThreadPoolExecutor(1, "hf-rows-in-order")
+        self._coming: dict[int, Future[tuple[ExitStack, Iterator[Rows]]]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_closed = True
+        self._reader.shutdown()
+        for coming in self._coming.values():
+            if coming.exception() is None:
+                coming.result()[0].close()
 
     @contextmanager
     def of(self, number: int) -> Iterator[Merged]:
         """A table's, ascending."""
+        self._come(number)
+        held, rows = self._coming.pop(number).result()
+        with held as stack:
+            self._copy.settle()  # what was torn at home is among the corrections, or damage
+            following = [
+                other for other in range(number + 1, len(self._copy.tables)) if not self._copy.tables[other].keys
+            ]
+            if following and len(self._memories) > 1:
+                self._come(following[0])
+            corrections = self._by_row(number, self._copy.corrections(number))
+            if self._split(number):  # which ascended by place
+                row_bytes, beside = self._copy.tables[number].row_bytes, self._directory / f"{number}-corrections"
+                corrections = stack.enter_context(put_in_order(corrections, row_bytes, beside, run_memory()))
+            yield Merged([corrections, rows])
+
+    def _come(self, number: int) -> None:
+        """Has a table's rows read, where they were not before."""
+        if number not in self._coming:
+            self._coming[number] = self._reader.submit(self._read, number, next(self._turns))
+
+    def _read(self, number: int, memory: NDArray[np.uint8]) -> tuple[ExitStack, Iterator[Rows]]:
+        """A table's rows as they lie at home, in order; and what they hold."""
         wanted = _memory_for(self._copy, number)
-        memory = self._memory[: wanted if wanted <= len(self._memory) else RUN_BYTES]
+        memory = memory[: wanted if wanted <= len(memory) else RUN_BYTES]
         row_bytes, scratch = self._copy.tables[number].row_bytes, self._directory / str(number)
         with ExitStack() as stack:
             found = stack.enter_context(ahead(self._by_row(number, self._copy.rows(number))))
             rows = stack.enter_context(put_in_order(self._counted(found), row_bytes, scratch, memory))
-            self._copy.settle()  # what was torn at home is among the corrections, or damage
-            corrections = self._by_row(number, self._copy.corrections(number))
-            if self._split(number):  # which ascended by place
-                beside = self._directory / f"{number}-corrections"
-                corrections = stack.enter_context(put_in_order(corrections, row_bytes, beside, run_memory()))
-            yield Merged([corrections, rows])
+            return stack.pop_all(), rows
 
     def _split(self, number: int) -> TableEntry | None:
         """A table over several shards, whose writers know rows by place."""
@@ -95,6 +134,8 @@ class OrderedRows:
 
     def _counted(self, found: Iterator[Rows]) -> Iterator[Rows]:
         for rows in found:
+            if self._is_closed:
+                return
             yield rows
             if self._on_rows is not None:
                 self._on_rows(len(rows))
@@ -117,10 +158,15 @@ def rows_in_order(
     copy.settle()
     spare = spare_bytes()
     fitting = [wanted for number in range(len(copy.tables)) if (wanted := _memory_for(copy, number)) <= spare]
-    memory = np.frombuffer(huge_pages(max(fitting, default=RUN_BYTES)), np.uint8)
+    largest = max(fitting, default=RUN_BYTES)
+    num_memories = 2 if len(copy.tables) > 1 and 2 * largest <= spare else 1
+    memories = [np.frombuffer(huge_pages(largest), np.uint8) for _ in range(num_memories)]
     beside = Path(gettempdir()) if scratch is None else scratch
-    with scratch_directory(beside, "holdfast-rows") as directory:
-        yield OrderedRows(copy, directory, memory, on_rows)
+    with (
+        scratch_directory(beside, "holdfast-rows") as directory,
+        OrderedRows(copy, directory, memories, on_rows) as ordered,
+    ):
+        yield ordered
 
 
 def _memory_for(copy: LivePool, number: int) -> int:
