@@ -524,6 +524,9 @@ def test_what_another_process_is_making_is_left_alone(chain: Path) -> None:
         assert (theirs / "file").read_bytes() == b"theirs"
         shutil.rmtree(chain / "new")
     assert (chain / "new" / "file").read_bytes() == b"theirs"
+    with pytest.raises(PoolExists, match="somebody else made it"), new_directory(chain / "other", "partial"):
+        take_snapshot(chain / "pool", chain / "other")
+    assert hidden(chain) == []
 
 
 def test_the_document_has_the_head_of_a_chunk_as_it_is_written() -> None:

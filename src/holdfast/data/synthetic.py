@@ -85,7 +85,12 @@ class SyntheticConfig:
             object.__setattr__(self, name, float(getattr(self, name)))
         _require(self.num_samples >= 1, "num_samples", "at least 1", self.num_samples)
         _require(len(self.rows) >= 1, "rows", "at least one table", self.rows)
-        _require(all(1 <= count < 2**62 for count in self.rows), "rows", "at least 1 in every table", self.rows)
+        _require(
+            all(1 <= count < 2**62 for count in self.rows),
+            "rows",
+            "at least 1 and less than 2**62 in every table",
+            self.rows,
+        )
         _require(all(count >= 1 for count in self.lookups_per_table), "lookups", "at least 1", self.lookups)
         _require(self.num_dense >= 0, "num_dense", "at least 0", self.num_dense)
         _require(0.0 <= self.zipf_exponent <= 8.0, "zipf_exponent", "in [0, 8]", self.zipf_exponent)

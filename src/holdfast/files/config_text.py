@@ -131,6 +131,8 @@ def as_found(value: Any) -> str:
         return f"{as_json(value)} (a boolean)"
     if isinstance(value, (str, int, float)):
         return f"{as_json(value)} ({SCALAR_NAMES[type(value)]})"
+    if value is None:
+        return "null"
     return f"{value} (a date or time)"
 
 

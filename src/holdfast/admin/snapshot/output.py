@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from holdfast.admin.snapshot.form import CHUNK, CHUNK_MAGIC, RUN_CHUNK_BYTES, FileInfo, crc_of
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.admin.snapshot.runs import ascending, gathered
-from holdfast.errors import PoolFailed, PoolFull
+from holdfast.errors import PoolExists, PoolFailed, PoolFull
 from holdfast.files.attempts import attempt_at
 from holdfast.files.direct import DirectWriter
 from holdfast.files.durable import sync_path
@@ -126,5 +126,9 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise PoolExists(
+                f"{path} is there by now: somebody else made it; nothing is left of another one"
+            ) from error
         kind = PoolFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else PoolFailed
         raise kind(f"{path}: {error.strerror}; nothing is left of what was being made") from error
