@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,14 +102,10 @@ def _import_all(
     shapes = file.shapes()
     tables = trainer.pool.core.tables
     new = New.of(names, [table.name for table in tables], trainer.model.state_dict())
-    sources = {
-        number: table_sources(table, shapes) for number, table in enumerate(tables) if table.name not in new.tables
-    }
+    sources = sources_of(tables, shapes, new.tables)
     dense = _import_dense(file, trainer, shapes, new.parameters)
     used = {name for source in sources.values() for name in source.values()} | set(dense.values())
-    reader = _core.Reader(str(directory))
-    for number, source in sources.items():
-        import_table(file, trainer.pool.core, reader, number, source, on_bytes)
+    import_rows(file, trainer.pool.core, directory, sources, on_bytes)
     return ImportSummary(
         tables=len(sources),
         state=state_of(sources.values()),
@@ -118,6 +114,26 @@ def _import_all(
         unused=tuple(name for name in shapes if name not in used),
         new=(*sorted(new.tables), *sorted(new.parameters)),
     )
+
+
+def sources_of(
+    tables: Sequence[_core.TableSpec], shapes: Mapping[str, tuple[int, ...]], new: Collection[str]
+) -> dict[int, dict[str, str]]:
+    """By number of the tables that are not new, what `table_sources` finds of them."""
+    return {number: table_sources(table, shapes) for number, table in enumerate(tables) if table.name not in new}
+
+
+def import_rows(
+    file: TensorFile,
+    pool: _core.Pool,
+    directory: Path,
+    sources: Mapping[int, Mapping[str, str]],
+    on_bytes: Progress | None,
+) -> None:
+    """The rows of the file into a new pool in `directory`; `sources`: as sources_of found them."""
+    reader = _core.Reader(str(directory))
+    for number, source in sources.items():
+        import_table(file, pool, reader, number, source, on_bytes)
 
 
 def table_sources(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:

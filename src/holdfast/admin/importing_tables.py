@@ -12,8 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from holdfast import _core
-from holdfast.admin.importing import import_table, state_of, table_sources
+from holdfast.admin.importing import import_rows, sources_of, state_of
 from holdfast.admin.schema import New, RenamedTensors
 from holdfast.admin.snapshot.output import new_directory
 from holdfast.admin.tensor_files import Progress, TensorFile, open_tensors
@@ -112,21 +111,10 @@ def import_tables(
         Pool(partial, seed=seed, medium=medium, row_checksums=row_checksums) as pool,
     ):
         rows = EmbeddingBagCollection(pool, tables, optimizer=RowWiseAdagrad() if optimizer is None else optimizer)
-        names = [table.name for table in rows.embedding_bag_configs()]
-        return _import_all(file, pool, partial, [name for name in names if name not in begins_anew], on_bytes)
-
-
-def _import_all(
-    file: TensorFile, pool: Pool, directory: Path, names: Sequence[str], on_bytes: Progress | None
-) -> ImportedTables:
-    """names: of the tables that are taken."""
-    shapes = file.shapes()
-    sources = {
-        number: table_sources(table, shapes) for number, table in enumerate(pool.core.tables) if table.name in names
-    }
-    reader = _core.Reader(str(directory))
-    for number, source in sources.items():
-        import_table(file, pool.core, reader, number, source, on_bytes)
+        names = [table.name for table in rows.embedding_bag_configs() if table.name not in begins_anew]
+        shapes = file.shapes()
+        sources = sources_of(pool.core.tables, shapes, begins_anew)
+        import_rows(file, pool.core, partial, sources, on_bytes)
     used = {name for source in sources.values() for name in source.values()}
     return ImportedTables(
         tables=tuple(names),

@@ -74,16 +74,17 @@ class OrderedRows:
         held, rows = self._coming.pop(number).result()
         with held as stack:
             self._copy.settle()  # what was torn at home is among the corrections, or damage
-            following = [
-                other for other in range(number + 1, len(self._copy.tables)) if not self._copy.tables[other].keys
-            ]
-            if following and len(self._memories) > 1:
-                self._come(following[0])
+            if len(self._memories) > 1 and (following := self._following(number)) is not None:
+                self._come(following)
             corrections = self._by_row(number, self._copy.corrections(number))
             if self._split(number):  # which ascended by place
                 row_bytes, beside = self._copy.tables[number].row_bytes, self._directory / f"{number}-corrections"
                 corrections = stack.enter_context(put_in_order(corrections, row_bytes, beside, run_memory()))
             yield Merged([corrections, rows])
+
+    def _following(self, number: int) -> int | None:
+        tables = enumerate(self._copy.tables)
+        return next((other for other, table in tables if other > number and not table.keys), None)
 
     def _come(self, number: int) -> None:
         """Has a table's rows read, where they were not before."""
@@ -102,8 +103,7 @@ class OrderedRows:
 
     def _split(self, number: int) -> TableEntry | None:
         """A table over several shards, whose writers know rows by place."""
-        group = self._copy.group
-        return group.tables[number] if group is not None and group.tables[number].table_shards > 1 else None
+        return None if self._copy.group is None else self._copy.group.split_table(number)
 
     def _by_row(self, number: int, found: Iterator[Rows]) -> Iterator[Rows]:
         entry = self._split(number)
@@ -171,5 +171,5 @@ def rows_in_order(
 
 def _memory_for(copy: LivePool, number: int) -> int:
     """That holds all rows of the table, if they are about as many as is known."""
-    num_rows = copy.home_rows[number] if copy.home_rows is not None else 0
-    return RUN_BYTES + num_rows * (8 + copy.tables[number].row_bytes)
+    home_rows = copy.home_rows
+    return RUN_BYTES + (0 if home_rows is None else home_rows[number]) * (8 + copy.tables[number].row_bytes)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from holdfast.admin.tensor_files import TensorFile
 from holdfast.errors import ConfigError
+from holdfast.pools.directory import some_of
 
 _TABLE = re.compile(r"(?:^|\.)(?:embedding_bags|embeddings)\.([^.].*?)\.weight$")
 _ROOMS = r"(?:^|\.)(?:embedding_bags|embeddings|optimizer|_managed_collision_modules)"  # where tables' names follow
@@ -107,6 +108,4 @@ def _replaced(name: str, pattern: re.Pattern[str], rename: Mapping[str, str], fo
 
 
 def _shown(names: Iterable[str]) -> str:
-    every = sorted(names)
-    more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
-    return (", ".join(every[:_SHOWN]) or "none") + more
+    return some_of(sorted(names), _SHOWN) or "none"

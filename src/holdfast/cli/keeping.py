@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,9 @@ from holdfast.cli.options import PoolArgument
 from holdfast.errors import ConfigError
 
 _NICENESS = 10  # of a copy: processors are for the run, and what that leaves is for the copy
+
+if TYPE_CHECKING:
+    from holdfast.admin.snapshot import RestoreSummary
 
 
 class NewMedium(StrEnum):
@@ -89,43 +92,46 @@ def restore(
     With --shards the new pool is one that any number of ranks opens under torchrun, up to one a shard, whoever made the
     old one: so a run that one process began goes on with several.
     """
-    from holdfast.admin.snapshot import open_chain, restore_snapshot
+    from holdfast.admin.snapshot import open_chain
     from holdfast.group.options import GroupConfig
     from holdfast.run.changes import refuse_rows, saved_config
     from holdfast.state.reproducibility import keep_freed_memory
-    from holdfast.train.observe import counting
 
     keep_freed_memory()
-    chain, new_rows = open_chain(snapshot), _rows_of(rows or ())
-    saved = saved_config(chain[0].dense()) if new_rows or shards is not None else None
+    new_rows = _rows_of(rows or ())
+    saved = saved_config(open_chain(snapshot)[0].dense()) if new_rows or shards is not None else None
     if new_rows and saved is not None:
         refuse_rows(saved, new_rows)
     group = None
     if shards is not None:
         said = {} if saved is None else saved.get("group", {})
         group = GroupConfig(shards=shards, **{name: said[name] for name in ("split_rows",) if name in said})
-    total = sum(part.num_bytes for part in chain)
-    with counting("restoring", total, is_bytes=True) as on_bytes:
-        made = restore_snapshot(snapshot, pool, medium=medium.value, rows=new_rows, shards=group, on_bytes=on_bytes)
+    made = _restored(snapshot, pool, medium=medium.value, rows=new_rows, shards=group)
     print(f"{pool}: step {made.step}, {made.rows:,} rows from {made.snapshots} snapshot(s)")  # noqa: T201
 
 
 @contextmanager
 def as_pool(path: Path, beside: Path) -> Iterator[Path]:
     """A pool's directory; of a snapshot's a pool that is made of it in `beside`, and removed afterwards."""
-    from holdfast.admin.snapshot import open_chain, restore_snapshot
     from holdfast.admin.snapshot.inspection import is_snapshot
     from holdfast.admin.snapshot.output import scratch_directory
-    from holdfast.train.observe import counting
 
     if not is_snapshot(path):
         yield path
         return
-    total = sum(part.num_bytes for part in open_chain(path))
     with scratch_directory(beside, "holdfast-restored") as directory:
-        with counting("restoring", total, is_bytes=True) as on_bytes:
-            restore_snapshot(path, directory / "pool", on_bytes=on_bytes)
+        _restored(path, directory / "pool")
         yield directory / "pool"
+
+
+def _restored(snapshot: Path, pool: Path, **options: Any) -> RestoreSummary:
+    """What `restore_snapshot` did, which is shown on its way."""
+    from holdfast.admin.snapshot import open_chain, restore_snapshot
+    from holdfast.train.observe import counting
+
+    total = sum(part.num_bytes for part in open_chain(snapshot))
+    with counting("restoring", total, is_bytes=True) as on_bytes:
+        return restore_snapshot(snapshot, pool, on_bytes=on_bytes, **options)
 
 
 def _rows_of(said: Sequence[str]) -> dict[str, int]:

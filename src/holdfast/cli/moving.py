@@ -114,6 +114,7 @@ def import_(
     from holdfast.admin.importing import import_pool, table_bytes
     from holdfast.admin.schema import RenamedTensors
     from holdfast.admin.tensor_files import JoinedFiles, TensorFile, open_tensors
+    from holdfast.pools.directory import some_of
     from holdfast.train.observe import counting
 
     config = read_run([config_path], overrides)
@@ -133,8 +134,7 @@ def import_(
         ("not used", summary.unused),
     ):
         if names:
-            shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-            print(f"  {what}: {shown}")  # noqa: T201
+            print(f"  {what}: {some_of(names, 8)}")  # noqa: T201
 
 
 def _renames(said: Sequence[str]) -> dict[str, str]:

@@ -172,7 +172,6 @@ class Loader(Generic[Item]):
         if source.num_samples < 1:
             raise ConfigError("loader source: it holds no samples")
         self._source = source
-        self._fingerprint = source.fingerprint()
         self._batch_size = batch_size
         self._seed = seed
         self._workers = workers
@@ -186,6 +185,7 @@ class Loader(Generic[Item]):
         self._start = 0
         # (batches taken since _start, position after them): one assignment moves both on, so Ctrl-C cannot part them
         self._taken = (0, 0)
+        self._fingerprint: Mapping[str, int | str] = {}  # in the words of a state that was loaded
         self._has_transform = transform is not None
         self._look: LooksAhead | None = None
         self._pipeline: Pipeline[tuple[Item, Any]] | None = None
@@ -333,8 +333,8 @@ class Loader(Generic[Item]):
             identity["seed"] = self._seed
         if self._order.lanes.num_lanes > 1:
             identity["lanes"] = self._order.lanes.num_lanes
-        identity.update({f"source.{key}": value for key, value in self._fingerprint.items()})
-        return identity
+        told = self._fingerprint or self._source.fingerprint()
+        return identity | {f"source.{key}": value for key, value in told.items()}
 
     def _start_pipeline(self) -> None:
         start = self._start - self._origin

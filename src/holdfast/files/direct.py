@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.files.naming import named
+from holdfast.files.names import named
 from holdfast.files.recycled import recycled
 
 _BLOCK_BYTES = 4096  # what direct requests begin and end with, on every device and file system known

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from holdfast.files.naming import named
+from holdfast.files.names import named
 
 
 def sync_path(path: Path) -> None:

@@ -1,8 +1,10 @@
-"""Names of files and directories, as the core and Arrow take them."""
+"""Names of files and directories: those that the core and Arrow take, and the one that an error lacks."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -18,3 +20,15 @@ def trouble_with(path: str | os.PathLike[str]) -> str | None:
     except UnicodeEncodeError:
         return f"{whole!a} is not UTF-8: give it, or its folder, another name"
     return None
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """A request to a file that is open, which the system refuses without a word of which file that is. Raises OSError
+    that names it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error

@@ -296,12 +296,7 @@ def make_dense(directory: Path, manifest: Manifest, *, begin: Mark = (0, 0, 0)) 
 
 
 def _first_manifest(foundation: Foundation, num_owners: int, measure: Measure, *, log_store: bool) -> Manifest:
-    rows = [table.num_embeddings for table in foundation.tables]
-    layout = lay_out(rows, num_shards=foundation.num_shards, split_rows=foundation.split_rows)
-    entries = tuple(
-        replace(TableEntry.of(table), first_shard=shards.first_shard, table_shards=shards.num_shards)
-        for table, shards in zip(foundation.tables, layout, strict=True)
-    )
+    entries = cut_tables(foundation.tables, num_shards=foundation.num_shards, split_rows=foundation.split_rows)
     load = measure(shards_of_tables(entries, foundation.seed), foundation.num_shards, 0)
     log_bytes = foundation.log_bytes or new_log_bytes(
         log_store, foundation.tables, foundation.scratchpad_bytes, num_writers=num_owners
@@ -316,6 +311,15 @@ def _first_manifest(foundation: Foundation, num_owners: int, measure: Measure, *
         generation=1,
         owner_of=tuple(assign(load, num_owners)),
         load=tuple(load),
+    )
+
+
+def cut_tables(tables: Sequence[_core.TableSpec], *, num_shards: int, split_rows: int) -> tuple[TableEntry, ...]:
+    """A new pool's."""
+    layout = lay_out([table.num_embeddings for table in tables], num_shards=num_shards, split_rows=split_rows)
+    return tuple(
+        replace(TableEntry.of(table), first_shard=shards.first_shard, table_shards=shards.num_shards)
+        for table, shards in zip(tables, layout, strict=True)
     )
 
 

@@ -85,6 +85,11 @@ class Manifest:
     def num_writers(self) -> int:
         return max(self.owner_of) + 1
 
+    def split_table(self, number: int) -> TableEntry | None:
+        """A table whose rows its writers know by place; None for one that lies whole."""
+        entry = self.tables[number]
+        return entry if entry.table_shards > 1 else None
+
     def owned(self, writer: int) -> list[int]:
         return [shard for shard, owner in enumerate(self.owner_of) if owner == writer]
 

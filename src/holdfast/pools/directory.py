@@ -126,9 +126,9 @@ def refuse_snapshot(directory: Path) -> None:
         )
 
 
-def some_of(names: Sequence[str]) -> str:
-    """Three of them, in words."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def some_of(names: Sequence[str], most: int = 3) -> str:
+    """So many of them, in words."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def wants_log_store(directory: Path, medium: Medium) -> bool:

@@ -47,7 +47,7 @@ from rich.progress import (
 )
 
 from holdfast.errors import ConfigError
-from holdfast.files.naming import named
+from holdfast.files.names import named
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -17,8 +17,9 @@ from holdfast.admin.snapshot.chain import Snapshot
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.errors import ConfigError
 from holdfast.group import manifest as manifests
-from holdfast.group.layout import check_num_shards, lay_out, stride_bits
-from holdfast.group.manifest import Manifest, TableEntry
+from holdfast.group.founding import cut_tables
+from holdfast.group.layout import check_num_shards, stride_bits
+from holdfast.group.manifest import Manifest
 
 Move = Callable[[Rows], Rows]
 
@@ -26,11 +27,7 @@ Move = Callable[[Rows], Rows]
 def cut(snapshot: Snapshot, *, shards: int, split_rows: int) -> Snapshot:
     """The snapshot as that of a group's pool of one writer, cut as a new one would be. Raises ConfigError."""
     check_num_shards(shards, num_owners=1)
-    layout = lay_out([table.num_embeddings for table in snapshot.tables], num_shards=shards, split_rows=split_rows)
-    tables = tuple(
-        replace(TableEntry.of(table.spec), first_shard=where.first_shard, table_shards=where.num_shards)
-        for table, where in zip(snapshot.tables, layout, strict=True)
-    )
+    tables = cut_tables([table.spec for table in snapshot.tables], num_shards=shards, split_rows=split_rows)
     group = Manifest(
         uuid=manifests.new_uuid(),
         seed=snapshot.seed,
@@ -49,12 +46,12 @@ def move_of(before: Snapshot, after: Snapshot, number: int) -> Move | None:
     """By what rows of a table, each of which comes once, find their numbers in `after`; None where all keep theirs. It
     raises ConfigError for a row that has no place there."""
     table = after.tables[number]
-    old, new = (_split(snapshot, number) for snapshot in (before, after))
-    shards, first = ([entry and getattr(entry, of) for entry in (old, new)] for of in ("table_shards", "first_shard"))
-    if before.tables[number] == table and shards[0] == shards[1] and first[0] == first[1]:
+    old, new = (None if of.group is None else of.group.split_table(number) for of in (before, after))
+    where, there = ((1, 0) if of is None else (of.table_shards, of.first_shard) for of in (old, new))
+    if before.tables[number] == table and where == there:
         return None
-    if table.keys and shards[0] != shards[1]:
-        return _KeyPlaces(after.seed, number, table.name, table.num_embeddings, shards[1] or 1)
+    if table.keys and where[0] != there[0]:
+        return _KeyPlaces(after.seed, number, table.name, table.num_embeddings, there[0])
 
     def move(rows: Rows) -> Rows:
         numbers = rows.rows.astype(np.int64)
@@ -71,12 +68,6 @@ def move_of(before: Snapshot, after: Snapshot, number: int) -> Move | None:
         return Rows(new.places_of(own).view(np.uint64), rows.data)
 
     return move
-
-
-def _split(snapshot: Snapshot, number: int) -> TableEntry | None:
-    """Of a table that is split."""
-    entry = None if snapshot.group is None else snapshot.group.tables[number]
-    return entry if entry is not None and entry.table_shards > 1 else None
 
 
 class _KeyPlaces:
