@@ -285,7 +285,7 @@ void bind_pool(nb::module_& m) {
                               reinterpret_cast<std::uintptr_t>(mapping->state), std::move(ranges)};
           },
           "table"_a,
-          "Where a table's rows are in memory for as long as this object lives: the addresses of weights and of state "
+          "Where a table's rows are in memory until the pool is closed: the addresses of weights and of state "
           "(0: there is none), row after row, and address and bytes of each range of them that is there. None in a log "
           "store.")
       .def(

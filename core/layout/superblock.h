@@ -97,6 +97,8 @@ class Superblock {
   format::CommitRecord read_commit() const;
   format::EpochRecord read_epoch() const;
   void sync() { file_->sync(); }
+  // What was read stays; nothing is read or written any more.
+  void close() { file_.reset(); }
 
  private:
   Medium& medium_;

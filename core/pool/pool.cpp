@@ -69,6 +69,7 @@ void Pool::latch() {
 
 std::optional<DenseState> Pool::dense_state() {
   check_here();
+  if (closed_) throw Error(ErrorKind::step, "the pool is closed");
   latching([&] { background_.drain(); });
   return dense_->newest(step_);
 }
@@ -180,6 +181,7 @@ void Pool::count_keys(const Capture& capture) {
 }
 
 std::optional<KeyCounts> Pool::key_counts() const {
+  if (last_) return last_->key_counts;
   std::optional<KeyCounts> counts;
   for (std::uint32_t number = 0; number < keys_.size(); ++number) {
     const KeyPolicy& policy = backend_->tables()[number].key_policy;
@@ -411,17 +413,19 @@ void Pool::put(const std::vector<RowsPart>& parts) {
 
 bool Pool::log_is_low() const {
   check_here();
-  return backend_->log_is_low();
+  return last_ ? last_->log_is_low : backend_->log_is_low();
 }
+
+std::uint64_t Pool::log_bytes() const { return last_ ? last_->log_bytes : backend_->log_bytes(); }
 
 std::uint64_t Pool::log_bytes_free() const {
   check_here();
-  return backend_->log_bytes_free();
+  return last_ ? last_->log_bytes_free : backend_->log_bytes_free();
 }
 
 std::optional<Traffic> Pool::traffic() const {
   check_here();
-  return backend_->traffic();
+  return last_ ? last_->traffic : backend_->traffic();
 }
 
 std::optional<Dial::Counts> Pool::dial_counts() const {

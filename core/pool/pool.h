@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -182,8 +183,8 @@ class Pool {
   // table twice. Throws config, step, and has changed nothing. A capture that was begun ahead is made anew.
   void put(const std::vector<RowsPart>& parts);
 
-  // Where the rows of a table are in memory for as long as the pool is there; nothing in a log store. The bytes of a row
-  // that no update has touched mean nothing, until materialize has written them.
+  // Where the rows of a table are in memory until the pool is closed; nothing in a log store. The bytes of a row that no
+  // update has touched mean nothing, until materialize has written them.
   std::optional<RowMapping> mapping(std::uint32_t table) const;
   // Of the plan's rows, writes the initial values of those that are untouched where `mapping` says: they stay untouched.
   // Returns how many. Throws full, config where the pool has a log store.
@@ -224,10 +225,11 @@ class Pool {
 
   // No further step is going to be committed, but the one under way: no commit is held up for the sake of later ones any
   // more. From any thread, while the pool is there.
-  void end_steps() { backend_->end_steps(); }
+  void end_steps();
   // Waits until everything committed is durable, the newest dense state included.
   void flush();
-  // flush, sync, mark as cleanly closed. The pool can be used no more. Idempotent; in a child of fork it does nothing.
+  // flush, sync, mark as cleanly closed. The pool can be used no more, and has given back its memory and its files, also
+  // where it throws; what it counted, it still tells. Idempotent; in a child of fork it does nothing.
   void close();
   // Whether this process is a fork of the one that opened the pool.
   bool is_inherited() const { return !made_here_.is_here(); }
@@ -251,8 +253,9 @@ class Pool {
   std::uint64_t durable_step() const { return durable_step_.load(std::memory_order_acquire); }
   std::uint64_t rows_durable_step() const { return rows_durable_step_.load(std::memory_order_acquire); }
   std::uint64_t epoch() const { return report_.epoch; }
-  std::uint64_t log_bytes() const { return backend_->log_bytes(); }
+  std::uint64_t log_bytes() const;
   std::uint64_t log_bytes_free() const;
+  // Of a pool that is open.
   Merging merging() const { return backend_->merging(); }
   std::optional<Traffic> traffic() const;
   // Of the tables in which keys may wait or be left behind, together; nothing where there is none.
@@ -263,6 +266,15 @@ class Pool {
   std::vector<StageSpans::Span> take_spans();
 
  private:
+  // Of a backend that is there no more.
+  struct Figures {
+    std::uint64_t log_bytes;
+    std::uint64_t log_bytes_free;
+    bool log_is_low;
+    std::optional<Traffic> traffic;
+    std::optional<KeyCounts> key_counts;
+  };
+
   void import_into_backend(std::size_t table, const ImportedRows& imported);
   void recover(const std::string& directory, const OpenOptions& options);
   void follow_group(const InGroup& group, RecoveryPlan& plan) const;
@@ -304,6 +316,8 @@ class Pool {
   // Of an exception that is being handled, which it throws again.
   [[noreturn]] void latch();
   void sync_everything();
+  // Ends all threads that write, and gives back what the pool has, its lock last.
+  void let_go();
   // At level process, after a sync that failed: the next opening must not believe the rows.
   void distrust() noexcept;
 
@@ -328,6 +342,7 @@ class Pool {
   bool updated_ = false;  // the current step has written rows home
   std::vector<bool> updated_tables_;  // and of these tables
   bool closed_ = false;
+  std::optional<Figures> last_;  // of one that is closed
   std::atomic<bool> is_changing_ = false;  // a thread is in a verb that changes rows or steps
   Background::Ticket last_commits_[2] = {0, 0};  // the older one first
   Evaluator evaluator_;
@@ -337,7 +352,8 @@ class Pool {
   std::atomic<std::uint64_t> durable_step_{0};
   std::atomic<std::uint64_t> rows_durable_step_{0};
   StageSpans spans_;
-  OwnedHere<RowBackend> backend_;
+  std::mutex ending_;  // guards backend_ where end_steps meets close
+  OwnedHere<RowBackend> backend_;  // none once it is closed
   // Last: its thread ends before anything it uses.
   OwnedHere<Background> owned_background_ = std::make_unique<Background>("hf-commit");
   Background& background_ = *owned_background_;

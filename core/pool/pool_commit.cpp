@@ -158,13 +158,6 @@ void Pool::finish_pending() {
 
 void Pool::close() {
   if (closed_ || is_inherited()) return;
-  const auto end = [this] {
-    // Whoever opens the pool next is the only one that writes.
-    background_.stop();
-    backend_->stop();
-    closed_ = true;
-    lock_.reset();
-  };
   try {
     backend_->end_steps();
     flush();
@@ -178,10 +171,31 @@ void Pool::close() {
     epoch.dense_step = dense_->newest_step().value_or(format::no_position);
     superblock_->write_epoch(epoch);
   } catch (...) {
-    end();
+    let_go();
     throw;
   }
-  end();
+  let_go();
+}
+
+// Whoever opens the pool next is the only one that writes; and whoever takes away its disk, or makes the next pool in
+// this process, finds nothing of it in use.
+void Pool::let_go() {
+  background_.stop();
+  backend_->stop();
+  last_ = {log_bytes(), log_bytes_free(), log_is_low(), traffic(), key_counts()};
+  closed_ = true;
+  {
+    const std::lock_guard lock(ending_);
+    backend_.reset();
+  }
+  dense_.reset();
+  superblock_->close();
+  lock_.reset();
+}
+
+void Pool::end_steps() {
+  const std::lock_guard lock(ending_);
+  if (backend_) backend_->end_steps();
 }
 
 void Pool::sync_everything() {

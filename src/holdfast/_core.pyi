@@ -454,7 +454,7 @@ class Pool:
 
     def mapping(self, table: int) -> tuple[int, int, list[tuple[int, int]]] | None:
         """
-        Where a table's rows are in memory for as long as this object lives: the addresses of weights and of state (0: there is none), row after row, and address and bytes of each range of them that is there. None in a log store.
+        Where a table's rows are in memory until the pool is closed: the addresses of weights and of state (0: there is none), row after row, and address and bytes of each range of them that is there. None in a log store.
         """
 
     def materialize(self, plan: Plan) -> int:

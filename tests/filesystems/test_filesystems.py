@@ -3,7 +3,6 @@ out of space, and on a disk that fails."""
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import signal
@@ -165,8 +164,6 @@ def test_a_full_file_system_ends_a_run_which_goes_on_when_there_is_space(
     with Rows(pool, rows=MANY_ROWS) as rows:
         assert durable <= rows.pool.step <= reached
         rows.steps(reached + 3 - rows.pool.step)
-    del rows
-    gc.collect()
     disk.remount()
     assert digest_of_rows(pool) == digest_of_rows(
         trained(pool_root / "whole", reached + 3, rows=MANY_ROWS, medium="memory")
@@ -198,8 +195,7 @@ def open_again(disk: LoopDisk, pool: Path) -> Rows:
     try:
         return Rows(pool, rows=MANY_ROWS)
     except (PoolError, OSError):
-        pass  # and nothing holds the pool's files when it is unmounted
-    gc.collect()
+        pass
     disk.remount()
     return Rows(pool, rows=MANY_ROWS)
 
@@ -225,8 +221,6 @@ def test_what_a_disk_that_failed_did_not_take_is_not_believed_by_the_next_run(
             rows.pool.close()
     finally:
         host.free()
-    del rows
-    gc.collect()
     rows = open_again(disk, pool)
     assert rows.pool.step >= durable
     rows.steps(4)
@@ -234,8 +228,6 @@ def test_what_a_disk_that_failed_did_not_take_is_not_believed_by_the_next_run(
     durable = rows.pool.durable_step
     left = disk.cut(0)
     rows.pool.close()
-    del rows
-    gc.collect()
     disk.unmount()
     with left.mounted() as path, Rows(path / "pool", rows=MANY_ROWS) as rows:
         assert rows.pool.step >= durable

@@ -371,8 +371,8 @@ class Pool(Behind):
         """Has them compared between ranks, as they are now."""
 
     def close(self) -> None:
-        """Makes everything durable and marks the pool as cleanly closed. Safe to call twice; in a forked child, whose
-        pool it is not, it does nothing."""
+        """Makes everything durable and marks the pool as cleanly closed; its memory and its files are given back, also
+        where this raises. Safe to call twice; in a forked child, whose pool it is not, it does nothing."""
         if self._core is not None and not self._core.is_inherited:
             self._close(self._core.close)
 

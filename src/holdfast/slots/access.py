@@ -113,4 +113,5 @@ def _default_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return default_scratchpad_bytes()
     free, _ = torch.cuda.mem_get_info(device)
-    return int(free * _SHARE_OF_FREE)
+    given_back = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # and kept by torch
+    return int((free + given_back) * _SHARE_OF_FREE)

@@ -97,6 +97,10 @@ class SlotGroup:
         state = empty(self._state_floats, torch.float32) if self._state_floats else None
         return empty(self.dim, self._dtype), state
 
+    def let_go(self) -> None:
+        """Gives back the memory of all slots: nobody uses one any more."""
+        self.weights, self.state = self.empty_rows(0)
+
     def bytes_wanted(self, plan: _core.Plan) -> int:
         """Of the plan's rows, each once."""
         return sum(len(plan.rows(table)) for table in self.tables) * self.row_bytes

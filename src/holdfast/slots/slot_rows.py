@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -181,6 +182,7 @@ class SlotRows:
         raise StepError("lookup_ahead goes with device.rows = 'near_memory' alone")
 
     def lookup(self, captured: SlotBatch) -> Tensor:
+        self._behind.check()
         check_under_way(captured, self._pool.step, "lookup with a capture")
         plan = captured.planned.plan
         queue = current_queue(self.device)
@@ -239,6 +241,7 @@ class SlotRows:
 
     def lookup_gradients(self, captured: SlotBatch, grad: Tensor) -> Iterator[tuple[list[int], Tensor]]:
         """d loss / d weight of each lookup of some of the collection's features, feature by feature; on the host."""
+        self._behind.check()
         for part in captured.parts:
             arrays = part.arrays
             found = kernels.scale_gradients(
@@ -263,6 +266,7 @@ class SlotRows:
         return self._gradient is not None
 
     def update(self, *, gradient_scale: Tensor, **hyperparameters: float) -> None:
+        self._behind.check()
         assert self._gradient is not None
         self._behind.check_last(self)
         batch = self._gradient[0]
@@ -344,6 +348,18 @@ class SlotRows:
                 batch.release()
 
         return updated, let_go
+
+    def let_go(self) -> None:
+        """See write_behind.Issuing."""
+        # Rows of batches that were announced are on their way to slots; of a device that is lost, no more.
+        with suppress(RuntimeError), self._to_device as queue:
+            queue.mark().wait()
+        self._staging.forget_all()
+        self._captured = []
+        self._updated = None
+        self.drop_gradients()
+        for group in self._groups:
+            group.let_go()
 
     def traffic(self) -> dict[str, float]:
         return {

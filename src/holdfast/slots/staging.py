@@ -127,6 +127,10 @@ class Staging:
         assert coming.batch is not None
         return coming.batch
 
+    def forget_all(self) -> None:
+        """Lets go of all batches: none is trained any more."""
+        self._coming.clear()
+
     def _give_up(self, error: BaseException) -> None:
         """Of all batches of which the device was not told: a later one relies on rows of the first."""
         self._behind.settle()

@@ -62,6 +62,9 @@ class Issuing(Protocol):
     def take_step(self) -> tuple[UpdatedRows | None, Callable[[], None]]:
         """What the step that ends updates, and what lets go of the rest that it holds."""
 
+    def let_go(self) -> None:
+        """The pool is closed: gives back the device's memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Step:
@@ -110,6 +113,7 @@ class WriteBehind:
         self._told: Reading | None = None  # of the step before those
         self._staged_step: int | None = None
         self._given_up = ""
+        self._is_closed = False
         # The pool's thread's own; numbers are read by others, too.
         self._uncommitted: deque[_Step] = deque()
         self._largest_step_bytes = 0  # of log
@@ -161,7 +165,9 @@ class WriteBehind:
         return reading.log_is_low or (self._fills_undo_log and reading.log_bytes_free < wanted)
 
     def check(self) -> None:
-        """Raises PoolFailed where steps were given up."""
+        """Raises PoolFailed where steps were given up, StepError when the pool is closed."""
+        if self._is_closed:
+            raise StepError("the pool is closed")
         if self._given_up:
             raise PoolFailed(
                 f"the device is ahead of the pool, which stays at step {self._core().step}: what came after it was "
@@ -221,9 +227,12 @@ class WriteBehind:
         self._pool_thread.settle()
 
     def close(self) -> None:
-        """Ends them, after that."""
+        """Ends them, after that, and gives back what is on the device."""
         self._waiting_thread.close()
         self._pool_thread.close()
+        self._is_closed = True
+        for issuing in self._issuing:
+            issuing.let_go()
 
     # In the waiting thread.
 
