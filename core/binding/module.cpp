@@ -5,12 +5,15 @@
 #include "binding/module.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <exception>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "base/checksum.h"
@@ -19,6 +22,7 @@
 #include "base/parallel.h"
 #include "base/text_hash.h"
 #include "binding/arrays.h"
+#include "commit/finite.h"
 #include "kernels/kernels.h"
 #include "layout/row_log_place.h"
 #include "media/medium.h"
@@ -101,6 +105,20 @@ NB_MODULE(_core, m) {
   m.def(
       "all_finite", [](ConstFloatMatrix values) { return all_finite(values.data(), values.size()); }, "values"_a,
       Unlocked(), "Whether no element is infinite or a NaN.");
+  m.def(
+      "first_non_finite",
+      [](const std::vector<std::tuple<std::uintptr_t, std::size_t, std::uint8_t>>& tensors) {
+        std::vector<FloatTensor> list;
+        for (const auto& [address, bytes, format] : tensors) {
+          if (format > static_cast<std::uint8_t>(FloatFormat::float64)) throw nb::value_error("no such float format");
+          list.push_back({reinterpret_cast<const std::byte*>(address), bytes, static_cast<FloatFormat>(format)});
+        }
+        const nb::gil_scoped_release unlocked;
+        return first_non_finite(list);
+      },
+      "tensors"_a,
+      "tensors: (address, bytes, format) of contiguous ones, format 0 for float16, 1 bfloat16, 2 float32, 3 float64. "
+      "The index of the first that has an infinity or a NaN; None where all are finite.");
   m.def(
       "check_nodes",
       [](const std::vector<unsigned>& nodes, const std::string& option) { check_nodes(nodes, option.c_str()); },

@@ -765,6 +765,11 @@ def text_keys(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C
 def all_finite(values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> bool:
     """Whether no element is infinite or a NaN."""
 
+def first_non_finite(tensors: Sequence[tuple[int, int, int]]) -> int | None:
+    """
+    tensors: (address, bytes, format) of contiguous ones, format 0 for float16, 1 bfloat16, 2 float32, 3 float64. The index of the first that has an infinity or a NaN; None where all are finite.
+    """
+
 def check_nodes(nodes: Sequence[int], option: str = 'scratchpad_nodes') -> None:
     """
     Raises ConfigError where the system has no memory on one of these NUMA nodes.

@@ -22,7 +22,7 @@ class IdError(DataError, ValueError):
 
 
 class NonFiniteLoss(HoldfastError):
-    """The loss is NaN or infinite, or the gradient of the rows; the pool stays at the last good step."""
+    """The loss, the gradient of the rows or a parameter is NaN or infinite; the pool stays at the last good step."""
 
     @classmethod
     def check(cls, loss: float, step: int) -> None:
@@ -42,6 +42,15 @@ class NonFiniteLoss(HoldfastError):
                 "on from there when it is opened again; a quotient or a root of 0 in the model has no derivative "
                 "(torch.autograd.set_detect_anomaly says where), gradients that grow want clipping"
             )
+
+    @classmethod
+    def of_parameter(cls, name: str, step: int) -> NonFiniteLoss:
+        """That a parameter of the model is not finite at the end of `step`."""
+        return cls(
+            f"{name} is not finite at the end of step {step}: the pool keeps no such state, and goes on from its "
+            "newest dense state when it is opened again; lower the learning rate, clip gradients, or "
+            "look for a quotient or a root of 0, which has no derivative (torch.autograd.set_detect_anomaly shows it)"
+        )
 
 
 class StateError(HoldfastError):

@@ -306,6 +306,8 @@ def weighted(directory: Path, say: Callable[..., None], options: dict[str, Any])
             loss.backward()
             if weights.grad is not None:
                 say(weights=weights.grad.tolist(), at=step)
+            if options.get("no_gradient_at") == step and pool.group.rank == 1:
+                gain.weight.grad[0] = float("nan")
             pool.average_gradients(gain)
             optimizer.step()
             rows.optimizer.step()

@@ -338,6 +338,20 @@ def test_a_weight_that_is_no_number_ends_the_step_on_all_ranks(ranks: Ranks, poo
     assert rolled_back or "closed cleanly at step 3" in recovered, recovered
 
 
+@pytest.mark.parametrize("group", ["2 ranks", "2 trainers, 2 memory ranks"])
+def test_a_dense_gradient_that_is_no_number_leaves_none_in_the_pool(group: str, ranks: Ranks, pool_root: Path) -> None:
+    """The loss is finite; whose gradient it was, all ranks have its mean."""
+    options = {"learned": True}
+    expected = whole(ranks, pool_root / "whole", options, group, loop="weighted")
+    life = run(ranks, pool_root / "pool", {**options, "no_gradient_at": 4}, group, loop="weighted")
+    assert life.ranks[0].error == "NonFiniteLoss", life.errors()
+    assert "model.weight is not finite at the end of step 4" in life.errors()[0]
+    again = run(ranks, pool_root / "pool", options, group, loop="weighted")
+    assert again.ended_well, again.errors()
+    assert again.opened == 3
+    assert digest(pool_root / "pool") == expected
+
+
 def test_a_data_loader_with_workers_is_exact_over_a_kill(ranks: Ranks, pool_root: Path) -> None:
     expected = whole(ranks, pool_root / "whole", {}, loop="with_data_loader")
     act = Act(at="commit", nth=6)

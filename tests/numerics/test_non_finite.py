@@ -119,3 +119,55 @@ def test_a_setting_that_a_schedule_made_none_in_float32_updates_no_row(
         with pytest.raises(StepError, match=names):
             rows.optimizer.step()
         assert same_bits(rows.read(0, torch.arange(20)), before)
+
+
+class WithRoot(nn.Module):
+    """Its loss is finite, and where the factor is 0 its gradient is not."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.linear = nn.Linear(19, 1)
+        self.norm = nn.Parameter(torch.ones(3, dtype=dtype))
+        self.mask = nn.Parameter(torch.tensor([0.0, -torch.inf]))  # learned, where it is not infinite
+        self.register_buffer("never", torch.tensor(-torch.inf))
+
+    def forward(self, pooled: Tensor, factor: float) -> Tensor:
+        weights = torch.softmax(torch.zeros(2) + self.mask, 0)
+        return weights[0] * self.linear(pooled[:, :19]).square().mean() + (factor * self.norm).square().sum().sqrt()
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64], ids=str
+)
+@pytest.mark.parametrize("dense_interval", [1, 3])
+@pytest.mark.parametrize("way", ["near_memory", "scratchpad"])
+def test_a_parameter_that_is_not_finite_never_stays_in_the_pool(
+    way: Any, dense_interval: int, dtype: torch.dtype, pool_root: Path
+) -> None:
+    """Where the loss is finite, too; and what was infinite from the start may be so."""
+
+    def train(*factors: float) -> tuple[int, WithRoot]:
+        torch.manual_seed(3)
+        with Pool(pool_root / "pool", seed=7, dense_interval=dense_interval) as pool:
+            rows = EmbeddingBagCollection(pool, TABLES, optimizer=SGD(lr=0.1), device=DeviceConfig(rows=way))
+            model = WithRoot(dtype)
+            dense = torch.optim.SGD(model.parameters(), lr=0.01)
+            checkpoint = Checkpoint(pool, model=model, optimizer=dense)
+            checkpoint.resume()
+            for factor in factors:
+                loss = model(rows(jagged(random_bags("abc", 20, 5, pool.step))).values(), factor).abs()
+                assert loss.isfinite()
+                loss.backward()
+                rows.optimizer.step()
+                dense.step()
+                dense.zero_grad()
+                checkpoint.commit(loss=loss)
+            checkpoint.flush()
+            return pool.step, model
+
+    assert train(1.0, 1.0, 1.0)[0] == 3
+    with pytest.raises(NonFiniteLoss, match=r"model\.norm is not finite at the end of step \d.*newest dense state"):
+        train(*[1.0] * (dense_interval - 1), 0.0)
+    step, model = train(1.0)
+    assert step == 4
+    assert model.norm.isfinite().all() and model.linear.weight.isfinite().all()

@@ -278,7 +278,8 @@ class GroupPool:
         where it is not there yet; all trainers' are called then."""
         self.settle("rows to be durable")
         if self._dense_step < self.step:
-            self._stage_dense(collect())
+            dense = collect()
+            self._stage_dense(None if dense is None else dense.checked(self.step))
             self.settle("the dense state to be durable")
 
     def _stage_dense(self, dense: DenseState | None) -> None:

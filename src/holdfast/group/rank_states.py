@@ -26,7 +26,7 @@ from holdfast.state.provenance import RECORD
 
 if TYPE_CHECKING:
     from holdfast.group.group import Group
-    from holdfast.train.checkpoint import TrainingState
+    from holdfast.train.training_state import TrainingState
 
 _RANDOM_NUMBERS = "rng_of_ranks"
 _OWN = "state_of_ranks"

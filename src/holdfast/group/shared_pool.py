@@ -298,14 +298,15 @@ class SharedPool(Pool):
         return self._after_telling(Verb.DENSE_STATE).dense_state()
 
     def write_dense(self, state: DenseState | None) -> None:
-        self._after_telling(Verb.FIRST_DENSE).write_first_dense(None if state is None else state.wait())
+        self._after_telling(Verb.FIRST_DENSE).write_first_dense(None if state is None else state.checked(0))
 
     def commit(self, cursor: int, dense: DenseState | None = None, loss: ArrivingLoss | None = None) -> int:
         self._refuse_non_finite(loss)
         if self._group.rank == 0 and dense is None and self.dense_due:
             raise StepError("a pool of several ranks needs a dense state to go back to: commit with a Checkpoint")
+        ready = None if dense is None else dense.checked(self.step + 1)  # before others hear of it: this rank is named
         self.tell(Verb.COMMIT, cursor)
-        step = self.opened.commit(cursor, None if dense is None else dense.wait())
+        step = self.opened.commit(cursor, ready)
         for collection in self.collections:
             collection.end_step()
         return step

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from holdfast import _core
+from holdfast.errors import NonFiniteLoss
 
 if TYPE_CHECKING:
     from holdfast.device.arrivals import Arriving
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """Parts of a dense state that have to be finite: parameters. floats: of each, see _core.first_non_finite. name: of
+    the i-th, for messages."""
+
+    floats: Sequence[tuple[int, int, int]]
+    name: Callable[[int], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +28,14 @@ class DenseState:
     the caller keeps alive and unchanged for the call.
 
     arriving: what has to come from a device still before all of it is there; it keeps the memory alive itself.
+    stepped: what optimizers have updated of it; None where that is not known.
     """
 
     structure: bytes
     tensors: list[tuple[int, int, int]]
     tensors_bytes: int
     arriving: Sequence[Arriving] = ()
+    stepped: Stepped | None = None
 
     def wait(self) -> Self:
         """Waits until it is there."""
@@ -31,10 +43,18 @@ class DenseState:
             piece.wait()
         return self
 
+    def checked(self, step: int) -> Self:
+        """Waits, too. Raises NonFiniteLoss where a parameter is not finite at the end of `step`: whoever went on from
+        there would have no other numbers any more."""
+        self.wait()
+        if self.stepped is not None and (found := _core.first_non_finite(self.stepped.floats)) is not None:
+            raise NonFiniteLoss.of_parameter(self.stepped.name(found), step)
+        return self
+
 
 def commit_to(core: _core.Pool, cursor: int, dense: DenseState | None) -> int:
-    """Ends the pool's step, with a dense state once it is there; returns the step."""
+    """Ends the pool's step, with a dense state once it is there; returns the step. Raises NonFiniteLoss."""
     if dense is None:
         return core.commit(cursor, None, [], 0)
-    dense.wait()
+    dense.checked(core.step + 1)
     return core.commit(cursor, dense.structure, dense.tensors, dense.tensors_bytes)

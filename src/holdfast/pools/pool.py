@@ -358,7 +358,7 @@ class Pool(Behind):
     def write_dense(self, state: DenseState | None) -> None:
         """Writes the first dense state of a new pool; durable when it returns. Of other ranks than the first, None."""
         assert state is not None
-        state.wait()
+        state.checked(self.step)
         self.core.write_dense(state.structure, state.tensors, state.tensors_bytes)
 
     def flush_with(self, collect: Callable[[], DenseState | None]) -> None:

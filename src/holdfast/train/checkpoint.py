@@ -12,7 +12,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,160 +26,8 @@ from holdfast.pools.dense_state import DenseState
 from holdfast.pools.pool import Pool
 from holdfast.rows.look_ahead import LookAhead
 from holdfast.state import state_tree
-from holdfast.state.generators import as_stateful, rng_state, set_rng_state
-from holdfast.state.loading import load_all
-from holdfast.state.provenance import RECORD, Provenance
-from holdfast.state.reproducibility import check_environment, check_model, resolve_vector_functions
-from holdfast.train.dense_snapshot import Snapshots
-
-
-class Stateful(Protocol):
-    """Anything with PyTorch's state_dict habit: schedulers, GradScaler, samplers."""
-
-    def state_dict(self) -> Any: ...
-    def load_state_dict(self, state: Any) -> Any: ...
-
-
-class SeekableLoader(Stateful, Protocol):
-    """A loader whose position is a number of samples (``holdfast.data.Loader``)."""
-
-    @property
-    def samples(self) -> int: ...
-    def seek(self, num_samples: int) -> None: ...
-
-
-class TrainingState:
-    """Objects with a ``state_dict``, generators, and plain values, by name: what a dense state holds beside the
-    process's own random numbers.
-
-    snapshots: what `collect` gives is a copy of its own. So it is wherever tensors are on a device; those may be on
-    their way when it returns.
-
-    Raises StateError that names what cannot be written down (a lambda in a scheduler, an open file).
-    """
-
-    def __init__(
-        self,
-        *,
-        model: nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer],
-        row_optimizers: Sequence[torch.optim.Optimizer],
-        schedulers: Sequence[Stateful] = (),
-        scaler: Stateful | None = None,
-        loader: SeekableLoader | None = None,
-        extra: Mapping[str, Any] | None = None,
-        snapshots: bool = False,
-    ) -> None:
-        self._are_snapshots = snapshots
-        self._snapshots = Snapshots()
-        self._objects: dict[str, Any] = {"model": model}
-        self._objects |= {
-            f"optimizers[{i}]": dense for i, dense in enumerate(optimizers) if dense not in row_optimizers
-        }
-        self._objects |= {f"row_optimizers[{i}]": row for i, row in enumerate(row_optimizers)}
-        self._objects |= {f"schedulers[{i}]": item for i, item in enumerate(schedulers)}
-        if scaler is not None:
-            self._objects["scaler"] = scaler
-        if loader is not None:
-            self._objects["loader"] = loader
-        self._objects |= {f"extra[{name!r}]": as_stateful(value) for name, value in (extra or {}).items()}
-        self._tensors: list[Tensor] = []
-        check_environment()
-        check_model(model)
-        resolve_vector_functions()
-        self._provenance = Provenance(model)
-        self.collect(rng_state()).wait()
-        self._check_held()
-
-    def collect(self, rng: Mapping[str, Any], cursor: int | None = None, **beside: Any) -> DenseState:
-        """All of it as it is now, with the random numbers `rng` and whatever else goes `beside` them. Its tensors live
-        until the next call."""
-        tree = {
-            name: target.state_dict() if hasattr(target, "state_dict") else target
-            for name, target in self._objects.items()
-        }
-        loader = tree.get("loader")
-        if cursor is not None and isinstance(loader, Mapping) and "samples" in loader:
-            # Batches that were taken ahead are not consumed: how many there are is not part of the state.
-            tree["loader"] = {**loader, "samples": cursor}
-        tree["rng"] = rng
-        tree[RECORD] = self._provenance.record()
-        tree |= beside
-        structure, tensors = state_tree.flatten(tree)
-        if self._are_snapshots or any(tensor.device.type != "cpu" for tensor in tensors):
-            return self._snapshots.take(structure, tensors)
-        # Kept until the next call: the pool reads their memory after this returns.
-        self._tensors = [tensor.detach().contiguous() for tensor in tensors]
-        offsets, total = state_tree.layout(self._tensors)
-        pointers = [
-            (tensor.data_ptr(), tensor.nbytes, offset) for tensor, offset in zip(self._tensors, offsets, strict=True)
-        ]
-        return DenseState(structure, pointers, total)
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        """What the dense optimizers step."""
-        return [
-            parameter
-            for name, item in self._objects.items()
-            if name.startswith("optimizers[")
-            for group in item.param_groups
-            for parameter in group["params"]
-        ]
-
-    def own(self) -> dict[str, Any]:
-        """The part that may differ from rank to rank: the model's buffers, and what `extra` holds but for plain values,
-        which are the same on all ranks."""
-        model = self._objects["model"]
-        parameters = {name for name, _ in model.named_parameters()}
-        tree: dict[str, Any] = {
-            name: item.state_dict()
-            for name, item in self._objects.items()
-            if name.startswith("extra[") and hasattr(item, "load_state_dict")
-        }
-        tree["buffers"] = {name: value for name, value in model.state_dict().items() if name not in parameters}
-        return tree
-
-    def load_own(self, tree: Mapping[str, Any]) -> None:
-        """Puts back what `own` gave. Raises StateError."""
-        tree = dict(tree)
-        buffers = tree.pop("buffers")
-        model = self._objects["model"]
-        model.load_state_dict({**model.state_dict(), **buffers})
-        load_all({name: self._objects[name] for name in tree}, tree)
-
-    def _check_held(self) -> None:
-        """A parameter that is stepped and not saved would begin anew in the next process."""
-        holders = [item for item in self._objects.values() if not isinstance(item, torch.optim.Optimizer)]
-        held = {id(tensor) for item in holders if isinstance(item, nn.Module) for tensor in item.parameters()}
-        others = [
-            item.state_dict() if hasattr(item, "state_dict") else item
-            for item in holders
-            if not isinstance(item, nn.Module)
-        ]
-        memory = {tensor.data_ptr() for tensor in state_tree.flatten(others)[1]}
-        for name, optimizer in self._objects.items():
-            if not name.startswith("optimizers["):
-                continue
-            for number, group in enumerate(optimizer.param_groups):
-                for place, parameter in enumerate(group["params"]):
-                    if id(parameter) not in held and parameter.data_ptr() not in memory and parameter.numel():
-                        raise StateError(
-                            f"{name}.param_groups[{number}]: parameter {place}, of shape {tuple(parameter.shape)}, is "
-                            "no part of the model: give the module that has it to extra"
-                        )
-
-    def load(self, tree: Mapping[str, Any]) -> None:
-        """Warns where `tree` was saved under other circumstances than these. Raises StateError where it, without random
-        numbers, does not fit the objects, or is not what they hold then; names them."""
-        tree = dict(tree)
-        self._provenance.compare(tree.pop(RECORD, {}))
-        if missing := [name for name in self._objects if name not in tree]:
-            raise StateError(f"the saved state has no {missing[0]}; it has {', '.join(tree)}")
-        if unknown := [name for name in tree if name not in self._objects]:
-            raise StateError(f"the saved state has a {unknown[0]}, the Checkpoint was made without it")
-        # Plain values are read with `saved`.
-        load_all({name: item for name, item in self._objects.items() if hasattr(item, "load_state_dict")}, tree)
+from holdfast.state.generators import set_rng_state
+from holdfast.train.training_state import SeekableLoader, Stateful, TrainingState
 
 
 class Checkpoint:
@@ -287,7 +135,8 @@ class Checkpoint:
         before is committed, give ``batch.first_sample + loader.batch_size`` of the one that was trained; else a resume
         leaves out what was taken.
         loss: of one element, or a number; a step whose loss is not finite does not count, nor one whose rows were
-        updated with gradients that are not, whatever its loss. Where rows are updated on a device, that is found some
+        updated with gradients that are not, or whose dense state
+        has a parameter that is not, whatever its loss. Where rows are updated on a device, that is found some
         steps later, without making the device wait.
         Raises NonFiniteLoss: the pool stays at the step before. Rows that were updated with it are taken back when the
         pool is opened again; to leave such a batch out and go on, look at the loss before the optimizers step.
