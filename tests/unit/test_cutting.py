@@ -10,10 +10,12 @@ import pytest
 from pool_digests import digest_of_tables
 
 from cli_runs import pool_digest
+from holdfast.admin.by_key import keyed_rows
 from holdfast.admin.snapshot import restore_snapshot, take_snapshot
 from holdfast.errors import ConfigError, PoolExists
 from holdfast.group import manifest as manifests
 from holdfast.group.options import GroupConfig
+from holdfast.pools.read_only import at_rest
 from holdfast.run.sections import RunConfig
 from test_group_reading import config as config
 from test_group_reading import deal_out, on, open_alone, train_group, train_plain
@@ -71,6 +73,27 @@ def test_rows_and_keys_find_their_shards_whatever_the_pool_was_cut_into(
     for pool in (eight, whole):
         train(pool, store, table(3000), 7, 9, 900, shards=8)
         assert digest_of_tables(pool) == digest_of_tables(pool_root / "begun")
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("policy", [{"max_keys": 200}, {"max_keys": 128, "stay": "lfu"}, {"ttl_steps": 3}])
+def test_keys_that_were_left_behind_do_not_come_back_in_a_shard_with_room(
+    policy: dict[str, Any], store: str, pool_root: Path
+) -> None:
+    """Nor do rows that a key had before: one that came back would have two."""
+    table = replace(keyed(3000), **policy)
+    train(pool_root / "pool", store, table, 1, 40, 900)
+    take_snapshot(pool_root / "pool", pool_root / "first")
+    train(pool_root / "pool", store, table, 41, 60, 900)
+    take_snapshot(pool_root / "pool", pool_root / "second", since=pool_root / "first")
+    restore_snapshot(pool_root / "second", pool_root / "cut", shards=GroupConfig(shards=8, split_rows=10))
+    before, after = keys_of(pool_root / "pool"), keys_of(pool_root / "cut")
+    assert 0 < len(after) == len(after & before)
+
+
+def keys_of(pool: Path) -> set[int]:
+    with at_rest(pool) as (reader, _):
+        return set(keyed_rows(reader, 0).records["key"].tolist())
 
 
 def test_the_rows_of_a_later_snapshot_count(pool_root: Path) -> None:

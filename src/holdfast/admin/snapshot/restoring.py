@@ -164,7 +164,7 @@ def _restore_table(
 ) -> int:
     """newest: the chain's, with the numbers of rows that tables get."""
     total = 0
-    move = move_of(chain[0], newest, number)
+    move = move_of(chain, newest, number)
     for layer, newer in reversed(_layers(chain, number)):
         with ahead(_some_chunks(layer)) as found:
             for chunks in found:
