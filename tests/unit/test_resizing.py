@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,16 @@ def test_a_full_shard_of_keys_goes_on_with_a_larger_capacity(pool_root: Path) ->
     train(pool_root / "grown", "memory", keyed(5000), step + 1, 9, 400, shards=8)
     with at_rest(pool_root / "grown") as (reader, _):
         assert digest_pool(reader).rows_counted > 150
+
+
+def test_a_capacity_below_max_keys_is_refused(pool_root: Path) -> None:
+    """No configuration has both, so nobody could open the pool."""
+    train(pool_root / "pool", "memory", replace(keyed(300), max_keys=200), 1, 1, 300)
+    take_snapshot(pool_root / "pool", pool_root / "snapshot")
+    with pytest.raises(ConfigError, match=r"table 'items': 199 rows; it can have between 200 and .*max_keys are 200"):
+        restore_snapshot(pool_root / "snapshot", pool_root / "small", rows={"items": 199})
+    restore_snapshot(pool_root / "snapshot", pool_root / "small", rows={"items": 200})
+    train(pool_root / "small", "memory", replace(keyed(200), max_keys=200), 2, 2, 300)
 
 
 @pytest.mark.parametrize(

@@ -110,9 +110,11 @@ def resized(newest: Snapshot, rows: Mapping[str, int]) -> Snapshot:
     for name, num_rows in rows.items():
         if name not in names:
             raise ConfigError(f"{newest.path} has no table '{name}' (it has {', '.join(names)})")
-        most = MAX_CAPACITY if newest.tables[names.index(name)].keys else MAX_ROWS
-        if not 1 <= num_rows <= most:
-            raise ConfigError(f"table '{name}': {num_rows} rows; it can have between 1 and {most}")
+        table = newest.tables[names.index(name)]
+        least, most = max(1, table.max_keys), MAX_CAPACITY if table.keys else MAX_ROWS
+        if not least <= num_rows <= most:
+            why = f" (its max_keys are {table.max_keys})" if table.max_keys else ""
+            raise ConfigError(f"table '{name}': {num_rows} rows; it can have between {least} and {most}{why}")
 
     def with_rows(tables: Sequence[_Table]) -> tuple[_Table, ...]:
         return tuple(replace(table, num_embeddings=rows.get(table.name, table.num_embeddings)) for table in tables)
