@@ -206,6 +206,16 @@ def test_what_does_not_fit_is_named(pool_root: Path, source: dict[str, Any], cha
     assert list(pool_root.iterdir()) == []
 
 
+def test_more_keys_than_max_keys_are_refused(pool_root: Path, source: dict[str, Any]) -> None:
+    """They are equally old, so the first step would leave all of them behind."""
+    shops, items = TABLES
+    few = [shops, replace(items, max_keys=len(KEYS) - 1)]
+    with pytest.raises(ConfigError, match=rf"'items': the file has {len(KEYS)} keys, max_keys is {len(KEYS) - 1}: "):
+        holdfast.import_tables(pool_root / "pool", few, source)
+    assert list(pool_root.iterdir()) == []
+    assert holdfast.import_tables(pool_root / "pool", [shops, replace(items, max_keys=len(KEYS))], source) is not None
+
+
 def test_what_no_table_takes_is_said(pool_root: Path, source: dict[str, Any]) -> None:
     found = holdfast.import_tables(pool_root / "pool", TABLES, {**source, "users": torch.zeros(3, 4)})
     assert found is not None

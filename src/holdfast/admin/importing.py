@@ -279,28 +279,29 @@ def import_table(
 def _records(
     file: TensorFile, table: _core.TableSpec, seed: int, number: int, source: Mapping[str, str]
 ) -> NDArray[np.void] | None:
-    """Of a table with keys, the records of the file's rows: of its keys, or of the rows' numbers where it has none.
-    They count as updated when the new pool begins, and as admitted. Of managed collisions, rows that no id has are
-    nobody's."""
+    """Of a table with keys, the records of the file's rows: of its keys, or of the rows' numbers where it has none, as
+    updated when the new pool begins, and admitted. Of managed collisions, rows that no id has are nobody's."""
     if not table.keys:
         return None
     num_rows = file.shapes()[source["weight"]][0]
-    records = np.zeros(num_rows, KEY_RECORD)
-    keys = np.arange(num_rows)
+    ids = rows = np.arange(num_rows)
     if "keys" in source:
         found = file.rows(source["keys"], 0, num_rows)
         if found.dtype != torch.int64:
             raise ConfigError(f"{source['keys']} in the file has the type {found.dtype}, keys are int64")
-        keys = found.numpy()
-        if len(np.unique(keys)) != num_rows:
+        ids = found.numpy()
+        if len(np.unique(ids)) != num_rows:
             raise ConfigError(f"{source['keys']} in the file has a key more than once")
-    if _MANAGED[0] in source:
+    elif _MANAGED[0] in source:
         ids, rows = _managed_rows(file, table, source, num_rows)
-        records["key"][rows] = ids
-        records["updates"][rows] = _core.first_admissions(table, seed, number, np.ascontiguousarray(ids))
-        return records
-    records["key"] = keys
-    records["updates"] = _core.first_admissions(table, seed, number, np.ascontiguousarray(keys, np.int64))
+    if 0 < table.max_keys < len(ids):
+        raise ConfigError(
+            f"table '{table.name}': the file has {len(ids)} keys, max_keys is {table.max_keys}: the first step would "
+            "leave all of them behind, as they count as equally old; let max_keys have room for them and for new ones"
+        )
+    records = np.zeros(num_rows, KEY_RECORD)
+    records["key"][rows] = ids
+    records["updates"][rows] = _core.first_admissions(table, seed, number, np.ascontiguousarray(ids, np.int64))
     return records
 
 

@@ -89,8 +89,12 @@ def import_tables(
     exist_ok: return None where there is a pool already, so that a script can say the same in each of its lives.
     on_bytes: is called with how many bytes of rows were taken since the last call.
 
-    Rows that equal their initial value stay untouched. Raises PoolExists, PoolOfGroup under torchrun, and ConfigError
-    that names the table that is missing, has another shape, or has keys twice.
+    Rows that equal their initial value stay untouched. Keys count as updated when the pool begins, all at once: with
+    `max_keys` let there be room for them and for the new ones of the first steps, for where there is none all that no
+    step has brought by then are left behind together.
+
+    Raises PoolExists, PoolOfGroup under torchrun, and ConfigError that names the table that is missing, has another
+    shape, has keys twice, or more than its `max_keys`.
     """
     path = pool_directory(directory)
     if is_shared(path):
