@@ -39,6 +39,7 @@ _MOST_BYTES = 1 << 16  # of a line
 _ATTACHED, _HEARD = "holdfast/attached", "holdfast/heard"
 _HEARING_SECONDS = 5.0
 _PAUSE = 0.1  # seconds between two knocks
+_LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +122,7 @@ def attach(
         )
     words = of_this_group(met, rank, trainers, timeout, stopping)
     if rank != 0:
-        return PrefixStore(_hear(words, timeout), met), rank, trainers
+        return PrefixStore(_hear(words, timeout, stopping), met), rank, trainers
     hello = Hello(
         memory_rank=0,
         memory_ranks=len(where),
@@ -161,11 +162,20 @@ def _tell_failure(words: Store, error: HoldfastError, num_others: int) -> None:
         time.sleep(0.01)
 
 
-def _hear(words: Store, timeout: float) -> str:
+def _hear(words: Store, timeout: float, stopping: Callable[[], bool]) -> str:
     """What came of rank 0's knocking: the group's prefix. Raises what rank 0 does."""
+    # Rank 0 knocks for as long as the timeout.
+    deadline = time.monotonic() + timeout + _HEARING_SECONDS
     try:
-        # Rank 0 knocks for as long as the timeout.
-        words.set_timeout(timedelta(seconds=2 * timeout))
+        while not words.check([_ATTACHED]):
+            if stopping():
+                raise GroupError("stopped while rank 0 looked for the memory ranks")
+            if time.monotonic() > deadline:
+                raise GroupError(
+                    f"waited {timeout:g} s for rank 0 to find the memory ranks: it died or was stopped; see what "
+                    "became of it, and start all trainers again"
+                )
+            time.sleep(_LOOK_SECONDS)
         said: Any = json.loads(words.get(_ATTACHED))
     except (RuntimeError, ValueError) as error:
         raise GroupError(f"waited for rank 0 to find the memory ranks: {first_line(error)}") from None
@@ -199,14 +209,16 @@ def _knock_until(
         try:
             return _knock(address, said, deadline)
         except (OSError, ValueError, PoolBusy) as error:
-            if time.monotonic() + _PAUSE < deadline and not stopping():
+            whom = f"memory rank {said['memory_rank']} of {said['memory_ranks']} at {address[0]}:{address[1]}"
+            if stopping():
+                raise GroupError(f"stopped while waiting for {whom}: {error}") from None
+            if time.monotonic() + _PAUSE < deadline:
                 time.sleep(_PAUSE)
                 continue
             if isinstance(error, PoolBusy):
                 raise
             raise GroupError(
-                f"waited {said['timeout']:g} s for memory rank {said['memory_rank']} of {said['memory_ranks']} at "
-                f"{address[0]}:{address[1]}: {error}; start it with holdfast serve"
+                f"waited {said['timeout']:g} s for {whom}: {error}; start it with holdfast serve"
             ) from None
 
 

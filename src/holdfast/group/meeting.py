@@ -37,6 +37,7 @@ _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK = "lo"
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _GROUP, _NONE = "group", "none"
+_REFUSED = "refused"
 _LOOK_SECONDS = 0.01  # at most
 _KNOCKING_SECONDS = 0.1  # between two attempts to reach a store
 _CONNECTING_SECONDS = 2.0  # of one of them
@@ -57,7 +58,7 @@ def meet(timeout: float, stopping: Callable[[], bool] = lambda: False) -> tuple[
 
     Rank 0's listens on MASTER_ADDR, where that is an address of its machine and not torchrun's store.
 
-    Raises ConfigError where a variable is missing, GroupError.
+    Raises ConfigError where a variable is missing or cannot be, GroupError.
     """
     unset = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if unset:
@@ -65,14 +66,25 @@ def meet(timeout: float, stopping: Callable[[], bool] = lambda: False) -> tuple[
             f"RANK is set, and {' and '.join(unset)} not: start the processes with torchrun, which sets all of them; "
             "or unset RANK for a process alone"
         )
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    world_size = _number_in("WORLD_SIZE", 1)
+    rank = _number_in("RANK", 0, world_size - 1)
+    host, port = os.environ["MASTER_ADDR"], _number_in("MASTER_PORT", 0, 65535)
     if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return _own_store(host, port, world_size, timeout), rank, world_size
     try:
         return reach_store(host, port, timeout, stopping), rank, world_size
     except GroupError as error:
         raise GroupError(f"rank {rank} waited for the group's store (of rank 0, or torchrun's): {error}") from None
+
+
+def _number_in(variable: str, least: int, most: int | None = None) -> int:
+    """Of the environment. Raises ConfigError."""
+    said = os.environ[variable]
+    if not said.isdecimal() or int(said) < least or (most is not None and int(said) > most):
+        numbers = f"a number from {least}" + ("" if most is None else f" to {most}")
+        of_ranks = f", with WORLD_SIZE = {os.environ['WORLD_SIZE']}" if variable == "RANK" else ""
+        raise ConfigError(f"{variable} = {said!r}: it must be {numbers}{of_ranks}")
+    return int(said)
 
 
 def reach_store(host: str, port: int, timeout: float, stopping: Callable[[], bool] = lambda: False) -> Store:
@@ -95,15 +107,19 @@ def reach_store(host: str, port: int, timeout: float, stopping: Callable[[], boo
 def of_this_group(
     met: Store, rank: int, world_size: int, timeout: float, stopping: Callable[[], bool] = lambda: False
 ) -> Store:
-    """The part of a store that is this group's alone. All ranks call it for each group. Raises GroupError."""
+    """The part of a store that is this group's alone. All ranks call it for each group. Raises ConfigError where they
+    are told different numbers of ranks, GroupError."""
     # torchrun may keep its store when it starts the ranks again.
     words = PrefixStore(f"holdfast/attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", met)
     try:
         if rank == 0:
-            prefix = uuid4().hex
+            prefix = f"{uuid4().hex}-{world_size}"
             words.set(_GROUP, prefix)
         else:
             prefix = _newly_named(words, timeout, stopping)
+            if (ranks := prefix.rpartition("-")[2]) != str(world_size):
+                refusal = f"rank {rank} has WORLD_SIZE = {world_size}, rank 0 has {ranks}: make them the same"
+                raise _refused(PrefixStore(prefix, words), refusal)
             if words.add(f"{prefix}/taken", 1) == world_size - 1:
                 words.compare_set(_GROUP, prefix, _NONE)
     except RuntimeError as error:  # dist.DistError is one
@@ -115,15 +131,18 @@ def of_this_group(
 def await_others(
     ours: Store, rank: int, world_size: int, timeout: float, stopping: Callable[[], bool] = lambda: False
 ) -> None:
-    """Until all ranks have called this, with the group's part of the store. Raises GroupError, which names those that
-    have not."""
+    """Until all ranks have called this, with the group's part of the store. Raises ConfigError where two are one rank,
+    GroupError, which names those that have not."""
     deadline, pause = time.monotonic() + timeout, 0.001
     try:
-        ours.set(f"here-{rank}", "")
+        if ours.add(f"here-{rank}", 1) > 1:
+            raise _refused(ours, f"two processes have RANK = {rank}: give each of the {world_size} a number of its own")
         here = ours.add("here", 1)
         while here < world_size:
             if stopping():
                 raise GroupError(f"rank {rank} waited for all ranks to be there: stopped")
+            if ours.check([_REFUSED]):
+                raise ConfigError(ours.get(_REFUSED).decode())
             if time.monotonic() > deadline:
                 late = [other for other in range(world_size) if not ours.check([f"here-{other}"])]
                 raise GroupError(
@@ -135,6 +154,12 @@ def await_others(
             here = ours.add("here", 0)
     except RuntimeError as error:  # dist.DistError is one
         raise GroupError(f"rank {rank} waited for all ranks to be there: {first_line(error)}") from None
+
+
+def _refused(ours: Store, why: str) -> ConfigError:
+    """What to raise, when those that wait for others have been told."""
+    ours.set(_REFUSED, why)
+    return ConfigError(why)
 
 
 def _newly_named(words: Store, timeout: float, stopping: Callable[[], bool]) -> str:
@@ -158,7 +183,9 @@ def _own_store(host: str, port: int, world_size: int, timeout: float) -> Store:
     if place in _mine:
         return _mine[place]
     listening = _listen_on_master_address()
-    if listening is not None:
+    if listening is None:
+        _check_has_address(host)
+    else:
         host, port = listening.getsockname()[:2]
     try:
         # Shared with what the script's own init_process_group asks for in this process.
@@ -182,6 +209,14 @@ def _own_store(host: str, port: int, world_size: int, timeout: float) -> Store:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
     _mine[place] = store
     return store
+
+
+def _check_has_address(host: str) -> None:
+    """Raises GroupError where the name has none: torch asks for it again and again, for three times the timeout."""
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        raise GroupError(f"rank 0 cannot listen at MASTER_ADDR = {host}: {error}") from None
 
 
 def stay_on(address: str) -> None:

@@ -1,0 +1,81 @@
+"""What keeps ranks from finding each other is said by name, soon, and whatever signal comes meanwhile is heard."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from holdfast.errors import ConfigError, GroupError
+from holdfast.group import attaching, meeting
+
+_LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("RANK", "x", r"RANK = 'x': it must be a number from 0 to 1, with WORLD_SIZE = 2"),
+        ("RANK", "2", r"RANK = '2': it must be a number from 0 to 1, with WORLD_SIZE = 2"),
+        ("RANK", "-1", r"RANK = '-1': it must be a number from 0 to 1"),
+        ("WORLD_SIZE", "0", r"WORLD_SIZE = '0': it must be a number from 1$"),
+        ("MASTER_PORT", "99999", r"MASTER_PORT = '99999': it must be a number from 0 to 65535"),
+        ("MASTER_PORT", "tcp", r"MASTER_PORT = 'tcp': it must be a number from 0 to 65535"),
+    ],
+)
+def test_a_variable_of_a_launcher_that_cannot_be_is_named(
+    variable: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, usual in (_LAUNCHED | {variable: value}).items():
+        monkeypatch.setenv(name, value if name == variable else usual)
+    with pytest.raises(ConfigError, match=said):
+        meeting.meet(timeout=1.0)
+
+
+def test_rank_0_does_not_ask_for_a_name_without_an_address_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    for name, value in (_LAUNCHED | {"MASTER_ADDR": "no-such-host.invalid"}).items():
+        monkeypatch.setenv(name, value)
+    began = time.monotonic()
+    with pytest.raises(GroupError, match=r"rank 0 cannot listen at MASTER_ADDR = no-such-host\.invalid"):
+        meeting.meet(timeout=60.0)
+    assert time.monotonic() - began < 60.0
+
+
+def test_ranks_that_are_told_different_numbers_of_ranks_all_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_last_taken", {})
+    store = HashStore()
+    ours = meeting.of_this_group(store, 0, 2, timeout=60.0)
+    meeting._last_taken.clear()  # as of another process
+    said = r"rank 1 has WORLD_SIZE = 3, rank 0 has 2: make them the same"
+    with pytest.raises(ConfigError, match=said):
+        meeting.of_this_group(store, 1, 3, timeout=60.0)
+    with pytest.raises(ConfigError, match=said):
+        meeting.await_others(ours, 0, 2, timeout=60.0)
+
+
+def test_two_processes_that_are_one_rank_end_the_group_by_name() -> None:
+    ours = HashStore()
+    with pytest.raises(GroupError, match="waited 0 s for ranks 0, 2 to be there"):
+        meeting.await_others(ours, 1, 3, timeout=0.0)
+    for rank in (1, 2):
+        with pytest.raises(ConfigError, match="two processes have RANK = 1: give each of the 3 a number of its own"):
+            meeting.await_others(ours, rank, 3, timeout=60.0)
+
+
+def test_trainers_that_wait_for_memory_ranks_hear_a_signal_and_do_not_say_that_they_waited() -> None:
+    with pytest.raises(GroupError, match="stopped while rank 0 looked for the memory ranks"):
+        attaching._hear(HashStore(), timeout=60.0, stopping=lambda: True)
+    nobody = ("127.0.0.1", 1)
+    said = {"memory_rank": 1, "memory_ranks": 1, "timeout": 60.0}
+    with pytest.raises(GroupError, match=r"stopped while waiting for memory rank 1 of 1 at 127\.0\.0\.1:1"):
+        attaching._knock_until(nobody, said, time.monotonic() + 60.0, stopping=lambda: True)
+
+
+def test_a_trainer_whose_rank_0_died_while_it_knocked_gives_up_soon_after_the_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attaching, "_HEARING_SECONDS", 0.0)
+    with pytest.raises(GroupError, match=r"waited 0\.1 s for rank 0 to find the memory ranks: it died or was stopped"):
+        attaching._hear(HashStore(), timeout=0.1, stopping=lambda: False)
