@@ -377,7 +377,7 @@ def pretended_cuda(monkeypatch: Any) -> Iterator[Machine]:
     from holdfast.run import assembly as run
     from holdfast.slots import access, home_mapping, slot_rows, write_behind
     from holdfast.state import provenance
-    from holdfast.train import checkpoint, dense_snapshot, trainer
+    from holdfast.train import checkpoint, dense_snapshot, trainer, training_state
 
     machine = Machine()
     for module in (
@@ -398,7 +398,7 @@ def pretended_cuda(monkeypatch: Any) -> Iterator[Machine]:
     monkeypatch.setattr(device_sums, "_name_of", lambda device: str(os.getpid()))
     monkeypatch.setattr(device_sums, "_meet", _meet_in_place_of_nccl)
     monkeypatch.setattr(run, "prepare_device", lambda device: [])
-    monkeypatch.setattr(checkpoint, "check_model", lambda model: [])  # of a device that was prepared
+    monkeypatch.setattr(training_state, "check_model", lambda model: [])  # of a device that was prepared
     monkeypatch.setattr(provenance, "device_settings", lambda device: {})
     for name in kernels.__all__:
         if callable(function := getattr(kernels, name)) and not isinstance(function, type):
