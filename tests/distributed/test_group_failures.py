@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._C._distributed_c10d import HashStore
 
 from group_runs import LOG_STORE, SLACK_SECONDS, Act, Life, Ranks, digest, small
 from holdfast import _core
 from holdfast.group.founding import LOCK_FILE
 from holdfast.group.manifest import MANIFEST
-from holdfast.group.notices import what_became_of
+from holdfast.group.notices import Notices, what_became_of
 
 pytestmark = pytest.mark.dear
 
@@ -114,6 +115,20 @@ def test_a_silent_rank_did_not_die_where_one_that_gave_up_on_it_is_who_closed_th
     broke: str, word: str, became: str
 ) -> None:
     assert what_became_of([2], RuntimeError(broke), [word], timeout=5.0).startswith(became)
+
+
+def test_ranks_that_wait_for_different_things_are_told_that_they_make_different_calls() -> None:
+    store = HashStore()
+    flushing, looking_up = (
+        Notices(store, rank=rank, world_size=2, timeout=5.0, stopping=lambda: False) for rank in range(2)
+    )
+    looking_up.leave("gave up on counts")
+    failure = flushing.failure("rows to be durable", RuntimeError("Operation timed out"))
+    assert "rank 1 waited for counts meanwhile: all ranks have to make the same calls" in str(failure)
+    failure = looking_up.failure("counts", RuntimeError("a message of 1024 bytes where 56 were to come"))
+    assert "rank 0 waited for rows to be durable meanwhile: all ranks have to make the same calls" in str(failure)
+    failure = flushing.failure("counts", RuntimeError("Operation timed out"))
+    assert "counts: the connection between ranks that are all there broke (Operation timed out)" in str(failure)
 
 
 @pytest.mark.parametrize("victim", [0, 1])

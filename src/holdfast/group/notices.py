@@ -27,7 +27,8 @@ _Answer = TypeVar("_Answer")
 NOT_YET = "Operation timed out"  # what Work.wait says when its own timeout passed and the work goes on
 _DOING, _DONE = "at it, ", "done"  # what rank 0 says of long work
 _ENDED = "ended after step "  # begins the word of a rank whose loop is over
-_GAVE_UP = "gave up"  # begins the word that a rank leaves whose wait timed out
+_GAVE_UP = "gave up on "  # begins the word that a rank leaves whose wait timed out
+_LOST = "lost a connection, waiting for "  # one whose wait ended otherwise
 
 
 class Notices:
@@ -122,7 +123,7 @@ class Notices:
     def failure(self, what: str, error: Exception) -> GroupError:
         """What to raise when a collective did not work: finds out which ranks do not answer any more."""
         self.any_failure = True
-        self.leave(f"{_GAVE_UP} on {what}" if _is_timeout(error) else f"lost a connection, waiting for {what}")
+        self.leave(f"{_GAVE_UP if _is_timeout(error) else _LOST}{what}")
         answers: dict[int, str] = {}
 
         def look() -> None:
@@ -158,7 +159,14 @@ class Notices:
         if silent:
             became = what_became_of(silent, error, answers.values(), self._timeout)
             return GroupError(f"{where}: {became}; the pool goes on from its newest durable step when it is opened")
-        return GroupError(f"{where}: the connection between ranks that are all there broke ({first_line(error)})")
+        broke = f"the connection between ranks that are all there broke ({first_line(error)})"
+        waits = {rank: _awaited(text) for rank, text in answers.items()}
+        if elsewhere := [rank for rank, awaited in waits.items() if awaited not in (None, what)]:
+            return GroupError(
+                f"{where}: rank {elsewhere[0]} waited for {waits[elsewhere[0]]} meanwhile: all ranks have to make the "
+                f"same calls in the same order, evaluations and flushes among them; where they do, {broke}"
+            )
+        return GroupError(f"{where}: {broke}")
 
     def _ask(self, question: Callable[[], _Answer]) -> _Answer:
         """What the store answers. Raises TimeoutError where it does not: over a cable that was cut it never would."""
@@ -193,6 +201,11 @@ def what_became_of(silent: Sequence[int], error: Exception, words: Iterable[str]
 
 def names_of(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def _awaited(word: str) -> str | None:
+    """What a rank waited for that left this word; None where it left another."""
+    return next((word.removeprefix(begin) for begin in (_GAVE_UP, _LOST) if word.startswith(begin)), None)
 
 
 def _is_before(word: str, step: int) -> bool:
