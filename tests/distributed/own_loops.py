@@ -257,7 +257,8 @@ def on_unlike_machines(directory: Path, say: Callable[..., None], options: dict[
 def weighted(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
     """Bags whose ids have weights, of no ids and of many. options: steps; learned: a dense parameter is in the weights;
     pairs: a split table's bags have several ids, too; ahead; not_finite_at: a step in which a weight of rank 1 is;
-    capture_ahead; device; two_losses: a backward pass for each of two."""
+    capture_ahead; device; two_losses: a backward pass for each of two; no_gradient_at: a step in which rank 1's dense
+    gradient is not finite; goes_on: uses the pool when it is closed."""
     with open_pool(directory, options) as pool:
         names = ["item", "words", *(["pairs"] if options.get("pairs") else [])]
         configs = [
@@ -317,6 +318,13 @@ def weighted(directory: Path, say: Callable[..., None], options: dict[str, Any])
         say(score=float(rows(weighted_batch(10_000, pool.part, names, None)[0]).values().sum()), traffic=rows.traffic())
         checkpoint.flush()
     say(closed=True)
+    if options.get("goes_on"):
+        late = weighted_batch(10_000, pool.part, names, None)[0]
+        for use in (lambda: rows(late), lambda: pool.average_gradients(gain), pool.flush):
+            try:
+                use()
+            except holdfast.errors.StepError as error:
+                say(refused=str(error))
 
 
 def weighted_batch(

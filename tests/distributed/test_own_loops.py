@@ -338,6 +338,13 @@ def test_a_weight_that_is_no_number_ends_the_step_on_all_ranks(ranks: Ranks, poo
     assert rolled_back or "closed cleanly at step 3" in recovered, recovered
 
 
+def test_whoever_uses_a_closed_pool_is_told_so(ranks: Ranks, pool_root: Path) -> None:
+    life = run(ranks, pool_root / "pool", {"goes_on": True}, loop="weighted")
+    assert life.ended_well, life.errors()
+    for rank in life.ranks:
+        assert rank.all_said("refused") == ["the pool is closed"] * 3
+
+
 @pytest.mark.parametrize("group", ["2 ranks", "2 trainers, 2 memory ranks"])
 def test_a_dense_gradient_that_is_no_number_leaves_none_in_the_pool(group: str, ranks: Ranks, pool_root: Path) -> None:
     """The loss is finite; whose gradient it was, all ranks have its mean."""

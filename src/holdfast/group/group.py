@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from holdfast import errors
 from holdfast.device.options import AllReduce
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import ConfigError, HoldfastError, StepError
 from holdfast.group import process_groups
 from holdfast.group.attaching import attach
 from holdfast.group.device_sums import DeviceSums, open_device_sums
@@ -323,6 +323,8 @@ class Group:
     # Waiting, and what breaks.
 
     def _begin(self, collective: Callable[[], Any], what: str) -> Pending:
+        if self._is_closed:
+            raise StepError("the pool is closed")
         try:
             return Pending(self, collective(), what)
         except RuntimeError as error:
