@@ -300,6 +300,31 @@ def test_a_forgotten_loader_stops_its_threads(numbered):
     assert wait_until_gone()
 
 
+@pytest.mark.parametrize("interrupted", [1, 2])
+def test_ctrl_c_while_the_threads_start_leaves_none_behind(numbered, monkeypatch, assert_same_batch, interrupted):
+    start, started = threading.Thread.start, []
+
+    def start_until_interrupted(thread):
+        start(thread)
+        started.append(thread)
+        if len(started) == interrupted:
+            raise KeyboardInterrupt
+
+    with Loader(numbered([9] * 50), batch_size=3, seed=0, workers=2) as loader:
+        monkeypatch.setattr(threading.Thread, "start", start_until_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(loader)
+        first = next(loader)
+        assert len(loader_threads()) == 2
+        loader.seek(0)
+        assert_same_batch(next(loader), first)
+        started.clear()
+        with pytest.raises(KeyboardInterrupt):
+            next(loader.once())
+        assert len(loader_threads()) == 2
+    assert not loader_threads()
+
+
 def test_prefetch_and_groups_bound_what_is_read_ahead(numbered):
     source = numbered([10] * 100)
     made = []

@@ -269,18 +269,15 @@ class Loader(Generic[Item]):
         if self._is_closed:
             raise StepError("the loader is closed; make a new one")
         order = _order_of(self._source, self._seed, None, Lanes())
-        cut = StreamCut(
-            start=0, end=order.num_samples, batch_size=self._batch_size, part=self._part[0], of=self._part[1]
-        )
-        pipeline = self._make_pipeline(order, cut, None, origin=0)
-        stop_at_exit = weakref.finalize(self, pipeline.stop)
+        pipeline, stop = self._make_pipeline(order, 0, order.num_samples, None, origin=0)
         try:
+            pipeline.start()
             index = 0
             while (delivery := pipeline.take(index)) is not None:
                 yield delivery.item[0]
                 index += 1
         finally:
-            stop_at_exit()
+            stop()
 
     def state_dict(self) -> dict[str, int | str]:
         """The position and what it is a position in; plain ints and strings, so that JSON keeps it."""
@@ -337,24 +334,25 @@ class Loader(Generic[Item]):
         return identity | {f"source.{key}": value for key, value in told.items()}
 
     def _start_pipeline(self) -> None:
-        start = self._start - self._origin
-        cut = StreamCut(start=start, end=None, batch_size=self._batch_size, part=self._part[0], of=self._part[1])
-        self._pipeline = self._make_pipeline(self._order, cut, self._look, self._origin)
-        self._stop_pipeline = weakref.finalize(self, self._pipeline.stop)
+        self._halt()  # one whose start was interrupted
+        pipeline, self._stop_pipeline = self._make_pipeline(self._order, self._start, None, self._look, self._origin)
+        pipeline.start()
+        self._pipeline = pipeline
 
     def _make_pipeline(
-        self, order: SampleOrder, cut: StreamCut, look: LooksAhead | None, origin: int
-    ) -> Pipeline[tuple[Item, Any]]:
+        self, order: SampleOrder, start: int, end: int | None, look: LooksAhead | None, origin: int
+    ) -> tuple[Pipeline[tuple[Item, Any]], weakref.finalize[..., Loader[Item]]]:
+        """Not started: before there is a thread, the loader knows how to stop it."""
+        part, of = self._part
+        cut = StreamCut(start=start - origin, end=end, batch_size=self._batch_size, part=part, of=of)
         hand_over = _counting_from(origin, self._batch_size, _with_plan(self._hand_over, look))
-        return Pipeline(
-            self._source,
-            order,
-            cut,
-            hand_over,
+        pipeline = Pipeline(
+            *(self._source, order, cut, hand_over),
             num_workers=self._workers,
             prefetch=self._prefetch,
             in_order=self._in_order or (look is not None and look.in_order),
         )
+        return pipeline, weakref.finalize(self, pipeline.stop)
 
     def _halt(self) -> None:
         if self._stop_pipeline is not None:

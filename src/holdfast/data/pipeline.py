@@ -95,6 +95,9 @@ class Pipeline(Generic[Item]):
             threading.Thread(target=self._work, name=f"holdfast-loader-{number}", daemon=True)
             for number in range(num_workers)
         ]
+
+    def start(self) -> None:
+        """Begins; `stop` is right from here on, also where this is interrupted."""
         for thread in self._threads:
             thread.start()
 
@@ -136,7 +139,7 @@ class Pipeline(Generic[Item]):
             self._shared.is_stopped = True
             self._shared.condition.notify_all()
         for thread in self._threads:
-            if thread is not threading.current_thread():
+            if thread.is_alive() and thread is not threading.current_thread():
                 thread.join()
 
     def _work(self) -> None:

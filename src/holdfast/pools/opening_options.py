@@ -50,6 +50,8 @@ class OpenOptions:
         with suppress(PoolBusy):
             return self._open(directory, dense_interval, group)
         # Perhaps by a pool that nobody has any more: its collections and it know each other, so it is there until then.
+        # The threads of a loader know it, too: the first time they end, with the loader.
+        gc.collect()
         gc.collect()
         return self._open(directory, dense_interval, group)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from torch import Tensor, nn
@@ -89,7 +89,9 @@ class Pool(Behind):
     directory that holds parts of a pool.
     """
 
-    kept: Mapping[str, Any] = MappingProxyType({})  # of its Checkpoint, what may be ahead of the batch that trains
+    # Of its Checkpoint, what may be ahead of the batch that trains; None once that is gone. A loader is among it, whose
+    # threads know the pool: they end when nobody has the loader any more.
+    kept: Callable[[], Mapping[str, Any] | None] = dict
 
     def __new__(cls, directory: str | os.PathLike[str], *, group: GroupOptions | None = None, **_: Any) -> Self:
         """A SharedPool where one is wanted."""

@@ -177,7 +177,7 @@ class Prefetched(Generic[Item]):
         return _Taken(batch, self._planning.submit(self._look.plan, batch), self._where())
 
     def _take_early(self) -> _Taken:
-        kept = {name: value for name, value in self._pool.kept.items() if not isinstance(value, Prefetched)}
+        kept = {name: value for name, value in (self._pool.kept() or {}).items() if not isinstance(value, Prefetched)}
         for name, value in kept.items():
             if value is self._batches:
                 raise StateError(

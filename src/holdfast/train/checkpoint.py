@@ -11,6 +11,7 @@ Invariants
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,10 @@ from holdfast.rows.look_ahead import LookAhead
 from holdfast.state import state_tree
 from holdfast.state.generators import set_rng_state
 from holdfast.train.training_state import SeekableLoader, Stateful, TrainingState
+
+
+class _Kept(dict[str, Any]):
+    """See Pool.kept: a dict to which there are weak references."""
 
 
 class Checkpoint:
@@ -79,8 +84,8 @@ class Checkpoint:
             snapshots=pool.commits_behind,
         )
         self._ranks = RankStates(pool.group, self._state)
-        self._kept = {f"extra[{name!r}]": value for name, value in (extra or {}).items()} | {"loader": loader}
-        pool.kept = self._kept
+        self._kept = _Kept({f"extra[{name!r}]": value for name, value in (extra or {}).items()} | {"loader": loader})
+        pool.kept = weakref.ref(self._kept)
 
     def resume(self) -> int:
         """Goes on where the pool is: loads the dense state of its newest step, seeks the loader. In a new pool writes
@@ -99,7 +104,7 @@ class Checkpoint:
                 "keep the settings of its row optimizer: make all collections before"
             )
         self._has_resumed = True
-        self._pool.kept = self._kept
+        self._pool.kept = weakref.ref(self._kept)
         for collection in self._pool.collections:
             collection.drop_gradients()  # of a step that this process began and left: they are no part of the pool's
         saved = self._pool.dense_state()
@@ -186,7 +191,7 @@ class Checkpoint:
     def _refuse_second(self) -> None:
         """Raises StepError where the pool's dense state is another Checkpoint's: each would write over what the other
         has to go on from."""
-        if self._pool.kept is not self._kept:
+        if self._pool.kept() is not self._kept:
             raise StepError(
                 "another Checkpoint of this pool was made since, and a pool has one dense state, for all that is "
                 "trained in it: give the other model to extra and all optimizers to one Checkpoint, or, to go on with "
