@@ -169,6 +169,12 @@ def test_bad_arguments_name_the_field(numbered, field):
         Loader(numbered([3]), **{"batch_size": 2, "seed": 0, field: -1})
 
 
+@pytest.mark.parametrize("batch_size", [2**31, 10**30])
+def test_a_batch_beyond_any_memory_is_refused(numbered, batch_size):
+    with pytest.raises(ConfigError, match="loader batch_size: must be at most 2,147,483,647"):
+        Loader(numbered([3]), batch_size=batch_size, seed=0)
+
+
 def test_a_source_without_samples_is_refused(numbered):
     with pytest.raises(ConfigError, match="no samples"):
         Loader(numbered([]), batch_size=2, seed=0)

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from holdfast.data import arrow_file
+from holdfast.data.criteo import CriteoTsvConfig, CriteoTsvSource
 from holdfast.data.hashing import hash_values, text_values
 from holdfast.data.loader import Loader
 from holdfast.data.parquet import ParquetConfig, ParquetSource, SparseColumn
@@ -242,7 +243,7 @@ def test_columns_are_checked_when_the_file_is_opened(tmp_path):
         source_of(path)
     with pytest.raises(ConfigError, match="no column 'absent'"):
         source_of(path, {}, dense=("absent",))
-    with pytest.raises(ConfigError, match="column 'when' is of type timestamp"):
+    with pytest.raises(ConfigError, match=r"column 'when' is of type timestamp.*write it as integers"):
         source_of(path, {}, dense=("when",))
     with pytest.raises(ConfigError, match="'ids' must hold numbers"):
         source_of(path, {}, dense=("ids",))
@@ -253,8 +254,14 @@ def test_what_is_no_parquet_file_is_a_data_error(tmp_path):
     path.write_bytes(b"0\t1\n" * 100)
     with pytest.raises(DataError, match=r"a\.parquet: not a readable Parquet file"):
         source_of(path)
-    with pytest.raises(ConfigError, match="not a file"):
-        source_of(tmp_path)
+
+
+@pytest.mark.parametrize("source", [source_of, lambda path: CriteoTsvSource(CriteoTsvConfig(paths=[path]))])
+def test_a_folder_or_a_pattern_in_place_of_a_file_says_to_name_the_files(tmp_path, source):
+    with pytest.raises(ConfigError, match=f"paths: {tmp_path} is a directory, not a file: name each of its files"):
+        source(tmp_path)
+    with pytest.raises(ConfigError, match=r"day_\*\.parquet is not a file, and no pattern either: name each file"):
+        source(tmp_path / "day_*.parquet")
 
 
 def test_damaged_row_group_is_a_data_error(tmp_path):

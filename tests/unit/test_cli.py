@@ -294,6 +294,14 @@ def test_a_change_that_the_pool_cannot_follow_is_refused_by_name(holdfast: Comma
     assert holdfast.digest() == before
 
 
+@pytest.mark.parametrize("name", ["batch_size", "eval_batch_size"])
+def test_a_batch_beyond_any_memory_is_refused_before_a_pool_is_made(holdfast: Commands, name: str) -> None:
+    result = holdfast.train("pool", "--set", f"train.{name}={10**20}")
+    assert result.code == 1
+    assert f"train.{name} = {10**20}; it must be at most 2,147,483,647" in result.err
+    assert not (holdfast.root / "pool").exists()
+
+
 def test_a_pool_of_before_there_were_lanes_has_one(holdfast: Commands) -> None:
     config = read_config(RunConfig, holdfast.config)
     saved = to_plain(config)

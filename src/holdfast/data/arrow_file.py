@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from holdfast.data.unchanged import Unchanged
+from holdfast.data.unchanged import Unchanged, check_is_file
 from holdfast.errors import ConfigError, DataError
 from holdfast.files.names import trouble_with
 
@@ -69,8 +69,7 @@ class ParquetReader:
     it."""
 
     def __init__(self, path: Path) -> None:
-        if not path.is_file():
-            raise ConfigError(f"paths: {path} is not a file")
+        check_is_file(path)
         if trouble := trouble_with(path):
             raise ConfigError(f"paths: {trouble}")
         self.path = path
@@ -92,7 +91,10 @@ class ParquetReader:
             raise ConfigError(f"{self.path}: there is no column {column!r} (or more than one)")
         kind = _kind(self._schema.field(index).type)
         if kind is None:
-            raise ConfigError(f"{self.path}: column {column!r} is of type {self._schema.field(index).type}")
+            raise ConfigError(
+                f"{self.path}: column {column!r} is of type {self._schema.field(index).type}, which is not read: write "
+                "it as integers, floating numbers, texts or binaries, or lists of these"
+            )
         return kind
 
     def item_kind(self, column: str) -> str:

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError
 
+MAX_BATCH_SIZE = 2**31 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -33,6 +35,8 @@ class Lanes:
     def __init__(self, num_lanes: int = 1, batch_size: int = 1) -> None:
         if num_lanes < 1:
             raise ConfigError(f"loader lanes: must be at least 1, not {num_lanes}")
+        if batch_size > MAX_BATCH_SIZE:
+            raise ConfigError(f"loader batch_size: must be at most {MAX_BATCH_SIZE:,}, not {batch_size}")
         self.num_lanes = num_lanes
         self.batch_size = batch_size
         self._bounds = [lane * batch_size // num_lanes for lane in range(num_lanes + 1)]

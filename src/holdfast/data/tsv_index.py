@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from holdfast.data.tsv import FRONT_PAD_BYTES, count_samples, padded_buffer
-from holdfast.data.unchanged import Unchanged
-from holdfast.errors import ConfigError, DataError
+from holdfast.data.unchanged import Unchanged, check_is_file
+from holdfast.errors import DataError
 
 Progress = Callable[[int, int], None]
 """Called now and then with what is done and what there is to do, in the unit that the function names."""
@@ -69,8 +69,7 @@ def index_files(paths: tuple[Path, ...], *, block_lines: int, progress: Progress
     Raises ConfigError for a path that is no file, DataError (file and line) for a line of more than 1 MiB.
     """
     for path in paths:
-        if not path.is_file():
-            raise ConfigError(f"paths: {path} is not a file")
+        check_is_file(path)
     files = tuple(Unchanged(path) for path in paths)
     sizes = tuple(path.stat().st_size for path in paths)
     blocks: list[TextBlock] = []

@@ -1,11 +1,25 @@
-"""Whether a file that is read for hours, a piece at a time, is still the one that was opened."""
+"""Whether a path leads to a file, and whether one that is read for hours, a piece at a time, is still the one that was
+opened."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.errors import DataError
+from holdfast.errors import ConfigError, DataError
+
+
+def check_is_file(path: Path) -> None:
+    """ConfigError that names ``path``, and says what to do, where it is no file."""
+    if path.is_file():
+        return
+    if path.is_dir():
+        raise ConfigError(f"paths: {path} is a directory, not a file: name each of its files, in the order of training")
+    if any(letter in str(path) for letter in "*?["):
+        raise ConfigError(
+            f"paths: {path} is not a file, and no pattern either: name each file, in the order of training"
+        )
+    raise ConfigError(f"paths: {path} is not a file")
 
 
 class Unchanged:

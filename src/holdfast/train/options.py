@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from holdfast.data.lanes import MAX_BATCH_SIZE
 from holdfast.errors import ConfigError
 
 
@@ -44,6 +45,9 @@ class TrainConfig:
         for name in ("batch_size", "epochs", "workers", "prefetch", "lanes", "eval_batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"train.{name} = {getattr(self, name)}; it must be at least 1")
+        for name in ("batch_size", "eval_batch_size"):
+            if getattr(self, name) > MAX_BATCH_SIZE:
+                raise ConfigError(f"train.{name} = {getattr(self, name)}; it must be at most {MAX_BATCH_SIZE:,}")
         for name in ("steps", "eval_every", "window"):
             if (value := getattr(self, name)) is not None and value < 0:
                 raise ConfigError(f"train.{name} = {value}; it must not be negative")
