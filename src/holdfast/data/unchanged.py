@@ -10,7 +10,7 @@ from holdfast.errors import ConfigError, DataError
 
 
 def check_is_file(path: Path) -> None:
-    """ConfigError that names ``path``, and says what to do, where it is no file."""
+    """Raises ConfigError that names `path`, and says what to do, where it is no file."""
     if path.is_file():
         return
     if path.is_dir():
