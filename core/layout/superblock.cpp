@@ -289,10 +289,29 @@ Superblock::Once Superblock::read_once(const File& file) {
   return once;
 }
 
+namespace {
+
+// What can be done about a superblock that cannot be read; empty where nothing can.
+std::string remedy(Medium& medium) {
+  try {
+    Superblock::read_once(*medium.open(superblock_copy_name, false, Access::sequential));
+  } catch (const std::exception&) {
+    return "";
+  }
+  return "; `holdfast verify --repair` makes it anew from " + std::string(superblock_copy_name);
+}
+
+}  // namespace
+
 Superblock::Superblock(Medium& medium, bool writable) : medium_(medium) {
   file_ = medium.open(superblock_name, writable, Access::sequential);
   const File& file = *file_;
-  Once once = read_once(file);
+  Once once;
+  try {
+    once = read_once(file);
+  } catch (const Error& error) {
+    throw Error(error.kind(), error.what() + remedy(medium));
+  }
   header_ = once.header;
   tables_ = std::move(once.tables);
   shards_ = once.shards;

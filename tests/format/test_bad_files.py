@@ -437,6 +437,24 @@ def test_a_truncated_superblock_is_corrupted_and_one_without_a_header_is_no_pool
         refuses(directory, FormatMismatch, "pool.holdfast")
 
 
+def test_a_superblock_that_cannot_be_read_says_what_to_do_where_its_copy_holds(copy_of: CopyOf):
+    damaged: list[tuple[Callable[[bytes], bytes], type[PoolError]]] = [
+        (lambda data: bytes(len(data)), FormatMismatch),
+        (lambda data: b"something else", FormatMismatch),
+        (lambda data: data[:BLOCK], Corrupted),
+        (lambda data: data[: HEADER.size // 2] + b"?" + data[HEADER.size // 2 + 1 :], Corrupted),
+    ]
+    for damage, error in damaged:
+        directory = copy_of(closed_cleanly)
+        file = directory / "pool.holdfast"
+        file.write_bytes(damage(file.read_bytes()))
+        refuses(directory, error, "pool.holdfast", "`holdfast verify --repair` makes it anew from pool.copy")
+        (directory / "pool.copy").write_bytes(b"")
+        with pytest.raises(error) as raised:
+            Pool(directory)
+        assert "--repair" not in str(raised.value)
+
+
 @pytest.mark.parametrize("name", files_that_matter())
 def test_a_missing_file_is_corruption_and_is_not_made_anew(copy_of: CopyOf, name: str):
     directory = copy_of(closed_cleanly)

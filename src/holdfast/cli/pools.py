@@ -64,6 +64,8 @@ def verify(
         lines = [*problems, *(f"left alone: {refusal}" for refusal in refusals)]
         if repair:
             lines.append("restore a snapshot (holdfast restore), or a copy of the pool from before the damage")
+        else:
+            lines.append("holdfast verify --repair puts right what can be put right without a guess")
         raise Corrupted(f"{pool} is damaged:\n  " + "\n  ".join(lines))
     reader = open_reader(pool)
     state = "closed cleanly" if reader.clean else "not closed cleanly; the next start recovers it"
