@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from itertools import islice
 
 import numpy as np
@@ -329,6 +330,27 @@ def test_ctrl_c_while_the_threads_start_leaves_none_behind(numbered, monkeypatch
             next(loader.once())
         assert len(loader_threads()) == 2
     assert not loader_threads()
+
+
+def test_ctrl_c_as_soon_as_the_lock_is_held_leaves_it_to_the_threads(numbered, monkeypatch):
+    """Where it comes between two lines of Condition.__enter__, nobody gave the lock back, and the loader hung."""
+    enter = threading.Condition.__enter__
+
+    def enter_interrupted(condition):
+        entered = enter(condition)
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return entered
+
+    loader = Loader(numbered([9] * 50), batch_size=3, seed=0)
+    next(loader)
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(threading.Condition, "__enter__", enter_interrupted)
+        next(loader)
+    closing = threading.Thread(target=loader.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
 
 
 def test_prefetch_and_groups_bound_what_is_read_ahead(numbered):

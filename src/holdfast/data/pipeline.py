@@ -54,7 +54,9 @@ class _Lane:
 class _Shared(Generic[Item]):
     """What the lock guards."""
 
-    condition: threading.Condition = field(default_factory=threading.Condition)
+    # Held itself: a Condition takes it in Python, where Ctrl-C can come between that and the block that gives it back.
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    condition: threading.Condition = field(init=False)
     lanes: dict[int, _Lane] = field(default_factory=dict)  # those that a batch of the cut had samples of
     open_groups: list[Group] = field(default_factory=list)  # of all lanes
     unsurveyed: deque[Group] = field(default_factory=deque)
@@ -65,6 +67,9 @@ class _Shared(Generic[Item]):
     num_wanted: int = 0  # index of the batch that the consumer holds or waits for
     is_stopped: bool = False
     fatal: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self.condition = threading.Condition(self.lock)
 
 
 class Pipeline(Generic[Item]):
@@ -110,7 +115,7 @@ class Pipeline(Generic[Item]):
         if begin == end:
             return None
         shared = self._shared
-        with shared.condition:
+        with shared.lock:
             if index != shared.num_wanted:
                 shared.num_wanted = index
                 for done in [number for number in shared.ready if number < index]:
@@ -129,13 +134,13 @@ class Pipeline(Generic[Item]):
 
     def peek(self, index: int) -> Delivery[Item] | None:
         """Batch ``index`` of the cut, if it is made; None else, and where making it raised."""
-        with self._shared.condition:
+        with self._shared.lock:
             result = self._shared.ready.get(index)
         return None if isinstance(result, BaseException) else result
 
     def stop(self) -> None:
         """Let every thread finish the piece of work in its hands, and wait for them. May be called again."""
-        with self._shared.condition:
+        with self._shared.lock:
             self._shared.is_stopped = True
             self._shared.condition.notify_all()
         for thread in self._threads:
@@ -150,14 +155,14 @@ class Pipeline(Generic[Item]):
                 del job
         except BaseException as error:
             # only a bug in this module comes here; without this the consumer would wait for ever
-            with self._shared.condition:
+            with self._shared.lock:
                 self._shared.fatal = error
                 self._shared.condition.notify_all()
 
     def _next_job(self) -> Callable[[], None] | None:
         """Waits for something to do: a batch whose samples are there, else a group or a block; None when stopped."""
         shared = self._shared
-        with shared.condition:
+        with shared.lock:
             while not shared.is_stopped:
                 job = self._claim_batch() or self._claim_survey() or self._claim_block()
                 if job is not None:
@@ -227,7 +232,7 @@ class Pipeline(Generic[Item]):
 
     def _survey(self, group: Group) -> None:
         needed = survey(self._order, group.span, self._cut)
-        with self._shared.condition:
+        with self._shared.lock:
             group.need(needed, num_features=len(self._keys), num_dense=self._source.num_dense)
             self._shared.condition.notify_all()
 
@@ -239,14 +244,14 @@ class Pipeline(Generic[Item]):
             decoded = error
         else:
             assert decoded.num_samples == self._order.block_sizes[block], "a block is as long as its source says"
-        with self._shared.condition:
+        with self._shared.lock:
             complete = [group for group, number in takers if group.take(number, decoded)]
             if isinstance(decoded, BaseException):
                 self._shared.condition.notify_all()
         del decoded
         for group in complete:
             samples = group.gathered()
-            with self._shared.condition:
+            with self._shared.lock:
                 group.finish(samples)
                 self._shared.condition.notify_all()
 
@@ -272,7 +277,7 @@ class Pipeline(Generic[Item]):
         except BaseException as error:
             result = error
         self._await_turn(index)
-        with self._shared.condition:
+        with self._shared.lock:
             self._shared.num_handed_over = index + 1
             self._shared.ready[index] = result
             self._shared.condition.notify_all()
@@ -280,6 +285,6 @@ class Pipeline(Generic[Item]):
     def _await_turn(self, index: int) -> None:
         """Waits until the transforms of all batches before this one are over, where they run in order."""
         shared = self._shared
-        with shared.condition:
+        with shared.lock:
             while self._in_order and shared.num_handed_over < index and not shared.is_stopped:
                 shared.condition.wait()
