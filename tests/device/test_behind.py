@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +16,15 @@ import pytest
 import torch
 
 from holdfast import SGD, EmbeddingBagCollection, Pool
-from holdfast.device import queues
+from holdfast.device import kernels, queues
 from holdfast.device.options import DeviceConfig
 from holdfast.device.queues import Clock, Work
 from holdfast.errors import ConfigError, NonFiniteLoss, PoolFailed, StepError, WindowTooLarge
 from holdfast.pools.tables import EmbeddingBagConfig
 from holdfast.run.assembly import open_trainer
 from holdfast.slots import home_mapping
-from test_ways import STEPS, WAYS, Loop, config_of, train
+from holdfast.slots.slot_batch import Returning
+from test_ways import STEPS, WAYS, Loop, bits, config_of, train
 
 
 @pytest.fixture
@@ -132,6 +134,75 @@ def test_a_table_has_its_rows_in_slots_of_the_collection_that_was_made_last_and_
         torch.testing.assert_close(train(second), began - 1.0)
         with torch.no_grad():
             torch.testing.assert_close(first(batch).values(), began - 1.5)
+
+
+@pytest.mark.parametrize("way", ["scratchpad", "direct"])
+def test_a_step_that_has_updated_its_rows_takes_no_other_forward_pass_and_no_other_update(way: str, root: Path) -> None:
+    loop = Loop(root / "pool", DeviceConfig(rows=way))  # type: ignore[arg-type]
+    loss = loop.forward(1)
+    loss.backward(retain_graph=True)
+    for rows in loop.collections:
+        rows.optimizer.step()
+    with pytest.raises(StepError, match="step 1 has updated its rows already: commit it"):
+        loop.forward(2)
+    loss.backward()
+    with pytest.raises(StepError, match=r"step 1 were updated already.*after the last backward"):
+        loop.collections[0].optimizer.step()
+    loop.checkpoint.commit(1)
+    loop.step()
+    assert loop.pool.step == 2
+    loop.pool.close()
+
+
+@pytest.mark.parametrize("updates", [0, 1, 2])
+def test_an_interrupted_update_is_taken_back_when_the_pool_is_opened_again(
+    updates: int, monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
+    expected = Loop(root / "expected", DeviceConfig(rows="scratchpad"))
+    for _ in range(4):
+        expected.step()
+    expected.pool.close()
+    loop = Loop(root / "pool", DeviceConfig(rows="scratchpad"))
+    for _ in range(2):
+        loop.step()
+    done, update_rows = 0, kernels.update_rows
+
+    def update_until_interrupted(*given: Any, **named: Any) -> None:
+        nonlocal done
+        if done == updates:
+            raise KeyboardInterrupt
+        update_rows(*given, **named)
+        done += 1
+
+    monkeypatch.setattr(kernels, "update_rows", update_until_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loop.step()
+    monkeypatch.undo()
+    with pytest.raises(StepError, match=r"step 3 was interrupted.*open the pool again"):
+        loop.checkpoint.commit(3)
+    assert loop.checkpoint.resume() == 2
+    with pytest.raises(StepError, match=r"step 3 has updated its rows.*open the pool again"):
+        loop.forward(3)
+    loop.pool.close()
+    again = Loop(root / "pool", DeviceConfig(rows="scratchpad"))
+    for _ in range(2):
+        again.step()
+    again.pool.close()
+    assert bits(root / "pool") == bits(root / "expected")
+
+
+def test_a_resume_goes_on_after_the_steps_that_are_on_their_way(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    loop, wait = Loop(root / "pool", DeviceConfig(rows="scratchpad")), Returning.wait
+
+    def wait_long(returning: Returning) -> Any:
+        time.sleep(0.1)
+        return wait(returning)
+
+    monkeypatch.setattr(Returning, "wait", wait_long)
+    for _ in range(3):
+        loop.step()
+    assert (loop.checkpoint.resume(), loop.pool.cursor) == (3, 3)
+    loop.pool.close()
 
 
 class _Float32Mark:

@@ -354,7 +354,7 @@ class Pool(Behind):
         """The newest dense state: JSON text and the bytes of tensors, as state_tree.unpack takes them; None in a new
         pool."""
         if self._behind is not None:
-            self._behind.settle()
+            self.drain()
         return self.core.dense_state()
 
     def write_dense(self, state: DenseState | None) -> None:

@@ -104,6 +104,7 @@ class SlotRows:
         self._captured: list[SlotBatch] = []  # of the step that is under way
         self._gradient: tuple[SlotBatch, KeptGradient] | None = None  # of the step's one forward pass
         self._sums: list[Tensor] | None = None
+        self._updating = 0  # the newest step that began to update rows in their slots
         self._updated: Returning | None = None
         self._bytes_in = 0
         self._bytes_out = 0
@@ -161,8 +162,14 @@ class SlotRows:
     def capture(self, planned: PlannedFeatures) -> SlotBatch:
         self._behind.check()
         self._behind.check_last(self)
+        step = self._pool.step + 1
+        if self._updating == step:
+            raise StepError(
+                f"step {step} has updated its rows already: commit it before the next forward pass, or open the pool "
+                "again to take it back"
+            )
         if self._keys is not None:
-            self._keys.reach(self._pool.step + 1)
+            self._keys.reach(step)
         while (batch := self._staging.take(planned)) is None:
             if len(self._behind) == 0:
                 raise StepError(
@@ -270,12 +277,19 @@ class SlotRows:
         assert self._gradient is not None
         self._behind.check_last(self)
         batch = self._gradient[0]
+        if self._updating == batch.step:
+            raise StepError(
+                f"the rows of step {batch.step} were updated already, by an earlier optimizer.step(), and a commit "
+                "would leave that out: open the pool again, and step the optimizer once, after the last backward"
+            )
         numbers = kernels.Hyperparameters(step=self._behind.row_updates + 1, **hyperparameters)
         queue = current_queue(self.device)
         with device_errors("updated rows"):
+            sums_of_parts = self._summed()
+            self._updating = batch.step
             returning = Returning(batch, Arriving(gradient_scale, self._to_host))
             began = queue.mark(timed=True)
-            for part, sums in zip(batch.parts, self._summed(), strict=True):
+            for part, sums in zip(batch.parts, sums_of_parts, strict=True):
                 weights, state = part.group.empty_rows(part.admission.num_unique)
                 kernels.update_rows(
                     part.group.optimizer,
@@ -334,6 +348,11 @@ class SlotRows:
 
     def take_step(self) -> tuple[Returning | None, Callable[[], None]]:
         """See write_behind.Issuing."""
+        if self._updated is None and self._updating == self._pool.step + 1:
+            raise StepError(
+                f"step {self._updating} was interrupted while it updated its rows, some of which it has: open the pool "
+                "again to take it back"
+            )
         updated, self._updated = self._updated, None
         others = [batch for batch in self._captured if updated is None or batch is not updated.batch]
         self._captured = []
