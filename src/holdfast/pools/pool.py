@@ -92,6 +92,7 @@ class Pool(Behind):
     # Of its Checkpoint, what may be ahead of the batch that trains; None once that is gone. A loader is among it, whose
     # threads know the pool: they end when nobody has the loader any more.
     kept: Callable[[], Mapping[str, Any] | None] = dict
+    with_dense: tuple[int, ...] = ()  # steps, the newest that has a dense state among them; none before a resume
 
     def __new__(cls, directory: str | os.PathLike[str], *, group: GroupOptions | None = None, **_: Any) -> Self:
         """A SharedPool where one is wanted."""
@@ -355,6 +356,7 @@ class Pool(Behind):
         pool."""
         if self._behind is not None:
             self.drain()
+        self.core.flush()  # one may be on its way into its slot
         return self.core.dense_state()
 
     def write_dense(self, state: DenseState | None) -> None:

@@ -93,6 +93,7 @@ class Checkpoint:
 
         Called again after an interrupt, it begins the step under way anew, gradients of its rows included; rows that
         were updated already are taken back when the pool is opened again, and until then a forward pass is StepError.
+        So is a resume where steps were committed since the newest dense state, as with a ``dense_interval``.
 
         Raises StateError where the saved state does not fit the objects; names them; and for a collection that was made
         after the Checkpoint, which does not have its row optimizer. ConfigError where the loaders of several ranks have
@@ -108,13 +109,20 @@ class Checkpoint:
         for collection in self._pool.collections:
             collection.drop_gradients()  # of a step that this process began and left: they are no part of the pool's
         saved = self._pool.dense_state()
+        step = self._pool.step
+        if self._pool.with_dense and step not in self._pool.with_dense:
+            raise StepError(
+                f"the pool is at step {step}, and its newest dense state is of an earlier one (dense_interval): close "
+                "the pool and open it again, which goes back to that"
+            )
         if saved is None:
-            if self._pool.step > 0:
+            if step > 0:
                 raise StateError(
-                    f"{self._pool.directory} holds rows of step {self._pool.step}, but no dense state: it was trained "
+                    f"{self._pool.directory} holds rows of step {step}, but no dense state: it was trained "
                     "without a Checkpoint"
                 )
             self._pool.write_dense(self._dense_state())
+            self._pool.with_dense = (0,)
             if self._pool.group.world_size == 1:
                 return 0
             saved = self._pool.dense_state()  # rank 0's: all ranks begin with its parameters
@@ -125,7 +133,8 @@ class Checkpoint:
         if self._loader is not None:
             self._loader.seek(self._pool.cursor)
         set_rng_state(generators)
-        return self._pool.step
+        self._pool.with_dense = (step,)
+        return step
 
     def saved(self, name: str) -> Any:
         """A plain value of `extra` as it was saved with the pool's newest dense state; None where there is none."""
@@ -176,6 +185,8 @@ class Checkpoint:
         dense = None
         if self._pool.dense_due:
             dense = self._dense_state(cursor, exchange=exchange)
+            last = max((step for step in self._pool.with_dense if step <= self._pool.step), default=0)
+            self._pool.with_dense = (last, self._pool.step + 1)  # before: Ctrl-C may come when it is committed
             self._pool.watch_parameters(self._state.parameters)
         return self._pool.commit(cursor, dense, loss)
 
@@ -186,6 +197,7 @@ class Checkpoint:
         """
         self._refuse_second()
         self._pool.flush_with(lambda: self._dense_state(self._pool.cursor))
+        self._pool.with_dense = (self._pool.step,)
         return self._pool.step
 
     def _refuse_second(self) -> None:
