@@ -40,7 +40,8 @@ class NonFiniteLoss(HoldfastError):
             raise cls(
                 f"the gradient of the rows of step {step} is not finite: the pool stays at step {step - 1}, and goes "
                 "on from there when it is opened again; a quotient or a root of 0 in the model has no derivative "
-                "(torch.autograd.set_detect_anomaly says where), gradients that grow want clipping"
+                "(torch.autograd.set_detect_anomaly says where), gradients that grow want clipping; with a GradScaler "
+                "step no optimizer where the norm that was clipped is not finite"
             )
 
     @classmethod

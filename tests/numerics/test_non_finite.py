@@ -19,6 +19,7 @@ from holdfast import (
     Pool,
     RowWiseAdagrad,
     RowWiseAdam,
+    clip_grad_norm_,
 )
 from holdfast.errors import ConfigError, NonFiniteLoss, StepError
 from twin import jagged, random_bags, same_bits, table
@@ -56,6 +57,38 @@ def test_a_gradient_that_is_not_finite_never_stays_in_the_pool(way: Any, with_lo
         assert pool.step == 2
         assert all(row.isfinite().all() for row in rows_of(pool))
     assert all(row.isfinite().all() for row in train(1.0))
+
+
+def test_a_step_whose_dense_gradients_alone_overflow_is_skipped_as_its_error_says(pool_root: Path) -> None:
+    """A scaler skips the dense optimizer; the rows' own gradients were finite until a norm that is not was clipped."""
+
+    def train(*, heeds: bool) -> list[float]:
+        with Pool(pool_root / "pool", seed=7) as pool:
+            rows, head = EmbeddingBagCollection(pool, TABLES, optimizer=SGD(lr=0.1)), nn.Linear(1, 1)
+            dense, scaler = torch.optim.SGD(head.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=16.0)
+            checkpoint = Checkpoint(pool, model=head, optimizer=dense, scaler=scaler)
+            scales = []
+            for step in range(checkpoint.resume(), 3):
+                dense.zero_grad()
+                of_dense = head(torch.tensor([torch.nan if step == 1 else 1.0])).sum()
+                of_rows = rows(jagged(random_bags("abc", 20, 5, step))).values().square().mean()
+                scaler.scale(of_dense + of_rows).backward()
+                for optimizer in (dense, rows.optimizer):
+                    scaler.unscale_(optimizer)
+                norm = clip_grad_norm_(head.parameters(), rows, 1.0)
+                assert norm.isfinite() == (step != 1)
+                for optimizer in (dense, rows.optimizer):
+                    if norm.isfinite() or not heeds:
+                        scaler.step(optimizer)
+                scaler.update()
+                scales.append(scaler.get_scale())
+                checkpoint.commit()
+            checkpoint.flush()
+            return scales
+
+    with pytest.raises(NonFiniteLoss, match=r"with a GradScaler step no optimizer where the norm .* is not finite"):
+        train(heeds=False)
+    assert train(heeds=True) == [8.0, 8.0]
 
 
 def test_a_gradient_that_is_not_finite_is_refused_however_often_its_step_is_committed(pool_root: Path) -> None:

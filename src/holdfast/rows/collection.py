@@ -302,6 +302,10 @@ def clip_grad_norm_(
 
     parameters: of the dense part, wherever they are; or one of them. Those of the collections' row optimizers may be
     among them. Call it after every backward of the step and before ``optimizer.step()``.
+
+    A norm that is not finite makes the gradients of all of them so, or 0; but a GradScaler skips by optimizer, and
+    steps those whose own were finite when they were unscaled. So leave out ``scaler.step`` of all of them then, and
+    call ``scaler.update()`` as ever.
     """
     group = [collections] if isinstance(collections, RowCollection) else list(collections)
     # A tensor is an iterable of tensors, too: of its slices, which have no gradients.
