@@ -131,6 +131,14 @@ def test_ranks_that_wait_for_different_things_are_told_that_they_make_different_
     assert "counts: the connection between ranks that are all there broke (Operation timed out)" in str(failure)
 
 
+def test_a_rank_that_stalled_and_comes_back_is_told_that_others_gave_up() -> None:
+    store = HashStore()
+    other, stalled = (Notices(store, rank=rank, world_size=2, timeout=5.0, stopping=lambda: False) for rank in range(2))
+    other.leave("gave up on vectors")
+    failure = stalled.failure("counts", RuntimeError("rank 0 has closed its channel"))
+    assert "rank 0 gave up on vectors after 5 s, in which this rank or another one stalled" in str(failure)
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_dead_rank_is_named_without_waiting_for_the_timeout(victim: int, ranks: Ranks, pool_root: Path) -> None:
     life = run(ranks, pool_root / "pool", config=LONG, acts={victim: Act(at="train", nth=4)})

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
@@ -159,14 +159,24 @@ class Notices:
         if silent:
             became = what_became_of(silent, error, answers.values(), self._timeout)
             return GroupError(f"{where}: {became}; the pool goes on from its newest durable step when it is opened")
-        broke = f"the connection between ranks that are all there broke ({first_line(error)})"
-        waits = {rank: _awaited(text) for rank, text in answers.items()}
-        if elsewhere := [rank for rank, awaited in waits.items() if awaited not in (None, what)]:
-            return GroupError(
-                f"{where}: rank {elsewhere[0]} waited for {waits[elsewhere[0]]} meanwhile: all ranks have to make the "
-                f"same calls in the same order, evaluations and flushes among them; where they do, {broke}"
+        return GroupError(f"{where}: {self._among_all_there(what, error, answers)}")
+
+    def _among_all_there(self, what: str, error: Exception, answers: Mapping[int, str]) -> str:
+        """Why a wait ended though every rank answers. answers: by rank."""
+        gave_up = [rank for rank, word in answers.items() if word.startswith(_GAVE_UP)]
+        if gave_up and _is_broken_connection(error):
+            return (
+                f"rank {gave_up[0]} {answers[gave_up[0]]} after {self._timeout:g} s, in which this rank or another one "
+                "stalled; the pool goes on from its newest durable step when it is opened"
             )
-        return GroupError(f"{where}: {broke}")
+        broke = f"the connection between ranks that are all there broke ({first_line(error)})"
+        waits = {rank: _awaited(word) for rank, word in answers.items()}
+        if elsewhere := [rank for rank, awaited in waits.items() if awaited not in (None, what)]:
+            return (
+                f"rank {elsewhere[0]} waited for {waits[elsewhere[0]]} meanwhile: all ranks have to make the same "
+                f"calls in the same order, evaluations and flushes among them; where they do, {broke}"
+            )
+        return broke
 
     def _ask(self, question: Callable[[], _Answer]) -> _Answer:
         """What the store answers. Raises TimeoutError where it does not: over a cable that was cut it never would."""
