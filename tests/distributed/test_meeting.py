@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import queue
+import socket
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
-from torch._C._distributed_c10d import HashStore
+import torch
+from torch._C._distributed_c10d import HashStore, TCPStore
 
 from holdfast.errors import ConfigError, GroupError
 from holdfast.group import attaching, meeting
+from holdfast.group.outliving import MemoryRank
 
 _LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -79,3 +89,34 @@ def test_a_trainer_whose_rank_0_died_while_it_knocked_gives_up_soon_after_the_ti
     monkeypatch.setattr(attaching, "_HEARING_SECONDS", 0.0)
     with pytest.raises(GroupError, match=r"waited 0\.1 s for rank 0 to find the memory ranks: it died or was stopped"):
         attaching._hear(HashStore(), timeout=0.1, stopping=lambda: False)
+
+
+def test_trainers_that_left_the_door_do_not_keep_others_out(tmp_path: Path) -> None:
+    patience = 30.0
+    words = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with socket.socket() as taken, ThreadPoolExecutor() as threads:
+        taken.bind(("127.0.0.1", 0))  # and not listening: as where rank 0 died
+        stop, said = threading.Event(), queue.Queue[str]()
+        rank = MemoryRank(tmp_path, number=1, memory_ranks=1, address="127.0.0.1:0", stopping=stop.is_set, say=said.put)
+        serving = threads.submit(rank.run)
+        try:
+            at = "127.0.0.1", int(said.get().rpartition(":")[2])
+            hello = attaching.Hello(
+                memory_rank=1,
+                memory_ranks=1,
+                trainers=1,
+                store=taken.getsockname(),
+                prefix="ours",
+                timeout=4 * patience,
+                holdfast=version("holdfast"),
+                torch=torch.__version__,
+            )
+            with socket.create_connection(at) as leaving:
+                leaving.sendall(json.dumps(asdict(hello)).encode() + b"\n")
+            others = asdict(hello) | {"store": ("127.0.0.1", words.port)}
+            deadline = time.monotonic() + patience
+            with attaching._knock_until(at, others, deadline, stopping=lambda: False):
+                assert time.monotonic() < deadline
+        finally:
+            stop.set()
+        serving.result()

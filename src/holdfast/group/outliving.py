@@ -16,6 +16,7 @@ from __future__ import annotations
 import gc
 import os
 import queue
+import select
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
+from socket import MSG_PEEK
 from typing import Any
 
 import torch
@@ -54,6 +56,13 @@ class _Visitor:
     def __init__(self, connection: socket.socket, hello: Hello) -> None:
         self.connection = connection
         self.hello = hello
+
+    def has_left(self) -> bool:
+        """Whether nobody is at the door any more: it gave up, or died."""
+        try:
+            return bool(select.select([self.connection], [], [], 0.0)[0]) and not self.connection.recv(1, MSG_PEEK)
+        except OSError:
+            return True
 
     def wants_in(self, stopping: Callable[[], bool]) -> bool:
         """Whether the others said yes, too."""
@@ -228,7 +237,7 @@ class MemoryRank:
     def _receive(self, visitor: _Visitor) -> None:
         hello = visitor.hello
         try:
-            store = _reach(hello, self._stopping)
+            store = _reach(hello, lambda: self._stopping() or visitor.has_left())
         except GroupError as error:
             with suppress(OSError):
                 answer(visitor.connection, error)
