@@ -18,6 +18,8 @@ from torch._C._distributed_c10d import HashStore, TCPStore
 
 from holdfast.errors import ConfigError, GroupError
 from holdfast.group import attaching, meeting
+from holdfast.group.group import Group
+from holdfast.group.options import GroupOptions
 from holdfast.group.outliving import MemoryRank
 
 _LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -41,6 +43,17 @@ def test_a_variable_of_a_launcher_that_cannot_be_is_named(
         monkeypatch.setenv(name, value if name == variable else usual)
     with pytest.raises(ConfigError, match=said):
         meeting.meet(timeout=1.0)
+
+
+@pytest.mark.parametrize("missing", ["WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
+def test_a_variable_of_a_launcher_that_is_missing_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    for name, value in _LAUNCHED.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(missing)
+    with pytest.raises(ConfigError, match=f"RANK is set, and {missing} not: start the processes with torchrun"):
+        Group.from_environment(GroupOptions())
 
 
 def test_rank_0_does_not_ask_for_a_name_without_an_address_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ _last_taken: dict[int, str] = {}  # by process: the prefix of its newest group
 
 def stay_on_one_machine() -> None:
     """Lets gloo listen on the loopback interface where all ranks are on this machine and nobody said where."""
-    all_are_here = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"] or _is_loopback()
+    all_are_here = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE", "") or _is_loopback()
     if all_are_here and _GLOO_INTERFACE not in os.environ and _LOOPBACK in [name for _, name in socket.if_nameindex()]:
         os.environ[_GLOO_INTERFACE] = _LOOPBACK
 
