@@ -12,7 +12,7 @@ from torch import nn
 
 from holdfast import SGD, Checkpoint, DeviceConfig, EmbeddingBagCollection, Pool, _core
 from holdfast.admin.digest import digest_pool
-from holdfast.errors import StepError
+from holdfast.errors import StateError, StepError
 from twin import jagged, random_bags, table
 
 TABLES = [table("t", ["a", "b"]), table("u", ["c"], dim=19, pooling="mean")]
@@ -61,3 +61,28 @@ def test_a_resume_is_refused_where_the_newest_dense_state_is_older_than_the_rows
     pool.close()
     whole, interrupted = (digest_pool(_core.Reader(str(pool_root / name))).tables for name in ("whole", "pool"))
     assert whole == interrupted
+
+
+def test_what_a_failed_resume_loaded_by_halves_is_not_committed(pool_root: Path):
+    def open_checkpoint(width: int) -> tuple[Pool, nn.Sequential, Checkpoint]:
+        pool = Pool(pool_root / "pool")
+        EmbeddingBagCollection(pool, TABLES)
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, width))
+        return pool, model, Checkpoint(pool, model=model, optimizer=[])
+
+    pool, model, checkpoint = open_checkpoint(1)
+    checkpoint.resume()
+    checkpoint.commit()
+    expected = [parameter.clone() for parameter in model.parameters()]
+    pool.close()
+    pool, model, checkpoint = open_checkpoint(3)
+    with pytest.raises(StateError, match="model"):
+        checkpoint.resume()
+    for write in (checkpoint.commit, checkpoint.flush):
+        with pytest.raises(StepError, match="without resume, or after one that failed"):
+            write()
+    pool.close()
+    pool, model, checkpoint = open_checkpoint(1)
+    assert checkpoint.resume() == 1
+    assert all(torch.equal(now, before) for now, before in zip(model.parameters(), expected, strict=True))
+    pool.close()

@@ -104,7 +104,7 @@ class Checkpoint:
                 f"the collection of table '{late[0].tables[0].name}' was made after the Checkpoint, which would not "
                 "keep the settings of its row optimizer: make all collections before"
             )
-        self._has_resumed = True
+        self._has_resumed = False  # until all of it is: what is loaded by halves is not to be committed
         self._pool.kept = weakref.ref(self._kept)
         for collection in self._pool.collections:
             collection.drop_gradients()  # of a step that this process began and left: they are no part of the pool's
@@ -124,6 +124,7 @@ class Checkpoint:
             self._pool.write_dense(self._dense_state())
             self._pool.with_dense = (0,)
             if self._pool.group.world_size == 1:
+                self._has_resumed = True
                 return 0
             saved = self._pool.dense_state()  # rank 0's: all ranks begin with its parameters
             assert saved is not None
@@ -134,6 +135,7 @@ class Checkpoint:
             self._loader.seek(self._pool.cursor)
         set_rng_state(generators)
         self._pool.with_dense = (step,)
+        self._has_resumed = True
         return step
 
     def saved(self, name: str) -> Any:
@@ -174,12 +176,7 @@ class Checkpoint:
     def commit_with(self, cursor: int | None, loss: ArrivingLoss | None, *, exchange: bool = True) -> int:
         """The same, with a loss that is on its way already. exchange: ranks tell rank 0 what is their own; False where
         all of them know that none has anything to tell."""
-        if not self._has_resumed:
-            raise StepError(
-                "commit without resume: the dense state of this run would take the place of the pool's; call "
-                "checkpoint.resume() once, before the first step"
-            )
-        self._refuse_second()
+        self._check_writes()
         if cursor is None:
             cursor = self._pool.step + 1 if self._loader is None else self._loader.samples
         dense = None
@@ -195,14 +192,19 @@ class Checkpoint:
 
         Call it between steps: before a planned stop, at the end. Returns the step.
         """
-        self._refuse_second()
+        self._check_writes()
         self._pool.flush_with(lambda: self._dense_state(self._pool.cursor))
         self._pool.with_dense = (self._pool.step,)
         return self._pool.step
 
-    def _refuse_second(self) -> None:
-        """Raises StepError where the pool's dense state is another Checkpoint's: each would write over what the other
-        has to go on from."""
+    def _check_writes(self) -> None:
+        """Raises StepError where the objects do not hold the pool's dense state, which is another Checkpoint's, or was
+        not loaded: what some run has to go on from would be written over."""
+        if not self._has_resumed:
+            raise StepError(
+                "commit without resume, or after one that failed: the dense state of this run would take the place of "
+                "the pool's; call checkpoint.resume() once, before the first step"
+            )
         if self._pool.kept() is not self._kept:
             raise StepError(
                 "another Checkpoint of this pool was made since, and a pool has one dense state, for all that is "
