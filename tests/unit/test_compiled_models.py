@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import holdfast
 from holdfast import _core
 from holdfast.admin.digest import digest_pool
+from holdfast.errors import StepError
 
 
 class Model(nn.Module):
@@ -84,3 +85,17 @@ def test_what_is_compiled_of_a_step_clips_and_updates_the_same_rows(tmp_path: Pa
             assert pool.core.row_updates == 1
             found.append(rows.read(0, torch.arange(90)))
     torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("record", [torch.jit.trace, torch.export.export])
+@pytest.mark.parametrize("trains", [True, False])
+def test_what_is_recorded_to_run_without_the_pool_is_refused(tmp_path: Path, record: Any, trains: bool) -> None:
+    """A trace of TorchScript held whatever lay in the memory of the looked up vectors, and only warned."""
+    with holdfast.Pool(tmp_path / "pool", seed=1, medium="memory") as pool:
+        tables = [holdfast.EmbeddingBagConfig(name="t", num_embeddings=90, embedding_dim=6, feature_names=["f"])]
+        model = Model(holdfast.EmbeddingBagCollection(pool, tables)).train(trains)
+        bags = {"f": (torch.arange(4), torch.arange(4))}
+        with pytest.raises(StepError, match=r"torch\.jit\.trace, torch\.export.*outside"):
+            record(model, (bags,))
+        vectors = model.rows(bags).values().detach()
+        assert torch.jit.trace(model.over, (vectors,))(vectors).shape == (4, 1)

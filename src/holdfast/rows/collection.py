@@ -158,7 +158,12 @@ class RowCollection(nn.Module):
     @untraced
     def _look_up(self, features: KeyedJagged | Mapping[str, Bags] | PlannedFeatures) -> tuple[Tensor, PlannedFeatures]:
         """What a forward does: the pooled columns, and the plan that they are of. Raises StepError in a transform of
-        torch.func, which has stand-ins for tensors."""
+        torch.func, which has stand-ins for tensors, and where a forward is recorded, to be run without the pool."""
+        if torch._C._get_tracing_state() is not None or torch.compiler.is_exporting():
+            raise StepError(
+                "a forward pass that torch.jit.trace, torch.export or ONNX records: rows lie in the pool and are no "
+                "part of what is recorded; record the module that is given their vectors, and look rows up outside"
+            )
         if torch._C._functorch.get_dynamic_layer_stack_depth():
             raise StepError(
                 "a forward pass in a transform of torch.func (grad, jacrev, jvp, vmap), which does not reach rows: "
