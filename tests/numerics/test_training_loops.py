@@ -215,6 +215,12 @@ def test_a_row_optimizer_that_is_copied_says_what_to_keep_instead(pool_root: Pat
         assert copy.deepcopy(rows.optimizer.state_dict())["param_groups"][0]["lr"] == 0.1
 
 
+@pytest.mark.parametrize("call", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_pool_that_is_copied_says_what_to_give_another_process_instead(pool_root: Path, call: Any):
+    with Pool(pool_root / "pool") as pool, pytest.raises(StateError, match=r"a pool is neither copied.*its directory"):
+        call(pool)
+
+
 def test_a_row_optimizer_takes_no_other_parameters(pool_root: Path):
     with Pool(pool_root / "pool") as pool:
         rows = EmbeddingBagCollection(pool, TABLES, optimizer=SGD(lr=0.1))

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from torch import Tensor, nn
 
 from holdfast import _core
-from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss, PoolNotFound, StepError
+from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss, PoolNotFound, StateError, StepError
 from holdfast.pools.behind import Behind
 from holdfast.pools.dense_state import DenseState, commit_to
 from holdfast.pools.dial import MediumDial
@@ -147,6 +147,12 @@ class Pool(Behind):
         self.collections: list[RowCollection] = []
         if not self.is_new:
             self._open()
+
+    def __getstate__(self) -> NoReturn:
+        raise StateError(
+            "a pool is neither copied nor pickled, one process has it: give others its directory, to open it when this "
+            "one has closed it, or a copy (`holdfast snapshot`)"
+        )
 
     @property
     def group(self) -> OneRank | Group:
