@@ -68,6 +68,9 @@ class DeviceConfig:
         ``host``: from host to host; ``auto``: nccl where each trainer has a GPU of its own.
     dial: a declared accelerator whose times the dense part waits for instead of being computed: for timing alone, with
         kind cpu.
+
+    relaxed_lookup, compile, graphs and dial are what the loop of ``holdfast train`` does; in a loop of one's own they
+    have no effect: there call a collection's `lookup_ahead`, torch.compile.
     """
 
     kind: str = "cpu"
