@@ -114,6 +114,16 @@ def test_bad_lines_stop_or_are_counted(tmp_path):
     assert (summary.num_samples, summary.bad_rows.count) == (51, 2)
 
 
+def test_a_conversion_never_takes_the_place_of_what_it_reads(tmp_path):
+    path, link = tmp_path / "day.tsv", tmp_path / "day.parquet"
+    path.write_text(text := messy_text(5))
+    link.symlink_to(path)
+    for out in (path, link):
+        with pytest.raises(ConfigError, match=f"{out.name} is one of the files that are read; name another"):
+            convert_criteo(CriteoTsvConfig(paths=(path,)), out, overwrite=True)
+    assert (path.read_text(), link.is_symlink()) == (text, True)
+
+
 def test_output_is_not_overwritten_unasked(tmp_path):
     config = uniform_shape(num_samples=10, num_tables=2, rows_per_table=5)
     out = tmp_path / "out.parquet"

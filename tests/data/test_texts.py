@@ -96,6 +96,14 @@ def test_texts_that_share_a_key_are_named(row_group_size: int, tmp_path: Path) -
     assert pq.read_table(tmp_path / "out.parquet").schema.field("text").type == pa.binary()
 
 
+def test_texts_never_take_the_place_of_the_data(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"click": [0], "shade": ["red"]}), path := tmp_path / "in.parquet")
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=r"in\.parquet is one of the files that are read; name another"):
+        write_texts(config_of([path], shade=SparseColumn(column="shade", keys=True)), path, overwrite=True)
+    assert path.read_bytes() == before
+
+
 def test_a_run_without_texts_for_keys_has_none_to_write(tmp_path: Path) -> None:
     pq.write_table(pa.table({"click": [0], "shade": ["red"], "size": [5]}), tmp_path / "in.parquet")
     columns = {"shade": SparseColumn(column="shade", num_embeddings=9), "size": SparseColumn(column="size", keys=True)}

@@ -231,6 +231,20 @@ def test_files_that_are_wrong_are_named_and_an_output_that_is_there_is_kept(hold
     assert json.loads(counted.read_text())["batches"] == 3
 
 
+def test_neither_a_profile_nor_a_plan_takes_the_place_of_what_it_reads(holdfast: Commands) -> None:
+    tiers, before = holdfast.root / "tiers.toml", holdfast.config.read_text()
+    tiers.write_text("precious")
+    for out, command in (
+        (holdfast.config, ("profile", holdfast.config, "-o")),
+        (holdfast.config, ("plan", holdfast.config, "--tiers", tiers, "--apply")),
+        (tiers, ("plan", holdfast.config, "--tiers", tiers, "--apply")),
+    ):
+        result = holdfast(*command, out, "--overwrite")
+        assert result.code == 1
+        assert f"output: {out} is one of the files that are read; name another" in result.err
+    assert (holdfast.config.read_text(), tiers.read_text()) == (before, "precious")
+
+
 def test_a_profile_in_little_memory_says_what_was_counted_by_a_sketch(holdfast: Commands) -> None:
     out = holdfast.root / "profile.json"
     rows = ("--set", "data.synthetic.rows=[50, 7, 400_000]")

@@ -114,10 +114,12 @@ def texts(
 
     So an export's keys get their names. Texts that share a key, and so a row, are counted and named.
     """
+    from holdfast.data.output import check_output
     from holdfast.data.texts import write_texts
     from holdfast.errors import ConfigError
     from holdfast.train.observe import counting_up_to
 
+    check_output(out, overwrite=overwrite, inputs=[config_path])
     data = read_run([config_path], overrides).data.parquet
     if data is None:
         raise ConfigError("data.parquet: texts are read from Parquet files alone, and the run has none")

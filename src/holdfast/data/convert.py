@@ -55,7 +55,7 @@ def convert_criteo(
         raise ConfigError(f"convert row_group_samples: must be at least 1, not {row_group_samples}")
     if LABEL_NAME in (*config.dense, *config.categorical):
         raise ConfigError(f"convert: a column is named {LABEL_NAME!r}, as the label is in the Parquet file")
-    with whole_file(Path(out_path), overwrite=overwrite) as partial_path:
+    with whole_file(Path(out_path), overwrite=overwrite, inputs=config.paths) as partial_path:
         source = CriteoTsvSource(config)
         types = {LABEL_NAME: "int8", **dict.fromkeys((*config.dense, *config.categorical), "int64")}
         num_done = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ _NO_ROOM = {  # no read ends with these
 }
 
 
-def check_output(path: Path, *, overwrite: bool) -> None:
+def check_output(path: Path, *, overwrite: bool, inputs: Sequence[Path | str] = ()) -> None:
     """The same errors as ``whole_file``, for whoever has long to work before it writes."""
     if path.is_dir():
         raise ConfigError(f"output: {path} is a directory; name a file")
@@ -27,18 +27,21 @@ def check_output(path: Path, *, overwrite: bool) -> None:
         raise ConfigError(f"output: {path} is a pipe or a device, in whose place a file would be put; name another")
     if path.exists() and not overwrite:
         raise ConfigError(f"output: {path} is there already; remove it, or say overwrite")
+    if path.exists() and any(Path(given).exists() and path.samefile(given) for given in inputs):
+        raise ConfigError(f"output: {path} is one of the files that are read; name another")
     if not path.parent.is_dir():
         raise ConfigError(f"output: there is no directory {path.parent}")
 
 
 @contextmanager
-def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
+def whole_file(path: Path, *, overwrite: bool, inputs: Sequence[Path | str] = ()) -> Iterator[Path]:
     """A file beside ``path`` to write to; it becomes ``path``, durably, if the block ends well, and is removed if not.
 
     Raises ConfigError if ``path`` is there already and ``overwrite`` is not set, or is no file but a directory or a
-    device, or its directory is not there, and OSError that names ``path`` where there is no room for it.
+    device, or one of ``inputs``, which are never overwritten, or its directory is not there, and OSError that names
+    ``path`` where there is no room for it.
     """
-    check_output(path, overwrite=overwrite)
+    check_output(path, overwrite=overwrite, inputs=inputs)
     with attempt_at(path, "partial", is_directory=False) as partial:
         try:
             yield partial

@@ -49,7 +49,7 @@ def write_texts(
     total, done = sum(sum(reader.row_group_sizes) for reader in readers), 0
     known = {name: _KnownTexts() for name in columns}
     kinds = {"feature": "text", "key": "int64", "text": "text" if is_utf8 else "binary"}
-    with whole_file(out_path, overwrite=overwrite) as partial:
+    with whole_file(out_path, overwrite=overwrite, inputs=config.paths) as partial:
         with ParquetAppender(partial, kinds) as out:
             for reader, index in _row_groups(readers):
                 found = reader.read_row_group(index, list(dict.fromkeys(columns.values())))

@@ -50,7 +50,7 @@ def profile(
     )
 
     config = read_run(config_paths, overrides)
-    check_output(out, overwrite=overwrite)
+    check_output(out, overwrite=overwrite, inputs=config_paths)
     source = open_source(config.data)
     num_batches = steps if steps is not None else batches_per_epoch(source, config.train)
     with counting("profiling", num_batches * num_passes(source)) as on_batch:
@@ -114,7 +114,8 @@ def plan(
 
     keep_freed_memory()  # as `holdfast train` does
     if apply is not None:
-        check_output(apply, overwrite=overwrite)
+        read = [*config_paths, tiers_path, *([] if profile_path is None else [profile_path])]
+        check_output(apply, overwrite=overwrite, inputs=read)
     config = read_run(config_paths, overrides)
     tiers = read_tiers(tiers_path)
     counted = None if profile_path is None else read_profile(profile_path)
