@@ -199,6 +199,16 @@ def test_torchrecs_managed_collisions_come_in_by_their_ids(clicks: Commands) -> 
     assert keys_of(clicks, "imported")["item"]["live"] == 200
 
 
+@pytest.mark.parametrize("field", ["data.parquet.paths", "validation.paths"])
+def test_files_without_a_sample_are_named_before_a_pool_is_made(clicks: Commands, field: str) -> None:
+    """Of validation data it was said when training had ended."""
+    nothing = clicks.root / "nothing.parquet"
+    pq.write_table(pq.read_table(clicks.root / "later.parquet").slice(0, 0), nothing)
+    result = train(clicks, "empty", f"{field}=['{nothing}']")
+    assert (result.code, f"{field}: there is no sample in {nothing}" in result.err) == (1, True), result.err
+    assert not (clicks.root / "empty").exists()
+
+
 @pytest.mark.parametrize(
     ("break_it", "words"),
     [

@@ -14,6 +14,7 @@ from holdfast.data import CriteoTsvSource, Feature, ParquetSource, Source, Synth
 from holdfast.data.block import FixedBags, JaggedBags, SampleBlock
 from holdfast.errors import ConfigError, DataError
 from holdfast.files.config import OwnKeys
+from holdfast.pools.directory import some_of
 from holdfast.run.references import call
 from holdfast.run.sections import DataConfig, RunConfig
 
@@ -25,9 +26,9 @@ def open_source(data: DataConfig) -> Source:
     if data.source is not None:
         return _open_own(data.source, OwnKeys.of(data.options, "data"))
     if data.criteo is not None:
-        return CriteoTsvSource(data.criteo)
+        return _with_samples(CriteoTsvSource(data.criteo), "data.criteo.paths")
     if data.parquet is not None:
-        return ParquetSource(data.parquet)
+        return _with_samples(ParquetSource(data.parquet), "data.parquet.paths")
     return SyntheticSource(_synthetic(data))
 
 
@@ -43,16 +44,25 @@ def open_validation(config: RunConfig) -> Source | None:
         if not validation.paths or validation.num_samples:
             raise ConfigError(f"validation: where [data.{data.given[0]}] reads files, it is `paths` that is needed")
         if data.criteo is not None:
-            return CriteoTsvSource(replace(data.criteo, paths=validation.paths))
+            return _with_samples(CriteoTsvSource(replace(data.criteo, paths=validation.paths)), "validation.paths")
         assert data.parquet is not None
         # an evaluation may do without the training data
         training_data = [path for path in data.parquet.paths if Path(path).is_file()]
-        return ParquetSource(replace(data.parquet, paths=validation.paths), beside=training_data[:1])
+        source = ParquetSource(replace(data.parquet, paths=validation.paths), beside=training_data[:1])
+        return _with_samples(source, "validation.paths")
     if validation.paths or validation.num_samples < 1:
         raise ConfigError(f"validation: where [data.{data.given[0]}] generates, it is `num_samples` that is needed")
     training = _synthetic(data)
     after = training.first_sample + training.num_samples
     return SyntheticSource(replace(training, first_sample=after, num_samples=validation.num_samples))
+
+
+def _with_samples(source: CriteoTsvSource | ParquetSource, field: str) -> Source:
+    """The same source. An evaluation may be days away, so that it has nothing to measure on is said before a pool is
+    made."""
+    if source.num_samples < 1:
+        raise DataError(f"{field}: there is no sample in {some_of([str(path) for path in source.config.paths])}")
+    return source
 
 
 def _synthetic(data: DataConfig) -> SyntheticConfig:
