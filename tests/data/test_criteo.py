@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 
 import numpy as np
@@ -305,6 +306,14 @@ def test_bad_config_names_the_field(field, value):
 def test_absent_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"absent\.tsv"):
         CriteoTsvSource(CriteoTsvConfig(paths=(tmp_path / "absent.tsv",)))
+
+
+@pytest.mark.parametrize("on_bad_row", ["error", "skip"])
+def test_a_file_of_gzip_is_not_taken_for_malformed_lines(tmp_path, on_bad_row):
+    path = tmp_path / "day_0.gz"
+    path.write_bytes(gzip.compress(b"0\t1\n" * 100))
+    with pytest.raises(DataError, match=r"day_0\.gz: it is compressed by gzip, which is not read: unpack it"):
+        CriteoTsvSource(CriteoTsvConfig(paths=[path], on_bad_row=on_bad_row))
 
 
 def test_empty_file_holds_no_samples(tmp_path):

@@ -20,6 +20,7 @@ from holdfast.errors import DataError
 Progress = Callable[[int, int], None]
 """Called now and then with what is done and what there is to do, in the unit that the function names."""
 
+_GZIP = b"\x1f\x8b"
 _CHUNK_BYTES = 8 << 20
 _MAX_LINE_BYTES = 1 << 20
 
@@ -66,10 +67,14 @@ def _checksum_of(path: Path) -> int:
 def index_files(paths: tuple[Path, ...], *, block_lines: int, progress: Progress | None = None) -> TextIndex:
     """Index ``paths`` into blocks of ``block_lines`` lines. ``progress`` gets bytes.
 
-    Raises ConfigError for a path that is no file, DataError (file and line) for a line of more than 1 MiB.
+    Raises ConfigError for a path that is no file, DataError for a file of gzip's, and (file and line) for a line of
+    more than 1 MiB.
     """
     for path in paths:
         check_is_file(path)
+        with path.open("rb") as stream:
+            if stream.read(len(_GZIP)) == _GZIP:
+                raise DataError(f"{path}: it is compressed by gzip, which is not read: unpack it (gunzip)")
     files = tuple(Unchanged(path) for path in paths)
     sizes = tuple(path.stat().st_size for path in paths)
     blocks: list[TextBlock] = []
