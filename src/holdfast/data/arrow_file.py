@@ -104,7 +104,7 @@ class ParquetReader:
     def is_utf8(self, column: str) -> bool:
         """Whether the column's texts, or those in its lists, are said to be UTF-8."""
         kind = self._schema.field(column).type
-        while not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        while not _is_string(kind):
             if not hasattr(kind, "value_type"):
                 return False
             kind = kind.value_type
@@ -235,11 +235,16 @@ def _kind(kind: Any) -> str | None:
         return "integer"
     if pa.types.is_floating(kind):
         return "number"
-    if any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string)):
+    if _is_string(kind):
         return "text"
-    if any(test(kind) for test in (pa.types.is_binary, pa.types.is_large_binary)):
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or str(kind) == "binary_view":
         return "text"
     return None
+
+
+def _is_string(kind: Any) -> bool:
+    # the views by name: pyarrow 15 has no test for them
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view"
 
 
 def _column(chunks: Any) -> Column:
