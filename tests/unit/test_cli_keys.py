@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from safetensors.torch import load_file, save_file
 from cli_runs import Commands, Result
 from holdfast import _core
 from holdfast.admin.by_key import keyed_rows
+from holdfast.cli.options import read_run
 from holdfast.data.text_keys import text_keys
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, DataError
+from holdfast.run.sources import open_validation
 from holdfast_lab.placement.access_profile import KeyNumbers
 
 pytestmark = pytest.mark.dear
@@ -197,6 +200,20 @@ def test_torchrecs_managed_collisions_come_in_by_their_ids(clicks: Commands) -> 
     for name, tensor in load_file(again).items():
         assert torch.equal(tensor, exported[name]), name
     assert keys_of(clicks, "imported")["item"]["live"] == 200
+
+
+def test_validation_data_that_are_touched_between_two_evaluations_are_the_same(clicks: Commands) -> None:
+    """The run ended there."""
+    source = open_validation(read_run([clicks.config], None))
+    assert source is not None
+    path = clicks.root / "later.parquet"
+    os.utime(path, ns=(0, 0))
+    assert source.read_block(0).num_samples == source.block_sizes[0]
+    edited = bytearray(path.read_bytes())
+    edited[-9] ^= 1
+    path.write_bytes(edited)
+    with pytest.raises(DataError, match="the file has changed since it was opened"):
+        source.read_block(0)
 
 
 @pytest.mark.parametrize("field", ["data.parquet.paths", "validation.paths"])

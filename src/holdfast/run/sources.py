@@ -49,6 +49,8 @@ def open_validation(config: RunConfig) -> Source | None:
         # an evaluation may do without the training data
         training_data = [path for path in data.parquet.paths if Path(path).is_file()]
         source = ParquetSource(replace(data.parquet, paths=validation.paths), beside=training_data[:1])
+        # nobody keeps a state of it: without this a file that was touched meanwhile would be another one
+        source.fingerprint()
         return _with_samples(source, "validation.paths")
     if validation.paths or validation.num_samples < 1:
         raise ConfigError(f"validation: where [data.{data.given[0]}] generates, it is `num_samples` that is needed")
