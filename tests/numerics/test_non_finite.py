@@ -204,3 +204,23 @@ def test_a_parameter_that_is_not_finite_never_stays_in_the_pool(
     step, model = train(1.0)
     assert step == 4
     assert model.norm.isfinite().all() and model.linear.weight.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low", "high"),
+    [("fp32", 1e39, 2e39), ("fp32", -3e38, 3e38), ("fp16", -1e5, 1e5), ("fp16", 0.0, 65520.0), ("bf16", 0.0, 3.4e38)],
+)
+def test_rows_that_would_begin_beyond_their_dtype_are_refused(
+    dtype: str, low: float, high: float, pool_root: Path
+) -> None:
+    """-3e38 to 3e38: what is drawn is a part of their difference."""
+    beyond = table("t", ["a"], data_type=dtype, weight_init_min=low, weight_init_max=high)
+    with (
+        Pool(pool_root / "pool") as pool,
+        pytest.raises(ConfigError, match=f"weight_init_max = .* within what {dtype}"),
+    ):
+        EmbeddingBagCollection(pool, [beyond])
+    largest = torch.finfo({"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]).max
+    within = table("t", ["a"], data_type=dtype, weight_init_min=0.0, weight_init_max=largest)
+    with Pool(pool_root / "pool") as pool:
+        assert EmbeddingBagCollection(pool, [within]).read(0, torch.arange(20)).isfinite().all()

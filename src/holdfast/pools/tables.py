@@ -105,7 +105,7 @@ def normalize(table: Any) -> EmbeddingBagConfig:
             raise bad(field, word, " or ".join(choices))
         return word
 
-    embedding_dim = int(table.embedding_dim)
+    embedding_dim = _whole("embedding_dim", table.embedding_dim, bad)
     num_rows, keys = _rows_of(table, bad)
     if not 1 <= embedding_dim <= 4096:
         raise bad("embedding_dim", embedding_dim, "between 1 and 4096")
@@ -125,12 +125,15 @@ def normalize(table: Any) -> EmbeddingBagConfig:
     low, high = -bound if low is None else float(low), bound if high is None else float(high)
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
         raise bad("weight_init_min, weight_init_max", (low, high), "finite and in order")
+    data_type = choice("data_type", "fp32", DTYPES)
+    if not _can_begin_within(low, high, TORCH_DTYPES[DTYPES.index(data_type)]):
+        raise bad("weight_init_min, weight_init_max", (low, high), f"within what {data_type} has")
     return EmbeddingBagConfig(
         num_embeddings=num_rows if keys is None else None,
         embedding_dim=embedding_dim,
         name=name,
         feature_names=features,
-        data_type=choice("data_type", "fp32", DTYPES),
+        data_type=data_type,
         pooling=choice("pooling", "sum", POOLINGS),
         weight_init_min=low,
         weight_init_max=high,
@@ -138,6 +141,22 @@ def normalize(table: Any) -> EmbeddingBagConfig:
         capacity=None if keys is None else num_rows,
         **_policy_of(table, keys, num_rows, bad),
     )
+
+
+def _whole(field: str, value: Any, bad: Callable[[str, object, str], ConfigError]) -> int:
+    try:
+        whole = int(value)
+    except (TypeError, ValueError, OverflowError):
+        raise bad(field, value, "a whole number") from None
+    if whole != value:
+        raise bad(field, value, "a whole number")
+    return whole
+
+
+def _can_begin_within(low: float, high: float, dtype: torch.dtype) -> bool:
+    """Whether rows that are drawn from [low, high), in float32, are finite in their dtype."""
+    drawn = torch.tensor([low, high, high - low], dtype=torch.float32)
+    return bool(drawn.isfinite().all()) and bool(drawn[:2].to(dtype).isfinite().all())
 
 
 def _rows_of(table: Any, bad: Callable[[str, object, str], ConfigError]) -> tuple[int, str | None]:
@@ -149,13 +168,13 @@ def _rows_of(table: Any, bad: Callable[[str, object, str], ConfigError]) -> tupl
         keys = "int64" if keys is None else keys
         if keys not in KEYS[1:]:
             raise bad("keys", keys, " or ".join(repr(kind) for kind in KEYS[1:]))
-        num_rows = DEFAULT_CAPACITY if capacity is None else int(capacity)
+        num_rows = DEFAULT_CAPACITY if capacity is None else _whole("capacity", capacity, bad)
         if not 1 <= num_rows <= MAX_CAPACITY:
             raise bad("capacity", capacity, "between 1 and 2^32 - 2")
         return num_rows, keys
     if capacity is not None:
         raise bad("capacity", capacity, "None where num_embeddings says how many rows there are")
-    num_rows = int(table.num_embeddings)
+    num_rows = _whole("num_embeddings", table.num_embeddings, bad)
     if not 1 <= num_rows <= MAX_ROWS:
         raise bad("num_embeddings", num_rows, "between 1 and 2^40")
     return num_rows, None
@@ -173,6 +192,7 @@ def _policy_of(
             continue
         if keys is None:
             raise bad(name, value, "None where there are no keys")
+        policy[name] = _whole(name, value, bad)
         if not 1 <= value <= largest:
             raise bad(name, value, f"between 1 and {largest}")
     policy["admit"] = _chances_of(table, keys, bad)
