@@ -112,6 +112,13 @@ def test_keys_that_a_shard_has_no_room_for_are_said_with_what_has(pool_root: Pat
     assert not (pool_root / "cut").exists()
 
 
+def test_more_shards_than_max_keys_are_refused_with_what_helps(pool_root: Path) -> None:
+    train(pool_root / "pool", "memory", replace(keyed(350), max_keys=20), 1, 2, 340)
+    with pytest.raises(ConfigError, match=r"'items': its max_keys are 20, .* 64 shards .*: take fewer shards"):
+        cut(pool_root / "pool", "cut", shards=GroupConfig(shards=64, split_rows=10))
+    assert not (pool_root / "cut").exists()
+
+
 def test_shards_are_compared_with_the_pools(config: RunConfig, pool_root: Path) -> None:
     train_plain(with_steps(config, 2), pool_root / "pool")
     with pytest.raises(PoolExists, match="restore --shards"):

@@ -32,6 +32,12 @@ def cut(snapshot: Snapshot, *, shards: int, split_rows: int) -> Snapshot:
     """The snapshot as that of a group's pool of one writer, cut as a new one would be. Raises ConfigError."""
     check_num_shards(shards, num_owners=1)
     tables = cut_tables([table.spec for table in snapshot.tables], num_shards=shards, split_rows=split_rows)
+    for table in tables:
+        if 0 < table.max_keys < table.table_shards:
+            raise ConfigError(
+                f"table '{table.name}': its max_keys are {table.max_keys}, of which each of {shards} shards has its "
+                "part: take fewer shards"
+            )
     group = Manifest(
         uuid=manifests.new_uuid(),
         seed=snapshot.seed,
