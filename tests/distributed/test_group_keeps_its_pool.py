@@ -134,6 +134,17 @@ def test_a_rank_whose_disk_was_replaced_by_an_empty_one_is_named(rank: int, apar
     assert apart.contents() == before
 
 
+def test_ranks_that_are_started_on_each_others_machines_are_told_to_start_where_they_were(apart: Apart):
+    apart.storages[0], apart.storages[1] = apart.storages[1], apart.storages[0]
+    before = apart.contents()
+    life = apart.run()
+    check_refused(life, "PoolNotFound", "cannot be reached from its machine: start the ranks where they were")
+    assert "dense, the dense states of the pool that rank 0 has" in life.ranks[0].message
+    assert apart.contents() == before
+    apart.storages[0], apart.storages[1] = apart.storages[1], apart.storages[0]
+    goes_on(apart)
+
+
 def test_a_manifest_of_another_pool_on_one_rank_is_refused(apart: Apart):
     other = Apart(apart.ranks, apart.root.with_name("other"))
     assert other.run().ended_well

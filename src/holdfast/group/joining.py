@@ -124,19 +124,21 @@ def _deal_out_anew(
 
 
 def _check_reachable(directory: Path, group: Group, manifest: Manifest) -> None:
-    def look() -> None:
-        if group.rank == group.roles.keeper:
-            manifest.check_dense(directory / DENSE_DIRECTORY)
-        if not group.is_owner:
-            return
-        writer = group.rank - group.roles.owners[0]
-        path = manifest.writer_directory(directory, writer)
+    def reach(path: Path, what: str) -> None:
         if not path.is_dir():
             raise PoolNotFound(
-                f"{path}, the part of the pool that rank {group.rank} has, cannot be reached from its machine: start "
-                "the ranks where they were, or on storage that all of them share. If that storage is lost, so is the "
-                "pool, for no part replaces another: put a copy of all parts back. Nothing was changed"
+                f"{path}, {what} of the pool that rank {group.rank} has, cannot be reached from its machine: start the "
+                "ranks where they were, or on storage that all of them share. If that storage is lost, so is the pool, "
+                "for no part replaces another: put a copy of all parts back. Nothing was changed"
             )
-        manifest.check_part(directory, writer)
+
+    def look() -> None:
+        if group.rank == group.roles.keeper:
+            reach(directory / DENSE_DIRECTORY, "the dense states")
+            manifest.check_dense(directory / DENSE_DIRECTORY)
+        if group.is_owner:
+            writer = group.rank - group.roles.owners[0]
+            reach(manifest.writer_directory(directory, writer), "the part")
+            manifest.check_part(directory, writer)
 
     group.all_or_none(look, "everyone's part of the pool")
