@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 from torch._C._distributed_c10d import HashStore
+from torch.distributed import DistNetworkError
 
 from group_runs import LOG_STORE, SLACK_SECONDS, Act, Life, Ranks, digest, small
 from holdfast import _core
+from holdfast.errors import Corrupted
 from holdfast.group.founding import LOCK_FILE
 from holdfast.group.manifest import MANIFEST
 from holdfast.group.notices import Notices, what_became_of
@@ -137,6 +139,24 @@ def test_a_rank_that_stalled_and_comes_back_is_told_that_others_gave_up() -> Non
     other.leave("gave up on vectors")
     failure = stalled.failure("counts", RuntimeError("rank 0 has closed its channel"))
     assert "rank 0 gave up on vectors after 5 s, in which this rank or another one stalled" in str(failure)
+
+
+class _GoneStore(HashStore):
+    def set(self, key: str, value: str) -> None:
+        raise DistNetworkError("Broken pipe")
+
+
+def test_what_rank_0_did_is_its_answer_though_the_store_has_gone_meanwhile() -> None:
+    notices = Notices(_GoneStore(), rank=0, world_size=2, timeout=5.0, stopping=lambda: False)
+    with notices.saying_that_it_lives("rank 0 to look"):
+        pass
+
+    def look() -> None:
+        with notices.saying_that_it_lives("rank 0 to look"):
+            raise Corrupted("a log")
+
+    with pytest.raises(Corrupted, match="a log"):
+        look()
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -97,7 +97,8 @@ class Notices:
         finally:
             is_over.set()
             saying.join()
-            self._store.set(_done_key(what), _DONE)
+            with suppress(RuntimeError):  # a store that is gone is found out by whoever waits next
+                self._store.set(_done_key(what), _DONE)
 
     def await_rank_0(self, what: str) -> None:
         key = _done_key(what)
