@@ -258,7 +258,8 @@ def weighted(directory: Path, say: Callable[..., None], options: dict[str, Any])
     """Bags whose ids have weights, of no ids and of many. options: steps; learned: a dense parameter is in the weights;
     pairs: a split table's bags have several ids, too; ahead; not_finite_at: a step in which a weight of rank 1 is;
     capture_ahead; device; two_losses: a backward pass for each of two; no_gradient_at: a step in which rank 1's dense
-    gradient is not finite; goes_on: uses the pool when it is closed."""
+    gradient is not finite; resumes_before: a step before which it resumes once more; goes_on: uses the pool when it is
+    closed."""
     with open_pool(directory, options) as pool:
         names = ["item", "words", *(["pairs"] if options.get("pairs") else [])]
         configs = [
@@ -281,6 +282,9 @@ def weighted(directory: Path, say: Callable[..., None], options: dict[str, Any])
             return
         announced: dict[int, Any] = {}
         for step in range(pool.step + 1, options.get("steps", 6) + 1):
+            if options.get("resumes_before") == step:
+                trained = gain.weight.detach().clone()
+                say(resumed=checkpoint.resume(), kept=bool(torch.equal(trained, gain.weight)))
             for coming in range(step, min(step + options.get("ahead", 0), options.get("steps", 6)) + 1):
                 if coming not in announced:
                     given = weighted_batch(coming, pool.part, names, gain if options.get("learned") else None)

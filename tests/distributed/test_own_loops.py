@@ -346,6 +346,19 @@ def test_whoever_uses_a_closed_pool_is_told_so(ranks: Ranks, pool_root: Path) ->
 
 
 @pytest.mark.parametrize("group", ["2 ranks", "2 trainers, 2 memory ranks"])
+def test_a_loop_that_resumes_once_more_in_its_process_is_where_it_was(
+    group: str, ranks: Ranks, pool_root: Path
+) -> None:
+    """The newest dense state may be on its way when it does."""
+    expected = whole(ranks, pool_root / "whole", {"learned": True}, group, loop="weighted")
+    life = run(ranks, pool_root / "pool", {"learned": True, "resumes_before": 5}, group, loop="weighted")
+    assert life.ended_well, life.errors()
+    for rank in life.ranks[:2]:
+        assert (rank.all_said("resumed"), rank.all_said("kept")) == ([4], [True])
+    assert digest(pool_root / "pool") == expected
+
+
+@pytest.mark.parametrize("group", ["2 ranks", "2 trainers, 2 memory ranks"])
 def test_a_dense_gradient_that_is_no_number_leaves_none_in_the_pool(group: str, ranks: Ranks, pool_root: Path) -> None:
     """The loss is finite; whose gradient it was, all ranks have its mean."""
     options = {"learned": True}

@@ -349,9 +349,9 @@ class SharedPool(Pool):
             self._messages.popleft()[1].wait()
 
     def _after_telling(self, verb: Verb) -> GroupPool:
-        """This rank's share, when memory ranks that have no script of their own know what comes."""
+        """This rank's share, when memory ranks without a script of their own know what comes, or that serve by now."""
         opened = self.opened
-        if self._group.are_apart:
+        if self._group.are_apart or self._messages:
             self.tell(verb)
         return opened
 
