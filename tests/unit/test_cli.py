@@ -53,6 +53,12 @@ def test_a_run_prints_how_it_began_and_its_auc(holdfast: Commands) -> None:
     assert last.startswith("trained to step 20: AUC 0.")
 
 
+def test_batches_that_are_larger_than_the_data_are_said(holdfast: Commands) -> None:
+    assert "goes over" not in holdfast.train("whole", "--set", "train.batch_size=640").out
+    out = holdfast.train("many", "--set", "train.batch_size=1600").out
+    assert "each batch of 1,600 goes over the 640 samples that there are 2.5 times" in out
+
+
 def test_killed_in_the_middle_and_started_again_it_ends_with_the_digest_of_an_uninterrupted_run(
     holdfast: Commands,
 ) -> None:

@@ -180,8 +180,9 @@ def evaluate(config_paths: ConfigArgument, pool: PoolOption, overrides: SetOptio
 
 def _words_at_start(trainer: Trainer) -> Iterator[str]:
     yield describe_start(trainer)
-    if (advice := advise_on_lanes(trainer)) is not None:
-        yield f"{trainer.pool.directory}: {advice}"
+    for advise in (_advise_on_batch, advise_on_lanes):
+        if (advice := advise(trainer)) is not None:
+            yield f"{trainer.pool.directory}: {advice}"
     bad_rows = getattr(trainer.loader.source, "bad_rows", None)
     if bad_rows is not None and bad_rows.count:
         yield f"{trainer.pool.directory}: {bad_rows.summary()}"
@@ -206,6 +207,17 @@ def describe_start(trainer: Trainer) -> str:
         else f"nothing is left to train up to step {trainer.last_step}"
     )
     return f"{pool.directory}: {describe_opening(pool)}; {goes_on}"
+
+
+def _advise_on_batch(trainer: Trainer) -> str | None:
+    """That each step goes over all of the data more than once, and what would change it; None where it does not."""
+    batch, samples = trainer.config.batch_size, trainer.loader.source.num_samples
+    if batch <= samples or trainer.pool.step >= trainer.last_step:
+        return None
+    return (
+        f"each batch of {batch:,} goes over the {samples:,} samples that there are {batch / samples:.3g} times: all "
+        "batches are of one size, whatever train.epochs is; make train.batch_size smaller"
+    )
 
 
 _FEWEST_LANES = 8  # that are worth naming: the next numbers of trainers divide it, too
