@@ -166,3 +166,22 @@ def test_a_relative_directory_is_below_where_the_pool_was_asked_for(
     monkeypatch.chdir(pool_root)
     with Pool("pool") as pool:
         assert not pool.is_new
+
+
+@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_a_process_that_a_launcher_started_with_others_is_told_that_it_trains_alone(
+    variable: str, pool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(name: str) -> None:
+        with Pool(pool_root / name) as pool:
+            EmbeddingBagCollection(pool, [TABLE], optimizer=SGD(lr=0.1))
+
+    monkeypatch.setenv(variable, "4")
+    with pytest.warns(RuntimeWarning, match=r"run started 4 processes, and RANK is not set: .*/new alone.*torchrun"):
+        make("new")
+    make("new")
+    monkeypatch.setenv(variable, "1")
+    make("of one")
+    monkeypatch.setenv(variable, "4")
+    monkeypatch.setenv("RANK", "0")
+    make("of a rank")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -29,6 +30,7 @@ _LARGEST_ROW_LOG_BYTES = 16 << 30  # opening takes a third of a second for each 
 _ROW_LOG_SHARE = 8  # a larger log than one of so many of the tables' bytes saves little
 _TABLES_IN_MEMORY_TIMES = 4  # of tables that the scratchpad holds: any merge costs most of them, however much it takes
 _LARGEST_LOG_OF_TABLES_IN_MEMORY = 4 << 30
+_LAUNCHED = {"OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpiexec", "SLURM_STEP_NUM_TASKS": "srun"}
 _SMALL_TABLES_TIMES = 16  # with so many times their bytes there is room for six steps that have all of their rows
 
 
@@ -70,6 +72,22 @@ def begins_a_group(directory: str | os.PathLike[str]) -> bool:
     what is made there takes more ranks later."""
     of_one_process = any((Path(directory) / name).exists() for name in (SUPERBLOCK, SUPERBLOCK_COPY))
     return "RANK" in os.environ and "MASTER_ADDR" in os.environ and not of_one_process
+
+
+def make_directory_alone(directory: Path) -> None:
+    """Makes the directory of a pool that is this process's alone. Warns where a launcher started others with it, which
+    would each train a pool of their own, or find this one busy. Raises PoolExists, PoolError."""
+    for variable, launcher in _LAUNCHED.items():
+        if "RANK" not in os.environ and (size := os.environ.get(variable, "1")) != "1":
+            warnings.warn(
+                f"{launcher} started {size} processes, and RANK is not set: this one trains {directory} alone, on all "
+                "of its data. To train one pool together start them with torchrun, or set RANK, WORLD_SIZE, "
+                "MASTER_ADDR and MASTER_PORT for each",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            break
+    make_pool_directory(directory)
 
 
 def make_pool_directory(directory: Path) -> None:

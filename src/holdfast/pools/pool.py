@@ -27,7 +27,7 @@ from holdfast.pools.directory import (
     describe_medium,
     exists,
     is_shared,
-    make_pool_directory,
+    make_directory_alone,
     refusal_of,
     wants_log_store,
 )
@@ -225,7 +225,7 @@ class Pool(Behind):
                 self._before_closing.pop()()
             former.close()
             _core.Pool.take_back(str(self.directory))
-        make_pool_directory(self.directory)
+        make_directory_alone(self.directory)
         log_store = wants_log_store(self.directory, self._medium)
         log_bytes = self._log_bytes or new_log_bytes(log_store, specs, self._options.scratchpad_bytes)
         _core.Pool.create(
