@@ -258,6 +258,9 @@ def test_columns_are_checked_when_the_file_is_opened(tmp_path):
         source_of(path, {}, dense=("when",))
     with pytest.raises(ConfigError, match="'ids' must hold numbers"):
         source_of(path, {}, dense=("ids",))
+    floats = write(tmp_path / "b.parquet", click=[0, 1], ids=[1.0, None])
+    with pytest.raises(ConfigError, match="but holds number; write integers with nulls as pandas' Int64"):
+        source_of(floats)
 
 
 def test_what_is_no_parquet_file_is_a_data_error(tmp_path):

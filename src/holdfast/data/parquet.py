@@ -247,9 +247,11 @@ def _check_columns(reader: ParquetReader, config: ParquetConfig) -> None:
         way = "keys" if sparse.keys else sparse.hashing
         allowed = ("integer",) if way == "identity" else ("integer", "text")
         if item_kind not in allowed:
+            # As pandas makes them of integers with nulls, unless it is told otherwise.
+            remedy = "; write integers with nulls as pandas' Int64, not float64" if item_kind == "number" else ""
             raise ConfigError(
                 f"{reader.path}: column {sparse.column!r} of feature {name!r} must hold {' or '.join(allowed)} values "
-                f"to be used with {way!r}, but holds {item_kind}"
+                f"to be used with {way!r}, but holds {item_kind}{remedy}"
             )
 
 
