@@ -132,7 +132,7 @@ WHILE_IT_OPENS_IN_PLACE = {
     "map_enomem": Case(at("opening", "mmap", ".state", ENOMEM), "PoolFailed", ".state"),
     "allocate_enospc": Case(at("opening", "fallocate", UNDO_LOG, ENOSPC, times=FOR_GOOD), "PoolFull", UNDO_LOG),
     "epoch_fsync_eio": Case(at("opening", "fsync", SUPERBLOCK, EIO), "PoolFailed", SUPERBLOCK),
-    "no_thread_to_commit": Case(at("opening", "pthread_create", "", EAGAIN, nth=2), "PoolFailed", "hf-commit"),
+    "no_thread_to_commit": Case(at("opening", "pthread_create", "", EAGAIN), "PoolFailed", "hf-commit"),
 }
 
 WHILE_IT_OPENS_FROM_A_LOG = {
