@@ -103,8 +103,13 @@ NB_MODULE(_core, m) {
       "data"_a, "starts"_a, "lengths"_a, "keys"_a, Unlocked(),
       "The keys of the texts data[starts[i] : starts[i] + lengths[i]]: XXH64 with the seed 0.");
   m.def(
-      "all_finite", [](ConstFloatMatrix values) { return all_finite(values.data(), values.size()); }, "values"_a,
-      Unlocked(), "Whether no element is infinite or a NaN.");
+      "all_finite",
+      [](ConstFloatMatrix values) {
+        const auto* data = reinterpret_cast<const std::byte*>(values.data());
+        const FloatTensor only{data, values.size() * sizeof(float), FloatFormat::float32};
+        return !first_non_finite({&only, 1});
+      },
+      "values"_a, Unlocked(), "Whether no element is infinite or a NaN.");
   m.def(
       "first_non_finite",
       [](const std::vector<std::tuple<std::uintptr_t, std::size_t, std::uint8_t>>& tensors) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/parallel.h"
+#include "kernels/kernels.h"
 
 namespace holdfast {
 namespace {
@@ -29,7 +30,8 @@ bool is_finite(const FloatTensor& tensor, std::size_t at, std::size_t bytes) {
   switch (tensor.format) {
     case FloatFormat::float16: return is_finite<std::uint16_t>(data, bytes, 0x7c00);
     case FloatFormat::bfloat16: return is_finite<std::uint16_t>(data, bytes, 0x7f80);
-    case FloatFormat::float32: return is_finite<std::uint32_t>(data, bytes, 0x7f800000);
+    case FloatFormat::float32:
+      return best_kernels().all_finite(reinterpret_cast<const float*>(data), bytes / sizeof(float));
     case FloatFormat::float64: return is_finite<std::uint64_t>(data, bytes, 0x7ff0000000000000);
   }
   return true;

@@ -1,4 +1,4 @@
-// Whether floating-point tensors are finite: a parameter that is not makes every later step worthless.
+// Whether floating-point tensors are finite: a gradient or a parameter that is not makes every later step worthless.
 #pragma once
 
 #include <cstddef>

@@ -32,9 +32,13 @@ void Pool::check_here() const {
               "one can use it; let workers give ids, and plan and look up in the process that trains");
 }
 
-void Pool::check_open() const {
+void Pool::check_not_closed() const {
   check_here();
-  if (closed_) throw Error(ErrorKind::step, "the pool is closed");
+  if (last_) throw Error(ErrorKind::step, "the pool is closed");
+}
+
+void Pool::check_open() const {
+  check_not_closed();
   const auto refuse = [](ErrorKind kind, const char* why) {
     throw Error(kind, std::string(why) + "; the pool takes no further step until it is opened again");
   };
@@ -68,9 +72,8 @@ void Pool::latch() {
 }
 
 std::optional<DenseState> Pool::dense_state() {
-  check_here();
-  if (closed_) throw Error(ErrorKind::step, "the pool is closed");
-  latching([&] { background_.drain(); });
+  check_not_closed();
+  latching([&] { finish_pending(); });
   return dense_->newest(step_);
 }
 
@@ -263,8 +266,7 @@ void Pool::lookup(const Capture& capture, float* out) const {
 }
 
 void Pool::evaluate(const Plan& plan, float* out) {
-  check_here();
-  if (closed_) throw Error(ErrorKind::step, "the pool is closed");
+  check_not_closed();
   check_rows(plan);
   const auto read = [&](const std::vector<WorkingRows>& rows) { read_rows(plan, rows); };
   latching([&] { evaluator_.pool(plan, backend_->tables(), read, out); });

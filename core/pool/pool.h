@@ -143,7 +143,8 @@ class Pool {
   std::string medium_description() const { return medium_->description(); }
   format::Level level() const { return medium_->level(); }
 
-  // The dense state that training goes on with (valid until the next commit), or nothing in a new pool.
+  // The dense state that training goes on with (valid until the next commit), also where it was on its way to its slot
+  // still, or nothing in a new pool.
   std::optional<DenseState> dense_state();
 
   // `plan` is going to be captured, after those that were announced before: its rows may be fetched ahead.
@@ -291,6 +292,7 @@ class Pool {
   void note_durable(std::uint64_t step);
   void check_open() const;
   void check_here() const;
+  void check_not_closed() const;
   void check_rows(const Plan& plan) const;
   void check_trains(const Plan& plan) const;
   void keep_keys(const Plan& plan, std::uint64_t steps);
@@ -341,8 +343,7 @@ class Pool {
   bool has_dense_ = false;
   bool updated_ = false;  // the current step has written rows home
   std::vector<bool> updated_tables_;  // and of these tables
-  bool closed_ = false;
-  std::optional<Figures> last_;  // of one that is closed
+  std::optional<Figures> last_;  // of one that is closed, and of no other
   std::atomic<bool> is_changing_ = false;  // a thread is in a verb that changes rows or steps
   Background::Ticket last_commits_[2] = {0, 0};  // the older one first
   Evaluator evaluator_;

@@ -157,7 +157,7 @@ void Pool::finish_pending() {
 }
 
 void Pool::close() {
-  if (closed_ || is_inherited()) return;
+  if (last_ || is_inherited()) return;
   try {
     backend_->end_steps();
     flush();
@@ -183,7 +183,6 @@ void Pool::let_go() {
   background_.stop();
   backend_->stop();
   last_ = {log_bytes(), log_bytes_free(), log_is_low(), traffic(), key_counts()};
-  closed_ = true;
   {
     const std::lock_guard lock(ending_);
     backend_.reset();

@@ -1,6 +1,5 @@
 #include "step/lookup.h"
 
-#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -45,17 +44,6 @@ void pool_features(const Plan& plan, const std::vector<WorkingRows>& rows, const
                            feature.output_stride};
     kernels.pool_bags(pooling, begin, end);
   });
-}
-
-bool all_finite(const float* values, std::size_t count) {
-  constexpr std::size_t chunk = 64 * 1024;
-  const Kernels& kernels = best_kernels();
-  std::atomic<bool> finite{true};
-  parallel_for((count + chunk - 1) / chunk, [&](std::size_t i) {
-    const std::size_t begin = i * chunk;
-    if (!kernels.all_finite(values + begin, std::min(chunk, count - begin))) finite.store(false);
-  });
-  return finite.load();
 }
 
 std::vector<WorkingRows> RowScratch::rows_for(const Plan& plan, const std::vector<RowTable>& tables) {

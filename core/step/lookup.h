@@ -115,9 +115,6 @@ void fill_rows(const Plan& plan, const std::vector<WorkingRows>& rows, const Fil
 // Has `rows`, one for each of the plan's tables, say whose they are.
 void name_keys(const Plan& plan, std::vector<WorkingRows>& rows);
 
-// Whether none of `count` floats is infinite or a NaN; on all threads.
-bool all_finite(const float* values, std::size_t count);
-
 // Memory for a plan's rows outside of any log, kept from one use to the next.
 class RowScratch {
  public:

@@ -42,8 +42,6 @@ class DenseStates:
     def load(self) -> tuple[bytes, bytes] | None:
         """The newest one, whatever is still on its way; None in a new pool. On all ranks."""
         self.arrive()
-        if self.pool is not None:
-            self.pool.flush()
         found = None if self.pool is None else self.pool.dense_state()
         source = self._group.roles.keeper
         structure = self._group.broadcast(b"" if found is None else found[0], "the dense state", source)

@@ -362,7 +362,6 @@ class Pool(Behind):
         pool."""
         if self._behind is not None:
             self.drain()
-        self.core.flush()  # one may be on its way into its slot
         return self.core.dense_state()
 
     def write_dense(self, state: DenseState | None) -> None:
